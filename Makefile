@@ -1,0 +1,54 @@
+# `make demo` and `make test` work on a fresh machine with python3.11+ and make.
+PYTHON ?= python3
+VENV   := .venv
+PY     := $(VENV)/bin/python
+JOBS   ?= 2
+export HF_HUB_OFFLINE = 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install install-test install-dev demo test test-long smoke lint types bench clean
+
+help:  ## show this help
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+$(VENV)/.base: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.base
+	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[test]"
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.test
+	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	@touch $@
+
+install: $(VENV)/.base  ## create .venv with the package
+install-test: $(VENV)/.test  ## the same with what the tests need
+install-dev: $(VENV)/.dev  ## the same with linter and type checker
+
+demo: $(VENV)/.base  ## generate text with the bundled model
+	$(VENV)/bin/max generate --model models/tiny-chat --prompt "What is the capital of Norway?"
+
+test: $(VENV)/.test  ## the whole suite, without the long fuzzers
+	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "not long"
+
+test-long: $(VENV)/.test  ## long fuzzers and soak tests
+	$(PY) -m pytest -q -n $(JOBS) -m long
+
+smoke: $(VENV)/.test  ## a few seconds: one graph through the whole engine
+	$(PY) -m pytest -q -x tests/test_smoke.py
+
+lint: $(VENV)/.dev  ## ruff
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+types: $(VENV)/.dev  ## basedpyright, strict on the engine
+	$(VENV)/bin/basedpyright
+
+bench: $(VENV)/.test  ## measure, against torch in the same run; writes docs/benchmarks.md
+	$(PY) -m benchmarks
+
+clean:  ## remove the environment and caches
+	rm -rf $(VENV) dist .pytest_cache .ruff_cache .hypothesis
