@@ -1,0 +1,69 @@
+"""Shared fixtures: a stable seed a test, golden files, an own cache folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+ROOT = Path(__file__).parent
+GOLDEN = ROOT / "golden"
+
+settings.register_profile(
+    "default",
+    deadline=None,
+    max_examples=25,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.register_profile("long", parent=settings.get_profile("default"), max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite the golden files")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Compiled code goes to a folder of this run, so that no test sees an older build's."""
+    if "MAX_CACHE_DIR" in os.environ:
+        yield
+        return
+    os.environ["MAX_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    del os.environ["MAX_CACHE_DIR"]
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """A generator seeded by the test's name: stable, and different from test to test."""
+    return np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """``golden(text, "mo/add.mlir")``: the text equals the file under tests/golden, or ``--update-golden`` writes it."""
+
+    def check(actual: str, name: str) -> None:
+        path = GOLDEN / name
+        actual = re.sub(r"[ \t]+\n", "\n", actual).rstrip() + "\n"
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(actual)
+            return
+        if not path.exists():
+            pytest.fail(f"no golden file {name}; with --update-golden it would hold:\n{actual}")
+        expected = path.read_text()
+        assert actual == expected, f"{name} differs; --update-golden rewrites it"
+
+    return check

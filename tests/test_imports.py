@@ -1,0 +1,122 @@
+"""The arrows between the packages go down only, and importing the graph API stays cheap."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[1] / "src" / "max"
+EVERY = {"_config", "_version", "dtype"}
+ENGINE_BASE = EVERY | {"driver", "mlir", "graph"}
+
+# package -> the packages of `max` that it may import; function-local and TYPE_CHECKING imports count too
+ALLOWED: dict[str, set[str]] = {
+    "_version": set(),
+    "_config": set(),
+    "dtype": {"_config"},
+    "interfaces": EVERY,
+    "driver": EVERY,
+    "mlir": EVERY,
+    "graph": EVERY | {"driver", "mlir"},
+    "kernel": EVERY,
+    "_runtime": EVERY | {"kernel"},
+    "_kernels": EVERY | {"kernel"},
+    "_compiler": ENGINE_BASE | {"kernel", "_runtime", "_kernels"},
+    "_interpreter": ENGINE_BASE | {"kernel"},
+    "engine": ENGINE_BASE | {"kernel", "_runtime", "_kernels", "_compiler", "_interpreter"},
+    "nn": ENGINE_BASE | {"kernel", "engine", "interfaces"},
+    "pipelines": ENGINE_BASE | {"kernel", "engine", "interfaces", "nn"},
+    "entrypoints": ENGINE_BASE | {"kernel", "engine", "interfaces", "nn", "pipelines"},
+}
+THIRD_PARTY_ENGINE = {"numpy", "ml_dtypes", "llvmlite", "xdsl"}
+ENGINE_PACKAGES = {
+    "_config", "dtype", "driver", "mlir", "graph", "kernel", "_runtime", "_kernels", "_compiler", "_interpreter", "engine",
+}  # fmt: skip
+# optional, and only where a user hands the object in or asks for the format
+OPTIONAL_ENGINE = {"torch", "gguf", "safetensors"}
+
+
+def package_of(path: Path) -> str:
+    part = path.relative_to(SRC).parts[0]
+    return part.removesuffix(".py")
+
+
+def imports_of(path: Path) -> set[str]:
+    """Absolute names of the modules that a file imports, at any depth of the file."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 or len(path.relative_to(SRC).parts) > node.level, path
+            if node.level == 0 and node.module:
+                found.add(node.module)
+                if node.module == "max":
+                    found |= {f"max.{alias.name}" for alias in node.names}
+            elif node.level:
+                base = path.relative_to(SRC).parts[: -node.level]
+                found.add(".".join(["max", *base, *([node.module] if node.module else [])]))
+    return found
+
+
+FILES = sorted(p for p in SRC.rglob("*.py") if p != SRC / "__init__.py")
+
+
+def test_every_package_has_its_arrows() -> None:
+    assert {package_of(p) for p in FILES} <= set(ALLOWED)
+
+
+def test_imports_go_down_only() -> None:
+    wrong = []
+    for path in FILES:
+        package = package_of(path)
+        for name in imports_of(path):
+            parts = name.split(".")
+            if parts[0] == "max" and len(parts) > 1:
+                if parts[1] != package and parts[1] not in ALLOWED[package]:
+                    wrong.append(f"{path.relative_to(SRC)} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_engine_needs_only_its_four_dependencies() -> None:
+    allowed = THIRD_PARTY_ENGINE | OPTIONAL_ENGINE | set(sys.stdlib_module_names) | {"max"}
+    wrong = [
+        f"{path.relative_to(SRC)} imports {name}"
+        for path in FILES
+        if package_of(path) in ENGINE_PACKAGES
+        for name in imports_of(path)
+        if name.split(".")[0] not in allowed
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_file_is_too_long_to_hold_in_the_head() -> None:
+    long = {str(p.relative_to(SRC)): n for p in FILES if (n := len(p.read_text().splitlines())) > 1000}
+    assert not long
+
+
+def test_environment_is_read_in_one_place() -> None:
+    readers = [
+        str(p.relative_to(SRC))
+        for p in FILES
+        if package_of(p) != "_config" and ("os.environ" in p.read_text() or "os.getenv" in p.read_text())
+    ]
+    assert not readers
+
+
+@pytest.mark.parametrize(
+    ("module", "banned"),
+    [
+        ("max.graph", {"torch", "transformers", "llvmlite", "pydantic", "tokenizers", "safetensors", "click"}),
+        ("max.engine", {"torch", "transformers", "pydantic", "tokenizers", "click"}),
+        ("max.entrypoints.cli", {"torch", "transformers", "llvmlite", "xdsl", "pydantic", "tokenizers", "numpy"}),
+    ],
+)
+def test_import_loads_no_more_than_needed(module: str, banned: set[str]) -> None:
+    code = f"import sys, {module}; print(*sorted({{m.split('.')[0] for m in sys.modules}}))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert not banned & set(out.stdout.split())
