@@ -1,0 +1,87 @@
+"""The library kernels: from an op to the kernel that carries it out.
+
+The compiler asks `lower(name, operands, results, attributes)`, with
+
+- `name`: the name of a `mo` op (`"mo.matmul"`) or the symbol of a `mo.custom` (`"mo.attention.ragged.paged"`);
+- `operands` and `results`: `Operand(dtype, shape)` in the op's own order, **without chains**. A buffer is an operand like any other.
+  Symbolic dims may be any objects that multiply with `*`; static dims must be ints;
+- `attributes`: the op's attributes (for `mo.custom` its `parameters`) as plain Python values.
+
+and gets a `KernelCall`. To launch it: allocate its `workspaces`; for each `Arg` make a `k.TensorSpec(arg.dtype, arg.spec_shape())`
+and pass the pointer, then each dim that is None in `spec_shape()`; specialise `call.kernel` with `call.params`; a launch is `serial`
+if the call says so. All views are contiguous, row-major, and need no more than the alignment of their dtype.
+
+`mo.matmul` takes one attribute that the op has not: `transpose_b` (default False). A compiler that sees
+`mo.matmul(x, mo.transpose(w, perm=[1, 0]))` passes `w` itself, `[N, K]`, with `transpose_b=True`.
+
+**Epilogues.** Where `call.epilogue` is true the kernel has a compile-time parameter `epilogue`, an `@k.inline` function
+
+    def epilogue(v, row, col, mask, extra): return v
+
+`v` is a `SIMD[f32, W]` (`SIMD[f64, W]` or an integer vector when the op's operands have that dtype) of results in columns
+`col … col+W-1` of row `row`, where the result is seen as `[rows, columns]`: all dims but the last, flattened, and the last.
+`mask` is None for a full vector (compile time), else `SIMD[bool, W]`: pass it on to `extra[i].load(…, mask=mask)`.
+`extra` is the tuple of views given after the kernel's own args. What it returns is converted to the dtype of the result
+view, so a cast to the dtype of the fused result needs nothing but a result `Operand` with that dtype (and a replaced first `Arg`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+from max._kernels.lowering import Arg, KernelCall, Lowering, Operand, Workspace
+
+__all__ = ["FAMILIES", "Arg", "KernelCall", "Operand", "Workspace", "lower", "supports"]
+
+FAMILIES: dict[str, str] = {
+    "mo.matmul": "matmul",
+    "mo.attention.ragged.paged": "attention",
+    "mo.kv_store.ragged.paged": "kv_cache",
+    "mo.rope.ragged.paged": "rope",
+    "mo.sample.token": "sampling",
+    "mo.penalties": "penalties",
+    "mo.gather": "gather",
+    "mo.gather_nd": "gather",
+    "mo.scatter": "scatter",
+    "mo.scatter_nd": "scatter",
+    "mo.cumsum": "cumsum",
+    "mo.top_k": "top_k",
+    "mo.argmax": "top_k",
+    "mo.argmin": "top_k",
+    "mo.pad": "pad",
+    "mo.range": "ranges",
+    "mo.slice_dynamic": "slices",
+    "mo.buffer_store_slice": "slices",
+    "mo.concat": "concat",
+}
+"""Op or custom symbol to the file that holds its kernels; files are imported when first asked for."""
+
+
+def supports(name: str) -> bool:
+    """Whether there is a library kernel for an op.
+
+    Args:
+        name: The op's name or a custom op's symbol.
+    """
+    return name in FAMILIES
+
+
+def lower(name: str, operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]) -> KernelCall:
+    """Describes the launch that carries out an op.
+
+    Args:
+        name: The op's name or a custom op's symbol.
+        operands: The operands without chains.
+        results: The results without chains.
+        attributes: The op's attributes as Python values.
+
+    Raises:
+        KeyError: There is no library kernel of that name.
+        NotImplementedError: The kernel does not take these dtypes or attributes.
+    """
+    if name not in FAMILIES:
+        raise KeyError(f"no library kernel for {name!r}; there are {', '.join(sorted(FAMILIES))}")
+    lowerings: Mapping[str, Lowering] = import_module(f"max._kernels.{FAMILIES[name]}").LOWERINGS
+    return lowerings[name](operands, results, attributes)
