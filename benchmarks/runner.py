@@ -1,0 +1,107 @@
+"""One process an engine, runs interleaved A B A B, medians and ratios."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+
+
+class Worker:
+    """An engine in a process of its own that answers one JSON line a request.
+
+    ``module`` is run as ``python -m module``; it reads ``{"op": …}`` lines and answers a JSON object, the
+    protocol of ``serve`` below. Its stderr passes through, so that a failure is seen.
+    """
+
+    def __init__(self, module: str, env: Mapping[str, str] | None = None, **setup: Any) -> None:
+        self.name = module.rsplit(".", 1)[-1]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "HF_HUB_OFFLINE": "1", **(env or {})},
+        )
+        self.setup = self.call("setup", **setup)
+
+    def call(self, op: str, **arguments: Any) -> dict[str, Any]:
+        """Send one request and wait for its answer; raises RuntimeError when the worker died."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps({"op": op, **arguments}) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.name} died with exit code {self.process.wait()} in {op}")
+        return json.loads(line)
+
+    def close(self) -> None:
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        self.process.wait(timeout=60)
+
+
+def serve(handlers: Mapping[str, Any]) -> None:
+    """The worker's side: answer requests until stdin ends. Whatever a library prints goes to stderr."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        request = json.loads(line)
+        answer = handlers[request.pop("op")](**request)
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+@dataclass
+class Samples:
+    """The figures of one measurement, one entry a run."""
+
+    values: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    def __str__(self) -> str:
+        return f"{self.median:.4g} ({min(self.values):.4g}–{max(self.values):.4g})"
+
+
+def interleave(
+    workers: Sequence[Worker], op: str, runs: int, warmups: int = 1, **arguments: Any
+) -> dict[str, dict[str, Samples]]:
+    """Ask each worker in turn, ``runs`` times after ``warmups``; ``result[worker][figure]``."""
+    for _ in range(warmups):
+        for worker in workers:
+            worker.call(op, **arguments)
+    out: dict[str, dict[str, Samples]] = {worker.name: {} for worker in workers}
+    for _ in range(runs):
+        for worker in workers:
+            for figure, value in worker.call(op, **arguments).items():
+                out[worker.name].setdefault(figure, Samples()).values.append(value)
+    return out
+
+
+def ratio(ours: Samples, peer: Samples) -> float:
+    """Median of the pairwise ratios ours / peer: robust when the machine's speed drifts."""
+    return statistics.median(a / b for a, b in zip(ours.values, peer.values, strict=True))
+
+
+def machine() -> str:
+    """One line on the machine, for the head of a table."""
+    cpu = platform.processor()
+    if Path("/proc/cpuinfo").exists():
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                cpu = line.split(":", 1)[1].strip()
+                break
+    return f"{cpu}, {len(os.sched_getaffinity(0))} CPUs, Python {platform.python_version()}"

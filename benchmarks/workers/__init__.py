@@ -1,0 +1,1 @@
+"""The engines under measurement, each run in a process of its own (see `benchmarks.runner`)."""

@@ -1,0 +1,39 @@
+"""Hugging Face transformers on torch: load, prefill and greedy decode."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks.runner import serve
+
+state: dict[str, Any] = {}
+
+
+def setup(model: str, dtype: str) -> dict[str, float]:
+    start = time.perf_counter()
+    state["model"] = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
+    return {"load_s": time.perf_counter() - start}
+
+
+@torch.inference_mode()
+def generate(prompt: list[int], new_tokens: int) -> dict[str, float]:
+    """Greedy, token by token with the default cache; prefill is the first forward and its argmax."""
+    model = state["model"]
+    ids = torch.tensor([prompt])
+    start = time.perf_counter()
+    out = model(ids, use_cache=True, logits_to_keep=1)
+    token = out.logits[:, -1].argmax(-1, keepdim=True)
+    prefill = time.perf_counter() - start
+    for _ in range(new_tokens - 1):
+        out = model(token, past_key_values=out.past_key_values, use_cache=True)
+        token = out.logits[:, -1].argmax(-1, keepdim=True)
+    decode = time.perf_counter() - start - prefill
+    return {"prefill_tok_s": len(prompt) / prefill, "decode_tok_s": (new_tokens - 1) / decode}
+
+
+if __name__ == "__main__":
+    serve({"setup": setup, "generate": generate})
