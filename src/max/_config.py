@@ -1,0 +1,303 @@
+"""The registry of ``MAX_*`` environment variables: the one place that reads the environment.
+
+Each flag is declared once on :class:`Flags`, with its type, default, help, and when it is read::
+
+    from max._config import flags
+
+    if flags.MAX_KERNEL_CHECK: ...
+    with flags.override(MAX_NUM_THREADS=1): ...    # for tests
+
+A flag follows the environment until it is overridden; its text is parsed when it changes.
+``python -m max._config`` prints docs/environment.md.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Generic, TypeVar, overload
+
+T = TypeVar("T")
+
+
+class FlagError(ValueError):
+    """A ``MAX_*`` variable has a value, or a name, that is not declared."""
+
+
+def _did_you_mean(word: str, known: Iterable[str]) -> str:
+    import difflib  # only the error path pays for it
+
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+class Flag(Generic[T]):
+    """One declared variable; a descriptor of :class:`Flags`, which gives its parsed value.
+
+    Args:
+        parse: Turns the text into the value; raises ``ValueError`` with what would fit.
+        default: The value when the variable is not set, or is empty.
+        help: What it does, one or two sentences.
+        read: When it is read, for the documentation.
+        values: The accepted values, for the documentation.
+    """
+
+    def __init__(
+        self, parse: Callable[[str], T], default: T, help: str, read: str, values: str
+    ) -> None:
+        self.parse, self.default = parse, default
+        self.help, self.read, self.values = help, read, values
+        self.name = ""
+        self._parsed: tuple[str, T] = ("", default)
+        self._overrides: list[T] = []
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Flag[T]: ...
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> T: ...
+    def __get__(self, instance: object | None, owner: type | None = None) -> Flag[T] | T:
+        return self if instance is None else self.get()
+
+    def __set__(self, instance: object, value: T) -> None:
+        raise AttributeError(f"{self.name}: set the environment, or use flags.override(...)")
+
+    def get(self) -> T:
+        """The value in force: the innermost override, else the environment, else the default."""
+        if self._overrides:
+            return self._overrides[-1]
+        text = os.environ.get(self.name, "").strip()
+        if text != self._parsed[0]:
+            self._parsed = (text, self.convert(text))
+        return self._parsed[1]
+
+    def convert(self, value: object) -> T:
+        """Parses a text as from the environment; checks a value given in Python the same way."""
+        if isinstance(value, (frozenset, set, list, tuple)):
+            value = ",".join(sorted(map(str, value)))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        text = "" if value is None else str(value).strip()
+        if not text:
+            return self.default
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise FlagError(f"{self.name}={text}: {error}") from None
+
+
+def _boolean(text: str) -> bool:
+    word = text.lower()
+    if word in ("1", "true", "yes", "on"):
+        return True
+    if word in ("0", "false", "no", "off"):
+        return False
+    raise ValueError("expected 1 or 0 (or true, false, yes, no, on, off)")
+
+
+def _bool_flag(help: str, read: str) -> Flag[bool]:
+    return Flag(_boolean, False, help, read, "`0`, `1`")
+
+
+def _int_flag(default: int, low: int, high: int, help: str, read: str) -> Flag[int]:
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = low - 1
+        if not low <= number <= high:
+            raise ValueError(f"expected an integer from {low} to {high}")
+        return number
+
+    return Flag(parse, default, help, read, f"`{low}` … `{high}`")
+
+
+def _choice(text: str, choices: Iterable[str]) -> str:
+    word = text.strip().lower()
+    if word not in choices:
+        expected = ", ".join(choices)
+        raise ValueError(f"{word!r} is none of {expected}{_did_you_mean(word, choices)}")
+    return word
+
+
+def _choice_flag(choices: tuple[str, ...], default: str, help: str, read: str) -> Flag[str]:
+    values = ", ".join(f"`{c}`" for c in choices)
+    return Flag(lambda text: _choice(text, choices), default, help, read, values)
+
+
+def _set_flag(choices: tuple[str, ...], help: str, read: str) -> Flag[frozenset[str]]:
+    def parse(text: str) -> frozenset[str]:
+        return frozenset(_choice(word, choices) for word in text.split(",") if word.strip())
+
+    values = "a comma list of " + ", ".join(f"`{c}`" for c in choices)
+    return Flag(parse, frozenset(), help, read, values)
+
+
+def _words(text: str) -> frozenset[str] | None:
+    words = frozenset(word.strip().lower() for word in text.split(",") if word.strip())
+    if any(word.startswith(("+", "-")) or " " in word for word in words):
+        raise ValueError("expected a comma list of LLVM feature names, such as avx2,fma")
+    return words
+
+
+class Flags:
+    """All flags, as attributes. See the module's docstring."""
+
+    MAX_CACHE_DIR: Flag[Path | None] = Flag(
+        lambda text: Path(text).expanduser(),
+        None,
+        "Folder of the cache of compiled code. Not set: the user's cache folder of the platform.",
+        "when a cache is opened",
+        "a folder",
+    )
+    MAX_CPU_FEATURES: Flag[frozenset[str] | None] = Flag(
+        _words,
+        None,
+        "Restricts generated code to these CPU features, by their LLVM names; features that the "
+        "machine lacks stay off. Not set: all that the machine has.",
+        "when a target is made",
+        "a comma list, such as `avx2,fma`",
+    )
+    MAX_NUM_THREADS = _int_flag(
+        0,
+        0,
+        4096,
+        "Number of workers of the pool. `0`: one a physical core that the process may use.",
+        "when a session makes its pool",
+    )
+    MAX_PARKING = _choice_flag(
+        ("auto", "futex", "portable"),
+        "auto",
+        "How idle workers sleep: `futex` (Linux), `portable` (a lock of the platform), or `auto`, "
+        "the best that the platform has.",
+        "when a session makes its pool",
+    )
+    MAX_DUMP = _set_flag(
+        ("passes", "kernels", "llvm", "asm", "program"),
+        "Logs what the compiler makes: the module after each pass, kernel IR, LLVM IR, assembly, "
+        "the final program.",
+        "at each compilation",
+    )
+    MAX_CHECK = _int_flag(
+        1,
+        0,
+        3,
+        "How much of the IR is verified: `1` at the borders between layers, `2` after "
+        "each pass, `3` also that the printed form parses back to the same.",
+        "at each compilation",
+    )
+    MAX_KERNEL_INTERPRET = _bool_flag(
+        "Runs kernels in plain Python instead of compiling them.", "at each launch"
+    )
+    MAX_KERNEL_CHECK = _bool_flag(
+        "Compiles kernels with bounds checks: an access out of range raises, with the line.",
+        "at each compilation",
+    )
+    MAX_INTERPRET = _bool_flag(
+        "Runs models on the NumPy interpreter instead of compiling them.", "at `load`"
+    )
+    MAX_PROFILE = _bool_flag("Collects the time of each launch.", "when a model is loaded")
+    MAX_LOG_LEVEL = _choice_flag(
+        ("debug", "info", "warning", "error", "critical"),
+        "warning",
+        "Level of the `max` logger.",
+        "at the start of the command line",
+    )
+
+    def override(self, **values: object) -> Override:
+        """Sets flags for the length of a ``with`` block, in all threads of the process.
+
+        Args:
+            values: Flag names with Python values or with texts as in the environment.
+
+        Raises:
+            FlagError: A name is not declared, or a value does not fit.
+        """
+        return Override(self, values)
+
+    def declared(self) -> dict[str, Flag[Any]]:
+        """The declared flags by name, in the order of their declaration."""
+        return {n: f for n, f in vars(type(self)).items() if isinstance(f, Flag)}
+
+    def named(self, name: str) -> Flag[Any]:
+        """The flag of that name.
+
+        Raises:
+            FlagError: There is no such flag; the message has the nearest name.
+        """
+        known = self.declared()
+        if name not in known:
+            raise FlagError(f"{name} is not a flag{_did_you_mean(name, known)}")
+        return known[name]
+
+    def misspelt(self, environ: Mapping[str, str] | None = None) -> list[str]:
+        """One line for each variable of the environment that looks like a misspelt flag."""
+        known, lines = self.declared(), list[str]()
+        for name in os.environ if environ is None else environ:
+            if name.startswith("MAX_") and name not in known:
+                import difflib
+
+                # other programs use MAX_… too: only near misses are reported
+                if close := difflib.get_close_matches(name, known, n=1, cutoff=0.8):
+                    lines.append(f"{name} is not a flag; did you mean {close[0]!r}?")
+        return lines
+
+
+class Override:
+    """The context manager of :meth:`Flags.override`."""
+
+    def __init__(self, owner: Flags, values: Mapping[str, object]) -> None:
+        flagged = [(owner.named(name), value) for name, value in values.items()]
+        self._values = [(flag, flag.convert(value)) for flag, value in flagged]
+
+    def __enter__(self) -> Override:
+        for flag, value in self._values:
+            flag._overrides.append(value)  # pyright: ignore[reportPrivateUsage]
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for flag, _ in self._values:
+            flag._overrides.pop()  # pyright: ignore[reportPrivateUsage]
+
+
+flags = Flags()
+
+
+def cache_dir() -> Path:
+    """The folder of our caches: ``MAX_CACHE_DIR``, else ``supremum`` in the user's cache folder."""
+    if (chosen := flags.MAX_CACHE_DIR) is not None:
+        return chosen
+    if sys.platform == "win32":
+        local = os.environ.get("LOCALAPPDATA")
+        return (Path(local) if local else Path.home() / "AppData" / "Local") / "supremum" / "cache"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "supremum"
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "supremum"
+
+
+def _text(value: object) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def documentation() -> str:
+    """The text of docs/environment.md."""
+    lines = [
+        "# Environment variables",
+        "",
+        "Made from `src/max/_config.py` by `python -m max._config`; do not edit.",
+        "An unknown value is an error that names the nearest one. Empty means not set.",
+        "",
+        "| variable | values | default | read | what it does |",
+        "|---|---|---|---|---|",
+    ]
+    for name, flag in flags.declared().items():
+        default = "not set" if flag.default in (None, frozenset()) else f"`{_text(flag.default)}`"
+        lines.append(f"| `{name}` | {flag.values} | {default} | {flag.read} | {flag.help} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(documentation())
