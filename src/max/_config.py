@@ -152,6 +152,14 @@ class Flags:
         "when a cache is opened",
         "a folder",
     )
+    MAX_CACHE_SIZE = _int_flag(
+        4096,
+        1,
+        1 << 24,
+        "Size in MiB up to which the cache of compiled code grows; beyond it, entries not used for "
+        "the longest time go.",
+        "when a cache is opened",
+    )
     MAX_CPU_FEATURES: Flag[frozenset[str] | None] = Flag(
         _words,
         None,
