@@ -1,0 +1,34 @@
+"""What every kind of request state has in common."""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar, runtime_checkable
+
+from max.interfaces.request import RequestID
+from max.interfaces.status import GenerationStatus
+
+
+@runtime_checkable
+class BaseContext(Protocol):
+    """The state of one request, as schedulers and pipelines of any kind see it."""
+
+    @property
+    def request_id(self) -> RequestID:
+        """Identifies the request."""
+        ...
+
+    @property
+    def status(self) -> GenerationStatus:
+        """Where the generation stands."""
+        ...
+
+    @status.setter
+    def status(self, status: GenerationStatus) -> None: ...
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the generation has ended."""
+        ...
+
+
+BaseContextType = TypeVar("BaseContextType", bound=BaseContext)

@@ -1,0 +1,68 @@
+"""Requests and answers about LoRA adapters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+LORA_REQUEST_ENDPOINT = "lora_request"
+LORA_RESPONSE_ENDPOINT = "lora_response"
+
+
+class LoRAType(StrEnum):
+    """The matrices of an adapter, as their weights are named."""
+
+    A = "lora_A"
+    """The matrix from the model's width down to the adapter's rank."""
+    B = "lora_B"
+    """The matrix from the adapter's rank up to the model's width."""
+    BIAS = "lora.bias"
+    """The bias that is added to B's result."""
+
+
+class LoRAOperation(StrEnum):
+    """What a request wants done."""
+
+    LOAD = "load"
+    UNLOAD = "unload"
+    LIST = "list"
+
+
+class LoRAStatus(StrEnum):
+    """How an operation ended."""
+
+    SUCCESS = "success"
+    LOAD_NAME_EXISTS = "load_name_exists"
+    UNLOAD_NAME_NONEXISTENT = "unload_name_nonexistent"
+    LOAD_ERROR = "load_error"
+    UNLOAD_ERROR = "unload_error"
+    LOAD_INVALID_PATH = "load_invalid_path"
+    LOAD_INVALID_ADAPTER = "load_invalid_adapter"
+
+
+@dataclass
+class LoRARequest:
+    """Asks for an operation on an adapter.
+
+    Args:
+        operation: What to do.
+        lora_name: The adapter's name; not needed to list.
+        lora_path: Where the adapter's weights are; needed to load.
+    """
+
+    operation: LoRAOperation
+    lora_name: str | None = None
+    lora_path: str | None = None
+
+
+@dataclass
+class LoRAResponse:
+    """Answers a :class:`LoRARequest`.
+
+    Args:
+        status: How it ended.
+        message: One line, or the list of adapters.
+    """
+
+    status: LoRAStatus
+    message: str | list[str]

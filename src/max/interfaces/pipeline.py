@@ -1,0 +1,57 @@
+"""A pipeline: a batch of requests in, what was made for each of them out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+from max.interfaces.request import RequestID
+
+
+class PipelineInputs:
+    """Base of what a pipeline takes."""
+
+
+@runtime_checkable
+class PipelineOutput(Protocol):
+    """What a pipeline gives for one request."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the request has ended."""
+        ...
+
+
+PipelineInputsType = TypeVar("PipelineInputsType", bound=PipelineInputs)
+PipelineOutputType = TypeVar("PipelineOutputType", bound=PipelineOutput)
+PipelineOutputsDict: TypeAlias = dict[RequestID, PipelineOutputType]
+
+
+class Pipeline(Generic[PipelineInputsType, PipelineOutputType], ABC):
+    """Base of all pipelines."""
+
+    @abstractmethod
+    def execute(self, inputs: PipelineInputsType) -> dict[RequestID, PipelineOutputType]:
+        """Runs a batch.
+
+        Args:
+            inputs: The batch.
+
+        Returns:
+            What was made, by request.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no execute")
+
+    @abstractmethod
+    def release(self, request_id: RequestID) -> None:
+        """Frees what a request holds, such as its pages of the KV cache.
+
+        Args:
+            request_id: A request that has ended, or will not be continued.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no release")
+
+
+PipelinesFactory: TypeAlias = Callable[[], Pipeline[Any, Any]]
+"""A function that makes a pipeline; it runs where the pipeline shall live."""

@@ -1,0 +1,188 @@
+"""How the next token of a request is chosen, and when its generation ends."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from max.interfaces.logit_processors import ProcessorInputs
+
+logger = logging.getLogger("max.interfaces")
+
+LogitsProcessors: TypeAlias = "Sequence[Callable[[ProcessorInputs], None]]"
+
+
+@dataclass
+class SamplingParamsInput:
+    """Sampling parameters as a user gives them: ``None`` stands for "not given".
+
+    The fields are those of :class:`SamplingParams`.
+    """
+
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    temperature: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop: list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    detokenize: bool | None = None
+    seed: int | None = None
+    logits_processors: LogitsProcessors | None = None
+
+
+@dataclass
+class SamplingParamsGenerationConfigDefaults:
+    """What a model's generation_config.json says about sampling; ``None`` where it says nothing.
+
+    Args:
+        temperature: Its temperature.
+        top_p: Its nucleus.
+        top_k: Its number of candidates.
+        repetition_penalty: Its repetition penalty.
+        max_new_tokens: Its limit on new tokens.
+        min_new_tokens: Its minimum of new tokens.
+        do_sample: ``False`` asks for greedy sampling.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    repetition_penalty: float | None = None
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    do_sample: bool | None = None
+
+    @property
+    def values_to_update(self) -> dict[str, float | int]:
+        """The values that are set, as fields of :class:`SamplingParams`.
+
+        ``do_sample=False`` becomes ``temperature`` 0 and ``top_k`` 1, which is what it means.
+        """
+        values = {
+            f.name: value
+            for f in fields(self)
+            if f.name != "do_sample" and (value := getattr(self, f.name)) is not None
+        }
+        if self.do_sample is False:
+            # Hugging Face's 0 and 50 for top_k of a greedy model are not meant
+            values |= {"temperature": 0, "top_k": 1}
+        return values
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the next token of a request is chosen, and when its generation ends.
+
+    Args:
+        top_k: Sample among the k likeliest tokens; -1 for all, 1 for greedy.
+        top_p: Sample among the likeliest tokens that together reach this probability.
+        min_p: Drops tokens below this share of the likeliest one's probability, in [0, 1].
+        temperature: Divides the logits; higher is more varied, 0 is greedy.
+        frequency_penalty: Taken from a token's logit for each time it was generated.
+        presence_penalty: Taken from a token's logit once it was generated.
+        repetition_penalty: Divides the logit of a generated token (multiplies a negative one).
+        max_new_tokens: Ends the generation after so many tokens; None: at the context's end.
+        min_new_tokens: No end of sequence before so many tokens.
+        ignore_eos: Go on after an end-of-sequence token.
+        stop: Texts that end the generation.
+        stop_token_ids: Tokens that end the generation.
+        detokenize: Whether to turn the tokens into text.
+        seed: Of the random numbers; from the system's random source where it is not given.
+        logits_processors: Callables that change the logits before sampling.
+
+    Raises:
+        ValueError: A value is out of its range; the message names it and what fits.
+    """
+
+    top_k: int = -1
+    top_p: float = 1
+    min_p: float = 0.0
+    temperature: float = 1
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    max_new_tokens: int | None = None
+    min_new_tokens: int = 0
+    ignore_eos: bool = False
+    stop: list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    detokenize: bool = True
+    seed: int = field(default_factory=lambda: secrets.randbits(32))
+    logits_processors: LogitsProcessors | None = None
+
+    def __post_init__(self) -> None:
+        def need(fits: bool, name: str, what: str) -> None:
+            if not fits:
+                value = getattr(self, name)
+                raise ValueError(f"SamplingParams: {name} is {value!r}; it must be {what}")
+
+        need(self.top_k == -1 or self.top_k >= 1, "top_k", "-1 (all tokens) or at least 1")
+        need(0 < self.top_p <= 1, "top_p", "over 0 and at most 1")
+        need(0 <= self.min_p <= 1, "min_p", "from 0 to 1")
+        need(0 <= self.temperature < float("inf"), "temperature", "at least 0 (0 is greedy)")
+        need(self.repetition_penalty > 0, "repetition_penalty", "over 0 (1 is none)")
+        need(
+            self.max_new_tokens is None or self.max_new_tokens >= 1,
+            "max_new_tokens",
+            "None or at least 1",
+        )
+        need(self.min_new_tokens >= 0, "min_new_tokens", "at least 0")
+        need(0 <= self.seed < 2**64, "seed", "from 0 to 2**64 - 1")
+        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
+            raise ValueError(
+                f"SamplingParams: min_new_tokens is {self.min_new_tokens}, more than "
+                f"max_new_tokens, {self.max_new_tokens}"
+            )
+        if self.stop is not None and any(not text for text in self.stop):
+            raise ValueError("SamplingParams: stop holds an empty text, which would stop at once")
+
+    @classmethod
+    def from_input_and_generation_config(
+        cls,
+        input_params: SamplingParamsInput,
+        sampling_params_defaults: SamplingParamsGenerationConfigDefaults,
+    ) -> SamplingParams:
+        """Makes the parameters of a request out of three sources.
+
+        What the user gave comes first, then what the model's generation config says, then the
+        defaults of this class.
+
+        Args:
+            input_params: What the user gave.
+            sampling_params_defaults: What the model's generation config says.
+        """
+        given = {
+            f.name: value
+            for f in fields(input_params)
+            if (value := getattr(input_params, f.name)) is not None
+        }
+        model: dict[str, Any] = dict(sampling_params_defaults.values_to_update)
+        if model.get("top_k") == 0:
+            model["top_k"] = -1  # Hugging Face spells "all tokens" as 0
+        if sampling_params_defaults.do_sample is False and (
+            {"temperature", "top_k", "top_p", "min_p"} & given.keys()
+        ):
+            # who asks for a way to sample does not want the model's greedy default
+            model.pop("temperature", None)
+            model.pop("top_k", None)
+        limit = given.get("max_new_tokens")
+        if limit is not None and model.get("min_new_tokens", 0) > limit:
+            model["min_new_tokens"] = limit
+        return cls(**{**model, **given})
+
+    def log_sampling_info(self) -> None:
+        """Logs the parameters, one a line, at level info."""
+        logger.info("Sampling parameters")
+        for f in fields(self):
+            if f.name != "logits_processors":
+                logger.info("    %-20s : %s", f.name, getattr(self, f.name))

@@ -1,0 +1,37 @@
+"""The kinds of pipelines."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from max.interfaces.audio_generation import AudioGenerationOutput
+from max.interfaces.embeddings import EmbeddingsGenerationOutput
+from max.interfaces.request import RequestID
+from max.interfaces.scheduler import SchedulerResult
+from max.interfaces.text_generation import TextGenerationOutput
+
+
+class PipelineTask(StrEnum):
+    """What a pipeline makes."""
+
+    TEXT_GENERATION = "text_generation"
+    """Text."""
+    EMBEDDINGS_GENERATION = "embeddings_generation"
+    """Embeddings of texts."""
+    AUDIO_GENERATION = "audio_generation"
+    """Audio."""
+    SPEECH_TOKEN_GENERATION = "speech_token_generation"
+    """Speech tokens."""
+
+    @property
+    def output_type(self) -> type[dict[RequestID, SchedulerResult[Any]]]:
+        """The type of what a scheduler of this task reports: request to result."""
+        outputs = {
+            PipelineTask.TEXT_GENERATION: TextGenerationOutput,
+            PipelineTask.EMBEDDINGS_GENERATION: EmbeddingsGenerationOutput,
+            PipelineTask.AUDIO_GENERATION: AudioGenerationOutput,
+            # speech tokens are handed on as tokens; the audio is made of them later
+            PipelineTask.SPEECH_TOKEN_GENERATION: TextGenerationOutput,
+        }
+        return dict[RequestID, SchedulerResult[outputs[self]]]

@@ -1,0 +1,450 @@
+"""Text: requests, their state, batches, results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Generic, Literal, Protocol, TypedDict, TypeVar, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from max.interfaces.context import BaseContext
+from max.interfaces.log_probabilities import LogProbabilities
+from max.interfaces.pipeline import PipelineInputs
+from max.interfaces.request import Request, RequestID
+from max.interfaces.sampling_params import SamplingParams
+from max.interfaces.status import GenerationStatus
+
+Tokens = npt.NDArray[np.integer[Any]]
+
+
+class TextGenerationRequestFunction(TypedDict):
+    """A function that the model may call."""
+
+    name: str
+    """Its name."""
+    description: str | None
+    """What it is for, in words for the model."""
+    parameters: dict[str, Any]
+    """Its parameters, as a JSON schema."""
+
+
+class TextGenerationRequestTool(TypedDict):
+    """A tool that the model may use."""
+
+    type: str
+    """Its kind, ``"function"``."""
+    function: TextGenerationRequestFunction
+    """The function."""
+
+
+class TextGenerationResponseFormat(TypedDict):
+    """The form that the answer must have."""
+
+    type: str
+    """``"json_schema"``, ``"json_object"`` or ``"text"``."""
+    json_schema: dict[str, Any]
+    """The schema that the answer keeps to."""
+
+
+class TextGenerationRequestMessage(TypedDict):
+    """One turn of a conversation."""
+
+    role: Literal["system", "user", "assistant", "tool", "function"]
+    """Who speaks."""
+    content: str | list[dict[str, Any]]
+    """The text, or a list of parts, such as ``{"type": "text", "text": "..."}`` and
+    ``{"type": "image_url", "image_url": {"url": "..."}}``."""
+
+
+@dataclass(frozen=True)
+class TextGenerationRequest(Request):
+    """Asks for text.
+
+    Args:
+        request_id: Identifies the request.
+        model_name: The model that was asked for.
+        prompt: The text, or the tokens, to go on from.
+        messages: The conversation to answer, instead of a prompt.
+        images: The images of the messages, in their order.
+        tools: What the model may call.
+        response_format: The form that the answer must have.
+        timestamp_ns: When the request came.
+        request_path: The endpoint that it came to.
+        logprobs: How many top log-probabilities to return a token; 0 for none.
+        echo: Whether the prompt is returned too.
+        stop: Texts that end the generation.
+        chat_template_options: Further variables for the chat template.
+        sampling_params: How tokens are chosen, and when the generation ends.
+        target_endpoint: The instance that shall answer, where there is more than one.
+
+    Raises:
+        ValueError: There is both a prompt and messages.
+    """
+
+    model_name: str
+    prompt: str | Sequence[int] | None = None
+    messages: list[TextGenerationRequestMessage] | None = None
+    images: list[bytes] | None = None
+    tools: list[TextGenerationRequestTool] | None = None
+    response_format: TextGenerationResponseFormat | None = None
+    timestamp_ns: int = 0
+    request_path: str = "/"
+    logprobs: int = 0
+    echo: bool = False
+    stop: str | list[str] | None = None
+    chat_template_options: dict[str, Any] | None = None
+    sampling_params: SamplingParams = field(default_factory=SamplingParams)
+    target_endpoint: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.prompt is not None and self.messages:
+            raise ValueError(
+                "TextGenerationRequest: both prompt and messages are given; give the one to go on "
+                "from, or the conversation to answer"
+            )
+        if self.logprobs < 0:
+            raise ValueError(f"TextGenerationRequest: logprobs is {self.logprobs}; expected >= 0")
+
+
+class BatchType(StrEnum):
+    """What a batch does."""
+
+    CE = "CE"
+    """Context encoding: prompts, or chunks of them, are read."""
+    TG = "TG"
+    """Token generation: one token a request and step."""
+
+
+@runtime_checkable
+class TextGenerationContext(BaseContext, Protocol):
+    """The state of one request for text.
+
+    Its array of tokens, and the three indices into it::
+
+        |  in the KV cache   |   next to process   |  later chunks of the prompt  |  room  |
+        0              start_idx              active_idx                       end_idx
+    """
+
+    @property
+    def eos_token_ids(self) -> set[int]:
+        """The tokens that end the sequence."""
+        ...
+
+    @property
+    def active_idx(self) -> int:
+        """One past the last token of the next step."""
+        ...
+
+    @property
+    def start_idx(self) -> int:
+        """The first token of the next step: all before it are in the KV cache."""
+        ...
+
+    @property
+    def end_idx(self) -> int:
+        """One past the last token."""
+        ...
+
+    @property
+    def active_length(self) -> int:
+        """The number of tokens of the next step: a prompt's or chunk's length, then 1."""
+        ...
+
+    @property
+    def current_length(self) -> int:
+        """The number of tokens that are in the cache or in the next step."""
+        ...
+
+    @property
+    def needs_ce(self) -> bool:
+        """Whether tokens of the prompt are still to be processed."""
+        ...
+
+    @property
+    def is_initial_prompt(self) -> bool:
+        """Whether nothing was generated since the prompt came (or since :meth:`reset`)."""
+        ...
+
+    @property
+    def max_length(self) -> int | None:
+        """The sequence may not grow beyond so many tokens."""
+        ...
+
+    @property
+    def min_tokens(self) -> int:
+        """No end of sequence before so many new tokens."""
+        ...
+
+    @property
+    def tokens(self) -> Tokens:
+        """The whole array, with its unused room."""
+        ...
+
+    @property
+    def all_tokens(self) -> Tokens:
+        """Prompt and generated tokens."""
+        ...
+
+    @property
+    def next_tokens(self) -> Tokens:
+        """The tokens of the next step."""
+        ...
+
+    @property
+    def prompt_tokens(self) -> Tokens:
+        """The prompt as it came."""
+        ...
+
+    @property
+    def generated_tokens(self) -> Tokens:
+        """What was generated."""
+        ...
+
+    @property
+    def log_probabilities(self) -> int:
+        """How many top log-probabilities to return a token; 0 for none."""
+        ...
+
+    @property
+    def log_probabilities_echo(self) -> bool:
+        """Whether to return those of the prompt too."""
+        ...
+
+    @property
+    def json_schema(self) -> str | None:
+        """The schema that the text must keep to."""
+        ...
+
+    @property
+    def matcher(self) -> Any | None:
+        """The grammar matcher that holds the text to it."""
+        ...
+
+    @property
+    def sampling_params(self) -> SamplingParams:
+        """How tokens are chosen."""
+        ...
+
+    def get_last_generated_token(self) -> int:
+        """The newest token.
+
+        Raises:
+            ValueError: Nothing was generated yet.
+        """
+        ...
+
+    def get_min_token_logit_mask(self, num_steps: int) -> list[npt.NDArray[np.int32]]:
+        """The tokens that may not come, for each of the next steps.
+
+        Args:
+            num_steps: The number of steps.
+
+        Returns:
+            For each step an array ``[n, 2]`` of (row, token), the row being 0.
+        """
+        ...
+
+    def set_matcher(self, matcher: Any) -> None:
+        """Sets the grammar matcher.
+
+        Args:
+            matcher: It says which tokens may come next.
+        """
+        ...
+
+    def bump_token_indices(self, start_idx: int = 0, active_idx: int = 0, end_idx: int = 0) -> None:
+        """Moves indices by so much.
+
+        Args:
+            start_idx: By how much to move ``start_idx``.
+            active_idx: By how much to move ``active_idx``.
+            end_idx: By how much to move ``end_idx``.
+        """
+        ...
+
+    def set_token_indices(
+        self,
+        start_idx: int | None = None,
+        active_idx: int | None = None,
+        end_idx: int | None = None,
+    ) -> None:
+        """Sets indices; ``None`` leaves one as it is.
+
+        Args:
+            start_idx: The new ``start_idx``.
+            active_idx: The new ``active_idx``.
+            end_idx: The new ``end_idx``.
+        """
+        ...
+
+    def update(self, new_token: int, log_probabilities: LogProbabilities | None = None) -> None:
+        """Takes the token that a step gave.
+
+        Args:
+            new_token: The token.
+            log_probabilities: Its log-probabilities, where they were asked for.
+        """
+        ...
+
+    def jump_ahead(self, new_token: int) -> None:
+        """Takes a token that is certain without a step, such as one that a grammar forces.
+
+        Args:
+            new_token: The token.
+        """
+        ...
+
+    def reset(self) -> None:
+        """Makes all tokens a prompt that is to be processed again: the cache was taken away."""
+        ...
+
+    def compute_num_available_steps(self, max_seq_len: int) -> int:
+        """How many steps there are before the sequence is full.
+
+        Args:
+            max_seq_len: The longest sequence.
+        """
+        ...
+
+    def to_generation_output(self) -> TextGenerationOutput:
+        """The tokens that were not handed out yet; they count as handed out from now on."""
+        ...
+
+
+TextGenerationContextType = TypeVar("TextGenerationContextType", bound=TextGenerationContext)
+
+
+@dataclass(kw_only=True)
+class ImageMetadata:
+    """An image within a prompt: the tokens ``[start_idx, end_idx)`` stand for it.
+
+    Args:
+        start_idx: Its first token.
+        end_idx: One past its last token.
+        pixel_values: Its pixels, as the model takes them.
+        image_hash: A hash of the pixels, for prefix caching; -1 when there is none.
+
+    Raises:
+        ValueError: The range is empty or begins before 0.
+    """
+
+    start_idx: int
+    end_idx: int
+    pixel_values: npt.NDArray[np.floating[Any]]
+    image_hash: int = -1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start_idx < self.end_idx:
+            raise ValueError(
+                f"ImageMetadata: tokens [{self.start_idx}, {self.end_idx}) are no range"
+            )
+
+
+@runtime_checkable
+class VLMTextGenerationContext(TextGenerationContext, Protocol):
+    """The state of one request for text about images."""
+
+    @property
+    def image_idx(self) -> int:
+        """The first image that is not yet encoded."""
+        ...
+
+    @property
+    def images(self) -> list[ImageMetadata]:
+        """All images of the prompt."""
+        ...
+
+    @property
+    def next_images(self) -> list[ImageMetadata]:
+        """The images that are not yet encoded."""
+        ...
+
+    @property
+    def needs_vision_encoding(self) -> bool:
+        """Whether there are such."""
+        ...
+
+    def compute_image_aligned_idx(self, idx: int) -> int:
+        """The index itself, or the start of the image that it falls into.
+
+        Args:
+            idx: An index into the tokens.
+        """
+        ...
+
+
+@dataclass
+class TextGenerationOutput:
+    """New tokens of one request.
+
+    Args:
+        request_id: The request.
+        tokens: The tokens.
+        final_status: Where the generation stands.
+        log_probabilities: One entry a token, where they were asked for.
+    """
+
+    request_id: RequestID
+    tokens: list[int]
+    final_status: GenerationStatus
+    log_probabilities: list[LogProbabilities] | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether these are the last tokens."""
+        return self.final_status.is_done
+
+
+@dataclass
+class TextGenerationInputs(PipelineInputs, Generic[TextGenerationContextType]):
+    """A batch of requests for text.
+
+    Args:
+        batches: One dictionary a replica of the model.
+        num_steps: How many tokens to generate for each of them.
+        input_tokens: The number of tokens of the first step; -1: counted from the contexts.
+        batch_type: What the batch does.
+    """
+
+    batches: list[dict[RequestID, TextGenerationContextType]]
+    num_steps: int
+    input_tokens: int = -1
+    batch_type: BatchType = BatchType.TG
+
+    def __post_init__(self) -> None:
+        if self.input_tokens < 0:
+            self.input_tokens = sum(c.active_length for c in self.batch.values())
+
+    @property
+    def batch(self) -> dict[RequestID, TextGenerationContextType]:
+        """The requests of all replicas."""
+        return {key: context for batch in self.batches for key, context in batch.items()}
+
+    @property
+    def enable_echo(self) -> bool:
+        """Whether any request wants log-probabilities of its prompt."""
+        return any(self.batch_echo)
+
+    @property
+    def enable_log_probs(self) -> bool:
+        """Whether any request wants log-probabilities."""
+        return any(self.batch_top_log_probs)
+
+    @property
+    def batch_top_log_probs(self) -> list[int]:
+        """How many each request wants."""
+        return [context.log_probabilities for context in self.batch.values()]
+
+    @property
+    def batch_echo(self) -> list[bool]:
+        """Whether each request wants those of its prompt."""
+        return [context.log_probabilities_echo for context in self.batch.values()]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.batches))
+
+    def __bool__(self) -> bool:
+        return len(self) > 0
