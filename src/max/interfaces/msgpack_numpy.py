@@ -1,8 +1,8 @@
 """msgpack with NumPy arrays, for what is sent between processes.
 
-An array becomes ``{"__np__": true, "data": bytes, "shape": [...], "dtype": str}``; with shared memory
-a big one becomes ``{"__shm__": true, "name": str, "shape": [...], "dtype": str}``, and the decoder takes
-the block over.
+An array becomes ``{"__np__": true, "data": bytes, "shape": [...], "dtype": str}``. With shared
+memory a big one becomes ``{"__shm__": true, "name": str, "shape": [...], "dtype": str}``, and the
+decoder takes the block over.
 """
 
 from __future__ import annotations
