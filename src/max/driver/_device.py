@@ -1,0 +1,346 @@
+"""Devices, their streams, and the specifications that name them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
+
+
+class Device:
+    """A device that holds tensors and runs models.
+
+    Not made by itself: use :class:`CPU` or :class:`Accelerator`. There is one instance for each
+    label and id, so that devices compare by identity.
+    """
+
+    __module__ = "max.driver"
+    __slots__ = ("_default_stream", "_id")
+
+    _id: int
+    _default_stream: DeviceStream
+
+    def __new__(cls, id: int = -1) -> Self:
+        if cls is Device:
+            raise TypeError("Device has no instances of its own; use CPU() or Accelerator()")
+        return super().__new__(cls)
+
+    @staticmethod
+    def cpu(id: int = -1) -> CPU:
+        """The CPU device of that id; see :class:`CPU`."""
+        return CPU(id)
+
+    @property
+    def api(self) -> str:
+        """The API that programs the device: ``cpu``, ``cuda`` or ``hip``."""
+        raise NotImplementedError
+
+    @property
+    def architecture_name(self) -> str:
+        """The name of the accelerator's architecture, such as ``sm_90``.
+
+        Raises:
+            ValueError: On a CPU device.
+        """
+        raise NotImplementedError
+
+    @property
+    def default_stream(self) -> DeviceStream:
+        """The stream that comes with the device; the same object at each call."""
+        return self._default_stream
+
+    @property
+    def id(self) -> int:
+        """The zero-based id; with ``label`` it names the device, as in ``gpu:1``."""
+        return self._id
+
+    @property
+    def is_compatible(self) -> bool:
+        """Whether models can run on this device."""
+        raise NotImplementedError
+
+    @property
+    def is_host(self) -> bool:
+        """Whether this is a CPU device, whose memory the host reads and writes."""
+        raise NotImplementedError
+
+    @property
+    def label(self) -> str:
+        """``cpu`` for host devices, ``gpu`` for accelerators."""
+        raise NotImplementedError
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """Use of the device at this moment; sizes in bytes."""
+        raise NotImplementedError
+
+    def can_access(self, other: Device) -> bool:
+        """Whether this device reads the memory of the other one directly."""
+        raise NotImplementedError
+
+    def synchronize(self) -> None:
+        """Returns when all operations on this device are complete.
+
+        Raises:
+            ValueError: An operation in the queue had an internal error.
+        """
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"Device(type={self.label},id={self.id})"
+
+    def __str__(self) -> str:
+        return f"{self.label}:{self.id}"
+
+    def __copy__(self) -> Device:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Device:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.id,)
+
+
+class CPU(Device):
+    """The host as a device.
+
+    Ids above 0 are virtual devices on the same memory and cores, for placing a graph on several
+    devices without an accelerator. Repeated calls with one id give the same object.
+
+    Args:
+        id: The device's id; -1 is device 0.
+
+    Raises:
+        ValueError: The id is below -1.
+    """
+
+    __module__ = "max.driver"
+    __slots__ = ()
+
+    _instances: ClassVar[dict[int, Any]] = {}
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __new__(cls, id: int = -1) -> Self:
+        if id < -1:
+            raise ValueError(f"CPU: id {id} is not a device; expected -1, 0, 1, …")
+        with cls._lock:
+            key = max(id, 0)
+            found = cls._instances.get(key)
+            if found is None:
+                found = super().__new__(cls)
+                found._id = key
+                found._default_stream = DeviceStream(found)
+                cls._instances[key] = found
+            return found
+
+    @property
+    def api(self) -> str:
+        """Always ``cpu``."""
+        return "cpu"
+
+    @property
+    def architecture_name(self) -> str:
+        """Not available.
+
+        Raises:
+            ValueError: Always; only accelerators have an architecture name.
+        """
+        raise ValueError(f"{self} has no architecture name; only accelerators have one")
+
+    @property
+    def is_compatible(self) -> bool:
+        """Always true: code is made for the CPU at hand."""
+        return True
+
+    @property
+    def is_host(self) -> bool:
+        """Always true."""
+        return True
+
+    @property
+    def label(self) -> str:
+        """Always ``cpu``."""
+        return "cpu"
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """``num_cores``, and ``total_memory`` and ``free_memory`` where the platform tells them."""
+        # no memory figures on Windows, which has no sysconf
+        stats: dict[str, Any] = {"num_cores": _usable_cores()}
+        names = {"total_memory": "SC_PHYS_PAGES", "free_memory": "SC_AVPHYS_PAGES"}
+        known: dict[str, int] = getattr(os, "sysconf_names", {})
+        for key, name in names.items():
+            if name in known:
+                stats[key] = os.sysconf(name) * os.sysconf("SC_PAGE_SIZE")
+        return stats
+
+    def can_access(self, other: Device) -> bool:
+        """Whether the other device is a CPU device too: they share their memory."""
+        return other.is_host
+
+    def synchronize(self) -> None:
+        """Returns at once: operations on the CPU are complete when their call returns."""
+
+
+def _usable_cores() -> int:
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+class Accelerator(Device):
+    """A GPU or other accelerator.
+
+    Args:
+        id: The device's id; -1 is the first one.
+        device_memory_limit: The most bytes to allocate on it; -1 is 99 % of its free memory.
+
+    Raises:
+        RuntimeError: There is no accelerator of that id that models can run on.
+    """
+
+    __module__ = "max.driver"
+    __slots__ = ()
+
+    def __new__(cls, id: int = -1, device_memory_limit: int = -1) -> Self:
+        if id < -1:
+            raise ValueError(f"Accelerator: id {id} is not a device; expected -1, 0, 1, …")
+        which = "no accelerator" if id < 0 else f"no accelerator with id {id}"
+        raise RuntimeError(
+            f"Accelerator: {which}: accelerator_count() is {accelerator_count()}, models run on "
+            "the CPU here; use CPU()"
+        )
+
+
+class DeviceStream:
+    """A sequence of operations on a device that run in order.
+
+    On a CPU each operation is complete when its call returns, so that waiting returns at once.
+
+    Args:
+        device: The device that the stream is on.
+    """
+
+    __module__ = "max.driver"
+    __slots__ = ("_device",)
+
+    def __init__(self, device: Device) -> None:
+        if not isinstance(device, Device):
+            raise TypeError(f"DeviceStream: expected a Device, got {type(device).__name__}")
+        self._device = device
+
+    @property
+    def device(self) -> Device:
+        """The device that the stream is on."""
+        return self._device
+
+    def synchronize(self) -> None:
+        """Returns when all operations on this stream are complete.
+
+        Raises:
+            ValueError: An operation in the queue had an internal error.
+        """
+        self._device.synchronize()
+
+    def wait_for(
+        self, stream: DeviceStream | Device | None = None, device: Device | None = None
+    ) -> None:
+        """Lets later work on this stream begin only after all present work of another.
+
+        Args:
+            stream: The stream to wait for; or a device, for its default stream.
+            device: The device whose default stream to wait for.
+        """
+        given = [other for other in (stream, device) if other is not None]
+        if len(given) != 1:
+            raise TypeError("DeviceStream.wait_for: expected one stream or one device")
+        other = given[0].default_stream if isinstance(given[0], Device) else given[0]
+        if not isinstance(other, DeviceStream):
+            raise TypeError(
+                "DeviceStream.wait_for: expected a DeviceStream or a Device, got "
+                f"{type(other).__name__}"
+            )
+        other.synchronize()
+
+    def __repr__(self) -> str:
+        return f"DeviceStream({self._device!r})"
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """Names a device by type and id, before it is opened.
+
+    Args:
+        id: The device's id; -1 is the default device of the type.
+        device_type: ``cpu`` or ``gpu``.
+    """
+
+    __module__ = "max.driver"
+
+    id: int
+    device_type: Literal["cpu", "gpu"] = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.device_type not in ("cpu", "gpu"):
+            raise ValueError(f"DeviceSpec: device_type {self.device_type!r} is not cpu or gpu")
+        if self.id < -1:
+            raise ValueError(f"DeviceSpec: id {self.id} is not a device; expected -1, 0, 1, …")
+
+    @staticmethod
+    def cpu(id: int = -1) -> DeviceSpec:
+        """The specification of a CPU device."""
+        return DeviceSpec(id, "cpu")
+
+    @staticmethod
+    def accelerator(id: int = 0) -> DeviceSpec:
+        """The specification of an accelerator."""
+        return DeviceSpec(id, "gpu")
+
+
+def accelerator_count() -> int:
+    """The number of accelerators that models can run on: 0, the engine runs on the CPU."""
+    return 0
+
+
+def accelerator_api() -> str:
+    """The API that programs the accelerator; without one, that of the CPU, ``cpu``."""
+    return Accelerator().api if accelerator_count() else CPU().api
+
+
+def accelerator_architecture_name() -> str:
+    """The architecture name of the accelerator.
+
+    Raises:
+        RuntimeError: There is no accelerator.
+    """
+    return Accelerator().architecture_name
+
+
+def devices_exist(devices: list[DeviceSpec]) -> bool:
+    """Whether all of these devices exist."""
+    count = accelerator_count()
+    return all(spec.device_type == "cpu" or max(spec.id, 0) < count for spec in devices)
+
+
+def load_devices(device_specs: list[DeviceSpec]) -> list[Device]:
+    """Opens the devices, in the order of their specifications.
+
+    Raises:
+        ValueError: One of them does not exist; the message names the first and what there is.
+    """
+    for spec in device_specs:
+        if not devices_exist([spec]):
+            raise ValueError(
+                f"load_devices: {spec.device_type}:{spec.id} does not exist; "
+                f"there are the CPU and {accelerator_count()} accelerators"
+            )
+    return [
+        CPU(spec.id) if spec.device_type == "cpu" else Accelerator(spec.id) for spec in device_specs
+    ]
+
+
+def scan_available_devices() -> list[DeviceSpec]:
+    """All accelerators; without one, the CPU."""
+    count = accelerator_count()
+    return [DeviceSpec.accelerator(i) for i in range(count)] or [DeviceSpec.cpu()]

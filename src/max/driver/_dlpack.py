@@ -1,0 +1,243 @@
+"""The DLPack protocol: capsules in and out, for every dtype, with ctypes.
+
+Out: NumPy makes the capsule over the same memory, as unsigned integers where it lacks the dtype,
+and the dtype in the capsule is then set right. So the deleter is native code: a consumer may call
+it on any thread, and after the interpreter has ended. In: the structure is read here, and kept
+until nothing uses the memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from max.dtype import DType
+
+
+@runtime_checkable
+class DLPackArray(Protocol):
+    """An array that can hand out its memory through DLPack.
+
+    NumPy arrays, torch and JAX tensors, and :class:`max.driver.Tensor` are such arrays.
+    """
+
+    __module__ = "max.driver"
+
+    def __dlpack__(self) -> Any:
+        """A PyCapsule with the memory."""
+        ...
+
+    def __dlpack_device__(self) -> Any:
+        """The pair of device type and device id of the memory."""
+        ...
+
+
+class _Device(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int32), ("id", ctypes.c_int32))
+
+
+class _DataType(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+# the deleter is called with the GIL held: some take it themselves, none may run Python without it
+_Deleter = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+
+
+class _Managed(ctypes.Structure):
+    _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+
+
+class _ManagedVersioned(ctypes.Structure):
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    )
+
+
+READ_ONLY = 1
+COPIED = 2
+SUBBYTE_PADDED = 4
+
+HOST_DEVICES = {1: "cpu", 3: "cuda host", 11: "rocm host"}
+HOST = (1, 0)
+
+_KNOWN_MAJOR = 1
+_NAME, _NAME_VERSIONED = b"dltensor", b"dltensor_versioned"
+_USED, _USED_VERSIONED = b"used_dltensor", b"used_dltensor_versioned"
+
+_FLOAT_CODES = {
+    DType.bfloat16: 4,
+    DType.float8_e4m3fn: 10,
+    DType.float8_e4m3fnuz: 11,
+    DType.float8_e5m2: 12,
+    DType.float8_e5m2fnuz: 13,
+    DType.float4_e2m1fn: 17,
+}
+
+
+def _code(dtype: DType) -> int:
+    if dtype is DType.bool:
+        return 6
+    if dtype.is_integral():
+        return 0 if dtype.is_signed_integral() else 1
+    return _FLOAT_CODES.get(dtype, 2)
+
+
+_TO_DTYPE = {(_code(dtype), dtype.size_in_bits): dtype for dtype in DType}
+_CODE_NAMES = {3: "opaque handle", 5: "complex", 14: "float8_e8m0fnu"}
+
+_get_name = ctypes.pythonapi.PyCapsule_GetName
+_get_name.restype, _get_name.argtypes = ctypes.c_char_p, (ctypes.py_object,)
+_get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_get_pointer.restype, _get_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+_set_name = ctypes.pythonapi.PyCapsule_SetName
+_set_name.restype, _set_name.argtypes = ctypes.c_int, (ctypes.py_object, ctypes.c_char_p)
+
+
+def _structure(capsule: Any) -> tuple[Any, bytes]:
+    """The managed structure in a fresh capsule, and the capsule's name."""
+    if type(capsule).__name__ != "PyCapsule":
+        raise TypeError(f"DLPack: expected a capsule, got {type(capsule).__name__}")
+    name = _get_name(capsule)
+    if name == _NAME_VERSIONED:
+        return _ManagedVersioned.from_address(_get_pointer(capsule, name)), name
+    if name == _NAME:
+        return _Managed.from_address(_get_pointer(capsule, name)), name
+    raise BufferError(f"DLPack: the capsule {name!r} is used up, or holds no tensor")
+
+
+class Imported:
+    """A tensor taken from a capsule; calls the producer's deleter when it goes.
+
+    Attributes:
+        data: The address of the first element.
+        shape: The sizes.
+        strides: The strides in elements; None when contiguous.
+        dtype: The element type.
+        read_only: Whether the producer forbids writes.
+        copied: Whether the producer made a copy for us.
+    """
+
+    __slots__ = (
+        "_address", "_deleter", "copied", "data", "dtype", "read_only", "shape", "strides",
+    )  # fmt: skip
+
+    def __init__(self, capsule: Any) -> None:
+        self._deleter = None
+        managed, name = _structure(capsule)
+        flags = 0
+        if isinstance(managed, _ManagedVersioned):
+            if managed.major > _KNOWN_MAJOR:
+                raise BufferError(
+                    f"DLPack: the capsule has version {managed.major}.{managed.minor}; "
+                    f"version {_KNOWN_MAJOR} is understood"
+                )
+            flags = managed.flags
+        tensor = managed.tensor
+        self.dtype = _dtype(tensor.dtype, flags)
+        if tensor.device.type not in HOST_DEVICES:
+            raise BufferError(
+                f"DLPack: the tensor is on device type {tensor.device.type}, which the host does "
+                "not read; move it to the CPU first"
+            )
+        if tensor.ndim < 0:
+            raise BufferError(f"DLPack: the tensor has rank {tensor.ndim}")
+        self.shape = tuple(tensor.shape[: tensor.ndim]) if tensor.ndim else ()
+        self.strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None
+        self.data = (tensor.data or 0) + tensor.byte_offset
+        self.read_only = bool(flags & READ_ONLY)
+        self.copied = bool(flags & COPIED)
+        # from here on the tensor is ours: the renamed capsule will not delete it
+        _set_name(capsule, _USED_VERSIONED if name == _NAME_VERSIONED else _USED)
+        self._address = ctypes.addressof(managed)
+        if managed.deleter:
+            self._deleter = _Deleter(managed.deleter)
+
+    def __del__(self) -> None:
+        if self._deleter is not None:
+            self._deleter(self._address)
+
+
+def _dtype(found: _DataType, flags: int) -> DType:
+    dtype = _TO_DTYPE.get((found.code, found.bits)) if found.lanes == 1 else None
+    if dtype is None or (dtype.size_in_bits < 8 and not flags & SUBBYTE_PADDED):
+        name = _CODE_NAMES.get(found.code, f"type code {found.code}")
+        lanes = f" with {found.lanes} lanes" if found.lanes != 1 else ""
+        raise BufferError(
+            f"DLPack: no DType for {name} of {found.bits} bits{lanes}; view it as uint8 first"
+        )
+    return dtype
+
+
+def import_array(array: Any, copy: bool | None) -> Imported:
+    """Takes an array through its ``__dlpack__``.
+
+    Raises:
+        TypeError: The object is no DLPack array.
+        BufferError: The producer cannot, or the tensor has a dtype or a device that we lack.
+    """
+    if not isinstance(array, DLPackArray):
+        raise TypeError(
+            f"from_dlpack: expected an array with __dlpack__, got {type(array).__name__}"
+        )
+    device_type = array.__dlpack_device__()[0]
+    if device_type not in HOST_DEVICES:
+        raise BufferError(
+            f"from_dlpack: the array is on DLPack device type {int(device_type)}, which the host "
+            "does not read; move it to the CPU first"
+        )
+    # False is asked of the producer; for True the copy is made here
+    asked: dict[str, Any] = {} if copy is not False else {"copy": False}
+    try:
+        capsule = array.__dlpack__(max_version=(_KNOWN_MAJOR, 1), **asked)  # pyright: ignore[reportCallIssue]
+    except TypeError:
+        # a producer of the protocol before 1.0, which never copies
+        capsule = array.__dlpack__()
+    return Imported(capsule)
+
+
+def export_array(
+    array: np.ndarray[Any, Any], dtype: DType, max_version: tuple[int, int] | None
+) -> Any:
+    """A capsule over the memory of a host array, which it keeps alive.
+
+    Args:
+        array: The memory, in the NumPy dtype of ``dtype``.
+        dtype: The element type that the capsule names.
+        max_version: The newest DLPack version that the consumer understands.
+
+    Raises:
+        BufferError: The consumer is too old for a read-only array or for a type below a byte.
+    """
+    versioned = max_version is not None and max_version[0] >= 1
+    padded = dtype.size_in_bits < 8
+    if not versioned and (padded or not array.flags.writeable):
+        what = f"a {dtype.name} tensor" if padded else "a read-only tensor"
+        raise BufferError(f"DLPack: {what} needs a consumer of version 1.0; copy or view it first")
+    if not array.dtype.isbuiltin == 1:
+        array = array.view(f"u{array.dtype.itemsize}")
+    capsule = array.__dlpack__(max_version=max_version) if versioned else array.__dlpack__()
+    managed, _ = _structure(capsule)
+    managed.tensor.dtype = _DataType(_code(dtype), dtype.size_in_bits, 1)
+    if padded:
+        managed.flags |= SUBBYTE_PADDED
+    return capsule
