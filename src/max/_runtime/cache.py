@@ -1,0 +1,231 @@
+"""The cache on disk: blobs by content hash, shared by all processes of the user.
+
+An entry is a file ``<cache folder>/<kind>/<two digits>/<key>``: a header with a checksum, then the payload. It is
+written to a temporary file and moved into place, so a reader sees all of it or nothing. Whatever is wrong with an
+entry (damaged, cut short, made by another version of this format) it counts as absent, and the next ``put``
+replaces it. A folder that cannot be written is no error: one warning, and the process works without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import logging
+import os
+import struct
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from max._config import cache_dir, flags
+
+logger = logging.getLogger("max.runtime")
+
+_MAGIC = b"SUPREMUM"
+_FORMAT = 1
+_HEADER = struct.Struct("<8sII Q 16s")  # magic, format, length of the key, of the payload, checksum
+_TOUCH_SECONDS = 3600.0  # a hit renews an entry's time at most once an hour
+_STALE_TEMPORARY_SECONDS = 3600.0
+
+
+def content_key(*parts: str | bytes) -> str:
+    """A key for :class:`Cache`: the hash of the parts; equal lists of parts give equal keys."""
+    digest = hashlib.blake2b(digest_size=20)
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(struct.pack("<Q", len(data)))
+        digest.update(data)
+    return digest.hexdigest()
+
+
+@functools.cache
+def source_fingerprint(package: str) -> str:
+    """A hash that changes when a package's source files change: names, sizes and times.
+
+    Keys of things that a package generates include it, so that a changed code generator never meets old entries.
+
+    Args:
+        package: A folder below ``max``, such as ``"kernel"``.
+    """
+    root = Path(__file__).parents[1] / package
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted(root.rglob("*.py")):
+        stat = path.stat()
+        digest.update(f"{path.relative_to(root)}:{stat.st_size}:{stat.st_mtime_ns};".encode())
+    return digest.hexdigest()
+
+
+def _checksum(key: bytes, payload: bytes) -> bytes:
+    digest = hashlib.blake2b(key, digest_size=16)
+    digest.update(payload)
+    return digest.digest()
+
+
+@dataclass
+class CacheStats:
+    """Counts of one cache since it was opened."""
+
+    hits: int = 0
+    misses: int = 0
+    damaged: int = 0
+    written: int = 0
+    evicted: int = 0
+
+
+class Cache:
+    """Blobs on disk by kind and key.
+
+    Args:
+        folder: Where it lies; made when the first entry is written.
+        limit_bytes: When the entries take more, those not used for the longest time go.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int = 4 << 30) -> None:
+        self.folder = folder
+        self.limit_bytes = limit_bytes
+        self.stats = CacheStats()
+        self._warned = False
+        self._lock = threading.Lock()
+        # unknown until the folder is first scanned
+        self._estimated_bytes: int | None = None
+
+    def path(self, kind: str, key: str) -> Path:
+        """The file of an entry.
+
+        Raises:
+            ValueError: The kind or key is not a plain file name.
+        """
+        for word in (kind, key):
+            if (
+                not word
+                or len(word) > 120
+                or not all(c.isalnum() or c in "._-" for c in word)
+                or word[0] == "."
+            ):
+                raise ValueError(
+                    f"cache: {word!r} is no name of an entry; letters, digits, '_', '-' and '.' would fit"
+                )
+        return self.folder / kind / key[:2] / key
+
+    def get(self, kind: str, key: str) -> bytes | None:
+        """The payload, or None where there is no sound entry."""
+        path = self.path(kind, key)
+        try:
+            with open(path, "rb") as file:
+                data = file.read()
+                modified = os.fstat(file.fileno()).st_mtime
+        except OSError:
+            self.stats.misses += 1
+            return None
+        name = f"{kind}/{key}".encode()
+        payload = self._payload(name, data)
+        if payload is None:
+            self.stats.damaged += 1
+            self.stats.misses += 1
+            logger.debug("cache: entry %s is damaged or foreign, ignored", path)
+            return None
+        if time.time() - modified > _TOUCH_SECONDS:
+            with contextlib.suppress(OSError):
+                os.utime(path)
+        self.stats.hits += 1
+        return payload
+
+    @staticmethod
+    def _payload(name: bytes, data: bytes) -> bytes | None:
+        if len(data) < _HEADER.size:
+            return None
+        magic, version, name_length, length, checksum = _HEADER.unpack_from(data)
+        if (
+            magic != _MAGIC
+            or version != _FORMAT
+            or len(data) != _HEADER.size + name_length + length
+        ):
+            return None
+        start = _HEADER.size + name_length
+        payload = data[start:]
+        if data[_HEADER.size : start] != name or _checksum(name[-64:], payload) != checksum:
+            return None
+        return payload
+
+    def put(self, kind: str, key: str, payload: bytes) -> bool:
+        """Writes an entry, over an old one if there is one; whether it is on disk now."""
+        path = self.path(kind, key)
+        name = f"{kind}/{key}".encode()
+        header = _HEADER.pack(
+            _MAGIC, _FORMAT, len(name), len(payload), _checksum(name[-64:], payload)
+        )
+        temporary = path.with_name(f".{key[:40]}.{os.getpid()}.{threading.get_ident()}.tmp")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(temporary, "wb") as file:
+                file.write(header + name)
+                file.write(payload)
+            os.replace(temporary, path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            self._warn(error)
+            return False
+        self.stats.written += 1
+        self._account(_HEADER.size + len(name) + len(payload))
+        return True
+
+    def _warn(self, error: OSError) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "the cache folder %s cannot be written (%s): code is compiled anew in each process; "
+                "MAX_CACHE_DIR names another folder",
+                self.folder,
+                error.strerror or error,
+            )
+
+    def _account(self, num_bytes: int) -> None:
+        """Keeps an estimate of the size, and evicts when it passes the limit."""
+        with self._lock:
+            if self._estimated_bytes is None:
+                self._estimated_bytes = sum(size for _, size, _ in self._entries())
+            else:
+                self._estimated_bytes += num_bytes
+            if self._estimated_bytes > self.limit_bytes:
+                self._estimated_bytes = self._evict()
+
+    def _entries(self) -> list[tuple[float, int, str]]:
+        """Time of the last use, size and path of each file; files that vanish meanwhile are left out."""
+        found: list[tuple[float, int, str]] = []
+        for folder, _, names in os.walk(self.folder):
+            for name in names:
+                path = os.path.join(folder, name)
+                with contextlib.suppress(OSError):
+                    stat = os.stat(path)
+                    found.append((stat.st_mtime, stat.st_size, path))
+        return found
+
+    def _evict(self) -> int:
+        """Removes the entries used least recently until nine tenths of the limit are taken."""
+        entries = sorted(self._entries())
+        total, now = sum(size for _, size, _ in entries), time.time()
+        for used, size, path in entries:
+            temporary = path.endswith(".tmp")
+            if total <= self.limit_bytes * 9 // 10 and not temporary:
+                continue
+            if temporary and now - used < _STALE_TEMPORARY_SECONDS:
+                continue
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+                total -= size
+                self.stats.evicted += 1
+        return total
+
+
+_open: dict[Path, Cache] = {}
+
+
+def default_cache() -> Cache:
+    """The cache in ``MAX_CACHE_DIR``, or in the user's cache folder; one object a folder."""
+    folder = cache_dir()
+    if folder not in _open:
+        _open[folder] = Cache(folder, flags.MAX_CACHE_SIZE << 20)
+    return _open[folder]

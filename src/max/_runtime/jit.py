@@ -1,0 +1,406 @@
+"""LLVM as a library: IR text to machine code in this process, through the cache on disk.
+
+Kernels come as LLVM IR with explicit vectors, so the pipeline is LLVM's function simplification, without the
+vectoriser and the unroller: about 5 ms a kernel. Object code is kept by content in :mod:`max._runtime.cache`; code
+once linked stays for the life of the process, and equal kernels are linked once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import llvmlite
+import llvmlite.binding as llvm
+from llvmlite.binding import ffi
+
+from max._config import flags
+from max._runtime import platform
+from max._runtime.cache import Cache, content_key, default_cache, source_fingerprint
+
+if TYPE_CHECKING:
+    from max import kernel
+
+logger = logging.getLogger("max.runtime")
+dump = logging.getLogger("max.dump")
+
+PASS_MODE = "function-simplification-1"
+_OBJECT_KIND = "object"
+# releases whose functions below were read and found free of state shared between contexts
+_LOCK_FREE_VERSIONS = {"0.50.0"}
+_LOCK_FREE_FUNCTIONS = (
+    "LLVMPY_ParseAssembly",
+    "LLVMPY_RunNewModulePassManager",
+    "LLVMPY_RunNewFunctionPassManager",
+    "LLVMPY_TargetMachineEmitToMemory",
+)
+
+
+class TargetMachineOptions(Protocol):
+    """What LLVM must know of a target; ``max.kernel.Target`` has it."""
+
+    @property
+    def triple(self) -> str: ...
+    @property
+    def cpu(self) -> str: ...
+    @property
+    def features(self) -> Any: ...
+
+
+class Machine(NamedTuple):
+    """Triple, CPU name and feature string, as LLVM takes them."""
+
+    triple: str
+    cpu: str
+    features: str
+
+    @classmethod
+    def of(cls, target: TargetMachineOptions) -> Machine:
+        """From anything with these three; features may be LLVM's string or the names that are on."""
+        features = target.features
+        if not isinstance(features, str):
+            features = ",".join(f"+{name}" for name in sorted(features))
+        return cls(target.triple, target.cpu, features)
+
+    @classmethod
+    def host(cls) -> Machine:
+        """This machine, with all of its features."""
+        return _host_machine()
+
+
+@functools.cache
+def _host_machine() -> Machine:
+    features = llvm.get_host_cpu_features()
+    return Machine(llvm.get_process_triple(), llvm.get_host_cpu_name(), features.flatten())
+
+
+@dataclass
+class JitStats:
+    """Counts since the process started; tests gate on them.
+
+    ``compiled`` kernels went through LLVM, ``cached`` ones came from the disk, ``linked`` is their sum, ``reused`` is
+    how often a kernel that was asked for was in the process already.
+    """
+
+    compiled: int = 0
+    cached: int = 0
+    linked: int = 0
+    reused: int = 0
+    compile_seconds: float = 0.0
+
+
+class CompileError(RuntimeError):
+    """LLVM did not take a module: the code generator above made a mistake."""
+
+
+@functools.cache
+def _initialize() -> None:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+
+
+@functools.cache
+def _lock_free() -> bool:
+    """Takes llvmlite's one lock off the slow functions, where that is known to be sound.
+
+    With a context for each thread LLVM itself needs no lock; llvmlite takes one for callers that share contexts.
+    """
+    if llvmlite.__version__ not in _LOCK_FREE_VERSIONS:
+        return False
+    try:
+        for name in _LOCK_FREE_FUNCTIONS:
+            getattr(ffi.lib, name)._lock = contextlib.nullcontext()
+    except AttributeError:
+        return False
+    return True
+
+
+def _target_machine(machine: Machine) -> llvm.TargetMachine:
+    _initialize()
+    code = platform.code_model(machine.triple)
+    return llvm.Target.from_triple(machine.triple).create_target_machine(
+        cpu=machine.cpu, features=machine.features, opt=2, reloc=code.reloc, codemodel=code.model
+    )
+
+
+class Compiler:
+    """LLVM IR text to object code for one machine; for one thread at a time."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self._target_machine = _target_machine(machine)
+        options = llvm.create_pipeline_tuning_options(speed_level=2)
+        options.loop_vectorization = options.slp_vectorization = False
+        options.loop_unrolling = options.loop_interleaving = False
+        self._builder = llvm.create_pass_builder(self._target_machine, options)
+
+    def compile(self, name: str, text: str) -> bytes:
+        """Verified, optimised, emitted.
+
+        Raises:
+            CompileError: The text does not parse or does not verify.
+        """
+        context = llvm.create_context()
+        try:
+            module = llvm.parse_assembly(text, context)
+            module.verify()
+        except RuntimeError as error:
+            raise CompileError(f"LLVM refuses the module of {name}: {error}") from error
+        module.triple = self.machine.triple
+        module.data_layout = str(self._target_machine.target_data)
+        self._optimize(module)
+        if "llvm" in flags.MAX_DUMP:
+            dump.info("LLVM IR of %s\n%s", name, module)
+        if "asm" in flags.MAX_DUMP:
+            dump.info("assembly of %s\n%s", name, self._target_machine.emit_assembly(module))
+        return self._target_machine.emit_object(module)
+
+    def _optimize(self, module: llvm.ModuleRef) -> None:
+        inline = llvm.create_new_module_pass_manager()
+        inline.add_always_inliner_pass()
+        inline.run(module, self._builder)
+        for function in module.functions:
+            if not function.is_declaration:
+                # a pass manager keeps analyses of the function it ran on
+                self._builder.getFunctionPassManager().run(function, self._builder)
+
+    def assembly(self, text: str) -> str:
+        """The assembly of a module, for dumps and tests."""
+        module = llvm.parse_assembly(text, llvm.create_context())
+        self._optimize(module)
+        return self._target_machine.emit_assembly(module)
+
+
+class Unit(NamedTuple):
+    """A module to load: its key, the functions that are wanted, and how to make its text on a cache miss."""
+
+    key: str
+    exports: tuple[str, ...]
+    text: Callable[[], str]
+
+
+class Jit:
+    """Code of one kind of machine in this process."""
+
+    def __init__(self, machine: Machine) -> None:
+        _initialize()
+        self.machine = machine
+        self._code_model = platform.code_model(machine.triple)
+        self._lljit = llvm.create_lljit_compiler(
+            _target_machine(machine), use_jit_link=self._code_model.jitlink
+        )
+        # never disposed: addresses of code are held in native memory that Python does not see
+        self._trackers: list[Any] = []
+        self._loaded: dict[str, dict[str, int]] = {}
+        self._lock = threading.RLock()
+        self._local = threading.local()
+        self._numbers = itertools.count()
+
+    def _compiler(self) -> Compiler:
+        if not hasattr(self._local, "compiler"):
+            self._local.compiler = Compiler(self.machine)
+        return self._local.compiler
+
+    def object_key(self, key: str) -> str:
+        """The key on disk: that of the unit and all that decides which code LLVM makes of it."""
+        llvm_version = ".".join(map(str, llvm.llvm_version_info))
+        code = self._code_model
+        return content_key(
+            *(
+                key,
+                llvmlite.__version__,
+                llvm_version,
+                *self.machine,
+                PASS_MODE,
+                code.model,
+                code.reloc,
+            )
+        )
+
+    def load(
+        self,
+        units: Sequence[Unit],
+        symbols: Mapping[str, int] | None = None,
+        cache: Cache | None = None,
+    ) -> dict[str, dict[str, int]]:
+        """Addresses of the exports of each unit.
+
+        Args:
+            units: What to load; equal keys mean equal code.
+            symbols: Addresses of functions that the units call besides those of the process.
+            cache: Where object code is kept; default: the user's.
+
+        Raises:
+            CompileError: LLVM does not take a unit, or a symbol is missing.
+        """
+        cache = default_cache() if cache is None else cache
+        with self._lock:
+            missing = {unit.key: unit for unit in units if unit.key not in self._loaded}
+            stats.reused += len(units) - len(missing)
+            if missing:
+                objects = self._objects(list(missing.values()), cache)
+                self._link(list(missing.values()), objects, symbols or {})
+            return {unit.key: self._loaded[unit.key] for unit in units}
+
+    def _objects(self, units: Sequence[Unit], cache: Cache) -> list[bytes]:
+        keys = [self.object_key(unit.key) for unit in units]
+        found = [cache.get(_OBJECT_KIND, key) for key in keys]
+        absent = [i for i, data in enumerate(found) if data is None]
+        stats.cached += len(units) - len(absent)
+        if absent:
+            start = time.perf_counter()
+            for i, data in zip(absent, self._compile([units[i] for i in absent]), strict=True):
+                cache.put(_OBJECT_KIND, keys[i], data)
+                found[i] = data
+            stats.compiled += len(absent)
+            stats.compile_seconds += time.perf_counter() - start
+        return [data for data in found if data is not None]
+
+    def _compile(self, units: Sequence[Unit]) -> Iterator[bytes]:
+        """Objects in the order of the units; the next text is made while LLVM works on earlier ones."""
+
+        def work(unit: Unit, text: str) -> bytes:
+            return self._compiler().compile(unit.key, text)
+
+        threads = min(platform.usable_cpus(), len(units))
+        if threads == 1 or not _lock_free():
+            for unit in units:
+                yield work(unit, unit.text())
+            return
+        with ThreadPoolExecutor(threads, "max-compile") as pool:
+            pending: list[Future[bytes]] = [pool.submit(work, unit, unit.text()) for unit in units]
+            for future in pending:
+                yield future.result()
+
+    def _link(
+        self, units: Sequence[Unit], objects: Iterable[bytes], symbols: Mapping[str, int]
+    ) -> None:
+        builder = llvm.JITLibraryBuilder()
+        for data in objects:
+            builder.add_object_img(data)
+        builder.add_current_process()
+        for name, address in symbols.items():
+            builder.import_symbol(name, address)
+        for unit in units:
+            for name in unit.exports:
+                builder.export_symbol(name)
+        try:
+            tracker = builder.link(self._lljit, f"max{next(self._numbers)}")
+        except RuntimeError as error:
+            names = ", ".join(unit.key for unit in units)
+            raise CompileError(f"cannot link {names}: {error}") from error
+        self._trackers.append(tracker)
+        for unit in units:
+            self._loaded[unit.key] = {name: tracker[name] for name in unit.exports}
+        stats.linked += len(units)
+
+
+stats = JitStats()
+_jits: dict[Machine, Jit] = {}
+_jits_lock = threading.RLock()
+
+
+def jit_for(machine: Machine) -> Jit:
+    """The JIT of a machine; one in the process."""
+    with _jits_lock:
+        if machine not in _jits:
+            _jits[machine] = Jit(machine)
+        return _jits[machine]
+
+
+def compile_llvm(texts: Mapping[str, str], target: TargetMachineOptions) -> dict[str, int]:
+    """Addresses of functions given as LLVM IR text.
+
+    Args:
+        texts: By key, a module that defines the function ``"k_" + key``. Code is kept by key and text.
+        target: The machine to make code for.
+
+    Raises:
+        CompileError: LLVM does not take a module.
+    """
+    units = {
+        key: Unit(f"{key}.{content_key(text)}", (f"k_{key}",), functools.partial(str, text))
+        for key, text in texts.items()
+    }
+    loaded = jit_for(Machine.of(target)).load(list(units.values()))
+    return {key: loaded[unit.key][unit.exports[0]] for key, unit in units.items()}
+
+
+def compile_kernels(irs: Iterable[kernel.KernelIR], target: kernel.Target) -> dict[str, int]:
+    """Addresses of kernels by their key; the cache on disk is asked before a kernel is turned into LLVM IR.
+
+    Raises:
+        CompileError: LLVM does not take what the kernel language made.
+    """
+    from max import kernel  # lazily: a program from the cache runs without the kernel language
+
+    fingerprint = source_fingerprint("kernel")
+    units = {
+        ir.key: Unit(
+            f"{ir.key}.{fingerprint}",
+            (f"k_{ir.key}",),
+            functools.partial(kernel.emit_llvm, ir, target),
+        )
+        for ir in irs
+    }
+    loaded = jit_for(Machine.of(target)).load(list(units.values()))
+    return {key: loaded[unit.key][unit.exports[0]] for key, unit in units.items()}
+
+
+def load_kernels(keys: Iterable[str], target: TargetMachineOptions) -> dict[str, int] | None:
+    """Addresses of kernels of which only the keys are known, from this process or from the disk.
+
+    A compiler that kept a whole program on disk comes back here without making any kernel's IR.
+
+    Returns:
+        The addresses by key, or None where the code of one is gone: then :func:`compile_kernels` makes it.
+    """
+    fingerprint = source_fingerprint("kernel")
+
+    def absent() -> str:
+        raise _AbsentError
+
+    units = {key: Unit(f"{key}.{fingerprint}", (f"k_{key}",), absent) for key in keys}
+    try:
+        loaded = jit_for(Machine.of(target)).load(list(units.values()))
+    except _AbsentError:
+        return None
+    return {key: loaded[unit.key][unit.exports[0]] for key, unit in units.items()}
+
+
+class _AbsentError(Exception):
+    """A kernel's text was needed where only its key is known."""
+
+
+def _locks() -> list[threading.RLock]:
+    return [_jits_lock, *(jit._lock for jit in _jits.values())]  # pyright: ignore[reportPrivateUsage, reportReturnType]
+
+
+_held: list[Any] = []
+
+
+def _before_fork() -> None:
+    # a child must not inherit a half-made table: fork waits for compilations of other threads
+    for lock in _locks():
+        lock.acquire()
+        _held.append(lock)
+
+
+def _after_fork() -> None:
+    while _held:
+        _held.pop().release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork
+    )

@@ -1,0 +1,380 @@
+"""The native part of the pool and the executor, as LLVM IR: workers, barrier, and the walk over a program.
+
+All workers walk the same program (SPMD). Four functions are exported:
+
+* ``max_run(pool, program, values) -> i64``: the caller, as worker 0, runs a program; 0, or the error state;
+* ``max_worker(pool, worker)``: the life of another worker: waits for runs until the pool stops;
+* ``max_barrier(ctx)``: the barrier that kernels call through their context;
+* ``max_stop(pool)``: lets the workers leave ``max_worker``.
+
+The layouts of the structs are the offsets below; docs/runtime.md explains the protocols.
+"""
+
+from __future__ import annotations
+
+from max._runtime import platform
+
+EXPORTS = ("max_run", "max_worker", "max_barrier", "max_stop")
+
+# the pool's struct: whatever is written while workers spin has a cache line for itself
+EPOCH = 0  # i32: runs begun; workers wait for it to change
+EPOCH_SLEEPERS = 64
+ARRIVED = 128  # i32: workers at the barrier
+GENERATION = 192  # i32: barriers passed
+GENERATION_SLEEPERS = 256
+REMAINING = 320  # i32: workers that still walk the program
+FINISHED = 384  # i32: runs finished; the caller waits for it to change
+FINISHED_SLEEPERS = 448
+PROGRAM = 512  # the line that is constant during a run
+VALUES = 520
+ACTIVE = 528  # i64: number of workers of this run
+STOP = 536  # i64: workers leave
+SPIN_LIMIT = 544  # i64: pauses before a worker sleeps
+YIELD_MASK = 552  # i64: yields the CPU when (pauses & mask) == 0
+CONTEXTS = 560  # ptr: one context a worker
+ERROR = 640  # the error record of the contract, 8 x i64
+PARKING = 768
+POOL_BYTES = PARKING + platform.PARKING_BYTES
+
+# a worker's context: fields 0 to 8 are the contract with the kernels, the rest is ours
+CTX_WORKER, CTX_WORKERS, CTX_COUNTERS, CTX_BARRIER, CTX_POOL = 0, 8, 16, 24, 32
+CTX_ERROR, CTX_SCRATCH, CTX_SCRATCH_BYTES, CTX_LAUNCH, CTX_ARGS = 40, 48, 56, 64, 72
+CONTEXT_BYTES = 128
+
+# a program: header, then instructions of eight 64-bit fields
+HEADER_COUNTERS, HEADER_COUNTER_BYTES, HEADER_PROFILE, HEADER_BYTES = 0, 8, 16, 64
+OP_END, OP_LAUNCH = 0, 1
+INS_OPCODE, INS_FLAGS, INS_ENTRY, INS_SLOTS, INS_NUM_SLOTS, INS_COUNTERS, INS_LAUNCH = range(7)
+INSTRUCTION_BYTES = 64
+FLAG_BARRIER, FLAG_SERIAL = 1, 2
+# for each launch, summed over runs: time at the barrier before it, time in it (worker 0)
+PROFILE_BYTES = 16
+
+_TEXT = """
+; {triple}, parking {parking_mode}
+{primitives}
+
+declare void @llvm.memset.p0.i64(ptr, i8, i64, i1 immarg)
+
+; Returns when the word has another value than %old: spins first, gives way to other threads, then sleeps.
+define internal void @max_wait(ptr %pool, ptr %word, i32 %old, ptr %sleepers) noinline {{
+entry:
+  %limit.p = getelementptr i8, ptr %pool, i64 {SPIN_LIMIT}
+  %limit = load i64, ptr %limit.p, align 8
+  %mask.p = getelementptr i8, ptr %pool, i64 {YIELD_MASK}
+  %mask = load i64, ptr %mask.p, align 8
+  br label %spin
+spin:
+  %i = phi i64 [ 0, %entry ], [ %i.next, %pause ], [ %i.next, %yield ]
+  %now = load atomic i32, ptr %word acquire, align 4
+  %same = icmp eq i32 %now, %old
+  br i1 %same, label %again, label %done
+again:
+  %i.next = add i64 %i, 1
+  %spent = icmp ugt i64 %i.next, %limit
+  br i1 %spent, label %sleep, label %step
+step:
+  %phase = and i64 %i.next, %mask
+  %turn = icmp eq i64 %phase, 0
+  br i1 %turn, label %yield, label %pause
+pause:
+  call void @max_pause()
+  br label %spin
+yield:
+  call void @max_yield()
+  br label %spin
+sleep:
+  %before = atomicrmw add ptr %sleepers, i32 1 seq_cst, align 4
+  br label %check
+check:
+  %seen = load atomic i32, ptr %word seq_cst, align 4
+  %still = icmp eq i32 %seen, %old
+  br i1 %still, label %park, label %awake
+park:
+  call void @max_park(ptr %pool, ptr %word, i32 %old)
+  br label %check
+awake:
+  %after = atomicrmw sub ptr %sleepers, i32 1 seq_cst, align 4
+  br label %done
+done:
+  ret void
+}}
+
+; Adds 1 to the word and wakes those who sleep on it.
+define internal void @max_advance(ptr %pool, ptr %word, ptr %sleepers) alwaysinline {{
+entry:
+  %before = atomicrmw add ptr %word, i32 1 seq_cst, align 4
+  %asleep = load atomic i32, ptr %sleepers seq_cst, align 4
+  %none = icmp eq i32 %asleep, 0
+  br i1 %none, label %done, label %wake
+wake:
+  call void @max_wake(ptr %pool, ptr %word)
+  br label %done
+done:
+  ret void
+}}
+
+; All workers of the run have come, or one has set the error record.
+define void @max_barrier(ptr %ctx) noinline {{
+entry:
+  %workers.p = getelementptr i8, ptr %ctx, i64 {CTX_WORKERS}
+  %workers = load i64, ptr %workers.p, align 8
+  %alone = icmp eq i64 %workers, 1
+  br i1 %alone, label %done, label %join
+join:
+  %pool.p = getelementptr i8, ptr %ctx, i64 {CTX_POOL}
+  %pool = load ptr, ptr %pool.p, align 8
+  %generation.p = getelementptr i8, ptr %pool, i64 {GENERATION}
+  %sleepers.p = getelementptr i8, ptr %pool, i64 {GENERATION_SLEEPERS}
+  ; the generation is read before the error: whoever reads a generation advanced by an error sees the error
+  %generation = load atomic i32, ptr %generation.p acquire, align 4
+  %error.p = getelementptr i8, ptr %pool, i64 {ERROR}
+  %error = load atomic i64, ptr %error.p acquire, align 8
+  %sound = icmp eq i64 %error, 0
+  br i1 %sound, label %arrive, label %done
+arrive:
+  %arrived.p = getelementptr i8, ptr %pool, i64 {ARRIVED}
+  %before = atomicrmw add ptr %arrived.p, i32 1 acq_rel, align 4
+  %workers32 = trunc i64 %workers to i32
+  %mine = add i32 %before, 1
+  %last = icmp eq i32 %mine, %workers32
+  br i1 %last, label %open, label %wait
+open:
+  store atomic i32 0, ptr %arrived.p monotonic, align 4
+  call void @max_advance(ptr %pool, ptr %generation.p, ptr %sleepers.p)
+  br label %done
+wait:
+  call void @max_wait(ptr %pool, ptr %generation.p, i32 %generation, ptr %sleepers.p)
+  br label %done
+done:
+  ret void
+}}
+
+; One worker's way through the program.
+define internal void @max_walk(ptr %pool, i64 %worker) noinline {{
+entry:
+  %contexts.p = getelementptr i8, ptr %pool, i64 {CONTEXTS}
+  %contexts = load ptr, ptr %contexts.p, align 8
+  %ctx.offset = mul i64 %worker, {CONTEXT_BYTES}
+  %ctx = getelementptr i8, ptr %contexts, i64 %ctx.offset
+  %program.p = getelementptr i8, ptr %pool, i64 {PROGRAM}
+  %program = load ptr, ptr %program.p, align 8
+  %values.p = getelementptr i8, ptr %pool, i64 {VALUES}
+  %values = load ptr, ptr %values.p, align 8
+  %active.p = getelementptr i8, ptr %pool, i64 {ACTIVE}
+  %active = load i64, ptr %active.p, align 8
+  %error.p = getelementptr i8, ptr %pool, i64 {ERROR}
+  %workers.p = getelementptr i8, ptr %ctx, i64 {CTX_WORKERS}
+  store i64 %active, ptr %workers.p, align 8
+  %counters.p = getelementptr i8, ptr %ctx, i64 {CTX_COUNTERS}
+  %launch.p = getelementptr i8, ptr %ctx, i64 {CTX_LAUNCH}
+  %args.p = getelementptr i8, ptr %ctx, i64 {CTX_ARGS}
+  %args = load ptr, ptr %args.p, align 8
+  %first = getelementptr i8, ptr %program, i64 {HEADER_BYTES}
+  %caller = icmp eq i64 %worker, 0
+  %profile.p = getelementptr i8, ptr %program, i64 {HEADER_PROFILE}
+  %profile = load ptr, ptr %profile.p, align 8
+  %has.profile = icmp ne ptr %profile, null
+  %timed = and i1 %caller, %has.profile
+  br label %fetch
+
+fetch:
+  %ip = phi ptr [ %first, %entry ], [ %ip.next, %next ]
+  %opcode = load i64, ptr %ip, align 8
+  switch i64 %opcode, label %leave [ i64 {OP_LAUNCH}, label %launch ]
+
+launch:
+  %flags.p = getelementptr i64, ptr %ip, i64 {INS_FLAGS}
+  %flags = load i64, ptr %flags.p, align 8
+  %index.p = getelementptr i64, ptr %ip, i64 {INS_LAUNCH}
+  %index = load i64, ptr %index.p, align 8
+  br i1 %timed, label %clock.in, label %order
+clock.in:
+  %time.in = call i64 @max_clock()
+  br label %order
+order:
+  %t0 = phi i64 [ 0, %launch ], [ %time.in, %clock.in ]
+  %barrier.bit = and i64 %flags, {FLAG_BARRIER}
+  %has.barrier = icmp ne i64 %barrier.bit, 0
+  br i1 %has.barrier, label %barrier, label %ready
+barrier:
+  call void @max_barrier(ptr %ctx)
+  br label %ready
+ready:
+  %error = load atomic i64, ptr %error.p acquire, align 8
+  %sound = icmp eq i64 %error, 0
+  br i1 %sound, label %place, label %leave
+place:
+  %serial.bit = and i64 %flags, {FLAG_SERIAL}
+  %serial = icmp ne i64 %serial.bit, 0
+  %other = xor i1 %caller, true
+  %skip = and i1 %serial, %other
+  br i1 %skip, label %next, label %prepare
+prepare:
+  %width = select i1 %serial, i64 1, i64 %active
+  store i64 %width, ptr %workers.p, align 8
+  store i64 %index, ptr %launch.p, align 8
+  %ins.counters.p = getelementptr i64, ptr %ip, i64 {INS_COUNTERS}
+  %ins.counters = load ptr, ptr %ins.counters.p, align 8
+  store ptr %ins.counters, ptr %counters.p, align 8
+  %slots.p = getelementptr i64, ptr %ip, i64 {INS_SLOTS}
+  %slots = load ptr, ptr %slots.p, align 8
+  %num.p = getelementptr i64, ptr %ip, i64 {INS_NUM_SLOTS}
+  %num = load i64, ptr %num.p, align 8
+  br label %relocate
+relocate:
+  %s = phi i64 [ 0, %prepare ], [ %s.next, %slot ]
+  %more = icmp ult i64 %s, %num
+  br i1 %more, label %slot, label %enter
+slot:
+  %pair = getelementptr {{ i64, i64 }}, ptr %slots, i64 %s
+  %value.index = load i64, ptr %pair, align 8
+  %addend.p = getelementptr i8, ptr %pair, i64 8
+  %addend = load i64, ptr %addend.p, align 8
+  %value.p = getelementptr i64, ptr %values, i64 %value.index
+  %value = load i64, ptr %value.p, align 8
+  %sum = add i64 %value, %addend
+  %arg.p = getelementptr i64, ptr %args, i64 %s
+  store i64 %sum, ptr %arg.p, align 8
+  %s.next = add i64 %s, 1
+  br label %relocate
+enter:
+  %entry.p = getelementptr i64, ptr %ip, i64 {INS_ENTRY}
+  %kernel = load ptr, ptr %entry.p, align 8
+  br i1 %timed, label %timed.call, label %plain.call
+plain.call:
+  call void %kernel(ptr %args, ptr %ctx)
+  br label %after
+timed.call:
+  %t1 = call i64 @max_clock()
+  call void %kernel(ptr %args, ptr %ctx)
+  %t2 = call i64 @max_clock()
+  %waited = sub i64 %t1, %t0
+  %ran = sub i64 %t2, %t1
+  %record = getelementptr {{ i64, i64 }}, ptr %profile, i64 %index
+  %waited.old = load i64, ptr %record, align 8
+  %waited.new = add i64 %waited.old, %waited
+  store i64 %waited.new, ptr %record, align 8
+  %ran.p = getelementptr i8, ptr %record, i64 8
+  %ran.old = load i64, ptr %ran.p, align 8
+  %ran.new = add i64 %ran.old, %ran
+  store i64 %ran.new, ptr %ran.p, align 8
+  br label %after
+after:
+  store i64 %active, ptr %workers.p, align 8
+  br label %next
+next:
+  %ip.next = getelementptr i8, ptr %ip, i64 {INSTRUCTION_BYTES}
+  br label %fetch
+
+leave:
+  %final = load atomic i64, ptr %error.p acquire, align 8
+  %failed = icmp ne i64 %final, 0
+  br i1 %failed, label %release, label %done
+release:
+  ; others may stand at a barrier that will never be full
+  %generation.p = getelementptr i8, ptr %pool, i64 {GENERATION}
+  %sleepers.p = getelementptr i8, ptr %pool, i64 {GENERATION_SLEEPERS}
+  call void @max_advance(ptr %pool, ptr %generation.p, ptr %sleepers.p)
+  br label %done
+done:
+  ret void
+}}
+
+define i64 @max_run(ptr %pool, ptr %program, ptr %values) noinline {{
+entry:
+  %program.p = getelementptr i8, ptr %pool, i64 {PROGRAM}
+  store ptr %program, ptr %program.p, align 8
+  %values.p = getelementptr i8, ptr %pool, i64 {VALUES}
+  store ptr %values, ptr %values.p, align 8
+  %arrived.p = getelementptr i8, ptr %pool, i64 {ARRIVED}
+  store atomic i32 0, ptr %arrived.p monotonic, align 4
+  %error.p = getelementptr i8, ptr %pool, i64 {ERROR}
+  call void @llvm.memset.p0.i64(ptr align 64 %error.p, i8 0, i64 64, i1 false)
+  %counters = load ptr, ptr %program, align 8
+  %bytes.p = getelementptr i8, ptr %program, i64 {HEADER_COUNTER_BYTES}
+  %bytes = load i64, ptr %bytes.p, align 8
+  call void @llvm.memset.p0.i64(ptr align 64 %counters, i8 0, i64 %bytes, i1 false)
+  %active.p = getelementptr i8, ptr %pool, i64 {ACTIVE}
+  %active = load i64, ptr %active.p, align 8
+  %alone = icmp eq i64 %active, 1
+  br i1 %alone, label %single, label %many
+single:
+  call void @max_walk(ptr %pool, i64 0)
+  br label %done
+many:
+  %others64 = sub i64 %active, 1
+  %others = trunc i64 %others64 to i32
+  %remaining.p = getelementptr i8, ptr %pool, i64 {REMAINING}
+  store atomic i32 %others, ptr %remaining.p monotonic, align 4
+  %finished.p = getelementptr i8, ptr %pool, i64 {FINISHED}
+  %finished = load atomic i32, ptr %finished.p acquire, align 4
+  %finished.sleepers = getelementptr i8, ptr %pool, i64 {FINISHED_SLEEPERS}
+  %epoch.p = getelementptr i8, ptr %pool, i64 {EPOCH}
+  %epoch.sleepers = getelementptr i8, ptr %pool, i64 {EPOCH_SLEEPERS}
+  call void @max_advance(ptr %pool, ptr %epoch.p, ptr %epoch.sleepers)
+  call void @max_walk(ptr %pool, i64 0)
+  call void @max_wait(ptr %pool, ptr %finished.p, i32 %finished, ptr %finished.sleepers)
+  br label %done
+done:
+  %error = load atomic i64, ptr %error.p acquire, align 8
+  ret i64 %error
+}}
+
+define void @max_worker(ptr %pool, i64 %worker) noinline {{
+entry:
+  %epoch.p = getelementptr i8, ptr %pool, i64 {EPOCH}
+  %epoch.sleepers = getelementptr i8, ptr %pool, i64 {EPOCH_SLEEPERS}
+  %stop.p = getelementptr i8, ptr %pool, i64 {STOP}
+  %remaining.p = getelementptr i8, ptr %pool, i64 {REMAINING}
+  %finished.p = getelementptr i8, ptr %pool, i64 {FINISHED}
+  %finished.sleepers = getelementptr i8, ptr %pool, i64 {FINISHED_SLEEPERS}
+  br label %idle
+idle:
+  ; a fresh pool is at epoch 0: a thread that starts late still joins the first run
+  %seen = phi i32 [ 0, %entry ], [ %epoch, %work ], [ %epoch, %report ]
+  call void @max_wait(ptr %pool, ptr %epoch.p, i32 %seen, ptr %epoch.sleepers)
+  %epoch = load atomic i32, ptr %epoch.p acquire, align 4
+  %stop = load atomic i64, ptr %stop.p acquire, align 8
+  %stopping = icmp ne i64 %stop, 0
+  br i1 %stopping, label %done, label %work
+work:
+  call void @max_walk(ptr %pool, i64 %worker)
+  %before = atomicrmw sub ptr %remaining.p, i32 1 acq_rel, align 4
+  %last = icmp eq i32 %before, 1
+  br i1 %last, label %report, label %idle
+report:
+  call void @max_advance(ptr %pool, ptr %finished.p, ptr %finished.sleepers)
+  br label %idle
+done:
+  ret void
+}}
+
+; Stops the pool: workers leave max_worker.
+define void @max_stop(ptr %pool) noinline {{
+entry:
+  %stop.p = getelementptr i8, ptr %pool, i64 {STOP}
+  store atomic i64 1, ptr %stop.p seq_cst, align 8
+  %epoch.p = getelementptr i8, ptr %pool, i64 {EPOCH}
+  %epoch.sleepers = getelementptr i8, ptr %pool, i64 {EPOCH_SLEEPERS}
+  call void @max_advance(ptr %pool, ptr %epoch.p, ptr %epoch.sleepers)
+  ret void
+}}
+"""
+
+
+def native_ir(primitives: platform.Primitives, triple: str) -> str:
+    """The LLVM IR of the native part.
+
+    Args:
+        primitives: Pause, yield, park, wake and clock of the platform.
+        triple: The target, for the reader's sake only.
+    """
+    offsets = {
+        name: value
+        for name, value in globals().items()
+        if name.isupper() and isinstance(value, int)
+    }
+    return _TEXT.format(
+        primitives=primitives.ir, parking_mode=primitives.parking, triple=triple, **offsets
+    )

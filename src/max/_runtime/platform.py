@@ -1,0 +1,411 @@
+"""The one module that knows operating systems and processor families apart.
+
+Everything else of the engine asks here: how many CPUs it may use, how a thread sleeps and is woken, which LLVM
+code model the linker of the platform takes, whether AMX may be used. The primitives that native code needs
+(pause, yield, park, wake, clock) are given as LLVM IR, with the addresses of the system functions they call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import math
+import os
+import platform as _host
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from max._config import flags
+
+logger = logging.getLogger("max.runtime")
+
+CACHE_LINE = 64
+HUGE_PAGE = 2 << 20
+LINUX, MACOS, WINDOWS = (sys.platform == name for name in ("linux", "darwin", "win32"))
+_ARCHITECTURES = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
+MACHINE = _ARCHITECTURES.get(_host.machine().lower(), _host.machine().lower())
+
+# system call numbers by architecture: futex, and arch_prctl where it exists
+_FUTEX = {"x86_64": 202, "aarch64": 98}
+_ARCH_PRCTL_X86_64 = 158
+_ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 0x1023, 18
+_MADV_HUGEPAGE = 14
+
+
+# CPUs --------------------------------------------------------------------------------------------
+
+
+def _affinity() -> set[int]:
+    """The logical CPUs that the process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return set(os.sched_getaffinity(0))
+    return set(range(os.cpu_count() or 1))
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def cgroup_cpu_limit(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> float:
+    """CPUs that the process' control group and its parents grant; infinity where there is no limit.
+
+    Args:
+        root: Mount point of the control groups (v2, or v1 with a ``cpu`` controller below).
+        proc: Mount point of procfs.
+    """
+    limit = math.inf
+    for line in (_read(proc / "self" / "cgroup") or "").splitlines():
+        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        if controllers == "":
+            base = root
+        elif "cpu" in controllers.split(","):
+            base = root / controllers if (root / controllers).is_dir() else root / "cpu"
+        else:
+            continue
+        # in a container the path may lie outside of what is mounted: then the mount point is our group
+        folder = base / path.strip("/")
+        for group in [folder, *folder.parents]:
+            if group != base and base not in group.parents:
+                break
+            words = (_read(group / "cpu.max") or "").split()
+            if len(words) == 2 and words[0] != "max":
+                limit = min(limit, int(words[0]) / int(words[1]))
+            quota, period = _read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us")
+            if quota and period and int(quota) > 0:
+                limit = min(limit, int(quota) / int(period))
+    return limit
+
+
+def _physical(cpus: set[int], root: Path = Path("/sys/devices/system/cpu")) -> int:
+    """Physical cores among logical CPUs; their number where the platform does not say."""
+    if MACOS:
+        size, count = ctypes.c_size_t(4), ctypes.c_int(0)
+        libc = ctypes.CDLL(None)
+        for name in (b"hw.perflevel0.physicalcpu", b"hw.physicalcpu"):
+            if libc.sysctlbyname(name, ctypes.byref(count), ctypes.byref(size), None, 0) == 0:
+                return max(1, min(count.value, len(cpus)))
+    cores: set[str] = set()
+    for cpu in cpus:
+        siblings = _read(root / f"cpu{cpu}" / "topology" / "thread_siblings_list")
+        cores.add(siblings or f"cpu{cpu}")
+    return max(1, len(cores))
+
+
+def usable_cpus() -> int:
+    """Physical cores that the process may use: affinity, SMT siblings and control groups respected."""
+    cores = _physical(_affinity())
+    limit = cgroup_cpu_limit() if LINUX else math.inf
+    return max(1, min(cores, math.ceil(limit) if limit != math.inf else cores))
+
+
+def default_num_threads() -> int:
+    """``MAX_NUM_THREADS``, or one worker for each core that the process may use."""
+    return flags.MAX_NUM_THREADS or usable_cpus()
+
+
+# Memory ------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def advise_huge_pages(address: int, num_bytes: int) -> bool:
+    """Asks for huge pages behind the whole pages of a range; whether the system took the advice."""
+    start = -(-address // HUGE_PAGE) * HUGE_PAGE
+    stop = (address + num_bytes) // HUGE_PAGE * HUGE_PAGE
+    if not LINUX or stop <= start:
+        return False
+    madvise = _libc().madvise
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return madvise(start, stop - start, _MADV_HUGEPAGE) == 0
+
+
+def allocate(num_bytes: int, alignment: int = CACHE_LINE) -> np.ndarray:
+    """Uninitialised memory as an array of bytes whose first element is aligned.
+
+    Args:
+        num_bytes: Size; 0 gives an empty array.
+        alignment: A power of two.
+
+    Returns:
+        A one-dimensional ``uint8`` array; ranges that hold a huge page are advised to use them.
+    """
+    whole = np.empty(num_bytes + alignment, np.uint8)
+    start = -whole.ctypes.data % alignment
+    part = whole[start : start + num_bytes]
+    if num_bytes >= 2 * HUGE_PAGE:
+        advise_huge_pages(part.ctypes.data, num_bytes)
+    return part
+
+
+# LLVM --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CodeModel:
+    """How object code is made and linked into the process."""
+
+    model: str
+    reloc: str
+    jitlink: bool
+
+
+def code_model(triple: str) -> CodeModel:
+    """The code model and linker that are safe for a target triple."""
+    arch = triple.split("-", 1)[0]
+    if "windows" in triple:
+        # COFF: small code cannot reach the process' own symbols, and jitlink has no GOT there
+        return CodeModel("jitdefault", "default", False)
+    if arch in ("x86_64", "aarch64", "arm64"):
+        return CodeModel("small", "pic", True)
+    return CodeModel("jitdefault", "default", False)
+
+
+@functools.cache
+def request_amx() -> bool:
+    """Asks the kernel, once a process, for the AMX tile registers; whether they may be used.
+
+    Without the permission the first tile instruction kills the process.
+    """
+    if not LINUX or MACHINE != "x86_64":
+        return False
+    syscall = _libc().syscall
+    syscall.restype = ctypes.c_long
+    granted = syscall(
+        ctypes.c_long(_ARCH_PRCTL_X86_64),
+        ctypes.c_long(_ARCH_REQ_XCOMP_PERM),
+        ctypes.c_long(_XFEATURE_XTILEDATA),
+    )
+    return granted == 0
+
+
+# Primitives of native code -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Primitives:
+    """What the pool's native code needs of the platform.
+
+    ``ir`` defines ``@max_pause()``, ``@max_yield()``, ``@max_park(ptr pool, ptr word, i32 old)`` (sleep while the
+    word has that value; may return early), ``@max_wake(ptr pool, ptr word)`` (wake all sleepers on the word) and
+    ``i64 @max_clock()`` (monotonic, in ``1 / clock_hz`` seconds). ``symbols`` has the addresses of the functions
+    that it declares.
+    """
+
+    parking: str
+    ir: str
+    symbols: dict[str, int]
+    clock_hz: int
+
+
+# room in the pool's struct for the mutex and the condition variable of the portable parking
+MUTEX_OFFSET, CONDITION_OFFSET, PARKING_BYTES = 0, 128, 256
+
+_PAUSE = {
+    "x86_64": (
+        "declare void @llvm.x86.sse2.pause()",
+        "call void @llvm.x86.sse2.pause()",
+    ),
+    "aarch64": (
+        "declare void @llvm.aarch64.hint(i32)",
+        "call void @llvm.aarch64.hint(i32 1)",
+    ),
+}
+
+_PTHREAD_PARKING = """
+declare i32 @pthread_mutex_lock(ptr)
+declare i32 @pthread_mutex_unlock(ptr)
+declare i32 @pthread_cond_wait(ptr, ptr)
+declare i32 @pthread_cond_broadcast(ptr)
+
+define internal void @max_park(ptr %pool, ptr %word, i32 %old) noinline {{
+entry:
+  %area = getelementptr i8, ptr %pool, i64 {parking}
+  %mutex = getelementptr i8, ptr %area, i64 {mutex}
+  %condition = getelementptr i8, ptr %area, i64 {condition}
+  %locked = call i32 @pthread_mutex_lock(ptr %mutex)
+  br label %check
+check:
+  %now = load atomic i32, ptr %word seq_cst, align 4
+  %same = icmp eq i32 %now, %old
+  br i1 %same, label %wait, label %leave
+wait:
+  %waited = call i32 @pthread_cond_wait(ptr %condition, ptr %mutex)
+  br label %check
+leave:
+  %unlocked = call i32 @pthread_mutex_unlock(ptr %mutex)
+  ret void
+}}
+
+define internal void @max_wake(ptr %pool, ptr %word) noinline {{
+  %area = getelementptr i8, ptr %pool, i64 {parking}
+  %mutex = getelementptr i8, ptr %area, i64 {mutex}
+  %condition = getelementptr i8, ptr %area, i64 {condition}
+  %locked = call i32 @pthread_mutex_lock(ptr %mutex)
+  %woken = call i32 @pthread_cond_broadcast(ptr %condition)
+  %unlocked = call i32 @pthread_mutex_unlock(ptr %mutex)
+  ret void
+}}
+"""
+
+_FUTEX_PARKING = """
+declare i64 @syscall(i64, ...)
+
+define internal void @max_park(ptr %pool, ptr %word, i32 %old) noinline {{
+  %value = zext i32 %old to i64
+  %result = call i64 (i64, ...) @syscall(i64 {number}, ptr %word, i64 128, i64 %value, ptr null)
+  ret void
+}}
+
+define internal void @max_wake(ptr %pool, ptr %word) noinline {{
+  %result = call i64 (i64, ...) @syscall(i64 {number}, ptr %word, i64 129, i64 2147483647)
+  ret void
+}}
+"""
+
+_WINDOWS_PARKING = """
+declare i32 @WaitOnAddress(ptr, ptr, i64, i32)
+declare void @WakeByAddressAll(ptr)
+
+define internal void @max_park(ptr %pool, ptr %word, i32 %old) noinline {
+  %compare = alloca i32, align 4
+  store i32 %old, ptr %compare, align 4
+  %result = call i32 @WaitOnAddress(ptr %word, ptr %compare, i64 4, i32 -1)
+  ret void
+}
+
+define internal void @max_wake(ptr %pool, ptr %word) noinline {
+  call void @WakeByAddressAll(ptr %word)
+  ret void
+}
+"""
+
+_POSIX_CLOCK = """
+declare i32 @sched_yield()
+declare i32 @clock_gettime(i32, ptr)
+
+define internal void @max_yield() noinline {{
+  %result = call i32 @sched_yield()
+  ret void
+}}
+
+define internal i64 @max_clock() noinline {{
+  %time = alloca {{ i64, i64 }}, align 8
+  %result = call i32 @clock_gettime(i32 {clock}, ptr %time)
+  %seconds = load i64, ptr %time, align 8
+  %rest = getelementptr i8, ptr %time, i64 8
+  %nanoseconds = load i64, ptr %rest, align 8
+  %scaled = mul i64 %seconds, 1000000000
+  %sum = add i64 %scaled, %nanoseconds
+  ret i64 %sum
+}}
+"""
+
+_WINDOWS_CLOCK = """
+declare i32 @SwitchToThread()
+declare i32 @QueryPerformanceCounter(ptr)
+
+define internal void @max_yield() noinline {
+  %result = call i32 @SwitchToThread()
+  ret void
+}
+
+define internal i64 @max_clock() noinline {
+  %time = alloca i64, align 8
+  %result = call i32 @QueryPerformanceCounter(ptr %time)
+  %ticks = load i64, ptr %time, align 8
+  ret i64 %ticks
+}
+"""
+
+
+def pause_ir(arch: str) -> str:
+    """``@max_pause()`` for an architecture: tells the core that it is spinning."""
+    declare, call = _PAUSE.get(arch, ("", ""))
+    return f"{declare}\n\ndefine internal void @max_pause() alwaysinline {{\n  {call}\n  ret void\n}}\n"
+
+
+def _addresses(library: ctypes.CDLL, names: tuple[str, ...]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name in names:
+        address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+        if address is None:
+            raise OSError(f"the system library has no function {name}")
+        found[name] = address
+    return found
+
+
+def parking_mode(asked: str | None = None) -> str:
+    """How idle workers sleep here: ``futex``, ``pthread`` or ``address`` (Windows).
+
+    Args:
+        asked: ``auto``, ``futex`` or ``portable``; default: ``MAX_PARKING``.
+
+    Raises:
+        ValueError: ``futex`` was asked for where there is none.
+    """
+    asked = flags.MAX_PARKING if asked is None else asked
+    has_futex = LINUX and MACHINE in _FUTEX
+    if asked == "futex" and not has_futex:
+        raise ValueError(
+            f"MAX_PARKING=futex needs Linux on x86_64 or aarch64, this is {sys.platform} on {MACHINE}; "
+            "auto or portable would fit"
+        )
+    if WINDOWS:
+        return "address"
+    return "futex" if has_futex and asked != "portable" else "pthread"
+
+
+def primitives(parking_offset: int, mode: str) -> Primitives:
+    """The primitives for this machine.
+
+    Args:
+        parking_offset: Where the pool's struct has :data:`PARKING_BYTES` for the parking.
+        mode: A result of :func:`parking_mode`.
+    """
+    pause = pause_ir(MACHINE)
+    if WINDOWS:
+        synch = ctypes.CDLL("api-ms-win-core-synch-l1-2-0.dll")
+        kernel32 = ctypes.CDLL("kernel32.dll")
+        symbols = _addresses(synch, ("WaitOnAddress", "WakeByAddressAll"))
+        symbols |= _addresses(kernel32, ("SwitchToThread", "QueryPerformanceCounter"))
+        frequency = ctypes.c_int64(0)
+        kernel32.QueryPerformanceFrequency(ctypes.byref(frequency))
+        return Primitives(mode, pause + _WINDOWS_PARKING + _WINDOWS_CLOCK, symbols, frequency.value)
+    names: tuple[str, ...] = ("sched_yield", "clock_gettime")
+    if mode == "futex":
+        parking, names = _FUTEX_PARKING.format(number=_FUTEX[MACHINE]), (*names, "syscall")
+    else:
+        parking = _PTHREAD_PARKING.format(
+            parking=parking_offset, mutex=MUTEX_OFFSET, condition=CONDITION_OFFSET
+        )
+        names = (
+            *names,
+            *("pthread_mutex_lock", "pthread_mutex_unlock"),
+            *("pthread_cond_wait", "pthread_cond_broadcast"),
+        )
+    clock = _POSIX_CLOCK.format(clock=6 if MACOS else 1)
+    return Primitives(mode, pause + parking + clock, _addresses(_libc(), names), 1_000_000_000)
+
+
+def init_parking(address: int, mode: str) -> None:
+    """Initialises the mutex and the condition variable of the portable parking."""
+    if mode != "pthread":
+        return
+    libc = _libc()
+    for function, offset in (
+        (libc.pthread_mutex_init, MUTEX_OFFSET),
+        (libc.pthread_cond_init, CONDITION_OFFSET),
+    ):
+        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        if error := function(address + offset, None):
+            raise OSError(error, f"{function.__name__} failed")

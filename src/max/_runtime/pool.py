@@ -1,0 +1,230 @@
+"""The worker pool: threads that run a program together, sleeping in native code between runs.
+
+Worker 0 is the thread that calls; the others are daemon threads that enter native code once and stay there without
+Python's lock. A pool's native memory is made when it first runs, and again in a forked child.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import logging
+import os
+import threading
+import weakref
+
+import numpy as np
+
+from max._runtime import jit, native, platform
+from max._runtime.cache import content_key
+
+logger = logging.getLogger("max.runtime")
+
+SPIN_LIMIT = 2000  # pauses, about 25 µs: longer than a barrier, shorter than a token
+YIELD_EVERY = 64  # pauses; a power of two
+_JOIN_SECONDS = 5.0
+
+_RUN = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_WORKER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
+_STOP = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class _Functions:
+    """The native functions for one way of parking."""
+
+    def __init__(self, parking: str) -> None:
+        machine = jit.Machine.host()
+        primitives = platform.primitives(native.PARKING, parking)
+        text = native.native_ir(primitives, machine.triple)
+        unit = jit.Unit(f"pool-{content_key(text)}", native.EXPORTS, lambda: text)
+        addresses = jit.jit_for(machine).load([unit], primitives.symbols)[unit.key]
+        self.run = _RUN(addresses["max_run"])
+        self.worker = _WORKER(addresses["max_worker"])
+        self.stop = _STOP(addresses["max_stop"])
+        self.barrier = addresses["max_barrier"]
+        self.clock_hz = primitives.clock_hz
+
+
+_functions: dict[str, _Functions] = {}
+
+
+class Pool:
+    """A team of workers.
+
+    Args:
+        num_threads: How many, the calling thread included; may be more than there are cores.
+        parking: How idle workers sleep, as in ``MAX_PARKING``; default: that flag.
+
+    Raises:
+        ValueError: ``num_threads`` is below 1, or the parking does not exist here.
+    """
+
+    def __init__(self, num_threads: int, parking: str | None = None) -> None:
+        if num_threads < 1:
+            raise ValueError(f"a pool of {num_threads} threads; 1 or more would fit")
+        self.num_threads = num_threads
+        self.parking = platform.parking_mode(parking)
+        if self.parking not in _functions:
+            _functions[self.parking] = _Functions(self.parking)
+        self._native = _functions[self.parking]
+        self._scratch_bytes = 0
+        self._num_slots = 0
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+        self._memory = self._new_memory()
+        _pools.add(self)
+
+    @property
+    def lock(self) -> threading.Lock:
+        """Held while a program runs: one at a time."""
+        return self._lock
+
+    @property
+    def clock_hz(self) -> int:
+        """Ticks a second of the times in a profile."""
+        return self._native.clock_hz
+
+    def reserve(self, scratch_bytes: int, num_slots: int) -> None:
+        """Makes room for the workers' scratch memory and argument slots; pools only grow.
+
+        Args:
+            scratch_bytes: Scratch memory of one worker.
+            num_slots: Slots of the longest launch.
+        """
+        with self._lock:
+            if scratch_bytes > self._scratch_bytes or num_slots > self._num_slots:
+                self._scratch_bytes = max(self._scratch_bytes, scratch_bytes)
+                self._num_slots = max(self._num_slots, num_slots)
+                self._place_buffers()
+
+    def run(self, program: int, values: int) -> int:
+        """Runs a program with all workers; the caller is worker 0.
+
+        Args:
+            program: Address of a program as :mod:`max._runtime.program` lays it out.
+            values: Address of its values.
+
+        Returns:
+            0, or the state of the error record; call it with :attr:`lock` held, which guards the record too.
+        """
+        if len(self._threads) != self.num_threads - 1:
+            self._start()
+        return self._native.run(self._address, program, values)
+
+    def error_record(self) -> np.ndarray:
+        """A copy of the error record of the last run: eight ``int64``."""
+        return self._words(native.ERROR, 8).copy()
+
+    def close(self) -> None:
+        """Lets the workers go; later runs are done by the calling thread alone."""
+        # a caller that never returns must not keep the process from leaving
+        locked = self._lock.acquire(timeout=_JOIN_SECONDS)
+        try:
+            self._closed = True
+            threads, self._threads = self._threads, []
+            if threads and locked:
+                self._words(native.ACTIVE, 1)[0] = 1
+                self._native.stop(self._address)
+                for thread in threads:
+                    thread.join(_JOIN_SECONDS)
+        finally:
+            if locked:
+                self._lock.release()
+
+    # Native memory -----------------------------------------------------------------------------
+
+    def _new_memory(self) -> np.ndarray:
+        memory = platform.allocate(native.POOL_BYTES)
+        memory[:] = 0
+        self._memory = memory
+        self._address = memory.ctypes.data
+        platform.init_parking(self._address + native.PARKING, self.parking)
+        self._words(native.SPIN_LIMIT, 1)[0] = SPIN_LIMIT
+        self._words(native.YIELD_MASK, 1)[0] = YIELD_EVERY - 1
+        self._words(native.ACTIVE, 1)[0] = self.num_threads
+        self._place_buffers()
+        return memory
+
+    def _words(self, offset: int, count: int) -> np.ndarray:
+        return self._memory[offset : offset + 8 * count].view(np.int64)
+
+    def _place_buffers(self) -> None:
+        """Lays out contexts, argument slots and scratch, each worker's on cache lines of its own."""
+        line = platform.CACHE_LINE
+        workers, stride = self.num_threads, -(-self._num_slots * 8 // line) * line + line
+        # an odd number of lines apart: equal offsets in two workers' scratch do not fall into one cache set
+        scratch_stride = -(-self._scratch_bytes // line) * line + line
+        self._contexts = platform.allocate(workers * native.CONTEXT_BYTES)
+        self._contexts[:] = 0
+        self._args = platform.allocate(workers * stride)
+        self._scratch = platform.allocate(workers * scratch_stride)
+        fields = self._contexts.view(np.int64).reshape(workers, -1)
+        for worker in range(workers):
+            row = fields[worker]
+            row[native.CTX_WORKER // 8] = worker
+            row[native.CTX_WORKERS // 8] = workers
+            row[native.CTX_BARRIER // 8] = self._native.barrier
+            row[native.CTX_POOL // 8] = self._address
+            row[native.CTX_ERROR // 8] = self._address + native.ERROR
+            row[native.CTX_SCRATCH // 8] = self._scratch.ctypes.data + worker * scratch_stride
+            row[native.CTX_SCRATCH_BYTES // 8] = self._scratch_bytes
+            row[native.CTX_ARGS // 8] = self._args.ctypes.data + worker * stride
+        self._words(native.CONTEXTS, 1)[0] = self._contexts.ctypes.data
+
+    # Threads -----------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._closed:
+            return
+        threads = [
+            threading.Thread(
+                target=self._native.worker,
+                args=(self._address, worker),
+                name=f"max-worker-{worker}",
+                daemon=True,
+            )
+            for worker in range(1, self.num_threads)
+        ]
+        for thread in threads:
+            thread.start()
+        self._threads = threads
+
+    def _reset_after_fork(self) -> None:
+        # the threads stayed in the parent; its native memory and lock may be in the middle of a run
+        self._lock = threading.Lock()
+        self._threads = []
+        self._new_memory()
+
+
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+_shared: dict[tuple[int, str], Pool] = {}
+
+
+def shared_pool(num_threads: int | None = None) -> Pool:
+    """The pool of the process with so many workers.
+
+    Args:
+        num_threads: Default: ``MAX_NUM_THREADS``, or one for each core that the process may use.
+    """
+    count = platform.default_num_threads() if num_threads is None else num_threads
+    key = (count, platform.parking_mode())
+    if key not in _shared:
+        _shared[key] = Pool(count)
+    return _shared[key]
+
+
+def _close_all() -> None:
+    for pool in list(_pools):
+        pool.close()
+
+
+def _reset_all() -> None:
+    for pool in list(_pools):
+        pool._reset_after_fork()  # pyright: ignore[reportPrivateUsage]
+
+
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_all)

@@ -1,0 +1,242 @@
+"""Programs: flat lists of launches, and the executor that runs one.
+
+The native layout that the workers walk is described in :mod:`max._runtime.native`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from max._config import flags
+from max._runtime import native, platform
+from max._runtime.pool import Pool
+
+NO_VALUE = 0  # values[0] is 0: a slot (NO_VALUE, c) is the constant c
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel call.
+
+    Args:
+        entry: Address of the kernel.
+        slots: Its argument slots: slot ``s`` is ``values[slots[s][0]] + slots[s][1]``.
+        barrier: Whether all workers finish what came before.
+        phases: Counters, one cache line each, that the kernel finds zeroed.
+        serial: Whether worker 0 runs it alone.
+        name: For errors and profiles.
+        messages: For each number of a ``raise`` in the kernel, its message.
+    """
+
+    entry: int
+    slots: Sequence[tuple[int, int]]
+    barrier: bool = True
+    phases: int = 1
+    serial: bool = False
+    name: str = "kernel"
+    messages: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Program:
+    """Launches in order, over a number of 64-bit values; the most scratch memory that a worker of any of them needs."""
+
+    launches: Sequence[Launch]
+    num_values: int
+    scratch_bytes: int = 0
+
+    def __str__(self) -> str:
+        lines = [
+            f"program: {self.num_values} values, {self.scratch_bytes} bytes of scratch a worker"
+        ]
+        for index, launch in enumerate(self.launches):
+            marks = "|" * launch.barrier + "1" * launch.serial
+            slots = ", ".join(
+                str(addend)
+                if value == NO_VALUE
+                else f"v{value}{addend:+d}"
+                if addend
+                else f"v{value}"
+                for value, addend in launch.slots
+            )
+            lines.append(f"{index:4} {marks:2} {launch.name}({slots})")
+        return "\n".join(lines)
+
+
+class KernelError(RuntimeError):
+    """A kernel raised.
+
+    Attributes:
+        launch: Name of the launch.
+        kind: Name of the exception class that the kernel raised.
+        values: The values of its message.
+    """
+
+    def __init__(
+        self, message: str, launch: str, kind: str = "RuntimeError", values: tuple[Any, ...] = ()
+    ) -> None:
+        super().__init__(message)
+        self.launch, self.kind, self.values = launch, kind, values
+
+
+@dataclass(frozen=True)
+class LaunchTiming:
+    """What worker 0 saw of a launch, summed over runs."""
+
+    name: str
+    wait_ns: float = field(metadata={"unit": "ns"})
+    run_ns: float = field(metadata={"unit": "ns"})
+
+
+class Executor:
+    """A program laid out for the workers of a pool.
+
+    Args:
+        pool: Who runs it.
+        program: What is run.
+        profile: Whether the time of each launch is kept; default: ``MAX_PROFILE``.
+
+    Raises:
+        ValueError: A launch has no entry, a negative number of phases, or a slot beyond the values.
+    """
+
+    def __init__(self, pool: Pool, program: Program, profile: bool | None = None) -> None:
+        self.pool = pool
+        self.program = program
+        self.runs = 0
+        _check(program)
+        launches = program.launches
+        self._counters = platform.allocate(
+            sum(launch.phases for launch in launches) * platform.CACHE_LINE
+        )
+        pairs = [pair for launch in launches for pair in launch.slots]
+        self._slots = np.array(pairs, np.int64).reshape(-1, 2)
+        wanted = flags.MAX_PROFILE if profile is None else profile
+        self._profile = (
+            np.zeros((len(launches), native.PROFILE_BYTES // 8), np.int64) if wanted else None
+        )
+        self._code = self._lay_out()
+        self._address = self._code.ctypes.data
+        pool.reserve(
+            program.scratch_bytes, max((len(launch.slots) for launch in launches), default=0)
+        )
+
+    def _lay_out(self) -> np.ndarray:
+        launches = self.program.launches
+        size = native.HEADER_BYTES + (len(launches) + 1) * native.INSTRUCTION_BYTES
+        code = platform.allocate(size)
+        code[:] = 0
+        header = code[: native.HEADER_BYTES].view(np.int64)
+        header[native.HEADER_COUNTERS // 8] = self._counters.ctypes.data
+        header[native.HEADER_COUNTER_BYTES // 8] = self._counters.size
+        header[native.HEADER_PROFILE // 8] = (
+            0 if self._profile is None else self._profile.ctypes.data
+        )
+        rows = code[native.HEADER_BYTES :].view(np.int64).reshape(-1, native.INSTRUCTION_BYTES // 8)
+        slots, counters = self._slots.ctypes.data, self._counters.ctypes.data
+        for index, (row, launch) in enumerate(zip(rows, launches, strict=False)):
+            row[native.INS_OPCODE] = native.OP_LAUNCH
+            row[native.INS_FLAGS] = (
+                launch.barrier * native.FLAG_BARRIER | launch.serial * native.FLAG_SERIAL
+            )
+            row[native.INS_ENTRY] = launch.entry
+            row[native.INS_SLOTS] = slots
+            row[native.INS_NUM_SLOTS] = len(launch.slots)
+            row[native.INS_COUNTERS] = counters
+            row[native.INS_LAUNCH] = index
+            slots += 16 * len(launch.slots)
+            counters += platform.CACHE_LINE * launch.phases
+        rows[-1, native.INS_OPCODE] = native.OP_END
+        return code
+
+    def run(self, values: np.ndarray) -> None:
+        """Runs the program once.
+
+        Args:
+            values: ``int64``, ``program.num_values`` of them; the first is 0. Kernels may write to it where the
+                program hands out its address.
+
+        Raises:
+            KernelError: A kernel raised; what the program writes is then undefined, the pool is sound.
+            ValueError: The values do not fit.
+        """
+        if (
+            values.dtype != np.int64
+            or values.shape != (self.program.num_values,)
+            or not values.flags.c_contiguous
+        ):
+            raise ValueError(
+                f"run: values of {values.dtype}{list(values.shape)}; "
+                f"a contiguous int64[{self.program.num_values}] would fit"
+            )
+        if self.program.num_values and values[0] != 0:
+            raise ValueError(f"run: values[0] is {values[0]}; it stands for the constant 0")
+        with self.pool.lock:
+            failed = self.pool.run(self._address, values.ctypes.data)
+            self.runs += 1
+            record = self.pool.error_record() if failed else None
+        if record is not None:
+            raise self._error(record)
+
+    def timings(self) -> list[LaunchTiming]:
+        """Time of each launch as worker 0 saw it, summed over the runs so far; needs ``profile``.
+
+        Raises:
+            RuntimeError: The executor was made without ``profile``.
+        """
+        if self._profile is None:
+            raise RuntimeError(
+                "no timings were kept; Executor(…, profile=True) or MAX_PROFILE=1 keeps them"
+            )
+        nanoseconds = self._profile * (1e9 / self.pool.clock_hz)
+        return [
+            LaunchTiming(launch.name, float(wait), float(run))
+            for launch, (wait, run) in zip(self.program.launches, nanoseconds, strict=True)
+        ]
+
+    def _error(self, record: np.ndarray) -> KernelError:
+        index, number = int(record[1]), int(record[2])
+        launch = self.program.launches[index]
+        if not 0 <= number < len(launch.messages):
+            return KernelError(f"{launch.name}: a kernel raised (number {number})", launch.name)
+        kind, text, values = _decode(launch.messages[number], record[3:])
+        return KernelError(f"{launch.name}: {text}", launch.name, kind, values)
+
+
+def _decode(message: Any, words: np.ndarray) -> tuple[str, str, tuple[Any, ...]]:
+    """Exception name, formatted text and values of a message and the record's words.
+
+    A message is a text with ``{}`` for each value, or has ``kind``, ``text`` and, where values are no integers,
+    ``dtypes``: names of NumPy dtypes.
+    """
+    text = message if isinstance(message, str) else message.text
+    kind = getattr(message, "kind", "RuntimeError")
+    dtypes = getattr(message, "dtypes", None) or ("int64",) * min(text.count("{}"), len(words))
+    values = tuple(_value(word, dtype) for word, dtype in zip(words, dtypes, strict=False))
+    return kind, text.format(*values), values
+
+
+def _value(word: np.int64, dtype: str) -> Any:
+    bits = np.array([word], np.int64).view(np.uint8)
+    if dtype == "bool":
+        return bool(bits[0])
+    kind = np.dtype(dtype)
+    return bits[: kind.itemsize].view(kind)[0].item()
+
+
+def _check(program: Program) -> None:
+    for index, launch in enumerate(program.launches):
+        if launch.entry == 0 or launch.phases < 0:
+            raise ValueError(
+                f"launch {index} ({launch.name}): entry {launch.entry}, phases {launch.phases}; "
+                "an address and a count of 0 or more would fit"
+            )
+        for value, _ in launch.slots:
+            if not 0 <= value < program.num_values:
+                raise ValueError(
+                    f"launch {index} ({launch.name}): slot of value {value}, the program has {program.num_values}"
+                )
