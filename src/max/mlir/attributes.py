@@ -1,0 +1,309 @@
+"""Attributes of `mo` ops: plain Python values to and from MLIR, and constants that are never copied."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from xdsl.dialects.builtin import (
+    ArrayAttr,
+    DenseArrayBase,
+    DictionaryAttr,
+    FloatAttr,
+    IntegerAttr,
+    IntegerType,
+    StringAttr,
+    SymbolRefAttr,
+    UnitAttr,
+    f64,
+    i64,
+)
+from xdsl.ir import Attribute, Data
+
+from max.dtype import DType
+from max.mlir.dims import DimExpr
+from max.mlir.types import (
+    DeviceRefAttr,
+    DimAttr,
+    DTypeAttr,
+    ShapeAttr,
+    dtype_from_text,
+    dtype_text,
+)
+
+if TYPE_CHECKING:
+    from xdsl.parser import AttrParser
+    from xdsl.printer import Printer
+
+__all__ = [
+    "INLINE_LIMIT",
+    "DenseAttr",
+    "ResourceAttr",
+    "constant_attr",
+    "from_attr",
+    "to_attr",
+]
+
+INLINE_LIMIT = 64
+"""Constants of more elements than this are resources: the text names them and leaves them out."""
+
+Array = npt.NDArray[Any]
+
+
+class _Blob:
+    """An array that compares by its bytes."""
+
+    __slots__ = ("_hash", "array")
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+        self._hash: int | None = None
+
+    def _key(self) -> tuple[np.dtype[Any], tuple[int, ...], bytes]:
+        return self.array.dtype, self.array.shape, self.array.tobytes()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Blob) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash(self._key())
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"{self.array.dtype}{list(self.array.shape)}"
+
+
+class _Resource:
+    """A named array that compares by where its bytes are, not by what they are."""
+
+    __slots__ = ("array", "key")
+
+    def __init__(self, key: str, array: Array) -> None:
+        self.key = key
+        self.array = array
+
+    def _identity(self) -> tuple[object, ...]:
+        array = self.array
+        return self.key, array.ctypes.data, array.shape, array.strides, array.dtype
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Resource) and self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        return hash(self._identity())
+
+    def __repr__(self) -> str:
+        return f"{self.key}: {self.array.dtype}{list(self.array.shape)}"
+
+
+class DenseAttr(Data[_Blob]):
+    """A small constant, written out: ``#mo.dense<f32, [2, 2], [1.0, 2.0, 3.0, 4.0]>``."""
+
+    name = "mo.dense"
+
+    @staticmethod
+    def of(array: Array) -> DenseAttr:
+        """The attribute of `array`, which must not be written to from then on."""
+        return DenseAttr(_Blob(array))
+
+    @property
+    def array(self) -> Array:
+        """The elements."""
+        return self.data.array
+
+    @classmethod
+    def parse_parameter(cls, parser: AttrParser) -> _Blob:
+        with parser.in_angle_brackets():
+            position = parser.pos
+            try:
+                dtype = dtype_from_text(parser.parse_identifier(" (an element type)"))
+            except ValueError as error:
+                parser.raise_error(str(error), position)
+            parser.parse_punctuation(",")
+            shape = parser.parse_comma_separated_list(
+                parser.Delimiter.SQUARE,
+                lambda: parser.parse_integer(allow_boolean=False, allow_negative=False),
+            )
+            parser.parse_punctuation(",")
+            position = parser.pos
+            values = parser.parse_comma_separated_list(
+                parser.Delimiter.SQUARE, lambda: _parse_element(parser, dtype)
+            )
+        if math.prod(shape) != len(values):
+            parser.raise_error(f"{len(values)} elements do not fill the shape {shape}", position)
+        return _Blob(np.array(values, dtype=dtype.to_numpy()).reshape(shape))
+
+    def print_parameter(self, printer: Printer) -> None:
+        array = self.array
+        dtype = DType.from_numpy(array.dtype)
+        elements = ", ".join([_element_text(x, dtype) for x in array.reshape(-1)])
+        printer.print_string(f"<{dtype_text(dtype)}, {list(array.shape)}, [{elements}]>")
+
+
+class ResourceAttr(Data[_Resource]):
+    """A big constant by name: ``#mo.resource<"constant_0">``. The array stays where it is."""
+
+    name = "mo.resource"
+
+    @staticmethod
+    def of(key: str, array: Array) -> ResourceAttr:
+        """The attribute of `array` under the name `key`, which must be unique in the module."""
+        return ResourceAttr(_Resource(key, array))
+
+    @property
+    def key(self) -> str:
+        """The name of the constant in the module."""
+        return self.data.key
+
+    @property
+    def array(self) -> Array:
+        """The elements, not copied."""
+        return self.data.array
+
+    @classmethod
+    def parse_parameter(cls, parser: AttrParser) -> _Resource:
+        with parser.in_angle_brackets():
+            position = parser.pos
+            key = parser.parse_str_literal(" (the name of a resource)")
+        resources: Mapping[str, Array] = getattr(parser.ctx, "resources", {})
+        if key not in resources:
+            known = ", ".join(resources) or "none"
+            parser.raise_error(
+                f'the constant "{key}" is a resource, and was not given to the parser '
+                f"(parse_module(text, resources=...)); given: {known}",
+                position,
+            )
+        return _Resource(key, resources[key])
+
+    def print_parameter(self, printer: Printer) -> None:
+        with printer.in_angle_brackets():
+            printer.print_string_literal(self.key)
+
+
+def constant_attr(array: Array, key: str) -> DenseAttr | ResourceAttr:
+    """The attribute of a constant: written out when small, else a resource of the name `key`."""
+    return DenseAttr.of(array) if array.size <= INLINE_LIMIT else ResourceAttr.of(key, array)
+
+
+def _element_text(value: Any, dtype: DType) -> str:
+    if dtype is DType.bool:
+        return "true" if value else "false"
+    if not dtype.is_float():
+        return str(int(value))
+    number = float(value)
+    if not math.isfinite(number):
+        # the bit pattern keeps the sign and the payload of a NaN
+        return f'"0x{np.asarray(value).tobytes()[::-1].hex()}"'
+    text = str(value) if dtype is DType.float32 else repr(number)
+    mantissa, exponent, power = text.partition("e")
+    return text if "." in mantissa else f"{mantissa}.0{exponent}{power}"
+
+
+def _parse_element(parser: AttrParser, dtype: DType) -> Any:
+    if dtype is DType.bool:
+        return parser.parse_boolean(" (an element)")
+    if not dtype.is_float():
+        return parser.parse_integer(allow_boolean=False)
+    if (bits := parser.parse_optional_str_literal()) is not None:
+        raw = bytes.fromhex(bits.removeprefix("0x"))[::-1]
+        return np.frombuffer(raw, dtype=dtype.to_numpy())[0]
+    return parser.parse_number(allow_boolean=False)
+
+
+@lru_cache(maxsize=4096)
+def _int_attr(value: int) -> Attribute:
+    if -(1 << 63) <= value < 1 << 63:
+        return IntegerAttr(value, i64)
+    return IntegerAttr(value, IntegerType(128))
+
+
+@lru_cache(maxsize=1024)
+def _float_attr(value: float) -> Attribute:
+    return FloatAttr(value, f64)
+
+
+@lru_cache(maxsize=4096)
+def _string_attr(value: str) -> StringAttr:
+    return StringAttr(value)
+
+
+@lru_cache(maxsize=1024)
+def _ints_attr(value: tuple[int, ...]) -> Attribute:
+    return DenseArrayBase.from_list(i64, value)
+
+
+_TRUE = IntegerAttr(1, IntegerType(1))
+_FALSE = IntegerAttr(0, IntegerType(1))
+
+
+def to_attr(value: Any) -> Attribute:
+    """The attribute of a Python value.
+
+    Takes bool, int, float, str, None, `DType`, `DimExpr`, a tuple or list of ints (an array), of
+    `DimExpr` (a shape) or of other values, a mapping from names to values, and attributes themselves.
+
+    Raises:
+        TypeError: A value of another type.
+    """
+    kind = type(value)
+    if kind is bool:
+        return _TRUE if value else _FALSE
+    if kind is int:
+        return _int_attr(value)
+    if kind is float:
+        # -0.0 == 0.0 and nan != nan: neither may go through the cache
+        exact = value != value or (value == 0 and math.copysign(1, value) < 0)
+        return FloatAttr(value, f64) if exact else _float_attr(value)
+    if kind is str:
+        return _string_attr(value)
+    if kind is DimExpr:
+        return DimAttr(value)
+    if isinstance(value, Attribute):
+        return value
+    if value is None:
+        return UnitAttr()
+    if isinstance(value, DType):
+        return DTypeAttr(value)
+    if isinstance(value, tuple | list):
+        if all(type(v) is int for v in value):
+            return _ints_attr(tuple(value))
+        if any(isinstance(v, DimExpr) for v in value):
+            return ShapeAttr.of(value)
+        return ArrayAttr([to_attr(v) for v in value])
+    if isinstance(value, Mapping):
+        return DictionaryAttr({str(k): to_attr(v) for k, v in value.items()})
+    if isinstance(value, np.generic):
+        return to_attr(value.item())
+    raise TypeError(f"{kind.__name__} {value!r} cannot be an attribute of an op")
+
+
+def from_attr(attr: Attribute) -> Any:
+    """The Python value of an attribute; the inverse of `to_attr`. Constants give their arrays."""
+    if isinstance(attr, IntegerAttr):
+        number = attr.value.data
+        kind = attr.type
+        return bool(number) if isinstance(kind, IntegerType) and kind.width.data == 1 else number
+    if isinstance(attr, StringAttr | ShapeAttr | DimAttr | DTypeAttr):
+        return attr.data
+    if isinstance(attr, FloatAttr):
+        return attr.value.data
+    if isinstance(attr, DenseArrayBase):
+        return tuple(attr.get_values())
+    if isinstance(attr, DenseAttr | ResourceAttr):
+        return attr.array
+    if isinstance(attr, ArrayAttr):
+        return tuple(from_attr(a) for a in attr.data)
+    if isinstance(attr, DictionaryAttr):
+        return {k: from_attr(a) for k, a in attr.data.items()}
+    if isinstance(attr, SymbolRefAttr):
+        return attr.root_reference.data
+    if isinstance(attr, UnitAttr):
+        return None
+    if isinstance(attr, DeviceRefAttr):
+        return attr
+    raise TypeError(f"attribute {attr} has no Python value")

@@ -1,0 +1,589 @@
+"""Dimension expressions: integer polynomials over symbols, with floor division, in one canonical form.
+
+Two expressions that are equal as polynomials compare equal and hash equal, however they were built::
+
+    >>> a, b = DimExpr.symbol("a"), DimExpr.symbol("b")
+    >>> (a + b) * (a + b) == a * a + 2 * a * b + b * b
+    True
+    >>> str((a * 6 + 7) // 3)
+    'a * 2 + 2'
+    >>> str((a + b) // 2 * b)
+    'b * ((a + b) // 2)'
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from typing import NamedTuple, Protocol
+
+__all__ = ["DimExpr", "DimParseError", "FloorDiv", "is_symbol_name", "parse_dim"]
+
+_SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_KEYWORDS = frozenset({"floordiv"})
+
+
+class FloorDiv(NamedTuple):
+    """The part of a quotient that does not simplify: ``numerator // denominator``, rounded to minus infinity."""
+
+    numerator: DimExpr
+    denominator: DimExpr
+
+
+Atom = str | FloorDiv
+Monomial = tuple[tuple[Atom, int], ...]
+"""Atoms and their powers, sorted by `_atom_key`; the empty tuple is the constant term."""
+
+
+def is_symbol_name(name: str) -> bool:
+    """Whether `name` may name a symbolic dimension: a letter or ``_``, then letters, digits, ``_``."""
+    return _SYMBOL.fullmatch(name) is not None and name not in _KEYWORDS
+
+
+def _atom_key(atom: Atom) -> tuple[int, str]:
+    if type(atom) is str:
+        return (0, atom)
+    assert isinstance(atom, FloorDiv)
+    return (1, f"{atom.numerator.text()} // {atom.denominator.text()}")
+
+
+def _monomial_key(monomial: Monomial) -> tuple[int, tuple[tuple[tuple[int, str], int], ...]]:
+    """Sort key of the graded lexicographic order, greatest first: a monomial order, as long division needs."""
+    degree = 0
+    for _, power in monomial:
+        degree += power
+    return (-degree, tuple((_atom_key(atom), -power) for atom, power in monomial))
+
+
+def _multiply(x: Monomial, y: Monomial) -> Monomial:
+    if not x:
+        return y
+    if not y:
+        return x
+    powers = dict(x)
+    for atom, power in y:
+        powers[atom] = powers.get(atom, 0) + power
+    return tuple(sorted(powers.items(), key=lambda item: _atom_key(item[0])))
+
+
+def _divide(x: Monomial, y: Monomial) -> Monomial | None:
+    """``x / y``, or None where `y` does not divide `x`."""
+    if not y:
+        return x
+    powers = dict(x)
+    for atom, power in y:
+        left = powers.get(atom, 0) - power
+        if left < 0:
+            return None
+        powers[atom] = left
+    return tuple((atom, power) for atom, power in x if powers[atom] for power in (powers[atom],))
+
+
+class DimExpr:
+    """An immutable integer expression over named symbols, in canonical form.
+
+    Supports ``+``, ``-``, ``*``, ``//`` with other expressions and with ints. Constants compare
+    and hash equal to Python ints.
+    """
+
+    __slots__ = ("__weakref__", "_hash", "_symbols", "_terms")
+
+    _terms: tuple[tuple[Monomial, int], ...]
+    _hash: int
+    _symbols: tuple[str, ...] | None
+
+    def __init__(self, value: int | str | DimExpr) -> None:
+        other = DimExpr.of(value)
+        self._terms = other._terms
+        self._hash = other._hash
+        self._symbols = other._symbols
+
+    @staticmethod
+    def of(value: int | str | DimExpr) -> DimExpr:
+        """The expression of an int, of a symbol's name, or the expression itself."""
+        if isinstance(value, DimExpr):
+            return value
+        if isinstance(value, str):
+            return DimExpr.symbol(value)
+        return _constant(int(value))
+
+    @staticmethod
+    def symbol(name: str) -> DimExpr:
+        """The expression of the symbol `name`.
+
+        Raises:
+            ValueError: The name is not an identifier.
+        """
+        return _symbol(name)
+
+    @staticmethod
+    def constant(value: int) -> DimExpr:
+        """The expression of an integer."""
+        return _constant(value)
+
+    # Structure
+
+    @property
+    def terms(self) -> tuple[tuple[Monomial, int], ...]:
+        """Pairs of monomial and coefficient (never 0), greatest monomial first."""
+        return self._terms
+
+    @property
+    def is_static(self) -> bool:
+        """Whether the expression is an integer."""
+        terms = self._terms
+        return not terms or (len(terms) == 1 and not terms[0][0])
+
+    @property
+    def value(self) -> int:
+        """The integer of a static expression.
+
+        Raises:
+            ValueError: The expression depends on symbols.
+        """
+        terms = self._terms
+        if not terms:
+            return 0
+        if len(terms) == 1 and not terms[0][0]:
+            return terms[0][1]
+        raise ValueError(f"dimension {self} is not static: it depends on {', '.join(self.symbols)}")
+
+    @property
+    def symbol_name(self) -> str | None:
+        """The name, where the expression is exactly one symbol."""
+        terms = self._terms
+        if len(terms) == 1 and terms[0][1] == 1:
+            monomial = terms[0][0]
+            if len(monomial) == 1 and monomial[0][1] == 1 and type(monomial[0][0]) is str:
+                return monomial[0][0]
+        return None
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The names of all symbols that the expression depends on, sorted."""
+        if self._symbols is None:
+            names: set[str] = set()
+            for monomial, _ in self._terms:
+                for atom, _ in monomial:
+                    if isinstance(atom, FloorDiv):
+                        names.update(atom.numerator.symbols)
+                        names.update(atom.denominator.symbols)
+                    else:
+                        names.add(atom)
+            self._symbols = tuple(sorted(names))
+        return self._symbols
+
+    def evaluate(self, env: Mapping[str, int]) -> int:
+        """The integer value under `env`, which maps each symbol's name to its size.
+
+        Raises:
+            KeyError: A symbol is not in `env`.
+            ZeroDivisionError: A denominator is 0 under `env`.
+        """
+        total = 0
+        for monomial, coefficient in self._terms:
+            product = coefficient
+            for atom, power in monomial:
+                if isinstance(atom, FloorDiv):
+                    factor = atom.numerator.evaluate(env) // atom.denominator.evaluate(env)
+                else:
+                    factor = env[atom]
+                product *= factor if power == 1 else factor**power
+            total += product
+        return total
+
+    def substitute(self, env: Mapping[str, int | DimExpr]) -> DimExpr:
+        """The expression with each symbol that `env` names replaced."""
+        if not any(name in env for name in self.symbols):
+            return self
+        total = _constant(0)
+        for monomial, coefficient in self._terms:
+            product = _constant(coefficient)
+            for atom, power in monomial:
+                if isinstance(atom, FloorDiv):
+                    factor = atom.numerator.substitute(env) // atom.denominator.substitute(env)
+                else:
+                    factor = DimExpr.of(env.get(atom, atom))
+                for _ in range(power):
+                    product = product * factor
+            total = total + product
+        return total
+
+    # Arithmetic
+
+    def __add__(self, other: int | DimExpr) -> DimExpr:
+        y = _coerce(other)
+        if y is None:
+            return NotImplemented
+        if not y._terms:
+            return self
+        if not self._terms:
+            return y
+        terms = dict(self._terms)
+        for monomial, coefficient in y._terms:
+            terms[monomial] = terms.get(monomial, 0) + coefficient
+        return _from_terms(terms)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> DimExpr:
+        return _build(tuple((monomial, -coefficient) for monomial, coefficient in self._terms))
+
+    def __sub__(self, other: int | DimExpr) -> DimExpr:
+        y = _coerce(other)
+        return NotImplemented if y is None else self + -y
+
+    def __rsub__(self, other: int) -> DimExpr:
+        y = _coerce(other)
+        return NotImplemented if y is None else y + -self
+
+    def __mul__(self, other: int | DimExpr) -> DimExpr:
+        y = _coerce(other)
+        if y is None:
+            return NotImplemented
+        terms: dict[Monomial, int] = {}
+        for x_monomial, x_coefficient in self._terms:
+            for y_monomial, y_coefficient in y._terms:
+                monomial = _multiply(x_monomial, y_monomial)
+                terms[monomial] = terms.get(monomial, 0) + x_coefficient * y_coefficient
+        return _from_terms(terms)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: int | DimExpr) -> DimExpr:
+        y = _coerce(other)
+        return NotImplemented if y is None else _floor_divide(self, y)
+
+    def __rfloordiv__(self, other: int) -> DimExpr:
+        y = _coerce(other)
+        return NotImplemented if y is None else _floor_divide(y, self)
+
+    def exact_quotient(self, divisor: int | DimExpr) -> DimExpr | None:
+        """``self / divisor`` where that is a polynomial without a remainder, else None."""
+        y = DimExpr.of(divisor)
+        if not y._terms:
+            return None
+        quotient, remainder = _long_division(self, y)
+        return None if remainder._terms else quotient
+
+    # Comparison and text
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if isinstance(other, DimExpr):
+            return self._hash == other._hash and self._terms == other._terms
+        if isinstance(other, int):
+            return self.is_static and self.value == other
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        return f"DimExpr({self.text()!r})"
+
+    def __reduce__(self) -> tuple[Callable[[str], DimExpr], tuple[str]]:
+        return (parse_dim, (self.text(),))
+
+    def text(self, floor_div: str = "//") -> str:
+        """The expression as text that `parse_dim` reads; `floor_div` is ``//``, or ``floordiv`` as MLIR writes it."""
+        if not self._terms:
+            return "0"
+        parts: list[str] = []
+        for index, (monomial, coefficient) in enumerate(self._terms):
+            factors: list[str] = []
+            for atom, power in monomial:
+                factors.extend([_atom_text(atom, floor_div)] * power)
+            if index == 0:
+                if not factors:
+                    parts.append(str(coefficient))
+                    continue
+                if coefficient == -1:
+                    factors[0] = "-" + factors[0]
+                elif coefficient != 1:
+                    factors.append(str(coefficient))
+                parts.append(" * ".join(factors))
+            else:
+                if not factors or abs(coefficient) != 1:
+                    factors.append(str(abs(coefficient)))
+                parts.append(("- " if coefficient < 0 else "+ ") + " * ".join(factors))
+        return " ".join(parts)
+
+
+def _atom_text(atom: Atom, floor_div: str) -> str:
+    if isinstance(atom, FloorDiv):
+        numerator, denominator = (_operand_text(side, floor_div) for side in atom)
+        return f"({numerator} {floor_div} {denominator})"
+    return atom
+
+
+def _operand_text(expr: DimExpr, floor_div: str) -> str:
+    text = expr.text(floor_div)
+    return text if expr.symbol_name or (expr.is_static and expr.value >= 0) else f"({text})"
+
+
+def _coerce(value: object) -> DimExpr | None:
+    if isinstance(value, DimExpr):
+        return value
+    if isinstance(value, int):
+        return _constant(int(value))
+    return None
+
+
+def _build(terms: tuple[tuple[Monomial, int], ...]) -> DimExpr:
+    expr = DimExpr.__new__(DimExpr)
+    expr._terms = terms
+    if not terms:
+        expr._hash = hash(0)
+    elif len(terms) == 1 and not terms[0][0]:
+        expr._hash = hash(terms[0][1])
+    else:
+        expr._hash = hash(terms)
+    expr._symbols = None
+    return expr
+
+
+def _from_terms(terms: Mapping[Monomial, int]) -> DimExpr:
+    kept = [(monomial, coefficient) for monomial, coefficient in terms.items() if coefficient]
+    if len(kept) > 1:
+        kept.sort(key=lambda term: _monomial_key(term[0]))
+    elif not kept or not kept[0][0]:
+        return _constant(kept[0][1] if kept else 0)
+    return _build(tuple(kept))
+
+
+@lru_cache(maxsize=4096)
+def _constant(value: int) -> DimExpr:
+    return _build((((), value),) if value else ())
+
+
+@lru_cache(maxsize=4096)
+def _symbol(name: str) -> DimExpr:
+    if not is_symbol_name(name):
+        raise ValueError(
+            f"{name!r} cannot name a symbolic dimension: a name starts with a letter or '_', goes on with "
+            "letters, digits and '_', and is not 'floordiv'"
+        )
+    return _build(((((name, 1),), 1),))
+
+
+def _long_division(x: DimExpr, y: DimExpr) -> tuple[DimExpr, DimExpr]:
+    """Quotient and remainder by long division; ``x == q * y + r``.
+
+    Coefficients of `r` at multiples of y's leading monomial lie in ``[0, y's leading coefficient)``, so
+    that all dividends that differ by a multiple of `y` share one remainder.
+    """
+    leading, leading_coefficient = y._terms[0]
+    if leading_coefficient < 0:
+        quotient, remainder = _long_division(-x, -y)
+        return quotient, -remainder
+    rest = dict(x._terms)
+    quotient_terms: dict[Monomial, int] = {}
+    remainder_terms: dict[Monomial, int] = {}
+    while rest:
+        monomial = min(rest, key=_monomial_key)
+        coefficient = rest.pop(monomial)
+        shift = _divide(monomial, leading)
+        factor = 0 if shift is None else coefficient // leading_coefficient
+        if shift is not None and factor:
+            quotient_terms[shift] = factor
+            for y_monomial, y_coefficient in y._terms[1:]:
+                key = _multiply(shift, y_monomial)
+                value = rest.get(key, 0) - factor * y_coefficient
+                if value:
+                    rest[key] = value
+                else:
+                    rest.pop(key, None)
+            coefficient -= factor * leading_coefficient
+        if coefficient:
+            remainder_terms[monomial] = coefficient
+    return _from_terms(quotient_terms), _from_terms(remainder_terms)
+
+
+def _common_factor(x: DimExpr, y: DimExpr) -> DimExpr:
+    """The greatest monomial, with its coefficient, that divides every term of both."""
+    terms = (*x._terms, *y._terms)
+    coefficient = math.gcd(*(c for _, c in terms))
+    common = dict(terms[0][0])
+    for monomial, _ in terms[1:]:
+        powers = dict(monomial)
+        common = {a: min(p, powers[a]) for a, p in common.items() if a in powers}
+        if not common:
+            break
+    return _from_terms({tuple(sorted(common.items(), key=lambda i: _atom_key(i[0]))): coefficient})
+
+
+@lru_cache(maxsize=4096)
+def _floor_divide(x: DimExpr, y: DimExpr) -> DimExpr:
+    if not y._terms:
+        raise ZeroDivisionError(f"dimension {x} divided by 0")
+    if y._terms[0][1] < 0:
+        return _floor_divide(-x, -y)
+    quotient, remainder = _long_division(x, y)
+    if not remainder._terms:
+        return quotient
+    common = _common_factor(remainder, y)
+    if common != 1:
+        numerator = remainder.exact_quotient(common)
+        denominator = y.exact_quotient(common)
+        assert numerator is not None and denominator is not None
+        return quotient + _floor_divide(numerator, denominator)
+    if y.is_static:
+        return quotient + _floor_divide_by_constant(remainder, y.value)
+    return quotient + _from_terms({((FloorDiv(remainder, y), 1),): 1})
+
+
+def _floor_divide_by_constant(x: DimExpr, divisor: int) -> DimExpr:
+    """`x` with coefficients in [0, divisor) over a positive constant, as a canonical quotient."""
+    symbolic = [(monomial, c) for monomial, c in x._terms if monomial]
+    offset = sum(c for monomial, c in x._terms if not monomial)
+    if not symbolic:
+        return _constant(offset // divisor)
+    # floor(n / (g * d)) == floor(floor(n / g) / d) for positive g and d
+    shared = math.gcd(divisor, *(c for _, c in symbolic))
+    if shared > 1:
+        inner = {monomial: c // shared for monomial, c in symbolic}
+        return _floor_divide(_from_terms(inner) + offset // shared, _constant(divisor // shared))
+    if len(symbolic) == 1:
+        (monomial, coefficient) = symbolic[0]
+        if coefficient == 1 and len(monomial) == 1 and monomial[0][1] == 1:
+            atom = monomial[0][0]
+            if isinstance(atom, FloorDiv) and atom.denominator.is_static:
+                inner_divisor = atom.denominator
+                return _floor_divide(
+                    atom.numerator + inner_divisor * offset, inner_divisor * divisor
+                )
+    return _from_terms({((FloorDiv(x, _constant(divisor)), 1),): 1})
+
+
+class DimParseError(ValueError):
+    """A text is not a dimension expression."""
+
+
+class TokenSource(Protocol):
+    """What `parse_expression` reads from: a text's tokens, or an MLIR parser."""
+
+    def name(self) -> str | None:
+        """Takes a symbol's name, where one comes next."""
+        ...
+
+    def integer(self) -> int | None:
+        """Takes a non-negative integer, where one comes next."""
+        ...
+
+    def accept(self, token: str) -> bool:
+        """Takes `token` (an operator or a parenthesis), where it comes next; ``//`` and ``floordiv`` are one."""
+        ...
+
+    def fail(self, message: str) -> Exception:
+        """The exception for a syntax error here."""
+        ...
+
+
+def parse_expression(source: TokenSource) -> DimExpr:
+    """Reads one expression: ``sum ::= product (('+' | '-') product)*``, ``product ::= factor (('*' | '//') factor)*``."""
+    total = _parse_product(source)
+    while True:
+        if source.accept("+"):
+            total = total + _parse_product(source)
+        elif source.accept("-"):
+            total = total - _parse_product(source)
+        else:
+            return total
+
+
+def _parse_product(source: TokenSource) -> DimExpr:
+    product = _parse_factor(source)
+    while True:
+        if source.accept("*"):
+            product = product * _parse_factor(source)
+        elif source.accept("//"):
+            product = product // _parse_factor(source)
+        else:
+            return product
+
+
+def _parse_factor(source: TokenSource) -> DimExpr:
+    if source.accept("-"):
+        return -_parse_factor(source)
+    if source.accept("("):
+        inner = parse_expression(source)
+        if not source.accept(")"):
+            raise source.fail("expected ')' in a dimension")
+        return inner
+    if (number := source.integer()) is not None:
+        return _constant(number)
+    if (name := source.name()) is not None:
+        return _symbol(name)
+    raise source.fail("expected an integer, a symbol or '(' in a dimension")
+
+
+class _TextSource:
+    _TOKEN = re.compile(r"\s*(//|[-+*()]|\d+|[A-Za-z_][A-Za-z0-9_]*)")
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens = list(self._split(text))
+        self._next = 0
+
+    def _split(self, text: str) -> Iterable[str]:
+        position = 0
+        end = len(text.rstrip())
+        while position < end:
+            match = self._TOKEN.match(text, position)
+            if match is None:
+                raise DimParseError(
+                    f"{text!r} is not a dimension: {text[position:].strip()!r} was not understood"
+                )
+            yield "//" if match[1] == "floordiv" else match[1]
+            position = match.end()
+
+    def _peek(self) -> str:
+        return self._tokens[self._next] if self._next < len(self._tokens) else ""
+
+    def name(self) -> str | None:
+        token = self._peek()
+        if token[:1].isalpha() or token[:1] == "_":
+            self._next += 1
+            return token
+        return None
+
+    def integer(self) -> int | None:
+        token = self._peek()
+        if token.isdigit():
+            self._next += 1
+            return int(token)
+        return None
+
+    def accept(self, token: str) -> bool:
+        if self._peek() == token:
+            self._next += 1
+            return True
+        return False
+
+    def fail(self, message: str) -> DimParseError:
+        found = self._peek() or "its end"
+        return DimParseError(f"{self._text!r} is not a dimension: {message}, found {found}")
+
+    @property
+    def done(self) -> bool:
+        return self._next == len(self._tokens)
+
+
+def parse_dim(text: str) -> DimExpr:
+    """The expression that `text` writes, for example ``"batch * 5 + 1"`` or ``"(n + 127) // 128"``.
+
+    Raises:
+        DimParseError: The text is not an expression (a ValueError).
+    """
+    source = _TextSource(text)
+    expr = parse_expression(source)
+    if not source.done:
+        raise source.fail("expected an operator")
+    return expr

@@ -1,0 +1,270 @@
+"""What all `mo` ops share: the record that describes an op, the class made from it, its text form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from xdsl.dialects.builtin import UNKNOWN_LOC, LocationAttr
+from xdsl.ir import Attribute, Operation, OpTraits, Region, SSAValue
+from xdsl.traits import IsTerminator, OpTrait, Pure
+from xdsl.utils.exceptions import VerifyException
+
+from max.mlir.attributes import from_attr, to_attr
+from max.mlir.types import BufferType, ChainType, TensorType, short_types
+
+if TYPE_CHECKING:
+    from xdsl.parser import Parser
+    from xdsl.printer import Printer
+
+__all__ = ["OPS", "MoOp", "OpSpec", "build", "define", "infer_types"]
+
+Types = Sequence[Attribute]
+Attrs = Mapping[str, Any]
+Infer = Callable[[Types, Attrs], Types]
+Check = Callable[[Types, Types, Attrs], None]
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """Everything that is particular to one op; ops differ in nothing else.
+
+    Either `infer` gives the result types from the operand types and attributes, and the verifier
+    compares, or the result types are free within what `check` allows (a reshape, a custom op).
+    Both raise ValueError or TypeError with a message that starts with the op's name.
+    """
+
+    name: str
+    """The full name: ``mo.add``."""
+    operands: tuple[int, int | None]
+    """The least and the greatest number of operands; None is any number."""
+    results: int | None
+    """The number of results; None is any number."""
+    attributes: Mapping[str, type | tuple[type, ...]] = field(default_factory=dict)
+    """The Python types of the required attributes."""
+    optional: Mapping[str, type | tuple[type, ...]] = field(default_factory=dict)
+    """The Python types of the attributes that may be left out."""
+    infer: Infer | None = None
+    check: Check | None = None
+    elementwise: bool = False
+    """Whether result element i depends on the operands' elements i only; all shapes are equal."""
+    pure: bool = True
+    """Whether the op may be dropped, repeated or moved; ops that take a chain may not."""
+    terminator: bool = False
+
+    @property
+    def mnemonic(self) -> str:
+        """The name without its dialect: ``add``."""
+        return self.name.removeprefix("mo.")
+
+
+class MoOp(Operation):
+    """An op of the `mo` dialect. The class of each op is made from its `OpSpec` by `define`."""
+
+    spec: ClassVar[OpSpec]
+    traits: ClassVar[OpTraits]
+
+    def attr(self, name: str) -> Any:
+        """The Python value of an attribute.
+
+        Raises:
+            KeyError: The op has no such attribute.
+        """
+        return from_attr(self.attributes[name])
+
+    def attr_or(self, name: str, default: Any) -> Any:
+        """The Python value of an attribute, or `default` where the op does not have it."""
+        attr = self.attributes.get(name)
+        return default if attr is None else from_attr(attr)
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        """The Python values of all attributes."""
+        return {name: from_attr(attr) for name, attr in self.attributes.items()}
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether the op may be dropped when unused, repeated and moved."""
+        return self.spec.pure and not any(
+            isinstance(v.type, ChainType) for v in (*self._operands, *self.results)
+        )
+
+    def verify_(self) -> None:
+        spec = self.spec
+        operand_types = [v.type for v in self._operands]
+        result_types = [v.type for v in self.results]
+        low, high = spec.operands
+        if len(operand_types) < low or (high is not None and len(operand_types) > high):
+            wanted = str(low) if low == high else f"{low} to {high}" if high else f"at least {low}"
+            raise VerifyException(f"takes {wanted} operands, got {len(operand_types)}")
+        if spec.results is not None and len(result_types) != spec.results:
+            raise VerifyException(f"has {spec.results} results, got {len(result_types)}")
+        attrs = self._verified_attributes()
+        try:
+            if spec.infer is not None:
+                expected = spec.infer(operand_types, attrs)
+                if list(expected) != result_types:
+                    raise ValueError(
+                        f"{spec.mnemonic}: the result types are {short_types(result_types)}, "
+                        f"expected {short_types(expected)}"
+                    )
+            if spec.check is not None:
+                spec.check(operand_types, result_types, attrs)
+        except (ValueError, TypeError) as error:
+            raise VerifyException(str(error)) from error
+
+    def _verified_attributes(self) -> dict[str, Any]:
+        spec = self.spec
+        values: dict[str, Any] = {}
+        for name, attr in self.attributes.items():
+            expected = spec.attributes.get(name) or spec.optional.get(name)
+            if expected is None:
+                known = ", ".join((*spec.attributes, *spec.optional)) or "none"
+                raise VerifyException(f"unknown attribute '{name}'; expected: {known}")
+            value = from_attr(attr)
+            if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
+                raise VerifyException(f"attribute '{name}' is {attr}, expected {_kind(expected)}")
+            values[name] = value
+        for name in spec.attributes:
+            if name not in values:
+                raise VerifyException(f"the attribute '{name}' is missing")
+        return values
+
+    def print(self, printer: Printer) -> None:
+        with printer.in_parens():
+            printer.print_list(self._operands, printer.print_operand)
+        printer.print_op_attributes(self.attributes)
+        printer.print_string(" : ")
+        printer.print_operation_type(self)
+
+    @classmethod
+    def parse(cls, parser: Parser) -> MoOp:
+        operands = parser.parse_op_args_list()
+        attributes = parser.parse_optional_attr_dict()
+        parser.parse_punctuation(":")
+        position = parser.pos
+        types = parser.parse_function_type()
+        return cls.create(
+            operands=parser.resolve_operands(operands, types.inputs.data, position),
+            result_types=types.outputs.data,
+            attributes=attributes,
+        )
+
+
+def _kind(expected: type | tuple[type, ...]) -> str:
+    kinds = expected if isinstance(expected, tuple) else (expected,)
+    return " or ".join(kind.__name__ for kind in kinds)
+
+
+OPS: dict[str, type[MoOp]] = {}
+"""All ops of the dialect, by full name."""
+
+
+def define(spec: OpSpec, base: type[MoOp] = MoOp) -> type[MoOp]:
+    """Makes the class of an op and enters it into `OPS`."""
+    traits: tuple[OpTrait, ...] = (Pure(),) if spec.pure else ()
+    if spec.terminator:
+        traits += (IsTerminator(),)
+    members = {"name": spec.name, "spec": spec, "traits": OpTraits(lambda: traits)}
+    title = "".join(part.title() for part in spec.mnemonic.replace(".", "_").split("_"))
+    cls = type(f"{title}Op", (base,), {**members, "__module__": __name__})
+    if spec.name in OPS:
+        raise ValueError(f"{spec.name} is defined twice")
+    OPS[spec.name] = cls
+    return cls
+
+
+def infer_types(name: str, operand_types: Types, attrs: Attrs) -> Types:
+    """The result types of an op whose results follow from its operands.
+
+    Raises:
+        ValueError: The operands do not fit.
+        TypeError: An operand's type does not fit.
+    """
+    infer = OPS[name].spec.infer
+    if infer is None:
+        raise TypeError(f"{name}: the result types do not follow from the operands")
+    return infer(operand_types, attrs)
+
+
+def build(
+    name: str,
+    operands: Sequence[SSAValue] = (),
+    attrs: Attrs | None = None,
+    result_types: Types | None = None,
+    location: LocationAttr | None = None,
+    regions: Sequence[Region] = (),
+) -> MoOp:
+    """A new op, not yet in a block.
+
+    Args:
+        name: The full name, such as ``mo.add``.
+        operands: The operands.
+        attrs: The attributes, as Python values (see `to_attr`) or as attributes.
+        result_types: The types of the results; where None they are inferred.
+        location: Where the op comes from.
+        regions: The regions of a graph.
+
+    Raises:
+        ValueError: The operands do not fit (only where result types are inferred or checked).
+        TypeError: An operand's type does not fit.
+    """
+    cls = OPS[name]
+    spec = cls.spec
+    values: Attrs = attrs if attrs is not None else {}
+    if result_types is None or spec.check is not None:
+        operand_types = [v.type for v in operands]
+        if result_types is None:
+            if spec.infer is None:
+                raise TypeError(f"{name}: the result types do not follow from the operands")
+            result_types = spec.infer(operand_types, values)
+        if spec.check is not None:
+            spec.check(operand_types, result_types, values)
+    return cls.create(
+        operands=operands,
+        result_types=result_types,
+        attributes={key: to_attr(value) for key, value in values.items()},
+        location=UNKNOWN_LOC if location is None else location,
+        regions=regions,
+    )
+
+
+# Helpers of the families' infer and check functions
+
+
+def tensor(op: str, types: Types, index: int) -> TensorType:
+    """The tensor type of operand `index`.
+
+    Raises:
+        TypeError: The operand is not a tensor.
+    """
+    found = types[index]
+    if not isinstance(found, TensorType):
+        raise TypeError(
+            f"{op}: operand {index} is {short_types([found])}, expected a tensor"
+            + ("; load the buffer first" if isinstance(found, BufferType) else "")
+        )
+    return found
+
+
+def axis_of(op: str, axis: int, rank: int) -> int:
+    """`axis`, checked to be in ``[0, rank)``.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if not 0 <= axis < rank:
+        raise ValueError(f"{op}: axis {axis} is out of range for a tensor of rank {rank}")
+    return axis
+
+
+def same_device(op: str, types: Sequence[TensorType]) -> None:
+    """Checks that all tensors are on one device.
+
+    Raises:
+        ValueError: They are not.
+    """
+    if any(t.device != types[0].device for t in types[1:]):
+        where = ", ".join(t.device.text for t in types)
+        raise ValueError(f"{op}: the operands are on different devices ({where}); move them first")

@@ -1,0 +1,25 @@
+"""The ops of the `mo` dialect, a file for each family. Importing this package fills `max.mlir.OPS`."""
+
+from max.mlir.ops import (
+    buffer,
+    constant,
+    control,
+    elementwise,
+    gather,
+    matmul,
+    normalization,
+    reduction,
+    shape,
+)
+
+__all__ = [
+    "buffer",
+    "constant",
+    "control",
+    "elementwise",
+    "gather",
+    "matmul",
+    "normalization",
+    "reduction",
+    "shape",
+]

@@ -1,0 +1,82 @@
+"""Buffers: tensors that change in place, in the order that chains say."""
+
+from __future__ import annotations
+
+from max.mlir.operation import Attrs, OpSpec, Types, define, tensor
+from max.mlir.ops.shape import SLICE_ATTRIBUTES, check_slice_result, slice_shape
+from max.mlir.types import BufferType, ChainType, short_types
+
+_CHAIN = ChainType.get()
+
+
+def _buffer(op: str, types: Types, index: int) -> BufferType:
+    found = types[index]
+    if not isinstance(found, BufferType):
+        raise TypeError(f"{op}: operand {index} is {short_types([found])}, expected a buffer")
+    return found
+
+
+def _chain(op: str, types: Types, index: int) -> None:
+    if types[index] != _CHAIN:
+        raise TypeError(f"{op}: operand {index} is {short_types([types[index]])}, expected a chain")
+
+
+def _check_create(operands: Types, results: Types, attrs: Attrs) -> None:
+    _buffer("buffer_create", results, 0)
+
+
+define(OpSpec("mo.buffer_create", (0, 0), 1, check=_check_create, pure=False))
+
+
+def _infer_load(types: Types, attrs: Attrs) -> Types:
+    buffer = _buffer("buffer_load", types, 0)
+    _chain("buffer_load", types, 1)
+    return (buffer.as_tensor(), _CHAIN)
+
+
+define(OpSpec("mo.buffer_load", (2, 2), 2, infer=_infer_load, pure=False))
+
+
+def _infer_store(types: Types, attrs: Attrs) -> Types:
+    source = tensor("buffer_store", types, 0)
+    buffer = _buffer("buffer_store", types, 1)
+    _chain("buffer_store", types, 2)
+    if source != buffer.as_tensor():
+        raise ValueError(
+            f"buffer_store: the source is {source.short}, the buffer holds {buffer.short}"
+        )
+    return (_CHAIN,)
+
+
+define(OpSpec("mo.buffer_store", (3, 3), 1, infer=_infer_store, pure=False))
+
+
+def _infer_store_slice(types: Types, attrs: Attrs) -> Types:
+    op = "buffer_store_slice"
+    source = tensor(op, types, 0)
+    buffer = _buffer(op, types, 1)
+    _chain(op, types, 2)
+    if source.dtype is not buffer.dtype or source.device != buffer.device:
+        raise TypeError(f"{op}: the source is {source.short}, the buffer is {buffer.short}")
+    expected = slice_shape(op, buffer.shape, attrs["start"], attrs["stop"], attrs["step"])
+    check_slice_result(op, expected, source.shape)
+    return (_CHAIN,)
+
+
+define(
+    OpSpec(
+        "mo.buffer_store_slice",
+        (3, 3),
+        1,
+        attributes=SLICE_ATTRIBUTES,
+        infer=_infer_store_slice,
+        pure=False,
+    )
+)
+
+
+def _infer_chain_create(types: Types, attrs: Attrs) -> Types:
+    return (_CHAIN,)
+
+
+define(OpSpec("mo.chain_create", (0, 0), 1, infer=_infer_chain_create))

@@ -1,0 +1,298 @@
+"""Graphs, subgraphs, calls, custom ops, and the terminator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, cast
+
+from xdsl.dialects.builtin import StringAttr, SymbolRefAttr
+from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpTraits
+from xdsl.traits import IsolatedFromAbove, SingleBlockImplicitTerminator, SymbolOpInterface
+from xdsl.utils.exceptions import VerifyException
+
+from max.mlir.dims import DimExpr
+from max.mlir.operation import OPS, Attrs, MoOp, OpSpec, Types, define
+from max.mlir.types import (
+    BufferType,
+    ChainType,
+    DeviceRefAttr,
+    ShapedType,
+    TensorType,
+    short_types,
+)
+
+if TYPE_CHECKING:
+    from xdsl.parser import Parser
+    from xdsl.printer import Printer
+
+__all__ = ["CallOp", "GraphOp", "SubgraphOp", "bind_call", "substitute_type"]
+
+
+def _check_output(operands: Types, results: Types, attrs: Attrs) -> None:
+    if any(isinstance(t, ChainType) for t in operands[:-1]):
+        raise ValueError("output: a chain must be the last value")
+
+
+define(
+    OpSpec("mo.output", (0, None), 0, check=_check_output, pure=False, terminator=True)
+)
+
+
+class GraphOp(MoOp):
+    """The entry of a module: ``mo.graph @name(%x: type, …) -> (types) { … }``, one block."""
+
+    @property
+    def sym_name(self) -> str:
+        """The name of the graph."""
+        return cast(StringAttr, self.attributes["sym_name"]).data
+
+    @property
+    def block(self) -> Block:
+        """The body."""
+        return self.regions[0].block
+
+    @property
+    def args(self) -> tuple[BlockArgument, ...]:
+        """The inputs."""
+        return self.block.args
+
+    @property
+    def input_types(self) -> Sequence[Attribute]:
+        """The types of the inputs."""
+        return self.block.arg_types
+
+    @property
+    def output(self) -> Operation:
+        """The terminator.
+
+        Raises:
+            ValueError: The graph has no outputs yet.
+        """
+        last = self.block.last_op
+        if last is None or last.name != "mo.output":
+            raise ValueError(f"graph {self.sym_name}: the outputs are not set")
+        return last
+
+    @property
+    def output_types(self) -> Sequence[Attribute]:
+        """The types of the outputs.
+
+        Raises:
+            ValueError: The graph has no outputs yet.
+        """
+        return self.output.operand_types
+
+    @property
+    def body(self) -> Iterator[MoOp]:
+        """The ops of the body, the terminator included."""
+        return cast(Iterator[MoOp], iter(self.block.ops))
+
+    def verify_(self) -> None:
+        super().verify_()
+        if len(self.regions) != 1 or len(self.regions[0].blocks) != 1:
+            raise VerifyException("a graph has one region of one block")
+        try:
+            self.output_types
+        except ValueError as error:
+            raise VerifyException(str(error)) from error
+        chains = [i for i, t in enumerate(self.input_types) if isinstance(t, ChainType)]
+        if chains not in ([], [len(self.input_types) - 1]):
+            raise VerifyException("a chain must be the last input")
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        printer.print_symbol_name(self.sym_name)
+        with printer.in_parens():
+            printer.print_list(self.args, printer.print_block_argument)
+        last = self.block.last_op
+        if last is not None and last.name == "mo.output":
+            printer.print_string(" -> ")
+            with printer.in_parens():
+                printer.print_list(last.operand_types, printer.print_attribute)
+        printer.print_op_attributes(
+            self.attributes, reserved_attr_names=("sym_name",), print_keyword=True
+        )
+        printer.print_string(" ")
+        printer.print_region(self.regions[0], print_entry_block_args=False)
+
+    @classmethod
+    def parse(cls, parser: Parser) -> GraphOp:
+        name = parser.parse_symbol_name()
+        args = parser.parse_comma_separated_list(parser.Delimiter.PAREN, parser.parse_argument)
+        results: list[Attribute] | None = None
+        position = parser.pos
+        if parser.parse_optional_punctuation("->") is not None:
+            results = list(
+                parser.parse_comma_separated_list(parser.Delimiter.PAREN, parser.parse_type)
+            )
+        attributes = parser.parse_optional_attr_dict_with_keyword()
+        region = parser.parse_region(args)
+        last = region.block.last_op
+        if results is not None and last is not None and list(last.operand_types) != results:
+            parser.raise_error(
+                f"the graph gives {short_types(last.operand_types)}, the signature says "
+                f"{short_types(results)}",
+                position,
+            )
+        extra = {} if attributes is None else dict(attributes.data)
+        return cls.create(attributes={"sym_name": name, **extra}, regions=[region])
+
+
+class SubgraphOp(GraphOp):
+    """A graph that others call: ``mo.subgraph @name(…) -> (…) { … }``."""
+
+
+class CallOp(MoOp):
+    """A call of a subgraph: ``mo.call(%x) {callee = @name, prefix = "layers.0."}``."""
+
+    @property
+    def callee(self) -> str:
+        """The name of the subgraph."""
+        return cast(SymbolRefAttr, self.attributes["callee"]).root_reference.data
+
+    @property
+    def prefix(self) -> str:
+        """What is put before the names of the subgraph's weights."""
+        return cast(StringAttr, self.attributes["prefix"]).data
+
+    def target(self) -> SubgraphOp:
+        """The subgraph that is called.
+
+        Raises:
+            ValueError: The module has no such subgraph.
+        """
+        module: Operation = self
+        while (parent := module.parent_op()) is not None:
+            module = parent
+        for op in module.regions[0].block.ops:
+            if isinstance(op, SubgraphOp) and op.sym_name == self.callee:
+                return op
+        raise ValueError(f"call: the module has no subgraph @{self.callee}")
+
+    def verify_(self) -> None:
+        super().verify_()
+        root: Operation = self
+        while (parent := root.parent_op()) is not None:
+            root = parent
+        if root.name != "builtin.module":
+            return
+        try:
+            target = self.target()
+            env = bind_call(self.callee, target.input_types, [v.type for v in self._operands])
+            expected = [substitute_type(t, env) for t in target.output_types]
+        except (ValueError, TypeError) as error:
+            raise VerifyException(str(error)) from error
+        if expected != [v.type for v in self.results]:
+            raise VerifyException(
+                f"the result types are {short_types([v.type for v in self.results])}, "
+                f"@{self.callee} gives {short_types(expected)}"
+            )
+
+
+def bind_call(callee: str, parameters: Types, arguments: Types) -> dict[str, DimExpr]:
+    """What each symbol of a subgraph's inputs stands for in a call.
+
+    Args:
+        callee: The name of the subgraph, for messages.
+        parameters: The types of its inputs.
+        arguments: The types of the values that it is called with.
+
+    Raises:
+        ValueError: A count, a rank or a dimension does not fit.
+        TypeError: A type does not fit.
+    """
+    if len(parameters) != len(arguments):
+        raise ValueError(
+            f"call: @{callee} takes {len(parameters)} values ({short_types(parameters)}), got "
+            f"{len(arguments)} ({short_types(arguments)})"
+        )
+    env: dict[str, DimExpr] = {}
+    expressions: list[tuple[int, int, DimExpr, DimExpr]] = []
+    for index, (want, have) in enumerate(zip(parameters, arguments, strict=True)):
+        if not (isinstance(want, ShapedType) and isinstance(have, ShapedType)):
+            if want != have:
+                raise TypeError(
+                    f"call: input {index} of @{callee} is {short_types([want])}, got "
+                    f"{short_types([have])}"
+                )
+            continue
+        if type(want) is not type(have) or want.dtype is not have.dtype:
+            kind = "a buffer" if isinstance(want, BufferType) else "a tensor"
+            raise TypeError(
+                f"call: input {index} of @{callee} is {kind} {want.short}, got {have.short}"
+            )
+        if want.device != have.device or want.rank != have.rank:
+            raise ValueError(f"call: input {index} of @{callee} is {want.short}, got {have.short}")
+        for axis, (p, a) in enumerate(zip(want.shape, have.shape, strict=True)):
+            name = p.symbol_name
+            if name is not None and name not in env:
+                env[name] = a
+            else:
+                expressions.append((index, axis, p, a))
+    for index, axis, p, a in expressions:
+        wanted = p.substitute(env)
+        if wanted != a:
+            raise ValueError(
+                f"call: axis {axis} of input {index} of @{callee} is {p}"
+                + (f", here {wanted}" if wanted != p else "")
+                + f", got {a}"
+            )
+    return env
+
+
+def substitute_type(type_: Attribute, env: Mapping[str, DimExpr]) -> Attribute:
+    """A type with the symbols of its shape replaced."""
+    if not isinstance(type_, ShapedType):
+        return type_
+    shape = tuple([dim.substitute(env) for dim in type_.shape])
+    if shape == type_.shape:
+        return type_
+    made = TensorType.get(type_.dtype, shape, type_.device, type_.layout)
+    return made.as_buffer() if isinstance(type_, BufferType) else made
+
+
+def _check_call(operands: Types, results: Types, attrs: Attrs) -> None:
+    _check_chains("call", operands, results)
+
+
+def _check_chains(op: str, operands: Types, results: Types) -> None:
+    chains = [[isinstance(t, ChainType) for t in types] for types in (operands, results)]
+    if any(any(flags[:-1]) for flags in chains):
+        raise ValueError(f"{op}: a chain must be the last operand and the last result")
+    has = [any(flags) for flags in chains]
+    if has[0] != has[1]:
+        raise ValueError(f"{op}: a chain that comes in must go out, and the other way round")
+
+
+def _check_custom(operands: Types, results: Types, attrs: Attrs) -> None:
+    symbol = attrs["symbol"]
+    if not symbol:
+        raise ValueError("custom: the name of the op is empty")
+    _check_chains(f"custom {symbol}", operands, results)
+    if any(isinstance(t, BufferType) for t in results):
+        raise TypeError(f"custom {symbol}: a result cannot be a buffer")
+
+
+_GRAPH = {"sym_name": str}
+
+define(OpSpec("mo.graph", (0, 0), 0, attributes=_GRAPH, pure=False), GraphOp)
+define(OpSpec("mo.subgraph", (0, 0), 0, attributes=_GRAPH, pure=False), SubgraphOp)
+define(
+    OpSpec(
+        "mo.call", (0, None), None, attributes={"callee": str, "prefix": str}, check=_check_call
+    ),
+    CallOp,
+)
+define(
+    OpSpec(
+        "mo.custom",
+        (0, None),
+        None,
+        attributes={"symbol": str, "parameters": dict},
+        optional={"device": DeviceRefAttr},
+        check=_check_custom,
+    )
+)
+
+for _name in ("mo.graph", "mo.subgraph"):
+    OPS[_name].traits = OpTraits(lambda: (IsolatedFromAbove(), SymbolOpInterface()))

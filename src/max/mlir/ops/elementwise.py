@@ -1,0 +1,148 @@
+"""Element-wise ops: operands of one shape (and, but for `select` and `cast`, one element type)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from max.dtype import DType
+from max.mlir.operation import Attrs, Infer, OpSpec, Types, define, same_device, tensor
+from max.mlir.types import TensorType, dtype_text
+
+Accepts = Callable[[DType], bool]
+
+
+def _is_float(dtype: DType) -> bool:
+    return dtype.is_float()
+
+
+def _is_number(dtype: DType) -> bool:
+    return dtype is not DType.bool
+
+
+def _is_bool(dtype: DType) -> bool:
+    return dtype is DType.bool
+
+
+def _is_any(dtype: DType) -> bool:
+    return True
+
+
+_WANTED: dict[Accepts, str] = {
+    _is_float: "a floating-point type",
+    _is_number: "a number",
+    _is_bool: "bool",
+    _is_any: "any type",
+}
+
+
+def _check_dtype(op: str, types: list[TensorType], accepts: Accepts) -> None:
+    for index, t in enumerate(types):
+        if not accepts(t.dtype):
+            raise TypeError(
+                f"{op}: operand {index} has dtype {t.dtype.name}, expected {_WANTED[accepts]}"
+            )
+
+
+def _check_equal_shapes(op: str, types: list[TensorType]) -> None:
+    first = types[0]
+    for index, t in enumerate(types[1:], 1):
+        if t.shape != first.shape:
+            raise ValueError(
+                f"{op}: operand {index} is {t.short}, operand 0 is {first.short}; element-wise "
+                "operands have equal shapes (broadcast_to)"
+            )
+    same_device(op, types)
+
+
+def _unary(op: str, accepts: Accepts, to_bool: bool = False) -> Infer:
+    def infer(types: Types, attrs: Attrs) -> Types:
+        x = tensor(op, types, 0)
+        _check_dtype(op, [x], accepts)
+        return (x.with_dtype(DType.bool) if to_bool else x,)
+
+    return infer
+
+
+def _binary(op: str, accepts: Accepts, to_bool: bool = False) -> Infer:
+    def infer(types: Types, attrs: Attrs) -> Types:
+        x, y = tensor(op, types, 0), tensor(op, types, 1)
+        if x is not y:
+            if x.dtype is not y.dtype:
+                raise TypeError(
+                    f"{op}: the operands are {dtype_text(x.dtype)} and {dtype_text(y.dtype)}, "
+                    "expected one dtype (cast)"
+                )
+            _check_equal_shapes(op, [x, y])
+        _check_dtype(op, [x], accepts)
+        return (x.with_dtype(DType.bool) if to_bool else x,)
+
+    return infer
+
+
+_ELEMENTWISE = OpSpec("", (1, 1), 1, elementwise=True)
+
+UNARY_FLOAT = (
+    *("exp", "log", "log1p", "sqrt", "rsqrt", "tanh", "sin", "cos", "acos", "atanh", "erf"),
+    *("floor", "ceil", "round", "trunc", "sigmoid", "silu"),
+)
+UNARY_NUMBER = ("abs", "neg", "relu")
+UNARY_TEST = ("is_nan", "is_inf")
+BINARY_NUMBER = ("add", "sub", "mul", "div", "mod", "pow", "max", "min")
+BINARY_BOOL = ("and", "or", "xor")
+COMPARISON_NUMBER = ("greater", "greater_equal")
+COMPARISON_ANY = ("equal", "not_equal")
+
+
+def _define(names: tuple[str, ...], arity: int, infer: Callable[[str], Infer]) -> None:
+    for name in names:
+        define(replace(_ELEMENTWISE, name=f"mo.{name}", operands=(arity, arity), infer=infer(name)))
+
+
+_define(UNARY_FLOAT, 1, lambda op: _unary(op, _is_float))
+_define(UNARY_NUMBER, 1, lambda op: _unary(op, _is_number))
+_define(UNARY_TEST, 1, lambda op: _unary(op, _is_float, to_bool=True))
+_define(("not",), 1, lambda op: _unary(op, _is_bool))
+_define(BINARY_NUMBER, 2, lambda op: _binary(op, _is_number))
+_define(BINARY_BOOL, 2, lambda op: _binary(op, _is_bool))
+_define(COMPARISON_NUMBER, 2, lambda op: _binary(op, _is_number, to_bool=True))
+_define(COMPARISON_ANY, 2, lambda op: _binary(op, _is_any, to_bool=True))
+
+GELU_APPROXIMATIONS = ("none", "tanh", "quick")
+
+
+def _infer_gelu(types: Types, attrs: Attrs) -> Types:
+    if attrs["approximate"] not in GELU_APPROXIMATIONS:
+        raise ValueError(
+            f"gelu: approximate is {attrs['approximate']!r}, "
+            f"expected one of {', '.join(GELU_APPROXIMATIONS)}"
+        )
+    return _unary("gelu", _is_float)(types, attrs)
+
+
+define(replace(_ELEMENTWISE, name="mo.gelu", attributes={"approximate": str}, infer=_infer_gelu))
+
+
+def _check_cast(operands: Types, results: Types, attrs: Attrs) -> None:
+    x, y = tensor("cast", operands, 0), tensor("cast", results, 0)
+    if x.with_dtype(y.dtype) != y:
+        raise ValueError(f"cast: {x.short} to {y.short} changes more than the dtype")
+
+
+define(replace(_ELEMENTWISE, name="mo.cast", check=_check_cast))
+
+
+def _infer_select(types: Types, attrs: Attrs) -> Types:
+    condition, x, y = (tensor("where", types, i) for i in range(3))
+    if condition.dtype is not DType.bool:
+        raise TypeError(f"where: the condition has dtype {condition.dtype.name}, expected bool")
+    if x.dtype is not y.dtype:
+        raise TypeError(
+            f"where: the branches are {dtype_text(x.dtype)} and {dtype_text(y.dtype)}, "
+            "expected one dtype (cast)"
+        )
+    _check_equal_shapes("where", [condition, x, y])
+    return (x,)
+
+
+define(replace(_ELEMENTWISE, name="mo.select", operands=(3, 3), infer=_infer_select))

@@ -1,0 +1,102 @@
+"""Ops that pick and place elements by index."""
+
+from __future__ import annotations
+
+from max.mlir.operation import Attrs, OpSpec, Types, axis_of, define, same_device, tensor
+from max.mlir.types import TensorType, dims_text
+
+
+def _check_indices(op: str, indices: TensorType) -> None:
+    if not indices.dtype.is_integral():
+        raise TypeError(f"{op}: the indices are {indices.short}, expected integers")
+
+
+def _infer_gather(types: Types, attrs: Attrs) -> Types:
+    x, indices = tensor("gather", types, 0), tensor("gather", types, 1)
+    _check_indices("gather", indices)
+    axis = axis_of("gather", attrs["axis"], x.rank)
+    same_device("gather", [x, indices])
+    return (x.with_shape([*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]]),)
+
+
+define(OpSpec("mo.gather", (2, 2), 1, attributes={"axis": int}, infer=_infer_gather))
+
+
+def _index_size(op: str, x: TensorType, indices: TensorType, batch_dims: int) -> int:
+    """The length of the index vectors in the last axis of `indices`."""
+    _check_indices(op, indices)
+    if indices.rank == 0 or not indices.shape[-1].is_static:
+        raise ValueError(
+            f"{op}: the last axis of the indices {indices.short} is the index vector, its size "
+            "must be static"
+        )
+    size = indices.shape[-1].value
+    if batch_dims + size > x.rank:
+        raise ValueError(
+            f"{op}: {batch_dims} batch dims and index vectors of size {size} do not fit "
+            f"{x.short} of rank {x.rank}"
+        )
+    return size
+
+
+def _infer_gather_nd(types: Types, attrs: Attrs) -> Types:
+    x, indices = tensor("gather_nd", types, 0), tensor("gather_nd", types, 1)
+    batch: int = attrs["batch_dims"]
+    if not 0 <= batch < indices.rank:
+        raise ValueError(
+            f"gather_nd: batch_dims is {batch}, expected 0 to {indices.rank - 1} for indices "
+            f"{indices.short}"
+        )
+    size = _index_size("gather_nd", x, indices, batch)
+    if x.shape[:batch] != indices.shape[:batch]:
+        raise ValueError(
+            f"gather_nd: the batch dims of the input are {dims_text(x.shape[:batch])}, of the "
+            f"indices {dims_text(indices.shape[:batch])}; they must be equal"
+        )
+    same_device("gather_nd", [x, indices])
+    return (x.with_shape([*indices.shape[:-1], *x.shape[batch + size :]]),)
+
+
+define(OpSpec("mo.gather_nd", (2, 2), 1, attributes={"batch_dims": int}, infer=_infer_gather_nd))
+
+
+def _infer_scatter(types: Types, attrs: Attrs) -> Types:
+    x, updates, indices = (tensor("scatter", types, i) for i in range(3))
+    _check_indices("scatter", indices)
+    axis = axis_of("scatter", attrs["axis"], x.rank)
+    if updates.dtype is not x.dtype:
+        raise TypeError(f"scatter: the updates are {updates.short}, the input is {x.short}")
+    if updates.shape != indices.shape or updates.rank != x.rank:
+        raise ValueError(
+            f"scatter: updates {updates.short} and indices {indices.short} must have one shape, "
+            f"of the input's rank {x.rank}"
+        )
+    for i in range(x.rank):
+        extra = updates.shape[i] - x.shape[i]
+        if i != axis and extra.is_static and extra.value > 0:
+            raise ValueError(
+                f"scatter: axis {i} of the updates is {updates.shape[i]}, more than the input's "
+                f"{x.shape[i]}"
+            )
+    same_device("scatter", [x, updates, indices])
+    return (x,)
+
+
+define(OpSpec("mo.scatter", (3, 3), 1, attributes={"axis": int}, infer=_infer_scatter))
+
+
+def _infer_scatter_nd(types: Types, attrs: Attrs) -> Types:
+    x, updates, indices = (tensor("scatter_nd", types, i) for i in range(3))
+    size = _index_size("scatter_nd", x, indices, 0)
+    if updates.dtype is not x.dtype:
+        raise TypeError(f"scatter_nd: the updates are {updates.short}, the input is {x.short}")
+    expected = (*indices.shape[:-1], *x.shape[size:])
+    if updates.shape != expected:
+        raise ValueError(
+            f"scatter_nd: the updates are {updates.short}, expected shape {dims_text(expected)}"
+        )
+    same_device("scatter_nd", [x, updates, indices])
+    return (x,)
+
+
+define(OpSpec("mo.scatter_nd", (3, 3), 1, infer=_infer_scatter_nd))

@@ -1,0 +1,30 @@
+"""Matrix multiplication."""
+
+from __future__ import annotations
+
+from max.dtype import DType
+from max.mlir.operation import Attrs, OpSpec, Types, define, same_device, tensor
+
+
+def _infer_matmul(types: Types, attrs: Attrs) -> Types:
+    x, y = tensor("matmul", types, 0), tensor("matmul", types, 1)
+    if x.dtype is not y.dtype:
+        raise TypeError(f"matmul: the operands are {x.short} and {y.short}, expected one dtype")
+    if x.dtype is DType.bool:
+        raise TypeError(f"matmul: the operands are {x.short} and {y.short}, expected numbers")
+    if x.rank < 2 or y.rank < 2:
+        raise ValueError(f"matmul: {x.short} @ {y.short}: both must have rank 2 or more")
+    if x.shape[-1] != y.shape[-2]:
+        raise ValueError(
+            f"matmul: {x.short} @ {y.short}: the last dimension of the left operand is "
+            f"{x.shape[-1]}, the second to last of the right one {y.shape[-2]}; they must be equal"
+        )
+    if y.rank != 2 and x.shape[:-2] != y.shape[:-2]:
+        raise ValueError(
+            f"matmul: {x.short} @ {y.short}: the leading dimensions must be equal (broadcast_to)"
+        )
+    same_device("matmul", [x, y])
+    return (x.with_shape([*x.shape[:-1], y.shape[-1]]),)
+
+
+define(OpSpec("mo.matmul", (2, 2), 1, infer=_infer_matmul))

@@ -1,0 +1,92 @@
+"""Ops that combine the elements along one axis."""
+
+from __future__ import annotations
+
+from max.dtype import DType
+from max.mlir.dims import DimExpr
+from max.mlir.operation import Attrs, Infer, OpSpec, Types, axis_of, define, tensor
+from max.mlir.types import TensorType
+
+REDUCTIONS = {
+    "reduce_sum": "sum",
+    "reduce_mean": "mean",
+    "reduce_max": "max",
+    "reduce_min": "min",
+}
+"""Reductions that keep the element type, and the names that users know."""
+ARG_REDUCTIONS = {"argmax": "argmax", "argmin": "argmin"}
+SCANS = {"softmax": "softmax", "logsoftmax": "logsoftmax"}
+"""Ops along an axis that keep the type."""
+
+
+def _numbers(op: str, x: TensorType, floats: bool = False) -> None:
+    if x.dtype is DType.bool or (floats and not x.dtype.is_float()):
+        wanted = "a floating-point type" if floats else "a number"
+        raise TypeError(f"{op}: the operand is {x.short}, expected {wanted}")
+
+
+def _not_empty(op: str, x: TensorType, axis: int) -> None:
+    if x.shape[axis] == 0:
+        raise ValueError(f"{op}: axis {axis} of {x.short} is empty")
+
+
+def _reduction(op: str, result: DType | None, needs_elements: bool) -> Infer:
+    def infer(types: Types, attrs: Attrs) -> Types:
+        x = tensor(op, types, 0)
+        _numbers(op, x)
+        axis = axis_of(op, attrs["axis"], x.rank)
+        if needs_elements:
+            _not_empty(op, x, axis)
+        one = DimExpr.constant(1)
+        reduced = x.with_shape([*x.shape[:axis], one, *x.shape[axis + 1 :]])
+        return (reduced if result is None else reduced.with_dtype(result),)
+
+    return infer
+
+
+def _along_axis(op: str, floats: bool) -> Infer:
+    def infer(types: Types, attrs: Attrs) -> Types:
+        x = tensor(op, types, 0)
+        _numbers(op, x, floats)
+        axis_of(op, attrs["axis"], x.rank)
+        return (x,)
+
+    return infer
+
+
+_AXIS = {"axis": int}
+
+for _name, _op in REDUCTIONS.items():
+    _infer = _reduction(_op, None, needs_elements=_op in ("max", "min"))
+    define(OpSpec(f"mo.{_name}", (1, 1), 1, attributes=_AXIS, infer=_infer))
+for _name, _op in ARG_REDUCTIONS.items():
+    _infer = _reduction(_op, DType.int64, needs_elements=True)
+    define(OpSpec(f"mo.{_name}", (1, 1), 1, attributes=_AXIS, infer=_infer))
+for _name, _op in SCANS.items():
+    define(OpSpec(f"mo.{_name}", (1, 1), 1, attributes=_AXIS, infer=_along_axis(_op, floats=True)))
+
+define(
+    OpSpec(
+        "mo.cumsum",
+        (1, 1),
+        1,
+        attributes={"axis": int, "exclusive": bool, "reverse": bool},
+        infer=_along_axis("cumsum", floats=False),
+    )
+)
+
+
+def _infer_top_k(types: Types, attrs: Attrs) -> Types:
+    x = tensor("top_k", types, 0)
+    _numbers("top_k", x)
+    axis = axis_of("top_k", attrs["axis"], x.rank)
+    k: int = attrs["k"]
+    dim = x.shape[axis]
+    if k < 1 or (dim.is_static and k > dim.value):
+        raise ValueError(f"top_k: k is {k}, expected 1 to {dim}, the size of axis {axis}")
+    shape = [*x.shape[:axis], DimExpr.constant(k), *x.shape[axis + 1 :]]
+    values = x.with_shape(shape)
+    return (values, values.with_dtype(DType.int64))
+
+
+define(OpSpec("mo.top_k", (1, 1), 2, attributes={"k": int, "axis": int}, infer=_infer_top_k))

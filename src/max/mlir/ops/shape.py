@@ -1,0 +1,245 @@
+"""Ops that move elements and change none: reshapes, slices, concatenation, padding; and ranges."""
+
+from __future__ import annotations
+
+from max.dtype import DType
+from max.mlir.dims import DimExpr
+from max.mlir.operation import (
+    Attrs,
+    OpSpec,
+    Types,
+    axis_of,
+    define,
+    same_device,
+    tensor,
+)
+from max.mlir.types import DeviceRefAttr, TensorType, dims_text
+
+_CPU = DeviceRefAttr.get("cpu", 0)
+
+
+def _same_but_shape(op: str, x: TensorType, y: TensorType) -> None:
+    if x.with_shape(y.shape) != y.with_shape(y.shape):
+        raise ValueError(f"{op}: {x.short} to {y.short} changes more than the shape")
+
+
+def broadcast_fits(source: tuple[DimExpr, ...], target: tuple[DimExpr, ...]) -> bool:
+    """Whether a tensor of shape `source` broadcasts to `target` by NumPy's rules."""
+    offset = len(target) - len(source)
+    return offset >= 0 and all(s == 1 or s == target[offset + i] for i, s in enumerate(source))
+
+
+def _check_broadcast_to(operands: Types, results: Types, attrs: Attrs) -> None:
+    x, y = tensor("broadcast_to", operands, 0), tensor("broadcast_to", results, 0)
+    _same_but_shape("broadcast_to", x, y)
+    if not broadcast_fits(x.shape, y.shape):
+        raise ValueError(
+            f"broadcast_to: {x.short} does not broadcast to {dims_text(y.shape)}; each dimension, "
+            "counted from the last, is 1 or equal"
+        )
+
+
+define(OpSpec("mo.broadcast_to", (1, 1), 1, check=_check_broadcast_to))
+
+
+def _check_reshape(operands: Types, results: Types, attrs: Attrs) -> None:
+    x, y = tensor("reshape", operands, 0), tensor("reshape", results, 0)
+    _same_but_shape("reshape", x, y)
+    have, want = x.num_elements, y.num_elements
+    if have != want:
+        raise ValueError(
+            f"reshape: {x.short} has {have} elements, {dims_text(y.shape)} has {want}"
+            + ("" if have.is_static and want.is_static else "; state what is equal with rebind")
+        )
+
+
+define(OpSpec("mo.reshape", (1, 1), 1, check=_check_reshape))
+
+
+def _check_rebind(operands: Types, results: Types, attrs: Attrs) -> None:
+    x, y = tensor("rebind", operands, 0), tensor("rebind", results, 0)
+    if x.dtype is not y.dtype or x.device != y.device:
+        raise ValueError(f"rebind: {x.short} to {y.short} changes more than the shape")
+    if x.rank != y.rank:
+        raise ValueError(f"rebind: {x.short} has rank {x.rank}, {dims_text(y.shape)} has {y.rank}")
+    for axis, (have, want) in enumerate(zip(x.shape, y.shape, strict=True)):
+        difference = have - want
+        if difference.is_static and difference.value:
+            raise ValueError(
+                f"rebind: axis {axis} of {x.short} is {have}, which is never {want}"
+                + (f": {attrs['message']}" if attrs.get("message") else "")
+            )
+
+
+define(OpSpec("mo.rebind", (1, 1), 1, attributes={"message": str}, check=_check_rebind))
+
+
+def _infer_transpose(types: Types, attrs: Attrs) -> Types:
+    x = tensor("transpose", types, 0)
+    perm: tuple[int, ...] = attrs["perm"]
+    if sorted(perm) != list(range(x.rank)):
+        raise ValueError(f"transpose: {list(perm)} does not permute the {x.rank} axes of {x.short}")
+    return (x.with_shape([x.shape[axis] for axis in perm]),)
+
+
+define(OpSpec("mo.transpose", (1, 1), 1, attributes={"perm": tuple}, infer=_infer_transpose))
+
+SLICE_ATTRIBUTES = {"start": tuple, "stop": tuple, "step": tuple}
+
+
+def slice_shape(
+    op: str,
+    shape: tuple[DimExpr, ...],
+    start: tuple[DimExpr, ...],
+    stop: tuple[DimExpr, ...],
+    step: tuple[DimExpr, ...],
+) -> tuple[DimExpr, ...]:
+    """The shape that a normalised slice has.
+
+    Raises:
+        ValueError: A count of bounds, a step or a static bound does not fit.
+    """
+    rank = len(shape)
+    if not len(start) == len(stop) == len(step) == rank:
+        raise ValueError(
+            f"{op}: {len(start)} starts, {len(stop)} stops and {len(step)} steps for a tensor "
+            f"of rank {rank}"
+        )
+    result: list[DimExpr] = []
+    for axis, (dim, first, last, stride) in enumerate(zip(shape, start, stop, step, strict=True)):
+        if not stride.is_static or stride.value == 0:
+            raise ValueError(f"{op}: the step of axis {axis} is {stride}, expected an int, not 0")
+        by = stride.value
+        span = last - first if by > 0 else first - last
+        size = (span + (abs(by) - 1)) // abs(by)
+        if size.is_static and size.value < 0:
+            size = DimExpr.constant(0)
+        lowest, highest = (first, last) if by > 0 else (last + 1, first + 1)
+        below = lowest.is_static and lowest.value < 0
+        above = highest - dim
+        if below or (above.is_static and above.value > 0):
+            raise ValueError(
+                f"{op}: {first}:{last}:{by} is out of range for axis {axis} of size {dim}"
+            )
+        result.append(size)
+    return tuple(result)
+
+
+def _check_slice(operands: Types, results: Types, attrs: Attrs) -> None:
+    x, y = tensor("slice", operands, 0), tensor("slice", results, 0)
+    _same_but_shape("slice", x, y)
+    expected = slice_shape("slice", x.shape, attrs["start"], attrs["stop"], attrs["step"])
+    check_slice_result("slice", expected, y.shape)
+
+
+def check_slice_result(op: str, expected: tuple[DimExpr, ...], actual: tuple[DimExpr, ...]) -> None:
+    """Checks that `actual`, which is authoritative, does not contradict the computed shape."""
+    fits = len(expected) == len(actual) and not any(
+        (difference := have - want).is_static and difference.value
+        for have, want in zip(expected, actual, strict=True)
+    )
+    if not fits:
+        raise ValueError(
+            f"{op}: the slice has shape {dims_text(expected)}, not {dims_text(actual)}"
+        )
+
+
+define(OpSpec("mo.slice", (1, 1), 1, attributes=SLICE_ATTRIBUTES, check=_check_slice))
+
+
+def _check_slice_dynamic(operands: Types, results: Types, attrs: Attrs) -> None:
+    x, y = tensor("slice", operands, 0), tensor("slice", results, 0)
+    _same_but_shape("slice", x, y)
+    if x.rank != y.rank:
+        raise ValueError(f"slice: {x.short} has rank {x.rank}, the result {y.short} has {y.rank}")
+    expected = TensorType.get(DType.int64, (x.rank,), _CPU)
+    for index, what in enumerate(("start", "stop", "step"), 1):
+        if (found := tensor("slice", operands, index)) != expected:
+            raise TypeError(f"slice: {what} is {found.short}, expected {expected.short}")
+
+
+define(OpSpec("mo.slice_dynamic", (4, 4), 1, check=_check_slice_dynamic))
+
+
+def _infer_concat(types: Types, attrs: Attrs) -> Types:
+    tensors = [tensor("concat", types, i) for i in range(len(types))]
+    first = tensors[0]
+    axis = axis_of("concat", attrs["axis"], first.rank)
+    total = first.shape[axis]
+    for index, t in enumerate(tensors[1:], 1):
+        if t.dtype is not first.dtype:
+            raise TypeError(
+                f"concat: operand {index} is {t.short}, operand 0 is {first.short}; "
+                "expected one dtype (cast)"
+            )
+        if t.rank != first.rank:
+            raise ValueError(
+                f"concat: operand {index} is {t.short}, operand 0 is {first.short}; "
+                "expected one rank"
+            )
+        for i in range(first.rank):
+            if i != axis and t.shape[i] != first.shape[i]:
+                raise ValueError(
+                    f"concat: axis {i} of operand {index} is {t.shape[i]}, of operand 0 "
+                    f"{first.shape[i]}; only axis {axis} may differ"
+                )
+        total = total + t.shape[axis]
+    same_device("concat", tensors)
+    return (first.with_shape([*first.shape[:axis], total, *first.shape[axis + 1 :]]),)
+
+
+define(OpSpec("mo.concat", (1, None), 1, attributes={"axis": int}, infer=_infer_concat))
+
+PAD_MODES = ("constant",)
+
+
+def _infer_pad(types: Types, attrs: Attrs) -> Types:
+    x = tensor("pad", types, 0)
+    low, high = attrs["low"], attrs["high"]
+    if len(low) != x.rank or len(high) != x.rank:
+        raise ValueError(f"pad: {len(low)} and {len(high)} paddings for {x.short} of rank {x.rank}")
+    if attrs["mode"] not in PAD_MODES:
+        raise ValueError(f"pad: mode is {attrs['mode']!r}, expected {', '.join(PAD_MODES)}")
+    for axis, amounts in enumerate(zip(low, high, strict=True)):
+        for amount in amounts:
+            if amount.is_static and amount.value < 0:
+                raise ValueError(f"pad: the padding {amount} of axis {axis} is negative")
+    shape = [lo + dim + hi for lo, dim, hi in zip(low, x.shape, high, strict=True)]
+    return (x.with_shape(shape),)
+
+
+define(
+    OpSpec(
+        "mo.pad",
+        (1, 1),
+        1,
+        attributes={"low": tuple, "high": tuple, "mode": str, "value": (int, float)},
+        infer=_infer_pad,
+    )
+)
+
+
+def _check_range(operands: Types, results: Types, attrs: Attrs) -> None:
+    y = tensor("range", results, 0)
+    for index, what in enumerate(("start", "stop", "step")):
+        t = tensor("range", operands, index)
+        if t.rank != 0 or t.dtype is not y.dtype or t.device != _CPU:
+            raise TypeError(
+                f"range: {what} is {t.short}, expected a scalar of dtype {y.dtype.name} on cpu:0"
+            )
+    if y.rank != 1:
+        raise ValueError(f"range: the result {y.short} has rank {y.rank}, expected 1")
+
+
+define(OpSpec("mo.range", (3, 3), 1, check=_check_range))
+
+
+def _infer_shape_to_tensor(types: Types, attrs: Attrs) -> Types:
+    return (TensorType.get(DType.int64, (len(attrs["shape"]),), _CPU),)
+
+
+define(
+    OpSpec(
+        "mo.shape_to_tensor", (0, 0), 1, attributes={"shape": tuple}, infer=_infer_shape_to_tensor
+    )
+)
