@@ -1,0 +1,42 @@
+"""Errors that a user can mend."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """Something that the user gave does not fit; says what, and what to do.
+
+    Args:
+        problem: One line: what is wrong, with what came.
+        remedy: One line: what to do.
+    """
+
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        super().__init__(f"{problem}\n{remedy}" if remedy else problem)
+        self.problem, self.remedy = problem, remedy
+
+
+class InputError(UserError):
+    """A request does not fit the model: too long, an image missing, a wrong shape."""
+
+
+class ConfigError(UserError):
+    """A configuration has an unknown field, or a value that does not fit."""
+
+
+class ModelFilesError(UserError):
+    """A model's files are missing, cut off, or do not belong together."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A clause that names the nearest of the known words; empty where none is near.
+
+    Args:
+        word: What came.
+        known: What would have been known.
+    """
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,1 @@
+"""The paged KV cache: which page holds what (no tensors), and the tensors themselves."""

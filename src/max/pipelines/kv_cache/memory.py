@@ -1,0 +1,76 @@
+"""How many pages a cache has, and the memory that they take."""
+
+from __future__ import annotations
+
+from max.nn.kv_cache.cache_params import KVCacheParams
+
+
+def page_bytes(params: KVCacheParams, num_layers: int) -> int:
+    """The bytes of one page: keys and values of its tokens in all layers.
+
+    Args:
+        params: The cache's shape.
+        num_layers: The number of layers.
+    """
+    heads = params.n_kv_heads_per_device or params.n_kv_heads
+    tokens = params.page_size or 1
+    return 2 * num_layers * tokens * heads * params.head_dim * params.dtype.size_in_bytes
+
+
+def pages_of(length: int, page_size: int) -> int:
+    """The pages that a sequence of a length takes.
+
+    Args:
+        length: Its tokens.
+        page_size: Tokens a page.
+    """
+    return -(-length // page_size)
+
+
+def cache_bytes(
+    params: KVCacheParams, num_layers: int, *, max_batch_size: int, max_seq_len: int
+) -> int:
+    """The bytes of a cache for a full batch of sequences of full length.
+
+    Args:
+        params: The cache's shape.
+        num_layers: The number of layers.
+        max_batch_size: Sequences at once.
+        max_seq_len: The longest sequence.
+    """
+    pages = max_batch_size * pages_of(max_seq_len, params.page_size or 1)
+    return pages * page_bytes(params, num_layers)
+
+
+def pages_for_memory(
+    params: KVCacheParams,
+    num_layers: int,
+    *,
+    max_batch_size: int,
+    max_seq_len: int,
+    available_bytes: int | None,
+) -> int:
+    """The number of pages: what a full batch needs, or what fits into memory.
+
+    Args:
+        params: The cache's shape.
+        num_layers: The number of layers.
+        max_batch_size: Sequences at once.
+        max_seq_len: The longest sequence.
+        available_bytes: Bytes for the cache; None: no bound.
+
+    Raises:
+        ValueError: Not even one sequence of full length fits.
+    """
+    one = pages_of(max_seq_len, params.page_size or 1)
+    needed = max_batch_size * one
+    if available_bytes is None:
+        return needed
+    fits = available_bytes // page_bytes(params, num_layers)
+    if fits < one:
+        raise ValueError(
+            f"KV cache: one sequence of max_length {max_seq_len} needs "
+            f"{one * page_bytes(params, num_layers) / 2**20:.0f} MiB, and "
+            f"{available_bytes / 2**20:.0f} MiB are available; give a smaller max_length"
+        )
+    return min(needed, fits)

@@ -1,0 +1,123 @@
+"""The closed sets of values that configurations take."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from max.dtype import DType
+    from max.graph.quantization import QuantizationEncoding
+
+
+class SupportedEncoding(StrEnum):
+    """How a model's weights are stored and computed with."""
+
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+    q4_k = "q4_k"
+    q4_0 = "q4_0"
+    q6_k = "q6_k"
+    float8_e4m3fn = "float8_e4m3fn"
+    float4_e2m1fnx2 = "float4_e2m1fnx2"
+    gptq = "gptq"
+
+    def __repr__(self) -> str:
+        return f"SupportedEncoding.{self.name}"
+
+    @property
+    def quantization_encoding(self) -> QuantizationEncoding | None:
+        """The packed form of the graph's weights; None for a plain dtype."""
+        from max.graph.quantization import QuantizationEncoding
+
+        packed = {"q4_k": "Q4_K", "q4_0": "Q4_0", "q6_k": "Q6_K", "gptq": "GPTQ"}
+        name = packed.get(self.value)
+        return None if name is None else getattr(QuantizationEncoding, name)
+
+    @property
+    def dtype(self) -> DType:
+        """The dtype of the weights in memory; uint8 for a packed encoding."""
+        from max.dtype import DType
+
+        names = {"float4_e2m1fnx2": "uint8", "q4_k": "uint8", "q4_0": "uint8", "q6_k": "uint8"}
+        return getattr(DType, names.get(self.value, "uint8" if self == "gptq" else self.value))
+
+    @property
+    def cache_dtype(self) -> DType:
+        """The dtype of the KV cache of a model with such weights."""
+        from max.dtype import DType
+
+        own = {"float32", "float16", "bfloat16"}
+        packed_bf16 = {"float8_e4m3fn", "float4_e2m1fnx2", "gptq"}
+        if self.value in own:
+            return getattr(DType, self.value)
+        return DType.bfloat16 if self.value in packed_bf16 else DType.float32
+
+    @classmethod
+    def of_dtype(cls, dtype: str) -> SupportedEncoding | None:
+        """The encoding of weights of a dtype.
+
+        Args:
+            dtype: As safetensors files ("BF16") or config.json files ("bfloat16") spell it.
+        """
+        spelt = {
+            "F32": cls.float32,
+            "F16": cls.float16,
+            "BF16": cls.bfloat16,
+            "F8_E4M3": cls.float8_e4m3fn,
+        }
+        named = dtype.removeprefix("torch.")
+        return spelt.get(dtype) or (cls(named) if named in cls.__members__ else None)
+
+    @classmethod
+    def parse_from_file_name(cls, name: str) -> SupportedEncoding | None:
+        """The encoding that a weight file's name tells, as GGUF files' names do.
+
+        Args:
+            name: The file's name.
+        """
+        low = name.lower()
+        marks = {
+            cls.q4_k: ("q4_k", "q4k"),
+            cls.q4_0: ("q4_0",),
+            cls.q6_k: ("q6_k",),
+            cls.bfloat16: ("bf16", "bfloat16"),
+            cls.float16: ("f16", "fp16", "float16"),
+            cls.float32: ("f32", "fp32", "float32"),
+            cls.gptq: ("gptq",),
+        }
+        return next((e for e, words in marks.items() if any(w in low for w in words)), None)
+
+
+class RopeType(StrEnum):
+    """How a model rotates its queries and keys."""
+
+    none = "none"
+    normal = "normal"
+    neox = "neox"
+    longrope = "longrope"
+    yarn = "yarn"
+
+
+class RepoType(StrEnum):
+    """Where a model's files are."""
+
+    online = "online"
+    local = "local"
+
+
+class PipelineRole(StrEnum):
+    """What part of the work a pipeline does."""
+
+    PrefillAndDecode = "prefill_and_decode"
+    PrefillOnly = "prefill_only"
+    DecodeOnly = "decode_only"
+
+    @property
+    def uses_dispatch_service(self) -> bool:
+        """Whether requests move between machines."""
+        return self is not PipelineRole.PrefillAndDecode
+
+
+DeviceKind: TypeAlias = Literal["cpu", "gpu"]

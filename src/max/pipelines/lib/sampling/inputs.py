@@ -1,0 +1,132 @@
+"""The sampling parameters of a batch, as the tensors that a model's graph takes.
+
+A model that samples in its own graph (see :class:`max.pipelines.lib.interfaces.PipelineModel`)
+takes, after its other inputs, those of :func:`sampling_input_types` in that order, and ends in
+:func:`sample_tokens`. So one execution goes from tokens to tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from max.driver import CPU, Device, Tensor
+from max.dtype import DType
+from max.graph import DeviceRef, TensorType, TensorValue, ops
+from max.interfaces import TextGenerationContext
+
+_MASK = (1 << 64) - 1
+
+
+def step_seed(seed: int, position: int) -> int:
+    """The seed of one token: it depends on the request's seed and the token's place, on nothing else.
+
+    So a request's text is the same alone, in a batch, and after it was preempted.
+
+    Args:
+        seed: The request's seed.
+        position: The place of the token that is to be chosen.
+
+    Returns:
+        64 well mixed bits (splitmix64).
+    """
+    z = (seed + (position + 1) * 0x9E3779B97F4A7C15) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+@dataclass
+class SamplingInputs:
+    """The sampling parameters of a batch, each of shape ``[batch]``.
+
+    Args:
+        temperature: float32; 0 is greedy.
+        top_k: int64; 1 is greedy, 0 and less takes all tokens.
+        top_p: float32.
+        min_p: float32.
+        seed: uint64, see :func:`step_seed`.
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seed: Tensor
+
+    def __iter__(self) -> Iterator[Tensor]:
+        yield from (self.temperature, self.top_k, self.top_p, self.min_p, self.seed)
+
+    @classmethod
+    def of(
+        cls, batch: Sequence[TextGenerationContext], device: Device | None = None, step: int = 0
+    ) -> SamplingInputs:
+        """The parameters of the next token of each request.
+
+        Args:
+            batch: The requests, in the batch's order.
+            device: Where the tensors shall be; the CPU when it is not given.
+            step: How many tokens further, in an execution of several steps.
+        """
+        params = [context.sampling_params for context in batch]
+        arrays = (
+            np.array([p.temperature for p in params], np.float32),
+            np.array([p.top_k for p in params], np.int64),
+            np.array([p.top_p for p in params], np.float32),
+            np.array([p.min_p for p in params], np.float32),
+            np.array(
+                [
+                    step_seed(p.seed, context.active_idx + step)
+                    for p, context in zip(params, batch, strict=True)
+                ],
+                np.uint64,
+            ),
+        )
+        tensors = [Tensor.from_numpy(array) for array in arrays]
+        if device is not None and device != CPU():
+            tensors = [tensor.to(device) for tensor in tensors]
+        return cls(*tensors)
+
+
+def sampling_input_types(device: DeviceRef, batch: str = "batch") -> tuple[TensorType, ...]:
+    """The types of :class:`SamplingInputs`, in their order.
+
+    Args:
+        device: Where the graph runs.
+        batch: The name of the batch's dimension.
+    """
+    dtypes = (DType.float32, DType.int64, DType.float32, DType.float32, DType.uint64)
+    return tuple(TensorType(dtype, [batch], device) for dtype in dtypes)
+
+
+def sample_tokens(
+    logits: TensorValue,
+    temperature: TensorValue,
+    top_k: TensorValue,
+    top_p: TensorValue,
+    min_p: TensorValue,
+    seed: TensorValue,
+) -> TensorValue:
+    """Stages the choice of one token a row.
+
+    Args:
+        logits: ``[batch, vocab]``, float32.
+        temperature: ``[batch]``, float32.
+        top_k: ``[batch]``, int64.
+        top_p: ``[batch]``, float32.
+        min_p: ``[batch]``, float32.
+        seed: ``[batch]``, uint64.
+
+    Returns:
+        int64 ``[batch]``. With temperature 0 or top_k 1 the likeliest token, the lowest of equals.
+    """
+    if logits.dtype != DType.float32:
+        logits = ops.cast(logits, DType.float32)
+    return ops.custom(
+        "mo.sample.token",
+        device=logits.device,
+        values=[logits, temperature, top_k, top_p, min_p, seed],
+        out_types=[TensorType(DType.int64, [logits.shape[0]], logits.device)],
+    )[0].tensor
