@@ -1,9 +1,10 @@
 """The cache on disk: blobs by content hash, shared by all processes of the user.
 
-An entry is a file ``<cache folder>/<kind>/<two digits>/<key>``: a header with a checksum, then the payload. It is
-written to a temporary file and moved into place, so a reader sees all of it or nothing. Whatever is wrong with an
-entry (damaged, cut short, made by another version of this format) it counts as absent, and the next ``put``
-replaces it. A folder that cannot be written is no error: one warning, and the process works without it.
+An entry is a file ``<cache folder>/<kind>/<two digits>/<key>``: a header with a checksum, then the
+payload. It is written to a temporary file and moved into place, so a reader sees all of it or
+nothing. Whatever is wrong with an entry (damaged, cut short, made by another version of this
+format) it counts as absent, and the next ``put`` replaces it. A folder that cannot be written is no
+error: one warning, and the process works without it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def content_key(*parts: str | bytes) -> str:
 def source_fingerprint(package: str) -> str:
     """A hash that changes when a package's source files change: names, sizes and times.
 
-    Keys of things that a package generates include it, so that a changed code generator never meets old entries.
+    Keys of things that a package generates include it, so that a changed code generator never meets
+    old entries.
 
     Args:
         package: A folder below ``max``, such as ``"kernel"``.
@@ -105,7 +107,8 @@ class Cache:
                 or word[0] == "."
             ):
                 raise ValueError(
-                    f"cache: {word!r} is no name of an entry; letters, digits, '_', '-' and '.' would fit"
+                    f"cache: {word!r} is no name of an entry; "
+                    "letters, digits, '_', '-' and '.' would fit"
                 )
         return self.folder / kind / key[:2] / key
 
@@ -176,8 +179,8 @@ class Cache:
         if not self._warned:
             self._warned = True
             logger.warning(
-                "the cache folder %s cannot be written (%s): code is compiled anew in each process; "
-                "MAX_CACHE_DIR names another folder",
+                "the cache folder %s cannot be written (%s): code is compiled anew in each "
+                "process; MAX_CACHE_DIR names another folder",
                 self.folder,
                 error.strerror or error,
             )
@@ -193,7 +196,7 @@ class Cache:
                 self._estimated_bytes = self._evict()
 
     def _entries(self) -> list[tuple[float, int, str]]:
-        """Time of the last use, size and path of each file; files that vanish meanwhile are left out."""
+        """Time of the last use, size and path of each file that is still there."""
         found: list[tuple[float, int, str]] = []
         for folder, _, names in os.walk(self.folder):
             for name in names:

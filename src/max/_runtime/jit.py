@@ -1,8 +1,9 @@
 """LLVM as a library: IR text to machine code in this process, through the cache on disk.
 
-Kernels come as LLVM IR with explicit vectors, so the pipeline is LLVM's function simplification, without the
-vectoriser and the unroller: about 5 ms a kernel. Object code is kept by content in :mod:`max._runtime.cache`; code
-once linked stays for the life of the process, and equal kernels are linked once.
+Kernels come as LLVM IR with explicit vectors, so the pipeline is LLVM's function simplification,
+without the vectoriser and the unroller: about 5 ms a kernel. Object code is kept by content in
+:mod:`max._runtime.cache`; code once linked stays for the life of the process, and equal kernels are
+linked once.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class TargetMachineOptions(Protocol):
     @property
     def cpu(self) -> str: ...
     @property
-    def features(self) -> Any: ...
+    def feature_string(self) -> str: ...
 
 
 class Machine(NamedTuple):
@@ -61,15 +62,12 @@ class Machine(NamedTuple):
 
     triple: str
     cpu: str
-    features: str
+    feature_string: str
 
     @classmethod
     def of(cls, target: TargetMachineOptions) -> Machine:
-        """From anything with these three; features may be LLVM's string or the names that are on."""
-        features = target.features
-        if not isinstance(features, str):
-            features = ",".join(f"+{name}" for name in sorted(features))
-        return cls(target.triple, target.cpu, features)
+        """From a target."""
+        return cls(target.triple, target.cpu, target.feature_string)
 
     @classmethod
     def host(cls) -> Machine:
@@ -87,8 +85,8 @@ def _host_machine() -> Machine:
 class JitStats:
     """Counts since the process started; tests gate on them.
 
-    ``compiled`` kernels went through LLVM, ``cached`` ones came from the disk, ``linked`` is their sum, ``reused`` is
-    how often a kernel that was asked for was in the process already.
+    ``compiled`` kernels went through LLVM, ``cached`` ones came from the disk, ``linked`` is their
+    sum, ``reused`` is how often a kernel that was asked for was in the process already.
     """
 
     compiled: int = 0
@@ -112,7 +110,8 @@ def _initialize() -> None:
 def _lock_free() -> bool:
     """Takes llvmlite's one lock off the slow functions, where that is known to be sound.
 
-    With a context for each thread LLVM itself needs no lock; llvmlite takes one for callers that share contexts.
+    With a context for each thread LLVM itself needs no lock; llvmlite takes one for callers that
+    share contexts.
     """
     if llvmlite.__version__ not in _LOCK_FREE_VERSIONS:
         return False
@@ -128,7 +127,11 @@ def _target_machine(machine: Machine) -> llvm.TargetMachine:
     _initialize()
     code = platform.code_model(machine.triple)
     return llvm.Target.from_triple(machine.triple).create_target_machine(
-        cpu=machine.cpu, features=machine.features, opt=2, reloc=code.reloc, codemodel=code.model
+        cpu=machine.cpu,
+        features=machine.feature_string,
+        opt=2,
+        reloc=code.reloc,
+        codemodel=code.model,
     )
 
 
@@ -181,7 +184,7 @@ class Compiler:
 
 
 class Unit(NamedTuple):
-    """A module to load: its key, the functions that are wanted, and how to make its text on a cache miss."""
+    """A module to load: its key, the functions wanted, and how to make its text on a miss."""
 
     key: str
     exports: tuple[str, ...]
@@ -266,7 +269,7 @@ class Jit:
         return [data for data in found if data is not None]
 
     def _compile(self, units: Sequence[Unit]) -> Iterator[bytes]:
-        """Objects in the order of the units; the next text is made while LLVM works on earlier ones."""
+        """Objects in the units' order; texts are made while LLVM works on earlier ones."""
 
         def work(unit: Unit, text: str) -> bytes:
             return self._compiler().compile(unit.key, text)
@@ -321,7 +324,8 @@ def compile_llvm(texts: Mapping[str, str], target: TargetMachineOptions) -> dict
     """Addresses of functions given as LLVM IR text.
 
     Args:
-        texts: By key, a module that defines the function ``"k_" + key``. Code is kept by key and text.
+        texts: By key, a module that defines the function ``"k_" + key``. Code is kept by key and
+            text.
         target: The machine to make code for.
 
     Raises:
@@ -336,7 +340,7 @@ def compile_llvm(texts: Mapping[str, str], target: TargetMachineOptions) -> dict
 
 
 def compile_kernels(irs: Iterable[kernel.KernelIR], target: kernel.Target) -> dict[str, int]:
-    """Addresses of kernels by their key; the cache on disk is asked before a kernel is turned into LLVM IR.
+    """Addresses of kernels by their key; only those absent from the cache become LLVM IR.
 
     Raises:
         CompileError: LLVM does not take what the kernel language made.
@@ -362,7 +366,8 @@ def load_kernels(keys: Iterable[str], target: TargetMachineOptions) -> dict[str,
     A compiler that kept a whole program on disk comes back here without making any kernel's IR.
 
     Returns:
-        The addresses by key, or None where the code of one is gone: then :func:`compile_kernels` makes it.
+        The addresses by key, or None where the code of one is gone: then :func:`compile_kernels`
+        makes it.
     """
     fingerprint = source_fingerprint("kernel")
 

@@ -1,8 +1,9 @@
-"""The native part of the pool and the executor, as LLVM IR: workers, barrier, and the walk over a program.
+"""The native part of the pool and the executor, as LLVM IR: workers, barrier, walk over a program.
 
 All workers walk the same program (SPMD). Four functions are exported:
 
-* ``max_run(pool, program, values) -> i64``: the caller, as worker 0, runs a program; 0, or the error state;
+* ``max_run(pool, program, values) -> i64``: the caller, as worker 0, runs a program; 0, or the
+  error state;
 * ``max_worker(pool, worker)``: the life of another worker: waits for runs until the pool stops;
 * ``max_barrier(ctx)``: the barrier that kernels call through their context;
 * ``max_stop(pool)``: lets the workers leave ``max_worker``.
@@ -56,7 +57,8 @@ _TEXT = """
 
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1 immarg)
 
-; Returns when the word has another value than %old: spins first, gives way to other threads, then sleeps.
+; Returns when the word has another value than %old: spins first, gives way to other threads, then
+; sleeps.
 define internal void @max_wait(ptr %pool, ptr %word, i32 %old, ptr %sleepers) noinline {{
 entry:
   %limit.p = getelementptr i8, ptr %pool, i64 {SPIN_LIMIT}
@@ -126,7 +128,8 @@ join:
   %pool = load ptr, ptr %pool.p, align 8
   %generation.p = getelementptr i8, ptr %pool, i64 {GENERATION}
   %sleepers.p = getelementptr i8, ptr %pool, i64 {GENERATION_SLEEPERS}
-  ; the generation is read before the error: whoever reads a generation advanced by an error sees the error
+  ; the generation is read before the error: whoever reads a generation advanced by an error sees
+  ; the error
   %generation = load atomic i32, ptr %generation.p acquire, align 4
   %error.p = getelementptr i8, ptr %pool, i64 {ERROR}
   %error = load atomic i64, ptr %error.p acquire, align 8

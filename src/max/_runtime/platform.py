@@ -1,8 +1,9 @@
 """The one module that knows operating systems and processor families apart.
 
-Everything else of the engine asks here: how many CPUs it may use, how a thread sleeps and is woken, which LLVM
-code model the linker of the platform takes, whether AMX may be used. The primitives that native code needs
-(pause, yield, park, wake, clock) are given as LLVM IR, with the addresses of the system functions they call.
+Everything else of the engine asks here: how many CPUs it may use, how a thread sleeps and is woken,
+which LLVM code model the linker of the platform takes, whether AMX may be used. The primitives that
+native code needs (pause, yield, park, wake, clock) are given as LLVM IR, with the addresses of the
+system functions they call.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def cgroup_cpu_limit(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/pr
             base = root / controllers if (root / controllers).is_dir() else root / "cpu"
         else:
             continue
-        # in a container the path may lie outside of what is mounted: then the mount point is our group
+        # in a container the path may lie outside of the mount: then the mount point is our group
         folder = base / path.strip("/")
         for group in [folder, *folder.parents]:
             if group != base and base not in group.parents:
@@ -99,7 +100,7 @@ def _physical(cpus: set[int], root: Path = Path("/sys/devices/system/cpu")) -> i
 
 
 def usable_cpus() -> int:
-    """Physical cores that the process may use: affinity, SMT siblings and control groups respected."""
+    """Physical cores that the process may use: by affinity, SMT siblings and control groups."""
     cores = _physical(_affinity())
     limit = cgroup_cpu_limit() if LINUX else math.inf
     return max(1, min(cores, math.ceil(limit) if limit != math.inf else cores))
@@ -195,10 +196,10 @@ def request_amx() -> bool:
 class Primitives:
     """What the pool's native code needs of the platform.
 
-    ``ir`` defines ``@max_pause()``, ``@max_yield()``, ``@max_park(ptr pool, ptr word, i32 old)`` (sleep while the
-    word has that value; may return early), ``@max_wake(ptr pool, ptr word)`` (wake all sleepers on the word) and
-    ``i64 @max_clock()`` (monotonic, in ``1 / clock_hz`` seconds). ``symbols`` has the addresses of the functions
-    that it declares.
+    ``ir`` defines ``@max_pause()``, ``@max_yield()``, ``@max_park(ptr pool, ptr word, i32 old)``
+    (sleep while the word has that value; may return early), ``@max_wake(ptr pool, ptr word)`` (wake
+    all sleepers on the word) and ``i64 @max_clock()`` (monotonic, in ``1 / clock_hz`` seconds).
+    ``symbols`` has the addresses of the functions that it declares.
     """
 
     parking: str
@@ -331,7 +332,8 @@ define internal i64 @max_clock() noinline {
 def pause_ir(arch: str) -> str:
     """``@max_pause()`` for an architecture: tells the core that it is spinning."""
     declare, call = _PAUSE.get(arch, ("", ""))
-    return f"{declare}\n\ndefine internal void @max_pause() alwaysinline {{\n  {call}\n  ret void\n}}\n"
+    body = f"{{\n  {call}\n  ret void\n}}\n"
+    return f"{declare}\n\ndefine internal void @max_pause() alwaysinline {body}"
 
 
 def _addresses(library: ctypes.CDLL, names: tuple[str, ...]) -> dict[str, int]:
@@ -357,8 +359,8 @@ def parking_mode(asked: str | None = None) -> str:
     has_futex = LINUX and MACHINE in _FUTEX
     if asked == "futex" and not has_futex:
         raise ValueError(
-            f"MAX_PARKING=futex needs Linux on x86_64 or aarch64, this is {sys.platform} on {MACHINE}; "
-            "auto or portable would fit"
+            f"MAX_PARKING=futex needs Linux on x86_64 or aarch64, this is {sys.platform} on "
+            f"{MACHINE}; auto or portable would fit"
         )
     if WINDOWS:
         return "address"

@@ -1,18 +1,20 @@
 """The worker pool: threads that run a program together, sleeping in native code between runs.
 
-Worker 0 is the thread that calls; the others are daemon threads that enter native code once and stay there without
-Python's lock. A pool's native memory is made when it first runs, and again in a forked child.
+Worker 0 is the thread that calls; the others are daemon threads that enter native code once and
+stay there without Python's lock. A pool's native memory is made when it first runs, and again in a
+forked child.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
 import logging
 import os
 import threading
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -73,7 +75,8 @@ class Pool:
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._closed = False
-        self._memory = self._new_memory()
+        self._finalizer: weakref.finalize[..., Any] | None = None
+        self._new_memory()
         _pools.add(self)
 
     @property
@@ -107,7 +110,8 @@ class Pool:
             values: Address of its values.
 
         Returns:
-            0, or the state of the error record; call it with :attr:`lock` held, which guards the record too.
+            0, or the state of the error record; call it with :attr:`lock` held, which guards the
+            record too.
         """
         if len(self._threads) != self.num_threads - 1:
             self._start()
@@ -122,39 +126,40 @@ class Pool:
         # a caller that never returns must not keep the process from leaving
         locked = self._lock.acquire(timeout=_JOIN_SECONDS)
         try:
-            self._closed = True
-            threads, self._threads = self._threads, []
-            if threads and locked:
+            if locked:
+                self._closed = True
+                self._dismiss()
                 self._words(native.ACTIVE, 1)[0] = 1
-                self._native.stop(self._address)
-                for thread in threads:
-                    thread.join(_JOIN_SECONDS)
         finally:
             if locked:
                 self._lock.release()
 
     # Native memory -----------------------------------------------------------------------------
 
-    def _new_memory(self) -> np.ndarray:
-        memory = platform.allocate(native.POOL_BYTES)
+    def _new_memory(self) -> None:
+        self._memory = memory = platform.allocate(native.POOL_BYTES)
         memory[:] = 0
-        self._memory = memory
         self._address = memory.ctypes.data
         platform.init_parking(self._address + native.PARKING, self.parking)
         self._words(native.SPIN_LIMIT, 1)[0] = SPIN_LIMIT
         self._words(native.YIELD_MASK, 1)[0] = YIELD_EVERY - 1
         self._words(native.ACTIVE, 1)[0] = self.num_threads
         self._place_buffers()
-        return memory
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        # a pool that nobody holds any more lets its workers go; they hold the memory until then
+        finalizer = weakref.finalize(self, _stop, self._native.stop, memory)
+        finalizer.atexit = False
+        self._finalizer = finalizer
 
     def _words(self, offset: int, count: int) -> np.ndarray:
         return self._memory[offset : offset + 8 * count].view(np.int64)
 
     def _place_buffers(self) -> None:
-        """Lays out contexts, argument slots and scratch, each worker's on cache lines of its own."""
+        """Lays out contexts, argument slots and scratch, each worker's on its own cache lines."""
         line = platform.CACHE_LINE
         workers, stride = self.num_threads, -(-self._num_slots * 8 // line) * line + line
-        # an odd number of lines apart: equal offsets in two workers' scratch do not fall into one cache set
+        # a line more than asked for: equal offsets of two workers are not a power of two apart
         scratch_stride = -(-self._scratch_bytes // line) * line + line
         self._contexts = platform.allocate(workers * native.CONTEXT_BYTES)
         self._contexts[:] = 0
@@ -178,24 +183,45 @@ class Pool:
     def _start(self) -> None:
         if self._closed:
             return
-        threads = [
-            threading.Thread(
-                target=self._native.worker,
-                args=(self._address, worker),
-                name=f"max-worker-{worker}",
-                daemon=True,
-            )
-            for worker in range(1, self.num_threads)
-        ]
-        for thread in threads:
-            thread.start()
-        self._threads = threads
+        try:
+            for worker in range(len(self._threads) + 1, self.num_threads):
+                thread = threading.Thread(
+                    target=_work,
+                    args=(self._native.worker, self._memory, worker),
+                    name=f"max-worker-{worker}",
+                    daemon=True,
+                )
+                thread.start()
+                self._threads.append(thread)
+        except BaseException:
+            # no thread to be had, or Ctrl-C: the next run begins with none
+            self._dismiss()
+            raise
+
+    def _dismiss(self) -> None:
+        """Sends the workers away, and makes fresh memory for others."""
+        threads, self._threads = self._threads, []
+        if threads:
+            self._native.stop(self._address)
+            for thread in threads:
+                thread.join(_JOIN_SECONDS)
+            self._new_memory()
 
     def _reset_after_fork(self) -> None:
         # the threads stayed in the parent; its native memory and lock may be in the middle of a run
         self._lock = threading.Lock()
         self._threads = []
+        self._closed = False
         self._new_memory()
+
+
+def _work(worker: Callable[[int, int], None], memory: np.ndarray, index: int) -> None:
+    """A worker thread: enters native code and comes back when the pool stops."""
+    worker(memory.ctypes.data, index)
+
+
+def _stop(stop: Callable[[int], None], memory: np.ndarray) -> None:
+    stop(memory.ctypes.data)
 
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
@@ -210,9 +236,9 @@ def shared_pool(num_threads: int | None = None) -> Pool:
     """
     count = platform.default_num_threads() if num_threads is None else num_threads
     key = (count, platform.parking_mode())
-    if key not in _shared:
-        _shared[key] = Pool(count)
-    return _shared[key]
+    if (pool := _shared.get(key)) is not None:
+        return pool
+    return _shared.setdefault(key, Pool(count))
 
 
 def _close_all() -> None:

@@ -5,9 +5,11 @@ The native layout that the workers walk is described in :mod:`max._runtime.nativ
 
 from __future__ import annotations
 
+import builtins
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -29,7 +31,8 @@ class Launch:
         phases: Counters, one cache line each, that the kernel finds zeroed.
         serial: Whether worker 0 runs it alone.
         name: For errors and profiles.
-        messages: For each number of a ``raise`` in the kernel, its message.
+        messages: For each number of a ``raise`` in the kernel, its message; a text has ``{}`` for
+            each word of the error record.
     """
 
     entry: int
@@ -38,12 +41,15 @@ class Launch:
     phases: int = 1
     serial: bool = False
     name: str = "kernel"
-    messages: tuple[Any, ...] = ()
+    messages: tuple[KernelMessage | str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Program:
-    """Launches in order, over a number of 64-bit values; the most scratch memory that a worker of any of them needs."""
+    """Launches in order, over a number of 64-bit values.
+
+    ``scratch_bytes`` is the most scratch memory that a launch needs for one worker.
+    """
 
     launches: Sequence[Launch]
     num_values: int
@@ -68,19 +74,45 @@ class Program:
 
 
 class KernelError(RuntimeError):
-    """A kernel raised.
+    """A kernel raised. The error is also of the exception class that the kernel named, if built in.
 
     Attributes:
         launch: Name of the launch.
-        kind: Name of the exception class that the kernel raised.
-        values: The values of its message.
+        exception: Name of the exception class that the kernel raised.
+        values: The words that it put into the error record.
     """
 
     def __init__(
-        self, message: str, launch: str, kind: str = "RuntimeError", values: tuple[Any, ...] = ()
+        self,
+        message: str,
+        launch: str,
+        exception: str = "RuntimeError",
+        values: tuple[int, ...] = (),
     ) -> None:
         super().__init__(message)
-        self.launch, self.kind, self.values = launch, kind, values
+        self.launch, self.exception, self.values = launch, exception, values
+
+
+@functools.cache
+def kernel_error_class(exception: str) -> type[KernelError]:
+    """The class of errors of kernels that raise a built-in exception of that name."""
+    base = getattr(builtins, exception, None)
+    if not (isinstance(base, type) and issubclass(base, Exception)) or issubclass(
+        KernelError, base
+    ):
+        return KernelError
+    try:
+        return type(f"Kernel{exception}", (KernelError, base), {"__module__": __name__})
+    except TypeError:  # an exception with a layout of its own, such as OSError
+        return KernelError
+
+
+class KernelMessage(Protocol):
+    """A message of a kernel's ``raise``, as the kernel language keeps it."""
+
+    @property
+    def exception(self) -> str: ...
+    def format(self, values: Any) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -88,8 +120,8 @@ class LaunchTiming:
     """What worker 0 saw of a launch, summed over runs."""
 
     name: str
-    wait_ns: float = field(metadata={"unit": "ns"})
-    run_ns: float = field(metadata={"unit": "ns"})
+    wait_ns: float
+    run_ns: float
 
 
 class Executor:
@@ -157,11 +189,12 @@ class Executor:
         """Runs the program once.
 
         Args:
-            values: ``int64``, ``program.num_values`` of them; the first is 0. Kernels may write to it where the
-                program hands out its address.
+            values: ``int64``, ``program.num_values`` of them; the first is 0. Kernels may write to
+                it where the program hands out its address.
 
         Raises:
-            KernelError: A kernel raised; what the program writes is then undefined, the pool is sound.
+            KernelError: A kernel raised; what the program writes is then undefined, the pool is
+                sound.
             ValueError: The values do not fit.
         """
         if (
@@ -199,33 +232,16 @@ class Executor:
         ]
 
     def _error(self, record: np.ndarray) -> KernelError:
-        index, number = int(record[1]), int(record[2])
-        launch = self.program.launches[index]
+        launch, number = self.program.launches[int(record[1])], int(record[2])
+        values = tuple(int(word) for word in record[3:])
         if not 0 <= number < len(launch.messages):
             return KernelError(f"{launch.name}: a kernel raised (number {number})", launch.name)
-        kind, text, values = _decode(launch.messages[number], record[3:])
-        return KernelError(f"{launch.name}: {text}", launch.name, kind, values)
-
-
-def _decode(message: Any, words: np.ndarray) -> tuple[str, str, tuple[Any, ...]]:
-    """Exception name, formatted text and values of a message and the record's words.
-
-    A message is a text with ``{}`` for each value, or has ``kind``, ``text`` and, where values are no integers,
-    ``dtypes``: names of NumPy dtypes.
-    """
-    text = message if isinstance(message, str) else message.text
-    kind = getattr(message, "kind", "RuntimeError")
-    dtypes = getattr(message, "dtypes", None) or ("int64",) * min(text.count("{}"), len(words))
-    values = tuple(_value(word, dtype) for word, dtype in zip(words, dtypes, strict=False))
-    return kind, text.format(*values), values
-
-
-def _value(word: np.int64, dtype: str) -> Any:
-    bits = np.array([word], np.int64).view(np.uint8)
-    if dtype == "bool":
-        return bool(bits[0])
-    kind = np.dtype(dtype)
-    return bits[: kind.itemsize].view(kind)[0].item()
+        message = launch.messages[number]
+        exception = "RuntimeError" if isinstance(message, str) else message.exception
+        text = message.format(*values) if isinstance(message, str) else message.format(values)
+        return kernel_error_class(exception)(
+            f"{launch.name}: {text}", launch.name, exception, values
+        )
 
 
 def _check(program: Program) -> None:
@@ -238,5 +254,6 @@ def _check(program: Program) -> None:
         for value, _ in launch.slots:
             if not 0 <= value < program.num_values:
                 raise ValueError(
-                    f"launch {index} ({launch.name}): slot of value {value}, the program has {program.num_values}"
+                    f"launch {index} ({launch.name}): slot of value {value}, "
+                    f"the program has {program.num_values}"
                 )
