@@ -1,0 +1,20 @@
+"""Weight files: safetensors, GGUF and torch checkpoints, read by hierarchical name.
+
+::
+
+    from pathlib import Path
+    from max.graph.weights import load_weights
+
+    weights = load_weights([Path("model.safetensors")])
+    data = weights.model.layers[0].mlp.down_proj.weight.data()
+"""
+
+from max.graph.weights._format import WeightsFormat as WeightsFormat
+from max.graph.weights._format import weights_format as weights_format
+from max.graph.weights._gguf import GGUFWeights as GGUFWeights
+from max.graph.weights._load import load_weights as load_weights
+from max.graph.weights._pytorch import PytorchWeights as PytorchWeights
+from max.graph.weights._safetensors import SafetensorWeights as SafetensorWeights
+from max.graph.weights._safetensors_file import WeightsFileError as WeightsFileError
+from max.graph.weights._weight_data import WeightData as WeightData
+from max.graph.weights._weights import Weights as Weights

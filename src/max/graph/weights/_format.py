@@ -1,0 +1,77 @@
+"""Which format weight files have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+
+INDEX_SUFFIX = ".safetensors.index.json"
+
+
+class WeightsFormat(StrEnum):
+    """The formats of weight files."""
+
+    __module__ = "max.graph.weights"
+
+    gguf = "gguf"
+    """Weights and metadata of llama.cpp, often quantized; ``.gguf``."""
+    pytorch = "pytorch"
+    """Checkpoints written by ``torch.save``; ``.bin``, ``.pt``, ``.pth``. Read without running
+    any code that the file may hold."""
+    safetensors = "safetensors"
+    """Tensors after a JSON header, mapped into memory; ``.safetensors``, in one file or in shards
+    with a ``.safetensors.index.json``."""
+
+    def __str__(self) -> str:
+        return f"WeightsFormat.{self.name}"
+
+
+_SUFFIXES = {
+    ".gguf": WeightsFormat.gguf,
+    ".safetensors": WeightsFormat.safetensors,
+    ".bin": WeightsFormat.pytorch,
+    ".pt": WeightsFormat.pytorch,
+    ".pth": WeightsFormat.pytorch,
+}
+
+
+def _format_of(path: Path) -> WeightsFormat:
+    if path.name.endswith(INDEX_SUFFIX):
+        return WeightsFormat.safetensors
+    found = _SUFFIXES.get(path.suffix.lower())
+    if found is None:
+        raise ValueError(
+            f"weights_format: {path} has no known suffix; expected one of {', '.join(_SUFFIXES)}"
+        )
+    return found
+
+
+def weights_format(weight_paths: list[Path]) -> WeightsFormat:
+    """The format of weight files, by their suffixes.
+
+    Args:
+        weight_paths: The files; all of one format.
+
+    Raises:
+        ValueError: No paths, an unknown suffix, or several formats.
+    """
+    paths = check_paths("weights_format", weight_paths)
+    if not paths:
+        raise ValueError("weights_format: there are no weight files")
+    formats = {path: _format_of(path) for path in paths}
+    first = formats[paths[0]]
+    for path, other in formats.items():
+        if other is not first:
+            raise ValueError(
+                f"weights_format: the files have several formats: {paths[0]} is {first.value}, "
+                f"{path} is {other.value}"
+            )
+    return first
+
+
+def check_paths(op: str, paths: object) -> list[Path]:
+    """The paths as a list; a single path is a mistake that gets its own message."""
+    if isinstance(paths, (str, bytes, Path)) or not isinstance(paths, Iterable):
+        raise TypeError(f"{op}: expected a list of paths, got {paths!r}")
+    return [Path(path) for path in paths]

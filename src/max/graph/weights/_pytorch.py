@@ -1,0 +1,108 @@
+"""Weights in torch checkpoints, read by torch."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from typing import Any
+
+from max.driver import DLPackArray, Tensor
+from max.dtype import DType
+from max.graph.quantization import QuantizationEncoding
+from max.graph.shape import Shape
+from max.graph.weights._safetensors_file import WeightsFileError
+from max.graph.weights._weight_data import WeightData
+from max.graph.weights._weights import HierarchicalWeights
+
+
+def read_tensors(path: os.PathLike[str] | str) -> dict[str, Any]:
+    """The tensors of a checkpoint, by name.
+
+    Only tensors and plain containers are unpickled; a checkpoint that asks for anything else is
+    refused, and nothing of it is run.
+
+    Raises:
+        ImportError: torch is not installed.
+        WeightsFileError: The file is damaged, holds more than data, or has no tensors.
+    """
+    import torch
+
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise WeightsFileError(f"{os.fspath(path)}: cannot be read safely: {reason}") from error
+    if isinstance(loaded, dict) and isinstance(loaded.get("state_dict"), dict):
+        loaded = loaded["state_dict"]
+    if not isinstance(loaded, dict):
+        raise WeightsFileError(
+            f"{os.fspath(path)}: expected a dictionary of tensors, got {type(loaded).__name__}"
+        )
+    tensors = {str(name): value for name, value in loaded.items() if torch.is_tensor(value)}
+    if not tensors:
+        raise WeightsFileError(f"{os.fspath(path)}: there are no tensors in it")
+    return tensors
+
+
+class PytorchWeights(HierarchicalWeights):
+    """Weights in a checkpoint that ``torch.save`` wrote.
+
+    Needs torch. Code that the file may hold is never run.
+
+    Args:
+        filepath: The file.
+        tensor_infos: The tensors by name; those of the file if not given.
+        prefix: The start of all names.
+        allocated: The dictionary behind ``allocated_weights``.
+
+    Raises:
+        ImportError: torch is not installed.
+        ValueError: The file is damaged, or holds more than data.
+    """
+
+    __module__ = "max.graph.weights"
+
+    def __init__(
+        self,
+        filepath: os.PathLike[str],
+        tensor_infos: dict[str, Any] | None = None,
+        prefix: str = "",
+        allocated: dict[str, DLPackArray] | None = None,
+    ) -> None:
+        tensors = read_tensors(filepath) if tensor_infos is None else tensor_infos
+        super().__init__(tensors, prefix, allocated)
+        self._tensors = tensors
+
+    def _read(self, name: str) -> WeightData:
+        tensor = self._tensors[name].detach().contiguous()
+        return WeightData._from_tensor(Tensor.from_dlpack(tensor), name)  # pyright: ignore[reportPrivateUsage]
+
+    @property
+    def dtype(self) -> DType:
+        """The dtype of the weight of this name.
+
+        Raises:
+            KeyError: There is none.
+        """
+        self._require()
+        return DType.from_torch(self._tensors[self._prefix].dtype)
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the weight of this name.
+
+        Raises:
+            KeyError: There is none.
+        """
+        self._require()
+        return Shape(self._tensors[self._prefix].shape)
+
+    @property
+    def quantization_encoding(self) -> QuantizationEncoding | None:
+        """None: torch checkpoints hold plain tensors.
+
+        Raises:
+            KeyError: There is no weight of this name.
+        """
+        self._require()
+        return None

@@ -1,0 +1,85 @@
+"""A weight's data with what is known about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from max.driver import DLPackArray, Tensor
+from max.dtype import DType
+from max.graph.quantization import QuantizationEncoding
+from max.graph.shape import Shape
+
+
+@dataclass
+class WeightData:
+    """The data of a weight, and its name, dtype, shape and encoding.
+
+    It is a DLPack array itself.
+
+    Attributes:
+        data: The elements; for a quantized weight the bytes of its blocks, as uint8.
+        name: The hierarchical name, such as ``model.layers.0.mlp.down_proj.weight``.
+        dtype: The element type of ``data``.
+        shape: The shape of ``data``.
+        quantization_encoding: How the bytes of a quantized weight are to be read.
+    """
+
+    __module__ = "max.graph.weights"
+
+    data: DLPackArray
+    name: str
+    dtype: DType
+    shape: Shape
+    quantization_encoding: QuantizationEncoding | None = None
+
+    @classmethod
+    def from_numpy(cls, arr: np.ndarray[Any, Any], name: str) -> WeightData:
+        """Makes the data of a weight from an array, without a copy where it is contiguous.
+
+        Args:
+            arr: The array; its dtype may come from ml_dtypes.
+            name: The weight's name.
+
+        Raises:
+            ValueError: No DType corresponds to the array's.
+        """
+        return cls._from_tensor(Tensor.from_numpy(arr), name)
+
+    @classmethod
+    def _from_tensor(
+        cls, tensor: Tensor, name: str, encoding: QuantizationEncoding | None = None
+    ) -> WeightData:
+        return cls(tensor, name, tensor.dtype, Shape(tensor.shape), encoding)
+
+    def astype(self, dtype: DType) -> WeightData:
+        """Converts the elements to another dtype, rounding to the nearest, ties to even.
+
+        Args:
+            dtype: The new element type; the same gives this object back.
+
+        Raises:
+            ValueError: The weight is quantized: its bytes are no elements.
+        """
+        if dtype is self.dtype:
+            return self
+        if self.quantization_encoding is not None:
+            raise ValueError(
+                f"weight {self.name!r}: its {self.quantization_encoding.name} blocks cannot be "
+                f"converted to {dtype}"
+            )
+        array = Tensor.from_dlpack(self.data).to_numpy()
+        # overflow to infinity is what a conversion to a narrower type means
+        with np.errstate(over="ignore", invalid="ignore"):
+            converted = array.astype(dtype.to_numpy())
+        return WeightData._from_tensor(Tensor.from_numpy(converted), self.name)
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        """A DLPack capsule on the data."""
+        return Tensor.from_dlpack(self.data).__dlpack__(**kwargs)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """The DLPack device of the data."""
+        return self.data.__dlpack_device__()
