@@ -1,0 +1,497 @@
+"""The state of one request, from its prompt to its last token."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from max.interfaces import (
+    GenerationStatus,
+    ImageMetadata,
+    LogProbabilities,
+    RequestID,
+    SamplingParams,
+    TextGenerationOutput,
+)
+from max.pipelines.core.exceptions import InputError
+
+CHUNK_SIZE = 128
+"""The token array grows in multiples of this."""
+
+Tokens = npt.NDArray[np.integer[Any]]
+
+
+@dataclass(kw_only=True)
+class TextContext:
+    """The state of one request for text.
+
+    Its array of tokens, and the three indices into it::
+
+        |  in the KV cache   |   next to process   |  later chunks of the prompt  |  room  |
+        0              start_idx              active_idx                       end_idx
+
+    Args:
+        max_length: The sequence may not grow beyond so many tokens, the prompt included.
+        tokens: The prompt, 1-d; copied.
+        request_id: Identifies the request.
+        eos_token_ids: Tokens that end the sequence.
+        eos_sequences: Runs of tokens that end the sequence.
+        log_probabilities: How many top log-probabilities to return a token; 0 for none.
+        log_probabilities_echo: Whether to return those of the prompt too.
+        ignore_eos: Go on after a token or run that ends the sequence.
+        json_schema: The schema that the text must keep to.
+        sampling_params: How tokens are chosen.
+        model_name: The model that was asked for.
+        status: Where the generation stands.
+        target_endpoint: The instance that shall answer.
+
+    Raises:
+        InputError: The prompt is empty, not 1-d, or leaves no room for a new token.
+    """
+
+    max_length: int
+    tokens: Tokens
+    request_id: RequestID = field(default_factory=RequestID)
+    eos_token_ids: set[int] = field(default_factory=set)
+    eos_sequences: list[list[int]] = field(default_factory=list)
+    log_probabilities: int = 0
+    log_probabilities_echo: bool = False
+    ignore_eos: bool = False
+    json_schema: str | None = None
+    sampling_params: SamplingParams = field(default_factory=SamplingParams)
+    model_name: str = ""
+    _matcher: Any | None = None
+    status: GenerationStatus = GenerationStatus.ACTIVE
+    _size: int = -1
+    _start_idx: int = 0
+    _active_idx: int = -1
+    _end_idx: int = -1
+    _completion_start_idx: int = -1
+    _completion_end_idx: int = -1
+    _prompt_len: int = -1
+    _log_probabilities_data: dict[int, LogProbabilities] = field(default_factory=dict)
+    _is_initial_prompt: bool = True
+    _draft_offset: int = 0
+    target_endpoint: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.tokens.ndim != 1:
+            raise InputError(
+                f"the prompt's tokens have shape {self.tokens.shape}; expected one dimension"
+            )
+        if self.tokens.size == 0:
+            raise InputError("the prompt has no tokens", "Give a prompt that is not empty.")
+        if self._end_idx < 0:  # else it comes from another process, with its room
+            self._end_idx = len(self.tokens)
+        if self._active_idx < 0:
+            self._active_idx = self._end_idx
+        if self._prompt_len < 0:
+            self._prompt_len = self._end_idx
+        if self._completion_start_idx < 0:
+            self._completion_start_idx = self._prompt_len
+        if self._completion_end_idx < 0:
+            self._completion_end_idx = self._prompt_len
+        if self._prompt_len >= self.max_length:
+            raise InputError(
+                f"the prompt has {self._prompt_len} tokens, and the context holds "
+                f"{self.max_length}, at least one of them new",
+                "Give a shorter prompt, or a greater --max-length where the model allows it.",
+            )
+        self._grow(self._end_idx)
+        self._check()
+
+    def _grow(self, needed: int) -> None:
+        """Makes room for so many tokens."""
+        size = -(-needed // CHUNK_SIZE) * CHUNK_SIZE
+        if len(self.tokens) < needed or self._size < 0 or self.tokens.dtype != np.int64:
+            room = np.zeros(max(size, self._size), np.int64)
+            room[: self._end_idx] = self.tokens[: self._end_idx]
+            self.tokens, self._size = room, len(room)
+
+    def _check(self) -> None:
+        if not 0 <= self._start_idx < self._active_idx <= self._end_idx <= self._size:
+            raise ValueError(
+                f"request {self.request_id}: indices start {self._start_idx}, active "
+                f"{self._active_idx}, end {self._end_idx}, size {self._size}; expected "
+                "0 <= start < active <= end <= size"
+            )
+
+    @property
+    def start_idx(self) -> int:
+        """The first token of the next step: all before it are in the KV cache."""
+        return self._start_idx
+
+    @property
+    def active_idx(self) -> int:
+        """One past the last token of the next step."""
+        return self._active_idx
+
+    @property
+    def end_idx(self) -> int:
+        """One past the last token."""
+        return self._end_idx
+
+    @property
+    def active_length(self) -> int:
+        """The number of tokens of the next step: a prompt's or chunk's length, then 1."""
+        return self._active_idx - self._start_idx
+
+    @property
+    def current_length(self) -> int:
+        """The number of tokens that are in the cache or in the next step."""
+        return self._active_idx
+
+    @property
+    def all_tokens(self) -> Tokens:
+        """Prompt and generated tokens."""
+        return self.tokens[: self._end_idx]
+
+    @property
+    def next_tokens(self) -> Tokens:
+        """The tokens of the next step, from ``start_idx`` to ``active_idx``."""
+        return self.tokens[self._start_idx : self._active_idx]
+
+    @property
+    def prompt_tokens(self) -> Tokens:
+        """The prompt as it came."""
+        return self.tokens[: self._prompt_len]
+
+    @property
+    def generated_tokens(self) -> Tokens:
+        """What was generated: from the prompt's end to ``end_idx``."""
+        return self.tokens[self._prompt_len : self._end_idx]
+
+    @property
+    def needs_ce(self) -> bool:
+        """Whether there are tokens of the prompt, or of a reset, to process yet."""
+        return self._start_idx < self._prompt_len or self._end_idx - self._start_idx > 1
+
+    @property
+    def is_initial_prompt(self) -> bool:
+        """Whether nothing was generated since the prompt came (or since :meth:`reset`)."""
+        return self._is_initial_prompt
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the generation has ended."""
+        return self.status.is_done
+
+    @property
+    def min_tokens(self) -> int:
+        """No end of sequence before so many new tokens."""
+        return self.sampling_params.min_new_tokens
+
+    @property
+    def matcher(self) -> Any | None:
+        """The grammar matcher that holds the text to a schema."""
+        return self._matcher
+
+    def set_matcher(self, matcher: Any) -> None:
+        """Sets the grammar matcher.
+
+        Args:
+            matcher: It says which tokens may come next.
+        """
+        self._matcher = matcher
+
+    def get_last_generated_token(self) -> int:
+        """The newest token.
+
+        Raises:
+            ValueError: Nothing was generated yet.
+        """
+        if self._end_idx == self._prompt_len:
+            raise ValueError(f"request {self.request_id}: nothing was generated yet")
+        return int(self.tokens[self._end_idx - 1])
+
+    def get_min_token_logit_mask(self, num_steps: int) -> list[npt.NDArray[np.int32]]:
+        """The tokens that may not come yet: those that end the sequence, before ``min_tokens``.
+
+        Args:
+            num_steps: The number of steps.
+
+        Returns:
+            For each step an array ``[n, 2]`` of (row, token), the row being 0.
+        """
+        generated = self._end_idx - self._prompt_len
+        eos = sorted(self.eos_token_ids)
+        banned = np.array([[0, token] for token in eos], np.int32).reshape(-1, 2)
+        free = np.zeros((0, 2), np.int32)
+        return [banned if generated + i < self.min_tokens else free for i in range(num_steps)]
+
+    def bump_token_indices(self, start_idx: int = 0, active_idx: int = 0, end_idx: int = 0) -> None:
+        """Moves indices by so much.
+
+        Args:
+            start_idx: By how much to move ``start_idx``.
+            active_idx: By how much to move ``active_idx``.
+            end_idx: By how much to move ``end_idx``.
+
+        Raises:
+            ValueError: They would be out of order; nothing was changed.
+        """
+        self.set_token_indices(
+            self._start_idx + start_idx, self._active_idx + active_idx, self._end_idx + end_idx
+        )
+
+    def set_token_indices(
+        self,
+        start_idx: int | None = None,
+        active_idx: int | None = None,
+        end_idx: int | None = None,
+    ) -> None:
+        """Sets indices; ``None`` leaves one as it is.
+
+        Args:
+            start_idx: The new ``start_idx``.
+            active_idx: The new ``active_idx``.
+            end_idx: The new ``end_idx``.
+
+        Raises:
+            ValueError: They would be out of order; nothing was changed.
+        """
+        before = self._start_idx, self._active_idx, self._end_idx
+        self._start_idx = before[0] if start_idx is None else start_idx
+        self._active_idx = before[1] if active_idx is None else active_idx
+        self._end_idx = before[2] if end_idx is None else end_idx
+        try:
+            self._check()
+        except ValueError:
+            self._start_idx, self._active_idx, self._end_idx = before
+            raise
+
+    def update(self, new_token: int, log_probabilities: LogProbabilities | None = None) -> None:
+        """Takes the token that a step gave, and finds out whether the sequence has ended.
+
+        After a chunk of a prompt the token means nothing, since it is not the prompt's last one:
+        it is dropped, and the indices move to the rest of the prompt.
+
+        Args:
+            new_token: The token.
+            log_probabilities: Its log-probabilities, where they were asked for.
+        """
+        if self._active_idx < self._end_idx:
+            self._start_idx, self._active_idx = self._active_idx, self._end_idx
+            return
+        self._append(new_token, log_probabilities)
+        self._start_idx, self._active_idx = self._active_idx, self._end_idx
+        self._draft_offset = 0
+
+    def jump_ahead(self, new_token: int) -> None:
+        """Takes a token that is certain without a step, such as one that a grammar forces.
+
+        It is handed out as others are, and processed with the next step.
+
+        Args:
+            new_token: The token.
+        """
+        if self._active_idx < self._end_idx:
+            raise ValueError(f"request {self.request_id}: jump_ahead amid chunks of the prompt")
+        self._append(new_token, None)
+        self._active_idx = self._end_idx
+
+    def _append(self, token: int, log_probabilities: LogProbabilities | None) -> None:
+        self._grow(self._end_idx + 1)
+        self.tokens[self._end_idx] = token
+        if log_probabilities is not None:
+            self._log_probabilities_data[self._end_idx] = log_probabilities
+        self._end_idx += 1
+        self._completion_end_idx = self._end_idx
+        self._is_initial_prompt = False
+        if self._ends_with(token):
+            self.status = GenerationStatus.END_OF_SEQUENCE
+        elif self._end_idx >= self.max_length:
+            self.status = GenerationStatus.MAXIMUM_LENGTH
+
+    def _ends_with(self, token: int) -> bool:
+        generated = self.generated_tokens
+        if self.ignore_eos or len(generated) < self.min_tokens:
+            return False
+        if token in self.eos_token_ids:
+            return True
+        return any(
+            run and len(run) <= len(generated) and generated[-len(run) :].tolist() == run
+            for run in self.eos_sequences
+        )
+
+    def reset(self) -> None:
+        """Makes all tokens a prompt that is to be processed again: the cache was taken away."""
+        self._start_idx, self._active_idx = 0, self._end_idx
+        self._is_initial_prompt = True
+
+    def compute_num_available_steps(self, max_seq_len: int) -> int:
+        """How many tokens can still be generated before the sequence is full.
+
+        Args:
+            max_seq_len: The longest sequence.
+        """
+        return max_seq_len - self.current_length
+
+    def to_generation_output(self) -> TextGenerationOutput:
+        """The tokens that were not handed out yet; they count as handed out from now on."""
+        begin, end = self._completion_start_idx, self._completion_end_idx
+        self._completion_start_idx = end
+        found = [self._log_probabilities_data.pop(i, None) for i in range(begin, end)]
+        present = [entry for entry in found if entry is not None]
+        return TextGenerationOutput(
+            request_id=self.request_id,
+            tokens=self.tokens[begin:end].tolist(),
+            final_status=self.status,
+            log_probabilities=present or None,
+        )
+
+
+@dataclass(kw_only=True)
+class TextAndVisionContext(TextContext):
+    """The state of one request for text about images.
+
+    The images' tokens are ranges of the prompt that do not overlap; no chunk ends within one.
+
+    Args:
+        vision_token_ids: The tokens that stand for images.
+        images: The images, by their places in the prompt.
+        extra_model_args: Further inputs of the vision model.
+
+    Raises:
+        InputError: An image's range is out of the prompt, overlaps another, or holds other tokens.
+    """
+
+    vision_token_ids: list[int]
+    images: list[ImageMetadata] = field(default_factory=list)
+    extra_model_args: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        end = 0
+        for image in self.images:
+            if image.start_idx < end or image.end_idx > len(self.tokens):
+                raise InputError(
+                    f"image tokens [{image.start_idx}, {image.end_idx}) overlap another image, or "
+                    f"are out of a prompt of {len(self.tokens)} tokens"
+                )
+            span = self.tokens[image.start_idx : image.end_idx]
+            if not set(span.tolist()) <= set(self.vision_token_ids):
+                raise InputError(
+                    f"tokens [{image.start_idx}, {image.end_idx}) stand for an image, and are not "
+                    f"all of the image tokens {self.vision_token_ids}"
+                )
+            end = image.end_idx
+        super().__post_init__()
+
+    def _check(self) -> None:
+        super()._check()
+        for image in self.images:
+            for name, index in (("start", self._start_idx), ("active", self._active_idx)):
+                if image.start_idx < index < image.end_idx:
+                    raise ValueError(
+                        f"request {self.request_id}: {name} index {index} is within the image of "
+                        f"tokens [{image.start_idx}, {image.end_idx})"
+                    )
+
+    @property
+    def image_idx(self) -> int:
+        """The first image that is not yet encoded."""
+        return sum(image.end_idx <= self._start_idx for image in self.images)
+
+    @property
+    def next_images(self) -> list[ImageMetadata]:
+        """The images that are not yet encoded."""
+        return self.images[self.image_idx :]
+
+    @property
+    def needs_vision_encoding(self) -> bool:
+        """Whether there are such."""
+        return self.image_idx < len(self.images)
+
+    def compute_image_aligned_idx(self, idx: int) -> int:
+        """The index itself, or the start of the image that it falls into.
+
+        Args:
+            idx: An index into the tokens.
+        """
+        inside = (i.start_idx for i in self.images if i.start_idx < idx < i.end_idx)
+        return next(inside, idx)
+
+
+def _no_tokens() -> Tokens:
+    return np.array([], np.int64)
+
+
+@dataclass
+class TTSContext(TextContext):
+    """The state of one request for speech: text tokens as usual, and the speech tokens besides.
+
+    Args:
+        audio_prompt_tokens: Speech tokens of the voice to take.
+        buffer_speech_tokens: The last speech tokens of an earlier request.
+        audio_buffer: Samples that were made and not sent.
+        prev_samples_beyond_offset: Samples of the last chunk that lie after its end.
+        streaming: Whether the audio is sent as it is made.
+        decoded_index: The first speech token that is not yet audio.
+        audio_generation_status: Where the audio stands.
+    """
+
+    audio_prompt_tokens: Tokens = field(default_factory=_no_tokens)
+    buffer_speech_tokens: Tokens | None = None
+    audio_buffer: npt.NDArray[np.floating[Any]] | None = None
+    prev_samples_beyond_offset: int = 0
+    streaming: bool = False
+    _speech_token_size: int = CHUNK_SIZE
+    _speech_token_end_idx: int = 0
+    _speech_tokens: Tokens = field(default_factory=_no_tokens)
+    decoded_index: int = 0
+    _block_counter: int = 0
+    _arrival_time: float = field(default_factory=time.time)
+    audio_generation_status: GenerationStatus = GenerationStatus.ACTIVE
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the audio is finished."""
+        return self.audio_generation_status.is_done
+
+    @property
+    def speech_tokens(self) -> Tokens:
+        """The speech tokens so far."""
+        return self._speech_tokens[: self._speech_token_end_idx]
+
+    @property
+    def block_counter(self) -> int:
+        """How many blocks of speech tokens were generated."""
+        return self._block_counter
+
+    def update_speech_tokens(self, new_tokens: Tokens) -> None:
+        """Appends a block of speech tokens.
+
+        Args:
+            new_tokens: The tokens, 1-d.
+        """
+        end = self._speech_token_end_idx + len(new_tokens)
+        if end > len(self._speech_tokens):
+            size = -(-end // self._speech_token_size) * self._speech_token_size
+            room = np.zeros(size, np.int64)
+            room[: self._speech_token_end_idx] = self.speech_tokens
+            self._speech_tokens = room
+        self._speech_tokens[self._speech_token_end_idx : end] = new_tokens
+        self._speech_token_end_idx = end
+        self._block_counter += 1
+
+    def next_speech_tokens(
+        self, audio_chunk_size: int | None = None, buffer: int | None = None
+    ) -> tuple[Tokens, int]:
+        """The next speech tokens to make audio of; ``decoded_index`` is left to the caller.
+
+        Args:
+            audio_chunk_size: How many; all where it is None.
+            buffer: How many earlier ones to put before them.
+
+        Returns:
+            The tokens, and how many of them are earlier ones.
+        """
+        begin = max(0, self.decoded_index - (buffer or 0))
+        end = self._speech_token_end_idx
+        if audio_chunk_size is not None:
+            end = min(end, self.decoded_index + audio_chunk_size)
+        return self._speech_tokens[begin:end], self.decoded_index - begin
