@@ -117,6 +117,8 @@ class DType(Enum):
             ValueError: No DType corresponds, such as for strings, complex numbers and types in
                 the byte order of another machine.
         """
+        if dtype is None:  # NumPy takes it for float64
+            raise ValueError("DType.from_numpy: None is not a NumPy dtype")
         try:
             normal = np.dtype(dtype)
         except TypeError as error:
