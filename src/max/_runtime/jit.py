@@ -201,8 +201,7 @@ class Jit:
         self._lljit = llvm.create_lljit_compiler(
             _target_machine(machine), use_jit_link=self._code_model.jitlink
         )
-        # never disposed: addresses of code are held in native memory that Python does not see
-        self._trackers: list[Any] = []
+        _immortal.append(self._lljit)
         self._loaded: dict[str, dict[str, int]] = {}
         self._lock = threading.RLock()
         self._local = threading.local()
@@ -301,13 +300,15 @@ class Jit:
         except RuntimeError as error:
             names = ", ".join(unit.key for unit in units)
             raise CompileError(f"cannot link {names}: {error}") from error
-        self._trackers.append(tracker)
+        _immortal.append(tracker)
         for unit in units:
             self._loaded[unit.key] = {name: tracker[name] for name in unit.exports}
         stats.linked += len(units)
 
 
 stats = JitStats()
+# never disposed: addresses of code are held in native memory that Python does not see
+_immortal: list[Any] = []
 _jits: dict[Machine, Jit] = {}
 _jits_lock = threading.RLock()
 

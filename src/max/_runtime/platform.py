@@ -222,6 +222,25 @@ _PAUSE = {
     ),
 }
 
+# by way of parking: libraries (None: the process itself) and what is called in them
+_FUNCTIONS: dict[str, dict[str | None, tuple[str, ...]]] = {
+    "futex": {None: ("sched_yield", "clock_gettime", "syscall")},
+    "pthread": {
+        None: (
+            "sched_yield",
+            "clock_gettime",
+            "pthread_mutex_lock",
+            "pthread_mutex_unlock",
+            "pthread_cond_wait",
+            "pthread_cond_broadcast",
+        )
+    },
+    "address": {
+        "api-ms-win-core-synch-l1-2-0.dll": ("WaitOnAddress", "WakeByAddressAll"),
+        "kernel32.dll": ("SwitchToThread", "QueryPerformanceCounter"),
+    },
+}
+
 _PTHREAD_PARKING = """
 declare i32 @pthread_mutex_lock(ptr)
 declare i32 @pthread_mutex_unlock(ptr)
@@ -329,23 +348,6 @@ define internal i64 @max_clock() noinline {
 """
 
 
-def pause_ir(arch: str) -> str:
-    """``@max_pause()`` for an architecture: tells the core that it is spinning."""
-    declare, call = _PAUSE.get(arch, ("", ""))
-    body = f"{{\n  {call}\n  ret void\n}}\n"
-    return f"{declare}\n\ndefine internal void @max_pause() alwaysinline {body}"
-
-
-def _addresses(library: ctypes.CDLL, names: tuple[str, ...]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for name in names:
-        address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
-        if address is None:
-            raise OSError(f"the system library has no function {name}")
-        found[name] = address
-    return found
-
-
 def parking_mode(asked: str | None = None) -> str:
     """How idle workers sleep here: ``futex``, ``pthread`` or ``address`` (Windows).
 
@@ -367,36 +369,54 @@ def parking_mode(asked: str | None = None) -> str:
     return "futex" if has_futex and asked != "portable" else "pthread"
 
 
-def primitives(parking_offset: int, mode: str) -> Primitives:
-    """The primitives for this machine.
+def primitives_ir(system: str, machine: str, mode: str, parking_offset: int) -> str:
+    """The LLVM IR of the primitives for any platform.
 
     Args:
-        parking_offset: Where the pool's struct has :data:`PARKING_BYTES` for the parking.
+        system: As in ``sys.platform``.
+        machine: LLVM's name of the architecture.
         mode: A result of :func:`parking_mode`.
+        parking_offset: Where the pool's struct has :data:`PARKING_BYTES` for the parking.
     """
-    pause = pause_ir(MACHINE)
-    if WINDOWS:
-        synch = ctypes.CDLL("api-ms-win-core-synch-l1-2-0.dll")
-        kernel32 = ctypes.CDLL("kernel32.dll")
-        symbols = _addresses(synch, ("WaitOnAddress", "WakeByAddressAll"))
-        symbols |= _addresses(kernel32, ("SwitchToThread", "QueryPerformanceCounter"))
-        frequency = ctypes.c_int64(0)
-        kernel32.QueryPerformanceFrequency(ctypes.byref(frequency))
-        return Primitives(mode, pause + _WINDOWS_PARKING + _WINDOWS_CLOCK, symbols, frequency.value)
-    names: tuple[str, ...] = ("sched_yield", "clock_gettime")
+    declare, call = _PAUSE.get(machine, ("", ""))
+    body = f"{{\n  {call}\n  ret void\n}}\n"
+    pause = f"{declare}\n\ndefine internal void @max_pause() alwaysinline {body}"
+    if mode == "address":
+        return pause + _WINDOWS_PARKING + _WINDOWS_CLOCK
     if mode == "futex":
-        parking, names = _FUTEX_PARKING.format(number=_FUTEX[MACHINE]), (*names, "syscall")
+        parking = _FUTEX_PARKING.format(number=_FUTEX[machine])
     else:
         parking = _PTHREAD_PARKING.format(
             parking=parking_offset, mutex=MUTEX_OFFSET, condition=CONDITION_OFFSET
         )
-        names = (
-            *names,
-            *("pthread_mutex_lock", "pthread_mutex_unlock"),
-            *("pthread_cond_wait", "pthread_cond_broadcast"),
-        )
-    clock = _POSIX_CLOCK.format(clock=6 if MACOS else 1)
-    return Primitives(mode, pause + parking + clock, _addresses(_libc(), names), 1_000_000_000)
+    return pause + parking + _POSIX_CLOCK.format(clock=6 if system == "darwin" else 1)
+
+
+def _symbols(mode: str) -> dict[str, int]:
+    """Addresses of the system functions that the primitives declare."""
+    libraries = {name: library for library, names in _FUNCTIONS[mode].items() for name in names}
+    found: dict[str, int] = {}
+    for name, library in libraries.items():
+        handle = ctypes.CDLL(library) if library else _libc()
+        address = ctypes.cast(getattr(handle, name), ctypes.c_void_p).value
+        if address is None:
+            raise OSError(f"the system library has no function {name}")
+        found[name] = address
+    return found
+
+
+def _clock_hz() -> int:
+    if not WINDOWS:
+        return 1_000_000_000
+    frequency = ctypes.c_int64(0)
+    ctypes.CDLL("kernel32.dll").QueryPerformanceFrequency(ctypes.byref(frequency))
+    return frequency.value
+
+
+def primitives(parking_offset: int, mode: str) -> Primitives:
+    """The primitives for this machine; the arguments as in :func:`primitives_ir`."""
+    ir = primitives_ir(sys.platform, MACHINE, mode, parking_offset)
+    return Primitives(mode, ir, _symbols(mode), _clock_hz())
 
 
 def init_parking(address: int, mode: str) -> None:

@@ -1,0 +1,139 @@
+"""The cache on disk against damage, foreign entries, races and lack of room."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from max._config import flags
+from max._runtime.cache import Cache, content_key, default_cache, source_fingerprint
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return Cache(tmp_path / "cache")
+
+
+@given(payload=st.binary(max_size=4096), key=st.text("0123456789abcdef", min_size=1, max_size=64))
+def test_what_is_put_comes_back(tmp_path_factory, payload, key):
+    folder = tmp_path_factory.mktemp("cache")
+    assert Cache(folder).get("object", key) is None
+    assert Cache(folder).put("object", key, payload)
+    assert Cache(folder).get("object", key) == payload
+    assert Cache(folder).get("program", key) is None
+
+
+@given(data=st.data())
+def test_a_damaged_entry_counts_as_absent_and_is_rewritten(tmp_path_factory, data):
+    cache = Cache(tmp_path_factory.mktemp("cache"))
+    payload = data.draw(st.binary(min_size=1, max_size=200))
+    cache.put("object", "abc", payload)
+    path = cache.path("object", "abc")
+    whole = bytearray(path.read_bytes())
+    how = data.draw(st.sampled_from(["flip", "cut", "extend"]))
+    if how == "flip":
+        at = data.draw(st.integers(0, len(whole) - 1))
+        whole[at] ^= 1 << data.draw(st.integers(0, 7))
+    elif how == "cut":
+        del whole[data.draw(st.integers(0, len(whole) - 1)) :]
+    else:
+        whole += data.draw(st.binary(min_size=1, max_size=10))
+    path.write_bytes(whole)
+    assert cache.get("object", "abc") is None
+    assert cache.stats.damaged == 1
+    assert cache.put("object", "abc", payload) and cache.get("object", "abc") == payload
+
+
+def test_an_entry_of_another_key_is_foreign(cache):
+    cache.put("object", "aaaa", b"right")
+    cache.path("object", "aabb").write_bytes(cache.path("object", "aaaa").read_bytes())
+    assert cache.get("object", "aabb") is None
+
+
+def test_an_entry_that_is_a_folder_is_ignored(cache, caplog):
+    cache.path("object", "abcd").mkdir(parents=True)
+    assert cache.get("object", "abcd") is None
+    assert not cache.put("object", "abcd", b"x")
+
+
+@pytest.mark.parametrize("name", ["", "../etc", "a/b", ".hidden", "x" * 200, "nul\0"])
+def test_names_that_leave_the_folder_are_refused(cache, name):
+    with pytest.raises(ValueError, match="is no name of an entry"):
+        cache.put("object", name, b"")
+    with pytest.raises(ValueError, match="is no name of an entry"):
+        cache.get(name, "key")
+
+
+def test_a_folder_that_cannot_be_written_warns_once(tmp_path, caplog):
+    (tmp_path / "file").write_text("in the way")
+    cache = Cache(tmp_path / "file" / "cache")
+    with caplog.at_level(logging.WARNING, "max.runtime"):
+        for key in ("a", "b", "c"):
+            assert not cache.put("object", key, b"x")
+            assert cache.get("object", key) is None
+    assert len(caplog.records) == 1 and "MAX_CACHE_DIR" in caplog.text
+
+
+def test_entries_used_least_recently_go_first(tmp_path):
+    cache = Cache(tmp_path, limit_bytes=50_000)
+    for i in range(10):
+        cache.put("object", f"k{i}", bytes(5000))
+        os.utime(cache.path("object", f"k{i}"), (1000 + i, 1000 + i))
+        if i == 5:
+            # a hit makes the oldest entry young again
+            assert cache.get("object", "k0") == bytes(5000)
+    left = {i for i in range(10) if cache.get("object", f"k{i}") is not None}
+    assert {0, 9} <= left and 1 not in left and cache.stats.evicted > 0
+    assert sum(p.stat().st_size for p in tmp_path.rglob("*") if p.is_file()) <= 50_000
+
+
+def test_a_new_process_sees_what_others_left(tmp_path):
+    for i in range(20):
+        Cache(tmp_path, limit_bytes=20_000).put("object", f"k{i}", bytes(5000))
+    assert sum(p.stat().st_size for p in tmp_path.rglob("*") if p.is_file()) <= 20_000
+
+
+def test_writers_and_readers_at_once_see_whole_entries(cache):
+    payloads = [bytes([i]) * 50_000 for i in range(4)]
+    wrong = []
+
+    def work(mine):
+        for _ in range(50):
+            cache.put("object", "same", mine)
+            if cache.get("object", "same") not in payloads:
+                wrong.append(mine[:1])
+
+    threads = [threading.Thread(target=work, args=(p,)) for p in payloads]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and cache.stats.damaged == 0
+    assert [p.name for p in cache.folder.rglob("*") if p.is_file()] == ["same"]
+
+
+def test_default_cache_follows_the_flags(tmp_path):
+    with flags.override(MAX_CACHE_DIR=tmp_path / "x", MAX_CACHE_SIZE=7):
+        assert default_cache().folder == tmp_path / "x"
+        assert default_cache().limit_bytes == 7 << 20
+        assert default_cache() is default_cache()
+
+
+def test_content_keys_tell_lists_of_parts_apart():
+    keys = [
+        content_key(*parts) for parts in (("ab",), ("a", "b"), ("b", "a"), ("", "ab"), ("ab", ""))
+    ]
+    assert len(set(keys)) == len(keys) and content_key("ab") == content_key(b"ab")
+
+
+def test_the_fingerprint_is_stable_between_processes():
+    code = "from max._runtime.cache import source_fingerprint as f; print(f('_runtime'))"
+    there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert there.stdout.strip() == source_fingerprint("_runtime") != source_fingerprint("dtype")

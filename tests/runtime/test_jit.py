@@ -1,0 +1,239 @@
+"""The JIT: results, counts of compilations, the cache behind it, errors."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import logging
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from max._config import flags
+from max._runtime import jit
+from max._runtime.cache import Cache
+
+CALL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+
+
+def store(name, value):
+    """A kernel that stores a constant."""
+    return f"""
+define void @k_{name}(ptr %args, ptr %ctx) {{
+  %p = load ptr, ptr %args
+  store i64 {value}, ptr %p
+  ret void
+}}
+"""
+
+
+def call(address):
+    out = np.zeros(1, np.int64)
+    args = np.array([out.ctypes.data], np.int64)
+    CALL(address)(args.ctypes.data, None)
+    return int(out[0])
+
+
+@pytest.fixture
+def machine_jit():
+    """A JIT with nothing loaded."""
+    return jit.Jit(jit.Machine.host())
+
+
+@pytest.fixture
+def counts():
+    before = dataclasses.asdict(jit.stats)
+    return lambda *names: tuple(getattr(jit.stats, n) - before[n] for n in names)
+
+
+def unit(name, value, calls=None):
+    def text():
+        if calls is not None:
+            calls.append(name)
+        return store(name, value)
+
+    return jit.Unit(f"{name}-{value}", (f"k_{name}",), text)
+
+
+def test_code_runs_and_is_compiled_once(counts):
+    texts = {f"once{i}": store(f"once{i}", i) for i in range(5)}
+    for _ in range(3):
+        found = jit.compile_llvm(texts, jit.Machine.host())
+        assert [call(found[f"once{i}"]) for i in range(5)] == list(range(5))
+    assert counts("compiled", "cached", "linked", "reused") == (5, 0, 5, 10)
+
+
+def test_equal_names_with_other_texts_do_not_mix():
+    first = jit.compile_llvm({"same": store("same", 1)}, jit.Machine.host())
+    second = jit.compile_llvm({"same": store("same", 2)}, jit.Machine.host())
+    assert (call(first["same"]), call(second["same"])) == (1, 2)
+
+
+def test_the_disk_serves_a_second_jit_without_the_text(tmp_path, counts):
+    cache, calls = Cache(tmp_path), []
+    units = [unit(f"disk{i}", 10 + i, calls) for i in range(3)]
+    for turn in range(2):
+        loaded = jit.Jit(jit.Machine.host()).load(units, cache=cache)
+        assert [call(loaded[u.key][u.exports[0]]) for u in units] == [10, 11, 12]
+        assert counts("compiled", "cached") == (3, 3 * turn)
+    assert sorted(calls) == ["disk0", "disk1", "disk2"]
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
+def test_a_damaged_object_is_compiled_anew(tmp_path, machine_jit, counts, damage):
+    cache, it = Cache(tmp_path), unit("damaged", 5)
+    machine_jit.load([it], cache=cache)
+    (path,) = (p for p in tmp_path.rglob("*") if p.is_file())
+    data = bytearray(path.read_bytes())
+    if damage == "flip":
+        data[-40] ^= 16
+    path.write_bytes(
+        b"" if damage == "empty" else data[: len(data) // 2] if damage == "cut" else data
+    )
+    loaded = jit.Jit(jit.Machine.host()).load([it], cache=cache)
+    assert call(loaded[it.key][it.exports[0]]) == 5
+    assert counts("compiled", "cached") == (2, 0)
+    jit.Jit(jit.Machine.host()).load([it], cache=cache)
+    assert counts("compiled", "cached") == (2, 1), "the damaged entry was not rewritten"
+
+
+def test_the_cache_serves_a_second_process(tmp_path):
+    code = (
+        "from max._runtime import jit; from tests.runtime.test_jit import store, call;"
+        "f = jit.compile_llvm({'p': store('p', 77)}, jit.Machine.host()); print(call(f['p']), jit.stats.compiled, jit.stats.cached)"
+    )
+    env = os.environ | {"MAX_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(["src", "."])}
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env
+        ).stdout
+        for _ in range(2)
+    ]
+    assert runs == ["77 1 0\n", "77 0 1\n"]
+
+
+def test_keys_depend_on_all_that_decides_the_code():
+    host = jit.Machine.host()
+    machines = [
+        host,
+        host._replace(cpu="generic"),
+        host._replace(feature_string=host.feature_string + ",-avx2"),
+        host._replace(triple="aarch64-unknown-linux-gnu", cpu="generic", feature_string=""),
+    ]
+    keys = [jit.jit_for(m).object_key("k") for m in machines] + [jit.jit_for(host).object_key("l")]
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("define void @k_bad() { not ir }", "refuses the module of bad"),
+        ("define i64 @k_bad() { ret void }", "refuses the module of bad"),
+        (
+            "define void @k_bad() {\na:\n br label %b\nb:\n %x = add i64 %y, 1\n %y = add i64 %x, 1\n ret void }",
+            "refuses the module of bad",
+        ),
+        (
+            "declare void @no_such_function_anywhere()\ndefine void @k_bad() { call void @no_such_function_anywhere() ret void }",
+            "cannot link bad",
+        ),
+    ],
+)
+def test_bad_modules_raise(text, message, machine_jit):
+    with pytest.raises(jit.CompileError, match=message):
+        jit.compile_llvm({"bad": text}, jit.Machine.host())
+    # and the JIT is sound afterwards
+    assert call(jit.compile_llvm({"good": store("good", 3)}, jit.Machine.host())["good"]) == 3
+
+
+def test_many_kernels_compile_on_several_threads(counts, tmp_path, monkeypatch):
+    units = [unit(f"many{i}", i) for i in range(40)]
+    monkeypatch.setattr(jit.platform, "usable_cpus", lambda: 4)
+    loaded = jit.Jit(jit.Machine.host()).load(units, cache=Cache(tmp_path))
+    assert [call(loaded[u.key][u.exports[0]]) for u in units] == list(range(40))
+    monkeypatch.setattr(jit, "_lock_free", lambda: False)
+    serial = jit.Jit(jit.Machine.host()).load(units, cache=Cache(tmp_path / "other"))
+    assert [call(serial[u.key][u.exports[0]]) for u in units] == list(range(40))
+    objects = [
+        sorted(p.read_bytes()[-500:] for p in d.rglob("*") if p.is_file())
+        for d in (tmp_path / "object", tmp_path / "other")
+    ]
+    assert objects[0] == objects[1], "threads make other code"
+    assert counts("compiled") == (80,)
+
+
+def test_callers_in_several_threads_get_the_same_code(counts):
+    texts, found = {f"race{i}": store(f"race{i}", i) for i in range(8)}, []
+    threads = [
+        threading.Thread(target=lambda: found.append(jit.compile_llvm(texts, jit.Machine.host())))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4 and all(f == found[0] for f in found)
+    assert counts("compiled", "linked") == (8, 8)
+
+
+VECTOR = """
+declare <16 x float> @llvm.fma.v16f32(<16 x float>, <16 x float>, <16 x float>)
+define internal <16 x float> @times(<16 x float> %a, <16 x float> %b, <16 x float> %c) alwaysinline {
+  %slot = alloca <16 x float>, align 64
+  store <16 x float> %a, ptr %slot
+  %x = load <16 x float>, ptr %slot
+  %r = call <16 x float> @llvm.fma.v16f32(<16 x float> %x, <16 x float> %b, <16 x float> %c)
+  ret <16 x float> %r
+}
+define void @k_vec(ptr %args, ptr %ctx) {
+entry:
+  %i = alloca i64
+  %acc = alloca [2 x <16 x float>], align 64
+  %x = load ptr, ptr %args
+  %n.p = getelementptr i64, ptr %args, i64 1
+  %n = load i64, ptr %n.p
+  %a1 = getelementptr [2 x <16 x float>], ptr %acc, i64 0, i64 1
+  store <16 x float> zeroinitializer, ptr %a1
+  store i64 0, ptr %i
+  br label %head
+head:
+  %iv = load i64, ptr %i
+  %more = icmp slt i64 %iv, %n
+  br i1 %more, label %body, label %end
+body:
+  %at = getelementptr <16 x float>, ptr %x, i64 %iv
+  %v = load <16 x float>, ptr %at, align 4
+  %old = load <16 x float>, ptr %a1
+  %new = call <16 x float> @times(<16 x float> %v, <16 x float> %v, <16 x float> %old)
+  store <16 x float> %new, ptr %a1
+  %in = add i64 %iv, 1
+  store i64 %in, ptr %i
+  br label %head
+end:
+  %final = load <16 x float>, ptr %a1
+  store <16 x float> %final, ptr %x, align 4
+  ret void
+}
+"""
+
+
+def test_locals_and_tiles_end_in_registers():
+    """Gate on the pass pipeline: no local variable of a kernel is left on the stack."""
+    machine = jit.Machine("x86_64-unknown-linux-gnu", "x86-64-v4", "+avx512f,-prefer-256-bit")
+    assembly = jit.Compiler(machine).assembly(VECTOR)
+    assert "rsp" not in assembly and "vfmadd" in assembly and "zmm" in assembly
+    x = np.random.default_rng(0).standard_normal((9, 16), np.float32)
+    expected = (x.astype(np.float64) ** 2).sum(0)
+    args = np.array([x.ctypes.data, 9], np.int64)
+    CALL(jit.compile_llvm({"vec": VECTOR}, jit.Machine.host())["vec"])(args.ctypes.data, None)
+    np.testing.assert_allclose(x[0], expected, rtol=1e-5)
+
+
+def test_dumps_go_to_the_log(caplog):
+    with flags.override(MAX_DUMP="llvm,asm"), caplog.at_level(logging.INFO, "max.dump"):
+        jit.compile_llvm({"dumped": store("dumped", 4242)}, jit.Machine.host())
+    assert "define void @k_dumped" in caplog.text and "k_dumped:" in caplog.text
