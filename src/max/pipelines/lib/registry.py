@@ -212,8 +212,9 @@ class PipelineRegistry:
         if architecture is None:
             name = names[0] if names else None
             what = f"architecture {name}" if name else "config.json names no architecture, which"
+            near = did_you_mean(name or "", self.architectures)
             raise UserError(
-                f"{repo.repo_id}: {what} is not supported{did_you_mean(name or '', self.architectures)}",
+                f"{repo.repo_id}: {what} is not supported{near}",
                 "`max list` shows the architectures; --custom-architectures adds your own.",
             )
         return architecture

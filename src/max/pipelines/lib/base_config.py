@@ -1,0 +1,197 @@
+"""Configurations that take no unknown field, and no value of a wrong type.
+
+A configuration is a dataclass whose fields are made with :func:`option`; the command line and
+``help()`` are made from them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Iterable
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from max.pipelines.core.exceptions import ConfigError, did_you_mean
+
+
+def option(
+    help: str,
+    *,
+    default: Any = dataclasses.MISSING,
+    default_factory: Any = dataclasses.MISSING,
+    parse: Callable[[Any], Any] | None = None,
+    no_effect: str = "",
+) -> Any:
+    """A field of a configuration.
+
+    Args:
+        help: What it does; a sentence or two.
+        default: Its default.
+        default_factory: Makes its default.
+        parse: Turns what came into the value; else its annotation says what fits.
+        no_effect: Why it does nothing in this engine; who sets it is told so.
+    """
+    metadata = {"help": help, "parse": parse, "no_effect": no_effect}
+    if default_factory is not dataclasses.MISSING:
+        return dataclasses.field(default_factory=default_factory, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@cache
+def type_hints(cls: type[Any]) -> dict[str, Any]:
+    """The types of a configuration's fields.
+
+    Args:
+        cls: The configuration's class.
+    """
+    return typing.get_type_hints(cls)
+
+
+def options_of(cls: type[Any]) -> dict[str, dataclasses.Field[Any]]:
+    """The fields of a configuration that a user can set.
+
+    Args:
+        cls: The configuration's class.
+    """
+    return {f.name: f for f in dataclasses.fields(cls) if not f.name.startswith("_")}
+
+
+def _spell(hint: Any) -> str:
+    """A type in words, for messages."""
+    names = {
+        int: "an integer", float: "a number", bool: "True or False", str: "a text",
+        Path: "a path", types.NoneType: "None", dict: "a dictionary",
+    }  # fmt: skip
+    if hint in names:
+        return names[hint]
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return "one of " + ", ".join(str(member.value) for member in hint)
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join(_spell(arg) for arg in args)
+    if origin is list:
+        return f"a list, each item {_spell(args[0])}"
+    if origin is dict:
+        return "a dictionary"
+    return str(hint)
+
+
+class _Unfit(Exception):
+    """A value does not fit a type; holds a clause with the nearest value that does."""
+
+
+def _convert(value: Any, hint: Any) -> Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (types.UnionType, typing.Union):
+        near = ""
+        for arg in args:
+            try:
+                return _convert(value, arg)
+            except _Unfit as error:
+                near = near or str(error)
+        raise _Unfit(near)
+    if origin is list and isinstance(value, (list, tuple)):
+        return [_convert(item, args[0]) for item in value]
+    if origin is list and not isinstance(value, (list, tuple, dict)):
+        return [_convert(value, args[0])]
+    if origin is dict and isinstance(value, dict):
+        return value
+    if hint is float and type(value) in (int, float):
+        return float(value)
+    if hint in (int, bool, types.NoneType) and type(value) is hint:
+        return value
+    if hint is str and isinstance(value, (str, Path)):
+        return str(value)
+    if hint is Path and isinstance(value, (str, Path)):
+        return Path(value)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        if isinstance(value, hint):
+            return value
+        if isinstance(value, str):
+            for member in hint:
+                if value in (member.value, member.name):
+                    return member
+            raise _Unfit(did_you_mean(value, [str(member.value) for member in hint]))
+    raise _Unfit("")
+
+
+def converted(cls: type[Any], name: str, value: Any) -> Any:
+    """A value as a field of a configuration takes it.
+
+    Args:
+        cls: The configuration's class.
+        name: The field.
+        value: What came.
+
+    Raises:
+        ConfigError: It does not fit; the message has what fits, and the nearest value.
+    """
+    metadata = options_of(cls)[name].metadata if name in options_of(cls) else {}
+    if (parse := metadata.get("parse")) is not None:
+        return parse(value)
+    hint = type_hints(cls)[name]
+    try:
+        return _convert(value, hint)
+    except _Unfit as error:
+        raise ConfigError(
+            f"{name} is {value!r}, which does not fit{error}", f"It must be {_spell(hint)}."
+        ) from None
+
+
+def unknown_fields(names: Iterable[str], known: Iterable[str], what: str) -> ConfigError:
+    """The error for fields that there are not.
+
+    Args:
+        names: The fields that came.
+        known: All fields that there are.
+        what: The configuration's name.
+    """
+    known = list(known)
+    each = [f"{name!r}{did_you_mean(name, known)}" for name in names]
+    return ConfigError(
+        f"{what} has no field {'; nor '.join(each)}",
+        f"{what}.help() lists the fields.",
+    )
+
+
+class StrictConfig:
+    """Base of the dataclasses of configurations: values are converted and checked."""
+
+    def __post_init__(self) -> None:
+        for name in options_of(type(self)):
+            object.__setattr__(self, name, converted(type(self), name, getattr(self, name)))
+
+    @classmethod
+    def of(cls, **values: Any) -> Any:
+        """Makes a configuration.
+
+        Args:
+            values: Fields and their values.
+
+        Raises:
+            ConfigError: A field is unknown, or a value does not fit.
+        """
+        known = options_of(cls)
+        if unknown := [name for name in values if name not in known]:
+            raise unknown_fields(unknown, known, cls.__name__)
+        return cls(**values)
+
+    @classmethod
+    def help(cls) -> dict[str, str]:
+        """The fields and what they do."""
+        return {name: f.metadata.get("help", "") for name, f in options_of(cls).items()}
+
+    def without_effect(self) -> dict[str, str]:
+        """The fields that were set and do nothing in this engine, and why."""
+        found: dict[str, str] = {}
+        for name, f in options_of(type(self)).items():
+            why = f.metadata.get("no_effect")
+            if why and getattr(self, name) != f.default:
+                found[name] = why
+        return found

@@ -1,0 +1,380 @@
+"""The parts of a pipeline's configuration: model, KV cache, sampling, profiling."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from max.interfaces import SamplingParamsGenerationConfigDefaults
+from max.pipelines.core.exceptions import ConfigError, ModelFilesError, did_you_mean
+from max.pipelines.lib.base_config import StrictConfig, option
+from max.pipelines.lib.config_enums import RopeType, SupportedEncoding
+from max.pipelines.lib.hf_config import HuggingFaceConfig, read_json, sampling_defaults
+from max.pipelines.lib.hf_utils import HuggingFaceRepo
+from max.pipelines.lib.weight_files import bytes_of
+
+if TYPE_CHECKING:
+    from max.driver import Device, DeviceSpec
+    from max.dtype import DType
+    from max.graph.quantization import QuantizationEncoding
+    from max.graph.weights import Weights, WeightsFormat
+
+logger = logging.getLogger("max.pipelines")
+
+PLAIN_FLOATS = (SupportedEncoding.float32, SupportedEncoding.float16, SupportedEncoding.bfloat16)
+"""Encodings that are converted into one another when a model is loaded."""
+
+_NO_GPU = "GPUs are not supported yet"
+
+
+def parse_devices(value: Any) -> list[DeviceSpec]:
+    """Devices as the command line spells them: ``cpu``, ``gpu``, ``gpu:0,1``, ``default``.
+
+    Args:
+        value: The text, or a ``DeviceSpec`` or a list of them.
+
+    Returns:
+        The devices; an empty list for the default.
+
+    Raises:
+        ConfigError: It is none of these.
+    """
+    from max.driver import DeviceSpec
+
+    if isinstance(value, DeviceSpec):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [spec for item in value for spec in parse_devices(item)]
+    if isinstance(value, str):
+        kind, _, ids = value.strip().lower().partition(":")
+        numbers = [part.strip() for part in ids.split(",")] if ids else []
+        if kind == "default" and not ids:
+            return []
+        if kind == "cpu" and not ids:
+            return [DeviceSpec.cpu()]
+        if kind == "gpu" and all(number.isdigit() for number in numbers):
+            return [DeviceSpec.accelerator(int(number)) for number in numbers or ["0"]]
+        near = did_you_mean(kind, ["cpu", "gpu", "default"])
+        raise ConfigError(
+            f"devices {value!r} is not a device{near}", "It must be cpu, gpu, gpu:0 or gpu:0,1."
+        )
+    raise ConfigError(
+        f"device_specs is {value!r}", "It must be a list of max.driver.DeviceSpec, or a text."
+    )
+
+
+def _parse_cache_strategy(value: Any) -> str:
+    text = str(getattr(value, "value", value))
+    known = ["model_default", "paged"]
+    if text not in known:
+        raise ConfigError(
+            f"cache_strategy is {value!r}, which does not fit{did_you_mean(text, known)}",
+            f"It must be one of {', '.join(known)}.",
+        )
+    return text
+
+
+@dataclass(kw_only=True)
+class KVCacheConfig(StrictConfig):
+    """How the KV cache is set up."""
+
+    cache_strategy: str = option(
+        "The kind of cache: model_default or paged.",
+        default="model_default",
+        parse=_parse_cache_strategy,
+    )
+    kv_cache_page_size: int = option("Tokens a page; a multiple of 128.", default=128)
+    enable_prefix_caching: bool = option(
+        "Requests with a common beginning share its pages.", default=True
+    )
+    enable_kvcache_swapping_to_host: bool = option(
+        "Move pages to the host's memory when the device's is full.",
+        default=False,
+        no_effect="the cache of a CPU is in the host's memory already",
+    )
+    host_kvcache_swap_space_gb: float = option(
+        "The host's memory for that, in GiB.",
+        default=50.0,
+        no_effect="the cache of a CPU is in the host's memory already",
+    )
+    device_memory_utilization: float = option(
+        "The share of the device's free memory that weights and cache may take.", default=0.9
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kv_cache_page_size < 128 or self.kv_cache_page_size % 128:
+            raise ConfigError(
+                f"kv_cache_page_size is {self.kv_cache_page_size}", "It must be a multiple of 128."
+            )
+        if not 0 < self.device_memory_utilization <= 1:
+            raise ConfigError(
+                f"device_memory_utilization is {self.device_memory_utilization}",
+                "It must be over 0 and at most 1.",
+            )
+
+
+@dataclass(kw_only=True)
+class SamplingConfig(StrictConfig):
+    """What the sampling graph must be able to do."""
+
+    in_dtype: Any = option(
+        "The dtype of the logits; float32.", default=None, parse=lambda value: _dtype(value)
+    )
+    out_dtype: Any = option(
+        "The dtype of returned logits; float32.", default=None, parse=lambda value: _dtype(value)
+    )
+    enable_structured_output: bool = option(
+        "Hold the text to a JSON schema where a request has one.", default=False
+    )
+    enable_variable_logits: bool = option(
+        "Return logits of more than the last token.", default=False
+    )
+    enable_min_tokens: bool = option(
+        "Keep end-of-sequence tokens from coming before a request's minimum.", default=False
+    )
+    enable_penalties: bool = option(
+        "Apply frequency, presence and repetition penalties.", default=False
+    )
+
+
+def _dtype(value: Any) -> DType:
+    from max.dtype import DType
+
+    if value is None:
+        return DType.float32
+    if isinstance(value, DType):
+        return value
+    try:
+        return DType[str(value)]
+    except KeyError:
+        raise ConfigError(f"{value!r} is not a dtype", "It must be a max.dtype.DType.") from None
+
+
+@dataclass(kw_only=True)
+class ProfilingConfig(StrictConfig):
+    """What is measured while a model runs."""
+
+    gpu_profiling: str = option(
+        "Marks for a GPU profiler: off, on or detailed.", default="off", no_effect=_NO_GPU
+    )
+
+
+@dataclass(kw_only=True)
+class MAXModelConfig(StrictConfig):
+    """The model: its files, how it is computed with, and where."""
+
+    model_path: str = option(
+        "A model folder in the Hugging Face layout, or a name on the Hugging Face hub.", default=""
+    )
+    served_model_name: str | None = option(
+        "The name that clients ask for; the model's path where it is not given.", default=None
+    )
+    weight_path: list[Path] = option(
+        "Weight files to take instead of the model's own: paths, or names within the model.",
+        default_factory=list,
+    )
+    quantization_encoding: SupportedEncoding | None = option(
+        "How weights are computed with. Not set: as the checkpoint stores them. A checkpoint of "
+        "float32, float16 or bfloat16 is converted to the one asked for.",
+        default=None,
+    )
+    allow_safetensors_weights_fp32_bf6_bidirectional_cast: bool = option(
+        "Allow weights to be converted between float32 and bfloat16.",
+        default=False,
+        no_effect="--quantization-encoding alone converts weights",
+    )
+    huggingface_model_revision: str = option(
+        "The branch, tag or commit of a model on the hub.", default="main"
+    )
+    huggingface_weight_revision: str = option(
+        "The branch, tag or commit of its weights.", default="main"
+    )
+    trust_remote_code: bool = option(
+        "Let code that comes with a model on the hub run.", default=False
+    )
+    device_specs: Any = option(
+        "Where the model runs: cpu, gpu, gpu:0,1.", default_factory=list, parse=parse_devices
+    )
+    force_download: bool = option(
+        "Fetch a model on the hub again, though it is in the cache.", default=False
+    )
+    rope_type: RopeType | None = option(
+        "How queries and keys are rotated; the model says where it is not given.", default=None
+    )
+    use_subgraphs: bool = option("Stage equal layers once, as a subgraph.", default=True)
+    data_parallel_degree: int = option(
+        "Copies of the model that share the requests.", default=1, no_effect=_NO_GPU
+    )
+
+    @property
+    def model_name(self) -> str:
+        """The name that clients ask for."""
+        return self.served_model_name or self.model_path
+
+    @cached_property
+    def huggingface_model_repo(self) -> HuggingFaceRepo:
+        """The model's files.
+
+        Raises:
+            ConfigError: No model is given.
+            ModelFilesError: There is no such folder.
+        """
+        if not self.model_path:
+            raise ConfigError(
+                "no model is given", "Give --model with a model folder or a name on the hub."
+            )
+        return HuggingFaceRepo(
+            self.model_path, self.huggingface_model_revision, self.trust_remote_code
+        )
+
+    @cached_property
+    def huggingface_weight_repo(self) -> HuggingFaceRepo:
+        """The files of the weights."""
+        return HuggingFaceRepo(
+            self.model_path, self.huggingface_weight_revision, self.trust_remote_code
+        )
+
+    @cached_property
+    def huggingface_config(self) -> HuggingFaceConfig:
+        """The model's config.json."""
+        from max.pipelines.lib.registry import PIPELINE_REGISTRY
+
+        return PIPELINE_REGISTRY.get_active_huggingface_config(self.huggingface_model_repo)
+
+    @cached_property
+    def generation_config(self) -> dict[str, Any]:
+        """The object of the model's generation_config.json; empty where there is none."""
+        path = self.huggingface_model_repo.file("generation_config.json")
+        return {} if path is None else read_json(path)
+
+    @cached_property
+    def sampling_params_defaults(self) -> SamplingParamsGenerationConfigDefaults:
+        """What the model says about sampling."""
+        return sampling_defaults(self.generation_config)
+
+    @property
+    def graph_quantization_encoding(self) -> QuantizationEncoding | None:
+        """The packed form of the graph's weights; None for a plain dtype."""
+        encoding = self.quantization_encoding
+        return None if encoding is None else encoding.quantization_encoding
+
+    @cached_property
+    def devices(self) -> list[Device]:
+        """Where the model runs.
+
+        Raises:
+            ConfigError: A device is not there.
+        """
+        from max.driver import CPU, load_devices
+
+        if not self.device_specs:
+            return [CPU()]
+        try:
+            return list(load_devices(self.device_specs))
+        except (ValueError, RuntimeError, NotImplementedError) as error:
+            raise ConfigError(str(error).splitlines()[0], "Give --devices cpu.") from error
+
+    def checkpoint_encoding(self) -> SupportedEncoding | None:
+        """How the checkpoint stores its weights; None where that cannot be told."""
+        if self.weight_path:
+            paths = self.weight_paths()
+            if paths[0].suffix == ".safetensors":
+                from max.pipelines.lib.weight_files import encoding_of, read_safetensors_header
+
+                return encoding_of([e for p in paths for e in read_safetensors_header(p)])
+            return SupportedEncoding.parse_from_file_name(paths[0].name)
+        found = self.huggingface_weight_repo.supported_encodings
+        if len(found) == 1:
+            return found[0]
+        stated = self.huggingface_config.checkpoint_dtype
+        encoding = SupportedEncoding.of_dtype(stated) if stated else None
+        return encoding if encoding in found or not found else found[0]
+
+    @property
+    def weights_format(self) -> WeightsFormat:
+        """The format of the weight files.
+
+        Raises:
+            ModelFilesError: There are no weight files.
+        """
+        from max.graph.weights import weights_format
+
+        return weights_format(self.weight_paths())
+
+    def weight_paths(self) -> list[Path]:
+        """The weight files on this machine, fetched where they must be.
+
+        Raises:
+            ModelFilesError: There are none, or one is missing.
+        """
+        repo = self.huggingface_weight_repo
+        if self.weight_path:
+            found: list[Path] = []
+            for path in self.weight_path:
+                inside = path.expanduser() if path.expanduser().is_file() else repo.file(str(path))
+                if inside is None:
+                    raise ModelFilesError(
+                        f"weight file {path} does not exist", "Check --weight-path."
+                    )
+                found.append(inside)
+            return found
+        names = self._weight_names()
+        if not names:
+            raise ModelFilesError(
+                f"{self.model_path} has no weight files",
+                "The folder must hold *.safetensors; give --weight-path where they are elsewhere.",
+            )
+        if repo.folder is not None:
+            inside = [repo.folder / name for name in names]
+            if all(path.is_file() for path in inside):
+                return inside
+        from max.pipelines.lib.hf_utils import download_weight_files
+
+        return download_weight_files(
+            self.model_path, names, self.huggingface_weight_revision, self.force_download
+        )
+
+    def _weight_names(self) -> list[str]:
+        """The names of the model's weight files: safetensors, else the GGUF file that fits."""
+        from max.graph.weights import WeightsFormat
+
+        repo = self.huggingface_weight_repo
+        files = repo.weight_files
+        if names := files.get(WeightsFormat.safetensors):
+            return names
+        if names := files.get(WeightsFormat.gguf):
+            encoding = self.quantization_encoding
+            fitting = [n for n in names if SupportedEncoding.parse_from_file_name(n) == encoding]
+            if len(names) > 1 and len(fitting) != 1:
+                raise ModelFilesError(
+                    f"{self.model_path} has {len(names)} GGUF files",
+                    "Give the one to take with --weight-path.",
+                )
+            return fitting or names
+        return files.get(WeightsFormat.pytorch, [])
+
+    def weights_size(self) -> int:
+        """The bytes of the weights in memory."""
+        from max.pipelines.lib.weight_files import read_safetensors_header
+
+        total = 0
+        for path in self.weight_paths():
+            if path.suffix == ".safetensors" and self.quantization_encoding is not None:
+                total += bytes_of(read_safetensors_header(path), self.quantization_encoding)
+            else:
+                total += path.stat().st_size
+        return total
+
+    def load_weights(self) -> Weights:
+        """Opens the weight files.
+
+        Raises:
+            ModelFilesError: A file is missing, cut off or broken.
+        """
+        from max.graph.weights import load_weights
+
+        return load_weights(self.weight_paths())

@@ -1,0 +1,122 @@
+"""What weight files hold, read from their headers alone."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from max.pipelines.core.exceptions import ModelFilesError
+from max.pipelines.lib.config_enums import SupportedEncoding
+
+_AGAIN = "Copy or download the model's files again."
+_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2}
+# the safetensors library refuses longer headers too
+_LONGEST_HEADER = 100_000_000
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """A tensor of a safetensors file.
+
+    Args:
+        name: Its name.
+        dtype: Its dtype, as the format spells it.
+        shape: Its shape.
+        begin: Its first byte in the data section.
+        end: One past its last byte.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def read_safetensors_header(path: Path) -> list[TensorEntry]:
+    """The tensors of a safetensors file, without their data.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ModelFilesError: The file is missing, cut off, or no safetensors file.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(8)
+            if len(start) < 8:
+                raise ModelFilesError(f"weight file {path} has only {size} bytes", _AGAIN)
+            (length,) = struct.unpack("<Q", start)
+            if length > min(size - 8, _LONGEST_HEADER):
+                raise ModelFilesError(
+                    f"weight file {path} is cut off, or is no safetensors file: its header should "
+                    f"have {length} bytes, and the file has {size}",
+                    _AGAIN,
+                )
+            header = json.loads(file.read(length))
+    except OSError as error:
+        raise ModelFilesError(
+            f"weight file {path} cannot be read: {error.strerror or error}", _AGAIN
+        ) from error
+    except ValueError as error:
+        if isinstance(error, ModelFilesError):
+            raise
+        raise ModelFilesError(f"weight file {path} has a broken header: {error}", _AGAIN) from error
+    entries = _entries(path, header)
+    data = max((entry.end for entry in entries), default=0)
+    if 8 + length + data > size:
+        raise ModelFilesError(
+            f"weight file {path} is cut off: its tensors end at byte {8 + length + data}, and the "
+            f"file has {size}",
+            _AGAIN,
+        )
+    return entries
+
+
+def _entries(path: Path, header: object) -> list[TensorEntry]:
+    try:
+        assert isinstance(header, dict)
+        return [
+            TensorEntry(name, entry["dtype"], tuple(entry["shape"]), *entry["data_offsets"])
+            for name, entry in header.items()
+            if name != "__metadata__"
+        ]
+    except (AssertionError, KeyError, TypeError) as error:
+        raise ModelFilesError(f"weight file {path} has a broken header", _AGAIN) from error
+
+
+def encoding_of(entries: list[TensorEntry]) -> SupportedEncoding | None:
+    """The encoding of most bytes; None where they are of no dtype that is an encoding.
+
+    Args:
+        entries: The tensors of a checkpoint.
+    """
+    totals: dict[str, int] = {}
+    for entry in entries:
+        totals[entry.dtype] = totals.get(entry.dtype, 0) + entry.end - entry.begin
+    if any(entry.name.endswith(".qweight") for entry in entries):
+        return SupportedEncoding.gptq
+    known = {d: n for d, n in totals.items() if SupportedEncoding.of_dtype(d) is not None}
+    return SupportedEncoding.of_dtype(max(known, key=lambda d: known[d])) if known else None
+
+
+def bytes_of(entries: list[TensorEntry], encoding: SupportedEncoding) -> int:
+    """The bytes of a checkpoint in memory, its floats converted to an encoding.
+
+    Args:
+        entries: The tensors of the checkpoint.
+        encoding: The encoding.
+    """
+    floats = {"F64", "F32", "F16", "BF16"}
+    into = {"float32": 4, "float16": 2, "bfloat16": 2}.get(encoding.value)
+    total = 0
+    for entry in entries:
+        size = entry.end - entry.begin
+        if into is not None and entry.dtype in floats:
+            size = size // _BYTES[entry.dtype] * into
+        total += size
+    return total
