@@ -176,6 +176,9 @@ class SafetensorsFile:
         offsets = self._integers(name, "data_offsets", fields["data_offsets"])
         if len(shape) > _MAX_RANK:
             raise self._error(f"rank {len(shape)} is above {_MAX_RANK}", name)
+        # a size of 0 must not hide sizes that no array can have
+        if math.prod(size or 1 for size in shape) >= 2**59:
+            raise self._error(f"shape {list(shape)} is too large for any array", name)
         if len(offsets) != 2 or offsets[0] > offsets[1]:
             raise self._error(f"data_offsets {list(offsets)} is not [begin, end]", name)
         begin, end = offsets

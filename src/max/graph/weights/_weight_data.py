@@ -67,7 +67,7 @@ class WeightData:
             return self
         if self.quantization_encoding is not None:
             raise ValueError(
-                f"weight {self.name!r}: its {self.quantization_encoding.name} blocks cannot be "
+                f"weight {self.name!r}: its {self.quantization_encoding.value} blocks cannot be "
                 f"converted to {dtype}"
             )
         array = Tensor.from_dlpack(self.data).to_numpy()

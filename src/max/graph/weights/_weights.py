@@ -185,8 +185,8 @@ class HierarchicalWeights(ABC):
         if expected is not None and expected is not found.quantization_encoding:
             has = found.quantization_encoding
             raise ValueError(
-                f"weight {found.name!r}: expected encoding {expected.name}, the file has "
-                f"{'none' if has is None else has.name}"
+                f"weight {found.name!r}: expected encoding {expected.value}, the file has "
+                f"{'none' if has is None else has.value}"
             )
 
     def _allocate(self, data: WeightData, device: DeviceRef) -> Weight:
