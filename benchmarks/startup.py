@@ -60,7 +60,12 @@ def fresh(code: str, runs: int, cache: str | None = None) -> Samples:
         with tempfile.TemporaryDirectory() as empty:
             env = {**os.environ, "MAX_CACHE_DIR": cache or empty}
             done = subprocess.run(
-                [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, cwd=ROOT
+                [sys.executable, "-c", code],
+                env=env,
+                capture_output=True,
+                text=True,
+                check=True,
+                cwd=ROOT,
             )
         out.values.append(float(done.stdout))
     return out

@@ -29,7 +29,8 @@ def test_each_package_is_on_the_map() -> None:
     packages = {
         p.name
         for p in (ROOT / "src" / "max").iterdir()
-        if (p.is_dir() and any(p.glob("*.py"))) or (p.suffix == ".py" and p.stem not in ("__init__", "_version"))
+        if (p.is_dir() and any(p.glob("*.py")))
+        or (p.suffix == ".py" and p.stem not in ("__init__", "_version"))
     }
     assert not {p for p in packages if f"`src/max/{p}`" not in page}
 
@@ -38,7 +39,9 @@ def python_blocks() -> list[object]:
     """The blocks that stand under a page's `<!-- run -->` mark, one a test."""
     found = []
     for page in PAGES:
-        for number, match in enumerate(re.finditer(r"<!-- run -->\n```python\n(.*?)^```", page.read_text(), re.M | re.S)):
+        for number, match in enumerate(
+            re.finditer(r"<!-- run -->\n```python\n(.*?)^```", page.read_text(), re.M | re.S)
+        ):
             found.append(pytest.param(match.group(1), id=f"{page.stem}-{number}"))
     return found
 
@@ -47,7 +50,11 @@ def python_blocks() -> list[object]:
 def test_code_blocks_run(code: str) -> None:
     """In a process of its own, from the project's root, warnings as errors."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     # `print(x)  # value` in the block states the line that it prints

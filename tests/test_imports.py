@@ -95,7 +95,9 @@ def test_the_engine_needs_only_its_four_dependencies() -> None:
 
 
 def test_no_file_is_too_long_to_hold_in_the_head() -> None:
-    long = {str(p.relative_to(SRC)): n for p in FILES if (n := len(p.read_text().splitlines())) > 1000}
+    long = {
+        str(p.relative_to(SRC)): n for p in FILES if (n := len(p.read_text().splitlines())) > 1000
+    }
     assert not long
 
 
@@ -103,7 +105,8 @@ def test_environment_is_read_in_one_place() -> None:
     readers = [
         str(p.relative_to(SRC))
         for p in FILES
-        if package_of(p) != "_config" and ("os.environ" in p.read_text() or "os.getenv" in p.read_text())
+        if package_of(p) != "_config"
+        and ("os.environ" in p.read_text() or "os.getenv" in p.read_text())
     ]
     assert not readers
 
@@ -111,12 +114,20 @@ def test_environment_is_read_in_one_place() -> None:
 @pytest.mark.parametrize(
     ("module", "banned"),
     [
-        ("max.graph", {"torch", "transformers", "llvmlite", "pydantic", "tokenizers", "safetensors", "click"}),
+        (
+            "max.graph",
+            {"torch", "transformers", "llvmlite", "pydantic", "tokenizers", "safetensors", "click"},
+        ),
         ("max.engine", {"torch", "transformers", "pydantic", "tokenizers", "click"}),
-        ("max.entrypoints.cli", {"torch", "transformers", "llvmlite", "xdsl", "pydantic", "tokenizers", "numpy"}),
+        (
+            "max.entrypoints.cli",
+            {"torch", "transformers", "llvmlite", "xdsl", "pydantic", "tokenizers", "numpy"},
+        ),
     ],
 )
 def test_import_loads_no_more_than_needed(module: str, banned: set[str]) -> None:
     code = f"import sys, {module}; print(*sorted({{m.split('.')[0] for m in sys.modules}}))"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
     assert not banned & set(out.stdout.split())
