@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -96,6 +97,18 @@ def test_page_is_current() -> None:
     assert page.read_text() == _config.documentation(), (
         "run `python -m max._config > docs/environment.md`"
     )
+
+
+def test_nothing_else_reads_the_environment() -> None:
+    for path in (ROOT / "src").rglob("*.py"):
+        if path.name == "_config.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.attr] if isinstance(node, ast.Attribute) else []
+            names += [alias.name for alias in getattr(node, "names", []) if hasattr(alias, "name")]
+            assert not {"environ", "getenv", "putenv"} & set(names), (
+                f"{path}:{getattr(node, 'lineno', 0)}: declare a flag in src/max/_config.py"
+            )
 
 
 def test_import_is_light() -> None:

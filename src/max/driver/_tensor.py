@@ -6,41 +6,26 @@ import math
 import operator
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, TypeAlias, overload
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 
 from max.driver import _dlpack
 from max.driver._device import CPU, Device, DeviceStream
 from max.driver._indexing import Index, apply_index, contiguous_strides, is_contiguous
+from max.driver._memory import (
+    ALIGNMENT,
+    Array,
+    MapMode,
+    Memory,
+    address,
+    allocate,
+    array_at,
+    map_file,
+)
 from max.dtype import DType
 
-ALIGNMENT = 64
-Array: TypeAlias = "np.ndarray[Any, Any]"
 ShapeLike: TypeAlias = Sequence[int]
-MapMode: TypeAlias = Literal["readonly", "r", "copyonwrite", "c", "readwrite", "r+", "write", "w+"]
-
-
-def _typestr(dtype: np.dtype[Any]) -> str:
-    # the array interface has no names for the types of ml_dtypes: raw bytes, then a view
-    return dtype.str if dtype.isbuiltin == 1 else f"|V{dtype.itemsize}"
-
-
-_TYPESTR: dict[DType, str] = {dtype: _typestr(dtype.to_numpy()) for dtype in DType}
-_MAP_MODES: dict[str, Literal["r", "c", "r+", "w+"]] = {
-    "readonly": "r", "r": "r", "copyonwrite": "c", "c": "c",
-    "readwrite": "r+", "r+": "r+", "write": "w+", "w+": "w+",
-}  # fmt: skip
-
-
-class _HostArray:
-    """What NumPy makes an array of that keeps the memory's owner alive."""
-
-    __slots__ = ("__array_interface__", "owner")
-
-
-def _address(array: Array) -> int:
-    return array.__array_interface__["data"][0]
 
 
 def _as_shape(op: str, shape: Any) -> tuple[int, ...]:
@@ -168,15 +153,9 @@ class Tensor:
         device, stream = _place("Tensor", target)
         if pinned and device.is_host:
             raise ValueError(f"Tensor: pinned memory serves an accelerator, not {device}")
-        make = np.zeros if zero else np.empty
-        try:
-            owner = make(math.prod(shape) * dtype.size_in_bytes + ALIGNMENT, np.uint8)
-        except (ValueError, OverflowError, MemoryError) as error:
-            gib = math.prod(shape) * dtype.size_in_bytes / 2**30
-            raise MemoryError(f"Tensor: no memory for {gib:.6g} GiB: {shape} {dtype}") from error
+        self._ptr, self._owner = allocate("Tensor", dtype, shape, zero)
         self._dtype, self._shape, self._strides = dtype, shape, None
-        self._ptr = -(-_address(owner) // ALIGNMENT) * ALIGNMENT
-        self._owner, self._read_only = owner, False
+        self._read_only = False
         self._device, self._stream = device, stream
 
     @classmethod
@@ -289,7 +268,7 @@ class Tensor:
         if not (flags.c_contiguous and flags.aligned):
             arr = arr.copy(order="C")
         return Tensor._wrap(
-            _address(arr), dtype, arr.shape, owner=arr, read_only=not arr.flags.writeable
+            address(arr), dtype, arr.shape, owner=arr, read_only=not arr.flags.writeable
         )
 
     @staticmethod
@@ -335,9 +314,7 @@ class Tensor:
             array = array.copy(order="C")
         strides = tuple(stride // itemsize for stride in array.strides)
         read_only = not array.flags.writeable
-        return Tensor._wrap(
-            _address(array), dtype, array.shape, strides, array, read_only=read_only
-        )
+        return Tensor._wrap(address(array), dtype, array.shape, strides, array, read_only=read_only)
 
     @staticmethod
     def mmap(
@@ -363,22 +340,9 @@ class Tensor:
         """
         op = "Tensor.mmap"
         sizes = _as_shape(op, (shape,) if isinstance(shape, int) else shape)
-        short = _MAP_MODES.get(mode)
-        if short is None:
-            raise ValueError(f"{op}: mode {mode!r} is none of {', '.join(_MAP_MODES)}")
-        if offset < 0:
-            raise ValueError(f"{op}: offset {offset} is negative")
-        nbytes = math.prod(sizes) * _check_dtype(op, dtype).size_in_bytes
-        if short != "w+" and (present := os.stat(filename).st_size) < offset + nbytes:
-            raise ValueError(
-                f"{op}: {os.fspath(filename)} has {present} bytes; {sizes} {dtype} at offset "
-                f"{offset} needs {offset + nbytes}"
-            )
-        if nbytes == 0:
-            return Tensor.zeros(sizes, dtype)
-        mapped = np.memmap(filename, np.uint8, short, offset, (nbytes,))
-        read_only = short == "r"
-        return Tensor._wrap(_address(mapped), dtype, sizes, owner=mapped, read_only=read_only)
+        checked = _check_dtype(op, dtype)
+        memory, read_only = map_file(op, filename, checked, sizes, mode, offset)
+        return Tensor._wrap(memory.ptr, checked, sizes, owner=memory.owner, read_only=read_only)
 
     # ----- properties
 
@@ -447,20 +411,8 @@ class Tensor:
         """
         if not self._device.is_host:
             raise ValueError(f"Tensor.to_numpy: the tensor is on {self._device}; use to(CPU())")
-        dtype = self._dtype.to_numpy()
-        holder, size = _HostArray(), dtype.itemsize
-        holder.owner = self._owner
-        interface: dict[str, Any] = {
-            "version": 3,
-            "data": (self._ptr, self._read_only),
-            "shape": self._shape,
-            "typestr": _TYPESTR[self._dtype],
-        }
-        if self._strides is not None:
-            interface["strides"] = tuple(stride * size for stride in self._strides)
-        holder.__array_interface__ = interface
-        array = np.asarray(holder)
-        return array if array.dtype is dtype else array.view(dtype)
+        memory = Memory(self._ptr, self._owner)
+        return array_at(memory, self._dtype, self._shape, self._strides, self._read_only)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         """Lets NumPy functions take a tensor of the host."""
