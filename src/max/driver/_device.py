@@ -125,8 +125,11 @@ class CPU(Device):
     def __new__(cls, id: int = -1) -> Self:
         if id < -1:
             raise ValueError(f"CPU: id {id} is not a device; expected -1, 0, 1, …")
+        key = max(id, 0)
+        found = cls._instances.get(key)
+        if found is not None:
+            return found
         with cls._lock:
-            key = max(id, 0)
             found = cls._instances.get(key)
             if found is None:
                 found = super().__new__(cls)

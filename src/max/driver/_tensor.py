@@ -47,9 +47,12 @@ def _check_dtype(op: str, dtype: object) -> DType:
     return dtype
 
 
+_HOST = CPU()
+
+
 def _place(op: str, target: Device | DeviceStream | None) -> tuple[Device, DeviceStream]:
     if target is None:
-        target = CPU()
+        return _HOST, _HOST.default_stream
     if isinstance(target, Device):
         return target, target.default_stream
     if isinstance(target, DeviceStream):
