@@ -16,10 +16,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
+from enum import Enum
+from functools import lru_cache, reduce
 from typing import NamedTuple, Protocol
 
-__all__ = ["DimExpr", "DimParseError", "FloorDiv", "is_symbol_name", "parse_dim"]
+__all__ = ["POC", "DimExpr", "DimParseError", "FloorDiv", "is_symbol_name", "parse_dim"]
 
 _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEYWORDS = frozenset({"floordiv"})
@@ -460,6 +461,31 @@ def _floor_divide_by_constant(x: DimExpr, divisor: int) -> DimExpr:
                     atom.numerator + inner_divisor * offset, inner_divisor * divisor
                 )
     return _from_terms({((FloorDiv(x, _constant(divisor)), 1),): 1})
+
+
+class POC(Enum):
+    """The operators of expressions, by name."""
+
+    add = "+"
+    sub = "-"
+    mul = "*"
+    div = "//"
+
+    def apply(self, operands: Iterable[DimExpr]) -> DimExpr:
+        """The operator between each two neighbours, from the left.
+
+        Raises:
+            ZeroDivisionError: A divisor is 0.
+        """
+        return reduce(_APPLY[self], operands)
+
+
+_APPLY: dict[POC, Callable[[DimExpr, DimExpr], DimExpr]] = {
+    POC.add: lambda x, y: x + y,
+    POC.sub: lambda x, y: x - y,
+    POC.mul: lambda x, y: x * y,
+    POC.div: lambda x, y: x // y,
+}
 
 
 class DimParseError(ValueError):

@@ -133,9 +133,7 @@ def print_module(module: Operation, locations: bool = False) -> str:
     return stream.getvalue()
 
 
-def parse_module(
-    text: str, resources: Mapping[str, npt.NDArray[Any]] | None = None
-) -> ModuleOp:
+def parse_module(text: str, resources: Mapping[str, npt.NDArray[Any]] | None = None) -> ModuleOp:
     """Reads a module.
 
     Args:

@@ -216,9 +216,12 @@ def build(
     if result_types is None or spec.check is not None:
         operand_types = [v.type for v in operands]
         if result_types is None:
-            if spec.infer is None:
+            if spec.results == 0:
+                result_types = ()
+            elif spec.infer is None:
                 raise TypeError(f"{name}: the result types do not follow from the operands")
-            result_types = spec.infer(operand_types, values)
+            else:
+                result_types = spec.infer(operand_types, values)
         if spec.check is not None:
             spec.check(operand_types, result_types, values)
     return cls.create(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from xdsl.dialects.builtin import StringAttr, SymbolRefAttr
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpTraits
-from xdsl.traits import IsolatedFromAbove, SingleBlockImplicitTerminator, SymbolOpInterface
+from xdsl.traits import IsolatedFromAbove, SymbolOpInterface
 from xdsl.utils.exceptions import VerifyException
 
 from max.mlir.dims import DimExpr
@@ -33,9 +33,7 @@ def _check_output(operands: Types, results: Types, attrs: Attrs) -> None:
         raise ValueError("output: a chain must be the last value")
 
 
-define(
-    OpSpec("mo.output", (0, None), 0, check=_check_output, pure=False, terminator=True)
-)
+define(OpSpec("mo.output", (0, None), 0, check=_check_output, pure=False, terminator=True))
 
 
 class GraphOp(MoOp):

@@ -1,0 +1,496 @@
+"""Graphs: a function of tensors and buffers, staged op by op."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import nullcontext
+from contextvars import ContextVar
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from xdsl.dialects.builtin import FileLineColLoc, IntAttr, LocationAttr, StringAttr
+from xdsl.ir import Attribute, Block, BlockArgument, OpResult, Region, SSAValue
+
+from max import mlir
+from max.graph.kernel_library import KernelLibrary
+from max.graph.type import DeviceRef, Type, _ChainType
+from max.graph.value import TensorValue, TensorValueLike, Value, _ChainValue, _from_mlir
+from max.mlir.dims import DimExpr
+from max.mlir.types import ShapedType
+
+if TYPE_CHECKING:
+    from max.graph.weight import Weight
+
+__all__ = ["Graph"]
+
+_CURRENT: ContextVar[tuple[Graph, ...]] = ContextVar("max.graph.current", default=())
+_HERE = str(Path(__file__).parent)
+_CHAIN = mlir.ChainType.get()
+
+INTRODUCES_SYMBOLS = frozenset(
+    {"mo.rebind", "mo.slice", "mo.slice_dynamic", "mo.range", "mo.custom", "mo.call"}
+)
+"""Ops whose results may have symbols that no input of the graph has; running them tells the size."""
+
+
+@lru_cache(maxsize=65536)
+def _location(filename: str, line: int) -> LocationAttr:
+    return FileLineColLoc(StringAttr(filename), IntAttr(line), IntAttr(0))
+
+
+def _user_location() -> LocationAttr:
+    """The place of the innermost call that comes from outside this package."""
+    frame = sys._getframe(2)
+    while frame.f_code.co_filename.startswith(_HERE) and frame.f_back is not None:
+        frame = frame.f_back
+    return _location(frame.f_code.co_filename, frame.f_lineno)
+
+
+class _DeviceChainMap(MutableMapping[DeviceRef, _ChainValue]):
+    """The chain of each device. One order holds for all devices, so they share the graph's chain."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._devices: dict[DeviceRef, None] = {}
+
+    def __getitem__(self, device: DeviceRef) -> _ChainValue:
+        self._devices[device] = None
+        return self._graph._current_chain
+
+    def __setitem__(self, device: DeviceRef, chain: _ChainValue) -> None:
+        self._devices[device] = None
+        self._graph._current_chain = chain
+
+    def __delitem__(self, device: DeviceRef) -> None:
+        del self._devices[device]
+
+    def __iter__(self) -> Iterator[DeviceRef]:
+        return iter(self._devices)
+
+    def __len__(self) -> int:
+        return len(self._devices)
+
+
+class _AddedWeight(NamedTuple):
+    weight: Weight
+    value: TensorValue
+
+
+class _CurrentGraph:
+    """``Graph.current``: the graph that ops are staged into."""
+
+    def __get__(self, instance: Graph | None, owner: type[Graph]) -> Graph:
+        stack = _CURRENT.get()
+        if not stack:
+            raise LookupError(
+                "no graph is being built here: stage ops inside `with Graph(...)`, or in the "
+                "function given to Graph(name, forward, ...)"
+            )
+        return stack[-1]
+
+
+class Graph:
+    """A function from tensors and buffers to tensors, built by staging ops, then compiled and run.
+
+    Either as a context::
+
+        with Graph("add", input_types=[TensorType(DType.float32, ("n",), device)] * 2) as graph:
+            x, y = graph.inputs
+            graph.output(x.tensor + y.tensor)
+
+    or from a function::
+
+        graph = Graph("add", lambda x, y: x + y, input_types=[...])
+
+    ``print(graph)`` shows its MLIR.
+
+    Args:
+        name: The name of the graph.
+        forward: A function that takes the inputs (and `args`, `kwargs`) and returns the outputs.
+        input_types: The types of the inputs.
+        path: A file with the MLIR of a graph, which is loaded instead.
+        args: More arguments of `forward`.
+        custom_extensions: Files or folders with custom ops, written in the kernel language.
+        context: Not used: MLIR contexts are implicit. For compatibility.
+        kernel_library: Custom ops that are loaded already.
+        module: The module to build the graph in; a new one where None.
+        kwargs: More arguments of `forward`.
+
+    Raises:
+        ValueError: The name is empty, or a symbol of an input type cannot be known from the inputs.
+        TypeError: An input type is not a type.
+    """
+
+    current = _CurrentGraph()
+    """The graph that is being built. LookupError where there is none."""
+
+    name: str
+    device_chains: _DeviceChainMap
+
+    def __init__(
+        self,
+        name: str,
+        forward: Callable[..., None | Value[Any] | Iterable[Value[Any]]] | None = None,
+        input_types: Iterable[Type[Any]] = (),
+        path: Path | None = None,
+        *args: Any,
+        custom_extensions: Iterable[Path] = [],
+        context: object = None,
+        kernel_library: KernelLibrary | None = None,
+        module: mlir.ModuleOp | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self._init(name, kernel_library, custom_extensions)
+        self._root = self
+        if path is not None:
+            self._load(Path(path))
+            return
+        self._module = mlir.new_module() if module is None else module
+        self._build("mo.graph", list(input_types))
+        self._module.body.block.add_op(self._mlir_op)
+        self._forward(forward, args, kwargs)
+
+    def _init(
+        self, name: str, library: KernelLibrary | None, custom_extensions: Iterable[Path]
+    ) -> None:
+        if not name:
+            raise ValueError("Graph: the name is empty")
+        self.name = name
+        self._kernel_library = KernelLibrary() if library is None else library
+        self._kernel_library.load_paths(None, custom_extensions)
+        self._subgraphs: dict[str, Graph] = {}
+        self._weights: dict[str, _AddedWeight] = {}
+        self._symbols: set[str] = set()
+        self._chain: SSAValue | None = None
+        self._chain_input: BlockArgument | None = None
+        self._ready_chain: _ChainValue | None = None
+        self._num_resources = 0
+        self.device_chains = _DeviceChainMap(self)
+
+    def _build(self, op: str, input_types: Sequence[Type[Any]]) -> None:
+        for index, t in enumerate(input_types):
+            if not isinstance(t, Type):
+                raise TypeError(
+                    f"Graph {self.name}: input type {index} is {t!r}, expected a TensorType or "
+                    "BufferType"
+                )
+        types = [t.to_mlir() for t in input_types]
+        self._declare_symbols(types, is_entry=op == "mo.graph")
+        block = Block(arg_types=types)
+        self._adopt(mlir.build(op, attrs={"sym_name": self.name}, regions=[Region(block)]))
+        self._num_inputs = len(types)
+
+    def _adopt(self, op: mlir.MoOp) -> None:
+        assert isinstance(op, mlir.GraphOp)
+        self._mlir_op: mlir.GraphOp = op
+        self._block = op.block
+
+    def _load(self, path: Path) -> None:
+        module = mlir.parse_module(path.read_text(encoding="utf-8"))
+        mlir.verify_module(module)
+        self._module = module
+        self._adopt(mlir.entry(module))
+        self._num_inputs = len(self._block.args)
+        self._declare_symbols(self._mlir_op.input_types, is_entry=True)
+        for op in self._block.ops:
+            self._note_symbols([r.type for r in op.results])
+
+    def _declare_symbols(self, types: Sequence[Attribute], is_entry: bool) -> None:
+        shapes = [t.shape for t in types if isinstance(t, ShapedType)]
+        plain = {dim.symbol_name for shape in shapes for dim in shape}
+        for shape in shapes:
+            for dim in shape:
+                self._symbols.update(dim.symbols)
+                missing = [name for name in dim.symbols if name not in plain]
+                if missing and is_entry:
+                    raise ValueError(
+                        f"Graph {self.name}: the input dimension {dim} depends on {missing[0]}, "
+                        "which is not itself a dimension of an input"
+                    )
+
+    def _forward(
+        self,
+        forward: Callable[..., None | Value[Any] | Iterable[Value[Any]]] | None,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        if forward is None:
+            if args or kwargs:
+                raise TypeError(f"Graph {self.name}: arguments for forward, but no forward")
+            return
+        with self:
+            outputs = forward(*self.inputs, *args, **kwargs)
+            if outputs is None and self._has_output:
+                return
+            if outputs is None:
+                outputs = ()
+            elif isinstance(outputs, Value) or not isinstance(outputs, Iterable):
+                outputs = (outputs,)
+            self.output(*outputs)
+
+    # Building
+
+    def __enter__(self) -> Graph:
+        _CURRENT.set((*_CURRENT.get(), self))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        stack = _CURRENT.get()
+        if not stack or stack[-1] is not self:
+            raise RuntimeError(f"Graph {self.name}: left in another order than entered")
+        _CURRENT.set(stack[:-1])
+
+    @property
+    def inputs(self) -> Sequence[Value[Any]]:
+        """The inputs."""
+        return [_from_mlir(arg) for arg in self._block.args[: self._num_inputs]]
+
+    @property
+    def _has_output(self) -> bool:
+        last = self._block.last_op
+        return last is not None and last.name == "mo.output"
+
+    def output(self, *outputs: TensorValueLike | Value[Any]) -> None:
+        """Sets the outputs and ends the graph.
+
+        Args:
+            outputs: Values of this graph, or what becomes a tensor.
+
+        Raises:
+            ValueError: The outputs are set already, or a value is of another graph.
+            TypeError: An output is not a value, or is a buffer.
+        """
+        if self._has_output:
+            raise ValueError(f"Graph {self.name}: the outputs are set already")
+        with self if _CURRENT.get()[-1:] != (self,) else nullcontext():
+            values: list[Value[Any]] = []
+            for index, output in enumerate(outputs):
+                value = output if isinstance(output, Value) else TensorValue(output)
+                if isinstance(value.to_mlir().type, mlir.BufferType):
+                    raise TypeError(
+                        f"Graph {self.name}: output {index} is a buffer; load it "
+                        "(ops.buffer_load), or leave it out: the caller sees what is stored"
+                    )
+                values.append(value)
+            chain_input = self._chain_input
+            if chain_input is not None:
+                if self._chain is chain_input and chain_input.first_use is None:
+                    # no side effects: calls need no chain
+                    self._block.erase_arg(chain_input)
+                else:
+                    values.append(self._current_chain)
+                self._chain_input = None
+            self._stage("mo.output", values, result_types=())
+
+    @property
+    def output_types(self) -> list[Type[Any]]:
+        """The types of the outputs.
+
+        Raises:
+            ValueError: The outputs are not set yet.
+        """
+        types = [Type.from_mlir(t) for t in self._mlir_op.output_types]
+        return [t for t in types if not isinstance(t, _ChainType)]
+
+    def _stage(
+        self,
+        name: str,
+        operands: Sequence[Value[Any]] = (),
+        attrs: Mapping[str, Any] | None = None,
+        result_types: Sequence[Attribute] | None = None,
+    ) -> Sequence[OpResult]:
+        """Adds an op at the end of the graph, and gives its results.
+
+        Raises:
+            ValueError: The operands do not fit, are of another graph, or the graph has ended.
+            TypeError: An operand's type does not fit.
+        """
+        block = self._block
+        values = [operand.to_mlir() for operand in operands]
+        for index, value in enumerate(values):
+            owner = value.block if isinstance(value, BlockArgument) else value.owner.parent_block()
+            if owner is not block:
+                raise ValueError(
+                    f"{name.removeprefix('mo.')}: operand {index} ({operands[index]!r}) is not "
+                    f"of the graph {self.name}, which is being built"
+                )
+        op = mlir.build(name, values, attrs, result_types, _user_location())
+        if self._has_output:
+            raise ValueError(
+                f"{name.removeprefix('mo.')}: the graph {self.name} has its outputs already; "
+                "stage all ops before output()"
+            )
+        block.add_op(op)
+        if name in INTRODUCES_SYMBOLS:
+            self._note_symbols([r.type for r in op.results])
+        return op.results
+
+    def _stage_effect(
+        self,
+        name: str,
+        operands: Sequence[Value[Any]],
+        attrs: Mapping[str, Any] | None = None,
+        result_types: Sequence[Attribute] | None = None,
+    ) -> Sequence[OpResult]:
+        """`_stage` for an op that takes the chain last and gives it back last, which is left out."""
+        if result_types is not None:
+            result_types = (*result_types, _CHAIN)
+        results = self._stage(name, (*operands, self._current_chain), attrs, result_types)
+        self._chain = results[-1]
+        return results[:-1]
+
+    def _note_symbols(self, types: Iterable[Attribute]) -> None:
+        for t in types:
+            if isinstance(t, ShapedType):
+                for dim in t.shape:
+                    if not dim.is_static:
+                        self._symbols.update(dim.symbols)
+
+    def _check_symbols(self, op: str, dims: Iterable[DimExpr]) -> None:
+        """Checks that the graph can know the size of each dimension.
+
+        Raises:
+            ValueError: A symbol is of no tensor of the graph.
+        """
+        for dim in dims:
+            for name in dim.symbols:
+                if name not in self._symbols:
+                    known = ", ".join(sorted(self._symbols)) or "none"
+                    raise ValueError(
+                        f"{op}: the dimension {name!r} is unknown in the graph {self.name}; "
+                        f"known: {known}"
+                    )
+
+    def _resource_key(self) -> str:
+        root = self._root
+        root._num_resources += 1
+        return f"constant_{root._num_resources - 1}"
+
+    # Side effects
+
+    @property
+    def _current_chain(self) -> _ChainValue:
+        """The chain that the next side effect takes."""
+        if self._chain is None:
+            self._chain = self._stage("mo.chain_create")[0]
+        return _ChainValue(self._chain)
+
+    @_current_chain.setter
+    def _current_chain(self, chain: _ChainValue) -> None:
+        self._chain = chain.to_mlir()
+
+    @property
+    def always_ready_chain(self) -> _ChainValue:
+        """A chain that waits for nothing and is never advanced."""
+        if self._ready_chain is None:
+            self._ready_chain = _ChainValue(self._stage("mo.chain_create")[0])
+        return self._ready_chain
+
+    # Subgraphs and weights
+
+    def add_subgraph(
+        self,
+        name: str,
+        forward: Callable[..., None | Value[Any] | Iterable[Value[Any]]] | None = None,
+        input_types: Iterable[Type[Any]] = (),
+        path: Path | None = None,
+        custom_extensions: Iterable[Path] = [],
+        devices: Iterable[DeviceRef] = [],
+    ) -> Graph:
+        """Makes a graph that this one (and other subgraphs) can call with `max.graph.ops.call`.
+
+        Its weights are named relative to the call's prefix. A chain is added to its inputs and
+        outputs where it has side effects.
+
+        Args:
+            name: The name, unique among the graphs of the module.
+            forward: A function from the inputs to the outputs; where None, build with ``with``.
+            input_types: The types of the inputs. Symbols stand for what each call brings.
+            path: A file with the MLIR of the subgraph, which is loaded instead.
+            custom_extensions: Files or folders with custom ops.
+            devices: The devices that the subgraph uses.
+
+        Raises:
+            ValueError: The module has a graph of this name.
+        """
+        root = self._root
+        if name in root._subgraphs or name == root.name:
+            raise ValueError(f"Graph {root.name}: there is a graph of the name {name!r} already")
+        subgraph = Graph.__new__(Graph)
+        subgraph._init(name, self._kernel_library, custom_extensions)
+        subgraph._root = root
+        subgraph._module = root._module
+        if path is not None:
+            loaded = mlir.subgraphs(mlir.parse_module(Path(path).read_text(encoding="utf-8")))
+            if name not in loaded:
+                raise ValueError(f"add_subgraph: {path} has no subgraph @{name}")
+            op = loaded[name]
+            op.detach()
+            subgraph._adopt(op)
+            inputs = [t for t in op.input_types if t != _CHAIN]
+            subgraph._num_inputs = len(inputs)
+            subgraph._declare_symbols(inputs, is_entry=False)
+        else:
+            subgraph._build("mo.subgraph", list(input_types))
+            chain = subgraph._block.insert_arg(_CHAIN, subgraph._num_inputs)
+            subgraph._chain = subgraph._chain_input = chain
+        for device in devices:
+            subgraph.device_chains[device]
+        root._module.body.block.insert_op_before(subgraph._mlir_op, root._mlir_op)
+        root._subgraphs[name] = subgraph
+        subgraph._forward(forward, (), {})
+        return subgraph
+
+    def add_weight(self, weight: Weight, force_initial_weight_on_host: bool = True) -> TensorValue:
+        """Adds a weight to the graph; a weight that is there already is given back.
+
+        Args:
+            weight: The weight.
+            force_initial_weight_on_host: Whether the weight starts on the CPU and is moved to
+                its device by the graph.
+
+        Raises:
+            ValueError: Another weight of this name is in the graph.
+        """
+        from max.graph.weight import stage_weight
+
+        added = self._weights.get(weight.name)
+        if added is not None:
+            if added.weight is not weight:
+                raise ValueError(
+                    f"Graph {self.name}: another weight of the name {weight.name!r} is in the "
+                    "graph already"
+                )
+            return added.value
+        with self if _CURRENT.get()[-1:] != (self,) else nullcontext():
+            value = stage_weight(weight, force_initial_weight_on_host)
+        self._weights[weight.name] = _AddedWeight(weight, value)
+        return value
+
+    @property
+    def weights(self) -> dict[str, Weight]:
+        """The weights that were added to this graph, by name; those of subgraphs not included."""
+        return {name: added.weight for name, added in self._weights.items()}
+
+    # Text
+
+    @property
+    def kernel_libraries_paths(self) -> list[Path]:
+        """The files and folders with custom ops."""
+        return self._kernel_library.library_paths()
+
+    def to_mlir(self) -> mlir.ModuleOp:
+        """The module of the graph and its subgraphs."""
+        return cast(mlir.ModuleOp, self._root._module)
+
+    @property
+    def _mlir_module(self) -> mlir.ModuleOp:
+        return self._root._module
+
+    def __str__(self) -> str:
+        return mlir.print_module(self._mlir_module)
+
+    def __repr__(self) -> str:
+        return f"Graph(name={self.name!r}, inputs={len(self.inputs)})"

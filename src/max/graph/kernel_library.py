@@ -1,0 +1,107 @@
+"""The files that a graph's custom ops come from."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from max import mlir
+
+__all__ = ["KernelLibrary"]
+
+
+class KernelLibrary:
+    """Files and folders with custom ops, written in the kernel language.
+
+    A path is a ``.py`` file, or a folder whose ``.py`` files are taken. The files are executed
+    when the graph is loaded, not before; here they are only read.
+
+    Args:
+        context: Not used: MLIR contexts are implicit. For compatibility.
+        paths: The files and folders.
+
+    Raises:
+        FileNotFoundError: A path does not exist.
+        ValueError: A path is neither a ``.py`` file nor a folder.
+    """
+
+    def __init__(self, context: object = None, paths: list[Path] = []) -> None:
+        self._paths: list[Path] = []
+        self._symbols: dict[str, Path] = {}
+        self.load_paths(context, paths)
+
+    def add_path(self, path: Path) -> None:
+        """Adds a file or folder.
+
+        Args:
+            path: The file or folder.
+
+        Raises:
+            FileNotFoundError: The path does not exist.
+            ValueError: The path is neither a ``.py`` file nor a folder.
+        """
+        path = Path(path)
+        if not path.exists():
+            raise FileNotFoundError(f"KernelLibrary: {path} does not exist")
+        if path.is_file() and path.suffix != ".py":
+            raise ValueError(
+                f"KernelLibrary: {path} is not a library of custom ops; expected a .py file with "
+                "ops registered by max.kernel.register, or a folder of such files"
+            )
+        if path in self._paths:
+            return
+        self._paths.append(path)
+        for source in sorted(path.glob("**/*.py")) if path.is_dir() else [path]:
+            for symbol in _registered(source):
+                self._symbols.setdefault(symbol, source)
+
+    def library_paths(self) -> list[Path]:
+        """The files and folders that were added."""
+        return list(self._paths)
+
+    def load_paths(self, context: object, custom_extensions: Iterable[Path]) -> None:
+        """Adds files and folders.
+
+        Args:
+            context: Not used.
+            custom_extensions: The files and folders.
+
+        Raises:
+            FileNotFoundError: A path does not exist.
+            ValueError: A path is neither a ``.py`` file nor a folder.
+        """
+        for path in custom_extensions:
+            self.add_path(path)
+
+    def verify_custom_op(self, custom_op: mlir.MoOp) -> None:
+        """Checks a custom op against the libraries.
+
+        Args:
+            custom_op: A ``mo.custom`` op.
+
+        Raises:
+            ValueError: The op is not a custom op, is not well formed, or no library registers it.
+        """
+        if custom_op.name != "mo.custom":
+            raise ValueError(f"{custom_op.name} is not a custom op")
+        symbol: str = custom_op.attr("symbol")
+        if symbol not in self._symbols:
+            known = ", ".join(sorted(self._symbols)) or "none"
+            raise ValueError(f"custom: no library registers {symbol!r}; registered: {known}")
+
+
+def _registered(source: Path) -> Iterator[str]:
+    """The names in ``@register("name")`` decorators of a file."""
+    tree = ast.parse(source.read_text(encoding="utf-8"), filename=str(source))
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef):
+            continue
+        for decorator in node.decorator_list:
+            if not isinstance(decorator, ast.Call) or not decorator.args:
+                continue
+            name = ast.unparse(decorator.func).rpartition(".")[2]
+            first = decorator.args[0]
+            if name == "register" and isinstance(first, ast.Constant):
+                if isinstance(first.value, str):
+                    yield first.value

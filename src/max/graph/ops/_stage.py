@@ -1,0 +1,53 @@
+"""What the op families share: staging one op, axes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from xdsl.ir import Attribute
+
+from max import mlir
+from max.graph import graph as _graph
+from max.graph.value import TensorValue, TensorValueLike, Value, _tensor
+
+
+def as_tensor(value: TensorValueLike) -> TensorValue:
+    """The tensor of what an op takes for one."""
+    return value if isinstance(value, TensorValue) else TensorValue(value)
+
+
+def mlir_type(value: TensorValue) -> mlir.TensorType:
+    """The MLIR type of a tensor."""
+    found = value.to_mlir().type
+    assert isinstance(found, mlir.TensorType)
+    return found
+
+
+def stage(
+    name: str,
+    operands: Sequence[Value[Any]],
+    attrs: Mapping[str, Any] | None = None,
+    result_type: Attribute | None = None,
+) -> TensorValue:
+    """Stages an op of one tensor result into the current graph."""
+    types = None if result_type is None else (result_type,)
+    return _tensor(_graph.Graph.current._stage(f"mo.{name}", operands, attrs, types)[0])
+
+
+def normalize_axis(op: str, axis: int, rank: int, what: str = "axis") -> int:
+    """An axis that may count from the last, as one that counts from the first.
+
+    Raises:
+        TypeError: The axis is not an int.
+        ValueError: The axis is out of range.
+    """
+    if isinstance(axis, bool) or not hasattr(axis, "__index__"):
+        raise TypeError(f"{op}: {what} is {axis!r}, expected an int")
+    index = axis.__index__()
+    if not -rank <= index < rank:
+        expected = f"{-rank} to {rank - 1}" if rank else "a tensor of rank 1 or more"
+        raise ValueError(
+            f"{op}: {what} {index} is out of range for a tensor of rank {rank}; expected {expected}"
+        )
+    return index + rank if index < 0 else index

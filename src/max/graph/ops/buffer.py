@@ -1,0 +1,108 @@
+"""Buffers: tensors that the graph changes in place."""
+
+from __future__ import annotations
+
+from max.graph import graph as _graph
+from max.graph.dim import Dim
+from max.graph.ops._stage import as_tensor
+from max.graph.ops.promotion import is_weak, promote_weak
+from max.graph.ops.shape import broadcast_to, reshape
+from max.graph.ops.slicing import SliceIndices, parse_indices
+from max.graph.type import BufferType
+from max.graph.value import (
+    BufferValue,
+    BufferValueLike,
+    TensorValue,
+    TensorValueLike,
+    _tensor,
+)
+from max.mlir.types import dims_text
+
+__all__ = ["buffer_create", "buffer_load", "buffer_store", "buffer_store_slice"]
+
+
+def buffer_create(type: BufferType) -> BufferValue:
+    """A new buffer, whose elements are not set. It lives as long as one run of the graph.
+
+    Args:
+        type: The type of the buffer.
+
+    Raises:
+        ValueError: A symbolic dimension is not one of the graph.
+    """
+    graph = _graph.Graph.current
+    made = type.to_mlir()
+    graph._check_symbols("buffer_create", made.shape)
+    return BufferValue(graph._stage("mo.buffer_create", (), {}, (made,))[0])
+
+
+def buffer_load(x: BufferValueLike) -> TensorValue:
+    """The elements of a buffer at this point, as a tensor.
+
+    Args:
+        x: The buffer.
+    """
+    buffer = x if isinstance(x, BufferValue) else BufferValue(x)
+    return _tensor(_graph.Graph.current._stage_effect("mo.buffer_load", (buffer,))[0])
+
+
+def buffer_store(destination: BufferValueLike, source: TensorValueLike) -> None:
+    """Replaces all elements of a buffer.
+
+    Args:
+        destination: The buffer.
+        source: The new elements, of the buffer's shape; a number fills the buffer.
+
+    Raises:
+        ValueError: The shape or the device does not fit.
+        TypeError: The dtype does not fit.
+    """
+    buffer = destination if isinstance(destination, BufferValue) else BufferValue(destination)
+    value = _source("buffer_store", buffer, source)
+    if value.rank == 0 and buffer.rank:
+        value = broadcast_to(value, buffer.shape)
+    _graph.Graph.current._stage_effect("mo.buffer_store", (value, buffer))
+
+
+def buffer_store_slice(
+    destination: BufferValueLike, source: TensorValueLike, indices: SliceIndices
+) -> None:
+    """Replaces part of the elements of a buffer.
+
+    Args:
+        destination: The buffer.
+        source: The new elements; broadcast to the shape of the part.
+        indices: Which part; see `max.graph.ops.slice_tensor`. Tensors cannot be indices here.
+
+    Raises:
+        ValueError: An index is out of range, or the shape does not fit.
+        TypeError: An index or the dtype does not fit.
+    """
+    buffer = destination if isinstance(destination, BufferValue) else BufferValue(destination)
+    shape = buffer._mlir_type.shape
+    index = parse_indices("buffer_store_slice", shape, indices)
+    if not index.is_static:
+        raise TypeError("buffer_store_slice: a tensor cannot be an index; use a custom op")
+    sizes = index.sizes("buffer_store_slice", shape)
+    wanted = [Dim.from_mlir(dim) for dim in index.result_shape(sizes)]
+    value = _source("buffer_store_slice", buffer, source)
+    try:
+        value = broadcast_to(value, wanted)
+    except ValueError as error:
+        raise ValueError(
+            f"buffer_store_slice: the source is {value!r}, the part has shape {dims_text(sizes)}"
+        ) from error
+    value = reshape(value, [Dim.from_mlir(dim) for dim in sizes])
+    _graph.Graph.current._stage_effect("mo.buffer_store_slice", (value, buffer), index.attrs)
+
+
+def _source(op: str, buffer: BufferValue, source: TensorValueLike) -> TensorValue:
+    if is_weak(source):
+        return promote_weak(op, source, buffer.dtype, buffer.device)
+    value = as_tensor(source)
+    if value.dtype is not buffer.dtype:
+        raise TypeError(
+            f"{op}: the source is {value.dtype.name}, the buffer is {buffer.dtype.name}; cast the "
+            "source"
+        )
+    return value

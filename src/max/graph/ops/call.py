@@ -1,0 +1,55 @@
+"""Calls of subgraphs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from xdsl.dialects.builtin import SymbolRefAttr
+
+from max import mlir
+from max.graph import graph as _graph
+from max.graph.value import TensorValue, Value, _from_mlir
+
+if TYPE_CHECKING:
+    from max.graph.graph import Graph
+
+__all__ = ["call"]
+
+
+def call(graph: Graph, *args: Value[Any], prefix: str = "") -> list[Value[Any]]:
+    """Calls a subgraph, made with `max.graph.Graph.add_subgraph`.
+
+    A subgraph with side effects takes its place in their order. Symbols of its input types stand
+    for the dimensions of the arguments.
+
+    Args:
+        graph: The subgraph, with its outputs set.
+        args: A value for each input.
+        prefix: What is put before the names of the subgraph's weights, such as ``"layers.0."``.
+
+    Returns:
+        The outputs.
+
+    Raises:
+        ValueError: The subgraph is not of this module or has no outputs yet, a count or a dimension
+            does not fit.
+        TypeError: The type of an argument does not fit.
+    """
+    current = _graph.Graph.current
+    if graph._root is not current._root or graph is graph._root:
+        raise ValueError(
+            f"call: {graph.name} is not a subgraph of {current._root.name}; make it with "
+            "add_subgraph"
+        )
+    if not graph._has_output:
+        raise ValueError(f"call: the subgraph {graph.name} has no outputs yet; set them first")
+    values = [v if isinstance(v, Value) else TensorValue(v) for v in args]
+    inputs = [t for t in graph._mlir_op.input_types if not isinstance(t, mlir.ChainType)]
+    env = mlir.bind_call(graph.name, inputs, [v.to_mlir().type for v in values])
+    outputs = graph._mlir_op.output_types
+    attrs = {"callee": SymbolRefAttr(graph.name), "prefix": prefix}
+    has_chain = len(inputs) != len(graph._mlir_op.input_types)
+    kept = outputs[:-1] if has_chain else outputs
+    types = [mlir.substitute_type(t, env) for t in kept]
+    stage = current._stage_effect if has_chain else current._stage
+    return [_from_mlir(result) for result in stage("mo.call", values, attrs, types)]

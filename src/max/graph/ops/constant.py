@@ -1,0 +1,156 @@
+"""Constants and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from max import mlir
+from max.driver import DLPackArray, Tensor
+from max.dtype import DType
+from max.graph import graph as _graph
+from max.graph.ops._stage import stage
+from max.graph.type import DeviceRef, TensorType
+from max.graph.value import TensorValue
+
+if TYPE_CHECKING:
+    from max.driver import Device
+
+__all__ = ["constant", "constant_external"]
+
+Array = npt.NDArray[Any]
+
+
+def constant(
+    value: Any,
+    dtype: DType | None = None,
+    device: Device | DeviceRef | None = None,
+) -> TensorValue:
+    """A tensor with values that are known now.
+
+    An array is used where it is, without a copy, where its dtype and layout allow; it must then not
+    be changed any more.
+
+    Args:
+        value: A number, nested sequences of numbers, or an array (NumPy, DLPack).
+        dtype: The element type; by default that of an array, int64 for ints, float32 for floats.
+        device: Where the constant is; the CPU by default.
+
+    Returns:
+        A tensor of the shape of `value`; rank 0 for a number.
+
+    Raises:
+        ValueError: A value is out of range for `dtype`, or not whole for an integer type.
+        TypeError: The value is not numeric.
+    """
+    array = to_array(value, dtype)
+    where = DeviceRef.CPU() if device is None else DeviceRef.from_device(device)
+    element = DType.from_numpy(array.dtype)
+    on_cpu = mlir.TensorType.get(element, array.shape)
+    attr = mlir.constant_attr(array, "")
+    if isinstance(attr, mlir.ResourceAttr):
+        attr = mlir.ResourceAttr.of(_graph.Graph.current._resource_key(), array)
+    made = stage("constant", (), {"value": attr}, on_cpu)
+    return made if where.is_cpu() and where.id == 0 else made.to(where)
+
+
+def to_array(value: Any, dtype: DType | None = None, op: str = "constant") -> Array:
+    """The NumPy array of a constant's value, contiguous, of a dtype that `DType` knows.
+
+    Raises:
+        ValueError: A value is out of range for `dtype`, or not whole for an integer type.
+        TypeError: The value is not numeric.
+    """
+    if isinstance(value, np.ndarray):
+        array = value
+    elif isinstance(value, Tensor):
+        array = value.to_numpy()
+    elif isinstance(value, np.generic):
+        array = np.asarray(value)
+    elif isinstance(value, bool | int | float):
+        return _convert(op, np.asarray(value), _default_dtype(value) if dtype is None else dtype)
+    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        array = np.asarray(value)
+        if dtype is None and array.dtype == np.float64 and not _has_arrays(value):
+            dtype = DType.float32
+    elif isinstance(value, DLPackArray):
+        array = Tensor.from_dlpack(value).to_numpy()
+    else:
+        raise TypeError(
+            f"{op}: {value!r} of type {type(value).__name__} is not a number or an array"
+        )
+    if array.dtype == object or array.dtype.kind in "USOMmc":
+        raise TypeError(f"{op}: an array of {array.dtype} is not numeric")
+    return _convert(op, array, DType.from_numpy(array.dtype) if dtype is None else dtype)
+
+
+def _has_arrays(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(_has_arrays(v) for v in value)
+    return isinstance(value, np.ndarray | np.generic)
+
+
+def _default_dtype(value: bool | int | float) -> DType:
+    match value:
+        case bool():
+            return DType.bool
+        case int():
+            return DType.int64
+        case _:
+            return DType.float32
+
+
+def _convert(op: str, array: Array, dtype: DType) -> Array:
+    target = dtype.to_numpy()
+    if array.dtype == target:
+        return np.ascontiguousarray(array).reshape(array.shape)
+    source_is_float = array.dtype.kind not in "biu"
+    if dtype is DType.bool:
+        if array.dtype.kind != "b" and not np.isin(array, (0, 1)).all():
+            raise ValueError(f"{op}: the values do not fit bool, which has 0 and 1")
+        return array.astype(target)
+    if dtype.is_integral():
+        if source_is_float:
+            wide = array.astype(np.float64)
+            if not np.isfinite(wide).all() or (wide != np.trunc(wide)).any():
+                raise ValueError(
+                    f"{op}: {_first(array, wide != np.trunc(wide))} is not a whole number, it "
+                    f"does not fit {dtype.name}"
+                )
+        limits = np.iinfo(target)
+        for extreme in (array.min(), array.max()) if array.size else ():
+            if not limits.min <= int(extreme) <= limits.max:
+                raise ValueError(
+                    f"{op}: {extreme} is out of range for {dtype.name} ({limits.min} to "
+                    f"{limits.max})"
+                )
+        return array.astype(target)
+    with np.errstate(over="ignore", invalid="ignore"):
+        converted = array.astype(target)
+    if array.dtype.kind == "b":
+        return converted
+    lost = ~np.isfinite(converted.astype(np.float64)) & np.isfinite(array.astype(np.float64))
+    if lost.any():
+        raise ValueError(f"{op}: {_first(array, lost)} is out of range for {dtype.name}")
+    return converted
+
+
+def _first(array: Array, mask: npt.NDArray[np.bool_]) -> Any:
+    found = array[mask]
+    return found.reshape(-1)[0] if found.size else array.reshape(-1)[0]
+
+
+def constant_external(name: str, type: TensorType) -> TensorValue:
+    """A weight: a tensor whose values are given by name when the graph is loaded.
+
+    Args:
+        name: The full name of the weight. Constants of one name are one weight.
+        type: The type of the weight.
+
+    Raises:
+        ValueError: The name is empty.
+    """
+    return stage("constant.external", (), {"name": name}, type.to_mlir())

@@ -1,0 +1,48 @@
+"""Moves between devices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from max.graph.ops._stage import as_tensor, mlir_type, stage
+from max.graph.type import DeviceRef
+from max.graph.value import BufferValue, StrongTensorValueLike, TensorValue
+from max.mlir import TensorType
+
+if TYPE_CHECKING:
+    from max.driver import Device
+
+__all__ = ["assert_same_device", "transfer_to"]
+
+
+def transfer_to(x: StrongTensorValueLike, device: Device | DeviceRef) -> TensorValue:
+    """The tensor on another device.
+
+    Args:
+        x: The tensor.
+        device: The device; where the tensor is there already, `x` is returned.
+    """
+    tensor = as_tensor(x)
+    type_ = mlir_type(tensor)
+    where = DeviceRef.from_device(device).to_mlir()
+    if where == type_.device:
+        return tensor
+    return stage("transfer", (tensor,), None, TensorType.get(type_.dtype, type_.shape, where))
+
+
+def assert_same_device(
+    *values: TensorValue | BufferValue, **named_values: TensorValue | BufferValue
+) -> None:
+    """Checks that all values are on one device.
+
+    Args:
+        values: Values.
+        named_values: Values with the names that the error shows.
+
+    Raises:
+        ValueError: They are not.
+    """
+    named = {f"value {i}": v for i, v in enumerate(values)} | named_values
+    if len({v.device for v in named.values()}) > 1:
+        where = ", ".join(f"{name} on {v.device}" for name, v in named.items())
+        raise ValueError(f"the values are on different devices: {where}")

@@ -1,0 +1,533 @@
+"""Element-wise ops. Operands are promoted to one dtype and broadcast to one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from max.dtype import DType
+from max.graph.ops._stage import as_tensor, mlir_type, stage
+from max.graph.ops.promotion import cast_to, is_weak, promoted
+from max.graph.value import StrongTensorValueLike, TensorValue, TensorValueLike
+from max.mlir.dims import DimExpr
+from max.mlir.ops.elementwise import GELU_APPROXIMATIONS
+from max.mlir.types import dims_text
+
+__all__ = [
+    "abs",
+    "acos",
+    "add",
+    "atanh",
+    "cast",
+    "cos",
+    "div",
+    "equal",
+    "erf",
+    "exp",
+    "floor",
+    "floor_div",
+    "gelu",
+    "greater",
+    "greater_equal",
+    "is_inf",
+    "is_nan",
+    "log",
+    "log1p",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
+    "mod",
+    "mul",
+    "negate",
+    "not_equal",
+    "pow",
+    "relu",
+    "round",
+    "rsqrt",
+    "sigmoid",
+    "silu",
+    "sin",
+    "sqrt",
+    "sub",
+    "tanh",
+    "trunc",
+    "where",
+]
+
+
+def broadcast_shapes(op: str, shapes: Sequence[tuple[DimExpr, ...]]) -> tuple[DimExpr, ...]:
+    """The shape to which all `shapes` broadcast by NumPy's rules.
+
+    Raises:
+        ValueError: Two dimensions differ and neither is 1.
+    """
+    first = shapes[0]
+    if all(shape == first for shape in shapes):
+        return first
+    rank = max(len(shape) for shape in shapes)
+    result: list[DimExpr] = []
+    for axis in range(-rank, 0):
+        size = DimExpr.constant(1)
+        for shape in shapes:
+            if -axis > len(shape):
+                continue
+            dim = shape[axis]
+            if size == 1:
+                size = dim
+            elif dim not in (size, 1):
+                texts = " and ".join(dims_text(s) for s in shapes)
+                symbolic = not (dim.is_static and size.is_static)
+                raise ValueError(
+                    f"{op}: the shapes {texts} do not broadcast: axis {axis} is {size} and {dim}; "
+                    "dimensions must be equal or 1"
+                    + (" (state what is equal with rebind)" if symbolic else "")
+                )
+        result.append(size)
+    return tuple(result)
+
+
+def broadcast_all(op: str, tensors: Sequence[TensorValue]) -> list[TensorValue]:
+    """The tensors, broadcast to one shape.
+
+    Raises:
+        ValueError: They do not broadcast.
+    """
+    types = [mlir_type(t) for t in tensors]
+    shape = types[0].shape
+    if all(t.shape == shape for t in types):
+        return list(tensors)
+    shape = broadcast_shapes(op, [t.shape for t in types])
+    return [
+        x if t.shape == shape else stage("broadcast_to", (x,), None, t.with_shape(shape))
+        for x, t in zip(tensors, types, strict=True)
+    ]
+
+
+def _unary(op: str, x: TensorValueLike) -> TensorValue:
+    return stage(op, (as_tensor(x),))
+
+
+def _binary(op: str, name: str, lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
+    return stage(op, broadcast_all(name, promoted(name, lhs, rhs)))
+
+
+def add(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
+    """``lhs + rhs``, element by element.
+
+    Args:
+        lhs: The left operand.
+        rhs: The right operand; broadcasts with the left.
+
+    Raises:
+        ValueError: The shapes do not broadcast.
+        TypeError: The operands are bool, or no dtype fits both.
+    """
+    return _binary("add", "add", lhs, rhs)
+
+
+def sub(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
+    """``lhs - rhs``, element by element; operands as of `add`.
+
+    Args:
+        lhs: The left operand.
+        rhs: The right operand.
+    """
+    return _binary("sub", "sub", lhs, rhs)
+
+
+def mul(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
+    """``lhs * rhs``, element by element; operands as of `add`.
+
+    Args:
+        lhs: The left operand.
+        rhs: The right operand.
+    """
+    return _binary("mul", "mul", lhs, rhs)
+
+
+def div(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
+    """``lhs / rhs``, true division: integers are divided as floats.
+
+    Args:
+        lhs: The dividend.
+        rhs: The divisor; broadcasts with the dividend.
+
+    Returns:
+        The quotient: of the promoted dtype where that is a float, else float64 for operands of
+        64 bits, float32 for narrower ones.
+
+    Raises:
+        ValueError: The shapes do not broadcast.
+        TypeError: The operands are bool, or no dtype fits both.
+    """
+    if is_weak(lhs) != is_weak(rhs):
+        lhs, rhs = _floating(lhs), _floating(rhs)
+    x, y = promoted("div", lhs, rhs)
+    return stage("div", broadcast_all("div", (_floating(x), _floating(y))))
+
+
+def _floating(value: TensorValueLike) -> TensorValueLike:
+    """A tensor of integers as floats; all else as it is."""
+    if is_weak(value):
+        return value
+    x = as_tensor(value)
+    if not x.dtype.is_integral():
+        return x
+    return cast_to(x, DType.float64 if x.dtype.size_in_bits == 64 else DType.float32)
+
+
+def floor_div(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
+    """``lhs // rhs``, rounded to minus infinity; operands as of `add`.
+
+    Args:
+        lhs: The dividend.
+        rhs: The divisor.
+    """
+    quotient = _binary("div", "floor_div", lhs, rhs)
+    return floor(quotient) if quotient.dtype.is_float() else quotient
+
+
+def mod(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
+    """``lhs % rhs``, with the sign of `rhs`; operands as of `add`.
+
+    Args:
+        lhs: The dividend.
+        rhs: The divisor.
+    """
+    return _binary("mod", "mod", lhs, rhs)
+
+
+def pow(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
+    """``lhs ** rhs``, element by element; operands as of `add`.
+
+    Args:
+        lhs: The base.
+        rhs: The exponent.
+    """
+    return _binary("pow", "pow", lhs, rhs)
+
+
+def equal(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
+    """``lhs == rhs``, element by element; bool.
+
+    Args:
+        lhs: The left operand.
+        rhs: The right operand; broadcasts with the left.
+    """
+    return _binary("equal", "equal", lhs, rhs)
+
+
+def not_equal(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
+    """``lhs != rhs``, element by element; bool.
+
+    Args:
+        lhs: The left operand.
+        rhs: The right operand; broadcasts with the left.
+    """
+    return _binary("not_equal", "not_equal", lhs, rhs)
+
+
+def greater(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
+    """``lhs > rhs``, element by element; bool.
+
+    Args:
+        lhs: The left operand.
+        rhs: The right operand; broadcasts with the left.
+    """
+    return _binary("greater", "greater", lhs, rhs)
+
+
+def greater_equal(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
+    """``lhs >= rhs``, element by element; bool.
+
+    Args:
+        lhs: The left operand.
+        rhs: The right operand; broadcasts with the left.
+    """
+    return _binary("greater_equal", "greater_equal", lhs, rhs)
+
+
+def logical_and(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
+    """``lhs and rhs``, element by element.
+
+    Args:
+        lhs: The left operand, bool.
+        rhs: The right operand, bool; broadcasts with the left.
+    """
+    return _binary("and", "logical_and", lhs, rhs)
+
+
+def logical_or(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
+    """``lhs or rhs``, element by element.
+
+    Args:
+        lhs: The left operand, bool.
+        rhs: The right operand, bool; broadcasts with the left.
+    """
+    return _binary("or", "logical_or", lhs, rhs)
+
+
+def logical_xor(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
+    """Whether exactly one of `lhs` and `rhs` is true, element by element.
+
+    Args:
+        lhs: The left operand, bool.
+        rhs: The right operand, bool; broadcasts with the left.
+    """
+    return _binary("xor", "logical_xor", lhs, rhs)
+
+
+def logical_not(x: TensorValueLike) -> TensorValue:
+    """``not x``, element by element.
+
+    Args:
+        x: The operand, bool.
+    """
+    return _unary("not", x)
+
+
+def maximum(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
+    """The greater of both, element by element."""
+    return _binary("max", "max", lhs, rhs)
+
+
+def minimum(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
+    """The lesser of both, element by element."""
+    return _binary("min", "min", lhs, rhs)
+
+
+def where(condition: TensorValueLike, x: TensorValueLike, y: TensorValueLike) -> TensorValue:
+    """``x`` where the condition is true, ``y`` where not, element by element.
+
+    Args:
+        condition: The condition, bool.
+        x: The values where it is true.
+        y: The values where it is false. All three broadcast.
+
+    Raises:
+        ValueError: The shapes do not broadcast.
+        TypeError: The condition is not bool, or no dtype fits both branches.
+    """
+    then, other = promoted("where", x, y)
+    return stage("select", broadcast_all("where", (as_tensor(condition), then, other)))
+
+
+def cast(x: StrongTensorValueLike, dtype: DType) -> TensorValue:
+    """The tensor with its elements converted. A float is truncated to become an int.
+
+    Args:
+        x: The tensor.
+        dtype: The new element type; where it is the old one, `x` is returned.
+    """
+    if not isinstance(dtype, DType):
+        raise TypeError(f"cast: the dtype is {dtype!r}, expected a DType")
+    return cast_to(as_tensor(x), dtype)
+
+
+def gelu(x: TensorValueLike, approximate: str = "none") -> TensorValue:
+    """The Gaussian error linear unit, ``x * P(X <= x)`` for a standard normal X.
+
+    Args:
+        x: The operand, of a floating-point type.
+        approximate: ``none`` (by erf), ``tanh``: ``0.5 x (1 + tanh(0.7978845608 (x + 0.044715 x³)))``,
+            or ``quick``: ``x sigmoid(1.702 x)``.
+
+    Raises:
+        ValueError: Another approximation.
+        TypeError: The operand is not of a floating-point type.
+    """
+    if approximate not in GELU_APPROXIMATIONS:
+        raise ValueError(
+            f"gelu: approximate is {approximate!r}, expected one of "
+            f"{', '.join(GELU_APPROXIMATIONS)}"
+        )
+    return stage("gelu", (as_tensor(x),), {"approximate": approximate})
+
+
+def abs(x: TensorValueLike) -> TensorValue:
+    """The absolute value, element by element.
+
+    Args:
+        x: The operand, a number type.
+    """
+    return _unary("abs", x)
+
+
+def negate(x: TensorValueLike) -> TensorValue:
+    """``-x``, element by element.
+
+    Args:
+        x: The operand, a number type.
+    """
+    return _unary("neg", x)
+
+
+def relu(x: TensorValueLike) -> TensorValue:
+    """``max(x, 0)``, element by element.
+
+    Args:
+        x: The operand, a number type.
+    """
+    return _unary("relu", x)
+
+
+def exp(x: TensorValueLike) -> TensorValue:
+    """The exponential, element by element.
+
+    Args:
+        x: The operand, of a floating-point type.
+    """
+    return _unary("exp", x)
+
+
+def log(x: TensorValueLike) -> TensorValue:
+    """The natural logarithm, element by element.
+
+    Args:
+        x: The operand, of a floating-point type.
+    """
+    return _unary("log", x)
+
+
+def log1p(x: TensorValueLike) -> TensorValue:
+    """``log(1 + x)``, exact for small `x`, element by element.
+
+    Args:
+        x: The operand, of a floating-point type.
+    """
+    return _unary("log1p", x)
+
+
+def sqrt(x: TensorValueLike) -> TensorValue:
+    """The square root, element by element.
+
+    Args:
+        x: The operand, of a floating-point type.
+    """
+    return _unary("sqrt", x)
+
+
+def rsqrt(x: TensorValueLike) -> TensorValue:
+    """``1 / sqrt(x)``, element by element.
+
+    Args:
+        x: The operand, of a floating-point type.
+    """
+    return _unary("rsqrt", x)
+
+
+def tanh(x: TensorValueLike) -> TensorValue:
+    """The hyperbolic tangent, element by element.
+
+    Args:
+        x: The operand, of a floating-point type.
+    """
+    return _unary("tanh", x)
+
+
+def sin(x: TensorValueLike) -> TensorValue:
+    """The sine, element by element.
+
+    Args:
+        x: The operand in radians, of a floating-point type.
+    """
+    return _unary("sin", x)
+
+
+def cos(x: TensorValueLike) -> TensorValue:
+    """The cosine, element by element.
+
+    Args:
+        x: The operand in radians, of a floating-point type.
+    """
+    return _unary("cos", x)
+
+
+def acos(x: TensorValueLike) -> TensorValue:
+    """The inverse cosine in radians, 0 to π, element by element.
+
+    Args:
+        x: The operand, of a floating-point type; is clamped to -1 to 1.
+    """
+    return _unary("acos", x)
+
+
+def atanh(x: TensorValueLike) -> TensorValue:
+    """The inverse hyperbolic tangent, element by element.
+
+    Args:
+        x: The operand, of a floating-point type.
+    """
+    return _unary("atanh", x)
+
+
+def erf(x: TensorValueLike) -> TensorValue:
+    """The error function, element by element.
+
+    Args:
+        x: The operand, of a floating-point type.
+    """
+    return _unary("erf", x)
+
+
+def floor(x: TensorValueLike) -> TensorValue:
+    """The greatest whole number that is not above, element by element.
+
+    Args:
+        x: The operand, of a floating-point type.
+    """
+    return _unary("floor", x)
+
+
+def round(x: TensorValueLike) -> TensorValue:
+    """The nearest whole number, halves to the even one, element by element.
+
+    Args:
+        x: The operand, of a floating-point type.
+    """
+    return _unary("round", x)
+
+
+def trunc(x: TensorValueLike) -> TensorValue:
+    """The number without its fraction, element by element.
+
+    Args:
+        x: The operand, of a floating-point type.
+    """
+    return _unary("trunc", x)
+
+
+def sigmoid(x: TensorValueLike) -> TensorValue:
+    """``1 / (1 + exp(-x))``, element by element.
+
+    Args:
+        x: The operand, of a floating-point type.
+    """
+    return _unary("sigmoid", x)
+
+
+def silu(x: TensorValueLike) -> TensorValue:
+    """``x * sigmoid(x)``, element by element.
+
+    Args:
+        x: The operand, of a floating-point type.
+    """
+    return _unary("silu", x)
+
+
+def is_nan(x: TensorValueLike) -> TensorValue:
+    """Whether an element is not a number; bool.
+
+    Args:
+        x: The operand, of a floating-point type.
+    """
+    return _unary("is_nan", x)
+
+
+def is_inf(x: TensorValueLike) -> TensorValue:
+    """Whether an element is infinite; bool.
+
+    Args:
+        x: The operand, of a floating-point type.
+    """
+    return _unary("is_inf", x)

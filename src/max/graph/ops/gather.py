@@ -1,0 +1,123 @@
+"""Ops that pick and place elements by index."""
+
+from __future__ import annotations
+
+from max.dtype import DType
+from max.graph.ops._stage import as_tensor, normalize_axis, stage
+from max.graph.ops.constant import constant
+from max.graph.ops.promotion import is_weak, promote_weak
+from max.graph.value import TensorValue, TensorValueLike
+
+__all__ = ["gather", "gather_nd", "scatter", "scatter_nd"]
+
+
+def _indices(op: str, value: TensorValueLike, like: TensorValue) -> TensorValue:
+    if not is_weak(value):
+        return as_tensor(value)
+    if isinstance(value, int):
+        return constant(value, DType.int64, like.device)
+    return as_tensor(value).to(like.device)
+
+
+def _updates(op: str, value: TensorValueLike, like: TensorValue) -> TensorValue:
+    if is_weak(value):
+        return promote_weak(op, value, like.dtype, like.device)
+    updates = as_tensor(value)
+    if updates.dtype is not like.dtype:
+        raise TypeError(
+            f"{op}: the updates are {updates.dtype.name}, the input is {like.dtype.name}; cast one"
+        )
+    return updates
+
+
+def gather(input: TensorValueLike, indices: TensorValueLike, axis: int) -> TensorValue:
+    """Picks slices of a tensor along an axis, as ``numpy.take``.
+
+    Args:
+        input: The tensor.
+        indices: Which slices, integers; a negative index counts from the last. An index out of
+            range is an error when the graph runs.
+        axis: The axis; negative counts from the last.
+
+    Returns:
+        A tensor of shape ``input.shape[:axis] + indices.shape + input.shape[axis + 1:]``.
+
+    Raises:
+        ValueError: The axis is out of range.
+        TypeError: The indices are not integers.
+    """
+    tensor = as_tensor(input)
+    index = normalize_axis("gather", axis, tensor.rank)
+    return stage("gather", (tensor, _indices("gather", indices, tensor)), {"axis": index})
+
+
+def gather_nd(input: TensorValueLike, indices: TensorValueLike, batch_dims: int = 0) -> TensorValue:
+    """Picks slices of a tensor by vectors of indices.
+
+    Args:
+        input: The tensor.
+        indices: Integers; the last axis, of static size, is the vector that indexes the axes of
+            `input` that follow the batch dims.
+        batch_dims: How many leading axes `input` and `indices` share; they must be equal.
+
+    Returns:
+        A tensor of shape ``indices.shape[:-1] + input.shape[batch_dims + indices.shape[-1]:]``.
+
+    Raises:
+        ValueError: The batch dims differ, or the vectors are too long.
+        TypeError: The indices are not integers.
+    """
+    tensor = as_tensor(input)
+    operands = (tensor, _indices("gather_nd", indices, tensor))
+    return stage("gather_nd", operands, {"batch_dims": int(batch_dims)})
+
+
+def scatter(
+    input: TensorValueLike,
+    updates: TensorValueLike,
+    indices: TensorValueLike,
+    axis: int = -1,
+) -> TensorValue:
+    """A copy of a tensor with elements replaced along an axis, as ``numpy.put_along_axis``.
+
+    Args:
+        input: The tensor.
+        updates: The new elements, of the input's dtype and rank.
+        indices: Where each goes along the axis: integers of the shape of `updates`.
+        axis: The axis; negative counts from the last.
+
+    Raises:
+        ValueError: The shapes do not fit, or the axis is out of range.
+        TypeError: The dtypes do not fit.
+    """
+    tensor = as_tensor(input)
+    index = normalize_axis("scatter", axis, tensor.rank)
+    operands = (
+        tensor,
+        _updates("scatter", updates, tensor),
+        _indices("scatter", indices, tensor),
+    )
+    return stage("scatter", operands, {"axis": index})
+
+
+def scatter_nd(
+    input: TensorValueLike, updates: TensorValueLike, indices: TensorValueLike
+) -> TensorValue:
+    """A copy of a tensor with slices replaced by vectors of indices.
+
+    Args:
+        input: The tensor.
+        updates: The new slices, of shape ``indices.shape[:-1] + input.shape[indices.shape[-1]:]``.
+        indices: Integers; the last axis, of static size, is the vector of indices.
+
+    Raises:
+        ValueError: The shapes do not fit.
+        TypeError: The dtypes do not fit.
+    """
+    tensor = as_tensor(input)
+    operands = (
+        tensor,
+        _updates("scatter_nd", updates, tensor),
+        _indices("scatter_nd", indices, tensor),
+    )
+    return stage("scatter_nd", operands)

@@ -1,0 +1,71 @@
+"""Normalisations over the last axis."""
+
+from __future__ import annotations
+
+from max.graph.ops._stage import as_tensor, stage
+from max.graph.ops.promotion import is_weak, promote_weak
+from max.graph.value import TensorValue, TensorValueLike
+
+__all__ = ["layer_norm", "rms_norm"]
+
+
+def _scale(op: str, value: TensorValueLike, like: TensorValue) -> TensorValue:
+    if is_weak(value):
+        return promote_weak(op, value, like.dtype, like.device)
+    return as_tensor(value)
+
+
+def layer_norm(
+    input: TensorValue, gamma: TensorValueLike, beta: TensorValueLike, epsilon: float
+) -> TensorValue:
+    """``(x - mean) / sqrt(var + epsilon) * gamma + beta`` over the last axis.
+
+    Args:
+        input: The tensor, of a floating-point type.
+        gamma: The scale, of the size of the last axis.
+        beta: The offset, of the size of the last axis.
+        epsilon: What is added to the variance, positive.
+
+    Raises:
+        ValueError: A size does not fit, or epsilon is not positive.
+        TypeError: A dtype does not fit.
+    """
+    x = as_tensor(input)
+    operands = (
+        x,
+        _scale("layer_norm", gamma, x),
+        _scale("layer_norm", beta, x),
+    )
+    return stage("layer_norm", operands, {"epsilon": float(epsilon)})
+
+
+def rms_norm(
+    input: TensorValueLike,
+    weight: TensorValueLike,
+    epsilon: float,
+    weight_offset: float = 0.0,
+    multiply_before_cast: bool = True,
+) -> TensorValue:
+    """``x / sqrt(mean(x²) + epsilon) * (weight + weight_offset)`` over the last axis.
+
+    Computed in float32.
+
+    Args:
+        input: The tensor, of a floating-point type.
+        weight: The scale, of the size of the last axis.
+        epsilon: What is added to the mean square, positive.
+        weight_offset: What is added to the weight; 1 for Gemma.
+        multiply_before_cast: Whether the product with the weight is rounded to the dtype once, or
+            the normalised value is rounded first, as Llama does.
+
+    Raises:
+        ValueError: A size does not fit, or epsilon is not positive.
+        TypeError: A dtype does not fit.
+    """
+    x = as_tensor(input)
+    attrs = {
+        "epsilon": float(epsilon),
+        "weight_offset": float(weight_offset),
+        "multiply_before_cast": bool(multiply_before_cast),
+    }
+    return stage("rms_norm", (x, _scale("rms_norm", weight, x)), attrs)

@@ -1,0 +1,118 @@
+"""Element types of mixed operands.
+
+- Operands of one dtype keep it.
+- Numbers, arrays and dimensions take the dtype of the tensor that they meet, where it can hold them:
+  a float does not become an int, and an int out of range is an error.
+- Of two tensors, the result has the higher category (bool, unsigned, signed, float) and the greater
+  width of both; a signed integer that meets an unsigned one of its width or more is widened so that all
+  values fit, and ``float16`` with ``bfloat16`` gives ``float32``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from max.dtype import DType
+from max.graph.dim import Dim
+from max.graph.ops._stage import as_tensor, mlir_type, stage
+from max.graph.ops.constant import constant
+from max.graph.shape import Shape
+from max.graph.type import DeviceRef
+from max.graph.value import HasTensorValue, TensorValue, TensorValueLike, Value
+
+__all__ = ["promote_types", "promoted"]
+
+_SIGNED = {8: DType.int8, 16: DType.int16, 32: DType.int32, 64: DType.int64}
+_FLOAT = {16: DType.float16, 32: DType.float32, 64: DType.float64}
+
+
+def _category(dtype: DType) -> int:
+    if dtype is DType.bool:
+        return 0
+    if dtype.is_float():
+        return 3
+    return 2 if dtype.is_signed_integral() else 1
+
+
+def promote_types(op: str, x: DType, y: DType) -> DType:
+    """The dtype of a result of two tensors.
+
+    Raises:
+        TypeError: No dtype holds both.
+    """
+    if x is y:
+        return x
+    if _category(x) > _category(y):
+        x, y = y, x
+    low, high = _category(x), _category(y)
+    if low == 0:
+        return y
+    if low == high:
+        if x.size_in_bits != y.size_in_bits:
+            return x if x.size_in_bits > y.size_in_bits else y
+        # two formats of one width: neither holds the other
+        return _FLOAT[max(16, 2 * x.size_in_bits)]
+    if high == 3:
+        return y if x.size_in_bits <= y.size_in_bits else _FLOAT[x.size_in_bits]
+    if x.size_in_bits < y.size_in_bits:
+        return y
+    if x.size_in_bits == 64:
+        raise TypeError(
+            f"{op}: no integer type holds both {x.name} and {y.name}; cast one of the operands"
+        )
+    return _SIGNED[2 * x.size_in_bits]
+
+
+def is_weak(value: object) -> bool:
+    """Whether a value takes the dtype of the tensor that it meets."""
+    return not isinstance(value, Value | HasTensorValue) or isinstance(value, Dim | Shape)
+
+
+def promote_weak(op: str, value: Any, dtype: DType, device: DeviceRef) -> TensorValue:
+    """A number, array or dimension as a tensor of `dtype` on `device`.
+
+    Raises:
+        TypeError: The value is a float, `dtype` is not.
+        ValueError: The value is out of range.
+    """
+    if isinstance(value, Dim | Shape):
+        if isinstance(value, Dim) and value.expr.is_static:
+            value = value.expr.value
+        else:
+            return as_tensor(value).cast(dtype).to(device)
+    kind = np.asarray(value).dtype.kind if not isinstance(value, bool | int | float) else ""
+    if (isinstance(value, float) or kind in "fV") and not dtype.is_float():
+        raise TypeError(
+            f"{op}: {value!r} is a float, the other operand is {dtype.name}; cast the tensor first"
+        )
+    return constant(value, dtype, device)
+
+
+def promoted(op: str, x: TensorValueLike, y: TensorValueLike) -> tuple[TensorValue, TensorValue]:
+    """Two operands as tensors of one dtype.
+
+    Raises:
+        TypeError: No dtype fits both.
+        ValueError: A number is out of range.
+    """
+    x_weak, y_weak = is_weak(x), is_weak(y)
+    if x_weak and not y_weak:
+        tensor = as_tensor(y)
+        return promote_weak(op, x, tensor.dtype, tensor.device), tensor
+    if y_weak and not x_weak:
+        tensor = as_tensor(x)
+        return tensor, promote_weak(op, y, tensor.dtype, tensor.device)
+    a, b = as_tensor(x), as_tensor(y)
+    a_type, b_type = mlir_type(a), mlir_type(b)
+    if a_type.dtype is b_type.dtype:
+        return a, b
+    dtype = promote_types(op, a_type.dtype, b_type.dtype)
+    return cast_to(a, dtype), cast_to(b, dtype)
+
+
+def cast_to(x: TensorValue, dtype: DType) -> TensorValue:
+    """`x` with elements of `dtype`; itself where it has them already."""
+    type_ = mlir_type(x)
+    return x if type_.dtype is dtype else stage("cast", (x,), None, type_.with_dtype(dtype))

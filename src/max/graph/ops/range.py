@@ -1,0 +1,89 @@
+"""Sequences of numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from max import mlir
+from max.dtype import DType
+from max.graph.dim import Dim, DimLike
+from max.graph.ops._stage import as_tensor, stage
+from max.graph.ops.constant import constant
+from max.graph.ops.elementwise import cast
+from max.graph.type import DeviceRef
+from max.graph.value import TensorValue, TensorValueLike
+from max.mlir.dims import DimExpr
+
+if TYPE_CHECKING:
+    from max.driver import Device
+
+__all__ = ["range"]
+
+
+def range(
+    start: TensorValueLike,
+    stop: TensorValueLike,
+    step: TensorValueLike = 1,
+    out_dim: DimLike | None = None,
+    *,
+    dtype: DType,
+    device: Device | DeviceRef,
+) -> TensorValue:
+    """The numbers from `start`, in steps of `step`, up to but without `stop`.
+
+    Args:
+        start: The first number: a number, a dimension or a scalar tensor on the CPU.
+        stop: The number at which to stop; as `start`.
+        step: The step, not 0; as `start`.
+        out_dim: The size of the result. May be left out where numbers and dimensions tell it.
+        dtype: The element type of the result.
+        device: Where the result is.
+
+    Raises:
+        ValueError: The step is 0, its sign does not lead from start to stop, the size is not known.
+        TypeError: A bound is not a scalar.
+    """
+    size = _size(start, stop, step)
+    if out_dim is not None:
+        wanted = Dim(out_dim).expr
+        if size is not None and size.is_static and wanted.is_static and size != wanted:
+            raise ValueError(f"range: the range has {size} elements, out_dim is {wanted}")
+        size = wanted
+    if size is None:
+        raise ValueError(
+            f"range: the size of the range from {start!r} to {stop!r} in steps of {step!r} is not "
+            "known while the graph is built; say it: out_dim"
+        )
+    operands = [_bound(v, dtype) for v in (start, stop, step)]
+    result = mlir.TensorType.get(dtype, (size,))
+    return stage("range", operands, None, result).to(DeviceRef.from_device(device))
+
+
+def _bound(value: TensorValueLike, dtype: DType) -> TensorValue:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return constant(value, dtype)
+    scalar = as_tensor(value)
+    if scalar.rank != 0:
+        raise TypeError(f"range: {scalar!r} is not a scalar")
+    return cast(scalar.to(DeviceRef.CPU()), dtype)
+
+
+def _size(start: Any, stop: Any, step: Any) -> DimExpr | None:
+    """The number of elements, where numbers and dimensions tell it."""
+    values = (start, stop, step)
+    if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
+        if step == 0:
+            raise ValueError("range: the step is 0")
+        if (stop - start) * step < 0:
+            raise ValueError(f"range: steps of {step} do not lead from {start} to {stop}")
+        return DimExpr.constant(max(0, math.ceil((stop - start) / step)))
+    if not all(isinstance(v, int | Dim) and not isinstance(v, bool) for v in values):
+        return None
+    by = Dim(step).expr
+    if not by.is_static or by.value == 0:
+        return None
+    span = Dim(stop).expr - Dim(start).expr
+    if by.value < 0:
+        return (-span - by - 1) // -by.value
+    return (span + by - 1) // by

@@ -1,0 +1,193 @@
+"""Ops that combine the elements along an axis, which stays with size 1; and scans along an axis."""
+
+from __future__ import annotations
+
+from max.graph import graph as _graph
+from max.graph.ops._stage import as_tensor, normalize_axis, stage
+from max.graph.ops.elementwise import maximum, minimum
+from max.graph.value import TensorValue, TensorValueLike, _tensor
+
+__all__ = [
+    "argmax",
+    "argmin",
+    "cumsum",
+    "logsoftmax",
+    "max",
+    "mean",
+    "min",
+    "softmax",
+    "sum",
+    "top_k",
+]
+
+
+def _reduce(name: str, op: str, x: TensorValueLike, axis: int) -> TensorValue:
+    tensor = as_tensor(x)
+    return stage(op, (tensor,), {"axis": normalize_axis(name, axis, tensor.rank)})
+
+
+def sum(x: TensorValueLike, axis: int = -1) -> TensorValue:
+    """The sum along an axis, which stays with size 1.
+
+    Args:
+        x: The operand, a number type. Sums of bfloat16 and float16 are accumulated in float32.
+        axis: The axis; negative counts from the last.
+
+    Raises:
+        ValueError: The axis is out of range.
+        TypeError: The operand is bool.
+    """
+    return _reduce("sum", "reduce_sum", x, axis)
+
+
+def mean(x: TensorValueLike, axis: int = -1) -> TensorValue:
+    """The mean along an axis, which stays with size 1.
+
+    Args:
+        x: The operand, a number type; of integers the mean is rounded down.
+        axis: The axis; negative counts from the last.
+
+    Raises:
+        ValueError: The axis is out of range.
+        TypeError: The operand is bool.
+    """
+    return _reduce("mean", "reduce_mean", x, axis)
+
+
+def max(
+    x: TensorValueLike, y: TensorValueLike | None = None, /, axis: int | None = None
+) -> TensorValue:
+    """The greater of two tensors, or the greatest element along an axis of one.
+
+    Args:
+        x: The operand.
+        y: The other operand; broadcasts with `x`.
+        axis: Of one operand, the axis (the last by default), which stays with size 1.
+
+    Raises:
+        ValueError: The axis is out of range or empty, or the shapes do not broadcast.
+        TypeError: The operand is bool, or no dtype fits both.
+    """
+    if y is not None:
+        return maximum(x, y)
+    return _reduce("max", "reduce_max", x, -1 if axis is None else axis)
+
+
+def min(
+    x: TensorValueLike, y: TensorValueLike | None = None, /, axis: int | None = None
+) -> TensorValue:
+    """The lesser of two tensors, or the least element along an axis of one.
+
+    Args:
+        x: The operand.
+        y: The other operand; broadcasts with `x`.
+        axis: Of one operand, the axis (the last by default), which stays with size 1.
+
+    Raises:
+        ValueError: The axis is out of range or empty, or the shapes do not broadcast.
+        TypeError: The operand is bool, or no dtype fits both.
+    """
+    if y is not None:
+        return minimum(x, y)
+    return _reduce("min", "reduce_min", x, -1 if axis is None else axis)
+
+
+def argmax(x: TensorValueLike, axis: int = -1) -> TensorValue:
+    """The index of the greatest element along an axis, which stays with size 1; int64.
+
+    Args:
+        x: The operand, a number type. Of equal elements the first counts.
+        axis: The axis; negative counts from the last.
+
+    Raises:
+        ValueError: The axis is out of range or empty.
+        TypeError: The operand is bool.
+    """
+    return _reduce("argmax", "argmax", x, axis)
+
+
+def argmin(x: TensorValueLike, axis: int = -1) -> TensorValue:
+    """The index of the least element along an axis, which stays with size 1; int64.
+
+    Args:
+        x: The operand, a number type. Of equal elements the first counts.
+        axis: The axis; negative counts from the last.
+
+    Raises:
+        ValueError: The axis is out of range or empty.
+        TypeError: The operand is bool.
+    """
+    return _reduce("argmin", "argmin", x, axis)
+
+
+def softmax(value: TensorValueLike, axis: int = -1) -> TensorValue:
+    """``exp(x) / sum(exp(x))`` along an axis.
+
+    Args:
+        value: The operand, of a floating-point type.
+        axis: The axis; negative counts from the last.
+
+    Raises:
+        ValueError: The axis is out of range.
+        TypeError: The operand is not of a floating-point type.
+    """
+    return _reduce("softmax", "softmax", value, axis)
+
+
+def logsoftmax(value: TensorValueLike, axis: int = -1) -> TensorValue:
+    """The logarithm of `softmax` along an axis.
+
+    Args:
+        value: The operand, of a floating-point type.
+        axis: The axis; negative counts from the last.
+
+    Raises:
+        ValueError: The axis is out of range.
+        TypeError: The operand is not of a floating-point type.
+    """
+    return _reduce("logsoftmax", "logsoftmax", value, axis)
+
+
+def cumsum(
+    x: TensorValueLike, axis: int = -1, exclusive: bool = False, reverse: bool = False
+) -> TensorValue:
+    """The sums of all elements up to each one, along an axis.
+
+    Args:
+        x: The operand, a number type.
+        axis: The axis; negative counts from the last.
+        exclusive: Whether an element is left out of its own sum: the first is then 0.
+        reverse: Whether to sum from the end.
+
+    Raises:
+        ValueError: The axis is out of range.
+        TypeError: The operand is bool.
+    """
+    tensor = as_tensor(x)
+    attrs = {
+        "axis": normalize_axis("cumsum", axis, tensor.rank),
+        "exclusive": bool(exclusive),
+        "reverse": bool(reverse),
+    }
+    return stage("cumsum", (tensor,), attrs)
+
+
+def top_k(input: TensorValueLike, k: int, axis: int = -1) -> tuple[TensorValue, TensorValue]:
+    """The greatest elements along an axis, in descending order, and their indices.
+
+    Args:
+        input: The operand, a number type.
+        k: How many elements, at least 1, at most the size of the axis.
+        axis: The axis; negative counts from the last.
+
+    Returns:
+        The values, and their indices along the axis (int64). Of equal elements the first come first.
+
+    Raises:
+        ValueError: The axis or `k` is out of range.
+        TypeError: The operand is bool.
+    """
+    tensor = as_tensor(input)
+    attrs = {"k": int(k), "axis": normalize_axis("top_k", axis, tensor.rank)}
+    values, indices = _graph.Graph.current._stage("mo.top_k", (tensor,), attrs)
+    return _tensor(values), _tensor(indices)

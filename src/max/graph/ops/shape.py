@@ -1,0 +1,291 @@
+"""Ops that give the same elements another shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from max.graph import graph as _graph
+from max.graph.dim import Dim, DimLike
+from max.graph.ops._stage import as_tensor, mlir_type, normalize_axis, stage
+from max.graph.shape import Shape, ShapeLike
+from max.graph.type import FilterLayout
+from max.graph.value import StrongTensorValueLike, TensorValue, TensorValueLike
+from max.mlir import TensorType
+from max.mlir.dims import DimExpr
+from max.mlir.types import dims_text
+
+__all__ = [
+    "as_interleaved_complex",
+    "broadcast_to",
+    "flatten",
+    "permute",
+    "rebind",
+    "reshape",
+    "shape_to_tensor",
+    "squeeze",
+    "transpose",
+    "unsqueeze",
+]
+
+
+def _dims(op: str, shape: ShapeLike) -> tuple[DimExpr, ...]:
+    """The dimensions of a target shape, all of them known in the graph."""
+    if isinstance(shape, str | int) or not isinstance(shape, Iterable):
+        raise TypeError(f"{op}: the shape is {shape!r}, expected a sequence of dimensions")
+    try:
+        dims = Shape(shape).exprs
+    except TypeError as error:
+        raise TypeError(f"{op}: {error}") from error
+    if any(not dim.is_static for dim in dims):
+        _graph.Graph.current._check_symbols(op, dims)
+    return dims
+
+
+def reshape(x: TensorValueLike, shape: ShapeLike) -> TensorValue:
+    """The same elements, in the same order, in another shape.
+
+    Args:
+        x: The tensor.
+        shape: The new dimensions. One may be -1: it takes what the others leave.
+
+    Raises:
+        ValueError: The number of elements differs, more than one dimension is -1, or a symbolic
+            dimension is not one of the graph.
+    """
+    tensor = as_tensor(x)
+    type_ = mlir_type(tensor)
+    dims = list(_dims("reshape", shape))
+    free = [i for i, dim in enumerate(dims) if dim == -1]
+    if len(free) > 1:
+        raise ValueError(f"reshape: {dims_text(dims)} has {len(free)} dimensions of -1, at most 1")
+    for axis, dim in enumerate(dims):
+        if dim.is_static and dim.value < -1:
+            raise ValueError(f"reshape: dimension {axis} of {dims_text(dims)} is negative")
+    if free:
+        dims[free[0]] = _remaining(type_, dims, free[0])
+    if tuple(dims) == type_.shape:
+        return tensor
+    return stage("reshape", (tensor,), None, type_.with_shape(dims))
+
+
+def _remaining(type_: TensorType, dims: list[DimExpr], free: int) -> DimExpr:
+    """The dimension that -1 stands for."""
+    rest = DimExpr.constant(1)
+    for axis, dim in enumerate(dims):
+        if axis != free:
+            rest = rest * dim
+    total = type_.num_elements
+    if rest == 0:
+        raise ValueError(
+            f"reshape: {dims_text(dims)} leaves -1 open for {type_.short}: the others have no "
+            "elements"
+        )
+    quotient = total.exact_quotient(rest)
+    if quotient is None:
+        raise ValueError(
+            f"reshape: the {total} elements of {type_.short} do not fill {dims_text(dims)}: they "
+            f"are not a multiple of {rest}"
+        )
+    return quotient
+
+
+def flatten(x: TensorValueLike, start_dim: int = 0, end_dim: int = -1) -> TensorValue:
+    """Merges the axes from `start_dim` to `end_dim`, both included, into one.
+
+    Args:
+        x: The tensor; one of rank 0 becomes rank 1.
+        start_dim: The first axis; negative counts from the last.
+        end_dim: The last axis; negative counts from the last.
+
+    Raises:
+        ValueError: An axis is out of range, or the last comes before the first.
+    """
+    tensor = as_tensor(x)
+    shape = mlir_type(tensor).shape
+    rank = max(len(shape), 1)
+    first = normalize_axis("flatten", start_dim, rank, "start_dim")
+    last = normalize_axis("flatten", end_dim, rank, "end_dim")
+    if first > last:
+        raise ValueError(f"flatten: start_dim {start_dim} comes after end_dim {end_dim}")
+    merged = Dim(1)
+    for dim in shape[first : last + 1]:
+        merged = merged * Dim.from_mlir(dim)
+    before = [Dim.from_mlir(dim) for dim in shape[:first]]
+    after = [Dim.from_mlir(dim) for dim in shape[last + 1 :]]
+    return reshape(tensor, [*before, merged, *after])
+
+
+def broadcast_to(
+    x: StrongTensorValueLike,
+    shape: TensorValue | ShapeLike,
+    out_dims: ShapeLike | None = None,
+) -> TensorValue:
+    """Repeats elements along axes of size 1, and along new axes in front.
+
+    Args:
+        x: The tensor.
+        shape: The new dimensions. A tensor only says that they are known late; `out_dims` counts.
+        out_dims: The new dimensions, where `shape` is a tensor.
+
+    Raises:
+        ValueError: A dimension is neither 1 nor equal, a symbolic dimension is not one of the
+            graph, or `shape` is a tensor and `out_dims` is None.
+    """
+    tensor = as_tensor(x)
+    if isinstance(shape, TensorValue):
+        if out_dims is None:
+            raise ValueError("broadcast_to: a shape that is a tensor needs out_dims")
+        shape = out_dims
+    elif out_dims is not None:
+        raise ValueError("broadcast_to: out_dims is for a shape that is a tensor")
+    dims = _dims("broadcast_to", shape)
+    type_ = mlir_type(tensor)
+    if dims == type_.shape:
+        return tensor
+    for axis, dim in enumerate(dims):
+        if dim.is_static and dim.value < 0:
+            raise ValueError(f"broadcast_to: dimension {axis} of {dims_text(dims)} is negative")
+    return stage("broadcast_to", (tensor,), None, type_.with_shape(dims))
+
+
+def rebind(
+    x: TensorValueLike,
+    shape: ShapeLike,
+    message: str = "",
+    layout: FilterLayout | None = None,
+) -> TensorValue:
+    """States that a tensor has another shape than the graph knows; checked when the graph runs.
+
+    Names that are new to the graph stand for what they turn out to be.
+
+    Args:
+        x: The tensor.
+        shape: The dimensions that it will have, as many as it has.
+        message: What the error says if it has not.
+        layout: The layout of a convolution's filter.
+
+    Raises:
+        ValueError: The rank differs, or a dimension can never be equal.
+    """
+    tensor = as_tensor(x)
+    type_ = mlir_type(tensor)
+    dims = Shape(shape).exprs
+    name = type_.layout if layout is None else layout.value
+    target = TensorType.get(type_.dtype, dims, type_.device, name)
+    if target == type_:
+        return tensor
+    return stage("rebind", (tensor,), {"message": message}, target)
+
+
+def transpose(x: TensorValueLike, axis_1: int, axis_2: int) -> TensorValue:
+    """Swaps two axes.
+
+    Args:
+        x: The tensor.
+        axis_1: One axis; negative counts from the last.
+        axis_2: The other axis; negative counts from the last.
+
+    Raises:
+        ValueError: An axis is out of range.
+    """
+    tensor = as_tensor(x)
+    rank = tensor.rank
+    one = normalize_axis("transpose", axis_1, rank, "axis_1")
+    other = normalize_axis("transpose", axis_2, rank, "axis_2")
+    perm = list(range(rank))
+    perm[one], perm[other] = perm[other], perm[one]
+    return stage("transpose", (tensor,), {"perm": tuple(perm)}) if one != other else tensor
+
+
+def permute(x: TensorValueLike, dims: list[int]) -> TensorValue:
+    """Orders all axes anew.
+
+    Args:
+        x: The tensor.
+        dims: The axes in their new order; negative ones count from the last.
+
+    Raises:
+        ValueError: An axis is out of range, missing or named twice.
+    """
+    tensor = as_tensor(x)
+    rank = tensor.rank
+    if len(dims) != rank:
+        raise ValueError(f"permute: {list(dims)} has {len(dims)} axes, the tensor has {rank}")
+    perm = tuple(normalize_axis("permute", axis, rank) for axis in dims)
+    if len(set(perm)) != rank:
+        raise ValueError(f"permute: {list(dims)} names an axis twice")
+    return stage("transpose", (tensor,), {"perm": perm})
+
+
+def squeeze(x: TensorValueLike, axis: int) -> TensorValue:
+    """Removes an axis of size 1.
+
+    Args:
+        x: The tensor.
+        axis: The axis; negative counts from the last.
+
+    Raises:
+        ValueError: The axis is out of range, or its size is not 1.
+    """
+    tensor = as_tensor(x)
+    shape = list(tensor.shape)
+    index = normalize_axis("squeeze", axis, len(shape))
+    if shape[index] != 1:
+        raise ValueError(f"squeeze: axis {axis} of {tensor!r} has size {shape[index]}, not 1")
+    del shape[index]
+    return reshape(tensor, shape)
+
+
+def unsqueeze(x: TensorValueLike, axis: int) -> TensorValue:
+    """Inserts an axis of size 1.
+
+    Args:
+        x: The tensor.
+        axis: Where the new axis is; negative counts from the last axis of the result.
+
+    Raises:
+        ValueError: The axis is out of range.
+    """
+    tensor = as_tensor(x)
+    shape: list[DimLike] = list(tensor.shape)
+    shape.insert(normalize_axis("unsqueeze", axis, len(shape) + 1), 1)
+    return reshape(tensor, shape)
+
+
+def as_interleaved_complex(x: TensorValueLike) -> TensorValue:
+    """Splits the last axis into pairs of real and imaginary parts.
+
+    Args:
+        x: The tensor, with a last axis of even size n.
+
+    Returns:
+        A tensor whose last two axes have sizes n / 2 and 2.
+
+    Raises:
+        ValueError: The last axis is missing, or its size is odd.
+    """
+    tensor = as_tensor(x)
+    shape = tensor.shape
+    if not shape:
+        raise ValueError(f"as_interleaved_complex: {tensor!r} has no last axis")
+    half = shape[-1].expr.exact_quotient(2)
+    if half is None:
+        raise ValueError(
+            f"as_interleaved_complex: the last axis of {tensor!r} has size {shape[-1]}, expected "
+            "an even one"
+        )
+    return reshape(tensor, [*shape[:-1], Dim.from_mlir(half), 2])
+
+
+def shape_to_tensor(shape: ShapeLike) -> TensorValue:
+    """The sizes of dimensions as a tensor of int64 on the CPU.
+
+    Args:
+        shape: The dimensions.
+
+    Raises:
+        ValueError: A symbolic dimension is not one of the graph.
+    """
+    attrs: dict[str, Any] = {"shape": _dims("shape_to_tensor", shape)}
+    return stage("shape_to_tensor", (), attrs)

@@ -1,0 +1,281 @@
+"""Slices: NumPy's basic indexing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from types import EllipsisType
+from typing import Any, Union
+
+import numpy as np
+
+from max import mlir
+from max.dtype import DType
+from max.graph.dim import Dim, DimLike
+from max.graph.ops._stage import as_tensor, mlir_type, stage
+from max.graph.ops.constant import constant
+from max.graph.ops.elementwise import cast, equal, where
+from max.graph.ops.shape import reshape
+from max.graph.shape import Shape
+from max.graph.type import DeviceRef
+from max.graph.value import HasTensorValue, TensorValue, TensorValueLike
+from max.mlir.dims import DimExpr
+from max.mlir.ops.shape import slice_shape
+
+__all__ = ["SliceIndex", "SliceIndices", "slice_tensor"]
+
+SliceIndex = Union[TensorValue, int, slice, tuple[slice, DimLike], EllipsisType, None]
+"""What indexes one axis (or, for ``None`` and ``...``, none or many)."""
+SliceIndices = Sequence[SliceIndex]
+
+_ZERO, _ONE = DimExpr.constant(0), DimExpr.constant(1)
+_FIRST, _LAST = -(1 << 63), (1 << 63) - 1
+
+Bound = DimExpr | TensorValue
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """The normalised index of one axis."""
+
+    start: Bound
+    stop: Bound
+    step: Bound
+    size: DimExpr | None
+    """The size in the result, where the index says it; else it follows from the bounds."""
+    dropped: bool = False
+    """Whether the axis is not in the result: it was indexed by a number."""
+    to_end: bool = False
+    """Whether a negative step goes on to the very first element."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A normalised index of all axes of a tensor or buffer."""
+
+    axes: tuple[_Axis, ...]
+    new_axes: tuple[int, ...]
+    """Where the result has axes of size 1 that ``None`` asked for."""
+
+    @property
+    def is_static(self) -> bool:
+        """Whether all bounds are known now, as dimensions."""
+        return all(
+            isinstance(bound, DimExpr) for a in self.axes for bound in (a.start, a.stop, a.step)
+        )
+
+    @property
+    def attrs(self) -> dict[str, tuple[DimExpr, ...]]:
+        """The bounds as the attributes of the op; they are all dimensions."""
+        names = ("start", "stop", "step")
+        return {name: tuple([getattr(a, name) for a in self.axes]) for name in names}
+
+    def sizes(self, op: str, shape: tuple[DimExpr, ...]) -> tuple[DimExpr, ...]:
+        """The sizes of all axes of the slice, those included that the result drops."""
+        bounds = self.attrs
+        found = slice_shape(op, shape, bounds["start"], bounds["stop"], bounds["step"])
+        return tuple(
+            size if a.size is None else a.size for a, size in zip(self.axes, found, strict=True)
+        )
+
+    def result_shape(self, sizes: Iterable[DimExpr]) -> list[DimExpr]:
+        """The shape of the result, from the sizes of all axes."""
+        kept = [size for a, size in zip(self.axes, sizes, strict=True) if not a.dropped]
+        for axis in self.new_axes:
+            kept.insert(axis, _ONE)
+        return kept
+
+
+def parse_indices(op: str, shape: tuple[DimExpr, ...], indices: SliceIndices) -> Slice:
+    """Normalises indices against the shape that they index.
+
+    Raises:
+        TypeError: An index is of a wrong type.
+        ValueError: There are too many indices, or one is out of range.
+    """
+    items = list(indices)
+    dots = [i for i, item in enumerate(items) if item is Ellipsis]
+    if len(dots) > 1:
+        raise ValueError(f"{op}: more than one '...' in the indices")
+    counted = sum(item is not None and item is not Ellipsis for item in items)
+    if counted > len(shape):
+        raise ValueError(f"{op}: {counted} indices for a tensor of rank {len(shape)}")
+    rest = [slice(None)] * (len(shape) - counted)
+    if dots:
+        items[dots[0] : dots[0] + 1] = rest
+    else:
+        items.extend(rest)
+    axes: list[_Axis] = []
+    new_axes: list[int] = []
+    position = 0
+    for item in items:
+        if item is None:
+            new_axes.append(position)
+            position += 1
+            continue
+        axis = _parse_axis(op, len(axes), shape[len(axes)], item)
+        axes.append(axis)
+        position += not axis.dropped
+    return Slice(tuple(axes), tuple(new_axes))
+
+
+def _parse_axis(op: str, axis: int, dim: DimExpr, item: Any) -> _Axis:
+    size: DimExpr | None = None
+    if isinstance(item, tuple):
+        if len(item) != 2 or not isinstance(item[0], slice):
+            raise TypeError(f"{op}: index {item!r} of axis {axis}; expected (slice, out_dim)")
+        item, size = item[0], Dim(item[1]).expr
+    if isinstance(item, slice):
+        return _parse_slice(op, axis, dim, item, size)
+    if isinstance(item, TensorValue | HasTensorValue) and not isinstance(item, Dim | Shape):
+        start = _scalar(op, axis, as_tensor(item))
+        last = constant(-1, DType.int64)
+        stop = where(equal(start, last), constant(_LAST, DType.int64), start + 1)
+        return _Axis(start, stop, _ONE, _ONE, dropped=True)
+    start = _bound(op, axis, dim, item, -1)
+    return _Axis(start, start + 1, _ONE, None, dropped=True)
+
+
+def _parse_slice(op: str, axis: int, dim: DimExpr, item: slice, size: DimExpr | None) -> _Axis:
+    bounds = (item.start, item.stop, item.step)
+    if any(isinstance(b, TensorValue) for b in bounds):
+        if size is None:
+            raise ValueError(
+                f"{op}: the slice of axis {axis} has a tensor as bound; say the size of the "
+                "result: (slice(...), out_dim)"
+            )
+        return _dynamic_slice(op, axis, dim, item, size)
+    step = 1 if item.step is None else _step(op, axis, item.step)
+    if step > 0:
+        start = _ZERO if item.start is None else _bound(op, axis, dim, item.start, 0)
+        stop = dim if item.stop is None else _bound(op, axis, dim, item.stop, 0)
+        empty = stop - start
+    else:
+        start = dim - 1 if item.start is None else _bound(op, axis, dim, item.start, -1)
+        stop = -_ONE if item.stop is None else _bound(op, axis, dim, item.stop, -1)
+        empty = start - stop
+    if empty.is_static and empty.value < 0:
+        stop = start
+    return _Axis(start, stop, DimExpr.constant(step), size, to_end=item.stop is None)
+
+
+def _dynamic_slice(op: str, axis: int, dim: DimExpr, item: slice, size: DimExpr) -> _Axis:
+    def bound(value: Any, default: Bound) -> Bound:
+        if value is None:
+            return default
+        if isinstance(value, TensorValue):
+            return _scalar(op, axis, value)
+        return Dim(value).expr
+
+    step = bound(item.step, _ONE)
+    if isinstance(step, TensorValue) and (item.start is None or item.stop is None):
+        raise ValueError(
+            f"{op}: the step of axis {axis} is a tensor; say start and stop of the slice too"
+        )
+    backward = isinstance(step, DimExpr) and step.is_static and step.value < 0
+    start = bound(item.start, dim - 1 if backward else _ZERO)
+    stop = bound(item.stop, -_ONE if backward else dim)
+    return _Axis(start, stop, step, size, to_end=item.stop is None and backward)
+
+
+def _step(op: str, axis: int, value: Any) -> int:
+    step = Dim(value).expr
+    if not step.is_static or step.value == 0:
+        raise ValueError(f"{op}: the step of axis {axis} is {value}, expected an int, not 0")
+    return step.value
+
+
+def _bound(op: str, axis: int, dim: DimExpr, value: Any, excess: int) -> DimExpr:
+    """An index that may count from the end, as a dimension that counts from the start.
+
+    `excess` is 0 where the index may be one past the last element, else -1.
+    """
+    try:
+        index = Dim(value).expr
+    except TypeError as error:
+        raise TypeError(
+            f"{op}: index {value!r} of axis {axis} is a {type(value).__name__}; expected an int, "
+            "a Dim, a slice, a scalar tensor, None or ..."
+            + ("; for many indices use ops.gather" if isinstance(value, np.ndarray | list) else "")
+        ) from error
+    from_end = index.is_static and index.value < 0
+    if dim.is_static and index.is_static:
+        size, at = dim.value, index.value
+        if not -size <= at <= size + excess:
+            raise ValueError(
+                f"{op}: index {at} is out of range for axis {axis} of size {size}; expected "
+                f"{-size} to {size + excess}"
+            )
+    return dim + index if from_end else index
+
+
+def _scalar(op: str, axis: int, value: TensorValue) -> TensorValue:
+    if value.rank != 0 or not value.dtype.is_integral():
+        raise TypeError(
+            f"{op}: the index of axis {axis} is {value!r}, expected a scalar of integers; for "
+            "many indices use ops.gather"
+        )
+    return cast(value, DType.int64).to(DeviceRef.CPU())
+
+
+def slice_tensor(x: TensorValueLike, indices: SliceIndices) -> TensorValue:
+    """Part of a tensor, by NumPy's basic indexing; also written ``x[...]``.
+
+    An int or a scalar tensor takes one element and drops the axis, a slice takes a range, ``None``
+    inserts an axis of size 1, ``...`` stands for all axes left. Of a symbolic axis the bounds are
+    checked when the graph runs. ``(slice, out_dim)`` says the size of the result, which a slice with
+    tensors as bounds needs.
+
+    Args:
+        x: The tensor.
+        indices: An index for each axis; those left out are taken whole.
+
+    Raises:
+        ValueError: Too many indices, an index out of range, a step of 0, a size that is not said.
+        TypeError: An index of another type.
+    """
+    tensor = as_tensor(x)
+    type_ = mlir_type(tensor)
+    index = parse_indices("slice", type_.shape, indices)
+    if index.is_static:
+        attrs = index.attrs
+        sizes = index.sizes("slice", type_.shape)
+        whole = sizes == type_.shape and all(a.start == 0 and a.step == 1 for a in index.axes)
+        if not whole:
+            tensor = stage("slice", (tensor,), attrs, type_.with_shape(sizes))
+    else:
+        sizes = _dynamic_sizes(type_, index)
+        starts = _vector([a.start for a in index.axes])
+        stops = _vector([_FIRST if a.to_end and _backward(a) else a.stop for a in index.axes])
+        steps = _vector([a.step for a in index.axes])
+        operands = (tensor, starts, stops, steps)
+        tensor = stage("slice_dynamic", operands, None, type_.with_shape(sizes))
+    shape = index.result_shape(sizes)
+    return reshape(tensor, [Dim.from_mlir(dim) for dim in shape])
+
+
+def _backward(axis: _Axis) -> bool:
+    return isinstance(axis.step, DimExpr) and axis.step.is_static and axis.step.value < 0
+
+
+def _dynamic_sizes(type_: mlir.TensorType, index: Slice) -> tuple[DimExpr, ...]:
+    sizes: list[DimExpr] = []
+    for axis, dim in zip(index.axes, type_.shape, strict=True):
+        if axis.size is not None:
+            sizes.append(axis.size)
+            continue
+        bounds = [axis.start, axis.stop, axis.step]
+        (found,) = slice_shape("slice", (dim,), *[(b,) for b in bounds])  # type: ignore[arg-type]
+        sizes.append(found)
+    return tuple(sizes)
+
+
+def _vector(values: Sequence[Bound | int]) -> TensorValue:
+    """Integers, dimensions and scalars as a 1-d tensor of int64 on the CPU."""
+    if all(isinstance(v, int) or (isinstance(v, DimExpr) and v.is_static) for v in values):
+        numbers = [v if isinstance(v, int) else v.value for v in values]  # type: ignore[union-attr]
+        return constant(np.array(numbers, np.int64))
+    if all(isinstance(v, DimExpr) for v in values):
+        return stage("shape_to_tensor", (), {"shape": tuple(values)})
+    parts = [reshape(v, [1]) if isinstance(v, TensorValue) else _vector([v]) for v in values]
+    return parts[0] if len(parts) == 1 else stage("concat", parts, {"axis": 0})

@@ -1,0 +1,95 @@
+"""Shapes of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, SupportsIndex, TypeGuard, overload
+
+from max.graph.dim import Dim, DimLike, StaticDim, SymbolicDim
+from max.mlir.dims import DimExpr
+from max.mlir.types import ShapeAttr
+
+__all__ = ["Shape", "ShapeLike"]
+
+ShapeLike = Iterable[DimLike]
+"""What a shape is made from: ints, names of symbols, dimensions."""
+
+
+class Shape(list[Dim]):
+    """A list of dimensions; compares with lists and tuples of ints and names too.
+
+    Args:
+        dims: The dimensions: ints, names of symbols, `Dim` objects.
+
+    Raises:
+        TypeError: An element is not a dimension.
+    """
+
+    def __init__(self, dims: ShapeLike = ()) -> None:
+        super().__init__([d if isinstance(d, Dim) else Dim(d) for d in dims])
+
+    @classmethod
+    def _of(cls, exprs: Iterable[DimExpr]) -> Shape:
+        shape = cls.__new__(cls)
+        list.__init__(shape, [Dim._of(expr) for expr in exprs])
+        return shape
+
+    @property
+    def exprs(self) -> tuple[DimExpr, ...]:
+        """The dimensions as expressions of `max.mlir.dims`."""
+        return tuple([dim.expr for dim in self])
+
+    @property
+    def rank(self) -> int:
+        """The number of dimensions."""
+        return len(self)
+
+    @property
+    def static_dims(self) -> list[int]:
+        """The sizes of all static dimensions; the others are left out."""
+        return [dim.dim for dim in self if isinstance(dim, StaticDim)]
+
+    @property
+    def parameters(self) -> Iterable[SymbolicDim]:
+        """The symbolic dimensions on which the shape depends."""
+        names = dict.fromkeys(name for dim in self for name in dim.expr.symbols)
+        return [SymbolicDim(name) for name in names]
+
+    @staticmethod
+    def is_static(shape: Shape) -> TypeGuard[list[StaticDim]]:
+        """Whether all dimensions of `shape` are static."""
+        return all(isinstance(dim, StaticDim) for dim in shape)
+
+    @classmethod
+    def from_mlir(cls, attr: ShapeAttr) -> Shape:
+        """The shape of an MLIR attribute."""
+        return cls._of(attr.data)
+
+    def to_mlir(self) -> ShapeAttr:
+        """The MLIR attribute of the shape."""
+        return ShapeAttr(self.exprs)
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Dim: ...
+    @overload
+    def __getitem__(self, index: slice) -> Shape: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> Dim | Shape:
+        found = super().__getitem__(index)
+        return Shape(found) if isinstance(index, slice) else found
+
+    def __add__(self, other: Any) -> Shape:
+        return Shape([*self, *other])
+
+    def __radd__(self, other: Any) -> Shape:
+        return Shape([*other, *self])
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, list | tuple):
+            return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+        return NotImplemented
+
+    def __ne__(self, other: object) -> bool:
+        equal = self.__eq__(other)
+        return equal if equal is NotImplemented else not equal
+
+    __hash__ = None  # type: ignore[assignment]

@@ -1,0 +1,359 @@
+"""The types of a graph's values: tensors, buffers, chains, opaque values; and devices, layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from xdsl.dialects.builtin import StringAttr
+from xdsl.ir import Attribute
+
+from max import mlir
+from max.dtype import DType
+from max.graph.dim import Dim
+from max.graph.shape import Shape, ShapeLike
+from max.mlir.attributes import from_attr, to_attr
+from max.mlir.types import DeviceRefAttr
+
+if TYPE_CHECKING:
+    from max.driver import Device
+
+__all__ = [
+    "BufferType",
+    "ConvInputLayout",
+    "DeviceKind",
+    "DeviceRef",
+    "FilterLayout",
+    "TensorType",
+    "Type",
+]
+
+MlirType = TypeVar("MlirType", bound=Attribute, covariant=True)
+
+
+class FilterLayout(str, Enum):
+    """The order of a convolution filter's axes: F out, C in channels, Q depth, R height, S width."""
+
+    CFRS = "CFRS"
+    FCQRS = "FCQRS"
+    FCRS = "FCRS"
+    QRSCF = "QRSCF"
+    RSCF = "RSCF"
+
+    @staticmethod
+    def from_mlir(attr: StringAttr) -> FilterLayout:
+        """The layout of an MLIR attribute."""
+        return FilterLayout(attr.data)
+
+    def to_mlir(self) -> StringAttr:
+        """The MLIR attribute of the layout."""
+        return StringAttr(self.value)
+
+
+class ConvInputLayout(str, Enum):
+    """The order of the axes of a convolution's input."""
+
+    NHWC = "NHWC"
+    NCHW = "NCHW"
+
+    @staticmethod
+    def from_mlir(attr: StringAttr) -> ConvInputLayout:
+        """The layout of an MLIR attribute."""
+        return ConvInputLayout(attr.data)
+
+    def to_mlir(self) -> StringAttr:
+        """The MLIR attribute of the layout."""
+        return StringAttr(self.value)
+
+
+class DeviceKind(str, Enum):
+    """A kind of device."""
+
+    CPU = "cpu"
+    GPU = "gpu"
+
+    @staticmethod
+    def from_string(txt: str) -> DeviceKind:
+        """The kind of a name, ``cpu`` or ``gpu``.
+
+        Raises:
+            ValueError: Another name.
+        """
+        try:
+            return DeviceKind(txt)
+        except ValueError:
+            kinds = ", ".join(kind.value for kind in DeviceKind)
+            raise ValueError(f"{txt!r} is not a kind of device; expected {kinds}") from None
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class DeviceRef:
+    """A device by kind and number, whether the machine has it or not.
+
+    Args:
+        device_type: The kind of the device.
+        id: Its number among those of its kind.
+    """
+
+    __slots__ = ("device_type", "id")
+
+    device_type: DeviceKind
+    id: int
+
+    def __init__(self, device_type: DeviceKind | str, id: int = 0) -> None:
+        if id < 0:
+            raise ValueError(f"DeviceRef: the id is {id}, expected 0 or more")
+        self.device_type = DeviceKind.from_string(device_type)
+        self.id = id
+
+    @staticmethod
+    def CPU(id: int = 0) -> DeviceRef:
+        """A CPU device."""
+        return DeviceRef(DeviceKind.CPU, id)
+
+    @staticmethod
+    def GPU(id: int = 0) -> DeviceRef:
+        """A GPU device."""
+        return DeviceRef(DeviceKind.GPU, id)
+
+    @staticmethod
+    def from_device(device: Device | DeviceRef) -> DeviceRef:
+        """The reference to a device of the driver; a reference is returned as it is."""
+        if isinstance(device, DeviceRef):
+            return device
+        return DeviceRef(DeviceKind.from_string(device.label), max(device.id, 0))
+
+    def to_device(self) -> Device:
+        """The device of the driver.
+
+        Raises:
+            ValueError: The machine does not have it.
+        """
+        from max import driver
+
+        return driver.CPU(self.id) if self.is_cpu() else driver.Accelerator(self.id)
+
+    def is_cpu(self) -> bool:
+        """Whether this is a CPU."""
+        return self.device_type is DeviceKind.CPU
+
+    def is_gpu(self) -> bool:
+        """Whether this is a GPU."""
+        return self.device_type is DeviceKind.GPU
+
+    @staticmethod
+    def from_mlir(attr: DeviceRefAttr) -> DeviceRef:
+        """The device of an MLIR attribute."""
+        return _device_from_mlir(attr)
+
+    def to_mlir(self) -> DeviceRefAttr:
+        """The MLIR attribute of the device."""
+        return DeviceRefAttr.get(self.device_type.value, self.id)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, DeviceRef):
+            return NotImplemented
+        return self.device_type is other.device_type and self.id == other.id
+
+    def __hash__(self) -> int:
+        return hash((self.device_type.value, self.id))
+
+    def __str__(self) -> str:
+        return f"{self.device_type.value}:{self.id}"
+
+    __repr__ = __str__
+
+
+@lru_cache(maxsize=256)
+def _device_from_mlir(attr: DeviceRefAttr) -> DeviceRef:
+    return DeviceRef(DeviceKind(attr.label), attr.id)
+
+
+class Type(Generic[MlirType]):
+    """The type of a value in a graph. Types compare and hash by what they say."""
+
+    def to_mlir(self) -> MlirType:
+        """The MLIR type."""
+        raise NotImplementedError(f"{type(self).__name__} is abstract")
+
+    @staticmethod
+    def from_mlir(t: Attribute) -> Type[Any]:
+        """The type of an MLIR type.
+
+        Raises:
+            TypeError: It is not a type of the `mo` dialect.
+        """
+        if isinstance(t, mlir.TensorType):
+            return TensorType.from_mlir(t)
+        if isinstance(t, mlir.BufferType):
+            return BufferType.from_mlir(t)
+        if isinstance(t, mlir.ChainType):
+            return _ChainType()
+        if isinstance(t, mlir.OpaqueType):
+            return _OpaqueType.from_mlir(t)
+        raise TypeError(f"{t} is not a type of a graph's value")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Type):
+            return NotImplemented
+        return self.to_mlir() == other.to_mlir()
+
+    def __hash__(self) -> int:
+        return hash(self.to_mlir())
+
+
+class _ShapedType(Type[MlirType]):
+    dtype: DType
+    shape: Shape
+    device: DeviceRef
+
+    def __init__(self, dtype: DType, shape: ShapeLike, device: Device | DeviceRef) -> None:
+        if not isinstance(dtype, DType):
+            raise TypeError(
+                f"{type(self).__name__}: the dtype is {dtype!r}, expected a DType; a type is "
+                "made from dtype, shape, device, in this order"
+            )
+        self.dtype = dtype
+        self.shape = Shape(shape)
+        self.device = DeviceRef.from_device(device)
+        for axis, dim in enumerate(self.shape):
+            if dim.expr.is_static and dim.expr.value < 0:
+                raise ValueError(
+                    f"{type(self).__name__}: axis {axis} has size {dim}, expected 0 or more"
+                )
+
+    @property
+    def rank(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def num_elements(self) -> Dim:
+        """The product of the dimensions."""
+        product = Dim(1)
+        for dim in self.shape:
+            product = product * dim
+        return product
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(dtype={self.dtype}, shape={self.shape}, device={self.device})"
+        )
+
+
+class TensorType(_ShapedType[mlir.TensorType]):
+    """The type of a tensor that does not change: element type, shape, device.
+
+    Args:
+        dtype: The element type.
+        shape: The dimensions: ints, names of symbols, `Dim` objects.
+        device: Where the elements are.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: A dimension is negative or its name not an identifier.
+    """
+
+    _layout: FilterLayout | None
+
+    def __init__(
+        self,
+        dtype: DType,
+        shape: ShapeLike,
+        device: Device | DeviceRef,
+        _layout: FilterLayout | None = None,
+    ) -> None:
+        super().__init__(dtype, shape, device)
+        self._layout = _layout
+
+    def as_buffer(self) -> BufferType:
+        """The buffer type of this element type, shape and device."""
+        return BufferType(self.dtype, self.shape, self.device)
+
+    @classmethod
+    def from_mlir(cls, type: mlir.TensorType) -> TensorType:
+        """The tensor type of an MLIR type."""
+        made = cls.__new__(cls)
+        made.dtype = type.dtype
+        made.shape = Shape._of(type.shape)
+        made.device = _device_from_mlir(type.device)
+        made._layout = FilterLayout(type.layout) if type.layout else None
+        return made
+
+    def to_mlir(self) -> mlir.TensorType:
+        """The MLIR type."""
+        layout = "" if self._layout is None else self._layout.value
+        return mlir.TensorType.get(self.dtype, self.shape.exprs, self.device.to_mlir(), layout)
+
+
+class BufferType(_ShapedType[mlir.BufferType]):
+    """The type of a tensor that is changed in place: element type, shape, device.
+
+    Args:
+        dtype: The element type.
+        shape: The dimensions: ints, names of symbols, `Dim` objects.
+        device: Where the elements are.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: A dimension is negative or its name not an identifier.
+    """
+
+    def as_tensor(self) -> TensorType:
+        """The tensor type of this element type, shape and device."""
+        return TensorType(self.dtype, self.shape, self.device)
+
+    @classmethod
+    def from_mlir(cls, type: mlir.BufferType) -> BufferType:
+        """The buffer type of an MLIR type."""
+        made = cls.__new__(cls)
+        made.dtype = type.dtype
+        made.shape = Shape._of(type.shape)
+        made.device = _device_from_mlir(type.device)
+        return made
+
+    def to_mlir(self) -> mlir.BufferType:
+        """The MLIR type."""
+        return mlir.BufferType.get(self.dtype, self.shape.exprs, self.device.to_mlir())
+
+
+class _ChainType(Type[mlir.ChainType]):
+    """The type of a chain, the order of side effects."""
+
+    def to_mlir(self) -> mlir.ChainType:
+        return mlir.ChainType.get()
+
+    def __repr__(self) -> str:
+        return "_ChainType()"
+
+
+class _OpaqueType(Type[mlir.OpaqueType]):
+    """The type of a value that only custom ops understand.
+
+    Args:
+        name: The name by which custom ops know the type.
+        parameters: Its parameters: bools, ints, strings, dtypes.
+    """
+
+    def __init__(
+        self, name: str, parameters: Mapping[str, bool | int | str | DType] | None = None
+    ) -> None:
+        self.name = name
+        self.parameters = dict(parameters or {})
+
+    def to_mlir(self) -> mlir.OpaqueType:
+        pairs = sorted((key, to_attr(value)) for key, value in self.parameters.items())
+        return mlir.OpaqueType((self.name, tuple(pairs)))
+
+    @classmethod
+    def from_mlir(cls, type: mlir.OpaqueType) -> _OpaqueType:
+        return cls(
+            type.type_name, {key: from_attr(value) for key, value in type.parameters.items()}
+        )
+
+    def __repr__(self) -> str:
+        return f"_OpaqueType(name={self.name!r}, parameters={self.parameters!r})"

@@ -1,0 +1,582 @@
+"""Values of a graph: tensors, buffers, chains, opaque values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, Union, runtime_checkable
+
+import numpy as np
+from xdsl.ir import SSAValue
+
+from max import mlir
+from max.driver import DLPackArray
+from max.dtype import DType
+from max.graph.dim import Dim
+from max.graph.shape import Shape, ShapeLike
+from max.graph.type import BufferType, DeviceRef, TensorType, Type, _ChainType, _OpaqueType
+from max.mlir.types import short_types
+
+if TYPE_CHECKING:
+    from max.driver import Device
+
+__all__ = [
+    "BufferValue",
+    "BufferValueLike",
+    "HasBufferValue",
+    "HasTensorValue",
+    "StrongTensorValueLike",
+    "TensorValue",
+    "TensorValueLike",
+    "Value",
+]
+
+MlirType = TypeVar("MlirType", covariant=True)
+
+
+@runtime_checkable
+class HasTensorValue(Protocol):
+    """An object that stands for a tensor of the graph, such as a layer's parameter."""
+
+    def __tensorvalue__(self) -> TensorValue:
+        """The tensor that the object stands for."""
+        ...
+
+
+@runtime_checkable
+class HasBufferValue(Protocol):
+    """An object that stands for a buffer of the graph."""
+
+    def __buffervalue__(self) -> BufferValue:
+        """The buffer that the object stands for."""
+        ...
+
+
+class Value(Generic[MlirType]):
+    """A value in a graph: an input, or the result of an op. Abstract; see its subclasses."""
+
+    __slots__ = ("_mlir_value",)
+
+    _mlir_value: SSAValue
+
+    def __init__(self, value: Value[Any] | SSAValue) -> None:
+        raise TypeError("Value is abstract; use TensorValue or BufferValue")
+
+    @classmethod
+    def from_mlir(cls, value: SSAValue) -> Value[Any]:
+        """The value of an MLIR value, of the class that fits its type.
+
+        Raises:
+            TypeError: The type is not one of a graph's value, or does not fit this class.
+        """
+        made = _from_mlir(value)
+        if not isinstance(made, cls):
+            raise TypeError(f"{short_types([value.type])} is not a {cls.__name__}")
+        return made
+
+    def to_mlir(self) -> SSAValue:
+        """The MLIR value."""
+        return self._mlir_value
+
+    @property
+    def type(self) -> Type[Any]:
+        """The type of the value."""
+        return Type.from_mlir(self._mlir_value.type)
+
+    @property
+    def tensor(self) -> TensorValue:
+        """The value, checked to be a tensor.
+
+        Raises:
+            TypeError: It is not.
+        """
+        return self._checked(TensorValue)
+
+    @property
+    def buffer(self) -> BufferValue:
+        """The value, checked to be a buffer.
+
+        Raises:
+            TypeError: It is not.
+        """
+        return self._checked(BufferValue)
+
+    @property
+    def opaque(self) -> _OpaqueValue:
+        """The value, checked to be an opaque value.
+
+        Raises:
+            TypeError: It is not.
+        """
+        return self._checked(_OpaqueValue)
+
+    def _checked(self, cls: type[_V]) -> _V:
+        if not isinstance(self, cls):
+            raise TypeError(f"the value is a {type(self).__name__}, expected a {cls.__name__}")
+        return self
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({short_types([self.to_mlir().type])})"
+
+
+_V = TypeVar("_V", bound=Value[Any])
+
+
+class _ChainValue(Value[mlir.ChainType]):
+    """The order of side effects up to a point."""
+
+    __slots__ = ()
+
+    def __init__(self, value: Value[Any] | SSAValue) -> None:
+        self._mlir_value = _ssa(value, mlir.ChainType, "a chain")
+
+    @property
+    def type(self) -> _ChainType:
+        """The type of the chain."""
+        return _ChainType()
+
+
+class _OpaqueValue(Value[mlir.OpaqueType]):
+    """A value that only custom ops understand."""
+
+    __slots__ = ()
+
+    def __init__(self, value: Value[Any] | SSAValue) -> None:
+        self._mlir_value = _ssa(value, mlir.OpaqueType, "an opaque value")
+
+    @property
+    def type(self) -> _OpaqueType:
+        """The type of the value."""
+        return _OpaqueType.from_mlir(self._mlir_type)
+
+    @property
+    def _mlir_type(self) -> mlir.OpaqueType:
+        found = self._mlir_value.type
+        assert isinstance(found, mlir.OpaqueType)
+        return found
+
+
+class BufferValue(Value[mlir.BufferType]):
+    """A tensor that the graph changes in place.
+
+    Loading gives the elements as a tensor (``buffer[...]``), storing changes them
+    (``buffer[1:3] = x``); both happen in the order in which they are written.
+
+    Args:
+        value: A buffer: as a value, as MLIR has it, or an object with ``__buffervalue__``.
+
+    Raises:
+        TypeError: The value is not a buffer.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, value: Value[Any] | SSAValue | HasBufferValue) -> None:
+        if not isinstance(value, Value | SSAValue) and isinstance(value, HasBufferValue):
+            value = value.__buffervalue__()
+        self._mlir_value = _ssa(value, mlir.BufferType, "a buffer")
+
+    @property
+    def _mlir_type(self) -> mlir.BufferType:
+        found = self._mlir_value.type
+        assert isinstance(found, mlir.BufferType)
+        return found
+
+    @property
+    def type(self) -> BufferType:
+        """The type of the buffer."""
+        return BufferType.from_mlir(self._mlir_type)
+
+    @property
+    def shape(self) -> Shape:
+        """The dimensions."""
+        return Shape._of(self._mlir_type.shape)
+
+    @property
+    def dtype(self) -> DType:
+        """The element type."""
+        return self._mlir_type.dtype
+
+    @property
+    def rank(self) -> int:
+        """The number of dimensions."""
+        return self._mlir_type.rank
+
+    @property
+    def device(self) -> DeviceRef:
+        """Where the elements are."""
+        return DeviceRef.from_mlir(self._mlir_type.device)
+
+    def __getitem__(self, index: Any) -> TensorValue:
+        loaded = ops.buffer_load(self)
+        return loaded if index is Ellipsis else loaded[index]
+
+    def __setitem__(self, index: Any, value: TensorValueLike) -> None:
+        if index is Ellipsis:
+            ops.buffer_store(self, value)
+        else:
+            indices = index if isinstance(index, tuple) else (index,)
+            ops.buffer_store_slice(self, value, indices)
+
+
+class TensorValue(Value[mlir.TensorType]):
+    """A tensor of the graph.
+
+    Supports arithmetic, comparison and indexing as NumPy arrays do; all of them stage ops into
+    the current graph.
+
+    Args:
+        value: What becomes a tensor: a tensor (as a value, as MLIR has it, or an object with
+            ``__tensorvalue__``), a `Dim` or `Shape` (int64), a number or an array (a constant on
+            the CPU).
+
+    Raises:
+        TypeError: The value is none of these.
+    """
+
+    __slots__ = ()
+
+    __array_ufunc__ = None
+    """Leaves ``array + tensor`` to this class."""
+
+    def __init__(self, value: TensorValueLike | SSAValue) -> None:
+        if isinstance(value, TensorValue):
+            self._mlir_value = value.to_mlir()
+        elif isinstance(value, Value | SSAValue):
+            self._mlir_value = _ssa(value, mlir.TensorType, "a tensor")
+        elif isinstance(value, HasTensorValue):
+            self._mlir_value = value.__tensorvalue__().to_mlir()
+        elif isinstance(value, Dim):
+            self._mlir_value = ops.shape_to_tensor([value]).reshape([]).to_mlir()
+        elif isinstance(value, Shape):
+            self._mlir_value = ops.shape_to_tensor(value).to_mlir()
+        else:
+            self._mlir_value = ops.constant(value, device=DeviceRef.CPU()).to_mlir()
+
+    @property
+    def _mlir_type(self) -> mlir.TensorType:
+        found = self.to_mlir().type
+        assert isinstance(found, mlir.TensorType)
+        return found
+
+    @property
+    def type(self) -> TensorType:
+        """The type of the tensor."""
+        return TensorType.from_mlir(self._mlir_type)
+
+    @property
+    def shape(self) -> Shape:
+        """The dimensions."""
+        return Shape._of(self._mlir_type.shape)
+
+    @property
+    def dtype(self) -> DType:
+        """The element type."""
+        return self._mlir_type.dtype
+
+    @property
+    def rank(self) -> int:
+        """The number of dimensions."""
+        return self._mlir_type.rank
+
+    @property
+    def device(self) -> DeviceRef:
+        """Where the elements are."""
+        return DeviceRef.from_mlir(self._mlir_type.device)
+
+    # Shapes
+
+    @property
+    def T(self) -> TensorValue:
+        """The tensor with its last two axes swapped."""
+        return self.transpose(-1, -2)
+
+    def reshape(self, shape: ShapeLike) -> TensorValue:
+        """The same elements in another shape; see `max.graph.ops.reshape`.
+
+        Args:
+            shape: The new dimensions, of which one may be -1.
+        """
+        return ops.reshape(self, shape)
+
+    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> TensorValue:
+        """Merges axes into one; see `max.graph.ops.flatten`.
+
+        Args:
+            start_dim: The first axis to merge.
+            end_dim: The last axis to merge.
+        """
+        return ops.flatten(self, start_dim, end_dim)
+
+    def broadcast_to(self, shape: ShapeLike) -> TensorValue:
+        """Repeats elements along axes of size 1; see `max.graph.ops.broadcast_to`.
+
+        Args:
+            shape: The new dimensions.
+        """
+        return ops.broadcast_to(self, shape)
+
+    def rebind(self, shape: ShapeLike, message: str = "") -> TensorValue:
+        """States another shape, checked at run time; see `max.graph.ops.rebind`.
+
+        Args:
+            shape: The dimensions that the tensor will have.
+            message: What the error says if it has not.
+        """
+        return ops.rebind(self, shape, message)
+
+    def permute(self, dims: list[int]) -> TensorValue:
+        """Orders the axes anew; see `max.graph.ops.permute`.
+
+        Args:
+            dims: The axes in their new order.
+        """
+        return ops.permute(self, dims)
+
+    def transpose(self, dim_1: int, dim_2: int) -> TensorValue:
+        """Swaps two axes; see `max.graph.ops.transpose`.
+
+        Args:
+            dim_1: One axis.
+            dim_2: The other axis.
+        """
+        return ops.transpose(self, dim_1, dim_2)
+
+    # Conversions
+
+    def cast(self, dtype: DType) -> TensorValue:
+        """Converts the elements; see `max.graph.ops.cast`.
+
+        Args:
+            dtype: The new element type.
+        """
+        return ops.cast(self, dtype)
+
+    def to(self, device: Device | DeviceRef) -> TensorValue:
+        """The tensor on another device; see `max.graph.ops.transfer_to`.
+
+        Args:
+            device: The device.
+        """
+        return ops.transfer_to(self, device)
+
+    # Reductions
+
+    def max(self, axis: int = -1) -> TensorValue:
+        """The greatest element along an axis, which stays with size 1.
+
+        Args:
+            axis: The axis to reduce; negative counts from the last.
+        """
+        return ops.max(self, axis=axis)
+
+    def min(self, axis: int = -1) -> TensorValue:
+        """The least element along an axis, which stays with size 1.
+
+        Args:
+            axis: The axis to reduce; negative counts from the last.
+        """
+        return ops.min(self, axis=axis)
+
+    def mean(self, axis: int = -1) -> TensorValue:
+        """The mean along an axis, which stays with size 1.
+
+        Args:
+            axis: The axis to reduce; negative counts from the last.
+        """
+        return ops.mean(self, axis)
+
+    def argmax(self, axis: int = -1) -> TensorValue:
+        """The index (int64) of the greatest element along an axis, which stays with size 1.
+
+        Args:
+            axis: The axis to reduce; negative counts from the last.
+        """
+        return ops.argmax(self, axis)
+
+    def var(self, axis: int = -1) -> TensorValue:
+        """The variance of the population along an axis, which stays with size 1.
+
+        Args:
+            axis: The axis to reduce; negative counts from the last.
+        """
+        centered = self - self.mean(axis)
+        return (centered * centered).mean(axis)
+
+    def stdev(self, axis: int = -1) -> TensorValue:
+        """The square root of the variance of the population along an axis.
+
+        Args:
+            axis: The axis to reduce; negative counts from the last.
+        """
+        return ops.sqrt(self.var(axis))
+
+    # Operators
+
+    def __getitem__(self, index: Any) -> TensorValue:
+        return ops.slice_tensor(self, index if isinstance(index, tuple | list) else (index,))
+
+    def __iter__(self) -> Iterator[TensorValue]:
+        shape = self._mlir_type.shape
+        if not shape or not shape[0].is_static:
+            raise TypeError(f"cannot iterate over {self!r}: the size of axis 0 is not static")
+        return (self[i] for i in range(shape[0].value))
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            "a tensor of a graph has no truth value while the graph is built; use ops.where"
+        )
+
+    def __neg__(self) -> TensorValue:
+        return ops.negate(self)
+
+    def __abs__(self) -> TensorValue:
+        return ops.abs(self)
+
+    def __invert__(self) -> TensorValue:
+        return ops.logical_not(self)
+
+    def __round__(self) -> TensorValue:
+        return ops.round(self)
+
+    def __trunc__(self) -> TensorValue:
+        return ops.trunc(self)
+
+    def __floor__(self) -> TensorValue:
+        return ops.floor(self)
+
+    def __add__(self, rhs: TensorValueLike) -> TensorValue:
+        return ops.add(self, rhs)
+
+    def __radd__(self, lhs: TensorValueLike) -> TensorValue:
+        return ops.add(lhs, self)
+
+    def __sub__(self, rhs: TensorValueLike) -> TensorValue:
+        return ops.sub(self, rhs)
+
+    def __rsub__(self, lhs: TensorValueLike) -> TensorValue:
+        return ops.sub(lhs, self)
+
+    def __mul__(self, rhs: TensorValueLike) -> TensorValue:
+        return ops.mul(self, rhs)
+
+    def __rmul__(self, lhs: TensorValueLike) -> TensorValue:
+        return ops.mul(lhs, self)
+
+    def __truediv__(self, rhs: TensorValueLike) -> TensorValue:
+        return ops.div(self, rhs)
+
+    def __rtruediv__(self, lhs: TensorValueLike) -> TensorValue:
+        return ops.div(lhs, self)
+
+    def __floordiv__(self, rhs: TensorValueLike) -> TensorValue:
+        return ops.floor_div(self, rhs)
+
+    def __rfloordiv__(self, lhs: TensorValueLike) -> TensorValue:
+        return ops.floor_div(lhs, self)
+
+    def __mod__(self, rhs: TensorValueLike) -> TensorValue:
+        return ops.mod(self, rhs)
+
+    def __rmod__(self, lhs: TensorValueLike) -> TensorValue:
+        return ops.mod(lhs, self)
+
+    def __divmod__(self, rhs: TensorValueLike) -> tuple[TensorValue, TensorValue]:
+        return (self // rhs, self % rhs)
+
+    def __rdivmod__(self, lhs: TensorValueLike) -> tuple[TensorValue, TensorValue]:
+        return (ops.floor_div(lhs, self), ops.mod(lhs, self))
+
+    def __pow__(self, rhs: TensorValueLike) -> TensorValue:
+        return ops.pow(self, rhs)
+
+    def __rpow__(self, lhs: TensorValueLike) -> TensorValue:
+        return ops.pow(lhs, self)
+
+    def __matmul__(self, rhs: TensorValueLike) -> TensorValue:
+        return ops.matmul(self, rhs)
+
+    def __rmatmul__(self, lhs: TensorValueLike) -> TensorValue:
+        return ops.matmul(lhs, self)
+
+    def __and__(self, rhs: TensorValueLike) -> TensorValue:
+        return ops.logical_and(self, rhs)
+
+    def __rand__(self, lhs: TensorValueLike) -> TensorValue:
+        return ops.logical_and(lhs, self)
+
+    def __or__(self, rhs: TensorValueLike) -> TensorValue:
+        return ops.logical_or(self, rhs)
+
+    def __ror__(self, lhs: TensorValueLike) -> TensorValue:
+        return ops.logical_or(lhs, self)
+
+    def __xor__(self, rhs: TensorValueLike) -> TensorValue:
+        return ops.logical_xor(self, rhs)
+
+    def __rxor__(self, lhs: TensorValueLike) -> TensorValue:
+        return ops.logical_xor(lhs, self)
+
+    def __lt__(self, rhs: TensorValueLike) -> TensorValue:
+        return ops.greater(rhs, self)
+
+    def __le__(self, rhs: TensorValueLike) -> TensorValue:
+        return ops.greater_equal(rhs, self)
+
+    def __gt__(self, rhs: TensorValueLike) -> TensorValue:
+        return ops.greater(self, rhs)
+
+    def __ge__(self, rhs: TensorValueLike) -> TensorValue:
+        return ops.greater_equal(self, rhs)
+
+    def __eq__(self, rhs: object) -> TensorValue:  # type: ignore[override]
+        return ops.equal(self, rhs)  # type: ignore[arg-type]
+
+    def __ne__(self, rhs: object) -> TensorValue:  # type: ignore[override]
+        return ops.not_equal(self, rhs)  # type: ignore[arg-type]
+
+    __hash__ = object.__hash__
+
+
+def _ssa(value: Any, cls: type[Any], what: str) -> SSAValue:
+    ssa = value.to_mlir() if isinstance(value, Value) else value
+    if not isinstance(ssa, SSAValue):
+        raise TypeError(f"{type(value).__name__} {value!r} is not {what}")
+    if not isinstance(ssa.type, cls):
+        raise TypeError(f"the value of type {short_types([ssa.type])} is not {what}")
+    return ssa
+
+
+_CLASSES: dict[type[Any], type[Value[Any]]] = {
+    mlir.TensorType: TensorValue,
+    mlir.BufferType: BufferValue,
+    mlir.ChainType: _ChainValue,
+    mlir.OpaqueType: _OpaqueValue,
+}
+
+
+def _from_mlir(value: SSAValue) -> Value[Any]:
+    cls = _CLASSES.get(type(value.type))
+    if cls is None:
+        raise TypeError(f"{value.type} is not the type of a graph's value")
+    made = cls.__new__(cls)
+    made._mlir_value = value
+    return made
+
+
+def _tensor(value: SSAValue) -> TensorValue:
+    """The tensor of an MLIR value that is known to be one."""
+    made = TensorValue.__new__(TensorValue)
+    made._mlir_value = value
+    return made
+
+
+Numeric = Union[int, float, "np.integer[Any]", "np.floating[Any]", DLPackArray]
+StrongTensorValueLike = Union[Value[mlir.TensorType], TensorValue, Shape, Dim, HasTensorValue]
+"""What is a tensor with an element type of its own."""
+TensorValueLike = Union[StrongTensorValueLike, Numeric]
+"""What ops take for a tensor."""
+BufferValueLike = Union[Value[mlir.BufferType], BufferValue, HasBufferValue]
+"""What ops take for a buffer."""
+
+# the operators above stage ops, and ops return the classes above: this import closes the circle
+from max.graph import ops  # noqa: E402
