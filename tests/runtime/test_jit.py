@@ -101,6 +101,17 @@ def test_a_damaged_object_is_compiled_anew(tmp_path, machine_jit, counts, damage
     assert counts("compiled", "cached") == (2, 1), "the damaged entry was not rewritten"
 
 
+def test_a_sound_entry_that_is_no_object_is_compiled_anew(tmp_path, counts):
+    cache, it, other = Cache(tmp_path), unit("foreign", 6), unit("fine", 7)
+    for payload in (b"", b"not an object file at all" * 20):
+        host = jit.Jit(jit.Machine.host())
+        host.load([it, other], cache=cache)
+        cache.put("object", host.object_key(f"{it.key} True"), payload)
+        loaded = jit.Jit(jit.Machine.host()).load([it, other], cache=cache)
+        assert [call(loaded[u.key][u.exports[0]]) for u in (it, other)] == [6, 7]
+    assert counts("cached") == (2,), "the second turn found the entries rewritten"
+
+
 def test_the_cache_serves_a_second_process(tmp_path):
     code = (
         "from max._runtime import jit; from tests.runtime.test_jit import store, call;"

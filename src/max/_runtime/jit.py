@@ -15,8 +15,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -65,7 +65,7 @@ class Machine(NamedTuple):
     feature_string: str
 
     @classmethod
-    def of(cls, target: TargetMachineOptions) -> Machine:
+    def of(cls, target: TargetMachineOptions | kernel.Target) -> Machine:
         """From a target."""
         return cls(target.triple, target.cpu, target.feature_string)
 
@@ -123,13 +123,13 @@ def _lock_free() -> bool:
     return True
 
 
-def _target_machine(machine: Machine) -> llvm.TargetMachine:
+def _target_machine(machine: Machine, level: int = 2) -> llvm.TargetMachine:
     _initialize()
     code = platform.code_model(machine.triple)
     return llvm.Target.from_triple(machine.triple).create_target_machine(
         cpu=machine.cpu,
         features=machine.feature_string,
-        opt=2,
+        opt=level,
         reloc=code.reloc,
         codemodel=code.model,
     )
@@ -146,8 +146,14 @@ class Compiler:
         options.loop_unrolling = options.loop_interleaving = False
         self._builder = llvm.create_pass_builder(self._target_machine, options)
 
-    def compile(self, name: str, text: str) -> bytes:
+    def compile(self, name: str, text: str, optimize: bool = True) -> bytes:
         """Verified, optimised, emitted.
+
+        Args:
+            name: For errors and dumps.
+            text: The module.
+            optimize: Whether LLVM takes its time. Text in its final form compiles five times as
+                fast without.
 
         Raises:
             CompileError: The text does not parse or does not verify.
@@ -160,12 +166,14 @@ class Compiler:
             raise CompileError(f"LLVM refuses the module of {name}: {error}") from error
         module.triple = self.machine.triple
         module.data_layout = str(self._target_machine.target_data)
-        self._optimize(module)
+        target_machine = self._target_machine if optimize else _target_machine(self.machine, 0)
+        if optimize:
+            self._optimize(module)
         if "llvm" in flags.MAX_DUMP:
             dump.info("LLVM IR of %s\n%s", name, module)
         if "asm" in flags.MAX_DUMP:
-            dump.info("assembly of %s\n%s", name, self._target_machine.emit_assembly(module))
-        return self._target_machine.emit_object(module)
+            dump.info("assembly of %s\n%s", name, target_machine.emit_assembly(module))
+        return target_machine.emit_object(module)
 
     def _optimize(self, module: llvm.ModuleRef) -> None:
         inline = llvm.create_new_module_pass_manager()
@@ -189,6 +197,7 @@ class Unit(NamedTuple):
     key: str
     exports: tuple[str, ...]
     text: Callable[[], str]
+    optimize: bool = True
 
 
 class Jit:
@@ -249,39 +258,56 @@ class Jit:
             missing = {unit.key: unit for unit in units if unit.key not in self._loaded}
             stats.reused += len(units) - len(missing)
             if missing:
-                objects = self._objects(list(missing.values()), cache)
-                self._link(list(missing.values()), objects, symbols or {})
+                self._load_missing(list(missing.values()), symbols or {}, cache)
             return {unit.key: self._loaded[unit.key] for unit in units}
 
-    def _objects(self, units: Sequence[Unit], cache: Cache) -> list[bytes]:
-        keys = [self.object_key(unit.key) for unit in units]
-        found = [cache.get(_OBJECT_KIND, key) for key in keys]
-        absent = [i for i, data in enumerate(found) if data is None]
-        stats.cached += len(units) - len(absent)
+    def _load_missing(
+        self, units: Sequence[Unit], symbols: Mapping[str, int], cache: Cache
+    ) -> None:
+        keys = [self.object_key(f"{unit.key} {unit.optimize}") for unit in units]
+        objects = [cache.get(_OBJECT_KIND, key) for key in keys]
+        num_cached = sum(data is not None for data in objects)
+        try:
+            self._link(units, self._complete(units, keys, objects, cache), symbols)
+            stats.cached += num_cached
+        except CompileError:
+            if not num_cached:
+                raise
+            # sound as an entry but no object that links: not ours, so all are made anew
+            logger.debug("cached objects do not link, compiling them")
+            nothing = [None] * len(units)
+            self._link(units, self._complete(units, keys, nothing, cache), symbols)
+
+    def _complete(
+        self,
+        units: Sequence[Unit],
+        keys: Sequence[str],
+        objects: Sequence[bytes | None],
+        cache: Cache,
+    ) -> list[bytes]:
+        """The objects, those that are None compiled and put into the cache."""
+        absent = [i for i, data in enumerate(objects) if data is None]
+        start = time.perf_counter()
+        compiled = dict(zip(absent, self._compile([units[i] for i in absent]), strict=True))
+        for i, data in compiled.items():
+            cache.put(_OBJECT_KIND, keys[i], data)
         if absent:
-            start = time.perf_counter()
-            for i, data in zip(absent, self._compile([units[i] for i in absent]), strict=True):
-                cache.put(_OBJECT_KIND, keys[i], data)
-                found[i] = data
             stats.compiled += len(absent)
             stats.compile_seconds += time.perf_counter() - start
-        return [data for data in found if data is not None]
+        return [compiled[i] if data is None else data for i, data in enumerate(objects)]
 
-    def _compile(self, units: Sequence[Unit]) -> Iterator[bytes]:
-        """Objects in the units' order; texts are made while LLVM works on earlier ones."""
+    def _compile(self, units: Sequence[Unit]) -> list[bytes]:
+        """Objects of the units; texts are made while LLVM works on earlier ones."""
 
         def work(unit: Unit, text: str) -> bytes:
-            return self._compiler().compile(unit.key, text)
+            return self._compiler().compile(unit.key, text, unit.optimize)
 
         threads = min(platform.usable_cpus(), len(units))
-        if threads == 1 or not _lock_free():
-            for unit in units:
-                yield work(unit, unit.text())
-            return
+        if threads <= 1 or not _lock_free():
+            return [work(unit, unit.text()) for unit in units]
         with ThreadPoolExecutor(threads, "max-compile") as pool:
-            pending: list[Future[bytes]] = [pool.submit(work, unit, unit.text()) for unit in units]
-            for future in pending:
-                yield future.result()
+            pending = [pool.submit(work, unit, unit.text()) for unit in units]
+            return [future.result() for future in pending]
 
     def _link(
         self, units: Sequence[Unit], objects: Iterable[bytes], symbols: Mapping[str, int]

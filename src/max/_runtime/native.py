@@ -30,9 +30,10 @@ PROGRAM = 512  # the line that is constant during a run
 VALUES = 520
 ACTIVE = 528  # i64: number of workers of this run
 STOP = 536  # i64: workers leave
-SPIN_LIMIT = 544  # i64: pauses before a worker sleeps
+IDLE_SPINS = 544  # i64: pauses before a worker sleeps between runs
 YIELD_MASK = 552  # i64: yields the CPU when (pauses & mask) == 0
-CONTEXTS = 560  # ptr: one context a worker
+RUN_SPINS = 560  # i64: pauses before a worker sleeps in a run
+CONTEXTS = 568  # ptr: one context a worker
 ERROR = 640  # the error record of the contract, 8 x i64
 PARKING = 768
 POOL_BYTES = PARKING + platform.PARKING_BYTES
@@ -59,10 +60,8 @@ declare void @llvm.memset.p0.i64(ptr, i8, i64, i1 immarg)
 
 ; Returns when the word has another value than %old: spins first, gives way to other threads, then
 ; sleeps.
-define internal void @max_wait(ptr %pool, ptr %word, i32 %old, ptr %sleepers) noinline {{
+define internal void @max_wait(ptr %pool, ptr %word, i32 %old, ptr %sleepers, i64 %limit) noinline {{
 entry:
-  %limit.p = getelementptr i8, ptr %pool, i64 {SPIN_LIMIT}
-  %limit = load i64, ptr %limit.p, align 8
   %mask.p = getelementptr i8, ptr %pool, i64 {YIELD_MASK}
   %mask = load i64, ptr %mask.p, align 8
   br label %spin
@@ -103,7 +102,7 @@ done:
 }}
 
 ; Adds 1 to the word and wakes those who sleep on it.
-define internal void @max_advance(ptr %pool, ptr %word, ptr %sleepers) alwaysinline {{
+define internal void @max_advance(ptr %pool, ptr %word, ptr %sleepers) noinline {{
 entry:
   %before = atomicrmw add ptr %word, i32 1 seq_cst, align 4
   %asleep = load atomic i32, ptr %sleepers seq_cst, align 4
@@ -147,7 +146,9 @@ open:
   call void @max_advance(ptr %pool, ptr %generation.p, ptr %sleepers.p)
   br label %done
 wait:
-  call void @max_wait(ptr %pool, ptr %generation.p, i32 %generation, ptr %sleepers.p)
+  %spins.p = getelementptr i8, ptr %pool, i64 {RUN_SPINS}
+  %spins = load i64, ptr %spins.p, align 8
+  call void @max_wait(ptr %pool, ptr %generation.p, i32 %generation, ptr %sleepers.p, i64 %spins)
   br label %done
 done:
   ret void
@@ -317,7 +318,9 @@ many:
   %epoch.sleepers = getelementptr i8, ptr %pool, i64 {EPOCH_SLEEPERS}
   call void @max_advance(ptr %pool, ptr %epoch.p, ptr %epoch.sleepers)
   call void @max_walk(ptr %pool, i64 0)
-  call void @max_wait(ptr %pool, ptr %finished.p, i32 %finished, ptr %finished.sleepers)
+  %spins.p = getelementptr i8, ptr %pool, i64 {RUN_SPINS}
+  %spins = load i64, ptr %spins.p, align 8
+  call void @max_wait(ptr %pool, ptr %finished.p, i32 %finished, ptr %finished.sleepers, i64 %spins)
   br label %done
 done:
   %error = load atomic i64, ptr %error.p acquire, align 8
@@ -332,11 +335,13 @@ entry:
   %remaining.p = getelementptr i8, ptr %pool, i64 {REMAINING}
   %finished.p = getelementptr i8, ptr %pool, i64 {FINISHED}
   %finished.sleepers = getelementptr i8, ptr %pool, i64 {FINISHED_SLEEPERS}
+  %spins.p = getelementptr i8, ptr %pool, i64 {IDLE_SPINS}
+  %spins = load i64, ptr %spins.p, align 8
   br label %idle
 idle:
   ; a fresh pool is at epoch 0: a thread that starts late still joins the first run
   %seen = phi i32 [ 0, %entry ], [ %epoch, %work ], [ %epoch, %report ]
-  call void @max_wait(ptr %pool, ptr %epoch.p, i32 %seen, ptr %epoch.sleepers)
+  call void @max_wait(ptr %pool, ptr %epoch.p, i32 %seen, ptr %epoch.sleepers, i64 %spins)
   %epoch = load atomic i32, ptr %epoch.p acquire, align 4
   %stop = load atomic i64, ptr %stop.p acquire, align 8
   %stopping = icmp ne i64 %stop, 0

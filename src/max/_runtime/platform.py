@@ -380,7 +380,7 @@ def primitives_ir(system: str, machine: str, mode: str, parking_offset: int) -> 
     """
     declare, call = _PAUSE.get(machine, ("", ""))
     body = f"{{\n  {call}\n  ret void\n}}\n"
-    pause = f"{declare}\n\ndefine internal void @max_pause() alwaysinline {body}"
+    pause = f"{declare}\n\ndefine internal void @max_pause() noinline {body}"
     if mode == "address":
         return pause + _WINDOWS_PARKING + _WINDOWS_CLOCK
     if mode == "futex":

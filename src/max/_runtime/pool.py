@@ -23,8 +23,10 @@ from max._runtime.cache import content_key
 
 logger = logging.getLogger("max.runtime")
 
-SPIN_LIMIT = 2000  # pauses, about 25 µs: longer than a barrier, shorter than a token
-YIELD_EVERY = 64  # pauses; a power of two
+# in pauses of some 10 ns: how long a worker spins before it sleeps. Between runs the caller works in
+# Python; in a run the others come soon, and being woken costs more than the wait
+IDLE_SPINS, RUN_SPINS = 2000, 20_000
+YIELD_EVERY = 64  # pauses; a power of two. Who waits must not keep another worker off its core
 _JOIN_SECONDS = 5.0
 
 _RUN = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
@@ -39,7 +41,7 @@ class _Functions:
         machine = jit.Machine.host()
         primitives = platform.primitives(native.PARKING, parking)
         text = native.native_ir(primitives, machine.triple)
-        unit = jit.Unit(f"pool-{content_key(text)}", native.EXPORTS, lambda: text)
+        unit = jit.Unit(f"pool-{content_key(text)}", native.EXPORTS, lambda: text, optimize=False)
         addresses = jit.jit_for(machine).load([unit], primitives.symbols)[unit.key]
         self.run = _RUN(addresses["max_run"])
         self.worker = _WORKER(addresses["max_worker"])
@@ -141,7 +143,9 @@ class Pool:
         memory[:] = 0
         self._address = memory.ctypes.data
         platform.init_parking(self._address + native.PARKING, self.parking)
-        self._words(native.SPIN_LIMIT, 1)[0] = SPIN_LIMIT
+        crowded = self.num_threads > platform.usable_cpus()
+        self._words(native.IDLE_SPINS, 1)[0] = IDLE_SPINS
+        self._words(native.RUN_SPINS, 1)[0] = IDLE_SPINS if crowded else RUN_SPINS
         self._words(native.YIELD_MASK, 1)[0] = YIELD_EVERY - 1
         self._words(native.ACTIVE, 1)[0] = self.num_threads
         self._place_buffers()
