@@ -1,0 +1,358 @@
+"""Lowers the kernel IR to LLVM IR text: control flow, memory and the ABI. ``lower_ops`` has the arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from max.kernel.ir import (
+    Alloc,
+    Assign,
+    Atom,
+    Barrier,
+    Block,
+    Effect,
+    For,
+    If,
+    KernelIR,
+    Leave,
+    Let,
+    Parallel,
+    Raise,
+    Ref,
+    Stmt,
+    Store,
+    While,
+)
+from max.kernel.lower_ops import OpLowering
+from max.kernel.lower_types import MEMORY, atom_text, llvm_type
+from max.kernel.target import Target
+from max.kernel.types import f64
+
+_CHUNKS_PER_WORKER = 4
+
+
+def emit_llvm(ir: KernelIR, target: Target) -> str:
+    """LLVM IR of a kernel, whose function is ``k_<key>``.
+
+    Args:
+        ir: the kernel.
+        target: the processor; the kernel should have been specialised for one with the same features.
+    """
+    return _Lowering(ir, target).text()
+
+
+class _Lowering(OpLowering):
+    def __init__(self, ir: KernelIR, target: Target) -> None:
+        super().__init__(target)
+        self.ir = ir
+        self.slots: dict[int, str] = {}
+        self.labels = 0
+        self.block = "entry"
+        self.barriers = any_barrier(ir.body)
+        self._statements: dict[type[Any], Callable[[Any], None]] = {
+            Let: self.let,
+            Store: self._store,
+            Assign: self._assign,
+            Alloc: lambda s: None,
+            Effect: self.effect,
+            For: self._for,
+            While: self._while,
+            If: self._if,
+            Block: self._block,
+            Leave: self._leave,
+            Parallel: self._parallel,
+            Barrier: self._barrier,
+            Raise: self._raise,
+        }
+
+    def text(self) -> str:
+        """The whole module."""
+        allocs: list[str] = []
+        for alloc in _allocs(self.ir.body):
+            name = self.slots[alloc.slot] = f"%s{alloc.slot}"
+            type = llvm_type(alloc.type)
+            allocs.append(f"  {name} = alloca [{max(alloc.count, 1)} x {type}], align {_alignment(alloc)}")
+        if self.barriers:
+            allocs.append("  %passed = alloca i64, align 8")
+            self.out("store i64 1, ptr %passed, align 8")
+        self.body(self.ir.body)
+        self.out("ret void")
+        lines = [
+            f'target triple = "{self.target.triple}"',
+            *self.globals,
+            f"define void @k_{self.ir.key}(ptr %args, ptr %ctx) #0 {{",
+            "entry:",
+            *allocs,
+            *self.lines,
+            "}",
+            *(f"declare {signature}" for signature in sorted(self.declarations)),
+            self._attributes(),
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _attributes(self) -> str:
+        width = f'"prefer-vector-width"="{self.target.vector_bits}"'
+        features = f'"target-features"="{self.target.feature_string}"'
+        return f'attributes #0 = {{ nounwind "target-cpu"="{self.target.cpu}" {features} {width} }}'
+
+    # ***** labels *****
+    def label(self, kind: str) -> str:
+        self.labels += 1
+        return f"{kind}{self.labels}"
+
+    def start(self, label: str) -> None:
+        """Begins a basic block."""
+        self.lines.append(f"{label}:")
+        self.block = label
+
+    def body(self, statements: Iterable[Stmt]) -> bool:
+        """Lowers statements; whether the end is reached."""
+        table = self._statements
+        for s in statements:
+            kind = s.__class__
+            table[kind](s)
+            if kind is Leave or kind is Raise:
+                return False
+        return True
+
+    def jump(self, label: str) -> None:
+        self.out(f"br label %{label}")
+
+    # ***** memory *****
+    def _slot_pointer(self, slot: int, index: Atom, type: str) -> str:
+        base = self.slots[slot]
+        if not isinstance(index, Ref):
+            if index.value == 0:
+                return base
+            return self.temp(f"getelementptr inbounds {type}, ptr {base}, i64 {index.value}")
+        return self.temp(f"getelementptr inbounds {type}, ptr {base}, i64 {self.atom(index)}")
+
+    def read_slot(self, s: Let) -> None:
+        type = llvm_type(s.ref.type)
+        pointer = self._slot_pointer(s.attr, s.args[0], type)
+        self.out(f"%v{s.ref.id} = load {type}, ptr {pointer}, align {_align_of(s.ref)}")
+
+    def _assign(self, s: Assign) -> None:
+        type = llvm_type(s.value.type)
+        pointer = self._slot_pointer(s.slot, s.index, type)
+        self.out(f"store {type} {self.atom(s.value)}, ptr {pointer}, align {_align_of(s.value)}")
+
+    def _store(self, s: Store) -> None:
+        self.store_memory(s.pointer, s.value, s.mask)
+
+    # ***** control flow *****
+    def _for(self, s: For) -> None:
+        start, stop = self.atom(s.start), self.atom(s.stop)
+        var = f"%v{s.var.id}"
+        enter, body, latch, exit = (self.label(k) for k in ("enter", "body", "latch", "exit"))
+        compare = "slt" if s.step > 0 else "sgt"
+        run = self.temp(f"icmp {compare} i64 {start}, {stop}")
+        self.out(f"br i1 {run}, label %{enter}, label %{exit}")
+        self.start(enter)
+        self.jump(body)
+        self.start(body)
+        self.out(f"{var} = phi i64 [ {start}, %{enter} ], [ {var}.next, %{latch} ]")
+        if self.body(s.body):
+            self.jump(latch)
+        self.start(latch)
+        self.out(f"{var}.next = add nsw i64 {var}, {s.step}")
+        again = self.temp(f"icmp {compare} i64 {var}.next, {stop}")
+        self.out(f"br i1 {again}, label %{body}, label %{exit}")
+        self.start(exit)
+
+    def _while(self, s: While) -> None:
+        head, body, exit = (self.label(k) for k in ("head", "body", "exit"))
+        self.jump(head)
+        self.start(head)
+        if self.body(s.head):
+            self.out(f"br i1 {self.atom(s.cond)}, label %{body}, label %{exit}")
+        self.start(body)
+        if self.body(s.body):
+            self.jump(head)
+        self.start(exit)
+
+    def _if(self, s: If) -> None:
+        then, orelse, join = (self.label(k) for k in ("then", "else", "join"))
+        self.out(f"br i1 {self.atom(s.cond)}, label %{then}, label %{orelse if s.orelse else join}")
+        self.start(then)
+        if self.body(s.then):
+            self.jump(join)
+        if s.orelse:
+            self.start(orelse)
+            if self.body(s.orelse):
+                self.jump(join)
+        self.start(join)
+
+    def _block(self, s: Block) -> None:
+        if self.body(s.body):
+            self.jump(f"leave{s.label}")
+        self.start(f"leave{s.label}")
+
+    def _leave(self, s: Leave) -> None:
+        self.jump(f"leave{s.label}")
+
+    # ***** workers *****
+    def context(self, field: int, type: str) -> str:
+        """A field of the worker's context."""
+        pointer = self.temp(f"getelementptr inbounds i64, ptr %ctx, i64 {field}")
+        return self.temp(f"load {type}, ptr {pointer}, align 8")
+
+    def _parallel(self, s: Parallel) -> None:
+        total = self.atom(s.total)
+        begin, end = f"%v{s.begin.id}", f"%v{s.end.id}"
+        first, fetch, chunk, latch, done = (self.label(k) for k in ("first", "fetch", "chunk", "next", "done"))
+        workers = self.context(1, "i64")
+        single = self.temp(f"icmp eq i64 {workers}, 1")
+        some = self.temp(f"icmp sgt i64 {total}, 0")
+        # before the branch: they are used where a chunk of the single worker could, for all LLVM knows, come by too
+        grain = self._grain(s, total, workers)
+        counters = self.context(2, "ptr")
+        counter = self.temp(f"getelementptr inbounds i8, ptr {counters}, i64 {64 * s.phase}")
+        self.out(f"br i1 {single}, label %{first}, label %{fetch}")
+        self.start(first)  # one worker takes all at once, without atomics
+        self.out(f"br i1 {some}, label %{chunk}, label %{done}")
+        self.start(fetch)
+        number = self.temp(f"atomicrmw add ptr {counter}, i64 1 monotonic, align 8")
+        from_ = self.temp(f"mul i64 {number}, {grain}")
+        more = self.temp(f"icmp slt i64 {from_}, {total}")
+        after = self.temp(f"add i64 {from_}, {grain}")
+        inside = self.temp(f"icmp slt i64 {after}, {total}")
+        to = self.temp(f"select i1 {inside}, i64 {after}, i64 {total}")
+        self.out(f"br i1 {more}, label %{chunk}, label %{done}")
+        self.start(chunk)
+        self.out(f"{begin} = phi i64 [ 0, %{first} ], [ {from_}, %{fetch} ]")
+        self.out(f"{end} = phi i64 [ {total}, %{first} ], [ {to}, %{fetch} ]")
+        if self.body(s.body):
+            self.jump(latch)
+        self.start(latch)
+        self.out(f"br i1 {single}, label %{done}, label %{fetch}")
+        self.start(done)
+
+    def _grain(self, s: Parallel, total: str, workers: str) -> str:
+        grain = self.atom(s.grain)
+        automatic = grain == "0"
+        if automatic or isinstance(s.grain, Ref):
+            parts = self.temp(f"mul i64 {workers}, {_CHUNKS_PER_WORKER}")
+            rounded = self.temp(f"add i64 {total}, {parts}")
+            share = self.temp(f"sub i64 {rounded}, 1")
+            chosen = self.temp(f"udiv i64 {share}, {parts}")
+            if not automatic:
+                given = self.temp(f"icmp sgt i64 {grain}, 0")
+                chosen = self.temp(f"select i1 {given}, i64 {grain}, i64 {chosen}")
+            positive = self.temp(f"icmp sgt i64 {chosen}, 0")
+            grain = self.temp(f"select i1 {positive}, i64 {chosen}, i64 1")
+        if s.multiple > 1:
+            up = self.temp(f"add i64 {grain}, {s.multiple - 1}")
+            count = self.temp(f"udiv i64 {up}, {s.multiple}")
+            grain = self.temp(f"mul i64 {count}, {s.multiple}")
+        return grain
+
+    def _arrive(self) -> None:
+        barrier = self.context(3, "ptr")
+        self.out(f"call void {barrier}(ptr %ctx)")
+
+    def _barrier(self, s: Barrier) -> None:
+        """After a barrier all workers agree on whether one of them raised before it: then all return.
+
+        The record's state is one more than the number of barriers that the raising worker had passed, so an error
+        of a worker that is already past this barrier does not count yet.
+        """
+        self._arrive()
+        record = self.context(5, "ptr")
+        state = self.temp(f"load atomic i64, ptr {record} acquire, align 8")
+        launch_pointer = self.temp(f"getelementptr inbounds i64, ptr {record}, i64 1")
+        launch = self.temp(f"load atomic i64, ptr {launch_pointer} monotonic, align 8")
+        mine = self.context(8, "i64")
+        passed = self.temp("load i64, ptr %passed, align 8")
+        raised = self.temp(f"icmp ne i64 {state}, 0")
+        before = self.temp(f"icmp ule i64 {state}, {passed}")
+        here = self.temp(f"icmp eq i64 {launch}, {mine}")
+        both = self.temp(f"and i1 {raised}, {before}")
+        failed = self.temp(f"and i1 {both}, {here}")
+        stop, on = self.label("failed"), self.label("on")
+        self.out(f"br i1 {failed}, label %{stop}, label %{on}")
+        self.start(stop)
+        self.out("ret void")
+        self.start(on)
+        after = self.temp(f"add i64 {passed}, 1")
+        self.out(f"store i64 {after}, ptr %passed, align 8")
+
+    def _raise(self, s: Raise) -> None:
+        record = self.context(5, "ptr")
+        state = self.temp("load i64, ptr %passed, align 8") if self.barriers else "1"
+        pair = self.temp(f"cmpxchg ptr {record}, i64 0, i64 {state} acq_rel monotonic, align 8")
+        won = self.temp(f"extractvalue {{ i64, i1 }} {pair}, 1")
+        write, leave = self.label("write"), self.label("raised")
+        self.out(f"br i1 {won}, label %{write}, label %{leave}")
+        self.start(write)
+        self._record(record, 1, self.context(8, "i64"))
+        self._record(record, 2, str(s.message))
+        for n, value in enumerate(s.values):
+            self._record(record, 3 + n, self.as_bits(value))
+        self.jump(leave)
+        self.start(leave)
+        if s.waits:
+            self._arrive()
+        self.out("ret void")
+
+    def _record(self, record: str, field: int, value: str) -> None:
+        pointer = self.temp(f"getelementptr inbounds i64, ptr {record}, i64 {field}")
+        self.out(f"store atomic i64 {value}, ptr {pointer} monotonic, align 8")
+
+    def as_bits(self, a: Atom) -> str:
+        """A scalar as the 64 bits of the error record."""
+        text, dtype = self.atom(a), a.type.dtype
+        if dtype.is_float:
+            wide = text
+            if dtype is not f64:
+                wide = self.temp(f"fpext float {self.to_f32(a)} to double")
+            return self.temp(f"bitcast double {wide} to i64")
+        if dtype.bits == 64:
+            return text
+        extend = "sext" if dtype.kind == "i" else "zext"
+        return self.temp(f"{extend} {llvm_type(a.type)} {text} to i64")
+
+
+def _allocs(body: Iterable[Stmt]) -> Iterable[Alloc]:
+    for s in body:
+        kind = s.__class__
+        if kind is Alloc:
+            yield s  # type: ignore[misc]
+        elif kind is If:
+            yield from _allocs(s.then)  # type: ignore[union-attr]
+            yield from _allocs(s.orelse)  # type: ignore[union-attr]
+        elif kind is While:
+            yield from _allocs(s.head)  # type: ignore[union-attr]
+            yield from _allocs(s.body)  # type: ignore[union-attr]
+        elif kind in (For, Parallel, Block):
+            yield from _allocs(s.body)  # type: ignore[union-attr]
+
+
+def any_barrier(body: Iterable[Stmt]) -> bool:
+    """Whether a barrier stands anywhere in a body."""
+    for s in body:
+        if isinstance(s, Barrier):
+            return True
+        if isinstance(s, If) and (any_barrier(s.then) or any_barrier(s.orelse)):
+            return True
+        if isinstance(s, (For, While, Parallel, Block)) and any_barrier(s.body):
+            return True
+    return False
+
+
+def _alignment(s: Alloc) -> int:
+    return _natural(s.type.dtype.size * max(s.type.width, 1)) if s.type.dtype.kind != "b" else 8
+
+
+def _align_of(a: Atom) -> int:
+    if a.type.dtype.kind == "b":
+        return 1
+    return _natural(a.type.dtype.size * max(a.type.width, 1))
+
+
+def _natural(size: int) -> int:
+    return min(64, size & -size)
+
+
+__all__ = ["MEMORY", "atom_text", "emit_llvm"]

@@ -1,0 +1,235 @@
+"""From Python functions and source texts to syntax trees, and what the names in them mean."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import itertools
+import linecache
+import textwrap
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from max.kernel.errors import KernelError
+
+FunctionNode = ast.FunctionDef | ast.Lambda
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionSource:
+    """A function's syntax tree with the values that its free names have."""
+
+    node: FunctionNode
+    file: str
+    globals: Mapping[str, Any]
+    closure: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def name(self) -> str:
+        return getattr(self.node, "name", "<lambda>")
+
+
+@functools.cache
+def _functions_of_file(file: str, text: str) -> dict[int, ast.FunctionDef]:
+    """The functions of a file by each line on which they may be said to start (first decorator, ``def``)."""
+    found: dict[int, ast.FunctionDef] = {}
+    for node in ast.walk(ast.parse(text, file)):
+        if isinstance(node, ast.FunctionDef):
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            found[first] = found[node.lineno] = node
+    return found
+
+
+def source_of(fn: types.FunctionType) -> FunctionSource:
+    """The syntax tree of a Python function.
+
+    Raises:
+        KernelError: the source is not at hand.
+    """
+    code = fn.__code__
+    lines = linecache.getlines(code.co_filename, fn.__globals__)
+    if not lines:
+        raise KernelError(
+            f"the source of {fn.__qualname__} ({code.co_filename}) is not at hand; use k.from_source"
+        )
+    node = _functions_of_file(code.co_filename, "".join(lines)).get(code.co_firstlineno)
+    if node is None or node.name != fn.__name__:
+        raise KernelError(
+            f"{fn.__qualname__} is not at {code.co_filename}:{code.co_firstlineno}; did the file change?"
+        )
+    closure: dict[str, Any] = {}
+    for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True):
+        try:
+            closure[name] = cell.cell_contents
+        except ValueError:  # a cell that is not filled yet: an error only where the name is used
+            continue
+    return FunctionSource(node, code.co_filename, fn.__globals__, closure)
+
+
+class Function:
+    """A function of the kernel language; calling it runs it in plain Python."""
+
+    def __init__(self, fn: Callable[..., Any], source: FunctionSource | None = None) -> None:
+        self._fn = fn
+        self._source = source
+        functools.update_wrapper(self, fn)
+
+    @property
+    def source(self) -> FunctionSource:
+        """The function's syntax tree."""
+        if self._source is None:
+            self._source = source_of(self._fn)  # pyright: ignore[reportArgumentType]
+        return self._source
+
+    @property
+    def name(self) -> str:
+        return self.__name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._fn(*args, **kwargs)
+
+
+class InlineFunction(Function):
+    """A helper, inlined where a kernel calls it, and generic in the types of its arguments."""
+
+    def __repr__(self) -> str:
+        return f"<inline function {self.__name__}>"
+
+
+class Kernel(Function):
+    """A kernel. ``specialize`` compiles it for given arguments; a call runs it in plain Python."""
+
+    #: The op's name where the kernel was registered.
+    symbol: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<kernel {self.symbol or self.__name__}>"
+
+    @property
+    def location(self) -> tuple[str, int]:
+        """File and line of the definition."""
+        return self.source.file, self.source.node.lineno
+
+
+def kernel(fn: Callable[..., Any]) -> Kernel:
+    """Marks a function as a kernel."""
+    return Kernel(fn)
+
+
+def inline(fn: Callable[..., Any]) -> InlineFunction:
+    """Marks a function as a helper of kernels: inlined at each call."""
+    return InlineFunction(fn)
+
+
+_source_numbers = itertools.count(1)
+
+
+def from_source(text: str, name: str, globals: Mapping[str, Any] | None = None) -> Kernel:
+    """A kernel from source text, for generated code. The text shows up in errors and debuggers.
+
+    Args:
+        text: one or more function definitions; those other than the kernel are inlined where it calls them.
+        name: which of the definitions is the kernel.
+        globals: the values of the names that the text uses.
+
+    Raises:
+        KernelError: the text does not parse, or does not define ``name``.
+    """
+    text = textwrap.dedent(text)
+    file = f"<kernel {name} {next(_source_numbers)}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    try:
+        tree = ast.parse(text, file)
+    except SyntaxError as error:
+        raise KernelError(
+            f"{file}:{error.lineno}:{error.offset}: {error.msg}\n    {error.text or ''}"
+        ) from None
+    namespace: dict[str, Any] = dict(globals or {})
+    functions: dict[str, ast.FunctionDef] = {}
+    for node in tree.body:
+        if not isinstance(node, ast.FunctionDef):
+            raise KernelError(f"{file}:{node.lineno}: only function definitions are allowed here")
+        functions[node.name] = node
+    if name not in functions:
+        raise KernelError(
+            f"{file} does not define {name!r}; it defines {', '.join(functions) or 'nothing'}"
+        )
+    for node in functions.values():
+        if node.name != name:
+            namespace[node.name] = InlineFunction(
+                _Lazy(node, file, namespace), FunctionSource(node, file, namespace)
+            )
+    return Kernel(
+        _Lazy(functions[name], file, namespace), FunctionSource(functions[name], file, namespace)
+    )
+
+
+class _Lazy:
+    """A function of a source text, made only where it is run in plain Python."""
+
+    def __init__(self, node: ast.FunctionDef, file: str, namespace: dict[str, Any]) -> None:
+        self.node, self.file, self.namespace = node, file, namespace
+        self.__name__ = self.__qualname__ = node.name
+        self.__doc__ = ast.get_docstring(node)
+        self.__module__ = "max.kernel"
+        self._made: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._made is None:
+            self._made = self._make()
+        return self._made(*args, **kwargs)
+
+    def _make(self) -> Callable[..., Any]:
+        bare = ast.copy_location(ast.FunctionDef(**dict(ast.iter_fields(self.node))), self.node)
+        bare.decorator_list = []
+        scope = dict(self.namespace)
+        exec(compile(ast.Module([bare], []), self.file, "exec"), scope)
+        return scope[self.node.name]
+
+
+def assigned_names(nodes: list[ast.stmt]) -> frozenset[str]:
+    """The names that statements assign, without those of nested functions."""
+    found: set[str] = set()
+    for node in nodes:
+        found |= _assigned(node)
+    return frozenset(found)
+
+
+def _assigned(node: ast.AST) -> frozenset[str]:
+    cached = getattr(node, "_assigned_names", None)
+    if cached is None:
+        cached = frozenset(_walk_assigned(node))
+        node._assigned_names = cached  # type: ignore[attr-defined]
+    return cached
+
+
+def _walk_assigned(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Name):
+        if isinstance(node.ctx, ast.Store):
+            yield node.id
+        return
+    if isinstance(node, ast.FunctionDef):
+        yield node.name
+        return
+    if isinstance(node, (ast.Lambda, ast.ListComp, ast.GeneratorExp)):
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _walk_assigned(child)
+
+
+def returns_early(node: FunctionNode) -> bool:
+    """Whether a ``return`` may stand inside of control flow."""
+    if isinstance(node, ast.Lambda):
+        return False
+    cached = getattr(node, "_returns_early", None)
+    if cached is None:
+        cached = any(
+            isinstance(n, ast.Return)
+            for stmt in node.body
+            if not isinstance(stmt, ast.Return)
+            for n in ast.walk(stmt)
+        )
+        node._returns_early = cached  # type: ignore[attr-defined]
+    return cached

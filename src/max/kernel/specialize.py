@@ -1,0 +1,238 @@
+"""From a kernel and its argument types to kernel IR."""
+
+from __future__ import annotations
+
+import ast
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from max._config import flags
+from max.kernel.arithmetic import Failure, Suppressed
+from max.kernel.errors import KernelError, KernelTypeError
+from max.kernel.expressions import Frame
+from max.kernel.frontend import Frontend
+from max.kernel.ir import ArgSlot, Barrier, Block, For, If, KernelIR, Parallel, Raise, Stmt, While
+from max.kernel.loops import ContextValue
+from max.kernel.lower_llvm import any_barrier
+from max.kernel.printer import print_kernel
+from max.kernel.source import Kernel
+from max.kernel.spec import verify
+from max.kernel.target import Target, host_target
+from max.kernel.types import (
+    INDEX,
+    POINTER,
+    Access,
+    Context,
+    InOut,
+    Input,
+    Output,
+    ScalarType,
+    TensorSpec,
+    scalar,
+    scalar_type,
+)
+from max.kernel.views import Index, View, contiguous_strides
+
+logger = logging.getLogger("max.kernel")
+
+
+def specialize(
+    fn: Kernel,
+    args: Sequence[TensorSpec | ScalarType],
+    params: Mapping[str, Any] | None = None,
+    target: Target | None = None,
+) -> KernelIR:
+    """Compiles a kernel for given arguments.
+
+    Args:
+        fn: the kernel.
+        args: one spec a run-time parameter, in order: a ``TensorSpec`` for a view, an element type for a scalar;
+            those beyond the named parameters go to ``*extra``. The context takes none.
+        params: the values of the keyword-only parameters.
+        target: the processor to compile for; this machine by default.
+
+    Raises:
+        KernelError: the kernel does not compile for these arguments; the message has the places in its source.
+    """
+    target = target or host_target()
+    fe = Frontend(target, flags.MAX_KERNEL_CHECK)
+    slots = _Parameters(fe, fn, args, params or {}).bind()
+    node = fn.source.node
+    assert isinstance(node, ast.FunctionDef)
+    fe.run(node)
+    body = _finished(fe)
+    text = print_kernel(body, slots, fe.phases, fe.scratch_bytes, target.name)
+    file, line = fn.location
+    ir = KernelIR(
+        fn.symbol or fn.name, slots, fe.phases, fe.scratch_bytes, tuple(fe.messages), body, text, file, line
+    )
+    if flags.MAX_CHECK >= 2:
+        verify(ir)
+    if "kernels" in flags.MAX_DUMP:
+        logger.warning("kernel %s (%s:%d), key %s\n%s", ir.name, file, line, ir.key, text)
+    return ir
+
+
+class _Parameters:
+    """Binds a kernel's parameters, and lays out its argument block."""
+
+    def __init__(self, fe: Frontend, fn: Kernel, args: Sequence[Any], params: Mapping[str, Any]) -> None:
+        self.fe, self.fn, self.args, self.params = fe, fn, list(args), dict(params)
+        self.slots: list[ArgSlot] = []
+        self.sizes: dict[str, Any] = {}
+        self.position = 0
+
+    def bind(self) -> tuple[ArgSlot, ...]:
+        """Gives each parameter its value in the frontend's first frame."""
+        fe, source = self.fe, self.fn.source
+        env: dict[str, Any] = {}
+        fe.frame = Frame(source, env, 0)
+        a = source.node.args
+        if a.kwarg is not None:
+            self._fail(a.kwarg, "a kernel has no **parameters")
+        try:
+            for p in (*a.posonlyargs, *a.args):
+                annotation = self._annotation(p)
+                env[p.arg] = ContextValue() if annotation is Context else self._argument(p, annotation)
+            if a.vararg is not None:
+                annotation, items = self._annotation(a.vararg), []
+                while self.position < len(self.args):
+                    items.append(self._argument(a.vararg, annotation, f"{a.vararg.arg}[{len(items)}]"))
+                env[a.vararg.arg] = tuple(items)
+            for p, default in zip(a.kwonlyargs, a.kw_defaults, strict=True):
+                self._keyword(p, default, env)
+            if self.position < len(self.args):
+                takes = ", ".join(p.arg for p in (*a.posonlyargs, *a.args))
+                self._fail(source.node, f"{source.name} takes {self.position} arguments ({takes}), got {len(self.args)}")
+            if self.params:
+                known = ", ".join(p.arg for p in a.kwonlyargs) or "none"
+                wrong = ", ".join(sorted(self.params))
+                self._fail(source.node, f"{source.name} has no parameter {wrong}; its compile-time parameters: {known}")
+        except Failure as failure:
+            raise failure.kind([failure.diagnostic]) from None
+        return tuple(self.slots)
+
+    def _fail(self, node: ast.AST, message: str) -> None:
+        self.fe.fail(message, KernelTypeError, node)
+
+    def _annotation(self, p: ast.arg) -> Any:
+        if p.annotation is None:
+            self._fail(p, f"parameter {p.arg} needs an annotation: k.Input, k.Output, k.InOut, k.Context or an element type")
+        assert p.annotation is not None
+        annotation = self.fe.evaluate_in(self.fn.source, p.annotation)
+        if annotation in (Input, Output, InOut):
+            return annotation.access
+        if annotation is Context or isinstance(annotation, (Access, ScalarType)):
+            return annotation
+        self._fail(p, f"{p.arg}: {annotation!r} is no annotation of a kernel's parameter")
+        return None
+
+    def _keyword(self, p: ast.arg, default: ast.expr | None, env: dict[str, Any]) -> None:
+        if p.annotation is not None and self.fe.evaluate_in(self.fn.source, p.annotation) is Context:
+            env[p.arg] = ContextValue()
+        elif p.arg in self.params:
+            env[p.arg] = self.params.pop(p.arg)
+        elif default is not None:
+            env[p.arg] = self.fe.evaluate_in(self.fn.source, default)
+        else:
+            self._fail(p, f"{self.fn.name} needs a value for its compile-time parameter {p.arg!r}")
+
+    def _argument(self, p: ast.arg, annotation: Any, name: str | None = None) -> Any:
+        name = name or p.arg
+        if self.position >= len(self.args):
+            self._fail(p, f"{self.fn.name} got {len(self.args)} arguments, and none for {name!r}")
+        spec = self.args[self.position]
+        position = self.position
+        self.position += 1
+        if isinstance(annotation, ScalarType):
+            if not isinstance(spec, TensorSpec) and scalar_type(spec) is annotation:
+                return self._slot(ArgSlot(position, name, "scalar", 0, annotation), scalar(annotation))
+            self._fail(p, f"{name} is a scalar {annotation.name}, got {spec!r}")
+        if not isinstance(spec, TensorSpec):
+            self._fail(p, f"{name} is a tensor, got {spec!r}; a k.TensorSpec fits")
+        if annotation.dtype is not None and spec.dtype is not annotation.dtype:
+            self._fail(p, f"{name} has dtype {annotation.dtype.name}, got {spec.dtype.name}")
+        if annotation.rank is not None and spec.rank != annotation.rank:
+            self._fail(p, f"{name} has rank {annotation.rank}, got {spec.rank}")
+        return self._view(spec, position, name, annotation.writable)
+
+    def _slot(self, slot: ArgSlot, type: Any) -> Any:
+        self.slots.append(slot)
+        return self.fe.b.op("arg", (), type, len(self.slots) - 1)
+
+    def _view(self, spec: TensorSpec, position: int, name: str, writable: bool) -> View:
+        base = self._slot(ArgSlot(position, name, "pointer", 0, spec.dtype), POINTER)
+        shape: list[Index] = []
+        for axis, size in enumerate(spec.shape):
+            if isinstance(size, int):
+                shape.append(size)
+                continue
+            value = self._slot(ArgSlot(position, name, "dim", axis, spec.dtype), INDEX)
+            # equal names are equal sizes: one value for all of them
+            shape.append(value if size is None else self.sizes.setdefault(size, value))
+        if spec.strides is None:
+            strides = contiguous_strides(self.fe, tuple(shape))
+        else:
+            strides = tuple(
+                s if s is not None else self._slot(ArgSlot(position, name, "stride", axis, spec.dtype), INDEX)
+                for axis, s in enumerate(spec.strides)
+            )
+        return View(base, spec.dtype, tuple(shape), strides, name, writable)
+
+
+def _finished(fe: Frontend) -> tuple[Stmt, ...]:
+    """The body with tuples for lists, and each ``raise`` told whether the others are going to wait at a barrier."""
+    body = list(fe.b.scopes[0].body)
+    if fe.barriers and _barrier_in_loop(body, False):
+        # how many barriers follow is known at run time only: with one at the end there always is one
+        body.append(Barrier(fe.b.line))
+    return _freeze(body, False)[0]
+
+
+def _barrier_in_loop(body: Iterable[Stmt], inside: bool) -> bool:
+    for s in body:
+        if isinstance(s, Barrier) and inside:
+            return True
+        if isinstance(s, (For, While)) and _barrier_in_loop(s.body, True):
+            return True
+        if isinstance(s, Block) and _barrier_in_loop(s.body, inside):
+            return True
+        if isinstance(s, If) and (_barrier_in_loop(s.then, True) or _barrier_in_loop(s.orelse, True)):
+            return True
+    return False
+
+
+def _freeze(body: Iterable[Stmt], follows: bool) -> tuple[tuple[Stmt, ...], bool]:
+    """Walks backwards, so that it is known whether a barrier follows."""
+    out: list[Stmt] = []
+    for s in reversed(list(body)):
+        kind = s.__class__
+        if kind is Barrier:
+            follows = True
+        elif kind is Raise:
+            s = replace(s, waits=follows) if follows else s  # type: ignore[type-var]
+        elif kind is For or kind is Parallel or kind is Block:
+            inner = any_barrier(s.body) and kind is not Block  # type: ignore[union-attr]
+            frozen, after = _freeze(s.body, follows or inner)  # type: ignore[union-attr]
+            follows = after
+            if kind is Block and not frozen:
+                continue
+            s = replace(s, body=frozen)  # type: ignore[type-var]
+        elif kind is While:
+            inner = any_barrier(s.body)  # type: ignore[union-attr]
+            frozen, after = _freeze(s.body, follows or inner)  # type: ignore[union-attr]
+            s = replace(s, head=_freeze(s.head, follows or inner)[0], body=frozen)  # type: ignore[type-var,union-attr]
+            follows = after
+        elif kind is If:
+            then, a = _freeze(s.then, follows)  # type: ignore[union-attr]
+            orelse, b = _freeze(s.orelse, follows)  # type: ignore[union-attr]
+            s = replace(s, then=then, orelse=orelse)  # type: ignore[type-var]
+            follows = a or b
+        out.append(s)
+    out.reverse()
+    return tuple(out), follows
+
+
+__all__ = ["KernelError", "Suppressed", "specialize"]

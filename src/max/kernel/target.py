@@ -1,0 +1,135 @@
+"""What the generated code may use: CPU features, vector widths and registers."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import llvmlite.binding as llvm
+
+from max._config import flags
+from max.kernel.types import scalar_type
+
+_X86_BASE = frozenset({"sse", "sse2", "cx8", "fxsr", "mmx", "64bit", "cmov"})
+# what a restricted feature list needs so that LLVM takes it
+_IMPLIED = {
+    "avx512bf16": ("avx512bw", "avx512f"),
+    "avx512vnni": ("avx512f",),
+    "avx512bw": ("avx512f",),
+    "avx512vl": ("avx512f",),
+    "avx512dq": ("avx512f",),
+    "avx512f": ("avx2", "fma", "f16c"),
+    "avx2": ("avx",),
+    "fma": ("avx",),
+    "f16c": ("avx",),
+    "avx": ("sse4.2",),
+    "sse4.2": ("sse4.1", "popcnt"),
+    "sse4.1": ("ssse3",),
+    "ssse3": ("sse3",),
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A processor to compile for.
+
+    Args:
+        features: LLVM's names of the CPU features that code may use, without signs.
+        triple: LLVM's target triple.
+        cpu: LLVM's name of the processor, for its scheduling model.
+    """
+
+    features: frozenset[str]
+    triple: str
+    cpu: str = "generic"
+
+    def has(self, feature: str) -> bool:
+        """Whether code may use a CPU feature, by LLVM's name (``"avx512bf16"``)."""
+        return feature in self._closed
+
+    @functools.cached_property
+    def _closed(self) -> frozenset[str]:
+        found, todo = set(self.features), list(self.features)
+        while todo:
+            for implied in _IMPLIED.get(todo.pop(), ()):
+                if implied not in found:
+                    found.add(implied)
+                    todo.append(implied)
+        return frozenset(found)
+
+    @property
+    def is_x86(self) -> bool:
+        return self.triple.startswith("x86_64")
+
+    @property
+    def is_arm64(self) -> bool:
+        return self.triple.startswith(("aarch64", "arm64"))
+
+    @functools.cached_property
+    def vector_bits(self) -> int:
+        """Bits of a vector register."""
+        if not self.is_x86:
+            return 128
+        return 512 if self.has("avx512f") else 256 if self.has("avx") else 128
+
+    def width(self, dtype: Any) -> int:
+        """Lanes of ``dtype`` in a vector register."""
+        return max(self.vector_bits // (8 * scalar_type(dtype).size), 1)
+
+    @property
+    def registers(self) -> int:
+        """Vector registers."""
+        return 32 if not self.is_x86 or self.has("avx512f") else 16
+
+    @property
+    def has_fma(self) -> bool:
+        """Whether a fused multiply-add is one instruction."""
+        return not self.is_x86 or self.has("fma")
+
+    @property
+    def has_f16_conversion(self) -> bool:
+        """Whether f16 converts to and from f32 by an instruction."""
+        return not self.is_x86 or self.has("f16c")
+
+    @functools.cached_property
+    def feature_string(self) -> str:
+        """LLVM's ``target-features``."""
+        names = sorted(self._closed | (_X86_BASE if self.is_x86 else frozenset()))
+        return ",".join(
+            [f"+{name}" for name in names] + (["-prefer-256-bit"] if self.has("avx512f") else [])
+        )
+
+    @functools.cached_property
+    def name(self) -> str:
+        """A short name for printed IR: what kernels ask about."""
+        known = (
+            "avx2",
+            "fma",
+            "f16c",
+            "avx512f",
+            "avx512bw",
+            "avx512vl",
+            "avx512bf16",
+            "avx512vnni",
+            "amx-bf16",
+        )
+        arch = self.triple.split("-")[0]
+        return "+".join([arch, *(f for f in known if self.has(f))])
+
+
+@functools.cache
+def _host(allowed: frozenset[str] | None) -> Target:
+    present = frozenset(name for name, on in llvm.get_host_cpu_features().items() if on)
+    triple = llvm.get_process_triple()
+    cpu = llvm.get_host_cpu_name()
+    if allowed is None:
+        return Target(present, triple, cpu)
+    # a restricted target must not bring back features through the processor's name
+    generic = "x86-64" if triple.startswith("x86_64") else "generic"
+    return Target(present & Target(allowed, triple)._closed, triple, generic)
+
+
+def host_target() -> Target:
+    """The machine that runs this process, restricted to the features in ``MAX_CPU_FEATURES`` where that is set."""
+    return _host(flags.MAX_CPU_FEATURES)

@@ -1,0 +1,276 @@
+"""Element types, value types and parameter annotations of the kernel language."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+
+class ScalarType:
+    """An element type. Calling it converts a value: ``k.f32(x)``."""
+
+    __slots__ = ("bits", "kind", "long_name", "name", "numpy")
+
+    #: How a call converts a value in plain Python; set by ``max.kernel.values``.
+    convert: Callable[[Any, ScalarType], Any]
+
+    def __init__(self, name: str, long_name: str, kind: str, bits: int, numpy: Any) -> None:
+        self.name = name
+        self.long_name = long_name
+        self.kind = kind  # "i" signed, "u" unsigned, "f" float, "b" bool
+        self.bits = bits
+        self.numpy = np.dtype(numpy)
+
+    def __call__(self, x: Any) -> Any:
+        return ScalarType.convert(x, self)
+
+    def __repr__(self) -> str:
+        return f"k.{self.name}"
+
+    @property
+    def size(self) -> int:
+        """Bytes of one element in memory."""
+        return max(self.bits // 8, 1)
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind == "f"
+
+    @property
+    def is_integer(self) -> bool:
+        return self.kind in "iu"
+
+    @property
+    def is_narrow_float(self) -> bool:
+        """Whether arithmetic widens the type to ``f32``."""
+        return self.kind == "f" and self.bits == 16
+
+
+i8 = ScalarType("i8", "int8", "i", 8, np.int8)
+i16 = ScalarType("i16", "int16", "i", 16, np.int16)
+i32 = ScalarType("i32", "int32", "i", 32, np.int32)
+i64 = ScalarType("i64", "int64", "i", 64, np.int64)
+u8 = ScalarType("u8", "uint8", "u", 8, np.uint8)
+u16 = ScalarType("u16", "uint16", "u", 16, np.uint16)
+u32 = ScalarType("u32", "uint32", "u", 32, np.uint32)
+u64 = ScalarType("u64", "uint64", "u", 64, np.uint64)
+f16 = ScalarType("f16", "float16", "f", 16, np.float16)
+bf16 = ScalarType("bf16", "bfloat16", "f", 16, ml_dtypes.bfloat16)
+f32 = ScalarType("f32", "float32", "f", 32, np.float32)
+f64 = ScalarType("f64", "float64", "f", 64, np.float64)
+bool_ = ScalarType("bool", "bool", "b", 1, np.bool_)
+
+SCALAR_TYPES: tuple[ScalarType, ...] = (
+    i8,
+    i16,
+    i32,
+    i64,
+    u8,
+    u16,
+    u32,
+    u64,
+    f16,
+    bf16,
+    f32,
+    f64,
+    bool_,
+)
+_BY_NAME = {name: t for t in SCALAR_TYPES for name in (t.name, t.long_name)}
+
+
+def scalar_type(dtype: Any) -> ScalarType:
+    """The element type that ``dtype`` stands for.
+
+    Args:
+        dtype: a kernel type, its name (``"f32"`` or ``"float32"``), a ``max.dtype.DType`` or a NumPy dtype.
+
+    Raises:
+        TypeError: the kernel language has no such element type.
+    """
+    if isinstance(dtype, ScalarType):
+        return dtype
+    name = dtype if isinstance(dtype, str) else getattr(dtype, "name", None)
+    if name not in _BY_NAME:
+        try:
+            name = np.dtype(dtype).name
+        except TypeError:
+            name = None
+    if name not in _BY_NAME:
+        known = ", ".join(t.name for t in SCALAR_TYPES)
+        raise TypeError(f"{dtype!r} is no element type of the kernel language; it has {known}")
+    return _BY_NAME[name]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Type:
+    """The type of a run-time value; interned, so that types compare by identity."""
+
+    dtype: ScalarType
+    width: int  # 0: scalar, -1: pointer, else lanes
+
+    @property
+    def is_vector(self) -> bool:
+        return self.width > 0
+
+    def with_dtype(self, dtype: ScalarType) -> Type:
+        """The type with the same lanes and another element type."""
+        return _types[dtype, self.width]
+
+    def __str__(self) -> str:
+        if self.width == 0:
+            return self.dtype.name
+        return "ptr" if self.width < 0 else f"{self.dtype.name}x{self.width}"
+
+    def describe(self) -> str:
+        """The type as users write it."""
+        return f"SIMD[{self.dtype.name}, {self.width}]" if self.width > 0 else str(self)
+
+
+class _Interned(dict[tuple[ScalarType, int], Type]):
+    def __missing__(self, key: tuple[ScalarType, int]) -> Type:
+        made = self[key] = Type(*key)
+        return made
+
+
+_types = _Interned()
+POINTER = _types[u8, -1]
+INDEX = _types[i64, 0]
+BOOL = _types[bool_, 0]
+
+
+def scalar(dtype: ScalarType) -> Type:
+    """The type of one ``dtype`` value."""
+    return _types[dtype, 0]
+
+
+def vector(dtype: ScalarType, width: int) -> Type:
+    """The type of ``width`` lanes of ``dtype``."""
+    return _types[dtype, width]
+
+
+def arithmetic_dtype(dtype: ScalarType) -> ScalarType:
+    """The type in which arithmetic on ``dtype`` is done."""
+    return f32 if dtype.is_narrow_float else dtype
+
+
+def common_dtype(a: ScalarType, b: ScalarType) -> ScalarType | None:
+    """The smaller of both types that holds every value of the other one, or None."""
+    if a is b:
+        return a
+    if a.kind == "b" or b.kind == "b":
+        return None
+    if a.is_float and b.is_float:
+        if a.bits == b.bits:  # bf16 with f16
+            return f32
+        return a if a.bits > b.bits else b
+    if a.is_float or b.is_float:
+        return None
+    if a.kind == b.kind:
+        return a if a.bits > b.bits else b
+    signed, unsigned = (a, b) if a.kind == "i" else (b, a)
+    return signed if signed.bits > unsigned.bits else None
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The annotation of a tensor parameter: ``k.Input[k.f32, 2]``."""
+
+    kind: str  # "input", "output" or "inout"
+    dtype: ScalarType | None = None
+    rank: int | None = None
+
+    @property
+    def writable(self) -> bool:
+        return self.kind != "input"
+
+
+def _access(kind: str, parameters: Any) -> Access:
+    if not isinstance(parameters, tuple):
+        parameters = (parameters,)
+    if not 1 <= len(parameters) <= 2:
+        raise TypeError(
+            f"k.{kind.capitalize()} takes [dtype] or [dtype, rank], got {len(parameters)} parameters"
+        )
+    dtype = None if parameters[0] is None else scalar_type(parameters[0])
+    rank = parameters[1] if len(parameters) == 2 else None
+    return Access(kind, dtype, rank)
+
+
+class Input:
+    """A tensor operand that the kernel reads. ``k.Input[dtype, rank]`` fixes dtype and rank."""
+
+    access = Access("input")
+
+    def __class_getitem__(cls, parameters: Any) -> Access:
+        return _access("input", parameters)
+
+
+class Output:
+    """A tensor result that the kernel writes. ``k.Output[dtype, rank]`` fixes dtype and rank."""
+
+    access = Access("output")
+
+    def __class_getitem__(cls, parameters: Any) -> Access:
+        return _access("output", parameters)
+
+
+class InOut:
+    """A mutable operand (a buffer) that the kernel reads and writes."""
+
+    access = Access("inout")
+
+    def __class_getitem__(cls, parameters: Any) -> Access:
+        return _access("inout", parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class SIMDAnnotation:
+    """``k.SIMD[dtype, width]`` as an annotation."""
+
+    dtype: ScalarType
+    width: int
+
+
+class SIMD:
+    """A vector type for annotations: ``k.SIMD[k.f32, 16]``."""
+
+    def __class_getitem__(cls, parameters: Any) -> SIMDAnnotation:
+        dtype, width = parameters
+        return SIMDAnnotation(scalar_type(dtype), width)
+
+
+class Context:
+    """The annotation of the parameter that gives workers, barriers, scratch memory and the target."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What is known at compile time about a tensor argument.
+
+    Args:
+        dtype: the element type (anything ``scalar_type`` takes).
+        shape: one entry an axis: an int (static), None (run time) or a string (run time; equal names are equal sizes).
+        strides: in elements, one entry an axis, None for run time; None for a contiguous tensor.
+    """
+
+    dtype: ScalarType
+    shape: tuple[int | str | None, ...]
+    strides: tuple[int | None, ...] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", scalar_type(self.dtype))
+        object.__setattr__(self, "shape", tuple(self.shape))
+        if self.strides is not None:
+            object.__setattr__(self, "strides", tuple(self.strides))
+            if len(self.strides) != len(self.shape):
+                raise ValueError(
+                    f"TensorSpec: {len(self.strides)} strides for {len(self.shape)} dims"
+                )
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)

@@ -1,0 +1,70 @@
+"""Runs kernels over NumPy arrays: compiled, through the worker pool."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from max import kernel as k
+from max._runtime.jit import compile_kernels
+from max._runtime.pool import Pool
+from max._runtime.program import Executor, Launch, Program
+
+_pools: dict[int, Pool] = {}
+
+
+def pool(num_workers: int) -> Pool:
+    """A pool that all tests share."""
+    if num_workers not in _pools:
+        _pools[num_workers] = Pool(num_workers)
+    return _pools[num_workers]
+
+
+def spec_of(arg: Any, static: bool = False) -> Any:
+    """What a kernel is told of an argument: sizes at run time unless ``static``."""
+    if isinstance(arg, np.ndarray):
+        shape = arg.shape if static else (None,) * arg.ndim
+        strides = None
+        if not arg.flags.c_contiguous:
+            strides = tuple(s // arg.itemsize if static else None for s in arg.strides)
+        return k.TensorSpec(k.scalar_type(arg.dtype), shape, strides)
+    return k.scalar_type(arg.dtype)
+
+
+def slot_values(ir: k.KernelIR, args: Sequence[Any]) -> list[int]:
+    """The argument block."""
+    words = list[int]()
+    for slot in ir.slots:
+        arg = args[slot.arg]
+        if slot.kind == "pointer":
+            words.append(arg.ctypes.data)
+        elif slot.kind == "dim":
+            words.append(arg.shape[slot.axis])
+        elif slot.kind == "stride":
+            words.append(arg.strides[slot.axis] // arg.itemsize)
+        else:
+            raw = np.zeros(8, np.uint8)
+            raw[: arg.dtype.itemsize] = np.atleast_1d(arg).view(np.uint8)
+            words.append(int(raw.view(np.int64)[0]))
+    return words
+
+
+def compiled(
+    fn: k.Kernel,
+    args: Sequence[Any],
+    params: Mapping[str, Any] | None = None,
+    num_workers: int = 1,
+    target: k.Target | None = None,
+    static: bool = False,
+    specs: Sequence[Any] | None = None,
+) -> k.KernelIR:
+    """Compiles a kernel for arrays (written in place) and NumPy scalars, and runs it once."""
+    target = target or k.host_target()
+    ir = k.specialize(fn, specs or [spec_of(a, static) for a in args], params, target)
+    entry = compile_kernels([ir], target)[ir.key]
+    slots = [(0, word) for word in slot_values(ir, args)]
+    launch = Launch(entry, slots, True, ir.phases, False, ir.name, ir.messages)
+    Executor(pool(num_workers), Program([launch], 1, ir.scratch_bytes)).run(np.zeros(1, np.int64))
+    return ir
