@@ -1,20 +1,46 @@
-"""A NumPy interpreter of `mo`: the definition of what a module means, and the oracle of the tests.
+"""A NumPy interpreter of `mo`: what each op means, and what the compiler is tested against.
 
-One op at a time, rounded to its dtype after each (bf16 and f16 are computed in f32). Nothing here is fast.
+::
+
+    from max import _interpreter
+
+    outputs = _interpreter.run(graph, [x, y], weights)
+
+Each op computes in float32 (float64 for float64) and rounds its results to their dtype.
 """
 
-# the four families fill the table of ops
-from max._interpreter import elementwise, movement, reduction, structure
-from max._interpreter.evaluate import InterpreterError, run
-from max._interpreter.registry import Result, register
+from max._interpreter import (
+    buffer,
+    constant,
+    elementwise,
+    gather,
+    matmul,
+    normalization,
+    reduction,
+    shape,
+)
+from max._interpreter.core import (
+    IMPLEMENTATIONS,
+    REFERENCES,
+    InterpreterError,
+    implements,
+    register,
+    run,
+)
 
 __all__ = [
+    "IMPLEMENTATIONS",
+    "REFERENCES",
     "InterpreterError",
-    "Result",
+    "buffer",
+    "constant",
     "elementwise",
-    "movement",
+    "gather",
+    "implements",
+    "matmul",
+    "normalization",
     "reduction",
     "register",
     "run",
-    "structure",
+    "shape",
 ]

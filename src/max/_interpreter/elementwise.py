@@ -3,62 +3,48 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from max._interpreter.registry import Array, Dims, Result, op
+from max._interpreter.core import Array, Frame, implements, widen
+from max.dtype import DType
 from max.mlir import MoOp
+from max.mlir.types import ShapedType
 
-_erf = np.vectorize(math.erf, otypes=[np.float64])
-
-
-def widen(x: Array) -> Array:
-    """The array in the dtype that its ops are computed in: f32 for the floats below it."""
-    small = x.dtype.kind in "fV" and x.dtype.itemsize < 4
-    return x.astype(np.float32) if small else x
+_erf = np.frompyfunc(math.erf, 1, 1)
 
 
 def erf(x: Array) -> Array:
-    """The error function, in double precision inside."""
-    return _erf(x.astype(np.float64)).astype(x.dtype) if x.size else x
+    """The error function."""
+    return np.asarray(_erf(x.astype(np.float64)), np.float64).reshape(x.shape).astype(x.dtype)
 
 
 def sigmoid(x: Array) -> Array:
-    """``1 / (1 + exp(-x))`` without overflow."""
-    e = np.exp(-np.abs(x))
-    return np.where(x >= 0, 1 / (1 + e), e / (1 + e)).astype(x.dtype)
+    """``1 / (1 + exp(-x))``, without overflow."""
+    small = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1 / (1 + small), small / (1 + small)).astype(x.dtype)
 
 
-def gelu(x: Array, approximate: str) -> Array:
-    """The Gaussian error linear unit, exact or by one of its approximations."""
-    if approximate == "tanh":
-        inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
-        return (0.5 * x * (1 + np.tanh(inner))).astype(x.dtype)
-    if approximate == "quick":
-        return x * sigmoid((1.702 * x).astype(x.dtype))
-    return (0.5 * x * (1 + erf(x / math.sqrt(2)))).astype(x.dtype)
-
-
-UNARY: dict[str, Callable[[Array], Array]] = {
+_UNARY: dict[str, Callable[[Array], Array]] = {
     "abs": np.abs,
     "neg": np.negative,
     "exp": np.exp,
     "log": np.log,
     "log1p": np.log1p,
     "sqrt": np.sqrt,
-    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "rsqrt": lambda x: (1 / np.sqrt(x)).astype(x.dtype),
     "tanh": np.tanh,
     "sin": np.sin,
     "cos": np.cos,
-    "acos": np.arccos,
+    "acos": lambda x: np.arccos(np.clip(x, -1, 1)),
     "atanh": np.arctanh,
     "erf": erf,
     "floor": np.floor,
     "ceil": np.ceil,
-    "round": np.round,
+    "round": np.rint,
     "trunc": np.trunc,
-    "relu": lambda x: np.maximum(x, np.zeros((), x.dtype)),
+    "relu": lambda x: np.maximum(x, x.dtype.type(0)),
     "sigmoid": sigmoid,
     "silu": lambda x: x * sigmoid(x),
     "not": np.logical_not,
@@ -67,17 +53,29 @@ UNARY: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def _divide(x: Array, y: Array) -> Array:
-    return np.true_divide(x, y) if x.dtype.kind == "f" else np.floor_divide(x, y)
+def _pow(x: Array, y: Array) -> Array:
+    if x.dtype.kind not in "iu":
+        return np.power(x, y)
+    if x.dtype.kind == "u":
+        return np.power(x, y)
+    # a negative power of a whole number is a fraction, which is cut to 0
+    whole = np.power(x, np.maximum(y, 0))
+    sign = np.where(np.mod(y, 2) == 0, 1, -1)
+    fraction = np.where(x == 1, 1, np.where(x == -1, sign, 0))
+    return np.where(y >= 0, whole, fraction).astype(x.dtype)
 
 
-BINARY: dict[str, Callable[[Array, Array], Array]] = {
+def _div(x: Array, y: Array) -> Array:
+    return np.floor_divide(x, y) if x.dtype.kind in "iu" else np.divide(x, y)
+
+
+_BINARY: dict[str, Callable[[Array, Array], Array]] = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
-    "div": _divide,
+    "div": _div,
     "mod": np.mod,
-    "pow": np.power,
+    "pow": _pow,
     "max": np.maximum,
     "min": np.minimum,
     "and": np.logical_and,
@@ -90,26 +88,51 @@ BINARY: dict[str, Callable[[Array, Array], Array]] = {
 }
 
 
-@op(*UNARY)
-def _unary(op: MoOp, args: list[Array], results: list[Result], dims: Dims) -> Array:
-    return UNARY[op.spec.mnemonic](widen(args[0]))
+def _unary(function: Callable[[Array], Array]) -> Callable[..., Array]:
+    def evaluate(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+        return np.asarray(function(widen(operands[0])))
+
+    return evaluate
 
 
-@op(*BINARY)
-def _binary(op: MoOp, args: list[Array], results: list[Result], dims: Dims) -> Array:
-    return BINARY[op.spec.mnemonic](widen(args[0]), widen(args[1]))
+def _binary(function: Callable[[Array, Array], Array]) -> Callable[..., Array]:
+    def evaluate(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+        return np.asarray(function(widen(operands[0]), widen(operands[1])))
+
+    return evaluate
 
 
-@op("gelu")
-def _gelu(op: MoOp, args: list[Array], results: list[Result], dims: Dims) -> Array:
-    return gelu(widen(args[0]), op.attr("approximate"))
+for _name, _function in _UNARY.items():
+    implements(_name)(_unary(_function))
+for _name, _function in _BINARY.items():
+    implements(_name)(_binary(_function))
 
 
-@op("cast")
-def _cast(op: MoOp, args: list[Array], results: list[Result], dims: Dims) -> Array:
-    return widen(args[0])
+@implements("gelu")
+def _gelu(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    x = widen(operands[0])
+    match op.attr("approximate"):
+        case "tanh":
+            inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+            return (0.5 * x * (1 + np.tanh(inner))).astype(x.dtype)
+        case "quick":
+            return x * sigmoid(x * x.dtype.type(1.702))
+        case _:
+            return (0.5 * x * (1 + erf((x / math.sqrt(2)).astype(x.dtype)))).astype(x.dtype)
 
 
-@op("select")
-def _select(op: MoOp, args: list[Array], results: list[Result], dims: Dims) -> Array:
-    return np.where(*args)
+@implements("cast")
+def _cast(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    x = operands[0]
+    target = op.results[0].type
+    assert isinstance(target, ShapedType)
+    if target.dtype is DType.bool:
+        return widen(x) != 0
+    if target.dtype.is_integral() and x.dtype.kind not in "biu":
+        return np.trunc(widen(x)).astype(target.dtype.to_numpy())
+    return x.astype(target.dtype.to_numpy())
+
+
+@implements("select")
+def _select(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    return np.where(*operands)

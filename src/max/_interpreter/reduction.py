@@ -1,88 +1,86 @@
-"""Reductions, scans, normalisations and matrix multiplication."""
+"""Ops that combine the elements along an axis."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from max._interpreter.elementwise import widen
-from max._interpreter.registry import Array, Dims, Result, op
+from max._interpreter.core import Array, Frame, implements, widen
 from max.mlir import MoOp
 
-_REDUCE = {
-    "reduce_sum": np.sum,
-    "reduce_mean": np.mean,
-    "reduce_max": np.max,
-    "reduce_min": np.min,
-}
-_ARG = {"argmax": np.argmax, "argmin": np.argmin}
+
+def _exact(x: Array) -> Array:
+    """Wide enough to sum without error that matters."""
+    return x if x.dtype.kind in "iu" else x.astype(np.float64)
 
 
-@op(*_REDUCE)
-def _reduce(op: MoOp, args: list[Array], results: list[Result], dims: Dims) -> Array:
-    name, x, axis = op.spec.mnemonic, widen(args[0]), op.attr("axis")
-    if name == "reduce_mean" and x.dtype.kind != "f":
-        total = np.sum(x, axis=axis, keepdims=True, dtype=x.dtype)
-        return np.floor_divide(total, np.array(x.shape[axis], x.dtype))
-    if name in ("reduce_sum", "reduce_mean"):
-        return _REDUCE[name](x, axis=axis, keepdims=True, dtype=x.dtype)
-    return _REDUCE[name](x, axis=axis, keepdims=True)
+@implements("reduce_sum")
+def _sum(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    (x,) = operands
+    return np.sum(_exact(x), axis=op.attr("axis"), keepdims=True)
 
 
-@op(*_ARG)
-def _arg(op: MoOp, args: list[Array], results: list[Result], dims: Dims) -> Array:
-    return _ARG[op.spec.mnemonic](widen(args[0]), axis=op.attr("axis"), keepdims=True)
+@implements("reduce_mean")
+def _mean(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    (x,) = operands
+    axis: int = op.attr("axis")
+    total = np.sum(_exact(x), axis=axis, keepdims=True)
+    return total // x.shape[axis] if x.dtype.kind in "iu" else total / x.shape[axis]
 
 
-@op("softmax", "logsoftmax")
-def _softmax(op: MoOp, args: list[Array], results: list[Result], dims: Dims) -> Array:
-    x, axis = widen(args[0]), op.attr("axis")
-    if not x.size:
-        return x
-    x = x - x.max(axis=axis, keepdims=True)
-    total = np.exp(x).sum(axis=axis, keepdims=True)
-    return np.exp(x) / total if op.spec.mnemonic == "softmax" else x - np.log(total)
+@implements("reduce_max")
+def _max(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    return np.max(widen(operands[0]), axis=op.attr("axis"), keepdims=True)
 
 
-@op("cumsum")
-def _cumsum(op: MoOp, args: list[Array], results: list[Result], dims: Dims) -> Array:
-    x, axis = widen(args[0]), op.attr("axis")
+@implements("reduce_min")
+def _min(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    return np.min(widen(operands[0]), axis=op.attr("axis"), keepdims=True)
+
+
+@implements("argmax")
+def _argmax(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    return np.argmax(widen(operands[0]), axis=op.attr("axis"), keepdims=True)
+
+
+@implements("argmin")
+def _argmin(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    return np.argmin(widen(operands[0]), axis=op.attr("axis"), keepdims=True)
+
+
+@implements("cumsum")
+def _cumsum(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    axis: int = op.attr("axis")
+    x = np.moveaxis(_exact(operands[0]), axis, -1)
     if op.attr("reverse"):
-        x = np.flip(x, axis)
-    out = np.cumsum(x, axis=axis, dtype=x.dtype)
+        x = x[..., ::-1]
+    total = np.cumsum(x, axis=-1, dtype=x.dtype)
     if op.attr("exclusive"):
-        out = out - x
-    return np.flip(out, axis) if op.attr("reverse") else out
+        total = np.concatenate([np.zeros_like(total[..., :1]), total[..., :-1]], -1)
+        total = total[..., : x.shape[-1]]
+    if op.attr("reverse"):
+        total = total[..., ::-1]
+    return np.moveaxis(total, -1, axis)
 
 
-@op("top_k")
-def _top_k(op: MoOp, args: list[Array], results: list[Result], dims: Dims) -> list[Array]:
-    x, axis, k = args[0], op.attr("axis"), op.attr("k")
-    # stable on the negated values: ties take the lowest index, as torch documents for sorted results
-    order = np.argsort(-widen(x).astype(np.float64), axis=axis, kind="stable")
-    indices = np.take(order, np.arange(k), axis=axis)
-    return [np.take_along_axis(x, indices, axis=axis), indices]
+@implements("softmax", "logsoftmax")
+def _softmax(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    axis: int = op.attr("axis")
+    x = _exact(operands[0])
+    if x.shape[axis] == 0:
+        return x
+    shifted = x - np.max(x, axis=axis, keepdims=True)
+    total = np.sum(np.exp(shifted), axis=axis, keepdims=True)
+    return np.exp(shifted) / total if op.name == "mo.softmax" else shifted - np.log(total)
 
 
-@op("layer_norm")
-def _layer_norm(op: MoOp, args: list[Array], results: list[Result], dims: Dims) -> Array:
-    x, gamma, beta = (widen(a) for a in args)
-    mean = x.mean(-1, keepdims=True)
-    variance = np.square(x - mean).mean(-1, keepdims=True)
-    epsilon = np.array(op.attr("epsilon"), x.dtype)
-    return (x - mean) / np.sqrt(variance + epsilon) * gamma + beta
-
-
-@op("rms_norm")
-def _rms_norm(op: MoOp, args: list[Array], results: list[Result], dims: Dims) -> Array:
-    x, gamma = (widen(a) for a in args)
-    epsilon = np.array(op.attr("epsilon"), x.dtype)
-    y = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + epsilon)
-    scale = gamma + np.array(op.attr("weight_offset"), x.dtype)
-    if not op.attr("multiply_before_cast"):
-        y = widen(y.astype(results[0].dtype))
-    return y * scale
-
-
-@op("matmul")
-def _matmul(op: MoOp, args: list[Array], results: list[Result], dims: Dims) -> Array:
-    return np.matmul(widen(args[0]), widen(args[1]))
+@implements("top_k")
+def _top_k(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Sequence[Array]:
+    (x,) = operands
+    axis, k = op.attr("axis"), op.attr("k")
+    size = x.shape[axis]
+    # a stable ascending sort of the reversed axis, read backwards: equal elements by rising index
+    order = np.argsort(np.flip(widen(x), axis), axis=axis, kind="stable")
+    indices = np.take(np.flip(size - 1 - order, axis), np.arange(k), axis=axis)
+    return np.take_along_axis(x, indices, axis), indices.astype(np.int64)

@@ -1,0 +1,45 @@
+"""Buffers. Ops are evaluated in their order, so that chains need no attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from max._interpreter.core import Array, Frame, InterpreterError, implements
+from max._interpreter.shape import slices
+from max.mlir import MoOp
+from max.mlir.types import ShapedType
+
+
+@implements("buffer_create")
+def _create(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    type_ = op.results[0].type
+    assert isinstance(type_, ShapedType)
+    made = np.empty(frame.shape(type_), type_.dtype.to_numpy())
+    # elements that nobody set must not look as if somebody had
+    made.reshape(-1).view(np.uint8)[:] = 0x7F
+    return made
+
+
+@implements("buffer_load")
+def _load(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    return operands[0].copy()
+
+
+@implements("buffer_store")
+def _store(frame: Frame, op: MoOp, operands: Sequence[Array]) -> None:
+    source, buffer = operands
+    buffer[...] = source
+
+
+@implements("buffer_store_slice")
+def _store_slice(frame: Frame, op: MoOp, operands: Sequence[Array]) -> None:
+    source, buffer = operands
+    part = buffer[slices(frame, op, buffer.shape)]
+    if part.shape != source.shape:
+        raise InterpreterError(
+            f"buffer_store_slice: a source of shape {list(source.shape)} for a part of shape "
+            f"{list(part.shape)}"
+        )
+    part[...] = source

@@ -1,0 +1,62 @@
+"""Ops that pick and place elements by index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from max._interpreter.core import Array, Frame, implements
+from max.mlir import MoOp
+
+
+def _check(op: str, indices: Array, size: int) -> Array:
+    """Indices as int64, counted from the first element.
+
+    Raises:
+        IndexError: An index is out of range.
+    """
+    wide = indices.astype(np.int64)
+    wrong = (wide < -size) | (wide >= size)
+    if wrong.any():
+        raise IndexError(f"{op}: index {wide[wrong][0]} is out of range for an axis of size {size}")
+    return np.where(wide < 0, wide + size, wide)
+
+
+@implements("gather")
+def _gather(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    x, indices = operands
+    axis: int = op.attr("axis")
+    return np.take(x, _check("gather", indices, x.shape[axis]), axis=axis)
+
+
+def _vectors(op: str, indices: Array, sizes: Sequence[int]) -> list[Array]:
+    return [_check(op, indices[..., i], size) for i, size in enumerate(sizes)]
+
+
+@implements("gather_nd")
+def _gather_nd(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    x, indices = operands
+    batch: int = op.attr("batch_dims")
+    grids = np.indices(indices.shape[:-1], sparse=True)[:batch]
+    depth = indices.shape[-1]
+    return x[(*grids, *_vectors("gather_nd", indices, x.shape[batch : batch + depth]))]
+
+
+@implements("scatter")
+def _scatter(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    x, updates, indices = operands
+    axis: int = op.attr("axis")
+    places = list(np.indices(indices.shape, sparse=True))
+    places[axis] = _check("scatter", indices, x.shape[axis])
+    result = x.copy()
+    result[tuple(places)] = updates
+    return result
+
+
+@implements("scatter_nd")
+def _scatter_nd(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    x, updates, indices = operands
+    result = x.copy()
+    result[tuple(_vectors("scatter_nd", indices, x.shape[: indices.shape[-1]]))] = updates
+    return result

@@ -1,0 +1,30 @@
+"""Normalisations over the last axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from max._interpreter.core import Array, Frame, implements, widen
+from max.mlir import MoOp
+
+
+@implements("layer_norm")
+def _layer_norm(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    x, gamma, beta = (widen(v) for v in operands)
+    mean = np.mean(x, axis=-1, keepdims=True)
+    centered = x - mean
+    variance = np.mean(centered * centered, axis=-1, keepdims=True)
+    return centered / np.sqrt(variance + x.dtype.type(op.attr("epsilon"))) * gamma + beta
+
+
+@implements("rms_norm")
+def _rms_norm(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    x, gamma = (widen(v) for v in operands)
+    scale = gamma + gamma.dtype.type(op.attr("weight_offset"))
+    mean = np.mean(x * x, axis=-1, keepdims=True)
+    normal = x / np.sqrt(mean + x.dtype.type(op.attr("epsilon")))
+    if not op.attr("multiply_before_cast"):
+        normal = widen(normal.astype(operands[0].dtype))
+    return normal * scale
