@@ -50,11 +50,10 @@ FAMILIES: dict[str, str] = {
     "mo.top_k": "top_k",
     "mo.argmax": "top_k",
     "mo.argmin": "top_k",
-    "mo.pad": "pad",
-    "mo.range": "ranges",
-    "mo.slice_dynamic": "slices",
-    "mo.buffer_store_slice": "slices",
-    "mo.concat": "concat",
+    "mo.pad": "shapes",
+    "mo.range": "shapes",
+    "mo.slice_dynamic": "shapes",
+    "mo.concat": "shapes",
 }
 """Op or custom symbol to the file that holds its kernels; files are imported when first asked for."""
 
@@ -68,7 +67,12 @@ def supports(name: str) -> bool:
     return name in FAMILIES
 
 
-def lower(name: str, operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]) -> KernelCall:
+def lower(
+    name: str,
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+) -> KernelCall:
     """Describes the launch that carries out an op.
 
     Args:

@@ -46,7 +46,10 @@ class Arg:
 
     def spec_shape(self) -> tuple[int | None, ...]:
         """The shape for `k.TensorSpec`: ints for compile-time dims, None for dims that take a slot."""
-        return tuple(dim if known and isinstance(dim, int) else None for dim, known in zip(self.shape, self.static, strict=True))
+        return tuple(
+            dim if known and isinstance(dim, int) else None
+            for dim, known in zip(self.shape, self.static, strict=True)
+        )
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,10 @@ def view(
             None takes the shape as it is.
         static: Whether known dims become compile-time constants, for all dims or dim by dim.
     """
-    shape = tuple(tensor.shape) if groups is None else tuple(product([tensor.shape[axis] for axis in group]) for group in groups)
+    shape = (
+        tuple(tensor.shape)
+        if groups is None
+        else tuple(product([tensor.shape[axis] for axis in group]) for group in groups)
+    )
     known = (static,) * len(shape) if isinstance(static, bool) else tuple(static)
     return Arg(source, index, tensor.dtype, shape, known)

@@ -1,0 +1,62 @@
+"""Helpers of the kernels that work on ragged batches over a paged KV cache.
+
+The cache is `[pages, 2, layers, page_size, kv_heads, head_dim]` (keys at 0, values at 1 of the second axis). Token `t` of sequence
+`b` is in slot `t % page_size` of page `lookup_table[b, t // page_size]`.
+"""
+
+from __future__ import annotations
+
+from max import kernel as k
+
+
+@k.inline
+def sequence_of(offsets, batch, token):
+    """The sequence that holds a row of the ragged batch.
+
+    Args:
+        offsets: First row of each sequence, and the number of rows, `[batch + 1]`.
+        batch: Number of sequences.
+        token: The row.
+    """
+    low = k.i64(0)
+    high = k.i64(batch - 1)
+    while low < high:
+        middle = (low + high) // 2
+        if k.i64(offsets[middle + 1]) > token:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@k.inline
+def page_of(blocks, lookup_table, sequence, position):
+    """The page of a token; raises where the sequence has none there, or one that the cache has not.
+
+    Args:
+        blocks: The cache.
+        lookup_table: Pages of each sequence, `[batch, max_pages]`.
+        sequence: The sequence.
+        position: The token's position in it.
+    """
+    slot = position // blocks.shape[3]
+    if slot >= lookup_table.shape[1]:
+        raise IndexError("sequence {}: position {} lies beyond its {} pages", sequence, position, lookup_table.shape[1])
+    page = k.i64(lookup_table[sequence, slot])
+    if page >= blocks.shape[0]:
+        raise IndexError("sequence {}: page {} at position {}; the cache has {} pages", sequence, page, position, blocks.shape[0])
+    return page
+
+
+@k.inline
+def layer_of(blocks, layer_index):
+    """The layer that `layer_index` `[1]` names; raises where the cache has no such layer.
+
+    Args:
+        blocks: The cache.
+        layer_index: The layer.
+    """
+    layer = k.i64(layer_index[0])
+    if layer >= blocks.shape[2]:
+        raise IndexError("layer {}; the cache has {} layers", layer, blocks.shape[2])
+    return layer

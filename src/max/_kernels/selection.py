@@ -1,0 +1,123 @@
+"""The best elements of a row: a heap of (value, index) pairs in memory, and the greatest element of a row."""
+
+from __future__ import annotations
+
+from max import kernel as k
+
+
+@k.inline
+def better(value, index, other_value, other_index):
+    """Whether an element comes before another: greater, or equal and earlier."""
+    return (value > other_value) | ((value == other_value) & (index < other_index))
+
+
+@k.inline
+def sift_down(values, indices, size, value, index):
+    """Puts an element in the place of the root, the worst of `size` elements, and restores the heap."""
+    hole = k.i64(0)
+    moving = True
+    while moving:
+        child = 2 * hole + 1
+        moving = child < size
+        if moving:
+            if child + 1 < size:
+                if better(values[child], k.i64(indices[child]), values[child + 1], k.i64(indices[child + 1])):
+                    child += 1
+            moving = better(value, index, values[child], k.i64(indices[child]))
+            if moving:
+                values[hole] = values[child]
+                indices[hole] = indices[child]
+                hole = child
+    values[hole] = value
+    indices[hole] = index
+
+
+@k.inline
+def sift_up(values, indices, last, value, index):
+    """Adds an element to a heap of `last` elements, whose root is the worst."""
+    hole = k.i64(last)
+    moving = hole > 0
+    while moving:
+        parent = (hole - 1) // 2
+        moving = better(values[parent], k.i64(indices[parent]), value, index)
+        if moving:
+            values[hole] = values[parent]
+            indices[hole] = indices[parent]
+            hole = parent
+            moving = hole > 0
+    values[hole] = value
+    indices[hole] = index
+
+
+@k.inline
+def sort_heap(values, indices, size):
+    """Sorts a heap, the best first."""
+    last = k.i64(size - 1)
+    while last > 0:
+        value = values[last]
+        index = k.i64(indices[last])
+        values[last] = values[0]
+        indices[last] = indices[0]
+        sift_down(values, indices, last, value, index)
+        last -= 1
+
+
+@k.inline
+def best_of_row(row, sign, width):
+    """Value and index of the greatest element of a row of rank 1 (`sign` -1: of the smallest), the first of equals; NaN is the greatest.
+
+    Args:
+        row: Any strides.
+        sign: 1 or -1 (compile time).
+        width: Lanes to work in, where the row is contiguous.
+    """
+    best = row[0]
+    index = k.i64(0)
+    size = row.shape[0]
+    if row.dtype.kind != "b" and row.strides[0] == 1:
+        start = k.i64(0)
+        if size >= width:
+            values = row.load(0, width=width)
+            places = k.iota(k.i64, width)
+            whole = size - size % width
+            for j in range(width, whole, width):
+                here = row.load(j, width=width)
+                ahead = beats(here, values, sign)
+                values = k.select(ahead, here, values)
+                places = k.select(ahead, k.iota(k.i64, width) + j, places)
+            best = values[0]
+            index = places[0]
+            for lane in k.static_range(1, width):
+                if beats(values[lane], best, sign) | (same(values[lane], best) & (places[lane] < index)):
+                    best = values[lane]
+                    index = places[lane]
+            start = whole
+        for j in range(start, size):
+            if beats(row[j], best, sign):
+                best = row[j]
+                index = j
+    else:
+        for j in range(1, size):
+            if beats(row[j], best, sign):
+                best = row[j]
+                index = k.i64(j)
+    return best, index
+
+
+@k.inline
+def beats(a, b, sign):
+    """Whether `a` comes before `b`: greater (`sign` 1) or smaller, NaN before all else."""
+    if a.dtype.is_float:
+        wins = a > b if sign > 0 else a < b
+        return wins | (k.isnan(a) & ~k.isnan(b))
+    else:
+        return a > b if sign > 0 else a < b
+
+
+@k.inline
+def same(a, b):
+    """Whether two elements are equal, NaN to NaN."""
+    if a.dtype.is_float:
+        return (a == b) | (k.isnan(a) & k.isnan(b))
+    else:
+        return a == b

@@ -1,0 +1,152 @@
+"""Kernels that move elements about: padding, dynamic slices, concatenation, ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from max import kernel as k
+from max._kernels.gather import copy_row
+from max._kernels.lowering import KernelCall, Operand, view
+
+CHUNK = 4096
+"""Elements of a concatenated row that a worker copies at once."""
+
+
+@k.kernel
+def pad(out: k.Output, x: k.Input, ctx: k.Context, *, low, value):
+    """`out` is `x`, with `low[d]` elements of `value` before it along axis `d`, and as many after it as fill `out`."""
+    rank = x.rank
+    width = ctx.target.width(out.dtype)
+    length = out.shape[rank - 1]
+    rows = out.reshape(-1, length)
+    for row in ctx.parallel(rows.shape[0]):
+        target = rows[row]
+        rest = k.i64(row)
+        at = k.i64(0)
+        inside = True
+        for reverse in k.static_range(1, rank):
+            d = rank - 1 - reverse
+            coordinate = rest % out.shape[d] - low[d]
+            rest = rest // out.shape[d]
+            inside = inside and coordinate >= 0 and coordinate < x.shape[d]
+            at += coordinate * x.strides[d]
+        fill = k.splat(out.dtype(value), width)
+        for j, mask in k.vectors(length, width):
+            target.store(j, value=fill, mask=mask)
+        if inside:
+            source = x.reshape(x.size)[at : at + x.shape[rank - 1]]
+            copy_row(target[low[rank - 1] : low[rank - 1] + x.shape[rank - 1]], source, width)
+
+
+@k.kernel
+def concat(out: k.Output, *inputs: k.Input, ctx: k.Context):
+    """`out` `[outer, n]` is the inputs `[outer, n_i]`, one after the other along the second axis."""
+    width = ctx.target.width(out.dtype)
+    column = k.i64(0)
+    for x in k.unroll(inputs):
+        for o, chunk in ctx.parallel((x.shape[0], k.ceildiv(x.shape[1], CHUNK))):
+            begin = chunk * CHUNK
+            end = k.min(begin + CHUNK, x.shape[1])
+            copy_row(out[o][column + begin : column + end], x[o][begin:end], width)
+        column = column + x.shape[1]
+
+
+@k.kernel
+def number_range(out: k.Output, start: k.Input, stop: k.Input, step: k.Input, ctx: k.Context):
+    """`out[i] = start + i * step`; raises where `out` is not as long as the range up to `stop`."""
+    first = start[0]
+    by = step[0]
+    if by == 0:
+        raise ValueError("range: the step is 0")
+    if out.dtype.is_float:
+        length = k.i64(k.ceil((k.f64(stop[0]) - k.f64(first)) / k.f64(by)))
+    else:
+        sign = 1 if by > 0 else -1
+        length = (k.i64(stop[0]) - k.i64(first) + k.i64(by) - sign) // k.i64(by)
+    length = k.max(length, 0)
+    if length != out.shape[0]:
+        raise ValueError("range: {} elements, but the result has {}", length, out.shape[0])
+    for i in ctx.parallel(out.shape[0]):
+        if out.dtype.is_float:
+            out[i] = k.f64(first) + k.f64(i) * k.f64(by) if out.dtype.bits == 64 else k.f32(first) + k.f32(i) * k.f32(by)
+        else:
+            out[i] = out.dtype(k.i64(first) + i * k.i64(by))
+
+
+@k.inline
+def clamped(index, size, low, high):
+    """A bound of a Python slice as a position in `[low, high]`; negative ones count from the end."""
+    at = index + size if index < 0 else index
+    return k.min(k.max(at, low), high)
+
+
+@k.kernel
+def slice_dynamic(out: k.Output, x: k.Input, start: k.Input, stop: k.Input, step: k.Input, ctx: k.Context):
+    """`out = x[start:stop:step]` along each axis, as in Python; raises where a result's size is not that of `out`."""
+    rank = x.rank
+    begin = k.tile(k.i64, (max(rank, 1),), fill=0)
+    by = k.tile(k.i64, (max(rank, 1),), fill=1)
+    for d in k.static_range(rank):
+        size = x.shape[d]
+        stride = k.i64(step[d])
+        if stride == 0:
+            raise ValueError("slice: the step along axis {} is 0", d)
+        length = k.i64(0)
+        if stride > 0:
+            begin[d] = clamped(k.i64(start[d]), size, 0, size)
+            length = (clamped(k.i64(stop[d]), size, 0, size) - begin[d] + stride - 1) // stride
+        else:
+            begin[d] = clamped(k.i64(start[d]), size, -1, size - 1)
+            length = (begin[d] - clamped(k.i64(stop[d]), size, -1, size - 1) - stride - 1) // -stride
+        by[d] = stride
+        length = k.max(length, 0)
+        if length != out.shape[d]:
+            raise ValueError("slice: axis {} has {} elements from {} to {} by {}; the result has {}", d, length, start[d], stop[d], stride, out.shape[d])
+    length = out.shape[rank - 1]
+    rows = out.reshape(-1, length)
+    flat = x.reshape(x.size)
+    for row in ctx.parallel(rows.shape[0]):
+        rest = k.i64(row)
+        at = begin[rank - 1] * 1
+        for reverse in k.static_range(1, rank):
+            d = rank - 1 - reverse
+            at += (begin[d] + rest % out.shape[d] * by[d]) * x.strides[d]
+            rest = rest // out.shape[d]
+        for j in range(length):
+            rows[row, j] = flat[at + j * by[rank - 1]]
+
+
+def _lower_pad(operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]) -> KernelCall:
+    mode = attributes.get("mode", "constant")
+    if mode != "constant" or not operands[0].shape:
+        raise NotImplementedError(f"mo.pad: mode {mode!r} of a tensor of rank {len(operands[0].shape)}; 'constant' of rank 1 or more fits")
+    params = {"low": tuple(int(n) for n in attributes["low"]), "value": attributes.get("value", 0)}
+    return KernelCall(pad, (view("result", 0, results[0]), view("operand", 0, operands[0])), params)
+
+
+def _lower_concat(operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]) -> KernelCall:
+    rank = len(results[0].shape)
+    axis = int(attributes.get("axis", 0)) % rank
+    groups = (range(axis), range(axis, rank))
+    args = (view("result", 0, results[0], groups), *(view("operand", i, operand, groups) for i, operand in enumerate(operands)))
+    return KernelCall(concat, args)
+
+
+def _lower_range(operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]) -> KernelCall:
+    return KernelCall(number_range, (view("result", 0, results[0]), *(view("operand", i, operand, ((),)) for i, operand in enumerate(operands))))
+
+
+def _lower_slice_dynamic(operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]) -> KernelCall:
+    if not results[0].shape:
+        raise NotImplementedError("mo.slice_dynamic of rank 0")
+    return KernelCall(slice_dynamic, (view("result", 0, results[0]), *(view("operand", i, operand) for i, operand in enumerate(operands))))
+
+
+LOWERINGS = {
+    "mo.pad": _lower_pad,
+    "mo.concat": _lower_concat,
+    "mo.range": _lower_range,
+    "mo.slice_dynamic": _lower_slice_dynamic,
+}
+

@@ -1,0 +1,91 @@
+"""Runs a library kernel on NumPy arrays, as the compiler would launch it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from max import kernel as k
+from max._kernels import library
+from max._runtime import jit, platform
+from max._runtime.pool import Pool
+from max._runtime.program import Executor, Launch, Program
+from max.dtype import DType
+
+AVX2 = frozenset({"avx2", "fma", "f16c", "bmi", "bmi2"})
+
+
+@functools.cache
+def pool(workers: int) -> Pool:
+    """One pool for each number of workers."""
+    return Pool(workers)
+
+
+@functools.cache
+def target(name: str) -> k.Target:
+    """``"host"``, ``"avx2"`` or ``"generic"`` (what every machine of the architecture has)."""
+    host = k.host_target()
+    if name == "host":
+        return host
+    generic = "x86-64" if host.is_x86 else "generic"
+    wanted = AVX2 & host.features if name == "avx2" else frozenset[str]()
+    return k.Target(wanted, host.triple, generic)
+
+
+class Runner:
+    """A kernel compiled for some operands, which can be run again and again."""
+
+    def __init__(
+        self,
+        name: str,
+        operands: Sequence[np.ndarray],
+        results: Sequence[tuple[Any, tuple[int, ...]]],
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        workers: int = 2,
+        machine: str = "host",
+        params: Mapping[str, Any] | None = None,
+        extra: Sequence[np.ndarray] = (),
+    ) -> None:
+        self.operands = [np.ascontiguousarray(x) if x.ndim else np.array(x) for x in operands]
+        self.results = [np.empty(shape, dtype) for dtype, shape in results]
+        described = [[library.Operand(DType.from_numpy(x.dtype), x.shape) for x in group] for group in (self.operands, self.results)]
+        self.call = call = library.lower(name, described[0], described[1], attributes or {})
+        self.workspaces = [_aligned(w.dtype.to_numpy(), w.shape) for w in call.workspaces]
+        sources = {"operand": self.operands, "result": self.results, "workspace": self.workspaces}
+        specs: list[k.TensorSpec] = []
+        values = [0]
+        for arg in call.args:
+            specs.append(k.TensorSpec(arg.dtype, arg.spec_shape()))
+            array = sources[arg.source][arg.index]
+            values.append(array.ctypes.data)
+            values += [int(dim) for dim, known in zip(arg.shape, arg.spec_shape(), strict=True) if known is None]
+        for array in extra:
+            specs.append(k.TensorSpec(DType.from_numpy(array.dtype), (None,) * array.ndim))
+            values += [array.ctypes.data, *array.shape]
+        self.extra = extra
+        compiled_for = target(machine)
+        self.ir = k.specialize(call.kernel, args=specs, params={**call.params, **(params or {})}, target=compiled_for)
+        entry = jit.compile_kernels([self.ir], compiled_for)[self.ir.key]
+        slots = [(i, 0) for i in range(1, len(values))]
+        launch = Launch(entry, slots, phases=self.ir.phases, serial=call.serial, name=name, messages=self.ir.messages)
+        self.executor = Executor(pool(workers), Program([launch], len(values), self.ir.scratch_bytes))
+        self.values = np.array(values, np.int64)
+
+    def __call__(self) -> list[np.ndarray]:
+        self.executor.run(self.values)
+        return self.results
+
+
+def run(name: str, operands: Sequence[np.ndarray], results: Sequence[tuple[Any, tuple[int, ...]]], attributes: Mapping[str, Any] | None = None, **options: Any) -> list[np.ndarray]:
+    """Compiles and runs a kernel once; operands that it changes are changed in place (they must be contiguous)."""
+    return Runner(name, operands, results, attributes, **options)()
+
+
+def _aligned(dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
+    size = int(np.prod(shape)) * dtype.itemsize
+    memory = platform.allocate(max(size, 64))
+    return memory[:size].view(dtype).reshape(shape)
