@@ -1,0 +1,15 @@
+"""Caches of keys and values: their parameters, their tensors, their values in graphs."""
+
+from max.nn.kv_cache.cache_params import KVCacheParams, KVCacheStrategy
+from max.nn.kv_cache.cache_values import PagedCacheValues, paged_cache_types
+from max.nn.kv_cache.manager import KVCacheInputs, KVCacheInputsSequence, RaggedKVCacheInputs
+
+__all__ = [
+    "KVCacheInputs",
+    "KVCacheInputsSequence",
+    "KVCacheParams",
+    "KVCacheStrategy",
+    "PagedCacheValues",
+    "RaggedKVCacheInputs",
+    "paged_cache_types",
+]

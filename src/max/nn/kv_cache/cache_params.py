@@ -1,0 +1,131 @@
+"""What a KV cache looks like: its dtype, heads, pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from max.dtype import DType
+
+__all__ = ["KVCacheParams", "KVCacheStrategy"]
+
+
+class KVCacheStrategy(str, Enum):
+    """How the keys and values of past tokens are kept."""
+
+    MODEL_DEFAULT = "model_default"
+    """What the model's architecture prefers."""
+
+    PAGED = "paged"
+    """In pages of a fixed number of tokens, which sequences take as they grow."""
+
+    def kernel_substring(self) -> str:
+        """The part of kernels' names that stands for this strategy."""
+        return self.value
+
+    def uses_opaque(self) -> bool:
+        """Whether graphs see the cache through custom ops only."""
+        return True
+
+
+@dataclass
+class KVCacheParams:
+    """The form of a KV cache.
+
+    Args:
+        dtype: The element type of cached keys and values.
+        n_kv_heads: The number of key (and value) heads over all devices.
+        head_dim: The size of a head.
+        enable_prefix_caching: Whether sequences with a common beginning share its pages.
+        enable_kvcache_swapping_to_host: Whether pages may move to the host's memory when the
+            device's is full.
+        host_kvcache_swap_space_gb: The host memory for that, in GB; needed when it is enabled.
+        cache_strategy: How the cache is kept.
+        page_size: Tokens a page; needed for the paged strategy. The documented sizes are multiples
+            of 128, this engine takes any.
+        n_devices: The number of devices.
+        is_mla: Whether the model has multi-latent attention, which caches one latent head.
+        data_parallel_degree: Over how many groups of devices the batch is split.
+        n_kv_heads_per_device: Key heads a device; set from the others.
+
+    Raises:
+        ValueError: Values do not fit each other.
+    """
+
+    dtype: DType
+    n_kv_heads: int
+    head_dim: int
+    enable_prefix_caching: bool = False
+    enable_kvcache_swapping_to_host: bool = False
+    host_kvcache_swap_space_gb: float | None = None
+    cache_strategy: KVCacheStrategy = KVCacheStrategy.PAGED
+    page_size: int | None = None
+    n_devices: int = 1
+    is_mla: bool = False
+    data_parallel_degree: int = 1
+    n_kv_heads_per_device: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("n_kv_heads", "head_dim", "n_devices", "data_parallel_degree"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"KVCacheParams: {name} is {getattr(self, name)}, expected 1 or more"
+                )
+        if self.data_parallel_degree not in (1, self.n_devices):
+            raise ValueError(
+                f"KVCacheParams: data_parallel_degree is {self.data_parallel_degree}, expected 1 "
+                f"or n_devices ({self.n_devices})"
+            )
+        tensor_parallel = self.n_devices // self.data_parallel_degree
+        if self.is_mla:
+            # the latent head is the same on every device
+            self.n_kv_heads_per_device = self.n_kv_heads
+        elif self.n_kv_heads % tensor_parallel:
+            raise ValueError(
+                f"KVCacheParams: {self.n_kv_heads} key heads cannot be split over "
+                f"{tensor_parallel} devices"
+            )
+        else:
+            self.n_kv_heads_per_device = self.n_kv_heads // tensor_parallel
+        if self.cache_strategy is KVCacheStrategy.PAGED and (
+            self.page_size is None or self.page_size < 1
+        ):
+            raise ValueError(
+                f"KVCacheParams: page_size is {self.page_size}; the paged strategy needs a "
+                "positive number of tokens a page, such as 128"
+            )
+        if self.enable_kvcache_swapping_to_host and self.host_kvcache_swap_space_gb is None:
+            raise ValueError(
+                "KVCacheParams: swapping to the host is enabled, so host_kvcache_swap_space_gb "
+                "must say how much memory it may take"
+            )
+        if self.enable_kvcache_swapping_to_host and not self.enable_prefix_caching:
+            raise ValueError(
+                "KVCacheParams: only pages of prefixes are swapped to the host; set "
+                "enable_prefix_caching too"
+            )
+
+    @property
+    def dtype_shorthand(self) -> str:
+        """``"bf16"`` for bfloat16, else ``"f32"``."""
+        return "bf16" if self.dtype is DType.bfloat16 else "f32"
+
+    @property
+    def static_cache_shape(self) -> tuple[str, str, str, str, str]:
+        """The names of the dimensions of a cache that is not paged."""
+        return ("num_layers", "batch_size", "seq_len", "n_kv_heads", "head_dim")
+
+    def copy_as_dp_1(self) -> KVCacheParams:
+        """The cache of one group of a data-parallel model.
+
+        Raises:
+            ValueError: The devices cannot be divided into the groups.
+        """
+        if self.n_devices % self.data_parallel_degree:
+            raise ValueError(
+                f"KVCacheParams: {self.n_devices} devices cannot be divided into "
+                f"{self.data_parallel_degree} groups"
+            )
+        return replace(
+            self, n_devices=self.n_devices // self.data_parallel_degree, data_parallel_degree=1
+        )

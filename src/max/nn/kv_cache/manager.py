@@ -1,0 +1,70 @@
+"""The tensors of a KV cache that a step takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+
+from max.driver import Tensor
+
+__all__ = ["KVCacheInputs", "KVCacheInputsSequence", "RaggedKVCacheInputs"]
+
+
+class KVCacheInputs:
+    """Base of what holds the tensors of a cache, one field each.
+
+    A subclass is a dataclass. Iterating gives the tensors in the order of the fields, those of
+    nested inputs in their place: the order of a graph's inputs.
+    """
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if isinstance(value, Tensor):
+                yield value
+            elif isinstance(value, KVCacheInputs):
+                yield from value
+            elif isinstance(value, Sequence):
+                for item in value:
+                    yield from (item if isinstance(item, KVCacheInputs) else (item,))
+            else:
+                raise TypeError(
+                    f"{type(self).__name__}: {field.name} is {value!r}; expected a Tensor, "
+                    "KVCacheInputs, or a sequence of them"
+                )
+
+    def __getitem__(self, index: int) -> Tensor:
+        return list(self)[index]
+
+    def __len__(self) -> int:
+        return len(list(self))
+
+
+@dataclass
+class RaggedKVCacheInputs(KVCacheInputs):
+    """The tensors of a paged cache for a ragged batch.
+
+    Args:
+        blocks: The pages ``[pages, 2, layers, page_size, kv_heads, head_dim]``, keys then values;
+            they are changed by the execution.
+        cache_lengths: The tokens of each sequence that are cached already, uint32 ``[batch]``.
+        lookup_table: The pages of each sequence, uint32 ``[batch, max_pages]``.
+        max_lengths: A row a step, uint32 ``[steps, 2]``: the most new tokens of a sequence, and the
+            most cached ones.
+    """
+
+    blocks: Tensor
+    cache_lengths: Tensor
+    lookup_table: Tensor
+    max_lengths: Tensor
+
+
+@dataclass
+class KVCacheInputsSequence(KVCacheInputs):
+    """The inputs of several caches, or of several devices' parts of one.
+
+    Args:
+        kv_cache_inputs: The inputs, in their order.
+    """
+
+    kv_cache_inputs: Sequence[KVCacheInputs]

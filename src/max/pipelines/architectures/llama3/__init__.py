@@ -1,0 +1,1 @@
+"""Llama and what shares its form: RMS norms, rotary positions, grouped heads, a gated MLP."""
