@@ -42,7 +42,7 @@ class TextContext:
         eos_sequences: Runs of tokens that end the sequence.
         log_probabilities: How many top log-probabilities to return a token; 0 for none.
         log_probabilities_echo: Whether to return those of the prompt too.
-        ignore_eos: Go on after a token or run that ends the sequence.
+        ignore_eos: Go on after one of ``eos_token_ids``.
         json_schema: The schema that the text must keep to.
         sampling_params: How tokens are chosen.
         model_name: The model that was asked for.
@@ -309,9 +309,9 @@ class TextContext:
 
     def _ends_with(self, token: int) -> bool:
         generated = self.generated_tokens
-        if self.ignore_eos or len(generated) < self.min_tokens:
+        if len(generated) < self.min_tokens:
             return False
-        if token in self.eos_token_ids:
+        if token in self.eos_token_ids and not self.ignore_eos:
             return True
         return any(
             run and len(run) <= len(generated) and generated[-len(run) :].tolist() == run

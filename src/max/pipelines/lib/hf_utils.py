@@ -20,6 +20,7 @@ from max.pipelines.lib.weight_files import TensorEntry, encoding_of, read_safete
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
+
     from max.graph.weights import WeightsFormat
 
 T = TypeVar("T")

@@ -1,0 +1,183 @@
+"""Chat templates: jinja2 in a sandbox, with what the templates on the Hugging Face hub expect.
+
+They were written for the environment of the transformers package: blocks are trimmed, loops have
+``break`` and ``continue``, ``tojson`` keeps non-ASCII text and escapes nothing, and there are
+``raise_exception(message)``, ``strftime_now(format)`` and ``{% generation %}``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import Environment, Template, TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from max.pipelines.core.exceptions import InputError
+
+
+class _Generation(Extension):
+    """``{% generation %} … {% endgeneration %}`` marks the assistant's text; here it is its body."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Parses the block into its body.
+
+        Args:
+            parser: It stands at the block's name.
+        """
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Namespace(Namespace):
+    """``namespace(...)`` that takes no name that begins with an underscore."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, rest = args[0], args[1:]
+        values = dict(*rest, **kwargs)
+        for name in values:
+            _public(name)
+        Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _public(name)
+        super().__setitem__(name, value)
+
+
+def _public(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a template's namespace takes no name such as {name!r}")
+
+
+class _Dict:
+    """``dict(...)`` without the type's further attributes."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        """As ``dict.fromkeys``.
+
+        Args:
+            args: The keys, and a value.
+        """
+        return dict.fromkeys(*args)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_Generation, "jinja2.ext.loopcontrols"],
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals.update(
+        raise_exception=_raise, strftime_now=_now, dict=_Dict(), namespace=_Namespace
+    )
+    return environment
+
+
+@lru_cache(maxsize=16)
+def compile_template(text: str) -> Template:
+    """Compiles a template; the last ones are kept.
+
+    Args:
+        text: The template.
+
+    Raises:
+        InputError: It has a mistake; the message has the line.
+    """
+    try:
+        return _environment().from_string(text)
+    except TemplateError as error:
+        line = getattr(error, "lineno", None)
+        where = f" (line {line})" if line else ""
+        raise InputError(
+            f"the chat template has a mistake{where}: {error}",
+            "Mend it, or give another with --chat-template.",
+        ) from error
+
+
+def _plain(value: Any) -> Any:
+    """The value out of plain types, so that a template meets no method that it could misuse."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    return f"<{type(value).__name__}>"
+
+
+def render_chat(
+    template: str,
+    messages: list[Any],
+    *,
+    tools: list[Any] | None = None,
+    variables: Mapping[str, Any] | None = None,
+    add_generation_prompt: bool = True,
+) -> str:
+    """Puts a conversation into the form that a model was trained on.
+
+    Args:
+        template: The model's template.
+        messages: The conversation.
+        tools: What the model may call.
+        variables: Further variables, such as ``bos_token``.
+        add_generation_prompt: Whether the text ends where the assistant's turn begins.
+
+    Raises:
+        InputError: The template has a mistake, or refuses the conversation.
+    """
+    compiled = compile_template(template)
+    given = {
+        "tools": None if tools is None else _plain(tools),
+        "documents": None,
+        **_plain(dict(variables or {})),
+        "messages": _plain(messages),
+        "add_generation_prompt": add_generation_prompt,
+    }
+    try:
+        return compiled.render(**given)
+    except (TemplateError, TypeError) as error:
+        raise InputError(
+            f"the chat template refuses the conversation: {error}",
+            "Check the order of the roles and the messages' fields.",
+        ) from error

@@ -1,0 +1,270 @@
+"""A model's tokenizer from its tokenizer.json, without the transformers package.
+
+Importing transformers takes seconds; the tokenizers package that it wraps takes a few hundredths.
+What is decided in tokenizer_config.json (special tokens, chat template) is read here as transformers
+reads it; the tests compare the two. Whether begin and end tokens are added is for tokenizer.json to
+say: beside that file transformers ignores ``add_bos_token``, and so do we.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from max.pipelines.core.exceptions import InputError, ModelFilesError
+from max.pipelines.lib.chat_template import render_chat
+from max.pipelines.lib.hf_config import read_json
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from max.pipelines.lib.hf_utils import HuggingFaceRepo
+
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")  # fmt: skip
+# what a WordPiece decoder leaves: a space before these
+_TIGHT = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
+
+
+def _content(token: Any) -> str | None:
+    """A special token's text, which a config holds bare or as an object."""
+    return token.get("content") if isinstance(token, dict) else token
+
+
+class HFTokenizer:
+    """A tokenizer of the tokenizers package with its model's configuration.
+
+    Its methods have the names and meanings of those of transformers' tokenizers, as far as
+    pipelines use them.
+
+    Args:
+        tokenizer: The tokenizer.
+        config: The object of tokenizer_config.json.
+        templates: Chat templates by name, ``default`` among them.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, config: dict[str, Any], templates: dict[str, str]
+    ) -> None:
+        self.backend_tokenizer = tokenizer
+        self.config = config
+        self.templates = templates
+        self.special_tokens_map: dict[str, Any] = {
+            name: text for name in _SPECIAL if (text := _content(config.get(name))) is not None
+        }
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._add_missing_tokens()
+
+    def _add_missing_tokens(self) -> None:
+        """Adds the tokens that only tokenizer_config.json knows."""
+        from tokenizers import AddedToken
+
+        added = self.backend_tokenizer.get_added_tokens_decoder()
+        known = {token.content for token in added.values()}
+        missing: list[AddedToken] = []
+        decoder = self.config.get("added_tokens_decoder") or {}
+        for _, entry in sorted(decoder.items(), key=lambda item: int(item[0])):
+            if entry["content"] not in known:
+                flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+                missing.append(
+                    AddedToken(entry["content"], **{f: entry[f] for f in flags if f in entry})
+                )
+                known.add(entry["content"])
+        for text in self.special_tokens_map.values():
+            if text not in known:
+                missing.append(AddedToken(text, special=True, normalized=False))
+                known.add(text)
+        if missing:
+            self.backend_tokenizer.add_tokens(missing)
+
+    def __len__(self) -> int:
+        return self.backend_tokenizer.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def bos_token(self) -> str | None:
+        """The token that begins a sequence."""
+        return self.special_tokens_map.get("bos_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        """The token that ends a sequence."""
+        return self.special_tokens_map.get("eos_token")
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """Its number."""
+        return None if self.bos_token is None else self.convert_tokens_to_ids(self.bos_token)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """Its number."""
+        return None if self.eos_token is None else self.convert_tokens_to_ids(self.eos_token)
+
+    @property
+    def model_max_length(self) -> int | None:
+        """The longest text in tokens that the tokenizer's config names; None where it names none."""
+        length = self.config.get("model_max_length")
+        # configs write 10^30 for "no bound"
+        return int(length) if isinstance(length, (int, float)) and length < 2**31 else None
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template named ``default``."""
+        return self.templates.get("default")
+
+    @cached_property
+    def all_special_ids(self) -> list[int]:
+        """The numbers of the special tokens."""
+        added = self.backend_tokenizer.get_added_tokens_decoder()
+        return sorted(number for number, token in added.items() if token.special)
+
+    def convert_tokens_to_ids(self, token: str) -> int | None:
+        """The number of a token; None where it is not known.
+
+        Args:
+            token: Its text.
+        """
+        return self.backend_tokenizer.token_to_id(token)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Turns a text into tokens.
+
+        Args:
+            text: The text.
+            add_special_tokens: Whether to add begin and end tokens, as the model's config has it.
+        """
+        return self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, tokens: Iterable[int] | int, skip_special_tokens: bool = False) -> str:
+        """Turns tokens into text; what is no UTF-8 becomes U+FFFD.
+
+        Args:
+            tokens: The tokens.
+            skip_special_tokens: Whether to leave out special ones.
+        """
+        ids = [tokens] if isinstance(tokens, int) else list(tokens)
+        text = self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        if (
+            self.config.get("clean_up_tokenization_spaces")
+            and type(self.backend_tokenizer.model).__name__ != "BPE"
+        ):
+            for loose in _TIGHT:
+                text = text.replace(loose, loose.strip() if loose == " ' " else loose[1:])
+        return text
+
+    def apply_chat_template(
+        self,
+        conversation: list[Any],
+        tools: list[Any] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = False,
+        **variables: Any,
+    ) -> str:
+        """Puts a conversation into the form that the model was trained on.
+
+        Args:
+            conversation: The messages.
+            tools: What the model may call.
+            chat_template: A template, or the name of one of the model's.
+            add_generation_prompt: Whether the text ends where the assistant's turn begins.
+            variables: Further variables of the template.
+
+        Raises:
+            InputError: The model has no template, or it refuses the conversation.
+        """
+        template = self.templates.get(chat_template or "", chat_template)
+        if template is None:
+            named = "tool_use" if tools and "tool_use" in self.templates else "default"
+            template = self.templates.get(named)
+        if template is None:
+            raise InputError(
+                "the model has no chat template",
+                "Give bare text (--no-chat-template), or a template with --chat-template.",
+            )
+        return render_chat(
+            template,
+            conversation,
+            tools=tools,
+            variables={**self.special_tokens_map, **variables},
+            add_generation_prompt=add_generation_prompt,
+        )
+
+
+def _templates(repo: HuggingFaceRepo, config: dict[str, Any]) -> dict[str, str]:
+    """The chat templates of a model, wherever its files have them."""
+    found: dict[str, str] = {}
+    inside = config.get("chat_template")
+    if isinstance(inside, str):
+        found["default"] = inside
+    elif isinstance(inside, list):
+        found.update({entry["name"]: entry["template"] for entry in inside})
+    elif isinstance(inside, dict):
+        found.update(inside)
+    if repo.file_exists("chat_template.json") and (path := repo.file("chat_template.json")):
+        template = read_json(path).get("chat_template")
+        if isinstance(template, str):
+            found["default"] = template
+    if repo.file_exists("chat_template.jinja") and (path := repo.file("chat_template.jinja")):
+        found["default"] = _read(path)
+    folder = repo.folder / "additional_chat_templates" if repo.folder is not None else None
+    if folder is not None and folder.is_dir():
+        found.update({path.stem: _read(path) for path in sorted(folder.glob("*.jinja"))})
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelFilesError(f"{path} cannot be read: {error}", "Check the file.") from error
+
+
+def load_tokenizer(repo: HuggingFaceRepo) -> Any:
+    """Loads the tokenizer of a model.
+
+    Args:
+        repo: The model.
+
+    Returns:
+        An :class:`HFTokenizer`; for a model without tokenizer.json the tokenizer of transformers.
+
+    Raises:
+        ModelFilesError: The model has no tokenizer, or it is broken.
+    """
+    path = repo.file("tokenizer.json")
+    if path is None:
+        return _load_with_transformers(repo)
+    from tokenizers import Tokenizer
+
+    config_path = repo.file("tokenizer_config.json")
+    config = {} if config_path is None else read_json(config_path)
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the package raises bare Exception for a broken file
+        raise ModelFilesError(
+            f"{path} is no tokenizer: {error}", "Copy or download the model's files again."
+        ) from error
+    return HFTokenizer(tokenizer, config, _templates(repo, config))
+
+
+def _load_with_transformers(repo: HuggingFaceRepo) -> Any:
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise ModelFilesError(
+            f"{repo.repo_id} has no tokenizer.json",
+            "Add the file; or pip install transformers, which reads older tokenizers.",
+        ) from error
+    try:
+        return AutoTokenizer.from_pretrained(
+            str(repo.folder or repo.repo_id),
+            revision=repo.revision,
+            trust_remote_code=repo.trust_remote_code,
+        )
+    except (OSError, ValueError) as error:
+        raise ModelFilesError(
+            f"{repo.repo_id} has no tokenizer: {str(error).splitlines()[0]}",
+            "The folder must hold tokenizer.json.",
+        ) from error
