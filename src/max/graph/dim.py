@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
@@ -12,9 +12,6 @@ from max.mlir.dims import POC, DimExpr
 from max.mlir.types import DimAttr
 
 __all__ = ["AlgebraicDim", "Dim", "DimLike", "StaticDim", "SymbolicDim"]
-
-DimLike = Union[int, str, "Dim", np.integer[Any]]
-"""What a dimension is made from: an int, the name of a symbol, or a dimension."""
 
 _LIMIT = 1 << 63
 
@@ -121,6 +118,10 @@ class Dim:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Dim.from_mlir, (self._expr,))
+
+
+DimLike = int | str | Dim | np.integer[Any]
+"""What a dimension is made from: an int, the name of a symbol, or a dimension."""
 
 
 class StaticDim(Dim):

@@ -26,8 +26,8 @@ class KernelLibrary:
         ValueError: A path is neither a ``.py`` file nor a folder.
     """
 
-    def __init__(self, context: object = None, paths: list[Path] = []) -> None:
-        self._paths: list[Path] = []
+    def __init__(self, context: object = None, paths: Iterable[Path] = []) -> None:
+        self._paths: Iterable[Path] = []
         self._symbols: dict[str, Path] = {}
         self.load_paths(context, paths)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 __all__ = ["BlockParameters", "QuantizationConfig", "QuantizationEncoding"]
 
@@ -40,7 +40,7 @@ class QuantizationConfig:
     sym: bool = False
 
 
-class QuantizationEncoding(str, Enum):
+class QuantizationEncoding(StrEnum):
     """An encoding of quantised weights in blocks."""
 
     Q4_0 = "Q4_0"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
+from enum import StrEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -33,7 +33,7 @@ __all__ = [
 MlirType = TypeVar("MlirType", bound=Attribute, covariant=True)
 
 
-class FilterLayout(str, Enum):
+class FilterLayout(StrEnum):
     """The order of a convolution filter's axes: F out, C in channels, Q depth, R height, S width."""
 
     CFRS = "CFRS"
@@ -52,7 +52,7 @@ class FilterLayout(str, Enum):
         return StringAttr(self.value)
 
 
-class ConvInputLayout(str, Enum):
+class ConvInputLayout(StrEnum):
     """The order of the axes of a convolution's input."""
 
     NHWC = "NHWC"
@@ -68,7 +68,7 @@ class ConvInputLayout(str, Enum):
         return StringAttr(self.value)
 
 
-class DeviceKind(str, Enum):
+class DeviceKind(StrEnum):
     """A kind of device."""
 
     CPU = "cpu"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, Union, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from xdsl.ir import SSAValue
@@ -243,8 +243,9 @@ class TensorValue(Value[mlir.TensorType]):
             self._mlir_value = value.to_mlir()
         elif isinstance(value, Value | SSAValue):
             self._mlir_value = _ssa(value, mlir.TensorType, "a tensor")
-        elif isinstance(value, HasTensorValue):
-            self._mlir_value = value.__tensorvalue__().to_mlir()
+        elif hasattr(value, "__tensorvalue__"):
+            # the protocol's isinstance is slow
+            self._mlir_value = value.__tensorvalue__().to_mlir()  # type: ignore[union-attr]
         elif isinstance(value, Dim):
             self._mlir_value = ops.shape_to_tensor([value]).reshape([]).to_mlir()
         elif isinstance(value, Shape):
@@ -570,12 +571,12 @@ def _tensor(value: SSAValue) -> TensorValue:
     return made
 
 
-Numeric = Union[int, float, "np.integer[Any]", "np.floating[Any]", DLPackArray]
-StrongTensorValueLike = Union[Value[mlir.TensorType], TensorValue, Shape, Dim, HasTensorValue]
+Numeric = int | float | np.integer[Any] | np.floating[Any] | DLPackArray
+StrongTensorValueLike = Value[mlir.TensorType] | TensorValue | Shape | Dim | HasTensorValue
 """What is a tensor with an element type of its own."""
-TensorValueLike = Union[StrongTensorValueLike, Numeric]
+TensorValueLike = StrongTensorValueLike | Numeric
 """What ops take for a tensor."""
-BufferValueLike = Union[Value[mlir.BufferType], BufferValue, HasBufferValue]
+BufferValueLike = Value[mlir.BufferType] | BufferValue | HasBufferValue
 """What ops take for a buffer."""
 
 # the operators above stage ops, and ops return the classes above: this import closes the circle

@@ -89,17 +89,19 @@ class DimExpr:
     and hash equal to Python ints.
     """
 
-    __slots__ = ("__weakref__", "_hash", "_symbols", "_terms")
+    __slots__ = ("__weakref__", "_hash", "_symbols", "_terms", "_value")
 
     _terms: tuple[tuple[Monomial, int], ...]
     _hash: int
     _symbols: tuple[str, ...] | None
+    _value: int | None
 
     def __init__(self, value: int | str | DimExpr) -> None:
         other = DimExpr.of(value)
         self._terms = other._terms
         self._hash = other._hash
         self._symbols = other._symbols
+        self._value = other._value
 
     @staticmethod
     def of(value: int | str | DimExpr) -> DimExpr:
@@ -134,8 +136,7 @@ class DimExpr:
     @property
     def is_static(self) -> bool:
         """Whether the expression is an integer."""
-        terms = self._terms
-        return not terms or (len(terms) == 1 and not terms[0][0])
+        return self._value is not None
 
     @property
     def value(self) -> int:
@@ -144,11 +145,8 @@ class DimExpr:
         Raises:
             ValueError: The expression depends on symbols.
         """
-        terms = self._terms
-        if not terms:
-            return 0
-        if len(terms) == 1 and not terms[0][0]:
-            return terms[0][1]
+        if self._value is not None:
+            return self._value
         raise ValueError(f"dimension {self} is not static: it depends on {', '.join(self.symbols)}")
 
     @property
@@ -218,6 +216,8 @@ class DimExpr:
         y = _coerce(other)
         if y is None:
             return NotImplemented
+        if self._value is not None and y._value is not None:
+            return _constant(self._value + y._value)
         if not y._terms:
             return self
         if not self._terms:
@@ -230,11 +230,17 @@ class DimExpr:
     __radd__ = __add__
 
     def __neg__(self) -> DimExpr:
+        if self._value is not None:
+            return _constant(-self._value)
         return _build(tuple((monomial, -coefficient) for monomial, coefficient in self._terms))
 
     def __sub__(self, other: int | DimExpr) -> DimExpr:
         y = _coerce(other)
-        return NotImplemented if y is None else self + -y
+        if y is None:
+            return NotImplemented
+        if self._hash == y._hash and self._terms == y._terms:
+            return _constant(0)
+        return self + -y
 
     def __rsub__(self, other: int) -> DimExpr:
         y = _coerce(other)
@@ -244,6 +250,8 @@ class DimExpr:
         y = _coerce(other)
         if y is None:
             return NotImplemented
+        if self._value is not None and y._value is not None:
+            return _constant(self._value * y._value)
         terms: dict[Monomial, int] = {}
         for x_monomial, x_coefficient in self._terms:
             for y_monomial, y_coefficient in y._terms:
@@ -330,7 +338,7 @@ def _operand_text(expr: DimExpr, floor_div: str) -> str:
 
 
 def _coerce(value: object) -> DimExpr | None:
-    if isinstance(value, DimExpr):
+    if type(value) is DimExpr:
         return value
     if isinstance(value, int):
         return _constant(int(value))
@@ -340,13 +348,15 @@ def _coerce(value: object) -> DimExpr | None:
 def _build(terms: tuple[tuple[Monomial, int], ...]) -> DimExpr:
     expr = DimExpr.__new__(DimExpr)
     expr._terms = terms
-    if not terms:
-        expr._hash = hash(0)
-    elif len(terms) == 1 and not terms[0][0]:
-        expr._hash = hash(terms[0][1])
-    else:
-        expr._hash = hash(terms)
     expr._symbols = None
+    if not terms:
+        expr._value = 0
+    elif len(terms) == 1 and not terms[0][0]:
+        expr._value = terms[0][1]
+    else:
+        expr._value = None
+    # a constant hashes as its int
+    expr._hash = hash(terms if expr._value is None else expr._value)
     return expr
 
 
@@ -435,8 +445,8 @@ def _floor_divide(x: DimExpr, y: DimExpr) -> DimExpr:
         denominator = y.exact_quotient(common)
         assert numerator is not None and denominator is not None
         return quotient + _floor_divide(numerator, denominator)
-    if y.is_static:
-        return quotient + _floor_divide_by_constant(remainder, y.value)
+    if y._value is not None:
+        return quotient + _floor_divide_by_constant(remainder, y._value)
     return quotient + _from_terms({((FloorDiv(remainder, y), 1),): 1})
 
 
@@ -513,7 +523,10 @@ class TokenSource(Protocol):
 
 
 def parse_expression(source: TokenSource) -> DimExpr:
-    """Reads one expression: ``sum ::= product (('+' | '-') product)*``, ``product ::= factor (('*' | '//') factor)*``."""
+    """Reads one expression.
+
+    ``sum ::= product (('+' | '-') product)*``, ``product ::= factor (('*' | '//') factor)*``.
+    """
     total = _parse_product(source)
     while True:
         if source.accept("+"):

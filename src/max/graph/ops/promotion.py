@@ -20,7 +20,7 @@ from max.graph.ops._stage import as_tensor, mlir_type, stage
 from max.graph.ops.constant import constant
 from max.graph.shape import Shape
 from max.graph.type import DeviceRef
-from max.graph.value import HasTensorValue, TensorValue, TensorValueLike, Value
+from max.graph.value import TensorValue, TensorValueLike, Value
 
 __all__ = ["promote_types", "promoted"]
 
@@ -67,7 +67,7 @@ def promote_types(op: str, x: DType, y: DType) -> DType:
 
 def is_weak(value: object) -> bool:
     """Whether a value takes the dtype of the tensor that it meets."""
-    return not isinstance(value, Value | HasTensorValue) or isinstance(value, Dim | Shape)
+    return not isinstance(value, Value) and not hasattr(value, "__tensorvalue__")
 
 
 def promote_weak(op: str, value: Any, dtype: DType, device: DeviceRef) -> TensorValue:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import EllipsisType
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
@@ -16,15 +16,14 @@ from max.graph.ops._stage import as_tensor, mlir_type, stage
 from max.graph.ops.constant import constant
 from max.graph.ops.elementwise import cast, equal, where
 from max.graph.ops.shape import reshape
-from max.graph.shape import Shape
 from max.graph.type import DeviceRef
-from max.graph.value import HasTensorValue, TensorValue, TensorValueLike
+from max.graph.value import TensorValue, TensorValueLike
 from max.mlir.dims import DimExpr
 from max.mlir.ops.shape import slice_shape
 
 __all__ = ["SliceIndex", "SliceIndices", "slice_tensor"]
 
-SliceIndex = Union[TensorValue, int, slice, tuple[slice, DimLike], EllipsisType, None]
+SliceIndex = TensorValue | int | slice | tuple[slice, DimLike] | EllipsisType | None
 """What indexes one axis (or, for ``None`` and ``...``, none or many)."""
 SliceIndices = Sequence[SliceIndex]
 
@@ -127,7 +126,7 @@ def _parse_axis(op: str, axis: int, dim: DimExpr, item: Any) -> _Axis:
         item, size = item[0], Dim(item[1]).expr
     if isinstance(item, slice):
         return _parse_slice(op, axis, dim, item, size)
-    if isinstance(item, TensorValue | HasTensorValue) and not isinstance(item, Dim | Shape):
+    if isinstance(item, TensorValue) or hasattr(item, "__tensorvalue__"):
         start = _scalar(op, axis, as_tensor(item))
         last = constant(-1, DType.int64)
         stop = where(equal(start, last), constant(_LAST, DType.int64), start + 1)

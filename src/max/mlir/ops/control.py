@@ -89,10 +89,8 @@ class GraphOp(MoOp):
         super().verify_()
         if len(self.regions) != 1 or len(self.regions[0].blocks) != 1:
             raise VerifyException("a graph has one region of one block")
-        try:
-            self.output_types
-        except ValueError as error:
-            raise VerifyException(str(error)) from error
+        if (last := self.block.last_op) is None or last.name != "mo.output":
+            raise VerifyException("a graph ends with mo.output")
         chains = [i for i, t in enumerate(self.input_types) if isinstance(t, ChainType)]
         if chains not in ([], [len(self.input_types) - 1]):
             raise VerifyException("a chain must be the last input")
