@@ -1,7 +1,7 @@
 """LLVM as a library: IR text to machine code in this process, through the cache on disk.
 
-Kernels come as LLVM IR with explicit vectors, so the pipeline is LLVM's function simplification,
-without the vectoriser and the unroller: about 5 ms a kernel. Object code is kept by content in
+Kernels come as LLVM IR with explicit vectors, so the pipeline is LLVM's function simplification at
+level 1, without the vectoriser and the unroller (docs/runtime.md has the measurements). Object code is kept by content in
 :mod:`max._runtime.cache`; code once linked stays for the life of the process, and equal kernels are
 linked once.
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("max.runtime")
 dump = logging.getLogger("max.dump")
 
-PASS_MODE = "function-simplification-1"
+PASS_MODE = "function-simplification-O1"
 _OBJECT_KIND = "object"
 # releases whose functions below were read and found free of state shared between contexts
 _LOCK_FREE_VERSIONS = {"0.50.0"}
@@ -141,7 +141,7 @@ class Compiler:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self._target_machine = _target_machine(machine)
-        options = llvm.create_pipeline_tuning_options(speed_level=2)
+        options = llvm.create_pipeline_tuning_options(speed_level=1)
         options.loop_vectorization = options.slp_vectorization = False
         options.loop_unrolling = options.loop_interleaving = False
         self._builder = llvm.create_pass_builder(self._target_machine, options)
