@@ -5,6 +5,7 @@
 
 from max.kernel.errors import Diagnostic, KernelError, KernelIndexError, KernelNameError, KernelSyntaxError
 from max.kernel.errors import KernelTypeError, KernelValueError
+from max.kernel.interpret import interpret
 from max.kernel.ir import ArgSlot, KernelIR, Message
 from max.kernel.lang import abs as abs
 from max.kernel.lang import all as all

@@ -81,7 +81,6 @@ class Frontend(Expressions):
         self.messages: list[Message] = []
         self.phases = 0
         self.scratch_bytes = 0
-        self.barriers = 0
         self._statements: dict[type[ast.AST], Callable[[Any], int]] = {
             ast.Expr: self._expr_stmt,
             ast.Assign: self._assign,
@@ -395,17 +394,16 @@ class Frontend(Expressions):
     def _checkpoint(self) -> tuple[Any, ...]:
         b = self.b
         lengths = [len(scope.body) for scope in b.scopes]
-        counts = (len(self.messages), self.phases, self.scratch_bytes, self.barriers)
+        counts = (len(self.messages), self.phases, self.scratch_bytes)
         nesting = (len(self.loops), self.parallel_depth, len(self.calls), self.frame, len(self.diagnostics))
         return (self.depth, self.loop_depth, lengths, *counts, *nesting)
 
     def _rollback(self, state: tuple[Any, ...]) -> None:
         b = self.b
         b.unwind(len(state[2]))
-        del self.messages[state[3] :], self.loops[state[7] :], self.calls[state[9] :], self.diagnostics[state[11] :]
-        self.depth, self.loop_depth = state[0], state[1]
-        self.phases, self.scratch_bytes, self.barriers = state[4], state[5], state[6]
-        self.parallel_depth, self.frame = state[8], state[10]
+        del self.messages[state[3] :], self.loops[state[6] :], self.calls[state[8] :], self.diagnostics[state[10] :]
+        self.depth, self.loop_depth, self.phases, self.scratch_bytes = state[0], state[1], state[4], state[5]
+        self.parallel_depth, self.frame = state[7], state[9]
 
     def loop_body(self, node: ast.For | ast.While, loop: _Loop) -> None:
         """Compiles a loop's body into the scope at hand."""
@@ -742,7 +740,7 @@ class Frontend(Expressions):
             self.fail(f"raise takes at most five run-time values, got {len(values)}", KernelValueError)
         at = self.location(self.node)
         self.messages.append(Message(exception, text, tuple(v.type.dtype for v in values), at.file, at.line))
-        self.b.emit(Raise(len(self.messages) - 1, values, False, self.b.line))
+        self.b.emit(Raise(len(self.messages) - 1, values, self.b.line))
 
     def guard(self, cond: Atom, exception: str, text: str, values: tuple[Atom, ...]) -> None:
         scope = self.b.open("branch")

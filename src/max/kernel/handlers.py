@@ -538,7 +538,6 @@ def emit_chunks(fe: Expressions, ctx: ContextValue, total: Any, grain: Any = 0, 
 def emit_barrier(fe: Any, ctx: ContextValue) -> None:
     if fe.parallel_depth:
         fe.fail("a barrier cannot stand inside of a parallel loop: not all workers get there", KernelSyntaxError)
-    fe.barriers += 1
     fe.b.emit(Barrier(fe.b.line))
 
 

@@ -163,14 +163,10 @@ class Barrier:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Raise:
-    """Writes the error record (message number and values) if it is free, and returns from the kernel.
-
-    ``waits``: other workers are going to wait at a barrier, so this one has to arrive there before it returns.
-    """
+    """Writes the error record (message number and values) if it is free, and returns from the kernel."""
 
     message: int
     values: tuple[Atom, ...]
-    waits: bool
     line: int
 
 

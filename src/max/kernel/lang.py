@@ -5,8 +5,9 @@ In a kernel that is compiled, ``max.kernel.handlers`` emits them instead.
 
 from __future__ import annotations
 
+import builtins
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -214,7 +215,7 @@ def vectors(*args: Any) -> Iterator[tuple[int, Any]]:
     """
     start, stop, width = (0, *args) if len(args) == 2 else args
     start, stop = int(start), int(stop)
-    full = start + (builtin_max(stop - start, 0) // width) * width
+    full = start + (builtins.max(stop - start, 0) // width) * width
     for j in range(start, full, width):
         yield j, None
     if full < stop:
@@ -251,12 +252,21 @@ def print(text: str, *xs: Any) -> None:
 _targets: list[Target] = []
 
 
+def push_target(chosen: Target) -> None:
+    """Sets what ``target()`` gives in plain Python."""
+    _targets.append(chosen)
+
+
+def pop_target() -> None:
+    """Ends the innermost ``push_target``."""
+    _targets.pop()
+
+
 def target() -> Target:
     """The target at compile time; in plain Python the host."""
     return _targets[-1] if _targets else host_target()
 
 
-builtin_max: Callable[..., Any] = __builtins__["max"] if isinstance(__builtins__, dict) else __builtins__.max
 
 
 def floating(x: Any) -> Any:

@@ -49,7 +49,6 @@ class _Lowering(OpLowering):
         self.slots: dict[int, str] = {}
         self.labels = 0
         self.block = "entry"
-        self.barriers = any_barrier(ir.body)
         self._statements: dict[type[Any], Callable[[Any], None]] = {
             Let: self.let,
             Store: self._store,
@@ -73,9 +72,6 @@ class _Lowering(OpLowering):
             name = self.slots[alloc.slot] = f"%s{alloc.slot}"
             type = llvm_type(alloc.type)
             allocs.append(f"  {name} = alloca [{max(alloc.count, 1)} x {type}], align {_alignment(alloc)}")
-        if self.barriers:
-            allocs.append("  %passed = alloca i64, align 8")
-            self.out("store i64 1, ptr %passed, align 8")
         self.body(self.ir.body)
         self.out("ret void")
         lines = [
@@ -248,16 +244,13 @@ class _Lowering(OpLowering):
             grain = self.temp(f"mul i64 {count}, {s.multiple}")
         return grain
 
-    def _arrive(self) -> None:
-        barrier = self.context(3, "ptr")
-        self.out(f"call void {barrier}(ptr %ctx)")
-
     def _barrier(self, s: Barrier) -> None:
         """A barrier lets everyone through once a worker has raised, wherever it did: the run is over, all return.
 
         Others may be in the middle of their phase at that moment, so nothing that follows may rely on it.
         """
-        self._arrive()
+        barrier = self.context(3, "ptr")
+        self.out(f"call void {barrier}(ptr %ctx)")
         record = self.context(5, "ptr")
         state = self.temp(f"load atomic i64, ptr {record} acquire, align 8")
         raised = self.temp(f"icmp ne i64 {state}, 0")
@@ -266,14 +259,10 @@ class _Lowering(OpLowering):
         self.start(stop)
         self.out("ret void")
         self.start(on)
-        passed = self.temp("load i64, ptr %passed, align 8")
-        after = self.temp(f"add i64 {passed}, 1")
-        self.out(f"store i64 {after}, ptr %passed, align 8")
 
     def _raise(self, s: Raise) -> None:
         record = self.context(5, "ptr")
-        state = self.temp("load i64, ptr %passed, align 8") if self.barriers else "1"
-        pair = self.temp(f"cmpxchg ptr {record}, i64 0, i64 {state} acq_rel monotonic, align 8")
+        pair = self.temp(f"cmpxchg ptr {record}, i64 0, i64 1 acq_rel monotonic, align 8")
         won = self.temp(f"extractvalue {{ i64, i1 }} {pair}, 1")
         write, leave = self.label("write"), self.label("raised")
         self.out(f"br i1 {won}, label %{write}, label %{leave}")
@@ -284,8 +273,6 @@ class _Lowering(OpLowering):
             self._record(record, 3 + n, self.as_bits(value))
         self.jump(leave)
         self.start(leave)
-        if s.waits:
-            self._arrive()
         self.out("ret void")
 
     def _record(self, record: str, field: int, value: str) -> None:
@@ -319,18 +306,6 @@ def _allocs(body: Iterable[Stmt]) -> Iterable[Alloc]:
             yield from _allocs(s.body)  # type: ignore[union-attr]
         elif kind in (For, Parallel, Block):
             yield from _allocs(s.body)  # type: ignore[union-attr]
-
-
-def any_barrier(body: Iterable[Stmt]) -> bool:
-    """Whether a barrier stands anywhere in a body."""
-    for s in body:
-        if isinstance(s, Barrier):
-            return True
-        if isinstance(s, If) and (any_barrier(s.then) or any_barrier(s.orelse)):
-            return True
-        if isinstance(s, (For, While, Parallel, Block)) and any_barrier(s.body):
-            return True
-    return False
 
 
 def _alignment(s: Alloc) -> int:

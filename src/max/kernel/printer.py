@@ -105,8 +105,7 @@ class _Printer:
         elif kind is Barrier:
             out(f"{pad}barrier")
         elif kind is Raise:
-            waits = " after arriving" if s.waits else ""
-            out(f"{pad}raise {s.message}({', '.join(atom(v) for v in s.values)}){waits}")
+            out(f"{pad}raise {s.message}({', '.join(atom(v) for v in s.values)})")
         else:
             raise TypeError(f"{s!r} is no statement of the kernel IR")
 

@@ -13,9 +13,8 @@ from max.kernel.arithmetic import Failure, Suppressed
 from max.kernel.errors import KernelError, KernelTypeError
 from max.kernel.expressions import Frame
 from max.kernel.frontend import Frontend
-from max.kernel.ir import ArgSlot, Barrier, Block, For, If, KernelIR, Parallel, Raise, Stmt, While
+from max.kernel.ir import ArgSlot, Block, For, If, KernelIR, Parallel, Stmt, While
 from max.kernel.loops import ContextValue
-from max.kernel.lower_llvm import any_barrier
 from max.kernel.printer import print_kernel
 from max.kernel.source import Kernel
 from max.kernel.spec import verify
@@ -62,7 +61,7 @@ def specialize(
     node = fn.source.node
     assert isinstance(node, ast.FunctionDef)
     fe.run(node)
-    body = _finished(fe)
+    body = _freeze(fe.b.scopes[0].body)
     text = print_kernel(body, slots, fe.phases, fe.scratch_bytes, target.name)
     file, line = fn.location
     ir = KernelIR(
@@ -182,57 +181,22 @@ class _Parameters:
         return View(base, spec.dtype, tuple(shape), strides, name, writable)
 
 
-def _finished(fe: Frontend) -> tuple[Stmt, ...]:
-    """The body with tuples for lists, and each ``raise`` told whether the others are going to wait at a barrier."""
-    body = list(fe.b.scopes[0].body)
-    if fe.barriers and _barrier_in_loop(body, False):
-        # how many barriers follow is known at run time only: with one at the end there always is one
-        body.append(Barrier(fe.b.line))
-    return _freeze(body, False)[0]
-
-
-def _barrier_in_loop(body: Iterable[Stmt], inside: bool) -> bool:
-    for s in body:
-        if isinstance(s, Barrier) and inside:
-            return True
-        if isinstance(s, (For, While)) and _barrier_in_loop(s.body, True):
-            return True
-        if isinstance(s, Block) and _barrier_in_loop(s.body, inside):
-            return True
-        if isinstance(s, If) and (_barrier_in_loop(s.then, True) or _barrier_in_loop(s.orelse, True)):
-            return True
-    return False
-
-
-def _freeze(body: Iterable[Stmt], follows: bool) -> tuple[tuple[Stmt, ...], bool]:
-    """Walks backwards, so that it is known whether a barrier follows."""
+def _freeze(body: Iterable[Stmt]) -> tuple[Stmt, ...]:
+    """The body with tuples for lists, without empty blocks."""
     out: list[Stmt] = []
-    for s in reversed(list(body)):
-        kind = s.__class__
-        if kind is Barrier:
-            follows = True
-        elif kind is Raise:
-            s = replace(s, waits=follows) if follows else s  # type: ignore[type-var]
-        elif kind is For or kind is Parallel or kind is Block:
-            inner = any_barrier(s.body) and kind is not Block  # type: ignore[union-attr]
-            frozen, after = _freeze(s.body, follows or inner)  # type: ignore[union-attr]
-            follows = after
-            if kind is Block and not frozen:
+    for s in body:
+        if isinstance(s, (For, Parallel)):
+            s = replace(s, body=_freeze(s.body))
+        elif isinstance(s, Block):
+            s = replace(s, body=_freeze(s.body))
+            if not s.body:
                 continue
-            s = replace(s, body=frozen)  # type: ignore[type-var]
-        elif kind is While:
-            inner = any_barrier(s.body)  # type: ignore[union-attr]
-            frozen, after = _freeze(s.body, follows or inner)  # type: ignore[union-attr]
-            s = replace(s, head=_freeze(s.head, follows or inner)[0], body=frozen)  # type: ignore[type-var,union-attr]
-            follows = after
-        elif kind is If:
-            then, a = _freeze(s.then, follows)  # type: ignore[union-attr]
-            orelse, b = _freeze(s.orelse, follows)  # type: ignore[union-attr]
-            s = replace(s, then=then, orelse=orelse)  # type: ignore[type-var]
-            follows = a or b
+        elif isinstance(s, While):
+            s = replace(s, head=_freeze(s.head), body=_freeze(s.body))
+        elif isinstance(s, If):
+            s = replace(s, then=_freeze(s.then), orelse=_freeze(s.orelse))
         out.append(s)
-    out.reverse()
-    return tuple(out), follows
+    return tuple(out)
 
 
 __all__ = ["KernelError", "Suppressed", "specialize"]

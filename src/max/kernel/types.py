@@ -94,7 +94,7 @@ def scalar_type(dtype: Any) -> ScalarType:
     if isinstance(dtype, ScalarType):
         return dtype
     name = dtype if isinstance(dtype, str) else getattr(dtype, "name", None)
-    if name not in _BY_NAME:
+    if name not in _BY_NAME and dtype is not None:
         try:
             name = np.dtype(dtype).name
         except TypeError:
