@@ -1,0 +1,125 @@
+"""The KV cache's tensors: pages by the page manager, and the tables that the model's graph takes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from max.driver import CPU, Device, Tensor
+from max.engine import InferenceSession
+from max.interfaces import TextGenerationContext
+from max.nn.kv_cache.cache_params import KVCacheParams
+from max.nn.kv_cache.manager import RaggedKVCacheInputs
+from max.pipelines.kv_cache.context_pages import ContextPages
+from max.pipelines.kv_cache.memory import page_bytes
+from max.pipelines.kv_cache.page_manager import PageManager
+
+logger = logging.getLogger("max.pipelines")
+
+
+class PagedKVCacheManager(ContextPages):
+    """The paged KV cache of a model on one device.
+
+    ``blocks`` has shape ``[pages, 2, layers, page_size, kv_heads, head_dim]``: keys at index 0 of
+    the second axis, values at 1. Its memory is zeroed lazily by the system, so pages that are never
+    used take none.
+
+    Args:
+        params: The cache's shape.
+        num_layers: The number of layers.
+        num_pages: The number of pages.
+        max_batch_size: Requests at once.
+        max_seq_len: The longest sequence.
+        devices: Where the model runs; one device.
+        session: The model's session.
+
+    Raises:
+        ValueError: There is more than one device, or the cache's shape has no page size.
+    """
+
+    def __init__(
+        self,
+        params: KVCacheParams,
+        *,
+        num_layers: int,
+        num_pages: int,
+        max_batch_size: int,
+        max_seq_len: int,
+        devices: Sequence[Device],
+        session: InferenceSession | None = None,
+    ) -> None:
+        if len(devices) != 1:
+            raise ValueError(f"PagedKVCacheManager: {len(devices)} devices; expected one")
+        if not params.page_size:
+            raise ValueError("PagedKVCacheManager: params.page_size is not set")
+        self.params, self.num_layers = params, num_layers
+        self.max_batch_size, self.max_seq_len = max_batch_size, max_seq_len
+        self.device = devices[0]
+        self.session = session
+        super().__init__(PageManager(num_pages, params.page_size, params.enable_prefix_caching))
+        heads = params.n_kv_heads_per_device or params.n_kv_heads
+        shape = (num_pages, 2, num_layers, self.page_size, heads, params.head_dim)
+        self.blocks = Tensor.zeros(shape, params.dtype, self.device)
+        logger.info(
+            "KV cache: %d pages of %d tokens, %.0f MiB",
+            num_pages,
+            self.page_size,
+            num_pages * page_bytes(params, num_layers) / 2**20,
+        )
+
+    def get_runtime_inputs(
+        self, batch: Sequence[TextGenerationContext], num_steps: int = 1
+    ) -> RaggedKVCacheInputs:
+        """The tables of a batch, for its first step.
+
+        Args:
+            batch: The requests, in the batch's order; each has its pages (see :meth:`alloc`).
+            num_steps: The steps that will be run.
+
+        Returns:
+            ``cache_lengths`` u32 ``[batch]``: tokens in the cache; ``lookup_table`` u32
+            ``[batch, max_pages]``: the pages, 0 behind a row's last; ``max_lengths`` u32
+            ``[num_steps, 2]``: for each step the most new tokens of a request, and the most tokens
+            that a request has in the cache before it.
+        """
+        tables = [self.pages.pages(context.request_id) for context in batch]
+        lookup = np.zeros((len(batch), max(map(len, tables), default=1)), np.uint32)
+        for row, table in zip(lookup, tables, strict=True):
+            row[: len(table)] = table
+        lengths = np.array([context.start_idx for context in batch], np.uint32)
+        new = np.array([context.active_length for context in batch], np.uint32)
+        most = np.zeros((num_steps, 2), np.uint32)
+        most[0] = new.max(initial=0), lengths.max(initial=0)
+        for step in range(1, num_steps):
+            most[step] = 1, (lengths + new).max(initial=0) + step - 1
+        return RaggedKVCacheInputs(
+            blocks=self.blocks,
+            cache_lengths=self._place(lengths),
+            lookup_table=self._place(lookup),
+            max_lengths=Tensor.from_numpy(most),
+        )
+
+    def next_step(
+        self, inputs: RaggedKVCacheInputs, batch: Sequence[TextGenerationContext], step: int
+    ) -> RaggedKVCacheInputs:
+        """The tables of the same batch, for a further step.
+
+        Args:
+            inputs: The last step's tables.
+            batch: The requests, as they were before the first step.
+            step: The step's number, from 1.
+        """
+        lengths = np.array([context.active_idx + step - 1 for context in batch], np.uint32)
+        return replace(
+            inputs,
+            cache_lengths=self._place(lengths),
+            max_lengths=inputs.max_lengths[1:, :].contiguous(),
+        )
+
+    def _place(self, array: Any) -> Tensor:
+        tensor = Tensor.from_numpy(array)
+        return tensor if self.device == CPU() else tensor.to(self.device)
