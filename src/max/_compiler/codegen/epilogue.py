@@ -1,0 +1,94 @@
+"""The function that a library kernel calls on its results before it stores them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from max._compiler.codegen.expressions import KERNEL_NAME, cast, compute_dtype, expression, literal
+from max._compiler.codegen.nest import ArgView, cast_loaded
+from max._compiler.codegen.spec import Leaf, Literal, Node, RegionSpec, SizeOf
+from max._compiler.layout import contiguous_strides
+
+__all__ = ["EpilogueText", "write_epilogue"]
+
+
+@dataclass(frozen=True)
+class EpilogueText:
+    """The text of ``epilogue(v, row, col, mask, extra)``, and the views that it reads, in the order of `extra`."""
+
+    source: str
+    args: tuple[ArgView, ...]
+
+
+class _Writer:
+    def __init__(self, spec: RegionSpec) -> None:
+        self.spec = spec
+        self.lines: list[str] = []
+        self.names: dict[int, str] = {}
+        self.vectors: dict[int, bool] = {}
+        self.extra: dict[int, int] = {}
+
+    def value(self, i: int) -> str:
+        if i in self.names:
+            return self.names[i]
+        value = self.spec.values[i]
+        match value:
+            case Literal():
+                text, vector = literal(value.value, value.dtype), False
+            case SizeOf():
+                dim = self.spec.dims[value.axis]
+                assert isinstance(dim, int)
+                text, vector = literal(dim, value.dtype), False
+            case Leaf():
+                text, vector = self.load(i, value)
+            case Node():
+                text, vector = self.node(value)
+        name = f"t{i}"
+        self.lines.append(f"    {name} = {text}")
+        self.names[i], self.vectors[i] = name, vector
+        return name
+
+    def load(self, i: int, leaf: Leaf) -> tuple[str, bool]:
+        where = [name for name, stride in zip(("row", "col"), leaf.strides, strict=True) if stride != 0]
+        view = f"extra[{self.extra[i]}]"
+        if leaf.strides[1] != 0:
+            return cast_loaded(f"{view}.load({', '.join(where)}, width=v.width, mask=mask)", leaf.dtype), True
+        return cast_loaded(f"{view}[{where[0] if where else '0'}]", leaf.dtype), False
+
+    def node(self, node: Node) -> tuple[str, bool]:
+        texts = [self.value(a) for a in node.args]
+        vector = any(self.vectors[a] for a in node.args)
+        if vector:
+            texts = [
+                text if self.vectors[a] else f"k.splat({text}, v.width)" for a, text in zip(node.args, texts, strict=True)
+            ]
+        first = self.spec.values[node.args[1] if node.op == "select" else node.args[0]]
+        if node.op == "cast":
+            return cast(texts[0], first.dtype, node.dtype), vector
+        return expression(node.op, node.attr, first.dtype, texts), vector
+
+
+def write_epilogue(spec: RegionSpec) -> EpilogueText:
+    """Writes the epilogue of a library kernel.
+
+    Args:
+        spec: A region over ``[rows, columns]`` whose first value is the kernel's result and which has one result.
+    """
+    writer = _Writer(spec)
+    result = spec.values[0]
+    writer.names[0], writer.vectors[0] = "t0", True
+    writer.lines.append(f"    t0 = k.cast(v, k.{KERNEL_NAME[compute_dtype(result.dtype)]})")
+    args: list[ArgView] = []
+    for i, value in enumerate(spec.values):
+        if i and isinstance(value, Leaf):
+            axes = [axis for axis, stride in enumerate(value.strides) if stride != 0]
+            shape = tuple(spec.dims[axis] for axis in axes) or (1,)
+            strides = tuple(value.strides[axis] for axis in axes)
+            dense = not axes or strides == contiguous_strides(shape)
+            writer.extra[i] = len(args)
+            args.append(ArgView(value.dtype, shape, None if dense else strides, False))
+    name = writer.value(spec.results[0].value)
+    if not writer.vectors[spec.results[0].value]:
+        name = f"k.splat({name}, v.width)"
+    lines = ["def epilogue(v, row, col, mask, extra):", *writer.lines, f"    return {name}"]
+    return EpilogueText("\n".join(lines) + "\n", tuple(args))

@@ -1,0 +1,158 @@
+"""One node of a region as an expression of the kernel language.
+
+Floats of 16 bits or fewer are computed in f32, everything else in its own type. A value is a vector where it varies
+along the vectorised axis, else a scalar; operands of one operation are brought to one shape by the caller.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from max.dtype import DType
+
+__all__ = ["KERNEL_NAME", "cast", "combine", "compute_dtype", "expression", "identity", "literal", "supported"]
+
+KERNEL_NAME: dict[DType, str] = {
+    DType.bool: "bool", DType.int8: "i8", DType.int16: "i16", DType.int32: "i32", DType.int64: "i64",
+    DType.uint8: "u8", DType.uint16: "u16", DType.uint32: "u32", DType.uint64: "u64",
+    DType.float16: "f16", DType.bfloat16: "bf16", DType.float32: "f32", DType.float64: "f64",
+}  # fmt: skip
+"""Element types that the kernel language has, by its names."""
+
+
+def compute_dtype(dtype: DType) -> DType:
+    """The type in which values of `dtype` are computed inside a region."""
+    return DType.float32 if dtype.is_float() and dtype is not DType.float64 else dtype
+
+
+def literal(value: float | int | bool, dtype: DType) -> str:
+    """A scalar constant of the compute type of `dtype`."""
+    name = KERNEL_NAME[compute_dtype(dtype)]
+    if dtype is DType.bool:
+        return f"k.bool({bool(value)})"
+    if not dtype.is_float():
+        return f"k.{name}({int(value)})"
+    number = float(value)
+    if math.isnan(number):
+        return f"k.{name}(nan)"
+    if math.isinf(number):
+        return f"k.{name}({'-' if number < 0 else ''}inf)"
+    return f"k.{name}({number!r})"
+
+
+def identity(reduction: str, dtype: DType) -> str:
+    """The scalar that leaves a reduction unchanged."""
+    dtype = compute_dtype(dtype)
+    if reduction == "reduce_sum":
+        return literal(0, dtype)
+    greatest = reduction == "reduce_max"
+    if dtype.is_float():
+        return literal(-math.inf if greatest else math.inf, dtype)
+    if dtype is DType.bool:
+        return literal(not greatest, dtype)
+    bits = dtype.size_in_bits
+    low, high = (
+        (0, (1 << bits) - 1)
+        if dtype.is_unsigned_integral()
+        else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+    )
+    return literal(low if greatest else high, dtype)
+
+
+def combine(reduction: str, x: str, y: str) -> str:
+    """One step of a reduction."""
+    return f"{x} + {y}" if reduction == "reduce_sum" else f"k.{reduction.removeprefix('reduce_')}({x}, {y})"
+
+
+def _call(name: str) -> Callable[..., str]:
+    return lambda dtype, attr, *args: f"{name}({', '.join(args)})"
+
+
+def _infix(symbol: str) -> Callable[..., str]:
+    return lambda dtype, attr, x, y: f"{x} {symbol} {y}"
+
+
+def _by_kind(floats: Callable[..., str], integers: Callable[..., str]) -> Callable[..., str]:
+    return lambda dtype, attr, *args: (floats if dtype.is_float() else integers)(dtype, attr, *args)
+
+
+def _integer(name: str) -> Callable[..., str]:
+    def call(dtype: DType, attr: str, x: str, y: str) -> str:
+        kind = "signed" if dtype.is_signed_integral() else "unsigned"
+        return f"fn.{kind}_{name}({x}, {y})"
+
+    return call
+
+
+def _gelu(dtype: DType, attr: str, x: str) -> str:
+    return f"fn.{ {'none': 'gelu', 'tanh': 'gelu_tanh', 'quick': 'gelu_quick'}[attr] }({x})"
+
+
+def _unchanged(dtype: DType, attr: str, x: str) -> str:
+    return x
+
+
+_TABLE: dict[str, Callable[..., str]] = {
+    "abs": _call("k.abs"),
+    "neg": lambda dtype, attr, x: f"-{x}",
+    **{
+        name: _call(f"k.{name}")
+        for name in ("exp", "log", "log1p", "sqrt", "rsqrt", "tanh", "sin", "cos", "erf", "sigmoid")
+    },
+    **{
+        name: _by_kind(_call(f"k.{name}"), _unchanged)
+        for name in ("floor", "ceil", "round", "trunc")
+    },
+    **{name: _call(f"fn.{name}") for name in ("acos", "atanh", "relu", "silu")},
+    "gelu": _gelu,
+    "not": lambda dtype, attr, x: f"~{x}",
+    "is_nan": _call("k.isnan"),
+    "is_inf": _call("k.isinf"),
+    "add": _infix("+"),
+    "sub": _infix("-"),
+    "mul": _infix("*"),
+    "div": _by_kind(_infix("/"), _integer("div")),
+    "mod": _by_kind(_call("fn.floor_mod"), _integer("mod")),
+    "pow": _by_kind(_call("k.pow"), _integer("pow")),
+    "max": _call("k.max"),
+    "min": _call("k.min"),
+    "and": _infix("&"),
+    "or": _infix("|"),
+    "xor": _infix("^"),
+    "equal": _infix("=="),
+    "not_equal": _infix("!="),
+    "greater": _infix(">"),
+    "greater_equal": _infix(">="),
+    "select": _call("k.select"),
+}
+
+
+def expression(op: str, attr: str, operand_dtype: DType, args: Sequence[str]) -> str:
+    """The text of ``op(args)``.
+
+    Args:
+        op: The node's op, a `mo` op without its dialect.
+        attr: The node's attribute.
+        operand_dtype: The element type of the first data operand.
+        args: The operands, names of one element type and shape.
+
+    Raises:
+        KeyError: The code generator has no such op.
+    """
+    return _TABLE[op](compute_dtype(operand_dtype), attr, *args)
+
+
+def cast(text: str, source: DType, target: DType) -> str:
+    """A conversion between compute types; ``text`` itself where they are one."""
+    source, target = compute_dtype(source), compute_dtype(target)
+    if source is target:
+        return text
+    if target is DType.bool:
+        return f"{text} != 0"
+    return f"k.cast({text}, k.{KERNEL_NAME[target]})"
+
+
+def supported(op: str) -> bool:
+    """Whether the code generator has the op."""
+    return op in _TABLE or op == "cast"

@@ -1,0 +1,395 @@
+"""The loops of a region's kernel.
+
+Two shapes of nest cover everything:
+
+- *rows*: the last axis is vectorised. Without reductions it is cut into blocks that are shared out like the outer
+  axes; with reductions it is walked once for each reduction and once more for the results that need them.
+- *columns*: the reduction axis is not contiguous in memory, but another axis is. That one is vectorised, and the
+  reduction is a plain loop in which every value is a vector.
+
+A value that does not vary along the innermost loop is computed before it, as a scalar or, in columns, as a vector.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from max._compiler.codegen.expressions import (
+    KERNEL_NAME,
+    cast,
+    combine,
+    compute_dtype,
+    expression,
+    identity,
+    literal,
+)
+from max._compiler.codegen.spec import REDUCTIONS, Leaf, Literal, Node, RegionSpec, Result, SizeOf
+from max._compiler.layout import contiguous_strides
+from max._compiler.sizes import Size, Sizes
+from max.dtype import DType
+
+__all__ = ["ArgView", "NestText", "write_nest"]
+
+BLOCK = 4096
+"""Elements of the vectorised axis that one parallel chunk takes."""
+CHUNK = 16384
+"""Elements below which a chunk is not worth handing to another worker."""
+
+
+@dataclass(frozen=True)
+class ArgView:
+    """How a kernel sees one of its tensors: the dims and strides of the axes that it varies along."""
+
+    dtype: DType
+    shape: Sizes
+    strides: Sizes | None
+    written: bool
+
+
+@dataclass(frozen=True)
+class NestText:
+    """The text of a kernel and what its parameters are, in order: results, leaves, then run-time dims."""
+
+    source: str
+    args: tuple[ArgView, ...]
+    scalars: Sizes
+    parallel: bool
+    """Whether the kernel shares out its work; if not it must be launched on one worker."""
+
+
+class _Lines:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.depth = 1
+
+    def add(self, text: str) -> None:
+        self.lines.append("    " * self.depth + text)
+
+    def open(self, text: str) -> None:
+        self.add(text)
+        self.depth += 1
+
+
+class _NestWriter:
+    def __init__(self, spec: RegionSpec, columns: bool, width: int) -> None:
+        self.spec = spec
+        self.columns = columns
+        self.width = width
+        self.out = _Lines()
+        self.names: dict[int, str] = {}
+        self.scope: dict[int, str] | None = None
+        self.counter = 0
+        self.scalars: list[Size] = []
+        self.dim_text: list[str] = []
+        for axis, dim in enumerate(spec.dims):
+            if isinstance(dim, int):
+                self.dim_text.append(str(dim))
+            else:
+                self.scalars.append(dim)
+                self.dim_text.append(f"n{axis}")
+        self.leaves = [i for i, value in enumerate(spec.values) if isinstance(value, Leaf)]
+        rank = len(spec.dims)
+        self.last = rank - 1
+        self.lane_axis = -1 if not rank else rank - 1
+        # in columns the reduction axis is written last in the spec; lanes run along the axis before it
+        self.reduce_axis = rank - 1 if spec.reduces else -1
+        if columns:
+            self.lane_axis = rank - 2
+        self.index = [f"i{axis}" for axis in range(rank)]
+
+    # values ------------------------------------------------------------------------------------
+
+    def vector(self, i: int) -> bool:
+        """Whether a value is a vector: it varies along the lane axis."""
+        if not self.columns:
+            return self.spec.inner[i]
+        if i not in self._vector:
+            value = self.spec.values[i]
+            match value:
+                case Leaf():
+                    found = value.strides[self.lane_axis] != 0
+                case Node(args=args):
+                    found = any(self.vector(a) for a in args)
+                case _:
+                    found = False
+            self._vector[i] = found
+        return self._vector[i]
+
+    _vector: dict[int, bool]
+
+    def fresh(self) -> str:
+        self.counter += 1
+        return f"t{self.counter}"
+
+    def value(self, i: int) -> str:
+        """The name of a value's variable, written where it is first needed."""
+        if i in self.names:
+            return self.names[i]
+        if self.scope is not None and i in self.scope:
+            return self.scope[i]
+        value = self.spec.values[i]
+        match value:
+            case Literal():
+                text = literal(value.value, value.dtype)
+            case SizeOf():
+                text = f"k.{KERNEL_NAME[compute_dtype(value.dtype)]}({self.dim_text[value.axis]})"
+            case Leaf():
+                text = self.load(i, value)
+            case Node():
+                text = self.node(i, value)
+        name = self.fresh()
+        self.out.add(f"{name} = {text}")
+        # inside the innermost loop only what varies there may be written: the rest was written before it
+        target = self.names if self.scope is None else self.scope
+        target[i] = name
+        return name
+
+    def load(self, i: int, leaf: Leaf) -> str:
+        name = f"a{self.leaves.index(i)}"
+        axes = [axis for axis, stride in enumerate(leaf.strides) if stride != 0]
+        axes = self.view_order(axes)
+        if self.vector(i):
+            where = ", ".join(self.index[axis] for axis in axes)
+            text = f"{name}.load({where}, width={self.width}, mask=m)"
+        else:
+            text = f"{name}[{', '.join(self.index[axis] for axis in axes) or '0'}]"
+        return cast_loaded(text, leaf.dtype)
+
+    def node(self, i: int, node: Node) -> str:
+        args = node.args
+        vector = any(self.vector(a) for a in args)
+        texts = [self.operand(a, vector) for a in args]
+        first = self.spec.values[args[1] if node.op == "select" else args[0]]
+        if node.op == "cast":
+            return cast(texts[0], first.dtype, node.dtype)
+        return expression(node.op, node.attr, first.dtype, texts)
+
+    def operand(self, i: int, vector: bool) -> str:
+        text = self.value(i)
+        return f"k.splat({text}, {self.width})" if vector and not self.vector(i) else text
+
+    def view_order(self, axes: list[int]) -> list[int]:
+        """The axes of an argument's view: in columns the lane axis comes last, as vectors are loaded along it."""
+        if self.columns and self.lane_axis in axes:
+            return [axis for axis in axes if axis != self.lane_axis] + [self.lane_axis]
+        return axes
+
+    # statements --------------------------------------------------------------------------------
+
+    def store(self, position: int, result: Result) -> None:
+        axes = self.view_order([axis for axis, stride in enumerate(result.strides) if stride != 0])
+        where = ", ".join(self.index[axis] for axis in axes)
+        lanes = self.lane_axis >= 0 and self.lane_axis in axes
+        text = self.operand(result.value, lanes)
+        if lanes:
+            self.out.add(f"o{position}.store({where}, value={text}, mask=m)")
+        else:
+            self.out.add(f"o{position}[{where or '0'}] = {text}")
+
+    def stage(self, stage: int) -> None:
+        """Everything that becomes computable with `stage` reductions done: row values, then one walk of the last axis."""
+        spec = self.spec
+        for i, value in enumerate(spec.values):
+            if not spec.inner[i] and spec.stage[i] == stage and i not in self.names and not _is_reduction(value):
+                self.value(i)
+        inner_results = [
+            (position, result)
+            for position, result in enumerate(spec.results)
+            if self.inner_result(result) and spec.stage[result.value] == stage
+        ]
+        reductions = [i for i, value in enumerate(spec.values) if _is_reduction(value) and spec.stage[i] == stage + 1]
+        if inner_results or reductions:
+            self.walk(inner_results, reductions)
+        for position, result in enumerate(spec.results):
+            if not self.inner_result(result) and spec.stage[result.value] == stage:
+                self.store(position, result)
+
+    def inner_result(self, result: Result) -> bool:
+        """Whether a result is written inside the innermost loop, even where its value does not vary there."""
+        return bool(result.strides) and result.strides[-1] != 0
+
+    def walk(self, results: list[tuple[int, Result]], reductions: list[int]) -> None:
+        spec, out, width = self.spec, self.out, self.width
+        accumulators: dict[int, str] = {}
+        for i in reductions:
+            node = spec.values[i]
+            assert isinstance(node, Node)
+            name = self.fresh()
+            start = identity(node.op, node.dtype)
+            vector = self.vector(node.args[0]) or not self.columns
+            out.add(f"{name} = " + (f"k.splat({start}, {width})" if vector else start))
+            accumulators[i] = name
+        depth = out.depth
+        n = self.dim_text[self.last]
+        if self.columns:
+            out.open(f"for {self.index[self.last]} in range({n}):")
+        elif spec.reduces or self.start is None:
+            out.open(f"for {self.index[self.last]}, m in k.vectors({n}, {width}):")
+        else:
+            out.open(f"for j, m in k.vectors(count, {width}):")
+            out.add(f"{self.index[self.last]} = {self.start} + j")
+        self.scope = {}
+        for i in reductions:
+            self.accumulate(i, accumulators[i])
+        for position, result in results:
+            self.store(position, result)
+        self.scope = None
+        out.depth = depth
+        for i in reductions:
+            self.finish(i, accumulators[i])
+
+    start: str | None = None
+
+    def accumulate(self, i: int, name: str) -> None:
+        node = self.spec.values[i]
+        assert isinstance(node, Node)
+        text = self.operand(node.args[0], not self.columns)
+        combined = combine(node.op, name, text)
+        if self.columns:
+            self.out.add(f"{name} = {combined}")
+            return
+        self.out.open("if m is None:")
+        self.out.add(f"{name} = {combined}")
+        self.out.depth -= 1
+        self.out.open("else:")
+        self.out.add(f"{name} = k.select(m, {combined}, {name})")
+        self.out.depth -= 1
+
+    def finish(self, i: int, name: str) -> None:
+        node = self.spec.values[i]
+        assert isinstance(node, Node)
+        if self.columns:
+            self.names[i] = name
+            return
+        row = self.fresh()
+        across = {"reduce_sum": "reduce_add"}.get(node.op, node.op)
+        self.out.add(f"{row} = k.{across}({name})")
+        self.names[i] = row
+
+    # the nest ----------------------------------------------------------------------------------
+
+    def write(self) -> NestText:
+        self._vector = {}
+        spec, out = self.spec, self.out
+        rank = len(spec.dims)
+        parallel: list[tuple[str, str]] = []
+        if rank:
+            inner_axes = {self.last} | ({self.lane_axis} if self.columns else set())
+            parallel = [(self.index[axis], self.dim_text[axis]) for axis in range(rank) if axis not in inner_axes]
+        blocked = rank > 0 and (self.columns or not spec.reduces) and self.wants_blocks()
+        lanes = self.dim_text[self.lane_axis] if rank else "1"
+        if blocked:
+            block = 8 * self.width if self.columns else BLOCK
+            out.add(f"blocks = ({lanes} + {block - 1}) // {block}")
+            parallel.append(("b", "blocks"))
+        if parallel:
+            names = ", ".join(name for name, _ in parallel)
+            shape = ", ".join(size for _, size in parallel)
+            comma = "," if len(parallel) == 1 else ""
+            out.open(f"for {names}{comma} in ctx.parallel(({shape}{comma}), grain={self.grain(blocked)}):")
+        if blocked:
+            out.add(f"start = b * {block}")
+            out.add(f"count = k.min({lanes} - start, {block})")
+            self.start = "start"
+        if self.columns:
+            out.open(f"for j, m in k.vectors({'count' if blocked else lanes}, {self.width}):")
+            out.add(f"{self.index[self.lane_axis]} = " + ("start + j" if blocked else "j"))
+        for stage in range(max(spec.stage, default=0) + 1):
+            self.stage(stage)
+        return self.finish_text(bool(parallel))
+
+    def wants_blocks(self) -> bool:
+        size = self.spec.dims[self.lane_axis]
+        limit = 8 * self.width if self.columns else 2 * BLOCK
+        return not isinstance(size, int) or size > limit
+
+    def grain(self, blocked: bool) -> str:
+        """Rows that make a chunk worth handing out."""
+        sizes = [self.spec.dims[self.last]] if not blocked or self.columns else []
+        work = 1 if not blocked else (8 * self.width if self.columns else BLOCK)
+        if self.columns and not blocked:
+            sizes.append(self.spec.dims[self.lane_axis])
+        texts = list[str]()
+        for size in sizes:
+            if isinstance(size, int):
+                work *= max(size, 1)
+            else:
+                texts.append(self.dim_text[self.spec.dims.index(size)])
+        if not texts:
+            return str(max(CHUNK // work, 1))
+        return f"k.max({max(CHUNK // work, 1)} // k.max({' * '.join(texts)}, 1), 1)"
+
+    def finish_text(self, parallel: bool) -> NestText:
+        spec = self.spec
+        args: list[ArgView] = []
+        params: list[str] = []
+        for position, result in enumerate(spec.results):
+            args.append(self.view(result.dtype, result.strides, True))
+            params.append(f"o{position}: k.Output")
+        for position, i in enumerate(self.leaves):
+            leaf = spec.values[i]
+            assert isinstance(leaf, Leaf)
+            args.append(self.view(leaf.dtype, leaf.strides, False))
+            params.append(f"a{position}: k.Input")
+        params += [f"{text}: k.i64" for text, dim in zip(self.dim_text, spec.dims, strict=True) if not isinstance(dim, int)]
+        header = f"def region({', '.join(params)}, ctx: k.Context):"
+        return NestText("\n".join([header, *self.out.lines]) + "\n", tuple(args), tuple(self.scalars), parallel)
+
+    def view(self, dtype: DType, strides: Sizes, written: bool) -> ArgView:
+        axes = self.view_order([axis for axis, stride in enumerate(strides) if stride != 0])
+        if not axes:
+            return ArgView(dtype, (1,), None, written)
+        shape = tuple(self.spec.dims[axis] for axis in axes)
+        own = tuple(strides[axis] for axis in axes)
+        return ArgView(dtype, shape, None if own == contiguous_strides(shape) else own, written)
+
+
+def cast_loaded(text: str, dtype: DType) -> str:
+    """A loaded value in its compute type."""
+    target = compute_dtype(dtype)
+    return text if target is dtype else f"k.cast({text}, k.{KERNEL_NAME[target]})"
+
+
+def _is_reduction(value: object) -> bool:
+    return isinstance(value, Node) and value.op in REDUCTIONS
+
+
+def _move_axis(spec: RegionSpec, axis: int) -> RegionSpec:
+    """The spec with an outer axis moved to the place before the last."""
+    order = [a for a in range(len(spec.dims) - 1) if a != axis] + [axis, len(spec.dims) - 1]
+
+    def moved(strides: Sizes) -> Sizes:
+        return tuple(strides[a] for a in order)
+
+    place = {old: new for new, old in enumerate(order)}
+    values = tuple(
+        replace(v, strides=moved(v.strides)) if isinstance(v, Leaf)
+        else replace(v, axis=place[v.axis]) if isinstance(v, SizeOf)
+        else v
+        for v in spec.values
+    )  # fmt: skip
+    results = tuple(replace(r, strides=moved(r.strides)) for r in spec.results)
+    return RegionSpec(moved(spec.dims), spec.reduces, values, results)
+
+
+def _column_axis(spec: RegionSpec) -> int | None:
+    """The outer axis to vectorise where the reduction axis is not contiguous."""
+    varying = [v for v in spec.values if isinstance(v, Leaf) and v.strides and v.strides[-1] != 0]
+    if not spec.reduces or len(spec.dims) < 2 or any(v.strides[-1] == 1 for v in varying):
+        return None
+    votes = [sum(v.strides[axis] == 1 for v in varying) for axis in range(len(spec.dims) - 1)]
+    return max(range(len(votes)), key=votes.__getitem__) if max(votes) else None
+
+
+def write_nest(spec: RegionSpec, native_width: int) -> NestText:
+    """Writes the kernel of a region.
+
+    Args:
+        spec: The region.
+        native_width: Lanes of the region's widest compute type in a vector register.
+    """
+    axis = _column_axis(spec)
+    columns = axis is not None
+    if axis is not None:
+        spec = _move_axis(spec, axis)
+    return _NestWriter(spec, columns, 2 * native_width).write()

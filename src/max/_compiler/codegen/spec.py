@@ -1,0 +1,105 @@
+"""A fused region as plain data, free of MLIR: what the code generator works on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from max._compiler.sizes import Size, Sizes
+from max.dtype import DType
+
+__all__ = ["REDUCTIONS", "Leaf", "Literal", "Node", "RegionSpec", "Result", "SizeOf", "Value"]
+
+REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min"})
+"""Nodes that combine a value over the reduction axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """An argument that is read. A stride of 0 means that the value does not depend on that axis."""
+
+    dtype: DType
+    strides: Sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A number known at compile time."""
+
+    dtype: DType
+    value: float | int | bool
+
+
+@dataclass(frozen=True, slots=True)
+class SizeOf:
+    """The size of an axis of the iteration space, as a number."""
+
+    dtype: DType
+    axis: int
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """``op(args)``; `args` are indices of earlier values, `attr` is what the op needs besides."""
+
+    op: str
+    args: tuple[int, ...]
+    dtype: DType
+    attr: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """An argument that is written, with the element type in memory. Row results have stride 0 on the reduction axis."""
+
+    value: int
+    dtype: DType
+    strides: Sizes
+
+
+Value = Leaf | Literal | SizeOf | Node
+
+
+@dataclass(frozen=True, slots=True)
+class RegionSpec:
+    """A loop nest over `dims`; where `reduces`, the last axis is the one that reductions run over."""
+
+    dims: Sizes
+    reduces: bool
+    values: tuple[Value, ...]
+    results: tuple[Result, ...]
+    inner: tuple[bool, ...] = field(init=False)
+    """For each value, whether it varies along the last axis."""
+    stage: tuple[int, ...] = field(init=False)
+    """For each value, how many reductions must be finished before it can be computed."""
+
+    def __post_init__(self) -> None:
+        inner: list[bool] = []
+        stage: list[int] = []
+        for value in self.values:
+            match value:
+                case Leaf():
+                    inner.append(bool(value.strides) and value.strides[-1] != 0)
+                    stage.append(0)
+                case Node(op=op, args=args):
+                    after = max((stage[a] for a in args), default=0)
+                    if op in REDUCTIONS:
+                        inner.append(False)
+                        stage.append(after + 1)
+                    else:
+                        inner.append(any(inner[a] for a in args))
+                        stage.append(after)
+                case _:
+                    inner.append(False)
+                    stage.append(0)
+        object.__setattr__(self, "inner", tuple(inner))
+        object.__setattr__(self, "stage", tuple(stage))
+
+    @property
+    def size(self) -> Size | None:
+        """The number of points of the iteration space where it is static."""
+        total = 1
+        for dim in self.dims:
+            if not isinstance(dim, int):
+                return None
+            total *= dim
+        return total

@@ -1,0 +1,138 @@
+"""Instantiates templates: calls become the launches of what they call, on the caller's buffers, symbols and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from max._compiler.sizes import Size, simplify, substitute
+from max._compiler.template import Buffer, CallStep, Check, Launch, Number, Pointer, Slot, Template
+
+__all__ = ["Flat", "flatten"]
+
+
+@dataclass(slots=True)
+class Flat:
+    """All launches of a program over one list of buffers."""
+
+    buffers: list[Buffer] = field(default_factory=list[Buffer])
+    once: list[Launch] = field(default_factory=list[Launch])
+    launches: list[Launch] = field(default_factory=list[Launch])
+    checks: list[Check] = field(default_factory=list[Check])
+    outputs: list[int] = field(default_factory=list[int])
+    """For each output its buffer."""
+
+
+class _Flattener:
+    def __init__(self, templates: Mapping[str, Template]) -> None:
+        self.templates = templates
+        self.flat = Flat()
+        self.weights: dict[str, int] = {}
+        self.constants: dict[object, int] = {}
+
+    def instantiate(
+        self, template: Template, places: dict[int, Pointer], env: Mapping[str, Size], prefix: str, path: str
+    ) -> None:
+        """Adds a template's launches.
+
+        Args:
+            template: What is called.
+            places: For its inputs and outputs, where they are.
+            env: What its symbols stand for.
+            prefix: What is put before the names of its weights.
+            path: The same for the names of its launches.
+        """
+        for index, buffer in enumerate(template.buffers):
+            if index not in places:
+                places[index] = Pointer(self.add(buffer, env, prefix))
+        self.flat.once.extend([self.bind(launch, places, env, path) for launch in template.once])
+        for step in template.steps:
+            if isinstance(step, Launch):
+                self.flat.launches.append(self.bind(step, places, env, path))
+            else:
+                self.call(step, places, env, prefix)
+        for check in template.checks:
+            have, want = substitute(check.have, env), substitute(check.want, env)
+            if have != want:
+                self.flat.checks.append(Check(have, want, check.message))
+
+    def add(self, buffer: Buffer, env: Mapping[str, Size], prefix: str) -> int:
+        """A buffer of the program for one of a template; weights of one name and equal constants are one buffer."""
+        if buffer.kind == "weight":
+            name = prefix + buffer.name
+            if name not in self.weights:
+                self.weights[name] = self.append(replace(buffer, name=name))
+            return self.weights[name]
+        if buffer.kind == "constant":
+            key: object = buffer.name or (buffer.array.tobytes(), buffer.array.dtype.str)
+            if key not in self.constants:
+                self.constants[key] = self.append(buffer)
+            return self.constants[key]
+        return self.append(replace(buffer, bytes=substitute(buffer.bytes, env)))
+
+    def append(self, buffer: Buffer) -> int:
+        self.flat.buffers.append(buffer)
+        return len(self.flat.buffers) - 1
+
+    def call(self, step: CallStep, places: dict[int, Pointer], env: Mapping[str, Size], prefix: str) -> None:
+        callee = self.templates[step.callee]
+        bound = {name: substitute(size, env) for name, size in step.env}
+        inner: dict[int, Pointer] = {}
+        for (index, _), pointer in zip(callee.inputs, step.operands, strict=True):
+            inner[index] = self.pointer(pointer, places, env)
+        for (index, _), result in zip(callee.outputs, step.results, strict=True):
+            if index not in inner:
+                inner[index] = places[result]
+        whole = prefix + step.prefix
+        self.instantiate(callee, inner, bound, whole, whole)
+
+    @staticmethod
+    def pointer(pointer: Pointer, places: Mapping[int, Pointer], env: Mapping[str, Size]) -> Pointer:
+        base = places[pointer.buffer]
+        if pointer.offset == 0:
+            return base
+        return Pointer(base.buffer, simplify(base.offset + substitute(pointer.offset, env)))
+
+    def bind(self, launch: Launch, places: Mapping[int, Pointer], env: Mapping[str, Size], path: str) -> Launch:
+        slots: list[Slot] = []
+        for slot in launch.slots:
+            if type(slot) is Pointer:
+                slots.append(self.pointer(slot, places, env))
+            else:
+                assert isinstance(slot, Number)
+                slots.append(slot if type(slot.value) is int else Number(substitute(slot.value, env)))
+        return Launch(
+            launch.kernel,
+            tuple(slots),
+            tuple([places[b].buffer for b in launch.reads]),
+            tuple([places[b].buffer for b in launch.writes]),
+            launch.serial,
+            path + launch.name,
+            tuple(
+                (places[w].buffer, places[r].buffer)
+                for w, r in launch.in_place
+                if places[w].offset == 0 and places[r].offset == 0
+            ),
+        )
+
+
+def flatten(templates: Mapping[str, Template], entry: str) -> Flat:
+    """The program of the entry graph, with all calls expanded.
+
+    Args:
+        templates: All graphs by name.
+        entry: The name of the entry graph.
+    """
+    flattener = _Flattener(templates)
+    template = templates[entry]
+    places: dict[int, Pointer] = {}
+    flattener.instantiate(template, places, {}, "", "")
+    flat = flattener.flat
+    for position, (index, _) in enumerate(template.inputs):
+        flat.buffers[places[index].buffer].name = str(position)
+    for index, _ in template.outputs:
+        buffer = places[index].buffer
+        if flat.buffers[buffer].kind == "temp":
+            flat.buffers[buffer].kind = "output"
+        flat.outputs.append(buffer)
+    return flat

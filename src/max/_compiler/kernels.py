@@ -1,0 +1,146 @@
+"""The kernels of one compilation: made once for equal code, whatever uses them."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from max import kernel as k
+from max._compiler.codegen import functions
+from max._compiler.codegen.nest import ArgView, NestText
+from max._compiler.sizes import Size
+from max._compiler.template import KernelInfo, Number, Pointer, Slot
+
+__all__ = ["Argument", "KernelTable"]
+
+_GLOBALS = {"k": k, "fn": functions, "nan": math.nan, "inf": math.inf}
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A tensor argument of a launch: where it is, and what the kernel is told of it.
+
+    Args:
+        pointer: The address of its first element.
+        view: Dtype, shape and strides.
+        static: For each dim, whether it becomes part of the code where it is known.
+    """
+
+    pointer: Pointer
+    view: ArgView
+    static: tuple[bool, ...] | None = None
+
+    def spec(self) -> k.TensorSpec:
+        """What is known at compile time."""
+        static = self.static or (True,) * len(self.view.shape)
+        shape = tuple(
+            dim if known and isinstance(dim, int) else None for dim, known in zip(self.view.shape, static, strict=True)
+        )
+        strides = self.view.strides
+        if strides is not None:
+            strides = tuple(stride if isinstance(stride, int) else None for stride in strides)
+        return k.TensorSpec(self.view.dtype, shape, strides)
+
+
+class KernelTable:
+    """Specialises kernels, and keeps each once.
+
+    Args:
+        target: The machine to compile for.
+    """
+
+    def __init__(self, target: k.Target) -> None:
+        self.target = target
+        self.irs: dict[str, k.KernelIR] = {}
+        self.infos: dict[str, KernelInfo] = {}
+        self._known: dict[Any, k.KernelIR] = {}
+        self._inlines: dict[str, Any] = {}
+        self._written: dict[Any, frozenset[int] | None] = {}
+
+    def region(self, text: NestText, arguments: Sequence[Argument]) -> tuple[str, tuple[Slot, ...]]:
+        """The kernel of a region, and its slots."""
+        specs = [argument.spec() for argument in arguments]
+        key = (text.source, tuple(specs))
+
+        def make() -> tuple[Any, dict[str, Any]]:
+            return k.from_source(text.source, "region", _GLOBALS), {}
+
+        ir = self._specialise(key, make, [*specs, *[k.i64] * len(text.scalars)])
+        return ir.key, self.slots(ir, arguments, text.scalars)
+
+    def library(
+        self,
+        kernel: Any,
+        arguments: Sequence[Argument],
+        scalars: Sequence[Size],
+        params: Mapping[str, Any],
+        epilogue: str | None,
+    ) -> tuple[str, tuple[Slot, ...]]:
+        """A kernel written as a Python function, with the text of an epilogue or None."""
+        specs = [argument.spec() for argument in arguments]
+        key = (id(kernel), tuple(specs), tuple(sorted((n, repr(v)) for n, v in params.items())), epilogue)
+
+        def make() -> tuple[Any, dict[str, Any]]:
+            inline = {} if epilogue is None else {"epilogue": self._inline(epilogue)}
+            return kernel, {**params, **inline}
+
+        ir = self._specialise(key, make, [*specs, *[k.i64] * len(scalars)])
+        return ir.key, self.slots(ir, arguments, scalars)
+
+    def _inline(self, text: str) -> Any:
+        if text not in self._inlines:
+            made = k.from_source(text, "epilogue", _GLOBALS)
+            self._inlines[text] = k.InlineFunction(made, made.source)
+        return self._inlines[text]
+
+    def _specialise(self, key: Any, make: Callable[[], tuple[Any, dict[str, Any]]], specs: list[Any]) -> k.KernelIR:
+        ir = self._known.get(key)
+        if ir is None:
+            kernel, params = make()
+            ir = self._known[key] = k.specialize(kernel, args=specs, params=params, target=self.target)
+            if ir.key not in self.irs:
+                self.irs[ir.key] = ir
+                self.infos[ir.key] = KernelInfo(ir.key, ir.phases, ir.scratch_bytes, tuple(ir.messages))
+        return ir
+
+    @staticmethod
+    def slots(ir: k.KernelIR, arguments: Sequence[Argument], scalars: Sequence[Size]) -> tuple[Slot, ...]:
+        """What goes into each slot of a kernel."""
+        slots: list[Slot] = []
+        for slot in ir.slots:
+            if slot.arg >= len(arguments):
+                slots.append(Number(scalars[slot.arg - len(arguments)]))
+                continue
+            argument = arguments[slot.arg]
+            if slot.kind == "pointer":
+                slots.append(argument.pointer)
+            elif slot.kind == "dim":
+                slots.append(Number(argument.view.shape[slot.axis]))
+            else:
+                assert argument.view.strides is not None
+                slots.append(Number(argument.view.strides[slot.axis]))
+        return tuple(slots)
+
+    def writes(self, kernel: Any) -> frozenset[int] | None:
+        """The positions of a kernel's tensor parameters that it may write; None where all may be."""
+        if kernel not in self._written:
+            parameters = [
+                p
+                for p in inspect.signature(kernel, follow_wrapped=True).parameters.values()
+                if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+            ]
+            # annotations are texts where the kernel's file postpones them
+            self._written[kernel] = frozenset(
+                i for i, p in enumerate(parameters) if not (p.annotation is k.Input or _is_input(p.annotation))
+            )
+        return self._written[kernel]
+
+
+def _is_input(annotation: Any) -> bool:
+    """Whether a parameter is a tensor that is only read."""
+    if isinstance(annotation, str):
+        return annotation.startswith(("k.Input", "Input"))
+    return getattr(annotation, "kind", None) == "input"

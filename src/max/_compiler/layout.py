@@ -1,0 +1,146 @@
+"""Strided layouts over symbolic sizes: what a view op makes of memory without touching it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from max._compiler.sizes import Size, Sizes, divide, nominal, product, simplify
+
+__all__ = ["Layout", "collapse", "contiguous_strides"]
+
+
+def contiguous_strides(shape: Sequence[Size]) -> Sizes:
+    """Row-major strides, in elements."""
+    strides: list[Size] = []
+    step: Size = 1
+    for dim in reversed(shape):
+        strides.append(step)
+        step = simplify(step * dim)
+    return tuple(reversed(strides))
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a value lies in a buffer: element ``i`` is at ``offset + sum(i * strides)``, counted in elements."""
+
+    shape: Sizes
+    strides: Sizes
+    offset: Size = 0
+
+    @staticmethod
+    def contiguous(shape: Sequence[Size]) -> Layout:
+        """The row-major layout of a whole buffer."""
+        return Layout(tuple(shape), contiguous_strides(shape))
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie in row-major order without gaps; the offset may be anything."""
+        step: Size = 1
+        if 0 in self.shape:
+            return True
+        for dim, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if dim != 1:
+                if stride != step:
+                    return False
+                step = simplify(step * dim)
+        return True
+
+    def transpose(self, perm: Sequence[int]) -> Layout:
+        """Axis ``i`` of the result is axis ``perm[i]``."""
+        return Layout(
+            tuple(self.shape[p] for p in perm), tuple(self.strides[p] for p in perm), self.offset
+        )
+
+    def broadcast_to(self, shape: Sequence[Size]) -> Layout:
+        """NumPy broadcasting: new and stretched axes have stride 0."""
+        lead = len(shape) - len(self.shape)
+        strides: list[Size] = [0] * lead
+        for dim, new, stride in zip(self.shape, shape[lead:], self.strides, strict=True):
+            strides.append(stride if dim == new else 0)
+        return Layout(tuple(shape), tuple(strides), self.offset)
+
+    def slice(self, starts: Sequence[Size], steps: Sequence[int], shape: Sequence[Size]) -> Layout:
+        """Element ``i`` of the result is element ``start + i * step``."""
+        offset = self.offset
+        for start, stride in zip(starts, self.strides, strict=True):
+            offset = simplify(offset + start * stride)
+        strides = tuple(simplify(s * step) for s, step in zip(self.strides, steps, strict=True))
+        return Layout(tuple(shape), strides, offset)
+
+    def reshape(self, shape: Sequence[Size]) -> Layout | None:
+        """The layout of the reshaped value, or None where no strides can describe it."""
+        shape = tuple(shape)
+        if self.shape == shape:
+            return self
+        if 0 in shape or 0 in self.shape or self.is_contiguous:
+            return Layout(shape, contiguous_strides(shape), self.offset)
+        old = [
+            (dim, stride) for dim, stride in zip(self.shape, self.strides, strict=True) if dim != 1
+        ]
+        new = [index for index, dim in enumerate(shape) if dim != 1]
+        strides: list[Size] = [0] * len(shape)
+        i = j = 0
+        while i < len(old) and j < len(new):
+            first_old, first_new = i, j
+            old_size, new_size = old[i][0], shape[new[j]]
+            i, j = i + 1, j + 1
+            while old_size != new_size:
+                # extend the side that divides the other; where neither does, the smaller
+                if divide(new_size, old_size) is not None or nominal(old_size) < nominal(new_size):
+                    grow_old = True
+                else:
+                    grow_old = False
+                if grow_old:
+                    if i == len(old):
+                        return None
+                    old_size, i = simplify(old_size * old[i][0]), i + 1
+                else:
+                    if j == len(new):
+                        return None
+                    new_size, j = simplify(new_size * shape[new[j]]), j + 1
+            for (_, outer), (dim, inner) in zip(
+                old[first_old : i - 1], old[first_old + 1 : i], strict=True
+            ):
+                if outer != simplify(inner * dim):
+                    return None
+            step = old[i - 1][1]
+            for axis in reversed(new[first_new:j]):
+                strides[axis] = step
+                step = simplify(step * shape[axis])
+        if i != len(old) or j != len(new):
+            return None
+        return Layout(shape, tuple(strides), self.offset)
+
+
+def collapse(
+    shape: Sequence[Size], views: Sequence[Sequence[Size]], keep_last: bool = False
+) -> tuple[Sizes, list[Sizes]]:
+    """Merges neighbouring axes of an iteration space wherever every view allows it, and drops axes of size 1.
+
+    Args:
+        shape: The iteration space.
+        views: For each view its strides over that space.
+        keep_last: Leave the last axis alone (a reduction runs over it).
+
+    Returns:
+        The new space and the new strides of each view.
+    """
+    rank = len(shape)
+    axes = [axis for axis in range(rank) if shape[axis] != 1 or (keep_last and axis == rank - 1)]
+    dims: list[Size] = []
+    strides: list[list[Size]] = [[] for _ in views]
+    for axis in axes:
+        mergeable = bool(dims) and not (keep_last and axis == rank - 1)
+        if mergeable and all(
+            merged[-1] == simplify(view[axis] * shape[axis])
+            for merged, view in zip(strides, views, strict=True)
+        ):
+            dims[-1] = product((dims[-1], shape[axis]))
+            for merged, view in zip(strides, views, strict=True):
+                merged[-1] = view[axis]
+        else:
+            dims.append(shape[axis])
+            for merged, view in zip(strides, views, strict=True):
+                merged.append(view[axis])
+    return tuple(dims), [tuple(view) for view in strides]

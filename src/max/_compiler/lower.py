@@ -1,0 +1,464 @@
+"""From a graph of regions and library ops to a template: each op becomes a launch, each value a place in a buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from xdsl.ir import SSAValue
+
+from max import kernel as k
+from max._compiler.codegen.epilogue import write_epilogue
+from max._compiler.codegen.expressions import KERNEL_NAME, compute_dtype
+from max._compiler.codegen.nest import ArgView, NestText, write_nest
+from max._compiler.codegen.spec import Leaf, RegionSpec, Result
+from max._compiler.kernels import Argument, KernelTable
+from max._compiler.layout import Layout, collapse
+from max._compiler.mok import BodyOp, MatmulOp, OnceOp, RegionOp
+from max._compiler.passes.base import ops_of
+from max._compiler.passes.constants import constant_of
+from max._compiler.passes.materialise import base_of
+from max._compiler.region import RegionParts, epilogue_parts, region_parts
+from max._compiler.shapes import is_view, shape_of, view_layout
+from max._compiler.sizes import Size, product, simplify
+from max._compiler.template import Buffer, CallStep, Check, Launch, Pointer, Template, TensorInfo
+from max._kernels import library
+from max.dtype import DType
+from max.mlir import BufferType, CallOp, ChainType, GraphOp, MoOp, OpaqueType, ResourceAttr, ShapedType, SubgraphOp, bind_call
+
+__all__ = ["UnsupportedOpError", "lower_graph"]
+
+SERIAL_ELEMENTS = 2048
+"""Regions of so few elements are not worth waking other workers for."""
+
+
+class UnsupportedOpError(NotImplementedError):
+    """An op, or an op on these types, that the compiler cannot carry out."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value is: a buffer and a layout, counted in elements."""
+
+    buffer: int
+    layout: Layout
+    dtype: DType
+
+    def pointer(self, offset: Size = 0) -> Pointer:
+        """The address of an element."""
+        elements = simplify(self.layout.offset + offset)
+        return Pointer(self.buffer, simplify(elements * self.dtype.size_in_bytes))
+
+
+class GraphLowering:
+    """Lowers one graph.
+
+    Args:
+        graph: The graph.
+        kernels: The kernels of the compilation.
+        subgraphs: The subgraphs of the module, for the symbols of calls.
+    """
+
+    def __init__(self, graph: GraphOp, kernels: KernelTable, subgraphs: Mapping[str, SubgraphOp]) -> None:
+        self.graph = graph
+        self.kernels = kernels
+        self.subgraphs = subgraphs
+        self.template = Template(graph.sym_name)
+        self.places: dict[SSAValue, Place] = {}
+        self.launches: list[Any] = self.template.steps
+        self.kept: set[SSAValue] = set()
+
+    # buffers -----------------------------------------------------------------------------------
+
+    def buffer(self, buffer: Buffer) -> int:
+        self.template.buffers.append(buffer)
+        return len(self.template.buffers) - 1
+
+    def allocate(self, value: SSAValue) -> Place:
+        """A fresh buffer for a value."""
+        type_ = value.type
+        assert isinstance(type_, ShapedType)
+        shape = shape_of(value)
+        size = simplify(product(shape) * type_.dtype.size_in_bytes)
+        kind = "kept" if value in self.kept else "temp"
+        place = Place(self.buffer(Buffer(kind, size)), Layout.contiguous(shape), type_.dtype)
+        self.places[value] = place
+        return place
+
+    def place(self, value: SSAValue) -> Place:
+        """Where a value is."""
+        found = self.places.get(value)
+        if found is None:
+            array = constant_of(value.owner)
+            assert array is not None, f"{value.owner} has no place"
+            owner = value.owner
+            assert isinstance(owner, MoOp)
+            attr = owner.attributes["value"]
+            key = attr.key if isinstance(attr, ResourceAttr) else ""
+            index = self.buffer(Buffer("constant", array.nbytes, key, np.ascontiguousarray(array)))
+            found = Place(index, Layout.contiguous(array.shape), DType.from_numpy(array.dtype))
+            self.places[value] = found
+        return found
+
+    def launch(
+        self,
+        kernel: tuple[str, tuple[Any, ...]],
+        arguments: Sequence[Argument],
+        written: Sequence[bool],
+        serial: bool,
+        name: str,
+        in_place: tuple[tuple[int, int], ...] = (),
+        both: Sequence[int] = (),
+    ) -> None:
+        key, slots = kernel
+        reads = {a.pointer.buffer for a, w in zip(arguments, written, strict=True) if not w} | set(both)
+        writes = {a.pointer.buffer for a, w in zip(arguments, written, strict=True) if w}
+        self.launches.append(
+            Launch(key, slots, tuple(sorted(reads)), tuple(sorted(writes)), serial, name, in_place)
+        )
+
+    # the graph ---------------------------------------------------------------------------------
+
+    def run(self) -> Template:
+        template = self.template
+        for argument in self.graph.args:
+            if isinstance(argument.type, ChainType):
+                continue
+            type_ = argument.type
+            if isinstance(type_, OpaqueType):
+                raise UnsupportedOpError(f"input of type {type_}: opaque values are not supported yet")
+            assert isinstance(type_, ShapedType)
+            shape = shape_of(argument)
+            info = TensorInfo(type_.dtype, shape, type_.device.data, isinstance(type_, BufferType))
+            index = self.buffer(Buffer("input", simplify(product(shape) * type_.dtype.size_in_bytes)))
+            template.inputs.append((index, info))
+            self.places[argument] = Place(index, Layout.contiguous(shape), type_.dtype)
+        for op in ops_of(self.graph.block):
+            self.visit(op)
+        return template
+
+    def visit(self, op: MoOp) -> None:
+        if isinstance(op, OnceOp):
+            self.once(op)
+        elif isinstance(op, RegionOp):
+            self.region(op)
+        elif isinstance(op, CallOp):
+            self.call(op)
+        elif is_view(op):
+            self.view(op)
+        elif (method := self.METHODS.get(op.name)) is not None:
+            method(self, op)
+        else:
+            self.library(op, op, None)
+
+    def nothing(self, op: MoOp) -> None:
+        """Ops that have no launch of their own."""
+
+    def external(self, op: MoOp) -> None:
+        type_ = op.results[0].type
+        assert isinstance(type_, ShapedType)
+        shape = shape_of(op.results[0])
+        size = simplify(product(shape) * type_.dtype.size_in_bytes)
+        index = self.buffer(Buffer("weight", size, name=op.attr("name"), dtype=type_.dtype, shape=shape))
+        self.places[op.results[0]] = Place(index, Layout.contiguous(shape), type_.dtype)
+
+    def view(self, op: MoOp) -> None:
+        source = self.place(op.operands[0])
+        if op.name == "mo.rebind":
+            message = op.attr("message")
+            pairs = zip(source.layout.shape, shape_of(op.results[0]), strict=True)
+            self.template.checks.extend(Check(have, want, message) for have, want in pairs if have != want)
+        layout = view_layout(op, source.layout)
+        assert layout is not None, f"{op.name} has no layout"
+        self.places[op.results[0]] = replace(source, layout=layout)
+
+    def output(self, op: MoOp) -> None:
+        for value in op.operands:
+            if isinstance(value.type, ChainType):
+                continue
+            type_ = value.type
+            assert isinstance(type_, ShapedType)
+            place = self.place(value)
+            info = TensorInfo(type_.dtype, shape_of(value), type_.device.data, isinstance(type_, BufferType))
+            self.template.outputs.append((place.buffer, info))
+
+    def once(self, op: OnceOp) -> None:
+        block = op.block
+        for argument, value in zip(block.args, op.operands, strict=True):
+            self.places[argument] = self.place(value)
+        self.launches = self.template.once
+        yielded = block.last_op
+        assert yielded is not None
+        self.kept.update(base_of(value) for value in yielded.operands)
+        for inner in ops_of(block):
+            if inner.name == "mok.yield":
+                for result, value in zip(op.results, inner.operands, strict=True):
+                    self.places[result] = self.place(value)
+            else:
+                self.visit(inner)
+        self.launches = self.template.steps
+
+    def call(self, op: CallOp) -> None:
+        target = self.subgraphs[op.callee]
+        env = bind_call(op.callee, target.input_types, [v.type for v in op.operands])
+        operands = [self.place(v).pointer() for v in op.operands if isinstance(v.type, ShapedType)]
+        results = [self.allocate(v).buffer for v in op.results if isinstance(v.type, ShapedType)]
+        pairs = tuple((name, simplify(dim)) for name, dim in env.items())
+        self.launches.append(CallStep(op.callee, tuple(operands), tuple(results), pairs, op.prefix))
+
+    # buffers that change -----------------------------------------------------------------------
+
+    def buffer_load(self, op: MoOp) -> None:
+        """The buffer itself, where nothing writes to it afterwards, else a copy."""
+        value = op.operands[0]
+        place = self.place(value)
+        later = False
+        current = op.next_op
+        while current is not None:
+            touches = value in current.operands
+            if touches and current.name not in ("mo.buffer_load", "mo.output"):
+                later = True
+                break
+            current = current.next_op
+        if not later:
+            self.places[op.results[0]] = place
+            return
+        self.copy(place, self.allocate(op.results[0]), "copy")
+
+    def buffer_store(self, op: MoOp) -> None:
+        self.copy(self.place(op.operands[0]), self.place(op.operands[1]), "buffer_store")
+
+    def buffer_store_slice(self, op: MoOp) -> None:
+        target = self.place(op.operands[1])
+        starts = [simplify(s) if not isinstance(s, int) else s for s in op.attr("start")]
+        steps = [s if isinstance(s, int) else s.value for s in op.attr("step")]
+        layout = target.layout.slice(starts, steps, shape_of(op.operands[0]))
+        self.copy(self.place(op.operands[0]), replace(target, layout=layout), "buffer_store_slice")
+
+    def copy(self, source: Place, target: Place, name: str) -> None:
+        """A launch that copies from one layout to another."""
+        shape = source.layout.shape
+        dims, (read, written) = collapse(shape, [source.layout.strides, target.layout.strides])
+        spec = RegionSpec(dims, False, (Leaf(source.dtype, read),), (Result(0, target.dtype, written),))
+        self.nest(spec, [(target, 0)], [(source, 0)], name)
+
+    def concat(self, op: MoOp) -> None:
+        """Each operand is written to its part of the result."""
+        axis: int = op.attr("axis")
+        result = self.allocate(op.results[0])
+        start: Size = 0
+        for operand in op.operands:
+            source = self.place(operand)
+            shape = source.layout.shape
+            starts: list[Size] = [0] * len(shape)
+            starts[axis] = start
+            part = result.layout.slice(starts, [1] * len(shape), shape)
+            self.copy(source, replace(result, layout=part), "concat")
+            start = simplify(start + shape[axis])
+
+    def shape_to_tensor(self, op: MoOp) -> None:
+        place = self.allocate(op.results[0])
+        dims = [simplify(dim) if not isinstance(dim, int) else dim for dim in op.attr("shape")]
+        lines = "".join(f"    o0[{i}] = d{i}\n" for i in range(len(dims)))
+        params = "".join(f", d{i}: k.i64" for i in range(len(dims)))
+        source = f"def region(o0: k.Output{params}, ctx: k.Context):\n{lines or '    pass'}\n"
+        view = ArgView(place.dtype, (len(dims),), None, True)
+        argument = Argument(place.pointer(), view)
+        kernel = self.kernels.region(NestText(source, (view,), tuple(dims), False), [argument])
+        self.launch(kernel, [argument], [True], True, "shape_to_tensor")
+
+    # regions -----------------------------------------------------------------------------------
+
+    def region(self, op: RegionOp) -> None:
+        if op.kind == "library":
+            self.library_region(op)
+            return
+        parts = region_parts(op)
+        operands = [self.place(v) for v in op.operands]
+        results = [(self.allocate(v), 0) for v in op.results]
+        sources = [(operands[index], offset) for index, offset in parts.sources]
+        self.nest(parts.spec, results, sources, region_name(op))
+
+    def nest(
+        self, spec: RegionSpec, results: Sequence[tuple[Place, Size]], sources: Sequence[tuple[Place, Size]], name: str
+    ) -> None:
+        """A launch of the kernel of a region; places come with an offset in elements."""
+        text = write_nest(spec, self.native_width(spec))
+        places = [*results, *sources]
+        arguments = [
+            Argument(place.pointer(offset), view) for (place, offset), view in zip(places, text.args, strict=True)
+        ]
+        size = spec.size
+        serial = not text.parallel or (size is not None and size <= SERIAL_ELEMENTS)
+        kernel = self.kernels.region(text, arguments)
+        written = [True] * len(results) + [False] * len(sources)
+        self.launch(kernel, arguments, written, serial, name, self.in_place(spec, results, sources))
+
+    def native_width(self, spec: RegionSpec) -> int:
+        widest = max((compute_dtype(v.dtype) for v in spec.values), key=lambda d: d.size_in_bytes)
+        return min(self.kernels.target.width(KERNEL_NAME[widest]), self.kernels.target.width("f32") * 2)
+
+    @staticmethod
+    def in_place(
+        spec: RegionSpec, results: Sequence[tuple[Place, Size]], sources: Sequence[tuple[Place, Size]]
+    ) -> tuple[tuple[int, int], ...]:
+        """Pairs of result and operand buffers that may share memory: each element is read before it is written there."""
+        leaves = [v for v in spec.values if isinstance(v, Leaf)]
+        last = max(spec.stage, default=0)
+        # an earlier walk must not overwrite what a later one reads
+        if any(spec.stage[r.value] != last and r.strides and r.strides[-1] != 0 for r in spec.results):
+            return ()
+        pairs: list[tuple[int, int]] = []
+        for result, (target, _) in zip(spec.results, results, strict=True):
+            for leaf, (source, offset) in zip(leaves, sources, strict=True):
+                alone = sum(place.buffer == source.buffer for place, _ in sources) == 1
+                whole = source.layout.is_contiguous and source.layout.offset == 0 and offset == 0
+                same = leaf.strides == result.strides and leaf.dtype.size_in_bytes == result.dtype.size_in_bytes
+                if alone and whole and same:
+                    pairs.append((target.buffer, source.buffer))
+        return tuple(pairs)
+
+    def library_region(self, op: RegionOp) -> None:
+        """A library op with an epilogue; where the kernel takes none, or it cannot be written, two launches."""
+        for argument, value in zip(op.block.args, op.operands, strict=True):
+            self.places[argument] = self.place(value)
+        inner = ops_of(op.block)
+        main = next(o for o in inner if isinstance(o, MatmulOp) or library.supports(o.name))
+        for other in inner:
+            if other is main:
+                break
+            if is_view(other):
+                self.view(other)
+        parts = epilogue_parts(op, main)
+        if parts is not None:
+            self.library(main, op, parts)
+            return
+        self.library(main, main, None)
+        self.rest(op, main)
+
+    def rest(self, op: RegionOp, main: MoOp) -> None:
+        """The ops of a library region after its first one, as a launch of their own."""
+        parts = region_parts(op, main)
+        operands = [self.place(v) for v in op.operands]
+        sources = [
+            (self.place(main.results[0]) if index < 0 else operands[index], offset) for index, offset in parts.sources
+        ]
+        self.nest(parts.spec, [(self.allocate(v), 0) for v in op.results], sources, region_name(op))
+
+    # library ops -------------------------------------------------------------------------------
+
+    def library(self, op: MoOp, outer: MoOp, epilogue: RegionParts | None) -> None:
+        """A launch of a library kernel; `outer` is the region whose results it writes, or the op itself."""
+        operands = [v for v in op.operands if isinstance(v.type, ShapedType)]
+        results = [v for v in outer.results if isinstance(v.type, ShapedType)]
+        name, attributes = op.name, op.attrs
+        if op.name == "mo.custom":
+            name, attributes = op.attr("symbol"), op.attr("parameters")
+            if not library.supports(name):
+                self.custom(op, name, attributes)
+                return
+        elif isinstance(op, MatmulOp):
+            name = "mo.matmul"
+        try:
+            call = library.lower(name, [described(v) for v in operands], [described(v) for v in results], attributes)
+        except KeyError:
+            raise UnsupportedOpError(f"{op.name}: the compiler has no kernel for this op") from None
+        places = [self.place(v) for v in operands]
+        outputs = [self.allocate(v) for v in results]
+        workspaces = [self.workspace(w) for w in call.workspaces]
+        tables = {"operand": places, "result": outputs, "workspace": workspaces}
+        may_write = self.kernels.writes(call.kernel)
+        arguments: list[Argument] = []
+        written: list[bool] = []
+        both: list[int] = []
+        for position, arg in enumerate(call.args):
+            place = tables[arg.source][arg.index]
+            shape = tuple(simplify(dim) for dim in arg.shape)
+            arguments.append(Argument(place.pointer(), ArgView(arg.dtype, shape, None, True), arg.static))
+            writes = arg.source != "operand" or may_write is None or position in may_write
+            written.append(writes)
+            if writes and arg.source == "operand":
+                both.append(place.buffer)
+        text: str | None = None
+        if epilogue is not None:
+            made = write_epilogue(epilogue.spec)
+            text = made.source
+            outers = [self.place(v) for v in outer.operands]
+            for (index, offset), view in zip(epilogue.sources, made.args, strict=True):
+                arguments.append(Argument(outers[index].pointer(offset), view))
+                written.append(False)
+        kernel = self.kernels.library(call.kernel, arguments, (), call.params, text)
+        in_place = tuple((outputs[r].buffer, places[o].buffer) for r, o in call.in_place) if epilogue is None else ()
+        label = region_name(outer) if isinstance(outer, RegionOp) else name.removeprefix("mo.")
+        self.launch(kernel, arguments, written, call.serial, label, in_place, both)
+
+    def workspace(self, workspace: library.Workspace) -> Place:
+        shape = tuple(simplify(dim) for dim in workspace.shape)
+        size = simplify(product(shape) * workspace.dtype.size_in_bytes)
+        return Place(self.buffer(Buffer("temp", size)), Layout.contiguous(shape), workspace.dtype)
+
+    def custom(self, op: MoOp, symbol: str, parameters: Mapping[str, Any]) -> None:
+        """A kernel that was registered under the op's symbol: results first, then operands."""
+        kernel = k.registered(symbol)
+        values = [v for v in (*op.results, *op.operands) if isinstance(v.type, ShapedType)]
+        for result in op.results:
+            if isinstance(result.type, ShapedType):
+                self.allocate(result)
+        may_write = self.kernels.writes(kernel)
+        arguments, written, both = list[Argument](), list[bool](), list[int]()
+        num_results = sum(isinstance(v.type, ShapedType) for v in op.results)
+        for position, value in enumerate(values):
+            place = self.place(value)
+            arguments.append(Argument(place.pointer(), ArgView(place.dtype, place.layout.shape, None, True)))
+            mutable = isinstance(value.type, BufferType) and (may_write is None or position in may_write)
+            written.append(position < num_results or mutable)
+            if mutable:
+                both.append(place.buffer)
+        made = self.kernels.library(kernel, arguments, (), dict(parameters), None)
+        self.launch(made, arguments, written, False, symbol, (), both)
+
+    METHODS: Mapping[str, Any] = {
+        "mo.constant": nothing,
+        "mo.chain_create": nothing,
+        "mo.constant.external": external,
+        "mo.output": output,
+        "mo.buffer_create": lambda self, op: self.allocate(op.results[0]),
+        "mo.buffer_load": buffer_load,
+        "mo.buffer_store": buffer_store,
+        "mo.buffer_store_slice": buffer_store_slice,
+        "mo.concat": concat,
+        "mo.shape_to_tensor": shape_to_tensor,
+    }
+
+
+def described(value: SSAValue) -> library.Operand:
+    """A value for the library."""
+    type_ = value.type
+    assert isinstance(type_, ShapedType)
+    return library.Operand(type_.dtype, shape_of(value))
+
+
+def region_name(op: BodyOp) -> str:
+    """What a region does, in the order of its ops."""
+    names = [o.name.partition(".")[2] for o in ops_of(op.block)]
+    hidden = {"yield", "constant", "reshape", "rebind", "transfer", "broadcast_to"}
+    shown = [name for name in names if name not in hidden]
+    return "+".join(shown) or "copy"
+
+
+def lower_graph(graph: GraphOp, kernels: KernelTable, subgraphs: Mapping[str, SubgraphOp]) -> Template:
+    """Lowers a graph or subgraph after all passes.
+
+    Args:
+        graph: The graph.
+        kernels: Where kernels are made.
+        subgraphs: The subgraphs that it may call, by name.
+
+    Raises:
+        UnsupportedOpError: An op that has no kernel.
+    """
+    return GraphLowering(graph, kernels, subgraphs).run()
+
+

@@ -1,0 +1,152 @@
+"""The `mok` dialect: what the compiler adds to `mo` on the way to kernels.
+
+- `mok.region`: one kernel, with the `mo` ops that it carries out in its body. Kinds: ``map`` (element-wise), ``rows``
+  (with reductions over one axis), ``library`` (a library op, the first that is no view, and its epilogue).
+- `mok.once`: ops on weights and constants only, which run once when a model is loaded.
+- `mok.matmul`: `mo.matmul` with the attribute `transpose_b`.
+- `mok.yield`: ends the body of a region or of a `mok.once`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from xdsl.dialects.builtin import Builtin, ModuleOp
+from xdsl.ir import Attribute, Block, Dialect, Operation, OpTraits, Region, SSAValue
+from xdsl.traits import IsolatedFromAbove, IsTerminator, Pure
+from xdsl.utils.exceptions import VerifyException
+
+from max.mlir import MO, MoOp, OpSpec, to_attr
+from max.mlir.operation import OPS
+
+if TYPE_CHECKING:
+    from xdsl.parser import Parser
+    from xdsl.printer import Printer
+
+__all__ = ["BodyOp", "MatmulOp", "OnceOp", "RegionOp", "YieldOp", "parse"]
+
+
+class YieldOp(MoOp):
+    """``mok.yield(%a, %b) : (…) -> ()``"""
+
+    name = "mok.yield"
+    spec = OpSpec("mok.yield", (0, None), 0, pure=False, terminator=True)
+    traits = OpTraits(lambda: (IsTerminator(),))
+
+
+def _infer_matmul(types: Sequence[Attribute], attrs: Any) -> Sequence[Attribute]:
+    x, y = types
+    if attrs["transpose_b"]:
+        y = y.with_shape([*y.shape[:-2], y.shape[-1], y.shape[-2]])  # pyright: ignore[reportAttributeAccessIssue]
+    infer = OPS["mo.matmul"].spec.infer
+    assert infer is not None
+    return infer((x, y), attrs)
+
+
+class MatmulOp(MoOp):
+    """`mo.matmul`, or with `transpose_b` the product with the second operand's last axes exchanged."""
+
+    name = "mok.matmul"
+    spec = OpSpec("mok.matmul", (2, 2), 1, attributes={"transpose_b": bool}, infer=_infer_matmul)
+    traits = OpTraits(lambda: (Pure(),))
+
+
+class BodyOp(MoOp):
+    """An op with a body that sees nothing but its arguments."""
+
+    @staticmethod
+    def make(
+        cls: type[BodyOp], inputs: Sequence[SSAValue], results: Sequence[Attribute], body: Block, attrs: dict[str, Any]
+    ) -> BodyOp:
+        """The op with a finished body."""
+        attributes = {key: to_attr(value) for key, value in attrs.items()}
+        return cls.create(operands=inputs, result_types=results, attributes=attributes, regions=[Region(body)])
+
+    @property
+    def block(self) -> Block:
+        """The body."""
+        return self.regions[0].block
+
+    @property
+    def yielded(self) -> tuple[SSAValue, ...]:
+        """What the body ends with, one value a result."""
+        last = self.block.last_op
+        assert last is not None
+        return tuple(last.operands)
+
+    def verify_(self) -> None:
+        super().verify_()
+        block = self.block
+        if [a.type for a in block.args] != [v.type for v in self.operands]:
+            raise VerifyException("the body's arguments differ from the operands")
+        if block.last_op is None or block.last_op.name != "mok.yield":
+            raise VerifyException("the body does not end with mok.yield")
+        if [v.type for v in self.yielded] != [v.type for v in self.results]:
+            raise VerifyException("the yielded values differ from the results")
+
+    def print(self, printer: Printer) -> None:
+        with printer.in_parens():
+            printer.print_list(self._operands, printer.print_operand)
+        printer.print_op_attributes(self.attributes)
+        printer.print_string(" : ")
+        printer.print_operation_type(self)
+        printer.print_string(" ")
+        printer.print_region(self.regions[0])
+
+    @classmethod
+    def parse(cls, parser: Parser) -> BodyOp:
+        operands = parser.parse_op_args_list()
+        attributes = parser.parse_optional_attr_dict()
+        parser.parse_punctuation(":")
+        position = parser.pos
+        types = parser.parse_function_type()
+        region = parser.parse_region()
+        return cls.create(
+            operands=parser.resolve_operands(operands, types.inputs.data, position),
+            result_types=types.outputs.data,
+            attributes=attributes,
+            regions=[region],
+        )
+
+
+class RegionOp(BodyOp):
+    """One kernel."""
+
+    name = "mok.region"
+    spec = OpSpec("mok.region", (0, None), None, attributes={"kind": str}, pure=False)
+    traits = OpTraits(lambda: (IsolatedFromAbove(),))
+
+    @property
+    def kind(self) -> str:
+        """``map``, ``rows`` or ``library``."""
+        return self.attr("kind")
+
+
+class OnceOp(BodyOp):
+    """What is computed once, from weights and constants."""
+
+    name = "mok.once"
+    spec = OpSpec("mok.once", (0, None), None, pure=False)
+    traits = OpTraits(lambda: (IsolatedFromAbove(),))
+
+
+MOK = Dialect("mok", [YieldOp, MatmulOp, RegionOp, OnceOp], [])
+
+
+def parse(text: str) -> ModuleOp:
+    """Reads a module of `mo` and `mok`, for tests and for the check that the printed form is complete."""
+    from xdsl.context import Context
+    from xdsl.parser import Parser
+
+    context = Context()
+    for dialect in (Builtin, MO, MOK):
+        context.load_dialect(dialect)
+    return Parser(context, text).parse_module()
+
+
+def erase_all(ops: Sequence[Operation]) -> None:
+    """Removes ops that nothing outside of them uses, given in program order."""
+    for op in reversed(ops):
+        op.detach()
+        op.erase()

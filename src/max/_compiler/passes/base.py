@@ -1,0 +1,51 @@
+"""What all passes share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import cast
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Block
+
+from max._compiler.mok import OnceOp
+from max.mlir import GraphOp, MoOp, graphs
+
+__all__ = ["GraphPass", "Pass", "blocks", "ops_of"]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A named step over a module: valid IR in, valid IR out."""
+
+    name: str
+
+    def run(self, module: ModuleOp) -> None:
+        """Changes the module in place."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class GraphPass(Pass):
+    """A step that treats each block of ops (the body of a graph, or what runs once) for itself."""
+
+    function: Callable[[Block], object]
+
+    def run(self, module: ModuleOp) -> None:
+        for graph in graphs(module):
+            for block in blocks(graph):
+                self.function(block)
+
+
+def blocks(graph: GraphOp) -> Iterator[Block]:
+    """The body of a graph, and before it the body of its `mok.once`."""
+    for op in list(graph.block.ops):
+        if isinstance(op, OnceOp):
+            yield op.block
+    yield graph.block
+
+
+def ops_of(block: Block) -> list[MoOp]:
+    """The ops of a block as a list, which stays as it is while the block changes."""
+    return cast("list[MoOp]", list(block.ops))

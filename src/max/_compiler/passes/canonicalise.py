@@ -1,0 +1,170 @@
+"""Brings ops to one form: drops what does nothing, joins neighbouring views, folds transposes into matmul."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from xdsl.ir import Block, Operation, SSAValue
+
+from max._compiler.mok import MatmulOp
+from max._compiler.passes.base import ops_of
+from max.mlir import MoOp, ShapedType, TensorType, build, to_attr
+
+__all__ = ["canonicalise", "insert_before"]
+
+Rule = Callable[[MoOp], "SSAValue | None"]
+
+
+def insert_before(anchor: Operation, op: MoOp) -> SSAValue:
+    """Puts an op before another one; gives its first result."""
+    block = anchor.parent_block()
+    assert block is not None
+    block.insert_op_before(op, anchor)
+    return op.results[0]
+
+
+def producer(value: SSAValue, name: str) -> MoOp | None:
+    """The op of that name that makes a value, if it is one."""
+    owner = value.owner
+    return owner if isinstance(owner, MoOp) and owner.name == name else None
+
+
+def shape_of(value: SSAValue) -> tuple[object, ...]:
+    """The dims of a tensor or buffer."""
+    type_ = value.type
+    assert isinstance(type_, ShapedType)
+    return type_.shape
+
+
+def _same_type(op: MoOp) -> SSAValue | None:
+    return op.operands[0] if op.operands[0].type == op.results[0].type else None
+
+
+def _reshape(op: MoOp) -> SSAValue | None:
+    if (same := _same_type(op)) is not None:
+        return same
+    inner = producer(op.operands[0], "mo.reshape")
+    if inner is None:
+        return None
+    return insert_before(op, build("mo.reshape", inner.operands, {}, op.result_types))
+
+
+def _broadcast_to(op: MoOp) -> SSAValue | None:
+    if (same := _same_type(op)) is not None:
+        return same
+    inner = producer(op.operands[0], "mo.broadcast_to")
+    if inner is None:
+        return None
+    return insert_before(op, build("mo.broadcast_to", inner.operands, {}, op.result_types))
+
+
+def _transpose(op: MoOp) -> SSAValue | None:
+    perm: tuple[int, ...] = op.attr("perm")
+    source = op.operands[0]
+    if list(perm) == list(range(len(perm))):
+        return source
+    if (inner := producer(source, "mo.transpose")) is not None:
+        first: tuple[int, ...] = inner.attr("perm")
+        joined = tuple(first[axis] for axis in perm)
+        return insert_before(op, build("mo.transpose", inner.operands, {"perm": joined}))
+    shape = shape_of(source)
+    moved = [axis for axis in perm if shape[axis] != 1]
+    if moved == sorted(moved):
+        # only axes of size 1 change places: no element moves
+        return insert_before(op, build("mo.reshape", (source,), {}, op.result_types))
+    return None
+
+
+def _slice(op: MoOp) -> SSAValue | None:
+    start, step = op.attr("start"), op.attr("step")
+    whole = all(s == 0 for s in start) and all(s == 1 for s in step)
+    return op.operands[0] if whole and op.operands[0].type == op.results[0].type else None
+
+
+def _concat(op: MoOp) -> SSAValue | None:
+    axis: int = op.attr("axis")
+    kept = [v for v in op.operands if shape_of(v)[axis] != 0]
+    if len(kept) == 1 and kept[0].type == op.results[0].type:
+        return kept[0]
+    if len(kept) == len(op.operands) or not kept:
+        return None
+    return insert_before(op, build("mo.concat", kept, {"axis": axis}))
+
+
+def _reduce_one(op: MoOp) -> SSAValue | None:
+    """A reduction over an axis of size 1 leaves the element as it is."""
+    return op.operands[0] if shape_of(op.operands[0])[op.attr("axis")] == 1 else None
+
+
+def _matmul(op: MoOp) -> SSAValue | None:
+    """`mo.matmul(x, transpose(w))` becomes `mok.matmul(x, w) {transpose_b = true}`."""
+    x, y = op.operands
+    inner = producer(y, "mo.transpose")
+    if inner is None:
+        return None
+    perm: tuple[int, ...] = inner.attr("perm")
+    rank = len(perm)
+    if perm != (*range(rank - 2), rank - 1, rank - 2):
+        return None
+    made = MatmulOp.create(
+        operands=(x, inner.operands[0]),
+        result_types=op.result_types,
+        attributes={"transpose_b": to_attr(True)},
+        location=op.location,
+    )
+    return insert_before(op, made)
+
+
+def _gather(op: MoOp) -> SSAValue | None:
+    """`gather(cast(table))` becomes `cast(gather(table))`: rows are converted, not the table."""
+    inner = producer(op.operands[0], "mo.cast")
+    if inner is None:
+        return None
+    result = op.results[0].type
+    source = inner.operands[0].type
+    assert isinstance(result, TensorType) and isinstance(source, ShapedType)
+    if source.dtype.size_in_bytes >= result.dtype.size_in_bytes:
+        return None
+    rows = insert_before(op, build("mo.gather", (inner.operands[0], op.operands[1]), op.attrs))
+    return insert_before(op, build("mo.cast", (rows,), {}, (result,)))
+
+
+def _transfer(op: MoOp) -> SSAValue | None:
+    return _same_type(op)
+
+
+RULES: dict[str, Rule] = {
+    "mo.cast": _same_type,
+    "mo.reshape": _reshape,
+    "mo.broadcast_to": _broadcast_to,
+    "mo.transpose": _transpose,
+    "mo.slice": _slice,
+    "mo.concat": _concat,
+    "mo.rebind": _same_type,
+    "mo.matmul": _matmul,
+    "mo.gather": _gather,
+    "mo.transfer": _transfer,
+    "mo.reduce_sum": _reduce_one,
+    "mo.reduce_mean": _reduce_one,
+    "mo.reduce_max": _reduce_one,
+    "mo.reduce_min": _reduce_one,
+}
+"""For each op what it may be replaced by; None where it stays."""
+
+
+def canonicalise(block: Block) -> None:
+    """Applies the rules, operands before users, until none applies to an op or to what replaced it."""
+    for op in ops_of(block):
+        current: MoOp | None = op
+        while current is not None:
+            rule = RULES.get(current.name)
+            value = rule(current) if rule is not None else None
+            if value is None:
+                break
+            current.results[0].replace_all_uses_with(value)
+            current.detach()
+            current.erase()
+            # what came in its place may be simplified further; older values have been already
+            owner = value.owner
+            fresh = isinstance(owner, MoOp) and owner.name in RULES and value.first_use is not None
+            current = owner if fresh else None

@@ -1,0 +1,27 @@
+"""Merges ops that compute the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xdsl.ir import Block, SSAValue
+
+from max._compiler.passes.base import ops_of
+
+__all__ = ["merge_equal_ops"]
+
+
+def merge_equal_ops(block: Block) -> None:
+    """Lets equal pure ops (name, operands, attributes, result types) share the first one's results."""
+    known: dict[Any, tuple[SSAValue, ...]] = {}
+    for op in ops_of(block):
+        if not op.is_pure or op.regions:
+            continue
+        attributes = tuple(sorted(op.attributes.items(), key=lambda item: item[0]))
+        key = (op.name, tuple(map(id, op.operands)), attributes, tuple(r.type for r in op.results))
+        first = known.setdefault(key, tuple(op.results))
+        if first[0] is not op.results[0]:
+            for old, new in zip(op.results, first, strict=True):
+                old.replace_all_uses_with(new)
+            op.detach()
+            op.erase()

@@ -1,0 +1,32 @@
+"""Drops ops whose results nothing uses."""
+
+from __future__ import annotations
+
+from xdsl.ir import Block
+
+from max._compiler.mok import BodyOp
+from max._compiler.passes.base import ops_of
+from max.mlir import MoOp
+
+__all__ = ["drop_dead_ops"]
+
+
+def _removable(op: MoOp) -> bool:
+    if isinstance(op, BodyOp):
+        return True
+    # a read of a buffer changes nothing: only the chain that passes through it may still be needed
+    return op.is_pure or op.name in ("mo.buffer_create", "mo.chain_create")
+
+
+def drop_dead_ops(block: Block) -> None:
+    """Removes pure ops without uses, last first, so that whole chains go in one walk.
+
+    A `mo.buffer_load` whose tensor is unused is removed too: its chain passes through.
+    """
+    for op in reversed(ops_of(block)):
+        if op.name == "mo.buffer_load" and op.results[0].first_use is None:
+            op.results[1].replace_all_uses_with(op.operands[1])
+        elif any(result.first_use is not None for result in op.results) or not op.results or not _removable(op):
+            continue
+        op.detach()
+        op.erase()

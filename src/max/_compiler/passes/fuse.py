@@ -1,0 +1,287 @@
+"""Groups ops into regions: one kernel each.
+
+Ops are taken in program order. An element-wise op joins the group that makes one of its operands when both run over the
+same iteration space; a reduction or a row-wise op joins when the group's values have its operand's shape. Groups whose
+values meet in one op become one. A join is refused where it would make two groups wait for each other.
+
+Afterwards an element-wise group whose only input from a matmul is its result becomes that kernel's epilogue.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from xdsl.ir import Block, SSAValue
+
+from max._compiler.codegen.expressions import KERNEL_NAME
+from max._compiler.passes.base import ops_of
+from max._compiler.passes.outline import Unit, rebuild
+from max._compiler.shapes import is_view, shape_of, strip
+from max._compiler.sizes import Sizes
+from max.mlir import OPS, MoOp, ShapedType
+
+__all__ = ["REDUCES", "ROWWISE", "fuse"]
+
+REDUCES = frozenset({"mo.reduce_sum", "mo.reduce_mean", "mo.reduce_max", "mo.reduce_min"})
+ROWWISE = REDUCES | {"mo.softmax", "mo.logsoftmax", "mo.layer_norm", "mo.rms_norm"}
+MATMULS = frozenset({"mo.matmul", "mok.matmul"})
+
+MAX_OPS = 96
+MAX_LEAVES = 24
+
+
+@dataclass(eq=False)
+class Group:
+    """Ops that will be one region."""
+
+    ops: list[MoOp]
+    space: Sizes
+    axis: int = -1
+    """Where in the space the reduction axis is; -1 without."""
+    first: int = 0
+    """The position of its first op in the block."""
+    merged: Group | None = None
+    rows: set[SSAValue] = field(default_factory=set)
+    """Values that have no reduction axis."""
+
+    def row_space(self) -> Sizes:
+        """The space without the reduction axis."""
+        return self.space[: self.axis] + self.space[self.axis + 1 :] if self.axis >= 0 else self.space
+
+
+def fusable(op: MoOp) -> bool:
+    """Whether an op can be part of a region."""
+    name = op.name
+    if name in ROWWISE or (name in OPS and op.spec.elementwise):
+        return all(
+            isinstance(v.type, ShapedType) and v.type.dtype in KERNEL_NAME for v in (*op.operands, *op.results)
+        )
+    return False
+
+
+def _space(op: MoOp) -> tuple[Sizes, int]:
+    """The iteration space of an op, and where its reduction axis is in it."""
+    if op.name not in ROWWISE:
+        return strip(shape_of(op.results[0])), -1
+    shape = shape_of(op.operands[0])
+    axis: int = op.attr_or("axis", len(shape) - 1)
+    return strip(shape, axis), len(strip(shape[:axis]))
+
+
+class Fuser:
+    """Groups the ops of one block."""
+
+    def __init__(self, block: Block) -> None:
+        self.ops = ops_of(block)
+        self.position = {op: i for i, op in enumerate(self.ops)}
+        self.group_of: dict[MoOp, Group] = {}
+        self.seen_through: dict[SSAValue, SSAValue] = {}
+
+    def find(self, op: object) -> Group | None:
+        """The group that an op is in now."""
+        group = self.group_of.get(op) if isinstance(op, MoOp) else None
+        while group is not None and group.merged is not None:
+            group = group.merged
+        return group
+
+    def member(self, value: SSAValue) -> tuple[Group, SSAValue] | None:
+        """The group that makes a value, seen through views that keep every element at its place."""
+        chain: list[MoOp] = []
+        current = value
+        while is_view(owner := current.owner):
+            assert isinstance(owner, MoOp)
+            chain.append(owner)
+            current = owner.operands[0]
+        group = self.find(current.owner)
+        if group is None:
+            return None
+        row = current in group.rows
+        for view in reversed(chain):
+            shape = strip(shape_of(view.results[0]))
+            if view.name not in ("mo.reshape", "mo.broadcast_to", "mo.rebind"):
+                return None
+            if row and group.axis >= 0 and view.name == "mo.broadcast_to" and self._spreads(view, group):
+                row = False
+            elif shape != strip(shape_of(view.operands[0])):
+                return None
+        return group, current
+
+    def _spreads(self, view: MoOp, group: Group) -> bool:
+        """Whether a broadcast repeats a row value over the reduction axis, and over no other."""
+        shape = shape_of(view.results[0])
+        source = shape_of(view.operands[0])
+        if strip(shape) != strip(group.space) or len(shape) != len(source):
+            return False
+        # the stretched axis must be the group's: the same number of larger dims stand before it
+        stretched = [axis for axis, (a, b) in enumerate(zip(source, shape, strict=True)) if a != b]
+        return len(stretched) == 1 and len(strip(shape[: stretched[0]])) == len(strip(group.space[: group.axis]))
+
+    # joining -----------------------------------------------------------------------------------
+
+    def run(self) -> list[Group]:
+        groups: list[Group] = []
+        for position, op in enumerate(self.ops):
+            if not fusable(op):
+                continue
+            space, axis = _space(op)
+            chosen: Group | None = None
+            for operand in op.operands:
+                found = self.member(operand)
+                if found is None or found[0] is chosen:
+                    continue
+                group = found[0]
+                if chosen is None:
+                    if self.fits(op, group, space, axis) and not self.waits(op, group):
+                        chosen = group
+                elif self.compatible(chosen, group) and not self.would_cycle(chosen, group, op):
+                    chosen = self.merge(chosen, group)
+            if chosen is None:
+                chosen = Group([], space, axis, position)
+                groups.append(chosen)
+            elif axis >= 0 and chosen.axis < 0:
+                chosen.axis = axis
+                # a group of element-wise ops may have been stripped of the axis where its size is 1
+                chosen.space = space
+            chosen.ops.append(op)
+            self.group_of[op] = chosen
+            if op.name in REDUCES or (
+                chosen.axis >= 0 and op.name not in ROWWISE and self.is_row(op, chosen)
+            ):
+                chosen.rows.update(op.results)
+        return [group for group in groups if group.merged is None]
+
+    def is_row(self, op: MoOp, group: Group) -> bool:
+        """Whether an element-wise op works on row values of a group."""
+        return strip(shape_of(op.results[0])) == strip(group.row_space()) and strip(group.space) != strip(group.row_space())
+
+    def fits(self, op: MoOp, group: Group, space: Sizes, axis: int) -> bool:
+        """Whether an op runs over a group's iteration space."""
+        if len(group.ops) >= MAX_OPS:
+            return False
+        if axis >= 0:
+            if group.axis >= 0:
+                return space == group.space and axis == group.axis and self.aligned(op, group, False)
+            return strip(space) == strip(group.space) and self.aligned(op, group, False)
+        if group.axis >= 0 and self.is_row(op, group):
+            return self.aligned(op, group, True)
+        return strip(space) == strip(group.space) and self.aligned(op, group, False)
+
+    def aligned(self, op: MoOp, group: Group, row: bool) -> bool:
+        """Whether the operands that the group makes stand at the op's own places."""
+        data = op.operands[:1] if op.name in ROWWISE else op.operands
+        for operand in op.operands:
+            found = self.member(operand)
+            if found is None or found[0] is not group:
+                continue
+            if operand not in data:
+                return False
+            is_row = found[1] in group.rows
+            if row and not is_row:
+                return False
+            if is_row and not row and group.axis >= 0 and strip(shape_of(operand)) != strip(group.space):
+                return False
+        return True
+
+    def compatible(self, a: Group, b: Group) -> bool:
+        """Whether two groups can be one loop nest."""
+        if strip(a.space) != strip(b.space) or len(a.ops) + len(b.ops) > MAX_OPS:
+            return False
+        return a.axis < 0 or b.axis < 0 or (a.axis == b.axis and a.space == b.space)
+
+    def merge(self, a: Group, b: Group) -> Group:
+        """Makes `b` part of `a`."""
+        if a.axis < 0 and b.axis >= 0:
+            a.axis, a.space = b.axis, b.space
+        a.ops.extend(b.ops)
+        a.first = min(a.first, b.first)
+        a.rows |= b.rows
+        b.merged = a
+        return a
+
+    # cycles ------------------------------------------------------------------------------------
+
+    def reaches(self, starts: list[MoOp], targets: set[Group], lowest: int) -> bool:
+        """Whether any of the ops, or what they wait for, is or waits for one of the groups."""
+        todo, seen = list(starts), set[object]()
+        while todo:
+            op = todo.pop()
+            unit = self.find(op)
+            if unit in targets:
+                return True
+            mark: object = unit if unit is not None else op
+            if mark in seen:
+                continue
+            seen.add(mark)
+            members = unit.ops if unit is not None else [op]
+            # nothing before a group's first op can depend on it
+            if max(self.position[m] for m in members) < lowest:
+                continue
+            todo.extend(o for m in members for v in m.operands if isinstance(o := v.owner, MoOp) and o in self.position)
+        return False
+
+    def outside_owners(self, ops: list[MoOp], inside: set[Group]) -> list[MoOp]:
+        """The makers of operands that come from outside of the groups."""
+        found: list[MoOp] = []
+        for op in ops:
+            for value in op.operands:
+                made_by = self.member(value)
+                if made_by is not None and made_by[0] in inside:
+                    continue
+                if isinstance(owner := value.owner, MoOp) and owner in self.position:
+                    found.append(owner)
+        return found
+
+    def waits(self, op: MoOp, group: Group) -> bool:
+        """Whether an op waits for a group on a way that leads outside of it."""
+        return self.reaches(self.outside_owners([op], {group}), {group}, group.first)
+
+    def would_cycle(self, a: Group, b: Group, op: MoOp) -> bool:
+        """Whether two groups and an op, made one, would wait for themselves."""
+        both = {a, b}
+        starts = self.outside_owners([*a.ops, *b.ops, op], both)
+        return self.reaches(starts, both, min(a.first, b.first))
+
+    # epilogues ---------------------------------------------------------------------------------
+
+    def attach_epilogues(self, groups: list[Group]) -> dict[Group, MoOp]:
+        """For each group that can be a matmul's epilogue that matmul, the last one where there are several."""
+        found: dict[Group, MoOp] = {}
+        for group in groups:
+            if group.axis >= 0:
+                continue
+            inside = set(group.ops)
+            outputs = {v for op in group.ops for v in op.results if any(u.operation not in inside for u in v.uses)}
+            if len(outputs) != 1:
+                continue
+            matmuls = {v.owner for op in group.ops for v in op.operands if isinstance(v.owner, MoOp) and v.owner.name in MATMULS}
+            for matmul in sorted(matmuls, key=lambda m: self.position[m], reverse=True):  # pyright: ignore[reportArgumentType]
+                assert isinstance(matmul, MoOp)
+                if self.is_epilogue(matmul, group, inside):
+                    found[group] = matmul
+                    break
+        return found
+
+    def is_epilogue(self, matmul: MoOp, group: Group, inside: set[MoOp]) -> bool:
+        """Whether all that becomes of a matmul's result is computed by a group, element by element."""
+        result = matmul.results[0]
+        shape = shape_of(result)
+        # nothing else waits for the matmul, so that making both one unit cannot close a circle
+        return all(use.operation in inside for use in result.uses) and all(
+            shape_of(op.results[0]) == shape for op in group.ops
+        )
+
+
+def fuse(block: Block) -> None:
+    """Outlines groups of ops into `mok.region`; ops that cannot be fused stay as they are."""
+    fuser = Fuser(block)
+    groups = fuser.run()
+    epilogues = fuser.attach_epilogues(groups)
+    units: list[Unit] = []
+    for group in groups:
+        matmul = epilogues.get(group)
+        ops = sorted(group.ops, key=fuser.position.__getitem__)
+        if matmul is not None:
+            units.append(Unit([matmul, *ops], "library"))
+        else:
+            units.append(Unit(ops, "map" if group.axis < 0 else "rows"))
+    rebuild(block, units)

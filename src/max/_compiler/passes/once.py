@@ -1,0 +1,129 @@
+"""Moves computation on weights and constants into `mok.once`, which runs when a model is loaded."""
+
+from __future__ import annotations
+
+from xdsl.ir import Block, SSAValue
+
+from max._compiler.mok import BodyOp, OnceOp, YieldOp
+from max._compiler.passes.base import ops_of
+from max._compiler.passes.constants import constant_of
+from max._compiler.shapes import is_view
+from max.mlir import MoOp, TensorType
+
+__all__ = ["compute_once"]
+
+SOURCES = frozenset({"mo.constant", "mo.constant.external"})
+GROWTH = 4
+"""Results may take so many times the bytes of what they are computed from."""
+ALWAYS = 1 << 28
+"""Results up to so many bytes may be kept however small their sources are."""
+EXCLUDED = frozenset({"mo.call", "mo.custom", "mok.region"})
+"""May have effects, or hold constants themselves."""
+
+
+def _bytes(value: SSAValue) -> int | None:
+    type_ = value.type
+    if not isinstance(type_, TensorType) or type_.static_shape is None:
+        return None
+    total = type_.dtype.size_in_bytes
+    for dim in type_.static_shape:
+        total *= dim
+    return total
+
+
+def _known(op: MoOp, known: set[SSAValue]) -> bool:
+    return (
+        op.is_pure
+        and op.name not in EXCLUDED
+        and bool(op.results)
+        and all(operand in known for operand in op.operands)
+        and all(_bytes(result) is not None for result in op.results)
+    )
+
+
+def _worth_keeping(op: MoOp, sources: dict[SSAValue, int]) -> bool:
+    size = sum(_bytes(result) or 0 for result in op.results)
+    origin = sum({operand: sources[operand] for operand in op.operands}.values())
+    return size <= max(ALWAYS, GROWTH * origin)
+
+
+def _move_sources_up(block: Block, ops: list[MoOp]) -> MoOp | None:
+    """Puts constants and weights first, in their order; gives the last of them."""
+    first = next((op for op in ops if op.name not in SOURCES), None)
+    last: MoOp | None = None
+    for op in ops:
+        if op.name in SOURCES:
+            if first is not None:
+                op.detach()
+                block.insert_op_before(op, first)
+            last = op
+    return last
+
+
+def compute_once(block: Block) -> None:
+    """Hoists what depends on weights and constants only.
+
+    Views stay where they are unless something that is hoisted needs them: they cost nothing. Constants of one element
+    that are only cast or reshaped have been folded before; what is left is worth a buffer.
+    """
+    ops = ops_of(block)
+    known: set[SSAValue] = set()
+    sources: dict[SSAValue, int] = {}
+    candidates: list[MoOp] = []
+    for op in ops:
+        if op.name in SOURCES or (_known(op, known) and _worth_keeping(op, sources)):
+            known.update(op.results)
+            origin = sum({v: sources[v] for v in op.operands}.values())
+            for result in op.results:
+                sources[result] = (_bytes(result) or 0) if op.name in SOURCES else origin
+            if op.name not in SOURCES:
+                candidates.append(op)
+    # from the last to the first: what is wanted outside, and what that needs
+    inside, wanted = set[object](candidates), set[object]()
+    for op in reversed(candidates):
+        users = {use.operation for result in op.results for use in result.uses}
+        if (not is_view(op) and users - inside) or users & wanted:
+            wanted.add(op)
+    hoisted = [op for op in candidates if op in wanted]
+    if hoisted:
+        _build(block, ops, hoisted)
+
+
+def _build(block: Block, ops: list[MoOp], hoisted: list[MoOp]) -> None:
+    inside = set(hoisted)
+    inputs: list[SSAValue] = []
+    for op in hoisted:
+        for operand in op.operands:
+            if operand.owner not in inside and operand not in inputs and constant_of(operand.owner) is None:
+                inputs.append(operand)
+    body = Block(arg_types=[value.type for value in inputs])
+    mapper: dict[SSAValue, SSAValue] = dict(zip(inputs, body.args, strict=True))
+    for op in hoisted:
+        for operand in op.operands:
+            if operand not in mapper:  # a constant: it goes along
+                assert isinstance(operand.owner, MoOp)
+                body.add_op(operand.owner.clone(mapper))
+        body.add_op(op.clone(mapper))
+    results = [
+        result
+        for op in hoisted
+        if not is_view(op)
+        for result in op.results
+        if any(use.operation not in inside for use in result.uses)
+    ]
+    body.add_op(YieldOp.create(operands=[mapper[result] for result in results]))
+    once = BodyOp.make(OnceOp, inputs, [result.type for result in results], body, {})
+    last = _move_sources_up(block, ops)
+    assert last is not None or not inputs
+    if last is not None:
+        block.insert_op_after(once, last)
+    else:
+        first = block.first_op
+        assert first is not None
+        block.insert_op_before(once, first)
+    for old, new in zip(results, once.results, strict=True):
+        old.replace_all_uses_with(new)
+    for op in reversed(hoisted):
+        if all(result.first_use is None for result in op.results):
+            op.detach()
+            op.erase()

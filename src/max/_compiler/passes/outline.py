@@ -1,0 +1,137 @@
+"""Moves groups of ops into region ops and puts the block in an order in which everything comes before its use."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+from xdsl.ir import Block, SSAValue
+
+from max._compiler.mok import BodyOp, RegionOp, YieldOp
+from max._compiler.passes.base import ops_of
+from max._compiler.passes.constants import constant_of
+from max._compiler.shapes import is_view
+from max.mlir import MoOp
+
+__all__ = ["Unit", "rebuild"]
+
+
+@dataclass(eq=False)
+class Unit:
+    """Ops of one region, in program order, and its kind."""
+
+    ops: list[MoOp]
+    kind: str
+
+
+def _is_literal(value: SSAValue) -> bool:
+    array = constant_of(value.owner)
+    return array is not None and array.size == 1
+
+
+def _outline(unit: Unit) -> BodyOp:
+    """The region of a unit, not yet in a block; its results replace the uses outside of the unit."""
+    members = set[object](unit.ops)
+    inputs: dict[SSAValue, int] = {}
+    body = Block()
+    mapper: dict[SSAValue, SSAValue] = {}
+
+    def inside(value: SSAValue) -> None:
+        """Makes a value available in the body: an argument, or views of an argument or of a member's result."""
+        if value in mapper:
+            return
+        owner = value.owner
+        if is_view(owner):
+            assert isinstance(owner, MoOp)
+            inside(owner.operands[0])
+            body.add_op(owner.clone(mapper))
+        elif _is_literal(value):
+            assert isinstance(owner, MoOp)
+            body.add_op(owner.clone(mapper))
+        else:
+            inputs[value] = len(inputs)
+            mapper[value] = body.insert_arg(value.type, len(body.args))
+
+    for op in unit.ops:
+        for operand in op.operands:
+            inside(operand)
+        body.add_op(op.clone(mapper))
+    results = [r for op in unit.ops for r in op.results if any(use.operation not in members for use in r.uses)]
+    # a view of a member that only members use is in the body, and dead outside
+    results = [r for r in results if _used_outside(r, members)]
+    body.add_op(YieldOp.create(operands=[mapper[result] for result in results]))
+    made = BodyOp.make(RegionOp, list(inputs), [r.type for r in results], body, {"kind": unit.kind})
+    for old, new in zip(results, made.results, strict=True):
+        old.replace_uses_with_if(new, lambda use: use.operation not in members)
+    return made
+
+
+def _used_outside(value: SSAValue, members: set[object]) -> bool:
+    """Whether an op that is no member needs the value, seen through views."""
+    for use in value.uses:
+        if use.operation in members:
+            continue
+        if not is_view(use.operation) or _used_outside(use.operation.results[0], members):
+            return True
+    return False
+
+
+def rebuild(block: Block, units: list[Unit]) -> None:
+    """Replaces the ops of each unit by a region.
+
+    Args:
+        block: The block.
+        units: Disjoint units; none may wait for itself through ops outside of it.
+    """
+    ops = ops_of(block)
+    position = {op: i for i, op in enumerate(ops)}
+    regions: dict[MoOp, int] = {}
+    for unit in units:
+        regions[_outline(unit)] = position[unit.ops[-1]]
+    members = {op for unit in units for op in unit.ops}
+    kept = [op for op in ops if op not in members]
+    for op in reversed(ops):
+        if op in members:
+            for result in op.results:
+                _erase_views(result, kept)
+            op.detach()
+            op.erase()
+    kept = [op for op in kept if op.parent is not None]
+    _order(block, kept, {**{op: position[op] for op in kept}, **regions})
+
+
+def _erase_views(value: SSAValue, kept: list[MoOp]) -> None:
+    """Removes views of a value that is no more: the regions that need them have their own."""
+    for use in list(value.uses):
+        view = use.operation
+        assert isinstance(view, MoOp) and is_view(view), f"{view.name} uses a fused value"
+        _erase_views(view.results[0], kept)
+        view.detach()
+        view.erase()
+
+
+def _order(block: Block, kept: list[MoOp], priority: dict[MoOp, int]) -> None:
+    """Puts ops in the block so that operands come before their uses, else by priority."""
+    for op in kept:
+        op.detach()
+    waiting: dict[MoOp, int] = {}
+    users: dict[MoOp, list[MoOp]] = {}
+    for op in priority:
+        owners = {v.owner for v in op.operands if v.owner in priority}
+        waiting[op] = len(owners)
+        for owner in owners:
+            assert isinstance(owner, MoOp)
+            users.setdefault(owner, []).append(op)
+    serial = {op: i for i, op in enumerate(priority)}
+    ready = [(priority[op], serial[op], op) for op in priority if not waiting[op]]
+    heapq.heapify(ready)
+    placed = 0
+    while ready:
+        _, _, op = heapq.heappop(ready)
+        block.add_op(op)
+        placed += 1
+        for user in users.get(op, ()):
+            waiting[user] -= 1
+            if not waiting[user]:
+                heapq.heappush(ready, (priority[user], serial[user], user))
+    assert placed == len(priority), "regions wait for each other"

@@ -1,0 +1,69 @@
+"""Moves views towards their sources: ``view(op(x, y))`` becomes ``op(view(x), view(y))``.
+
+A region reads its leaves through views at no cost, but a view in the middle of element-wise ops would split them into
+two regions. Broadcasts move too: values that do not vary along the innermost axis are computed once a row.
+"""
+
+from __future__ import annotations
+
+from xdsl.ir import Block, SSAValue
+
+from max._compiler.passes.base import ops_of
+from max._compiler.passes.canonicalise import insert_before
+from max.mlir import OPS, MoOp, TensorType
+
+__all__ = ["push_views"]
+
+MOVED = frozenset({"mo.reshape", "mo.transpose", "mo.broadcast_to", "mo.slice"})
+CHEAP = frozenset({
+    "mo.cast", "mo.add", "mo.sub", "mo.mul", "mo.neg", "mo.abs", "mo.max", "mo.min", "mo.not", "mo.and", "mo.or",
+    "mo.xor", "mo.equal", "mo.not_equal", "mo.greater", "mo.greater_equal", "mo.select", "mo.relu",
+})  # fmt: skip
+"""Ops that may be repeated for each element of a broadcast."""
+
+
+def _elementwise(op: object) -> bool:
+    return isinstance(op, MoOp) and op.name in OPS and op.spec.elementwise
+
+
+def _worthwhile(view: MoOp, source: MoOp) -> bool:
+    """Whether the view stands between element-wise ops or reductions that could be one region."""
+    if not source.results[0].has_one_use():
+        return False
+    if view.name == "mo.broadcast_to" and source.name not in CHEAP:
+        return False
+    return any(_elementwise(use.operation) or use.operation.name.startswith("mo.reduce") for use in view.results[0].uses)
+
+
+def _apply(view: MoOp, value: SSAValue) -> SSAValue:
+    result, source = view.results[0].type, value.type
+    assert isinstance(result, TensorType) and isinstance(source, TensorType)
+    made = type(view).create(
+        operands=(value,),
+        result_types=(source.with_shape(result.shape),),
+        attributes=view.attributes,
+        location=view.location,
+    )
+    return insert_before(view, made)
+
+
+def push_views(block: Block) -> None:
+    """Exchanges a view and the element-wise op before it where that joins two regions; last ops first."""
+    todo = [op for op in ops_of(block) if op.name in MOVED]
+    while todo:
+        view = todo.pop()
+        source = view.operands[0].owner
+        if not isinstance(source, MoOp) or not _elementwise(source) or not _worthwhile(view, source):
+            continue
+        moved = [_apply(view, value) for value in source.operands]
+        made = type(source).create(
+            operands=moved,
+            result_types=view.result_types,
+            attributes=source.attributes,
+            location=source.location,
+        )
+        view.results[0].replace_all_uses_with(insert_before(view, made))
+        for op in (view, source):
+            op.detach()
+            op.erase()
+        todo.extend(op for value in moved if isinstance(op := value.owner, MoOp))

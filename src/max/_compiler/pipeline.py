@@ -1,0 +1,129 @@
+"""The compiler from top to bottom: the ordered list of passes, then kernels, memory, program."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+
+from xdsl.dialects.builtin import ModuleOp
+
+from max import kernel as k
+from max._compiler.emit import Compiled, emit
+from max._compiler.flatten import flatten
+from max._compiler.kernels import KernelTable
+from max._compiler.lower import lower_graph
+from max._compiler.passes.base import GraphPass, Pass
+from max._compiler.passes.canonicalise import canonicalise
+from max._compiler.passes.constants import fold_constants
+from max._compiler.passes.cse import merge_equal_ops
+from max._compiler.passes.dce import drop_dead_ops
+from max._compiler.passes.fuse import fuse
+from max._compiler.passes.materialise import materialise
+from max._compiler.passes.once import compute_once
+from max._compiler.passes.views import push_views
+from max._config import flags
+from max.mlir import clone_module, entry, graphs, print_module, subgraphs, verify_module
+
+__all__ = ["PASSES", "CompileStats", "compile_module", "optimise", "stats"]
+
+logger = logging.getLogger("max.dump")
+
+PASSES: tuple[Pass, ...] = (
+    GraphPass("canonicalise", canonicalise),
+    GraphPass("fold-constants", fold_constants),
+    GraphPass("merge-equal-ops", merge_equal_ops),
+    GraphPass("push-views", push_views),
+    GraphPass("drop-dead-ops", drop_dead_ops),
+    GraphPass("compute-once", compute_once),
+    GraphPass("materialise", materialise),
+    GraphPass("fuse", fuse),
+    GraphPass("drop-dead-views", drop_dead_ops),
+)
+"""The passes in their order. Each takes valid IR and leaves valid IR."""
+
+
+@dataclass
+class CompileStats:
+    """Counts since the process started; tests gate on them."""
+
+    modules: int = 0
+    """Modules that went through the passes."""
+    from_disk: int = 0
+    """Programs that came from the cache instead."""
+    kernels: int = 0
+    """Kernels that were specialised."""
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+    """Time of each pass and phase, summed."""
+
+    def add(self, name: str, start: float) -> float:
+        """Notes that a phase ran since `start`; gives the time now."""
+        now = time.perf_counter()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - start
+        return now
+
+
+stats = CompileStats()
+
+
+def optimise(module: ModuleOp, last: str | None = None) -> None:
+    """Runs the passes on a module, in place.
+
+    Args:
+        module: The module.
+        last: The name of the pass to stop after; None runs all.
+    """
+    for step in PASSES:
+        start = time.perf_counter()
+        step.run(module)
+        stats.add(step.name, start)
+        if "passes" in flags.MAX_DUMP:
+            logger.info("// ----- after %s -----\n%s", step.name, print_module(module))
+        if flags.MAX_CHECK >= 2:
+            verify_module(module)
+        if step.name == last:
+            break
+
+
+def compile_module(module: ModuleOp, input_names: list[str], target: k.Target) -> tuple[Compiled, dict[str, k.KernelIR]]:
+    """Compiles a module of `mo`, which stays as it is.
+
+    Args:
+        module: The module.
+        input_names: The names of the entry graph's inputs, chains left out.
+        target: The machine to compile for.
+
+    Returns:
+        The program, and the IR of its kernels by key.
+
+    Raises:
+        UnsupportedOpError: An op has no kernel.
+    """
+    start = time.perf_counter()
+    if flags.MAX_CHECK >= 1:
+        verify_module(module)
+    start = stats.add("verify", start)
+    work = clone_module(module)
+    start = stats.add("clone", start)
+    optimise(work)
+    start = time.perf_counter()
+    table = KernelTable(target)
+    callees = subgraphs(work)
+    templates = {graph.sym_name: lower_graph(graph, table, callees) for graph in graphs(work)}
+    start = stats.add("lower", start)
+    name = entry(work).sym_name
+    template = templates[name]
+    flat = flatten(templates, name)
+    start = stats.add("flatten", start)
+    compiled = emit(
+        name,
+        flat,
+        table.infos,
+        [info for _, info in template.inputs],
+        input_names,
+        [info for _, info in template.outputs],
+    )
+    stats.add("emit", start)
+    stats.modules += 1
+    stats.kernels += len(table.irs)
+    return compiled, {key: table.irs[key] for key in compiled.kernels}

@@ -1,0 +1,258 @@
+"""From the body of a `mok.region` to a `RegionSpec`: plain data for the code generator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from xdsl.ir import SSAValue
+
+from max._compiler.codegen.expressions import compute_dtype
+from max._compiler.codegen.spec import Leaf, Literal, Node, RegionSpec, Result, SizeOf, Value
+from max._compiler.layout import Layout, collapse, contiguous_strides
+from max._compiler.mok import BodyOp
+from max._compiler.passes.base import ops_of
+from max._compiler.passes.constants import constant_of
+from max._compiler.passes.fuse import ROWWISE
+from max._compiler.shapes import is_view, shape_of, strip, view_layout
+from max._compiler.sizes import Size, Sizes
+from max.dtype import DType
+from max.mlir import MoOp, ShapedType
+
+__all__ = ["RegionParts", "epilogue_parts", "region_parts"]
+
+
+@dataclass(frozen=True)
+class RegionParts:
+    """A region for the code generator, and where its arguments come from."""
+
+    spec: RegionSpec
+    sources: tuple[tuple[int, Size], ...]
+    """For each leaf, the operand and the offset of its first element in it."""
+
+
+class _Builder:
+    """Collects the values of one region."""
+
+    strip = True
+    """Whether axes of size 1 are no part of the iteration space."""
+
+    def __init__(self, region: BodyOp) -> None:
+        self.region = region
+        self.ops = ops_of(region.block)
+        self.values: list[Value] = []
+        self.sources: list[tuple[int, Size]] = []
+        self.known: dict[Value, int] = {}
+        self.leaves: dict[tuple[int, Sizes, Size], int] = {}
+        # what a value of the body is: a layout of an argument, or the number of a computed value
+        self.layouts: dict[SSAValue, tuple[int, Layout]] = {}
+        self.numbers: dict[SSAValue, int] = {}
+        self.space, self.axis = self.find_space()
+
+    def find_space(self) -> tuple[Sizes, int]:
+        """The iteration space with the reduction axis last, and its size; without one an empty axis -1."""
+        for op in self.ops:
+            if op.name in ROWWISE:
+                shape = shape_of(op.operands[0])
+                axis: int = op.attr_or("axis", len(shape) - 1)
+                outer = strip(shape[:axis]) + strip(shape[axis + 1 :])
+                return (*outer, shape[axis]), len(strip(shape[:axis]))
+        return strip(shape_of(self.region.results[0])), -1
+
+    def strides(self, layout: Layout) -> Sizes:
+        """A layout's strides over the iteration space."""
+        if not self.strip:
+            lead = len(self.space) - len(layout.shape)
+            assert lead == 0, f"{layout.shape} is not the iteration space {self.space}"
+            return tuple([0 if d == 1 else s for d, s in zip(layout.shape, layout.strides, strict=True)])
+        pairs = [(d, s) for d, s in zip(layout.shape, layout.strides, strict=True) if d != 1]
+        dims, strides = tuple(d for d, _ in pairs), tuple(s for _, s in pairs)
+        if self.axis < 0:
+            assert dims == self.space, f"{dims} is not the iteration space {self.space}"
+            return strides
+        outer = len(self.space) - 1
+        if self.space[-1] == 1:
+            return (*strides, 0)
+        if len(dims) == outer:  # does not vary along the reduction axis
+            return (*strides, 0)
+        return (*strides[: self.axis], *strides[self.axis + 1 :], strides[self.axis])
+
+    def add(self, value: Value) -> int:
+        if value not in self.known:
+            self.known[value] = len(self.values)
+            self.values.append(value)
+        return self.known[value]
+
+    def node(self, op: str, args: Sequence[int], dtype: DType, attr: str = "") -> int:
+        return self.add(Node(op, tuple(args), dtype, attr))
+
+    def literal(self, value: float, dtype: DType) -> int:
+        return self.add(Literal(dtype, value))
+
+    def operand(self, value: SSAValue) -> int:
+        """The number of a value of the body; a layout becomes a leaf."""
+        if value in self.numbers:
+            return self.numbers[value]
+        argument, layout = self.layouts[value]
+        type_ = value.type
+        assert isinstance(type_, ShapedType)
+        strides = self.strides(layout)
+        key = (argument, strides, layout.offset)
+        if key not in self.leaves:
+            # equal leaves of different arguments are different values
+            self.leaves[key] = len(self.values)
+            self.values.append(Leaf(type_.dtype, strides))
+            self.sources.append((argument, layout.offset))
+        return self.leaves[key]
+
+    def visit(self, op: MoOp) -> None:
+        if (array := constant_of(op)) is not None:
+            dtype = DType.from_numpy(array.dtype)
+            self.numbers[op.results[0]] = self.literal(array.reshape(-1)[0].item(), dtype)
+        elif is_view(op):
+            source = op.operands[0]
+            if source in self.numbers:
+                self.numbers[op.results[0]] = self.numbers[source]
+                return
+            argument, layout = self.layouts[source]
+            made = view_layout(op, layout)
+            assert made is not None, f"{op.name} in a region has no layout"
+            self.layouts[op.results[0]] = (argument, made)
+        elif op.name in ROWWISE:
+            self.numbers[op.results[0]] = self.rowwise(op)
+        else:
+            result = op.results[0].type
+            assert isinstance(result, ShapedType)
+            attr = op.attr_or("approximate", "")
+            args = [self.operand(v) for v in op.operands]
+            self.numbers[op.results[0]] = self.node(op.name.removeprefix("mo."), args, result.dtype, attr)
+
+    def cast(self, value: int, dtype: DType) -> int:
+        """A conversion, none where both are computed in one type."""
+        source = self.values[value].dtype
+        if compute_dtype(source) is compute_dtype(dtype):
+            return value
+        return self.node("cast", (value,), dtype)
+
+    def rowwise(self, op: MoOp) -> int:
+        """Softmax, normalisations and reductions as sums, maxima and element-wise nodes."""
+        x = self.operand(op.operands[0])
+        type_ = op.results[0].type
+        assert isinstance(type_, ShapedType)
+        dtype = type_.dtype
+        match op.name:
+            case "mo.reduce_mean":
+                return self.mean(x, dtype)
+            case "mo.reduce_sum" | "mo.reduce_max" | "mo.reduce_min":
+                return self.node(op.name.removeprefix("mo."), (x,), dtype)
+            case "mo.softmax" | "mo.logsoftmax":
+                centred = self.node("sub", (x, self.node("reduce_max", (x,), dtype)), dtype)
+                powers = self.node("exp", (centred,), dtype)
+                total = self.node("reduce_sum", (powers,), dtype)
+                if op.name == "mo.softmax":
+                    return self.node("div", (powers, total), dtype)
+                return self.node("sub", (centred, self.node("log", (total,), dtype)), dtype)
+            case "mo.rms_norm":
+                square = self.mean(self.node("mul", (x, x), dtype), dtype)
+                scaled = self.node("mul", (x, self.inverse_root(square, op, dtype)), dtype)
+                gamma = self.operand(op.operands[1])
+                offset = op.attr("weight_offset")
+                if offset:
+                    gamma = self.node("add", (gamma, self.literal(offset, dtype)), dtype)
+                return self.node("mul", (scaled, gamma), dtype)
+            case _:
+                centred = self.node("sub", (x, self.mean(x, dtype)), dtype)
+                variance = self.mean(self.node("mul", (centred, centred), dtype), dtype)
+                scaled = self.node("mul", (centred, self.inverse_root(variance, op, dtype)), dtype)
+                scaled = self.node("mul", (scaled, self.operand(op.operands[1])), dtype)
+                return self.node("add", (scaled, self.operand(op.operands[2])), dtype)
+
+    def mean(self, x: int, dtype: DType) -> int:
+        total = self.node("reduce_sum", (x,), dtype)
+        return self.node("div", (total, self.add(SizeOf(dtype, len(self.space) - 1))), dtype)
+
+    def inverse_root(self, x: int, op: MoOp, dtype: DType) -> int:
+        shifted = self.node("add", (x, self.literal(op.attr("epsilon"), dtype)), dtype)
+        return self.node("div", (self.literal(1.0, dtype), self.node("sqrt", (shifted,), dtype)), dtype)
+
+
+def region_parts(region: BodyOp, main: MoOp | None = None) -> RegionParts:
+    """Describes a region of kind ``map`` or ``rows``, with the axes of its loops merged where that changes nothing.
+
+    Args:
+        region: The region.
+        main: In a library region, the library op: its result is read from memory, as operand number -1.
+    """
+    builder = _Builder(region)
+    for index, argument in enumerate(region.block.args):
+        builder.layouts[argument] = (index, Layout.contiguous(shape_of(argument)))
+    for op in builder.ops[:-1]:
+        if op is main:
+            builder.layouts[op.results[0]] = (-1, Layout.contiguous(shape_of(op.results[0])))
+        else:
+            builder.visit(op)
+    results: list[Result] = []
+    for value in region.yielded:
+        type_ = value.type
+        assert isinstance(type_, ShapedType)
+        strides = builder.strides(Layout.contiguous(shape_of(value)))
+        results.append(Result(builder.operand(value), type_.dtype, strides))
+    return RegionParts(_collapsed(builder, results), tuple(builder.sources))
+
+
+def epilogue_parts(region: BodyOp, op: MoOp) -> RegionParts | None:
+    """Describes what a library region does after its first op, over ``[rows, columns]``.
+
+    Args:
+        region: The region.
+        op: The op in its body whose result comes first among the values.
+
+    Returns:
+        The parts, without a source for the first leaf; None where an operand does not lie regularly over the rows.
+    """
+    builder = _Builder(region)
+    shape = shape_of(op.results[0])
+    builder.space, builder.axis = shape, -1
+    for index, argument in enumerate(region.block.args):
+        builder.layouts[argument] = (index, Layout.contiguous(shape_of(argument)))
+    result = op.results[0].type
+    assert isinstance(result, ShapedType)
+    own = contiguous_strides(shape)
+    builder.values.append(Leaf(result.dtype, own))
+    builder.numbers[op.results[0]] = 0
+    builder.strip = False
+    for other in builder.ops[:-1]:
+        if other is not op:
+            builder.visit(other)
+    views = [value.strides for value in builder.values if isinstance(value, Leaf)]
+    rows, merged = collapse((*shape[:-1], 1), [(*view[:-1], 0) for view in views], keep_last=True)
+    if len(rows) > 2:
+        return None
+    flat = [(view[0] if len(rows) == 2 else 0, whole[-1]) for view, whole in zip(merged, views, strict=True)]
+    dims = (rows[0] if len(rows) == 2 else 1, shape[-1])
+    strides = iter(flat)
+    values = tuple(replace(v, strides=next(strides)) if isinstance(v, Leaf) else v for v in builder.values)
+    number = builder.operand(region.yielded[0])
+    type_ = region.yielded[0].type
+    assert isinstance(type_, ShapedType)
+    spec = RegionSpec(dims, False, values, (Result(number, type_.dtype, contiguous_strides(dims)),))
+    return RegionParts(spec, tuple(builder.sources))
+
+
+def _collapsed(builder: _Builder, results: list[Result]) -> RegionSpec:
+    reduces = builder.axis >= 0
+    leaves = [value for value in builder.values if isinstance(value, Leaf)]
+    views = [leaf.strides for leaf in leaves] + [result.strides for result in results]
+    dims, strides = collapse(builder.space, views, keep_last=reduces)
+    moved = iter(strides)
+    values = tuple(
+        replace(value, strides=next(moved))
+        if isinstance(value, Leaf)
+        else replace(value, axis=len(dims) - 1)
+        if isinstance(value, SizeOf)
+        else value
+        for value in builder.values
+    )
+    return RegionSpec(dims, reduces, values, tuple(replace(result, strides=next(moved)) for result in results))
+
+

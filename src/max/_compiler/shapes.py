@@ -1,0 +1,62 @@
+"""Shapes of values, and the layouts that views make of them."""
+
+from __future__ import annotations
+
+from xdsl.ir import SSAValue
+
+from max._compiler.layout import Layout
+from max._compiler.sizes import Size, Sizes, simplify
+from max.mlir import MoOp, ShapedType
+
+__all__ = ["VIEWS", "is_view", "shape_of", "strip", "view_layout"]
+
+VIEWS = frozenset({
+    "mo.reshape", "mo.transpose", "mo.broadcast_to", "mo.slice", "mo.rebind", "mo.transfer",
+})  # fmt: skip
+"""Ops that move no element, as long as a strided layout can say what they do."""
+
+
+def is_view(op: object) -> bool:
+    """Whether an op is a view."""
+    return isinstance(op, MoOp) and op.name in VIEWS
+
+
+def shape_of(value: SSAValue) -> Sizes:
+    """The dims of a tensor or buffer, ints where they are static."""
+    type_ = value.type
+    assert isinstance(type_, ShapedType)
+    return tuple([simplify(dim) for dim in type_.shape])
+
+
+def strip(shape: Sizes, keep: int = -1) -> Sizes:
+    """The dims that are not 1, and the one at `keep`."""
+    return tuple([dim for axis, dim in enumerate(shape) if dim != 1 or axis == keep])
+
+
+def view_layout(op: MoOp, source: Layout) -> Layout | None:
+    """The layout of a view's result, or None where no strides can describe it.
+
+    Args:
+        op: One of `VIEWS`.
+        source: The layout of its operand.
+    """
+    shape = shape_of(op.results[0])
+    match op.name:
+        case "mo.reshape":
+            return source.reshape(shape)
+        case "mo.transpose":
+            return source.transpose(op.attr("perm"))
+        case "mo.broadcast_to":
+            return source.broadcast_to(shape)
+        case "mo.slice":
+            starts: list[Size] = [simplify(s) if not isinstance(s, int) else s for s in op.attr("start")]
+            steps = [int(s) if isinstance(s, int) else s.value for s in op.attr("step")]
+            return source.slice(starts, steps, shape)
+        case "mo.rebind":
+            # the dims are written differently, but are equal when the program runs
+            if source.is_contiguous:
+                contiguous = Layout.contiguous(shape)
+                return Layout(shape, contiguous.strides, source.offset)
+            return Layout(shape, source.strides, source.offset)
+        case _:
+            return source

@@ -1,0 +1,137 @@
+"""What one graph or subgraph compiles to: launches over its own buffers and symbols, not yet placed in memory.
+
+A subgraph's template is made once and instantiated by :mod:`max._compiler.flatten` for each call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from max._compiler.sizes import Size
+from max.dtype import DType
+
+__all__ = ["Buffer", "CallStep", "Check", "KernelInfo", "Launch", "Number", "Pointer", "Slot", "Template", "TensorInfo"]
+
+
+@dataclass(slots=True)
+class Buffer:
+    """Memory that a template names by its position.
+
+    Args:
+        kind: ``input`` (of the template), ``temp``, ``weight``, ``constant``, or ``kept``: written once, at load.
+        bytes: Its size.
+        name: Of a weight, without the prefixes of calls.
+        array: Of a constant.
+        dtype: Of a weight.
+        shape: Of a weight.
+    """
+
+    kind: str
+    bytes: Size
+    name: str = ""
+    array: Any = None
+    dtype: DType | None = None
+    shape: tuple[Size, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """A slot with the address of a buffer plus an offset in bytes."""
+
+    buffer: int
+    offset: Size = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A slot with a dim or a scalar."""
+
+    value: Size
+
+
+Slot = Pointer | Number
+
+
+@dataclass(frozen=True, slots=True)
+class KernelInfo:
+    """What a launch needs to know of a kernel besides its code."""
+
+    key: str
+    phases: int
+    scratch_bytes: int
+    messages: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel with its arguments.
+
+    Args:
+        kernel: The kernel's key.
+        slots: Its arguments.
+        reads: Buffers that it reads.
+        writes: Buffers that it writes.
+        serial: Whether one worker runs it.
+        name: What it does, for errors, profiles and `kernel_summaries`.
+        in_place: Pairs (written, read) of buffers that may be one.
+    """
+
+    kernel: str
+    slots: tuple[Slot, ...]
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    serial: bool
+    name: str
+    in_place: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CallStep:
+    """The launches of another template, on this one's buffers.
+
+    Args:
+        callee: The subgraph's name.
+        operands: The buffers of its inputs, with offsets in bytes.
+        results: The buffers that its outputs become.
+        env: What its symbols stand for here.
+        prefix: What is put before the names of its weights.
+    """
+
+    callee: str
+    operands: tuple[Pointer, ...]
+    results: tuple[int, ...]
+    env: tuple[tuple[str, Size], ...]
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Two sizes that must be equal when the program runs."""
+
+    have: Size
+    want: Size
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """An input or output of a template."""
+
+    dtype: DType
+    shape: tuple[Size, ...]
+    device: tuple[str, int]
+    mutable: bool = False
+
+
+@dataclass(slots=True)
+class Template:
+    """A compiled graph or subgraph."""
+
+    name: str
+    buffers: list[Buffer] = field(default_factory=list[Buffer])
+    once: list[Launch] = field(default_factory=list[Launch])
+    steps: list[Launch | CallStep] = field(default_factory=list["Launch | CallStep"])
+    inputs: list[tuple[int, TensorInfo]] = field(default_factory=list[tuple[int, TensorInfo]])
+    outputs: list[tuple[int, TensorInfo]] = field(default_factory=list[tuple[int, TensorInfo]])
+    checks: list[Check] = field(default_factory=list[Check])

@@ -1,0 +1,40 @@
+"""Compile graphs, and run them.
+
+::
+
+    import numpy as np
+    from max.driver import CPU
+    from max.dtype import DType
+    from max.engine import InferenceSession
+    from max.graph import DeviceRef, Graph, TensorType, ops
+
+    types = [TensorType(DType.float32, ("n",), DeviceRef.CPU())]
+    with Graph("twice", input_types=types) as graph:
+        graph.output(graph.inputs[0].tensor * 2)
+
+    model = InferenceSession(devices=[CPU()]).load(graph)
+    (y,) = model.execute(np.array([1.0, 2.0], np.float32))
+    assert y.to_numpy().tolist() == [2.0, 4.0]
+"""
+
+from max.engine._model import Model, MojoValue, TensorSpec
+from max.engine._session import (
+    AssertLevel,
+    CustomExtensionsType,
+    GPUProfilingMode,
+    InferenceSession,
+    LogLevel,
+    SplitKReductionPrecision,
+)
+
+__all__ = [
+    "AssertLevel",
+    "CustomExtensionsType",
+    "GPUProfilingMode",
+    "InferenceSession",
+    "LogLevel",
+    "Model",
+    "MojoValue",
+    "SplitKReductionPrecision",
+    "TensorSpec",
+]

@@ -1,0 +1,209 @@
+"""From what users pass to a model to addresses and sizes, with errors that name the input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from max._compiler.template import TensorInfo
+from max.driver import CPU, Tensor
+from max.dtype import DType
+
+__all__ = ["InputBinder"]
+
+
+def _shape_text(shape: Sequence[object]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
+class InputBinder:
+    """Checks the inputs of a model.
+
+    Args:
+        model: The model's name, for messages.
+        inputs: What the inputs must be.
+        names: Their names.
+        symbols: The symbols of their shapes, in the order in which values are given.
+    """
+
+    def __init__(self, model: str, inputs: Sequence[TensorInfo], names: Sequence[str], symbols: Sequence[str]) -> None:
+        self.model = model
+        self.inputs = list(inputs)
+        self.names = list(names)
+        self.symbols = tuple(symbols)
+        self.dtypes = [info.dtype for info in inputs]
+        self.devices = [CPU(info.device[1]) for info in inputs]
+        self._bind = self._make_bind()
+
+    def _make_bind(self) -> Callable[[list[tuple[int, ...]]], tuple[int, ...] | None]:
+        """A function from shapes to the values of the symbols, or None where a shape does not fit."""
+        lines = ["def bind(shapes):"]
+        if self.inputs:
+            lines.append(f"    {', '.join(f's{i}' for i in range(len(self.inputs)))}, = shapes")
+        known: dict[str, str] = {}
+        checks: list[str] = []
+        for index, info in enumerate(self.inputs):
+            lines.append(f"    if len(s{index}) != {len(info.shape)}: return None")
+            for axis, dim in enumerate(info.shape):
+                place = f"s{index}[{axis}]"
+                if isinstance(dim, int):
+                    checks.append(f"{place} != {dim}")
+                elif (name := dim.symbol_name) is not None and name not in known:
+                    known[name] = f"v{len(known)}"
+                    lines.append(f"    {known[name]} = {place}")
+                else:
+                    checks.append(f"{place} != sizes[{index}][{axis}].evaluate(env)")
+        # a symbol alone is compared directly; expressions are rare
+        checks = [self._direct(check, known) for check in checks]
+        env = ", ".join(f"{name!r}: {variable}" for name, variable in known.items())
+        missing = [name for name in self.symbols if name not in known]
+        if any("env" in check for check in checks):
+            lines.append(f"    env = {{{env}}}")
+        if checks:
+            lines.append(f"    if {' or '.join(checks)}: return None")
+        values = ", ".join(known.get(name, "0") for name in self.symbols)
+        lines.append(f"    return ({values}{',' if len(self.symbols) == 1 else ''})")
+        if missing:
+            raise ValueError(
+                f"{self.model}: the sizes of {', '.join(missing)} do not follow from the inputs; "
+                "each symbolic dimension must be a whole dimension of an input"
+            )
+        scope: dict[str, Any] = {"sizes": [info.shape for info in self.inputs]}
+        exec(compile("\n".join(lines), "<bind>", "exec"), scope)
+        return scope["bind"]
+
+    def _direct(self, check: str, known: dict[str, str]) -> str:
+        place, _, rest = check.partition(" != ")
+        if not rest.startswith("sizes"):
+            return check
+        index, axis = (int(part.split("]")[0]) for part in rest.removeprefix("sizes").split("[")[1:3])
+        name = self.inputs[index].shape[axis].symbol_name  # pyright: ignore[reportAttributeAccessIssue]
+        return check if name is None else f"{place} != {known[name]}"
+
+    def bind(self, args: Sequence[Any]) -> tuple[list[Tensor], tuple[int, ...]]:
+        """The inputs as tensors, and the values of the symbols.
+
+        Raises:
+            TypeError: A wrong number of inputs, an input of a wrong type or dtype.
+            ValueError: An input of a wrong rank, size or device; or sizes that disagree.
+        """
+        if len(args) != len(self.inputs):
+            self._wrong_count(len(args))
+        tensors: list[Tensor] = []
+        for index, arg in enumerate(args):
+            if (
+                type(arg) is Tensor
+                and arg._dtype is self.dtypes[index]
+                and arg._strides is None
+                and arg._device is self.devices[index]
+                and not (self.inputs[index].mutable and arg._read_only)
+            ):
+                tensors.append(arg)
+            else:
+                tensors.append(self._convert(index, arg))
+        values = self._bind([tensor._shape for tensor in tensors])
+        if values is None:
+            self._wrong_shape([tensor._shape for tensor in tensors])
+            raise AssertionError("a shape that does not fit was not found again")
+        return tensors, values
+
+    def what(self, index: int) -> str:
+        """The input for messages: its name and what fits."""
+        info = self.inputs[index]
+        kind = "buffer" if info.mutable else "tensor"
+        where = "" if info.device == ("cpu", 0) else f" on {info.device[0]}:{info.device[1]}"
+        return f"input {self.names[index]!r} of {self.model} (a {kind} {info.dtype.name}{_shape_text(info.shape)}{where})"
+
+    def _wrong_count(self, count: int) -> None:
+        names = ", ".join(
+            f"{name}: {info.dtype.name}{_shape_text(info.shape)}"
+            for name, info in zip(self.names, self.inputs, strict=True)
+        )
+        raise TypeError(f"{self.model} takes {len(self.inputs)} inputs ({names}), got {count}")
+
+    def _convert(self, index: int, arg: Any) -> Tensor:
+        """A tensor of what was passed.
+
+        Raises:
+            TypeError: It is no tensor, or has a wrong dtype.
+            ValueError: It is on another device, or cannot be written.
+        """
+        info = self.inputs[index]
+        if isinstance(arg, (bool, int, float, np.generic)):
+            return self._scalar(index, arg)
+        if isinstance(arg, Tensor):
+            tensor = arg
+            if tensor.device is not self.devices[index]:
+                raise ValueError(
+                    f"{self.what(index)}: got a tensor on {tensor.device}; move it with .to(device) first"
+                )
+        elif hasattr(arg, "__dlpack__") or isinstance(arg, np.ndarray):
+            try:
+                tensor = Tensor.from_dlpack(arg)
+            except (BufferError, ValueError, TypeError) as error:
+                raise TypeError(f"{self.what(index)}: {error}") from error
+        else:
+            raise TypeError(
+                f"{self.what(index)}: got {type(arg).__name__}; a Tensor, a NumPy array or another DLPack array fits"
+            )
+        if tensor.dtype is not info.dtype:
+            raise TypeError(
+                f"{self.what(index)}: got dtype {tensor.dtype.name} (shape {_shape_text(tensor.shape)})"
+            )
+        if info.mutable:
+            if tensor._read_only:
+                raise ValueError(f"{self.what(index)}: the model writes to it, but it is read-only")
+            if not tensor.is_contiguous:
+                raise ValueError(f"{self.what(index)}: the model writes to it, but it is not contiguous")
+            return tensor
+        return tensor if tensor.is_contiguous else tensor.contiguous()
+
+    def _scalar(self, index: int, arg: Any) -> Tensor:
+        info = self.inputs[index]
+        if info.mutable:
+            raise TypeError(f"{self.what(index)}: the model writes to it, a {type(arg).__name__} cannot change")
+        if info.shape:
+            raise ValueError(f"{self.what(index)}: got the scalar {arg!r}, expected rank {len(info.shape)}")
+        kind = np.asarray(arg).dtype.kind
+        fits = {"b": True, "i": not info.dtype is DType.bool, "u": not info.dtype is DType.bool}.get(
+            kind, info.dtype.is_float()
+        )
+        if isinstance(arg, np.generic) and DType.from_numpy(arg.dtype) is not info.dtype:
+            fits = False
+        if not fits:
+            raise TypeError(f"{self.what(index)}: got {arg!r} ({type(arg).__name__})")
+        try:
+            return Tensor.scalar(arg, info.dtype, self.devices[index])
+        except OverflowError as error:
+            raise ValueError(f"{self.what(index)}: {error}") from error
+
+    def _wrong_shape(self, shapes: list[tuple[int, ...]]) -> None:
+        """Raises the error for the first shape that does not fit."""
+        known: dict[str, tuple[int, str]] = {}
+        for index, (info, shape) in enumerate(zip(self.inputs, shapes, strict=True)):
+            if len(shape) != len(info.shape):
+                raise ValueError(
+                    f"{self.what(index)}: got rank {len(shape)} (shape {_shape_text(shape)}), "
+                    f"expected rank {len(info.shape)}"
+                )
+            for axis, (dim, size) in enumerate(zip(info.shape, shape, strict=True)):
+                if isinstance(dim, int):
+                    if dim != size:
+                        raise ValueError(
+                            f"{self.what(index)}: got shape {_shape_text(shape)}; axis {axis} is {size}, expected {dim}"
+                        )
+                elif (name := dim.symbol_name) is not None and name not in known:
+                    known[name] = (size, f"axis {axis} of input {self.names[index]!r}")
+        for index, (info, shape) in enumerate(zip(self.inputs, shapes, strict=True)):
+            for axis, (dim, size) in enumerate(zip(info.shape, shape, strict=True)):
+                if isinstance(dim, int):
+                    continue
+                expected = dim.evaluate({name: value for name, (value, _) in known.items()})
+                if expected != size:
+                    origin = ", ".join(f"{name} is {known[name][0]} by {known[name][1]}" for name in dim.symbols)
+                    raise ValueError(
+                        f"{self.what(index)}: got shape {_shape_text(shape)}; axis {axis} is {size}, "
+                        f"expected {dim} = {expected} ({origin})"
+                    )

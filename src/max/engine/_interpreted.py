@@ -1,0 +1,70 @@
+"""Models that the NumPy interpreter runs, under ``MAX_INTERPRET=1``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from max._compiler.emit import Compiled, ProgramCode
+from max._compiler.sizes import simplify
+from max._compiler.template import TensorInfo
+from max.driver import Tensor
+from max.engine._model import Linked, Model
+from max.engine._program import Arena
+from max.graph import Graph
+from max.mlir import BufferType, ShapedType, entry
+
+__all__ = ["interpreted_model"]
+
+
+def _info(type_: ShapedType) -> TensorInfo:
+    shape = tuple([simplify(dim) for dim in type_.shape])
+    return TensorInfo(type_.dtype, shape, type_.device.data, isinstance(type_, BufferType))
+
+
+class _NoBackend:
+    def link(self, compiled: Compiled, registry: Mapping[str, Any], strict: bool) -> Linked:
+        """Never called: an interpreted model is not linked."""
+        raise RuntimeError(f"{compiled.name} is interpreted")
+
+
+class _Run:
+    """Runs a graph with the interpreter."""
+
+    def __init__(self, graph: Graph, weights: Mapping[str, Tensor]) -> None:
+        self.graph = graph
+        self.weights = {name: tensor.to_numpy() for name, tensor in weights.items()}
+
+    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        from max import _interpreter  # NumPy only, and seldom needed
+
+        arrays = [tensor.to_numpy() for tensor in inputs]
+        results = _interpreter.run(self.graph, arrays, self.weights)
+        outputs: list[Tensor] = []
+        for result in results:
+            same = next((t for t, a in zip(inputs, arrays, strict=True) if result is a), None)
+            outputs.append(same if same is not None else Tensor.from_numpy(np.array(result, order="C")))
+        return outputs
+
+
+def interpreted_model(graph: Graph, names: list[str], weights: Mapping[str, Tensor], arena: Arena) -> Model:
+    """A model that runs on the interpreter.
+
+    Args:
+        graph: The graph.
+        names: The names of its inputs.
+        weights: The values of its weights.
+        arena: The session's arena, which is not used.
+    """
+    top = entry(graph.to_mlir())
+    inputs = [_info(t) for t in top.input_types if isinstance(t, ShapedType)]
+    outputs = [_info(t) for t in top.output_types if isinstance(t, ShapedType)]
+    symbols = dict.fromkeys(
+        symbol for info in inputs for dim in info.shape if not isinstance(dim, int) for symbol in dim.symbols
+    )
+    compiled = Compiled(
+        graph.name, tuple(symbols), inputs, names, outputs, [-1] * len(outputs), ProgramCode(), ProgramCode(), [], {}, []
+    )  # fmt: skip
+    return Model(compiled, None, _NoBackend(), arena, _Run(graph, weights))

@@ -1,0 +1,406 @@
+"""The definition of :class:`Model`."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from max._compiler.emit import Compiled
+from max.driver import CPU, Device, Tensor
+from max.dtype import DType
+from max.engine._binding import InputBinder
+from max.engine._program import Arena, Instance, LinkedProgram
+
+__all__ = ["Model", "MojoValue", "TensorSpec"]
+
+
+class MojoValue:
+    """A value that only custom ops understand. Not used: opaque values stay inside of a model."""
+
+    __module__ = "max.engine"
+
+
+class TensorSpec:
+    """The properties of a tensor: its name, shape and dtype.
+
+    For usage, see :attr:`Model.input_metadata`.
+
+    Args:
+        shape: The sizes; None where a size is known only when the model runs. None for an unknown rank.
+        dtype: The element type.
+        name: The name.
+    """
+
+    __module__ = "max.engine"
+    __slots__ = ("_dtype", "_name", "_shape")
+
+    def __init__(self, shape: Sequence[int | None] | None, dtype: DType, name: str) -> None:
+        self._shape = None if shape is None else list(shape)
+        self._dtype = dtype
+        self._name = name
+
+    @property
+    def dtype(self) -> DType:
+        """A tensor data type."""
+        return self._dtype
+
+    @property
+    def name(self) -> str:
+        """A tensor name."""
+        return self._name
+
+    @property
+    def shape(self) -> list[int | None] | None:
+        """The shape of the tensor as a list of integers.
+
+        If a dimension size is unknown/dynamic (such as the batch size), its value is ``None``.
+        """
+        return None if self._shape is None else list(self._shape)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TensorSpec) and (self._shape, self._dtype, self._name) == (
+            other._shape,
+            other._dtype,
+            other._name,
+        )
+
+    def __hash__(self) -> int:
+        return hash((tuple(self._shape or ()), self._dtype, self._name))
+
+    def __repr__(self) -> str:
+        return f"TensorSpec(shape={self._shape}, dtype={self._dtype}, name={self._name!r})"
+
+    def __str__(self) -> str:
+        dims = "unknown" if self._shape is None else "x".join("-1" if d is None else str(d) for d in self._shape)
+        return f"{self._name}: {dims}x{self._dtype.name}" if dims else f"{self._name}: {self._dtype.name}"
+
+
+@dataclass(slots=True)
+class Linked:
+    """A model's programs with all addresses, and what keeps that memory alive; replaced whole by a reload."""
+
+    main: LinkedProgram
+    kept: list[object]
+
+
+class Backend(Protocol):
+    """How a session makes the parts of a model; a model calls it again for a reload."""
+
+    def link(self, compiled: Compiled, registry: Mapping[str, Any], strict: bool) -> Linked:
+        """Programs with the weights of a registry."""
+        ...
+
+
+class Runner(Protocol):
+    """Something else that can run a model: the interpreter."""
+
+    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]: ...
+
+
+@dataclass(slots=True)
+class _Capture:
+    """A recorded execution: its programs, sizes, memory."""
+
+    linked: Linked
+    instance: Instance
+    symbols: tuple[int, ...]
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+
+
+class Model:
+    """A loaded model that you can execute.
+
+    Do not instantiate this class directly. Instead, create it with :class:`InferenceSession`.
+
+    A model may be used from several threads; executions on one pool of workers take turns.
+    """
+
+    __module__ = "max.engine"
+
+    def __init__(
+        self, compiled: Compiled, linked: Linked | None, backend: Backend, arena: Arena, runner: Runner | None = None
+    ) -> None:
+        self._compiled = compiled
+        self._linked = linked
+        self._backend = backend
+        self._arena = arena
+        self._runner = runner
+        self._binder = InputBinder(compiled.name, compiled.inputs, compiled.input_names, compiled.symbols)
+        self._num_inputs = len(compiled.inputs)
+        self._output_dtypes = [info.dtype for info in compiled.outputs]
+        self._output_devices = [CPU(info.device[1]) for info in compiled.outputs]
+        self._given_back = compiled.output_buffers
+        self._captures: dict[int, _Capture] = {}
+        self._lock = threading.Lock()
+
+    # metadata ----------------------------------------------------------------------------------
+
+    @property
+    def input_metadata(self) -> list[TensorSpec]:
+        """Metadata about the model's input tensors, as a list of :class:`TensorSpec` objects.
+
+        For example, you can print the input tensor names, shapes, and dtypes::
+
+            for tensor in model.input_metadata:
+                print(f'name: {tensor.name}, shape: {tensor.shape}, dtype: {tensor.dtype}')
+        """
+        names = self._compiled.input_names
+        return [
+            TensorSpec([d if isinstance(d, int) else None for d in info.shape], info.dtype, name)
+            for info, name in zip(self._compiled.inputs, names, strict=True)
+        ]
+
+    @property
+    def output_metadata(self) -> list[TensorSpec]:
+        """Metadata about the model's output tensors, as a list of :class:`TensorSpec` objects.
+
+        For example, you can print the output tensor names, shapes, and dtypes::
+
+            for tensor in model.output_metadata:
+                print(f'name: {tensor.name}, shape: {tensor.shape}, dtype: {tensor.dtype}')
+        """
+        return [
+            TensorSpec([d if isinstance(d, int) else None for d in info.shape], info.dtype, f"output{index}")
+            for index, info in enumerate(self._compiled.outputs)
+        ]
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """Get input signature for model."""
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        names = self._compiled.input_names
+        if not all(name.isidentifier() for name in names):
+            kind = inspect.Parameter.POSITIONAL_ONLY
+            names = [f"input{index}" for index in range(len(names))]
+        return inspect.Signature([inspect.Parameter(name, kind) for name in names])
+
+    @property
+    def devices(self) -> list[Device]:
+        """Returns the device objects used in the Model."""
+        return list(dict.fromkeys([*self.input_devices, *self.output_devices])) or [CPU()]
+
+    @property
+    def input_devices(self) -> list[Device]:
+        """Devices of the model's input tensors, as a list of Device objects."""
+        return [CPU(info.device[1]) for info in self._compiled.inputs]
+
+    @property
+    def output_devices(self) -> list[Device]:
+        """Devices of the model's output tensors, as a list of Device objects."""
+        return [CPU(info.device[1]) for info in self._compiled.outputs]
+
+    @property
+    def kernel_summaries(self) -> list[str]:
+        """Kernel fusion summaries from the compiled model.
+
+        One string for each launch of a kernel, in their order: the ops that it carries out, joined by ``+``,
+        after the prefix of the subgraph call that it comes from.
+        """
+        return [launch.name for launch in self._compiled.main.launches]
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(map(str, self.input_metadata))
+        outputs = ", ".join(map(str, self.output_metadata))
+        return f"Model({self._compiled.name!r}, inputs=[{inputs}], outputs=[{outputs}])"
+
+    # execution ---------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[Tensor]:
+        """Call self as a function.
+
+        Args:
+            args: The inputs in order.
+            kwargs: Inputs by the names in :attr:`signature`.
+
+        Returns:
+            The outputs.
+
+        Raises:
+            TypeError: An input is missing, given twice or unknown, or as for :meth:`execute`.
+            ValueError: As for :meth:`execute`.
+        """
+        if kwargs:
+            try:
+                args = self.signature.bind(*args, **kwargs).args
+            except TypeError as error:
+                names = ", ".join(self._compiled.input_names)
+                raise TypeError(f"{self._compiled.name}: {error}; the inputs are {names}") from None
+        return self.execute(*args)
+
+    def execute(self, *args: Any) -> list[Tensor]:
+        """Runs the model.
+
+        Args:
+            args: The inputs in order: tensors, NumPy arrays, other DLPack arrays; for inputs of rank 0 Python numbers too.
+                Tensors and arrays are used where they are, without a copy if they are contiguous.
+
+        Returns:
+            The outputs, in memory of their own; a buffer that the graph gives out is the tensor that came in.
+
+        Raises:
+            TypeError: A wrong number of inputs, or an input of a wrong type or dtype.
+            ValueError: An input of a wrong rank, size or device, or sizes that disagree with each other.
+            KernelError: A kernel raised; outputs and buffers that are written are then undefined.
+        """
+        tensors, symbols = self._binder.bind(args)
+        linked = self._linked
+        if linked is None:
+            assert self._runner is not None
+            return self._runner(tensors)
+        instance = linked.main.instance(symbols)
+        outputs = self._new_outputs(tensors, instance)
+        self._run(linked, instance, tensors, outputs)
+        return outputs
+
+    def _new_outputs(self, inputs: list[Tensor], instance: Instance) -> list[Tensor]:
+        return [
+            Tensor(dtype, shape, device) if source < 0 else inputs[source]
+            for dtype, shape, device, source in zip(
+                self._output_dtypes, instance.output_shapes, self._output_devices, self._given_back, strict=True
+            )
+        ]
+
+    def _run(self, linked: Linked, instance: Instance, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        if linked.main.empty:
+            return
+        # held by this frame until the run is over
+        memory: npt.NDArray[np.uint8] = self._arena.take(instance.arena_bytes)
+        bases = [0, memory.ctypes.data]
+        bases.extend([tensor._ptr for tensor in inputs])  # pyright: ignore[reportPrivateUsage]
+        bases.extend([tensor._ptr for tensor in outputs])  # pyright: ignore[reportPrivateUsage]
+        linked.main.run(instance, np.array(bases, np.int64))
+
+    # weights -----------------------------------------------------------------------------------
+
+    def reload(self, weights_registry: Mapping[str, Any], /) -> None:
+        """Reload weights into this compiled model in-place.
+
+        Reuses the compiled graph and replaces the weights all at once: an execution sees either the old ones or the
+        new ones. What the model computes once from its weights is computed again. Captures are dropped.
+
+        Args:
+            weights_registry: Model weight names mapped to their new values.
+
+        Raises:
+            ValueError: Weights are missing, unknown, or of a wrong shape or dtype.
+        """
+        if self._linked is None:
+            raise RuntimeError(f"{self._compiled.name}: an interpreted model cannot be reloaded")
+        linked = self._backend.link(self._compiled, weights_registry, True)
+        with self._lock:
+            self._linked = linked
+            self._captures.clear()
+
+    # capture and replay ------------------------------------------------------------------------
+
+    def capture(self, graph_keys: int | Sequence[int], *inputs: Tensor) -> list[Tensor]:
+        """Capture execution into a device graph for caller-provided key.
+
+        Runs the model once. A replay repeats the same launches on the same memory, with nothing to bind or to
+        allocate.
+
+        Args:
+            graph_keys: Caller-provided graph key or per-device keys identifying the captured graph.
+            inputs: Input buffers; a replay reads what they hold then.
+
+        Returns:
+            The output buffers, which each replay writes again.
+
+        Raises:
+            TypeError: If graph_keys is neither an int nor a sequence of ints.
+            ValueError: If any key is out of uint64 range, or no input buffers are provided.
+        """
+        keys = self._keys(graph_keys, inputs)
+        tensors, symbols = self._binder.bind(inputs)
+        linked = self._linked
+        if linked is None:
+            raise RuntimeError(f"{self._compiled.name}: an interpreted model cannot be captured")
+        instance = linked.main.instance(symbols)
+        capture = _Capture(linked, instance, symbols, tensors, self._new_outputs(tensors, instance))
+        self._run(linked, instance, tensors, capture.outputs)
+        with self._lock:
+            for key in keys:
+                self._captures[key] = capture
+        return list(capture.outputs)
+
+    def replay(self, graph_keys: int | Sequence[int], *inputs: Tensor) -> None:
+        """Replay the captured device graph for a caller-provided key.
+
+        The outputs are written to the buffers that :meth:`capture` returned.
+
+        Args:
+            graph_keys: The key or keys of the capture.
+            inputs: Input buffers of the captured shapes and dtypes.
+
+        Raises:
+            TypeError: If graph_keys is neither an int nor a sequence of ints.
+            ValueError: If any key is out of uint64 range, no input buffers are provided, or they do not match.
+            RuntimeError: If no graph has been captured for the keys.
+        """
+        capture = self._captured(graph_keys, inputs)
+        if all(given is known for given, known in zip(inputs, capture.inputs, strict=False)):
+            self._run(capture.linked, capture.instance, capture.inputs, capture.outputs)
+            return
+        tensors, symbols = self._binder.bind(inputs)
+        if symbols != capture.symbols:
+            raise ValueError(
+                f"{self._compiled.name}: replay with shapes {[t.shape for t in tensors]}, captured were "
+                f"{[t.shape for t in capture.inputs]}"
+            )
+        self._run(capture.linked, capture.instance, tensors, capture.outputs)
+
+    def debug_verify_replay(self, graph_keys: int | Sequence[int], *inputs: Tensor) -> None:
+        """Execute eagerly and verify the launch trace matches the captured graph.
+
+        Args:
+            graph_keys: Caller-provided graph key or per-device keys identifying captured graphs.
+            inputs: Input buffers matching the captured input signature (same shapes and dtypes used during capture).
+
+        Raises:
+            TypeError: If graph_keys is neither an int nor a sequence of ints.
+            ValueError: If any key in graph_keys is out of uint64 range, or no input buffers are provided.
+            RuntimeError: If no graph has been captured for graph_keys, or if the eager execution trace doesn't match
+                the captured graph.
+        """
+        capture = self._captured(graph_keys, inputs)
+        tensors, symbols = self._binder.bind(inputs)
+        linked = self._linked
+        assert linked is not None
+        instance = linked.main.instance(symbols)
+        outputs = self._new_outputs(tensors, instance)
+        self._run(linked, instance, tensors, outputs)
+        if linked is not capture.linked or not np.array_equal(instance.offsets, capture.instance.offsets):
+            raise RuntimeError(
+                f"{self._compiled.name}: the execution does not match the captured graph: shapes "
+                f"{[t.shape for t in tensors]}, captured were {[t.shape for t in capture.inputs]}"
+            )
+
+    def _captured(self, graph_keys: int | Sequence[int], inputs: Sequence[Tensor]) -> _Capture:
+        keys = self._keys(graph_keys, inputs)
+        found = [self._captures.get(key) for key in keys]
+        if not found or any(capture is None or capture is not found[0] for capture in found):
+            raise RuntimeError(f"{self._compiled.name}: no graph has been captured for {graph_keys}; call capture first")
+        assert found[0] is not None
+        return found[0]
+
+    def _keys(self, graph_keys: int | Sequence[int], inputs: Sequence[Tensor]) -> tuple[int, ...]:
+        keys = (graph_keys,) if isinstance(graph_keys, int) else tuple(graph_keys) if _is_sequence(graph_keys) else None
+        if keys is None or not all(isinstance(key, int) and not isinstance(key, bool) for key in keys):
+            raise TypeError(f"graph_keys is {graph_keys!r}, expected an int or a sequence of ints")
+        for key in keys:
+            if not 0 <= key < 1 << 64:
+                raise ValueError(f"graph_keys: {key} does not fit into 64 bits, 0 to 2**64 - 1 do")
+        if not inputs:
+            raise ValueError("no input buffers were given")
+        return keys
+
+
+def _is_sequence(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)

@@ -1,0 +1,416 @@
+"""The definition of :class:`InferenceSession`."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import pickle
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from max import kernel as k
+from max._compiler import pipeline
+from max._compiler.emit import Compiled
+from max._config import flags
+from max._kernels import library
+from max._runtime import jit, platform
+from max._runtime.cache import content_key, default_cache, source_fingerprint
+from max._runtime.pool import Pool, shared_pool
+from max._version import __version__
+from max.driver import CPU, Device, Tensor
+from max.engine._interpreted import interpreted_model
+from max.engine._model import Linked, Model
+from max.engine._program import LinkedProgram, arena_of
+from max.engine._weights import WeightInfo, bind_weights, declared_weights
+from max.graph import Graph
+from max.mlir import ChainType, ModuleOp, entry, print_module, resources, walk
+
+__all__ = [
+    "AssertLevel", "CustomExtensionsType", "GPUProfilingMode", "InferenceSession", "LogLevel",
+    "SplitKReductionPrecision",
+]  # fmt: skip
+
+logger = logging.getLogger("max.engine")
+dump = logging.getLogger("max.dump")
+
+CustomExtensionsType = list[str | Path | Any] | str | Path | Any
+
+
+class GPUProfilingMode(str, Enum):
+    """The supported modes for GPU profiling."""
+
+    __module__ = "max.engine"
+
+    OFF = "off"
+    ON = "on"
+    DETAILED = "detailed"
+
+
+class LogLevel(str, Enum):
+    """The LogLevel specifies the log level of the ops."""
+
+    __module__ = "max.engine"
+
+    NOTSET = "notset"
+    TRACE = "trace"
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+    CRITICAL = "critical"
+
+
+class AssertLevel(str, Enum):
+    """Which assertions of kernels are kept in the compiled model."""
+
+    __module__ = "max.engine"
+
+    NONE = "none"
+    WARN = "warn"
+    SAFE = "safe"
+    ALL = "all"
+
+
+class SplitKReductionPrecision(str, Enum):
+    """The precision of the sums of large matrix products that are split along their inner dimension."""
+
+    __module__ = "max.engine"
+
+    ACCUM = "ACCUM"
+    OUTPUT = "OUTPUT"
+
+
+_LEVELS = {"notset": 0, "trace": 5, "debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+
+
+def _choice(kind: type[Enum], what: str, value: Any) -> Any:
+    for member in kind:
+        if value is member or (isinstance(value, str) and value.lower() == str(member.value).lower()):
+            return member
+    known = ", ".join(repr(member.value) for member in kind)
+    raise ValueError(f"{what}: {value!r} is not one of {known}")
+
+
+class InferenceSession:
+    """Manages an inference session in which you can load and run models.
+
+    You need an instance of this to load a model as a :class:`Model` object. For example::
+
+        session = engine.InferenceSession(devices=[CPU()])
+        model = session.load(graph)
+
+    Args:
+        devices: A list of devices on which to run inference. Default is the host CPU only.
+        num_threads: Number of threads to use for the inference session. This defaults to the number of physical cores
+            on your machine.
+        custom_extensions: The extensions to load for the model: paths of Python files with ops written in the kernel
+            language, or of folders of such files.
+
+    Raises:
+        ValueError: ``num_threads`` is less than 1.
+        TypeError: A device is not a `Device`.
+    """
+
+    __module__ = "max.engine"
+
+    def __init__(
+        self,
+        devices: Iterable[Device] | None = None,
+        num_threads: int | None = None,
+        *,
+        custom_extensions: CustomExtensionsType | None = None,
+    ) -> None:
+        self._devices: list[Device] = list(dict.fromkeys([CPU()] if devices is None else devices))
+        for device in self._devices:
+            if not isinstance(device, Device):
+                raise TypeError(f"InferenceSession: {device!r} is not a device, expected devices such as [CPU()]")
+        if num_threads is not None and (not isinstance(num_threads, int) or num_threads < 1):
+            raise ValueError(f"InferenceSession: num_threads is {num_threads!r}, expected 1 or more")
+        self._pool: Pool = shared_pool(num_threads)
+        self._target = k.host_target()
+        self._lock = threading.Lock()
+        load_extensions(custom_extensions)
+
+    @property
+    def devices(self) -> list[Device]:
+        """A list of available devices."""
+        return list(self._devices)
+
+    @property
+    def num_threads(self) -> int:
+        """The number of threads that run a model together."""
+        return self._pool.num_threads
+
+    def __repr__(self) -> str:
+        names = ", ".join(map(str, self._devices))
+        return f"InferenceSession(devices=[{names}], num_threads={self.num_threads})"
+
+    # loading -----------------------------------------------------------------------------------
+
+    def load(
+        self,
+        model: str | Path | Any,
+        *,
+        custom_extensions: CustomExtensionsType | None = None,
+        custom_ops_path: str | None = None,
+        weights_registry: Mapping[str, Any] | None = None,
+    ) -> Model:
+        """Loads a model and compiles it for inference.
+
+        What is compiled is kept on disk: a second load of an equal graph, in this process or another, takes a fraction
+        of the time.
+
+        Args:
+            model: A :class:`max.graph.Graph`, or the path of a file that one was saved to.
+            custom_extensions: The extensions to load for the model: paths of Python files with ops written in the
+                kernel language, or of folders of such files.
+            custom_ops_path: The path to your custom ops. Deprecated, use ``custom_extensions`` instead.
+            weights_registry: A mapping from names of model weights to their values: NumPy arrays, torch tensors,
+                `Tensor`, `WeightData` or other DLPack arrays. They are used where they are; the model holds on to them.
+
+        Returns:
+            The loaded model, compiled and ready to execute.
+
+        Raises:
+            RuntimeError: If the path provided is invalid.
+            ValueError: Weights are missing, unknown, or of a wrong shape or dtype, or a device is not the session's.
+        """
+        graph = self._graph(model)
+        for extensions in (custom_ops_path, custom_extensions):
+            load_extensions(extensions)
+        load_extensions(list(graph.kernel_libraries_paths))
+        module = graph.to_mlir()
+        declared = declared_weights(module)
+        self._check_devices(module)
+        if flags.MAX_INTERPRET:
+            weights = bind_weights(graph.name, declared, weights_registry)
+            return interpreted_model(graph, input_names(module), weights, arena_of(self._pool))
+        compiled, addresses = self._compile(module)
+        backend = _Backend(self._pool, addresses, declared, _arrays(module, compiled))
+        linked = backend.link(compiled, {} if weights_registry is None else weights_registry, True)
+        return Model(compiled, linked, backend, arena_of(self._pool))
+
+    @staticmethod
+    def _graph(model: Any) -> Graph:
+        if isinstance(model, Graph):
+            return model
+        if not isinstance(model, str | Path):
+            raise TypeError(f"load: expected a Graph or the path of a saved one, got {type(model).__name__}")
+        path = Path(model)
+        if not path.exists():
+            raise RuntimeError(f"load: {path} does not exist")
+        try:
+            return Graph(path.stem, path=path)
+        except (ValueError, OSError) as error:
+            raise RuntimeError(f"load: {path} is not a saved graph: {error}") from error
+
+    def _check_devices(self, module: ModuleOp) -> None:
+        graph = entry(module)
+        known = {(device.label, device.id) for device in self._devices}
+        for index, type_ in enumerate([*graph.input_types, *graph.output_types]):
+            device = getattr(type_, "device", None)
+            if device is not None and device.data not in known:
+                inputs = len(graph.input_types)
+                what = f"input {index}" if index < inputs else f"output {index - inputs}"
+                names = ", ".join(map(str, self._devices))
+                raise ValueError(
+                    f"load: {what} of {graph.sym_name} is on {device.text}, the session has {names}; "
+                    "give the device to InferenceSession(devices=...)"
+                )
+
+    def _compile(self, module: ModuleOp) -> tuple[Compiled, dict[str, int]]:
+        """The program of a module and the addresses of its kernels, from the disk where it is there."""
+        names = input_names(module)
+        key = self._key(module, names)
+        cache = default_cache()
+        if key is not None and (blob := cache.get("program", key)) is not None:
+            start = time.perf_counter()
+            compiled: Compiled = pickle.loads(blob)
+            addresses = jit.load_kernels(compiled.kernels, self._target_options())
+            pipeline.stats.add("from disk", start)
+            if addresses is not None:
+                pipeline.stats.from_disk += 1
+                return compiled, addresses
+        with self._lock:
+            compiled, irs = pipeline.compile_module(module, names, self._target)
+        start = time.perf_counter()
+        addresses = jit.compile_kernels(irs.values(), self._target)
+        pipeline.stats.add("llvm", start)
+        if key is not None:
+            cache.put("program", key, pickle.dumps(compiled, pickle.HIGHEST_PROTOCOL))
+        if "program" in flags.MAX_DUMP:
+            dump.info("%s", compiled)
+        return compiled, addresses
+
+    def _target_options(self) -> Any:
+        return self._target
+
+    def _key(self, module: ModuleOp, names: Sequence[str]) -> str | None:
+        """The key of a module on disk: its text, without the contents of big constants, and all that makes code of it.
+
+        None where kernels of the user are part of it: their source is not in the text.
+        """
+        for op in walk(module):
+            if op.name == "mo.custom" and not library.supports(op.attr("symbol")):
+                return None
+        makers = [source_fingerprint(package) for package in ("_compiler", "kernel", "_kernels", "mlir", "_runtime")]
+        checked = str(bool(flags.MAX_KERNEL_CHECK))
+        target = self._target
+        return content_key(
+            print_module(module), "\n".join(names), target.triple, target.cpu, ",".join(sorted(target.features)), checked,
+            __version__, sys.version, np.__version__, *makers,
+        )  # fmt: skip
+
+    # settings that other engines have -----------------------------------------------------------
+
+    def gpu_profiling(self, mode: GPUProfilingMode) -> None:
+        """Enables end to end gpu profiling configuration. Without a GPU there is nothing to profile.
+
+        Args:
+            mode: The mode.
+
+        Raises:
+            ValueError: The mode is unknown.
+        """
+        _choice(GPUProfilingMode, "gpu_profiling", mode)
+
+    def set_mojo_log_level(self, level: str | LogLevel) -> None:
+        """Sets the verbosity of logging in the compiled model: the level of the logger ``max.kernel``.
+
+        Args:
+            level: The level or its name.
+
+        Raises:
+            ValueError: The level is unknown.
+        """
+        found: LogLevel = _choice(LogLevel, "set_mojo_log_level", level)
+        logging.getLogger("max.kernel").setLevel(_LEVELS[found.value])
+
+    def set_mojo_assert_level(self, level: AssertLevel) -> None:
+        """Sets which asserts are kept in the compiled model. Kernels of this engine check their inputs at all levels.
+
+        Args:
+            level: The level.
+
+        Raises:
+            ValueError: The level is unknown.
+        """
+        _choice(AssertLevel, "set_mojo_assert_level", level)
+
+    def set_split_k_reduction_precision(self, precision: str | SplitKReductionPrecision) -> None:
+        """Sets the accumulation precision for split k reductions in large matmuls. Here sums are never narrower than f32.
+
+        Args:
+            precision: The precision or its name.
+
+        Raises:
+            ValueError: The precision is unknown.
+        """
+        _choice(SplitKReductionPrecision, "set_split_k_reduction_precision", precision)
+
+    def use_old_top_k_kernel(self, mode: str) -> None:
+        """Enables the old top-k kernel. This engine has one kernel for top-k, with the results of both.
+
+        Args:
+            mode: String to enable/disable. Accepts "false", "off", "no", "0" to disable, any other value to enable.
+        """
+
+
+class _Backend:
+    """Links a compiled model with weights; kept by the model for reloads."""
+
+    def __init__(
+        self, pool: Pool, addresses: dict[str, int], declared: dict[str, WeightInfo], arrays: dict[int, np.ndarray[Any, Any]]
+    ) -> None:
+        self.pool = pool
+        self.addresses = addresses
+        self.declared = declared
+        self.arrays = arrays
+
+    def link(self, compiled: Compiled, registry: Mapping[str, Any], strict: bool) -> Linked:
+        """Programs with the weights of a registry; runs what is to be computed once."""
+        weights = bind_weights(compiled.name, self.declared, registry, strict=strict)
+        fixed: list[int] = []
+        kept: list[object] = []
+        for index, item in enumerate(compiled.fixed):
+            if item.kind == "weight":
+                tensor: Tensor = weights[item.name]
+                fixed.append(tensor._ptr)  # pyright: ignore[reportPrivateUsage]
+                kept.append(tensor)
+            else:
+                array = self.arrays[index] if item.kind == "constant" else platform.allocate(max(item.bytes, 1))
+                fixed.append(array.ctypes.data)
+                kept.append(array)
+        if compiled.once.launches:
+            once = LinkedProgram(compiled, compiled.once, self.addresses, fixed, self.pool)
+            instance = once.instance((0,) * len(compiled.symbols))
+            memory = arena_of(self.pool).take(instance.arena_bytes)
+            bases = np.zeros(2 + len(compiled.inputs) + len(compiled.outputs), np.int64)
+            bases[1] = memory.ctypes.data
+            once.run(instance, bases)
+        return Linked(LinkedProgram(compiled, compiled.main, self.addresses, fixed, self.pool), kept)
+
+
+def _arrays(module: ModuleOp, compiled: Compiled) -> dict[int, np.ndarray[Any, Any]]:
+    """The constants of a model by their number among its fixed buffers."""
+    named: dict[str, np.ndarray[Any, Any]] | None = None
+    found: dict[int, np.ndarray[Any, Any]] = {}
+    for index, item in enumerate(compiled.fixed):
+        if item.kind != "constant":
+            continue
+        array = item.array
+        if array is None:
+            named = resources(module) if named is None else named
+            array = named[item.name]
+        found[index] = np.ascontiguousarray(array)
+    return found
+
+
+def input_names(module: ModuleOp) -> list[str]:
+    """The names of the inputs of a module's entry: those of its values, else ``input0``, ``input1``, …"""
+    arguments = [a for a in entry(module).args if not isinstance(a.type, ChainType)]
+    names = [argument.name_hint or f"input{index}" for index, argument in enumerate(arguments)]
+    return names if len(set(names)) == len(names) else [f"input{index}" for index in range(len(names))]
+
+
+_extensions: dict[Path, ModuleType] = {}
+
+
+def load_extensions(extensions: CustomExtensionsType | None) -> None:
+    """Executes files with custom ops, once each, so that their kernels are registered.
+
+    Args:
+        extensions: A path or a list of paths: Python files, or folders of them. Modules that are already imported
+            are taken as they are.
+
+    Raises:
+        FileNotFoundError: A path does not exist.
+        ValueError: A file is no Python file.
+    """
+    if extensions is None:
+        return
+    items = extensions if isinstance(extensions, list | tuple) else [extensions]
+    for item in items:
+        if isinstance(item, ModuleType):
+            continue
+        path = Path(item).resolve()
+        if not path.exists():
+            raise FileNotFoundError(f"custom_extensions: {path} does not exist")
+        files = sorted(path.glob("**/*.py")) if path.is_dir() else [path]
+        for file in files:
+            if file.suffix != ".py":
+                raise ValueError(f"custom_extensions: {file} is not a Python file with ops registered by k.register")
+            if file not in _extensions:
+                spec = importlib.util.spec_from_file_location(f"max_extension_{len(_extensions)}", file)
+                assert spec is not None and spec.loader is not None
+                module = importlib.util.module_from_spec(spec)
+                spec.loader.exec_module(module)
+                _extensions[file] = module

@@ -1,0 +1,96 @@
+"""The weights of a model: from a registry of arrays to checked tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from max.driver import Tensor
+from max.dtype import DType
+from max.mlir import CallOp, GraphOp, ModuleOp, ShapedType, entry, subgraphs
+
+__all__ = ["WeightInfo", "bind_weights", "declared_weights"]
+
+
+@dataclass(frozen=True)
+class WeightInfo:
+    """What a graph says of a weight."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype.name}{list(self.shape)}"
+
+
+def declared_weights(module: ModuleOp) -> dict[str, WeightInfo]:
+    """The weights of a module by name, with the prefixes of the calls that lead to them.
+
+    Raises:
+        ValueError: A weight has a symbolic dimension, or one name has two types.
+    """
+    callees = subgraphs(module)
+    found: dict[str, WeightInfo] = {}
+
+    def walk(graph: GraphOp, prefix: str) -> Iterator[WeightInfo]:
+        for op in graph.body:
+            if op.name == "mo.constant.external":
+                type_ = op.results[0].type
+                assert isinstance(type_, ShapedType)
+                shape = type_.static_shape
+                name = prefix + op.attr("name")
+                if shape is None:
+                    raise ValueError(f"weight {name!r} is {type_.short}; the shape of a weight must be static")
+                yield WeightInfo(name, type_.dtype, shape)
+            elif isinstance(op, CallOp):
+                yield from walk(callees[op.callee], prefix + op.prefix)
+
+    for info in walk(entry(module), ""):
+        known = found.setdefault(info.name, info)
+        if known != info:
+            raise ValueError(f"the graph has two weights of one name, {known} and {info}")
+    return found
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(names)
+
+
+def bind_weights(
+    model: str, declared: Mapping[str, WeightInfo], registry: Mapping[str, Any] | None, *, strict: bool = True
+) -> dict[str, Tensor]:
+    """A contiguous tensor for each weight, on the registry's memory where that is possible.
+
+    Args:
+        model: The model's name, for messages.
+        declared: The weights that the graph has.
+        registry: Values by name: NumPy arrays, torch tensors, `Tensor`, or other DLPack arrays.
+        strict: Whether a name that the graph does not have is an error.
+
+    Raises:
+        ValueError: Weights are missing, unknown, or have a wrong shape or dtype; the message lists all of them.
+        TypeError: A value is no array.
+    """
+    registry = {} if registry is None else registry
+    problems: list[str] = []
+    if missing := [name for name in declared if name not in registry]:
+        problems.append(f"{len(missing)} missing: {_names(missing)}")
+    if strict and (unknown := [name for name in registry if name not in declared]):
+        problems.append(f"{len(unknown)} that the graph does not have: {_names(unknown)}")
+    tensors: dict[str, Tensor] = {}
+    for name, info in declared.items():
+        if name not in registry:
+            continue
+        try:
+            tensor = Tensor.from_dlpack(registry[name])
+        except (TypeError, BufferError, ValueError, AttributeError) as error:
+            raise TypeError(f"{model}: weight {name!r}: {error}") from error
+        if tensor.dtype is not info.dtype or tensor.shape != info.shape:
+            problems.append(f"{name!r} is {tensor.dtype.name}{list(tensor.shape)}, expected {info}")
+            continue
+        tensors[name] = tensor if tensor.is_contiguous else tensor.contiguous()
+    if problems:
+        raise ValueError(f"{model}: the weights_registry does not fit the graph: " + "; ".join(problems))
+    return tensors
