@@ -170,9 +170,9 @@ class Compiler:
         if optimize:
             self._optimize(module)
         if "llvm" in flags.MAX_DUMP:
-            dump.info("LLVM IR of %s\n%s", name, module)
+            dump.warning("LLVM IR of %s\n%s", name, module)
         if "asm" in flags.MAX_DUMP:
-            dump.info("assembly of %s\n%s", name, target_machine.emit_assembly(module))
+            dump.warning("assembly of %s\n%s", name, target_machine.emit_assembly(module))
         return target_machine.emit_object(module)
 
     def _optimize(self, module: llvm.ModuleRef) -> None:

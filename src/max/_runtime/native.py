@@ -17,25 +17,27 @@ from max._runtime import platform
 
 EXPORTS = ("max_run", "max_worker", "max_barrier", "max_stop")
 
-# the pool's struct: whatever is written while workers spin has a cache line for itself
-EPOCH = 0  # i32: runs begun; workers wait for it to change
-EPOCH_SLEEPERS = 64
-ARRIVED = 128  # i32: workers at the barrier
-GENERATION = 192  # i32: barriers passed
-GENERATION_SLEEPERS = 256
-REMAINING = 320  # i32: workers that still walk the program
-FINISHED = 384  # i32: runs finished; the caller waits for it to change
-FINISHED_SLEEPERS = 448
-PROGRAM = 512  # the line that is constant during a run
-VALUES = 520
-ACTIVE = 528  # i64: number of workers of this run
-STOP = 536  # i64: workers leave
-IDLE_SPINS = 544  # i64: pauses before a worker sleeps between runs
-YIELD_MASK = 552  # i64: yields the CPU when (pauses & mask) == 0
-RUN_SPINS = 560  # i64: pauses before a worker sleeps in a run
-CONTEXTS = 568  # ptr: one context a worker
-ERROR = 640  # the error record of the contract, 8 x i64
-PARKING = 768
+# the pool's struct: whatever is written while workers spin has two cache lines for itself, as processors
+# fetch lines in pairs (a barrier takes four times as long when its two words are neighbours)
+LINE_PAIR = 128
+EPOCH = 0 * LINE_PAIR  # i32: runs begun; workers wait for it to change
+EPOCH_SLEEPERS = 1 * LINE_PAIR
+ARRIVED = 2 * LINE_PAIR  # i32: workers at the barrier
+GENERATION = 3 * LINE_PAIR  # i32: barriers passed
+GENERATION_SLEEPERS = 4 * LINE_PAIR
+REMAINING = 5 * LINE_PAIR  # i32: workers that still walk the program
+FINISHED = 6 * LINE_PAIR  # i32: runs finished; the caller waits for it to change
+FINISHED_SLEEPERS = 7 * LINE_PAIR
+PROGRAM = 8 * LINE_PAIR  # these lines are constant during a run
+VALUES = PROGRAM + 8
+ACTIVE = PROGRAM + 16  # i64: number of workers of this run
+STOP = PROGRAM + 24  # i64: workers leave
+IDLE_SPINS = PROGRAM + 32  # i64: pauses before a worker sleeps between runs
+YIELD_MASK = PROGRAM + 40  # i64: yields the CPU when (pauses & mask) == 0
+RUN_SPINS = PROGRAM + 48  # i64: pauses before a worker sleeps in a run
+CONTEXTS = PROGRAM + 56  # ptr: one context a worker
+ERROR = 9 * LINE_PAIR  # the error record of the contract, 8 x i64
+PARKING = 10 * LINE_PAIR
 POOL_BYTES = PARKING + platform.PARKING_BYTES
 
 # a worker's context: fields 0 to 8 are the contract with the kernels, the rest is ours

@@ -139,7 +139,7 @@ class Pool:
     # Native memory -----------------------------------------------------------------------------
 
     def _new_memory(self) -> None:
-        self._memory = memory = platform.allocate(native.POOL_BYTES)
+        self._memory = memory = platform.allocate(native.POOL_BYTES, native.LINE_PAIR)
         memory[:] = 0
         self._address = memory.ctypes.data
         platform.init_parking(self._address + native.PARKING, self.parking)
@@ -161,14 +161,14 @@ class Pool:
 
     def _place_buffers(self) -> None:
         """Lays out contexts, argument slots and scratch, each worker's on its own cache lines."""
-        line = platform.CACHE_LINE
-        workers, stride = self.num_threads, -(-self._num_slots * 8 // line) * line + line
-        # a line more than asked for: equal offsets of two workers are not a power of two apart
+        line, workers = native.LINE_PAIR, self.num_threads
+        stride = -(-self._num_slots * 8 // line) * line + line
+        # a pair of lines more than asked for: equal offsets of two workers are no power of two apart
         scratch_stride = -(-self._scratch_bytes // line) * line + line
-        self._contexts = platform.allocate(workers * native.CONTEXT_BYTES)
+        self._contexts = platform.allocate(workers * native.CONTEXT_BYTES, line)
         self._contexts[:] = 0
-        self._args = platform.allocate(workers * stride)
-        self._scratch = platform.allocate(workers * scratch_stride)
+        self._args = platform.allocate(workers * stride, line)
+        self._scratch = platform.allocate(workers * scratch_stride, line)
         fields = self._contexts.view(np.int64).reshape(workers, -1)
         for worker in range(workers):
             row = fields[worker]
