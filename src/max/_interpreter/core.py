@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, Union
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 
-Implementation = Callable[["Frame", MoOp, Sequence[Array]], Union[Array, Sequence[Array], None]]
+Implementation = Callable[["Frame", MoOp, Sequence[Array]], Array | Sequence[Array] | None]
 """From the frame, the op and its operands (chains left out) to its results (chains left out)."""
 
 IMPLEMENTATIONS: dict[str, Implementation] = {}
@@ -115,7 +115,9 @@ class Frame:
             raise NotImplementedError(f"the interpreter does not know {op.name}")
         with np.errstate(all="ignore"):
             found = implementation(self, op, operands)
-        results = [] if found is None else [found] if isinstance(found, np.ndarray) else list(found)
+        if isinstance(found, np.ndarray | np.generic):
+            found = [np.asarray(found)]
+        results = [] if found is None else list(found)
         types = [r.type for r in op.results if not isinstance(r.type, mlir.ChainType)]
         if len(types) != len(results):
             raise InterpreterError(f"{op.name}: {len(results)} results, expected {len(types)}")

@@ -47,7 +47,7 @@ def _gather_nd(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
 def _scatter(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     x, updates, indices = operands
     axis: int = op.attr("axis")
-    places = list(np.indices(indices.shape, sparse=True))
+    places: list[Array] = list(np.indices(indices.shape, sparse=True))
     places[axis] = _check("scatter", indices, x.shape[axis])
     result = x.copy()
     result[tuple(places)] = updates

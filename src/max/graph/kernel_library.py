@@ -27,7 +27,7 @@ class KernelLibrary:
     """
 
     def __init__(self, context: object = None, paths: Iterable[Path] = []) -> None:
-        self._paths: Iterable[Path] = []
+        self._paths: list[Path] = []
         self._symbols: dict[str, Path] = {}
         self.load_paths(context, paths)
 

@@ -74,8 +74,9 @@ class Shape(list[Dim]):
     @overload
     def __getitem__(self, index: slice) -> Shape: ...
     def __getitem__(self, index: SupportsIndex | slice) -> Dim | Shape:
-        found = super().__getitem__(index)
-        return Shape(found) if isinstance(index, slice) else found
+        if isinstance(index, slice):
+            return Shape(super().__getitem__(index))
+        return super().__getitem__(index)
 
     def __add__(self, other: Any) -> Shape:
         return Shape([*self, *other])

@@ -275,7 +275,9 @@ class TensorType(_ShapedType[mlir.TensorType]):
         return BufferType(self.dtype, self.shape, self.device)
 
     @classmethod
-    def from_mlir(cls, type: mlir.TensorType) -> TensorType:
+    def from_mlir(  # pyright: ignore[reportIncompatibleMethodOverride]
+        cls, type: mlir.TensorType
+    ) -> TensorType:
         """The tensor type of an MLIR type."""
         made = cls.__new__(cls)
         made.dtype = type.dtype
@@ -308,7 +310,9 @@ class BufferType(_ShapedType[mlir.BufferType]):
         return TensorType(self.dtype, self.shape, self.device)
 
     @classmethod
-    def from_mlir(cls, type: mlir.BufferType) -> BufferType:
+    def from_mlir(  # pyright: ignore[reportIncompatibleMethodOverride]
+        cls, type: mlir.BufferType
+    ) -> BufferType:
         """The buffer type of an MLIR type."""
         made = cls.__new__(cls)
         made.dtype = type.dtype
@@ -350,7 +354,9 @@ class _OpaqueType(Type[mlir.OpaqueType]):
         return mlir.OpaqueType((self.name, tuple(pairs)))
 
     @classmethod
-    def from_mlir(cls, type: mlir.OpaqueType) -> _OpaqueType:
+    def from_mlir(  # pyright: ignore[reportIncompatibleMethodOverride]
+        cls, type: mlir.OpaqueType
+    ) -> _OpaqueType:
         return cls(
             type.type_name, {key: from_attr(value) for key, value in type.parameters.items()}
         )

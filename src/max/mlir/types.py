@@ -122,7 +122,9 @@ class DeviceRefAttr(Data[tuple[str, int]]):
 
     @staticmethod
     @lru_cache(maxsize=256)
-    def get(label: str, id: int = 0) -> DeviceRefAttr:
+    def get(  # pyright: ignore[reportIncompatibleMethodOverride]
+        label: str, id: int = 0
+    ) -> DeviceRefAttr:
         """The attribute of device `id` of kind `label`."""
         return DeviceRefAttr((label, id))
 
@@ -293,7 +295,7 @@ class TensorType(ShapedType):
     name = "mo.tensor"
 
     @staticmethod
-    def get(
+    def get(  # pyright: ignore[reportIncompatibleMethodOverride]
         dtype: DType,
         shape: Iterable[DimExpr | int | str],
         device: DeviceRefAttr | None = None,
@@ -314,7 +316,7 @@ class BufferType(ShapedType):
     name = "mo.buffer"
 
     @staticmethod
-    def get(
+    def get(  # pyright: ignore[reportIncompatibleMethodOverride]
         dtype: DType,
         shape: Iterable[DimExpr | int | str],
         device: DeviceRefAttr | None = None,
@@ -338,7 +340,7 @@ class ChainType(Data[None], TypeAttribute):
 
     @staticmethod
     @lru_cache(maxsize=1)
-    def get() -> ChainType:
+    def get() -> ChainType:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The chain type."""
         return ChainType(None)
 

@@ -81,6 +81,7 @@ from max.graph.ops.shape import (
     unsqueeze,
 )
 from max.graph.ops.slicing import slice_tensor
+from max.graph.ops.window import band_part, hann_window
 from max.graph.type import DeviceRef, TensorType
 
 __all__ = [
@@ -95,6 +96,7 @@ __all__ = [
     "as_interleaved_complex",
     "assert_same_device",
     "atanh",
+    "band_part",
     "broadcast_to",
     "buffer_create",
     "buffer_load",
@@ -121,6 +123,7 @@ __all__ = [
     "gelu",
     "greater",
     "greater_equal",
+    "hann_window",
     "inplace_custom",
     "is_inf",
     "is_nan",

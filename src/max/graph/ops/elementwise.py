@@ -163,14 +163,15 @@ def div(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
     if is_weak(lhs) != is_weak(rhs):
         lhs, rhs = _floating(lhs), _floating(rhs)
     x, y = promoted("div", lhs, rhs)
-    return stage("div", broadcast_all("div", (_floating(x), _floating(y))))
+    return stage("div", broadcast_all("div", (_float_tensor(x), _float_tensor(y))))
 
 
 def _floating(value: TensorValueLike) -> TensorValueLike:
     """A tensor of integers as floats; all else as it is."""
-    if is_weak(value):
-        return value
-    x = as_tensor(value)
+    return value if is_weak(value) else _float_tensor(as_tensor(value))
+
+
+def _float_tensor(x: TensorValue) -> TensorValue:
     if not x.dtype.is_integral():
         return x
     return cast_to(x, DType.float64 if x.dtype.size_in_bits == 64 else DType.float32)

@@ -83,7 +83,7 @@ def promote_weak(op: str, value: Any, dtype: DType, device: DeviceRef) -> Tensor
         else:
             return as_tensor(value).cast(dtype).to(device)
     kind = np.asarray(value).dtype.kind if not isinstance(value, bool | int | float) else ""
-    if (isinstance(value, float) or kind in "fV") and not dtype.is_float():
+    if (isinstance(value, float) or kind in ("f", "V")) and not dtype.is_float():
         raise TypeError(
             f"{op}: {value!r} is a float, the other operand is {dtype.name}; cast the tensor first"
         )

@@ -1,0 +1,90 @@
+"""Ops that make or mask by position: bands of matrices, windows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from max.dtype import DType
+from max.graph.ops._stage import as_tensor
+from max.graph.ops.constant import constant
+from max.graph.ops.elementwise import logical_and, logical_not, where
+from max.graph.ops.range import range
+from max.graph.ops.shape import broadcast_to, reshape
+from max.graph.type import DeviceRef
+from max.graph.value import TensorValue, TensorValueLike
+
+__all__ = ["band_part", "hann_window"]
+
+
+def band_part(
+    x: TensorValueLike,
+    num_lower: int | None = None,
+    num_upper: int | None = None,
+    exclude: bool = False,
+) -> TensorValue:
+    """Sets to 0 what lies outside a band around the diagonal of each matrix.
+
+    Element (m, n) of the last two axes is in the band where ``m - n <= num_lower`` and
+    ``n - m <= num_upper``.
+
+    Args:
+        x: The tensor, of rank 2 or more.
+        num_lower: How many diagonals below the main one are kept; None keeps all.
+        num_upper: How many diagonals above the main one are kept; None keeps all.
+        exclude: Whether the band is set to 0 instead.
+
+    Raises:
+        ValueError: The rank is less than 2, or a number is negative or more than the matrix has.
+    """
+    tensor = as_tensor(x)
+    if tensor.rank < 2:
+        raise ValueError(f"band_part: {tensor!r} has rank {tensor.rank}, expected 2 or more")
+    rows, columns = tensor.shape[-2:]
+    for what, number, size in (("num_lower", num_lower, rows), ("num_upper", num_upper, columns)):
+        limit = size.expr.value if size.expr.is_static else None
+        if number is not None and (number < 0 or (limit is not None and number > limit)):
+            raise ValueError(
+                f"band_part: {what} is {number}, expected 0 to {size} for {tensor!r}"
+            )
+    row = reshape(range(0, rows, dtype=DType.int64, device=tensor.device), [rows, 1])
+    column = reshape(range(0, columns, dtype=DType.int64, device=tensor.device), [1, columns])
+    mask: TensorValue | None = None
+    for inside in (
+        None if num_lower is None else row - column <= num_lower,
+        None if num_upper is None else column - row <= num_upper,
+    ):
+        if inside is not None:
+            mask = inside if mask is None else logical_and(mask, inside)
+    if mask is None:
+        mask = broadcast_to(constant(True, DType.bool, tensor.device), [rows, columns])
+    return where(logical_not(mask) if exclude else mask, tensor, 0)
+
+
+def hann_window(
+    window_length: int,
+    device: DeviceRef,
+    periodic: bool = True,
+    dtype: DType = DType.float32,
+) -> TensorValue:
+    """The Hann window, ``(1 - cos(2 π n / (N - 1))) / 2`` for n from 0 to N - 1.
+
+    Args:
+        window_length: The length N of the window.
+        device: Where the window is.
+        periodic: Whether the window is one period of a window of N + 1, without its last element.
+        dtype: The element type, of floating point.
+
+    Returns:
+        A tensor of shape ``[window_length]``.
+
+    Raises:
+        ValueError: The length is negative.
+        TypeError: The length is not an int.
+    """
+    if isinstance(window_length, bool) or not isinstance(window_length, int):
+        raise TypeError(f"hann_window: the length is {window_length!r}, expected an int")
+    if window_length < 0:
+        raise ValueError(f"hann_window: the length is {window_length}, expected 0 or more")
+    points = np.arange(window_length) / max(window_length - 1 + periodic, 1)
+    window = 0.5 - 0.5 * np.cos(2 * np.pi * points) if window_length > 1 else points + 1.0
+    return constant(window, dtype, device)
