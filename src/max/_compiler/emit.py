@@ -98,7 +98,9 @@ class Compiled:
 class _Emitter:
     """Emits one program of a compilation."""
 
-    def __init__(self, flat: Flat, launches: list[Launch], fixed: dict[int, int], num_inputs: int) -> None:
+    def __init__(
+        self, flat: Flat, launches: list[Launch], fixed: dict[int, int], num_inputs: int
+    ) -> None:
         self.buffers = flat.buffers
         self.fixed = fixed
         self.code = ProgramCode()
@@ -112,7 +114,9 @@ class _Emitter:
         self.place_blocks(self.plan.blocks)
         for launch, barrier in zip(launches, self.plan.barriers, strict=True):
             slots = tuple([self.slot(slot) for slot in launch.slots])
-            self.code.launches.append(LaunchCode(launch.kernel, slots, barrier, launch.serial, launch.name))
+            self.code.launches.append(
+                LaunchCode(launch.kernel, slots, barrier, launch.serial, launch.name)
+            )
 
     def place_blocks(self, blocks: list[Block]) -> None:
         """Static blocks get offsets now, in the order of their size; symbolic ones when the program runs."""
@@ -140,7 +144,9 @@ class _Emitter:
         if buffer.kind == "input":
             return self.code_of(2 + int(buffer.name), -1, slot.offset, -1)
         if buffer.kind == "output":
-            return self.code_of(2 + self.num_inputs + self.outputs[slot.buffer], -1, slot.offset, -1)
+            return self.code_of(
+                2 + self.num_inputs + self.outputs[slot.buffer], -1, slot.offset, -1
+            )
         if slot.buffer in self.fixed:
             return self.code_of(NO_BASE, -1, slot.offset, self.fixed[slot.buffer])
         block = self.plan.block_of[slot.buffer]
@@ -188,13 +194,18 @@ def emit(
             fixed[index] = len(table)
             table.append(_fixed(buffer))
     symbols = dict.fromkeys(
-        symbol for info in inputs for dim in info.shape if not isinstance(dim, int) for symbol in dim.symbols
+        symbol
+        for info in inputs
+        for dim in info.shape
+        if not isinstance(dim, int)
+        for symbol in dim.symbols
     )
     once = _Emitter(flat, flat.once, fixed, len(inputs)).code
     main = _Emitter(flat, flat.launches, fixed, len(inputs)).code
     used = {launch.kernel for launch in (*once.launches, *main.launches)}
     output_buffers = [
-        int(flat.buffers[buffer].name) if flat.buffers[buffer].kind == "input" else -1 for buffer in flat.outputs
+        int(flat.buffers[buffer].name) if flat.buffers[buffer].kind == "input" else -1
+        for buffer in flat.outputs
     ]
     return Compiled(
         name, tuple(symbols), inputs, input_names, outputs, output_buffers, once, main, table,

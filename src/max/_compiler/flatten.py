@@ -31,7 +31,12 @@ class _Flattener:
         self.constants: dict[object, int] = {}
 
     def instantiate(
-        self, template: Template, places: dict[int, Pointer], env: Mapping[str, Size], prefix: str, path: str
+        self,
+        template: Template,
+        places: dict[int, Pointer],
+        env: Mapping[str, Size],
+        prefix: str,
+        path: str,
     ) -> None:
         """Adds a template's launches.
 
@@ -74,7 +79,9 @@ class _Flattener:
         self.flat.buffers.append(buffer)
         return len(self.flat.buffers) - 1
 
-    def call(self, step: CallStep, places: dict[int, Pointer], env: Mapping[str, Size], prefix: str) -> None:
+    def call(
+        self, step: CallStep, places: dict[int, Pointer], env: Mapping[str, Size], prefix: str
+    ) -> None:
         callee = self.templates[step.callee]
         bound = {name: substitute(size, env) for name, size in step.env}
         inner: dict[int, Pointer] = {}
@@ -87,20 +94,26 @@ class _Flattener:
         self.instantiate(callee, inner, bound, whole, whole)
 
     @staticmethod
-    def pointer(pointer: Pointer, places: Mapping[int, Pointer], env: Mapping[str, Size]) -> Pointer:
+    def pointer(
+        pointer: Pointer, places: Mapping[int, Pointer], env: Mapping[str, Size]
+    ) -> Pointer:
         base = places[pointer.buffer]
         if pointer.offset == 0:
             return base
         return Pointer(base.buffer, simplify(base.offset + substitute(pointer.offset, env)))
 
-    def bind(self, launch: Launch, places: Mapping[int, Pointer], env: Mapping[str, Size], path: str) -> Launch:
+    def bind(
+        self, launch: Launch, places: Mapping[int, Pointer], env: Mapping[str, Size], path: str
+    ) -> Launch:
         slots: list[Slot] = []
         for slot in launch.slots:
             if type(slot) is Pointer:
                 slots.append(self.pointer(slot, places, env))
             else:
                 assert isinstance(slot, Number)
-                slots.append(slot if type(slot.value) is int else Number(substitute(slot.value, env)))
+                slots.append(
+                    slot if type(slot.value) is int else Number(substitute(slot.value, env))
+                )
         return Launch(
             launch.kernel,
             tuple(slots),

@@ -37,7 +37,8 @@ class Argument:
         """What is known at compile time."""
         static = self.static or (True,) * len(self.view.shape)
         shape = tuple(
-            dim if known and isinstance(dim, int) else None for dim, known in zip(self.view.shape, static, strict=True)
+            dim if known and isinstance(dim, int) else None
+            for dim, known in zip(self.view.shape, static, strict=True)
         )
         strides = self.view.strides
         if strides is not None:
@@ -81,7 +82,12 @@ class KernelTable:
     ) -> tuple[str, tuple[Slot, ...]]:
         """A kernel written as a Python function, with the text of an epilogue or None."""
         specs = [argument.spec() for argument in arguments]
-        key = (id(kernel), tuple(specs), tuple(sorted((n, repr(v)) for n, v in params.items())), epilogue)
+        key = (
+            id(kernel),
+            tuple(specs),
+            tuple(sorted((n, repr(v)) for n, v in params.items())),
+            epilogue,
+        )
 
         def make() -> tuple[Any, dict[str, Any]]:
             inline = {} if epilogue is None else {"epilogue": self._inline(epilogue)}
@@ -96,18 +102,26 @@ class KernelTable:
             self._inlines[text] = k.InlineFunction(made, made.source)
         return self._inlines[text]
 
-    def _specialise(self, key: Any, make: Callable[[], tuple[Any, dict[str, Any]]], specs: list[Any]) -> k.KernelIR:
+    def _specialise(
+        self, key: Any, make: Callable[[], tuple[Any, dict[str, Any]]], specs: list[Any]
+    ) -> k.KernelIR:
         ir = self._known.get(key)
         if ir is None:
             kernel, params = make()
-            ir = self._known[key] = k.specialize(kernel, args=specs, params=params, target=self.target)
+            ir = self._known[key] = k.specialize(
+                kernel, args=specs, params=params, target=self.target
+            )
             if ir.key not in self.irs:
                 self.irs[ir.key] = ir
-                self.infos[ir.key] = KernelInfo(ir.key, ir.phases, ir.scratch_bytes, tuple(ir.messages))
+                self.infos[ir.key] = KernelInfo(
+                    ir.key, ir.phases, ir.scratch_bytes, tuple(ir.messages)
+                )
         return ir
 
     @staticmethod
-    def slots(ir: k.KernelIR, arguments: Sequence[Argument], scalars: Sequence[Size]) -> tuple[Slot, ...]:
+    def slots(
+        ir: k.KernelIR, arguments: Sequence[Argument], scalars: Sequence[Size]
+    ) -> tuple[Slot, ...]:
         """What goes into each slot of a kernel."""
         slots: list[Slot] = []
         for slot in ir.slots:
@@ -134,7 +148,9 @@ class KernelTable:
             ]
             # annotations are texts where the kernel's file postpones them
             self._written[kernel] = frozenset(
-                i for i, p in enumerate(parameters) if not (p.annotation is k.Input or _is_input(p.annotation))
+                i
+                for i, p in enumerate(parameters)
+                if not (p.annotation is k.Input or _is_input(p.annotation))
             )
         return self._written[kernel]
 

@@ -17,8 +17,7 @@ from max._compiler.codegen.spec import Leaf, RegionSpec, Result
 from max._compiler.kernels import Argument, KernelTable
 from max._compiler.layout import Layout, collapse
 from max._compiler.mok import BodyOp, MatmulOp, OnceOp, RegionOp
-from max._compiler.passes.base import ops_of
-from max._compiler.passes.constants import constant_of
+from max._compiler.passes.base import constant_of, ops_of
 from max._compiler.passes.materialise import base_of
 from max._compiler.region import RegionParts, epilogue_parts, region_parts
 from max._compiler.shapes import is_view, shape_of, view_layout
@@ -26,7 +25,18 @@ from max._compiler.sizes import Size, product, simplify
 from max._compiler.template import Buffer, CallStep, Check, Launch, Pointer, Template, TensorInfo
 from max._kernels import library
 from max.dtype import DType
-from max.mlir import BufferType, CallOp, ChainType, GraphOp, MoOp, OpaqueType, ResourceAttr, ShapedType, SubgraphOp, bind_call
+from max.mlir import (
+    BufferType,
+    CallOp,
+    ChainType,
+    GraphOp,
+    MoOp,
+    OpaqueType,
+    ResourceAttr,
+    ShapedType,
+    SubgraphOp,
+    bind_call,
+)
 
 __all__ = ["UnsupportedOpError", "lower_graph"]
 
@@ -61,7 +71,9 @@ class GraphLowering:
         subgraphs: The subgraphs of the module, for the symbols of calls.
     """
 
-    def __init__(self, graph: GraphOp, kernels: KernelTable, subgraphs: Mapping[str, SubgraphOp]) -> None:
+    def __init__(
+        self, graph: GraphOp, kernels: KernelTable, subgraphs: Mapping[str, SubgraphOp]
+    ) -> None:
         self.graph = graph
         self.kernels = kernels
         self.subgraphs = subgraphs
@@ -113,7 +125,9 @@ class GraphLowering:
         both: Sequence[int] = (),
     ) -> None:
         key, slots = kernel
-        reads = {a.pointer.buffer for a, w in zip(arguments, written, strict=True) if not w} | set(both)
+        reads = {a.pointer.buffer for a, w in zip(arguments, written, strict=True) if not w} | set(
+            both
+        )
         writes = {a.pointer.buffer for a, w in zip(arguments, written, strict=True) if w}
         self.launches.append(
             Launch(key, slots, tuple(sorted(reads)), tuple(sorted(writes)), serial, name, in_place)
@@ -128,11 +142,15 @@ class GraphLowering:
                 continue
             type_ = argument.type
             if isinstance(type_, OpaqueType):
-                raise UnsupportedOpError(f"input of type {type_}: opaque values are not supported yet")
+                raise UnsupportedOpError(
+                    f"input of type {type_}: opaque values are not supported yet"
+                )
             assert isinstance(type_, ShapedType)
             shape = shape_of(argument)
             info = TensorInfo(type_.dtype, shape, type_.device.data, isinstance(type_, BufferType))
-            index = self.buffer(Buffer("input", simplify(product(shape) * type_.dtype.size_in_bytes)))
+            index = self.buffer(
+                Buffer("input", simplify(product(shape) * type_.dtype.size_in_bytes))
+            )
             template.inputs.append((index, info))
             self.places[argument] = Place(index, Layout.contiguous(shape), type_.dtype)
         for op in ops_of(self.graph.block):
@@ -161,7 +179,9 @@ class GraphLowering:
         assert isinstance(type_, ShapedType)
         shape = shape_of(op.results[0])
         size = simplify(product(shape) * type_.dtype.size_in_bytes)
-        index = self.buffer(Buffer("weight", size, name=op.attr("name"), dtype=type_.dtype, shape=shape))
+        index = self.buffer(
+            Buffer("weight", size, name=op.attr("name"), dtype=type_.dtype, shape=shape)
+        )
         self.places[op.results[0]] = Place(index, Layout.contiguous(shape), type_.dtype)
 
     def view(self, op: MoOp) -> None:
@@ -169,7 +189,9 @@ class GraphLowering:
         if op.name == "mo.rebind":
             message = op.attr("message")
             pairs = zip(source.layout.shape, shape_of(op.results[0]), strict=True)
-            self.template.checks.extend(Check(have, want, message) for have, want in pairs if have != want)
+            self.template.checks.extend(
+                Check(have, want, message) for have, want in pairs if have != want
+            )
         layout = view_layout(op, source.layout)
         assert layout is not None, f"{op.name} has no layout"
         self.places[op.results[0]] = replace(source, layout=layout)
@@ -181,7 +203,9 @@ class GraphLowering:
             type_ = value.type
             assert isinstance(type_, ShapedType)
             place = self.place(value)
-            info = TensorInfo(type_.dtype, shape_of(value), type_.device.data, isinstance(type_, BufferType))
+            info = TensorInfo(
+                type_.dtype, shape_of(value), type_.device.data, isinstance(type_, BufferType)
+            )
             self.template.outputs.append((place.buffer, info))
 
     def once(self, op: OnceOp) -> None:
@@ -241,7 +265,9 @@ class GraphLowering:
         """A launch that copies from one layout to another."""
         shape = source.layout.shape
         dims, (read, written) = collapse(shape, [source.layout.strides, target.layout.strides])
-        spec = RegionSpec(dims, False, (Leaf(source.dtype, read),), (Result(0, target.dtype, written),))
+        spec = RegionSpec(
+            dims, False, (Leaf(source.dtype, read),), (Result(0, target.dtype, written),)
+        )
         self.nest(spec, [(target, 0)], [(source, 0)], name)
 
     def concat(self, op: MoOp) -> None:
@@ -282,13 +308,18 @@ class GraphLowering:
         self.nest(parts.spec, results, sources, region_name(op))
 
     def nest(
-        self, spec: RegionSpec, results: Sequence[tuple[Place, Size]], sources: Sequence[tuple[Place, Size]], name: str
+        self,
+        spec: RegionSpec,
+        results: Sequence[tuple[Place, Size]],
+        sources: Sequence[tuple[Place, Size]],
+        name: str,
     ) -> None:
         """A launch of the kernel of a region; places come with an offset in elements."""
         text = write_nest(spec, self.native_width(spec))
         places = [*results, *sources]
         arguments = [
-            Argument(place.pointer(offset), view) for (place, offset), view in zip(places, text.args, strict=True)
+            Argument(place.pointer(offset), view)
+            for (place, offset), view in zip(places, text.args, strict=True)
         ]
         size = spec.size
         serial = not text.parallel or (size is not None and size <= SERIAL_ELEMENTS)
@@ -298,24 +329,33 @@ class GraphLowering:
 
     def native_width(self, spec: RegionSpec) -> int:
         widest = max((compute_dtype(v.dtype) for v in spec.values), key=lambda d: d.size_in_bytes)
-        return min(self.kernels.target.width(KERNEL_NAME[widest]), self.kernels.target.width("f32") * 2)
+        return min(
+            self.kernels.target.width(KERNEL_NAME[widest]), self.kernels.target.width("f32") * 2
+        )
 
     @staticmethod
     def in_place(
-        spec: RegionSpec, results: Sequence[tuple[Place, Size]], sources: Sequence[tuple[Place, Size]]
+        spec: RegionSpec,
+        results: Sequence[tuple[Place, Size]],
+        sources: Sequence[tuple[Place, Size]],
     ) -> tuple[tuple[int, int], ...]:
         """Pairs of result and operand buffers that may share memory: each element is read before it is written there."""
         leaves = [v for v in spec.values if isinstance(v, Leaf)]
         last = max(spec.stage, default=0)
         # an earlier walk must not overwrite what a later one reads
-        if any(spec.stage[r.value] != last and r.strides and r.strides[-1] != 0 for r in spec.results):
+        if any(
+            spec.stage[r.value] != last and r.strides and r.strides[-1] != 0 for r in spec.results
+        ):
             return ()
         pairs: list[tuple[int, int]] = []
         for result, (target, _) in zip(spec.results, results, strict=True):
             for leaf, (source, offset) in zip(leaves, sources, strict=True):
                 alone = sum(place.buffer == source.buffer for place, _ in sources) == 1
                 whole = source.layout.is_contiguous and source.layout.offset == 0 and offset == 0
-                same = leaf.strides == result.strides and leaf.dtype.size_in_bytes == result.dtype.size_in_bytes
+                same = (
+                    leaf.strides == result.strides
+                    and leaf.dtype.size_in_bytes == result.dtype.size_in_bytes
+                )
                 if alone and whole and same:
                     pairs.append((target.buffer, source.buffer))
         return tuple(pairs)
@@ -343,7 +383,8 @@ class GraphLowering:
         parts = region_parts(op, main)
         operands = [self.place(v) for v in op.operands]
         sources = [
-            (self.place(main.results[0]) if index < 0 else operands[index], offset) for index, offset in parts.sources
+            (self.place(main.results[0]) if index < 0 else operands[index], offset)
+            for index, offset in parts.sources
         ]
         self.nest(parts.spec, [(self.allocate(v), 0) for v in op.results], sources, region_name(op))
 
@@ -362,7 +403,9 @@ class GraphLowering:
         elif isinstance(op, MatmulOp):
             name = "mo.matmul"
         try:
-            call = library.lower(name, [described(v) for v in operands], [described(v) for v in results], attributes)
+            call = library.lower(
+                name, [described(v) for v in operands], [described(v) for v in results], attributes
+            )
         except KeyError:
             raise UnsupportedOpError(f"{op.name}: the compiler has no kernel for this op") from None
         places = [self.place(v) for v in operands]
@@ -376,7 +419,9 @@ class GraphLowering:
         for position, arg in enumerate(call.args):
             place = tables[arg.source][arg.index]
             shape = tuple(simplify(dim) for dim in arg.shape)
-            arguments.append(Argument(place.pointer(), ArgView(arg.dtype, shape, None, True), arg.static))
+            arguments.append(
+                Argument(place.pointer(), ArgView(arg.dtype, shape, None, True), arg.static)
+            )
             writes = arg.source != "operand" or may_write is None or position in may_write
             written.append(writes)
             if writes and arg.source == "operand":
@@ -390,7 +435,11 @@ class GraphLowering:
                 arguments.append(Argument(outers[index].pointer(offset), view))
                 written.append(False)
         kernel = self.kernels.library(call.kernel, arguments, (), call.params, text)
-        in_place = tuple((outputs[r].buffer, places[o].buffer) for r, o in call.in_place) if epilogue is None else ()
+        in_place = (
+            tuple((outputs[r].buffer, places[o].buffer) for r, o in call.in_place)
+            if epilogue is None
+            else ()
+        )
         label = region_name(outer) if isinstance(outer, RegionOp) else name.removeprefix("mo.")
         self.launch(kernel, arguments, written, call.serial, label, in_place, both)
 
@@ -411,8 +460,12 @@ class GraphLowering:
         num_results = sum(isinstance(v.type, ShapedType) for v in op.results)
         for position, value in enumerate(values):
             place = self.place(value)
-            arguments.append(Argument(place.pointer(), ArgView(place.dtype, place.layout.shape, None, True)))
-            mutable = isinstance(value.type, BufferType) and (may_write is None or position in may_write)
+            arguments.append(
+                Argument(place.pointer(), ArgView(place.dtype, place.layout.shape, None, True))
+            )
+            mutable = isinstance(value.type, BufferType) and (
+                may_write is None or position in may_write
+            )
             written.append(position < num_results or mutable)
             if mutable:
                 both.append(place.buffer)
@@ -448,7 +501,9 @@ def region_name(op: BodyOp) -> str:
     return "+".join(shown) or "copy"
 
 
-def lower_graph(graph: GraphOp, kernels: KernelTable, subgraphs: Mapping[str, SubgraphOp]) -> Template:
+def lower_graph(
+    graph: GraphOp, kernels: KernelTable, subgraphs: Mapping[str, SubgraphOp]
+) -> Template:
     """Lowers a graph or subgraph after all passes.
 
     Args:
@@ -460,5 +515,3 @@ def lower_graph(graph: GraphOp, kernels: KernelTable, subgraphs: Mapping[str, Su
         UnsupportedOpError: An op that has no kernel.
     """
     return GraphLowering(graph, kernels, subgraphs).run()
-
-

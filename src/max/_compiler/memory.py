@@ -71,7 +71,9 @@ class _Planner:
             self.written[lane].update(self.memory(b) for b in launch.writes)
             touched = [b for b in {*launch.reads, *launch.writes} if b in self.plan.block_of]
             dead = {self.plan.block_of[b] for b in touched if self.last_use[b] == index}
-            self.pending.extend(dead - {self.plan.block_of[b] for b in touched if self.last_use[b] > index})
+            self.pending.extend(
+                dead - {self.plan.block_of[b] for b in touched if self.last_use[b] > index}
+            )
         return self.plan
 
     def memory(self, buffer: int) -> int:
@@ -130,7 +132,11 @@ class _Planner:
                 and self.buffers[read].kind == "temp"
                 and self.last_use[read] == index
                 and self.buffers[read].bytes == self.buffers[buffer].bytes
-                and sum(self.plan.block_of.get(other) == self.plan.block_of.get(read) for other in launch.writes) == 0
+                and sum(
+                    self.plan.block_of.get(other) == self.plan.block_of.get(read)
+                    for other in launch.writes
+                )
+                == 0
             ):
                 return read
         return None
@@ -148,9 +154,9 @@ class _Planner:
             if isinstance(size, int) != isinstance(candidate.sizes[0], int):
                 continue
             waste = abs(candidate.estimate - wanted)
-            fits = candidate.estimate <= REUSE_FACTOR * max(wanted, ALIGNMENT) and wanted <= REUSE_FACTOR * max(
-                candidate.estimate, ALIGNMENT
-            )
+            fits = candidate.estimate <= REUSE_FACTOR * max(
+                wanted, ALIGNMENT
+            ) and wanted <= REUSE_FACTOR * max(candidate.estimate, ALIGNMENT)
             if fits and (best < 0 or waste < best_waste):
                 best, best_waste = position, waste
         if best < 0:
@@ -172,5 +178,3 @@ def plan_memory(buffers: list[Buffer], launches: list[Launch]) -> MemoryPlan:
         launches: All launches, in order.
     """
     return _Planner(buffers, launches).run()
-
-

@@ -57,11 +57,17 @@ class BodyOp(MoOp):
 
     @staticmethod
     def make(
-        cls: type[BodyOp], inputs: Sequence[SSAValue], results: Sequence[Attribute], body: Block, attrs: dict[str, Any]
+        cls: type[BodyOp],
+        inputs: Sequence[SSAValue],
+        results: Sequence[Attribute],
+        body: Block,
+        attrs: dict[str, Any],
     ) -> BodyOp:
         """The op with a finished body."""
         attributes = {key: to_attr(value) for key, value in attrs.items()}
-        return cls.create(operands=inputs, result_types=results, attributes=attributes, regions=[Region(body)])
+        return cls.create(
+            operands=inputs, result_types=results, attributes=attributes, regions=[Region(body)]
+        )
 
     @property
     def block(self) -> Block:

@@ -85,7 +85,9 @@ def optimise(module: ModuleOp, last: str | None = None) -> None:
             break
 
 
-def compile_module(module: ModuleOp, input_names: list[str], target: k.Target) -> tuple[Compiled, dict[str, k.KernelIR]]:
+def compile_module(
+    module: ModuleOp, input_names: list[str], target: k.Target
+) -> tuple[Compiled, dict[str, k.KernelIR]]:
     """Compiles a module of `mo`, which stays as it is.
 
     Args:

@@ -11,8 +11,7 @@ from max._compiler.codegen.expressions import compute_dtype
 from max._compiler.codegen.spec import Leaf, Literal, Node, RegionSpec, Result, SizeOf, Value
 from max._compiler.layout import Layout, collapse, contiguous_strides
 from max._compiler.mok import BodyOp
-from max._compiler.passes.base import ops_of
-from max._compiler.passes.constants import constant_of
+from max._compiler.passes.base import constant_of, ops_of
 from max._compiler.passes.fuse import ROWWISE
 from max._compiler.shapes import is_view, shape_of, strip, view_layout
 from max._compiler.sizes import Size, Sizes
@@ -64,7 +63,9 @@ class _Builder:
         if not self.strip:
             lead = len(self.space) - len(layout.shape)
             assert lead == 0, f"{layout.shape} is not the iteration space {self.space}"
-            return tuple([0 if d == 1 else s for d, s in zip(layout.shape, layout.strides, strict=True)])
+            return tuple(
+                [0 if d == 1 else s for d, s in zip(layout.shape, layout.strides, strict=True)]
+            )
         pairs = [(d, s) for d, s in zip(layout.shape, layout.strides, strict=True) if d != 1]
         dims, strides = tuple(d for d, _ in pairs), tuple(s for _, s in pairs)
         if self.axis < 0:
@@ -96,13 +97,26 @@ class _Builder:
         argument, layout = self.layouts[value]
         type_ = value.type
         assert isinstance(type_, ShapedType)
-        strides = self.strides(layout)
-        key = (argument, strides, layout.offset)
+        return self.leaf(argument, type_.dtype, self.strides(layout), layout.offset)
+
+    def column(self, value: SSAValue) -> int:
+        """The number of a vector over the reduction axis, the same for all rows."""
+        if value in self.numbers:
+            return self.numbers[value]
+        argument, layout = self.layouts[value]
+        type_ = value.type
+        assert isinstance(type_, ShapedType)
+        strides = (*[0] * (len(self.space) - 1), layout.strides[-1])
+        return self.leaf(argument, type_.dtype, strides, layout.offset)
+
+    def leaf(self, argument: int, dtype: DType, strides: Sizes, offset: Size) -> int:
+        """The number of what is read through these strides."""
+        key = (argument, strides, offset)
         if key not in self.leaves:
             # equal leaves of different arguments are different values
             self.leaves[key] = len(self.values)
-            self.values.append(Leaf(type_.dtype, strides))
-            self.sources.append((argument, layout.offset))
+            self.values.append(Leaf(dtype, strides))
+            self.sources.append((argument, offset))
         return self.leaves[key]
 
     def visit(self, op: MoOp) -> None:
@@ -125,7 +139,9 @@ class _Builder:
             assert isinstance(result, ShapedType)
             attr = op.attr_or("approximate", "")
             args = [self.operand(v) for v in op.operands]
-            self.numbers[op.results[0]] = self.node(op.name.removeprefix("mo."), args, result.dtype, attr)
+            self.numbers[op.results[0]] = self.node(
+                op.name.removeprefix("mo."), args, result.dtype, attr
+            )
 
     def cast(self, value: int, dtype: DType) -> int:
         """A conversion, none where both are computed in one type."""
@@ -155,7 +171,7 @@ class _Builder:
             case "mo.rms_norm":
                 square = self.mean(self.node("mul", (x, x), dtype), dtype)
                 scaled = self.node("mul", (x, self.inverse_root(square, op, dtype)), dtype)
-                gamma = self.operand(op.operands[1])
+                gamma = self.column(op.operands[1])
                 offset = op.attr("weight_offset")
                 if offset:
                     gamma = self.node("add", (gamma, self.literal(offset, dtype)), dtype)
@@ -164,8 +180,8 @@ class _Builder:
                 centred = self.node("sub", (x, self.mean(x, dtype)), dtype)
                 variance = self.mean(self.node("mul", (centred, centred), dtype), dtype)
                 scaled = self.node("mul", (centred, self.inverse_root(variance, op, dtype)), dtype)
-                scaled = self.node("mul", (scaled, self.operand(op.operands[1])), dtype)
-                return self.node("add", (scaled, self.operand(op.operands[2])), dtype)
+                scaled = self.node("mul", (scaled, self.column(op.operands[1])), dtype)
+                return self.node("add", (scaled, self.column(op.operands[2])), dtype)
 
     def mean(self, x: int, dtype: DType) -> int:
         total = self.node("reduce_sum", (x,), dtype)
@@ -173,7 +189,9 @@ class _Builder:
 
     def inverse_root(self, x: int, op: MoOp, dtype: DType) -> int:
         shifted = self.node("add", (x, self.literal(op.attr("epsilon"), dtype)), dtype)
-        return self.node("div", (self.literal(1.0, dtype), self.node("sqrt", (shifted,), dtype)), dtype)
+        return self.node(
+            "div", (self.literal(1.0, dtype), self.node("sqrt", (shifted,), dtype)), dtype
+        )
 
 
 def region_parts(region: BodyOp, main: MoOp | None = None) -> RegionParts:
@@ -228,10 +246,15 @@ def epilogue_parts(region: BodyOp, op: MoOp) -> RegionParts | None:
     rows, merged = collapse((*shape[:-1], 1), [(*view[:-1], 0) for view in views], keep_last=True)
     if len(rows) > 2:
         return None
-    flat = [(view[0] if len(rows) == 2 else 0, whole[-1]) for view, whole in zip(merged, views, strict=True)]
+    flat = [
+        (view[0] if len(rows) == 2 else 0, whole[-1])
+        for view, whole in zip(merged, views, strict=True)
+    ]
     dims = (rows[0] if len(rows) == 2 else 1, shape[-1])
     strides = iter(flat)
-    values = tuple(replace(v, strides=next(strides)) if isinstance(v, Leaf) else v for v in builder.values)
+    values = tuple(
+        replace(v, strides=next(strides)) if isinstance(v, Leaf) else v for v in builder.values
+    )
     number = builder.operand(region.yielded[0])
     type_ = region.yielded[0].type
     assert isinstance(type_, ShapedType)
@@ -253,6 +276,6 @@ def _collapsed(builder: _Builder, results: list[Result]) -> RegionSpec:
         else value
         for value in builder.values
     )
-    return RegionSpec(dims, reduces, values, tuple(replace(result, strides=next(moved)) for result in results))
-
-
+    return RegionSpec(
+        dims, reduces, values, tuple(replace(result, strides=next(moved)) for result in results)
+    )

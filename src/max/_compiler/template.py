@@ -11,7 +11,18 @@ from typing import Any
 from max._compiler.sizes import Size
 from max.dtype import DType
 
-__all__ = ["Buffer", "CallStep", "Check", "KernelInfo", "Launch", "Number", "Pointer", "Slot", "Template", "TensorInfo"]
+__all__ = [
+    "Buffer",
+    "CallStep",
+    "Check",
+    "KernelInfo",
+    "Launch",
+    "Number",
+    "Pointer",
+    "Slot",
+    "Template",
+    "TensorInfo",
+]
 
 
 @dataclass(slots=True)

@@ -28,7 +28,9 @@ class InputBinder:
         symbols: The symbols of their shapes, in the order in which values are given.
     """
 
-    def __init__(self, model: str, inputs: Sequence[TensorInfo], names: Sequence[str], symbols: Sequence[str]) -> None:
+    def __init__(
+        self, model: str, inputs: Sequence[TensorInfo], names: Sequence[str], symbols: Sequence[str]
+    ) -> None:
         self.model = model
         self.inputs = list(inputs)
         self.names = list(names)
@@ -78,7 +80,9 @@ class InputBinder:
         place, _, rest = check.partition(" != ")
         if not rest.startswith("sizes"):
             return check
-        index, axis = (int(part.split("]")[0]) for part in rest.removeprefix("sizes").split("[")[1:3])
+        index, axis = (
+            int(part.split("]")[0]) for part in rest.removeprefix("sizes").split("[")[1:3]
+        )
         name = self.inputs[index].shape[axis].symbol_name  # pyright: ignore[reportAttributeAccessIssue]
         return check if name is None else f"{place} != {known[name]}"
 
@@ -156,20 +160,28 @@ class InputBinder:
             if tensor._read_only:
                 raise ValueError(f"{self.what(index)}: the model writes to it, but it is read-only")
             if not tensor.is_contiguous:
-                raise ValueError(f"{self.what(index)}: the model writes to it, but it is not contiguous")
+                raise ValueError(
+                    f"{self.what(index)}: the model writes to it, but it is not contiguous"
+                )
             return tensor
         return tensor if tensor.is_contiguous else tensor.contiguous()
 
     def _scalar(self, index: int, arg: Any) -> Tensor:
         info = self.inputs[index]
         if info.mutable:
-            raise TypeError(f"{self.what(index)}: the model writes to it, a {type(arg).__name__} cannot change")
+            raise TypeError(
+                f"{self.what(index)}: the model writes to it, a {type(arg).__name__} cannot change"
+            )
         if info.shape:
-            raise ValueError(f"{self.what(index)}: got the scalar {arg!r}, expected rank {len(info.shape)}")
+            raise ValueError(
+                f"{self.what(index)}: got the scalar {arg!r}, expected rank {len(info.shape)}"
+            )
         kind = np.asarray(arg).dtype.kind
-        fits = {"b": True, "i": not info.dtype is DType.bool, "u": not info.dtype is DType.bool}.get(
-            kind, info.dtype.is_float()
-        )
+        fits = {
+            "b": True,
+            "i": info.dtype is not DType.bool,
+            "u": info.dtype is not DType.bool,
+        }.get(kind, info.dtype.is_float())
         if isinstance(arg, np.generic) and DType.from_numpy(arg.dtype) is not info.dtype:
             fits = False
         if not fits:
@@ -202,7 +214,9 @@ class InputBinder:
                     continue
                 expected = dim.evaluate({name: value for name, (value, _) in known.items()})
                 if expected != size:
-                    origin = ", ".join(f"{name} is {known[name][0]} by {known[name][1]}" for name in dim.symbols)
+                    origin = ", ".join(
+                        f"{name} is {known[name][0]} by {known[name][1]}" for name in dim.symbols
+                    )
                     raise ValueError(
                         f"{self.what(index)}: got shape {_shape_text(shape)}; axis {axis} is {size}, "
                         f"expected {dim} = {expected} ({origin})"

@@ -45,11 +45,15 @@ class _Run:
         outputs: list[Tensor] = []
         for result in results:
             same = next((t for t, a in zip(inputs, arrays, strict=True) if result is a), None)
-            outputs.append(same if same is not None else Tensor.from_numpy(np.array(result, order="C")))
+            outputs.append(
+                same if same is not None else Tensor.from_numpy(np.array(result, order="C"))
+            )
         return outputs
 
 
-def interpreted_model(graph: Graph, names: list[str], weights: Mapping[str, Tensor], arena: Arena) -> Model:
+def interpreted_model(
+    graph: Graph, names: list[str], weights: Mapping[str, Tensor], arena: Arena
+) -> Model:
     """A model that runs on the interpreter.
 
     Args:
@@ -62,7 +66,11 @@ def interpreted_model(graph: Graph, names: list[str], weights: Mapping[str, Tens
     inputs = [_info(t) for t in top.input_types if isinstance(t, ShapedType)]
     outputs = [_info(t) for t in top.output_types if isinstance(t, ShapedType)]
     symbols = dict.fromkeys(
-        symbol for info in inputs for dim in info.shape if not isinstance(dim, int) for symbol in dim.symbols
+        symbol
+        for info in inputs
+        for dim in info.shape
+        if not isinstance(dim, int)
+        for symbol in dim.symbols
     )
     compiled = Compiled(
         graph.name, tuple(symbols), inputs, names, outputs, [-1] * len(outputs), ProgramCode(), ProgramCode(), [], {}, []

@@ -77,8 +77,16 @@ class TensorSpec:
         return f"TensorSpec(shape={self._shape}, dtype={self._dtype}, name={self._name!r})"
 
     def __str__(self) -> str:
-        dims = "unknown" if self._shape is None else "x".join("-1" if d is None else str(d) for d in self._shape)
-        return f"{self._name}: {dims}x{self._dtype.name}" if dims else f"{self._name}: {self._dtype.name}"
+        dims = (
+            "unknown"
+            if self._shape is None
+            else "x".join("-1" if d is None else str(d) for d in self._shape)
+        )
+        return (
+            f"{self._name}: {dims}x{self._dtype.name}"
+            if dims
+            else f"{self._name}: {self._dtype.name}"
+        )
 
 
 @dataclass(slots=True)
@@ -125,14 +133,21 @@ class Model:
     __module__ = "max.engine"
 
     def __init__(
-        self, compiled: Compiled, linked: Linked | None, backend: Backend, arena: Arena, runner: Runner | None = None
+        self,
+        compiled: Compiled,
+        linked: Linked | None,
+        backend: Backend,
+        arena: Arena,
+        runner: Runner | None = None,
     ) -> None:
         self._compiled = compiled
         self._linked = linked
         self._backend = backend
         self._arena = arena
         self._runner = runner
-        self._binder = InputBinder(compiled.name, compiled.inputs, compiled.input_names, compiled.symbols)
+        self._binder = InputBinder(
+            compiled.name, compiled.inputs, compiled.input_names, compiled.symbols
+        )
         self._num_inputs = len(compiled.inputs)
         self._output_dtypes = [info.dtype for info in compiled.outputs]
         self._output_devices = [CPU(info.device[1]) for info in compiled.outputs]
@@ -167,7 +182,11 @@ class Model:
                 print(f'name: {tensor.name}, shape: {tensor.shape}, dtype: {tensor.dtype}')
         """
         return [
-            TensorSpec([d if isinstance(d, int) else None for d in info.shape], info.dtype, f"output{index}")
+            TensorSpec(
+                [d if isinstance(d, int) else None for d in info.shape],
+                info.dtype,
+                f"output{index}",
+            )
             for index, info in enumerate(self._compiled.outputs)
         ]
 
@@ -263,11 +282,17 @@ class Model:
         return [
             Tensor(dtype, shape, device) if source < 0 else inputs[source]
             for dtype, shape, device, source in zip(
-                self._output_dtypes, instance.output_shapes, self._output_devices, self._given_back, strict=True
+                self._output_dtypes,
+                instance.output_shapes,
+                self._output_devices,
+                self._given_back,
+                strict=True,
             )
         ]
 
-    def _run(self, linked: Linked, instance: Instance, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+    def _run(
+        self, linked: Linked, instance: Instance, inputs: list[Tensor], outputs: list[Tensor]
+    ) -> None:
         if linked.main.empty:
             return
         # held by this frame until the run is over
@@ -376,7 +401,9 @@ class Model:
         instance = linked.main.instance(symbols)
         outputs = self._new_outputs(tensors, instance)
         self._run(linked, instance, tensors, outputs)
-        if linked is not capture.linked or not np.array_equal(instance.offsets, capture.instance.offsets):
+        if linked is not capture.linked or not np.array_equal(
+            instance.offsets, capture.instance.offsets
+        ):
             raise RuntimeError(
                 f"{self._compiled.name}: the execution does not match the captured graph: shapes "
                 f"{[t.shape for t in tensors]}, captured were {[t.shape for t in capture.inputs]}"
@@ -386,13 +413,23 @@ class Model:
         keys = self._keys(graph_keys, inputs)
         found = [self._captures.get(key) for key in keys]
         if not found or any(capture is None or capture is not found[0] for capture in found):
-            raise RuntimeError(f"{self._compiled.name}: no graph has been captured for {graph_keys}; call capture first")
+            raise RuntimeError(
+                f"{self._compiled.name}: no graph has been captured for {graph_keys}; call capture first"
+            )
         assert found[0] is not None
         return found[0]
 
     def _keys(self, graph_keys: int | Sequence[int], inputs: Sequence[Tensor]) -> tuple[int, ...]:
-        keys = (graph_keys,) if isinstance(graph_keys, int) else tuple(graph_keys) if _is_sequence(graph_keys) else None
-        if keys is None or not all(isinstance(key, int) and not isinstance(key, bool) for key in keys):
+        keys = (
+            (graph_keys,)
+            if isinstance(graph_keys, int)
+            else tuple(graph_keys)
+            if _is_sequence(graph_keys)
+            else None
+        )
+        if keys is None or not all(
+            isinstance(key, int) and not isinstance(key, bool) for key in keys
+        ):
             raise TypeError(f"graph_keys is {graph_keys!r}, expected an int or a sequence of ints")
         for key in keys:
             if not 0 <= key < 1 << 64:

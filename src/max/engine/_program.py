@@ -77,13 +77,21 @@ class LinkedProgram:
     """
 
     def __init__(
-        self, compiled: Compiled, code: ProgramCode, addresses: dict[str, int], fixed: Sequence[int], pool: Pool
+        self,
+        compiled: Compiled,
+        code: ProgramCode,
+        addresses: dict[str, int],
+        fixed: Sequence[int],
+        pool: Pool,
     ) -> None:
         kernels = compiled.kernels
         launches = [
             Launch(
                 entry=addresses[launch.kernel],
-                slots=[(s.value, s.addend if s.fixed < 0 else s.addend + fixed[s.fixed]) for s in launch.slots],
+                slots=[
+                    (s.value, s.addend if s.fixed < 0 else s.addend + fixed[s.fixed])
+                    for s in launch.slots
+                ],
                 barrier=launch.barrier,
                 phases=kernels[launch.kernel].phases,
                 serial=launch.serial,
@@ -136,7 +144,9 @@ class LinkedProgram:
             have, want = next(numbers), next(numbers)
             if have != want:
                 note = f": {check.message}" if check.message else ""
-                raise ValueError(f"rebind: {check.have} is {have}, but {check.want} is {want}{note}")
+                raise ValueError(
+                    f"rebind: {check.have} is {have}, but {check.want} is {want}{note}"
+                )
         for index, value in enumerate(self._values):
             if value.block >= 0:
                 offsets[index] += starts[value.block]

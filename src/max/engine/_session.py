@@ -88,12 +88,22 @@ class SplitKReductionPrecision(str, Enum):
     OUTPUT = "OUTPUT"
 
 
-_LEVELS = {"notset": 0, "trace": 5, "debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+_LEVELS = {
+    "notset": 0,
+    "trace": 5,
+    "debug": 10,
+    "info": 20,
+    "warning": 30,
+    "error": 40,
+    "critical": 50,
+}
 
 
 def _choice(kind: type[Enum], what: str, value: Any) -> Any:
     for member in kind:
-        if value is member or (isinstance(value, str) and value.lower() == str(member.value).lower()):
+        if value is member or (
+            isinstance(value, str) and value.lower() == str(member.value).lower()
+        ):
             return member
     known = ", ".join(repr(member.value) for member in kind)
     raise ValueError(f"{what}: {value!r} is not one of {known}")
@@ -131,9 +141,13 @@ class InferenceSession:
         self._devices: list[Device] = list(dict.fromkeys([CPU()] if devices is None else devices))
         for device in self._devices:
             if not isinstance(device, Device):
-                raise TypeError(f"InferenceSession: {device!r} is not a device, expected devices such as [CPU()]")
+                raise TypeError(
+                    f"InferenceSession: {device!r} is not a device, expected devices such as [CPU()]"
+                )
         if num_threads is not None and (not isinstance(num_threads, int) or num_threads < 1):
-            raise ValueError(f"InferenceSession: num_threads is {num_threads!r}, expected 1 or more")
+            raise ValueError(
+                f"InferenceSession: num_threads is {num_threads!r}, expected 1 or more"
+            )
         self._pool: Pool = shared_pool(num_threads)
         self._target = k.host_target()
         self._lock = threading.Lock()
@@ -203,7 +217,9 @@ class InferenceSession:
         if isinstance(model, Graph):
             return model
         if not isinstance(model, str | Path):
-            raise TypeError(f"load: expected a Graph or the path of a saved one, got {type(model).__name__}")
+            raise TypeError(
+                f"load: expected a Graph or the path of a saved one, got {type(model).__name__}"
+            )
         path = Path(model)
         if not path.exists():
             raise RuntimeError(f"load: {path} does not exist")
@@ -261,7 +277,10 @@ class InferenceSession:
         for op in walk(module):
             if op.name == "mo.custom" and not library.supports(op.attr("symbol")):
                 return None
-        makers = [source_fingerprint(package) for package in ("_compiler", "kernel", "_kernels", "mlir", "_runtime")]
+        makers = [
+            source_fingerprint(package)
+            for package in ("_compiler", "kernel", "_kernels", "mlir", "_runtime")
+        ]
         checked = str(bool(flags.MAX_KERNEL_CHECK))
         target = self._target
         return content_key(
@@ -328,7 +347,11 @@ class _Backend:
     """Links a compiled model with weights; kept by the model for reloads."""
 
     def __init__(
-        self, pool: Pool, addresses: dict[str, int], declared: dict[str, WeightInfo], arrays: dict[int, np.ndarray[Any, Any]]
+        self,
+        pool: Pool,
+        addresses: dict[str, int],
+        declared: dict[str, WeightInfo],
+        arrays: dict[int, np.ndarray[Any, Any]],
     ) -> None:
         self.pool = pool
         self.addresses = addresses
@@ -346,7 +369,11 @@ class _Backend:
                 fixed.append(tensor._ptr)  # pyright: ignore[reportPrivateUsage]
                 kept.append(tensor)
             else:
-                array = self.arrays[index] if item.kind == "constant" else platform.allocate(max(item.bytes, 1))
+                array = (
+                    self.arrays[index]
+                    if item.kind == "constant"
+                    else platform.allocate(max(item.bytes, 1))
+                )
                 fixed.append(array.ctypes.data)
                 kept.append(array)
         if compiled.once.launches:
@@ -356,7 +383,9 @@ class _Backend:
             bases = np.zeros(2 + len(compiled.inputs) + len(compiled.outputs), np.int64)
             bases[1] = memory.ctypes.data
             once.run(instance, bases)
-        return Linked(LinkedProgram(compiled, compiled.main, self.addresses, fixed, self.pool), kept)
+        return Linked(
+            LinkedProgram(compiled, compiled.main, self.addresses, fixed, self.pool), kept
+        )
 
 
 def _arrays(module: ModuleOp, compiled: Compiled) -> dict[int, np.ndarray[Any, Any]]:
@@ -378,7 +407,9 @@ def input_names(module: ModuleOp) -> list[str]:
     """The names of the inputs of a module's entry: those of its values, else ``input0``, ``input1``, …"""
     arguments = [a for a in entry(module).args if not isinstance(a.type, ChainType)]
     names = [argument.name_hint or f"input{index}" for index, argument in enumerate(arguments)]
-    return names if len(set(names)) == len(names) else [f"input{index}" for index in range(len(names))]
+    return (
+        names if len(set(names)) == len(names) else [f"input{index}" for index in range(len(names))]
+    )
 
 
 _extensions: dict[Path, ModuleType] = {}
@@ -407,9 +438,13 @@ def load_extensions(extensions: CustomExtensionsType | None) -> None:
         files = sorted(path.glob("**/*.py")) if path.is_dir() else [path]
         for file in files:
             if file.suffix != ".py":
-                raise ValueError(f"custom_extensions: {file} is not a Python file with ops registered by k.register")
+                raise ValueError(
+                    f"custom_extensions: {file} is not a Python file with ops registered by k.register"
+                )
             if file not in _extensions:
-                spec = importlib.util.spec_from_file_location(f"max_extension_{len(_extensions)}", file)
+                spec = importlib.util.spec_from_file_location(
+                    f"max_extension_{len(_extensions)}", file
+                )
                 assert spec is not None and spec.loader is not None
                 module = importlib.util.module_from_spec(spec)
                 spec.loader.exec_module(module)

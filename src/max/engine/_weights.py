@@ -42,7 +42,9 @@ def declared_weights(module: ModuleOp) -> dict[str, WeightInfo]:
                 shape = type_.static_shape
                 name = prefix + op.attr("name")
                 if shape is None:
-                    raise ValueError(f"weight {name!r} is {type_.short}; the shape of a weight must be static")
+                    raise ValueError(
+                        f"weight {name!r} is {type_.short}; the shape of a weight must be static"
+                    )
                 yield WeightInfo(name, type_.dtype, shape)
             elif isinstance(op, CallOp):
                 yield from walk(callees[op.callee], prefix + op.prefix)
@@ -59,7 +61,11 @@ def _names(names: list[str]) -> str:
 
 
 def bind_weights(
-    model: str, declared: Mapping[str, WeightInfo], registry: Mapping[str, Any] | None, *, strict: bool = True
+    model: str,
+    declared: Mapping[str, WeightInfo],
+    registry: Mapping[str, Any] | None,
+    *,
+    strict: bool = True,
 ) -> dict[str, Tensor]:
     """A contiguous tensor for each weight, on the registry's memory where that is possible.
 
@@ -92,5 +98,7 @@ def bind_weights(
             continue
         tensors[name] = tensor if tensor.is_contiguous else tensor.contiguous()
     if problems:
-        raise ValueError(f"{model}: the weights_registry does not fit the graph: " + "; ".join(problems))
+        raise ValueError(
+            f"{model}: the weights_registry does not fit the graph: " + "; ".join(problems)
+        )
     return tensors

@@ -49,10 +49,14 @@ class _Writer:
         return name
 
     def load(self, i: int, leaf: Leaf) -> tuple[str, bool]:
-        where = [name for name, stride in zip(("row", "col"), leaf.strides, strict=True) if stride != 0]
+        where = [
+            name for name, stride in zip(("row", "col"), leaf.strides, strict=True) if stride != 0
+        ]
         view = f"extra[{self.extra[i]}]"
         if leaf.strides[1] != 0:
-            return cast_loaded(f"{view}.load({', '.join(where)}, width=v.width, mask=mask)", leaf.dtype), True
+            return cast_loaded(
+                f"{view}.load({', '.join(where)}, width=v.width, mask=mask)", leaf.dtype
+            ), True
         return cast_loaded(f"{view}[{where[0] if where else '0'}]", leaf.dtype), False
 
     def node(self, node: Node) -> tuple[str, bool]:
@@ -60,7 +64,8 @@ class _Writer:
         vector = any(self.vectors[a] for a in node.args)
         if vector:
             texts = [
-                text if self.vectors[a] else f"k.splat({text}, v.width)" for a, text in zip(node.args, texts, strict=True)
+                text if self.vectors[a] else f"k.splat({text}, v.width)"
+                for a, text in zip(node.args, texts, strict=True)
             ]
         first = self.spec.values[node.args[1] if node.op == "select" else node.args[0]]
         if node.op == "cast":

@@ -11,7 +11,16 @@ from collections.abc import Callable, Sequence
 
 from max.dtype import DType
 
-__all__ = ["KERNEL_NAME", "cast", "combine", "compute_dtype", "expression", "identity", "literal", "supported"]
+__all__ = [
+    "KERNEL_NAME",
+    "cast",
+    "combine",
+    "compute_dtype",
+    "expression",
+    "identity",
+    "literal",
+    "supported",
+]
 
 KERNEL_NAME: dict[DType, str] = {
     DType.bool: "bool", DType.int8: "i8", DType.int16: "i16", DType.int32: "i32", DType.int64: "i64",
@@ -62,7 +71,11 @@ def identity(reduction: str, dtype: DType) -> str:
 
 def combine(reduction: str, x: str, y: str) -> str:
     """One step of a reduction."""
-    return f"{x} + {y}" if reduction == "reduce_sum" else f"k.{reduction.removeprefix('reduce_')}({x}, {y})"
+    return (
+        f"{x} + {y}"
+        if reduction == "reduce_sum"
+        else f"k.{reduction.removeprefix('reduce_')}({x}, {y})"
+    )
 
 
 def _call(name: str) -> Callable[..., str]:

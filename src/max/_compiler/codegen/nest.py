@@ -190,14 +190,23 @@ class _NestWriter:
         """Everything that becomes computable with `stage` reductions done: row values, then one walk of the last axis."""
         spec = self.spec
         for i, value in enumerate(spec.values):
-            if not spec.inner[i] and spec.stage[i] == stage and i not in self.names and not _is_reduction(value):
+            if (
+                not spec.inner[i]
+                and spec.stage[i] == stage
+                and i not in self.names
+                and not _is_reduction(value)
+            ):
                 self.value(i)
         inner_results = [
             (position, result)
             for position, result in enumerate(spec.results)
             if self.inner_result(result) and spec.stage[result.value] == stage
         ]
-        reductions = [i for i, value in enumerate(spec.values) if _is_reduction(value) and spec.stage[i] == stage + 1]
+        reductions = [
+            i
+            for i, value in enumerate(spec.values)
+            if _is_reduction(value) and spec.stage[i] == stage + 1
+        ]
         if inner_results or reductions:
             self.walk(inner_results, reductions)
         for position, result in enumerate(spec.results):
@@ -275,7 +284,11 @@ class _NestWriter:
         parallel: list[tuple[str, str]] = []
         if rank:
             inner_axes = {self.last} | ({self.lane_axis} if self.columns else set())
-            parallel = [(self.index[axis], self.dim_text[axis]) for axis in range(rank) if axis not in inner_axes]
+            parallel = [
+                (self.index[axis], self.dim_text[axis])
+                for axis in range(rank)
+                if axis not in inner_axes
+            ]
         blocked = rank > 0 and (self.columns or not spec.reduces) and self.wants_blocks()
         lanes = self.dim_text[self.lane_axis] if rank else "1"
         if blocked:
@@ -286,7 +299,9 @@ class _NestWriter:
             names = ", ".join(name for name, _ in parallel)
             shape = ", ".join(size for _, size in parallel)
             comma = "," if len(parallel) == 1 else ""
-            out.open(f"for {names}{comma} in ctx.parallel(({shape}{comma}), grain={self.grain(blocked)}):")
+            out.open(
+                f"for {names}{comma} in ctx.parallel(({shape}{comma}), grain={self.grain(blocked)}):"
+            )
         if blocked:
             out.add(f"start = b * {block}")
             out.add(f"count = k.min({lanes} - start, {block})")
@@ -331,9 +346,15 @@ class _NestWriter:
             assert isinstance(leaf, Leaf)
             args.append(self.view(leaf.dtype, leaf.strides, False))
             params.append(f"a{position}: k.Input")
-        params += [f"{text}: k.i64" for text, dim in zip(self.dim_text, spec.dims, strict=True) if not isinstance(dim, int)]
+        params += [
+            f"{text}: k.i64"
+            for text, dim in zip(self.dim_text, spec.dims, strict=True)
+            if not isinstance(dim, int)
+        ]
         header = f"def region({', '.join(params)}, ctx: k.Context):"
-        return NestText("\n".join([header, *self.out.lines]) + "\n", tuple(args), tuple(self.scalars), parallel)
+        return NestText(
+            "\n".join([header, *self.out.lines]) + "\n", tuple(args), tuple(self.scalars), parallel
+        )
 
     def view(self, dtype: DType, strides: Sizes, written: bool) -> ArgView:
         axes = self.view_order([axis for axis, stride in enumerate(strides) if stride != 0])

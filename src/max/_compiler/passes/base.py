@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
+import numpy.typing as npt
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block
 
 from max._compiler.mok import OnceOp
-from max.mlir import GraphOp, MoOp, graphs
+from max.mlir import DenseAttr, GraphOp, MoOp, ResourceAttr, graphs
 
-__all__ = ["GraphPass", "Pass", "blocks", "ops_of"]
+__all__ = ["GraphPass", "Pass", "blocks", "constant_of", "ops_of"]
 
 
 @dataclass(frozen=True)
@@ -49,3 +50,11 @@ def blocks(graph: GraphOp) -> Iterator[Block]:
 def ops_of(block: Block) -> list[MoOp]:
     """The ops of a block as a list, which stays as it is while the block changes."""
     return cast("list[MoOp]", list(block.ops))
+
+
+def constant_of(op: object) -> npt.NDArray[Any] | None:
+    """The elements of a `mo.constant`, else None."""
+    if not isinstance(op, MoOp) or op.name != "mo.constant":
+        return None
+    value = op.attributes["value"]
+    return value.array if isinstance(value, DenseAttr | ResourceAttr) else None

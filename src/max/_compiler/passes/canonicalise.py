@@ -7,7 +7,7 @@ from collections.abc import Callable
 from xdsl.ir import Block, Operation, SSAValue
 
 from max._compiler.mok import MatmulOp
-from max._compiler.passes.base import ops_of
+from max._compiler.passes.base import constant_of, ops_of
 from max.mlir import MoOp, ShapedType, TensorType, build, to_attr
 
 __all__ = ["canonicalise", "insert_before"]
@@ -133,7 +133,43 @@ def _transfer(op: MoOp) -> SSAValue | None:
     return _same_type(op)
 
 
+def _pow(op: MoOp) -> SSAValue | None:
+    """Small constant powers of floats as products and roots."""
+    x, y = op.operands
+    while (
+        (view := y.owner)
+        and isinstance(view, MoOp)
+        and view.name in ("mo.broadcast_to", "mo.reshape")
+    ):
+        y = view.operands[0]
+    array = constant_of(y.owner)
+    type_ = x.type
+    if (
+        array is None
+        or array.size != 1
+        or not isinstance(type_, TensorType)
+        or not type_.dtype.is_float()
+    ):
+        return None
+    match float(array.reshape(-1)[0]):
+        case 1.0:
+            return x
+        case 2.0:
+            return insert_before(op, build("mo.mul", (x, x)))
+        case 3.0:
+            return insert_before(
+                op, build("mo.mul", (insert_before(op, build("mo.mul", (x, x))), x))
+            )
+        case 0.5:
+            return insert_before(op, build("mo.sqrt", (x,)))
+        case -0.5:
+            return insert_before(op, build("mo.rsqrt", (x,)))
+        case _:
+            return None
+
+
 RULES: dict[str, Rule] = {
+    "mo.pow": _pow,
     "mo.cast": _same_type,
     "mo.reshape": _reshape,
     "mo.broadcast_to": _broadcast_to,

@@ -9,25 +9,17 @@ import numpy as np
 import numpy.typing as npt
 from xdsl.ir import Block
 
-from max._compiler.passes.base import ops_of
+from max._compiler.passes.base import constant_of, ops_of
 from max._compiler.passes.canonicalise import insert_before
 from max.dtype import DType
-from max.mlir import DenseAttr, MoOp, ResourceAttr, TensorType, build
+from max.mlir import DenseAttr, MoOp, TensorType, build
 
-__all__ = ["FOLD_LIMIT", "constant_of", "fold_constants"]
+__all__ = ["FOLD_LIMIT", "fold_constants"]
 
 FOLD_LIMIT = 64
 """Results of more elements are computed by native code, once, when the model is loaded."""
 
 Array = npt.NDArray[Any]
-
-
-def constant_of(op: object) -> Array | None:
-    """The elements of a `mo.constant`, else None."""
-    if not isinstance(op, MoOp) or op.name != "mo.constant":
-        return None
-    value = op.attributes["value"]
-    return value.array if isinstance(value, DenseAttr | ResourceAttr) else None
 
 
 def _divide(x: Array, y: Array) -> Array:
@@ -57,7 +49,9 @@ def _evaluate(op: MoOp, args: list[Array], dtype: DType, shape: tuple[int, ...])
         case "mo.concat":
             return np.concatenate(args, op.attr("axis"))
         case "mo.shape_to_tensor":
-            return np.array([dim if isinstance(dim, int) else dim.value for dim in op.attr("shape")], np.int64)
+            return np.array(
+                [dim if isinstance(dim, int) else dim.value for dim in op.attr("shape")], np.int64
+            )
         case _:
             function = _ARITHMETIC.get(op.name)
             return None if function is None else np.asarray(function(*args), dtype=dtype.to_numpy())

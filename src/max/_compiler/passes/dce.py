@@ -26,7 +26,11 @@ def drop_dead_ops(block: Block) -> None:
     for op in reversed(ops_of(block)):
         if op.name == "mo.buffer_load" and op.results[0].first_use is None:
             op.results[1].replace_all_uses_with(op.operands[1])
-        elif any(result.first_use is not None for result in op.results) or not op.results or not _removable(op):
+        elif (
+            any(result.first_use is not None for result in op.results)
+            or not op.results
+            or not _removable(op)
+        ):
             continue
         op.detach()
         op.erase()

@@ -46,7 +46,9 @@ class Group:
 
     def row_space(self) -> Sizes:
         """The space without the reduction axis."""
-        return self.space[: self.axis] + self.space[self.axis + 1 :] if self.axis >= 0 else self.space
+        return (
+            self.space[: self.axis] + self.space[self.axis + 1 :] if self.axis >= 0 else self.space
+        )
 
 
 def fusable(op: MoOp) -> bool:
@@ -54,7 +56,8 @@ def fusable(op: MoOp) -> bool:
     name = op.name
     if name in ROWWISE or (name in OPS and op.spec.elementwise):
         return all(
-            isinstance(v.type, ShapedType) and v.type.dtype in KERNEL_NAME for v in (*op.operands, *op.results)
+            isinstance(v.type, ShapedType) and v.type.dtype in KERNEL_NAME
+            for v in (*op.operands, *op.results)
         )
     return False
 
@@ -100,7 +103,12 @@ class Fuser:
             shape = strip(shape_of(view.results[0]))
             if view.name not in ("mo.reshape", "mo.broadcast_to", "mo.rebind"):
                 return None
-            if row and group.axis >= 0 and view.name == "mo.broadcast_to" and self._spreads(view, group):
+            if (
+                row
+                and group.axis >= 0
+                and view.name == "mo.broadcast_to"
+                and self._spreads(view, group)
+            ):
                 row = False
             elif shape != strip(shape_of(view.operands[0])):
                 return None
@@ -114,7 +122,9 @@ class Fuser:
             return False
         # the stretched axis must be the group's: the same number of larger dims stand before it
         stretched = [axis for axis, (a, b) in enumerate(zip(source, shape, strict=True)) if a != b]
-        return len(stretched) == 1 and len(strip(shape[: stretched[0]])) == len(strip(group.space[: group.axis]))
+        return len(stretched) == 1 and len(strip(shape[: stretched[0]])) == len(
+            strip(group.space[: group.axis])
+        )
 
     # joining -----------------------------------------------------------------------------------
 
@@ -152,7 +162,9 @@ class Fuser:
 
     def is_row(self, op: MoOp, group: Group) -> bool:
         """Whether an element-wise op works on row values of a group."""
-        return strip(shape_of(op.results[0])) == strip(group.row_space()) and strip(group.space) != strip(group.row_space())
+        return strip(shape_of(op.results[0])) == strip(group.row_space()) and strip(
+            group.space
+        ) != strip(group.row_space())
 
     def fits(self, op: MoOp, group: Group, space: Sizes, axis: int) -> bool:
         """Whether an op runs over a group's iteration space."""
@@ -160,7 +172,9 @@ class Fuser:
             return False
         if axis >= 0:
             if group.axis >= 0:
-                return space == group.space and axis == group.axis and self.aligned(op, group, False)
+                return (
+                    space == group.space and axis == group.axis and self.aligned(op, group, False)
+                )
             return strip(space) == strip(group.space) and self.aligned(op, group, False)
         if group.axis >= 0 and self.is_row(op, group):
             return self.aligned(op, group, True)
@@ -178,7 +192,12 @@ class Fuser:
             is_row = found[1] in group.rows
             if row and not is_row:
                 return False
-            if is_row and not row and group.axis >= 0 and strip(shape_of(operand)) != strip(group.space):
+            if (
+                is_row
+                and not row
+                and group.axis >= 0
+                and strip(shape_of(operand)) != strip(group.space)
+            ):
                 return False
         return True
 
@@ -216,7 +235,12 @@ class Fuser:
             # nothing before a group's first op can depend on it
             if max(self.position[m] for m in members) < lowest:
                 continue
-            todo.extend(o for m in members for v in m.operands if isinstance(o := v.owner, MoOp) and o in self.position)
+            todo.extend(
+                o
+                for m in members
+                for v in m.operands
+                if isinstance(o := v.owner, MoOp) and o in self.position
+            )
         return False
 
     def outside_owners(self, ops: list[MoOp], inside: set[Group]) -> list[MoOp]:
@@ -250,10 +274,20 @@ class Fuser:
             if group.axis >= 0:
                 continue
             inside = set(group.ops)
-            outputs = {v for op in group.ops for v in op.results if any(u.operation not in inside for u in v.uses)}
+            outputs = {
+                v
+                for op in group.ops
+                for v in op.results
+                if any(u.operation not in inside for u in v.uses)
+            }
             if len(outputs) != 1:
                 continue
-            matmuls = {v.owner for op in group.ops for v in op.operands if isinstance(v.owner, MoOp) and v.owner.name in MATMULS}
+            matmuls = {
+                v.owner
+                for op in group.ops
+                for v in op.operands
+                if isinstance(v.owner, MoOp) and v.owner.name in MATMULS
+            }
             for matmul in sorted(matmuls, key=lambda m: self.position[m], reverse=True):  # pyright: ignore[reportArgumentType]
                 assert isinstance(matmul, MoOp)
                 if self.is_epilogue(matmul, group, inside):

@@ -98,7 +98,8 @@ def _own_outputs(op: MoOp, layout: object, copied: object) -> None:
         base = base_of(value)
         owner = base.owner
         borrowed = isinstance(base, BlockArgument) or (
-            isinstance(owner, MoOp) and owner.name in ("mo.constant", "mo.constant.external", "mo.buffer_load", "mok.once")
+            isinstance(owner, MoOp)
+            and owner.name in ("mo.constant", "mo.constant.external", "mo.buffer_load", "mok.once")
         )
         found = layout(value)
         whole = found.is_contiguous and found.offset == 0 and not _is_part(value, base)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from xdsl.ir import Block, SSAValue
 
 from max._compiler.mok import BodyOp, OnceOp, YieldOp
-from max._compiler.passes.base import ops_of
-from max._compiler.passes.constants import constant_of
+from max._compiler.passes.base import constant_of, ops_of
 from max._compiler.shapes import is_view
 from max.mlir import MoOp, TensorType
 
@@ -94,7 +93,11 @@ def _build(block: Block, ops: list[MoOp], hoisted: list[MoOp]) -> None:
     inputs: list[SSAValue] = []
     for op in hoisted:
         for operand in op.operands:
-            if operand.owner not in inside and operand not in inputs and constant_of(operand.owner) is None:
+            if (
+                operand.owner not in inside
+                and operand not in inputs
+                and constant_of(operand.owner) is None
+            ):
                 inputs.append(operand)
     body = Block(arg_types=[value.type for value in inputs])
     mapper: dict[SSAValue, SSAValue] = dict(zip(inputs, body.args, strict=True))

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from xdsl.ir import Block, SSAValue
 
 from max._compiler.mok import BodyOp, RegionOp, YieldOp
-from max._compiler.passes.base import ops_of
-from max._compiler.passes.constants import constant_of
+from max._compiler.passes.base import constant_of, ops_of
 from max._compiler.shapes import is_view
 from max.mlir import MoOp
 
@@ -56,7 +55,12 @@ def _outline(unit: Unit) -> BodyOp:
         for operand in op.operands:
             inside(operand)
         body.add_op(op.clone(mapper))
-    results = [r for op in unit.ops for r in op.results if any(use.operation not in members for use in r.uses)]
+    results = [
+        r
+        for op in unit.ops
+        for r in op.results
+        if any(use.operation not in members for use in r.uses)
+    ]
     # a view of a member that only members use is in the body, and dead outside
     results = [r for r in results if _used_outside(r, members)]
     body.add_op(YieldOp.create(operands=[mapper[result] for result in results]))

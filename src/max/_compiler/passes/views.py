@@ -32,7 +32,10 @@ def _worthwhile(view: MoOp, source: MoOp) -> bool:
         return False
     if view.name == "mo.broadcast_to" and source.name not in CHEAP:
         return False
-    return any(_elementwise(use.operation) or use.operation.name.startswith("mo.reduce") for use in view.results[0].uses)
+    return any(
+        _elementwise(use.operation) or use.operation.name.startswith("mo.reduce")
+        for use in view.results[0].uses
+    )
 
 
 def _apply(view: MoOp, value: SSAValue) -> SSAValue:
@@ -53,7 +56,11 @@ def push_views(block: Block) -> None:
     while todo:
         view = todo.pop()
         source = view.operands[0].owner
-        if not isinstance(source, MoOp) or not _elementwise(source) or not _worthwhile(view, source):
+        if (
+            not isinstance(source, MoOp)
+            or not _elementwise(source)
+            or not _worthwhile(view, source)
+        ):
             continue
         moved = [_apply(view, value) for value in source.operands]
         made = type(source).create(
