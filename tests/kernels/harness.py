@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -71,13 +72,26 @@ class Runner:
         self.ir = k.specialize(call.kernel, args=specs, params={**call.params, **(params or {})}, target=compiled_for)
         entry = jit.compile_kernels([self.ir], compiled_for)[self.ir.key]
         slots = [(i, 0) for i in range(1, len(values))]
-        launch = Launch(entry, slots, phases=self.ir.phases, serial=call.serial, name=name, messages=self.ir.messages)
-        self.executor = Executor(pool(workers), Program([launch], len(values), self.ir.scratch_bytes))
+        self.launch = Launch(entry, slots, phases=self.ir.phases, serial=call.serial, name=name, messages=self.ir.messages)
+        self.executor = Executor(pool(workers), Program([self.launch], len(values), self.ir.scratch_bytes))
         self.values = np.array(values, np.int64)
 
     def __call__(self) -> list[np.ndarray]:
         self.executor.run(self.values)
         return self.results
+
+
+def together(runners: Sequence[Runner], workers: int = 2) -> Callable[[], None]:
+    """One program that runs all of them, as a model would."""
+    values = np.zeros(1, np.int64)
+    launches: list[Launch] = []
+    for runner in runners:
+        first = len(values) - 1
+        launches.append(replace(runner.launch, slots=[(first + i, 0) for i, _ in runner.launch.slots]))
+        values = np.concatenate([values, runner.values[1:]])
+    scratch = max(runner.ir.scratch_bytes for runner in runners)
+    executor = Executor(pool(workers), Program(launches, len(values), scratch))
+    return lambda: executor.run(values)
 
 
 def run(name: str, operands: Sequence[np.ndarray], results: Sequence[tuple[Any, tuple[int, ...]]], attributes: Mapping[str, Any] | None = None, **options: Any) -> list[np.ndarray]:

@@ -1,0 +1,37 @@
+"""torch's linear layer, timed."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import torch
+
+from benchmarks.runner import serve
+
+_made: dict[tuple[int, int, int, str, int], tuple[torch.Tensor, list[torch.Tensor]]] = {}
+
+
+def setup() -> dict[str, object]:
+    return {"threads": torch.get_num_threads()}
+
+
+def run(m: int, n: int, k: int, dtype: str, copies: int, repeats: int) -> dict[str, float]:
+    key = (m, n, k, dtype, copies)
+    if key not in _made:
+        _made.clear()
+        kind = getattr(torch, dtype)
+        _made[key] = (torch.randn(m, k).to(kind), [torch.randn(n, k).to(kind) for _ in range(copies)])
+    x, weights = _made[key]
+    times = []
+    with torch.inference_mode():
+        for i in range(repeats):
+            weight = weights[i % copies]
+            start = time.perf_counter()
+            torch.nn.functional.linear(x, weight)
+            times.append(time.perf_counter() - start)
+    return {"seconds": statistics.median(times)}
+
+
+if __name__ == "__main__":
+    serve({"setup": setup, "run": run})
