@@ -339,7 +339,7 @@ class GraphLowering:
         results: Sequence[tuple[Place, Size]],
         sources: Sequence[tuple[Place, Size]],
     ) -> tuple[tuple[int, int], ...]:
-        """Pairs of result and operand buffers that may share memory: each element is read before it is written there."""
+        """Pairs of result and operand buffers that may share memory: each is read before it is written."""
         leaves = [v for v in spec.values if isinstance(v, Leaf)]
         last = max(spec.stage, default=0)
         # an earlier walk must not overwrite what a later one reads

@@ -118,7 +118,8 @@ class InputBinder:
         info = self.inputs[index]
         kind = "buffer" if info.mutable else "tensor"
         where = "" if info.device == ("cpu", 0) else f" on {info.device[0]}:{info.device[1]}"
-        return f"input {self.names[index]!r} of {self.model} (a {kind} {info.dtype.name}{_shape_text(info.shape)}{where})"
+        type_ = f"{info.dtype.name}{_shape_text(info.shape)}"
+        return f"input {self.names[index]!r} of {self.model} (a {kind} {type_}{where})"
 
     def _wrong_count(self, count: int) -> None:
         names = ", ".join(

@@ -72,7 +72,8 @@ def interpreted_model(
         if not isinstance(dim, int)
         for symbol in dim.symbols
     )
+    none = ProgramCode()
     compiled = Compiled(
-        graph.name, tuple(symbols), inputs, names, outputs, [-1] * len(outputs), ProgramCode(), ProgramCode(), [], {}, []
+        graph.name, tuple(symbols), inputs, names, outputs, [-1] * len(outputs), none, none, [], {}, []
     )  # fmt: skip
     return Model(compiled, None, _NoBackend(), arena, _Run(graph, weights))

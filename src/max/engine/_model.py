@@ -257,8 +257,8 @@ class Model:
         """Runs the model.
 
         Args:
-            args: The inputs in order: tensors, NumPy arrays, other DLPack arrays; for inputs of rank 0 Python numbers too.
-                Tensors and arrays are used where they are, without a copy if they are contiguous.
+            args: The inputs in order: tensors, NumPy arrays, other DLPack arrays; for inputs of rank 0 Python numbers
+                too. Tensors and arrays are used where they are, without a copy if they are contiguous.
 
         Returns:
             The outputs, in memory of their own; a buffer that the graph gives out is the tensor that came in.

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from enum import Enum
+from enum import Enum, StrEnum
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -44,7 +44,7 @@ dump = logging.getLogger("max.dump")
 CustomExtensionsType = list[str | Path | Any] | str | Path | Any
 
 
-class GPUProfilingMode(str, Enum):
+class GPUProfilingMode(StrEnum):
     """The supported modes for GPU profiling."""
 
     __module__ = "max.engine"
@@ -54,7 +54,7 @@ class GPUProfilingMode(str, Enum):
     DETAILED = "detailed"
 
 
-class LogLevel(str, Enum):
+class LogLevel(StrEnum):
     """The LogLevel specifies the log level of the ops."""
 
     __module__ = "max.engine"
@@ -68,7 +68,7 @@ class LogLevel(str, Enum):
     CRITICAL = "critical"
 
 
-class AssertLevel(str, Enum):
+class AssertLevel(StrEnum):
     """Which assertions of kernels are kept in the compiled model."""
 
     __module__ = "max.engine"
@@ -79,7 +79,7 @@ class AssertLevel(str, Enum):
     ALL = "all"
 
 
-class SplitKReductionPrecision(str, Enum):
+class SplitKReductionPrecision(StrEnum):
     """The precision of the sums of large matrix products that are split along their inner dimension."""
 
     __module__ = "max.engine"
@@ -284,8 +284,8 @@ class InferenceSession:
         checked = str(bool(flags.MAX_KERNEL_CHECK))
         target = self._target
         return content_key(
-            print_module(module), "\n".join(names), target.triple, target.cpu, ",".join(sorted(target.features)), checked,
-            __version__, sys.version, np.__version__, *makers,
+            print_module(module), "\n".join(names), target.triple, target.cpu, ",".join(sorted(target.features)),
+            checked, __version__, sys.version, np.__version__, *makers,
         )  # fmt: skip
 
     # settings that other engines have -----------------------------------------------------------
@@ -325,7 +325,7 @@ class InferenceSession:
         _choice(AssertLevel, "set_mojo_assert_level", level)
 
     def set_split_k_reduction_precision(self, precision: str | SplitKReductionPrecision) -> None:
-        """Sets the accumulation precision for split k reductions in large matmuls. Here sums are never narrower than f32.
+        """Sets the accumulation precision for split k reductions in large matmuls. Here sums are at least f32.
 
         Args:
             precision: The precision or its name.

@@ -187,7 +187,7 @@ class _NestWriter:
             self.out.add(f"o{position}[{where or '0'}] = {text}")
 
     def stage(self, stage: int) -> None:
-        """Everything that becomes computable with `stage` reductions done: row values, then one walk of the last axis."""
+        """Everything that can be computed with `stage` reductions done: row values, then one walk of the last axis."""
         spec = self.spec
         for i, value in enumerate(spec.values):
             if (

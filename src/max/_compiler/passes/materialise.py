@@ -19,6 +19,10 @@ READS_STRIDED = frozenset({
 """Ops besides the element-wise ones that become regions, which read through any layout."""
 
 
+BORROWED = frozenset({"mo.constant", "mo.constant.external", "mo.buffer_load", "mok.once"})
+"""Makers of values whose memory belongs to the model, or to the caller."""
+
+
 def base_of(value: SSAValue) -> SSAValue:
     """The value that a chain of views starts from."""
     while is_view(owner := value.owner):
