@@ -51,7 +51,7 @@ from max.kernel.lang import min as min
 from max.kernel.lang import print as print
 from max.kernel.lang import round as round
 from max.kernel.lower_llvm import emit_llvm
-from max.kernel.mathlib import cos, erf, exp, log, rsqrt, sigmoid, sin, tanh
+from max.kernel.mathlib import acos, atanh, cos, erf, exp, exp2, log, log1p, log2, polynomial, rsqrt, sigmoid, silu, sin, tanh
 from max.kernel.mathlib import pow as pow
 from max.kernel.registry import register, registered, registered_names
 from max.kernel.source import InlineFunction, Kernel, from_source, inline, kernel

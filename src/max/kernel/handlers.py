@@ -32,7 +32,7 @@ from max.kernel.views import Index, View, as_mask, make_tile, scratch_view
 Handler = Callable[..., Any]
 HANDLERS: dict[Any, Handler] = {}
 PRINT = lang.print
-_LIBM = frozenset({"exp", "exp2", "log", "log2", "log1p", "expm1", "tanh", "sin", "cos", "pow", "erf"})
+_LIBM = frozenset({"exp", "exp2", "log", "log2", "log1p", "expm1", "tanh", "sin", "cos", "pow", "erf", "acos", "atanh"})
 
 
 def _emits(*functions: Any) -> Callable[[Handler], Handler]:

@@ -280,7 +280,7 @@ def floating(x: Any) -> Any:
 def libm(name: str, *xs: Any) -> Any:
     """A function of the C library (``"exp"``, ``"log"``, …) on f64 values, lane by lane."""
     table = {"pow": np.power, "erf": np.vectorize(math.erf, otypes=[np.float64])}
-    fn = table.get(name) or getattr(np, name)
+    fn = table.get(name) or getattr(np, {"acos": "arccos", "atanh": "arctanh"}.get(name, name))
     arrays = [v.value(x).data.astype(np.float64) for x in xs]
     with np.errstate(all="ignore"):
         return Value(np.asarray(fn(*arrays), dtype=np.float64), scalar_type("f64"))
