@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("max.interfaces")
 
-LogitsProcessors: TypeAlias = "Sequence[Callable[[ProcessorInputs], None]]"
+LogitsProcessors: TypeAlias = Sequence[Callable[["ProcessorInputs"], None]]
 
 
 @dataclass

@@ -483,7 +483,7 @@ class GenerateMixin(Protocol[TextGenerationContextType, RequestType]):
         async def contexts() -> list[TextGenerationContextType]:
             return [await self.tokenizer.new_context(request) for request in requests]
 
-        return Generation(self).run(run_async(contexts()))
+        return Generation.of(self).run(run_async(contexts()))
 
     async def generate_async(self, prompts: RequestType | list[RequestType]) -> Any:
         """As :meth:`generate`, in a thread, so that the event loop goes on.

@@ -170,6 +170,15 @@ class TextScheduler:
             self._running.pop(request_id, None)
             self._free(request_id)
 
+    def requeue(self, context: TextGenerationContext) -> None:
+        """Takes a request's pages away; it waits, and its tokens are read anew.
+
+        Args:
+            context: The request, which is here.
+        """
+        if not context.is_done:
+            self._preempt(context)
+
     def schedule(self) -> TextGenerationInputs[TextGenerationContext] | None:
         """The next batch, with its pages reserved; None where there is nothing to do.
 

@@ -1,0 +1,1 @@
+"""What users start: the command line `max`, and `LLM`."""

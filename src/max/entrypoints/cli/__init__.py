@@ -1,0 +1,120 @@
+"""The command line `max`."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from max._version import __version__
+from max.entrypoints.cli.errors import report
+
+# name -> where the command is, and its line in `max --help`; a command is imported when it is run
+COMMANDS = {
+    "generate": ("max.entrypoints.cli.generate:generate", "Generate text from a prompt."),
+    "list": ("max.entrypoints.cli.list:list_architectures", "Show the architectures that can run."),
+}
+LEVELS = click.Choice(["debug", "info", "warning", "error", "critical"], case_sensitive=False)
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The commands' names.
+
+        Args:
+            ctx: The call.
+        """
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """A command by its name.
+
+        Args:
+            ctx: The call.
+            cmd_name: The name.
+        """
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
+        return getattr(importlib.import_module(module), name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the list of commands without importing them.
+
+        Args:
+            ctx: The call.
+            formatter: Takes the text.
+        """
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in sorted(COMMANDS)])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Finds the command that is called; an unknown one is an error with the nearest name.
+
+        Args:
+            ctx: The call.
+            args: The arguments from the command's name on.
+        """
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            import difflib
+
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise click.UsageError(f"No such command {args[0]!r}.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+def set_log_level(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Sets the level of the loggers; the outermost call remembers it for errors.
+
+    Args:
+        ctx: The call.
+        param: The option.
+        value: The level; None where it is not given.
+    """
+    if value is not None:
+        ctx.find_root().meta["log_level"] = value.lower()
+        logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+        logging.getLogger("max").setLevel(value.upper())
+    return value
+
+
+def log_level_option(command: Any) -> Any:
+    """Adds ``--log-level`` to a command.
+
+    Args:
+        command: The command.
+    """
+    return click.option(
+        "--log-level",
+        type=LEVELS,
+        expose_value=False,
+        is_eager=True,
+        callback=set_log_level,
+        help="What is logged on stderr; debug also shows tracebacks.",
+    )(command)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, "--version", prog_name="MAX", message="%(prog)s %(version)s")
+@log_level_option
+def cli() -> None:
+    """Run language models on this machine."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line, and exits: 0, or 2 for what the user can mend.
+
+    Args:
+        arguments: The arguments; those of the process where they are not given.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    sys.exit(report(cli, given))

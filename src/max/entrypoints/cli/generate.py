@@ -1,0 +1,239 @@
+"""`max generate`: text from a prompt, as it comes, then how fast it came."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from max.entrypoints.cli import log_level_option
+from max.entrypoints.cli.options import config_options, given, sampling_input, sampling_options
+from max.interfaces import (
+    PipelineTask,
+    RequestID,
+    SamplingParams,
+    TextGenerationContext,
+    TextGenerationRequest,
+)
+from max.pipelines.core.exceptions import InputError
+from max.pipelines.lib.config import PipelineConfig
+from max.pipelines.lib.sampling.defaults import sampling_params_for
+
+
+@click.command("generate", short_help="Generate text from a prompt.")
+@click.option("--prompt", required=True, metavar="TEXT", help="The prompt; - reads it from stdin.")
+@click.option(
+    "--chat/--no-chat-template",
+    "chat",
+    default=True,
+    help="Put the prompt through the model's chat template, if it has one, or continue bare text.",
+)
+@click.option(
+    "--num-warmups",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Generate so many times before, unseen, so that the timing has no first-time costs.",
+)
+@click.option("--stats/--no-stats", default=True, help="Print the timing on stderr at the end.")
+@sampling_options
+@config_options
+@log_level_option
+def generate(prompt: str, chat: bool, num_warmups: int, stats: bool, **options: Any) -> None:
+    """Generate text from a prompt.
+
+    The text goes to stdout as it is generated; progress and timing go to stderr.
+    """
+    values = given(options)
+    wanted = sampling_input(values)
+    if prompt == "-":
+        prompt = sys.stdin.read()
+    begin = time.perf_counter()
+    progress = _Progress()
+    with progress.stage("reading the configuration"):
+        config = PipelineConfig(**values)
+        try:
+            params = sampling_params_for(wanted, config.model_config.sampling_params_defaults)
+        except ValueError as error:
+            raise click.UsageError(str(error)) from error
+    model = config.model_config
+    runner = _Runner(config, params)
+    context = runner.context(prompt, chat)  # a prompt that is too long is told before loading
+    with progress.stage(f"loading {model.model_path} ({model.quantization_encoding})"):
+        runner.load()
+    ready = time.perf_counter() - begin
+    for i in range(num_warmups):
+        with progress.stage(f"warm-up {i + 1} of {num_warmups}"):
+            for _ in runner.run(runner.context(prompt, chat)):
+                pass
+            runner.forget()
+    progress.close()
+    timing = _Timing(ready, context.current_length)
+    timing.start()
+    for piece in runner.run(context, timing):
+        click.echo(piece, nl=False)
+        sys.stdout.flush()
+    click.echo()
+    if stats:
+        click.echo(timing.summary(), err=True)
+
+
+class _Runner:
+    """A model and one request at a time."""
+
+    def __init__(self, config: PipelineConfig, params: SamplingParams) -> None:
+        from max.pipelines.lib.registry import PIPELINE_REGISTRY
+        from max.pipelines.lib.tokenizer import TextTokenizer
+
+        self.config, self.params = config, params
+        tokenizer, self._factory = PIPELINE_REGISTRY.retrieve_factory(
+            config, PipelineTask.TEXT_GENERATION
+        )
+        if not isinstance(tokenizer, TextTokenizer):
+            raise click.ClickException(f"{model_name(config)} is no model of text")
+        self.tokenizer = tokenizer
+
+    def load(self) -> None:
+        """Loads and compiles the model."""
+        from max.pipelines.lib.generation import Generation
+
+        self.pipeline: Any = self._factory()
+        self.generation = Generation.of(self.pipeline)
+
+    def context(self, prompt: str, chat: bool) -> TextGenerationContext:
+        """The state of a request that begins."""
+        from max.pipelines.lib.generation import run_async
+
+        as_chat = chat and self.tokenizer.has_chat_template
+        request = TextGenerationRequest(
+            request_id=RequestID(),
+            model_name=self.config.model_config.model_name,
+            prompt=None if as_chat else prompt,
+            messages=[{"role": "user", "content": prompt}] if as_chat else None,
+            sampling_params=self.params,
+        )
+        if not prompt:
+            raise InputError("the prompt is empty", "Give a text with --prompt.")
+        return run_async(self.tokenizer.new_context(request))
+
+    def run(self, context: TextGenerationContext, timing: _Timing | None = None) -> Iterator[str]:
+        """The text of a request, as it comes."""
+        from max.pipelines.lib.generation import RequestText
+
+        text = RequestText(
+            lambda tokens: self.tokenizer.decode_now(tokens, skip_special_tokens=True),
+            context.eos_token_ids,
+            self.params.stop or (),
+        )
+        outputs = self.generation.stream([context])
+        try:
+            for output in outputs:
+                if timing is not None:
+                    timing.tokens(len(output.tokens))
+                if piece := text.push(output):
+                    yield piece
+                if text.stopped:
+                    return
+        finally:
+            outputs.close()
+
+    def forget(self) -> None:
+        """Forgets what prefix caching has kept, which would make the next prompt free."""
+        for manager in self.pipeline.kv_managers:
+            manager.pages.forget_prefixes()
+
+
+def model_name(config: PipelineConfig) -> str:
+    """The model's name for messages.
+
+    Args:
+        config: The configuration.
+    """
+    return config.model_config.model_name
+
+
+@dataclass
+class _Timing:
+    """When tokens came.
+
+    Args:
+        ready: Seconds until the model was ready.
+        prompt_tokens: The tokens of the prompt.
+    """
+
+    ready: float
+    prompt_tokens: int
+    begin: float = 0.0
+    first: float = 0.0
+    last: float = 0.0
+    generated: int = 0
+
+    def start(self) -> None:
+        """The prompt goes in."""
+        self.begin = time.perf_counter()
+
+    def tokens(self, count: int) -> None:
+        """Tokens came.
+
+        Args:
+            count: How many.
+        """
+        self.last = time.perf_counter()
+        if not self.generated and count:
+            self.first = self.last
+        self.generated += count
+
+    def summary(self) -> str:
+        """The timing in a few lines."""
+        to_first = self.first - self.begin
+        lines = [
+            "",
+            f"Startup:             {self.ready:.2f} s",
+            f"Prompt:              {self.prompt_tokens} tokens",
+            f"Generated:           {self.generated} tokens",
+        ]
+        if self.generated:
+            lines += [
+                f"Time to first token: {to_first * 1e3:.1f} ms",
+                f"Prompt speed:        {self.prompt_tokens / max(to_first, 1e-9):.1f} tokens/s",
+            ]
+        if self.generated > 1:
+            # the first token belongs to the prompt's step
+            speed = (self.generated - 1) / max(self.last - self.first, 1e-9)
+            lines.append(f"Generation speed:    {speed:.1f} tokens/s")
+        return "\n".join(lines)
+
+
+class _Progress:
+    """What is being done, on stderr: one line that is written over, where it is a terminal."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+
+    @contextmanager
+    def stage(self, what: str) -> Iterator[None]:
+        """Tells what is being done for the length of a block.
+
+        Args:
+            what: A few words.
+        """
+        begin = time.perf_counter()
+        if self._terminal:
+            click.echo(f"\r\x1b[K{what} ...", nl=False, err=True)
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+        if not self._terminal:
+            click.echo(f"{what}: {time.perf_counter() - begin:.2f} s", err=True)
+
+    def close(self) -> None:
+        """Clears the line."""
+        if self._terminal:
+            click.echo("\r\x1b[K", nl=False, err=True)

@@ -1,0 +1,49 @@
+"""`max list`: the architectures that can run."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from max.entrypoints.cli import log_level_option
+
+
+@click.command("list", short_help="Show the architectures that can run.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--custom-architectures",
+    multiple=True,
+    metavar="TEXT",
+    help="Modules with architectures of your own, as module or folder:module.",
+)
+@log_level_option
+def list_architectures(as_json: bool, custom_architectures: tuple[str, ...]) -> None:
+    """Show the architectures that can run, their encodings, and models of each."""
+    from max.pipelines.lib.registry import PIPELINE_REGISTRY
+
+    PIPELINE_REGISTRY.load_own()
+    PIPELINE_REGISTRY.load_custom(list(custom_architectures))
+    found = sorted(PIPELINE_REGISTRY.architectures.values(), key=lambda a: a.name)
+    if as_json:
+        entries = {
+            a.name: {
+                "task": a.task.value,
+                "example_repo_ids": a.example_repo_ids,
+                "default_encoding": a.default_encoding.value,
+                "supported_encodings": [e.value for e in a.supported_encodings],
+            }
+            for a in found
+        }
+        click.echo(json.dumps({"architectures": entries}, indent=2))
+        return
+    for architecture in found:
+        encodings = [
+            f"{e.value} (default)" if e == architecture.default_encoding else e.value
+            for e in architecture.supported_encodings
+        ]
+        click.echo(architecture.name)
+        click.echo(f"    task       {architecture.task.value}")
+        click.echo(f"    encodings  {', '.join(encodings)}")
+        for repo in architecture.example_repo_ids:
+            click.echo(f"    example    {repo}")

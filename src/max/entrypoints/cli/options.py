@@ -1,0 +1,149 @@
+"""Options of commands, made from the fields of configurations and of sampling parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from max.interfaces import SamplingParamsInput
+from max.pipelines.lib.base_config import options_of, type_hints
+from max.pipelines.lib.config import PipelineConfig
+
+# spelt otherwise than their field
+_NAMES = {
+    "model_path": ("--model", "--model-path"),
+    "device_specs": ("--devices",),
+}
+_NOT_OPTIONS = {"in_dtype", "out_dtype", "zmq_endpoint_base"}
+
+_SAMPLING_HELP = {
+    "top_k": "Sample among the k likeliest tokens; 1 is greedy.",
+    "top_p": "Sample among the likeliest tokens that together reach this probability.",
+    "min_p": "Drop tokens below this share of the likeliest one's probability.",
+    "temperature": "Divide the logits; higher is more varied, 0 is greedy.",
+    "frequency_penalty": "Penalty for each time a token was generated.",
+    "presence_penalty": "Penalty for a token that was generated.",
+    "repetition_penalty": "Divide the logit of a token that was generated; 1 is none.",
+    "max_new_tokens": "Stop after so many tokens.",
+    "min_new_tokens": "Do not stop before so many tokens.",
+    "ignore_eos": "Go on after an end-of-sequence token.",
+    "stop": "Stop at this text; may be given more than once.",
+    "stop_token_ids": "Stop at these tokens, numbers with commas between.",
+    "seed": "Of the random numbers.",
+}
+
+
+def _bare(hint: Any) -> tuple[Any, bool]:
+    """A type without its None, and whether it is a list's item type."""
+    args = [a for a in typing.get_args(hint) if a is not types.NoneType]
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        return _bare(args[0])
+    if typing.get_origin(hint) is list:
+        return args[0], True
+    return hint, False
+
+
+def _option(name: str, hint: Any, help: str, default: Any) -> Callable[[Any], Any]:
+    flags = _NAMES.get(name, ("--" + name.replace("_", "-"),))
+    kind, several = _bare(hint)
+    shown = _shown(default)
+    text = f"{help} [default: {shown}]" if shown else help
+    if kind is bool:
+        off = "--no-" + flags[0][2:]
+        return click.option(f"{flags[0]}/{off}", name, default=None, help=text)
+    click_type: Any = {int: click.INT, float: click.FLOAT}.get(kind, click.STRING)
+    # None, not an empty tuple, so that what was not given stays so
+    return click.option(
+        *flags,
+        name,
+        type=click_type,
+        default=None,
+        multiple=several,
+        help=text,
+        metavar=_meta(kind),
+    )
+
+
+def _meta(kind: Any) -> str:
+    return {int: "INTEGER", float: "NUMBER", Path: "PATH"}.get(kind, "TEXT")
+
+
+def _shown(default: Any) -> str:
+    """A default as the help shows it; empty where the help's text tells it."""
+    if default is None or default is dataclasses.MISSING or default in ("", -1):
+        return ""
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return str(default)
+
+
+def config_options(command: Any) -> Any:
+    """Adds an option for each field of a pipeline's configuration.
+
+    Args:
+        command: The command; gets the values that were given, by field.
+    """
+    made: list[Callable[[Any], Any]] = []
+    for cls in (*PipelineConfig.PARTS.values(), PipelineConfig):
+        hints = type_hints(cls)
+        for name, f in options_of(cls).items():
+            if name not in _NOT_OPTIONS:
+                hint = str if name == "device_specs" else hints[name]
+                made.append(_option(name, hint, f.metadata["help"], f.default))
+    for decorate in reversed(made):
+        command = decorate(command)
+    return command
+
+
+def sampling_options(command: Any) -> Any:
+    """Adds an option for each sampling parameter.
+
+    Args:
+        command: The command; gets the values that were given, by field.
+    """
+    hints = typing.get_type_hints(
+        SamplingParamsInput, localns={"ProcessorInputs": object, "Sequence": list}
+    )
+    for name in reversed(_SAMPLING_HELP):
+        hint = str if name == "stop_token_ids" else hints[name]
+        command = _option(name, hint, _SAMPLING_HELP[name], None)(command)
+    return command
+
+
+def given(values: dict[str, Any]) -> dict[str, Any]:
+    """The values that were given.
+
+    Args:
+        values: All options' values; None and empty tuples stand for "not given".
+    """
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in values.items()
+        if value is not None and value != ()
+    }
+
+
+def sampling_input(values: dict[str, Any]) -> SamplingParamsInput:
+    """Takes the sampling parameters out of options' values.
+
+    Args:
+        values: The values that were given; those of sampling parameters are removed.
+
+    Raises:
+        click.BadParameter: A value does not fit.
+    """
+    mine = {name: values.pop(name) for name in _SAMPLING_HELP if name in values}
+    if (ids := mine.get("stop_token_ids")) is not None:
+        try:
+            mine["stop_token_ids"] = [int(part) for part in str(ids).split(",") if part.strip()]
+        except ValueError:
+            raise click.BadParameter(
+                f"{ids!r} are not numbers with commas between", param_hint="--stop-token-ids"
+            ) from None
+    return SamplingParamsInput(**mine)

@@ -1,0 +1,131 @@
+"""Text from a model in three lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from max.interfaces import (
+    PipelineTask,
+    RequestID,
+    SamplingParamsInput,
+    TextGenerationContext,
+    TextGenerationRequest,
+)
+from max.pipelines.lib.config import PipelineConfig
+from max.pipelines.lib.generation import Generation, RequestText, run_async
+from max.pipelines.lib.registry import PIPELINE_REGISTRY
+from max.pipelines.lib.sampling.defaults import sampling_params_for
+from max.pipelines.lib.tokenizer import TextTokenizer
+
+__all__ = ["LLM"]
+
+
+class LLM:
+    """A model that continues text.
+
+    Loading and compiling is done when it is made. It may be used from several threads at once:
+    their prompts run in common batches.
+
+    Args:
+        pipeline_config: The model and how to run it.
+
+    Raises:
+        UserError: The configuration or the model's files do not fit.
+    """
+
+    def __init__(self, pipeline_config: PipelineConfig) -> None:
+        pipeline_config.resolve()
+        self._config = pipeline_config
+        tokenizer, self._pipeline = PIPELINE_REGISTRY.retrieve(
+            pipeline_config, PipelineTask.TEXT_GENERATION
+        )
+        if not isinstance(tokenizer, TextTokenizer):
+            raise TypeError(f"LLM: {type(tokenizer).__name__} is no TextTokenizer")
+        self._tokenizer = tokenizer
+        self._generation = Generation.of(self._pipeline)
+
+    def generate(
+        self,
+        prompts: str | Sequence[str],
+        max_new_tokens: int | None = 100,
+        use_tqdm: bool = True,
+    ) -> Sequence[str]:
+        """Continues texts. No chat template is applied.
+
+        The likeliest tokens are taken, unless the model's generation_config.json asks for sampling.
+
+        Args:
+            prompts: A text, or several.
+            max_new_tokens: The most tokens to generate for each; None: until the text ends or the
+                context is full.
+            use_tqdm: Whether to show a progress bar on stderr.
+
+        Returns:
+            A continuation for each text, in their order.
+
+        Raises:
+            ValueError: There are no prompts, or one does not fit the model.
+            RuntimeError: The model failed.
+        """
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        if not texts:
+            raise ValueError("LLM.generate: prompts is empty")
+        for text in texts:
+            if not isinstance(text, str):
+                raise ValueError(f"LLM.generate: a prompt is {text!r}; expected a text")
+        contexts = run_async(self._contexts(texts, max_new_tokens))
+        pieces = {
+            context.request_id: RequestText(self._decode, context.eos_token_ids)
+            for context in contexts
+        }
+        found: dict[RequestID, str] = dict.fromkeys(pieces, "")
+        with _Progress(len(contexts), use_tqdm) as progress:
+            for output in self._generation.stream(contexts):
+                found[output.request_id] += pieces[output.request_id].push(output)
+                if output.is_done:
+                    progress.update()
+        return [found[context.request_id] for context in contexts]
+
+    async def _contexts(
+        self, texts: list[str], max_new_tokens: int | None
+    ) -> list[TextGenerationContext]:
+        model = self._config.model_config
+        given = SamplingParamsInput(max_new_tokens=max_new_tokens)
+        return [
+            await self._tokenizer.new_context(
+                TextGenerationRequest(
+                    request_id=RequestID(),
+                    model_name=model.model_name,
+                    prompt=text,
+                    sampling_params=sampling_params_for(given, model.sampling_params_defaults),
+                )
+            )
+            for text in texts
+        ]
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return self._tokenizer.decode_now(tokens, skip_special_tokens=True)
+
+
+class _Progress:
+    """A progress bar, or none."""
+
+    def __init__(self, total: int, show: bool) -> None:
+        self._total, self._show = total, show
+        self._bar = None
+
+    def __enter__(self) -> _Progress:
+        if self._show:
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=self._total, unit="prompt")
+        return self
+
+    def update(self) -> None:
+        """One more prompt is done."""
+        if self._bar is not None:
+            self._bar.update(1)
+
+    def __exit__(self, *exc: object) -> None:
+        if self._bar is not None:
+            self._bar.close()

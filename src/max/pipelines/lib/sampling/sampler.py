@@ -1,0 +1,112 @@
+"""Picks tokens from logits outside of a model's graph.
+
+Most batches never come here: a model that samples in its own graph is asked only for what it can
+do. Here are the rest: models without sampling, penalties, minimum lengths, logits processors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from max.driver import Device, Tensor
+from max.engine import InferenceSession, Model
+from max.graph import DeviceRef
+from max.interfaces import ProcessorInputs, TextGenerationContext
+from max.pipelines.lib.model_config import SamplingConfig
+from max.pipelines.lib.sampling.inputs import SamplingInputs
+from max.pipelines.lib.sampling.sampling import has_penalties, penalty_inputs, token_sampler
+
+
+def needs_sampler(context: TextGenerationContext, step: int = 0) -> bool:
+    """Whether a request asks for more than a model's graph does.
+
+    Args:
+        context: The request.
+        step: How many tokens further, in an execution of several steps.
+    """
+    params = context.sampling_params
+    return (
+        has_penalties(params)
+        or bool(params.logits_processors)
+        or len(context.generated_tokens) + step < context.min_tokens
+    )
+
+
+class Sampler:
+    """Picks tokens; its graphs are compiled when they are first needed.
+
+    Args:
+        session: Compiles and runs the graphs.
+        device: Where they run.
+        config: What they must be able to do.
+    """
+
+    def __init__(self, session: InferenceSession, device: Device, config: SamplingConfig) -> None:
+        self._session, self._device, self._config = session, device, config
+        self._models: dict[bool, Model] = {}
+
+    def _model(self, penalties: bool) -> Model:
+        if penalties not in self._models:
+            config = dataclasses.replace(self._config, in_dtype=None, enable_penalties=penalties)
+            graph = token_sampler(config, DeviceRef.from_device(self._device))
+            self._models[penalties] = self._session.load(graph)
+        return self._models[penalties]
+
+    def sample(
+        self, logits: Tensor, batch: Sequence[TextGenerationContext], step: int = 0
+    ) -> Tensor:
+        """Picks the next token of each request.
+
+        Args:
+            logits: ``[batch, vocab]``, float32; not changed.
+            batch: The requests, in the batch's order.
+            step: How many tokens further; only the first step may have penalties.
+
+        Returns:
+            int64 ``[batch]``.
+        """
+        if any(needs_masks(context) for context in batch):
+            logits = Tensor.from_numpy(masked(np.array(logits.to_numpy()), batch)).to(self._device)
+        penalties = any(has_penalties(context.sampling_params) for context in batch)
+        inputs: list[Any] = [logits, *SamplingInputs.of(batch, self._device, step)]
+        if penalties:
+            inputs += [tensor.to(self._device) for tensor in penalty_inputs(batch)]
+        (tokens,) = self._model(penalties).execute(*inputs)
+        return tokens
+
+
+def needs_masks(context: TextGenerationContext) -> bool:
+    """Whether a request changes its logits before the sampling graph.
+
+    Args:
+        context: The request.
+    """
+    return (
+        bool(context.sampling_params.logits_processors)
+        or len(context.generated_tokens) < context.min_tokens
+    )
+
+
+def masked(
+    logits: npt.NDArray[np.float32], batch: Sequence[TextGenerationContext]
+) -> npt.NDArray[np.float32]:
+    """Applies the minimum lengths and logits processors of requests, in place.
+
+    Args:
+        logits: ``[batch, vocab]``.
+        batch: The requests, in the batch's order.
+
+    Returns:
+        The same array.
+    """
+    for row, context in enumerate(batch):
+        (banned,) = context.get_min_token_logit_mask(1)
+        logits[row, banned[:, 1]] = -np.inf
+        for process in context.sampling_params.logits_processors or ():
+            process(ProcessorInputs(Tensor.from_numpy(logits[row : row + 1]), context))
+    return logits
