@@ -110,6 +110,8 @@ def check_indices(fe: Host, view: View, indices: tuple[Any, ...], width: int = 0
     """Checks indices: known ones now, others at run time where ``MAX_KERNEL_CHECK`` is set."""
     axis %= max(view.rank, 1)
     for k, (index, size) in enumerate(zip(indices, view.shape, strict=False)):
+        if index is None:  # a slice: it may be of an axis of size 0
+            continue
         index = fe.as_index(index)
         lanes = width if k == axis and width and mask is None else 1
         if isinstance(index, int):
@@ -377,8 +379,7 @@ def subview(fe: Host, view: View, indices: tuple[Any, ...]) -> View:
         shape.append(fe.b.sub(stop, start))
         strides.append(view.strides[k])
     rest = len(indices)
-    plain = tuple(0 if isinstance(i, slice) else i for i in indices)
-    check_indices(fe, view, plain)
+    check_indices(fe, view, tuple(None if isinstance(i, slice) else i for i in indices))
     pointer = address(fe, view, tuple(starts))
     return replace(view, base=pointer, shape=(*shape, *view.shape[rest:]), strides=(*strides, *view.strides[rest:]))
 
