@@ -68,3 +68,30 @@ def compiled(
     launch = Launch(entry, slots, True, ir.phases, False, ir.name, ir.messages)
     Executor(pool(num_workers), Program([launch], 1, ir.scratch_bytes)).run(np.zeros(1, np.int64))
     return ir
+
+
+def interpreted(fn: k.Kernel, args: Sequence[Any], params: Mapping[str, Any] | None = None, num_workers: int = 1) -> None:
+    """Runs a kernel in plain Python, in place."""
+    k.interpret(fn, args, params, num_workers)
+
+
+def both(
+    fn: k.Kernel,
+    args: Sequence[Any],
+    params: Mapping[str, Any] | None = None,
+    num_workers: int = 1,
+    rtol: float = 0.0,
+    atol: float = 0.0,
+    **options: Any,
+) -> list[Any]:
+    """Runs a kernel compiled and in plain Python, requires equal results, and gives the arrays."""
+    copies = [a.copy(order="K") if isinstance(a, np.ndarray) else a for a in args]
+    plain = [a.copy(order="K") if isinstance(a, np.ndarray) else a for a in args]
+    compiled(fn, copies, params, num_workers, **options)
+    interpreted(fn, plain, params, num_workers)
+    for n, (a, b) in enumerate(zip(copies, plain, strict=True)):
+        if isinstance(a, np.ndarray):
+            wide = (np.float64 if x.dtype.kind not in "biu" else x.dtype for x in (a, b))
+            x, y = (v.astype(t) for v, t in zip((a, b), wide, strict=True))
+            np.testing.assert_allclose(x, y, rtol=rtol, atol=atol, err_msg=f"argument {n}: compiled and interpreted")
+    return copies

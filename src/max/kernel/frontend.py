@@ -808,18 +808,18 @@ class Frontend(Expressions):
         if not all(isinstance(v, (Ref, Const)) or is_number(v) for v in values):
             shown = ", ".join(describe(v) for v in values)
             self.fail(f"{frame.source.name} returns {shown}, of which one cannot be chosen at run time")
-        type, weak = self.loose_type(first)
+        common, weak = self.loose_type(first)
         for v in values[1:]:
             other, other_weak = self.loose_type(v)
-            unified = self.unify(type, weak, other, other_weak)
+            unified = self.unify(common, weak, other, other_weak)
             if unified is None:
                 self.fail(f"{frame.source.name} returns {describe(first)} and {describe(v)}, which have no common type")
-            type, weak = unified, weak and other_weak
-        slot = self.b.alloc(type)
+            common, weak = unified, weak and other_weak
+        slot = self.b.alloc(common)
         for v, where in zip(values, scopes, strict=True):
             with self.b.reopened(where):
-                self.b.assign(slot, self.coerce(v, type))
-        return lambda: self.b.read(slot, type)
+                self.b.assign(slot, self.coerce(v, common))
+        return lambda: self.b.read(slot, common)
 
     def _bind_parameters(self, source: FunctionSource, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
         a = source.node.args
