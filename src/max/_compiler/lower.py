@@ -29,6 +29,7 @@ from max.mlir import (
     BufferType,
     CallOp,
     ChainType,
+    DimExpr,
     GraphOp,
     MoOp,
     OpaqueType,
@@ -404,7 +405,10 @@ class GraphLowering:
             name = "mo.matmul"
         try:
             call = library.lower(
-                name, [described(v) for v in operands], [described(v) for v in results], attributes
+                name,
+                [described(v) for v in operands],
+                [described(v) for v in results],
+                plain(attributes),
             )
         except KeyError:
             raise UnsupportedOpError(f"{op.name}: the compiler has no kernel for this op") from None
@@ -491,6 +495,15 @@ def described(value: SSAValue) -> library.Operand:
     type_ = value.type
     assert isinstance(type_, ShapedType)
     return library.Operand(type_.dtype, shape_of(value))
+
+
+def plain(value: Any) -> Any:
+    """An attribute's value with ints for dims that are static."""
+    if isinstance(value, DimExpr):
+        return simplify(value)
+    if isinstance(value, Mapping):
+        return {name: plain(item) for name, item in value.items()}
+    return tuple(plain(item) for item in value) if isinstance(value, tuple) else value
 
 
 def region_name(op: BodyOp) -> str:

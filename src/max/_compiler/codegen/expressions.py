@@ -111,13 +111,27 @@ _TABLE: dict[str, Callable[..., str]] = {
     "neg": lambda dtype, attr, x: f"-{x}",
     **{
         name: _call(f"k.{name}")
-        for name in ("exp", "log", "log1p", "sqrt", "rsqrt", "tanh", "sin", "cos", "erf", "sigmoid")
+        for name in (
+            "exp",
+            "log",
+            "log1p",
+            "sqrt",
+            "rsqrt",
+            "tanh",
+            "sin",
+            "cos",
+            "atanh",
+            "erf",
+            "sigmoid",
+            "silu",
+        )
     },
     **{
         name: _by_kind(_call(f"k.{name}"), _unchanged)
         for name in ("floor", "ceil", "round", "trunc")
     },
-    **{name: _call(f"fn.{name}") for name in ("acos", "atanh", "relu", "silu")},
+    "acos": _call("fn.acos"),
+    "relu": lambda dtype, attr, x: f"k.max({x}, 0)",
     "gelu": _gelu,
     "not": lambda dtype, attr, x: f"~{x}",
     "is_nan": _call("k.isnan"),

@@ -10,21 +10,9 @@ from typing import Any
 from max import kernel as k
 
 __all__ = [
-    "acos", "atanh", "floor_mod", "gelu", "gelu_quick", "gelu_tanh", "relu", "signed_div", "signed_mod", "signed_pow",
-    "silu", "unsigned_div", "unsigned_mod", "unsigned_pow",
+    "acos", "floor_mod", "gelu", "gelu_quick", "gelu_tanh", "signed_div", "signed_mod", "signed_pow",
+    "unsigned_div", "unsigned_mod", "unsigned_pow",
 ]  # fmt: skip
-
-
-@k.inline
-def relu(x: Any) -> Any:
-    """``max(x, 0)``; NaN stays."""
-    return k.select(x < 0, x * 0, x)
-
-
-@k.inline
-def silu(x: Any) -> Any:
-    """``x * sigmoid(x)``"""
-    return x * k.sigmoid(x)
 
 
 @k.inline
@@ -43,12 +31,6 @@ def gelu_tanh(x: Any) -> Any:
 def gelu_quick(x: Any) -> Any:
     """``x * sigmoid(1.702 * x)``"""
     return x * k.sigmoid(1.702 * x)
-
-
-@k.inline
-def atanh(x: Any) -> Any:
-    """The inverse of tanh; odd, accurate near 0."""
-    return 0.5 * (k.log1p(x) - k.log1p(-x))
 
 
 @k.inline
@@ -111,16 +93,5 @@ def signed_pow(x: Any, y: Any) -> Any:
 
 @k.inline
 def acos(x: Any) -> Any:
-    """The arc cosine through asin on [0, 0.5]: ``acos(x) = 2 asin(sqrt((1 - x) / 2))`` above 0.5."""
-    a = k.abs(x)
-    big = a > 0.5
-    z = k.select(big, 0.5 * (1.0 - a), x * x)
-    s = k.select(big, k.sqrt(z), a)
-    p = 4.2163199048e-2
-    p = p * z + 2.4181311049e-2
-    p = p * z + 4.5470025998e-2
-    p = p * z + 7.4953002686e-2
-    p = p * z + 1.6666752422e-1
-    arc = p * z * s + s
-    near = k.select(x < 0, 3.141592653589793 - 2.0 * arc, 2.0 * arc)
-    return k.select(big, near, 1.5707963267948966 - k.copysign(arc, x))
+    """The arc cosine of `x`, clamped to [-1, 1]."""
+    return k.acos(k.max(k.min(x, 1.0), -1.0))

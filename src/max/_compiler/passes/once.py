@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from xdsl.ir import Block, SSAValue
+from xdsl.ir import Attribute, Block, SSAValue
 
 from max._compiler.mok import BodyOp, OnceOp, YieldOp
 from max._compiler.passes.base import constant_of, ops_of
 from max._compiler.shapes import is_view
-from max.mlir import MoOp, TensorType
+from max.mlir import DimAttr, MoOp, ShapeAttr, TensorType
 
 __all__ = ["compute_once"]
 
@@ -30,10 +30,18 @@ def _bytes(value: SSAValue) -> int | None:
     return total
 
 
+def _symbolic(attr: Attribute) -> bool:
+    """Whether an attribute is known only when the program runs."""
+    if isinstance(attr, ShapeAttr):
+        return not all(dim.is_static for dim in attr.data)
+    return isinstance(attr, DimAttr) and not attr.data.is_static
+
+
 def _known(op: MoOp, known: set[SSAValue]) -> bool:
     return (
         op.is_pure
         and op.name not in EXCLUDED
+        and not any(_symbolic(attr) for attr in op.attributes.values())
         and bool(op.results)
         and all(operand in known for operand in op.operands)
         and all(_bytes(result) is not None for result in op.results)
