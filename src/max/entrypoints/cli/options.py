@@ -49,14 +49,16 @@ def _bare(hint: Any) -> tuple[Any, bool]:
     return hint, False
 
 
-def _option(name: str, hint: Any, help: str, default: Any) -> Callable[[Any], Any]:
+def _option(
+    name: str, hint: Any, help: str, default: Any, hidden: bool = False
+) -> Callable[[Any], Any]:
     flags = _NAMES.get(name, ("--" + name.replace("_", "-"),))
     kind, several = _bare(hint)
     shown = _shown(default)
     text = f"{help} [default: {shown}]" if shown else help
     if kind is bool:
         off = "--no-" + flags[0][2:]
-        return click.option(f"{flags[0]}/{off}", name, default=None, help=text)
+        return click.option(f"{flags[0]}/{off}", name, default=None, help=text, hidden=hidden)
     click_type: Any = {int: click.INT, float: click.FLOAT}.get(kind, click.STRING)
     # None, not an empty tuple, so that what was not given stays so
     return click.option(
@@ -95,7 +97,9 @@ def config_options(command: Any) -> Any:
         for name, f in options_of(cls).items():
             if name not in _NOT_OPTIONS:
                 hint = str if name == "device_specs" else hints[name]
-                made.append(_option(name, hint, f.metadata["help"], f.default))
+                # what does nothing here is taken, for scripts that give it, and not shown
+                hidden = bool(f.metadata["no_effect"])
+                made.append(_option(name, hint, f.metadata["help"], f.default, hidden))
     for decorate in reversed(made):
         command = decorate(command)
     return command

@@ -242,6 +242,8 @@ class PipelineConfig(StrictConfig):
         for part in (self, *(getattr(self, name) for name in self.PARTS)):
             for name, why in part.without_effect().items():
                 logger.warning("%s has no effect: %s", name, why)
+        # a missing model is told before anything is imported for it
+        _ = self.model_config.huggingface_config
         architecture = PIPELINE_REGISTRY.architecture_of(self)
         self._resolve_encoding(architecture)
         self._resolve_arguments(architecture)

@@ -1,0 +1,236 @@
+"""Requests from several threads through one pipeline; the pipeline is a model without tensors."""
+
+from __future__ import annotations
+
+import threading
+import time
+import zlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from max.interfaces import GenerationStatus, RequestID, TextGenerationOutput
+from max.pipelines.core import InputError, TextContext
+from max.pipelines.kv_cache.context_pages import ContextPages
+from max.pipelines.kv_cache.page_manager import PageManager
+from max.pipelines.lib.generation import Generation, RequestText, limits_of, run_async
+from max.pipelines.scheduler import SchedulerLimits
+
+
+def next_token(sequence: list[int]) -> int:
+    return zlib.crc32(bytes(sequence)) % 251
+
+
+def expected(prompt: list[int], new: int) -> list[int]:
+    sequence = list(prompt)
+    for _ in range(new):
+        sequence.append(next_token(sequence))
+    return sequence[len(prompt) :]
+
+
+class Pipeline:
+    """Gives each sequence the token that depends on all before."""
+
+    def __init__(self, pages: int = 64) -> None:
+        self.kv_managers = [ContextPages(PageManager(pages, 2))]
+        self.steps = 0
+        self.sizes: list[int] = []
+        self.before = lambda batch: None
+
+    def execute(self, inputs):
+        batch = list(inputs.batch.values())
+        self.steps += 1
+        self.sizes.append(len(batch))
+        self.before(batch)
+        for context in batch:
+            context.update(next_token(context.all_tokens.tolist()))
+        self.kv_managers[0].step(batch)
+        return {c.request_id: c.to_generation_output() for c in batch}
+
+
+def context(prompt: list[int], new: int) -> TextContext:
+    return TextContext(max_length=len(prompt) + new, tokens=np.array(prompt))
+
+
+def generation(pipeline: Pipeline, batch: int = 4, chunk: int = 8192) -> Generation:
+    return Generation(pipeline, SchedulerLimits(max_batch_size=batch, prefill_chunk_size=chunk))
+
+
+def test_a_batch_gives_each_request_its_own_tokens():
+    pipeline = Pipeline()
+    prompts = [[i, i + 1] for i in range(7)]
+    outputs = generation(pipeline).run([context(p, 5) for p in prompts])
+    assert [o.tokens for o in outputs] == [expected(p, 5) for p in prompts]
+    assert all(o.final_status == GenerationStatus.MAXIMUM_LENGTH for o in outputs)
+    assert max(pipeline.sizes) == 4
+    assert pipeline.kv_managers[0].free_pages == 64
+
+
+def test_tokens_come_as_they_are_made():
+    pipeline = Pipeline()
+    one = context([1, 2, 3, 4, 5], 3)
+    stream = generation(pipeline, chunk=2).stream([one])
+    first = next(stream)
+    assert (first.tokens, pipeline.steps) == (expected([1, 2, 3, 4, 5], 1), 3), "after three chunks"
+    assert [o.tokens for o in stream] == [[t] for t in expected([1, 2, 3, 4, 5], 3)[1:]]
+
+
+def test_closing_the_stream_frees_the_pages():
+    pipeline = Pipeline()
+    made = generation(pipeline)
+    stream = made.stream([context([1], 50), context([2], 50)])
+    next(stream)
+    assert pipeline.kv_managers[0].free_pages < 64
+    stream.close()
+    assert pipeline.kv_managers[0].free_pages == 64
+    assert len(made.scheduler) == 0
+
+
+def test_cancel_ends_one_request():
+    pipeline = Pipeline()
+    made = generation(pipeline)
+    a, b = context([1], 6), context([2], 6)
+    found: dict[RequestID, TextGenerationOutput] = {}
+    for output in made.stream([a, b]):
+        found[output.request_id] = output
+        if output.request_id == a.request_id and not output.is_done:
+            made.cancel(a.request_id)
+    assert found[a.request_id].final_status == GenerationStatus.CANCELLED
+    assert found[b.request_id].final_status == GenerationStatus.MAXIMUM_LENGTH
+    assert pipeline.kv_managers[0].free_pages == 64
+
+
+def test_threads_share_batches():
+    pipeline = Pipeline(256)
+    pipeline.before = lambda batch: time.sleep(0.0005)
+    made = generation(pipeline, batch=8)
+    wrong: list[str] = []
+
+    def user(n: int) -> None:
+        for i in range(4):
+            prompts = [[n, i, j] for j in range(3)]
+            outputs = made.run([context(p, 4 + j) for j, p in enumerate(prompts)])
+            if [o.tokens for o in outputs] != [expected(p, 4 + j) for j, p in enumerate(prompts)]:
+                wrong.append(f"{n} {i}")
+
+    threads = [threading.Thread(target=user, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
+    assert not any(thread.is_alive() for thread in threads)
+    assert max(pipeline.sizes) > 3, "requests of several threads run together"
+    assert pipeline.kv_managers[0].free_pages == 256
+
+
+def test_a_step_that_fails_fails_its_requests_and_no_later_ones():
+    pipeline = Pipeline()
+    made = generation(pipeline)
+
+    def fail(batch):
+        raise ZeroDivisionError("in the kernel")
+
+    pipeline.before = fail
+    with pytest.raises(RuntimeError, match="generation failed: in the kernel"):
+        made.run([context([1], 3)])
+    assert pipeline.kv_managers[0].free_pages == 64
+    pipeline.before = lambda batch: None
+    assert made.run([context([1], 3)])[0].tokens == expected([1], 3)
+
+
+def test_an_interrupt_in_one_thread_leaves_the_requests_of_others():
+    pipeline = Pipeline()
+    made = generation(pipeline)
+    outputs: dict[int, list[int]] = {}
+    interrupted: list[int] = []
+
+    def interrupt(batch):
+        time.sleep(0.001)
+        if len(batch) == 2 and not interrupted:
+            interrupted.append(threading.get_ident())
+            raise KeyboardInterrupt
+
+    def user(n: int) -> None:
+        try:
+            outputs[n] = made.run([context([n], 40)])[0].tokens
+        except KeyboardInterrupt:
+            outputs[n] = []
+
+    pipeline.before = interrupt
+    threads = [threading.Thread(target=user, args=(n,)) for n in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert interrupted
+    left = [n for n, tokens in outputs.items() if tokens]
+    assert len(left) == 1 and outputs[left[0]] == expected(left, 40)
+    assert pipeline.kv_managers[0].free_pages == 64
+
+
+def test_a_request_that_can_never_run_is_an_error_of_the_user():
+    pipeline = Pipeline(4)
+    made = generation(pipeline)
+    with pytest.raises(InputError, match="pages of the KV cache"):
+        made.run([context([1], 3), context([1, 2, 3], 40)])
+    assert pipeline.kv_managers[0].free_pages == 4
+    assert made.run([context([1], 3)])[0].tokens == expected([1], 3)
+
+
+def test_one_generation_a_pipeline_which_it_does_not_keep_alive():
+    import gc
+    import weakref
+
+    pipeline = Pipeline()
+    config = dict(
+        max_batch_size=2, max_queue_size_tg=None, max_ce_batch_size=192, prefill_chunk_size=64
+    )
+    config |= dict(enable_chunked_prefill=True, enable_in_flight_batching=False, max_num_steps=1)
+    pipeline.pipeline_config = SimpleNamespace(**config, max_batch_context_length=None)
+    assert limits_of(pipeline).max_ce_batch_size == 2
+    made = Generation.of(pipeline)
+    assert Generation.of(pipeline) is made
+    assert made.run([context([1], 3)])[0].tokens == expected([1], 3)
+    watch = weakref.ref(pipeline)
+    del pipeline
+    gc.collect()
+    assert watch() is None
+
+
+def test_the_text_of_a_request_ends_at_its_stop_text():
+    decode = lambda tokens: "".join(map(chr, tokens))  # noqa: E731
+
+    def text(pieces: list[str], status: GenerationStatus, stops=(), eos=frozenset()) -> str:
+        made, out = RequestText(decode, set(eos), stops), ""
+        for i, piece in enumerate(pieces):
+            last = i == len(pieces) - 1
+            state = status if last else GenerationStatus.ACTIVE
+            out += made.push(TextGenerationOutput(RequestID(), [ord(c) for c in piece], state))
+        return out
+
+    ended, full = GenerationStatus.END_OF_SEQUENCE, GenerationStatus.MAXIMUM_LENGTH
+    assert text(["ab", "c."], ended, eos={ord(".")}) == "abc"
+    assert text(["ab", "c."], full, eos={ord(".")}) == "abc."
+    assert text(["a", "b", "c", "d"], full, stops=["bcd", "cd"]) == "a"
+    assert text(["a", "b", "c"], full, stops=["bcd"]) == "abc"
+
+
+def test_run_async_works_inside_an_event_loop():
+    async def one() -> int:
+        return 1
+
+    async def outer() -> int:
+        return run_async(one())
+
+    import asyncio
+
+    assert run_async(one()) == 1
+    assert asyncio.run(outer()) == 1
+    with pytest.raises(ZeroDivisionError):
+
+        async def bad() -> float:
+            return 1 / 0
+
+        run_async(bad())
