@@ -173,9 +173,6 @@ def verify_module(module: ModuleOp) -> None:
     try:
         module.verify()
         entry(module)
-        names = [g.sym_name for g in graphs(module)]
-        if len(set(names)) != len(names):
-            raise ValueError(f"two graphs have one name: {', '.join(names)}")
         _verify_dominance(module)
     except (VerifyException, ValueError) as error:
         raise VerifyError(str(error)) from error

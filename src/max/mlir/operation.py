@@ -97,9 +97,11 @@ class MoOp(Operation):
         low, high = spec.operands
         if len(operand_types) < low or (high is not None and len(operand_types) > high):
             wanted = str(low) if low == high else f"{low} to {high}" if high else f"at least {low}"
-            raise VerifyException(f"takes {wanted} operands, got {len(operand_types)}")
+            raise VerifyException(f"{spec.name} takes {wanted} operands, got {len(operand_types)}")
         if spec.results is not None and len(result_types) != spec.results:
-            raise VerifyException(f"has {spec.results} results, got {len(result_types)}")
+            raise VerifyException(
+                f"{spec.name} has {spec.results} results, got {len(result_types)}"
+            )
         attrs = self._verified_attributes()
         try:
             if spec.infer is not None:
@@ -121,14 +123,16 @@ class MoOp(Operation):
             expected = spec.attributes.get(name) or spec.optional.get(name)
             if expected is None:
                 known = ", ".join((*spec.attributes, *spec.optional)) or "none"
-                raise VerifyException(f"unknown attribute '{name}'; expected: {known}")
+                raise VerifyException(f"{spec.name}: unknown attribute '{name}'; expected: {known}")
             value = from_attr(attr)
             if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
-                raise VerifyException(f"attribute '{name}' is {attr}, expected {_kind(expected)}")
+                raise VerifyException(
+                    f"{spec.name}: attribute '{name}' is {attr}, expected {_kind(expected)}"
+                )
             values[name] = value
         for name in spec.attributes:
             if name not in values:
-                raise VerifyException(f"the attribute '{name}' is missing")
+                raise VerifyException(f"{spec.name}: the attribute '{name}' is missing")
         return values
 
     def print(self, printer: Printer) -> None:

@@ -324,6 +324,11 @@ class BufferType(ShapedType):
         """The buffer type of `dtype`, `shape` (ints, names, expressions) and `device` (``cpu:0``)."""
         return BufferType(TensorType.get(dtype, shape, device).data)
 
+    @property
+    def short(self) -> str:
+        """The type for messages: ``buffer f32[batch, 10]``."""
+        return f"buffer {super().short}"
+
     def as_tensor(self) -> TensorType:
         """The tensor type of this shape, element type and device."""
         return _tensor_type(*_reorder(self.data))

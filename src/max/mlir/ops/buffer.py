@@ -43,7 +43,7 @@ def _infer_store(types: Types, attrs: Attrs) -> Types:
     _chain("buffer_store", types, 2)
     if source != buffer.as_tensor():
         raise ValueError(
-            f"buffer_store: the source is {source.short}, the buffer holds {buffer.short}"
+            f"buffer_store: the source is {source.short}, the buffer holds {buffer.as_tensor().short}"
         )
     return (_CHAIN,)
 
@@ -57,7 +57,9 @@ def _infer_store_slice(types: Types, attrs: Attrs) -> Types:
     buffer = _buffer(op, types, 1)
     _chain(op, types, 2)
     if source.dtype is not buffer.dtype or source.device != buffer.device:
-        raise TypeError(f"{op}: the source is {source.short}, the buffer is {buffer.short}")
+        raise TypeError(
+            f"{op}: the source is {source.short}, the buffer holds {buffer.as_tensor().short}"
+        )
     expected = slice_shape(op, buffer.shape, attrs["start"], attrs["stop"], attrs["step"])
     check_slice_result(op, expected, source.shape)
     return (_CHAIN,)

@@ -213,10 +213,7 @@ def bind_call(callee: str, parameters: Types, arguments: Types) -> dict[str, Dim
                 )
             continue
         if type(want) is not type(have) or want.dtype is not have.dtype:
-            kind = "a buffer" if isinstance(want, BufferType) else "a tensor"
-            raise TypeError(
-                f"call: input {index} of @{callee} is {kind} {want.short}, got {have.short}"
-            )
+            raise TypeError(f"call: input {index} of @{callee} is {want.short}, got {have.short}")
         if want.device != have.device or want.rank != have.rank:
             raise ValueError(f"call: input {index} of @{callee} is {want.short}, got {have.short}")
         for axis, (p, a) in enumerate(zip(want.shape, have.shape, strict=True)):
