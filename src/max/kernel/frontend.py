@@ -111,9 +111,6 @@ class Frontend(Expressions):
         if scope is not None and label is not None:
             self.b.close()
             self.b.emit(Block(label, tuple(scope.body)))
-        for value, _ in self.frame.results:
-            if value is not None and not self.diagnostics:
-                self.report(Failure(Diagnostic("a kernel returns nothing; it writes its results", self.location(node)), KernelTypeError))
         if self.diagnostics:
             raise (self.error_kind if len(self.diagnostics) == 1 else KernelError)(self.diagnostics)
 
@@ -125,7 +122,10 @@ class Frontend(Expressions):
         return Location(file, line, column + 1, linecache.getline(file, line).rstrip("\n"))
 
     def fail(self, message: str, kind: type[KernelError] = KernelTypeError, node: ast.AST | None = None) -> NoReturn:
-        raise Failure(Diagnostic(message, self.location(node or self.node), tuple(reversed(self.calls))), kind)
+        places = [self.location(node or self.node), *reversed(self.calls)]
+        while len(places) > 1 and places[0].file == mathlib.__file__:  # the mistake is the caller's
+            places.pop(0)
+        raise Failure(Diagnostic(message, places[0], tuple(places[1:])), kind)
 
     def report(self, failure: Failure) -> None:
         """Keeps an error, once."""
@@ -680,6 +680,8 @@ class Frontend(Expressions):
         value = None if node.value is None else self.expr(node.value)
         self.node = node
         frame = self.frame
+        if value is not None and not self.calls:
+            self.fail("a kernel returns nothing; it writes its results")
         if frame.label is None:  # nothing can leave this function early
             frame.results.append((value, Scope("branch")))
             return RETURN
