@@ -115,7 +115,8 @@ def test_a_sound_entry_that_is_no_object_is_compiled_anew(tmp_path, counts):
 def test_the_cache_serves_a_second_process(tmp_path):
     code = (
         "from max._runtime import jit; from tests.runtime.test_jit import store, call;"
-        "f = jit.compile_llvm({'p': store('p', 77)}, jit.Machine.host()); print(call(f['p']), jit.stats.compiled, jit.stats.cached)"
+        "f = jit.compile_llvm({'p': store('p', 77)}, jit.Machine.host());"
+        "print(call(f['p']), jit.stats.compiled, jit.stats.cached)"
     )
     env = os.environ | {"MAX_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(["src", "."])}
     runs = [
@@ -149,7 +150,7 @@ def test_keys_depend_on_all_that_decides_the_code():
             "refuses the module of bad",
         ),
         (
-            "declare void @no_such_function_anywhere()\ndefine void @k_bad() { call void @no_such_function_anywhere() ret void }",
+            "declare void @nowhere()\ndefine void @k_bad() { call void @nowhere() ret void }",
             "cannot link bad",
         ),
     ],

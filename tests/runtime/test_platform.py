@@ -87,7 +87,8 @@ def test_usable_cpus_respects_affinity_and_groups(monkeypatch):
     monkeypatch.setattr(platform, "cgroup_cpu_limit", lambda: 2.5)
     monkeypatch.setattr(platform, "LINUX", True)
     assert platform.usable_cpus() == 3
-    assert platform.default_num_threads() == 3
+    with flags.override(MAX_NUM_THREADS=0):
+        assert platform.default_num_threads() == 3
     with flags.override(MAX_NUM_THREADS=9):
         assert platform.default_num_threads() == 9
 

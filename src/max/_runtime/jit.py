@@ -1,9 +1,9 @@
 """LLVM as a library: IR text to machine code in this process, through the cache on disk.
 
 Kernels come as LLVM IR with explicit vectors, so the pipeline is LLVM's function simplification at
-level 1, without the vectoriser and the unroller (docs/runtime.md has the measurements). Object code is kept by content in
-:mod:`max._runtime.cache`; code once linked stays for the life of the process, and equal kernels are
-linked once.
+level 1, without the vectoriser and the unroller (docs/runtime.md has the measurements). Object code
+is kept by content in :mod:`max._runtime.cache`; code once linked stays for the life of the process,
+and equal kernels are linked once.
 """
 
 from __future__ import annotations
