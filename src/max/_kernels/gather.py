@@ -25,6 +25,18 @@ def checked_index(index, size, axis):
     return at + size if at < 0 else at
 
 
+@k.inline
+def as_rows(x, axes):
+    """A contiguous view with its first `axes` axes as one, and the others as one (any of them may be of size 0)."""
+    rows = 1
+    for d in k.static_range(axes):
+        rows = rows * x.shape[d]
+    length = 1
+    for d in k.static_range(axes, x.rank):
+        length = length * x.shape[d]
+    return x.reshape(rows, length)
+
+
 @k.kernel
 def gather(out: k.Output, x: k.Input, indices: k.Input, ctx: k.Context, *, axis):
     """`out[o, i] = x[o, indices[i]]` for rows: `x` is `[outer, size, inner]`, `indices` `[n]`, `out` `[outer, n, inner]`."""
@@ -42,8 +54,7 @@ def gather_nd(out: k.Output, x: k.Input, indices: k.Input, ctx: k.Context, *, ba
         row = k.i64(0)
         for d in k.static_range(depth):
             row = row * x.shape[1 + d] + checked_index(indices[b, i, d], x.shape[1 + d], batch_dims + d)
-        rows = x[b].reshape(-1, x.shape[1 + depth])
-        copy_row(out[b, i], rows[row], width)
+        copy_row(out[b, i], as_rows(x[b], depth)[row], width)
 
 
 def _lower_gather(operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]) -> KernelCall:

@@ -45,9 +45,12 @@ class Arg:
     static: tuple[bool, ...]
 
     def spec_shape(self) -> tuple[int | None, ...]:
-        """The shape for `k.TensorSpec`: ints for compile-time dims, None for dims that take a slot."""
+        """The shape for `k.TensorSpec`: ints for compile-time dims, None for dims that take a slot.
+
+        A dim of 0 takes a slot: code that never runs may divide by it.
+        """
         return tuple(
-            dim if known and isinstance(dim, int) else None
+            dim if known and isinstance(dim, int) and dim else None
             for dim, known in zip(self.shape, self.static, strict=True)
         )
 

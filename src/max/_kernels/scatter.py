@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max import kernel as k
-from max._kernels.gather import checked_index, copy_row
+from max._kernels.gather import as_rows, checked_index, copy_row
 from max._kernels.lowering import KernelCall, Operand, view
 
 COPY = 16384
@@ -32,9 +32,9 @@ def scatter(out: k.Output, x: k.Input, updates: k.Input, indices: k.Input, ctx: 
     ctx.barrier()
     sizes = indices.shape
     others = k.i64(1)
-    for d in k.static_range(len(sizes)):
-        if d != axis:
-            others = others * sizes[d]
+    for other in k.static_range(len(sizes)):
+        if other != axis:
+            others = others * sizes[other]
     out_strides = out.strides
     places = indices.reshape(indices.size)
     values = updates.reshape(updates.size)
@@ -62,9 +62,8 @@ def scatter_nd(out: k.Output, x: k.Input, updates: k.Input, indices: k.Input, ct
     copy_all(out, x, ctx)
     ctx.barrier()
     depth = indices.shape[1]
-    inner = x.shape[depth]
     width = ctx.target.width(out.dtype)
-    rows = out.reshape(-1, inner)
+    rows = as_rows(out, depth)
     # each worker writes the rows that are its own, in order: equal indices never meet
     for part in ctx.parallel(ctx.num_workers, grain=1):
         for i in range(indices.shape[0]):

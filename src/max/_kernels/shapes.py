@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max import kernel as k
-from max._kernels.gather import copy_row
+from max._kernels.gather import as_rows, copy_row
 from max._kernels.lowering import KernelCall, Operand, view
 
 CHUNK = 4096
@@ -19,7 +19,7 @@ def pad(out: k.Output, x: k.Input, ctx: k.Context, *, low, value):
     rank = x.rank
     width = ctx.target.width(out.dtype)
     length = out.shape[rank - 1]
-    rows = out.reshape(-1, length)
+    rows = as_rows(out, rank - 1)
     for row in ctx.parallel(rows.shape[0]):
         target = rows[row]
         rest = k.i64(row)
@@ -85,26 +85,28 @@ def clamped(index, size, low, high):
 def slice_dynamic(out: k.Output, x: k.Input, start: k.Input, stop: k.Input, step: k.Input, ctx: k.Context):
     """`out = x[start:stop:step]` along each axis, as in Python; raises where a result's size is not that of `out`."""
     rank = x.rank
-    begin = k.tile(k.i64, (max(rank, 1),), fill=0)
-    by = k.tile(k.i64, (max(rank, 1),), fill=1)
-    for d in k.static_range(rank):
-        size = x.shape[d]
-        stride = k.i64(step[d])
+    begin = k.tile(k.i64, (rank,), fill=0)
+    by = k.tile(k.i64, (rank,), fill=1)
+    for axis in k.static_range(rank):
+        size = x.shape[axis]
+        stride = k.i64(step[axis])
         if stride == 0:
-            raise ValueError("slice: the step along axis {} is 0", d)
-        length = k.i64(0)
+            raise ValueError("slice: the step along axis {} is 0", axis)
+        count = k.i64(0)
         if stride > 0:
-            begin[d] = clamped(k.i64(start[d]), size, 0, size)
-            length = (clamped(k.i64(stop[d]), size, 0, size) - begin[d] + stride - 1) // stride
+            begin[axis] = clamped(k.i64(start[axis]), size, 0, size)
+            count = (clamped(k.i64(stop[axis]), size, 0, size) - begin[axis] + stride - 1) // stride
         else:
-            begin[d] = clamped(k.i64(start[d]), size, -1, size - 1)
-            length = (begin[d] - clamped(k.i64(stop[d]), size, -1, size - 1) - stride - 1) // -stride
-        by[d] = stride
-        length = k.max(length, 0)
-        if length != out.shape[d]:
-            raise ValueError("slice: axis {} has {} elements from {} to {} by {}; the result has {}", d, length, start[d], stop[d], stride, out.shape[d])
+            begin[axis] = clamped(k.i64(start[axis]), size, -1, size - 1)
+            count = (begin[axis] - clamped(k.i64(stop[axis]), size, -1, size - 1) - stride - 1) // -stride
+        by[axis] = stride
+        count = k.max(count, 0)
+        if count != out.shape[axis]:
+            raise ValueError(
+                "slice: axis {} has {} elements from {} to {} by {}; the result has {}", axis, count, start[axis], stop[axis], stride, out.shape[axis]
+            )
     length = out.shape[rank - 1]
-    rows = out.reshape(-1, length)
+    rows = as_rows(out, rank - 1)
     flat = x.reshape(x.size)
     for row in ctx.parallel(rows.shape[0]):
         rest = k.i64(row)

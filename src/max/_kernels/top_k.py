@@ -14,19 +14,19 @@ from max._kernels.selection import best_of_row, better, sift_down, sift_up, sort
 def top_k(values: k.Output, indices: k.Output, x: k.Input, ctx: k.Context):
     """The `values.shape[1]` greatest elements of each column of `x` `[outer, n, inner]`, the greatest first; of equals the first."""
     count = values.shape[1]
-    for o, i in ctx.parallel((x.shape[0], x.shape[2])):
-        # the results' own memory holds the heap
-        best = values[o][:, i]
-        places = indices[o][:, i]
-        column = x[o][:, i]
-        for j in range(x.shape[1]):
-            value = column[j]
-            if j < count:
-                sift_up(best, places, j, value, k.i64(j))
-            elif count > 0:
-                if better(value, k.i64(j), best[0], k.i64(places[0])):
+    if count > 0:
+        for o, i in ctx.parallel((x.shape[0], x.shape[2])):
+            # the results' own memory holds the heap
+            best = values[o][:, i]
+            places = indices[o][:, i]
+            column = x[o][:, i]
+            for j in range(x.shape[1]):
+                value = column[j]
+                if j < count:
+                    sift_up(best, places, j, value, k.i64(j))
+                elif better(value, k.i64(j), best[0], k.i64(places[0])):
                     sift_down(best, places, count, value, k.i64(j))
-        sort_heap(best, places, count)
+            sort_heap(best, places, count)
 
 
 @k.kernel
