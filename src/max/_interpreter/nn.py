@@ -1,0 +1,211 @@
+"""The library ops of attention over a paged cache, and of sampling, in NumPy.
+
+Shapes and meanings are those of the table in ``docs/architecture.md``. All is computed in float64 or
+float32 and rounded once; positions, pages and masks are spelt out token by token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from max._interpreter.registry import Array, Result, register
+
+__all__ = ["uniform"]
+
+
+def _tokens(offsets: Array, cache_lengths: Array) -> Iterator[tuple[int, int, int]]:
+    """Row, sequence and position of each new token."""
+    for sequence, cached in enumerate(cache_lengths):
+        begin, end = int(offsets[sequence]), int(offsets[sequence + 1])
+        for row in range(begin, end):
+            yield row, sequence, int(cached) + row - begin
+
+
+def _slot(lookup_table: Array, blocks: Array, sequence: int, position: int) -> tuple[int, int]:
+    """Page and place in it of a position.
+
+    Raises:
+        IndexError: The sequence has no page for it, or the page is none of the cache's.
+    """
+    page_size = blocks.shape[3]
+    index = position // page_size
+    if index >= lookup_table.shape[1]:
+        raise IndexError(
+            f"position {position} of sequence {sequence} needs page {index}, the lookup table has "
+            f"{lookup_table.shape[1]}"
+        )
+    page = int(lookup_table[sequence, index])
+    if page >= blocks.shape[0]:
+        raise IndexError(f"page {page} of sequence {sequence}; the cache has {blocks.shape[0]}")
+    return page, position % page_size
+
+
+@register("mo.kv_store.ragged.paged")
+def _kv_store(
+    operands: list[Array], parameters: Mapping[str, Any], results: list[Result]
+) -> list[Array]:
+    k, v, offsets, blocks, cache_lengths, lookup_table, _, layer = operands
+    heads, head_dim = blocks.shape[4:]
+    for row, sequence, position in _tokens(offsets, cache_lengths):
+        page, place = _slot(lookup_table, blocks, sequence, position)
+        blocks[page, 0, int(layer), place] = k[row].reshape(heads, head_dim)
+        blocks[page, 1, int(layer), place] = v[row].reshape(heads, head_dim)
+    return []
+
+
+def _rotate(x: Array, angles: Array, interleaved: bool) -> Array:
+    """Heads ``[heads, head_dim]`` rotated by a row of cosines and sines; the rest stays."""
+    rotated = angles.shape[0]
+    cos, sin = angles[0::2].astype(np.float32), angles[1::2].astype(np.float32)
+    wide = x.astype(np.float32)
+    half = rotated // 2
+    parts = (slice(0, rotated, 2), slice(1, rotated, 2)) if interleaved else (
+        slice(0, half), slice(half, rotated))  # fmt: skip
+    first, second = wide[:, parts[0]].copy(), wide[:, parts[1]].copy()
+    wide[:, parts[0]] = first * cos - second * sin
+    wide[:, parts[1]] = first * sin + second * cos
+    return wide.astype(x.dtype)
+
+
+@register("mo.rope.ragged.paged")
+def _rope(
+    operands: list[Array], parameters: Mapping[str, Any], results: list[Result]
+) -> list[Array]:
+    q, offsets, freqs_cis, blocks, cache_lengths, lookup_table, _, layer = operands
+    interleaved = bool(parameters.get("interleaved", True))
+    out = np.empty_like(q)
+    for row, sequence, position in _tokens(offsets, cache_lengths):
+        if position >= freqs_cis.shape[0]:
+            raise IndexError(
+                f"position {position} of sequence {sequence}; freqs_cis has "
+                f"{freqs_cis.shape[0]} rows"
+            )
+        page, place = _slot(lookup_table, blocks, sequence, position)
+        angles = freqs_cis[position]
+        out[row] = _rotate(q[row], angles, interleaved)
+        key = blocks[page, 0, int(layer), place]
+        blocks[page, 0, int(layer), place] = _rotate(key, angles, interleaved)
+    return [out]
+
+
+def _visible(mask: str, window: int, position: int, length: int) -> Array:
+    """Which of the keys of a sequence a query at a position sees."""
+    keys = np.arange(length)
+    match mask:
+        case "causal":
+            return keys <= position
+        case "null":
+            return np.ones(length, bool)
+        case "sliding_window":
+            return (keys <= position) & (keys > position - window)
+        case "chunked_causal":
+            return (keys <= position) & (keys // window == position // window)
+        case _:
+            raise ValueError(f"the mask {mask!r} has no meaning here")
+
+
+@register("mo.attention.ragged.paged")
+def _attention(
+    operands: list[Array], parameters: Mapping[str, Any], results: list[Result]
+) -> list[Array]:
+    q, offsets, blocks, cache_lengths, lookup_table, _, layer, scale = operands
+    mask = str(parameters.get("mask", "causal"))
+    window = int(parameters.get("local_window_size", -1))
+    heads, head_dim = q.shape[1:]
+    kv_heads = blocks.shape[4]
+    group = heads // kv_heads
+    out = np.empty_like(q)
+    for sequence, cached in enumerate(cache_lengths):
+        begin, end = int(offsets[sequence]), int(offsets[sequence + 1])
+        if begin == end:
+            continue
+        length = int(cached) + end - begin
+        places = [_slot(lookup_table, blocks, sequence, p) for p in range(length)]
+        pages, rows = (np.array(side) for side in zip(*places, strict=True))
+        keys = blocks[pages, 0, int(layer), rows].astype(np.float64)
+        values = blocks[pages, 1, int(layer), rows].astype(np.float64)
+        seen = np.stack(
+            [_visible(mask, window, int(cached) + i, length) for i in range(end - begin)]
+        )
+        queries = q[begin:end].astype(np.float64).reshape(-1, kv_heads, group, head_dim)
+        scores = np.einsum("tkgd,skd->kgts", queries, keys) * np.float64(scale)
+        scores = np.where(seen[None, None], scores, -np.inf)
+        scores -= scores.max(axis=-1, keepdims=True)
+        weights = np.exp(scores)
+        weights /= weights.sum(axis=-1, keepdims=True)
+        attended = np.einsum("kgts,skd->tkgd", weights, values)
+        out[begin:end] = attended.reshape(end - begin, heads, head_dim).astype(q.dtype)
+    return [out]
+
+
+def uniform(seed: int) -> float:
+    """The number in [0, 1) of a seed: the upper 24 bits of splitmix64's next output."""
+    mask = (1 << 64) - 1
+    z = (int(seed) + 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    z ^= z >> 31
+    return (z >> 40) / 2**24
+
+
+def _sample_row(
+    logits: Array, temperature: float, top_k: int, top_p: float, min_p: float, seed: int
+) -> int:
+    """The token of one row; see `max._kernels.sampling` for the order of the cuts."""
+    usable = np.where(np.isnan(logits), -np.inf, logits.astype(np.float64))
+    best = int(np.argmax(usable))
+    peak = usable[best]
+    if temperature == 0 or top_k == 1 or peak == -np.inf:
+        return best
+    if peak == np.inf:
+        weights = (usable == np.inf).astype(np.float64)
+    else:
+        weights = np.exp((usable - peak) / temperature)
+    order = np.argsort(-usable, kind="stable")
+    if top_k > 0:
+        order = order[:top_k]
+    if top_p < 1:
+        shares = np.cumsum(weights[order])
+        # the fewest tokens that together have the share
+        count = int(np.searchsorted(shares, top_p * shares[-1], side="left")) + 1
+        order = order[: max(1, count)]
+    kept = np.zeros(len(usable), bool)
+    kept[order] = True
+    kept &= (weights >= min_p) & (weights > 0)
+    running = np.cumsum(np.where(kept, weights, 0.0))
+    return int(np.searchsorted(running, uniform(seed) * running[-1], side="right"))
+
+
+@register("mo.sample.token")
+def _sample(
+    operands: list[Array], parameters: Mapping[str, Any], results: list[Result]
+) -> list[Array]:
+    logits, *options = operands
+    rows = zip(logits, *options, strict=True)
+    tokens = [
+        _sample_row(row, float(t), int(k), float(p), float(m), int(seed))
+        for row, t, k, p, m, seed in rows
+    ]
+    return [np.array(tokens, np.int64)]
+
+
+@register("mo.penalties")
+def _penalties(
+    operands: list[Array], parameters: Mapping[str, Any], results: list[Result]
+) -> list[Array]:
+    logits, tokens, counts, offsets, frequency, presence, repetition = operands
+    out = logits.astype(np.float32, copy=True)
+    for row in range(len(out)):
+        for i in range(int(offsets[row]), int(offsets[row + 1])):
+            token, count = int(tokens[i]), int(counts[i])
+            if not 0 <= token < out.shape[1]:
+                raise IndexError(f"token {token} is out of range for {out.shape[1]} logits")
+            if count <= 0:
+                continue
+            logit = out[row, token]
+            logit = logit / repetition[row] if logit > 0 else logit * repetition[row]
+            out[row, token] = logit - frequency[row] * np.float32(count) - presence[row]
+    return [out]

@@ -1,0 +1,48 @@
+"""Products with weights that are stored row by output: ``x @ weight.T + bias``."""
+
+from __future__ import annotations
+
+from max.dtype import DType
+from max.graph import TensorValue, TensorValueLike, ops
+
+HALF = (DType.bfloat16, DType.float16)
+
+
+def matmul_input(x: TensorValue, weight: TensorValue) -> TensorValue:
+    """`x` as a product with a weight takes it: float32 is rounded to the dtype of a half weight.
+
+    Widening the weight instead would read twice the bytes, for digits that the weight has not.
+    """
+    if weight.dtype in HALF and x.dtype is DType.float32:
+        return ops.cast(x, weight.dtype)
+    return x
+
+
+def project(
+    x: TensorValueLike, weight: TensorValueLike, bias: TensorValueLike | None = None
+) -> TensorValue:
+    """``x @ weight.T + bias``.
+
+    Sums are accumulated in float32. Of a float32 `x` the result is float32, also when the weight is
+    bfloat16 or float16 (the factors are then rounded to it).
+
+    Args:
+        x: ``[…, in_dim]``.
+        weight: ``[out_dim, in_dim]``.
+        bias: ``[out_dim]``.
+
+    Raises:
+        ValueError: The sizes do not fit.
+    """
+    left, right = TensorValue(x), TensorValue(weight)
+    if left.rank < 1 or right.rank != 2 or left.shape[-1] != right.shape[-1]:
+        raise ValueError(
+            f"Linear: the input is {left!r}, the weight {right!r}; the last dimension of the input "
+            "must equal the last one of the weight"
+        )
+    y = ops.matmul(matmul_input(left, right), right.T)
+    if left.dtype is DType.float32:
+        y = ops.cast(y, DType.float32)
+    if bias is not None:
+        y = y + ops.cast(TensorValue(bias), y.dtype)
+    return y

@@ -1,0 +1,38 @@
+"""Modules as trees of text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from max.nn.layer import Module
+
+
+def module_tree(module: Module) -> str:
+    """The tree of a module: classes, weights with dtype and shape; equal neighbours once."""
+    return "\n".join(_lines(module))
+
+
+def _lines(module: Module) -> list[str]:
+    body = [f"  {key}: {_weight(weight)}" for key, weight in module.layer_weights.items()]
+    groups: list[tuple[list[str], list[str]]] = []
+    for name, part in module.sublayers.items():
+        lines = _lines(part)
+        # only what is numbered is a repetition
+        if name.isdigit() and groups and groups[-1][0][-1].isdigit() and groups[-1][1] == lines:
+            groups[-1][0].append(name)
+        else:
+            groups.append(([name], lines))
+    for names, lines in groups:
+        label = names[0] if len(names) == 1 else f"{names[0]}-{names[-1]}"
+        times = "" if len(names) == 1 else f"{len(names)} x "
+        body.append(f"  ({label}): {times}{lines[0]}")
+        body.extend(f"  {line}" for line in lines[1:])
+    name = type(module).__name__
+    return [f"{name}(", *body, ")"] if body else [f"{name}()"]
+
+
+def _weight(weight: Any) -> str:
+    dims = ", ".join(str(dim) for dim in weight.shape)
+    encoding = weight.quantization_encoding
+    return f"{weight.dtype.name}[{dims}]" + (f" {encoding.value}" if encoding else "")

@@ -1,0 +1,107 @@
+"""Checks of the values that weights get."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from max.driver import DLPackArray, Tensor
+from max.graph import Weight
+from max.graph.weights import WeightData
+
+MOST_LISTED = 8
+
+
+def as_tensor(value: Any) -> Tensor:
+    """A value as a tensor, without a copy."""
+    if isinstance(value, Tensor):
+        return value
+    data = value.data if isinstance(value, WeightData) else value
+    if isinstance(data, np.ndarray):
+        return Tensor.from_numpy(data)
+    return Tensor.from_dlpack(data)
+
+
+def value_of(value: Any) -> DLPackArray:
+    """What a state dict gives back: the array of a `WeightData`, else the value itself."""
+    return value.data if isinstance(value, WeightData) else value
+
+
+def zeros(name: str, weight: Weight) -> Tensor:
+    """Zeros of a weight's dtype and shape.
+
+    Raises:
+        ValueError: The shape is not static.
+    """
+    try:
+        shape = [int(dim) for dim in weight.shape]
+    except TypeError as error:
+        raise ValueError(
+            f"the weight {name!r} has the symbolic shape {weight.shape}; give it a value"
+        ) from error
+    return Tensor.zeros(shape, weight.dtype)
+
+
+def check_value(name: str, weight: Weight, value: Any, override: bool) -> str | None:
+    """What is wrong with a value; None where nothing is."""
+    encoding = getattr(value, "quantization_encoding", None)
+    if encoding is not weight.quantization_encoding:
+        if override and encoding is not None:
+            return None
+        if encoding is not None or isinstance(value, WeightData):
+            return (
+                f"{name} is encoded as {_encoding(encoding)}, the model takes "
+                f"{_encoding(weight.quantization_encoding)}"
+            )
+    if isinstance(value, WeightData):
+        dtype, shape = value.dtype, [int(dim) for dim in value.shape]
+    else:
+        tensor = as_tensor(value)
+        dtype, shape = tensor.dtype, list(tensor.shape)
+    if list(weight.shape) != shape:
+        return f"{name} has shape {shape}, the model takes {list(map(str, weight.shape))}".replace(
+            "'", ""
+        )
+    if dtype is not weight.dtype:
+        return f"{name} is {dtype.name}, the model takes {weight.dtype.name}"
+    return None
+
+
+def _encoding(encoding: Any) -> str:
+    return "plain numbers" if encoding is None else str(encoding.value)
+
+
+def alignment_error(name: str, value: Any, alignment: int | None) -> str | None:
+    """Whether a value's address is not a multiple of what kernels count on."""
+    tensor = as_tensor(value)
+    wanted = max(tensor.dtype.size_in_bytes, 1) if alignment is None else alignment
+    if tensor.to_numpy().ctypes.data % wanted:
+        return (
+            f"{name} is at an address that is not a multiple of {wanted} bytes; copy it, or say "
+            "its alignment with weight_alignment"
+        )
+    return None
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = sorted(names)[:MOST_LISTED]
+    rest = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {rest} more" if rest else "")
+
+
+def state_dict_error(
+    module: str, missing: Sequence[str], unused: Sequence[str], wrong: Sequence[str]
+) -> ValueError:
+    """The error that lists everything that does not fit."""
+    parts: list[str] = []
+    if wrong:
+        shown = "; ".join(wrong[:MOST_LISTED])
+        rest = len(wrong) - MOST_LISTED
+        parts.append(shown + (f"; and {rest} more" if rest > 0 else ""))
+    if missing:
+        parts.append(f"missing: {_listed(missing)}")
+    if unused:
+        parts.append(f"not used: {_listed(unused)}")
+    return ValueError(f"{module}: the state dict does not fit. " + ". ".join(parts))

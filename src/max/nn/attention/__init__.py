@@ -1,0 +1,20 @@
+"""Attention layers and their masks."""
+
+from max.nn.attention.mask_config import (
+    AttentionMaskVariant,
+    MHAMaskConfig,
+    MHAMaskVariant,
+    PositionalEncodingVariant,
+)
+
+from max.nn.attention.attention_with_rope import AttentionWithRope  # isort: skip
+from max.nn.attention.ragged_attention import RaggedAttention  # isort: skip
+
+__all__ = [
+    "AttentionMaskVariant",
+    "AttentionWithRope",
+    "MHAMaskConfig",
+    "MHAMaskVariant",
+    "PositionalEncodingVariant",
+    "RaggedAttention",
+]

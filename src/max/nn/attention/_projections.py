@@ -1,0 +1,115 @@
+"""The projections that attention layers share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from max.dtype import DType
+from max.graph import DeviceRef, TensorValue, Weight, ops
+from max.nn._projection import matmul_input, project
+from max.nn.clamp import clamp
+from max.nn.kv_cache.cache_params import KVCacheParams
+from max.nn.layer import Module
+from max.nn.linear import Linear
+
+__all__ = ["QKVProjections"]
+
+
+class QKVProjections(Module):
+    """Base of attention layers: projections to queries, keys, values, and back.
+
+    Weights: ``q_proj``, ``k_proj``, ``v_proj`` (or ``qkv_proj.weight``, stacked), and ``o_proj``.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_attention_heads: int,
+        num_key_value_heads: int,
+        hidden_size: int,
+        kv_params: KVCacheParams,
+        devices: Sequence[DeviceRef] | None,
+        dtype: DType,
+        linear_cls: Callable[..., Linear],
+        stacked_qkv: bool,
+        has_bias: bool,
+        clip_qkv: float | None,
+    ) -> None:
+        name = type(self).__name__
+        if stacked_qkv and has_bias:
+            raise ValueError(f"{name}: stacked_qkv has no bias")
+        if stacked_qkv and clip_qkv is not None:
+            raise ValueError(f"{name}: clip_qkv and stacked_qkv do not go together")
+        if num_key_value_heads < 1 or num_attention_heads % num_key_value_heads:
+            raise ValueError(
+                f"{name}: {num_attention_heads} query heads cannot share {num_key_value_heads} "
+                "key heads"
+            )
+        self.n_heads = num_attention_heads
+        self.num_key_value_heads = num_key_value_heads
+        self.hidden_size = hidden_size
+        self.kv_params = kv_params
+        self.devices = list(devices) if devices else [DeviceRef.CPU()]
+        self.stacked_qkv, self.has_bias, self.clip_qkv = stacked_qkv, has_bias, clip_qkv
+        self.q_width = num_attention_heads * kv_params.head_dim
+        self.kv_width = num_key_value_heads * kv_params.head_dim
+        device = self.devices[0]
+
+        def linear(in_dim: int, out_dim: int, **kwargs: Any) -> Linear:
+            return linear_cls(in_dim=in_dim, out_dim=out_dim, dtype=dtype, device=device, **kwargs)
+
+        if stacked_qkv:
+            self.qkv_proj = Weight(
+                "qkv_proj.weight", dtype, [self.q_width + 2 * self.kv_width, hidden_size], device
+            )
+        else:
+            for part, width in (("q", self.q_width), ("k", self.kv_width), ("v", self.kv_width)):
+                setattr(
+                    self,
+                    f"{part}_proj",
+                    linear(hidden_size, width, has_bias=has_bias, clip_weight=clip_qkv),
+                )
+        self.o_proj = linear(self.q_width, hidden_size)
+
+    q_proj: Linear
+    k_proj: Linear
+    v_proj: Linear
+
+    @property
+    def wqkv(self) -> TensorValue:
+        """The weights of queries, keys and values, one above the other."""
+        if self.stacked_qkv:
+            return TensorValue(self.qkv_proj)
+        parts: list[TensorValue] = []
+        for projection in (self.q_proj, self.k_proj, self.v_proj):
+            weight: TensorValue = projection.weight
+            if self.clip_qkv is not None:
+                weight = clamp(weight, min=-self.clip_qkv, max=self.clip_qkv)
+            parts.append(weight)
+        return ops.concat(parts, axis=0)
+
+    @property
+    def wqkv_bias(self) -> TensorValue | None:
+        """The biases of queries, keys and values, one after the other; None without biases."""
+        if not self.has_bias:
+            return None
+        biases = [p.bias for p in (self.q_proj, self.k_proj, self.v_proj)]
+        return ops.concat([TensorValue(b) for b in biases if b is not None], axis=0)
+
+    def project_qkv(self, x: TensorValue) -> tuple[TensorValue, TensorValue, TensorValue]:
+        """Queries ``[total_seq_len, n_heads * head_dim]``, keys and values, of the weights' dtype."""
+        wqkv = self.wqkv
+        qkv = project(matmul_input(x, wqkv), wqkv, self.wqkv_bias)
+        q, k, v = ops.split(qkv, [self.q_width, self.kv_width, self.kv_width], axis=1)
+        return q, k, v
+
+    def project_out(self, attended: TensorValue, like: TensorValue) -> TensorValue:
+        """The result ``[total_seq_len, hidden_size]``, of the dtype of the layer's input."""
+        total = attended.shape[0]
+        y = self.o_proj(ops.reshape(attended, [total, self.q_width]))
+        return ops.cast(y, like.dtype)
+
+    def per_head(self, q: TensorValue) -> TensorValue:
+        """Queries as ``[total_seq_len, n_heads, head_dim]``."""
+        return ops.reshape(q, [q.shape[0], self.n_heads, self.kv_params.head_dim])

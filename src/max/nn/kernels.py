@@ -1,0 +1,493 @@
+"""The library ops of attention over a paged KV cache, and of sampling.
+
+A ragged batch has the tokens of all sequences one after the other; ``input_row_offsets`` (uint32
+``[batch + 1]``) says where each begins. `PagedCacheValues` has the cache, ``layer_idx`` (uint32,
+rank 0) says which layer of it. New keys and values are written after the cached ones; what counts as cached changes
+between runs of the graph only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from max.dtype import DType
+from max.graph import (
+    BufferValue,
+    BufferValueLike,
+    DeviceRef,
+    HasBufferValue,
+    TensorType,
+    TensorValue,
+    TensorValueLike,
+    Value,
+    ops,
+)
+from max.nn._projection import matmul_input, project
+from max.nn.attention.mask_config import MHAMaskVariant
+from max.nn.kv_cache.cache_params import KVCacheParams
+from max.nn.kv_cache.cache_values import PagedCacheValues
+
+__all__ = [
+    "apply_penalties_to_logits",
+    "flash_attention_ragged",
+    "fused_qk_ragged_rope",
+    "fused_qkv_ragged_matmul",
+    "matmul_kv_cache_ragged",
+    "scatter_set_constant",
+    "store_kv_cache_ragged",
+    "swish_glu",
+    "topk_fused_sampling",
+]
+
+MASKS: dict[MHAMaskVariant, str] = {
+    MHAMaskVariant.CAUSAL_MASK: "causal",
+    MHAMaskVariant.NULL_MASK: "null",
+    MHAMaskVariant.CHUNKED_CAUSAL_MASK: "chunked_causal",
+    MHAMaskVariant.SLIDING_WINDOW_CAUSAL_MASK: "sliding_window",
+}
+"""The masks that the attention kernel has, by its names for them."""
+
+
+def _check(op: str, what: str, value: TensorValue, dtype: DType, rank: int) -> None:
+    if value.dtype is not dtype:
+        raise TypeError(f"{op}: {what} is {value!r}, expected {dtype.name}")
+    if value.rank != rank:
+        raise ValueError(f"{op}: {what} is {value!r}, expected rank {rank}")
+
+
+def _check_ragged(op: str, input_row_offsets: TensorValue, layer_idx: TensorValue) -> None:
+    _check(op, "input_row_offsets", input_row_offsets, DType.uint32, 1)
+    _check(op, "layer_idx", layer_idx, DType.uint32, 0)
+
+
+def _check_cache(op: str, params: KVCacheParams, kv: PagedCacheValues) -> None:
+    blocks = kv.kv_blocks
+    wanted = [2, None, params.page_size, params.n_kv_heads_per_device, params.head_dim]
+    fits = blocks.rank == 6 and all(
+        size is None or dim == size for dim, size in zip(blocks.shape[1:], wanted, strict=True)
+    )
+    if blocks.dtype is not params.dtype or not fits:
+        raise ValueError(
+            f"{op}: the cache's pages are {blocks!r}; kv_params says {params.dtype.name} [pages, 2, "
+            f"layers, {params.page_size}, {params.n_kv_heads_per_device}, {params.head_dim}]"
+        )
+
+
+def store_kv_cache_ragged(
+    kv_params: KVCacheParams,
+    k: TensorValue,
+    v: TensorValue,
+    input_row_offsets: TensorValue,
+    kv_collection: PagedCacheValues,
+    layer_idx: TensorValue,
+) -> None:
+    """Writes the keys and values of new tokens to the cache.
+
+    Args:
+        kv_params: The form of the cache.
+        k: ``[total_seq_len, kv_heads * head_dim]``; is cast to the cache's dtype.
+        v: The same for the values.
+        input_row_offsets: Where each sequence begins.
+        kv_collection: The cache.
+        layer_idx: The layer.
+
+    Raises:
+        ValueError: A shape does not fit.
+        TypeError: A dtype does not fit.
+    """
+    op = "store_kv_cache_ragged"
+    _check_ragged(op, input_row_offsets, layer_idx)
+    _check_cache(op, kv_params, kv_collection)
+    width = kv_params.n_kv_heads_per_device * kv_params.head_dim
+    for what, value in (("k", k), ("v", v)):
+        if value.rank != 2 or value.shape[1] != width:
+            raise ValueError(f"{op}: {what} is {value!r}, expected [total_seq_len, {width}]")
+    ops.inplace_custom(
+        "mo.kv_store.ragged.paged",
+        device=k.device,
+        values=[
+            ops.cast(k, kv_params.dtype),
+            ops.cast(v, kv_params.dtype),
+            input_row_offsets,
+            *kv_collection,
+            layer_idx,
+        ],
+    )
+
+
+def fused_qkv_ragged_matmul(
+    kv_params: KVCacheParams,
+    input: TensorValue,
+    input_row_offsets: TensorValue,
+    wqkv: TensorValue,
+    kv_collection: PagedCacheValues,
+    layer_idx: TensorValue,
+    n_heads: int,
+    bias: TensorValue | None = None,
+) -> TensorValue:
+    """Projects to queries, keys and values, and writes keys and values to the cache.
+
+    Args:
+        kv_params: The form of the cache.
+        input: ``[total_seq_len, hidden_size]``.
+        input_row_offsets: Where each sequence begins.
+        wqkv: ``[(n_heads + 2 * kv_heads) * head_dim, hidden_size]``: the rows for queries, keys, values.
+        kv_collection: The cache.
+        layer_idx: The layer.
+        n_heads: The number of query heads.
+        bias: ``[(n_heads + 2 * kv_heads) * head_dim]``.
+
+    Returns:
+        The queries ``[total_seq_len, n_heads * head_dim]``, of the weight's dtype.
+
+    Raises:
+        ValueError: A shape does not fit.
+        TypeError: A dtype does not fit.
+    """
+    op = "fused_qkv_ragged_matmul"
+    if input.rank != 2:
+        raise ValueError(f"{op}: the input is {input!r}, expected [total_seq_len, hidden_size]")
+    q_width = n_heads * kv_params.head_dim
+    kv_width = kv_params.n_kv_heads_per_device * kv_params.head_dim
+    if wqkv.rank != 2 or wqkv.shape[0] != q_width + 2 * kv_width:
+        raise ValueError(
+            f"{op}: wqkv is {wqkv!r}; {n_heads} query heads and twice "
+            f"{kv_params.n_kv_heads_per_device} key heads of {kv_params.head_dim} need "
+            f"{q_width + 2 * kv_width} rows"
+        )
+    qkv = project(matmul_input(input, wqkv), wqkv, bias)
+    q, k, v = ops.split(qkv, [q_width, kv_width, kv_width], axis=1)
+    store_kv_cache_ragged(kv_params, k, v, input_row_offsets, kv_collection, layer_idx)
+    return q
+
+
+def matmul_kv_cache_ragged(
+    kv_params: KVCacheParams,
+    hidden_states: TensorValue,
+    input_row_offsets: TensorValue,
+    weight: TensorValue,
+    kv_collection: PagedCacheValues,
+    layer_idx: TensorValue,
+) -> None:
+    """Projects to keys and values, and writes them to the cache.
+
+    Args:
+        kv_params: The form of the cache.
+        hidden_states: ``[total_seq_len, hidden_size]``.
+        input_row_offsets: Where each sequence begins.
+        weight: ``[2 * kv_heads * head_dim, hidden_size]``: the rows for keys, then for values.
+        kv_collection: The cache.
+        layer_idx: The layer.
+
+    Raises:
+        ValueError: A shape does not fit.
+        TypeError: A dtype does not fit.
+    """
+    width = kv_params.n_kv_heads_per_device * kv_params.head_dim
+    if weight.rank != 2 or weight.shape[0] != 2 * width:
+        raise ValueError(
+            f"matmul_kv_cache_ragged: the weight is {weight!r}, expected {2 * width} rows"
+        )
+    kv = project(matmul_input(hidden_states, weight), weight)
+    k, v = ops.split(kv, [width, width], axis=1)
+    store_kv_cache_ragged(kv_params, k, v, input_row_offsets, kv_collection, layer_idx)
+
+
+def fused_qk_ragged_rope(
+    kv_params: KVCacheParams,
+    input: TensorValue,
+    input_row_offsets: TensorValue,
+    kv_collection: PagedCacheValues,
+    freqs_cis: TensorValue,
+    layer_idx: TensorValue,
+    interleaved: bool = True,
+    position_ids: TensorValue | None = None,
+    mrope_section: list[int] | None = None,
+) -> TensorValue:
+    """Rotates queries, and in the cache the keys of the new tokens.
+
+    A token's position is the number of its sequence's tokens before it.
+
+    Args:
+        kv_params: The form of the cache.
+        input: The queries ``[total_seq_len, n_heads, head_dim]``.
+        input_row_offsets: Where each sequence begins.
+        kv_collection: The cache, with the new keys stored.
+        freqs_cis: Cosine and sine in turn, a row a position; is cast to float32.
+        layer_idx: The layer.
+        interleaved: Whether the elements of a pair are neighbours.
+        position_ids: Other positions; there is no kernel for that yet.
+        mrope_section: Sections of positions; there is no kernel for that yet.
+
+    Returns:
+        The rotated queries, of the input's shape and dtype.
+
+    Raises:
+        ValueError: A shape does not fit.
+        TypeError: A dtype does not fit.
+        NotImplementedError: `position_ids` or `mrope_section` is given.
+    """
+    op = "fused_qk_ragged_rope"
+    if position_ids is not None or mrope_section is not None:
+        raise NotImplementedError(f"{op}: positions are counted in the cache; position_ids and "
+                                  "mrope_section have no kernel yet")  # fmt: skip
+    _check_ragged(op, input_row_offsets, layer_idx)
+    _check_cache(op, kv_params, kv_collection)
+    if input.rank != 3 or input.shape[-1] != kv_params.head_dim:
+        raise ValueError(
+            f"{op}: the queries are {input!r}, expected [total_seq_len, n_heads, "
+            f"{kv_params.head_dim}]"
+        )
+    if freqs_cis.rank != 2:
+        raise ValueError(f"{op}: freqs_cis is {freqs_cis!r}, expected [positions, rope_dim]")
+    return ops.inplace_custom(
+        "mo.rope.ragged.paged",
+        device=input.device,
+        values=[
+            input,
+            input_row_offsets,
+            ops.cast(freqs_cis, DType.float32),
+            *kv_collection,
+            layer_idx,
+        ],
+        out_types=[input.type],
+        parameters={"interleaved": interleaved},
+    )[0].tensor
+
+
+def flash_attention_ragged(
+    kv_params: KVCacheParams,
+    input: TensorValue,
+    input_row_offsets: TensorValue,
+    kv_collection: PagedCacheValues,
+    layer_idx: TensorValue,
+    mask_variant: MHAMaskVariant,
+    scale: float,
+    local_window_size: int = -1,
+    sink_weights: TensorValue | None = None,
+) -> TensorValue:
+    """``softmax(scale * q kᵀ + mask) v`` of new tokens over their sequences in the cache.
+
+    Sums and softmax are computed in float32. Query head ``i`` takes key head
+    ``i // (n_heads // kv_heads)``.
+
+    Args:
+        kv_params: The form of the cache.
+        input: The queries ``[total_seq_len, n_heads, head_dim]``.
+        input_row_offsets: Where each sequence begins.
+        kv_collection: The cache, with the new keys and values stored.
+        layer_idx: The layer.
+        mask_variant: Which keys a query sees.
+        scale: What scores are multiplied by.
+        local_window_size: The window of the sliding mask, the chunk of the chunked one.
+        sink_weights: Scores of sinks; there is no kernel for that yet.
+
+    Returns:
+        The attended values, of the queries' shape and dtype.
+
+    Raises:
+        ValueError: A shape does not fit, or the window is missing.
+        TypeError: A dtype does not fit.
+        NotImplementedError: There is no kernel for the mask or for sinks.
+    """
+    op = "flash_attention_ragged"
+    if sink_weights is not None:
+        raise NotImplementedError(f"{op}: sink_weights have no kernel yet")
+    if mask_variant not in MASKS:
+        raise NotImplementedError(
+            f"{op}: the mask {mask_variant.name} has no kernel yet; there are "
+            f"{', '.join(m.name for m in MASKS)}"
+        )
+    windowed = (MHAMaskVariant.CHUNKED_CAUSAL_MASK, MHAMaskVariant.SLIDING_WINDOW_CAUSAL_MASK)
+    if mask_variant in windowed and local_window_size < 1:
+        raise ValueError(
+            f"{op}: the mask {mask_variant.name} with local_window_size {local_window_size}; "
+            "expected a positive number of tokens"
+        )
+    _check_ragged(op, input_row_offsets, layer_idx)
+    _check_cache(op, kv_params, kv_collection)
+    heads = kv_params.n_kv_heads_per_device
+    if input.rank != 3 or input.shape[-1] != kv_params.head_dim:
+        raise ValueError(
+            f"{op}: the queries are {input!r}, expected [total_seq_len, n_heads, "
+            f"{kv_params.head_dim}]"
+        )
+    if int(input.shape[1]) % heads:
+        raise ValueError(f"{op}: {input.shape[1]} query heads cannot share {heads} key heads")
+    return ops.inplace_custom(
+        "mo.attention.ragged.paged",
+        device=input.device,
+        values=[
+            input,
+            input_row_offsets,
+            *kv_collection,
+            layer_idx,
+            ops.constant(np.array(scale, np.float32), DType.float32, DeviceRef.CPU()),
+        ],
+        out_types=[input.type],
+        parameters={"mask": MASKS[mask_variant], "local_window_size": local_window_size},
+    )[0].tensor
+
+
+def swish_glu(a: TensorValueLike, b0: TensorValueLike, b1: TensorValueLike) -> TensorValue:
+    """``silu(a @ b0ᵀ) * (a @ b1ᵀ)``.
+
+    Args:
+        a: ``[rows, in_dim]``.
+        b0: The gate's weight ``[out_dim, in_dim]``.
+        b1: The weight of what is gated ``[out_dim, in_dim]``.
+
+    Raises:
+        ValueError: The sizes do not fit.
+    """
+    return ops.silu(project(a, b0)) * project(a, b1)
+
+
+def _per_row(op: str, what: str, value: Any, dtype: DType, like: TensorValue) -> TensorValue:
+    """A parameter of each row of `like`, from a scalar or a vector."""
+    batch = like.shape[0]
+    if not isinstance(value, Value):
+        value = ops.constant(np.asarray(value), dtype, like.device)
+    tensor = ops.cast(TensorValue(value), dtype).to(like.device)
+    if tensor.rank == 0 or (tensor.rank == 1 and tensor.shape[0] == 1):
+        return ops.broadcast_to(ops.reshape(tensor, [1]), [batch])
+    if tensor.rank != 1 or tensor.shape[0] != batch:
+        raise ValueError(f"{op}: {what} is {tensor!r}, expected a scalar or [{batch}]")
+    return tensor
+
+
+def topk_fused_sampling(
+    logits: TensorValue,
+    top_k: TensorValueLike,
+    *,
+    temperature: TensorValueLike = 1.0,
+    max_k: TensorValueLike | None = None,
+    min_top_p: TensorValueLike | None = None,
+    top_p: TensorValueLike = 1.0,
+    seed: TensorValueLike = 0,
+) -> TensorValue:
+    """Draws a token of each row: temperature, then the `top_k` likeliest, of those `top_p`.
+
+    Args:
+        logits: ``[batch, vocab_size]``; is cast to float32.
+        top_k: How many tokens are considered, of each row or of all; 1 is greedy, -1 takes all.
+        temperature: What logits are divided by; 0 is greedy.
+        max_k: The greatest `top_k`: needed by kernels with a fixed buffer, here only checked.
+        min_top_p: The least `top_p`; the same holds.
+        top_p: The share of the likeliest tokens that are considered.
+        seed: The seed, of each row or of all. Of one seed rows draw different numbers.
+
+    Returns:
+        int64 ``[batch, 1]``.
+
+    Raises:
+        ValueError: The shapes do not fit, or a number is out of range.
+    """
+    op = "topk_fused_sampling"
+    if logits.rank != 2:
+        raise ValueError(f"{op}: the logits are {logits!r}, expected [batch, vocab_size]")
+    if isinstance(top_k, Value) and max_k is None:
+        raise ValueError(f"{op}: top_k is a tensor, so max_k is needed")
+    numbers = (("temperature", temperature, 0.0, None), ("top_p", top_p, 0.0, 1.0))
+    for what, value, low, high in numbers:
+        if isinstance(value, int | float) and (value < low or (high is not None and value > high)):
+            raise ValueError(f"{op}: {what} is {value}, expected {low} to {high or 'any'}")
+    if isinstance(top_k, int) and (top_k == 0 or top_k < -1):
+        raise ValueError(f"{op}: top_k is {top_k}, expected 1 or more, or -1 for all tokens")
+    wide = ops.cast(logits, DType.float32)
+    seeds = _per_row(op, "seed", seed, DType.uint64, logits)
+    if not isinstance(seed, Value) or TensorValue(seed).rank == 0:
+        rows = ops.range(0, TensorValue(logits.shape[0]), 1, out_dim=logits.shape[0],
+                         dtype=DType.int64, device=DeviceRef.CPU())  # fmt: skip
+        seeds = seeds + ops.cast(rows, DType.uint64).to(logits.device)
+    tokens = ops.custom(
+        "mo.sample.token",
+        device=logits.device,
+        values=[
+            wide,
+            _per_row(op, "temperature", temperature, DType.float32, logits),
+            _per_row(op, "top_k", top_k, DType.int64, logits),
+            _per_row(op, "top_p", top_p, DType.float32, logits),
+            _per_row(op, "min_p", 0.0, DType.float32, logits),
+            seeds,
+        ],
+        out_types=[TensorType(DType.int64, [logits.shape[0]], logits.device)],
+    )[0].tensor
+    return ops.reshape(tokens, [logits.shape[0], 1])
+
+
+def apply_penalties_to_logits(
+    logits_buffer: BufferValue,
+    frequency_data: TensorValue,
+    frequency_offsets: TensorValue,
+    *,
+    frequency_penalty: TensorValueLike = 0.0,
+    presence_penalty: TensorValueLike = 0.0,
+    repetition_penalty: TensorValueLike = 1.0,
+) -> None:
+    """Lowers the logits of tokens that occurred already.
+
+    A logit is divided by the repetition penalty where it is positive, multiplied by it where not;
+    then the frequency penalty times the count, and the presence penalty, are taken off.
+
+    Args:
+        logits_buffer: ``[batch, vocab_size]``, changed in place.
+        frequency_data: int32 ``[n, 2]``: token and count. A count of 0 is no occurrence.
+        frequency_offsets: uint32 ``[batch + 1]``: where each row's data begins.
+        frequency_penalty: Of each row or of all.
+        presence_penalty: Of each row or of all.
+        repetition_penalty: Of each row or of all.
+
+    Raises:
+        ValueError: A shape does not fit.
+        TypeError: A dtype does not fit.
+    """
+    op = "apply_penalties_to_logits"
+    if logits_buffer.rank != 2:
+        raise ValueError(f"{op}: the logits are {logits_buffer!r}, expected [batch, vocab_size]")
+    _check(op, "frequency_data", frequency_data, DType.int32, 2)
+    _check(op, "frequency_offsets", frequency_offsets, DType.uint32, 1)
+    logits = ops.buffer_load(logits_buffer)
+    penalties = (
+        ("frequency_penalty", frequency_penalty),
+        ("presence_penalty", presence_penalty),
+        ("repetition_penalty", repetition_penalty),
+    )
+    lowered = ops.custom(
+        "mo.penalties",
+        device=logits.device,
+        values=[
+            ops.cast(logits, DType.float32),
+            frequency_data[:, 0],
+            frequency_data[:, 1],
+            frequency_offsets,
+            *(_per_row(op, what, value, DType.float32, logits) for what, value in penalties),
+        ],
+        out_types=[TensorType(DType.float32, logits.shape, logits.device)],
+    )[0].tensor
+    ops.buffer_store(logits_buffer, ops.cast(lowered, logits.dtype))
+
+
+def scatter_set_constant(
+    data: BufferValue | HasBufferValue, indices: TensorValueLike, fill_val: float
+) -> None:
+    """Sets elements of a buffer to a number.
+
+    Args:
+        data: ``[rows, columns]``, changed in place.
+        indices: Row and column of each element, int32 or int64 ``[n, 2]``.
+        fill_val: The number.
+
+    Raises:
+        ValueError: A shape does not fit.
+    """
+    op = "scatter_set_constant"
+    buffer: BufferValueLike = data
+    tensor = ops.buffer_load(buffer)
+    where = TensorValue(indices)
+    if tensor.rank != 2 or where.rank != 2 or where.shape[1] != 2:
+        raise ValueError(f"{op}: data {tensor!r} and indices {where!r}; expected rank 2 and [n, 2]")
+    values = ops.broadcast_to(ops.constant(fill_val, tensor.dtype, tensor.device), [where.shape[0]])
+    ops.buffer_store(buffer, ops.scatter_nd(tensor, values, where))

@@ -1,0 +1,439 @@
+"""Base classes of layers: weights by name, state dicts, subgraphs, hooks."""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
+
+from max.graph import DeviceRef, Graph, TensorValue, Type, Value, Weight
+from max.nn._repr import module_tree
+from max.nn._weight_values import (
+    alignment_error,
+    check_value,
+    state_dict_error,
+    value_of,
+    zeros,
+)
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from max.driver import DLPackArray
+    from max.graph.weights import WeightData
+
+__all__ = [
+    "Layer",
+    "LayerList",
+    "Module",
+    "Shardable",
+    "add_layer_hook",
+    "clear_hooks",
+    "recursive_named_layers",
+]
+
+Hook = Callable[["Layer", tuple[Any, ...], dict[str, Any], Any], Any]
+
+_HOOKS: list[Hook] = []
+
+
+def add_layer_hook(fn: Callable[[Layer, tuple[Any, ...], dict[str, Any], Any], Any]) -> None:
+    """Calls a function after each layer's ``__call__``, while graphs are built.
+
+    Args:
+        fn: Takes the layer, its arguments, its keyword arguments, and its outputs (values of a
+            graph). What it returns replaces the outputs, unless it is None.
+    """
+    _HOOKS.append(fn)
+
+
+def clear_hooks() -> None:
+    """Removes all hooks."""
+    _HOOKS.clear()
+
+
+def _with_hooks(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def called(self: Layer, *args: Any, **kwargs: Any) -> Any:
+        outputs = call(self, *args, **kwargs)
+        # a call of super().__call__ is part of the same call
+        if _HOOKS and getattr(type(self).__call__, "__wrapped__", None) is call:
+            for hook in tuple(_HOOKS):
+                replaced = hook(self, args, kwargs, outputs)
+                outputs = outputs if replaced is None else replaced
+        return outputs
+
+    return called
+
+
+class Layer:
+    """Base of what is called while a graph is built; hooks see its calls. Use `Module` instead."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__call__" in vars(cls):
+            cls.__call__ = _with_hooks(cls.__call__)  # type: ignore[assignment,method-assign]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Stages the layer's computation.
+
+        Raises:
+            NotImplementedError: A subclass has to say what it is.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define __call__")
+
+
+@runtime_checkable
+class Shardable(Protocol):
+    """What can be split over devices."""
+
+    @property
+    def sharding_strategy(self) -> Any:
+        """How the weights are split; None where they are not."""
+        ...
+
+    @sharding_strategy.setter
+    def sharding_strategy(self, strategy: Any) -> None: ...
+
+    def shard(self, devices: Iterable[DeviceRef]) -> Sequence[Self]:
+        """The parts, one a device.
+
+        Args:
+            devices: Where the parts are to be.
+        """
+        ...
+
+
+class Module(Layer, ABC):
+    """Base of layers with weights, and of models.
+
+    An attribute that is a `max.graph.Weight` is a weight of the module, one that is a `Module` a
+    part of it. A weight's full name is its path: attributes joined by dots, and its own name::
+
+        class MLP(nn.Module):
+            def __init__(self):
+                self.up = nn.Linear(5, 10, DType.float32, DeviceRef.CPU())
+                self.down = nn.Linear(10, 5, DType.float32, DeviceRef.CPU())
+
+            def __call__(self, x):
+                return self.down(ops.silu(self.up(x)))
+
+        model = MLP()
+        model.load_state_dict(checkpoint)  # "up.weight": an array of shape (10, 5), …
+        graph = Graph("mlp", model, input_types=[...])
+        session.load(graph, weights_registry=model.state_dict())
+
+    `state_dict` and `load_state_dict` give the weights their full names, so call one of them before
+    the graph is built. ``print(module)`` shows the tree of its parts with the shapes of the weights.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._forget(name)
+        if isinstance(value, Module):
+            self.__dict__.setdefault("_sublayers", {})[name] = value
+        elif isinstance(value, Weight):
+            self.__dict__.setdefault("_layer_weights", {})[value.name] = value
+            self.__dict__.setdefault("_weight_keys", {})[name] = value.name
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self._forget(name)
+        super().__delattr__(name)
+
+    def _forget(self, name: str) -> None:
+        """Drops what an attribute has meant so far."""
+        state = self.__dict__
+        state.get("_sublayers", {}).pop(name, None)
+        key = state.get("_weight_keys", {}).pop(name, None)
+        if key is not None:
+            state["_layer_weights"].pop(key, None)
+            state.get("_shared_weights", set()).discard(key)
+
+    @abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Stages the module's computation into the current graph."""
+
+    @property
+    def layer_weights(self) -> dict[str, Weight]:
+        """The weights of the module itself, by name; shared ones too."""
+        return dict(self.__dict__.get("_layer_weights", {}))
+
+    @property
+    def sublayers(self) -> dict[str, Module]:
+        """The parts of the module, by attribute."""
+        return dict(self.__dict__.get("_sublayers", {}))
+
+    def set_shared_weight(self, name: str, weight: Weight) -> None:
+        """Uses another module's weight.
+
+        Args:
+            name: The attribute.
+            weight: The weight; state dicts have it under its owner's name only.
+        """
+        setattr(self, name, weight)
+        self.__dict__.setdefault("_shared_weights", set()).add(self.__dict__["_weight_keys"][name])
+
+    def _owned(self) -> Iterator[tuple[str, Module, str, Weight]]:
+        """Full name, owner, the owner's name, and weight; each weight once."""
+        seen: set[int] = set()
+        for path, layer in recursive_named_layers(self):
+            shared = layer.__dict__.get("_shared_weights", ())
+            for key, weight in layer.layer_weights.items():
+                if key in shared or id(weight) in seen:
+                    continue
+                seen.add(id(weight))
+                yield (f"{path}.{key}" if path else key), layer, key, weight
+
+    def raw_state_dict(self) -> dict[str, Weight]:
+        """All weights of the module and its parts, by full name.
+
+        Before a graph is built their ``align``, ``dtype``, ``quantization_encoding`` and ``shape``
+        may be changed.
+        """
+        return {name: weight for name, _, _, weight in self._owned()}
+
+    def state_dict(self, auto_initialize: bool = True) -> dict[str, DLPackArray]:
+        """The values of all weights, by full name: what `load_state_dict` got.
+
+        Args:
+            auto_initialize: Whether weights without a value get zeros.
+
+        Raises:
+            ValueError: A weight has no value, and none is to be made.
+        """
+        values: dict[str, DLPackArray] = {}
+        for name, layer, key, weight in self._owned():
+            own = layer.__dict__.setdefault("_weight_values", {})
+            if key not in own:
+                if not auto_initialize:
+                    raise ValueError(
+                        f"{type(self).__name__}: the weight {name!r} has no value; load_state_dict "
+                        "sets it"
+                    )
+                own[key] = zeros(name, weight)
+            weight.name = name
+            values[name] = own[key]
+        return values
+
+    def load_state_dict(
+        self,
+        state_dict: Mapping[str, DLPackArray | WeightData],
+        *,
+        override_quantization_encoding: bool = False,
+        weight_alignment: int | None = None,
+        strict: bool = True,
+    ) -> None:
+        """Sets the values of all weights. Nothing is copied, and nothing is set if this raises.
+
+        Args:
+            state_dict: A value for each weight, by full name.
+            override_quantization_encoding: Whether a weight takes on the encoding (with dtype and
+                shape) of its value.
+            weight_alignment: The alignment of the values in bytes that kernels may count on; by
+                default that of their dtype, which is then checked.
+            strict: Whether a missing or an unused value is an error.
+
+        Raises:
+            ValueError: A value is missing or not used (and `strict`), has another dtype, shape or
+                encoding, or is not aligned.
+        """
+        owned = list(self._owned())
+        names = {name for name, *_ in owned}
+        missing = [name for name in names if name not in state_dict]
+        unused = [name for name in state_dict if name not in names]
+        wrong: list[str] = []
+        found: list[tuple[str, Module, str, Weight, Any]] = []
+        for name, layer, key, weight in owned:
+            if name not in state_dict:
+                continue
+            value = state_dict[name]
+            problem = check_value(name, weight, value, override_quantization_encoding)
+            problem = problem or alignment_error(name, value, weight_alignment)
+            if problem:
+                wrong.append(problem)
+            found.append((name, layer, key, weight, value))
+        if wrong or (strict and (missing or unused)):
+            raise state_dict_error(
+                type(self).__name__, missing if strict else [], unused if strict else [], wrong
+            )
+        for name, _, _, weight in owned:
+            weight.name = name
+            if weight_alignment is not None:
+                weight.align = weight_alignment
+        for _, layer, key, weight, value in found:
+            if override_quantization_encoding:
+                _take_encoding(weight, value)
+            layer.__dict__.setdefault("_weight_values", {})[key] = value_of(value)
+
+    def build_subgraph(
+        self,
+        name: str,
+        input_types: Sequence[Type[Any] | list[Type[Any]]],
+        weight_prefix: str = "",
+    ) -> Graph:
+        """A subgraph of the graph that is being built, with the module's computation.
+
+        Call it with ``ops.call(subgraph, *inputs, prefix=…)`` once for each module of the same
+        form, with the prefix of that module's weights::
+
+            block = self.layers[0].build_subgraph("block", [h.type], weight_prefix="layers.0.")
+            for i in range(len(self.layers)):
+                (h,) = ops.call(block, h, prefix=f"layers.{i}.")
+
+        Args:
+            name: The name of the subgraph, unique in the graph.
+            input_types: The types of the module's arguments; a list of types stands for an argument
+                that is a list of values. The subgraph takes them flat.
+            weight_prefix: What comes before the names of this module's weights in the whole model.
+
+        Raises:
+            ValueError: A weight's name does not begin with the prefix, or the module uses a weight
+                that is not its own.
+        """
+        flat = [t for item in input_types for t in (item if isinstance(item, list) else [item])]
+        subgraph = Graph.current.add_subgraph(name, input_types=flat)
+        with subgraph, self._relative_names(weight_prefix) as own:
+            values = deque(subgraph.inputs)
+            arguments: list[Any] = [
+                [values.popleft() for _ in item] if isinstance(item, list) else values.popleft()
+                for item in input_types
+            ]
+            subgraph.output(*_flat_values(self(*arguments)))
+            for weight in subgraph.weights.values():
+                if id(weight) not in own:
+                    raise ValueError(
+                        f"build_subgraph {name}: {type(self).__name__} uses the weight "
+                        f"{weight.name!r}, which is not its own; pass it as an input"
+                    )
+        return subgraph
+
+    @contextmanager
+    def _relative_names(self, prefix: str) -> Iterator[set[int]]:
+        """Gives the weights their names relative to this module, for a while."""
+        owned = [(path, weight) for path, _, _, weight in self._owned()]
+        before = [weight.name for _, weight in owned]
+        for path, weight in owned:
+            # a weight that no state dict has named yet is called as in its own layer
+            if weight.name != prefix + path and not path.endswith(weight.name):
+                raise ValueError(
+                    f"build_subgraph: the weight {weight.name!r} is not {prefix + path!r}; the "
+                    f"weight_prefix {prefix!r} is not that of this {type(self).__name__}"
+                )
+        try:
+            for path, weight in owned:
+                weight.name = path
+            yield {id(weight) for _, weight in owned}
+        finally:
+            for (_, weight), name in zip(owned, before, strict=True):
+                weight.name = name
+
+    def __repr__(self) -> str:
+        return module_tree(self)
+
+
+def _take_encoding(weight: Weight, value: Any) -> None:
+    """Gives a weight the encoding, dtype and shape of its value."""
+    from max.graph import TensorType
+
+    encoding = getattr(value, "quantization_encoding", None)
+    if encoding is not None and encoding is not weight.quantization_encoding:
+        weight.quantization_encoding = encoding
+        weight._type = TensorType(value.dtype, value.shape, weight.device)
+
+
+def _flat_values(outputs: Any) -> list[Value[Any] | TensorValue]:
+    if outputs is None:
+        return []
+    if isinstance(outputs, Value):
+        return [outputs]
+    if isinstance(outputs, Iterable):
+        return [value for item in outputs for value in _flat_values(item)]
+    raise TypeError(f"a module returned {outputs!r}; expected values of the graph")
+
+
+M = TypeVar("M", bound=Module)
+
+
+class LayerList(Module):
+    """A list of modules, whose parts are named by their index.
+
+    Args:
+        layers: The modules.
+    """
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self.layers: list[Layer] = list(layers)
+
+    @property
+    def sublayers(self) -> dict[str, Module]:
+        """The modules, by index."""
+        return {str(i): m for i, m in enumerate(self.layers) if isinstance(m, Module)}
+
+    def append(self, layer: Layer) -> None:
+        """Adds a module at the end.
+
+        Args:
+            layer: The module.
+        """
+        self.layers.append(layer)
+
+    def insert(self, i: int, layer: Layer) -> None:
+        """Adds a module before an index.
+
+        Args:
+            i: The index.
+            layer: The module.
+        """
+        self.layers.insert(i, layer)
+
+    def extend(self, layer: Iterable[Layer]) -> None:
+        """Adds modules at the end.
+
+        Args:
+            layer: The modules.
+        """
+        self.layers.extend(layer)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.layers[i]
+
+    def __setitem__(self, i: int, layer: Layer) -> None:
+        self.layers[i] = layer
+
+    def __delitem__(self, i: int) -> None:
+        del self.layers[i]
+
+    def __contains__(self, layer: object) -> bool:
+        return layer in self.layers
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.layers)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """A list of modules is not a computation.
+
+        Raises:
+            TypeError: Always; call the modules, or use `max.nn.Sequential`.
+        """
+        raise TypeError("a LayerList is not called; call its layers, or use Sequential")
+
+
+def recursive_named_layers(parent: Module, prefix: str = "") -> Iterable[tuple[str, Module]]:
+    """A module and all its parts with their names, breadth first.
+
+    Args:
+        parent: The module.
+        prefix: Its name, which comes before those of its parts.
+    """
+    queue: deque[tuple[str, Module]] = deque([(prefix, parent)])
+    while queue:
+        name, layer = queue.popleft()
+        yield name, layer
+        for part, sublayer in layer.sublayers.items():
+            queue.append((f"{name}.{part}" if name else part, cast(Module, sublayer)))

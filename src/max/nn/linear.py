@@ -1,0 +1,233 @@
+"""Linear layers and the gated MLP of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from max.dtype import DType
+from max.graph import DeviceRef, TensorValue, TensorValueLike, Weight, ops
+from max.graph.quantization import QuantizationEncoding
+from max.nn._projection import matmul_input, project
+from max.nn.clamp import clamp
+from max.nn.float8_config import Float8Config
+from max.nn.layer import Layer, Module
+
+__all__ = ["MLP", "Linear", "LinearV1", "MLPV1"]
+
+ACTIVATIONS: dict[str, Callable[[TensorValue], TensorValue]] = {
+    "silu": ops.silu,
+    "gelu": ops.gelu,
+    "gelu_tanh": lambda x: ops.gelu(x, "tanh"),
+    "gelu_quick": lambda x: ops.gelu(x, "quick"),
+    "relu": ops.relu,
+    "tanh": ops.tanh,
+    "sigmoid": ops.sigmoid,
+}
+
+
+class Linear(Module):
+    """``y = x Wᵀ + b``.
+
+    Shapes: ``x`` is ``[…, in_dim]``, ``y`` is ``[…, out_dim]``, of x's dtype. Sums are accumulated in
+    float32. A float32 ``x`` that meets bfloat16 or float16 weights is rounded to their dtype, its
+    products are not.
+
+    Args:
+        in_dim: The size of the input's last dimension.
+        out_dim: The size of the output's last dimension.
+        dtype: The dtype of weight and bias.
+        device: Where the product is computed.
+        has_bias: Whether there is a bias.
+        quantization_encoding: How the weight is encoded; there is no kernel for encoded ones yet.
+        float8_config: How float8 is scaled; there is no kernel for it yet.
+        name: What comes before the names of the weights.
+        clip_weight: The weight is clamped to ``[-clip_weight, clip_weight]``.
+
+    Raises:
+        NotImplementedError: The weight is encoded, or float8.
+    """
+
+    weight: Weight
+    """``[out_dim, in_dim]``."""
+
+    bias: Weight | None
+    """``[out_dim]``."""
+
+    device: DeviceRef
+    """Where the product is computed."""
+
+    def __init__(
+        self,
+        in_dim: int,
+        out_dim: int,
+        dtype: DType,
+        device: DeviceRef,
+        has_bias: bool = False,
+        quantization_encoding: QuantizationEncoding | None = None,
+        float8_config: Float8Config | None = None,
+        name: str | None = None,
+        clip_weight: float | None = None,
+    ) -> None:
+        if quantization_encoding is not None or float8_config is not None:
+            kind = "float8" if quantization_encoding is None else quantization_encoding.value
+            raise NotImplementedError(
+                f"Linear: no kernel multiplies {kind} weights yet; use float32, float16 or bfloat16"
+            )
+        prefix = f"{name}." if name else ""
+        self.device = device
+        self.clip_weight = clip_weight
+        self.weight = Weight(f"{prefix}weight", dtype, (out_dim, in_dim), device)
+        self.bias = Weight(f"{prefix}bias", dtype, (out_dim,), device) if has_bias else None
+
+    def effective_weight(self) -> TensorValue:
+        """The weight in the graph, clamped if it is to be."""
+        weight: TensorValue = self.weight
+        if self.clip_weight is not None:
+            weight = clamp(weight, min=-self.clip_weight, max=self.clip_weight)
+        return weight
+
+    def __call__(self, x: TensorValue) -> TensorValue:
+        """``x Wᵀ + b``.
+
+        Args:
+            x: ``[…, in_dim]``.
+
+        Raises:
+            ValueError: The last dimension is not in_dim.
+        """
+        return project(x, self.effective_weight(), self.bias)
+
+
+class LinearV1(Layer):
+    """``y = x Wᵀ + b`` with values of the graph instead of weights. Deprecated: use `Linear`.
+
+    Args:
+        weight: ``[out_dim, in_dim]``.
+        bias: ``[out_dim]``.
+    """
+
+    weight: TensorValueLike
+    """The weight."""
+
+    bias: TensorValueLike | None = None
+    """The bias."""
+
+    def __init__(self, weight: TensorValueLike, bias: TensorValueLike | None = None) -> None:
+        self.weight, self.bias = weight, bias
+
+    def __call__(self, x: TensorValue) -> TensorValue:
+        """``x Wᵀ + b``.
+
+        Args:
+            x: ``[…, in_dim]``.
+        """
+        return project(x, self.weight, self.bias)
+
+
+class MLP(Module):
+    """``down(activation(gate(x)) * up(x))``, the gated MLP (https://arxiv.org/abs/2002.05202).
+
+    Shapes: ``x`` and the result are ``[…, hidden_dim]``.
+
+    Args:
+        dtype: The dtype of the weights.
+        quantization_encoding: How the weights are encoded.
+        hidden_dim: The size of the input's last dimension.
+        feed_forward_length: The size between the projections.
+        devices: Where it is computed: the first of them.
+        linear_cls: Makes the projections.
+        has_bias: Whether the projections have biases.
+        activation_function: silu, gelu, gelu_tanh, gelu_quick, relu, tanh or sigmoid.
+        float8_config: How float8 is scaled.
+        dist_gemm_config: For several devices.
+
+    Raises:
+        ValueError: No device, or an unknown activation.
+    """
+
+    def __init__(
+        self,
+        dtype: DType,
+        quantization_encoding: QuantizationEncoding | None,
+        hidden_dim: int,
+        feed_forward_length: int,
+        devices: Sequence[DeviceRef],
+        linear_cls: Callable[..., Linear] = Linear,
+        has_bias: bool = False,
+        activation_function: str = "silu",
+        float8_config: Float8Config | None = None,
+        dist_gemm_config: object | None = None,
+    ) -> None:
+        if not devices:
+            raise ValueError("MLP: no device is given")
+        if activation_function not in ACTIVATIONS:
+            raise ValueError(
+                f"MLP: the activation is {activation_function!r}, expected one of "
+                f"{', '.join(ACTIVATIONS)}"
+            )
+        self.activation_function = activation_function
+
+        def linear(in_dim: int, out_dim: int) -> Linear:
+            return linear_cls(
+                in_dim=in_dim,
+                out_dim=out_dim,
+                dtype=dtype,
+                device=devices[0],
+                has_bias=has_bias,
+                quantization_encoding=quantization_encoding,
+                float8_config=float8_config,
+            )
+
+        self.gate_proj = linear(hidden_dim, feed_forward_length)
+        self.down_proj = linear(feed_forward_length, hidden_dim)
+        self.up_proj = linear(hidden_dim, feed_forward_length)
+
+    def __call__(self, x: TensorValue) -> TensorValue:
+        """``down(activation(gate(x)) * up(x))``.
+
+        Args:
+            x: ``[…, hidden_dim]``.
+
+        Raises:
+            ValueError: The last dimension is not hidden_dim.
+        """
+        activation = ACTIVATIONS[self.activation_function]
+        gate_proj, up_proj = self.gate_proj, self.up_proj
+        if type(gate_proj) is Linear and type(up_proj) is Linear:
+            # rounded once for both products; their outputs stay in the weights' dtype
+            x_in = matmul_input(x, gate_proj.weight)
+        else:
+            x_in = x
+        hidden = activation(gate_proj(x_in)) * up_proj(x_in)
+        y = self.down_proj(hidden)
+        return y if y.dtype is x.dtype else ops.cast(y, x.dtype)
+
+
+class MLPV1(Layer):
+    """The gated MLP of three `LinearV1`. Deprecated: use `MLP`.
+
+    Args:
+        gate_proj: The gate's projection.
+        down_proj: The projection back.
+        up_proj: The projection that is gated.
+    """
+
+    gate_proj: LinearV1
+    """The gate's projection."""
+
+    down_proj: LinearV1
+    """The projection back."""
+
+    up_proj: LinearV1
+    """The projection that is gated."""
+
+    def __init__(self, gate_proj: LinearV1, down_proj: LinearV1, up_proj: LinearV1) -> None:
+        self.gate_proj, self.down_proj, self.up_proj = gate_proj, down_proj, up_proj
+
+    def __call__(self, x: TensorValue) -> TensorValue:
+        """``down(silu(gate(x)) * up(x))``.
+
+        Args:
+            x: ``[…, hidden_dim]``.
+        """
+        return self.down_proj(ops.silu(self.gate_proj(x)) * self.up_proj(x))

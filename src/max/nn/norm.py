@@ -1,0 +1,303 @@
+"""Normalisations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from max.dtype import DType
+from max.graph import DeviceRef, TensorValue, TensorValueLike, Weight, ops
+from max.nn.layer import Layer, Module
+
+__all__ = [
+    "ConstantLayerNorm",
+    "GroupNorm",
+    "LayerNorm",
+    "LayerNormV1",
+    "RMSNorm",
+    "RMSNormV1",
+]
+
+
+def _scale(value: TensorValueLike, x: TensorValue) -> TensorValue:
+    """A parameter as a normalisation of `x` takes it."""
+    return ops.cast(TensorValue(value), x.dtype).to(x.device)
+
+
+class RMSNorm(Module):
+    """``x / sqrt(mean(x²) + eps) * (weight + weight_offset)`` over the last dimension.
+
+    Computed in float32, rounded to x's dtype (https://arxiv.org/abs/1910.07467).
+
+    Args:
+        dim: The size of the last dimension.
+        dtype: The dtype of the weight.
+        eps: What is added to the mean square.
+        weight_offset: What is added to the weight; 1 for Gemma.
+        multiply_before_cast: Whether the product with the weight is rounded once, as Gemma does, or
+            the normalised value is rounded before the product, as Llama does.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        dtype: DType,
+        eps: float = 1e-6,
+        weight_offset: float = 0.0,
+        multiply_before_cast: bool = True,
+    ) -> None:
+        self.weight = Weight("weight", dtype, [dim], DeviceRef.CPU())
+        self.eps = eps
+        self.weight_offset = weight_offset
+        self.multiply_before_cast = multiply_before_cast
+
+    def __call__(self, x: TensorValue) -> TensorValue:
+        """The normalised tensor, of x's dtype.
+
+        Args:
+            x: ``[…, dim]``.
+
+        Raises:
+            ValueError: The last dimension is not dim.
+        """
+        return ops.rms_norm(
+            x, _scale(self.weight, x), self.eps, self.weight_offset, self.multiply_before_cast
+        )
+
+
+class RMSNormV1(Layer):
+    """`RMSNorm` with a weight that is a value of the graph. Deprecated: use `RMSNorm`.
+
+    Args:
+        weight: ``[dim]``.
+        eps: What is added to the mean square.
+        weight_offset: What is added to the weight.
+        multiply_before_cast: When the result is rounded; see `RMSNorm`.
+    """
+
+    weight: TensorValueLike
+    """The weight."""
+
+    eps: float = 1e-6
+    """What is added to the mean square."""
+
+    weight_offset: float = 0.0
+    """What is added to the weight."""
+
+    multiply_before_cast: bool = True
+    """When the result is rounded."""
+
+    def __init__(
+        self,
+        weight: TensorValueLike,
+        eps: float = 1e-6,
+        weight_offset: float = 0.0,
+        multiply_before_cast: bool = True,
+    ) -> None:
+        self.weight, self.eps = weight, eps
+        self.weight_offset, self.multiply_before_cast = weight_offset, multiply_before_cast
+
+    def __call__(self, x: TensorValue) -> TensorValue:
+        """The normalised tensor.
+
+        Args:
+            x: ``[…, dim]``.
+        """
+        return ops.rms_norm(
+            x, _scale(self.weight, x), self.eps, self.weight_offset, self.multiply_before_cast
+        )
+
+
+class LayerNorm(Module):
+    """``(x - mean) / sqrt(var + eps) * weight + bias`` over the last dimension.
+
+    Computed in float32, rounded to x's dtype (https://arxiv.org/abs/1607.06450).
+
+    Args:
+        dims: The size of the last dimension.
+        devices: Where it is computed: the first of them.
+        dtype: The dtype of the parameters.
+        eps: What is added to the variance.
+        use_bias: Whether there is a bias.
+
+    Raises:
+        ValueError: No device.
+    """
+
+    def __init__(
+        self,
+        dims: int,
+        devices: Sequence[DeviceRef],
+        dtype: DType,
+        eps: float = 1e-5,
+        use_bias: bool = True,
+    ) -> None:
+        if not devices:
+            raise ValueError("LayerNorm: no device is given")
+        self.eps = eps
+        self.weight = Weight("weight", dtype, [dims], devices[0])
+        self.bias = Weight("bias", dtype, [dims], devices[0]) if use_bias else None
+
+    def __call__(self, x: TensorValue) -> TensorValue:
+        """The normalised tensor, of x's dtype.
+
+        Args:
+            x: ``[…, dims]``.
+
+        Raises:
+            ValueError: The last dimension is not dims.
+        """
+        return _layer_norm(x, self.weight, self.bias, self.eps)
+
+
+def _layer_norm(
+    x: TensorValue, weight: TensorValueLike, bias: TensorValueLike | None, eps: float
+) -> TensorValue:
+    gamma = _scale(weight, x)
+    beta = ops.broadcast_to(
+        ops.constant(0, x.dtype, x.device), gamma.shape
+    ) if bias is None else _scale(bias, x)  # fmt: skip
+    return ops.layer_norm(x, gamma, beta, eps)
+
+
+class LayerNormV1(Layer):
+    """`LayerNorm` with parameters that are values of the graph. Deprecated: use `LayerNorm`.
+
+    Args:
+        weight: ``[dims]``.
+        bias: ``[dims]``.
+        eps: What is added to the variance.
+    """
+
+    weight: TensorValue
+    """The scale."""
+
+    bias: TensorValue | None = None
+    """The offset."""
+
+    eps: float = 1e-6
+    """What is added to the variance."""
+
+    def __init__(
+        self, weight: TensorValue, bias: TensorValue | None = None, eps: float = 1e-6
+    ) -> None:
+        self.weight, self.bias, self.eps = weight, bias, eps
+
+    def __call__(self, x: TensorValue) -> TensorValue:
+        """The normalised tensor.
+
+        Args:
+            x: ``[…, dims]``.
+        """
+        return _layer_norm(x, self.weight, self.bias, self.eps)
+
+
+class ConstantLayerNorm(Module):
+    """`LayerNorm` with weight 1 and bias 0.
+
+    Args:
+        dims: The size of the last dimension, or a shape of one dimension.
+        device: Where it is computed.
+        dtype: The dtype of the constants.
+        eps: What is added to the variance.
+    """
+
+    gamma: npt.NDArray[np.floating[Any]]
+    """Ones."""
+
+    beta: npt.NDArray[np.floating[Any]]
+    """Zeros."""
+
+    eps: float = 1e-5
+    """What is added to the variance."""
+
+    device: DeviceRef
+    """Where it is computed."""
+
+    dtype: DType
+    """The dtype of the constants."""
+
+    def __init__(
+        self, dims: int | tuple[int, ...], device: DeviceRef, dtype: DType, eps: float = 1e-5
+    ) -> None:
+        self.gamma = np.ones(dims, np.float32)
+        self.beta = np.zeros(dims, np.float32)
+        self.device, self.dtype, self.eps = device, dtype, eps
+
+    def __call__(self, x: TensorValue) -> TensorValue:
+        """The normalised tensor, of x's dtype.
+
+        Args:
+            x: ``[…, dims]``.
+        """
+        gamma = ops.constant(self.gamma, self.dtype, self.device)
+        beta = ops.constant(self.beta, self.dtype, self.device)
+        return _layer_norm(x, gamma, beta, self.eps)
+
+
+class GroupNorm(Module):
+    """Normalises groups of channels: mean and variance over a group and all positions.
+
+    Shapes: ``[batch, channels, …]`` with a static number of channels
+    (https://arxiv.org/abs/1803.08494).
+
+    Args:
+        num_groups: The number of groups.
+        num_channels: The number of channels, a multiple of it.
+        eps: What is added to the variance.
+        affine: Whether channels are scaled and offset by weights.
+        device: Where it is computed.
+
+    Raises:
+        ValueError: The channels cannot be divided into the groups.
+    """
+
+    def __init__(
+        self,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        device: DeviceRef = DeviceRef.GPU(),  # noqa: B008 - the documented default
+    ) -> None:
+        if num_groups < 1 or num_channels % num_groups:
+            raise ValueError(
+                f"GroupNorm: {num_channels} channels cannot be divided into {num_groups} groups"
+            )
+        self.num_groups, self.num_channels, self.eps = num_groups, num_channels, eps
+        self.weight: Weight | None = None
+        self.bias: Weight | None = None
+        if affine:
+            self.weight = Weight("weight", DType.float32, [num_channels], device)
+            self.bias = Weight("bias", DType.float32, [num_channels], device)
+
+    def __call__(self, x: TensorValue) -> TensorValue:
+        """The normalised tensor, of x's dtype.
+
+        Args:
+            x: ``[batch, num_channels, …]``.
+
+        Raises:
+            ValueError: The second dimension is not num_channels.
+        """
+        if x.rank < 2 or x.shape[1] != self.num_channels:
+            raise ValueError(
+                f"GroupNorm: the input is {x!r}, expected {self.num_channels} channels"
+            )
+        # in float32, as mean and variance of many elements need it
+        wide = ops.cast(x, DType.float32)
+        groups = ops.reshape(wide, [x.shape[0], self.num_groups, -1])
+        mean = ops.mean(groups, axis=-1)
+        centred = groups - mean
+        variance = ops.mean(centred * centred, axis=-1)
+        y = ops.reshape(centred * ops.rsqrt(variance + self.eps), x.shape)
+        if self.weight is not None and self.bias is not None:
+            per_channel = [self.num_channels, *[1] * (x.rank - 2)]
+            scale, offset = (
+                ops.reshape(_scale(w, wide), per_channel) for w in (self.weight, self.bias)
+            )
+            y = y * scale + offset
+        return ops.cast(y, x.dtype)

@@ -1,0 +1,466 @@
+"""Rotary position embedding (https://arxiv.org/abs/2104.09864), and its scalings for long contexts.
+
+A head's elements are taken in pairs; pair i of the token at position p is rotated by the angle
+``p * inv_freq[i]``. The pairs are neighbours (``interleaved``), or element i and element
+``i + head_dim / 2``, as Hugging Face checkpoints have it. Tables of cosines and sines are computed here, in
+float32 as the models were trained, and are constants of the graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from max.dtype import DType
+from max.graph import DeviceRef, Dim, DimLike, TensorValue, TensorValueLike, ops
+from max.nn.layer import Module
+
+__all__ = [
+    "LinearScalingParams",
+    "Llama3RopeScalingParams",
+    "Llama3RotaryEmbedding",
+    "LongRoPERotaryEmbedding",
+    "LongRoPEScalingParams",
+    "RotaryEmbedding",
+    "YarnRotaryEmbedding",
+    "YarnScalingParams",
+]
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass
+class LinearScalingParams:
+    """Positions are divided by a factor.
+
+    Args:
+        factor: The factor.
+    """
+
+    factor: float
+
+
+@dataclass
+class Llama3RopeScalingParams:
+    """Low frequencies are divided by a factor, high ones are kept, those between are blended.
+
+    Args:
+        factor: By what low frequencies are divided.
+        low_freq_factor: Frequencies with fewer turns than that in the original length are low.
+        high_freq_factor: Frequencies with more turns than that are high.
+        orig_max_position: The length that the model was first trained with.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    orig_max_position: int
+
+
+@dataclass
+class YarnScalingParams:
+    """YaRN (https://arxiv.org/abs/2309.00071).
+
+    Args:
+        factor: By what low frequencies are divided.
+        beta_fast: Frequencies with more turns than that in the original length are kept.
+        beta_slow: Frequencies with fewer turns than that are divided.
+        original_max_position_embeddings: The length that the model was first trained with.
+        truncate: Whether the bounds between are rounded to whole dimensions.
+    """
+
+    factor: float
+    beta_fast: float
+    beta_slow: float
+    original_max_position_embeddings: int
+    truncate: bool
+
+
+@dataclass
+class LongRoPEScalingParams:
+    """LongRoPE (https://arxiv.org/abs/2402.13753): a factor for each frequency.
+
+    Args:
+        short_factor: The factors for sequences up to the original length.
+        long_factor: The factors for longer ones.
+        original_max_position: The length that the model was first trained with.
+        max_position_embeddings: The length that it was extended to.
+    """
+
+    short_factor: list[float]
+    long_factor: list[float]
+    original_max_position: int
+    max_position_embeddings: int
+
+
+class RotaryEmbedding(Module):
+    """Rotates heads by the positions of their tokens.
+
+    Args:
+        dim: The model's hidden size.
+        n_heads: The number of query heads.
+        theta: The base of the frequencies.
+        max_seq_len: The longest sequence; the table has twice as many rows.
+        head_dim: The size of a head; ``dim // n_heads`` by default.
+        _freqs_cis: The table, where it is known already.
+        interleaved: Whether the elements of a pair are neighbours.
+
+    Raises:
+        ValueError: The head's size is odd.
+    """
+
+    dim: int
+    """The model's hidden size."""
+
+    n_heads: int
+    """The number of query heads."""
+
+    theta: float
+    """The base of the frequencies."""
+
+    max_seq_len: int
+    """The longest sequence."""
+
+    head_dim: int
+    """The size of a head."""
+
+    interleaved: bool = True
+    """Whether the elements of a pair are neighbours."""
+
+    def __init__(
+        self,
+        dim: int,
+        n_heads: int,
+        theta: float,
+        max_seq_len: int,
+        head_dim: int | None = None,
+        _freqs_cis: TensorValueLike | None = None,
+        interleaved: bool = True,
+    ) -> None:
+        self.dim, self.n_heads, self.theta = dim, n_heads, theta
+        self.max_seq_len = max_seq_len
+        self.head_dim = dim // n_heads if head_dim is None else head_dim
+        self.interleaved = interleaved
+        self._freqs_cis = _freqs_cis
+        self._table: Floats | None = None
+        if self._rotated % 2:
+            raise ValueError(
+                f"{type(self).__name__}: heads of {self._rotated} elements cannot be taken in pairs"
+            )
+
+    @property
+    def _rotated(self) -> int:
+        """How many elements of a head are rotated."""
+        return self.head_dim
+
+    def _inv_freqs(self) -> Floats:
+        """The angle of each pair for one position."""
+        exponents = np.arange(0, self._rotated, 2, dtype=np.float32) / np.float32(self._rotated)
+        return (np.float32(1.0) / np.float32(self.theta) ** exponents).astype(np.float32)
+
+    def _angles(self) -> Floats:
+        """Angles ``[2 * max_seq_len, head_dim / 2]``."""
+        positions = np.arange(2 * self.max_seq_len, dtype=np.float32)
+        return positions[:, None] * self._inv_freqs()[None, :]
+
+    def _magnitude(self) -> float:
+        """What cosines and sines are multiplied by."""
+        return 1.0
+
+    def table(self) -> Floats:
+        """Cosines and sines, float32 ``[2 * max_seq_len, head_dim / 2, 2]``; computed once."""
+        if self._table is None:
+            angles = self._angles()
+            table = np.empty((*angles.shape, 2), np.float32)
+            np.cos(angles, out=table[..., 0])
+            np.sin(angles, out=table[..., 1])
+            if (magnitude := self._magnitude()) != 1.0:
+                table *= np.float32(magnitude)
+            table.flags.writeable = False
+            self._table = table
+        return self._table
+
+    def freqs_cis_base(self) -> TensorValue:
+        """Cosines and sines, float32 ``[max_seq_len * 2, head_dim / 2, 2]``, on the CPU."""
+        if self._freqs_cis is not None:
+            return TensorValue(self._freqs_cis)
+        return ops.constant(self.table(), DType.float32, DeviceRef.CPU())
+
+    @property
+    def freqs_cis(self) -> TensorValue:
+        """`freqs_cis_base` as the attention kernels take it: ``[max_seq_len * 2, head_dim]``."""
+        base = self.freqs_cis_base()
+        if base.rank == 2:
+            return base
+        return ops.reshape(base, [base.shape[0], base.shape[1] * base.shape[2]])
+
+    def compute_scale(self, user_scale: float | None = None) -> float:
+        """What attention scores are multiplied by.
+
+        Args:
+            user_scale: The scale where it is given; ``1 / sqrt(head_dim)`` by default.
+        """
+        return user_scale if user_scale is not None else math.sqrt(1.0 / self.head_dim)
+
+    def __call__(
+        self,
+        x: TensorValue,
+        start_pos: TensorValue | None = None,
+        seq_len: DimLike | None = None,
+    ) -> TensorValue:
+        """The heads, rotated; computed in float32.
+
+        Args:
+            x: ``[batch, seq_len, heads, head_dim]``.
+            start_pos: The position of the first token, an integer scalar; 0 by default.
+            seq_len: The number of tokens; that of `x` by default.
+
+        Raises:
+            ValueError: `x` has another rank or head size.
+        """
+        if x.rank != 4 or x.shape[-1] != self._rotated:
+            raise ValueError(
+                f"{type(self).__name__}: the input is {x!r}, expected [batch, seq_len, heads, "
+                f"{self._rotated}]"
+            )
+        length = x.shape[1] if seq_len is None else Dim(seq_len)
+        base = self.freqs_cis_base().to(x.device)
+        if start_pos is None:
+            start_pos = ops.constant(0, DType.int64, DeviceRef.CPU())
+        start = ops.cast(start_pos, DType.int64).to(DeviceRef.CPU())
+        rows = base[(slice(start, start + TensorValue(length)), length)]
+        cos, sin = (ops.reshape(rows[:, :, i], [1, length, 1, self._rotated // 2]) for i in (0, 1))
+        return ops.cast(self._rotate(ops.cast(x, DType.float32), cos, sin), x.dtype)
+
+    def _rotate(self, x: TensorValue, cos: TensorValue, sin: TensorValue) -> TensorValue:
+        half = self._rotated // 2
+        if self.interleaved:
+            pairs = ops.reshape(x, [*x.shape[:-1], half, 2])
+            first, second = pairs[..., 0], pairs[..., 1]
+        else:
+            first, second = x[..., :half], x[..., half:]
+        turned = first * cos - second * sin, first * sin + second * cos
+        if self.interleaved:
+            return ops.reshape(ops.stack(turned, axis=-1), x.shape)
+        return ops.concat(turned, axis=-1)
+
+
+class Llama3RotaryEmbedding(RotaryEmbedding):
+    """Rotary embedding with the frequencies of Llama 3.1.
+
+    Args:
+        dim: The model's hidden size.
+        n_heads: The number of query heads.
+        theta: The base of the frequencies.
+        max_seq_len: The longest sequence.
+        head_dim: The size of a head.
+        _freqs_cis: The table, where it is known already.
+        interleaved: Whether the elements of a pair are neighbours.
+        scaling_params: How frequencies are scaled; not at all by default.
+    """
+
+    scaling_params: Llama3RopeScalingParams | None = None
+    """How frequencies are scaled."""
+
+    def __init__(
+        self,
+        dim: int,
+        n_heads: int,
+        theta: float,
+        max_seq_len: int,
+        head_dim: int | None = None,
+        _freqs_cis: TensorValueLike | None = None,
+        interleaved: bool = True,
+        scaling_params: Llama3RopeScalingParams | None = None,
+    ) -> None:
+        super().__init__(dim, n_heads, theta, max_seq_len, head_dim, _freqs_cis, interleaved)
+        self.scaling_params = scaling_params
+
+    def _inv_freqs(self) -> Floats:
+        inv_freqs = super()._inv_freqs()
+        p = self.scaling_params
+        if p is None:
+            return inv_freqs
+        wavelengths = np.float32(2 * math.pi) / inv_freqs
+        low = p.orig_max_position / p.low_freq_factor
+        high = p.orig_max_position / p.high_freq_factor
+        scaled = inv_freqs / np.float32(p.factor)
+        span = p.high_freq_factor - p.low_freq_factor
+        if span == 0:
+            return np.where(wavelengths > low, scaled, inv_freqs).astype(np.float32)
+        blend = (p.orig_max_position / wavelengths - p.low_freq_factor) / span
+        between = (1 - blend) * scaled + blend * inv_freqs
+        return np.where(
+            wavelengths > low, scaled, np.where(wavelengths < high, inv_freqs, between)
+        ).astype(np.float32)
+
+
+class LinearRotaryEmbedding(RotaryEmbedding):
+    """Rotary embedding with positions divided by a factor.
+
+    Args:
+        dim: The model's hidden size.
+        n_heads: The number of query heads.
+        theta: The base of the frequencies.
+        max_seq_len: The longest sequence.
+        head_dim: The size of a head.
+        _freqs_cis: The table, where it is known already.
+        interleaved: Whether the elements of a pair are neighbours.
+        scaling_params: The factor; not scaled by default.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        n_heads: int,
+        theta: float,
+        max_seq_len: int,
+        head_dim: int | None = None,
+        _freqs_cis: TensorValueLike | None = None,
+        interleaved: bool = True,
+        scaling_params: LinearScalingParams | None = None,
+    ) -> None:
+        super().__init__(dim, n_heads, theta, max_seq_len, head_dim, _freqs_cis, interleaved)
+        self.scaling_params = scaling_params
+
+    def _inv_freqs(self) -> Floats:
+        inv_freqs = super()._inv_freqs()
+        p = self.scaling_params
+        return inv_freqs if p is None else inv_freqs / np.float32(p.factor)
+
+
+class YarnRotaryEmbedding(RotaryEmbedding):
+    """Rotary embedding with YaRN scaling.
+
+    Args:
+        dim: The model's hidden size.
+        n_heads: The number of query heads.
+        theta: The base of the frequencies.
+        max_seq_len: The longest sequence.
+        head_dim: The size of a head.
+        _freqs_cis: The table, where it is known already.
+        interleaved: Whether the elements of a pair are neighbours.
+        scaling_params: How frequencies are scaled.
+    """
+
+    scaling_params: YarnScalingParams | None = None
+    """How frequencies are scaled."""
+
+    def __init__(
+        self,
+        dim: int,
+        n_heads: int,
+        theta: float,
+        max_seq_len: int,
+        head_dim: int | None = None,
+        _freqs_cis: TensorValueLike | None = None,
+        interleaved: bool = True,
+        scaling_params: YarnScalingParams | None = None,
+    ) -> None:
+        super().__init__(dim, n_heads, theta, max_seq_len, head_dim, _freqs_cis, interleaved)
+        self.scaling_params = scaling_params
+
+    def _inv_freqs(self) -> Floats:
+        inv_freqs = super()._inv_freqs()
+        p = self.scaling_params
+        if p is None:
+            return inv_freqs
+
+        def dimension(turns: float) -> float:
+            """Which pair turns so often in the original length."""
+            length = p.original_max_position_embeddings
+            return (
+                self._rotated
+                * math.log(length / (turns * 2 * math.pi))
+                / (2 * math.log(self.theta))
+            )
+
+        low, high = dimension(p.beta_fast), dimension(p.beta_slow)
+        if p.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, self._rotated - 1)
+        # no division by 0
+        high = high + 0.001 if low == high else high
+        ramp = (np.arange(self._rotated // 2, dtype=np.float32) - low) / (high - low)
+        kept = 1 - np.clip(ramp, 0, 1)
+        scaled = inv_freqs / np.float32(p.factor)
+        return (scaled * (1 - kept) + inv_freqs * kept).astype(np.float32)
+
+    def _magnitude(self) -> float:
+        p = self.scaling_params
+        return 1.0 if p is None or p.factor <= 1 else 0.1 * math.log(p.factor) + 1.0
+
+
+class LongRoPERotaryEmbedding(RotaryEmbedding):
+    """Rotary embedding with LongRoPE scaling, as Phi-3.5 has it.
+
+    The table has the short factors up to the original length, the long factors from there on.
+
+    Args:
+        dim: The model's hidden size.
+        n_heads: The number of query heads.
+        theta: The base of the frequencies.
+        max_seq_len: The longest sequence.
+        head_dim: The size of a head.
+        _freqs_cis: The table, where it is known already.
+        interleaved: Whether the elements of a pair are neighbours.
+        scaling_params: The factors.
+
+    Raises:
+        ValueError: The number of factors is not that of the pairs.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        n_heads: int,
+        theta: float,
+        max_seq_len: int,
+        head_dim: int | None = None,
+        _freqs_cis: TensorValueLike | None = None,
+        interleaved: bool = True,
+        scaling_params: LongRoPEScalingParams | None = None,
+    ) -> None:
+        super().__init__(dim, n_heads, theta, max_seq_len, head_dim, _freqs_cis, interleaved)
+        self.scaling_params = scaling_params
+        if scaling_params is not None:
+            pairs = self._rotated // 2
+            for name in ("short_factor", "long_factor"):
+                factors: Sequence[float] = getattr(scaling_params, name)
+                if len(factors) != pairs:
+                    raise ValueError(
+                        f"LongRoPERotaryEmbedding: {len(factors)} factors in {name}, expected one "
+                        f"for each of {pairs} pairs"
+                    )
+
+    def _angles(self) -> Floats:
+        p = self.scaling_params
+        if p is None:
+            return super()._angles()
+        inv_freqs = self._inv_freqs()
+        positions = np.arange(2 * self.max_seq_len, dtype=np.float32)[:, None]
+        short, long = (
+            inv_freqs / np.asarray(f, np.float32) for f in (p.short_factor, p.long_factor)
+        )
+        return np.where(positions < p.original_max_position, positions * short, positions * long)
+
+    def _stretch(self) -> float:
+        p = self.scaling_params
+        return 1.0 if p is None else p.max_position_embeddings / p.original_max_position
+
+    def compute_scale(self, user_scale: float | None = None) -> float:
+        """What attention scores are multiplied by: with the correction for the extended length.
+
+        Args:
+            user_scale: The scale before the correction; ``1 / sqrt(head_dim)`` by default.
+        """
+        scale = super().compute_scale(user_scale)
+        p = self.scaling_params
+        if p is None or self._stretch() <= 1:
+            return scale
+        # the correction is for queries and for keys
+        return scale * (1 + math.log(self._stretch()) / math.log(p.original_max_position))

@@ -1,0 +1,5 @@
+"""Transformers."""
+
+from max.nn.transformer.transformer import ReturnLogits, Transformer, TransformerBlock
+
+__all__ = ["ReturnLogits", "Transformer", "TransformerBlock"]

@@ -1,0 +1,257 @@
+"""Decoder-only transformers over a paged KV cache."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from max.dtype import DType
+from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, ops
+from max.nn.kv_cache.cache_params import KVCacheParams
+from max.nn.kv_cache.cache_values import PagedCacheValues
+from max.nn.layer import Layer, LayerList, Module
+from max.nn.rotary_embedding import RotaryEmbedding
+from max.nn.transformer._same_form import groups_of_same_form
+
+if TYPE_CHECKING:
+    from max.nn.embedding import Embedding, EmbeddingV1
+    from max.nn.linear import Linear, LinearV1
+
+__all__ = ["ReturnLogits", "Transformer", "TransformerBlock"]
+
+
+class ReturnLogits(str, Enum):
+    """Of which tokens a model returns logits."""
+
+    LAST_TOKEN = "last_token"
+    """The last token of each sequence."""
+
+    VARIABLE = "variable"
+    """The last n tokens of each sequence; n is an input."""
+
+    ALL = "all"
+    """All tokens."""
+
+
+class TransformerBlock(Module):
+    """``h = x + attention(attention_norm(x))``, then ``h + mlp(mlp_norm(h))``.
+
+    Weights: those of ``self_attn``, ``mlp``, ``input_layernorm``, ``post_attention_layernorm``.
+
+    Args:
+        attention: The attention layer.
+        mlp: The feed-forward layer.
+        attention_norm: The norm before the attention.
+        mlp_norm: The norm before the feed-forward layer.
+        residual_multiplier: What both outputs are multiplied by before they are added.
+    """
+
+    def __init__(
+        self,
+        attention: Module,
+        mlp: Layer,
+        attention_norm: Layer,
+        mlp_norm: Layer,
+        residual_multiplier: float = 1.0,
+    ) -> None:
+        self.self_attn = attention
+        self.mlp = mlp
+        self.input_layernorm = attention_norm
+        self.post_attention_layernorm = mlp_norm
+        self.residual_multiplier = residual_multiplier
+
+    def __call__(
+        self,
+        layer_idx: TensorValue,
+        x: TensorValue,
+        kv_collection: PagedCacheValues | list[Any],
+        freqs_cis: TensorValue,
+        input_row_offsets: TensorValue,
+        **kwargs: Any,
+    ) -> TensorValue:
+        """The block's output.
+
+        Args:
+            layer_idx: Which layer of the cache, uint32, rank 0.
+            x: ``[total_seq_len, dim]``.
+            kv_collection: The cache, or its four values.
+            freqs_cis: The rope's table.
+            input_row_offsets: Where each sequence begins, uint32 ``[batch + 1]``.
+            kwargs: More arguments of the attention.
+
+        Returns:
+            ``[total_seq_len, dim]``, of x's dtype.
+        """
+        attended = self.self_attn(
+            layer_idx,
+            self.input_layernorm(x),
+            PagedCacheValues.of(kv_collection),
+            freqs_cis=freqs_cis,
+            input_row_offsets=input_row_offsets,
+            **kwargs,
+        )
+        h = x + self._scaled(attended)
+        return h + self._scaled(self.mlp(self.post_attention_layernorm(h)))
+
+    def _scaled(self, x: TensorValue) -> TensorValue:
+        return x if self.residual_multiplier == 1.0 else x * self.residual_multiplier
+
+
+class Transformer(Module):
+    """Embedding, blocks, norm, and the output layer.
+
+    Weights: those of ``embed_tokens``, ``layers.0`` …, ``norm``, ``lm_head``.
+
+    Between the blocks the hidden states are float32, whatever the dtype of the weights: sums of many layers lose nothing,
+    and the norms, which compute in float32 anyway, round once. Blocks of the same form are staged once, as a subgraph.
+
+    Args:
+        dim: The hidden size.
+        n_heads: The number of query heads.
+        layers: The blocks.
+        norm: The norm after the last block.
+        output: The output layer, from hidden size to vocabulary.
+        embedding: The embedding of the tokens.
+        kv_params: The form of the cache.
+        rope: The rotary embedding.
+        return_logits: Of which tokens logits are returned.
+        embedding_multiplier: What embeddings are multiplied by.
+        logits_scaling: What logits are divided by.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        n_heads: int,
+        layers: list[Any],
+        norm: Layer,
+        output: LinearV1 | Linear,
+        embedding: EmbeddingV1 | Embedding,
+        kv_params: KVCacheParams,
+        rope: RotaryEmbedding,
+        return_logits: ReturnLogits = ReturnLogits.LAST_TOKEN,
+        embedding_multiplier: float = 1.0,
+        logits_scaling: float = 1.0,
+    ) -> None:
+        self.dim, self.n_heads = dim, n_heads
+        self.embed_tokens = embedding
+        self.layers = LayerList(layers)
+        self.norm = norm
+        self.lm_head = output
+        self.kv_params = kv_params
+        self.rope = rope
+        self.return_logits = return_logits
+        self.embedding_multiplier = embedding_multiplier
+        self.logits_scaling = logits_scaling
+
+    def __call__(
+        self,
+        tokens: TensorValue,
+        kv_collection: PagedCacheValues,
+        return_n_logits: TensorValue,
+        input_row_offsets: TensorValue,
+    ) -> tuple[TensorValue, ...]:
+        """The logits.
+
+        Args:
+            tokens: Integers ``[total_seq_len]``.
+            kv_collection: The cache; keys and values of the tokens are written to it.
+            return_n_logits: For `ReturnLogits.VARIABLE` of how many last tokens, int64 ``[1]``.
+            input_row_offsets: Where each sequence begins, uint32 ``[batch + 1]``.
+
+        Returns:
+            The logits of the last tokens, float32 ``[batch, vocab]``. For `ReturnLogits.ALL` and
+            ``VARIABLE`` besides: all logits ``[rows, vocab]``, and where each sequence begins in
+            them, ``[batch + 1]``.
+        """
+        h = ops.cast(self.embed_tokens(tokens), DType.float32)
+        if self.embedding_multiplier != 1.0:
+            h = h * self.embedding_multiplier
+        freqs_cis = self.rope.freqs_cis.to(h.device)
+        h = self._blocks(h, kv_collection, freqs_cis, input_row_offsets)
+        return self._outputs(h, return_n_logits, input_row_offsets)
+
+    def _blocks(
+        self,
+        h: TensorValue,
+        kv_collection: PagedCacheValues,
+        freqs_cis: TensorValue,
+        input_row_offsets: TensorValue,
+    ) -> TensorValue:
+        first_of = groups_of_same_form(list(self.layers))
+        subgraphs: dict[int, Graph] = {}
+        for index, layer in enumerate(self.layers):
+            layer_idx = ops.constant(np.array(index, np.uint32), DType.uint32, DeviceRef.CPU())
+            first = first_of[index]
+            if first_of.count(first) == 1:
+                h = layer(layer_idx, h, kv_collection, freqs_cis, input_row_offsets)
+                continue
+            if first not in subgraphs:
+                subgraphs[first] = layer.build_subgraph(
+                    f"transformer_block_{first}",
+                    [
+                        TensorType(DType.uint32, [], DeviceRef.CPU()),
+                        h.type,
+                        kv_collection.types,
+                        freqs_cis.type,
+                        input_row_offsets.type,
+                    ],
+                    weight_prefix=self._prefix(index),
+                )
+            h = ops.call(
+                subgraphs[first],
+                layer_idx,
+                h,
+                *kv_collection,
+                freqs_cis,
+                input_row_offsets,
+                prefix=self._prefix(index),
+            )[0].tensor
+        return h
+
+    def _prefix(self, index: int) -> str:
+        """What comes before the names of a block's weights; more than the index if this is part of a model."""
+        for path, weight in self.layers[index].raw_state_dict().items():
+            if weight.name != path and weight.name.endswith(f".{path}"):
+                return weight.name.removesuffix(path)
+        return f"layers.{index}."
+
+    def _outputs(
+        self, h: TensorValue, return_n_logits: TensorValue, input_row_offsets: TensorValue
+    ) -> tuple[TensorValue, ...]:
+        ends = input_row_offsets[1:]
+        last = self._logits(ops.gather(h, ops.cast(ends, DType.int64) - 1, axis=0))
+        if self.return_logits is ReturnLogits.ALL:
+            return last, self._logits(h), input_row_offsets
+        if self.return_logits is ReturnLogits.VARIABLE:
+            rows, offsets = _last_rows(input_row_offsets, return_n_logits)
+            return last, self._logits(ops.gather(h, rows, axis=0)), offsets
+        return (last,)
+
+    def _logits(self, h: TensorValue) -> TensorValue:
+        logits = ops.cast(self.lm_head(self.norm(h)), DType.float32)
+        return logits if self.logits_scaling == 1.0 else logits / self.logits_scaling
+
+
+def _last_rows(
+    input_row_offsets: TensorValue, count: TensorValue
+) -> tuple[TensorValue, TensorValue]:
+    """The rows of the last `count` tokens of each sequence, and where each sequence begins in them.
+
+    A sequence with fewer new tokens has its first one several times.
+    """
+    number = ops.cast(count, DType.int64)[0]
+    bounds = ops.cast(input_row_offsets, DType.int64)
+    batch = input_row_offsets.shape[0] - 1
+    each = Dim("return_n_logits_range")
+    steps = ops.range(0, number, 1, out_dim=each, dtype=DType.int64, device=DeviceRef.CPU())
+    first = ops.reshape(bounds[:-1], [batch, 1])
+    ends = ops.reshape(bounds[1:], [batch, 1])
+    rows = ops.max(ends - number + ops.reshape(steps, [1, each]), first)
+    sequences = ops.range(
+        0, TensorValue(batch) + 1, 1, out_dim=batch + 1, dtype=DType.int64, device=DeviceRef.CPU()
+    )
+    offsets = ops.cast(sequences * number, DType.uint32)
+    return ops.reshape(rows, [batch * each]), offsets
