@@ -29,7 +29,10 @@ def run(m: int, n: int, k: int, dtype: str, copies: int, repeats: int) -> dict[s
         rng = np.random.default_rng(0)
         x = rng.standard_normal((m, k), np.float32).astype(kind)
         one = rng.standard_normal((n, k), np.float32).astype(kind)
-        runners = [Runner("mo.matmul", [x, one.copy()], [(kind, (m, n))], {"transpose_b": True}) for _ in range(copies)]
+        runners = [
+            Runner("mo.matmul", [x, one.copy()], [(kind, (m, n))], {"transpose_b": True})
+            for _ in range(copies)
+        ]
         launches = runners if copies > 1 else runners * min(LAUNCHES, repeats)
         _made[key] = (len(launches), together(launches), runners)
     launches, program, _ = _made[key]

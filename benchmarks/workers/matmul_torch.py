@@ -21,7 +21,10 @@ def run(m: int, n: int, k: int, dtype: str, copies: int, repeats: int) -> dict[s
     if key not in _made:
         _made.clear()
         kind = getattr(torch, dtype)
-        _made[key] = (torch.randn(m, k).to(kind), [torch.randn(n, k).to(kind) for _ in range(copies)])
+        _made[key] = (
+            torch.randn(m, k).to(kind),
+            [torch.randn(n, k).to(kind) for _ in range(copies)],
+        )
     x, weights = _made[key]
     times = []
     with torch.inference_mode():
