@@ -1,0 +1,198 @@
+"""The state of a request: indices, ends, what is handed out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from max.interfaces import GenerationStatus, ImageMetadata, LogProbabilities, SamplingParams
+from max.pipelines.core import (
+    InputError,
+    TextAndVisionContext,
+    TextContext,
+    TTSContext,
+    validate_aspect_ratio_args,
+    validate_image_grid_thw_args,
+    validate_image_shape_5d,
+    validate_initial_prompt_has_image,
+    validate_only_one_image,
+    validate_requires_vision_context,
+    validate_vision_position_ids,
+)
+
+EOS = 9
+
+
+def context(n: int = 3, new: int = 5, **more) -> TextContext:
+    return TextContext(max_length=n + new, tokens=np.arange(1, n + 1), **more)
+
+
+def test_a_prompt_then_tokens():
+    c = context()
+    assert c.needs_ce and c.is_initial_prompt and c.active_length == 3 and c.current_length == 3
+    assert c.next_tokens.tolist() == [1, 2, 3]
+    with pytest.raises(ValueError, match="nothing was generated"):
+        c.get_last_generated_token()
+    c.update(7)
+    assert not c.needs_ce and not c.is_initial_prompt
+    assert (c.start_idx, c.active_idx, c.end_idx) == (3, 4, 4)
+    assert c.next_tokens.tolist() == [7] and c.get_last_generated_token() == 7
+    assert c.prompt_tokens.tolist() == [1, 2, 3] and c.generated_tokens.tolist() == [7]
+    assert c.compute_num_available_steps(8) == 4
+    assert c.to_generation_output().tokens == [7]
+    assert c.to_generation_output().tokens == []
+
+
+def test_a_prompt_in_chunks_drops_the_tokens_between():
+    c = context()
+    c.set_token_indices(active_idx=2)
+    c.update(7)
+    assert c.needs_ce and c.next_tokens.tolist() == [3] and c.generated_tokens.tolist() == []
+    c.update(8)
+    assert c.generated_tokens.tolist() == [8] and not c.needs_ce
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    n=st.integers(1, 300), new=st.integers(1, 300), tokens=st.lists(st.integers(0, 8), max_size=310),
+    reset=st.integers(0, 300),
+)  # fmt: skip
+def test_the_tokens_are_kept_while_the_array_grows(n, new, tokens, reset):
+    c = context(n, new)
+    given_out: list[int] = []
+    for i, token in enumerate(tokens):
+        if c.is_done:
+            break
+        if i == reset:
+            c.reset()
+            assert c.needs_ce and c.start_idx == 0 and c.active_idx == c.end_idx
+        c.update(token)
+        given_out += c.to_generation_output().tokens
+    made = min(len(tokens), new)
+    assert c.generated_tokens.tolist() == tokens[:made] == given_out
+    assert c.prompt_tokens.tolist() == list(range(1, n + 1))
+    assert (c.status == GenerationStatus.MAXIMUM_LENGTH) == (made == new)
+
+
+def test_the_ends():
+    c = context(eos_token_ids={EOS})
+    c.update(EOS)
+    assert c.is_done and c.status == GenerationStatus.END_OF_SEQUENCE
+    c = context(eos_token_ids={EOS}, ignore_eos=True, eos_sequences=[[4, 5]])
+    for token in (EOS, 4):
+        c.update(token)
+        assert not c.is_done
+    c.update(5)
+    assert c.status == GenerationStatus.END_OF_SEQUENCE
+    c = context(eos_sequences=[[3, 4]])  # the 3 is the prompt's
+    c.update(4)
+    assert not c.is_done
+
+
+def test_no_end_before_the_minimum():
+    c = context(eos_token_ids={EOS, 4}, sampling_params=SamplingParams(min_new_tokens=2))
+    masks = c.get_min_token_logit_mask(3)
+    assert [m.tolist() for m in masks] == [[[0, 4], [0, 9]], [[0, 4], [0, 9]], []]
+    c.update(EOS)
+    assert not c.is_done
+    c.update(EOS)
+    assert c.is_done
+
+
+def test_log_probabilities_come_with_their_tokens():
+    c = context(log_probabilities=1)
+    logs = [LogProbabilities([-0.1 * i], [{i: -0.1 * i}]) for i in range(3)]
+    c.update(1, logs[0])
+    c.update(2, logs[1])
+    output = c.to_generation_output()
+    assert output.log_probabilities == logs[:2] and output.tokens == [1, 2]
+    c.update(3, logs[2])
+    assert c.to_generation_output().log_probabilities == logs[2:]
+
+
+def test_tokens_that_are_certain():
+    c = context()
+    c.update(5)
+    c.jump_ahead(6)
+    assert c.next_tokens.tolist() == [5, 6] and c.to_generation_output().tokens == [5, 6]
+    c = context()
+    c.set_token_indices(active_idx=1)
+    with pytest.raises(ValueError, match="amid chunks"):
+        c.jump_ahead(6)
+
+
+def test_what_does_not_fit():
+    with pytest.raises(InputError, match="no tokens"):
+        TextContext(max_length=4, tokens=np.array([], np.int64))
+    with pytest.raises(InputError, match=r"shape \(1, 2\)"):
+        TextContext(max_length=4, tokens=np.array([[1, 2]]))
+    with pytest.raises(InputError, match="the prompt has 4 tokens, and the context holds 4"):
+        TextContext(max_length=4, tokens=np.arange(4))
+    c = context()
+    for wrong in ({"start_idx": 3}, {"active_idx": 4}, {"start_idx": -1}):
+        with pytest.raises(ValueError, match="0 <= start < active <= end <= size"):
+            c.set_token_indices(**wrong)
+        assert (c.start_idx, c.active_idx, c.end_idx) == (0, 3, 3), "nothing was changed"
+    c.bump_token_indices(start_idx=1)
+    assert c.next_tokens.tolist() == [2, 3]
+
+
+def vision(**more) -> TextAndVisionContext:
+    tokens = np.array([1, 2, 97, 98, 98, 3, 97, 98, 4])
+    images = [
+        ImageMetadata(start_idx=3, end_idx=5, pixel_values=np.zeros((1, 2, 2))),
+        ImageMetadata(start_idx=7, end_idx=8, pixel_values=np.zeros((1, 1, 1, 2, 2))),
+    ]
+    values = {"images": images, "vision_token_ids": [98], **more}
+    return TextAndVisionContext(max_length=20, tokens=tokens, **values)
+
+
+def test_images_and_the_indices():
+    c = vision()
+    assert c.image_idx == 0 and len(c.next_images) == 2 and c.needs_vision_encoding
+    assert [c.compute_image_aligned_idx(i) for i in range(9)] == [0, 1, 2, 3, 3, 5, 6, 7, 8]
+    with pytest.raises(ValueError, match=r"start index 4 is within the image of tokens \[3, 5\)"):
+        c.set_token_indices(start_idx=4)
+    c.bump_token_indices(start_idx=5)
+    assert c.image_idx == 1 and len(c.next_images) == 1
+    c.update(6)
+    assert c.image_idx == 2 and not c.needs_vision_encoding
+    with pytest.raises(InputError, match="stand for an image"):
+        vision(vision_token_ids=[97])
+    overlap = [ImageMetadata(start_idx=3, end_idx=5, pixel_values=np.zeros(1))] * 2
+    with pytest.raises(InputError, match="overlap"):
+        vision(images=overlap)
+
+
+def test_validators():
+    text, both, none = context(), vision(), vision(images=[])
+    for check, bad, message in (
+        (validate_requires_vision_context, text, "needs a TextAndVisionContext"),
+        (validate_initial_prompt_has_image, none, "needs an image"),
+        (validate_only_one_image, both, "takes one image, and got 2"),
+        (validate_aspect_ratio_args, both, "without aspect_ratio_ids, aspect_ratio_mask"),
+        (validate_image_grid_thw_args, both, "without image_grid_thw"),
+        (validate_vision_position_ids, both, "without vision_position_ids"),
+        (validate_image_shape_5d, both, r"shape \(1, 2, 2\)"),
+    ):
+        with pytest.raises(InputError, match=message):
+            check(bad)
+    for check in (validate_only_one_image, validate_image_grid_thw_args, validate_image_shape_5d):
+        check(text)
+        check(none)
+    validate_image_grid_thw_args(vision(extra_model_args={"image_grid_thw": np.zeros(1)}))
+
+
+def test_speech_tokens():
+    c = TTSContext(max_length=9, tokens=np.arange(1, 4))
+    assert c.next_speech_tokens()[0].tolist() == []
+    c.update_speech_tokens(np.arange(200))
+    assert c.speech_tokens.tolist() == list(range(200)) and c.block_counter == 1
+    c.decoded_index = 10
+    tokens, earlier = c.next_speech_tokens(audio_chunk_size=5, buffer=3)
+    assert tokens.tolist() == list(range(7, 15)) and earlier == 3
+    assert not c.is_done
+    c.audio_generation_status = GenerationStatus.END_OF_SEQUENCE
+    assert c.is_done
