@@ -13,9 +13,9 @@ from benchmarks.runner import ROOT, machine
 
 PAGE = """# Benchmarks
 
-Written by `make bench` on {date}: {machine}. Ours and the peer run in processes of their own, in turn (A B A B …), after a
-warm-up; each figure is the median with its range, each ratio the median of the pairwise ratios (above 1: ours is faster). The
-machine is shared and noisy: trust the ratios.
+Written by `make bench` on {date}: {machine}. Ours and the peer run in processes of their own, in turn
+(A B A B …), after a warm-up; each figure is the median with its range, each ratio the median of the pairwise ratios
+(above 1: ours is faster). The machine is shared and noisy: trust the ratios.
 
 ## Generation
 {about}

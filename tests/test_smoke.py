@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType, ops
-
 from tests.tolerance import assert_close
 
 

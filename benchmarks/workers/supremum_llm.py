@@ -6,11 +6,11 @@ import time
 from typing import Any
 
 import numpy as np
+
+from benchmarks.runner import serve
 from max.interfaces import PipelineTask, RequestID, SamplingParams
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
 from max.pipelines.lib.generation import Generation
-
-from benchmarks.runner import serve
 
 state: dict[str, Any] = {}
 
