@@ -14,12 +14,12 @@ import weakref
 
 import numpy as np
 import pytest
-from tests.runtime.ir_kernels import entry
 
 from max._config import flags
 from max._runtime import platform
 from max._runtime.pool import Pool, shared_pool
 from max._runtime.program import Executor, Launch, Program
+from tests.runtime.ir_kernels import entry
 
 PRELUDE = """
     import os, sys, threading, time

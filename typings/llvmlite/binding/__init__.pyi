@@ -70,7 +70,9 @@ class PipelineTuningOptions:
     loop_interleaving: bool
     inlining_threshold: int
 
-def create_pipeline_tuning_options(speed_level: int = 2, size_level: int = 0) -> PipelineTuningOptions: ...
+def create_pipeline_tuning_options(
+    speed_level: int = 2, size_level: int = 0
+) -> PipelineTuningOptions: ...
 
 class ModulePassManager:
     def add_always_inliner_pass(self) -> None: ...
