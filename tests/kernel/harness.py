@@ -11,6 +11,7 @@ from max import kernel as k
 from max._runtime.jit import compile_kernels
 from max._runtime.pool import Pool
 from max._runtime.program import Executor, Launch, Program
+from max.kernel.spec import verify
 
 _pools: dict[int, Pool] = {}
 
@@ -63,6 +64,7 @@ def compiled(
     """Compiles a kernel for arrays (written in place) and NumPy scalars, and runs it once."""
     target = target or k.host_target()
     ir = k.specialize(fn, specs or [spec_of(a, static) for a in args], params, target)
+    verify(ir)
     entry = compile_kernels([ir], target)[ir.key]
     slots = [(0, word) for word in slot_values(ir, args)]
     launch = Launch(entry, slots, True, ir.phases, False, ir.name, ir.messages)

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from tests.kernel.harness import compiled
 
 from max import kernel as k
+from tests.kernel.harness import compiled
 
 ERF = np.vectorize(math.erf, otypes=[np.float64])
 

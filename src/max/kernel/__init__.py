@@ -3,8 +3,15 @@
 >>> from max import kernel as k
 """
 
-from max.kernel.errors import Diagnostic, KernelError, KernelIndexError, KernelNameError, KernelSyntaxError
-from max.kernel.errors import KernelTypeError, KernelValueError
+from max.kernel.errors import (
+    Diagnostic,
+    KernelError,
+    KernelIndexError,
+    KernelNameError,
+    KernelSyntaxError,
+    KernelTypeError,
+    KernelValueError,
+)
 from max.kernel.interpret import interpret
 from max.kernel.ir import ArgSlot, KernelIR, Message
 from max.kernel.lang import abs as abs
@@ -51,12 +58,48 @@ from max.kernel.lang import min as min
 from max.kernel.lang import print as print
 from max.kernel.lang import round as round
 from max.kernel.lower_llvm import emit_llvm
-from max.kernel.mathlib import acos, atanh, cos, erf, exp, exp2, log, log1p, log2, polynomial, rsqrt, sigmoid, silu, sin, tanh
+from max.kernel.mathlib import (
+    acos,
+    atanh,
+    cos,
+    erf,
+    exp,
+    exp2,
+    log,
+    log1p,
+    log2,
+    polynomial,
+    rsqrt,
+    sigmoid,
+    silu,
+    sin,
+    tanh,
+)
 from max.kernel.mathlib import pow as pow
 from max.kernel.registry import register, registered, registered_names
 from max.kernel.source import InlineFunction, Kernel, from_source, inline, kernel
 from max.kernel.specialize import specialize
 from max.kernel.target import Target, host_target
-from max.kernel.types import SIMD, Context, InOut, Input, Output, ScalarType, TensorSpec, bf16
+from max.kernel.types import (
+    SIMD,
+    Context,
+    InOut,
+    Input,
+    Output,
+    ScalarType,
+    TensorSpec,
+    bf16,
+    f16,
+    f32,
+    f64,
+    i8,
+    i16,
+    i32,
+    i64,
+    scalar_type,
+    u8,
+    u16,
+    u32,
+    u64,
+)
 from max.kernel.types import bool_ as bool
-from max.kernel.types import f16, f32, f64, i8, i16, i32, i64, scalar_type, u8, u16, u32, u64

@@ -11,7 +11,16 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from max.kernel.arithmetic import Runtime, SlotVar, Suppressed, Type_of, describe, is_number, is_pure, is_runtime
+from max.kernel.arithmetic import (
+    Runtime,
+    SlotVar,
+    Suppressed,
+    Type_of,
+    describe,
+    is_number,
+    is_pure,
+    is_runtime,
+)
 from max.kernel.builder import Scope
 from max.kernel.errors import (
     KernelError,

@@ -12,7 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from max.kernel import handlers, mathlib
-from max.kernel.arithmetic import Failure, Runtime, SlotVar, Suppressed, describe, is_number, is_runtime
+from max.kernel.arithmetic import (
+    Failure,
+    Runtime,
+    SlotVar,
+    Suppressed,
+    describe,
+    is_number,
+    is_runtime,
+)
 from max.kernel.builder import Scope
 from max.kernel.errors import (
     Diagnostic,

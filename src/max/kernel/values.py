@@ -8,7 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from max.kernel.types import ScalarType, arithmetic_dtype, bool_, common_dtype, f32, f64, i64, scalar_type
+from max.kernel.types import (
+    ScalarType,
+    arithmetic_dtype,
+    bool_,
+    common_dtype,
+    f32,
+    f64,
+    i64,
+    scalar_type,
+)
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -10,7 +10,18 @@ from max.kernel.arithmetic import Arithmetic, Runtime, describe, is_number
 from max.kernel.errors import KernelIndexError, KernelTypeError, KernelValueError
 from max.kernel.ir import Atom, Const, Ref
 from max.kernel.target import Target
-from max.kernel.types import BOOL, INDEX, POINTER, ScalarType, Type, i32, scalar, scalar_type, u8, vector
+from max.kernel.types import (
+    BOOL,
+    INDEX,
+    POINTER,
+    ScalarType,
+    Type,
+    i32,
+    scalar,
+    scalar_type,
+    u8,
+    vector,
+)
 
 Index = int | Atom
 
