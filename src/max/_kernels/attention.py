@@ -14,7 +14,14 @@ from typing import Any
 from max import kernel as k
 from max._kernels.lowering import KernelCall, Operand, Workspace, view
 from max._kernels.paged import layer_of, page_of
-from max._kernels.tiles import dot_rows, multiply_columns, multiply_tile, pack_columns, pack_rows, tile_rows
+from max._kernels.tiles import (
+    dot_rows,
+    multiply_columns,
+    multiply_tile,
+    pack_columns,
+    pack_rows,
+    tile_rows,
+)
 from max.dtype import DType
 
 KEYS = 64

@@ -58,9 +58,10 @@ def from_ordered(key):
 
 @k.inline
 def weights(logits, peak, inverse_temperature):
-    """Unnormalised probabilities, 1 for the greatest logit; 0 for NaN."""
-    scaled = k.exp((logits - peak) * inverse_temperature)
-    return k.select(scaled >= 0, scaled, k.splat(k.f32(0), scaled.width))
+    """Unnormalised probabilities: 1 for logits that equal the greatest one, also an infinite one; 0 for NaN."""
+    zeros = k.splat(k.f32(0), logits.width)
+    scaled = k.exp(k.select(logits == peak, zeros, (logits - peak) * inverse_temperature))
+    return k.select(scaled >= 0, scaled, zeros)
 
 
 @k.inline
@@ -130,7 +131,7 @@ def uniform(seed):
 def heap_threshold(row, count, share, peak, inverse_temperature, values, places):
     """Threshold and last tied index after the cuts to `count` tokens and to `share` of their mass."""
     for j in range(row.shape[0]):
-        logit = row[j]
+        logit = row[j] if row[j] == row[j] else k.f32(NEGATIVE_INFINITY)  # NaN
         if j < count:
             sift_up(values, places, j, logit, k.i64(j))
         elif logit > values[0]:
@@ -205,8 +206,6 @@ def draw(row, threshold, last, least, peak, inverse_temperature, u, otherwise, w
             some = k.select(kept, scaled, zeros)
             after = sum_so_far + k.reduce_add(some)
             if after > target:
-                lanes = k.tile(k.f32, (1,), width=width)
-                lanes[0] = some
                 for lane in k.static_range(width):
                     weight = some[lane]
                     if not found and weight > 0:
