@@ -140,7 +140,8 @@ class MoOp(Operation):
             printer.print_list(self._operands, printer.print_operand)
         printer.print_op_attributes(self.attributes)
         printer.print_string(" : ")
-        printer.print_operation_type(self)
+        # without the location, which the printer adds
+        printer.print_function_type(self.operand_types, self.result_types)
 
     @classmethod
     def parse(cls, parser: Parser) -> MoOp:
