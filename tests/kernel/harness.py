@@ -72,7 +72,9 @@ def compiled(
     return ir
 
 
-def interpreted(fn: k.Kernel, args: Sequence[Any], params: Mapping[str, Any] | None = None, num_workers: int = 1) -> None:
+def interpreted(
+    fn: k.Kernel, args: Sequence[Any], params: Mapping[str, Any] | None = None, num_workers: int = 1
+) -> None:
     """Runs a kernel in plain Python, in place."""
     k.interpret(fn, args, params, num_workers)
 
@@ -95,5 +97,7 @@ def both(
         if isinstance(a, np.ndarray):
             wide = (np.float64 if x.dtype.kind not in "biu" else x.dtype for x in (a, b))
             x, y = (v.astype(t) for v, t in zip((a, b), wide, strict=True))
-            np.testing.assert_allclose(x, y, rtol=rtol, atol=atol, err_msg=f"argument {n}: compiled and interpreted")
+            np.testing.assert_allclose(
+                x, y, rtol=rtol, atol=atol, err_msg=f"argument {n}: compiled and interpreted"
+            )
     return copies

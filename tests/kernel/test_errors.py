@@ -24,8 +24,15 @@ def errors_of(body: str, helpers: str = "", **params: object) -> k.KernelError:
     source = [line for line in lines if line.strip() != "^"]
     head = textwrap.dedent(helpers).strip("\n")
     names = "".join(f", {name}" for name in params)
-    text = (head + "\n" if head else "") + "def bad(out: k.Output, x: k.Input, n: k.i64, ctx: k.Context"
-    text += (", *" + names if names else "") + "):\n" + textwrap.indent("\n".join(source), "    ") + "\n"
+    text = (
+        head + "\n" if head else ""
+    ) + "def bad(out: k.Output, x: k.Input, n: k.i64, ctx: k.Context"
+    text += (
+        (", *" + names if names else "")
+        + "):\n"
+        + textwrap.indent("\n".join(source), "    ")
+        + "\n"
+    )
     fn = k.from_source(text, "bad", {"k": k, "host": host_function})
     with pytest.raises(k.KernelError) as caught:
         k.specialize(fn, [F32_1, F32_2, k.i64], params)
@@ -44,7 +51,11 @@ def host_function(x: object) -> object:
 
 
 CASES = [
-    ("out[0] = x[0] + 1\n         ^", "takes 1 indices|arithmetic does not take", k.KernelTypeError),
+    (
+        "out[0] = x[0] + 1\n         ^",
+        "takes 1 indices|arithmetic does not take",
+        k.KernelTypeError,
+    ),
     ("out[0] = y\n         ^", "'y' is not defined", k.KernelNameError),
     ("out[0] = x[0, 0, 0]\n         ^", "2 axes, got 3 indices", IndexError),
     ("x[0, 0] = 1.0\n^", "k.Input and cannot be written", TypeError),
@@ -57,7 +68,11 @@ CASES = [
     ("v = x.load(0, 0, width=n)\n    ^", "known at compile time", TypeError),
     ("v = x.load(0, 0, wdth=4)\n    ^", "unexpected keyword argument 'wdth'", TypeError),
     ("v = x.load(0, 0, width=4)\nout[0] = v\n^", "takes a scalar, got SIMD", TypeError),
-    ("v = x.load(0, 0, width=4) + x.load(0, 0, width=8)\n    ^", r"SIMD\[f32, 4\] and SIMD\[f32, 8\]", TypeError),
+    (
+        "v = x.load(0, 0, width=4) + x.load(0, 0, width=8)\n    ^",
+        r"SIMD\[f32, 4\] and SIMD\[f32, 8\]",
+        TypeError,
+    ),
     ("for i in n:\n         ^\n    pass", "loop over range", TypeError),
     ("for i in k.static_range(n):\n         ^\n    pass", "known at compile time", TypeError),
     ("if x.load(0, 0, width=4) > 0.0:\n   ^\n    pass", "a condition is a scalar", TypeError),
@@ -70,10 +85,18 @@ CASES = [
     ("raise ValueError('{} {}', n)\n^", "2 placeholders", ValueError),
     ("raise 3\n^", "exception class", TypeError),
     ("for i in ctx.parallel(n):\n    ctx.barrier()\n    ^", "barrier", SyntaxError),
-    ("for i in range(n):\n    for j in ctx.parallel(n):\n             ^\n        pass", "run-time loop", TypeError),
+    (
+        "for i in range(n):\n    for j in ctx.parallel(n):\n             ^\n        pass",
+        "run-time loop",
+        TypeError,
+    ),
     ("for i in ctx.parallel(n):\n    break\n    ^", "cannot leave a parallel loop", SyntaxError),
     ("if n > 0:\n    v = 1\nout[0] = v\n         ^", "only one branch", k.KernelNameError),
-    ("for i in range(n):\n    v = 1\nout[0] = v\n         ^", "assigned in a loop that may not run", k.KernelNameError),
+    (
+        "for i in range(n):\n    v = 1\nout[0] = v\n         ^",
+        "assigned in a loop that may not run",
+        k.KernelNameError,
+    ),
     ("a, b = 1, 2, 3\n^", "cannot unpack 3 values into 2", ValueError),
     ("k.static_assert(x.rank == 3, 'rank 3')\n^", "rank 3", ValueError),
     ("v = k.select(n, 1, 2)\n    ^", "takes a mask first", TypeError),
@@ -85,7 +108,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("body", "message", "kind"), CASES, ids=[c[0].split("\n")[0] for c in CASES])
+@pytest.mark.parametrize(
+    ("body", "message", "kind"), CASES, ids=[c[0].split("\n")[0] for c in CASES]
+)
 def test_place_and_message(body, message, kind):
     if message.startswith("takes 1 indices"):
         body, message = "out[0] = x[0] + 1\n         ^", "arithmetic does not take the view x"

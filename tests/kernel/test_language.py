@@ -10,7 +10,19 @@ from max import kernel as k
 from tests.kernel.harness import both, compiled
 
 SIZES = [0, 1, 7, 8, 9, 15, 16, 17, 31, 33, 97]
-DTYPES = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64, np.float16, np.float32, np.float64]
+DTYPES = [
+    np.int8,
+    np.int16,
+    np.int32,
+    np.int64,
+    np.uint8,
+    np.uint16,
+    np.uint32,
+    np.uint64,
+    np.float16,
+    np.float32,
+    np.float64,
+]
 FLOATS = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
 
 
@@ -160,7 +172,9 @@ def unrolled_exit(out: k.Output[k.i64, 1], x: k.Input[k.i64, 1]):
     out[1] = last
 
 
-@pytest.mark.parametrize("x", [[1, 2, 3, 4, 5], [1, 0, 3, -1, 9], [-1, 2, 3, 4, 5], [0, 0, 0, 0, 0]])
+@pytest.mark.parametrize(
+    "x", [[1, 2, 3, 4, 5], [1, 0, 3, -1, 9], [-1, 2, 3, 4, 5], [0, 0, 0, 0, 0]]
+)
 def test_leaving_an_unrolled_loop_at_run_time(x):
     out, _ = both(unrolled_exit, [np.zeros(2, np.int64), np.array(x)])
     total, last = 0, -1
@@ -316,7 +330,9 @@ def integers(out: k.Output, x: k.Input, y: k.Input):
         out[i, 15] = a**3
 
 
-@pytest.mark.parametrize("dtype", [d for d in DTYPES if np.dtype(d).kind in "iu"], ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize(
+    "dtype", [d for d in DTYPES if np.dtype(d).kind in "iu"], ids=lambda d: np.dtype(d).name
+)
 def test_integer_arithmetic(dtype):
     info = np.iinfo(dtype)
     x = rng().integers(info.min, info.max, 50, dtype=dtype, endpoint=True)
@@ -337,8 +353,12 @@ def conversions(out: k.Output, x: k.Input):
         out.store(j, value=k.cast(x.load(j, width=8, mask=m), out.dtype), mask=m)
 
 
-@pytest.mark.parametrize("source", [*DTYPES, ml_dtypes.bfloat16, np.bool_], ids=lambda d: np.dtype(d).name)
-@pytest.mark.parametrize("target", [*DTYPES, ml_dtypes.bfloat16, np.bool_], ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize(
+    "source", [*DTYPES, ml_dtypes.bfloat16, np.bool_], ids=lambda d: np.dtype(d).name
+)
+@pytest.mark.parametrize(
+    "target", [*DTYPES, ml_dtypes.bfloat16, np.bool_], ids=lambda d: np.dtype(d).name
+)
 def test_every_conversion(source, target):
     if np.dtype(source).kind in "iu":
         info = np.iinfo(source)
@@ -346,12 +366,21 @@ def test_every_conversion(source, target):
     elif source == np.bool_:
         x = rng().random(33) < 0.5
     else:
-        x = np.concatenate([rng().normal(size=20) * 100, [0, -0.0, 0.5, -1.5, 2.5, np.nan, np.inf, -np.inf, 3e4, -3e4]])
+        x = np.concatenate(
+            [
+                rng().normal(size=20) * 100,
+                [0, -0.0, 0.5, -1.5, 2.5, np.nan, np.inf, -np.inf, 3e4, -3e4],
+            ]
+        )
         x = x.astype(source)
     out, _ = both(conversions, [np.zeros(x.shape, target), x])
     if np.dtype(target).kind not in "iu" or np.dtype(source).kind in "iub":
         with np.errstate(all="ignore"):
-            want = x.astype(np.float32).astype(target) if np.dtype(target).name in ("bfloat16", "float16") else x.astype(target)
+            want = (
+                x.astype(np.float32).astype(target)
+                if np.dtype(target).name in ("bfloat16", "float16")
+                else x.astype(target)
+            )
         np.testing.assert_array_equal(out.astype(np.float64), want.astype(np.float64))
 
 
@@ -370,7 +399,9 @@ def comparisons(out: k.Output[k.bool, 2], x: k.Input, y: k.Input):
         out[i, 8] = (a < b) == (b > a)
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.float32, ml_dtypes.bfloat16], ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize(
+    "dtype", [np.int32, np.uint8, np.float32, ml_dtypes.bfloat16], ids=lambda d: np.dtype(d).name
+)
 def test_comparisons(dtype):
     x = rng().integers(0, 5, 30).astype(dtype)
     y = rng().integers(0, 5, 30).astype(dtype)
@@ -414,10 +445,14 @@ def rounding(out: k.Output, x: k.Input):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_rounding(dtype):
-    x = np.array([0.0, -0.0, 0.5, 1.5, 2.5, -0.5, -1.5, 1e30, -7.25, np.nan, np.inf, -np.inf], dtype)
+    x = np.array(
+        [0.0, -0.0, 0.5, 1.5, 2.5, -0.5, -1.5, 1e30, -7.25, np.nan, np.inf, -np.inf], dtype
+    )
     out, _ = both(rounding, [np.zeros((10, x.size), dtype), x])
     with np.errstate(invalid="ignore"):
-        for row, fn in enumerate((np.floor, np.ceil, np.trunc, np.rint, np.abs, lambda v: np.sqrt(np.abs(v)))):
+        for row, fn in enumerate(
+            (np.floor, np.ceil, np.trunc, np.rint, np.abs, lambda v: np.sqrt(np.abs(v)))
+        ):
             np.testing.assert_array_equal(out[row], fn(x))
 
 
@@ -435,7 +470,15 @@ def test_min_and_max_keep_nan():
     x = np.array([1, np.nan, 3, np.nan, np.inf, -np.inf, 0.1], np.float32)
     y = np.array([np.nan, 2, 1, np.nan, 1, 2, -5], np.float32)
     out, *_ = both(extremes, [np.zeros((4, 7), np.float32), x, y])
-    np.testing.assert_array_equal(out, [np.minimum(x, y), np.maximum(x, y), np.maximum(x, np.float32(0.5)), np.minimum(y, np.float32(0.5))])
+    np.testing.assert_array_equal(
+        out,
+        [
+            np.minimum(x, y),
+            np.maximum(x, y),
+            np.maximum(x, np.float32(0.5)),
+            np.minimum(y, np.float32(0.5)),
+        ],
+    )
 
 
 # ***** vectors *****
@@ -449,10 +492,18 @@ def reductions(out: k.Output, x: k.Input, *, W: int):
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 8, 12, 16, 64])
-@pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.float32, np.float64, ml_dtypes.bfloat16], ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize(
+    "dtype",
+    [np.int32, np.uint8, np.float32, np.float64, ml_dtypes.bfloat16],
+    ids=lambda d: np.dtype(d).name,
+)
 def test_reductions(dtype, width):
     x = rng().integers(1, 3, width).astype(dtype)
-    out, _ = both(reductions, [np.zeros(4, np.float32 if x.dtype.kind not in "iu" else dtype), x], {"W": width})
+    out, _ = both(
+        reductions,
+        [np.zeros(4, np.float32 if x.dtype.kind not in "iu" else dtype), x],
+        {"W": width},
+    )
     assert out[1] == x.max() and out[2] == x.min()
     if x.dtype.kind == "f":
         x[width // 2] = np.nan
@@ -561,7 +612,9 @@ def views(out: k.Output[k.f32, 2], x: k.Input[k.f32, 2], ctx: k.Context):
 def test_views(static):
     x = rng().normal(size=(4, 5)).astype(np.float32)
     out, _ = both(views, [np.zeros((2, 4), np.float32), x], static=static)
-    np.testing.assert_allclose(out, [[x[1, 1], x[1, 1], x[1, 2], x[1, 2]], [23, x[0, 0], x[1, 2], 20 + 4 + 5]])
+    np.testing.assert_allclose(
+        out, [[x[1, 1], x[1, 1], x[1, 2], x[1, 2]], [23, x[0, 0], x[1, 2], 20 + 4 + 5]]
+    )
 
 
 @k.kernel
@@ -588,7 +641,9 @@ def test_compile_time_values(mode, want):
 
 # ***** workers *****
 @k.kernel
-def two_phases(out: k.Output[k.f32, 1], partial: k.InOut[k.f32, 1], x: k.Input[k.f32, 1], ctx: k.Context):
+def two_phases(
+    out: k.Output[k.f32, 1], partial: k.InOut[k.f32, 1], x: k.Input[k.f32, 1], ctx: k.Context
+):
     mine = ctx.scratch(k.f32, (4, 8))
     mine[3, 7] = k.f32(0)
     for i in ctx.parallel(x.shape[0], grain=3):

@@ -62,8 +62,12 @@ def arguments(low: float, high: float) -> np.ndarray:
     rng = np.random.default_rng(7)
     even = rng.uniform(low, high, 20000)
     top = max(abs(low), abs(high))
-    magnitudes = 10.0 ** rng.uniform(-40, np.log10(top), 20000) * np.where(rng.random(20000) < 0.5, -1, 1)
-    x = np.concatenate([even, magnitudes, [0.0, low, high, 1.0, 0.5, 0.625, 0.92, 1e-45]]).astype(np.float32)
+    magnitudes = 10.0 ** rng.uniform(-40, np.log10(top), 20000) * np.where(
+        rng.random(20000) < 0.5, -1, 1
+    )
+    x = np.concatenate([even, magnitudes, [0.0, low, high, 1.0, 0.5, 0.625, 0.92, 1e-45]]).astype(
+        np.float32
+    )
     return x[(x >= np.float32(low)) & (x <= np.float32(high))]
 
 
@@ -71,13 +75,17 @@ def ulps(got: np.ndarray, want: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
         near = want.astype(np.float32)
     exact = (got == near) | (np.isnan(got) & np.isnan(near))
-    unit = np.spacing(np.abs(np.where(np.isfinite(near), near, 0)).astype(np.float32)).astype(np.float64)
+    unit = np.spacing(np.abs(np.where(np.isfinite(near), near, 0)).astype(np.float32)).astype(
+        np.float64
+    )
     with np.errstate(invalid="ignore"):
         return np.where(exact, 0.0, np.abs(got.astype(np.float64) - want) / unit)
 
 
 @pytest.mark.parametrize("features", TARGETS, ids=str)
-@pytest.mark.parametrize(("name", "reference", "bounds", "limit"), FUNCTIONS, ids=[f[0] for f in FUNCTIONS])
+@pytest.mark.parametrize(
+    ("name", "reference", "bounds", "limit"), FUNCTIONS, ids=[f[0] for f in FUNCTIONS]
+)
 def test_ulp(name, reference, bounds, limit, features):
     target = restricted(features)
     if not target.has_fma:
@@ -89,23 +97,46 @@ def test_ulp(name, reference, bounds, limit, features):
         want = reference(x.astype(np.float64))
     error = ulps(out, want)
     worst = int(np.argmax(error))
-    assert error[worst] <= limit, f"{name}({x[worst]!r}) = {out[worst]!r}, not {want[worst]!r}: {error[worst]:.2f} ulp"
+    assert error[worst] <= limit, (
+        f"{name}({x[worst]!r}) = {out[worst]!r}, not {want[worst]!r}: {error[worst]:.2f} ulp"
+    )
 
 
 SPECIAL = np.array(
-    [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, -1e-45, 1.1754943508222875e-38, 3.4e38, -3.4e38, 1.0, -1.0, 2.0, -2.0, 0.5, 1e10],
+    [
+        np.nan,
+        np.inf,
+        -np.inf,
+        0.0,
+        -0.0,
+        1e-45,
+        -1e-45,
+        1.1754943508222875e-38,
+        3.4e38,
+        -3.4e38,
+        1.0,
+        -1.0,
+        2.0,
+        -2.0,
+        0.5,
+        1e10,
+    ],
     dtype=np.float32,
 )
 
 
 @pytest.mark.parametrize("width", [1, 4, 16])
-@pytest.mark.parametrize(("name", "reference"), [(f[0], f[1]) for f in FUNCTIONS], ids=[f[0] for f in FUNCTIONS])
+@pytest.mark.parametrize(
+    ("name", "reference"), [(f[0], f[1]) for f in FUNCTIONS], ids=[f[0] for f in FUNCTIONS]
+)
 def test_special_values(name, reference, width):
     out = np.zeros_like(SPECIAL)
     compiled(unary_kernel(name), [out, SPECIAL], {"W": width})
     with np.errstate(all="ignore"):
         want = reference(SPECIAL.astype(np.float64))
-    assert np.all(ulps(out, want) <= 2.5), [(x, g, w) for x, g, w in zip(SPECIAL, out, want, strict=True) if g != w]
+    assert np.all(ulps(out, want) <= 2.5), [
+        (x, g, w) for x, g, w in zip(SPECIAL, out, want, strict=True) if g != w
+    ]
 
 
 @pytest.mark.parametrize("name", ["sin", "cos"])
@@ -130,7 +161,9 @@ def test_other_dtypes(dtype):
         wide, right = out.astype(np.float64), want.astype(np.float64)
         with np.errstate(invalid="ignore"):
             # one step of the dtype, where f32 and f64 round to different sides
-            near = np.abs(wide - right) <= np.abs(right) * (8 * step if step else 2.0**-7 if dtype != np.float16 else 2.0**-10)
+            near = np.abs(wide - right) <= np.abs(right) * (
+                8 * step if step else 2.0**-7 if dtype != np.float16 else 2.0**-10
+            )
         assert np.all(good | near), name
 
 
@@ -147,8 +180,12 @@ def pow_kernel() -> k.Kernel:
 def test_pow(features):
     target = restricted(features)
     rng = np.random.default_rng(3)
-    x = np.concatenate([10.0 ** rng.uniform(-38, 38, 5000), rng.uniform(0, 4, 5000), -rng.uniform(0, 4, 2000)]).astype(np.float32)
-    y = np.concatenate([rng.uniform(-1, 1, 5000), rng.uniform(-30, 30, 5000), rng.integers(-9, 9, 2000)]).astype(np.float32)
+    x = np.concatenate(
+        [10.0 ** rng.uniform(-38, 38, 5000), rng.uniform(0, 4, 5000), -rng.uniform(0, 4, 2000)]
+    ).astype(np.float32)
+    y = np.concatenate(
+        [rng.uniform(-1, 1, 5000), rng.uniform(-30, 30, 5000), rng.integers(-9, 9, 2000)]
+    ).astype(np.float32)
     out = np.zeros_like(x)
     compiled(pow_kernel(), [out, x, y], {"W": target.width(k.f32)}, target=target)
     with np.errstate(all="ignore"):
@@ -164,7 +201,11 @@ def test_pow_special_values():
     compiled(pow_kernel(), [out, x, y], {"W": 16})
     with np.errstate(all="ignore"):
         want = x.astype(np.float64) ** y.astype(np.float64)
-    bad = [(a, b, g, w) for a, b, g, w, e in zip(x, y, out, want, ulps(out, want), strict=True) if e > 1.0]
+    bad = [
+        (a, b, g, w)
+        for a, b, g, w, e in zip(x, y, out, want, ulps(out, want), strict=True)
+        if e > 1.0
+    ]
     assert not bad, bad[:5]
 
 

@@ -74,14 +74,38 @@ def test_results_do_not_depend_on_the_target(name, dtype):
 def test_narrow_floats_round_to_even_everywhere(name):
     """All f16 and bf16 values come back; halfway cases, overflow and NaN are as NumPy's."""
     target = x86(name)
-    edges = [1.0, 1.00390625, 1.01171875, 65504.0, 65519.9, 65520.0, 1e38, 3.4e38, 1e-7, 5.9e-8, 2.9e-8, 3e-8, 6e-5, 0.0, -0.0]
+    edges = [
+        1.0,
+        1.00390625,
+        1.01171875,
+        65504.0,
+        65519.9,
+        65520.0,
+        1e38,
+        3.4e38,
+        1e-7,
+        5.9e-8,
+        2.9e-8,
+        3e-8,
+        6e-5,
+        0.0,
+        -0.0,
+    ]
     for dtype in (np.float16, BF16):
         every = np.arange(65536, dtype=np.uint16).view(dtype)
         wide = np.zeros(every.shape, np.float32)
         compiled(language.conversions, [wide, every], target=target)
         np.testing.assert_array_equal(wide, every.astype(np.float32))
-        x = np.concatenate([np.array(edges, np.float32), -np.array(edges, np.float32), [np.nan, np.inf, -np.inf]])
-        x = np.concatenate([x, np.random.default_rng(0).normal(size=5000) * 10.0 ** np.random.default_rng(1).uniform(-9, 9, 5000)])
+        x = np.concatenate(
+            [np.array(edges, np.float32), -np.array(edges, np.float32), [np.nan, np.inf, -np.inf]]
+        )
+        x = np.concatenate(
+            [
+                x,
+                np.random.default_rng(0).normal(size=5000)
+                * 10.0 ** np.random.default_rng(1).uniform(-9, 9, 5000),
+            ]
+        )
         x = x.astype(np.float32)
         back = np.zeros(x.shape, dtype)
         compiled(language.conversions, [back, x], target=target)
@@ -130,7 +154,21 @@ def specs(dtype: k.ScalarType) -> list[k.TensorSpec]:
 
 
 # functions of the C library that every process has
-_LIBRARY = {"sin", "cos", "pow", "roundevenf", "roundeven", "floorf", "ceilf", "truncf", "floor", "ceil", "trunc", "memset", "memcpy"}
+_LIBRARY = {
+    "sin",
+    "cos",
+    "pow",
+    "roundevenf",
+    "roundeven",
+    "floorf",
+    "ceilf",
+    "truncf",
+    "floor",
+    "ceil",
+    "trunc",
+    "memset",
+    "memcpy",
+}
 
 
 @pytest.mark.parametrize("dtype", [k.f32, k.f16, k.bf16], ids=lambda d: d.name)
@@ -154,7 +192,9 @@ def test_no_helper_calls_that_do_not_resolve(name):
 
 def test_instructions_are_used_where_the_target_has_them():
     target = k.Target(frozenset(X86["avx512bf16"]), "x86_64-unknown-linux-gnu", "x86-64")
-    ir = k.specialize(dots, [k.TensorSpec(k.f32, (16,)), *[k.TensorSpec(k.bf16, (None,))] * 2], {"W": 16}, target)
+    ir = k.specialize(
+        dots, [k.TensorSpec(k.f32, (16,)), *[k.TensorSpec(k.bf16, (None,))] * 2], {"W": 16}, target
+    )
     assert "vdpbf16ps" in assembly(ir, target)
     ir = k.specialize(everything, specs(k.bf16), {"W": 16}, target)
     text = assembly(ir, target)
@@ -189,7 +229,12 @@ def test_restricted_features():
         target = k.host_target()
         if not target.is_x86:
             pytest.skip("features of x86")
-        assert target.has("avx2") and target.has("fma") and target.has("avx") and not target.has("avx512f")
+        assert (
+            target.has("avx2")
+            and target.has("fma")
+            and target.has("avx")
+            and not target.has("avx512f")
+        )
         assert target.width(k.f32) == 8 and target.registers == 16 and target.width("bf16") == 16
         run_everything(target, np.float32)
     assert ARM.width(k.f32) == 4 and ARM.registers == 32 and ARM.has_fma

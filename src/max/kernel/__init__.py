@@ -3,6 +3,7 @@
 >>> from max import kernel as k
 """
 
+from max.kernel import lang, mathlib
 from max.kernel.errors import (
     Diagnostic,
     KernelError,
@@ -14,68 +15,7 @@ from max.kernel.errors import (
 )
 from max.kernel.interpret import interpret
 from max.kernel.ir import ArgSlot, KernelIR, Message
-from max.kernel.lang import abs as abs
-from max.kernel.lang import all as all
-from max.kernel.lang import any as any
-from max.kernel.lang import (
-    assume,
-    bitcast,
-    cast,
-    cast_unchecked,
-    ceil,
-    ceildiv,
-    concat,
-    copysign,
-    count_leading_zeros,
-    count_trailing_zeros,
-    deinterleave,
-    dot_bf16,
-    floor,
-    fma,
-    interleave,
-    iota,
-    isinf,
-    isnan,
-    popcount,
-    reduce_add,
-    reduce_max,
-    reduce_min,
-    reduce_mul,
-    select,
-    shuffle,
-    splat,
-    sqrt,
-    static_assert,
-    static_range,
-    target,
-    tile,
-    trunc,
-    unroll,
-    vectors,
-)
-from max.kernel.lang import max as max
-from max.kernel.lang import min as min
-from max.kernel.lang import print as print
-from max.kernel.lang import round as round
 from max.kernel.lower_llvm import emit_llvm
-from max.kernel.mathlib import (
-    acos,
-    atanh,
-    cos,
-    erf,
-    exp,
-    exp2,
-    log,
-    log1p,
-    log2,
-    polynomial,
-    rsqrt,
-    sigmoid,
-    silu,
-    sin,
-    tanh,
-)
-from max.kernel.mathlib import pow as pow
 from max.kernel.registry import register, registered, registered_names
 from max.kernel.source import InlineFunction, Kernel, from_source, inline, kernel
 from max.kernel.specialize import specialize
@@ -89,6 +29,7 @@ from max.kernel.types import (
     ScalarType,
     TensorSpec,
     bf16,
+    bool_,
     f16,
     f32,
     f64,
@@ -102,4 +43,102 @@ from max.kernel.types import (
     u32,
     u64,
 )
-from max.kernel.types import bool_ as bool
+
+# names that Python has too are bound here, so that this file itself can still use Python's
+bool = bool_
+abs, all, any, max, min, pow, print, round = (
+    lang.abs,
+    lang.all,
+    lang.any,
+    lang.max,
+    lang.min,
+    mathlib.pow,
+    lang.print,
+    lang.round,
+)
+assume, static_assert, static_range, unroll = (
+    lang.assume,
+    lang.static_assert,
+    lang.static_range,
+    lang.unroll,
+)
+bitcast, cast, cast_unchecked = lang.bitcast, lang.cast, lang.cast_unchecked
+ceil, floor, trunc, copysign, fma, sqrt = (
+    lang.ceil,
+    lang.floor,
+    lang.trunc,
+    lang.copysign,
+    lang.fma,
+    lang.sqrt,
+)
+ceildiv, isinf, isnan = lang.ceildiv, lang.isinf, lang.isnan
+concat, deinterleave, interleave, iota = lang.concat, lang.deinterleave, lang.interleave, lang.iota
+select, shuffle, splat = lang.select, lang.shuffle, lang.splat
+popcount = lang.popcount
+count_leading_zeros, count_trailing_zeros = lang.count_leading_zeros, lang.count_trailing_zeros
+reduce_add, reduce_max, reduce_min = lang.reduce_add, lang.reduce_max, lang.reduce_min
+reduce_mul = lang.reduce_mul
+dot_bf16 = lang.dot_bf16
+target, tile, vectors = lang.target, lang.tile, lang.vectors
+acos, atanh, cos, erf, exp, exp2 = (
+    mathlib.acos,
+    mathlib.atanh,
+    mathlib.cos,
+    mathlib.erf,
+    mathlib.exp,
+    mathlib.exp2,
+)
+log, log1p, log2, polynomial = mathlib.log, mathlib.log1p, mathlib.log2, mathlib.polynomial
+rsqrt, sigmoid, silu, sin, tanh = (
+    mathlib.rsqrt,
+    mathlib.sigmoid,
+    mathlib.silu,
+    mathlib.sin,
+    mathlib.tanh,
+)
+
+__all__ = [
+    "SIMD",
+    "ArgSlot",
+    "Context",
+    "Diagnostic",
+    "InOut",
+    "InlineFunction",
+    "Input",
+    "Kernel",
+    "KernelError",
+    "KernelIR",
+    "KernelIndexError",
+    "KernelNameError",
+    "KernelSyntaxError",
+    "KernelTypeError",
+    "KernelValueError",
+    "Message",
+    "Output",
+    "ScalarType",
+    "Target",
+    "TensorSpec",
+    "bf16",
+    "emit_llvm",
+    "f16",
+    "f32",
+    "f64",
+    "from_source",
+    "host_target",
+    "i8",
+    "i16",
+    "i32",
+    "i64",
+    "inline",
+    "interpret",
+    "kernel",
+    "register",
+    "registered",
+    "registered_names",
+    "scalar_type",
+    "specialize",
+    "u8",
+    "u16",
+    "u32",
+    "u64",
+]

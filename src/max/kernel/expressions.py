@@ -175,7 +175,9 @@ class Expressions(Host):
         visit = self._expressions.get(node.__class__)
         self.node = node
         if visit is None:
-            self.fail(f"{type(node).__name__} is not part of the kernel language", KernelSyntaxError)
+            self.fail(
+                f"{type(node).__name__} is not part of the kernel language", KernelSyntaxError
+            )
         return visit(node)
 
     def _name(self, node: ast.Name) -> Any:
@@ -229,7 +231,11 @@ class Expressions(Host):
         self.fail(f"expected a sequence known at compile time, got {describe(value)}")
 
     def _dict(self, node: ast.Dict) -> dict[Any, Any]:
-        return {self.expr(k): self.expr(v) for k, v in zip(node.keys, node.values, strict=True) if k is not None}
+        return {
+            self.expr(k): self.expr(v)
+            for k, v in zip(node.keys, node.values, strict=True)
+            if k is not None
+        }
 
     def _binop(self, node: ast.BinOp) -> Any:
         left = self.expr(node.left)
@@ -305,7 +311,13 @@ class Expressions(Host):
                     step = self._compare_tuples(kind, left, right)
                 else:
                     step = self.binary(kind, left, right)
-            result = step if result is True else self.binary("and", result, step) if result is not False else False
+            result = (
+                step
+                if result is True
+                else self.binary("and", result, step)
+                if result is not False
+                else False
+            )
             left = right
         return result
 
@@ -317,8 +329,20 @@ class Expressions(Host):
         equal: Any = True
         for a, b in zip(left, right, strict=True):
             step = self.binary("eq", a, b)
-            equal = step if equal is True else self.binary("and", equal, step) if equal is not False else False
-        return equal if kind == "eq" else self.b.op("not", (equal,), equal.type) if isinstance(equal, Ref) else not equal
+            equal = (
+                step
+                if equal is True
+                else self.binary("and", equal, step)
+                if equal is not False
+                else False
+            )
+        return (
+            equal
+            if kind == "eq"
+            else self.b.op("not", (equal,), equal.type)
+            if isinstance(equal, Ref)
+            else not equal
+        )
 
     def _ifexp(self, node: ast.IfExp) -> Any:
         cond = self.expr(node.test)
@@ -348,12 +372,16 @@ class Expressions(Host):
         """``k.select`` on operands of one type."""
         return self.b.op("select", (cond, x, y), x.type)
 
-    def join(self, a: Any, then: Scope, b: Any, orelse: Scope, what: str) -> tuple[Any, Callable[[], Any] | None]:
+    def join(
+        self, a: Any, then: Scope, b: Any, orelse: Scope, what: str
+    ) -> tuple[Any, Callable[[], Any] | None]:
         """Merges two values at the end of two bodies that are not emitted yet.
 
         Gives the value, or (where it needs a slot) a function that reads it after the `If` was emitted.
         """
-        if a is b or (not is_runtime(a) and not is_runtime(b) and type(a) is type(b) and _same(a, b)):
+        if a is b or (
+            not is_runtime(a) and not is_runtime(b) and type(a) is type(b) and _same(a, b)
+        ):
             return a, None
         if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
             parts = [self.join(x, then, y, orelse, what) for x, y in zip(a, b, strict=True)]
@@ -362,16 +390,20 @@ class Expressions(Host):
         if not all(isinstance(v, numeric) or is_number(v) for v in (a, b)):
             if isinstance(a, Poison) or isinstance(b, Poison):
                 return POISON, None
-            return Unbound(f"{what} give {describe(a)} and {describe(b)}, which cannot be chosen at run time"), None
+            return Unbound(
+                f"{what} give {describe(a)} and {describe(b)}, which cannot be chosen at run time"
+            ), None
         (ta, wa), (tb, wb) = (self.loose_type(v) for v in (a, b))
-        type = self.unify(ta, wa, tb, wb)
-        if type is None:
-            return Unbound(f"{what} give {describe(a)} and {describe(b)}, which have no common type"), None
-        slot = self.b.alloc(type)
+        common = self.unify(ta, wa, tb, wb)
+        if common is None:
+            return Unbound(
+                f"{what} give {describe(a)} and {describe(b)}, which have no common type"
+            ), None
+        slot = self.b.alloc(common)
         for value, scope in ((a, then), (b, orelse)):
             with self.b.reopened(scope):
-                self.b.assign(slot, self.coerce(value, type))
-        return None, lambda: self.b.read(slot, type)
+                self.b.assign(slot, self.coerce(value, common))
+        return None, lambda: self.b.read(slot, common)
 
     def loose_type(self, v: Any) -> tuple[Type, bool]:
         """A number's type, and whether it is only a literal's."""
@@ -380,7 +412,9 @@ class Expressions(Host):
         return self.type_of(v), not isinstance(v, (Ref, Const))
 
     def _slice(self, node: ast.Slice) -> slice:
-        start, stop, step = (None if n is None else self.expr(n) for n in (node.lower, node.upper, node.step))
+        start, stop, step = (
+            None if n is None else self.expr(n) for n in (node.lower, node.upper, node.step)
+        )
         return slice(start, stop, step)
 
     def _subscript(self, node: ast.Subscript) -> Any:
@@ -397,7 +431,9 @@ class Expressions(Host):
         if isinstance(index, Const):
             index = index.value
         if is_runtime(index):
-            self.fail(f"{describe(value)} is indexed by values known at compile time; use a tile or a view")
+            self.fail(
+                f"{describe(value)} is indexed by values known at compile time; use a tile or a view"
+            )
         try:
             return value[index]
         except (IndexError, KeyError, TypeError) as error:
@@ -422,10 +458,18 @@ class Expressions(Host):
                 return Method(method, value)
             found = attribute(self, value, name)
         elif isinstance(value, (Ref, Const)):
-            known = {"dtype": value.type.dtype, "width": max(value.type.width, 1), "is_vector": value.type.is_vector}
+            known = {
+                "dtype": value.type.dtype,
+                "width": max(value.type.width, 1),
+                "is_vector": value.type.is_vector,
+            }
             found = known.get(name)
         elif isinstance(value, Tile):
-            found = {"dtype": value.type.dtype, "shape": value.shape, "width": value.type.width}.get(name)
+            found = {
+                "dtype": value.type.dtype,
+                "shape": value.shape,
+                "width": value.type.width,
+            }.get(name)
         elif isinstance(value, Runtime):
             found = self.context_attribute(value, name)
         else:
@@ -443,7 +487,10 @@ class Expressions(Host):
 
     def _lambda(self, node: ast.Lambda) -> Closure:
         frame = self.frame
-        return Closure(FunctionSource(node, frame.source.file, frame.source.globals, frame.source.closure), frame.env)
+        return Closure(
+            FunctionSource(node, frame.source.file, frame.source.globals, frame.source.closure),
+            frame.env,
+        )
 
     def _walrus(self, node: ast.NamedExpr) -> Any:
         value = self.expr(node.value)
@@ -504,7 +551,10 @@ class Expressions(Host):
         for arg in node.args:
             if arg.__class__ is ast.Starred:
                 args.extend(self.sequence(self.expr(arg.value), arg))  # type: ignore[attr-defined]
-            elif arg.__class__ is ast.JoinedStr and function in (_BUILTINS["print"], _lang_print(self)):
+            elif arg.__class__ is ast.JoinedStr and function in (
+                _BUILTINS["print"],
+                _lang_print(self),
+            ):
                 text, values = self.format_parts(arg)  # type: ignore[arg-type]
                 args += [text, *values]
             else:
@@ -540,13 +590,20 @@ class Expressions(Host):
         runtime = [v for v in (*args, *kwargs.values()) if is_runtime(v)]
         if runtime:
             name = getattr(function, "__qualname__", repr(function))
-            self.fail(f"{name} is a Python function and cannot take {describe(runtime[0])}; mark it @k.inline")
+            self.fail(
+                f"{name} is a Python function and cannot take {describe(runtime[0])}; mark it @k.inline"
+            )
         try:
             return function(*args, **kwargs)
         except KernelError:
             raise
-        except Exception as error:  # the function is the user's: whatever it raises belongs to this call
-            self.fail(f"{getattr(function, '__qualname__', function)}: {type(error).__name__}: {error}", KernelValueError)
+        except (
+            Exception
+        ) as error:  # the function is the user's: whatever it raises belongs to this call
+            self.fail(
+                f"{getattr(function, '__qualname__', function)}: {type(error).__name__}: {error}",
+                KernelValueError,
+            )
 
     def _handled(self, handler: Handler, args: Any, kwargs: dict[str, Any]) -> Any:
         try:

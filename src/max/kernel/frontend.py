@@ -129,7 +129,9 @@ class Frontend(Expressions):
         file = self.frame.source.file
         return Location(file, line, column + 1, linecache.getline(file, line).rstrip("\n"))
 
-    def fail(self, message: str, kind: type[KernelError] = KernelTypeError, node: ast.AST | None = None) -> NoReturn:
+    def fail(
+        self, message: str, kind: type[KernelError] = KernelTypeError, node: ast.AST | None = None
+    ) -> NoReturn:
         places = [self.location(node or self.node), *reversed(self.calls)]
         while len(places) > 1 and places[0].file == mathlib.__file__:  # the mistake is the caller's
             places.pop(0)
@@ -155,7 +157,10 @@ class Frontend(Expressions):
             frame, env, calls = self.frame, self.frame.env, len(self.calls)
             try:
                 if visit is None:
-                    self.fail(f"{_statement_name(node)} is not part of the kernel language", KernelSyntaxError)
+                    self.fail(
+                        f"{_statement_name(node)} is not part of the kernel language",
+                        KernelSyntaxError,
+                    )
                 signal = visit(node)
             except (Failure, Suppressed) as error:
                 if isinstance(error, Failure):
@@ -208,10 +213,15 @@ class Frontend(Expressions):
         if stars:
             at, rest = stars[0], len(items) - len(target.elts) + 1
             if rest < 0:
-                self.fail(f"cannot unpack {len(items)} values into {len(target.elts)} names", KernelValueError)
+                self.fail(
+                    f"cannot unpack {len(items)} values into {len(target.elts)} names",
+                    KernelValueError,
+                )
             items = (*items[:at], tuple(items[at : at + rest]), *items[at + rest :])
         if len(items) != len(target.elts):
-            self.fail(f"cannot unpack {len(items)} values into {len(target.elts)} names", KernelValueError)
+            self.fail(
+                f"cannot unpack {len(items)} values into {len(target.elts)} names", KernelValueError
+            )
         for t, v in zip(target.elts, items, strict=True):
             self.bind_target(t.value if isinstance(t, ast.Starred) else t, v)
 
@@ -243,7 +253,9 @@ class Frontend(Expressions):
         value = self.expr(node.value)
         annotation = self.expr(node.annotation)
         self.node = node
-        self.bind_target(node.target, self.annotated(value, annotation, getattr(node.target, "id", "value")))
+        self.bind_target(
+            node.target, self.annotated(value, annotation, getattr(node.target, "id", "value"))
+        )
         return FALLS
 
     def annotated(self, value: Any, annotation: Any, name: str) -> Any:
@@ -266,7 +278,10 @@ class Frontend(Expressions):
         return FALLS
 
     def _assert(self, node: ast.Assert) -> int:
-        self.fail("assert is not part of the kernel language; use raise, k.static_assert or k.assume", KernelSyntaxError)
+        self.fail(
+            "assert is not part of the kernel language; use raise, k.static_assert or k.assume",
+            KernelSyntaxError,
+        )
 
     # ***** if *****
     def _if(self, node: ast.If) -> int:
@@ -303,7 +318,12 @@ class Frontend(Expressions):
                 if a is b and name in env1 and name in env2:
                     merged[name] = a
                     continue
-                if name not in env1 or name not in env2 or isinstance(a, Unbound) or isinstance(b, Unbound):
+                if (
+                    name not in env1
+                    or name not in env2
+                    or isinstance(a, Unbound)
+                    or isinstance(b, Unbound)
+                ):
                     merged[name] = Unbound("only one branch of the 'if' assigns it")
                     continue
                 value, finish = self.join(a, then, b, orelse, "the branches")
@@ -311,7 +331,14 @@ class Frontend(Expressions):
                     merged[name] = value
                 else:
                     reads.append((name, finish))
-        self.b.emit(If(cond, tuple(then.body), tuple(orelse.body), node.lineno if not self.calls else self.b.line))
+        self.b.emit(
+            If(
+                cond,
+                tuple(then.body),
+                tuple(orelse.body),
+                node.lineno if not self.calls else self.b.line,
+            )
+        )
         self.frame.env = merged
         for name, finish in reads:
             merged[name] = finish()
@@ -320,7 +347,11 @@ class Frontend(Expressions):
     # ***** loops *****
     def _for(self, node: ast.For) -> int:
         if node.orelse:
-            self.fail("'else' of a loop is not part of the kernel language", KernelSyntaxError, node.orelse[0])
+            self.fail(
+                "'else' of a loop is not part of the kernel language",
+                KernelSyntaxError,
+                node.orelse[0],
+            )
         domain = self.expr(node.iter)
         self.node = node.iter
         if isinstance(domain, RangeValue):
@@ -335,7 +366,9 @@ class Frontend(Expressions):
             self.fail(f"cannot loop over {describe(domain)}; loop over range(…) and index")
         return self._unrolled(node, self.sequence(domain, node.iter))
 
-    def run_time_loop(self, names: frozenset[str], targets: frozenset[str], build: Callable[[], None]) -> None:
+    def run_time_loop(
+        self, names: frozenset[str], targets: frozenset[str], build: Callable[[], None]
+    ) -> None:
         """Compiles a loop, giving slots to the variables that it changes, until their types are stable."""
         env = self.frame.env
         types: dict[str, tuple[Type | None, bool]] = {}
@@ -364,7 +397,9 @@ class Frontend(Expressions):
                 self.depth = state[0]
                 self.loop_depth = state[1]
         else:
-            self.fail("the types of the loop's variables do not settle; convert them before the loop")
+            self.fail(
+                "the types of the loop's variables do not settle; convert them before the loop"
+            )
         for name in names | targets:
             before = saved.get(name)
             if isinstance(before, SlotVar) and name in promoted and promoted[name] is before:
@@ -373,9 +408,17 @@ class Frontend(Expressions):
                 var = promoted[name]
                 env[name] = self.b.read(var.slot, var.type)
             elif name in env:
-                env[name] = env[name] if env[name] is POISON else Unbound("it is assigned in a loop that may not run; assign it before the loop")
+                env[name] = (
+                    env[name]
+                    if env[name] is POISON
+                    else Unbound(
+                        "it is assigned in a loop that may not run; assign it before the loop"
+                    )
+                )
 
-    def _promote(self, names: frozenset[str], types: dict[str, tuple[Type | None, bool]], owner: object) -> dict[str, SlotVar]:
+    def _promote(
+        self, names: frozenset[str], types: dict[str, tuple[Type | None, bool]], owner: object
+    ) -> dict[str, SlotVar]:
         env = self.frame.env
         promoted: dict[str, SlotVar] = {}
         for name in sorted(names):
@@ -387,7 +430,9 @@ class Frontend(Expressions):
                 continue
             if not (isinstance(value, (Ref, Const, SlotVar)) or is_number(value)):
                 if value is not POISON and not isinstance(value, Unbound):
-                    env[name] = Unbound(f"it was {describe(value)} before the loop, and the loop assigns it")
+                    env[name] = Unbound(
+                        f"it was {describe(value)} before the loop, and the loop assigns it"
+                    )
                 continue
             type, weak = types.get(name) or self.loose_type(value)
             if type is None:
@@ -403,14 +448,30 @@ class Frontend(Expressions):
         b = self.b
         lengths = [len(scope.body) for scope in b.scopes]
         counts = (len(self.messages), self.phases, self.scratch_bytes)
-        nesting = (len(self.loops), self.parallel_depth, len(self.calls), self.frame, len(self.diagnostics))
+        nesting = (
+            len(self.loops),
+            self.parallel_depth,
+            len(self.calls),
+            self.frame,
+            len(self.diagnostics),
+        )
         return (self.depth, self.loop_depth, lengths, *counts, *nesting)
 
     def _rollback(self, state: tuple[Any, ...]) -> None:
         b = self.b
         b.unwind(len(state[2]))
-        del self.messages[state[3] :], self.loops[state[6] :], self.calls[state[8] :], self.diagnostics[state[10] :]
-        self.depth, self.loop_depth, self.phases, self.scratch_bytes = state[0], state[1], state[4], state[5]
+        del (
+            self.messages[state[3] :],
+            self.loops[state[6] :],
+            self.calls[state[8] :],
+            self.diagnostics[state[10] :],
+        )
+        self.depth, self.loop_depth, self.phases, self.scratch_bytes = (
+            state[0],
+            state[1],
+            state[4],
+            state[5],
+        )
         self.parallel_depth, self.frame = state[7], state[9]
 
     def loop_body(self, node: ast.For | ast.While, loop: _Loop) -> None:
@@ -448,7 +509,11 @@ class Frontend(Expressions):
 
     def _while(self, node: ast.While) -> int:
         if node.orelse:
-            self.fail("'else' of a loop is not part of the kernel language", KernelSyntaxError, node.orelse[0])
+            self.fail(
+                "'else' of a loop is not part of the kernel language",
+                KernelSyntaxError,
+                node.orelse[0],
+            )
 
         def build() -> None:
             loop = _Loop(self.depth, False, True)
@@ -543,11 +608,20 @@ class Frontend(Expressions):
         return DEAD
 
     # ***** parallel loops *****
-    def _parallel(self, total: Atom, grain: Atom, multiple: int, node: ast.For, fill: Callable[[Ref, Ref], None]) -> int:
+    def _parallel(
+        self,
+        total: Atom,
+        grain: Atom,
+        multiple: int,
+        node: ast.For,
+        fill: Callable[[Ref, Ref], None],
+    ) -> int:
         if self.parallel_depth:
             self.fail("a parallel loop cannot stand inside of another one")
         if self.loop_depth:
-            self.fail("a parallel loop cannot stand inside of a run-time loop: its counter is used once a launch")
+            self.fail(
+                "a parallel loop cannot stand inside of a run-time loop: its counter is used once a launch"
+            )
         phase = self.phases
 
         def build() -> None:
@@ -558,7 +632,9 @@ class Frontend(Expressions):
             fill(begin, end)
             self.parallel_depth -= 1
             self.b.close()
-            self.b.emit(Parallel(begin, end, total, grain, multiple, phase, tuple(scope.body), node.lineno))
+            self.b.emit(
+                Parallel(begin, end, total, grain, multiple, phase, tuple(scope.body), node.lineno)
+            )
 
         self.run_time_loop(assigned_names(node.body), assigned_names([_target(node)]), build)
         return FALLS
@@ -581,7 +657,9 @@ class Frontend(Expressions):
         if loop.break_label is not None:
             self.fail("'break' cannot leave a parallel loop; use 'continue'", KernelSyntaxError)
 
-    def _index_loop(self, node: ast.For, loop: _Loop, begin: Any, end: Any, indices: Callable[[Ref], Any]) -> None:
+    def _index_loop(
+        self, node: ast.For, loop: _Loop, begin: Any, end: Any, indices: Callable[[Ref], Any]
+    ) -> None:
         var = self.b.ref(INDEX)
         scope = self.b.open("loop")
         self.node = node.target
@@ -589,9 +667,13 @@ class Frontend(Expressions):
         self.loop_body(node, loop)
         self._no_break(loop)
         self.b.close()
-        self.b.emit(For(var, self.b.index(begin), self.b.index(end), 1, tuple(scope.body), node.lineno))
+        self.b.emit(
+            For(var, self.b.index(begin), self.b.index(end), 1, tuple(scope.body), node.lineno)
+        )
 
-    def _grid_loop(self, node: ast.For, loop: _Loop, shape: tuple[Any, ...], begin: Ref, end: Ref) -> None:
+    def _grid_loop(
+        self, node: ast.For, loop: _Loop, shape: tuple[Any, ...], begin: Ref, end: Ref
+    ) -> None:
         """Walks flat indices row by row: the divisions are done once a row."""
         b = self.b
         slot = b.alloc(INDEX)
@@ -610,7 +692,11 @@ class Frontend(Expressions):
         outer = [rest, *reversed(outer)]
         first = outer.pop()
         last = b.index(shape[-1])
-        count = b.op("min", (b.op("sub", (last, first), INDEX, "nsw"), b.op("sub", (end, position), INDEX, "nsw")), INDEX)
+        count = b.op(
+            "min",
+            (b.op("sub", (last, first), INDEX, "nsw"), b.op("sub", (end, position), INDEX, "nsw")),
+            INDEX,
+        )
         stop = b.op("add", (first, count), INDEX, "nsw")
         b.assign(slot, b.op("add", (position, count), INDEX, "nsw"))
         self._index_loop(node, loop, first, stop, lambda i: (*outer, i))
@@ -625,7 +711,9 @@ class Frontend(Expressions):
             self.loop_body(node, loop)
             self._no_break(loop)
 
-        return self._parallel(self.b.index(domain.total), self.b.index(domain.grain), domain.multiple, node, fill)
+        return self._parallel(
+            self.b.index(domain.total), self.b.index(domain.grain), domain.multiple, node, fill
+        )
 
     # ***** vector loops *****
     def _for_vectors(self, node: ast.For, domain: VectorsValue) -> int:
@@ -652,7 +740,16 @@ class Frontend(Expressions):
                 self.bind_target(node.target, (var, None))
                 self.loop_body(node, loop)
                 b.close()
-                b.emit(For(var, b.index(start), b.index(full_stop), width, tuple(scope.body), node.lineno))
+                b.emit(
+                    For(
+                        var,
+                        b.index(start),
+                        b.index(full_stop),
+                        width,
+                        tuple(scope.body),
+                        node.lineno,
+                    )
+                )
             if rest != 0:
                 mask = self.tail_mask(rest, width)
                 tail = b.open("branch")
@@ -660,7 +757,11 @@ class Frontend(Expressions):
                 self.bind_target(node.target, (b.index(full_stop), mask))
                 self.loop_body(node, loop)
                 b.close()
-                some = True if isinstance(rest, int) else b.op("gt", (rest, b.const(0, INDEX)), self.type_of(True))
+                some = (
+                    True
+                    if isinstance(rest, int)
+                    else b.op("gt", (rest, b.const(0, INDEX)), self.type_of(True))
+                )
                 if some is True:
                     b.splice(tail)
                 else:
@@ -679,9 +780,15 @@ class Frontend(Expressions):
         b = self.b
         lanes = vector(scalar_type("i32"), width)
         if isinstance(rest, int):
-            return b.const(tuple(k < rest for k in range(width)), lanes.with_dtype(scalar_type("bool")))
+            return b.const(
+                tuple(k < rest for k in range(width)), lanes.with_dtype(scalar_type("bool"))
+            )
         narrow = self.splat(b.op("cast", (rest,), scalar(lanes.dtype)), width)
-        return b.op("lt", (b.const(tuple(range(width)), lanes), narrow), lanes.with_dtype(scalar_type("bool")))
+        return b.op(
+            "lt",
+            (b.const(tuple(range(width)), lanes), narrow),
+            lanes.with_dtype(scalar_type("bool")),
+        )
 
     # ***** return and raise *****
     def _return(self, node: ast.Return) -> int:
@@ -726,11 +833,16 @@ class Frontend(Expressions):
         self.raise_at_run_time(kind.__name__, text, tuple(atoms))
         return DEAD
 
-    def run_time_format(self, text: str, values: Sequence[Any], what: str) -> tuple[str, list[Atom]]:
+    def run_time_format(
+        self, text: str, values: Sequence[Any], what: str
+    ) -> tuple[str, list[Atom]]:
         """Puts values that are known into a format text; gives what is left of it and the run-time values."""
         parts = text.split("{}")
         if len(parts) - 1 != len(values):
-            self.fail(f"{what}: {len(parts) - 1} placeholders '{{}}' for {len(values)} values", KernelValueError)
+            self.fail(
+                f"{what}: {len(parts) - 1} placeholders '{{}}' for {len(values)} values",
+                KernelValueError,
+            )
         atoms: list[Atom] = []
         out = parts[0]
         for value, rest in zip(values, parts[1:], strict=True):
@@ -747,9 +859,13 @@ class Frontend(Expressions):
 
     def raise_at_run_time(self, exception: str, text: str, values: tuple[Atom, ...]) -> None:
         if len(values) > 5:
-            self.fail(f"raise takes at most five run-time values, got {len(values)}", KernelValueError)
+            self.fail(
+                f"raise takes at most five run-time values, got {len(values)}", KernelValueError
+            )
         at = self.location(self.node)
-        self.messages.append(Message(exception, text, tuple(v.type.dtype for v in values), at.file, at.line))
+        self.messages.append(
+            Message(exception, text, tuple(v.type.dtype for v in values), at.file, at.line)
+        )
         self.b.emit(Raise(len(self.messages) - 1, values, self.b.line))
 
     def guard(self, cond: Atom, exception: str, text: str, values: tuple[Atom, ...]) -> None:
@@ -759,10 +875,14 @@ class Frontend(Expressions):
         self.b.emit(If(self.b.op("not", (cond,), cond.type), tuple(scope.body), (), self.b.line))
 
     # ***** inlining *****
-    def call_inline(self, function: InlineFunction | Closure, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def call_inline(
+        self, function: InlineFunction | Closure, args: list[Any], kwargs: dict[str, Any]
+    ) -> Any:
         source = function.source
         if len(self.calls) >= _MAX_INLINE_DEPTH:
-            self.fail(f"{source.name} is inlined {_MAX_INLINE_DEPTH} deep; a recursion needs an end known at compile time")
+            self.fail(
+                f"{source.name} is inlined {_MAX_INLINE_DEPTH} deep; a recursion needs an end known at compile time"
+            )
         env = self._bind_parameters(source, args, kwargs)
         outer = function.env if isinstance(function, Closure) else None
         frame = Frame(source, env, self.depth, outer_env=outer)
@@ -803,27 +923,41 @@ class Frontend(Expressions):
             self.b.splice(scope)
             return frame.results[0][0] if frame.results else None
         assert frame.label is not None
-        finish = self._result_slots(frame, [value for value, _ in frame.results], [where for _, where in frame.results])
+        finish = self._result_slots(
+            frame, [value for value, _ in frame.results], [where for _, where in frame.results]
+        )
         self.b.emit(Block(frame.label, tuple(scope.body)))
         return finish()
 
-    def _result_slots(self, frame: Frame, values: list[Any], scopes: list[Scope]) -> Callable[[], Any]:
+    def _result_slots(
+        self, frame: Frame, values: list[Any], scopes: list[Scope]
+    ) -> Callable[[], Any]:
         """Joins the values of several returns through slots, written before each one leaves."""
         first = values[0]
-        if not any(is_runtime(v) for v in values) and all(type(v) is type(first) and v == first for v in values):
+        if not any(is_runtime(v) for v in values) and all(
+            type(v) is type(first) and v == first for v in values
+        ):
             return lambda: first
-        if isinstance(first, tuple) and all(isinstance(v, tuple) and len(v) == len(first) for v in values):
-            parts = [self._result_slots(frame, [v[k] for v in values], scopes) for k in range(len(first))]
+        if isinstance(first, tuple) and all(
+            isinstance(v, tuple) and len(v) == len(first) for v in values
+        ):
+            parts = [
+                self._result_slots(frame, [v[k] for v in values], scopes) for k in range(len(first))
+            ]
             return lambda: tuple(part() for part in parts)
         if not all(isinstance(v, (Ref, Const)) or is_number(v) for v in values):
             shown = ", ".join(describe(v) for v in values)
-            self.fail(f"{frame.source.name} returns {shown}, of which one cannot be chosen at run time")
+            self.fail(
+                f"{frame.source.name} returns {shown}, of which one cannot be chosen at run time"
+            )
         common, weak = self.loose_type(first)
         for v in values[1:]:
             other, other_weak = self.loose_type(v)
             unified = self.unify(common, weak, other, other_weak)
             if unified is None:
-                self.fail(f"{frame.source.name} returns {describe(first)} and {describe(v)}, which have no common type")
+                self.fail(
+                    f"{frame.source.name} returns {describe(first)} and {describe(v)}, which have no common type"
+                )
             common, weak = unified, weak and other_weak
         slot = self.b.alloc(common)
         for v, where in zip(values, scopes, strict=True):
@@ -831,7 +965,9 @@ class Frontend(Expressions):
                 self.b.assign(slot, self.coerce(v, common))
         return lambda: self.b.read(slot, common)
 
-    def _bind_parameters(self, source: FunctionSource, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def _bind_parameters(
+        self, source: FunctionSource, args: list[Any], kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
         a = source.node.args
         names = [p.arg for p in (*a.posonlyargs, *a.args)]
         env: dict[str, Any] = {}
@@ -843,27 +979,39 @@ class Frontend(Expressions):
         keyword_names = {p.arg for p in a.kwonlyargs} | set(names)
         for name, value in kwargs.items():
             if name not in keyword_names:
-                self.fail(f"{source.name} has no parameter {name!r}; it has {', '.join(sorted(keyword_names))}")
+                self.fail(
+                    f"{source.name} has no parameter {name!r}; it has {', '.join(sorted(keyword_names))}"
+                )
             if name in env:
                 self.fail(f"{source.name} got {name!r} twice")
             env[name] = value
         defaults = dict(zip(reversed(names), reversed(a.defaults), strict=False))
-        defaults.update({p.arg: d for p, d in zip(a.kwonlyargs, a.kw_defaults, strict=True) if d is not None})
+        defaults.update(
+            {p.arg: d for p, d in zip(a.kwonlyargs, a.kw_defaults, strict=True) if d is not None}
+        )
         for name in (*names, *(p.arg for p in a.kwonlyargs)):
             if name not in env:
                 if name not in defaults:
                     self.fail(f"{source.name} needs a value for {name!r}")
                 env[name] = self.evaluate_in(source, defaults[name])
         for p in (*a.posonlyargs, *a.args, *a.kwonlyargs):
-            if p.annotation is not None and (isinstance(env[p.arg], (Ref, Const)) or is_number(env[p.arg])):
-                env[p.arg] = self.annotated(env[p.arg], self.evaluate_in(source, p.annotation), p.arg)
+            if p.annotation is not None and (
+                isinstance(env[p.arg], (Ref, Const)) or is_number(env[p.arg])
+            ):
+                env[p.arg] = self.annotated(
+                    env[p.arg], self.evaluate_in(source, p.annotation), p.arg
+                )
         return env
 
     def evaluate_in(self, source: FunctionSource, node: ast.expr) -> Any:
         """A default or an annotation, in the scope of its function's definition."""
         if isinstance(node, ast.Constant):
             if isinstance(node.value, str):
-                return self.evaluate_in(source, ast.parse(node.value, mode="eval").body) if node.value else None
+                return (
+                    self.evaluate_in(source, ast.parse(node.value, mode="eval").body)
+                    if node.value
+                    else None
+                )
             return node.value
         caller, at = self.frame, self.node
         self.frame = Frame(source, {}, self.depth)

@@ -32,7 +32,23 @@ from max.kernel.views import Index, View, as_mask, make_tile, scratch_view
 Handler = Callable[..., Any]
 HANDLERS: dict[Any, Handler] = {}
 PRINT = lang.print
-_LIBM = frozenset({"exp", "exp2", "log", "log2", "log1p", "expm1", "tanh", "sin", "cos", "pow", "erf", "acos", "atanh"})
+_LIBM = frozenset(
+    {
+        "exp",
+        "exp2",
+        "log",
+        "log2",
+        "log1p",
+        "expm1",
+        "tanh",
+        "sin",
+        "cos",
+        "pow",
+        "erf",
+        "acos",
+        "atanh",
+    }
+)
 
 
 def _emits(*functions: Any) -> Callable[[Handler], Handler]:
@@ -111,7 +127,9 @@ def emit_bitcast(fe: Expressions, x: Any, dtype: Any) -> Any:
     if source.dtype.kind == "b" or dtype.kind == "b":
         if source.is_vector and source.dtype.kind == "b" and dtype.bits == bits:
             return fe.b.op("bitcast", (x,), scalar(dtype))
-        fe.fail(f"k.bitcast: {describe(x)} to {dtype.name}; a mask becomes an integer with one bit a lane")
+        fe.fail(
+            f"k.bitcast: {describe(x)} to {dtype.name}; a mask becomes an integer with one bit a lane"
+        )
     if bits % dtype.bits:
         fe.fail(f"k.bitcast: {describe(x)} has {bits} bits, which {dtype.name} does not divide")
     lanes = bits // dtype.bits
@@ -123,7 +141,9 @@ def emit_bitcast(fe: Expressions, x: Any, dtype: Any) -> Any:
 # ***** lanes *****
 @_emits(lang.select)
 def emit_select(fe: Expressions, mask: Any, a: Any, b: Any) -> Any:
-    if isinstance(mask, (builtins.bool, Const)) and not isinstance(getattr(mask, "value", None), tuple):
+    if isinstance(mask, (builtins.bool, Const)) and not isinstance(
+        getattr(mask, "value", None), tuple
+    ):
         mask = bool(mask.value if isinstance(mask, Const) else mask)
     if isinstance(mask, bool):
         if not is_runtime(a) and not is_runtime(b):
@@ -132,9 +152,15 @@ def emit_select(fe: Expressions, mask: Any, a: Any, b: Any) -> Any:
         return x if mask else y
     if not isinstance(mask, (Ref, Const)) or mask.type.dtype is not BOOL.dtype:
         fe.fail(f"k.select takes a mask first, got {describe(mask)}")
-    same = isinstance(a, (Ref, Const)) and isinstance(b, (Ref, Const)) and a.type.dtype is b.type.dtype
+    same = (
+        isinstance(a, (Ref, Const)) and isinstance(b, (Ref, Const)) and a.type.dtype is b.type.dtype
+    )
     if not same:
-        narrow = [v.type.dtype for v in (a, b) if isinstance(v, (Ref, Const)) and v.type.dtype.is_narrow_float]
+        narrow = [
+            v.type.dtype
+            for v in (a, b)
+            if isinstance(v, (Ref, Const)) and v.type.dtype.is_narrow_float
+        ]
         if narrow and isinstance(a, (Ref, Const)) and isinstance(b, (Ref, Const)):
             a, b = fe.widened(a), fe.widened(b)
         elif narrow:
@@ -154,7 +180,10 @@ def emit_shuffle(fe: Expressions, a: Any, b: Any, indices: Any) -> Any:
     lanes = tuple(fe.sequence(indices, fe.node))
     total = 2 * a.type.width
     if not lanes or not all(isinstance(i, int) and 0 <= i < total for i in lanes):
-        fe.fail(f"k.shuffle takes indices in [0, {total}) known at compile time, got {list(lanes)}", KernelIndexError)
+        fe.fail(
+            f"k.shuffle takes indices in [0, {total}) known at compile time, got {list(lanes)}",
+            KernelIndexError,
+        )
     return fe.b.op("shuffle", (a, b), vector(a.type.dtype, len(lanes)), lanes)
 
 
@@ -167,7 +196,9 @@ def emit_interleave(fe: Expressions, a: Any, b: Any) -> Any:
 @_emits(lang.deinterleave)
 def emit_deinterleave(fe: Expressions, x: Any) -> Any:
     n = _vector(fe, x, "k.deinterleave").type.width
-    return emit_shuffle(fe, x, None, tuple(range(0, n, 2))), emit_shuffle(fe, x, None, tuple(range(1, n, 2)))
+    return emit_shuffle(fe, x, None, tuple(range(0, n, 2))), emit_shuffle(
+        fe, x, None, tuple(range(1, n, 2))
+    )
 
 
 @_emits(lang.concat)
@@ -180,7 +211,9 @@ def _reduction(op: str) -> Handler:
     def emit_reduce(fe: Expressions, x: Any) -> Any:
         x = fe.widened(_vector(fe, x, f"k.{op}"))
         if x.type.dtype.kind == "b":
-            fe.fail(f"k.{op} does not take masks; use k.any, k.all or k.popcount(k.bitcast(mask, …))")
+            fe.fail(
+                f"k.{op} does not take masks; use k.any, k.all or k.popcount(k.bitcast(mask, …))"
+            )
         return fe.b.op(op, (x,), scalar(x.type.dtype))
 
     return emit_reduce
@@ -314,7 +347,9 @@ def emit_dot_bf16(fe: Expressions, acc: Any, a: Any, b: Any) -> Any:
     if acc.type.dtype is not f32 or a.type is not pair or b.type is not pair:
         came = f"{describe(acc)}, {describe(a)} and {describe(b)}"
         fe.fail(f"k.dot_bf16 takes SIMD[f32, n] and twice SIMD[bf16, 2n], got {came}")
-    if fe.target.has("avx512bf16") and (acc.type.width % 16 == 0 or (fe.target.has("avx512vl") and acc.type.width in (4, 8))):
+    if fe.target.has("avx512bf16") and (
+        acc.type.width % 16 == 0 or (fe.target.has("avx512vl") and acc.type.width in (4, 8))
+    ):
         return fe.b.op("dot_bf16", (acc, a, b), acc.type)
     (a0, a1), (b0, b1) = emit_deinterleave(fe, a), emit_deinterleave(fe, b)
     acc = emit_fma(fe, fe.cast(a1, f32), fe.cast(b1, f32), acc)
@@ -333,7 +368,9 @@ def emit_libm(fe: Expressions, name: Any, *xs: Any) -> Any:
     for lane in range(width):
         at = fe.b.const(lane, INDEX)
         args = tuple(fe.b.op("extract", (a, at), scalar(f64)) for a in atoms)
-        result = fe.b.op("insert", (result, fe.b.op("libm", args, scalar(f64), name), at), result.type)
+        result = fe.b.op(
+            "insert", (result, fe.b.op("libm", args, scalar(f64), name), at), result.type
+        )
     return result
 
 
@@ -376,7 +413,9 @@ def emit_static_range(fe: Expressions, *args: Any) -> Any:
     bounds = [_index(fe, a) for a in args]
     known = [b for b in bounds if isinstance(b, int)]
     if len(known) != len(bounds):
-        fe.fail("k.static_range takes bounds known at compile time; use range(…) for a run-time loop")
+        fe.fail(
+            "k.static_range takes bounds known at compile time; use range(…) for a run-time loop"
+        )
     return range(*known)
 
 
@@ -480,7 +519,9 @@ def emit_assume(fe: Expressions, cond: Any) -> None:
 
 
 @_emits(lang.static_assert)
-def emit_static_assert(fe: Expressions, cond: Any, message: str = "the condition does not hold") -> None:
+def emit_static_assert(
+    fe: Expressions, cond: Any, message: str = "the condition does not hold"
+) -> None:
     if is_runtime(cond):
         fe.fail("k.static_assert takes a condition known at compile time; use raise for others")
     if not cond:
@@ -493,7 +534,9 @@ def emit_print(fe: Expressions, text: Any, *xs: Any) -> None:
         text, xs = "{}", (text, *xs)
     parts = text.split("{}")
     if len(parts) - 1 != len(xs):
-        fe.fail(f"k.print: {len(parts) - 1} placeholders '{{}}' for {len(xs)} values", KernelValueError)
+        fe.fail(
+            f"k.print: {len(parts) - 1} placeholders '{{}}' for {len(xs)} values", KernelValueError
+        )
     out: list[Any] = [parts[0]]
     atoms: list[Atom] = []
     for x, rest in zip(xs, parts[1:], strict=True):
@@ -529,7 +572,9 @@ def emit_parallel(fe: Expressions, ctx: ContextValue, shape: Any, grain: Any = 0
     return ParallelValue((_index(fe, shape),), _index(fe, grain), True)
 
 
-def emit_chunks(fe: Expressions, ctx: ContextValue, total: Any, grain: Any = 0, multiple: Any = 1) -> Any:
+def emit_chunks(
+    fe: Expressions, ctx: ContextValue, total: Any, grain: Any = 0, multiple: Any = 1
+) -> Any:
     if not isinstance(multiple, int) or multiple < 1:
         fe.fail(f"multiple is a positive integer known at compile time, got {describe(multiple)}")
     return ChunksValue(_index(fe, total), _index(fe, grain), multiple)
@@ -537,7 +582,10 @@ def emit_chunks(fe: Expressions, ctx: ContextValue, total: Any, grain: Any = 0, 
 
 def emit_barrier(fe: Any, ctx: ContextValue) -> None:
     if fe.parallel_depth:
-        fe.fail("a barrier cannot stand inside of a parallel loop: not all workers get there", KernelSyntaxError)
+        fe.fail(
+            "a barrier cannot stand inside of a parallel loop: not all workers get there",
+            KernelSyntaxError,
+        )
     fe.b.emit(Barrier(fe.b.line))
 
 

@@ -70,16 +70,24 @@ class ArrayView:
 
     def _check(self, axis: int, index: int) -> None:
         if not 0 <= index < self.shape[axis]:
-            raise IndexError(f"{self.name}: index {index} is out of range for axis {axis} of size {self.shape[axis]}")
+            raise IndexError(
+                f"{self.name}: index {index} is out of range for axis {axis} of size {self.shape[axis]}"
+            )
 
     def _writable(self) -> None:
         if not self.writable:
             raise TypeError(f"{self.name} is a k.Input and cannot be written")
 
-    def _lanes(self, indices: tuple[Any, ...], width: int, mask: Any, axis: int) -> tuple[Any, Array]:
+    def _lanes(
+        self, indices: tuple[Any, ...], width: int, mask: Any, axis: int
+    ) -> tuple[Any, Array]:
         at = list(self._indices(indices))
         axis %= self.rank
-        active = np.ones(width, bool) if mask is None else np.broadcast_to(values.value(mask).data, (width,)).copy()
+        active = (
+            np.ones(width, bool)
+            if mask is None
+            else np.broadcast_to(values.value(mask).data, (width,)).copy()
+        )
         lanes = at[axis] + np.arange(width)
         for k, i in enumerate(at):
             if k != axis and active.any():
@@ -91,7 +99,14 @@ class ArrayView:
         return tuple(index), active
 
     # ***** elements *****
-    def load(self, *indices: Any, width: int | None = None, mask: Any = None, axis: int = -1, other: Any = 0) -> Value:
+    def load(
+        self,
+        *indices: Any,
+        width: int | None = None,
+        mask: Any = None,
+        axis: int = -1,
+        other: Any = 0,
+    ) -> Value:
         if width is None:
             at = self._indices(indices)
             for axis, index in enumerate(at):
@@ -174,7 +189,9 @@ class ArrayView:
         return self._like(self.array.view(scalar_type(dtype).numpy))
 
     def transpose(self, *axes: Any) -> ArrayView:
-        return self._like(self.array.transpose(axes[0] if len(axes) == 1 and isinstance(axes[0], tuple) else axes))
+        return self._like(
+            self.array.transpose(axes[0] if len(axes) == 1 and isinstance(axes[0], tuple) else axes)
+        )
 
 
 _atomic = threading.Lock()
@@ -261,7 +278,9 @@ def interpret(
     errors: list[BaseException] = []
 
     def work(worker: int) -> None:
-        positional, keywords = _arguments(fn, args, dict(params or {}), RunContext(launch, worker, target))
+        positional, keywords = _arguments(
+            fn, args, dict(params or {}), RunContext(launch, worker, target)
+        )
         try:
             fn(*positional, **keywords)
         except threading.BrokenBarrierError:
@@ -275,7 +294,9 @@ def interpret(
         if num_workers == 1:
             work(0)
         else:
-            threads = [threading.Thread(target=work, args=(n,), daemon=True) for n in range(num_workers)]
+            threads = [
+                threading.Thread(target=work, args=(n,), daemon=True) for n in range(num_workers)
+            ]
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -308,9 +329,13 @@ def _arguments(
             positional.append(_argument(p.arg, waiting.pop(0), annotation))
     if a.vararg is not None:
         annotation = _annotation(fn, a.vararg)
-        positional += [_argument(f"{a.vararg.arg}[{n}]", x, annotation) for n, x in enumerate(waiting)]
+        positional += [
+            _argument(f"{a.vararg.arg}[{n}]", x, annotation) for n, x in enumerate(waiting)
+        ]
     elif waiting:
-        raise KernelTypeError(f"{fn.name} takes {len(args) - len(waiting)} arguments, got {len(args)}")
+        raise KernelTypeError(
+            f"{fn.name} takes {len(args) - len(waiting)} arguments, got {len(args)}"
+        )
     for p in a.kwonlyargs:
         if _annotation(fn, p) is Context:
             params[p.arg] = ctx
@@ -337,7 +362,9 @@ def _argument(name: str, x: Any, annotation: Any) -> Any:
             raise KernelTypeError(f"{name} is an array, got {x!r}")
         return ArrayView(x, name, annotation.writable)
     if not isinstance(annotation, ScalarType):
-        raise KernelTypeError(f"parameter {name} needs an annotation: k.Input, k.Output, k.InOut or an element type")
+        raise KernelTypeError(
+            f"parameter {name} needs an annotation: k.Input, k.Output, k.InOut or an element type"
+        )
     return Value(x, annotation)
 
 

@@ -30,7 +30,9 @@ def iota(dtype: Any, width: int) -> Any:
     return Value(np.arange(width).astype(dtype.numpy), dtype)
 
 
-def tile(dtype: Any, shape: int | tuple[int, ...], width: int | None = None, fill: Any = None) -> Any:
+def tile(
+    dtype: Any, shape: int | tuple[int, ...], width: int | None = None, fill: Any = None
+) -> Any:
     """An array of scalars, or of vectors with ``width`` lanes, in registers or on the worker's stack.
 
     Args:
@@ -39,7 +41,9 @@ def tile(dtype: Any, shape: int | tuple[int, ...], width: int | None = None, fil
         width: lanes of an element; None for scalars.
         fill: what all elements are set to; without it they are undefined.
     """
-    return Tile(scalar_type(dtype), (shape,) if isinstance(shape, int) else tuple(shape), width, fill)
+    return Tile(
+        scalar_type(dtype), (shape,) if isinstance(shape, int) else tuple(shape), width, fill
+    )
 
 
 # ***** conversions *****
@@ -265,8 +269,6 @@ def pop_target() -> None:
 def target() -> Target:
     """The target at compile time; in plain Python the host."""
     return _targets[-1] if _targets else host_target()
-
-
 
 
 def floating(x: Any) -> Any:

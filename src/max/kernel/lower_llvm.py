@@ -71,7 +71,9 @@ class _Lowering(OpLowering):
         for alloc in _allocs(self.ir.body):
             name = self.slots[alloc.slot] = f"%s{alloc.slot}"
             type = llvm_type(alloc.type)
-            allocs.append(f"  {name} = alloca [{max(alloc.count, 1)} x {type}], align {_alignment(alloc)}")
+            allocs.append(
+                f"  {name} = alloca [{max(alloc.count, 1)} x {type}], align {_alignment(alloc)}"
+            )
         self.body(self.ir.body)
         self.out("ret void")
         lines = [
@@ -197,7 +199,9 @@ class _Lowering(OpLowering):
     def _parallel(self, s: Parallel) -> None:
         total = self.atom(s.total)
         begin, end = f"%v{s.begin.id}", f"%v{s.end.id}"
-        first, fetch, chunk, latch, done = (self.label(k) for k in ("first", "fetch", "chunk", "next", "done"))
+        first, fetch, chunk, latch, done = (
+            self.label(k) for k in ("first", "fetch", "chunk", "next", "done")
+        )
         workers = self.context(1, "i64")
         single = self.temp(f"icmp eq i64 {workers}, 1")
         some = self.temp(f"icmp sgt i64 {total}, 0")

@@ -10,7 +10,15 @@ from max.kernel.lower_types import MEMORY, const_text, llvm_type, number_text, v
 from max.kernel.target import Target
 from max.kernel.types import ScalarType, Type, bf16, bool_, f16, f32, f64
 
-_INT = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "xor": "xor", "shl": "shl"}
+_INT = {
+    "add": "add",
+    "sub": "sub",
+    "mul": "mul",
+    "and": "and",
+    "or": "or",
+    "xor": "xor",
+    "shl": "shl",
+}
 _FLOAT = {"add": "fadd contract", "sub": "fsub contract", "mul": "fmul contract", "div": "fdiv"}
 _COMPARE_FLOAT = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
 _COMPARE_SIGNED = {"eq": "eq", "ne": "ne", "lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge"}
@@ -137,13 +145,18 @@ class OpLowering:
             self._plain(s, f"{_INT[op]} {s.attr}" if s.attr else _INT[op])
         elif op in _INTRINSIC:
             t = llvm_type(type)
-            self.alias(s, self.call(t, f"llvm.{_INTRINSIC[op]}.{mangled(type)}", [(t, self.atom(s.args[0]))]))
+            self.alias(
+                s,
+                self.call(t, f"llvm.{_INTRINSIC[op]}.{mangled(type)}", [(t, self.atom(s.args[0]))]),
+            )
         else:
             raise ValueError(f"the kernel IR has no op {op!r}")
 
     def _plain(self, s: Let, instruction: str) -> None:
         a, b = s.args
-        self.lines.append(f"  %v{s.ref.id} = {instruction} {llvm_type(a.type)} {self.atom(a)}, {self.atom(b)}")
+        self.lines.append(
+            f"  %v{s.ref.id} = {instruction} {llvm_type(a.type)} {self.atom(a)}, {self.atom(b)}"
+        )
 
     def _compare_unsigned(self, s: Let, predicate: str) -> None:
         self._plain(s, f"icmp {predicate}")
@@ -172,7 +185,11 @@ class OpLowering:
         if type.dtype.kind != "b":
             return loaded
         memory = vector_name("i8", type.width)
-        return self.temp(f"icmp ne {memory} {loaded}, zeroinitializer" if type.width else f"icmp ne i8 {loaded}, 0")
+        return self.temp(
+            f"icmp ne {memory} {loaded}, zeroinitializer"
+            if type.width
+            else f"icmp ne i8 {loaded}, 0"
+        )
 
     def to_memory(self, a: Atom) -> tuple[str, str]:
         """A value as it is stored, with its type."""
@@ -275,7 +292,9 @@ class OpLowering:
 
     def _extract(self, s: Let) -> None:
         v, lane = s.args
-        self.out(f"%v{s.ref.id} = extractelement {llvm_type(v.type)} {self.atom(v)}, i64 {self.atom(lane)}")
+        self.out(
+            f"%v{s.ref.id} = extractelement {llvm_type(v.type)} {self.atom(v)}, i64 {self.atom(lane)}"
+        )
 
     def _insert(self, s: Let) -> None:
         v, x, lane = s.args
@@ -332,7 +351,9 @@ class OpLowering:
         bits = self.temp(f"bitcast {floats} {scaled} to {ints}")
         special = self.temp(f"icmp uge {ints} {magnitude}, {c('i32', 0x7C00)}")
         infinite = self.temp(f"or {ints} {shifted}, {c('i32', 0x7F800000)}")
-        chosen = self.temp(f"select {vector_name('i1', width)} {special}, {ints} {infinite}, {ints} {bits}")
+        chosen = self.temp(
+            f"select {vector_name('i1', width)} {special}, {ints} {infinite}, {ints} {bits}"
+        )
         sign = self.temp(f"and {ints} {wide}, {c('i32', 0x8000)}")
         high = self.temp(f"shl {ints} {sign}, {c('i32', 16)}")
         whole = self.temp(f"or {ints} {chosen}, {high}")
@@ -343,7 +364,9 @@ class OpLowering:
         floats = vector_name("float", width)
         shorts = vector_name("i16", width)
         if dtype is bf16:
-            if self.target.has("avx512bf16") and (width % 16 == 0 and width or (self.target.has("avx512vl") and width in (4, 8))):
+            if self.target.has("avx512bf16") and (
+                width % 16 == 0 and width or (self.target.has("avx512vl") and width in (4, 8))
+            ):
                 short = vector_name("bfloat", width)
                 rounded = self.temp(f"fptrunc {floats} {text} to {short}")
                 return self.temp(f"bitcast {short} {rounded} to {shorts}")
@@ -364,16 +387,24 @@ class OpLowering:
         rounded = self.temp(f"add {ints} {bits}, {bias}")
         cut = self.temp(f"lshr {ints} {rounded}, {c('i32', 16)}")
         nan = self.temp(f"fcmp uno {floats} {text}, {text}")
-        chosen = self.temp(f"select {vector_name('i1', width)} {nan}, {ints} {c('i32', 0x7FC0)}, {ints} {cut}")
+        chosen = self.temp(
+            f"select {vector_name('i1', width)} {nan}, {ints} {c('i32', 0x7FC0)}, {ints} {cut}"
+        )
         return self.temp(f"trunc {ints} {chosen} to {shorts}")
 
     def _round_f16(self, text: str, width: int) -> str:
-        ints, floats, flags = vector_name("i32", width), vector_name("float", width), vector_name("i1", width)
+        ints, floats, flags = (
+            vector_name("i32", width),
+            vector_name("float", width),
+            vector_name("i1", width),
+        )
         c = _constants(width)
         bits = self.temp(f"bitcast {floats} {text} to {ints}")
         magnitude = self.temp(f"and {ints} {bits}, {c('i32', 0x7FFFFFFF)}")
         # normal results: round to even at bit 13, then correct the bias
-        odd = self.temp(f"and {ints} {self.temp(f'lshr {ints} {magnitude}, ' + c('i32', 13))}, {c('i32', 1)}")
+        odd = self.temp(
+            f"and {ints} {self.temp(f'lshr {ints} {magnitude}, ' + c('i32', 13))}, {c('i32', 1)}"
+        )
         biased = self.temp(f"add {ints} {magnitude}, {c('i32', 0x0FFF - (112 << 23))}")
         rounded = self.temp(f"add {ints} {biased}, {odd}")
         normal = self.temp(f"lshr {ints} {rounded}, {c('i32', 13)}")
@@ -388,7 +419,9 @@ class OpLowering:
         bounded = self.temp(f"select {flags} {big}, {ints} {c('i32', 0x7C00)}, {ints} {finite}")
         nan = self.temp(f"icmp ugt {ints} {magnitude}, {c('i32', 0x7F800000)}")
         chosen = self.temp(f"select {flags} {nan}, {ints} {c('i32', 0x7E00)}, {ints} {bounded}")
-        sign = self.temp(f"and {ints} {self.temp(f'lshr {ints} {bits}, ' + c('i32', 16))}, {c('i32', 0x8000)}")
+        sign = self.temp(
+            f"and {ints} {self.temp(f'lshr {ints} {bits}, ' + c('i32', 16))}, {c('i32', 0x8000)}"
+        )
         whole = self.temp(f"or {ints} {chosen}, {sign}")
         return self.temp(f"trunc {ints} {whole} to {vector_name('i16', width)}")
 
@@ -403,12 +436,16 @@ class OpLowering:
                 return
         if goal.is_narrow_float:
             if source is not f32:
-                text = self._number_cast(text, from_, source, vector_name("float", width), f32, width, s.attr)
+                text = self._number_cast(
+                    text, from_, source, vector_name("float", width), f32, width, s.attr
+                )
             self.alias(s, self.narrow(text, goal, width))
             return
         self.alias(s, self._number_cast(text, from_, source, to, goal, width, s.attr))
 
-    def _number_cast(self, text: str, from_: str, a: ScalarType, to: str, b: ScalarType, width: int, mode: Any) -> str:
+    def _number_cast(
+        self, text: str, from_: str, a: ScalarType, to: str, b: ScalarType, width: int, mode: Any
+    ) -> str:
         if b.kind == "b":
             zero = "zeroinitializer" if width else ("0.0" if a.is_float else "0")
             return self.temp(f"{'fcmp une' if a.is_float else 'icmp ne'} {from_} {text}, {zero}")
@@ -445,7 +482,9 @@ class OpLowering:
         if a.type.dtype.is_float:
             self.out(f"%v{s.ref.id} = fneg {t} {self.atom(a)}")
         else:
-            self.out(f"%v{s.ref.id} = sub {t} {'zeroinitializer' if a.type.width else '0'}, {self.atom(a)}")
+            self.out(
+                f"%v{s.ref.id} = sub {t} {'zeroinitializer' if a.type.width else '0'}, {self.atom(a)}"
+            )
 
     def _not(self, s: Let) -> None:
         a = s.args[0]
@@ -469,13 +508,18 @@ class OpLowering:
 
     def _count_zeros(self, s: Let, op: str) -> None:
         a = s.args[0]
-        self.alias(s, self.call_immediate(llvm_type(a.type), f"llvm.{op}.{mangled(a.type)}", self.atom(a)))
+        self.alias(
+            s, self.call_immediate(llvm_type(a.type), f"llvm.{op}.{mangled(a.type)}", self.atom(a))
+        )
 
     def _fma(self, s: Let) -> None:
         t = llvm_type(s.ref.type)
         # without the instruction llvm.fma would be a slow exact library call
         name = "fma" if self.target.has_fma else "fmuladd"
-        self.alias(s, self.call(t, f"llvm.{name}.{mangled(s.ref.type)}", [(t, self.atom(a)) for a in s.args]))
+        self.alias(
+            s,
+            self.call(t, f"llvm.{name}.{mangled(s.ref.type)}", [(t, self.atom(a)) for a in s.args]),
+        )
 
     def _extremum(self, s: Let) -> None:
         a, b = s.args
@@ -533,7 +577,12 @@ class OpLowering:
 
     def _copysign(self, s: Let) -> None:
         t = llvm_type(s.ref.type)
-        self.alias(s, self.call(t, f"llvm.copysign.{mangled(s.ref.type)}", [(t, self.atom(a)) for a in s.args]))
+        self.alias(
+            s,
+            self.call(
+                t, f"llvm.copysign.{mangled(s.ref.type)}", [(t, self.atom(a)) for a in s.args]
+            ),
+        )
 
     # ***** reductions *****
     def _reduce(self, s: Let) -> None:
@@ -543,9 +592,17 @@ class OpLowering:
         if a.type.dtype.is_float:
             start = number_text(-0.0 if op == "add" else 1.0, a.type.dtype)
             args = [(element, start), (t, self.atom(a))]
-            self.alias(s, self.call(element, f"llvm.vector.reduce.f{op}.{mangled(a.type)}", args, "reassoc "))
+            self.alias(
+                s,
+                self.call(element, f"llvm.vector.reduce.f{op}.{mangled(a.type)}", args, "reassoc "),
+            )
         else:
-            self.alias(s, self.call(element, f"llvm.vector.reduce.{op}.{mangled(a.type)}", [(t, self.atom(a))]))
+            self.alias(
+                s,
+                self.call(
+                    element, f"llvm.vector.reduce.{op}.{mangled(a.type)}", [(t, self.atom(a))]
+                ),
+            )
 
     def _reduce_extremum(self, s: Let) -> None:
         a = s.args[0]
@@ -553,7 +610,12 @@ class OpLowering:
         op = s.op.removeprefix("reduce_")
         if not a.type.dtype.is_float:
             sign = "u" if a.type.dtype.kind == "u" else "s"
-            self.alias(s, self.call(element, f"llvm.vector.reduce.{sign}{op}.{mangled(a.type)}", [(t, self.atom(a))]))
+            self.alias(
+                s,
+                self.call(
+                    element, f"llvm.vector.reduce.{sign}{op}.{mangled(a.type)}", [(t, self.atom(a))]
+                ),
+            )
             return
         text = self.atom(a)
         while width > 1 and width % 2 == 0:  # halves, keeping NaN
@@ -561,10 +623,17 @@ class OpLowering:
             parts: list[str] = []
             for first in (0, half):
                 lanes = ", ".join(f"i32 {first + i}" for i in range(half))
-                parts.append(self.temp(f"shufflevector {whole} {text}, {whole} poison, <{half} x i32> <{lanes}>"))
+                parts.append(
+                    self.temp(
+                        f"shufflevector {whole} {text}, {whole} poison, <{half} x i32> <{lanes}>"
+                    )
+                )
             text = self.float_extremum(op, vector_name(element, half), *parts, half, False)
             width = half
-        lanes_left = [self.temp(f"extractelement {vector_name(element, width)} {text}, i64 {i}") for i in range(width)]
+        lanes_left = [
+            self.temp(f"extractelement {vector_name(element, width)} {text}, i64 {i}")
+            for i in range(width)
+        ]
         result = lanes_left[0]
         for lane in lanes_left[1:]:
             result = self.float_extremum(op, element, result, lane, 0, False)
@@ -572,7 +641,14 @@ class OpLowering:
 
     def _mask_reduce(self, s: Let, op: str) -> None:
         a = s.args[0]
-        self.alias(s, self.call("i1", f"llvm.vector.reduce.{op}.v{a.type.width}i1", [(llvm_type(a.type), self.atom(a))]))
+        self.alias(
+            s,
+            self.call(
+                "i1",
+                f"llvm.vector.reduce.{op}.v{a.type.width}i1",
+                [(llvm_type(a.type), self.atom(a))],
+            ),
+        )
 
     # ***** instructions of one processor *****
     def _pieces(self, text: str, element: str, width: int, piece: int) -> list[str]:
@@ -582,7 +658,11 @@ class OpLowering:
         found: list[str] = []
         for first in range(0, width, piece):
             lanes = ", ".join(f"i32 {first + i}" for i in range(piece))
-            found.append(self.temp(f"shufflevector {whole} {text}, {whole} poison, <{piece} x i32> <{lanes}>"))
+            found.append(
+                self.temp(
+                    f"shufflevector {whole} {text}, {whole} poison, <{piece} x i32> <{lanes}>"
+                )
+            )
         return found
 
     def _joined(self, parts: list[str], element: str, piece: int) -> str:
@@ -624,10 +704,16 @@ class OpLowering:
         name = f"llvm.x86.avx512.mask.scalef.{suffix}.512"
         results: list[str] = []
         for a, b in zip(
-            self._pieces(self.atom(x), element, width, piece), self._pieces(self.atom(n), element, width, piece), strict=True
+            self._pieces(self.atom(x), element, width, piece),
+            self._pieces(self.atom(n), element, width, piece),
+            strict=True,
         ):
             self.declarations.add(f"{t} @{name}({t}, {t}, {t}, {mask}, i32)")
-            results.append(self.temp(f"call {t} @{name}({t} {a}, {t} {b}, {t} zeroinitializer, {mask} -1, i32 4)"))
+            results.append(
+                self.temp(
+                    f"call {t} @{name}({t} {a}, {t} {b}, {t} zeroinitializer, {mask} -1, i32 4)"
+                )
+            )
         self.alias(s, self._joined(results, element, piece))
 
     def _libm(self, s: Let) -> None:
@@ -641,7 +727,9 @@ class OpLowering:
         elif s.op == "prefetch":
             write, locality = s.attr
             self.declarations.add("void @llvm.prefetch.p0(ptr, i32, i32, i32)")
-            self.out(f"call void @llvm.prefetch.p0(ptr {self.atom(s.args[0])}, i32 {write}, i32 {locality}, i32 1)")
+            self.out(
+                f"call void @llvm.prefetch.p0(ptr {self.atom(s.args[0])}, i32 {write}, i32 {locality}, i32 1)"
+            )
         elif s.op == "assume":
             self.declarations.add("void @llvm.assume(i1)")
             self.out(f"call void @llvm.assume(i1 {self.atom(s.args[0])})")
@@ -659,8 +747,12 @@ class OpLowering:
                 text += part.replace("%", "%%")
         data = (text + "\n").encode() + b"\0"
         name = f"@text{len(self.globals)}"
-        escaped = "".join(chr(c) if 32 <= c < 127 and c not in (34, 92) else f"\\{c:02X}" for c in data)
-        self.globals.append(f'{name} = private unnamed_addr constant [{len(data)} x i8] c"{escaped}"')
+        escaped = "".join(
+            chr(c) if 32 <= c < 127 and c not in (34, 92) else f"\\{c:02X}" for c in data
+        )
+        self.globals.append(
+            f'{name} = private unnamed_addr constant [{len(data)} x i8] c"{escaped}"'
+        )
         self.declarations.add("i32 @printf(ptr, ...)")
         self.declarations.add("i32 @fflush(ptr)")
         args = "".join(f", {llvm_type(a.type)} {self.atom(a)}" for a in s.args)

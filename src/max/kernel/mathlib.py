@@ -49,7 +49,13 @@ def exp(x: Any) -> Any:
     r = k.fma(n, -0.693145751953125, y)
     r = k.fma(n, -1.428606765330187e-06, r)
     p = polynomial(
-        r, 1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1
+        r,
+        1.9875691500e-4,
+        1.3981999507e-3,
+        8.3334519073e-3,
+        4.1665795894e-2,
+        1.6666665459e-1,
+        5.0000001201e-1,
     )
     return _scaled(k.fma(p, r * r, r) + 1.0, n)
 
@@ -149,7 +155,14 @@ def tanh(x: Any) -> Any:
         return k.libm("tanh", x)
     a = k.abs(x)
     s = x * x
-    p = polynomial(s, -5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
+    p = polynomial(
+        s,
+        -5.70498872745e-3,
+        2.06390887954e-2,
+        -5.37397155531e-2,
+        1.33314422036e-1,
+        -3.33332819422e-1,
+    )
     small = k.fma(x * s, p, x)
     large = 1.0 - 2.0 / (exp(a + a) + 1.0)
     return k.select(a < 0.625, small, k.copysign(large, x))
@@ -221,7 +234,11 @@ def _sine(x: Any, shift: float, name: str) -> Any:
         n = k.select(n >= 4.0, n - 4.0, n)
     s = r * r
     sine = k.fma(polynomial(s, -1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1), s * r, r)
-    cosine = k.fma(polynomial(s, 2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2), s * s, k.fma(s, -0.5, 1.0))
+    cosine = k.fma(
+        polynomial(s, 2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2),
+        s * s,
+        k.fma(s, -0.5, 1.0),
+    )
     odd = (n == 1.0) | (n == 3.0)
     result = k.select(odd, cosine, sine)
     result = k.select(n >= 2.0, -result, result)
@@ -253,7 +270,9 @@ def acos(x: Any) -> Any:
     outer = a > 0.5
     s = k.select(outer, 0.5 * (1.0 - a), x * x)
     root = k.select(outer, k.sqrt(s), x)
-    p = polynomial(s, 4.2163199048e-2, 2.4181311049e-2, 4.5470025998e-2, 7.4953002686e-2, 1.6666752422e-1)
+    p = polynomial(
+        s, 4.2163199048e-2, 2.4181311049e-2, 4.5470025998e-2, 7.4953002686e-2, 1.6666752422e-1
+    )
     asin = k.fma(p, s * root, root)
     twice = asin + asin
     far = k.select(x < 0.0, 3.1415927410125732 - (twice + 8.742277657347586e-08), twice)
@@ -295,9 +314,7 @@ def _log2_wide(x: Any) -> Any:
     m = k.bitcast(bits - (exponent << 52), f64)
     s = (m - 1.0) / (m + 1.0)
     z = s * s
-    p = polynomial(
-        z, 2 / 19, 2 / 17, 2 / 15, 2 / 13, 2 / 11, 2 / 9, 2 / 7, 2 / 5, 2 / 3, 2.0
-    )
+    p = polynomial(z, 2 / 19, 2 / 17, 2 / 15, 2 / 13, 2 / 11, 2 / 9, 2 / 7, 2 / 5, 2 / 3, 2.0)
     # exponents of f32 fit into 32 bits, from which all targets convert
     return k.fma(p * s, 1.4426950408889634, f64(k.cast(exponent, i32)))
 
@@ -309,7 +326,19 @@ def _exp2_wide(x: Any) -> Any:
     n = k.round(y)
     r = (y - n) * 0.6931471805599453
     p = polynomial(
-        r, 1 / 39916800, 1 / 3628800, 1 / 362880, 1 / 40320, 1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0
+        r,
+        1 / 39916800,
+        1 / 3628800,
+        1 / 362880,
+        1 / 40320,
+        1 / 5040,
+        1 / 720,
+        1 / 120,
+        1 / 24,
+        1 / 6,
+        0.5,
+        1.0,
+        1.0,
     )
     power = k.bitcast((i64(k.cast_unchecked(n, i32)) + 1023) << 52, f64)
     return p * power
@@ -339,4 +368,4 @@ def pow(x: Any, y: Any) -> Any:
     return k.select((k.isnan(x) & (y != 0.0)) | (k.isnan(y) & (x != 1.0)), _NAN, result)
 
 
-values.float_power = pow
+values.set_float_power(pow)

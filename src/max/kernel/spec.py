@@ -102,7 +102,12 @@ def _bitcast(s: Let) -> bool:
 
 def _reduction(s: Let) -> bool:
     v = s.args[0].type
-    return v.is_vector and s.ref.type is scalar(v.dtype) and not v.dtype.is_narrow_float and v.dtype is not bool_
+    return (
+        v.is_vector
+        and s.ref.type is scalar(v.dtype)
+        and not v.dtype.is_narrow_float
+        and v.dtype is not bool_
+    )
 
 
 def _mask_reduction(s: Let) -> bool:
@@ -113,19 +118,29 @@ def _mask_reduction(s: Let) -> bool:
 def _gather(s: Let) -> bool:
     pointer, offsets, *rest = _types(s)
     width = s.ref.type.width
-    masked = not rest or (rest[0].dtype is bool_ and rest[0].width == width and rest[1] is s.ref.type)
+    masked = not rest or (
+        rest[0].dtype is bool_ and rest[0].width == width and rest[1] is s.ref.type
+    )
     return pointer is POINTER and offsets.dtype is INDEX.dtype and offsets.width == width and masked
 
 
 def _masked_load(s: Let) -> bool:
     pointer, mask, other = _types(s)
     width = s.ref.type.width
-    return pointer is POINTER and mask.dtype is bool_ and mask.width == width and other is s.ref.type
+    return (
+        pointer is POINTER and mask.dtype is bool_ and mask.width == width and other is s.ref.type
+    )
 
 
 def _dot(s: Let) -> bool:
     acc, a, b = _types(s)
-    return acc is s.ref.type and acc.dtype is f32 and a is b and a.dtype is bf16 and a.width == 2 * acc.width
+    return (
+        acc is s.ref.type
+        and acc.dtype is f32
+        and a is b
+        and a.dtype is bf16
+        and a.width == 2 * acc.width
+    )
 
 
 def _no_args(s: Let) -> bool:
@@ -149,7 +164,10 @@ OPS: dict[str, tuple[int | None, Rule]] = {
     **dict.fromkeys(("popcount", "ctlz", "cttz"), (1, _integers)),
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), (2, _comparison)),
     **dict.fromkeys(("ult", "uge"), (2, _index_comparison)),
-    "libm": (None, lambda s: all(t.dtype is f64 and t.width == 0 for t in [*_types(s), s.ref.type])),
+    "libm": (
+        None,
+        lambda s: all(t.dtype is f64 and t.width == 0 for t in [*_types(s), s.ref.type]),
+    ),
     # conversions and lanes
     "cast": (1, _same_lanes),
     "bitcast": (1, _bitcast),
@@ -162,7 +180,14 @@ OPS: dict[str, tuple[int | None, Rule]] = {
     **dict.fromkeys(("any", "all"), (1, _mask_reduction)),
     "dot_bf16": (3, _dot),
     # memory and context
-    "gep": (2, lambda s: _types(s) == [POINTER, INDEX] and s.ref.type is POINTER and isinstance(s.attr, ScalarType)),
+    "gep": (
+        2,
+        lambda s: (
+            _types(s) == [POINTER, INDEX]
+            and s.ref.type is POINTER
+            and isinstance(s.attr, ScalarType)
+        ),
+    ),
     "load": (1, lambda s: _types(s) == [POINTER]),
     "masked_load": (3, _masked_load),
     "gather": (2, _gather),
@@ -242,7 +267,11 @@ class _Verifier:
         elif isinstance(s, Assign):
             self.use(s, s.index, s.value)
             alloc = self.slots.get(s.slot)
-            self.expect(s, alloc is not None and alloc.type is s.value.type, "a value of another type than the slot")
+            self.expect(
+                s,
+                alloc is not None and alloc.type is s.value.type,
+                "a value of another type than the slot",
+            )
         elif isinstance(s, Store):
             self.use(s, s.pointer, s.value)
             self.expect(s, s.pointer.type is POINTER, "no address")
@@ -261,7 +290,9 @@ class _Verifier:
             self.fail(s, "an unknown op")
         count, rule = OPS[s.op]
         self.expect(s, count is None or len(s.args) == count, f"{s.op} takes {count} operands")
-        self.expect(s, rule(s), f"{s.op} does not take ({', '.join(map(str, _types(s)))}) to {s.ref.type}")
+        self.expect(
+            s, rule(s), f"{s.op} does not take ({', '.join(map(str, _types(s)))}) to {s.ref.type}"
+        )
         if s.op == "read":
             alloc = self.slots.get(s.attr)
             self.expect(s, alloc is not None and alloc.type is s.ref.type, "a slot of another type")
@@ -273,14 +304,22 @@ class _Verifier:
         elif isinstance(s, Raise):
             self.use(s, *s.values)
             self.expect(s, 0 <= s.message < len(self.ir.messages), "no such message")
-            self.expect(s, len(s.values) == len(self.ir.messages[s.message].dtypes) <= 5, "values that do not fit")
+            self.expect(
+                s,
+                len(s.values) == len(self.ir.messages[s.message].dtypes) <= 5,
+                "values that do not fit",
+            )
         else:
             self.expect(s, not self.in_parallel, "a barrier in a parallel loop")
 
     def control(self, s: Stmt) -> None:
         if isinstance(s, For):
             self.use(s, s.start, s.stop)
-            self.expect(s, s.start.type is s.stop.type is INDEX and s.step != 0, "bounds that are no indices")
+            self.expect(
+                s,
+                s.start.type is s.stop.type is INDEX and s.step != 0,
+                "bounds that are no indices",
+            )
             self.nested(s, s.body, s.var)
         elif isinstance(s, While):
             visible = set(self.visible)
@@ -301,7 +340,11 @@ class _Verifier:
             self.labels.pop()
         elif isinstance(s, Parallel):
             self.use(s, s.total, s.grain)
-            self.expect(s, not self.in_parallel and 0 <= s.phase < self.ir.phases, "a parallel loop that does not fit")
+            self.expect(
+                s,
+                not self.in_parallel and 0 <= s.phase < self.ir.phases,
+                "a parallel loop that does not fit",
+            )
             self.in_parallel = True
             self.nested(s, s.body, s.begin, s.end)
             self.in_parallel = False

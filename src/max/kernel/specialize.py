@@ -65,7 +65,15 @@ def specialize(
     text = print_kernel(body, slots, fe.phases, fe.scratch_bytes, target.name)
     file, line = fn.location
     ir = KernelIR(
-        fn.symbol or fn.name, slots, fe.phases, fe.scratch_bytes, tuple(fe.messages), body, text, file, line
+        fn.symbol or fn.name,
+        slots,
+        fe.phases,
+        fe.scratch_bytes,
+        tuple(fe.messages),
+        body,
+        text,
+        file,
+        line,
     )
     if flags.MAX_CHECK >= 2:
         verify(ir)
@@ -77,7 +85,9 @@ def specialize(
 class _Parameters:
     """Binds a kernel's parameters, and lays out its argument block."""
 
-    def __init__(self, fe: Frontend, fn: Kernel, args: Sequence[Any], params: Mapping[str, Any]) -> None:
+    def __init__(
+        self, fe: Frontend, fn: Kernel, args: Sequence[Any], params: Mapping[str, Any]
+    ) -> None:
         self.fe, self.fn, self.args, self.params = fe, fn, list(args), dict(params)
         self.slots: list[ArgSlot] = []
         self.sizes: dict[str, Any] = {}
@@ -94,21 +104,31 @@ class _Parameters:
         try:
             for p in (*a.posonlyargs, *a.args):
                 annotation = self._annotation(p)
-                env[p.arg] = ContextValue() if annotation is Context else self._argument(p, annotation)
+                env[p.arg] = (
+                    ContextValue() if annotation is Context else self._argument(p, annotation)
+                )
             if a.vararg is not None:
                 annotation, items = self._annotation(a.vararg), []
                 while self.position < len(self.args):
-                    items.append(self._argument(a.vararg, annotation, f"{a.vararg.arg}[{len(items)}]"))
+                    items.append(
+                        self._argument(a.vararg, annotation, f"{a.vararg.arg}[{len(items)}]")
+                    )
                 env[a.vararg.arg] = tuple(items)
             for p, default in zip(a.kwonlyargs, a.kw_defaults, strict=True):
                 self._keyword(p, default, env)
             if self.position < len(self.args):
                 takes = ", ".join(p.arg for p in (*a.posonlyargs, *a.args))
-                self._fail(source.node, f"{source.name} takes {self.position} arguments ({takes}), got {len(self.args)}")
+                self._fail(
+                    source.node,
+                    f"{source.name} takes {self.position} arguments ({takes}), got {len(self.args)}",
+                )
             if self.params:
                 known = ", ".join(p.arg for p in a.kwonlyargs) or "none"
                 wrong = ", ".join(sorted(self.params))
-                self._fail(source.node, f"{source.name} has no parameter {wrong}; its compile-time parameters: {known}")
+                self._fail(
+                    source.node,
+                    f"{source.name} has no parameter {wrong}; its compile-time parameters: {known}",
+                )
         except Failure as failure:
             raise failure.kind([failure.diagnostic]) from None
         return tuple(self.slots)
@@ -118,7 +138,10 @@ class _Parameters:
 
     def _annotation(self, p: ast.arg) -> Any:
         if p.annotation is None:
-            self._fail(p, f"parameter {p.arg} needs an annotation: k.Input, k.Output, k.InOut, k.Context or an element type")
+            self._fail(
+                p,
+                f"parameter {p.arg} needs an annotation: k.Input, k.Output, k.InOut, k.Context or an element type",
+            )
         assert p.annotation is not None
         annotation = self.fe.evaluate_in(self.fn.source, p.annotation)
         if annotation in (Input, Output, InOut):
@@ -129,7 +152,10 @@ class _Parameters:
         return None
 
     def _keyword(self, p: ast.arg, default: ast.expr | None, env: dict[str, Any]) -> None:
-        if p.annotation is not None and self.fe.evaluate_in(self.fn.source, p.annotation) is Context:
+        if (
+            p.annotation is not None
+            and self.fe.evaluate_in(self.fn.source, p.annotation) is Context
+        ):
             env[p.arg] = ContextValue()
         elif p.arg in self.params:
             env[p.arg] = self.params.pop(p.arg)
@@ -147,7 +173,9 @@ class _Parameters:
         self.position += 1
         if isinstance(annotation, ScalarType):
             if not isinstance(spec, TensorSpec) and scalar_type(spec) is annotation:
-                return self._slot(ArgSlot(position, name, "scalar", 0, annotation), scalar(annotation))
+                return self._slot(
+                    ArgSlot(position, name, "scalar", 0, annotation), scalar(annotation)
+                )
             self._fail(p, f"{name} is a scalar {annotation.name}, got {spec!r}")
         if not isinstance(spec, TensorSpec):
             self._fail(p, f"{name} is a tensor, got {spec!r}; a k.TensorSpec fits")
@@ -175,7 +203,9 @@ class _Parameters:
             strides = contiguous_strides(self.fe, tuple(shape))
         else:
             strides = tuple(
-                s if s is not None else self._slot(ArgSlot(position, name, "stride", axis, spec.dtype), INDEX)
+                s
+                if s is not None
+                else self._slot(ArgSlot(position, name, "stride", axis, spec.dtype), INDEX)
                 for axis, s in enumerate(spec.strides)
             )
         return View(base, spec.dtype, tuple(shape), strides, name, writable)

@@ -136,7 +136,9 @@ def together(*xs: Any) -> tuple[list[Array], ScalarType]:
             mine = arithmetic_dtype(x.dtype)
             common = mine if dtype is None else common_dtype(dtype, mine)
             if common is None:
-                raise TypeError(f"{dtype} and {mine} do not mix; convert one of them, as in k.f32(x)")
+                raise TypeError(
+                    f"{dtype} and {mine} do not mix; convert one of them, as in k.f32(x)"
+                )
             dtype = common
     if dtype is None:
         dtype = f32 if any(isinstance(x, float) for x in xs) else value(xs[0]).dtype
@@ -145,7 +147,9 @@ def together(*xs: Any) -> tuple[list[Array], ScalarType]:
         if isinstance(x, Value):
             arrays.append(x.data.astype(dtype.numpy))
         elif isinstance(x, float) and not dtype.is_float and x != int(x):
-            raise TypeError(f"{dtype.name} with the literal {x!r}; convert the integer, as in k.f32(x)")
+            raise TypeError(
+                f"{dtype.name} with the literal {x!r}; convert the integer, as in k.f32(x)"
+            )
         else:
             arrays.append(np.asarray(x).astype(dtype.numpy))
     return arrays, dtype
@@ -185,8 +189,13 @@ _BINARY: dict[str, Callable[[Array, Array], Array]] = {
     "max": np.maximum,
 }
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
-#: ``a ** b`` on floats; set by ``max.kernel.mathlib``.
-float_power: Callable[[Any, Any], Any]
+#: ``a ** b`` on floats, from ``max.kernel.mathlib``.
+_float_power: list[Callable[[Any, Any], Any]] = []
+
+
+def set_float_power(function: Callable[[Any, Any], Any]) -> None:
+    """Says what ``a ** b`` on floats is."""
+    _float_power[:] = [function]
 
 
 def binary(op: str, a: Any, b: Any) -> Any:
@@ -214,7 +223,7 @@ def _power(a: Any, b: Any) -> Any:
             if b:
                 square = square * square
         return Value(np.ones_like(a.data), a.dtype) if result is None else result
-    return float_power(a, b)
+    return _float_power[0](a, b)
 
 
 _UNARY: dict[str, Callable[[Array], Array]] = {
@@ -290,7 +299,9 @@ def convert(x: Any, dtype: ScalarType) -> Value:
         return Value(data != 0, dtype)
     if dtype.is_integer and x.dtype.is_float:
         info = np.iinfo(dtype.numpy)
-        wide = np.nan_to_num(np.trunc(data.astype(np.float64)), nan=0.0, posinf=np.inf, neginf=-np.inf)
+        wide = np.nan_to_num(
+            np.trunc(data.astype(np.float64)), nan=0.0, posinf=np.inf, neginf=-np.inf
+        )
         low, high = wide <= float(info.min), wide >= float(info.max)
         safe = np.where(low | high, 0.0, wide).astype(dtype.numpy)
         return Value(np.where(low, info.min, np.where(high, info.max, safe)), dtype)
@@ -340,7 +351,9 @@ def write(text: str) -> None:
 class Tile:
     """``k.tile`` in plain Python."""
 
-    def __init__(self, dtype: ScalarType, shape: tuple[int, ...], width: int | None, fill: Any) -> None:
+    def __init__(
+        self, dtype: ScalarType, shape: tuple[int, ...], width: int | None, fill: Any
+    ) -> None:
         self.dtype, self.shape, self.width = dtype, shape, width or 0
         lanes = () if width is None else (width,)
         self.data: Array = np.zeros((*shape, *lanes), dtype.numpy)
@@ -349,7 +362,9 @@ class Tile:
 
     def _index(self, index: Any) -> tuple[int, ...]:
         indices = tuple(int(i) for i in (index if isinstance(index, tuple) else (index,)))
-        if len(indices) != len(self.shape) or any(not 0 <= i < n for i, n in zip(indices, self.shape, strict=True)):
+        if len(indices) != len(self.shape) or any(
+            not 0 <= i < n for i, n in zip(indices, self.shape, strict=True)
+        ):
             raise IndexError(f"index {indices} out of range for a tile {list(self.shape)}")
         return indices
 

@@ -97,7 +97,10 @@ def product(fe: Host, shape: tuple[Index, ...]) -> Index:
 def is_contiguous(fe: Host, view: View) -> bool:
     """Whether the view is known to be row-major without gaps (the stride of an axis of size 1 does not matter)."""
     expected = contiguous_strides(fe, view.shape)
-    return all(a is b or a == b or n == 1 for a, b, n in zip(view.strides, expected, view.shape, strict=True))
+    return all(
+        a is b or a == b or n == 1
+        for a, b, n in zip(view.strides, expected, view.shape, strict=True)
+    )
 
 
 def address(fe: Host, view: View, indices: tuple[Any, ...]) -> Atom:
@@ -117,7 +120,14 @@ def address(fe: Host, view: View, indices: tuple[Any, ...]) -> Atom:
     return fe.b.gep(pointer, constant, view.dtype)
 
 
-def check_indices(fe: Host, view: View, indices: tuple[Any, ...], width: int = 0, axis: int = -1, mask: Atom | None = None) -> None:
+def check_indices(
+    fe: Host,
+    view: View,
+    indices: tuple[Any, ...],
+    width: int = 0,
+    axis: int = -1,
+    mask: Atom | None = None,
+) -> None:
     """Checks indices: known ones now, others at run time where ``MAX_KERNEL_CHECK`` is set."""
     axis %= max(view.rank, 1)
     for k, (index, size) in enumerate(zip(indices, view.shape, strict=False)):
@@ -128,7 +138,10 @@ def check_indices(fe: Host, view: View, indices: tuple[Any, ...], width: int = 0
         if isinstance(index, int):
             if index < 0 or (isinstance(size, int) and mask is None and index + lanes > size):
                 what = f"index {index}" if lanes == 1 else f"lanes {index} … {index + lanes - 1}"
-                fe.fail(f"{view.name}: {what} out of range for axis {k} of size {_shown(size)}", KernelIndexError)
+                fe.fail(
+                    f"{view.name}: {what} out of range for axis {k} of size {_shown(size)}",
+                    KernelIndexError,
+                )
             if isinstance(size, int) and mask is None:
                 continue
         if not fe.check or (k == axis and mask is not None):
@@ -150,7 +163,9 @@ def _check_masked(fe: Host, view: View, index: Any, axis: int, width: int, mask:
     outside = fe.b.op("uge", (position, fe.splat(size, width)), vector(BOOL.dtype, width))
     bad = fe.b.op("any", (fe.b.op("and", (outside, mask), outside.type),), BOOL)
     text = f"{view.name}: lanes from index {{}} are out of range for axis {axis} of size {{}}"
-    fe.guard(fe.b.op("not", (bad,), BOOL), "IndexError", text, (fe.b.index(fe.as_index(index)), size))
+    fe.guard(
+        fe.b.op("not", (bad,), BOOL), "IndexError", text, (fe.b.index(fe.as_index(index)), size)
+    )
 
 
 def _shown(size: Index) -> str:
@@ -178,13 +193,18 @@ def _full_indices(fe: Host, view: View, indices: tuple[Any, ...], what: str) -> 
     if len(indices) == 1 and isinstance(indices[0], tuple):
         indices = indices[0]
     if len(indices) != view.rank:
-        fe.fail(f"{view.name}.{what} takes {view.rank} indices, got {len(indices)}", KernelIndexError)
+        fe.fail(
+            f"{view.name}.{what} takes {view.rank} indices, got {len(indices)}", KernelIndexError
+        )
     return indices
 
 
 def _axis(fe: Host, view: View, axis: Any) -> int:
     if not isinstance(axis, int) or not -view.rank <= axis < view.rank:
-        fe.fail(f"axis is an integer in [{-view.rank}, {view.rank}), got {describe(axis)}", KernelIndexError)
+        fe.fail(
+            f"axis is an integer in [{-view.rank}, {view.rank}), got {describe(axis)}",
+            KernelIndexError,
+        )
     return axis % view.rank
 
 
@@ -194,7 +214,15 @@ def _lane_offsets(fe: Host, stride: Index, width: int) -> Atom:
     return fe.b.op("mul", (iota, fe.splat(fe.b.index(stride), width)), lanes, "nsw")
 
 
-def load(fe: Host, view: View, *indices: Any, width: Any = None, mask: Any = None, axis: Any = -1, other: Any = 0) -> Atom:
+def load(
+    fe: Host,
+    view: View,
+    *indices: Any,
+    width: Any = None,
+    mask: Any = None,
+    axis: Any = -1,
+    other: Any = 0,
+) -> Atom:
     """``x.load(i, j, width=16, mask=None)``."""
     indices = _full_indices(fe, view, indices, "load")
     if width is None:
@@ -214,13 +242,17 @@ def load(fe: Host, view: View, *indices: Any, width: Any = None, mask: Any = Non
     return fe.b.op("masked_load", (pointer, mask, fe.coerce(other, type)), type)
 
 
-def _gather_lanes(fe: Host, pointer: Atom, offsets: Atom, type: Type, mask: Atom | None, other: Any) -> Atom:
+def _gather_lanes(
+    fe: Host, pointer: Atom, offsets: Atom, type: Type, mask: Atom | None, other: Any
+) -> Atom:
     if mask is None:
         return fe.b.op("gather", (pointer, offsets), type)
     return fe.b.op("masked_gather", (pointer, offsets, mask, fe.coerce(other, type)), type)
 
 
-def store(fe: Host, view: View, *indices: Any, value: Any, mask: Any = None, axis: Any = -1) -> None:
+def store(
+    fe: Host, view: View, *indices: Any, value: Any, mask: Any = None, axis: Any = -1
+) -> None:
     """``x.store(i, j, value=v, mask=None)``."""
     indices = _full_indices(fe, view, indices, "store")
     _writable(fe, view)
@@ -259,8 +291,14 @@ def _writable(fe: Host, view: View) -> None:
 
 def _lane_indices(fe: Host, view: View, indices: Any, what: str) -> Atom:
     if view.rank != 1:
-        fe.fail(f"{view.name}.{what} takes a view of rank 1, got rank {view.rank}; index the leading axes first")
-    if not isinstance(indices, (Ref, Const)) or not indices.type.is_vector or not indices.type.dtype.is_integer:
+        fe.fail(
+            f"{view.name}.{what} takes a view of rank 1, got rank {view.rank}; index the leading axes first"
+        )
+    if (
+        not isinstance(indices, (Ref, Const))
+        or not indices.type.is_vector
+        or not indices.type.dtype.is_integer
+    ):
         fe.fail(f"{view.name}.{what} takes a vector of integers, got {describe(indices)}")
     lanes = fe.cast(indices, INDEX.dtype)
     if fe.check:
@@ -268,11 +306,18 @@ def _lane_indices(fe: Host, view: View, indices: Any, what: str) -> Atom:
         size = fe.splat(fe.b.index(view.shape[0]), lanes.type.width)
         outside = fe.b.op("uge", (lanes, size), bool_lanes)
         inside = fe.b.op("not", (fe.b.op("any", (outside,), BOOL),), BOOL)
-        fe.guard(inside, "IndexError", f"{view.name}.{what}: an index is out of range for size {{}}", (fe.b.index(view.shape[0]),))
+        fe.guard(
+            inside,
+            "IndexError",
+            f"{view.name}.{what}: an index is out of range for size {{}}",
+            (fe.b.index(view.shape[0]),),
+        )
     stride = view.strides[0]
     if isinstance(stride, int) and stride == 1:
         return lanes
-    return fe.b.op("mul", (lanes, fe.splat(fe.b.index(stride), lanes.type.width)), lanes.type, "nsw")
+    return fe.b.op(
+        "mul", (lanes, fe.splat(fe.b.index(stride), lanes.type.width)), lanes.type, "nsw"
+    )
 
 
 def gather(fe: Host, view: View, indices: Any, mask: Any = None, other: Any = 0) -> Atom:
@@ -305,7 +350,11 @@ def atomic_add(fe: Host, view: View, *indices: Any, value: Any) -> Atom:
     if view.dtype.kind == "b" or view.dtype.is_narrow_float:
         fe.fail(f"{view.name}.atomic_add takes integers, f32 and f64, got {view.dtype.name}")
     check_indices(fe, view, indices)
-    return fe.b.op("atomic_add", (address(fe, view, indices), fe.coerce(value, scalar(view.dtype))), scalar(view.dtype))
+    return fe.b.op(
+        "atomic_add",
+        (address(fe, view, indices), fe.coerce(value, scalar(view.dtype))),
+        scalar(view.dtype),
+    )
 
 
 def prefetch(fe: Host, view: View, *indices: Any, write: Any = False, locality: Any = 3) -> None:
@@ -321,7 +370,9 @@ def reshape(fe: Host, view: View, *shape: Any) -> View:
     if len(shape) == 1 and isinstance(shape[0], tuple):
         shape = shape[0]
     if not is_contiguous(fe, view):
-        fe.fail(f"{view.name}.reshape takes a contiguous view; this one has strides", KernelTypeError)
+        fe.fail(
+            f"{view.name}.reshape takes a contiguous view; this one has strides", KernelTypeError
+        )
     sizes = [fe.as_index(s) for s in shape]
     total = product(fe, view.shape)
     unknown = [k for k, s in enumerate(sizes) if isinstance(s, int) and s == -1]
@@ -332,10 +383,21 @@ def reshape(fe: Host, view: View, *shape: Any) -> View:
         sizes[unknown[0]] = fe.binary("floordiv", total, rest)
     new_total = product(fe, tuple(sizes))
     if isinstance(total, int) and isinstance(new_total, int) and total != new_total:
-        fe.fail(f"{view.name}.reshape: {total} elements do not fill {list(shape)}", KernelValueError)
-    if fe.check and not (isinstance(total, int) and isinstance(new_total, int)) and total is not new_total:
+        fe.fail(
+            f"{view.name}.reshape: {total} elements do not fill {list(shape)}", KernelValueError
+        )
+    if (
+        fe.check
+        and not (isinstance(total, int) and isinstance(new_total, int))
+        and total is not new_total
+    ):
         a, b = fe.b.index(total), fe.b.index(new_total)
-        fe.guard(fe.b.op("eq", (a, b), BOOL), "ValueError", f"{view.name}.reshape: {{}} elements do not fill {{}}", (a, b))
+        fe.guard(
+            fe.b.op("eq", (a, b), BOOL),
+            "ValueError",
+            f"{view.name}.reshape: {{}} elements do not fill {{}}",
+            (a, b),
+        )
     return replace(view, shape=tuple(sizes), strides=contiguous_strides(fe, tuple(sizes)))
 
 
@@ -359,8 +421,13 @@ def transpose(fe: Host, view: View, *axes: Any) -> View:
     if len(axes) == 1 and isinstance(axes[0], tuple):
         axes = axes[0]
     if sorted(axes) != list(range(view.rank)):
-        fe.fail(f"transpose takes the axes 0 … {view.rank - 1} in some order, got {list(axes)}", KernelIndexError)
-    return replace(view, shape=tuple(view.shape[a] for a in axes), strides=tuple(view.strides[a] for a in axes))
+        fe.fail(
+            f"transpose takes the axes 0 … {view.rank - 1} in some order, got {list(axes)}",
+            KernelIndexError,
+        )
+    return replace(
+        view, shape=tuple(view.shape[a] for a in axes), strides=tuple(view.strides[a] for a in axes)
+    )
 
 
 def subscript(fe: Host, view: View, index: Any) -> Any:
@@ -392,16 +459,25 @@ def subview(fe: Host, view: View, indices: tuple[Any, ...]) -> View:
     rest = len(indices)
     check_indices(fe, view, tuple(None if isinstance(i, slice) else i for i in indices))
     pointer = address(fe, view, tuple(starts))
-    return replace(view, base=pointer, shape=(*shape, *view.shape[rest:]), strides=(*strides, *view.strides[rest:]))
+    return replace(
+        view,
+        base=pointer,
+        shape=(*shape, *view.shape[rest:]),
+        strides=(*strides, *view.strides[rest:]),
+    )
 
 
 def assign(fe: Host, view: View, index: Any, value: Any) -> None:
     """``x[i, j] = v``."""
     indices = index if isinstance(index, tuple) else (index,)
     if len(indices) != view.rank or any(isinstance(i, slice) for i in indices):
-        fe.fail(f"{view.name}[…] = … takes {view.rank} indices, got {len(indices)}", KernelIndexError)
+        fe.fail(
+            f"{view.name}[…] = … takes {view.rank} indices, got {len(indices)}", KernelIndexError
+        )
     if isinstance(value, (Ref, Const)) and value.type.width:
-        fe.fail(f"{view.name}[…] = … takes a scalar, got {describe(value)}; use {view.name}.store(…, value=v)")
+        fe.fail(
+            f"{view.name}[…] = … takes a scalar, got {describe(value)}; use {view.name}.store(…, value=v)"
+        )
     store(fe, view, *indices, value=value)
 
 
@@ -465,7 +541,12 @@ def _tile_index(fe: Host, tile: Tile, index: Any) -> Index:
             fe.fail(f"index {i} out of range for {tile}", KernelIndexError)
         if fe.check and not isinstance(i, int):
             bound = fe.b.index(size)
-            fe.guard(fe.b.op("ult", (i, bound), BOOL), "IndexError", "tile: index {} is out of range for size {}", (i, bound))
+            fe.guard(
+                fe.b.op("ult", (i, bound), BOOL),
+                "IndexError",
+                "tile: index {} is out of range for size {}",
+                (i, bound),
+            )
         flat = fe.b.add(fe.b.mul(flat, size), i)
     return flat
 
@@ -480,7 +561,9 @@ def tile_set(fe: Host, tile: Tile, index: Any, value: Any) -> None:
     fe.b.assign(tile.slot, fe.coerce(value, tile.type), _tile_index(fe, tile, index))
 
 
-def scratch_view(fe: Host, pointer: Atom, offset: int, dtype: ScalarType, shape: tuple[int, ...]) -> View:
+def scratch_view(
+    fe: Host, pointer: Atom, offset: int, dtype: ScalarType, shape: tuple[int, ...]
+) -> View:
     """A view of the worker's scratch memory."""
     base = fe.b.gep(pointer, offset, u8)
     return View(base, dtype, shape, contiguous_strides(fe, shape), "scratch", True)
