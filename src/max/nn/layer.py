@@ -187,6 +187,11 @@ class Module(Layer, ABC):
                 seen.add(id(weight))
                 yield (f"{path}.{key}" if path else key), layer, key, weight
 
+    def name_weights(self) -> None:
+        """Gives the weights their full names, as `state_dict` and `load_state_dict` do."""
+        for name, _, _, weight in self._owned():
+            weight.name = name
+
     def raw_state_dict(self) -> dict[str, Weight]:
         """All weights of the module and its parts, by full name.
 

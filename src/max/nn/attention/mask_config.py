@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 __all__ = [
     "AttentionMaskVariant",
@@ -13,7 +13,7 @@ __all__ = [
 ]
 
 
-class MHAMaskVariant(str, Enum):
+class MHAMaskVariant(StrEnum):
     """The mask of an attention layer, with its positional encoding."""
 
     CAUSAL_MASK = "0"
@@ -32,7 +32,7 @@ class MHAMaskVariant(str, Enum):
     """A token sees itself and the ``local_window_size - 1`` tokens before it."""
 
 
-class AttentionMaskVariant(str, Enum):
+class AttentionMaskVariant(StrEnum):
     """The mask of an attention layer alone."""
 
     NULL_MASK = "null"
@@ -51,7 +51,7 @@ class AttentionMaskVariant(str, Enum):
     """A token sees itself and a fixed number of tokens before it."""
 
 
-class PositionalEncodingVariant(str, Enum):
+class PositionalEncodingVariant(StrEnum):
     """How an attention layer takes account of positions."""
 
     NO_POS = "no_pos"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import Enum
+from enum import StrEnum
 
 from max.dtype import DType
 
 __all__ = ["KVCacheParams", "KVCacheStrategy"]
 
 
-class KVCacheStrategy(str, Enum):
+class KVCacheStrategy(StrEnum):
     """How the keys and values of past tokens are kept."""
 
     MODEL_DEFAULT = "model_default"

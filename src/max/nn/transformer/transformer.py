@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["ReturnLogits", "Transformer", "TransformerBlock"]
 
 
-class ReturnLogits(str, Enum):
+class ReturnLogits(StrEnum):
     """Of which tokens a model returns logits."""
 
     LAST_TOKEN = "last_token"
@@ -104,8 +104,9 @@ class Transformer(Module):
 
     Weights: those of ``embed_tokens``, ``layers.0`` …, ``norm``, ``lm_head``.
 
-    Between the blocks the hidden states are float32, whatever the dtype of the weights: sums of many layers lose nothing,
-    and the norms, which compute in float32 anyway, round once. Blocks of the same form are staged once, as a subgraph.
+    Between the blocks the hidden states are float32, whatever the dtype of the weights: sums of many
+    layers lose nothing, and the norms, which compute in float32 anyway, round once. Blocks of the same
+    form are staged once, as a subgraph.
 
     Args:
         dim: The hidden size.
@@ -145,6 +146,10 @@ class Transformer(Module):
         self.return_logits = return_logits
         self.embedding_multiplier = embedding_multiplier
         self.logits_scaling = logits_scaling
+        self.use_subgraphs = True
+
+    use_subgraphs: bool
+    """Whether blocks of the same form are staged once."""
 
     def __call__(
         self,
@@ -180,7 +185,8 @@ class Transformer(Module):
         freqs_cis: TensorValue,
         input_row_offsets: TensorValue,
     ) -> TensorValue:
-        first_of = groups_of_same_form(list(self.layers))
+        indices = range(len(self.layers))
+        first_of = groups_of_same_form(list(self.layers)) if self.use_subgraphs else list(indices)
         subgraphs: dict[int, Graph] = {}
         for index, layer in enumerate(self.layers):
             layer_idx = ops.constant(np.array(index, np.uint32), DType.uint32, DeviceRef.CPU())

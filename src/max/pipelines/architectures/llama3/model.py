@@ -25,6 +25,213 @@ Outputs, in this order:
 3. for ``ReturnLogits.ALL`` and ``VARIABLE``: the logits of all (the last n) tokens, float32
    ``[rows, vocab]``, and where each sequence begins in them, u32 ``[batch + 1]``.
 
-Weights are named as `convert_state_dict` of ``weights.py`` gives them; `load_weights` checks them
-and gives the registry for ``session.load(graph, weights_registry=…)``.
+Weights are named as `convert_state_dict` of ``weights.py`` gives them. `weights_registry` checks and
+converts them for ``session.load(graph, weights_registry=…)``.
 """
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from max.driver import DLPackArray
+from max.dtype import DType
+from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, Type
+from max.graph.weights import WeightData
+from max.nn.attention import AttentionWithRope
+from max.nn.embedding import Embedding
+from max.nn.kv_cache import KVCacheParams, PagedCacheValues, paged_cache_types
+from max.nn.linear import MLP, Linear
+from max.nn.norm import RMSNorm
+from max.nn.rotary_embedding import RotaryEmbedding
+from max.nn.transformer import ReturnLogits, Transformer, TransformerBlock
+from max.pipelines.architectures.llama3.config import Llama3Config
+from max.pipelines.lib.sampling.inputs import sample_tokens, sampling_input_types
+
+__all__ = ["Llama3", "build_graph", "input_types", "weights_registry"]
+
+
+class Llama3(Transformer):
+    """A Llama model.
+
+    Args:
+        config: Its form.
+        kv_params: The form of its cache.
+        dtype: The dtype of the weights.
+        device: Where it runs.
+        return_logits: Of which tokens logits are returned.
+    """
+
+    def __init__(
+        self,
+        config: Llama3Config,
+        kv_params: KVCacheParams,
+        dtype: DType,
+        device: DeviceRef | None = None,
+        return_logits: ReturnLogits = ReturnLogits.LAST_TOKEN,
+    ) -> None:
+        self.config = config
+        device = DeviceRef.CPU() if device is None else device
+        rope = config.rope.layer(
+            dim=config.hidden_size,
+            n_heads=config.num_heads,
+            head_dim=config.head_dim,
+            max_seq_len=config.max_seq_len,
+            interleaved=config.interleaved_rope,
+        )
+        embedding = Embedding(config.vocab_size, config.hidden_size, dtype, device)
+        output = Linear(config.hidden_size, config.vocab_size, dtype, device)
+        if config.tie_word_embeddings:
+            output.set_shared_weight("weight", embedding.weight)
+        super().__init__(
+            dim=config.hidden_size,
+            n_heads=config.num_heads,
+            layers=[
+                _block(config, kv_params, dtype, device, rope) for _ in range(config.num_layers)
+            ],
+            norm=_norm(config, dtype),
+            output=output,
+            embedding=embedding,
+            kv_params=kv_params,
+            rope=rope,
+            return_logits=return_logits,
+        )
+
+
+def _norm(config: Llama3Config, dtype: DType) -> RMSNorm:
+    # hidden states are float32: nothing is rounded before the product with the weight
+    return RMSNorm(config.hidden_size, dtype, config.rms_norm_eps)
+
+
+def _block(
+    config: Llama3Config,
+    kv_params: KVCacheParams,
+    dtype: DType,
+    device: DeviceRef,
+    rope: RotaryEmbedding,
+) -> TransformerBlock:
+    attention = AttentionWithRope(
+        rope=rope,
+        num_attention_heads=config.num_heads,
+        num_key_value_heads=config.num_kv_heads,
+        hidden_size=config.hidden_size,
+        kv_params=kv_params,
+        devices=[device],
+        dtype=dtype,
+        has_bias=config.attention_bias,
+    )
+    if config.attention_bias:
+        # of Hugging Face's Llama the projection back has a bias too
+        width = config.num_heads * config.head_dim
+        attention.o_proj = Linear(width, config.hidden_size, dtype, device, has_bias=True)
+    mlp = MLP(
+        dtype,
+        None,
+        config.hidden_size,
+        config.intermediate_size,
+        [device],
+        has_bias=config.mlp_bias,
+        activation_function=config.activation,
+    )
+    return TransformerBlock(attention, mlp, _norm(config, dtype), _norm(config, dtype))
+
+
+def input_types(
+    config: Llama3Config,
+    kv_params: KVCacheParams,
+    device: DeviceRef | None = None,
+    with_sampling: bool = False,
+) -> list[Type[Any]]:
+    """The types of the graph's inputs, in their order.
+
+    Args:
+        config: The form of the model.
+        kv_params: The form of its cache.
+        device: Where it runs.
+        with_sampling: Whether the graph picks the next tokens.
+    """
+    device = DeviceRef.CPU() if device is None else device
+    return [
+        TensorType(DType.int64, ["total_seq_len"], device),
+        TensorType(DType.uint32, [Dim("batch") + 1], device),
+        TensorType(DType.int64, [1], DeviceRef.CPU()),
+        *paged_cache_types(kv_params, config.num_layers, device, "batch"),
+        *(sampling_input_types(device, "batch") if with_sampling else ()),
+    ]
+
+
+def build_graph(
+    config: Llama3Config,
+    kv_params: KVCacheParams,
+    dtype: DType,
+    return_logits: ReturnLogits = ReturnLogits.LAST_TOKEN,
+    with_sampling: bool = False,
+    *,
+    device: DeviceRef | None = None,
+    use_subgraphs: bool = True,
+) -> Graph:
+    """The graph of a Llama model; see the module's documentation for its inputs and outputs.
+
+    Args:
+        config: The form of the model.
+        kv_params: The form of its cache.
+        dtype: The dtype of the weights.
+        return_logits: Of which tokens logits are returned.
+        with_sampling: Whether the graph picks the next tokens.
+        device: Where it runs; the CPU by default.
+        use_subgraphs: Whether equal blocks are staged once.
+
+    Raises:
+        ValueError: The cache does not fit the model.
+    """
+    if (kv_params.n_kv_heads, kv_params.head_dim) != (config.num_kv_heads, config.head_dim):
+        raise ValueError(
+            f"build_graph: a cache of {kv_params.n_kv_heads} heads of {kv_params.head_dim}; the "
+            f"model has {config.num_kv_heads} of {config.head_dim}"
+        )
+    model = Llama3(config, kv_params, dtype, device, return_logits)
+    model.use_subgraphs = use_subgraphs
+    model.name_weights()
+    types = input_types(config, kv_params, device, with_sampling)
+    with Graph("llama3", input_types=types) as graph:
+        tokens, offsets, return_n_logits, *rest = graph.inputs
+        cache, sampling = rest[:4], rest[4:]
+        outputs = model(
+            tokens.tensor, PagedCacheValues.of(cache), return_n_logits.tensor, offsets.tensor
+        )
+        chosen: list[TensorValue] = []
+        if with_sampling:
+            chosen = [sample_tokens(outputs[0], *(value.tensor for value in sampling))]
+        graph.output(*chosen, *outputs)
+    return graph
+
+
+def weights_registry(
+    config: Llama3Config,
+    kv_params: KVCacheParams,
+    dtype: DType,
+    state_dict: Mapping[str, WeightData],
+) -> dict[str, DLPackArray]:
+    """Checks a checkpoint's weights against the model, and converts them to its dtype.
+
+    Weights that have the dtype already are not copied.
+
+    Args:
+        config: The form of the model.
+        kv_params: The form of its cache.
+        dtype: The dtype of the weights.
+        state_dict: The weights, by the names of `convert_state_dict`.
+
+    Raises:
+        ValueError: A weight is missing, is not one of the model, or has another shape.
+    """
+    values = dict(state_dict)
+    if config.tie_word_embeddings:
+        values.pop("lm_head.weight", None)
+    floats = {
+        name: value.astype(dtype) if value.dtype.is_float() else value
+        for name, value in values.items()
+    }
+    model = Llama3(config, kv_params, dtype)
+    model.load_state_dict(floats)
+    return model.state_dict()

@@ -1,0 +1,244 @@
+"""What a Llama's config.json says, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from max.nn.rotary_embedding import (
+    LinearRotaryEmbedding,
+    LinearScalingParams,
+    Llama3RopeScalingParams,
+    Llama3RotaryEmbedding,
+    LongRoPERotaryEmbedding,
+    LongRoPEScalingParams,
+    RotaryEmbedding,
+    YarnRotaryEmbedding,
+    YarnScalingParams,
+)
+
+__all__ = ["Llama3Config", "RopeConfig"]
+
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+"""Hugging Face's names of activations, and those of `max.nn.MLP`."""
+
+_NEEDED = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size",
+    "rms_norm_eps",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """How positions are rotated.
+
+    Args:
+        kind: default, linear, llama3, yarn or longrope.
+        theta: The base of the frequencies.
+        parameters: What the kind needs, by the names of config.json.
+    """
+
+    kind: str = "default"
+    theta: float = 10000.0
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_huggingface(cls, config: Any) -> RopeConfig:
+        """Reads ``rope_parameters``, or ``rope_theta`` and ``rope_scaling`` of older files.
+
+        Args:
+            config: The model's config.json.
+
+        Raises:
+            ValueError: The kind is unknown, or it lacks a parameter.
+        """
+        found = getattr(config, "rope_parameters", None)
+        if found is None:
+            found = {
+                "rope_theta": getattr(config, "rope_theta", 10000.0),
+                **(getattr(config, "rope_scaling", None) or {}),
+            }
+        values = dict(found)
+        kind = str(values.pop("rope_type", None) or values.pop("type", None) or "default")
+        values.pop("type", None)
+        theta = float(values.pop("rope_theta", None) or getattr(config, "rope_theta", 10000.0))
+        if kind not in _ROPES:
+            raise ValueError(
+                f"config.json: rope_type is {kind!r}, expected one of {', '.join(_ROPES)}"
+            )
+        if float(values.get("partial_rotary_factor") or 1.0) != 1.0:
+            raise ValueError(
+                "config.json: partial_rotary_factor is "
+                f"{values['partial_rotary_factor']}, a Llama rotates whole heads"
+            )
+        original = values.get("original_max_position_embeddings") or getattr(
+            config, "original_max_position_embeddings", None
+        )
+        longest = int(getattr(config, "max_position_embeddings", 0) or 0)
+        values["original_max_position_embeddings"] = original or longest
+        values["max_position_embeddings"] = longest
+        lacking = [name for name in _ROPES[kind] if values.get(name) is None]
+        if lacking:
+            raise ValueError(f"config.json: rope_type {kind} lacks {', '.join(lacking)}")
+        return cls(kind, theta, values)
+
+    def layer(
+        self, *, dim: int, n_heads: int, head_dim: int, max_seq_len: int, interleaved: bool
+    ) -> RotaryEmbedding:
+        """The rotary embedding.
+
+        Args:
+            dim: The hidden size.
+            n_heads: The number of query heads.
+            head_dim: The size of a head.
+            max_seq_len: The longest sequence.
+            interleaved: Whether the elements of a pair are neighbours.
+        """
+        p = self.parameters
+        common: dict[str, Any] = {
+            "dim": dim,
+            "n_heads": n_heads,
+            "theta": self.theta,
+            "max_seq_len": max_seq_len,
+            "head_dim": head_dim,
+            "interleaved": interleaved,
+        }
+        original = int(p.get("original_max_position_embeddings") or 0)
+        match self.kind:
+            case "linear":
+                return LinearRotaryEmbedding(
+                    **common, scaling_params=LinearScalingParams(float(p["factor"]))
+                )
+            case "llama3":
+                scaling = Llama3RopeScalingParams(
+                    factor=float(p["factor"]),
+                    low_freq_factor=float(p["low_freq_factor"]),
+                    high_freq_factor=float(p["high_freq_factor"]),
+                    orig_max_position=original,
+                )
+                return Llama3RotaryEmbedding(**common, scaling_params=scaling)
+            case "yarn":
+                yarn = YarnScalingParams(
+                    factor=float(p["factor"]),
+                    beta_fast=float(p.get("beta_fast") or 32),
+                    beta_slow=float(p.get("beta_slow") or 1),
+                    original_max_position_embeddings=original,
+                    truncate=bool(p.get("truncate", True)),
+                )
+                return YarnRotaryEmbedding(**common, scaling_params=yarn)
+            case "longrope":
+                long = LongRoPEScalingParams(
+                    short_factor=[float(f) for f in p["short_factor"]],
+                    long_factor=[float(f) for f in p["long_factor"]],
+                    original_max_position=original,
+                    max_position_embeddings=int(p["max_position_embeddings"]),
+                )
+                return LongRoPERotaryEmbedding(**common, scaling_params=long)
+            case _:
+                return RotaryEmbedding(**common)
+
+
+_ROPES: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings"),
+    "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
+}
+"""The kinds, and the parameters that they cannot do without."""
+
+
+@dataclass(frozen=True)
+class Llama3Config:
+    """The form of a Llama model.
+
+    Args:
+        hidden_size: The size of hidden states.
+        intermediate_size: The size inside the MLPs.
+        num_layers: The number of blocks.
+        num_heads: The number of query heads.
+        num_kv_heads: The number of key heads.
+        head_dim: The size of a head.
+        vocab_size: The number of tokens.
+        rms_norm_eps: For the norms.
+        max_position_embeddings: The longest sequence that the model can do.
+        max_seq_len: The longest sequence that is wanted.
+        rope: How positions are rotated.
+        tie_word_embeddings: Whether the output layer has the embedding's weight.
+        attention_bias: Whether the attention's projections have biases.
+        mlp_bias: Whether the MLP's projections have biases.
+        activation: The MLP's activation, by the names of `max.nn.MLP`.
+        interleaved_rope: Whether the elements of a rotated pair are neighbours; in Hugging Face
+            checkpoints they are half a head apart.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    max_seq_len: int
+    rope: RopeConfig = RopeConfig()
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    activation: str = "silu"
+    interleaved_rope: bool = False
+
+    @classmethod
+    def from_huggingface(cls, config: Any, max_seq_len: int | None = None) -> Llama3Config:
+        """Reads a config.json.
+
+        Args:
+            config: Its keys as attributes.
+            max_seq_len: The longest sequence that is wanted; the model's by default.
+
+        Raises:
+            ValueError: A value is missing, or not one that this architecture has.
+        """
+        lacking = [name for name in _NEEDED if getattr(config, name, None) is None]
+        if lacking:
+            raise ValueError(f"config.json lacks {', '.join(lacking)}")
+        activation = str(getattr(config, "hidden_act", None) or "silu")
+        if activation not in ACTIVATIONS:
+            raise ValueError(
+                f"config.json: hidden_act is {activation!r}, expected one of "
+                f"{', '.join(ACTIVATIONS)}"
+            )
+        heads = int(config.num_attention_heads)
+        kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+        if heads % kv_heads:
+            raise ValueError(
+                f"config.json: {heads} num_attention_heads cannot share {kv_heads} "
+                "num_key_value_heads"
+            )
+        longest = int(getattr(config, "max_position_embeddings", None) or 2048)
+        return cls(
+            hidden_size=int(config.hidden_size),
+            intermediate_size=int(config.intermediate_size),
+            num_layers=int(config.num_hidden_layers),
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
+            vocab_size=int(config.vocab_size),
+            rms_norm_eps=float(config.rms_norm_eps),
+            max_position_embeddings=longest,
+            max_seq_len=longest if max_seq_len is None else max_seq_len,
+            rope=RopeConfig.from_huggingface(config),
+            tie_word_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
+            attention_bias=bool(getattr(config, "attention_bias", False)),
+            mlp_bias=bool(getattr(config, "mlp_bias", False)),
+            activation=ACTIVATIONS[activation],
+        )
