@@ -103,3 +103,24 @@ def _aligned(dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
     size = int(np.prod(shape)) * dtype.itemsize
     memory = platform.allocate(max(size, 64))
     return memory[:size].view(dtype).reshape(shape)
+
+
+def interpreted(
+    name: str,
+    operands: Sequence[np.ndarray],
+    results: Sequence[tuple[Any, tuple[int, ...]]],
+    attributes: Mapping[str, Any] | None = None,
+    workers: int = 1,
+    machine: str = "host",
+) -> list[np.ndarray]:
+    """Runs a kernel in plain Python, which checks every index."""
+    outputs = [np.zeros(shape, dtype) for dtype, shape in results]
+    described = [
+        [library.Operand(DType.from_numpy(x.dtype), x.shape) for x in group] for group in (operands, outputs)
+    ]
+    call = library.lower(name, described[0], described[1], attributes or {})
+    workspaces = [np.zeros(w.shape, w.dtype.to_numpy()) for w in call.workspaces]
+    sources = {"operand": operands, "result": outputs, "workspace": workspaces}
+    views = [sources[arg.source][arg.index].reshape(arg.shape) for arg in call.args]
+    k.interpret(call.kernel, views, call.params, num_workers=workers, target=target(machine))
+    return outputs

@@ -17,6 +17,7 @@ from max.kernel.types import (
     f64,
     i64,
     scalar_type,
+    u64,
 )
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -291,6 +292,8 @@ def scale_by_power(x: Any, n: Any) -> Value:
 def convert(x: Any, dtype: ScalarType) -> Value:
     """Converts elements as a cast does."""
     if not isinstance(x, Value):
+        if dtype is u64 and isinstance(x, int) and x >> 63:  # beyond i64, which a bare literal is
+            return Value(x, dtype)
         x = Value(x, f64) if isinstance(x, float) else value(x)
     if x.dtype is dtype:
         return x

@@ -1,0 +1,89 @@
+"""Each kernel in plain Python, which checks every index, and compiled with bounds checks, against the plain compiled one."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from max._config import flags
+from max._kernels import library
+from tests.kernels.harness import interpreted, run
+from tests.kernels.test_attention import make_cache
+from tests.kernels.test_sampling import operands as sampling_operands
+from tests.tolerance import assert_close
+
+F32, I64 = np.float32, np.int64
+BF16 = ml_dtypes.bfloat16
+RNG = np.random.default_rng(3)
+
+
+def floats(*shape: int, dtype: Any = F32) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(dtype)
+
+
+CACHE = make_cache([(3, 2), (0, 13)], 4, 2, 16, 4, np.dtype(F32))
+PAGED = CACHE.operands(0.3)
+NEW_ROWS = floats(15, 32)
+DIMS = [np.array([1, 0]), np.array([4, 9]), np.array([1, 2])]
+
+# symbol, operands, results, attributes
+CASES: dict[str, tuple[str, list[np.ndarray], list[tuple[Any, tuple[int, ...]]], dict[str, Any]]] = {
+    "matmul few rows": ("mo.matmul", [floats(5, 35), floats(9, 35)], [(F32, (5, 9))], {"transpose_b": True}),
+    "matmul few rows, columns": ("mo.matmul", [floats(5, 35), floats(35, 9)], [(F32, (5, 9))], {}),
+    "matmul": ("mo.matmul", [floats(18, 35), floats(9, 35)], [(F32, (18, 9))], {"transpose_b": True}),
+    "matmul, columns": ("mo.matmul", [floats(18, 35), floats(35, 9)], [(F32, (18, 9))], {}),
+    "matmul bf16": ("mo.matmul", [floats(18, 35, dtype=BF16), floats(9, 35, dtype=BF16)], [(BF16, (18, 9))], {"transpose_b": True}),
+    "attention": ("mo.attention.ragged.paged", PAGED, [(F32, CACHE.q.shape)], {"mask": "causal"}),
+    "kv_store": ("mo.kv_store.ragged.paged", [NEW_ROWS, NEW_ROWS + 1, *PAGED[1:7]], [], {}),
+    "rope": ("mo.rope.ragged.paged", [CACHE.q, PAGED[1], floats(20, 12), *PAGED[2:7]], [(F32, CACHE.q.shape)], {"interleaved": False}),
+    "rope interleaved": ("mo.rope.ragged.paged", [CACHE.q, PAGED[1], floats(20, 16), *PAGED[2:7]], [(F32, CACHE.q.shape)], {"interleaved": True}),
+    "sample top_k": ("mo.sample.token", sampling_operands(floats(2, 20), top_k=5, top_p=0.8), [(I64, (2,))], {}),
+    "sample top_p": ("mo.sample.token", sampling_operands(floats(1, 20), top_p=0.8), [(I64, (1,))], {}),
+    "penalties": (
+        "mo.penalties",
+        [floats(1, 9), np.array([2, 3], np.int32), np.array([1, 2], np.int32), np.array([0, 2], np.uint32), floats(1), floats(1), floats(1) + 4],
+        [(F32, (1, 9))],
+        {},
+    ),
+    "gather": ("mo.gather", [floats(4, 5), np.array([3, -1])], [(F32, (2, 5))], {"axis": 0}),
+    "gather_nd": ("mo.gather_nd", [floats(4, 5, 3), np.array([[3, -1], [0, 2]])], [(F32, (2, 3))], {}),
+    "scatter": ("mo.scatter", [floats(4, 5), floats(2, 5), np.array([[0, 1, 2, 3, 0]] * 2)], [(F32, (4, 5))], {"axis": 0}),
+    "scatter_nd": ("mo.scatter_nd", [floats(4, 5), floats(3, 5), np.array([[0], [2], [0]])], [(F32, (4, 5))], {}),
+    "cumsum": ("mo.cumsum", [floats(3, 4, 5)], [(F32, (3, 4, 5))], {"axis": 1}),
+    "top_k": ("mo.top_k", [floats(2, 9)], [(F32, (2, 4)), (I64, (2, 4))], {"k": 4, "axis": -1}),
+    "argmax": ("mo.argmax", [floats(2, 19)], [(I64, (2, 1))], {"axis": 1}),
+    "argmin": ("mo.argmin", [floats(3, 4)], [(I64, (1, 4))], {"axis": 0}),
+    "pad": ("mo.pad", [floats(2, 3)], [(F32, (4, 6))], {"low": (1, 2), "high": (1, 1), "value": 2.5}),
+    "concat": ("mo.concat", [floats(2, 3), floats(2, 1)], [(F32, (2, 4))], {"axis": 1}),
+    "range": ("mo.range", [np.array(2), np.array(9), np.array(3)], [(I64, (3,))], {}),
+    "slice_dynamic": ("mo.slice_dynamic", [floats(5, 9), *DIMS], [(F32, (3, 5))], {}),
+}
+
+
+def test_every_kernel_has_a_case() -> None:
+    assert {case[0] for case in CASES.values()} == set(library.FAMILIES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_interpreted(name: str) -> None:
+    symbol, operands, results, attributes = CASES[name]
+    ours, theirs = copy.deepcopy(operands), copy.deepcopy(operands)
+    compiled = run(symbol, ours, results, attributes)
+    plain = interpreted(symbol, theirs, results, attributes)
+    for a, b in zip([*compiled, *ours], [*plain, *theirs], strict=True):
+        assert_close(a, b)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bounds(name: str) -> None:
+    symbol, operands, results, attributes = CASES[name]
+    ours, theirs = copy.deepcopy(operands), copy.deepcopy(operands)
+    compiled = run(symbol, ours, results, attributes)
+    with flags.override(MAX_KERNEL_CHECK=1):
+        checked = run(symbol, theirs, results, attributes)
+    for a, b in zip([*compiled, *ours], [*checked, *theirs], strict=True):
+        np.testing.assert_array_equal(a, b)
