@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+import pytest
+
+from max.pipelines.lib.registry import PIPELINE_REGISTRY
+from tests.pipelines import fake_architecture
+
+
+@pytest.fixture
+def fake(tmp_path):
+    """A folder with a model of the architecture of `fake_architecture`, which is registered."""
+    PIPELINE_REGISTRY.load_own()
+    for architecture in fake_architecture.ARCHITECTURES:
+        PIPELINE_REGISTRY.register(architecture, allow_override=True)
+    yield fake_architecture.folder(tmp_path / "fake")
+    PIPELINE_REGISTRY.reset()

@@ -1,0 +1,193 @@
+"""Configurations: strict fields, and what is found out of the model."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+
+from max.driver import CPU, DeviceSpec
+from max.pipelines import (
+    PIPELINE_REGISTRY,
+    PipelineConfig,
+    PipelineRegistry,
+    SupportedArchitecture,
+    SupportedEncoding,
+)
+from max.pipelines.core import ConfigError, ModelFilesError, UserError
+from max.pipelines.lib.base_config import options_of
+from max.pipelines.lib.config import AudioGenerationConfig, PrependPromptSpeechTokens
+from max.pipelines.lib.config_enums import PipelineRole
+from max.pipelines.lib.model_config import KVCacheConfig, SamplingConfig
+from tests.pipelines import fake_architecture
+
+
+def config(path, **values) -> PipelineConfig:
+    return PipelineConfig(model_path=path, **values)
+
+
+def test_what_is_left_open_is_found_out(fake):
+    made = config(fake)
+    assert made.max_length == 512 and made.max_batch_size == 32 and made.max_num_steps == 1
+    assert made.model_config.quantization_encoding == SupportedEncoding.float32
+    assert made.model_config.devices == [CPU()]
+    assert made.model_config.huggingface_config.eos_token_id == 2
+    assert made.graph_quantization_encoding is None and made.draft_model_config is None
+    assert made.model_config.weights_size() == 16
+
+
+def test_fields_of_all_parts_are_keywords(fake):
+    made = config(
+        str(fake), max_length=64, kv_cache_page_size=256, enable_prefix_caching=False, devices="cpu",
+        enable_penalties=True, pipeline_role="decode_only", quantization_encoding="bfloat16",
+    )  # fmt: skip
+    assert made.kv_cache_config.kv_cache_page_size == 256
+    assert not made.kv_cache_config.enable_prefix_caching
+    assert made.sampling_config.enable_penalties
+    assert made.pipeline_role is PipelineRole.DecodeOnly
+    assert made.model_config.quantization_encoding is SupportedEncoding.bfloat16
+    assert made.model_config.device_specs == [DeviceSpec.cpu()]
+    assert made.model_config.weights_size() == 8, "converted"
+
+
+@pytest.mark.parametrize(
+    ("values", "problem", "remedy"),
+    [
+        ({"max_lenght": 3}, "no field 'max_lenght'; did you mean 'max_length'?", "help()"),
+        ({"kv_page_size": 3}, "did you mean 'kv_cache_page_size'?", "help()"),
+        ({"max_length": "3"}, "max_length is '3', which does not fit", "an integer or None"),
+        ({"max_length": True}, "max_length is True", "an integer or None"),
+        ({"enable_echo": 1}, "enable_echo is 1", "True or False"),
+        ({"quantization_encoding": "bfloat"}, "did you mean 'bfloat16'?", "one of float32"),
+        ({"cache_strategy": "pagd"}, "did you mean 'paged'?", "model_default, paged"),
+        ({"device_specs": "gpuu"}, "did you mean 'gpu'?", "cpu, gpu"),
+        ({"device_specs": 3}, "device_specs is 3", "DeviceSpec"),
+        ({"max_length": 0}, "max_length is 0", "at least 1"),
+        ({"max_num_steps": 0}, "max_num_steps is 0", "-1 or >= 1"),
+        ({"kv_cache_page_size": 100}, "kv_cache_page_size is 100", "multiple of 128"),
+        ({"device_memory_utilization": 1.5}, "device_memory_utilization is 1.5", "at most 1"),
+        ({"max_length": 513}, "max_length 513 is more than the model can do", "--max-length"),
+        ({"quantization_encoding": "q4_k"}, "does not run with encoding q4_k", "float32, bfloat16"),
+        ({"custom_architectures": "no_such_module"}, "cannot be imported", "folder:module"),
+        ({"custom_architectures": ["json"]}, "has no list ARCHITECTURES", "ARCHITECTURES ="),
+        (
+            {"weight_path": "none.safetensors"},
+            "weight file none.safetensors does not exist",
+            "weight",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_said_in_two_lines(fake, values, problem, remedy):
+    with pytest.raises(UserError) as error:
+        config(fake, **values)
+    assert problem in error.value.problem and remedy in error.value.remedy
+    assert "\n" not in error.value.problem + error.value.remedy
+
+
+def test_a_model_that_is_missing_or_not_supported(fake, tmp_path):
+    with pytest.raises(ModelFilesError, match="does not exist"):
+        config(tmp_path / "none")
+    with pytest.raises(ConfigError, match="no model is given"):
+        PipelineConfig().resolve()
+    fake_architecture.folder(tmp_path / "b", architectures=["FakForCausalLM"])
+    with pytest.raises(UserError, match="FakForCausalLM is not supported; did you mean 'FakeFor"):
+        config(tmp_path / "b")
+    fake_architecture.folder(tmp_path / "c", architectures=None)
+    with pytest.raises(UserError, match="names no architecture"):
+        config(tmp_path / "c")
+    (tmp_path / "b" / "model.safetensors").unlink()
+    fake_architecture.folder(tmp_path / "d")
+    (tmp_path / "d" / "model.safetensors").unlink()
+    with pytest.raises(ModelFilesError, match="has no weight files"):
+        config(tmp_path / "d")
+    text = json.loads((fake / "config.json").read_text())
+    del text["max_position_embeddings"]
+    (tmp_path / "e").mkdir()
+    for file in fake.iterdir():
+        (tmp_path / "e" / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "e" / "config.json").write_text(json.dumps(text))
+    with pytest.raises(ModelFilesError, match="has no 'max_position_embeddings'"):
+        config(tmp_path / "e")
+
+
+def test_a_field_without_effect_is_told(fake, caplog):
+    with caplog.at_level(logging.WARNING, "max.pipelines"):
+        config(fake, use_vendor_blas="true", enable_kvcache_swapping_to_host=True)
+    text = caplog.text
+    assert "use_vendor_blas has no effect" in text and "enable_kvcache_swapping_to_host" in text
+    caplog.clear()
+    config(fake)
+    assert not caplog.records
+
+
+def test_required_arguments_are_set(fake, caplog):
+    PIPELINE_REGISTRY.load_own()
+    (own,) = fake_architecture.ARCHITECTURES
+    values = {**vars(own), "required_arguments": {"enable_prefix_caching": False}}
+    PIPELINE_REGISTRY.register(SupportedArchitecture(**values), allow_override=True)
+    with caplog.at_level(logging.WARNING, "max.pipelines"):
+        assert not config(fake).kv_cache_config.enable_prefix_caching
+    assert "needs enable_prefix_caching to be False" in caplog.text
+    assert config(fake, force=True).kv_cache_config.enable_prefix_caching
+
+
+def test_help_has_each_field():
+    help = PipelineConfig.help()
+    for cls in (PipelineConfig, KVCacheConfig, SamplingConfig):
+        for name in options_of(cls):
+            assert len(help[name]) > 10, name
+
+
+def test_the_chat_template_of_a_file(fake, tmp_path):
+    path = tmp_path / "template.jinja"
+    path.write_text("{{ messages }}")
+    assert config(fake, chat_template=str(path)).retrieve_chat_template() == "{{ messages }}"
+    with pytest.raises(ConfigError, match="cannot be read"):
+        config(fake, chat_template="none.jinja").retrieve_chat_template()
+
+
+def test_the_registry(fake, tmp_path, monkeypatch):
+    (own,) = fake_architecture.ARCHITECTURES
+    registry = PipelineRegistry([own])
+    with pytest.raises(ValueError, match="registered already"):
+        registry.register(own)
+    assert own.tokenizer_cls.__name__ == "TextTokenizer"
+    made = config(fake)
+    assert PIPELINE_REGISTRY.retrieve_pipeline_task(made) == own.task
+    assert PIPELINE_REGISTRY.retrieve_tokenizer(made).eos == 2
+    with pytest.raises(UserError, match="for text_generation, not for embeddings_generation"):
+        PIPELINE_REGISTRY.retrieve_factory(made, task=type(own.task).EMBEDDINGS_GENERATION)
+    with pytest.raises(UserError, match="architecture Nope is not supported"):
+        PIPELINE_REGISTRY.architecture_of(made, "Nope")
+    # a module of the user's, in a folder that is not on the path
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "my_archs.py").write_text(
+        "from tests.pipelines.fake_architecture import ARCHITECTURES as A\n"
+        "from dataclasses import replace\nARCHITECTURES = [replace(A[0], name='MineForCausalLM')]\n"
+    )
+    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parents[2])])
+    fake_architecture.folder(tmp_path / "m", architectures=["MineForCausalLM"])
+    mine = config(tmp_path / "m", custom_architectures=[f"{tmp_path}/mine:my_archs"])
+    assert PIPELINE_REGISTRY.architecture_of(mine).name == "MineForCausalLM"
+    sys.modules.pop("my_archs", None)
+
+
+def test_the_configuration_of_speech(fake):
+    made = AudioGenerationConfig.from_flags(
+        {"audio_decoder": "d", "chunk_size": "1,2", "buffer": "3", "block_causal": "true", "x": "y"}
+    )
+    assert made.chunk_size == [1, 2] and made.buffer == 3 and made.block_causal
+    assert made.prepend_prompt_speech_tokens is PrependPromptSpeechTokens.ONCE
+    assert made.audio_decoder_config == {"x": "y"}
+    assert "audio_decoder" in AudioGenerationConfig.help()
+    with pytest.raises(ConfigError, match="no audio decoder"):
+        AudioGenerationConfig.from_flags({})
+
+
+def test_the_configuration_is_logged(fake, caplog):
+    with caplog.at_level(logging.INFO, "max.pipelines"):
+        config(fake).log_pipeline_info()
+    assert "FakeForCausalLM" in caplog.text and "max_length" in caplog.text
