@@ -6,12 +6,11 @@ float32 and rounded once; positions, pages and masks are spelt out token by toke
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 
-from max._interpreter.registry import Array, Result, register
+from max._interpreter.core import Array, register
 
 __all__ = ["uniform"]
 
@@ -45,15 +44,20 @@ def _slot(lookup_table: Array, blocks: Array, sequence: int, position: int) -> t
 
 @register("mo.kv_store.ragged.paged")
 def _kv_store(
-    operands: list[Array], parameters: Mapping[str, Any], results: list[Result]
-) -> list[Array]:
-    k, v, offsets, blocks, cache_lengths, lookup_table, _, layer = operands
+    k: Array,
+    v: Array,
+    offsets: Array,
+    blocks: Array,
+    cache_lengths: Array,
+    lookup_table: Array,
+    max_lengths: Array,
+    layer: Array,
+) -> None:
     heads, head_dim = blocks.shape[4:]
     for row, sequence, position in _tokens(offsets, cache_lengths):
         page, place = _slot(lookup_table, blocks, sequence, position)
         blocks[page, 0, int(layer), place] = k[row].reshape(heads, head_dim)
         blocks[page, 1, int(layer), place] = v[row].reshape(heads, head_dim)
-    return []
 
 
 def _rotate(x: Array, angles: Array, interleaved: bool) -> Array:
@@ -72,10 +76,16 @@ def _rotate(x: Array, angles: Array, interleaved: bool) -> Array:
 
 @register("mo.rope.ragged.paged")
 def _rope(
-    operands: list[Array], parameters: Mapping[str, Any], results: list[Result]
-) -> list[Array]:
-    q, offsets, freqs_cis, blocks, cache_lengths, lookup_table, _, layer = operands
-    interleaved = bool(parameters.get("interleaved", True))
+    q: Array,
+    offsets: Array,
+    freqs_cis: Array,
+    blocks: Array,
+    cache_lengths: Array,
+    lookup_table: Array,
+    max_lengths: Array,
+    layer: Array,
+    interleaved: bool = True,
+) -> Array:
     out = np.empty_like(q)
     for row, sequence, position in _tokens(offsets, cache_lengths):
         if position >= freqs_cis.shape[0]:
@@ -88,7 +98,7 @@ def _rope(
         out[row] = _rotate(q[row], angles, interleaved)
         key = blocks[page, 0, int(layer), place]
         blocks[page, 0, int(layer), place] = _rotate(key, angles, interleaved)
-    return [out]
+    return out
 
 
 def _visible(mask: str, window: int, position: int, length: int) -> Array:
@@ -109,11 +119,17 @@ def _visible(mask: str, window: int, position: int, length: int) -> Array:
 
 @register("mo.attention.ragged.paged")
 def _attention(
-    operands: list[Array], parameters: Mapping[str, Any], results: list[Result]
-) -> list[Array]:
-    q, offsets, blocks, cache_lengths, lookup_table, _, layer, scale = operands
-    mask = str(parameters.get("mask", "causal"))
-    window = int(parameters.get("local_window_size", -1))
+    q: Array,
+    offsets: Array,
+    blocks: Array,
+    cache_lengths: Array,
+    lookup_table: Array,
+    max_lengths: Array,
+    layer: Array,
+    scale: Array,
+    mask: str = "causal",
+    local_window_size: int = -1,
+) -> Array:
     heads, head_dim = q.shape[1:]
     kv_heads = blocks.shape[4]
     group = heads // kv_heads
@@ -128,7 +144,7 @@ def _attention(
         keys = blocks[pages, 0, int(layer), rows].astype(np.float64)
         values = blocks[pages, 1, int(layer), rows].astype(np.float64)
         seen = np.stack(
-            [_visible(mask, window, int(cached) + i, length) for i in range(end - begin)]
+            [_visible(mask, local_window_size, int(cached) + i, length) for i in range(end - begin)]
         )
         queries = q[begin:end].astype(np.float64).reshape(-1, kv_heads, group, head_dim)
         scores = np.einsum("tkgd,skd->kgts", queries, keys) * np.float64(scale)
@@ -138,7 +154,7 @@ def _attention(
         weights /= weights.sum(axis=-1, keepdims=True)
         attended = np.einsum("kgts,skd->tkgd", weights, values)
         out[begin:end] = attended.reshape(end - begin, heads, head_dim).astype(q.dtype)
-    return [out]
+    return out
 
 
 def uniform(seed: int) -> float:
@@ -181,22 +197,31 @@ def _sample_row(
 
 @register("mo.sample.token")
 def _sample(
-    operands: list[Array], parameters: Mapping[str, Any], results: list[Result]
-) -> list[Array]:
-    logits, *options = operands
-    rows = zip(logits, *options, strict=True)
+    logits: Array,
+    temperature: Array,
+    top_k: Array,
+    top_p: Array,
+    min_p: Array,
+    seed: Array,
+) -> Array:
+    rows = zip(logits, temperature, top_k, top_p, min_p, seed, strict=True)
     tokens = [
-        _sample_row(row, float(t), int(k), float(p), float(m), int(seed))
-        for row, t, k, p, m, seed in rows
+        _sample_row(row, float(t), int(k), float(p), float(m), int(n))
+        for row, t, k, p, m, n in rows
     ]
-    return [np.array(tokens, np.int64)]
+    return np.array(tokens, np.int64)
 
 
 @register("mo.penalties")
 def _penalties(
-    operands: list[Array], parameters: Mapping[str, Any], results: list[Result]
-) -> list[Array]:
-    logits, tokens, counts, offsets, frequency, presence, repetition = operands
+    logits: Array,
+    tokens: Array,
+    counts: Array,
+    offsets: Array,
+    frequency: Array,
+    presence: Array,
+    repetition: Array,
+) -> Array:
     out = logits.astype(np.float32, copy=True)
     for row in range(len(out)):
         for i in range(int(offsets[row]), int(offsets[row + 1])):
@@ -208,4 +233,4 @@ def _penalties(
             logit = out[row, token]
             logit = logit / repetition[row] if logit > 0 else logit * repetition[row]
             out[row, token] = logit - frequency[row] * np.float32(count) - presence[row]
-    return [out]
+    return out
