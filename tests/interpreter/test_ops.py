@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.ops.table import CASES, IDS, PAIRS, OpCase, check, inputs_of, stage
 
 from max import _interpreter, mlir
+from tests.ops.table import CASES, IDS, PAIRS, OpCase, check, inputs_of, stage
 
 
 @pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])

@@ -13,10 +13,10 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from tests.tolerance import assert_close
 
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, Graph, TensorType, ops
+from tests.tolerance import assert_close
 
 Array = np.ndarray
 Run = Callable[[Graph, Sequence[Array], Mapping[str, Array]], Sequence[Any]]
