@@ -32,14 +32,15 @@ _IMPURE = frozenset({"load", "masked_load", "gather", "masked_gather", "read", "
 class Scope:
     """A body under construction."""
 
-    __slots__ = ("body", "generation", "home", "is_open", "kind")
+    __slots__ = ("body", "generation", "home", "home_generation", "is_open", "kind")
 
     def __init__(self, kind: str) -> None:
         self.kind = kind  # "loop" bodies let invariant values out
         self.body: list[Stmt] = []
         self.is_open = True
         self.home: Scope | None = None  # the scope that this one's statements were moved to
-        self.generation = 0  # of the values that may be shared
+        self.home_generation = 0
+        self.generation = 0  # grows when statements are dropped
 
     def forget(self, length: int) -> None:
         """Drops the statements from ``length`` on."""
@@ -94,11 +95,12 @@ class Builder:
             found = self.shared.get(key)
             if found is not None:
                 ref, scope, generation = found
-                if scope.generation == generation:
-                    while scope.home is not None:
-                        scope = scope.home
-                    if scope.is_open:
-                        return ref
+                while scope.generation == generation:
+                    if scope.home is None:
+                        if scope.is_open:
+                            return ref
+                        break
+                    scope, generation = scope.home, scope.home_generation
             target = self._place(name, level, top, type)
         self.next_id += 1
         ref = Ref(self.next_id, type, target)
@@ -213,6 +215,7 @@ class Builder:
         """Puts a closed body into the present one."""
         self.scopes[-1].body.extend(scope.body)
         scope.home = self.scopes[-1]
+        scope.home_generation = scope.home.generation
 
     def unwind(self, depth: int) -> None:
         """Drops the innermost bodies, so that ``depth`` are left."""
