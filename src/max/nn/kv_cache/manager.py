@@ -37,7 +37,7 @@ class KVCacheInputs:
         return list(self)[index]
 
     def __len__(self) -> int:
-        return len(list(self))
+        return sum(1 for _ in self)  # list() would ask for the length
 
 
 @dataclass
