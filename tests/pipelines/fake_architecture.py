@@ -51,7 +51,7 @@ class FakeInputs(ModelInputs):
         self.tokens, self.offsets, self.kv_cache_inputs = tokens, offsets, kv_cache_inputs
 
 
-class FakeModel(KVCacheMixin, PipelineModel[Any]):
+class FakeModel(PipelineModel[Any], KVCacheMixin):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.executions = 0

@@ -55,6 +55,7 @@ def generate(prompt: str, chat: bool, num_warmups: int, stats: bool, **options: 
         prompt = sys.stdin.read()
     begin = time.perf_counter()
     progress = _Progress()
+    values.setdefault("max_batch_size", 1)  # there is one prompt, so the cache need hold no more
     with progress.stage("reading the configuration"):
         config = PipelineConfig(**values)
         try:
