@@ -60,24 +60,24 @@ def last_key(position, total, mask):
 
 
 @k.inline
-def scores_of_block(scores, queries, packed, keys, first, count, rows, panel, head_dim, height, width):
+def scores_of_block(scores, queries, packed, depth, keys, first, count, rows, panel, head_dim, height, width):
     """`scores[row, key] = queries[row] · keys[first + key]` for the keys of a block."""
     if rows <= FEW_ROWS:
         last = first + count - 1
         for j in range(0, count, 4):
             i = k.i64(0)
             while i + 4 <= rows:
-                dot_rows(scores, i * KEYS + j, KEYS, queries, i, keys, first + j, last, 4, 4, k.f32, 1, width, 1)
+                dot_rows(scores, i * KEYS + j, KEYS, queries, i, keys, first + j, last, 4, k.f32, 1, width, 1)
                 i += 4
             while i < rows:
-                dot_rows(scores, i * KEYS + j, KEYS, queries, i, keys, first + j, last, 1, 4, k.f32, 1, width, 1)
+                dot_rows(scores, i * KEYS + j, KEYS, queries, i, keys, first + j, last, 1, k.f32, 1, width, 1)
                 i += 1
     else:
         for j in range(0, count, 2 * width):
-            for half in k.static_range(2):
+            for half in range(2):
                 pack_rows(panel, half * width, 2 * width, keys, first + j + half * width, first + count - 1, 0, head_dim, width, 1, width)
             for tile in range((rows + height - 1) // height):
-                multiply_tile(scores, tile * height * KEYS + j, KEYS, packed, tile * height * head_dim, 1, height, panel, 0, head_dim, True, height, 2, width)
+                multiply_tile(scores, tile * height * KEYS + j, KEYS, packed, tile * height * depth, 1, height, panel, 0, head_dim, True, height, 2, width)
 
 
 @k.inline
@@ -158,13 +158,15 @@ def attention(
     max_rows = -(-block_tokens * group // height) * height
     # a row of sums is a whole number of the widest column strips
     stride = -(-head_dim // (4 * width)) * (4 * width)
+    # packed queries and keys are filled up to whole vectors
+    depth = -(-head_dim // width) * width
     queries = ctx.scratch(k.f32, (max_rows, head_dim))
-    packed = ctx.scratch(k.f32, (max_rows * head_dim,))
+    packed = ctx.scratch(k.f32, (max_rows * depth,))
     scores = ctx.scratch(k.f32, (max_rows * KEYS,))
     sums = ctx.scratch(k.f32, (max_rows * stride,))
     maxima = ctx.scratch(k.f32, (max_rows,))
     totals = ctx.scratch(k.f32, (max_rows,))
-    panel = ctx.scratch(k.f32, (max(head_dim, KEYS) * 2 * width,))
+    panel = ctx.scratch(k.f32, (max(depth, KEYS) * 2 * width,))
 
     batch = cache_lengths.shape[0]
     layer = layer_of(blocks, layer_index)
@@ -212,7 +214,7 @@ def attention(
         if rows > FEW_ROWS:
             for tile in range((rows + height - 1) // height):
                 for r in k.static_range(0, height, width):
-                    pack_rows(packed, tile * height * head_dim + r, height, queries, tile * height + r, rows - 1, 0, head_dim, min(width, height - r), 1, width)
+                    pack_rows(packed, tile * height * depth + r, height, queries, tile * height + r, rows - 1, 0, head_dim, min(width, height - r), 1, width)
 
         # the part of the context that this task sees, in blocks that lie in one page
         begin = first_key(start + token, mask, window)
@@ -226,7 +228,7 @@ def attention(
             count = k.min(k.min(page_size - slot, KEYS), end - key)
             keys = blocks[page, 0, layer][:, kv_head]
             values = blocks[page, 1, layer][:, kv_head]
-            scores_of_block(scores, queries, packed, keys, slot, count, rows, panel, head_dim, height, width)
+            scores_of_block(scores, queries, packed, depth, keys, slot, count, rows, panel, head_dim, height, width)
             for i in range(rows):
                 position = start + token + i // group
                 low = first_key(position, mask, window) - key

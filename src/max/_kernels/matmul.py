@@ -34,7 +34,8 @@ LANES_K = 256
 """Lanes of a K block: a panel of B of two vectors' width then takes 32 KB (AVX-512) of the L1 cache."""
 BLOCK_ROWS = 504
 """Most rows of a block, a multiple of each tile height: its sums stay in the L2 cache."""
-MAX_TILE_ROWS = 12
+MAX_TILE_ROWS, MAX_WIDTH = 12, 16
+"""What rows and k are filled up to at most when A is packed."""
 
 
 @k.inline
@@ -50,6 +51,12 @@ def ceil_div(a, b):
 
 
 @k.inline
+def round_up(a, b):
+    """The next multiple of `b`."""
+    return (a + b - 1) // b * b
+
+
+@k.inline
 def few_rows(c, stride, a, b, column, columns, rows, transpose_b, pair, lane_dtype, width):
     """A block of columns for all of the few rows of A, into `c`."""
     if transpose_b:
@@ -57,10 +64,10 @@ def few_rows(c, stride, a, b, column, columns, rows, transpose_b, pair, lane_dty
         for j in range(0, columns, 4):
             i = k.i64(0)
             while i + 4 <= rows:
-                dot_rows(c, i * stride + j, stride, a, i, b, column + j, last, 4, 4, lane_dtype, pair, width, 1)
+                dot_rows(c, i * stride + j, stride, a, i, b, column + j, last, 4, lane_dtype, pair, width, 1)
                 i += 4
             while i < rows:
-                dot_rows(c, i * stride + j, stride, a, i, b, column + j, last, 1, 4, lane_dtype, pair, width, 2)
+                dot_rows(c, i * stride + j, stride, a, i, b, column + j, last, 1, lane_dtype, pair, width, 2)
                 i += 1
     else:
         i = k.i64(0)
@@ -73,21 +80,21 @@ def few_rows(c, stride, a, b, column, columns, rows, transpose_b, pair, lane_dty
 
 
 @k.inline
-def many_rows(c, stride, packed, start, tiles, depth, panel, b, column, columns, block, blocks, size, first_tile, last_tile, transpose_b, pair, width, height):
-    """A block of columns for the row tiles `first_tile … last_tile - 1` of the packed A at `start`, into `c`."""
+def many_rows(c, stride, packed, panel, b, column, columns, blocks, block, size, tiles, first_tile, last_tile, transpose_b, pair, width, height):
+    """A block of columns for some row tiles of the packed A, into `c`; `block` and `blocks` are how k is cut."""
     for n in range(blocks):
         begin = n * block
         length = k.min(block, size - begin)
-        lanes = ceil_div(length, pair)
+        depth = round_up(ceil_div(length, pair), width)
         if transpose_b:
-            for half in k.static_range(2):
+            for half in range(2):
                 pack_rows(panel, half * width, 2 * width, b, column + half * width, b.shape[0] - 1, begin, length, width, pair, width)
         else:
             pack_columns(panel, 0, b, begin, length, column, columns, 2, pair, width)
-        block_start = start + begin // pair * (tiles * height)
+        start = begin // pair * (tiles * height)
         for tile in range(first_tile, last_tile):
             row = (tile - first_tile) * height
-            multiply_tile(c, row * stride, stride, packed, block_start + tile * height * lanes, 1, height, panel, 0, lanes, n == 0, height, 2, width)
+            multiply_tile(c, row * stride, stride, packed, start + tile * height * depth, 1, height, panel, 0, ceil_div(length, pair), n == 0, height, 2, width)
 
 
 @k.kernel
@@ -117,9 +124,10 @@ def matmul(
 
     many = rows > FEW_ROWS
     tiles = ceil_div(rows, height)
-    depth = ceil_div(size, pair)
+    # lanes of one batch's packed A: rows and k are filled up to whole tiles and vectors
+    packed_size = tiles * height * round_up(ceil_div(size, pair), width)
     blocks = k.max(ceil_div(size, LANES_K * pair), 1)
-    block = ceil_div(ceil_div(size, blocks), width * pair) * (width * pair)
+    block = round_up(ceil_div(size, blocks), width * pair)
     column_step = k.i64(4 * width) if not transpose_b else k.i64(32)
     row_blocks = k.i64(1)
     if many:
@@ -127,7 +135,8 @@ def matmul(
             for n in range(blocks):
                 begin = n * block
                 length = k.min(block, size - begin)
-                start = batch * (tiles * height) * depth + begin // pair * (tiles * height) + tile * height * ceil_div(length, pair)
+                depth = round_up(ceil_div(length, pair), width)
+                start = batch * packed_size + begin // pair * (tiles * height) + tile * height * depth
                 for r in k.static_range(0, height, width):
                     pack_rows(packed, start + r, height, a[batch], tile * height + r, rows - 1, begin, length, min(width, height - r), pair, width)
         ctx.barrier()
@@ -147,8 +156,8 @@ def matmul(
             last_tile = k.min(first_tile + tiles_a_block, tiles)
             row = first_tile * height
             count = k.min(last_tile * height, rows) - row
-            start = batch * (tiles * height) * depth
-            many_rows(c, column_step, packed, start, tiles, depth, panel, b[batch], column, here, block, blocks, size, first_tile, last_tile, transpose_b, pair, width, height)
+            mine = packed[batch * packed_size : (batch + 1) * packed_size]
+            many_rows(c, column_step, mine, panel, b[batch], column, here, blocks, block, size, tiles, first_tile, last_tile, transpose_b, pair, width, height)
         else:
             few_rows(c, column_step, a[batch], b[batch], column, here, rows, transpose_b, pair, lane_dtype, width)
         for i in range(count):
@@ -171,7 +180,7 @@ def _lower_matmul(operands: Sequence[Operand], results: Sequence[Operand], attri
         b = view("operand", 1, y, (batch, (rank_y - 2,), (rank_y - 1,)), static=False)
     sums = DType.float32 if x.dtype.is_float() and max(x.dtype.size_in_bytes, y.dtype.size_in_bytes) < 4 else _wider(x.dtype, y.dtype)
     batches, rows, size = a.shape
-    workspace = Workspace(sums, (product((batches, rows + MAX_TILE_ROWS, size)),))
+    workspace = Workspace(sums, (product((batches, rows + MAX_TILE_ROWS, size + MAX_WIDTH)),))
     args = (out, a, b, view("workspace", 0, workspace, static=False))
     return KernelCall(matmul, args, {"transpose_b": bool(attributes.get("transpose_b", False))}, epilogue=True, workspaces=(workspace,))
 

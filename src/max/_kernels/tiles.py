@@ -68,6 +68,9 @@ LOW_2 = {width: _unpack(width, 2, 0) for width in (4, 8, 16)}
 HIGH_2 = {width: _unpack(width, 2, 1) for width in (4, 8, 16)}
 EVEN = {width: _every_other(width, 0) for width in (8, 16)}
 ODD = {width: _every_other(width, 1) for width in (8, 16)}
+# halves of vectors of 16 and of 8 lanes
+FIRST_8, LAST_8 = tuple(range(8)), tuple(range(8, 16))
+FIRST_4, LAST_4 = tuple(range(4)), tuple(range(4, 8))
 
 
 @k.inline
@@ -120,8 +123,26 @@ def multiply_add(acc, x, y):
 
 
 @k.inline
+def pack_block(panel, first, stride, source, row, last_row, column, mask, count, pair, width):
+    """Transposes `width` lanes in k of `count` rows into a panel."""
+    block = k.tile(panel.dtype, (width,), width=width)
+    for r in k.static_range(width):
+        if r < count:
+            elements = source.load(k.min(row + r, last_row), column, width=width * pair, mask=mask)
+            block[r] = lanes(elements, panel.dtype)
+        else:
+            block[r] = block[0]
+    transpose(block, width)
+    for r in k.static_range(width):
+        inside = None if count == width else k.iota(k.i32, width) < count
+        panel.store(first + r * stride, value=block[r], mask=inside)
+
+
+@k.inline
 def pack_rows(panel, start, stride, source, row, last_row, column, size, count, pair, width):
     """Packs rows of `source` `[rows, k]` side by side: `panel[start + i * stride + r]` is lane `i` of row `row + r`.
+
+    Where lanes have 32 bits, `i` goes on, with lanes of 0, to the next multiple of `width`.
 
     Args:
         panel: Flat view of lanes.
@@ -136,22 +157,16 @@ def pack_rows(panel, start, stride, source, row, last_row, column, size, count, 
         pair: Neighbours in k that share a lane.
         width: Lanes of a vector.
     """
+    step = width * pair
     if panel.dtype.bits == 32 and width >= 4:
-        block = k.tile(panel.dtype, (width,), width=width)
-        for i, mask in k.vectors(size, width * pair):
-            for r in k.static_range(width):
-                if r < count:
-                    block[r] = lanes(source.load(k.min(row + r, last_row), column + i, width=width * pair, mask=mask), panel.dtype)
-                else:
-                    block[r] = block[0]
-            transpose(block, width)
-            first = start + i // pair * stride
-            for r in k.static_range(width):
-                if mask is None or i + r * pair < size:
-                    if count == width:
-                        panel.store(first + r * stride, value=block[r])
-                    else:
-                        panel.store(first + r * stride, value=block[r], mask=k.iota(k.i32, width) < count)
+        if k.target().has("avx512bw"):
+            # masked loads cost nothing here: one body for full and partial blocks
+            for i in range(0, size, step):
+                mask = k.iota(k.i32, step) < k.i32(size - i)
+                pack_block(panel, start + i // pair * stride, stride, source, row, last_row, column + i, mask, count, pair, width)
+        else:
+            for i, mask in k.vectors(size, step):
+                pack_block(panel, start + i // pair * stride, stride, source, row, last_row, column + i, mask, count, pair, width)
     else:
         for r in range(count):
             for i in range(size):
@@ -227,8 +242,21 @@ def multiply_tile(c, c_start, c_stride, a, a_start, a_row, a_step, b, b_start, s
 
 
 @k.inline
-def dot_rows(c, c_start, c_stride, a, a_row, b, b_row, b_last, rows_a, rows_b, lane_dtype, pair, width, unroll):
-    """Dot products of a few rows of A with a few rows of B, both contiguous along k: `c[i, j] = a[a_row + i] · b[b_row + j]`.
+def four_sums(a, b, c, d, width):
+    """The sums over the lanes of four vectors, side by side."""
+    ab = k.shuffle(a, b, LOW_1[width]) + k.shuffle(a, b, HIGH_1[width])
+    cd = k.shuffle(c, d, LOW_1[width]) + k.shuffle(c, d, HIGH_1[width])
+    total = k.shuffle(ab, cd, LOW_2[width]) + k.shuffle(ab, cd, HIGH_2[width])
+    if width == 16:
+        total = k.shuffle(total, None, FIRST_8) + k.shuffle(total, None, LAST_8)
+    if width >= 8:
+        total = k.shuffle(total, None, FIRST_4) + k.shuffle(total, None, LAST_4)
+    return total
+
+
+@k.inline
+def dot_rows(c, c_start, c_stride, a, a_row, b, b_row, b_last, rows_a, lane_dtype, pair, width, unroll):
+    """Dot products of a few rows of A with four of B, all contiguous along k: `c[i, j] = a[a_row + i] · b[b_row + j]`.
 
     Args:
         c: Flat view of sums.
@@ -240,7 +268,6 @@ def dot_rows(c, c_start, c_stride, a, a_row, b, b_row, b_last, rows_a, rows_b, l
         b_row: First row of B.
         b_last: Last row of B; it stands in for those after it.
         rows_a: Rows of A at once.
-        rows_b: Rows of B at once.
         lane_dtype: Lanes to multiply in.
         pair: Neighbours in k that share a lane.
         width: Lanes of a vector.
@@ -248,6 +275,7 @@ def dot_rows(c, c_start, c_stride, a, a_row, b, b_row, b_last, rows_a, rows_b, l
     """
     step = width * pair
     size = a.shape[1]
+    rows_b = 4
     sums = k.tile(c.dtype, (unroll, rows_a, rows_b), width=width, fill=0)
     whole = size - size % (step * unroll)
     for n in range(0, whole, step * unroll):
@@ -269,10 +297,13 @@ def dot_rows(c, c_start, c_stride, a, a_row, b, b_row, b_last, rows_a, rows_b, l
                 sums[0, i, j] = multiply_add(sums[0, i, j], left[i], right)
     for i in k.static_range(rows_a):
         for j in k.static_range(rows_b):
-            total = sums[0, i, j]
             for u in k.static_range(1, unroll):
-                total = total + sums[u, i, j]
-            c[c_start + i * c_stride + j] = k.reduce_add(total)
+                sums[0, i, j] = sums[0, i, j] + sums[u, i, j]
+        if c.dtype.bits == 32 and width >= 4:
+            c.store(c_start + i * c_stride, value=four_sums(sums[0, i, 0], sums[0, i, 1], sums[0, i, 2], sums[0, i, 3], width))
+        else:
+            for j in k.static_range(4):
+                c[c_start + i * c_stride + j] = k.reduce_add(sums[0, i, j])
 
 
 @k.inline
