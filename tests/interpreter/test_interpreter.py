@@ -173,4 +173,5 @@ def test_empty_tensors() -> None:
 
 def test_every_op_has_an_evaluation() -> None:
     structure = {"mo.graph", "mo.subgraph", "mo.output"}
-    assert set(_interpreter.IMPLEMENTATIONS) == set(mlir.OPS) - structure
+    ops_of_mo = {name for name in mlir.OPS if name.startswith("mo.")}
+    assert set(_interpreter.IMPLEMENTATIONS) == ops_of_mo - structure

@@ -530,9 +530,13 @@ class TensorValue(Value[mlir.TensorType]):
         return ops.greater_equal(self, rhs)
 
     def __eq__(self, rhs: object) -> TensorValue:  # type: ignore[override]
+        if rhs is None:
+            return NotImplemented
         return ops.equal(self, rhs)  # type: ignore[arg-type]
 
     def __ne__(self, rhs: object) -> TensorValue:  # type: ignore[override]
+        if rhs is None:
+            return NotImplemented
         return ops.not_equal(self, rhs)  # type: ignore[arg-type]
 
     __hash__ = object.__hash__

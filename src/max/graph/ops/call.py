@@ -20,7 +20,8 @@ def call(graph: Graph, *args: Value[Any], prefix: str = "") -> list[Value[Any]]:
     """Calls a subgraph, made with `max.graph.Graph.add_subgraph`.
 
     A subgraph with side effects takes its place in their order. Symbols of its input types stand
-    for the dimensions of the arguments.
+    for the dimensions of the arguments. Sizes that the subgraph itself gives a name keep it, so that
+    all its calls must agree on them.
 
     Args:
         graph: The subgraph, with its outputs set.

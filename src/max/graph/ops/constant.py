@@ -15,6 +15,7 @@ from max.graph import graph as _graph
 from max.graph.ops._stage import stage
 from max.graph.type import DeviceRef, TensorType
 from max.graph.value import TensorValue
+from max.mlir.attributes import INLINE_LIMIT
 
 if TYPE_CHECKING:
     from max.driver import Device
@@ -31,8 +32,8 @@ def constant(
 ) -> TensorValue:
     """A tensor with values that are known now.
 
-    An array is used where it is, without a copy, where its dtype and layout allow; it must then not
-    be changed any more.
+    A big array is used where it is, without a copy, where its dtype and layout allow; it must then
+    not be changed any more.
 
     Args:
         value: A number, nested sequences of numbers, or an array (NumPy, DLPack).
@@ -48,6 +49,8 @@ def constant(
     """
     array = to_array(value, dtype)
     where = DeviceRef.CPU() if device is None else DeviceRef.from_device(device)
+    if array.size <= INLINE_LIMIT:
+        array = array.copy()
     element = DType.from_numpy(array.dtype)
     on_cpu = mlir.TensorType.get(element, array.shape)
     attr = mlir.constant_attr(array, "")
