@@ -240,6 +240,9 @@ class _NestWriter:
         self.scope = {}
         for i in reductions:
             self.accumulate(i, accumulators[i])
+        # a result may take the place of an argument: everything is read before anything is written
+        for _, result in results:
+            self.value(result.value)
         for position, result in results:
             self.store(position, result)
         self.scope = None

@@ -1,0 +1,170 @@
+"""Random graphs of element-wise ops, views, reductions and matmuls: compiled equals interpreted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from max import _interpreter
+from max._config import flags
+from max.driver import CPU
+from max.dtype import DType
+from max.engine import InferenceSession
+from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
+from tests.tolerance import assert_close
+
+SESSION = InferenceSession(devices=[CPU()])
+UNARY = ("tanh", "sigmoid", "abs", "neg", "relu", "silu", "sin", "cos")
+BINARY = ("add", "sub", "mul", "max", "min", "where")
+ROWWISE = ("sum", "mean", "max", "min", "softmax", "rms_norm", "layer_norm")
+VIEWS = ("transpose", "merge", "slice", "step", "unsqueeze", "broadcast", "flip")
+OTHER = ("concat", "matmul", "gather", "cumsum", "bf16")
+
+
+class Builder:
+    """Stages one random graph."""
+
+    def __init__(self, data: st.DataObject, values: list[TensorValue], rng: np.random.Generator) -> None:
+        self.data = data
+        self.values = values
+        self.rng = rng
+
+    def draw(self, strategy):
+        return self.data.draw(strategy)
+
+    def pick(self) -> TensorValue:
+        # mostly recent values, so that chains form
+        index = self.draw(st.integers(0, min(len(self.values), 6) - 1))
+        return self.values[-1 - index]
+
+    def axis(self, x: TensorValue) -> int | None:
+        return self.draw(st.integers(0, x.rank - 1)) if x.rank else None
+
+    def weight(self, *shape: int) -> TensorValue:
+        array = self.rng.uniform(-1, 1, shape).astype(np.float32)
+        return ops.constant(array, DType.float32, DeviceRef.CPU())
+
+    def step(self) -> None:
+        kind = self.draw(st.sampled_from(UNARY + BINARY * 2 + ROWWISE * 2 + VIEWS * 2 + OTHER))
+        made = self.make(kind, self.pick())
+        if made is not None:
+            self.values.append(made)
+
+    def make(self, kind: str, x: TensorValue) -> TensorValue | None:
+        if kind in UNARY:
+            return -x if kind == "neg" else getattr(ops, kind)(x)
+        if kind in BINARY:
+            y = next((v for v in reversed(self.values[:-1]) if v.shape == x.shape), None)
+            if y is None:
+                y = x * 0.5
+            if kind == "where":
+                return ops.where(x > y, x, y)
+            return getattr(ops, kind)(x, y) * (0.5 if kind == "mul" else 1.0)
+        axis = self.axis(x)
+        if axis is None:
+            return None
+        if kind in ("sum", "mean", "max", "min"):
+            made = getattr(ops, kind)(x, axis=axis)
+            spread = self.draw(st.booleans())
+            return x - made * 0.25 if spread else made
+        if kind == "softmax":
+            return ops.softmax(x, axis)
+        if kind in ("rms_norm", "layer_norm"):
+            if not isinstance(last := x.shape[-1], int) and not _static(last):
+                return None
+            gamma = self.weight(int(x.shape[-1]))
+            if kind == "rms_norm":
+                return ops.rms_norm(x, gamma, 1e-2)
+            return ops.layer_norm(x, gamma, self.weight(int(x.shape[-1])), 1e-2)
+        return self.moved(kind, x, axis)
+
+    def moved(self, kind: str, x: TensorValue, axis: int) -> TensorValue | None:
+        match kind:
+            case "transpose":
+                return ops.transpose(x, axis, self.axis(x) or 0)
+            case "merge":
+                if x.rank < 2:
+                    return None
+                axis = min(axis, x.rank - 2)
+                return x.reshape([*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :]])
+            case "slice" if _static(x.shape[axis]) and int(x.shape[axis]) > 2:
+                return x[(*[slice(None)] * axis, slice(1, int(x.shape[axis]) - 1))]
+            case "step" if _static(x.shape[axis]) and int(x.shape[axis]) > 2:
+                return x[(*[slice(None)] * axis, slice(0, None, 2))]
+            case "flip" if _static(x.shape[axis]):
+                return x[(*[slice(None)] * axis, slice(None, None, -1))]
+            case "unsqueeze" if x.rank < 4:
+                return ops.unsqueeze(x, axis)
+            case "broadcast" if x.shape[axis] == 1:
+                return ops.broadcast_to(x, [*x.shape[:axis], 3, *x.shape[axis + 1 :]])
+            case "concat":
+                return ops.concat([x, x * 0.5], axis) if _small(x) else None
+            case "matmul" if x.rank >= 2 and _static(x.shape[-1]):
+                return (x @ self.weight(int(x.shape[-1]), 5)) * 0.3
+            case "gather" if _static(x.shape[axis]):
+                indices = self.rng.integers(0, int(x.shape[axis]), 3) if int(x.shape[axis]) else np.zeros(0, np.int64)
+                return ops.gather(x, ops.constant(indices, DType.int64, DeviceRef.CPU()), axis)
+            case "cumsum":
+                return ops.cumsum(x, axis=axis) * 0.1
+            case _:
+                return None
+
+
+def _static(dim: object) -> bool:
+    try:
+        int(dim)
+    except TypeError:
+        return False
+    return True
+
+
+def _small(x: TensorValue) -> bool:
+    return all(not _static(dim) or int(dim) < 64 for dim in x.shape)
+
+
+SHAPES = ((("a", 7), ("a", 7)), ((5, "b"), (1, "b")), (("a", 3, "c"), (3, 1)), ((4, 33), (33,)), ((2, 3, 17), (2, 3, 1)))
+
+
+def run_case(data: st.DataObject, steps: int) -> None:
+    shapes = data.draw(st.sampled_from(SHAPES))
+    sizes = {name: data.draw(st.sampled_from((1, 2, 5, 16, 40))) for name in "abc"}
+    seed = data.draw(st.integers(0, 2**32 - 1))
+    rng = np.random.default_rng(seed)
+    types = [TensorType(DType.float32, shape, DeviceRef.CPU()) for shape in shapes]
+    with Graph("random", input_types=types) as graph:
+        builder = Builder(data, [value.tensor for value in graph.inputs], rng)
+        for _ in range(steps):
+            builder.step()
+        count = data.draw(st.integers(1, 3))
+        graph.output(*builder.values[-count:])
+    arrays = [
+        rng.uniform(-2, 2, [sizes[d] if isinstance(d, str) else d for d in shape]).astype(np.float32)
+        for shape in shapes
+    ]
+    expected = _interpreter.run(graph, arrays)
+    model = SESSION.load(graph)
+    for _ in range(2):
+        outputs = model.execute(*arrays)
+        try:
+            for out, want in zip(outputs, expected, strict=True):
+                # chains of a dozen ops amplify the last bit, and cancel to nothing but it
+                assert_close(out.to_numpy() + 1, want + 1, scale=50.0)
+        except AssertionError as error:
+            kernels = ", ".join(model.kernel_summaries)
+            raise AssertionError(f"{error}\nsizes {sizes}, seed {seed}, kernels {kernels}\n{graph}") from None
+
+
+@given(st.data())
+@settings(max_examples=40)
+def test_compiled_equals_interpreted(data: st.DataObject) -> None:
+    with flags.override(MAX_CHECK=2):
+        run_case(data, data.draw(st.integers(2, 14)))
+
+
+@pytest.mark.long
+@given(st.data())
+@settings(max_examples=1000)
+def test_compiled_equals_interpreted_long(data: st.DataObject) -> None:
+    run_case(data, data.draw(st.integers(5, 60)))
