@@ -1,8 +1,12 @@
 """The typing rules of values: what arithmetic, comparisons and conversions give. The base of the frontend."""
 
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# values of the user's program are Any: what they are is what these functions find out
+
 from __future__ import annotations
 
 import ast
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -110,6 +114,10 @@ def plain_number(v: Any) -> Any:
     return v.item() if isinstance(v, np.generic) else v
 
 
+def _is_atom(v: Any) -> bool:
+    return isinstance(v, (Ref, Const))
+
+
 def is_runtime(v: Any) -> bool:
     """Whether ``v`` is, or holds, something that is known only at run time."""
     if isinstance(v, (Ref, Const, Runtime, SlotVar)):
@@ -188,7 +196,7 @@ class Arithmetic:
                 self.fail(f"a {dtype.name} cannot be {v!r}")
             return self.b.const(bool(v), type)
         if isinstance(v, float):
-            if v != v or v in (float("inf"), float("-inf")) or v != int(v):
+            if not math.isfinite(v) or v % 1 != 0:
                 self.fail(
                     f"{v!r} is no {dtype.name}; convert the other operand with k.f32(...), or round the number"
                 )
@@ -211,7 +219,7 @@ class Arithmetic:
                 self.fail(f"cannot convert {describe(v)} to {dtype.name}")
             v = plain_number(v)
             if not dtype.is_float and isinstance(v, float):
-                if v != v or v in (float("inf"), float("-inf")):
+                if not math.isfinite(v):
                     self.fail(f"{v!r} has no {dtype.name} value", KernelValueError)
                 v = int(v)
             return self.literal(v, scalar(dtype))
@@ -229,7 +237,7 @@ class Arithmetic:
 
     def splat(self, v: Atom, width: int) -> Atom:
         """All lanes equal."""
-        if v.__class__ is Const:
+        if isinstance(v, Const):
             return self.b.const(v.value, vector(v.type.dtype, width))
         return self.b.op("splat", (v,), vector(v.type.dtype, width))
 
@@ -312,9 +320,10 @@ class Arithmetic:
     # ***** operations *****
     def binary(self, op: str, a: Any, b: Any) -> Any:
         """A Python operator."""
-        a_rt, b_rt = isinstance(a, (Ref, Const)), isinstance(b, (Ref, Const))
+        a_rt, b_rt = _is_atom(a), _is_atom(b)
         if not a_rt and not b_rt:
             return self._at_compile_time(op, a, b)
+        a, b = plain_number(a), plain_number(b)
         symbol = SYMBOLS[op]
         if (a_rt and a.type.dtype.is_narrow_float) or (b_rt and b.type.dtype.is_narrow_float):
             a, b = self.widened(a), self.widened(b)
@@ -322,11 +331,12 @@ class Arithmetic:
             return self.power(a, b)
         if op in _SHIFTS:
             return self._shift(op, a, b)
-        if not b_rt and a_rt and isinstance(b, int) and a.type.dtype.is_integer:
+        folded: Any = None
+        if not b_rt and a.type.dtype.is_integer:
             folded = self._fold(op, a, b)
             if folded is not None:
                 return folded
-        elif not a_rt and op in ("add", "mul") and isinstance(a, int) and b.type.dtype.is_integer:
+        elif not a_rt and op in ("add", "mul") and b.type.dtype.is_integer:
             folded = self._fold(op, b, a)
             if folded is not None:
                 return folded
@@ -359,9 +369,9 @@ class Arithmetic:
         except (TypeError, ValueError, ArithmeticError) as error:
             self.fail(f"'{SYMBOLS[op]}' on {describe(a)} and {describe(b)}: {error}")
 
-    def _fold(self, op: str, a: Atom, b: int) -> Any:
+    def _fold(self, op: str, a: Atom, b: Any) -> Any:
         """Identities on integers and divisions by powers of two."""
-        if isinstance(b, bool):
+        if isinstance(b, bool) or not isinstance(b, int):
             return None
         if (b == 0 and op in ("add", "sub", "or", "xor")) or (b == 1 and op in ("mul", "floordiv")):
             return a

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -89,7 +89,7 @@ class Builder:
         else:
             level = 0
             for arg in args:
-                if arg.__class__ is Ref and arg.level > level:
+                if isinstance(arg, Ref) and arg.level > level:
                     level = arg.level
             key = (name, args, type, attr)
             found = self.shared.get(key)
@@ -202,7 +202,7 @@ class Builder:
         return scope
 
     @contextmanager
-    def reopened(self, scope: Scope) -> Iterator[None]:
+    def reopened(self, scope: Scope) -> Generator[None]:
         """Emits at the end of a body that was closed, still nested in the same place."""
         self.scopes.append(scope)
         scope.is_open = True

@@ -1,5 +1,8 @@
 """Evaluates expressions: what is known at compile time becomes a Python value, the rest becomes IR."""
 
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# values of the user's program are Any: what they are is what these functions find out
+
 from __future__ import annotations
 
 import ast
@@ -11,6 +14,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from max.kernel import lang
 from max.kernel.arithmetic import (
     Runtime,
     SlotVar,
@@ -553,7 +557,7 @@ class Expressions(Host):
                 args.extend(self.sequence(self.expr(arg.value), arg))  # type: ignore[attr-defined]
             elif arg.__class__ is ast.JoinedStr and function in (
                 _BUILTINS["print"],
-                _lang_print(self),
+                lang.print,
             ):
                 text, values = self.format_parts(arg)  # type: ignore[arg-type]
                 args += [text, *values]
@@ -616,10 +620,6 @@ class Expressions(Host):
             except TypeError as wrong:
                 self.fail(f"{handler.__name__.removeprefix('emit_')}: {wrong}")
             self.fail(f"{handler.__name__.removeprefix('emit_')}: {error}", KernelTypeError)
-
-
-def _lang_print(fe: Expressions) -> Any:
-    return fe.print_function
 
 
 def _hashable(v: Any) -> bool:

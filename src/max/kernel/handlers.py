@@ -1,5 +1,8 @@
 """What the functions of the kernel language emit when a kernel is compiled."""
 
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# values of the user's program are Any: what they are is what these functions find out
+
 from __future__ import annotations
 
 import builtins
@@ -31,7 +34,6 @@ from max.kernel.views import Index, View, as_mask, make_tile, scratch_view
 
 Handler = Callable[..., Any]
 HANDLERS: dict[Any, Handler] = {}
-PRINT = lang.print
 _LIBM = frozenset(
     {
         "exp",
@@ -625,4 +627,4 @@ def context_attribute(fe: Expressions, ctx: Any, name: str) -> Any:
     return None
 
 
-__all__ = ["HANDLERS", "PRINT", "Type", "arithmetic_dtype", "as_mask", "context_attribute"]
+__all__ = ["HANDLERS", "Type", "arithmetic_dtype", "as_mask", "context_attribute"]

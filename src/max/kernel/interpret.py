@@ -4,6 +4,9 @@ The kernel's own function is called; what differs from compiled code is only wha
 always checked. Floats may differ in the last bit where compiled code fuses a multiplication with an addition.
 """
 
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# values of the user's program are Any: what they are is what these functions find out
+
 from __future__ import annotations
 
 import ast

@@ -211,7 +211,7 @@ class Message:
 
     def format(self, values: Any) -> str:
         """The message with the record's values (64-bit integers; floats as the bits of an f64)."""
-        shown = []
+        shown: list[float | int] = []
         for bits, dtype in zip(values, self.dtypes, strict=False):
             raw = int(bits) & 0xFFFFFFFFFFFFFFFF
             if dtype.is_float:

@@ -109,9 +109,9 @@ class OpLowering:
 
     def atom(self, a: Atom) -> str:
         """A value without its type."""
-        if a.__class__ is Ref:
+        if isinstance(a, Ref):
             return self.aliases.get(a.id) or f"%v{a.id}"
-        return const_text(a)  # type: ignore[arg-type]
+        return const_text(a)
 
     def alias(self, s: Let, name: str) -> None:
         """Gives a value the name of another one."""
@@ -454,8 +454,8 @@ class OpLowering:
         elif a.is_float:
             op = "fptosi" if b.kind == "i" else "fptoui"
             if mode != "unchecked":
-                suffix = lambda e: f"v{width}{e}" if width else e  # noqa: E731
-                name = f"llvm.{op}.sat.{suffix(f'i{b.bits}')}.{suffix(f'f{a.bits}')}"
+                lanes = f"v{width}" if width else ""
+                name = f"llvm.{op}.sat.{lanes}i{b.bits}.{lanes}f{a.bits}"
                 return self.call(to, name, [(from_, text)])
         elif b.is_float:
             op = "sitofp" if a.kind == "i" else "uitofp"
@@ -620,15 +620,11 @@ class OpLowering:
         text = self.atom(a)
         while width > 1 and width % 2 == 0:  # halves, keeping NaN
             whole, half = vector_name(element, width), width // 2
-            parts: list[str] = []
-            for first in (0, half):
-                lanes = ", ".join(f"i32 {first + i}" for i in range(half))
-                parts.append(
-                    self.temp(
-                        f"shufflevector {whole} {text}, {whole} poison, <{half} x i32> <{lanes}>"
-                    )
-                )
-            text = self.float_extremum(op, vector_name(element, half), *parts, half, False)
+            low, high = (
+                self.temp(f"shufflevector {whole} {text}, {whole} poison, <{half} x i32> <{lanes}>")
+                for lanes in (_lane_list(0, half), _lane_list(half, half))
+            )
+            text = self.float_extremum(op, vector_name(element, half), low, high, half, False)
             width = half
         lanes_left = [
             self.temp(f"extractelement {vector_name(element, width)} {text}, i64 {i}")
@@ -768,6 +764,10 @@ def _constants(width: int) -> Callable[[str, Any], str]:
         return f"splat ({element} {text})" if width else text
 
     return make
+
+
+def _lane_list(first: int, count: int) -> str:
+    return ", ".join(f"i32 {first + i}" for i in range(count))
 
 
 def _short(element: str) -> str:

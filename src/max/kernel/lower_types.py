@@ -1,5 +1,8 @@
 """LLVM's names of types and constants. bf16 and f16 values are carried as their bits, so that no target needs them as types."""
 
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# values of the user's program are Any: what they are is what these functions find out
+
 from __future__ import annotations
 
 import struct

@@ -18,7 +18,6 @@ from max.kernel.ir import (
     Leave,
     Let,
     Parallel,
-    Raise,
     Ref,
     Stmt,
     Store,
@@ -48,7 +47,7 @@ class _Printer:
         self.names: dict[int, str] = {}
 
     def atom(self, a: Atom) -> str:
-        if a.__class__ is Ref:
+        if isinstance(a, Ref):
             return self.names[a.id]
         return f"{a.value!r}:{a.type}"
 
@@ -62,52 +61,49 @@ class _Printer:
 
     def stmt(self, s: Stmt, pad: str) -> None:
         out, atom = self.lines.append, self.atom
-        kind = s.__class__
-        if kind is Let:
+        if isinstance(s, Let):
             args = ", ".join([atom(a) for a in s.args])
             out(f"{pad}{self.bind(s.ref)} = {s.op}({args}){_attr(s.attr)}: {s.ref.type}")
-        elif kind is Store:
+        elif isinstance(s, Store):
             mask = "" if s.mask is None else f" where {atom(s.mask)}"
             out(f"{pad}store {atom(s.value)} at {atom(s.pointer)}{mask}")
-        elif kind is Assign:
+        elif isinstance(s, Assign):
             out(f"{pad}$%{s.slot}[{atom(s.index)}] := {atom(s.value)}".replace("$%", "$"))
-        elif kind is Alloc:
+        elif isinstance(s, Alloc):
             out(f"{pad}slot ${s.slot}: {s.type} x {s.count}")
-        elif kind is Effect:
+        elif isinstance(s, Effect):
             out(f"{pad}{s.op}({', '.join(atom(a) for a in s.args)}){_attr(s.attr)}")
-        elif kind is For:
+        elif isinstance(s, For):
             start, stop = atom(s.start), atom(s.stop)
             out(f"{pad}for {self.bind(s.var)} = {start} to {stop} step {s.step}:")
             self.block(s.body, pad + "  ")
-        elif kind is If:
+        elif isinstance(s, If):
             out(f"{pad}if {atom(s.cond)}:")
             self.block(s.then, pad + "  ")
             if s.orelse:
                 out(f"{pad}else:")
                 self.block(s.orelse, pad + "  ")
-        elif kind is While:
+        elif isinstance(s, While):
             out(f"{pad}while:")
             self.block(s.head, pad + "  ")
             out(f"{pad}{atom(s.cond)} do:")
             self.block(s.body, pad + "  ")
-        elif kind is Block:
+        elif isinstance(s, Block):
             out(f"{pad}block @{s.label}:")
             self.block(s.body, pad + "  ")
-        elif kind is Leave:
+        elif isinstance(s, Leave):
             out(f"{pad}leave @{s.label}")
-        elif kind is Parallel:
+        elif isinstance(s, Parallel):
             total, grain = atom(s.total), atom(s.grain)
             begin, end = self.bind(s.begin), self.bind(s.end)
             out(
                 f"{pad}parallel {begin}, {end} of {total} grain {grain} multiple {s.multiple} phase {s.phase}:"
             )
             self.block(s.body, pad + "  ")
-        elif kind is Barrier:
+        elif isinstance(s, Barrier):
             out(f"{pad}barrier")
-        elif kind is Raise:
-            out(f"{pad}raise {s.message}({', '.join(atom(v) for v in s.values)})")
         else:
-            raise TypeError(f"{s!r} is no statement of the kernel IR")
+            out(f"{pad}raise {s.message}({', '.join(atom(v) for v in s.values)})")
 
 
 def _attr(attr: Any) -> str:

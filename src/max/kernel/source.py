@@ -74,6 +74,7 @@ class Function:
     def __init__(self, fn: Callable[..., Any], source: FunctionSource | None = None) -> None:
         self._fn = fn
         self._source = source
+        self.__name__: str = fn.__name__
         functools.update_wrapper(self, fn)
 
     @property

@@ -1,5 +1,8 @@
 """From a kernel and its argument types to kernel IR."""
 
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# values of the user's program are Any: what they are is what these functions find out
+
 from __future__ import annotations
 
 import ast
@@ -179,11 +182,13 @@ class _Parameters:
             self._fail(p, f"{name} is a scalar {annotation.name}, got {spec!r}")
         if not isinstance(spec, TensorSpec):
             self._fail(p, f"{name} is a tensor, got {spec!r}; a k.TensorSpec fits")
-        if annotation.dtype is not None and spec.dtype is not annotation.dtype:
-            self._fail(p, f"{name} has dtype {annotation.dtype.name}, got {spec.dtype.name}")
-        if annotation.rank is not None and spec.rank != annotation.rank:
-            self._fail(p, f"{name} has rank {annotation.rank}, got {spec.rank}")
-        return self._view(spec, position, name, annotation.writable)
+        assert isinstance(annotation, Access)  # the only other kind that _annotation gives
+        access = annotation
+        if access.dtype is not None and spec.dtype is not access.dtype:
+            self._fail(p, f"{name} has dtype {access.dtype.name}, got {spec.dtype.name}")
+        if access.rank is not None and spec.rank != access.rank:
+            self._fail(p, f"{name} has rank {access.rank}, got {spec.rank}")
+        return self._view(spec, position, name, access.writable)
 
     def _slot(self, slot: ArgSlot, type: Any) -> Any:
         self.slots.append(slot)

@@ -46,10 +46,10 @@ class Target:
 
     def has(self, feature: str) -> bool:
         """Whether code may use a CPU feature, by LLVM's name (``"avx512bf16"``)."""
-        return feature in self._closed
+        return feature in self.closure
 
     @functools.cached_property
-    def _closed(self) -> frozenset[str]:
+    def closure(self) -> frozenset[str]:
         found, todo = set(self.features), list(self.features)
         while todo:
             for implied in _IMPLIED.get(todo.pop(), ()):
@@ -95,7 +95,7 @@ class Target:
     @functools.cached_property
     def feature_string(self) -> str:
         """LLVM's ``target-features``."""
-        names = sorted(self._closed | (_X86_BASE if self.is_x86 else frozenset()))
+        names = sorted(self.closure | (_X86_BASE if self.is_x86 else frozenset[str]()))
         return ",".join(
             [f"+{name}" for name in names] + (["-prefer-256-bit"] if self.has("avx512f") else [])
         )
@@ -127,7 +127,7 @@ def _host(allowed: frozenset[str] | None) -> Target:
         return Target(present, triple, cpu)
     # a restricted target must not bring back features through the processor's name
     generic = "x86-64" if triple.startswith("x86_64") else "generic"
-    return Target(present & Target(allowed, triple)._closed, triple, generic)
+    return Target(present & Target(allowed, triple).closure, triple, generic)
 
 
 def host_target() -> Target:

@@ -1,5 +1,8 @@
 """Element types, value types and parameter annotations of the kernel language."""
 
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# values of the user's program are Any: what they are is what these functions find out
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,8 @@
 """Scalars, vectors and tiles in plain Python, over NumPy."""
 
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# values of the user's program are Any: what they are is what these functions find out
+
 from __future__ import annotations
 
 import sys
@@ -93,6 +96,12 @@ class Value:
         return Value(~self.data, self.dtype)
 
 
+def _method(op: str, swapped: bool) -> Callable[[Any, Any], Any]:
+    if swapped:
+        return lambda a, b: binary(op, b, a)
+    return lambda a, b: binary(op, a, b)
+
+
 def _operators() -> None:
     names = {
         "add": "add",
@@ -109,10 +118,10 @@ def _operators() -> None:
         "pow": "pow",
     }
     for python, op in names.items():
-        setattr(Value, f"__{python}__", lambda a, b, op=op: binary(op, a, b))
-        setattr(Value, f"__r{python}__", lambda a, b, op=op: binary(op, b, a))
+        setattr(Value, f"__{python}__", _method(op, False))
+        setattr(Value, f"__r{python}__", _method(op, True))
     for op in ("eq", "ne", "lt", "le", "gt", "ge"):
-        setattr(Value, f"__{op}__", lambda a, b, op=op: binary(op, a, b))
+        setattr(Value, f"__{op}__", _method(op, False))
 
 
 _operators()
@@ -147,7 +156,7 @@ def together(*xs: Any) -> tuple[list[Array], ScalarType]:
     for x in xs:
         if isinstance(x, Value):
             arrays.append(x.data.astype(dtype.numpy))
-        elif isinstance(x, float) and not dtype.is_float and x != int(x):
+        elif isinstance(x, float) and not dtype.is_float and x % 1 != 0:
             raise TypeError(
                 f"{dtype.name} with the literal {x!r}; convert the integer, as in k.f32(x)"
             )
@@ -336,14 +345,16 @@ def bits(op: str, x: Any) -> Value:
     """Bit counts."""
     x = value(x)
     width = x.dtype.bits
-    count = {
-        "popcount": lambda n: bin(n).count("1"),
-        "ctlz": lambda n: width - n.bit_length(),
-        "cttz": lambda n: width if n == 0 else (n & -n).bit_length() - 1,
-    }[op]
-    unsigned = (1 << width) - 1
-    flat = [count(int(n) & unsigned) for n in np.atleast_1d(x.data)]
+    flat = [_count_bits(op, int(n) & (1 << width) - 1, width) for n in np.atleast_1d(x.data)]
     return Value(np.array(flat).reshape(x.data.shape), x.dtype)
+
+
+def _count_bits(op: str, n: int, width: int) -> int:
+    if op == "popcount":
+        return n.bit_count()
+    if op == "ctlz":
+        return width - n.bit_length()
+    return width if n == 0 else (n & -n).bit_length() - 1
 
 
 def write(text: str) -> None:

@@ -1,5 +1,8 @@
 """Tensor views, tiles and the context at compile time, and what their methods emit."""
 
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# values of the user's program are Any: what they are is what these functions find out
+
 from __future__ import annotations
 
 from collections.abc import Callable
