@@ -6,7 +6,7 @@ two regions. Broadcasts move too: values that do not vary along the innermost ax
 
 from __future__ import annotations
 
-from xdsl.ir import Block, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalise import insert_before
@@ -24,6 +24,15 @@ CHEAP = frozenset({
 
 def _elementwise(op: object) -> bool:
     return isinstance(op, MoOp) and op.name in OPS and op.spec.elementwise
+
+
+def _feeds_region(view: Operation) -> bool:
+    """Whether an element-wise op or a reduction uses a view, maybe through further views."""
+    for use in view.results[0].uses:
+        user = use.operation
+        if _elementwise(user) or user.name.startswith("mo.reduce") or (user.name in MOVED and _feeds_region(user)):
+            return True
+    return False
 
 
 def _worthwhile(view: MoOp, source: MoOp) -> bool:

@@ -1,0 +1,223 @@
+"""Each pass on a small module, as MLIR text before and after; the golden files hold the text after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from max._compiler import mok
+from max._compiler.pipeline import PASSES, optimise
+from max.mlir import ModuleOp, print_module, verify_module
+
+F = "f32, cpu:0"
+X = f"!mo.tensor<[n, 8], {F}>"
+XT = f"!mo.tensor<[8, n], {F}>"
+ROW = f"!mo.tensor<[n, 1], {F}>"
+VEC = f"!mo.tensor<[8], {F}>"
+ONE = f"!mo.tensor<[], {F}>"
+W = f"!mo.tensor<[16, 8], {F}>"
+WT = f"!mo.tensor<[8, 16], {F}>"
+Y = f"!mo.tensor<[n, 16], {F}>"
+
+
+def graph(inputs: str, outputs: str, body: str) -> str:
+    return f"builtin.module {{ mo.graph @g({inputs}) -> ({outputs}) {{ {body} }} }}"
+
+
+SOURCES: dict[str, tuple[str, str]] = {
+    "canonicalise_views": (
+        "canonicalise",
+        graph(
+            f"%x: {X}",
+            f"{X}, {X}",
+            f"""
+            %a = mo.transpose(%x) {{perm = array<i64: 1, 0>}} : ({X}) -> {XT}
+            %b = mo.transpose(%a) {{perm = array<i64: 1, 0>}} : ({XT}) -> {X}
+            %c = mo.cast(%b) : ({X}) -> {X}
+            %d = mo.reshape(%c) : ({X}) -> !mo.tensor<[n * 8], {F}>
+            %e = mo.reshape(%d) : (!mo.tensor<[n * 8], {F}>) -> {X}
+            %f = mo.slice(%e) {{start = #mo.shape<[0, 0]>, stop = #mo.shape<[n, 8]>, step = #mo.shape<[1, 1]>}} : ({X}) -> {X}
+            %g = mo.neg(%f) : ({X}) -> {X}
+            mo.output(%f, %g) : ({X}, {X}) -> ()""",
+        ),
+    ),
+    "canonicalise_matmul": (
+        "canonicalise",
+        graph(
+            f"%x: {X}, %w: {W}",
+            Y,
+            f"""
+            %t = mo.transpose(%w) {{perm = array<i64: 1, 0>}} : ({W}) -> {WT}
+            %y = mo.matmul(%x, %t) : ({X}, {WT}) -> {Y}
+            mo.output(%y) : ({Y}) -> ()""",
+        ),
+    ),
+    "canonicalise_pow": (
+        "canonicalise",
+        graph(
+            f"%x: {X}",
+            X,
+            f"""
+            %c = mo.constant() {{value = #mo.dense<f32, [], [2.0]>}} : () -> {ONE}
+            %b = mo.broadcast_to(%c) : ({ONE}) -> {X}
+            %y = mo.pow(%x, %b) : ({X}, {X}) -> {X}
+            mo.output(%y) : ({X}) -> ()""",
+        ),
+    ),
+    "fold_constants": (
+        "fold-constants",
+        graph(
+            f"%x: {X}",
+            X,
+            f"""
+            %c = mo.constant() {{value = #mo.dense<bf16, [], [2.0]>}} : () -> !mo.tensor<[], bf16, cpu:0>
+            %d = mo.cast(%c) : (!mo.tensor<[], bf16, cpu:0>) -> {ONE}
+            %e = mo.mul(%d, %d) : ({ONE}, {ONE}) -> {ONE}
+            %b = mo.broadcast_to(%e) : ({ONE}) -> {X}
+            %y = mo.mul(%x, %b) : ({X}, {X}) -> {X}
+            mo.output(%y) : ({X}) -> ()""",
+        ),
+    ),
+    "merge_equal_ops": (
+        "merge-equal-ops",
+        graph(
+            f"%x: {X}",
+            X,
+            f"""
+            %a = mo.exp(%x) : ({X}) -> {X}
+            %b = mo.exp(%x) : ({X}) -> {X}
+            %c = mo.softmax(%a) {{axis = 1 : i64}} : ({X}) -> {X}
+            %d = mo.softmax(%b) {{axis = 0 : i64}} : ({X}) -> {X}
+            %y = mo.add(%c, %d) : ({X}, {X}) -> {X}
+            mo.output(%y) : ({X}) -> ()""",
+        ),
+    ),
+    "push_views": (
+        "push-views",
+        graph(
+            f"%x: {X}, %v: {VEC}",
+            XT,
+            f"""
+            %n = mo.neg(%v) : ({VEC}) -> {VEC}
+            %b = mo.broadcast_to(%n) : ({VEC}) -> {X}
+            %a = mo.add(%x, %b) : ({X}, {X}) -> {X}
+            %t = mo.transpose(%a) {{perm = array<i64: 1, 0>}} : ({X}) -> {XT}
+            %y = mo.exp(%t) : ({XT}) -> {XT}
+            mo.output(%y) : ({XT}) -> ()""",
+        ),
+    ),
+    "drop_dead_ops": (
+        "drop-dead-ops",
+        graph(
+            f"%x: {X}",
+            X,
+            f"""
+            %a = mo.exp(%x) : ({X}) -> {X}
+            %b = mo.neg(%a) : ({X}) -> {X}
+            mo.output(%a) : ({X}) -> ()""",
+        ),
+    ),
+    "compute_once": (
+        "compute-once",
+        graph(
+            f"%x: {X}",
+            Y,
+            f"""
+            %w = mo.constant.external() {{name = "w"}} : () -> !mo.tensor<[16, 8], bf16, cpu:0>
+            %c = mo.cast(%w) : (!mo.tensor<[16, 8], bf16, cpu:0>) -> {W}
+            %t = mo.transpose(%c) {{perm = array<i64: 1, 0>}} : ({W}) -> {WT}
+            %y = mo.matmul(%x, %t) : ({X}, {WT}) -> {Y}
+            mo.output(%y) : ({Y}) -> ()""",
+        ),
+    ),
+    "materialise": (
+        "materialise",
+        graph(
+            f"%x: {X}",
+            f"!mo.tensor<[n * 8], {F}>, {X}",
+            f"""
+            %t = mo.transpose(%x) {{perm = array<i64: 1, 0>}} : ({X}) -> {XT}
+            %r = mo.reshape(%t) : ({XT}) -> !mo.tensor<[n * 8], {F}>
+            mo.output(%r, %x) : (!mo.tensor<[n * 8], {F}>, {X}) -> ()""",
+        ),
+    ),
+    "fuse_elementwise": (
+        "drop-dead-views",
+        graph(
+            f"%x: {X}, %v: {VEC}",
+            X,
+            f"""
+            %b = mo.broadcast_to(%v) : ({VEC}) -> {X}
+            %a = mo.add(%x, %b) : ({X}, {X}) -> {X}
+            %g = mo.gelu(%a) {{approximate = "tanh"}} : ({X}) -> {X}
+            %y = mo.mul(%g, %x) : ({X}, {X}) -> {X}
+            mo.output(%y) : ({X}) -> ()""",
+        ),
+    ),
+    "fuse_rows": (
+        "drop-dead-views",
+        graph(
+            f"%x: {X}, %r: {X}, %v: {VEC}",
+            f"{X}, {X}",
+            f"""
+            %h = mo.add(%x, %r) : ({X}, {X}) -> {X}
+            %m = mo.reduce_mean(%h) {{axis = 1 : i64}} : ({X}) -> {ROW}
+            %b = mo.broadcast_to(%m) : ({ROW}) -> {X}
+            %c = mo.sub(%h, %b) : ({X}, {X}) -> {X}
+            %y = mo.rms_norm(%c, %v) {{epsilon = 1.0e-05 : f64, weight_offset = 0.0 : f64, multiply_before_cast = true}} : ({X}, {VEC}) -> {X}
+            mo.output(%h, %y) : ({X}, {X}) -> ()""",
+        ),
+    ),
+    "fuse_epilogue": (
+        "drop-dead-views",
+        graph(
+            f"%x: {X}, %w: {W}, %u: {W}",
+            Y,
+            f"""
+            %t = mo.transpose(%w) {{perm = array<i64: 1, 0>}} : ({W}) -> {WT}
+            %g = mo.matmul(%x, %t) : ({X}, {WT}) -> {Y}
+            %s = mo.silu(%g) : ({Y}) -> {Y}
+            %q = mo.transpose(%u) {{perm = array<i64: 1, 0>}} : ({W}) -> {WT}
+            %h = mo.matmul(%x, %q) : ({X}, {WT}) -> {Y}
+            %y = mo.mul(%s, %h) : ({Y}, {Y}) -> {Y}
+            mo.output(%y) : ({Y}) -> ()""",
+        ),
+    ),
+    "fuse_no_circle": (
+        "drop-dead-views",
+        graph(
+            f"%x: {X}",
+            X,
+            f"""
+            %a = mo.exp(%x) : ({X}) -> {X}
+            %c = mo.cumsum(%a) {{axis = 1 : i64, exclusive = false, reverse = false}} : ({X}) -> {X}
+            %y = mo.add(%a, %c) : ({X}, {X}) -> {X}
+            mo.output(%y) : ({X}) -> ()""",
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_pass(name: str, golden: Callable[[str, str], None]) -> None:
+    last, source = SOURCES[name]
+    module = mok.parse(source)
+    verify_module(module)
+    optimise(module, last)
+    verify_module(module)
+    golden(print_module(module), f"passes/{name}.mlir")
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_printed_module_parses_back(name: str) -> None:
+    module = mok.parse(SOURCES[name][1])
+    optimise(module)
+    again: ModuleOp = mok.parse(print_module(module))
+    verify_module(again)
+    assert again.is_structurally_equivalent(module)
+    assert print_module(again) == print_module(module)
+
+
+def test_every_pass_has_a_golden_file() -> None:
+    shown = {last for last, _ in SOURCES.values()} | {"fuse"}
+    assert shown == {step.name for step in PASSES}

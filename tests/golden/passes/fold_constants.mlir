@@ -1,0 +1,10 @@
+builtin.module {
+  mo.graph @g(%x: !mo.tensor<[n, 8], f32, cpu:0>) -> (!mo.tensor<[n, 8], f32, cpu:0>) {
+    %c = mo.constant() {value = #mo.dense<bf16, [], [2.0]>} : () -> !mo.tensor<[], bf16, cpu:0>
+    %d = mo.constant() {value = #mo.dense<f32, [], [2.0]>} : () -> !mo.tensor<[], f32, cpu:0>
+    %e = mo.constant() {value = #mo.dense<f32, [], [4.0]>} : () -> !mo.tensor<[], f32, cpu:0>
+    %b = mo.broadcast_to(%e) : (!mo.tensor<[], f32, cpu:0>) -> !mo.tensor<[n, 8], f32, cpu:0>
+    %y = mo.mul(%x, %b) : (!mo.tensor<[n, 8], f32, cpu:0>, !mo.tensor<[n, 8], f32, cpu:0>) -> !mo.tensor<[n, 8], f32, cpu:0>
+    mo.output(%y) : (!mo.tensor<[n, 8], f32, cpu:0>) -> ()
+  }
+}
