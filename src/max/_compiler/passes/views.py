@@ -41,10 +41,7 @@ def _worthwhile(view: MoOp, source: MoOp) -> bool:
         return False
     if view.name == "mo.broadcast_to" and source.name not in CHEAP:
         return False
-    return any(
-        _elementwise(use.operation) or use.operation.name.startswith("mo.reduce")
-        for use in view.results[0].uses
-    )
+    return _feeds_region(view)
 
 
 def _apply(view: MoOp, value: SSAValue) -> SSAValue:
