@@ -85,13 +85,15 @@ def add_values(sums, stride, scores, values, first, count, rows, panel, head_dim
     """`sums[row] += Σ scores[row, key] · values[first + key]`."""
     if rows <= FEW_ROWS:
         weights = scores.reshape(-1, KEYS)
+        whole = head_dim % (4 * width) == 0
         for column in range(0, stride, 4 * width):
+            columns = 4 * width if whole else head_dim - column
             i = k.i64(0)
             while i + 4 <= rows:
-                multiply_columns(sums, i * stride + column, stride, weights, i, count, values, first, column, head_dim - column, True, 4, 4, width)
+                multiply_columns(sums, i * stride + column, stride, weights, i, count, values, first, column, columns, True, 4, 4, width)
                 i += 4
             while i < rows:
-                multiply_columns(sums, i * stride + column, stride, weights, i, count, values, first, column, head_dim - column, True, 1, 4, width)
+                multiply_columns(sums, i * stride + column, stride, weights, i, count, values, first, column, columns, True, 1, 4, width)
                 i += 1
     else:
         for column in range(0, stride, 2 * width):

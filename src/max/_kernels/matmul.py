@@ -28,8 +28,8 @@ from max._kernels.tiles import (
 )
 from max.dtype import DType
 
-FEW_ROWS = 16
-"""Up to so many rows B is not packed: dot products are as fast, and need no workspace."""
+FEW_ROWS = 24
+"""Up to so many rows B is not packed: dot products are as fast."""
 LANES_K = 256
 """Lanes of a K block: a panel of B of two vectors' width then takes 32 KB (AVX-512) of the L1 cache."""
 BLOCK_ROWS = 504
