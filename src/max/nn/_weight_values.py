@@ -75,12 +75,13 @@ def _encoding(encoding: Any) -> str:
 
 def alignment_error(name: str, value: Any, alignment: int | None) -> str | None:
     """Whether a value's address is not a multiple of what kernels count on."""
-    tensor = as_tensor(value)
-    wanted = max(tensor.dtype.size_in_bytes, 1) if alignment is None else alignment
-    if tensor.to_numpy().ctypes.data % wanted:
+    data = value_of(value)
+    # not by way of a tensor, which would copy what is not aligned
+    array = data if isinstance(data, np.ndarray) else as_tensor(data).to_numpy()
+    if array.ctypes.data % (array.dtype.itemsize if alignment is None else alignment):
         return (
-            f"{name} is at an address that is not a multiple of {wanted} bytes; copy it, or say "
-            "its alignment with weight_alignment"
+            f"{name} is at an address that is not a multiple of {alignment or array.dtype.itemsize} "
+            "bytes; copy it, or say its alignment with weight_alignment"
         )
     return None
 

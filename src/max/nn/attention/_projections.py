@@ -99,10 +99,14 @@ class QKVProjections(Module):
 
     def project_qkv(self, x: TensorValue) -> tuple[TensorValue, TensorValue, TensorValue]:
         """Queries ``[total_seq_len, n_heads * head_dim]``, keys and values, of the weights' dtype."""
-        wqkv = self.wqkv
-        qkv = project(matmul_input(x, wqkv), wqkv, self.wqkv_bias)
-        q, k, v = ops.split(qkv, [self.q_width, self.kv_width, self.kv_width], axis=1)
-        return q, k, v
+        if self.stacked_qkv:
+            weight = TensorValue(self.qkv_proj)
+            qkv = project(matmul_input(x, weight), weight)
+            q, k, v = ops.split(qkv, [self.q_width, self.kv_width, self.kv_width], axis=1)
+            return q, k, v
+        # three products read the weights where they are; one would need them in one piece
+        rounded = matmul_input(x, self.q_proj.weight)
+        return self.q_proj(rounded), self.k_proj(rounded), self.v_proj(rounded)
 
     def project_out(self, attended: TensorValue, like: TensorValue) -> TensorValue:
         """The result ``[total_seq_len, hidden_size]``, of the dtype of the layer's input."""
