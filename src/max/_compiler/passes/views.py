@@ -61,6 +61,8 @@ def push_views(block: Block) -> None:
     todo = [op for op in ops_of(block) if op.name in MOVED]
     while todo:
         view = todo.pop()
+        if view.parent is None:  # moved already
+            continue
         source = view.operands[0].owner
         if (
             not isinstance(source, MoOp)
@@ -79,4 +81,7 @@ def push_views(block: Block) -> None:
         for op in (view, source):
             op.detach()
             op.erase()
+        # the moved views may go further up, and views of the result may follow
         todo.extend(op for value in moved if isinstance(op := value.owner, MoOp))
+        users = [use.operation for use in made.results[0].uses]
+        todo.extend(op for op in users if isinstance(op, MoOp) and op.name in MOVED)
