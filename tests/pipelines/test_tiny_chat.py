@@ -84,9 +84,14 @@ def generated(
     ]  # fmt: skip
 
 
-def reference_logits(model, tokens: list[int]) -> np.ndarray:
+def reference_logits(model, sequences: list[list[int]]) -> list[np.ndarray]:
+    """The logits of all tokens of sequences; padded at the end, which no token before it sees."""
+    padded = np.zeros((len(sequences), max(map(len, sequences))), np.int64)
+    for row, sequence in zip(padded, sequences, strict=True):
+        row[: len(sequence)] = sequence
     with torch.inference_mode():
-        return model(torch.tensor([tokens])).logits[0].float().numpy()
+        logits = model(torch.from_numpy(padded)).logits.float().numpy()
+    return [row[: len(sequence)] for row, sequence in zip(logits, sequences, strict=True)]
 
 
 def our_logits(pipeline, sequences: list[list[int]]) -> list[np.ndarray]:
@@ -112,9 +117,10 @@ def our_logits(pipeline, sequences: list[list[int]]) -> list[np.ndarray]:
 def check_greedy(model, found, margin: float) -> None:
     """Each token is the reference's likeliest, where its lead over the next is more than the margin."""
     checked = 0
-    for prompt, tokens in found:
+    every = reference_logits(model, [[*prompt, *tokens] for prompt, tokens in found])
+    for (prompt, tokens), read in zip(found, every, strict=True):
         assert tokens
-        logits = reference_logits(model, [*prompt, *tokens])[len(prompt) - 1 : -1]
+        logits = read[len(prompt) - 1 : -1]
         top = np.sort(logits, axis=-1)
         lead = top[:, -1] - top[:, -2]
         same = logits.argmax(-1) == np.array(tokens)
@@ -137,8 +143,8 @@ def test_logits_are_those_of_transformers(tiny, reference):
     encoding = tiny.pipeline_config.model_config.quantization_encoding.value
     sequences = [tiny.tokenizer.encode_now(p).tolist() for p in PROMPTS[::3] if len(p) < 200]
     tiny.kv_managers[0].pages.forget_prefixes()
-    for tokens, ours in zip(sequences, our_logits(tiny, sequences), strict=True):
-        expected = reference_logits(reference, tokens)
+    found, every = our_logits(tiny, sequences), reference_logits(reference, sequences)
+    for ours, expected in zip(found, every, strict=True):
         error = np.abs(ours - expected).max() / np.abs(expected).max()
         assert error < (1e-4 if encoding == "float32" else 2e-2), error
 
@@ -214,7 +220,7 @@ def test_sampled_tokens_have_the_model_s_probabilities(reference):
         for s in range(n)
     ]  # fmt: skip
     found = np.bincount([o.tokens[0] for o in pipeline.generate(requests)], minlength=4096) / n
-    logits = reference_logits(reference, tokens)[-1].astype(np.float64) / 1.3
+    logits = reference_logits(reference, [tokens])[0][-1].astype(np.float64) / 1.3
     kept = np.argsort(-logits)[:8]
     expected = np.zeros(4096)
     expected[kept] = np.exp(logits[kept] - logits[kept].max())
@@ -231,7 +237,7 @@ def test_log_probabilities_are_those_of_transformers(reference):
     )  # fmt: skip
     prompt = pipeline.tokenizer.encode_now(request.prompt).tolist()
     (output,) = pipeline.generate(request)
-    logits = torch.tensor(reference_logits(reference, [*prompt, *output.tokens]))
+    logits = torch.tensor(reference_logits(reference, [[*prompt, *output.tokens]])[0])
     logs = torch.log_softmax(logits, -1).numpy()
     tokens = [*prompt, *output.tokens]
     own = [p for entry in output.log_probabilities for p in entry.token_log_probabilities]
@@ -289,8 +295,8 @@ def test_a_random_llama_with_all_options(random_llama):
     check_greedy(model, generated(pipeline, prompts, 24), 1e-4)
     sequences = [pipeline.tokenizer.encode_now(p).tolist()[:400] for p in prompts]
     pipeline.kv_managers[0].pages.forget_prefixes()
-    for tokens, ours in zip(sequences, our_logits(pipeline, sequences), strict=True):
-        expected = reference_logits(model, tokens)
+    found, every = our_logits(pipeline, sequences), reference_logits(model, sequences)
+    for ours, expected in zip(found, every, strict=True):
         assert np.abs(ours - expected).max() / np.abs(expected).max() < 1e-4
 
 

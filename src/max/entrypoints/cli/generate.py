@@ -58,8 +58,9 @@ def generate(prompt: str, chat: bool, num_warmups: int, stats: bool, **options: 
     values.setdefault("max_batch_size", 1)  # there is one prompt, so the cache need hold no more
     with progress.stage("reading the configuration"):
         config = PipelineConfig(**values)
+        defaults = config.model_config.sampling_params_defaults
         try:
-            params = sampling_params_for(wanted, config.model_config.sampling_params_defaults)
+            params = sampling_params_for(wanted, defaults)
         except ValueError as error:
             raise click.UsageError(str(error)) from error
     model = config.model_config

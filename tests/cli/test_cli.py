@@ -1,0 +1,342 @@
+"""The command line as users call it: in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from max._version import __version__
+
+ROOT = Path(__file__).parents[2]
+TINY = ROOT / "models" / "tiny-chat"
+NORWAY = "What is the capital of Norway?"
+CALL = [sys.executable, "-c", "from max.entrypoints.cli import main; main()"]
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("MAX_") or k == "MAX_CACHE_DIR"}
+    return {**kept, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), **more}
+
+
+def max_(*arguments: str, cwd: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*CALL, *arguments], capture_output=True, text=True, timeout=120, env=environment(**more), cwd=cwd or ROOT
+    )  # fmt: skip
+
+
+def generate(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return max_("generate", "--model", str(TINY), *arguments, **more)
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A copy of the bundled model, to break."""
+    return Path(shutil.copytree(TINY, tmp_path / "model"))
+
+
+def test_the_first_thing_users_do():
+    done = max_("generate", "--model", "models/tiny-chat", "--prompt", NORWAY)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "The capital of Norway is Oslo.\n"
+    for line in (
+        "Time to first token",
+        "Prompt speed",
+        "Generation speed",
+        "Prompt:              15 tokens",
+    ):
+        assert line in done.stderr
+
+
+def test_the_installed_command():
+    command = Path(sys.executable).parent / "max"
+    if not command.exists():
+        pytest.skip("the package is not installed in this environment")
+    done = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"MAX {__version__}\n"
+
+
+def test_help_imports_nothing_heavy():
+    code = "import sys\nfrom max.entrypoints.cli import cli\nfrom max.entrypoints.cli.errors import report\n" \
+        "report(cli, ['--help'])\nprint(*sorted({m.split('.')[0] for m in sys.modules}))"  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert "generate" in done.stdout and "list" in done.stdout
+    modules = set(done.stdout.splitlines()[-1].split())
+    heavy = {
+        "numpy",
+        "torch",
+        "transformers",
+        "pydantic",
+        "xdsl",
+        "llvmlite",
+        "rich",
+        "tqdm",
+        "huggingface_hub",
+        "jinja2",
+    }
+    assert not heavy & modules
+    # microseconds that the imports took, without the interpreter's start
+    total = [
+        int(m[1]) for m in re.finditer(r"\|\s*(\d+) \| max\.entrypoints\.cli$", done.stderr, re.M)
+    ]
+    assert total and total[0] < 300_000, total
+
+
+def test_list():
+    done = max_("list", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["architectures"]["LlamaForCausalLM"]
+    assert {"float32", "bfloat16", "float16"} <= set(found["supported_encodings"])
+    text = max_("list").stdout
+    assert "LlamaForCausalLM" in text and "bfloat16" in text and "float32 (default)" in text
+
+
+def test_generate_help_has_the_options():
+    text = max_("generate", "--help").stdout
+    for option in (
+        "--model", "--prompt", "--max-new-tokens", "--top-k", "--top-p", "--min-p", "--temperature", "--seed",
+        "--repetition-penalty", "--num-warmups", "--quantization-encoding", "--max-length", "--max-batch-size",
+        "--devices", "--custom-architectures", "--no-chat-template", "--kv-cache-page-size",
+    ):  # fmt: skip
+        assert option in text, option
+    assert "--use-vendor-blas" not in text, "what does nothing is not shown"
+
+
+def test_bare_text_warmups_and_no_timing():
+    bare = generate(
+        "--prompt", "import os\n", "--no-chat-template", "--max-new-tokens", "6", "--no-stats"
+    )
+    assert bare.returncode == 0, bare.stderr
+    assert "Time to first token" not in bare.stderr and bare.stdout.strip()
+    warm = generate("--prompt", NORWAY, "--num-warmups", "2", "--use-vendor-blas", "true")
+    assert warm.stdout == "The capital of Norway is Oslo.\n"
+    assert "warm-up 2 of 2" in warm.stderr
+    assert "use_vendor_blas has no effect" in warm.stderr
+
+
+def test_sampling_options():
+    base = ["--prompt", "x = ", "--no-chat-template", "--max-new-tokens", "12", "--no-stats"]
+    a = generate(*base, "--temperature", "1.4", "--top-k", "40", "--seed", "3")
+    b = generate(*base, "--temperature", "1.4", "--top-k", "40", "--seed", "3")
+    c = generate(
+        *base, "--temperature", "1.4", "--top-p", "0.99", "--min-p", "0.001", "--seed", "4"
+    )
+    assert a.returncode == c.returncode == 0, a.stderr + c.stderr
+    assert a.stdout == b.stdout != c.stdout
+    greedy = generate(*base)
+    assert generate(*base, "--temperature", "0").stdout == greedy.stdout
+    penal = generate(*base, "--repetition-penalty", "1.8", "--frequency-penalty", "0.5")
+    assert penal.returncode == 0, penal.stderr
+
+
+def test_stop_texts_and_prompts_from_stdin():
+    done = subprocess.run(
+        [*CALL, "generate", "--model", str(TINY), "--prompt", "-", "--stop", " Os", "--no-stats"],
+        input=NORWAY, capture_output=True, text=True, timeout=120, env=environment(), cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "The capital of Norway is\n"
+
+
+def test_another_encoding_is_converted():
+    done = generate("--prompt", NORWAY, "--quantization-encoding", "float32")
+    assert done.stdout == "The capital of Norway is Oslo.\n", done.stderr
+    assert "(float32)" in done.stderr
+
+
+def test_the_chat_template_of_a_file(tmp_path):
+    template = tmp_path / "t.jinja"
+    template.write_text(
+        "<|im_start|>user\nWhat is the capital of Peru?<|im_end|>\n<|im_start|>assistant\n\n"
+    )
+    done = generate("--prompt", NORWAY, "--chat-template", str(template))
+    assert done.stdout == "The capital of Peru is Lima.\n", done.stderr
+
+
+ERRORS = {
+    "option": (["--promt", "x"], "no such option: --promt", "Did you mean --prompt?"),
+    "encoding": (["--quantization-encoding", "bf16"], "'bf16', which does not fit; did you mean 'bfloat16'?", "float32"),
+    "unsupported": (["--quantization-encoding", "q4_k"], "does not run with encoding q4_k", "It runs with"),
+    "number": (["--max-length", "many"], "'many' is not a valid integer", "See `max generate --help`"),
+    "length": (["--max-length", "99999"], "max_length 99999 is more than the model", "smaller --max-length"),
+    "prompt": (["--max-length", "16", "--prompt", "word " * 90], "tokens, and the context holds 16", "shorter prompt"),
+    "full": (["--max-length", "15"], "the prompt has 15 tokens, and the context holds 15", "shorter prompt"),
+    "empty": (["--prompt", ""], "the prompt is empty", "--prompt"),
+    "top_p": (["--top-p", "1.5"], "top_p is 1.5; it must be", "See `max generate --help`"),
+    "device": (["--devices", "gpuu"], "did you mean 'gpu'?", "cpu, gpu"),
+    "template": (["--chat-template", "no.jinja"], "no.jinja cannot be read", "--chat-template"),
+    "weights": (["--weight-path", "no.safetensors"], "weight file no.safetensors does not exist", "--weight-path"),
+    "custom": (["--custom-architectures", "no_such"], "'no_such' cannot be imported", "folder:module"),
+}  # fmt: skip
+
+
+def check_error(done: subprocess.CompletedProcess[str], problem: str, remedy: str) -> None:
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stdout == ""
+    lines = done.stderr.strip().splitlines()
+    assert "Traceback" not in done.stderr
+    assert lines[-2].startswith("max: error: ") and problem in lines[-2], done.stderr
+    assert lines[-1].startswith("    ") and remedy in lines[-1], done.stderr
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_are_two_lines_and_exit_code_2(name):
+    arguments, problem, remedy = ERRORS[name]
+    given = [] if "--prompt" in arguments else ["--prompt", NORWAY]
+    check_error(generate(*given, *arguments), problem, remedy)
+
+
+@pytest.mark.parametrize(
+    ("model", "problem", "remedy"),
+    [
+        ("models/nothing", "is neither a folder nor|is no folder", "path of a model folder"),
+        ("./nothing", "model folder ./nothing does not exist", "path of a model folder"),
+        ("/nothing", "model folder /nothing does not exist", "path of a model folder"),
+        ("models", "models has no config.json", "config.json, tokenizer.json"),
+        ("models/tiny-chat/config.json", "is a file, not a folder", "path of a model folder"),
+    ],
+)
+def test_a_model_that_is_not_there(model, problem, remedy):
+    done = max_("generate", "--model", model, "--prompt", "x")
+    assert re.search(problem, done.stderr), done.stderr
+    check_error(done, "", remedy)
+
+
+def test_no_model_and_no_command():
+    check_error(max_("generate", "--prompt", "x"), "no model is given", "--model")
+    check_error(max_("generate"), "Missing option '--prompt'", "max generate --help")
+    check_error(
+        max_("generat"), "No such command 'generat'. Did you mean 'generate'?", "max --help"
+    )
+
+
+def test_broken_models(folder):
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+
+    def run(problem: str, remedy: str) -> None:
+        check_error(max_("generate", "--model", str(folder), "--prompt", "x"), problem, remedy)
+
+    weights.write_bytes(whole[: len(whole) // 2])
+    run("model.safetensors is cut off", "again")
+    weights.write_bytes(whole[:4])
+    run("has only 4 bytes", "again")
+    weights.unlink()
+    run("has no weight files", "*.safetensors")
+    weights.write_bytes(whole)
+    config = json.loads((folder / "config.json").read_text())
+    for change, problem in (
+        ({"architectures": ["LamaForCausalLM"]}, "LamaForCausalLM is not supported; did you mean 'LlamaForCausalLM'?"),
+        ({"hidden_size": 512}, "do not fit its architecture"),
+        ({"num_hidden_layers": 9}, "do not fit its architecture"),
+        ({"num_hidden_layers": 7}, "do not fit its architecture"),
+        ({"tie_word_embeddings": False}, "do not fit its architecture"),
+        ({"hidden_act": "none"}, "hidden_act is 'none'"),
+    ):  # fmt: skip
+        (folder / "config.json").write_text(json.dumps({**config, **change}))
+        run(problem, "")
+    (folder / "config.json").write_text("{")
+    run("config.json is no JSON", "again")
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text("{}")
+    run("tokenizer.json is no tokenizer", "again")
+
+
+def test_debug_shows_the_traceback():
+    for arguments in (
+        ("generate", "--model", "./none", "--prompt", "x", "--log-level", "debug"),
+        ("--log-level", "DEBUG", "generate", "--model", "./none", "--prompt", "x"),
+        ("generate", "--model", "./none", "--prompt", "x", "--log-level=debug"),
+    ):
+        done = max_(*arguments)
+        assert (
+            done.returncode == 2 and "Traceback" in done.stderr and "ModelFilesError" in done.stderr
+        )
+    done = max_("generate", "--model", "./none", "--prompt", "x", MAX_LOG_LEVEL="debug")
+    assert "Traceback" in done.stderr
+
+
+def test_environment_variables():
+    check_error(max_("list", MAX_LOG_LEVEL="loud"), "MAX_LOG_LEVEL=loud", "environment variable")
+    done = max_("--version", MAX_NUM_THREDS="1")
+    assert "did you mean 'MAX_NUM_THREADS'" in done.stderr and done.returncode == 0
+
+
+def test_text_comes_as_it_is_generated(tmp_path):
+    arguments = [
+        "--prompt",
+        "import os\n",
+        "--no-chat-template",
+        "--max-new-tokens",
+        "400",
+        "--ignore-eos",
+    ]
+    process = subprocess.Popen(
+        [*CALL, "generate", "--model", str(TINY), *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), cwd=ROOT,
+    )  # fmt: skip
+    assert process.stdout is not None and process.stderr is not None
+    try:
+        first = os.read(process.stdout.fileno(), 8)
+        assert first and process.poll() is None, "the first text comes before the end"
+        process.send_signal(signal.SIGINT)
+        begin = time.monotonic()
+        rest, errors = process.communicate(timeout=30)
+        assert time.monotonic() - begin < 20
+        assert process.returncode == 130, errors.decode()
+        assert b"Traceback" not in errors and errors.strip().endswith(b"max: interrupted")
+    finally:
+        process.kill()
+
+
+def test_a_reader_that_leaves():
+    done = subprocess.run(
+        f"{sys.executable} -c 'from max.entrypoints.cli import main; main()' generate --model {TINY} "
+        "--prompt 'import os' --no-chat-template --max-new-tokens 200 --ignore-eos --no-stats | head -c 3",
+        shell=True, capture_output=True, text=True, timeout=120, env=environment(), cwd=ROOT,
+    )  # fmt: skip
+    assert len(done.stdout) == 3 and "Traceback" not in done.stderr and "error" not in done.stderr
+
+
+NO_NETWORK = """
+import socket
+def refuse(*args, **kwargs):
+    raise AssertionError("the network was asked")
+socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse
+"""
+
+
+def test_a_local_path_never_touches_the_network(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(NO_NETWORK)
+    kept = environment(PYTHONPATH=f"{tmp_path}:{ROOT}")
+    del kept["HF_HUB_OFFLINE"]
+    done = subprocess.run(
+        [*CALL, "generate", "--model", str(TINY), "--prompt", NORWAY],
+        capture_output=True, text=True, timeout=120, env=kept, cwd=ROOT,
+    )  # fmt: skip
+    assert done.stdout == "The capital of Norway is Oslo.\n", done.stderr
+
+
+def test_generate_needs_neither_torch_nor_transformers(tmp_path):
+    for name in ("torch", "transformers", "pydantic", "rich"):
+        (tmp_path / f"{name}.py").write_text(f"raise ImportError('{name} is not installed')\n")
+    done = generate("--prompt", NORWAY, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert done.stdout == "The capital of Norway is Oslo.\n", done.stderr
+
+
+def test_architectures_of_the_users():
+    done = max_(
+        "list", "--json", "--custom-architectures", f"{ROOT}:tests.pipelines.fake_architecture", cwd=ROOT / "docs"
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "FakeForCausalLM" in json.loads(done.stdout)["architectures"]
