@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -183,7 +183,7 @@ class Frame:
 def to_array(value: Any) -> Array:
     """The NumPy array of an array, a driver tensor or a DLPack object, not copied."""
     if isinstance(value, np.ndarray | np.generic):
-        return np.asarray(value)
+        return np.asarray(cast(Array, value))
     if hasattr(value, "to_numpy"):
         return value.to_numpy()
     if hasattr(value, "__dlpack__"):

@@ -81,6 +81,9 @@ def _top_k(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Sequence[Array]
     axis, k = op.attr("axis"), op.attr("k")
     size = x.shape[axis]
     # a stable ascending sort of the reversed axis, read backwards: equal elements by rising index
-    order = np.argsort(np.flip(widen(x), axis), axis=axis, kind="stable")
-    indices = np.take(np.flip(size - 1 - order, axis), np.arange(k), axis=axis)
+    backwards: Array = np.flip(widen(x), axis)
+    order: Array = np.argsort(backwards, axis=axis, kind="stable")
+    first: Array = np.arange(k)
+    descending: Array = np.flip(size - 1 - order, axis)
+    indices: Array = np.take(descending, first, axis=axis)
     return np.take_along_axis(x, indices, axis), indices.astype(np.int64)

@@ -1,3 +1,5 @@
+# the documented names of chains and opaque values start with an underscore
+# pyright: reportPrivateUsage=false
 """Graphs of tensor operations: build them here, compile and run them with `max.engine`.
 
 ::

@@ -1,10 +1,13 @@
 """Dimensions of tensors: static, symbolic, and expressions over symbols."""
 
+# the functions here make and read the class, which has no other way in
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -41,10 +44,6 @@ class Dim:
 
     def __new__(cls, value: DimLike) -> Dim:
         return _to_dim(value)
-
-    @staticmethod
-    def _of(expr: DimExpr) -> Dim:
-        return _from_expr(expr)
 
     @staticmethod
     def from_mlir(attr: DimAttr | DimExpr) -> Dim:
@@ -102,7 +101,7 @@ class Dim:
         if isinstance(other, Dim):
             return self._expr == other._expr
         if isinstance(other, int | np.integer):
-            return self._expr == int(other)
+            return self._expr == int(cast(int, other))
         if isinstance(other, str):
             return self._expr.symbol_name == other
         return NotImplemented
@@ -258,7 +257,7 @@ def _to_dim(value: object) -> Dim:
     if isinstance(value, str):
         return _from_expr(DimExpr.symbol(value))
     if isinstance(value, int | np.integer) and not isinstance(value, bool | np.bool_):
-        return _from_expr(DimExpr.constant(int(value)))
+        return _from_expr(DimExpr.constant(int(cast(int, value))))
     raise TypeError(
         f"{value!r} of type {type(value).__name__} is not a dimension; expected an int, the name "
         "of a symbol or a Dim"

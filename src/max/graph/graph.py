@@ -1,5 +1,8 @@
 """Graphs: a function of tensors and buffers, staged op by op."""
 
+# the documented names of chains and opaque values start with an underscore
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import sys
@@ -16,7 +19,7 @@ from xdsl.ir import Attribute, Block, BlockArgument, OpResult, Region, SSAValue
 from max import mlir
 from max.graph.kernel_library import KernelLibrary
 from max.graph.type import DeviceRef, Type, _ChainType
-from max.graph.value import TensorValue, TensorValueLike, Value, _ChainValue, _from_mlir
+from max.graph.value import TensorValue, TensorValueLike, Value, _ChainValue, value_of
 from max.mlir.dims import DimExpr
 from max.mlir.types import ShapedType
 
@@ -127,7 +130,13 @@ class Graph:
     """The graph that is being built. LookupError where there is none."""
 
     name: str
+    """The name of the graph."""
+    root: Graph
+    """The entry graph that this one was made for; itself, where it is the entry."""
+    mlir_op: mlir.GraphOp
+    """The graph in the module."""
     device_chains: _DeviceChainMap
+    """The order of side effects of each device."""
 
     def __init__(
         self,
@@ -143,13 +152,13 @@ class Graph:
         **kwargs: Any,
     ) -> None:
         self._init(name, kernel_library, custom_extensions)
-        self._root = self
+        self.root = self
         if path is not None:
             self._load(Path(path))
             return
         self._module = mlir.new_module() if module is None else module
         self._build("mo.graph", list(input_types))
-        self._module.body.block.add_op(self._mlir_op)
+        self._module.body.block.add_op(self.mlir_op)
         self._forward(forward, args, kwargs)
 
     def _init(
@@ -171,7 +180,7 @@ class Graph:
 
     def _build(self, op: str, input_types: Sequence[Type[Any]]) -> None:
         for index, t in enumerate(input_types):
-            if not isinstance(t, Type):
+            if not isinstance(t, Type):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise TypeError(
                     f"Graph {self.name}: input type {index} is {t!r}, expected a TensorType or "
                     "BufferType"
@@ -184,7 +193,7 @@ class Graph:
 
     def _adopt(self, op: mlir.MoOp) -> None:
         assert isinstance(op, mlir.GraphOp)
-        self._mlir_op: mlir.GraphOp = op
+        self.mlir_op = op
         self._block = op.block
 
     def _load(self, path: Path) -> None:
@@ -193,7 +202,7 @@ class Graph:
         self._module = module
         self._adopt(mlir.entry(module))
         self._num_inputs = len(self._block.args)
-        self._declare_symbols(self._mlir_op.input_types, is_entry=True)
+        self._declare_symbols(self.mlir_op.input_types, is_entry=True)
         for op in self._block.ops:
             self._note_symbols([r.type for r in op.results])
 
@@ -222,13 +231,13 @@ class Graph:
             return
         with self:
             outputs = forward(*self.inputs, *args, **kwargs)
-            if outputs is None and self._has_output:
+            if outputs is None and self.has_output:
                 return
             if outputs is None:
                 outputs = ()
-            elif isinstance(outputs, Value) or not isinstance(outputs, Iterable):
+            elif isinstance(outputs, Value) or not hasattr(outputs, "__iter__"):
                 outputs = (outputs,)
-            self.output(*outputs)
+            self.output(*cast("Iterable[Value[Any]]", outputs))
 
     # Building
 
@@ -245,10 +254,10 @@ class Graph:
     @property
     def inputs(self) -> Sequence[Value[Any]]:
         """The inputs."""
-        return [_from_mlir(arg) for arg in self._block.args[: self._num_inputs]]
+        return [value_of(arg) for arg in self._block.args[: self._num_inputs]]
 
     @property
-    def _has_output(self) -> bool:
+    def has_output(self) -> bool:
         last = self._block.last_op
         return last is not None and last.name == "mo.output"
 
@@ -262,7 +271,7 @@ class Graph:
             ValueError: The outputs are set already, or a value is of another graph.
             TypeError: An output is not a value, or is a buffer.
         """
-        if self._has_output:
+        if self.has_output:
             raise ValueError(f"Graph {self.name}: the outputs are set already")
         with self if _CURRENT.get()[-1:] != (self,) else nullcontext():
             values: list[Value[Any]] = []
@@ -282,7 +291,7 @@ class Graph:
                 else:
                     values.append(self._current_chain)
                 self._chain_input = None
-            self._stage("mo.output", values, result_types=())
+            self.stage("mo.output", values, result_types=())
 
     @property
     def output_types(self) -> list[Type[Any]]:
@@ -291,10 +300,10 @@ class Graph:
         Raises:
             ValueError: The outputs are not set yet.
         """
-        types = [Type.from_mlir(t) for t in self._mlir_op.output_types]
+        types = [Type.from_mlir(t) for t in self.mlir_op.output_types]
         return [t for t in types if not isinstance(t, _ChainType)]
 
-    def _stage(
+    def stage(
         self,
         name: str,
         operands: Sequence[Value[Any]] = (),
@@ -317,7 +326,7 @@ class Graph:
                     f"of the graph {self.name}, which is being built"
                 )
         op = mlir.build(name, values, attrs, result_types, _user_location())
-        if self._has_output:
+        if self.has_output:
             raise ValueError(
                 f"{name.removeprefix('mo.')}: the graph {self.name} has its outputs already; "
                 "stage all ops before output()"
@@ -327,17 +336,17 @@ class Graph:
             self._note_symbols([r.type for r in op.results])
         return op.results
 
-    def _stage_effect(
+    def stage_effect(
         self,
         name: str,
         operands: Sequence[Value[Any]],
         attrs: Mapping[str, Any] | None = None,
         result_types: Sequence[Attribute] | None = None,
     ) -> Sequence[OpResult]:
-        """`_stage` for an op that takes the chain last and gives it back last, which is left out."""
+        """`stage` for an op that takes the chain last and gives it back last, which is left out."""
         if result_types is not None:
             result_types = (*result_types, _CHAIN)
-        results = self._stage(name, (*operands, self._current_chain), attrs, result_types)
+        results = self.stage(name, (*operands, self._current_chain), attrs, result_types)
         self._chain = results[-1]
         return results[:-1]
 
@@ -348,7 +357,7 @@ class Graph:
                     if not dim.is_static:
                         self._symbols.update(dim.symbols)
 
-    def _check_symbols(self, op: str, dims: Iterable[DimExpr]) -> None:
+    def check_symbols(self, op: str, dims: Iterable[DimExpr]) -> None:
         """Checks that the graph can know the size of each dimension.
 
         Raises:
@@ -363,8 +372,8 @@ class Graph:
                         f"known: {known}"
                     )
 
-    def _resource_key(self) -> str:
-        root = self._root
+    def resource_key(self) -> str:
+        root = self.root
         root._num_resources += 1
         return f"constant_{root._num_resources - 1}"
 
@@ -374,7 +383,7 @@ class Graph:
     def _current_chain(self) -> _ChainValue:
         """The chain that the next side effect takes."""
         if self._chain is None:
-            self._chain = self._stage("mo.chain_create")[0]
+            self._chain = self.stage("mo.chain_create")[0]
         return _ChainValue(self._chain)
 
     @_current_chain.setter
@@ -385,7 +394,7 @@ class Graph:
     def always_ready_chain(self) -> _ChainValue:
         """A chain that waits for nothing and is never advanced."""
         if self._ready_chain is None:
-            self._ready_chain = _ChainValue(self._stage("mo.chain_create")[0])
+            self._ready_chain = _ChainValue(self.stage("mo.chain_create")[0])
         return self._ready_chain
 
     # Subgraphs and weights
@@ -415,12 +424,12 @@ class Graph:
         Raises:
             ValueError: The module has a graph of this name.
         """
-        root = self._root
+        root = self.root
         if name in root._subgraphs or name == root.name:
             raise ValueError(f"Graph {root.name}: there is a graph of the name {name!r} already")
         subgraph = Graph.__new__(Graph)
         subgraph._init(name, self._kernel_library, custom_extensions)
-        subgraph._root = root
+        subgraph.root = root
         subgraph._module = root._module
         if path is not None:
             loaded = mlir.subgraphs(mlir.parse_module(Path(path).read_text(encoding="utf-8")))
@@ -438,7 +447,7 @@ class Graph:
             subgraph._chain = subgraph._chain_input = chain
         for device in devices:
             subgraph.device_chains[device]
-        root._module.body.block.insert_op_before(subgraph._mlir_op, root._mlir_op)
+        root._module.body.block.insert_op_before(subgraph.mlir_op, root.mlir_op)
         root._subgraphs[name] = subgraph
         subgraph._forward(forward, (), {})
         return subgraph
@@ -483,11 +492,11 @@ class Graph:
 
     def to_mlir(self) -> mlir.ModuleOp:
         """The module of the graph and its subgraphs."""
-        return cast(mlir.ModuleOp, self._root._module)
+        return self.root._module
 
     @property
     def _mlir_module(self) -> mlir.ModuleOp:
-        return self._root._module
+        return self.root._module
 
     def __str__(self) -> str:
         return mlir.print_module(self._mlir_module)

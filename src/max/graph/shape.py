@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, SupportsIndex, TypeGuard, overload
+from collections.abc import Iterable, Sequence
+from typing import Any, SupportsIndex, TypeGuard, cast, overload
 
 from max.graph.dim import Dim, DimLike, StaticDim, SymbolicDim
 from max.mlir.dims import DimExpr
@@ -29,9 +29,10 @@ class Shape(list[Dim]):
         super().__init__([d if isinstance(d, Dim) else Dim(d) for d in dims])
 
     @classmethod
-    def _of(cls, exprs: Iterable[DimExpr]) -> Shape:
+    def from_exprs(cls, exprs: Iterable[DimExpr]) -> Shape:
+        """The shape of expressions of `max.mlir.dims`."""
         shape = cls.__new__(cls)
-        list.__init__(shape, [Dim._of(expr) for expr in exprs])
+        super(Shape, shape).__init__([Dim.from_mlir(expr) for expr in exprs])
         return shape
 
     @property
@@ -63,7 +64,7 @@ class Shape(list[Dim]):
     @classmethod
     def from_mlir(cls, attr: ShapeAttr) -> Shape:
         """The shape of an MLIR attribute."""
-        return cls._of(attr.data)
+        return cls.from_exprs(attr.data)
 
     def to_mlir(self) -> ShapeAttr:
         """The MLIR attribute of the shape."""
@@ -86,7 +87,8 @@ class Shape(list[Dim]):
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, list | tuple):
-            return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+            dims = cast("Sequence[object]", other)
+            return len(self) == len(dims) and all(a == b for a, b in zip(self, dims, strict=True))
         return NotImplemented
 
     def __ne__(self, other: object) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Attribute
@@ -200,7 +200,7 @@ class Type(Generic[MlirType]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Type):
             return NotImplemented
-        return self.to_mlir() == other.to_mlir()
+        return bool(self.to_mlir() == cast("Type[Any]", other).to_mlir())
 
     def __hash__(self) -> int:
         return hash(self.to_mlir())
@@ -212,7 +212,7 @@ class _ShapedType(Type[MlirType]):
     device: DeviceRef
 
     def __init__(self, dtype: DType, shape: ShapeLike, device: Device | DeviceRef) -> None:
-        if not isinstance(dtype, DType):
+        if not isinstance(dtype, DType):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
                 f"{type(self).__name__}: the dtype is {dtype!r}, expected a DType; a type is "
                 "made from dtype, shape, device, in this order"
@@ -281,7 +281,7 @@ class TensorType(_ShapedType[mlir.TensorType]):
         """The tensor type of an MLIR type."""
         made = cls.__new__(cls)
         made.dtype = type.dtype
-        made.shape = Shape._of(type.shape)
+        made.shape = Shape.from_exprs(type.shape)
         made.device = _device_from_mlir(type.device)
         made._layout = FilterLayout(type.layout) if type.layout else None
         return made
@@ -316,7 +316,7 @@ class BufferType(_ShapedType[mlir.BufferType]):
         """The buffer type of an MLIR type."""
         made = cls.__new__(cls)
         made.dtype = type.dtype
-        made.shape = Shape._of(type.shape)
+        made.shape = Shape.from_exprs(type.shape)
         made.device = _device_from_mlir(type.device)
         return made
 

@@ -1,9 +1,12 @@
 """Values of a graph: tensors, buffers, chains, opaque values."""
 
+# the documented names of chains and opaque values start with an underscore
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
 from xdsl.ir import SSAValue
@@ -68,7 +71,7 @@ class Value(Generic[MlirType]):
         Raises:
             TypeError: The type is not one of a graph's value, or does not fit this class.
         """
-        made = _from_mlir(value)
+        made = value_of(value)
         if not isinstance(made, cls):
             raise TypeError(f"{short_types([value.type])} is not a {cls.__name__}")
         return made
@@ -146,10 +149,10 @@ class _OpaqueValue(Value[mlir.OpaqueType]):
     @property
     def type(self) -> _OpaqueType:
         """The type of the value."""
-        return _OpaqueType.from_mlir(self._mlir_type)
+        return _OpaqueType.from_mlir(self.mlir_type)
 
     @property
-    def _mlir_type(self) -> mlir.OpaqueType:
+    def mlir_type(self) -> mlir.OpaqueType:
         found = self._mlir_value.type
         assert isinstance(found, mlir.OpaqueType)
         return found
@@ -171,12 +174,14 @@ class BufferValue(Value[mlir.BufferType]):
     __slots__ = ()
 
     def __init__(self, value: Value[Any] | SSAValue | HasBufferValue) -> None:
-        if not isinstance(value, Value | SSAValue) and isinstance(value, HasBufferValue):
+        if not isinstance(value, Value | SSAValue):
+            if not hasattr(value, "__buffervalue__"):
+                raise TypeError(f"{type(value).__name__} {value!r} is not a buffer")
             value = value.__buffervalue__()
         self._mlir_value = _ssa(value, mlir.BufferType, "a buffer")
 
     @property
-    def _mlir_type(self) -> mlir.BufferType:
+    def mlir_type(self) -> mlir.BufferType:
         found = self._mlir_value.type
         assert isinstance(found, mlir.BufferType)
         return found
@@ -184,27 +189,27 @@ class BufferValue(Value[mlir.BufferType]):
     @property
     def type(self) -> BufferType:
         """The type of the buffer."""
-        return BufferType.from_mlir(self._mlir_type)
+        return BufferType.from_mlir(self.mlir_type)
 
     @property
     def shape(self) -> Shape:
         """The dimensions."""
-        return Shape._of(self._mlir_type.shape)
+        return Shape.from_exprs(self.mlir_type.shape)
 
     @property
     def dtype(self) -> DType:
         """The element type."""
-        return self._mlir_type.dtype
+        return self.mlir_type.dtype
 
     @property
     def rank(self) -> int:
         """The number of dimensions."""
-        return self._mlir_type.rank
+        return self.mlir_type.rank
 
     @property
     def device(self) -> DeviceRef:
         """Where the elements are."""
-        return DeviceRef.from_mlir(self._mlir_type.device)
+        return DeviceRef.from_mlir(self.mlir_type.device)
 
     def __getitem__(self, index: Any) -> TensorValue:
         loaded = ops.buffer_load(self)
@@ -214,7 +219,7 @@ class BufferValue(Value[mlir.BufferType]):
         if index is Ellipsis:
             ops.buffer_store(self, value)
         else:
-            indices = index if isinstance(index, tuple) else (index,)
+            indices = cast("tuple[Any, ...]", index) if isinstance(index, tuple) else (index,)
             ops.buffer_store_slice(self, value, indices)
 
 
@@ -254,7 +259,7 @@ class TensorValue(Value[mlir.TensorType]):
             self._mlir_value = ops.constant(value, device=DeviceRef.CPU()).to_mlir()
 
     @property
-    def _mlir_type(self) -> mlir.TensorType:
+    def mlir_type(self) -> mlir.TensorType:
         found = self.to_mlir().type
         assert isinstance(found, mlir.TensorType)
         return found
@@ -262,27 +267,27 @@ class TensorValue(Value[mlir.TensorType]):
     @property
     def type(self) -> TensorType:
         """The type of the tensor."""
-        return TensorType.from_mlir(self._mlir_type)
+        return TensorType.from_mlir(self.mlir_type)
 
     @property
     def shape(self) -> Shape:
         """The dimensions."""
-        return Shape._of(self._mlir_type.shape)
+        return Shape.from_exprs(self.mlir_type.shape)
 
     @property
     def dtype(self) -> DType:
         """The element type."""
-        return self._mlir_type.dtype
+        return self.mlir_type.dtype
 
     @property
     def rank(self) -> int:
         """The number of dimensions."""
-        return self._mlir_type.rank
+        return self.mlir_type.rank
 
     @property
     def device(self) -> DeviceRef:
         """Where the elements are."""
-        return DeviceRef.from_mlir(self._mlir_type.device)
+        return DeviceRef.from_mlir(self.mlir_type.device)
 
     # Shapes
 
@@ -414,10 +419,11 @@ class TensorValue(Value[mlir.TensorType]):
     # Operators
 
     def __getitem__(self, index: Any) -> TensorValue:
-        return ops.slice_tensor(self, index if isinstance(index, tuple | list) else (index,))
+        indices = cast("tuple[Any, ...]", index) if isinstance(index, tuple) else (index,)
+        return ops.slice_tensor(self, indices)
 
     def __iter__(self) -> Iterator[TensorValue]:
-        shape = self._mlir_type.shape
+        shape = self.mlir_type.shape
         if not shape or not shape[0].is_static:
             raise TypeError(f"cannot iterate over {self!r}: the size of axis 0 is not static")
         return (self[i] for i in range(shape[0].value))
@@ -542,10 +548,8 @@ class TensorValue(Value[mlir.TensorType]):
     __hash__ = object.__hash__
 
 
-def _ssa(value: Any, cls: type[Any], what: str) -> SSAValue:
+def _ssa(value: Value[Any] | SSAValue, cls: type[Any], what: str) -> SSAValue:
     ssa = value.to_mlir() if isinstance(value, Value) else value
-    if not isinstance(ssa, SSAValue):
-        raise TypeError(f"{type(value).__name__} {value!r} is not {what}")
     if not isinstance(ssa.type, cls):
         raise TypeError(f"the value of type {short_types([ssa.type])} is not {what}")
     return ssa
@@ -559,7 +563,7 @@ _CLASSES: dict[type[Any], type[Value[Any]]] = {
 }
 
 
-def _from_mlir(value: SSAValue) -> Value[Any]:
+def value_of(value: SSAValue) -> Value[Any]:
     cls = _CLASSES.get(type(value.type))
     if cls is None:
         raise TypeError(f"{value.type} is not the type of a graph's value")
@@ -568,7 +572,7 @@ def _from_mlir(value: SSAValue) -> Value[Any]:
     return made
 
 
-def _tensor(value: SSAValue) -> TensorValue:
+def tensor_of(value: SSAValue) -> TensorValue:
     """The tensor of an MLIR value that is known to be one."""
     made = TensorValue.__new__(TensorValue)
     made._mlir_value = value

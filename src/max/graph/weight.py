@@ -12,7 +12,7 @@ from max.graph import graph as _graph
 from max.graph.quantization import QuantizationEncoding
 from max.graph.shape import Shape, ShapeLike
 from max.graph.type import DeviceRef, TensorType
-from max.graph.value import TensorValue, _tensor
+from max.graph.value import TensorValue, tensor_of
 
 if TYPE_CHECKING:
     from max.driver import Device
@@ -105,11 +105,16 @@ class Weight(TensorValue):
         return self._original
 
     @property
+    def is_placeholder(self) -> bool:
+        """Whether the weight cannot be used before it is given values."""
+        return self._placeholder
+
+    @property
     def _mlir_value(self) -> SSAValue:  # type: ignore[override]
         return _graph.Graph.current.add_weight(self).to_mlir()
 
     @property
-    def _mlir_type(self) -> mlir.TensorType:
+    def mlir_type(self) -> mlir.TensorType:
         return self._type.to_mlir()
 
     def __repr__(self) -> str:
@@ -139,18 +144,18 @@ def _encoded_type(type_: TensorType, encoding: QuantizationEncoding, name: str) 
 
 def stage_weight(weight: Weight, on_host: bool) -> TensorValue:
     """Stages the op that stands for a weight in the current graph."""
-    if weight._placeholder:
+    if weight.is_placeholder:
         raise ValueError(
             f"Weight {weight.name!r} is a placeholder without values; load a state dict first"
         )
     graph = _graph.Graph.current
-    wanted = weight._mlir_type
+    wanted = weight.mlir_type
     on_cpu = mlir.TensorType.get(wanted.dtype, wanted.shape)
     attrs: dict[str, Any] = {"name": weight.name}
     if weight.align is not None:
         attrs["align"] = weight.align
     first = on_cpu if on_host else wanted
-    value = _tensor(graph._stage("mo.constant.external", (), attrs, (first,))[0])
+    value = tensor_of(graph.stage("mo.constant.external", (), attrs, (first,))[0])
     if first != wanted:
-        value = _tensor(graph._stage("mo.transfer", (value,), {}, (wanted,))[0])
+        value = tensor_of(graph.stage("mo.transfer", (value,), {}, (wanted,))[0])
     return value

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -250,7 +250,7 @@ def to_attr(value: Any) -> Attribute:
     Raises:
         TypeError: A value of another type.
     """
-    kind = type(value)
+    kind = cast(type[Any], type(value))
     if kind is bool:
         return _TRUE if value else _FALSE
     if kind is int:
@@ -270,15 +270,17 @@ def to_attr(value: Any) -> Attribute:
     if isinstance(value, DType):
         return DTypeAttr(value)
     if isinstance(value, tuple | list):
-        if all(type(v) is int for v in value):
-            return _ints_attr(tuple(value))
-        if any(isinstance(v, DimExpr) for v in value):
-            return ShapeAttr.of(value)
-        return ArrayAttr([to_attr(v) for v in value])
+        items = cast("Sequence[Any]", value)
+        if all(type(v) is int for v in items):
+            return _ints_attr(tuple(items))
+        if any(isinstance(v, DimExpr) for v in items):
+            return ShapeAttr.of(items)
+        return ArrayAttr([to_attr(v) for v in items])
     if isinstance(value, Mapping):
-        return DictionaryAttr({str(k): to_attr(v) for k, v in value.items()})
+        pairs = cast("Mapping[str, Any]", value).items()
+        return DictionaryAttr({str(k): to_attr(v) for k, v in pairs})
     if isinstance(value, np.generic):
-        return to_attr(value.item())
+        return to_attr(cast(Any, value).item())
     raise TypeError(f"{kind.__name__} {value!r} cannot be an attribute of an op")
 
 
@@ -286,8 +288,9 @@ def from_attr(attr: Attribute) -> Any:
     """The Python value of an attribute; the inverse of `to_attr`. Constants give their arrays."""
     if isinstance(attr, IntegerAttr):
         number = attr.value.data
-        kind = attr.type
-        return bool(number) if isinstance(kind, IntegerType) and kind.width.data == 1 else number
+        kind = cast(Attribute, attr.type)
+        is_bool = isinstance(kind, IntegerType) and cast(Any, kind).width.data == 1
+        return bool(number) if is_bool else number
     if isinstance(attr, StringAttr | ShapeAttr | DimAttr | DTypeAttr):
         return attr.data
     if isinstance(attr, FloatAttr):
@@ -297,7 +300,7 @@ def from_attr(attr: Attribute) -> Any:
     if isinstance(attr, DenseAttr | ResourceAttr):
         return attr.array
     if isinstance(attr, ArrayAttr):
-        return tuple(from_attr(a) for a in attr.data)
+        return tuple(from_attr(a) for a in cast("ArrayAttr[Attribute]", attr).data)
     if isinstance(attr, DictionaryAttr):
         return {k: from_attr(a) for k, a in attr.data.items()}
     if isinstance(attr, SymbolRefAttr):

@@ -11,6 +11,9 @@ Two expressions that are equal as polynomials compare equal and hash equal, howe
     'b * ((a + b) // 2)'
 """
 
+# the functions here make and read the class, which has no other way in
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import math

@@ -41,9 +41,13 @@ class OpSpec:
     """The least and the greatest number of operands; None is any number."""
     results: int | None
     """The number of results; None is any number."""
-    attributes: Mapping[str, type | tuple[type, ...]] = field(default_factory=dict)
+    attributes: Mapping[str, type[Any] | tuple[type[Any], ...]] = field(
+        default_factory=dict[str, Any]
+    )
     """The Python types of the required attributes."""
-    optional: Mapping[str, type | tuple[type, ...]] = field(default_factory=dict)
+    optional: Mapping[str, type[Any] | tuple[type[Any], ...]] = field(
+        default_factory=dict[str, Any]
+    )
     """The Python types of the attributes that may be left out."""
     infer: Infer | None = None
     check: Check | None = None

@@ -7,21 +7,13 @@ from typing import Any
 
 from xdsl.ir import Attribute
 
-from max import mlir
 from max.graph import graph as _graph
-from max.graph.value import TensorValue, TensorValueLike, Value, _tensor
+from max.graph.value import TensorValue, TensorValueLike, Value, tensor_of
 
 
 def as_tensor(value: TensorValueLike) -> TensorValue:
     """The tensor of what an op takes for one."""
     return value if isinstance(value, TensorValue) else TensorValue(value)
-
-
-def mlir_type(value: TensorValue) -> mlir.TensorType:
-    """The MLIR type of a tensor."""
-    found = value.to_mlir().type
-    assert isinstance(found, mlir.TensorType)
-    return found
 
 
 def stage(
@@ -32,7 +24,7 @@ def stage(
 ) -> TensorValue:
     """Stages an op of one tensor result into the current graph."""
     types = None if result_type is None else (result_type,)
-    return _tensor(_graph.Graph.current._stage(f"mo.{name}", operands, attrs, types)[0])
+    return tensor_of(_graph.Graph.current.stage(f"mo.{name}", operands, attrs, types)[0])
 
 
 def normalize_axis(op: str, axis: int, rank: int, what: str = "axis") -> int:

@@ -14,7 +14,7 @@ from max.graph.value import (
     BufferValueLike,
     TensorValue,
     TensorValueLike,
-    _tensor,
+    tensor_of,
 )
 from max.mlir.types import dims_text
 
@@ -32,8 +32,8 @@ def buffer_create(type: BufferType) -> BufferValue:
     """
     graph = _graph.Graph.current
     made = type.to_mlir()
-    graph._check_symbols("buffer_create", made.shape)
-    return BufferValue(graph._stage("mo.buffer_create", (), {}, (made,))[0])
+    graph.check_symbols("buffer_create", made.shape)
+    return BufferValue(graph.stage("mo.buffer_create", (), {}, (made,))[0])
 
 
 def buffer_load(x: BufferValueLike) -> TensorValue:
@@ -43,7 +43,7 @@ def buffer_load(x: BufferValueLike) -> TensorValue:
         x: The buffer.
     """
     buffer = x if isinstance(x, BufferValue) else BufferValue(x)
-    return _tensor(_graph.Graph.current._stage_effect("mo.buffer_load", (buffer,))[0])
+    return tensor_of(_graph.Graph.current.stage_effect("mo.buffer_load", (buffer,))[0])
 
 
 def buffer_store(destination: BufferValueLike, source: TensorValueLike) -> None:
@@ -61,7 +61,7 @@ def buffer_store(destination: BufferValueLike, source: TensorValueLike) -> None:
     value = _source("buffer_store", buffer, source)
     if value.rank == 0 and buffer.rank:
         value = broadcast_to(value, buffer.shape)
-    _graph.Graph.current._stage_effect("mo.buffer_store", (value, buffer))
+    _graph.Graph.current.stage_effect("mo.buffer_store", (value, buffer))
 
 
 def buffer_store_slice(
@@ -79,7 +79,7 @@ def buffer_store_slice(
         TypeError: An index or the dtype does not fit.
     """
     buffer = destination if isinstance(destination, BufferValue) else BufferValue(destination)
-    shape = buffer._mlir_type.shape
+    shape = buffer.mlir_type.shape
     index = parse_indices("buffer_store_slice", shape, indices)
     if not index.is_static:
         raise TypeError("buffer_store_slice: a tensor cannot be an index; use a custom op")
@@ -93,7 +93,7 @@ def buffer_store_slice(
             f"buffer_store_slice: the source is {value!r}, the part has shape {dims_text(sizes)}"
         ) from error
     value = reshape(value, [Dim.from_mlir(dim) for dim in sizes])
-    _graph.Graph.current._stage_effect("mo.buffer_store_slice", (value, buffer), index.attrs)
+    _graph.Graph.current.stage_effect("mo.buffer_store_slice", (value, buffer), index.attrs)
 
 
 def _source(op: str, buffer: BufferValue, source: TensorValueLike) -> TensorValue:

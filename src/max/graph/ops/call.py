@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from xdsl.dialects.builtin import SymbolRefAttr
 
 from max import mlir
 from max.graph import graph as _graph
-from max.graph.value import TensorValue, Value, _from_mlir
+from max.graph.value import TensorValue, Value, value_of
 
 if TYPE_CHECKING:
     from max.graph.graph import Graph
@@ -37,20 +38,22 @@ def call(graph: Graph, *args: Value[Any], prefix: str = "") -> list[Value[Any]]:
         TypeError: The type of an argument does not fit.
     """
     current = _graph.Graph.current
-    if graph._root is not current._root or graph is graph._root:
+    if graph.root is not current.root or graph is graph.root:
         raise ValueError(
-            f"call: {graph.name} is not a subgraph of {current._root.name}; make it with "
+            f"call: {graph.name} is not a subgraph of {current.root.name}; make it with "
             "add_subgraph"
         )
-    if not graph._has_output:
+    if not graph.has_output:
         raise ValueError(f"call: the subgraph {graph.name} has no outputs yet; set them first")
-    values = [v if isinstance(v, Value) else TensorValue(v) for v in args]
-    inputs = [t for t in graph._mlir_op.input_types if not isinstance(t, mlir.ChainType)]
+    values: list[Value[Any]] = [
+        v if isinstance(v, Value) else TensorValue(v) for v in cast("Sequence[Any]", args)
+    ]
+    inputs = [t for t in graph.mlir_op.input_types if not isinstance(t, mlir.ChainType)]
     env = mlir.bind_call(graph.name, inputs, [v.to_mlir().type for v in values])
-    outputs = graph._mlir_op.output_types
+    outputs = graph.mlir_op.output_types
     attrs = {"callee": SymbolRefAttr(graph.name), "prefix": prefix}
-    has_chain = len(inputs) != len(graph._mlir_op.input_types)
+    has_chain = len(inputs) != len(graph.mlir_op.input_types)
     kept = outputs[:-1] if has_chain else outputs
     types = [mlir.substitute_type(t, env) for t in kept]
-    stage = current._stage_effect if has_chain else current._stage
-    return [_from_mlir(result) for result in stage("mo.call", values, attrs, types)]
+    stage = current.stage_effect if has_chain else current.stage
+    return [value_of(result) for result in stage("mo.call", values, attrs, types)]

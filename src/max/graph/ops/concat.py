@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 
 from max.dtype import DType
 from max.graph.dim import Dim, DimLike
-from max.graph.ops._stage import as_tensor, mlir_type, normalize_axis, stage
+from max.graph.ops._stage import as_tensor, normalize_axis, stage
 from max.graph.ops.promotion import cast_to, is_weak, promote_types, promote_weak
 from max.graph.ops.shape import broadcast_to, flatten, reshape, unsqueeze
 from max.graph.shape import Shape
@@ -70,9 +70,9 @@ def stack(values: Iterable[TensorValueLike], axis: int = 0) -> TensorValue:
     """
     tensors = _tensors("stack", values)
     index = normalize_axis("stack", axis, tensors[0].rank + 1)
-    first = mlir_type(tensors[0])
+    first = tensors[0].mlir_type
     for i, tensor in enumerate(tensors[1:], 1):
-        if (type_ := mlir_type(tensor)).shape != first.shape:
+        if (type_ := tensor.mlir_type).shape != first.shape:
             raise ValueError(
                 f"stack: tensor {i} is {type_.short}, tensor 0 is {first.short}; expected one shape"
             )
@@ -91,7 +91,7 @@ def split(x: TensorValueLike, split_sizes: Sequence[DimLike], axis: int = 0) -> 
         ValueError: The sizes do not add up, or the axis is out of range.
     """
     tensor = as_tensor(x)
-    type_ = mlir_type(tensor)
+    type_ = tensor.mlir_type
     index = normalize_axis("split", axis, type_.rank)
     sizes = [Dim(size).expr for size in split_sizes]
     total = sum(sizes, start=_ZERO)
@@ -131,7 +131,7 @@ def chunk(x: TensorValueLike, chunks: int, axis: int = 0) -> list[TensorValue]:
         ValueError: The axis is not divisible or out of range, or `chunks` is not positive.
     """
     tensor = as_tensor(x)
-    type_ = mlir_type(tensor)
+    type_ = tensor.mlir_type
     index = normalize_axis("chunk", axis, type_.rank)
     if chunks < 1:
         raise ValueError(f"chunk: chunks is {chunks}, expected 1 or more")
@@ -261,13 +261,13 @@ def pad(
         raise ValueError(f"pad: mode is {mode!r}, expected {', '.join(PAD_MODES)}")
     if isinstance(value, TensorValue) or not np.isscalar(value):
         raise TypeError(f"pad: the value is {value!r}, expected a number")
-    number = value.item() if isinstance(value, np.generic) else value
-    if not tensor.dtype.is_float() and isinstance(number, float) and number != int(number):
+    number = cast("int | float", value.item() if isinstance(value, np.generic) else value)
+    if not tensor.dtype.is_float() and number % 1 != 0:
         raise ValueError(f"pad: the value {number} does not fit {tensor.dtype.name}")
     attrs = {
         "low": tuple(amounts[0::2]),
         "high": tuple(amounts[1::2]),
         "mode": mode,
-        "value": float(number) if tensor.dtype.is_float() else int(number),  # type: ignore[arg-type]
+        "value": float(number) if tensor.dtype.is_float() else int(number),
     }
     return stage("pad", (tensor,), attrs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -55,7 +55,7 @@ def constant(
     on_cpu = mlir.TensorType.get(element, array.shape)
     attr = mlir.constant_attr(array, "")
     if isinstance(attr, mlir.ResourceAttr):
-        attr = mlir.ResourceAttr.of(_graph.Graph.current._resource_key(), array)
+        attr = mlir.ResourceAttr.of(_graph.Graph.current.resource_key(), array)
     made = stage("constant", (), {"value": attr}, on_cpu)
     return made if where.is_cpu() and where.id == 0 else made.to(where)
 
@@ -67,16 +67,17 @@ def to_array(value: Any, dtype: DType | None = None, op: str = "constant") -> Ar
         ValueError: A value is out of range for `dtype`, or not whole for an integer type.
         TypeError: The value is not numeric.
     """
+    array: Array
     if isinstance(value, np.ndarray):
-        array = value
+        array = cast(Array, value)
     elif isinstance(value, Tensor):
         array = value.to_numpy()
     elif isinstance(value, np.generic):
-        array = np.asarray(value)
+        array = np.asarray(cast("np.generic[Any]", value))
     elif isinstance(value, bool | int | float):
         return _convert(op, np.asarray(value), _default_dtype(value) if dtype is None else dtype)
     elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        array = np.asarray(value)
+        array = np.asarray(cast("Sequence[Any]", value))
         if dtype is None and array.dtype == np.float64 and not _has_arrays(value):
             dtype = DType.float32
     elif isinstance(value, DLPackArray):
@@ -92,7 +93,7 @@ def to_array(value: Any, dtype: DType | None = None, op: str = "constant") -> Ar
 
 def _has_arrays(value: Any) -> bool:
     if isinstance(value, list | tuple):
-        return any(_has_arrays(v) for v in value)
+        return any(_has_arrays(v) for v in cast("Sequence[Any]", value))
     return isinstance(value, np.ndarray | np.generic)
 
 

@@ -1,15 +1,18 @@
 """Ops of the user, written in the kernel language."""
 
+# the documented names of chains and opaque values start with an underscore
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from max.dtype import DType
 from max.graph import graph as _graph
 from max.graph.dim import Dim
 from max.graph.type import DeviceRef, Type
-from max.graph.value import BufferValue, TensorValue, Value, _from_mlir, _OpaqueValue
+from max.graph.value import BufferValue, TensorValue, Value, _OpaqueValue, value_of
 
 if TYPE_CHECKING:
     from max.driver import Device
@@ -48,13 +51,13 @@ def custom(
                 f"custom {name}: operand {index} is a buffer; an op that changes its operands is "
                 "staged with inplace_custom"
             )
-    results = _graph.Graph.current._stage(
+    results = _graph.Graph.current.stage(
         "mo.custom",
         operands,
         _attributes(name, device, parameters),
         [_result_type(name, t) for t in out_types],
     )
-    return [_from_mlir(result) for result in results]
+    return [value_of(result) for result in results]
 
 
 def inplace_custom(
@@ -88,20 +91,20 @@ def inplace_custom(
             f"inplace_custom {name}: expected at least one buffer or opaque value among the "
             "operands; an op without side effects is staged with custom"
         )
-    results = _graph.Graph.current._stage_effect(
+    results = _graph.Graph.current.stage_effect(
         "mo.custom",
         operands,
         _attributes(name, device, parameters),
         [_result_type(name, t) for t in out_types or ()],
     )
-    return [_from_mlir(result) for result in results]
+    return [value_of(result) for result in results]
 
 
-def _operands(name: str, values: Sequence[Value[Any]]) -> list[Value[Any]]:
+def _operands(name: str, values: Sequence[Any]) -> list[Value[Any]]:
     operands: list[Value[Any]] = []
     for value in values:
         if isinstance(value, Value):
-            operands.append(value)
+            operands.append(cast("Value[Any]", value))
         elif hasattr(value, "__buffervalue__"):
             operands.append(BufferValue(value))
         else:
@@ -110,7 +113,7 @@ def _operands(name: str, values: Sequence[Value[Any]]) -> list[Value[Any]]:
 
 
 def _result_type(name: str, type_: Type[Any]) -> Any:
-    if not isinstance(type_, Type):
+    if not isinstance(type_, Type):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"custom {name}: the result type is {type_!r}, expected a TensorType")
     return type_.to_mlir()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from max.graph.ops._stage import as_tensor, mlir_type, stage
+from max.graph.ops._stage import as_tensor, stage
 from max.graph.type import DeviceRef
 from max.graph.value import BufferValue, StrongTensorValueLike, TensorValue
 from max.mlir import TensorType
@@ -23,7 +23,7 @@ def transfer_to(x: StrongTensorValueLike, device: Device | DeviceRef) -> TensorV
         device: The device; where the tensor is there already, `x` is returned.
     """
     tensor = as_tensor(x)
-    type_ = mlir_type(tensor)
+    type_ = tensor.mlir_type
     where = DeviceRef.from_device(device).to_mlir()
     if where == type_.device:
         return tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from max.dtype import DType
-from max.graph.ops._stage import as_tensor, mlir_type, stage
+from max.graph.ops._stage import as_tensor, stage
 from max.graph.ops.promotion import cast_to, is_weak, promoted
 from max.graph.value import StrongTensorValueLike, TensorValue, TensorValueLike
 from max.mlir.dims import DimExpr
@@ -92,7 +92,7 @@ def broadcast_all(op: str, tensors: Sequence[TensorValue]) -> list[TensorValue]:
     Raises:
         ValueError: They do not broadcast.
     """
-    types = [mlir_type(t) for t in tensors]
+    types = [t.mlir_type for t in tensors]
     shape = types[0].shape
     if all(t.shape == shape for t in types):
         return list(tensors)
@@ -320,7 +320,7 @@ def cast(x: StrongTensorValueLike, dtype: DType) -> TensorValue:
         x: The tensor.
         dtype: The new element type; where it is the old one, `x` is returned.
     """
-    if not isinstance(dtype, DType):
+    if not isinstance(dtype, DType):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"cast: the dtype is {dtype!r}, expected a DType")
     return cast_to(as_tensor(x), dtype)
 

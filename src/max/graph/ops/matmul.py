@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from max.graph.dim import Dim
-from max.graph.ops._stage import mlir_type, stage
+from max.graph.ops._stage import stage
 from max.graph.ops.elementwise import broadcast_shapes
 from max.graph.ops.promotion import promoted
 from max.graph.ops.shape import flatten, reshape
@@ -29,7 +29,7 @@ def matmul(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
         TypeError: The operands are bool, or no dtype fits both.
     """
     x, y = promoted("matmul", lhs, rhs)
-    x_type, y_type = mlir_type(x), mlir_type(y)
+    x_type, y_type = x.mlir_type, y.mlir_type
     if not x_type.rank or not y_type.rank:
         raise ValueError(f"matmul: {x_type.short} @ {y_type.short}: an operand has rank 0")
     if x_type.shape[-1] != y_type.shape[max(y_type.rank - 2, 0)]:
@@ -57,7 +57,7 @@ def matmul(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
 
 
 def _broadcast_leading(x: TensorValue, y: TensorValue) -> tuple[TensorValue, TensorValue]:
-    x_type, y_type = mlir_type(x), mlir_type(y)
+    x_type, y_type = x.mlir_type, y.mlir_type
     if y_type.rank == 2:
         return x, y
     leading = broadcast_shapes("matmul", [x_type.shape[:-2], y_type.shape[:-2]])

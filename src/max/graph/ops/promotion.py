@@ -16,7 +16,7 @@ import numpy as np
 
 from max.dtype import DType
 from max.graph.dim import Dim
-from max.graph.ops._stage import as_tensor, mlir_type, stage
+from max.graph.ops._stage import as_tensor, stage
 from max.graph.ops.constant import constant
 from max.graph.shape import Shape
 from max.graph.type import DeviceRef
@@ -105,7 +105,7 @@ def promoted(op: str, x: TensorValueLike, y: TensorValueLike) -> tuple[TensorVal
         tensor = as_tensor(x)
         return tensor, promote_weak(op, y, tensor.dtype, tensor.device)
     a, b = as_tensor(x), as_tensor(y)
-    a_type, b_type = mlir_type(a), mlir_type(b)
+    a_type, b_type = a.mlir_type, b.mlir_type
     if a_type.dtype is b_type.dtype:
         return a, b
     dtype = promote_types(op, a_type.dtype, b_type.dtype)
@@ -114,5 +114,5 @@ def promoted(op: str, x: TensorValueLike, y: TensorValueLike) -> tuple[TensorVal
 
 def cast_to(x: TensorValue, dtype: DType) -> TensorValue:
     """`x` with elements of `dtype`; itself where it has them already."""
-    type_ = mlir_type(x)
+    type_ = x.mlir_type
     return x if type_.dtype is dtype else stage("cast", (x,), None, type_.with_dtype(dtype))

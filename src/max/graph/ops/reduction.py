@@ -5,7 +5,7 @@ from __future__ import annotations
 from max.graph import graph as _graph
 from max.graph.ops._stage import as_tensor, normalize_axis, stage
 from max.graph.ops.elementwise import maximum, minimum
-from max.graph.value import TensorValue, TensorValueLike, _tensor
+from max.graph.value import TensorValue, TensorValueLike, tensor_of
 
 __all__ = [
     "argmax",
@@ -189,5 +189,5 @@ def top_k(input: TensorValueLike, k: int, axis: int = -1) -> tuple[TensorValue, 
     """
     tensor = as_tensor(input)
     attrs = {"k": int(k), "axis": normalize_axis("top_k", axis, tensor.rank)}
-    values, indices = _graph.Graph.current._stage("mo.top_k", (tensor,), attrs)
-    return _tensor(values), _tensor(indices)
+    values, indices = _graph.Graph.current.stage("mo.top_k", (tensor,), attrs)
+    return tensor_of(values), tensor_of(indices)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from max.graph import graph as _graph
 from max.graph.dim import Dim, DimLike
-from max.graph.ops._stage import as_tensor, mlir_type, normalize_axis, stage
+from max.graph.ops._stage import as_tensor, normalize_axis, stage
 from max.graph.shape import Shape, ShapeLike
 from max.graph.type import FilterLayout
 from max.graph.value import StrongTensorValueLike, TensorValue, TensorValueLike
@@ -31,14 +30,14 @@ __all__ = [
 
 def _dims(op: str, shape: ShapeLike) -> tuple[DimExpr, ...]:
     """The dimensions of a target shape, all of them known in the graph."""
-    if isinstance(shape, str | int) or not isinstance(shape, Iterable):
+    if isinstance(shape, str) or not hasattr(shape, "__iter__"):
         raise TypeError(f"{op}: the shape is {shape!r}, expected a sequence of dimensions")
     try:
         dims = Shape(shape).exprs
     except TypeError as error:
         raise TypeError(f"{op}: {error}") from error
     if any(not dim.is_static for dim in dims):
-        _graph.Graph.current._check_symbols(op, dims)
+        _graph.Graph.current.check_symbols(op, dims)
     return dims
 
 
@@ -54,7 +53,7 @@ def reshape(x: TensorValueLike, shape: ShapeLike) -> TensorValue:
             dimension is not one of the graph.
     """
     tensor = as_tensor(x)
-    type_ = mlir_type(tensor)
+    type_ = tensor.mlir_type
     dims = list(_dims("reshape", shape))
     free = [i for i, dim in enumerate(dims) if dim == -1]
     if len(free) > 1:
@@ -102,7 +101,7 @@ def flatten(x: TensorValueLike, start_dim: int = 0, end_dim: int = -1) -> Tensor
         ValueError: An axis is out of range, or the last comes before the first.
     """
     tensor = as_tensor(x)
-    shape = mlir_type(tensor).shape
+    shape = tensor.mlir_type.shape
     rank = max(len(shape), 1)
     first = normalize_axis("flatten", start_dim, rank, "start_dim")
     last = normalize_axis("flatten", end_dim, rank, "end_dim")
@@ -140,7 +139,7 @@ def broadcast_to(
     elif out_dims is not None:
         raise ValueError("broadcast_to: out_dims is for a shape that is a tensor")
     dims = _dims("broadcast_to", shape)
-    type_ = mlir_type(tensor)
+    type_ = tensor.mlir_type
     if dims == type_.shape:
         return tensor
     for axis, dim in enumerate(dims):
@@ -169,7 +168,7 @@ def rebind(
         ValueError: The rank differs, or a dimension can never be equal.
     """
     tensor = as_tensor(x)
-    type_ = mlir_type(tensor)
+    type_ = tensor.mlir_type
     dims = Shape(shape).exprs
     name = type_.layout if layout is None else layout.value
     target = TensorType.get(type_.dtype, dims, type_.device, name)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import EllipsisType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from max import mlir
 from max.dtype import DType
 from max.graph.dim import Dim, DimLike
-from max.graph.ops._stage import as_tensor, mlir_type, stage
+from max.graph.ops._stage import as_tensor, stage
 from max.graph.ops.constant import constant
-from max.graph.ops.elementwise import cast, equal, where
+from max.graph.ops.elementwise import cast as cast_elements
+from max.graph.ops.elementwise import equal, where
 from max.graph.ops.shape import reshape
 from max.graph.type import DeviceRef
 from max.graph.value import TensorValue, TensorValueLike
@@ -121,11 +122,12 @@ def parse_indices(op: str, shape: tuple[DimExpr, ...], indices: SliceIndices) ->
 def _parse_axis(op: str, axis: int, dim: DimExpr, item: Any) -> _Axis:
     size: DimExpr | None = None
     if isinstance(item, tuple):
-        if len(item) != 2 or not isinstance(item[0], slice):
-            raise TypeError(f"{op}: index {item!r} of axis {axis}; expected (slice, out_dim)")
-        item, size = item[0], Dim(item[1]).expr
+        pair = cast("tuple[Any, ...]", item)
+        if len(pair) != 2 or not isinstance(pair[0], slice):
+            raise TypeError(f"{op}: index {pair!r} of axis {axis}; expected (slice, out_dim)")
+        item, size = cast("tuple[Any, Any]", (pair[0], Dim(pair[1]).expr))
     if isinstance(item, slice):
-        return _parse_slice(op, axis, dim, item, size)
+        return _parse_slice(op, axis, dim, cast("slice[Any, Any, Any]", item), size)
     if isinstance(item, TensorValue) or hasattr(item, "__tensorvalue__"):
         start = _scalar(op, axis, as_tensor(item))
         last = constant(-1, DType.int64)
@@ -214,7 +216,7 @@ def _scalar(op: str, axis: int, value: TensorValue) -> TensorValue:
             f"{op}: the index of axis {axis} is {value!r}, expected a scalar of integers; for "
             "many indices use ops.gather"
         )
-    return cast(value, DType.int64).to(DeviceRef.CPU())
+    return cast_elements(value, DType.int64).to(DeviceRef.CPU())
 
 
 def slice_tensor(x: TensorValueLike, indices: SliceIndices) -> TensorValue:
@@ -234,7 +236,7 @@ def slice_tensor(x: TensorValueLike, indices: SliceIndices) -> TensorValue:
         TypeError: An index of another type.
     """
     tensor = as_tensor(x)
-    type_ = mlir_type(tensor)
+    type_ = tensor.mlir_type
     index = parse_indices("slice", type_.shape, indices)
     if index.is_static:
         attrs = index.attrs

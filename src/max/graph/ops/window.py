@@ -79,7 +79,7 @@ def hann_window(
         ValueError: The length is negative.
         TypeError: The length is not an int.
     """
-    if isinstance(window_length, bool) or not isinstance(window_length, int):
+    if type(window_length) is not int:
         raise TypeError(f"hann_window: the length is {window_length!r}, expected an int")
     if window_length < 0:
         raise ValueError(f"hann_window: the length is {window_length}, expected 0 or more")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from max.dtype import DType
 from max.mlir.operation import Attrs, OpSpec, Types, define, tensor
@@ -11,9 +14,7 @@ from max.mlir.types import dtype_text
 
 def _check_constant(operands: Types, results: Types, attrs: Attrs) -> None:
     y = tensor("constant", results, 0)
-    value = attrs["value"]
-    if not isinstance(value, np.ndarray):
-        value = value.array
+    value: npt.NDArray[Any] = getattr(attrs["value"], "array", attrs["value"])
     if DType.from_numpy(value.dtype) is not y.dtype or value.shape != y.static_shape:
         raise ValueError(
             f"constant: a value of {dtype_text(DType.from_numpy(value.dtype))}"
