@@ -78,7 +78,8 @@ def _softmax(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
 @implements("top_k")
 def _top_k(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Sequence[Array]:
     (x,) = operands
-    axis, k = op.attr("axis"), op.attr("k")
+    axis: int = op.attr("axis")
+    k: int = op.attr("k")
     size = x.shape[axis]
     # a stable ascending sort of the reversed axis, read backwards: equal elements by rising index
     backwards: Array = np.flip(widen(x), axis)
