@@ -69,6 +69,7 @@ def _option(
         multiple=several,
         help=text,
         metavar=_meta(kind),
+        hidden=hidden,
     )
 
 
