@@ -24,7 +24,7 @@ from max._kernels.tiles import (
 )
 from max.dtype import DType
 
-KEYS = 64
+KEYS = 128
 """Keys of a block; a block lies in one page."""
 FEW_ROWS = 8
 """Up to so many rows a task reads the cache in place."""
@@ -37,6 +37,18 @@ SPLIT_KEYS = 128
 """A part of the context has at least so many keys."""
 LOG2_E = 1.4426950408889634
 NEGATIVE_INFINITY = float("-inf")
+
+
+def rows_at_once(group: int, target: k.Target) -> int:
+    """Rows that a task with few of them works on together: rows past the last one are computed for nothing.
+
+    Args:
+        group: Query heads of a key head.
+        target: The machine.
+    """
+    if target.registers < 32:
+        return 2 if group % 2 == 0 else 1
+    return next((count for count in (4, 3, 5, 2) if group % count == 0), 1 if group == 1 else 4)
 
 
 @k.inline
@@ -60,18 +72,13 @@ def last_key(position, total, mask):
 
 
 @k.inline
-def scores_of_block(scores, queries, packed, depth, keys, first, count, rows, panel, head_dim, height, width):
+def scores_of_block(scores, queries, packed, depth, keys, first, count, rows, step, panel, head_dim, height, width):
     """`scores[row, key] = queries[row] · keys[first + key]` for the keys of a block."""
     if rows <= FEW_ROWS:
         last = first + count - 1
         for j in range(0, count, 4):
-            i = k.i64(0)
-            while i + 4 <= rows:
-                dot_rows(scores, i * KEYS + j, KEYS, queries, i, keys, first + j, last, 4, k.f32, 1, width, 1)
-                i += 4
-            while i < rows:
-                dot_rows(scores, i * KEYS + j, KEYS, queries, i, keys, first + j, last, 1, k.f32, 1, width, 1)
-                i += 1
+            for i in range(0, rows, step):
+                dot_rows(scores, i * KEYS + j, KEYS, queries, i, keys, first + j, last, step, k.f32, 1, width, 1)
     else:
         for j in range(0, count, 2 * width):
             for half in range(2):
@@ -81,20 +88,15 @@ def scores_of_block(scores, queries, packed, depth, keys, first, count, rows, pa
 
 
 @k.inline
-def add_values(sums, stride, scores, values, first, count, rows, panel, head_dim, height, width):
+def add_values(sums, stride, scores, values, first, count, rows, step, panel, head_dim, height, width):
     """`sums[row] += Σ scores[row, key] · values[first + key]`."""
     if rows <= FEW_ROWS:
         weights = scores.reshape(-1, KEYS)
         whole = head_dim % (4 * width) == 0
         for column in range(0, stride, 4 * width):
             columns = 4 * width if whole else head_dim - column
-            i = k.i64(0)
-            while i + 4 <= rows:
-                multiply_columns(sums, i * stride + column, stride, weights, i, count, values, first, column, columns, True, 4, 4, width)
-                i += 4
-            while i < rows:
-                multiply_columns(sums, i * stride + column, stride, weights, i, count, values, first, column, columns, True, 1, 4, width)
-                i += 1
+            for i in range(0, rows, step):
+                multiply_columns(sums, i * stride + column, stride, weights, i, count, values, first, column, columns, True, step, 4, width)
     else:
         for column in range(0, stride, 2 * width):
             pack_columns(panel, 0, values, first, count, column, head_dim - column, 2, 1, width)
@@ -108,8 +110,8 @@ def softmax_row(scores, start, low, high, count, row, maxima, totals, sums, stri
     """Turns a row of scores into weights, relative to the row's maximum so far, to which its sums are brought."""
     largest = k.splat(k.f32(NEGATIVE_INFINITY), width)
     for j in range(0, count, width):
-        position = k.iota(k.i64, width) + j
-        inside = (position >= low) & (position <= high)
+        position = k.iota(k.i32, width)
+        inside = (position >= k.i32(low - j)) & (position <= k.i32(high - j))
         score = k.select(inside, scores.load(start + j, width=width), k.splat(k.f32(NEGATIVE_INFINITY), width))
         scores.store(start + j, value=score)
         largest = k.max(largest, score)
@@ -157,7 +159,8 @@ def attention(
     width = ctx.target.width(k.f32)
     height = tile_rows(ctx.target)
     block_tokens = max(TASK_ROWS // group, 1)
-    max_rows = -(-block_tokens * group // height) * height
+    max_rows = -(-max(block_tokens * group, FEW_ROWS) // height) * height
+    step = rows_at_once(group, ctx.target)
     # a row of sums is a whole number of the widest column strips
     stride = -(-head_dim // (4 * width)) * (4 * width)
     # packed queries and keys are filled up to whole vectors
@@ -230,13 +233,13 @@ def attention(
             count = k.min(k.min(page_size - slot, KEYS), end - key)
             keys = blocks[page, 0, layer][:, kv_head]
             values = blocks[page, 1, layer][:, kv_head]
-            scores_of_block(scores, queries, packed, depth, keys, slot, count, rows, panel, head_dim, height, width)
+            scores_of_block(scores, queries, packed, depth, keys, slot, count, rows, step, panel, head_dim, height, width)
             for i in range(rows):
                 position = start + token + i // group
                 low = first_key(position, mask, window) - key
                 high = k.min(last_key(position, total, mask) - key, count - 1)
                 softmax_row(scores, i * KEYS, low, high, count, i, maxima, totals, sums, stride, width)
-            add_values(sums, stride, scores, values, slot, count, rows, panel, head_dim, height, width)
+            add_values(sums, stride, scores, values, slot, count, rows, step, panel, head_dim, height, width)
             key += count
 
         for i in range(rows):
