@@ -171,13 +171,13 @@ def _sample_row(
     logits: Array, temperature: float, top_k: int, top_p: float, min_p: float, seed: int
 ) -> int:
     """The token of one row; see `max._kernels.sampling` for the order of the cuts."""
-    usable = np.where(np.isnan(logits), -np.inf, logits.astype(np.float64))
+    usable: Array = np.where(np.isnan(logits), -np.inf, logits.astype(np.float64))
     best = int(np.argmax(usable))
     peak = usable[best]
     if temperature == 0 or top_k == 1 or peak == -np.inf:
         return best
     if peak == np.inf:
-        weights = (usable == np.inf).astype(np.float64)
+        weights: Array = (usable == np.inf).astype(np.float64)
     else:
         weights = np.exp((usable - peak) / temperature)
     order = np.argsort(-usable, kind="stable")
@@ -186,13 +186,13 @@ def _sample_row(
     if top_p < 1:
         shares = np.cumsum(weights[order])
         # the fewest tokens that together have the share
-        count = int(np.searchsorted(shares, top_p * shares[-1], side="left")) + 1
+        count = int(np.count_nonzero(shares < top_p * shares[-1])) + 1
         order = order[: max(1, count)]
     kept = np.zeros(len(usable), bool)
     kept[order] = True
     kept &= (weights >= min_p) & (weights > 0)
     running = np.cumsum(np.where(kept, weights, 0.0))
-    return int(np.searchsorted(running, uniform(seed) * running[-1], side="right"))
+    return int(np.count_nonzero(running <= uniform(seed) * running[-1]))
 
 
 @register("mo.sample.token")
