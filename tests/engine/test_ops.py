@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from max.driver import CPU
 from max.engine import InferenceSession
 from max.graph import Graph
-
 from tests.ops.table import IDS, PAIRS, Array, OpCase, check
 
 SESSION = InferenceSession(devices=[CPU()])

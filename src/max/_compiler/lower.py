@@ -156,7 +156,18 @@ class GraphLowering:
             self.places[argument] = Place(index, Layout.contiguous(shape), type_.dtype)
         for op in ops_of(self.graph.block):
             self.visit(op)
+        template.checks = self.checks()
         return template
+
+    def checks(self) -> list[Check]:
+        """What rebinds promise, those inside of regions too."""
+        found: dict[Check, None] = {}
+        for op in self.graph.walk():
+            if isinstance(op, MoOp) and op.name == "mo.rebind":
+                pairs = zip(shape_of(op.operands[0]), shape_of(op.results[0]), strict=True)
+                message = op.attr("message")
+                found.update((Check(have, want, message), None) for have, want in pairs if have != want)
+        return list(found)
 
     def visit(self, op: MoOp) -> None:
         if isinstance(op, OnceOp):
@@ -187,12 +198,6 @@ class GraphLowering:
 
     def view(self, op: MoOp) -> None:
         source = self.place(op.operands[0])
-        if op.name == "mo.rebind":
-            message = op.attr("message")
-            pairs = zip(source.layout.shape, shape_of(op.results[0]), strict=True)
-            self.template.checks.extend(
-                Check(have, want, message) for have, want in pairs if have != want
-            )
         layout = view_layout(op, source.layout)
         assert layout is not None, f"{op.name} has no layout"
         self.places[op.results[0]] = replace(source, layout=layout)

@@ -272,8 +272,10 @@ class InferenceSession:
     def _key(self, module: ModuleOp, names: Sequence[str]) -> str | None:
         """The key of a module on disk: its text, without the contents of big constants, and all that makes code of it.
 
-        None where kernels of the user are part of it: their source is not in the text.
+        None where kernels of the user are part of it, whose source is not in the text, or run in plain Python.
         """
+        if flags.MAX_KERNEL_INTERPRET:
+            return None  # the addresses belong to this process
         for op in walk(module):
             if op.name == "mo.custom" and not library.supports(op.attr("symbol")):
                 return None
