@@ -29,7 +29,9 @@ class Program:
 
     def integer(self, depth: int = 2) -> str:
         if depth == 0 or self.random.random() < 0.3:
-            return self.pick("a", "b", "c", str(self.random.randint(-5, 9)), "data[abs(a) % 8]", "n")
+            return self.pick(
+                "a", "b", "c", str(self.random.randint(-5, 9)), "data[abs(a) % 8]", "n"
+            )
         p, q = self.integer(depth - 1), self.integer(depth - 1)
         return self.pick(
             f"({p} + {q})",
@@ -84,9 +86,13 @@ class Program:
             self.emit(pad, f"if {self.condition()}:")
             self.emit(pad + "    ", self.pick("break", "continue"))
         elif choice < 0.7:
-            self.emit(pad, f"{self.pick('a', 'b', 'c')} {self.pick('=', '+=', '-=')} {self.integer()}")
+            self.emit(
+                pad, f"{self.pick('a', 'b', 'c')} {self.pick('=', '+=', '-=')} {self.integer()}"
+            )
         elif choice < 0.78:
-            self.emit(pad, f"{self.pick('x', 'y')} = {self.pick('x - y', 'k.max(x, y)', self.small())}")
+            self.emit(
+                pad, f"{self.pick('x', 'y')} = {self.pick('x - y', 'k.max(x, y)', self.small())}"
+            )
         elif choice < 0.9:
             first, second = self.pick("u", "v"), self.pick("u", "v")
             expression = self.pick(
@@ -97,9 +103,14 @@ class Program:
                 f"t[{self.random.randint(0, 2)}]",
                 f"t[abs({self.integer(1)}) % 3]",
             )
-            self.emit(pad, f"{self.pick('u', 'v')} = k.select(k.abs({first}) < 1000.0, {expression}, 0.0)")
+            self.emit(
+                pad, f"{self.pick('u', 'v')} = k.select(k.abs({first}) < 1000.0, {expression}, 0.0)"
+            )
         elif choice < 0.95:
-            self.emit(pad, f"t[{self.pick('0', '1', f'abs({self.integer(1)}) % 3')}] = {self.pick('u', 'v')}")
+            self.emit(
+                pad,
+                f"t[{self.pick('0', '1', f'abs({self.integer(1)}) % 3')}] = {self.pick('u', 'v')}",
+            )
         else:
             self.emit(pad, f"a, b, c = {self.pick('b, a, c', 'c, a, b', 'pair(a, b)[0], b, c')}")
 

@@ -14,6 +14,7 @@ from max.kernel.errors import (
     KernelValueError,
 )
 from max.kernel.interpret import interpret
+from max.kernel.interpreted_entry import interpreted_entry
 from max.kernel.ir import ArgSlot, KernelIR, Message
 from max.kernel.lower_llvm import emit_llvm
 from max.kernel.registry import register, registered, registered_names
@@ -131,6 +132,7 @@ __all__ = [
     "i64",
     "inline",
     "interpret",
+    "interpreted_entry",
     "kernel",
     "register",
     "registered",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import itertools
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -220,18 +220,29 @@ class RunContext:
 
     def _chunks(self, total: int, grain: int, multiple: int) -> Iterator[tuple[int, int]]:
         phase, launch = next(self._phases), self._launch
-        if total <= 0:
-            return
-        if launch.num_workers == 1:
-            yield 0, total
-            return
-        parts = 4 * launch.num_workers
-        size = grain if grain > 0 else max((total + parts - 1) // parts, 1)
-        size = (size + multiple - 1) // multiple * multiple
-        while True:
+
+        def next_chunk() -> int:
             with launch.lock:
                 number = launch.counters.get(phase, 0)
                 launch.counters[phase] = number + 1
+            return number
+
+        yield from self._split(total, grain, multiple, next_chunk)
+
+    def _split(
+        self, total: int, grain: int, multiple: int, next_chunk: Callable[[], int]
+    ) -> Iterator[tuple[int, int]]:
+        """The chunks that this worker takes, as compiled code cuts them."""
+        if total <= 0:
+            return
+        if self.num_workers == 1:
+            yield 0, total
+            return
+        parts = 4 * self.num_workers
+        size = grain if grain > 0 else max((total + parts - 1) // parts, 1)
+        size = (size + multiple - 1) // multiple * multiple
+        while True:
+            number = next_chunk()
             if number * size >= total:
                 return
             yield number * size, min((number + 1) * size, total)
@@ -281,7 +292,7 @@ def interpret(
     errors: list[BaseException] = []
 
     def work(worker: int) -> None:
-        positional, keywords = _arguments(
+        positional, keywords = arguments(
             fn, args, dict(params or {}), RunContext(launch, worker, target)
         )
         try:
@@ -290,7 +301,7 @@ def interpret(
             return
         except Exception as error:  # whatever the kernel raises reaches the caller, from any worker
             launch.barrier.abort()
-            errors.append(_formatted(error))
+            errors.append(formatted(error))
 
     lang.push_target(target)
     try:
@@ -310,15 +321,17 @@ def interpret(
         raise errors[0]
 
 
-def _formatted(error: Exception) -> Exception:
+def formatted(error: Exception) -> Exception:
+    """An error with the values in its message."""
     if len(error.args) > 1 and isinstance(error.args[0], str) and "{}" in error.args[0]:
         error.args = (error.args[0].format(*error.args[1:]),)
     return error
 
 
-def _arguments(
+def arguments(
     fn: Kernel, args: Sequence[Any], params: dict[str, Any], ctx: RunContext
 ) -> tuple[list[Any], dict[str, Any]]:
+    """A kernel's positional and keyword arguments in plain Python."""
     a = fn.source.node.args
     waiting = list(args)
     positional: list[Any] = []

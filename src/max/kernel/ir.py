@@ -242,6 +242,7 @@ class KernelIR:
     text: str  # as printed by `max.kernel.printer`
     file: str = ""
     line: int = 0
+    origin: Any = None  # the kernel's function, specs and parameters
 
     @cached_property
     def key(self) -> str:

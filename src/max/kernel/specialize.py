@@ -16,6 +16,7 @@ from max.kernel.arithmetic import Failure, Suppressed
 from max.kernel.errors import KernelError, KernelTypeError
 from max.kernel.expressions import Frame
 from max.kernel.frontend import Frontend
+from max.kernel.interpreted_entry import PythonMessage
 from max.kernel.ir import ArgSlot, Block, For, If, KernelIR, Parallel, Stmt, While
 from max.kernel.loops import ContextValue
 from max.kernel.printer import print_kernel
@@ -67,16 +68,20 @@ def specialize(
     body = _freeze(fe.b.scopes[0].body)
     text = print_kernel(body, slots, fe.phases, fe.scratch_bytes, target.name)
     file, line = fn.location
+    messages: list[Any] = list(fe.messages)
+    if flags.MAX_KERNEL_INTERPRET:
+        messages.append(PythonMessage())
     ir = KernelIR(
         fn.symbol or fn.name,
         slots,
         fe.phases,
         fe.scratch_bytes,
-        tuple(fe.messages),
+        tuple(messages),
         body,
         text,
         file,
         line,
+        (fn, tuple(args), dict(params or {})),
     )
     if flags.MAX_CHECK >= 2:
         verify(ir)
