@@ -232,7 +232,7 @@ class RotaryEmbedding(Module):
         if start_pos is None:
             start_pos = ops.constant(0, DType.int64, DeviceRef.CPU())
         start = ops.cast(start_pos, DType.int64).to(DeviceRef.CPU())
-        rows = base[(slice(start, start + TensorValue(length)), length)]
+        rows = ops.slice_tensor(base, [(slice(start, start + TensorValue(length)), length)])
         cos, sin = (ops.reshape(rows[:, :, i], [1, length, 1, self._rotated // 2]) for i in (0, 1))
         return ops.cast(self._rotate(ops.cast(x, DType.float32), cos, sin), x.dtype)
 

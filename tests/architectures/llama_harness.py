@@ -1,0 +1,210 @@
+"""Llama models of transformers as references, and a small server of ours around the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from max import _interpreter
+from max.driver import Tensor
+from max.dtype import DType
+from max.graph.weights import WeightData
+from max.nn.kv_cache import KVCacheParams
+from max.nn.transformer import ReturnLogits
+from max.pipelines.architectures.llama3.config import Llama3Config
+from max.pipelines.architectures.llama3.model import build_graph, weights_registry
+from max.pipelines.architectures.llama3.weights import convert_state_dict
+from tests.nn.harness import Array, session
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "grouped_untied_llama3": {
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": False,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 500.0,
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
+    },
+    "tied": {"num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": True},
+    "biased_wide_heads": {
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "head_dim": 24,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "hidden_act": "gelu_pytorch_tanh",
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 2.0},
+    },
+    "yarn": {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    },
+}
+
+
+def make_reference(variant: str) -> LlamaForCausalLM:
+    """A small random model in float32; its logits are of order 1."""
+    torch.manual_seed(7)
+    config = LlamaConfig(
+        vocab_size=97,
+        hidden_size=48,
+        intermediate_size=72,
+        num_hidden_layers=3,
+        max_position_embeddings=128,
+        initializer_range=0.15,
+        rms_norm_eps=1e-5,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
+        **VARIANTS[variant],
+    )
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("bias", "norm.weight", "layernorm.weight")):
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def reference_logits(model: Any, tokens: Sequence[int]) -> Array:
+    """The logits of all tokens of one sequence."""
+    with torch.no_grad():
+        return model(torch.tensor([list(tokens)])).logits[0].numpy()
+
+
+def weights_of(model: Any) -> dict[str, WeightData]:
+    """A model's weights as its checkpoint has them."""
+    return {
+        name: WeightData.from_numpy(np.ascontiguousarray(value.numpy()), name)
+        for name, value in model.state_dict().items()
+    }
+
+
+@dataclass
+class Step:
+    """What one execution gave, split by sequence."""
+
+    last: Array
+    logits: list[Array]
+    tokens: Array | None
+
+
+class Server:
+    """Runs our graph for named sequences that grow, in pages of a shuffled cache."""
+
+    def __init__(
+        self,
+        huggingface_config: Any,
+        weights: Mapping[str, WeightData],
+        backend: str,
+        dtype: DType = DType.float32,
+        *,
+        page_size: int = 8,
+        pages: int = 64,
+        max_seq_len: int = 128,
+        return_logits: ReturnLogits = ReturnLogits.LAST_TOKEN,
+        with_sampling: bool = False,
+        use_subgraphs: bool = True,
+    ) -> None:
+        config = Llama3Config.from_huggingface(huggingface_config, max_seq_len)
+        params = KVCacheParams(dtype, config.num_kv_heads, config.head_dim, page_size=page_size)
+        registry = weights_registry(config, params, dtype, convert_state_dict(weights))
+        self.graph = build_graph(
+            config, params, dtype, return_logits, with_sampling, use_subgraphs=use_subgraphs
+        )
+        self.with_sampling, self.return_logits = with_sampling, return_logits
+        self.page_size = page_size
+        shape = (pages, 2, config.num_layers, page_size, config.num_kv_heads, config.head_dim)
+        # what no sequence has written must not be read
+        self.blocks = np.full(shape, np.nan, dtype.to_numpy())
+        self.free = np.random.default_rng(3).permutation(pages).tolist()
+        self.pages: dict[Any, list[int]] = {}
+        self.lengths: dict[Any, int] = {}
+        self.arrays = {k: Tensor.from_dlpack(v).to_numpy() for k, v in registry.items()}
+        self.model = None
+        if backend == "engine":
+            self.model = session().load(self.graph, weights_registry=registry)
+
+    def step(
+        self,
+        batch: Mapping[Any, Sequence[int]],
+        n: int = 1,
+        sampling: Sequence[Array] | None = None,
+    ) -> Step:
+        """Feeds new tokens of some sequences."""
+        new = [len(tokens) for tokens in batch.values()]
+        for name, tokens in batch.items():
+            have = self.pages.setdefault(name, [])
+            length = self.lengths.setdefault(name, 0) + len(tokens)
+            while len(have) * self.page_size < length:
+                have.append(self.free.pop())
+        cached = [self.lengths[name] for name in batch]
+        width = max(len(self.pages[name]) for name in batch)
+        table = np.zeros((len(batch), width), np.uint32)
+        for row, name in enumerate(batch):
+            table[row, : len(self.pages[name])] = self.pages[name]
+        offsets = np.cumsum([0, *new]).astype(np.uint32)
+        inputs: list[Array] = [
+            np.concatenate([np.asarray(tokens, np.int64) for tokens in batch.values()]),
+            offsets,
+            np.array([n], np.int64),
+            self.blocks,
+            np.array(cached, np.uint32),
+            table,
+            np.array([[max(new), max(cached)]], np.uint32),
+        ]
+        if self.with_sampling:
+            inputs += greedy(len(batch)) if sampling is None else list(sampling)
+        if self.model is None:
+            outputs = _interpreter.run(self.graph, inputs, self.arrays)
+        else:
+            outputs = [np.array(out.to_numpy()) for out in self.model.execute(*inputs)]
+        for name, tokens in batch.items():
+            self.lengths[name] += len(tokens)
+        tokens = outputs.pop(0) if self.with_sampling else None
+        last, *more = outputs
+        parts: list[Array] = []
+        if more:
+            logits, bounds = more
+            parts = [logits[a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+        return Step(last, parts, tokens)
+
+
+def greedy(batch: int) -> list[Array]:
+    """Sampling inputs that pick the likeliest tokens."""
+    return [
+        np.zeros(batch, np.float32),
+        np.full(batch, -1, np.int64),
+        np.ones(batch, np.float32),
+        np.zeros(batch, np.float32),
+        np.zeros(batch, np.uint64),
+    ]
+
+
+def relative_error(actual: Array, expected: Array) -> float:
+    """The greatest error of a row of logits, relative to the row's norm."""
+    difference = np.linalg.norm(actual.astype(np.float64) - expected, axis=-1)
+    return float((difference / np.linalg.norm(expected, axis=-1)).max())
+
+
+def wrong_tokens(actual: Array, expected: Array, margin: float = 0.05) -> int:
+    """In how many rows another token is likeliest, though the reference's top two differ by more."""
+    top = np.sort(expected, axis=-1)
+    sure = top[..., -1] - top[..., -2] > margin
+    return int((sure & (actual.argmax(-1) != expected.argmax(-1))).sum())
