@@ -81,7 +81,10 @@ class FakeModel(PipelineModel[Any], KVCacheMixin):
     ) -> int:  # fmt: skip
         params = cls.get_kv_params(huggingface_config, len(devices), kv_cache_config, cache_dtype)
         length = cls.calculate_max_seq_len(pipeline_config, huggingface_config)
-        return cache_bytes(params, 1, max_batch_size=1, max_seq_len=length)
+        batch = pipeline_config.max_batch_size or 1
+        return min(
+            available_cache_memory, cache_bytes(params, 1, max_batch_size=batch, max_seq_len=length)
+        )
 
     def prepare_initial_token_inputs(self, context_batch, kv_cache_inputs=None, return_n_logits=1):
         lengths = [c.active_length for c in context_batch]

@@ -191,3 +191,13 @@ def test_the_configuration_is_logged(fake, caplog):
     with caplog.at_level(logging.INFO, "max.pipelines"):
         config(fake).log_pipeline_info()
     assert "FakeForCausalLM" in caplog.text and "max_length" in caplog.text
+
+
+def test_a_length_that_nobody_asked_for_fits_the_memory(fake, monkeypatch, caplog):
+    # a page of 128 tokens has keys and values of 4 bytes
+    monkeypatch.setattr(PipelineConfig, "available_cache_memory", lambda self: 3 * 1024)
+    with caplog.at_level(logging.WARNING, "max.pipelines"):
+        assert config(fake).max_length == 384
+        assert config(fake, max_batch_size=7).max_length == 384
+    assert "max_length is 384 (--max-length sets it)" in caplog.text
+    assert config(fake, max_length=512).max_length == 512, "who asks is told when it does not fit"

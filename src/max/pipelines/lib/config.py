@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import sys
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -247,7 +248,10 @@ class PipelineConfig(StrictConfig):
         architecture = PIPELINE_REGISTRY.architecture_of(self)
         self._resolve_encoding(architecture)
         self._resolve_arguments(architecture)
+        shorten = self.max_length is None
         self._resolve_length(architecture)
+        if shorten:
+            self._fit_length(architecture)
         self._resolve_batch(architecture)
         if self.max_num_steps == -1:
             self.max_num_steps = 1  # on a CPU a further step in one call saves nothing
@@ -308,10 +312,10 @@ class PipelineConfig(StrictConfig):
             ) from error
 
     def _resolve_batch(self, architecture: SupportedArchitecture) -> None:
-        model = self.model_config
-        encoding = model.quantization_encoding
-        assert isinstance(encoding, SupportedEncoding)
         if self.max_batch_size is None:
+            model = self.model_config
+            encoding = model.quantization_encoding
+            assert isinstance(encoding, SupportedEncoding)
             self.max_batch_size = architecture.pipeline_model.infer_optimal_batch_size(
                 self,
                 self.available_cache_memory(),
@@ -320,6 +324,37 @@ class PipelineConfig(StrictConfig):
                 self.kv_cache_config,
                 encoding.cache_dtype,
             )
+
+    def _fit_length(self, architecture: SupportedArchitecture) -> None:
+        """Shortens a ``max_length`` that nobody asked for to what the memory can hold."""
+        from max.pipelines.lib.interfaces import KVCacheMixin
+
+        pipeline_model, model = architecture.pipeline_model, self.model_config
+        encoding = model.quantization_encoding
+        if self.max_length is None or encoding is None:
+            return
+        if not issubclass(pipeline_model, KVCacheMixin):
+            return
+        needed = pipeline_model.estimate_kv_cache_size(
+            self,
+            sys.maxsize,
+            model.devices,
+            model.huggingface_config,
+            self.kv_cache_config,
+            encoding.cache_dtype,
+        ) // (self.max_batch_size or 1)
+        available = self.available_cache_memory()
+        page = self.kv_cache_config.kv_cache_page_size
+        pages = -(-self.max_length // page)
+        fitting = available // max(needed // pages, 1)
+        if fitting < pages and fitting >= 1:
+            logger.warning(
+                "the KV cache of one sequence of %d tokens does not fit into memory; max_length is "
+                "%d (--max-length sets it)",
+                self.max_length,
+                fitting * page,
+            )
+            self.max_length = fitting * page
 
     def available_cache_memory(self) -> int:
         """Bytes for the KV cache: the share of the free memory, less the weights.
