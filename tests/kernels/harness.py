@@ -53,7 +53,10 @@ class Runner:
     ) -> None:
         self.operands = [np.ascontiguousarray(x) if x.ndim else np.array(x) for x in operands]
         self.results = [np.empty(shape, dtype) for dtype, shape in results]
-        described = [[library.Operand(DType.from_numpy(x.dtype), x.shape) for x in group] for group in (self.operands, self.results)]
+        described = [
+            [library.Operand(DType.from_numpy(x.dtype), x.shape) for x in group]
+            for group in (self.operands, self.results)
+        ]
         self.call = call = library.lower(name, described[0], described[1], attributes or {})
         self.workspaces = [_aligned(w.dtype.to_numpy(), w.shape) for w in call.workspaces]
         sources = {"operand": self.operands, "result": self.results, "workspace": self.workspaces}
@@ -63,17 +66,32 @@ class Runner:
             specs.append(k.TensorSpec(arg.dtype, arg.spec_shape()))
             array = sources[arg.source][arg.index]
             values.append(array.ctypes.data)
-            values += [int(dim) for dim, known in zip(arg.shape, arg.spec_shape(), strict=True) if known is None]
+            values += [
+                int(dim)
+                for dim, known in zip(arg.shape, arg.spec_shape(), strict=True)
+                if known is None
+            ]
         for array in extra:
             specs.append(k.TensorSpec(DType.from_numpy(array.dtype), (None,) * array.ndim))
             values += [array.ctypes.data, *array.shape]
         self.extra = extra
         compiled_for = target(machine)
-        self.ir = k.specialize(call.kernel, args=specs, params={**call.params, **(params or {})}, target=compiled_for)
+        self.ir = k.specialize(
+            call.kernel, args=specs, params={**call.params, **(params or {})}, target=compiled_for
+        )
         entry = jit.compile_kernels([self.ir], compiled_for)[self.ir.key]
         slots = [(i, 0) for i in range(1, len(values))]
-        self.launch = Launch(entry, slots, phases=self.ir.phases, serial=call.serial, name=name, messages=self.ir.messages)
-        self.executor = Executor(pool(workers), Program([self.launch], len(values), self.ir.scratch_bytes))
+        self.launch = Launch(
+            entry,
+            slots,
+            phases=self.ir.phases,
+            serial=call.serial,
+            name=name,
+            messages=self.ir.messages,
+        )
+        self.executor = Executor(
+            pool(workers), Program([self.launch], len(values), self.ir.scratch_bytes)
+        )
         self.values = np.array(values, np.int64)
 
     def __call__(self) -> list[np.ndarray]:
@@ -87,14 +105,22 @@ def together(runners: Sequence[Runner], workers: int = 2) -> Callable[[], None]:
     launches: list[Launch] = []
     for runner in runners:
         first = len(values) - 1
-        launches.append(replace(runner.launch, slots=[(first + i, 0) for i, _ in runner.launch.slots]))
+        launches.append(
+            replace(runner.launch, slots=[(first + i, 0) for i, _ in runner.launch.slots])
+        )
         values = np.concatenate([values, runner.values[1:]])
     scratch = max(runner.ir.scratch_bytes for runner in runners)
     executor = Executor(pool(workers), Program(launches, len(values), scratch))
     return lambda: executor.run(values)
 
 
-def run(name: str, operands: Sequence[np.ndarray], results: Sequence[tuple[Any, tuple[int, ...]]], attributes: Mapping[str, Any] | None = None, **options: Any) -> list[np.ndarray]:
+def run(
+    name: str,
+    operands: Sequence[np.ndarray],
+    results: Sequence[tuple[Any, tuple[int, ...]]],
+    attributes: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> list[np.ndarray]:
     """Compiles and runs a kernel once; operands that it changes are changed in place (they must be contiguous)."""
     return Runner(name, operands, results, attributes, **options)()
 
@@ -116,7 +142,8 @@ def interpreted(
     """Runs a kernel in plain Python, which checks every index."""
     outputs = [np.zeros(shape, dtype) for dtype, shape in results]
     described = [
-        [library.Operand(DType.from_numpy(x.dtype), x.shape) for x in group] for group in (operands, outputs)
+        [library.Operand(DType.from_numpy(x.dtype), x.shape) for x in group]
+        for group in (operands, outputs)
     ]
     call = library.lower(name, described[0], described[1], attributes or {})
     workspaces = [np.zeros(w.shape, w.dtype.to_numpy()) for w in call.workspaces]

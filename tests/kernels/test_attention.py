@@ -45,7 +45,13 @@ class Cache:
 
 
 def make_cache(
-    lengths: list[tuple[int, int]], heads: int, kv_heads: int, head_dim: int, page_size: int, dtype: np.dtype, seed: int = 0
+    lengths: list[tuple[int, int]],
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    dtype: np.dtype,
+    seed: int = 0,
 ) -> Cache:
     """``lengths``: cached and new tokens of each sequence."""
     rng = np.random.default_rng(seed)
@@ -58,10 +64,14 @@ def make_cache(
         lookup[row, :count] = order[at : at + count]
         at += count
     total = sum(new for _, new in lengths)
-    blocks = rng.standard_normal((pages, 2, layers, page_size, kv_heads, head_dim), np.float32).astype(dtype)
+    blocks = rng.standard_normal(
+        (pages, 2, layers, page_size, kv_heads, head_dim), np.float32
+    ).astype(dtype)
     q = rng.standard_normal((total, heads, head_dim), np.float32).astype(dtype)
     offsets = np.cumsum([0, *(new for _, new in lengths)]).astype(np.uint32)
-    return Cache(q, offsets, blocks, np.array([cached for cached, _ in lengths], np.uint32), lookup, layer)
+    return Cache(
+        q, offsets, blocks, np.array([cached for cached, _ in lengths], np.uint32), lookup, layer
+    )
 
 
 def reference(cache: Cache, scale: float, mask: str, window: int) -> np.ndarray:
@@ -72,7 +82,9 @@ def reference(cache: Cache, scale: float, mask: str, window: int) -> np.ndarray:
         begin, end = int(cache.offsets[b]), int(cache.offsets[b + 1])
         total = cached + end - begin
         tokens = np.arange(total)
-        rows = cache.blocks[cache.lookup_table[b][tokens // page_size], :, cache.layer, tokens % page_size].astype(np.float64)
+        rows = cache.blocks[
+            cache.lookup_table[b][tokens // page_size], :, cache.layer, tokens % page_size
+        ].astype(np.float64)
         for i in range(begin, end):
             position = cached + i - begin
             if mask == "null":
@@ -84,18 +96,33 @@ def reference(cache: Cache, scale: float, mask: str, window: int) -> np.ndarray:
             if mask == "chunked_causal":
                 seen &= tokens // window == position // window
             for h in range(heads):
-                keys, values = rows[seen, 0, h * kv_heads // heads], rows[seen, 1, h * kv_heads // heads]
+                keys, values = (
+                    rows[seen, 0, h * kv_heads // heads],
+                    rows[seen, 1, h * kv_heads // heads],
+                )
                 scores = keys @ cache.q[i, h].astype(np.float64) * scale
                 weights = np.exp(scores - scores.max())
                 out[i, h] = weights @ values / weights.sum()
     return out
 
 
-def check(cache: Cache, mask: str = "causal", window: int = -1, scale: float | None = None, **options: object) -> None:
+def check(
+    cache: Cache,
+    mask: str = "causal",
+    window: int = -1,
+    scale: float | None = None,
+    **options: object,
+) -> None:
     scale = cache.q.shape[2] ** -0.5 if scale is None else scale
     want = reference(cache, scale, mask, window)
     attributes = {"mask": mask, "local_window_size": window}
-    (got,) = run("mo.attention.ragged.paged", cache.operands(scale), [(cache.q.dtype, cache.q.shape)], attributes, **options)
+    (got,) = run(
+        "mo.attention.ragged.paged",
+        cache.operands(scale),
+        [(cache.q.dtype, cache.q.shape)],
+        attributes,
+        **options,
+    )
     assert_close(got, want.astype(cache.q.dtype), dtype=cache.q.dtype)
 
 
@@ -115,8 +142,21 @@ def test_prefill_and_decode_together(dtype: np.dtype, machine: str) -> None:
     window=st.sampled_from([1, 5, 33]),
     workers=st.sampled_from([1, 2]),
 )
-def test_shapes_and_masks(lengths: list[tuple[int, int]], heads: tuple[int, int], head_dim: int, page_size: int, mask: str, window: int, workers: int) -> None:
-    check(make_cache(lengths, *heads, head_dim, page_size, F32, seed=sum(map(sum, lengths))), mask, window, workers=workers)
+def test_shapes_and_masks(
+    lengths: list[tuple[int, int]],
+    heads: tuple[int, int],
+    head_dim: int,
+    page_size: int,
+    mask: str,
+    window: int,
+    workers: int,
+) -> None:
+    check(
+        make_cache(lengths, *heads, head_dim, page_size, F32, seed=sum(map(sum, lengths))),
+        mask,
+        window,
+        workers=workers,
+    )
 
 
 @pytest.mark.parametrize("length", [255, 256, 1000, 5000])
@@ -151,4 +191,9 @@ def test_what_lies_outside_of_the_cache_raises(bad: str) -> None:
     if bad == "layer":
         cache.layer = 7
     with pytest.raises(KernelError, match="page|layer"):
-        run("mo.attention.ragged.paged", cache.operands(1.0), [(F32, cache.q.shape)], {"mask": "causal"})
+        run(
+            "mo.attention.ragged.paged",
+            cache.operands(1.0),
+            [(F32, cache.q.shape)],
+            {"mask": "causal"},
+        )

@@ -13,7 +13,22 @@ from tests.kernels.harness import run
 from tests.tolerance import assert_close
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
-DTYPES = [np.dtype(t) for t in (np.float32, np.float64, np.float16, BF16, np.int8, np.uint8, np.int16, np.int32, np.uint32, np.int64, np.bool_)]
+DTYPES = [
+    np.dtype(t)
+    for t in (
+        np.float32,
+        np.float64,
+        np.float16,
+        BF16,
+        np.int8,
+        np.uint8,
+        np.int16,
+        np.int32,
+        np.uint32,
+        np.int64,
+        np.bool_,
+    )
+]
 
 
 def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -42,7 +57,12 @@ def test_gather_out_of_range(bad: int) -> None:
 
 
 def test_gather_nothing() -> None:
-    (got,) = run("mo.gather", [np.zeros((5, 8), np.float32), np.zeros(0, np.int64)], [(np.float32, (0, 8))], {"axis": 0})
+    (got,) = run(
+        "mo.gather",
+        [np.zeros((5, 8), np.float32), np.zeros(0, np.int64)],
+        [(np.float32, (0, 8))],
+        {"axis": 0},
+    )
     assert got.shape == (0, 8)
 
 
@@ -56,7 +76,9 @@ def test_gather_nd(batch_dims: int, depth: int, rng: np.random.Generator) -> Non
     want = np.empty((*lead, 7, *x.shape[batch_dims + depth :]), np.float32)
     for at in np.ndindex(*lead, 7):
         want[at] = x[(*at[:batch_dims], *indices[at])]
-    (got,) = run("mo.gather_nd", [x, indices], [(np.float32, want.shape)], {"batch_dims": batch_dims})
+    (got,) = run(
+        "mo.gather_nd", [x, indices], [(np.float32, want.shape)], {"batch_dims": batch_dims}
+    )
     np.testing.assert_array_equal(got, want)
 
 
@@ -93,25 +115,44 @@ def test_scatter_nd(depth: int, workers: int, rng: np.random.Generator) -> None:
 def test_scatter_out_of_range() -> None:
     x = np.zeros((3, 4), np.float32)
     with pytest.raises(KernelError, match="index 3 is out of range for axis 0 of size 3"):
-        run("mo.scatter_nd", [x, np.zeros((1, 4), np.float32), np.array([[3]])], [(np.float32, x.shape)])
+        run(
+            "mo.scatter_nd",
+            [x, np.zeros((1, 4), np.float32), np.array([[3]])],
+            [(np.float32, x.shape)],
+        )
 
 
 @pytest.mark.parametrize("dtype", [d for d in DTYPES if d.kind != "b"], ids=str)
 @pytest.mark.parametrize("axis", [0, 1, 2])
-@pytest.mark.parametrize(("exclusive", "reverse"), [(False, False), (True, False), (False, True), (True, True)])
-def test_cumsum(dtype: np.dtype, axis: int, exclusive: bool, reverse: bool, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize(
+    ("exclusive", "reverse"), [(False, False), (True, False), (False, True), (True, True)]
+)
+def test_cumsum(
+    dtype: np.dtype, axis: int, exclusive: bool, reverse: bool, rng: np.random.Generator
+) -> None:
     x = values(rng, (3, 9, 35), dtype)
     wide = x.astype(np.float64) if dtype.kind == "f" or dtype == BF16 else x.astype(np.int64)
     flipped = np.flip(wide, axis) if reverse else wide
     want = np.cumsum(flipped, axis)
     want = want - flipped if exclusive else want
     want = np.flip(want, axis) if reverse else want
-    (got,) = run("mo.cumsum", [x], [(dtype, x.shape)], {"axis": axis, "exclusive": exclusive, "reverse": reverse})
+    (got,) = run(
+        "mo.cumsum",
+        [x],
+        [(dtype, x.shape)],
+        {"axis": axis, "exclusive": exclusive, "reverse": reverse},
+    )
     assert_close(got, want.astype(dtype), dtype=dtype)
 
 
 @settings(max_examples=25)
-@given(n=st.integers(1, 70), count=st.integers(0, 70), axis=st.sampled_from([0, 1]), distinct=st.integers(1, 40), seed=st.integers(0, 99))
+@given(
+    n=st.integers(1, 70),
+    count=st.integers(0, 70),
+    axis=st.sampled_from([0, 1]),
+    distinct=st.integers(1, 40),
+    seed=st.integers(0, 99),
+)
 def test_top_k(n: int, count: int, axis: int, distinct: int, seed: int) -> None:
     count = min(count, n)
     rng = np.random.default_rng(seed)
@@ -120,7 +161,9 @@ def test_top_k(n: int, count: int, axis: int, distinct: int, seed: int) -> None:
     places = np.take(order, np.arange(count), axis)
     want = np.take_along_axis(x, places, axis)
     shape = want.shape
-    got, indices = run("mo.top_k", [x], [(np.float32, shape), (np.int64, shape)], {"k": count, "axis": axis})
+    got, indices = run(
+        "mo.top_k", [x], [(np.float32, shape), (np.int64, shape)], {"k": count, "axis": axis}
+    )
     np.testing.assert_array_equal(got, want)
     np.testing.assert_array_equal(indices, places)
 
@@ -149,7 +192,12 @@ def test_pad(dtype: np.dtype, rng: np.random.Generator) -> None:
     x = values(rng, (2, 3, 19), dtype)
     low, high = (1, 0, 5), (2, 1, 3)
     want = np.pad(x, list(zip(low, high, strict=True)), constant_values=1)
-    (got,) = run("mo.pad", [x], [(dtype, want.shape)], {"low": low, "high": high, "mode": "constant", "value": 1})
+    (got,) = run(
+        "mo.pad",
+        [x],
+        [(dtype, want.shape)],
+        {"low": low, "high": high, "mode": "constant", "value": 1},
+    )
     np.testing.assert_array_equal(got, want)
 
 
@@ -170,18 +218,25 @@ def test_concat(dtype: np.dtype, axis: int, rng: np.random.Generator) -> None:
 @pytest.mark.parametrize(("start", "stop", "step"), [(0, 10, 1), (3, 11, 3), (5, 5, 2), (7, 2, 3)])
 def test_range(dtype: type, start: int, stop: int, step: int) -> None:
     want = np.arange(start, stop, step).astype(dtype)
-    (got,) = run("mo.range", [np.array(v, dtype) for v in (start, stop, step)], [(dtype, want.shape)])
+    (got,) = run(
+        "mo.range", [np.array(v, dtype) for v in (start, stop, step)], [(dtype, want.shape)]
+    )
     np.testing.assert_array_equal(got, want)
 
 
 def test_range_downwards_and_fractions() -> None:
     for bounds in ((10, 1, -4), (0.5, 3.1, 0.25)):
         want = np.arange(*bounds).astype(np.float32)
-        (got,) = run("mo.range", [np.array(v, np.float32) for v in bounds], [(np.float32, want.shape)])
+        (got,) = run(
+            "mo.range", [np.array(v, np.float32) for v in bounds], [(np.float32, want.shape)]
+        )
         assert_close(got, want)
 
 
-@pytest.mark.parametrize(("bounds", "length", "message"), [((0, 10, 3), 5, "4 elements, but the result has 5"), ((0, 10, 0), 5, "step is 0")])
+@pytest.mark.parametrize(
+    ("bounds", "length", "message"),
+    [((0, 10, 3), 5, "4 elements, but the result has 5"), ((0, 10, 0), 5, "step is 0")],
+)
 def test_range_errors(bounds: tuple[int, int, int], length: int, message: str) -> None:
     with pytest.raises(KernelError, match=message):
         run("mo.range", [np.array(v, np.int64) for v in bounds], [(np.int64, (length,))])
@@ -191,7 +246,11 @@ bound = st.integers(-9, 9)
 
 
 @settings(max_examples=30)
-@given(slices=st.lists(st.tuples(bound, bound, st.sampled_from([-3, -1, 1, 2])), min_size=1, max_size=3))
+@given(
+    slices=st.lists(
+        st.tuples(bound, bound, st.sampled_from([-3, -1, 1, 2])), min_size=1, max_size=3
+    )
+)
 def test_slice_dynamic(slices: list[tuple[int, int, int]]) -> None:
     shape = (5, 6, 7)[: len(slices)]
     x = np.arange(int(np.prod(shape)), dtype=np.float32).reshape(shape)
@@ -203,5 +262,7 @@ def test_slice_dynamic(slices: list[tuple[int, int, int]]) -> None:
 
 def test_slice_dynamic_of_another_size_raises() -> None:
     x = np.zeros(10, np.float32)
-    with pytest.raises(KernelError, match="axis 0 has 3 elements from 2 to 5 by 1; the result has 4"):
+    with pytest.raises(
+        KernelError, match="axis 0 has 3 elements from 2 to 5 by 1; the result has 4"
+    ):
         run("mo.slice_dynamic", [x, *(np.array([v]) for v in (2, 5, 1))], [(np.float32, (4,))])

@@ -16,7 +16,16 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 F16, F32, F64 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)
 
 
-def operands(m: int, n: int, size: int, a_dtype: np.dtype, b_dtype: np.dtype, transpose_b: bool, batch: tuple[int, ...] = (), seed: int = 0):
+def operands(
+    m: int,
+    n: int,
+    size: int,
+    a_dtype: np.dtype,
+    b_dtype: np.dtype,
+    transpose_b: bool,
+    batch: tuple[int, ...] = (),
+    seed: int = 0,
+):
     rng = np.random.default_rng(seed)
 
     def make(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -34,16 +43,33 @@ def expected(a: np.ndarray, b: np.ndarray, transpose_b: bool) -> np.ndarray:
     return a.astype(kind) @ (np.swapaxes(y, -1, -2) if transpose_b else y)
 
 
-def check(a: np.ndarray, b: np.ndarray, out_dtype: np.dtype, transpose_b: bool, **options: object) -> None:
+def check(
+    a: np.ndarray, b: np.ndarray, out_dtype: np.dtype, transpose_b: bool, **options: object
+) -> None:
     want = expected(a, b, transpose_b)
-    (got,) = run("mo.matmul", [a, b], [(out_dtype, want.shape)], {"transpose_b": transpose_b}, **options)
+    (got,) = run(
+        "mo.matmul", [a, b], [(out_dtype, want.shape)], {"transpose_b": transpose_b}, **options
+    )
     assert_close(got, want.astype(out_dtype), dtype=out_dtype)
 
 
 @pytest.mark.parametrize("machine", ["host", "avx2", "generic"])
 @pytest.mark.parametrize("transpose_b", [True, False])
-@pytest.mark.parametrize("dtypes", [(F32, F32), (BF16, BF16), (F16, F16), (F32, BF16), (F64, F64), (np.dtype(np.int32), np.dtype(np.int32))], ids=str)
-def test_dtypes_and_targets(dtypes: tuple[np.dtype, np.dtype], transpose_b: bool, machine: str) -> None:
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        (F32, F32),
+        (BF16, BF16),
+        (F16, F16),
+        (F32, BF16),
+        (F64, F64),
+        (np.dtype(np.int32), np.dtype(np.int32)),
+    ],
+    ids=str,
+)
+def test_dtypes_and_targets(
+    dtypes: tuple[np.dtype, np.dtype], transpose_b: bool, machine: str
+) -> None:
     out = F32 if dtypes == (F32, BF16) else dtypes[0]
     for m, n, size in ((1, 70, 129), (6, 33, 64), (37, 75, 531)):
         a, b = operands(m, n, size, *dtypes, transpose_b)
@@ -90,7 +116,11 @@ def test_weights_need_only_the_alignment_of_their_dtype(dtype: np.dtype, m: int)
 
 @k.inline
 def add_bias_and_relu(v, row, col, mask, extra):
-    shifted = v + extra[0].load(col, width=v.width, mask=mask) + extra[1].load(row, col, width=v.width, mask=mask)
+    shifted = (
+        v
+        + extra[0].load(col, width=v.width, mask=mask)
+        + extra[1].load(row, col, width=v.width, mask=mask)
+    )
     return k.max(shifted, 0)
 
 
@@ -100,7 +130,14 @@ def test_epilogue(m: int) -> None:
     rng = np.random.default_rng(2)
     bias, residual = rng.standard_normal(83).astype(F32), rng.standard_normal((m, 83)).astype(F32)
     want = np.maximum(expected(a, b, True) + bias + residual, 0)
-    (got,) = run("mo.matmul", [a, b], [(F32, want.shape)], {"transpose_b": True}, params={"epilogue": add_bias_and_relu}, extra=[bias, residual])
+    (got,) = run(
+        "mo.matmul",
+        [a, b],
+        [(F32, want.shape)],
+        {"transpose_b": True},
+        params={"epilogue": add_bias_and_relu},
+        extra=[bias, residual],
+    )
     assert_close(got, want.astype(F32))
 
 

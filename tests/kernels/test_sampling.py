@@ -21,7 +21,9 @@ def uniform(seed: int) -> float:
     return ((x ^ (x >> 31)) >> 40) / 2**24
 
 
-def distribution(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:
+def distribution(
+    logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float
+) -> np.ndarray:
     """Weights of all tokens, 0 for those that a cut removed."""
     weights = np.exp((logits.astype(np.float64) - logits.max()) / temperature)
     order = np.argsort(-logits, kind="stable")
@@ -35,7 +37,14 @@ def distribution(logits: np.ndarray, temperature: float, top_k: int, top_p: floa
     return kept
 
 
-def operands(logits: np.ndarray, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 0) -> list[np.ndarray]:
+def operands(
+    logits: np.ndarray,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    seed: int = 0,
+) -> list[np.ndarray]:
     rows = len(logits)
     kinds = ((temperature, np.float32), (top_k, np.int64), (top_p, np.float32), (min_p, np.float32))
     seeds = np.arange(seed, seed + rows, dtype=np.uint64)
@@ -76,7 +85,9 @@ def test_greedy_ignores_nan() -> None:
     min_p=st.sampled_from([0.0, 0.05, 0.4]),
     seed=st.integers(0, 2**40),
 )
-def test_against_sorting(vocabulary: int, temperature: float, top_k: int, top_p: float, min_p: float, seed: int) -> None:
+def test_against_sorting(
+    vocabulary: int, temperature: float, top_k: int, top_p: float, min_p: float, seed: int
+) -> None:
     logits = np.random.default_rng(seed).standard_normal((6, vocabulary)).astype(np.float32) * 2
     got = sample(logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     for row in range(6):
@@ -120,7 +131,10 @@ def test_an_infinite_logit_wins_and_minus_infinity_is_never_drawn() -> None:
 
 def test_equal_seeds_draw_equally() -> None:
     logits = np.random.default_rng(0).standard_normal((8, 300)).astype(np.float32)
-    runners = [Runner("mo.sample.token", operands(logits, seed=5), [(np.int64, (8,))], workers=n) for n in (1, 2)]
+    runners = [
+        Runner("mo.sample.token", operands(logits, seed=5), [(np.int64, (8,))], workers=n)
+        for n in (1, 2)
+    ]
     first, second = (runner()[0].copy() for runner in runners)
     np.testing.assert_array_equal(first, second)
 
@@ -145,7 +159,9 @@ def test_penalties(rng: np.random.Generator) -> None:
         for i in range(offsets[row], offsets[row + 1]):
             if counts[i]:
                 at = row, tokens[i]
-                want[at] = want[at] / repetition[row] if want[at] > 0 else want[at] * repetition[row]
+                want[at] = (
+                    want[at] / repetition[row] if want[at] > 0 else want[at] * repetition[row]
+                )
                 want[at] -= frequency[row] * counts[i] + presence[row]
     inputs = [logits, tokens, counts, offsets, frequency, presence, repetition]
     (got,) = run("mo.penalties", inputs, [(np.float32, logits.shape)])

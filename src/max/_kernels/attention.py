@@ -52,7 +52,7 @@ def rows_at_once(group: int, target: k.Target) -> int:
 
 
 @k.inline
-def first_key(position, mask, window):
+def first_key(position: Any, mask: str, window: int) -> Any:
     """The first key that a query at a position sees."""
     if mask == "sliding_window":
         return k.max(position - window + 1, 0)
@@ -63,7 +63,7 @@ def first_key(position, mask, window):
 
 
 @k.inline
-def last_key(position, total, mask):
+def last_key(position: Any, total: Any, mask: str) -> Any:
     """The last key that a query at a position sees, of a sequence of `total` tokens."""
     if mask == "null":
         return total - 1
@@ -72,23 +72,91 @@ def last_key(position, total, mask):
 
 
 @k.inline
-def scores_of_block(scores, queries, packed, depth, keys, first, count, rows, step, panel, head_dim, height, width):
+def scores_of_block(
+    scores: Any,
+    queries: Any,
+    packed: Any,
+    depth: int,
+    keys: Any,
+    first: Any,
+    count: Any,
+    rows: Any,
+    step: Any,
+    panel: Any,
+    head_dim: int,
+    height: int,
+    width: int,
+) -> None:
     """`scores[row, key] = queries[row] · keys[first + key]` for the keys of a block."""
     if rows <= FEW_ROWS:
         last = first + count - 1
         for j in range(0, count, 4):
             for i in range(0, rows, step):
-                dot_rows(scores, i * KEYS + j, KEYS, queries, i, keys, first + j, last, step, k.f32, 1, width, 1)
+                dot_rows(
+                    scores,
+                    i * KEYS + j,
+                    KEYS,
+                    queries,
+                    i,
+                    keys,
+                    first + j,
+                    last,
+                    step,
+                    k.f32,
+                    1,
+                    width,
+                    1,
+                )
     else:
         for j in range(0, count, 2 * width):
             for half in range(2):
-                pack_rows(panel, half * width, 2 * width, keys, first + j + half * width, first + count - 1, 0, head_dim, width, 1, width)
+                pack_rows(
+                    panel,
+                    half * width,
+                    2 * width,
+                    keys,
+                    first + j + half * width,
+                    first + count - 1,
+                    0,
+                    head_dim,
+                    width,
+                    1,
+                    width,
+                )
             for tile in range((rows + height - 1) // height):
-                multiply_tile(scores, tile * height * KEYS + j, KEYS, packed, tile * height * depth, 1, height, panel, 0, head_dim, True, height, 2, width)
+                multiply_tile(
+                    scores,
+                    tile * height * KEYS + j,
+                    KEYS,
+                    packed,
+                    tile * height * depth,
+                    1,
+                    height,
+                    panel,
+                    0,
+                    head_dim,
+                    True,
+                    height,
+                    2,
+                    width,
+                )
 
 
 @k.inline
-def add_values(sums, stride, scores, values, first, count, rows, step, panel, head_dim, height, width):
+def add_values(
+    sums: Any,
+    stride: Any,
+    scores: Any,
+    values: Any,
+    first: Any,
+    count: Any,
+    rows: Any,
+    step: Any,
+    panel: Any,
+    head_dim: int,
+    height: int,
+    width: int,
+) -> None:
     """`sums[row] += Σ scores[row, key] · values[first + key]`."""
     if rows <= FEW_ROWS:
         weights = scores.reshape(-1, KEYS)
@@ -96,23 +164,67 @@ def add_values(sums, stride, scores, values, first, count, rows, step, panel, he
         for column in range(0, stride, 4 * width):
             columns = 4 * width if whole else head_dim - column
             for i in range(0, rows, step):
-                multiply_columns(sums, i * stride + column, stride, weights, i, count, values, first, column, columns, True, step, 4, width)
+                multiply_columns(
+                    sums,
+                    i * stride + column,
+                    stride,
+                    weights,
+                    i,
+                    count,
+                    values,
+                    first,
+                    column,
+                    columns,
+                    True,
+                    step,
+                    4,
+                    width,
+                )
     else:
         for column in range(0, stride, 2 * width):
             pack_columns(panel, 0, values, first, count, column, head_dim - column, 2, 1, width)
             for tile in range((rows + height - 1) // height):
                 row = tile * height
-                multiply_tile(sums, row * stride + column, stride, scores, row * KEYS, KEYS, 1, panel, 0, count, False, height, 2, width)
+                multiply_tile(
+                    sums,
+                    row * stride + column,
+                    stride,
+                    scores,
+                    row * KEYS,
+                    KEYS,
+                    1,
+                    panel,
+                    0,
+                    count,
+                    False,
+                    height,
+                    2,
+                    width,
+                )
 
 
 @k.inline
-def softmax_row(scores, start, low, high, count, row, maxima, totals, sums, stride, width):
+def softmax_row(
+    scores: Any,
+    start: Any,
+    low: Any,
+    high: Any,
+    count: Any,
+    row: Any,
+    maxima: Any,
+    totals: Any,
+    sums: Any,
+    stride: Any,
+    width: int,
+) -> None:
     """Turns a row of scores into weights, relative to the row's maximum so far, to which its sums are brought."""
     largest = k.splat(k.f32(NEGATIVE_INFINITY), width)
     for j in range(0, count, width):
         position = k.iota(k.i32, width)
         inside = (position >= k.i32(low - j)) & (position <= k.i32(high - j))
-        score = k.select(inside, scores.load(start + j, width=width), k.splat(k.f32(NEGATIVE_INFINITY), width))
+        score = k.select(
+            inside, scores.load(start + j, width=width), k.splat(k.f32(NEGATIVE_INFINITY), width)
+        )
         scores.store(start + j, value=score)
         largest = k.max(largest, score)
     before = maxima[row]
@@ -128,7 +240,9 @@ def softmax_row(scores, start, low, high, count, row, maxima, totals, sums, stri
         totals[row] = totals[row] * factor + k.reduce_add(total)
         if factor != 1:
             for j in range(0, stride, width):
-                sums.store(row * stride + j, value=sums.load(row * stride + j, width=width) * factor)
+                sums.store(
+                    row * stride + j, value=sums.load(row * stride + j, width=width) * factor
+                )
     else:
         for j in range(0, count, width):
             scores.store(start + j, value=k.splat(k.f32(0), width))
@@ -148,9 +262,9 @@ def attention(
     parts: k.InOut,
     ctx: k.Context,
     *,
-    mask,
-    window,
-):
+    mask: str,
+    window: int,
+) -> None:
     """`out[token, head] = softmax(scale · q[token, head] · keys) · values`, over the keys that the mask leaves of the token's sequence."""
     heads = q.shape[1]
     head_dim = q.shape[2]
@@ -210,7 +324,9 @@ def attention(
 
         for i in range(rows):
             for j, tail in k.vectors(head_dim, width):
-                v = q.load(first_row + i // group, kv_head * group + i % group, j, width=width, mask=tail)
+                v = q.load(
+                    first_row + i // group, kv_head * group + i % group, j, width=width, mask=tail
+                )
                 queries.store(i, j, value=k.cast(v, k.f32) * factor, mask=tail)
             maxima[i] = NEGATIVE_INFINITY
             totals[i] = 0
@@ -219,7 +335,19 @@ def attention(
         if rows > FEW_ROWS:
             for tile in range((rows + height - 1) // height):
                 for r in k.static_range(0, height, width):
-                    pack_rows(packed, tile * height * depth + r, height, queries, tile * height + r, rows - 1, 0, head_dim, min(width, height - r), 1, width)
+                    pack_rows(
+                        packed,
+                        tile * height * depth + r,
+                        height,
+                        queries,
+                        tile * height + r,
+                        rows - 1,
+                        0,
+                        head_dim,
+                        min(width, height - r),
+                        1,
+                        width,
+                    )
 
         # the part of the context that this task sees, in blocks that lie in one page
         begin = first_key(start + token, mask, window)
@@ -233,13 +361,42 @@ def attention(
             count = k.min(k.min(page_size - slot, KEYS), end - key)
             keys = blocks[page, 0, layer][:, kv_head]
             values = blocks[page, 1, layer][:, kv_head]
-            scores_of_block(scores, queries, packed, depth, keys, slot, count, rows, step, panel, head_dim, height, width)
+            scores_of_block(
+                scores,
+                queries,
+                packed,
+                depth,
+                keys,
+                slot,
+                count,
+                rows,
+                step,
+                panel,
+                head_dim,
+                height,
+                width,
+            )
             for i in range(rows):
                 position = start + token + i // group
                 low = first_key(position, mask, window) - key
                 high = k.min(last_key(position, total, mask) - key, count - 1)
-                softmax_row(scores, i * KEYS, low, high, count, i, maxima, totals, sums, stride, width)
-            add_values(sums, stride, scores, values, slot, count, rows, step, panel, head_dim, height, width)
+                softmax_row(
+                    scores, i * KEYS, low, high, count, i, maxima, totals, sums, stride, width
+                )
+            add_values(
+                sums,
+                stride,
+                scores,
+                values,
+                slot,
+                count,
+                rows,
+                step,
+                panel,
+                head_dim,
+                height,
+                width,
+            )
             key += count
 
         for i in range(rows):
@@ -248,7 +405,13 @@ def attention(
             if splits == 1:
                 share_of_one = 1 / totals[i] if totals[i] > 0 else k.f32(0)
                 for j, tail in k.vectors(head_dim, width):
-                    out.store(row, head, j, value=sums.load(i * stride + j, width=width) * share_of_one, mask=tail)
+                    out.store(
+                        row,
+                        head,
+                        j,
+                        value=sums.load(i * stride + j, width=width) * share_of_one,
+                        mask=tail,
+                    )
             else:
                 part = (row * heads + head) * MAX_SPLITS + split
                 parts[part, head_dim] = maxima[i]
@@ -266,34 +429,50 @@ def attention(
             total = k.f32(0)
             for s in range(splits):
                 if parts[part + s, head_dim + 1] > 0:
-                    total += parts[part + s, head_dim + 1] * k.exp2(parts[part + s, head_dim] - largest)
+                    total += parts[part + s, head_dim + 1] * k.exp2(
+                        parts[part + s, head_dim] - largest
+                    )
             share_of_one = 1 / total if total > 0 else k.f32(0)
             for j, tail in k.vectors(head_dim, width):
                 v = k.splat(k.f32(0), width)
                 for s in range(splits):
                     if parts[part + s, head_dim + 1] > 0:
                         weight = k.exp2(parts[part + s, head_dim] - largest) * share_of_one
-                        v = k.fma(parts.load(part + s, j, width=width, mask=tail), k.splat(weight, width), v)
+                        v = k.fma(
+                            parts.load(part + s, j, width=width, mask=tail),
+                            k.splat(weight, width),
+                            v,
+                        )
                 out.store(row, head, j, value=v, mask=tail)
 
 
 MASKS = ("causal", "chunked_causal", "null", "sliding_window")
 
 
-def _lower_attention(operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]) -> KernelCall:
+def _lower_attention(
+    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+) -> KernelCall:
     q, blocks = operands[0], operands[2]
     mask = attributes.get("mask", "causal")
     window = int(attributes.get("local_window_size", -1))
     if mask not in MASKS:
-        raise NotImplementedError(f"mo.attention.ragged.paged: mask {mask!r}; there are {', '.join(MASKS)}")
+        raise NotImplementedError(
+            f"mo.attention.ragged.paged: mask {mask!r}; there are {', '.join(MASKS)}"
+        )
     if mask in ("chunked_causal", "sliding_window") and window <= 0:
-        raise NotImplementedError(f"mo.attention.ragged.paged: mask {mask!r} with local_window_size {window}; a positive one would fit")
+        raise NotImplementedError(
+            f"mo.attention.ragged.paged: mask {mask!r} with local_window_size {window}; a positive one would fit"
+        )
     heads, head_dim = q.shape[1], q.shape[2]
     kv_heads = blocks.shape[4]
     if not (isinstance(heads, int) and isinstance(head_dim, int) and isinstance(kv_heads, int)):
-        raise NotImplementedError(f"mo.attention.ragged.paged: heads {heads}, head_dim {head_dim}, kv_heads {kv_heads}; static ones would fit")
+        raise NotImplementedError(
+            f"mo.attention.ragged.paged: heads {heads}, head_dim {head_dim}, kv_heads {kv_heads}; static ones would fit"
+        )
     if heads % kv_heads or blocks.shape[5] != head_dim:
-        raise NotImplementedError(f"mo.attention.ragged.paged: {heads} heads of {head_dim} over {kv_heads} key heads of {blocks.shape[5]}")
+        raise NotImplementedError(
+            f"mo.attention.ragged.paged: {heads} heads of {head_dim} over {kv_heads} key heads of {blocks.shape[5]}"
+        )
     rows = max(SPLIT_ROWS, heads)
     parts = Workspace(DType.float32, (rows * MAX_SPLITS, head_dim + 2))
     args = (
@@ -308,7 +487,9 @@ def _lower_attention(operands: Sequence[Operand], results: Sequence[Operand], at
         view("operand", 7, operands[7], ((),)),
         view("workspace", 0, parts),
     )
-    return KernelCall(attention, args, {"mask": mask, "window": max(window, 1)}, workspaces=(parts,))
+    return KernelCall(
+        attention, args, {"mask": mask, "window": max(window, 1)}, workspaces=(parts,)
+    )
 
 
 LOWERINGS = {"mo.attention.ragged.paged": _lower_attention}

@@ -10,7 +10,7 @@ from max._kernels.lowering import KernelCall, Operand, view
 
 
 @k.kernel
-def cumsum(out: k.Output, x: k.Input, ctx: k.Context, *, exclusive, reverse):
+def cumsum(out: k.Output, x: k.Input, ctx: k.Context, *, exclusive: bool, reverse: bool) -> None:
     """Sums of `x` `[outer, n, inner]` up to each element along the second axis; f32 sums for bf16 and f16."""
     sum_dtype = k.f32 if x.dtype.is_float and x.dtype.bits < 32 else x.dtype
     width = ctx.target.width(sum_dtype)
@@ -35,13 +35,20 @@ def cumsum(out: k.Output, x: k.Input, ctx: k.Context, *, exclusive, reverse):
                     sum_so_far = sum_so_far + value
 
 
-def _lower_cumsum(operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]) -> KernelCall:
+def _lower_cumsum(
+    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+) -> KernelCall:
     x = operands[0]
     rank = len(x.shape)
     axis = int(attributes.get("axis", -1)) % rank
     groups = (range(axis), (axis,), range(axis + 1, rank))
-    params = {"exclusive": bool(attributes.get("exclusive", False)), "reverse": bool(attributes.get("reverse", False))}
-    return KernelCall(cumsum, (view("result", 0, results[0], groups), view("operand", 0, x, groups)), params)
+    params = {
+        "exclusive": bool(attributes.get("exclusive", False)),
+        "reverse": bool(attributes.get("reverse", False)),
+    }
+    return KernelCall(
+        cumsum, (view("result", 0, results[0], groups), view("operand", 0, x, groups)), params
+    )
 
 
 LOWERINGS = {"mo.cumsum": _lower_cumsum}

@@ -10,14 +10,14 @@ from max._kernels.lowering import KernelCall, Operand, view
 
 
 @k.inline
-def copy_row(target, source, width):
+def copy_row(target: Any, source: Any, width: int) -> None:
     """Copies a row, converting to the target's dtype."""
     for j, mask in k.vectors(target.shape[0], width):
         target.store(j, value=source.load(j, width=width, mask=mask), mask=mask)
 
 
 @k.inline
-def checked_index(index, size, axis):
+def checked_index(index: Any, size: Any, axis: int) -> Any:
     """An index as a position: negative ones count from the end; raises where it is out of range."""
     at = k.i64(index)
     if at < -size or at >= size:
@@ -26,7 +26,7 @@ def checked_index(index, size, axis):
 
 
 @k.inline
-def as_rows(x, axes):
+def as_rows(x: Any, axes: Any) -> Any:
     """A contiguous view with its first `axes` axes as one, and the others as one (any of them may be of size 0)."""
     rows = 1
     for d in k.static_range(axes):
@@ -38,7 +38,7 @@ def as_rows(x, axes):
 
 
 @k.kernel
-def gather(out: k.Output, x: k.Input, indices: k.Input, ctx: k.Context, *, axis):
+def gather(out: k.Output, x: k.Input, indices: k.Input, ctx: k.Context, *, axis: int) -> None:
     """`out[o, i] = x[o, indices[i]]` for rows: `x` is `[outer, size, inner]`, `indices` `[n]`, `out` `[outer, n, inner]`."""
     width = ctx.target.width(out.dtype)
     for o, i in ctx.parallel((out.shape[0], out.shape[1])):
@@ -46,18 +46,24 @@ def gather(out: k.Output, x: k.Input, indices: k.Input, ctx: k.Context, *, axis)
 
 
 @k.kernel
-def gather_nd(out: k.Output, x: k.Input, indices: k.Input, ctx: k.Context, *, batch_dims):
+def gather_nd(
+    out: k.Output, x: k.Input, indices: k.Input, ctx: k.Context, *, batch_dims: int
+) -> None:
     """`out[b, i] = x[b, *indices[b, i]]` for rows: `x` is `[batch, d0, d1, …, inner]`, `indices` `[batch, n, depth]`, `out` `[batch, n, inner]`."""
     width = ctx.target.width(out.dtype)
     depth = indices.shape[2]
     for b, i in ctx.parallel((out.shape[0], out.shape[1])):
         row = k.i64(0)
         for d in k.static_range(depth):
-            row = row * x.shape[1 + d] + checked_index(indices[b, i, d], x.shape[1 + d], batch_dims + d)
+            row = row * x.shape[1 + d] + checked_index(
+                indices[b, i, d], x.shape[1 + d], batch_dims + d
+            )
         copy_row(out[b, i], as_rows(x[b], depth)[row], width)
 
 
-def _lower_gather(operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]) -> KernelCall:
+def _lower_gather(
+    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+) -> KernelCall:
     x, indices = operands
     rank = len(x.shape)
     axis = int(attributes.get("axis", 0)) % rank
@@ -71,19 +77,46 @@ def _lower_gather(operands: Sequence[Operand], results: Sequence[Operand], attri
     return KernelCall(gather, args, {"axis": axis})
 
 
-def _lower_gather_nd(operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]) -> KernelCall:
+def _lower_gather_nd(
+    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+) -> KernelCall:
     x, indices = operands
     batch_dims = int(attributes.get("batch_dims", 0))
     depth, rank = indices.shape[-1], len(x.shape)
     if not isinstance(depth, int) or batch_dims + depth > rank:
-        raise NotImplementedError(f"mo.gather_nd: index vectors of {depth} for rank {rank} and batch_dims {batch_dims}")
+        raise NotImplementedError(
+            f"mo.gather_nd: index vectors of {depth} for rank {rank} and batch_dims {batch_dims}"
+        )
     out = results[0]
     inner = rank - batch_dims - depth
     outer = len(out.shape) - inner
     args = (
-        view("result", 0, out, (range(batch_dims), range(batch_dims, outer), range(outer, len(out.shape)))),
-        view("operand", 0, x, (range(batch_dims), *((batch_dims + d,) for d in range(depth)), range(batch_dims + depth, rank))),
-        view("operand", 1, indices, (range(batch_dims), range(batch_dims, len(indices.shape) - 1), (len(indices.shape) - 1,))),
+        view(
+            "result",
+            0,
+            out,
+            (range(batch_dims), range(batch_dims, outer), range(outer, len(out.shape))),
+        ),
+        view(
+            "operand",
+            0,
+            x,
+            (
+                range(batch_dims),
+                *((batch_dims + d,) for d in range(depth)),
+                range(batch_dims + depth, rank),
+            ),
+        ),
+        view(
+            "operand",
+            1,
+            indices,
+            (
+                range(batch_dims),
+                range(batch_dims, len(indices.shape) - 1),
+                (len(indices.shape) - 1,),
+            ),
+        ),
     )
     return KernelCall(gather_nd, args, {"batch_dims": batch_dims})
 

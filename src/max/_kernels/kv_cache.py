@@ -21,7 +21,7 @@ def kv_store(
     max_lengths: k.Input,
     layer_index: k.Input,
     ctx: k.Context,
-):
+) -> None:
     """Writes row `i` of `keys` and `values` `[total, kv_heads * head_dim]` to its token's slot, after those cached already."""
     width = ctx.target.width(k.f32)
     layer = layer_of(blocks, layer_index)
@@ -39,7 +39,9 @@ def kv_store(
             value_row.store(j, value=values.load(token, j, width=width, mask=mask), mask=mask)
 
 
-def _lower_kv_store(operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]) -> KernelCall:
+def _lower_kv_store(
+    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+) -> KernelCall:
     blocks = operands[3]
     args = (
         view("operand", 0, operands[0]),

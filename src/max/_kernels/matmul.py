@@ -39,48 +39,110 @@ MAX_TILE_ROWS, MAX_WIDTH = 12, 16
 
 
 @k.inline
-def identity(v, row, col, mask, extra):
+def identity(v: Any, row: Any, col: Any, mask: Any, extra: Any) -> Any:
     """The epilogue that changes nothing."""
     return v
 
 
 @k.inline
-def ceil_div(a, b):
+def ceil_div(a: Any, b: Any) -> Any:
     """The quotient, rounded up."""
     return (a + b - 1) // b
 
 
 @k.inline
-def round_up(a, b):
+def round_up(a: Any, b: Any) -> Any:
     """The next multiple of `b`."""
     return (a + b - 1) // b * b
 
 
 @k.inline
-def few_rows(c, stride, a, b, column, columns, rows, transpose_b, pair, lane_dtype, width):
+def few_rows(
+    c: Any,
+    stride: Any,
+    a: Any,
+    b: Any,
+    column: Any,
+    columns: Any,
+    rows: Any,
+    transpose_b: bool,
+    pair: int,
+    lane_dtype: Any,
+    width: int,
+) -> None:
     """A block of columns for all of the few rows of A, into `c`."""
     if transpose_b:
         last = b.shape[0] - 1
         for j in range(0, columns, 4):
             i = k.i64(0)
             while i + 4 <= rows:
-                dot_rows(c, i * stride + j, stride, a, i, b, column + j, last, 4, lane_dtype, pair, width, 1)
+                dot_rows(
+                    c,
+                    i * stride + j,
+                    stride,
+                    a,
+                    i,
+                    b,
+                    column + j,
+                    last,
+                    4,
+                    lane_dtype,
+                    pair,
+                    width,
+                    1,
+                )
                 i += 4
             while i < rows:
-                dot_rows(c, i * stride + j, stride, a, i, b, column + j, last, 1, lane_dtype, pair, width, 2)
+                dot_rows(
+                    c,
+                    i * stride + j,
+                    stride,
+                    a,
+                    i,
+                    b,
+                    column + j,
+                    last,
+                    1,
+                    lane_dtype,
+                    pair,
+                    width,
+                    2,
+                )
                 i += 1
     else:
         i = k.i64(0)
         while i + 4 <= rows:
-            multiply_columns(c, i * stride, stride, a, i, a.shape[1], b, 0, column, columns, False, 4, 4, width)
+            multiply_columns(
+                c, i * stride, stride, a, i, a.shape[1], b, 0, column, columns, False, 4, 4, width
+            )
             i += 4
         while i < rows:
-            multiply_columns(c, i * stride, stride, a, i, a.shape[1], b, 0, column, columns, False, 1, 4, width)
+            multiply_columns(
+                c, i * stride, stride, a, i, a.shape[1], b, 0, column, columns, False, 1, 4, width
+            )
             i += 1
 
 
 @k.inline
-def many_rows(c, stride, packed, panel, b, column, columns, blocks, block, size, tiles, first_tile, last_tile, transpose_b, pair, width, height):
+def many_rows(
+    c: Any,
+    stride: Any,
+    packed: Any,
+    panel: Any,
+    b: Any,
+    column: Any,
+    columns: Any,
+    blocks: Any,
+    block: Any,
+    size: Any,
+    tiles: Any,
+    first_tile: Any,
+    last_tile: Any,
+    transpose_b: bool,
+    pair: int,
+    width: int,
+    height: int,
+) -> None:
     """A block of columns for some row tiles of the packed A, into `c`; `block` and `blocks` are how k is cut."""
     for n in range(blocks):
         begin = n * block
@@ -88,13 +150,40 @@ def many_rows(c, stride, packed, panel, b, column, columns, blocks, block, size,
         depth = round_up(ceil_div(length, pair), width)
         if transpose_b:
             for half in range(2):
-                pack_rows(panel, half * width, 2 * width, b, column + half * width, b.shape[0] - 1, begin, length, width, pair, width)
+                pack_rows(
+                    panel,
+                    half * width,
+                    2 * width,
+                    b,
+                    column + half * width,
+                    b.shape[0] - 1,
+                    begin,
+                    length,
+                    width,
+                    pair,
+                    width,
+                )
         else:
             pack_columns(panel, 0, b, begin, length, column, columns, 2, pair, width)
         start = begin // pair * (tiles * height)
         for tile in range(first_tile, last_tile):
             row = (tile - first_tile) * height
-            multiply_tile(c, row * stride, stride, packed, start + tile * height * depth, 1, height, panel, 0, ceil_div(length, pair), n == 0, height, 2, width)
+            multiply_tile(
+                c,
+                row * stride,
+                stride,
+                packed,
+                start + tile * height * depth,
+                1,
+                height,
+                panel,
+                0,
+                ceil_div(length, pair),
+                n == 0,
+                height,
+                2,
+                width,
+            )
 
 
 @k.kernel
@@ -105,9 +194,9 @@ def matmul(
     workspace: k.InOut,
     *extra: k.Input,
     ctx: k.Context,
-    transpose_b=False,
-    epilogue=identity,
-):
+    transpose_b: bool = False,
+    epilogue: Any = identity,
+) -> None:
     """`out[batch * M, N] = epilogue(a[batch, M, K] @ b[batch, K, N])`; with `transpose_b`, `b` is `[batch, N, K]`."""
     sum_dtype = accumulator_dtype(a.dtype, b.dtype)
     pair = pair_size(ctx.target, a.dtype, b.dtype)
@@ -136,9 +225,23 @@ def matmul(
                 begin = n * block
                 length = k.min(block, size - begin)
                 depth = round_up(ceil_div(length, pair), width)
-                start = batch * packed_size + begin // pair * (tiles * height) + tile * height * depth
+                start = (
+                    batch * packed_size + begin // pair * (tiles * height) + tile * height * depth
+                )
                 for r in k.static_range(0, height, width):
-                    pack_rows(packed, start + r, height, a[batch], tile * height + r, rows - 1, begin, length, min(width, height - r), pair, width)
+                    pack_rows(
+                        packed,
+                        start + r,
+                        height,
+                        a[batch],
+                        tile * height + r,
+                        rows - 1,
+                        begin,
+                        length,
+                        min(width, height - r),
+                        pair,
+                        width,
+                    )
         ctx.barrier()
         column_step = k.i64(2 * width)
         # enough blocks for every worker, unless that makes them less than four tiles high
@@ -146,7 +249,9 @@ def matmul(
         row_blocks = k.max(ceil_div(rows, BLOCK_ROWS), k.min(wanted, ceil_div(tiles, 4)))
     tiles_a_block = ceil_div(tiles, row_blocks)
 
-    for batch, row_block, column_block in ctx.parallel((batches, row_blocks, ceil_div(columns, column_step)), grain=1):
+    for batch, row_block, column_block in ctx.parallel(
+        (batches, row_blocks, ceil_div(columns, column_step)), grain=1
+    ):
         column = column_block * column_step
         here = k.min(column_step, columns - column)
         row = k.i64(0)
@@ -157,9 +262,39 @@ def matmul(
             row = first_tile * height
             count = k.min(last_tile * height, rows) - row
             mine = packed[batch * packed_size : (batch + 1) * packed_size]
-            many_rows(c, column_step, mine, panel, b[batch], column, here, blocks, block, size, tiles, first_tile, last_tile, transpose_b, pair, width, height)
+            many_rows(
+                c,
+                column_step,
+                mine,
+                panel,
+                b[batch],
+                column,
+                here,
+                blocks,
+                block,
+                size,
+                tiles,
+                first_tile,
+                last_tile,
+                transpose_b,
+                pair,
+                width,
+                height,
+            )
         else:
-            few_rows(c, column_step, a[batch], b[batch], column, here, rows, transpose_b, pair, lane_dtype, width)
+            few_rows(
+                c,
+                column_step,
+                a[batch],
+                b[batch],
+                column,
+                here,
+                rows,
+                transpose_b,
+                pair,
+                lane_dtype,
+                width,
+            )
         for i in range(count):
             at = batch * rows + row + i
             for j, mask in k.vectors(here, width):
@@ -167,7 +302,9 @@ def matmul(
                 out.store(at, column + j, value=v, mask=mask)
 
 
-def _lower_matmul(operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]) -> KernelCall:
+def _lower_matmul(
+    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+) -> KernelCall:
     x, y = operands
     rank_x, rank_y = len(x.shape), len(y.shape)
     out = view("result", 0, results[0], (range(rank_x - 1), (rank_x - 1,)), static=False)
@@ -178,11 +315,21 @@ def _lower_matmul(operands: Sequence[Operand], results: Sequence[Operand], attri
         batch = range(rank_x - 2)
         a = view("operand", 0, x, (batch, (rank_x - 2,), (rank_x - 1,)), static=False)
         b = view("operand", 1, y, (batch, (rank_y - 2,), (rank_y - 1,)), static=False)
-    sums = DType.float32 if x.dtype.is_float() and max(x.dtype.size_in_bytes, y.dtype.size_in_bytes) < 4 else _wider(x.dtype, y.dtype)
+    sums = (
+        DType.float32
+        if x.dtype.is_float() and max(x.dtype.size_in_bytes, y.dtype.size_in_bytes) < 4
+        else _wider(x.dtype, y.dtype)
+    )
     batches, rows, size = a.shape
     workspace = Workspace(sums, (product((batches, rows + MAX_TILE_ROWS, size + MAX_WIDTH)),))
     args = (out, a, b, view("workspace", 0, workspace, static=False))
-    return KernelCall(matmul, args, {"transpose_b": bool(attributes.get("transpose_b", False))}, epilogue=True, workspaces=(workspace,))
+    return KernelCall(
+        matmul,
+        args,
+        {"transpose_b": bool(attributes.get("transpose_b", False))},
+        epilogue=True,
+        workspaces=(workspace,),
+    )
 
 
 def _wider(a: DType, b: DType) -> DType:

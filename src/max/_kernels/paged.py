@@ -6,11 +6,13 @@ The cache is `[pages, 2, layers, page_size, kv_heads, head_dim]` (keys at 0, val
 
 from __future__ import annotations
 
+from typing import Any
+
 from max import kernel as k
 
 
 @k.inline
-def sequence_of(offsets, batch, token):
+def sequence_of(offsets: Any, batch: Any, token: Any) -> Any:
     """The sequence that holds a row of the ragged batch.
 
     Args:
@@ -30,7 +32,7 @@ def sequence_of(offsets, batch, token):
 
 
 @k.inline
-def page_of(blocks, lookup_table, sequence, position):
+def page_of(blocks: Any, lookup_table: Any, sequence: Any, position: Any) -> Any:
     """The page of a token; raises where the sequence has none there, or one that the cache has not.
 
     Args:
@@ -41,15 +43,26 @@ def page_of(blocks, lookup_table, sequence, position):
     """
     slot = position // blocks.shape[3]
     if slot >= lookup_table.shape[1]:
-        raise IndexError("sequence {}: position {} lies beyond its {} pages", sequence, position, lookup_table.shape[1])
+        raise IndexError(
+            "sequence {}: position {} lies beyond its {} pages",
+            sequence,
+            position,
+            lookup_table.shape[1],
+        )
     page = k.i64(lookup_table[sequence, slot])
     if page >= blocks.shape[0]:
-        raise IndexError("sequence {}: page {} at position {}; the cache has {} pages", sequence, page, position, blocks.shape[0])
+        raise IndexError(
+            "sequence {}: page {} at position {}; the cache has {} pages",
+            sequence,
+            page,
+            position,
+            blocks.shape[0],
+        )
     return page
 
 
 @k.inline
-def layer_of(blocks, layer_index):
+def layer_of(blocks: Any, layer_index: Any) -> Any:
     """The layer that `layer_index` `[1]` names; raises where the cache has no such layer.
 
     Args:

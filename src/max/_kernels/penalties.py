@@ -21,7 +21,7 @@ def penalties(
     presence: k.Input,
     repetition: k.Input,
     ctx: k.Context,
-):
+) -> None:
     """Lowers the logits of tokens that occurred: `tokens` and `counts` `[n]` belong to row `b` from `offsets[b]` to `offsets[b + 1]`.
 
     A positive logit is divided by the repetition penalty, a negative one multiplied; then `frequency * count` and `presence` are taken off.
@@ -33,15 +33,22 @@ def penalties(
         for i in range(k.i64(offsets[row]), k.i64(offsets[row + 1])):
             token = k.i64(tokens[i])
             if token < 0 or token >= vocabulary:
-                raise IndexError("penalties: token {} is out of range for {} logits", token, vocabulary)
+                raise IndexError(
+                    "penalties: token {} is out of range for {} logits", token, vocabulary
+                )
             if counts[i] > 0:
                 logit = out[row, token]
                 logit = logit / repetition[row] if logit > 0 else logit * repetition[row]
                 out[row, token] = logit - frequency[row] * k.f32(counts[i]) - presence[row]
 
 
-def _lower_penalties(operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]) -> KernelCall:
-    args = (view("result", 0, results[0]), *(view("operand", i, operand, static=i == 0) for i, operand in enumerate(operands)))
+def _lower_penalties(
+    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+) -> KernelCall:
+    args = (
+        view("result", 0, results[0]),
+        *(view("operand", i, operand, static=i == 0) for i, operand in enumerate(operands)),
+    )
     return KernelCall(penalties, args, in_place=((0, 0),))
 
 

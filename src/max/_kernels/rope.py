@@ -11,7 +11,9 @@ from max._kernels.paged import layer_of, page_of, sequence_of
 
 
 @k.inline
-def rotate_head(target, source, angles, rotated, interleaved, width):
+def rotate_head(
+    target: Any, source: Any, angles: Any, rotated: Any, interleaved: bool, width: int
+) -> None:
     """Rotates the first `rotated` elements of a head by `angles` (cosine and sine in turn), and copies the rest.
 
     `target` and `source` may be the same head.
@@ -22,7 +24,9 @@ def rotate_head(target, source, angles, rotated, interleaved, width):
         cosine, sine = k.deinterleave(angles.load(2 * j, width=2 * width, mask=pairs))
         if interleaved:
             x, y = k.deinterleave(k.cast(source.load(2 * j, width=2 * width, mask=pairs), k.f32))
-            target.store(2 * j, value=k.interleave(x * cosine - y * sine, x * sine + y * cosine), mask=pairs)
+            target.store(
+                2 * j, value=k.interleave(x * cosine - y * sine, x * sine + y * cosine), mask=pairs
+            )
         else:
             x = k.cast(source.load(j, width=width, mask=mask), k.f32)
             y = k.cast(source.load(half + j, width=width, mask=mask), k.f32)
@@ -45,8 +49,8 @@ def rope(
     layer_index: k.Input,
     ctx: k.Context,
     *,
-    interleaved,
-):
+    interleaved: bool,
+) -> None:
     """`out[token, head]` is `q[token, head]` rotated by its position's row of `freqs_cis`; the new keys in the cache are rotated in place."""
     width = ctx.target.width(k.f32)
     layer = layer_of(blocks, layer_index)
@@ -56,7 +60,12 @@ def rope(
         sequence = sequence_of(offsets, batch, token)
         position = k.i64(cache_lengths[sequence]) + token - k.i64(offsets[sequence])
         if position >= freqs_cis.shape[0]:
-            raise IndexError("position {} of sequence {}; freqs_cis has {} rows", position, sequence, freqs_cis.shape[0])
+            raise IndexError(
+                "position {} of sequence {}; freqs_cis has {} rows",
+                position,
+                sequence,
+                freqs_cis.shape[0],
+            )
         page = page_of(blocks, lookup_table, sequence, position)
         slot = position % blocks.shape[3]
         angles = freqs_cis[position]
@@ -67,11 +76,20 @@ def rope(
             rotate_head(key, key, angles, rotated, interleaved, width)
 
 
-def _lower_rope(operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]) -> KernelCall:
+def _lower_rope(
+    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+) -> KernelCall:
     q, freqs_cis, blocks = operands[0], operands[2], operands[3]
     rotated, head_dim = freqs_cis.shape[1], q.shape[2]
-    if not isinstance(rotated, int) or not isinstance(head_dim, int) or rotated % 2 or rotated > head_dim:
-        raise NotImplementedError(f"mo.rope.ragged.paged: freqs_cis of {rotated} columns for heads of {head_dim}; an even number up to that fits")
+    if (
+        not isinstance(rotated, int)
+        or not isinstance(head_dim, int)
+        or rotated % 2
+        or rotated > head_dim
+    ):
+        raise NotImplementedError(
+            f"mo.rope.ragged.paged: freqs_cis of {rotated} columns for heads of {head_dim}; an even number up to that fits"
+        )
     args = (
         view("result", 0, results[0]),
         view("operand", 0, q),

@@ -24,7 +24,7 @@ NEGATIVE_INFINITY = float("-inf")
 
 
 @k.inline
-def greatest(row, width):
+def greatest(row: Any, width: int) -> Any:
     """Value and index of the greatest logit, the first of equals; NaN never is."""
     size = row.shape[0]
     best = k.splat(k.f32(NEGATIVE_INFINITY), width)
@@ -44,20 +44,20 @@ def greatest(row, width):
 
 
 @k.inline
-def ordered(value):
+def ordered(value: Any) -> Any:
     """A float as an integer with the same order."""
     bits = k.bitcast(value, k.i32)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @k.inline
-def from_ordered(key):
+def from_ordered(key: Any) -> Any:
     """The float that `ordered` gave."""
     return k.bitcast(key ^ ((key >> 31) & 0x7FFFFFFF), k.f32)
 
 
 @k.inline
-def weights(logits, peak, inverse_temperature):
+def weights(logits: Any, peak: Any, inverse_temperature: Any) -> Any:
     """Unnormalised probabilities: 1 for logits that equal the greatest one, also an infinite one; 0 for NaN."""
     zeros = k.splat(k.f32(0), logits.width)
     scaled = k.exp(k.select(logits == peak, zeros, (logits - peak) * inverse_temperature))
@@ -65,7 +65,15 @@ def weights(logits, peak, inverse_temperature):
 
 
 @k.inline
-def mass_above(row, threshold, included, peak, inverse_temperature, counted, width):
+def mass_above(
+    row: Any,
+    threshold: Any,
+    included: bool,
+    peak: Any,
+    inverse_temperature: Any,
+    counted: bool,
+    width: int,
+) -> Any:
     """Sum of weights (number of tokens where `counted`) of the logits above a threshold, or at it too where `included`."""
     total = k.splat(k.f32(0), width)
     number = k.splat(k.i32(0), width)
@@ -77,7 +85,9 @@ def mass_above(row, threshold, included, peak, inverse_temperature, counted, wid
         if counted:
             number = number + k.cast(inside, k.i32)
         else:
-            total = total + k.select(inside, weights(here, peak, inverse_temperature), k.splat(k.f32(0), width))
+            total = total + k.select(
+                inside, weights(here, peak, inverse_temperature), k.splat(k.f32(0), width)
+            )
     if counted:
         return k.f32(k.reduce_add(number))
     else:
@@ -85,14 +95,25 @@ def mass_above(row, threshold, included, peak, inverse_temperature, counted, wid
 
 
 @k.inline
-def cut(row, wanted, lowest, peak, inverse_temperature, counted, width):
+def cut(
+    row: Any,
+    wanted: Any,
+    lowest: Any,
+    peak: Any,
+    inverse_temperature: Any,
+    counted: bool,
+    width: int,
+) -> Any:
     """The greatest threshold with at least the `wanted` mass at or above it, not under `lowest`, and how many of its equals are in."""
     low = ordered(lowest)
     high = ordered(peak)
     while low < high:
         # rounded up, and without overflow
         middle = (low >> 1) + (high >> 1) + ((low | high) & 1)
-        if mass_above(row, from_ordered(middle), True, peak, inverse_temperature, counted, width) >= wanted:
+        if (
+            mass_above(row, from_ordered(middle), True, peak, inverse_temperature, counted, width)
+            >= wanted
+        ):
             low = middle
         else:
             high = middle - 1
@@ -106,7 +127,7 @@ def cut(row, wanted, lowest, peak, inverse_temperature, counted, width):
 
 
 @k.inline
-def index_of_tie(row, threshold, number):
+def index_of_tie(row: Any, threshold: Any, number: Any) -> Any:
     """Index of the `number`-th logit that equals the threshold, or the last index."""
     index = k.i64(0)
     left = k.i64(number)
@@ -118,7 +139,7 @@ def index_of_tie(row, threshold, number):
 
 
 @k.inline
-def uniform(seed):
+def uniform(seed: Any) -> Any:
     """A number in [0, 1) from a seed."""
     x = seed + k.u64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> 30)) * k.u64(0xBF58476D1CE4E5B9)
@@ -128,7 +149,9 @@ def uniform(seed):
 
 
 @k.inline
-def heap_threshold(row, count, share, peak, inverse_temperature, values, places):
+def heap_threshold(
+    row: Any, count: Any, share: Any, peak: Any, inverse_temperature: Any, values: Any, places: Any
+) -> Any:
     """Threshold and last tied index after the cuts to `count` tokens and to `share` of their mass."""
     for j in range(row.shape[0]):
         logit = row[j] if row[j] == row[j] else k.f32(NEGATIVE_INFINITY)  # NaN
@@ -152,7 +175,9 @@ def heap_threshold(row, count, share, peak, inverse_temperature, values, places)
 
 
 @k.inline
-def bisected_threshold(row, count, share, peak, inverse_temperature, width):
+def bisected_threshold(
+    row: Any, count: Any, share: Any, peak: Any, inverse_temperature: Any, width: int
+) -> Any:
     """As `heap_threshold`, for any number of tokens; `count` 0 or less keeps all."""
     threshold = k.f32(NEGATIVE_INFINITY)
     last = k.i64(row.shape[0])
@@ -178,13 +203,27 @@ def bisected_threshold(row, count, share, peak, inverse_temperature, width):
 
 
 @k.inline
-def is_kept(logits, index, threshold, last, least, scaled):
+def is_kept(logits: Any, index: Any, threshold: Any, last: Any, least: Any, scaled: Any) -> Any:
     """Which tokens passed the cuts."""
-    return ((logits > threshold) | ((logits == threshold) & (index <= last))) & (scaled >= least) & (scaled > 0)
+    return (
+        ((logits > threshold) | ((logits == threshold) & (index <= last)))
+        & (scaled >= least)
+        & (scaled > 0)
+    )
 
 
 @k.inline
-def draw(row, threshold, last, least, peak, inverse_temperature, u, otherwise, width):
+def draw(
+    row: Any,
+    threshold: Any,
+    last: Any,
+    least: Any,
+    peak: Any,
+    inverse_temperature: Any,
+    u: Any,
+    otherwise: Any,
+    width: int,
+) -> Any:
     """The first kept token at which the running sum of weights exceeds `u` times their total."""
     size = row.shape[0]
     zeros = k.splat(k.f32(0), width)
@@ -227,7 +266,7 @@ def sample_token(
     min_p: k.Input,
     seed: k.Input,
     ctx: k.Context,
-):
+) -> None:
     """`out[row]` is the token drawn from row `row` of `logits`; greedy where the temperature is 0 or `top_k` is 1."""
     width = ctx.target.width(k.f32)
     values = ctx.scratch(k.f32, (SMALL_K,))
@@ -243,15 +282,24 @@ def sample_token(
             threshold = k.f32(NEGATIVE_INFINITY)
             last = k.i64(row.shape[0])
             if count > 0 and count <= SMALL_K:
-                threshold, last = heap_threshold(row, count, top_p[b], peak, inverse, values, places)
+                threshold, last = heap_threshold(
+                    row, count, top_p[b], peak, inverse, values, places
+                )
             elif count > 0 or top_p[b] < 1:
                 threshold, last = bisected_threshold(row, count, top_p[b], peak, inverse, width)
-            token = draw(row, threshold, last, min_p[b], peak, inverse, uniform(k.u64(seed[b])), best, width)
+            token = draw(
+                row, threshold, last, min_p[b], peak, inverse, uniform(k.u64(seed[b])), best, width
+            )
         out[b] = token
 
 
-def _lower_sample(operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]) -> KernelCall:
-    args = (view("result", 0, results[0]), *(view("operand", i, operand) for i, operand in enumerate(operands)))
+def _lower_sample(
+    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+) -> KernelCall:
+    args = (
+        view("result", 0, results[0]),
+        *(view("operand", i, operand) for i, operand in enumerate(operands)),
+    )
     return KernelCall(sample_token, args)
 
 

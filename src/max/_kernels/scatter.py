@@ -14,7 +14,7 @@ COPY = 16384
 
 
 @k.inline
-def copy_all(out, x, ctx):
+def copy_all(out: Any, x: Any, ctx: Any) -> None:
     """Copies a tensor, all workers together; a barrier has to follow."""
     size = out.size
     flat_out = out.reshape(size)
@@ -26,7 +26,9 @@ def copy_all(out, x, ctx):
 
 
 @k.kernel
-def scatter(out: k.Output, x: k.Input, updates: k.Input, indices: k.Input, ctx: k.Context, *, axis):
+def scatter(
+    out: k.Output, x: k.Input, updates: k.Input, indices: k.Input, ctx: k.Context, *, axis: int
+) -> None:
     """`out = x`, then `out[…, indices[i], …] = updates[i]` along `axis`, for each place `i` of `indices`, which has the rank of `x`."""
     copy_all(out, x, ctx)
     ctx.barrier()
@@ -53,11 +55,15 @@ def scatter(out: k.Output, x: k.Input, updates: k.Input, indices: k.Input, ctx: 
                 place += coordinate * indices.strides[d]
         for i in range(sizes[axis]):
             here = place + i * indices.strides[axis]
-            target[at + checked_index(places[here], x.shape[axis], axis) * out_strides[axis]] = values[here]
+            target[at + checked_index(places[here], x.shape[axis], axis) * out_strides[axis]] = (
+                values[here]
+            )
 
 
 @k.kernel
-def scatter_nd(out: k.Output, x: k.Input, updates: k.Input, indices: k.Input, ctx: k.Context):
+def scatter_nd(
+    out: k.Output, x: k.Input, updates: k.Input, indices: k.Input, ctx: k.Context
+) -> None:
     """`out = x`, then `out[*indices[i]] = updates[i]` for rows: `x` is `[d0, d1, …, inner]`, `indices` `[n, depth]`, `updates` `[n, inner]`."""
     copy_all(out, x, ctx)
     ctx.barrier()
@@ -74,18 +80,29 @@ def scatter_nd(out: k.Output, x: k.Input, updates: k.Input, indices: k.Input, ct
                 copy_row(rows[row], updates[i], width)
 
 
-def _lower_scatter(operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]) -> KernelCall:
+def _lower_scatter(
+    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+) -> KernelCall:
     x, updates, indices = operands
     axis = int(attributes.get("axis", -1)) % len(x.shape)
-    args = (view("result", 0, results[0]), view("operand", 0, x), view("operand", 1, updates), view("operand", 2, indices))
+    args = (
+        view("result", 0, results[0]),
+        view("operand", 0, x),
+        view("operand", 1, updates),
+        view("operand", 2, indices),
+    )
     return KernelCall(scatter, args, {"axis": axis}, in_place=((0, 0),))
 
 
-def _lower_scatter_nd(operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]) -> KernelCall:
+def _lower_scatter_nd(
+    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+) -> KernelCall:
     x, updates, indices = operands
     depth, rank = indices.shape[-1], len(x.shape)
     if not isinstance(depth, int) or depth > rank:
-        raise NotImplementedError(f"mo.scatter_nd: index vectors of {depth} for rank {rank}; a static length up to the rank fits")
+        raise NotImplementedError(
+            f"mo.scatter_nd: index vectors of {depth} for rank {rank}; a static length up to the rank fits"
+        )
     groups = (*((d,) for d in range(depth)), range(depth, rank))
     leading = len(indices.shape) - 1
     args = (

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from max import kernel as k
 
 
 @k.inline
-def better(value, index, other_value, other_index):
+def better(value: Any, index: Any, other_value: Any, other_index: Any) -> Any:
     """Whether an element comes before another: greater, or equal and earlier."""
     return (value > other_value) | ((value == other_value) & (index < other_index))
 
 
 @k.inline
-def sift_down(values, indices, size, value, index):
+def sift_down(values: Any, indices: Any, size: Any, value: Any, index: Any) -> None:
     """Puts an element in the place of the root, the worst of `size` elements, and restores the heap."""
     hole = k.i64(0)
     moving = True
@@ -21,7 +23,12 @@ def sift_down(values, indices, size, value, index):
         moving = child < size
         if moving:
             if child + 1 < size:
-                if better(values[child], k.i64(indices[child]), values[child + 1], k.i64(indices[child + 1])):
+                if better(
+                    values[child],
+                    k.i64(indices[child]),
+                    values[child + 1],
+                    k.i64(indices[child + 1]),
+                ):
                     child += 1
             moving = better(value, index, values[child], k.i64(indices[child]))
             if moving:
@@ -33,7 +40,7 @@ def sift_down(values, indices, size, value, index):
 
 
 @k.inline
-def sift_up(values, indices, last, value, index):
+def sift_up(values: Any, indices: Any, last: Any, value: Any, index: Any) -> None:
     """Adds an element to a heap of `last` elements, whose root is the worst."""
     hole = k.i64(last)
     moving = hole > 0
@@ -50,7 +57,7 @@ def sift_up(values, indices, last, value, index):
 
 
 @k.inline
-def sort_heap(values, indices, size):
+def sort_heap(values: Any, indices: Any, size: Any) -> None:
     """Sorts a heap, the best first."""
     last = k.i64(size - 1)
     while last > 0:
@@ -63,7 +70,7 @@ def sort_heap(values, indices, size):
 
 
 @k.inline
-def best_of_row(row, sign, width):
+def best_of_row(row: Any, sign: int, width: int) -> Any:
     """Value and index of the greatest element of a row of rank 1 (`sign` -1: of the smallest), the first of equals; NaN is the greatest.
 
     Args:
@@ -88,7 +95,9 @@ def best_of_row(row, sign, width):
             best = values[0]
             index = places[0]
             for lane in k.static_range(1, width):
-                if beats(values[lane], best, sign) | (same(values[lane], best) & (places[lane] < index)):
+                if beats(values[lane], best, sign) | (
+                    same(values[lane], best) & (places[lane] < index)
+                ):
                     best = values[lane]
                     index = places[lane]
             start = whole
@@ -105,7 +114,7 @@ def best_of_row(row, sign, width):
 
 
 @k.inline
-def beats(a, b, sign):
+def beats(a: Any, b: Any, sign: int) -> Any:
     """Whether `a` comes before `b`: greater (`sign` 1) or smaller, NaN before all else."""
     if a.dtype.is_float:
         wins = a > b if sign > 0 else a < b
@@ -115,7 +124,7 @@ def beats(a, b, sign):
 
 
 @k.inline
-def same(a, b):
+def same(a: Any, b: Any) -> Any:
     """Whether two elements are equal, NaN to NaN."""
     if a.dtype.is_float:
         return (a == b) | (k.isnan(a) & k.isnan(b))

@@ -14,7 +14,7 @@ CHUNK = 4096
 
 
 @k.kernel
-def pad(out: k.Output, x: k.Input, ctx: k.Context, *, low, value):
+def pad(out: k.Output, x: k.Input, ctx: k.Context, *, low: Any, value: Any) -> None:
     """`out` is `x`, with `low[d]` elements of `value` before it along axis `d`, and as many after it as fill `out`."""
     rank = x.rank
     width = ctx.target.width(out.dtype)
@@ -40,7 +40,7 @@ def pad(out: k.Output, x: k.Input, ctx: k.Context, *, low, value):
 
 
 @k.kernel
-def concat(out: k.Output, *inputs: k.Input, ctx: k.Context):
+def concat(out: k.Output, *inputs: k.Input, ctx: k.Context) -> None:
     """`out` `[outer, n]` is the inputs `[outer, n_i]`, one after the other along the second axis."""
     width = ctx.target.width(out.dtype)
     column = k.i64(0)
@@ -53,7 +53,9 @@ def concat(out: k.Output, *inputs: k.Input, ctx: k.Context):
 
 
 @k.kernel
-def number_range(out: k.Output, start: k.Input, stop: k.Input, step: k.Input, ctx: k.Context):
+def number_range(
+    out: k.Output, start: k.Input, stop: k.Input, step: k.Input, ctx: k.Context
+) -> None:
     """`out[i] = start + i * step`; raises where `out` is not as long as the range up to `stop`."""
     first = start[0]
     by = step[0]
@@ -69,20 +71,26 @@ def number_range(out: k.Output, start: k.Input, stop: k.Input, step: k.Input, ct
         raise ValueError("range: {} elements, but the result has {}", length, out.shape[0])
     for i in ctx.parallel(out.shape[0]):
         if out.dtype.is_float:
-            out[i] = k.f64(first) + k.f64(i) * k.f64(by) if out.dtype.bits == 64 else k.f32(first) + k.f32(i) * k.f32(by)
+            out[i] = (
+                k.f64(first) + k.f64(i) * k.f64(by)
+                if out.dtype.bits == 64
+                else k.f32(first) + k.f32(i) * k.f32(by)
+            )
         else:
             out[i] = out.dtype(k.i64(first) + i * k.i64(by))
 
 
 @k.inline
-def clamped(index, size, low, high):
+def clamped(index: Any, size: Any, low: Any, high: Any) -> Any:
     """A bound of a Python slice as a position in `[low, high]`; negative ones count from the end."""
     at = index + size if index < 0 else index
     return k.min(k.max(at, low), high)
 
 
 @k.kernel
-def slice_dynamic(out: k.Output, x: k.Input, start: k.Input, stop: k.Input, step: k.Input, ctx: k.Context):
+def slice_dynamic(
+    out: k.Output, x: k.Input, start: k.Input, stop: k.Input, step: k.Input, ctx: k.Context
+) -> None:
     """`out = x[start:stop:step]` along each axis, as in Python; raises where a result's size is not that of `out`."""
     rank = x.rank
     begin = k.tile(k.i64, (rank,), fill=0)
@@ -98,12 +106,20 @@ def slice_dynamic(out: k.Output, x: k.Input, start: k.Input, stop: k.Input, step
             count = (clamped(k.i64(stop[axis]), size, 0, size) - begin[axis] + stride - 1) // stride
         else:
             begin[axis] = clamped(k.i64(start[axis]), size, -1, size - 1)
-            count = (begin[axis] - clamped(k.i64(stop[axis]), size, -1, size - 1) - stride - 1) // -stride
+            count = (
+                begin[axis] - clamped(k.i64(stop[axis]), size, -1, size - 1) - stride - 1
+            ) // -stride
         by[axis] = stride
         count = k.max(count, 0)
         if count != out.shape[axis]:
             raise ValueError(
-                "slice: axis {} has {} elements from {} to {} by {}; the result has {}", axis, count, start[axis], stop[axis], stride, out.shape[axis]
+                "slice: axis {} has {} elements from {} to {} by {}; the result has {}",
+                axis,
+                count,
+                start[axis],
+                stop[axis],
+                stride,
+                out.shape[axis],
             )
     length = out.shape[rank - 1]
     rows = as_rows(out, rank - 1)
@@ -119,30 +135,55 @@ def slice_dynamic(out: k.Output, x: k.Input, start: k.Input, stop: k.Input, step
             rows[row, j] = flat[at + j * by[rank - 1]]
 
 
-def _lower_pad(operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]) -> KernelCall:
+def _lower_pad(
+    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+) -> KernelCall:
     mode = attributes.get("mode", "constant")
     if mode != "constant" or not operands[0].shape:
-        raise NotImplementedError(f"mo.pad: mode {mode!r} of a tensor of rank {len(operands[0].shape)}; 'constant' of rank 1 or more fits")
+        raise NotImplementedError(
+            f"mo.pad: mode {mode!r} of a tensor of rank {len(operands[0].shape)}; 'constant' of rank 1 or more fits"
+        )
     params = {"low": tuple(int(n) for n in attributes["low"]), "value": attributes.get("value", 0)}
     return KernelCall(pad, (view("result", 0, results[0]), view("operand", 0, operands[0])), params)
 
 
-def _lower_concat(operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]) -> KernelCall:
+def _lower_concat(
+    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+) -> KernelCall:
     rank = len(results[0].shape)
     axis = int(attributes.get("axis", 0)) % rank
     groups = (range(axis), range(axis, rank))
-    args = (view("result", 0, results[0], groups), *(view("operand", i, operand, groups) for i, operand in enumerate(operands)))
+    args = (
+        view("result", 0, results[0], groups),
+        *(view("operand", i, operand, groups) for i, operand in enumerate(operands)),
+    )
     return KernelCall(concat, args)
 
 
-def _lower_range(operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]) -> KernelCall:
-    return KernelCall(number_range, (view("result", 0, results[0]), *(view("operand", i, operand, ((),)) for i, operand in enumerate(operands))))
+def _lower_range(
+    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+) -> KernelCall:
+    return KernelCall(
+        number_range,
+        (
+            view("result", 0, results[0]),
+            *(view("operand", i, operand, ((),)) for i, operand in enumerate(operands)),
+        ),
+    )
 
 
-def _lower_slice_dynamic(operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]) -> KernelCall:
+def _lower_slice_dynamic(
+    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+) -> KernelCall:
     if not results[0].shape:
         raise NotImplementedError("mo.slice_dynamic of rank 0")
-    return KernelCall(slice_dynamic, (view("result", 0, results[0]), *(view("operand", i, operand) for i, operand in enumerate(operands))))
+    return KernelCall(
+        slice_dynamic,
+        (
+            view("result", 0, results[0]),
+            *(view("operand", i, operand) for i, operand in enumerate(operands)),
+        ),
+    )
 
 
 LOWERINGS = {
@@ -151,4 +192,3 @@ LOWERINGS = {
     "mo.range": _lower_range,
     "mo.slice_dynamic": _lower_slice_dynamic,
 }
-

@@ -11,6 +11,8 @@ pages of a cache. Packed layouts:
 
 from __future__ import annotations
 
+from typing import Any
+
 from max import kernel as k
 from max.kernel import Target
 
@@ -74,7 +76,7 @@ FIRST_4, LAST_4 = tuple(range(4)), tuple(range(4, 8))
 
 
 @k.inline
-def transpose(rows, width):
+def transpose(rows: Any, width: int) -> None:
     """Transposes in place a tile of `width` (4, 8 or 16) vectors of `width` 32-bit lanes."""
     half = k.tile(rows.dtype, (width,), width=width)
     for i in k.static_range(0, width, 2):
@@ -106,13 +108,17 @@ def transpose(rows, width):
 
 
 @k.inline
-def lanes(v, lane_dtype):
+def lanes(v: Any, lane_dtype: Any) -> Any:
     """Loaded elements as lanes of a packed panel: converted, or bits of neighbours side by side."""
-    return k.bitcast(v, lane_dtype) if lane_dtype == k.i32 and v.dtype == k.bf16 else k.cast(v, lane_dtype)
+    return (
+        k.bitcast(v, lane_dtype)
+        if lane_dtype == k.i32 and v.dtype == k.bf16
+        else k.cast(v, lane_dtype)
+    )
 
 
 @k.inline
-def multiply_add(acc, x, y):
+def multiply_add(acc: Any, x: Any, y: Any) -> Any:
     """`acc + x * y`; 32-bit integer lanes over an f32 accumulator are pairs of bf16."""
     if acc.dtype == k.f32 and x.dtype == k.i32:
         return k.dot_bf16(acc, k.bitcast(x, k.bf16), k.bitcast(y, k.bf16))
@@ -123,7 +129,19 @@ def multiply_add(acc, x, y):
 
 
 @k.inline
-def pack_block(panel, first, stride, source, row, last_row, column, mask, count, pair, width):
+def pack_block(
+    panel: Any,
+    first: Any,
+    stride: Any,
+    source: Any,
+    row: Any,
+    last_row: Any,
+    column: Any,
+    mask: Any,
+    count: Any,
+    pair: int,
+    width: int,
+) -> None:
     """Transposes `width` lanes in k of `count` rows into a panel."""
     block = k.tile(panel.dtype, (width,), width=width)
     for r in k.static_range(width):
@@ -139,7 +157,19 @@ def pack_block(panel, first, stride, source, row, last_row, column, mask, count,
 
 
 @k.inline
-def pack_rows(panel, start, stride, source, row, last_row, column, size, count, pair, width):
+def pack_rows(
+    panel: Any,
+    start: Any,
+    stride: Any,
+    source: Any,
+    row: Any,
+    last_row: Any,
+    column: Any,
+    size: Any,
+    count: Any,
+    pair: int,
+    width: int,
+) -> None:
     """Packs rows of `source` `[rows, k]` side by side: `panel[start + i * stride + r]` is lane `i` of row `row + r`.
 
     Where lanes have 32 bits, `i` goes on, with lanes of 0, to the next multiple of `width`.
@@ -163,18 +193,55 @@ def pack_rows(panel, start, stride, source, row, last_row, column, size, count, 
             # masked loads cost nothing here: one body for full and partial blocks
             for i in range(0, size, step):
                 mask = k.iota(k.i32, step) < k.i32(size - i)
-                pack_block(panel, start + i // pair * stride, stride, source, row, last_row, column + i, mask, count, pair, width)
+                pack_block(
+                    panel,
+                    start + i // pair * stride,
+                    stride,
+                    source,
+                    row,
+                    last_row,
+                    column + i,
+                    mask,
+                    count,
+                    pair,
+                    width,
+                )
         else:
             for i, mask in k.vectors(size, step):
-                pack_block(panel, start + i // pair * stride, stride, source, row, last_row, column + i, mask, count, pair, width)
+                pack_block(
+                    panel,
+                    start + i // pair * stride,
+                    stride,
+                    source,
+                    row,
+                    last_row,
+                    column + i,
+                    mask,
+                    count,
+                    pair,
+                    width,
+                )
     else:
         for r in range(count):
             for i in range(size):
-                panel[start + i * stride + r] = k.cast(source[k.min(row + r, last_row), column + i], panel.dtype)
+                panel[start + i * stride + r] = k.cast(
+                    source[k.min(row + r, last_row), column + i], panel.dtype
+                )
 
 
 @k.inline
-def pack_columns(panel, start, source, row, size, column, columns, vectors, pair, width):
+def pack_columns(
+    panel: Any,
+    start: Any,
+    source: Any,
+    row: Any,
+    size: Any,
+    column: Any,
+    columns: Any,
+    vectors: int,
+    pair: int,
+    width: int,
+) -> None:
     """Packs columns of `source` `[k, columns]`, which are contiguous already, into a panel of B.
 
     Args:
@@ -204,7 +271,22 @@ def pack_columns(panel, start, source, row, size, column, columns, vectors, pair
 
 
 @k.inline
-def multiply_tile(c, c_start, c_stride, a, a_start, a_row, a_step, b, b_start, size, first, rows, vectors, width):
+def multiply_tile(
+    c: Any,
+    c_start: Any,
+    c_stride: Any,
+    a: Any,
+    a_start: Any,
+    a_row: Any,
+    a_step: Any,
+    b: Any,
+    b_start: Any,
+    size: Any,
+    first: Any,
+    rows: Any,
+    vectors: int,
+    width: int,
+) -> None:
     """Multiplies a panel of A by a packed panel of B: `rows × vectors·width` sums in registers.
 
     Args:
@@ -242,7 +324,7 @@ def multiply_tile(c, c_start, c_stride, a, a_start, a_row, a_step, b, b_start, s
 
 
 @k.inline
-def four_sums(a, b, c, d, width):
+def four_sums(a: Any, b: Any, c: Any, d: Any, width: int) -> Any:
     """The sums over the lanes of four vectors, side by side."""
     ab = k.shuffle(a, b, LOW_1[width]) + k.shuffle(a, b, HIGH_1[width])
     cd = k.shuffle(c, d, LOW_1[width]) + k.shuffle(c, d, HIGH_1[width])
@@ -255,7 +337,21 @@ def four_sums(a, b, c, d, width):
 
 
 @k.inline
-def dot_rows(c, c_start, c_stride, a, a_row, b, b_row, b_last, rows_a, lane_dtype, pair, width, unroll):
+def dot_rows(
+    c: Any,
+    c_start: Any,
+    c_stride: Any,
+    a: Any,
+    a_row: Any,
+    b: Any,
+    b_row: Any,
+    b_last: Any,
+    rows_a: int,
+    lane_dtype: Any,
+    pair: int,
+    width: int,
+    unroll: int,
+) -> None:
     """Dot products of a few rows of A with four of B, all contiguous along k: `c[i, j] = a[a_row + i] · b[b_row + j]`.
 
     Args:
@@ -284,7 +380,9 @@ def dot_rows(c, c_start, c_stride, a, a_row, b, b_row, b_last, rows_a, lane_dtyp
             for i in k.static_range(rows_a):
                 left[i] = lanes(a.load(a_row + i, n + u * step, width=step), lane_dtype)
             for j in k.static_range(rows_b):
-                right = lanes(b.load(k.min(b_row + j, b_last), n + u * step, width=step), lane_dtype)
+                right = lanes(
+                    b.load(k.min(b_row + j, b_last), n + u * step, width=step), lane_dtype
+                )
                 for i in k.static_range(rows_a):
                     sums[u, i, j] = multiply_add(sums[u, i, j], left[i], right)
     for n, mask in k.vectors(size - whole, step):
@@ -292,7 +390,9 @@ def dot_rows(c, c_start, c_stride, a, a_row, b, b_row, b_last, rows_a, lane_dtyp
         for i in k.static_range(rows_a):
             left[i] = lanes(a.load(a_row + i, whole + n, width=step, mask=mask), lane_dtype)
         for j in k.static_range(rows_b):
-            right = lanes(b.load(k.min(b_row + j, b_last), whole + n, width=step, mask=mask), lane_dtype)
+            right = lanes(
+                b.load(k.min(b_row + j, b_last), whole + n, width=step, mask=mask), lane_dtype
+            )
             for i in k.static_range(rows_a):
                 sums[0, i, j] = multiply_add(sums[0, i, j], left[i], right)
     for i in k.static_range(rows_a):
@@ -300,14 +400,32 @@ def dot_rows(c, c_start, c_stride, a, a_row, b, b_row, b_last, rows_a, lane_dtyp
             for u in k.static_range(1, unroll):
                 sums[0, i, j] = sums[0, i, j] + sums[u, i, j]
         if c.dtype.bits == 32 and width >= 4:
-            c.store(c_start + i * c_stride, value=four_sums(sums[0, i, 0], sums[0, i, 1], sums[0, i, 2], sums[0, i, 3], width))
+            c.store(
+                c_start + i * c_stride,
+                value=four_sums(sums[0, i, 0], sums[0, i, 1], sums[0, i, 2], sums[0, i, 3], width),
+            )
         else:
             for j in k.static_range(4):
                 c[c_start + i * c_stride + j] = k.reduce_add(sums[0, i, j])
 
 
 @k.inline
-def multiply_columns(c, c_start, c_stride, a, a_row, size, b, b_row, column, columns, add, rows, vectors, width):
+def multiply_columns(
+    c: Any,
+    c_start: Any,
+    c_stride: Any,
+    a: Any,
+    a_row: Any,
+    size: Any,
+    b: Any,
+    b_row: Any,
+    column: Any,
+    columns: Any,
+    add: Any,
+    rows: Any,
+    vectors: int,
+    width: int,
+) -> None:
     """Multiplies a few rows of A by columns of B `[k, columns]`, read where they are.
 
     Args:
@@ -342,7 +460,9 @@ def multiply_columns(c, c_start, c_stride, a, a_row, size, b, b_row, column, col
         for n in range(size):
             for j in k.static_range(vectors):
                 mask = k.iota(k.i64, width) + j * width < columns
-                right = k.cast(b.load(b_row + n, column + j * width, width=width, mask=mask), c.dtype)
+                right = k.cast(
+                    b.load(b_row + n, column + j * width, width=width, mask=mask), c.dtype
+                )
                 for i in k.static_range(rows):
                     left = k.splat(k.cast(a[a_row + i, n], c.dtype), width)
                     sums[i, j] = multiply_add(sums[i, j], left, right)

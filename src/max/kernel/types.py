@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -203,7 +203,33 @@ def _access(kind: str, parameters: Any) -> Access:
     return Access(kind, dtype, rank)
 
 
-class Input:
+class _View:
+    if (
+        TYPE_CHECKING
+    ):  # what the body of a kernel does with a view: `max.kernel.views` and the interpreter do it
+        shape: tuple[Any, ...]
+        strides: tuple[Any, ...]
+        rank: int
+        size: Any
+        dtype: ScalarType
+        is_contiguous: bool
+
+        def __getitem__(self, index: Any) -> Any: ...
+        def __setitem__(self, index: Any, value: Any) -> None: ...
+        def load(
+            self, *indices: Any, width: Any = None, mask: Any = None, axis: int = -1, other: Any = 0
+        ) -> Any: ...
+        def store(self, *indices: Any, value: Any, mask: Any = None, axis: int = -1) -> None: ...
+        def gather(self, indices: Any, mask: Any = None, other: Any = 0) -> Any: ...
+        def scatter(self, indices: Any, value: Any, mask: Any = None) -> None: ...
+        def atomic_add(self, *indices: Any, value: Any) -> Any: ...
+        def prefetch(self, *indices: Any, write: bool = False, locality: int = 3) -> None: ...
+        def reshape(self, *shape: Any) -> Any: ...
+        def view(self, dtype: Any) -> Any: ...
+        def transpose(self, *axes: Any) -> Any: ...
+
+
+class Input(_View):
     """A tensor operand that the kernel reads. ``k.Input[dtype, rank]`` fixes dtype and rank."""
 
     access = Access("input")
@@ -212,7 +238,7 @@ class Input:
         return _access("input", parameters)
 
 
-class Output:
+class Output(_View):
     """A tensor result that the kernel writes. ``k.Output[dtype, rank]`` fixes dtype and rank."""
 
     access = Access("output")
@@ -221,7 +247,7 @@ class Output:
         return _access("output", parameters)
 
 
-class InOut:
+class InOut(_View):
     """A mutable operand (a buffer) that the kernel reads and writes."""
 
     access = Access("inout")
@@ -248,6 +274,18 @@ class SIMD:
 
 class Context:
     """The annotation of the parameter that gives workers, barriers, scratch memory and the target."""
+
+    if TYPE_CHECKING:  # see `_View`
+        target: Any
+        worker: Any
+        num_workers: Any
+
+        def parallel(self, shape: Any, grain: Any = 0) -> Iterator[Any]: ...
+        def chunks(
+            self, total: Any, grain: Any = 0, multiple: int = 1
+        ) -> Iterator[tuple[Any, Any]]: ...
+        def barrier(self) -> None: ...
+        def scratch(self, dtype: Any, shape: Any) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
