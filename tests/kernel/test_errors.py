@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import logging
 import textwrap
 
 import numpy as np
@@ -280,6 +281,6 @@ def test_bounds_checks(what, good, bad, message):
 
 
 def test_dump(caplog):
-    with flags.override(MAX_DUMP="kernels"):
+    with flags.override(MAX_DUMP="kernels"), caplog.at_level(logging.INFO, "max.dump"):
         k.specialize(gather, [F32_1, F32_1, k.TensorSpec(k.i64, (None,))])
     assert "kernel gather" in caplog.text and "parallel" in caplog.text

@@ -138,7 +138,21 @@ def from_source(text: str, name: str, globals: Mapping[str, Any] | None = None) 
     Raises:
         KernelError: the text does not parse, or does not define ``name``.
     """
-    text = textwrap.dedent(text)
+    file, functions = _parsed(textwrap.dedent(text), name)
+    namespace: dict[str, Any] = dict(globals or {})
+    for node in functions.values():
+        if node.name != name:
+            namespace[node.name] = InlineFunction(
+                _Lazy(node, file, namespace), FunctionSource(node, file, namespace)
+            )
+    return Kernel(
+        _Lazy(functions[name], file, namespace), FunctionSource(functions[name], file, namespace)
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _parsed(text: str, name: str) -> tuple[str, dict[str, ast.FunctionDef]]:
+    """The file name under which a text is shown, and its functions."""
     file = f"<kernel {name} {next(_source_numbers)}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     try:
@@ -147,7 +161,6 @@ def from_source(text: str, name: str, globals: Mapping[str, Any] | None = None) 
         raise KernelError(
             f"{file}:{error.lineno}:{error.offset}: {error.msg}\n    {error.text or ''}"
         ) from None
-    namespace: dict[str, Any] = dict(globals or {})
     functions: dict[str, ast.FunctionDef] = {}
     for node in tree.body:
         if not isinstance(node, ast.FunctionDef):
@@ -157,14 +170,7 @@ def from_source(text: str, name: str, globals: Mapping[str, Any] | None = None) 
         raise KernelError(
             f"{file} does not define {name!r}; it defines {', '.join(functions) or 'nothing'}"
         )
-    for node in functions.values():
-        if node.name != name:
-            namespace[node.name] = InlineFunction(
-                _Lazy(node, file, namespace), FunctionSource(node, file, namespace)
-            )
-    return Kernel(
-        _Lazy(functions[name], file, namespace), FunctionSource(functions[name], file, namespace)
-    )
+    return file, functions
 
 
 class _Lazy:

@@ -38,7 +38,7 @@ from max.kernel.types import (
 )
 from max.kernel.views import Index, View, contiguous_strides
 
-logger = logging.getLogger("max.kernel")
+dump = logging.getLogger("max.dump")
 
 
 def specialize(
@@ -86,7 +86,7 @@ def specialize(
     if flags.MAX_CHECK >= 2:
         verify(ir)
     if "kernels" in flags.MAX_DUMP:
-        logger.warning("kernel %s (%s:%d), key %s\n%s", ir.name, file, line, ir.key, text)
+        dump.info("kernel %s (%s:%d), key %s\n%s", ir.name, file, line, ir.key, text)
     return ir
 
 
