@@ -1,0 +1,150 @@
+"""Weights: where they may come from, what is said when they do not fit, reloading."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from max.driver import CPU, Tensor
+from max.dtype import DType
+from max.engine import InferenceSession
+from max.graph import Graph, Weight, ops
+from max.graph.weights import WeightData
+
+from tests.engine.conftest import DEVICE, tensor
+from tests.tolerance import assert_close
+
+
+def linear(dtype: DType = DType.float32) -> Graph:
+    with Graph("linear", input_types=[tensor("n", 3)]) as graph:
+        w = Weight("w", dtype, (4, 3), DEVICE)
+        b = Weight("b", dtype, (4,), DEVICE)
+        x = graph.inputs[0].tensor
+        graph.output(x @ ops.transpose(ops.cast(w, DType.float32), 0, 1) + ops.cast(b, DType.float32))
+    return graph
+
+
+def layered(count: int) -> Graph:
+    with Graph("layered", input_types=[tensor("n", 3)]) as graph:
+        with graph.add_subgraph("layer", input_types=[tensor("n", 3)]) as layer:
+            w = Weight("w", DType.float32, (3, 3), DEVICE)
+            x = layer.inputs[0].tensor
+            layer.output(x + ops.tanh(x @ w))
+        x = graph.inputs[0].tensor
+        for i in range(count):
+            (x,) = (value.tensor for value in ops.call(layer, x, prefix=f"layers.{i}."))
+        graph.output(x)
+    return graph
+
+
+W = np.arange(12, dtype=np.float32).reshape(4, 3)
+B = np.arange(4, dtype=np.float32)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch", "tensor", "data", "strided", "read-only"])
+def test_sources(session: InferenceSession, kind: str, rng: np.random.Generator) -> None:
+    read_only = W.copy()
+    read_only.flags.writeable = False
+    made = {
+        "numpy": W,
+        "torch": torch.from_numpy(W.copy()),
+        "tensor": Tensor.from_numpy(W.copy()),
+        "data": WeightData.from_numpy(W.copy(), "w"),
+        "strided": np.stack([W, W], -1)[..., 0],
+        "read-only": read_only,
+    }
+    model = session.load(linear(), weights_registry={"w": made[kind], "b": B})
+    x = rng.standard_normal((2, 3), np.float32)
+    assert_close(model.execute(x)[0].to_numpy(), x @ W.T + B)
+
+
+def test_weights_are_used_where_they_are(session: InferenceSession) -> None:
+    w, b = W.copy(), B.copy()
+    model = session.load(linear(), weights_registry={"w": w, "b": b})
+    w[:] = 0
+    b[:] = 7
+    assert (model.execute(np.ones((1, 3), np.float32))[0].to_numpy() == 7).all()
+
+
+def test_bfloat16_weights_are_converted_once(session: InferenceSession) -> None:
+    w = W.astype(ml_dtypes.bfloat16)
+    model = session.load(linear(DType.bfloat16), weights_registry={"w": w, "b": B.astype(ml_dtypes.bfloat16)})
+    assert len(model.kernel_summaries) == 1
+    w[:] = 0
+    assert_close(model.execute(np.ones((1, 3), np.float32))[0].to_numpy(), [W.sum(1) + B])
+
+
+def test_errors_list_every_name(session: InferenceSession) -> None:
+    with pytest.raises(ValueError, match="linear: .*2 missing: (w, b|b, w)"):
+        session.load(linear())
+    registry = {"w": W.T, "b": B.astype(np.float64), "extra": B, "more": B}
+    with pytest.raises(ValueError) as caught:
+        session.load(linear(), weights_registry=registry)
+    for part in ("2 that the graph does not have: extra, more", "'w' is float32[3, 4], expected w: float32[4, 3]", "'b' is float64[4]"):
+        assert part in str(caught.value)
+    with pytest.raises(TypeError, match="weight 'w'"):
+        session.load(linear(), weights_registry={"w": "no array", "b": B})
+
+
+def test_equal_layers_compile_one_layer(session: InferenceSession, rng: np.random.Generator) -> None:
+    from max._compiler.pipeline import stats
+
+    weights = {f"layers.{i}.w": rng.standard_normal((3, 3), np.float32) for i in range(30)}
+    one = session.load(layered(1), weights_registry={"layers.0.w": weights["layers.0.w"]})
+    before = stats.kernels
+    model = session.load(layered(30), weights_registry=weights)
+    assert stats.kernels - before == len(model._compiled.kernels) == 1
+    assert len(model.kernel_summaries) == 30 * len(one.kernel_summaries)
+    x = rng.standard_normal((5, 3), np.float32)
+    want = x.astype(np.float64)
+    for w in weights.values():
+        want = want + np.tanh(want @ w)
+    assert_close(model.execute(x)[0].to_numpy(), want, scale=10.0)
+    with pytest.raises(ValueError, match=r"1 missing: layers\.2\.w"):
+        session.load(layered(3), weights_registry={k: v for k, v in weights.items() if k in ("layers.0.w", "layers.1.w")})
+
+
+def test_reload(session: InferenceSession) -> None:
+    model = session.load(linear(DType.bfloat16), weights_registry=_bf16(W, B))
+    x = np.ones((1, 3), np.float32)
+    model.capture(1, Tensor.from_numpy(x))
+    model.reload(_bf16(W * 2, B))
+    assert_close(model.execute(x)[0].to_numpy(), [2 * W.sum(1) + B])
+    with pytest.raises(ValueError, match="1 missing: b"):
+        model.reload({"w": W.astype(ml_dtypes.bfloat16)})
+    assert_close(model.execute(x)[0].to_numpy(), [2 * W.sum(1) + B])
+    with pytest.raises(RuntimeError, match="no graph has been captured"):
+        model.replay(1, Tensor.from_numpy(x))
+
+
+def _bf16(w: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
+    return {"w": w.astype(ml_dtypes.bfloat16), "b": b.astype(ml_dtypes.bfloat16)}
+
+
+def test_capture_and_replay(session: InferenceSession) -> None:
+    model = session.load(linear(), weights_registry={"w": W, "b": B})
+    x = Tensor.from_numpy(np.ones((2, 3), np.float32))
+    outputs = model.capture([1, 1], x)
+    want = outputs[0].to_numpy().copy()
+    x[:, :] = 2.0
+    model.replay([1, 1], x)
+    assert_close(outputs[0].to_numpy(), 2 * (want - B) + B)
+    model.replay(1, Tensor.from_numpy(np.zeros((2, 3), np.float32)))
+    assert_close(outputs[0].to_numpy(), [B, B])
+    model.debug_verify_replay(1, x)
+    with pytest.raises(ValueError, match="captured were"):
+        model.replay(1, Tensor.from_numpy(np.zeros((3, 3), np.float32)))
+    with pytest.raises(RuntimeError, match="does not match the captured graph"):
+        model.debug_verify_replay(1, Tensor.from_numpy(np.zeros((3, 3), np.float32)))
+    for keys, error in (("a", TypeError), (1.5, TypeError), ([True], TypeError), (-1, ValueError), (1 << 64, ValueError)):
+        with pytest.raises(error):
+            model.capture(keys, x)
+    with pytest.raises(ValueError, match="no input buffers"):
+        model.replay(1)
+    with pytest.raises(RuntimeError, match="no graph has been captured for 5"):
+        model.replay(5, x)
+
+
+def test_sessions_default_to_the_cpu() -> None:
+    assert InferenceSession().devices == [CPU()]
