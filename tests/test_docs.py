@@ -47,10 +47,12 @@ def python_blocks() -> list[object]:
 
 
 @pytest.mark.parametrize("code", python_blocks())
-def test_code_blocks_run(code: str) -> None:
-    """In a process of its own, from the project's root, warnings as errors."""
+def test_code_blocks_run(code: str, tmp_path: Path) -> None:
+    """As a script of its own, from the project's root, warnings as errors."""
+    script = tmp_path / "block.py"
+    script.write_text(code)
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
+        [sys.executable, "-W", "error", str(script)],
         cwd=ROOT,
         capture_output=True,
         text=True,
