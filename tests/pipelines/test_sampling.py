@@ -1,0 +1,132 @@
+"""The sampling graph against the warpers of transformers, and its parts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from max.driver import CPU, Tensor
+from max.dtype import DType
+from max.engine import InferenceSession
+from max.graph import DeviceRef
+from max.interfaces import SamplingParams
+from max.pipelines import TextContext
+from max.pipelines.lib.model_config import SamplingConfig
+from max.pipelines.lib.sampling.inputs import SamplingInputs, step_seed
+from max.pipelines.lib.sampling.sampling import penalty_inputs, token_sampler
+from tests.tolerance import assert_close
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+VOCAB = 301
+
+
+@pytest.fixture(scope="module")
+def sample():
+    """Picks a token a row, with the parameters of contexts."""
+    model = InferenceSession([CPU()]).load(token_sampler(SamplingConfig(), DeviceRef.CPU()))
+
+    def run(logits: np.ndarray, contexts: list[TextContext]) -> np.ndarray:
+        (tokens,) = model.execute(Tensor.from_numpy(logits), *SamplingInputs.of(contexts))
+        return tokens.to_numpy()
+
+    return run
+
+
+def contexts(n: int, **params) -> list[TextContext]:
+    return [
+        TextContext(
+            max_length=9, tokens=np.array([1]), sampling_params=SamplingParams(seed=i, **params)
+        )
+        for i in range(n)
+    ]
+
+
+def warped(logits: np.ndarray, params: dict) -> np.ndarray:
+    """The probabilities that transformers samples with."""
+    from transformers.generation import logits_process as warpers
+
+    steps = [warpers.TemperatureLogitsWarper(float(params.get("temperature", 1.0)))]
+    if "top_k" in params:
+        steps.append(warpers.TopKLogitsWarper(params["top_k"]))
+    if "top_p" in params:
+        steps.append(warpers.TopPLogitsWarper(params["top_p"]))
+    if "min_p" in params:
+        steps.append(warpers.MinPLogitsWarper(params["min_p"]))
+    scores = torch.from_numpy(logits[None].astype(np.float64))
+    for step in steps:
+        scores = step(torch.zeros((1, 1), dtype=torch.long), scores)
+    return torch.softmax(scores, -1)[0].numpy()
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {}, {"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}, {"top_k": 20, "top_p": 0.7},
+        {"temperature": 2.0, "min_p": 0.05, "top_k": 50}, {"top_p": 0.95, "min_p": 0.02, "temperature": 1.3},
+    ],
+)  # fmt: skip
+def test_the_distribution_is_that_of_transformers(sample, rng, params):
+    n = 6000
+    logits = (rng.normal(size=VOCAB) * 2.5).astype(np.float32)
+    tokens = sample(np.tile(logits, (n, 1)), contexts(n, **params))
+    found = np.bincount(tokens, minlength=VOCAB) / n
+    expected = warped(logits, params)
+    assert found[expected == 0].max(initial=0) == 0, "a token that is cut off never comes"
+    # five and a half standard deviations of a share
+    assert (np.abs(found - expected) < 5.5 * np.sqrt(expected * (1 - expected) / n) + 1e-3).all()
+
+
+def test_greedy_rows_among_sampled_ones(sample, rng):
+    logits = rng.normal(size=(4, VOCAB)).astype(np.float32)
+    logits[3, [7, 9]] = 50  # of equals the lowest
+    rows = [
+        *contexts(1, temperature=0),
+        *contexts(1, top_k=1),
+        *contexts(1, top_p=1e-6),
+        *contexts(1, temperature=0),
+    ]
+    assert sample(logits, rows).tolist() == [*logits.argmax(-1)[:3].tolist(), 7]
+
+
+def test_seeds(sample, rng):
+    assert step_seed(3, 5) == step_seed(3, 5) != step_seed(3, 6)
+    assert len({step_seed(s, p) for s in range(50) for p in range(50)}) == 2500
+    assert 0 <= step_seed(2**64 - 1, 2**31) < 2**64
+    logits = np.tile(rng.normal(size=VOCAB).astype(np.float32), (2, 1))
+    one = contexts(1)[0]
+    same = sample(logits, [one, one])
+    assert same[0] == same[1]
+    tensors = list(SamplingInputs.of([one], step=2))
+    assert tensors[-1].item() == step_seed(0, 3) and tensors[-1].dtype == DType.uint64
+
+
+def test_a_sampler_with_penalties_returns_the_logits_it_picked_from(rng):
+    config = SamplingConfig(enable_penalties=True, out_dtype="float32")
+    graph = token_sampler(config, DeviceRef.CPU(), return_logits=True)
+    model = InferenceSession([CPU()]).load(graph)
+    settings = [(0.5, 0.25, 1.3), (0.0, 0.0, 1.0), (-0.5, 1.0, 0.8)]
+    batch = []
+    for frequency, presence, repetition in settings:
+        params = SamplingParams(
+            temperature=0, frequency_penalty=frequency, presence_penalty=presence, repetition_penalty=repetition
+        )  # fmt: skip
+        context = TextContext(max_length=40, tokens=np.array([1]), sampling_params=params)
+        for token in rng.integers(0, 12, 14).tolist():
+            context.update(token)
+        batch.append(context)
+    logits = rng.normal(size=(3, VOCAB)).astype(np.float32)
+    inputs = [Tensor.from_numpy(logits), *SamplingInputs.of(batch), *penalty_inputs(batch)]
+    tokens, used = model.execute(*inputs)
+    expected = logits.astype(np.float64)
+    for row, context in enumerate(batch):
+        frequency, presence, repetition = settings[row]
+        for token, count in zip(
+            *np.unique(context.generated_tokens, return_counts=True), strict=True
+        ):
+            x = expected[row, token]
+            x = x / repetition if x > 0 else x * repetition
+            expected[row, token] = x - frequency * count - presence
+    assert_close(used.to_numpy(), expected)
+    assert tokens.to_numpy().tolist() == used.to_numpy().argmax(-1).tolist()
