@@ -13,7 +13,7 @@ from typing import Any
 
 from max._compiler.flatten import Flat
 from max._compiler.memory import ALIGNMENT, Block, plan_memory
-from max._compiler.sizes import Size
+from max._compiler.sizes import Size, simplify
 from max._compiler.template import Buffer, Check, KernelInfo, Launch, Number, Pointer, TensorInfo
 from max.dtype import DType
 
@@ -62,7 +62,7 @@ class ProgramCode:
     blocks: list[tuple[Size, ...]] = field(default_factory=list[tuple[Size, ...]])
     """The symbolic blocks of the arena, after its static part: each as long as the longest of its sizes."""
     bytes_moved: list[Size] = field(default_factory=list[Size])
-    """For each launch the bytes of the buffers that it touches, for the counted gates and the profile."""
+    """For each launch the bytes of the buffers that it touches: what tests gate on, and what profiles divide by time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +117,14 @@ class _Emitter:
             self.code.launches.append(
                 LaunchCode(launch.kernel, slots, barrier, launch.serial, launch.name)
             )
+            touched = dict.fromkeys((*launch.reads, *launch.writes))
+            total: Size = 0
+            for buffer in touched:
+                total = simplify(total + flat.buffers[buffer].bytes)
+            self.code.bytes_moved.append(total)
 
     def place_blocks(self, blocks: list[Block]) -> None:
-        """Static blocks get offsets now, in the order of their size; symbolic ones when the program runs."""
+        """Static blocks get offsets now, symbolic ones when the program runs."""
         offset = 0
         for number, block in enumerate(blocks):
             if all(isinstance(size, int) for size in block.sizes):
