@@ -102,7 +102,7 @@ def _convert(value: Any, hint: Any) -> Any:
         return [_convert(value, args[0])]
     if origin is dict and isinstance(value, dict):
         return value
-    if hint is float and type(value) in (int, float):
+    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     if hint in (int, bool, types.NoneType) and type(value) is hint:
         return value
@@ -156,7 +156,7 @@ def unknown_fields(names: Iterable[str], known: Iterable[str], what: str) -> Con
     each = [f"{name!r}{did_you_mean(name, known)}" for name in names]
     return ConfigError(
         f"{what} has no field {'; nor '.join(each)}",
-        f"{what}.help() lists the fields.",
+        "PipelineConfig.help() lists the fields.",
     )
 
 
@@ -181,11 +181,6 @@ class StrictConfig:
         if unknown := [name for name in values if name not in known]:
             raise unknown_fields(unknown, known, cls.__name__)
         return cls(**values)
-
-    @classmethod
-    def help(cls) -> dict[str, str]:
-        """The fields and what they do."""
-        return {name: f.metadata.get("help", "") for name, f in options_of(cls).items()}
 
     def without_effect(self) -> dict[str, str]:
         """The fields that were set and do nothing in this engine, and why."""

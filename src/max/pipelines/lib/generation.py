@@ -11,7 +11,7 @@ import asyncio
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, TypeVar
 
 from max.interfaces import (
@@ -144,7 +144,9 @@ class Generation:
             for key in (context.request_id for context in contexts)
         ]
 
-    def stream(self, contexts: Sequence[TextGenerationContext]) -> Iterator[TextGenerationOutput]:
+    def stream(
+        self, contexts: Sequence[TextGenerationContext]
+    ) -> Generator[TextGenerationOutput, None, None]:
         """Runs requests, and gives their tokens as they come.
 
         Requests that have not ended when the iterator is closed are cancelled.

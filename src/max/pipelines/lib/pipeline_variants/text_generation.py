@@ -31,13 +31,14 @@ from max.pipelines.lib.interfaces import (
     ModelInputs,
     ModelOutputs,
     PipelineModel,
+    WeightsAdapter,
 )
 from max.pipelines.lib.log_probabilities import of_rows
 from max.pipelines.lib.sampling.inputs import SamplingInputs
 from max.pipelines.lib.sampling.sampler import Sampler, needs_sampler
 
 if TYPE_CHECKING:
-    from max.graph.weights import WeightsAdapter, WeightsFormat
+    from max.graph.weights import WeightsFormat
     from max.pipelines.lib.config import PipelineConfig
 
 logger = logging.getLogger("max.pipelines")
