@@ -13,7 +13,7 @@ from max.dtype import DType
 from max.graph import Graph, TensorType, ops
 from max.graph.quantization import QuantizationEncoding
 from max.nn.clamp import clamp
-from tests.nn.harness import BACKENDS, CPU_REF, FLOATS, evaluate, f32, normal
+from tests.nn.harness import BACKENDS, BF16, CPU_REF, FLOATS, evaluate, f32, normal, run_graph
 from tests.tolerance import assert_close
 
 both = pytest.mark.parametrize("backend", BACKENDS)
@@ -155,6 +155,20 @@ def test_rms_norm_of_float32_with_half_weights(rng: np.random.Generator, backend
     (y,) = evaluate(nn.RMSNorm(16, DType.bfloat16), [x], backend, {"weight": weight})
     assert y.dtype == np.float32
     assert_close(y, torch.nn.functional.rms_norm(tensor(x), (16,), tensor(weight), 1e-6))
+
+
+@both
+@pytest.mark.parametrize("size", [1, 17, 33, 34, 40, 48, 49, 63, 80])
+def test_norm_rounded_to_half(rng: np.random.Generator, backend: str, size: int) -> None:
+    """What blocks do before a product. LLVM once aborted on rows that end in half a vector."""
+    x, weight = normal(rng, (3, size)), normal(rng, (size,))
+    norm = nn.RMSNorm(size, DType.float32)
+    norm.load_state_dict({"weight": weight})
+    types = [TensorType(DType.float32, ["n", size], CPU_REF)]
+    graph = Graph("g", lambda v: ops.cast(norm(v.tensor), DType.bfloat16), input_types=types)
+    (y,) = run_graph(graph, [x], norm.state_dict(), backend)
+    wanted = torch.nn.functional.rms_norm(tensor(x), (size,), tensor(weight), 1e-6)
+    assert_close(y, wanted, BF16)
 
 
 @both

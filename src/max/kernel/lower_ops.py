@@ -368,6 +368,9 @@ class OpLowering:
                 width % 16 == 0 and width or (self.target.has("avx512vl") and width in (4, 8))
             ):
                 short = vector_name("bfloat", width)
+                if width > 16:
+                    # LLVM 22 aborts where it finds that the upper half of two registers is undefined
+                    text = self.temp(f"freeze {floats} {text}")
                 rounded = self.temp(f"fptrunc {floats} {text} to {short}")
                 return self.temp(f"bitcast {short} {rounded} to {shorts}")
             return self._round_bf16(text, width)
