@@ -32,6 +32,8 @@ __all__ = ["ArgView", "NestText", "write_nest"]
 
 BLOCK = 4096
 """Elements of the vectorised axis that one parallel chunk takes."""
+TILE_ROWS, TILE_LANES = 16, 16
+"""The tile in which a transposed argument is read, so that each cache line of it is used whole while it is at hand."""
 CHUNK = 16384
 """Elements below which a chunk is not worth handing to another worker."""
 
@@ -79,6 +81,7 @@ class _NestWriter:
         self.names: dict[int, str] = {}
         self.scope: dict[int, str] | None = None
         self.counter = 0
+        self._vector: dict[int, bool] = {}
         self.scalars: list[Size] = []
         self.dim_text: list[str] = []
         for axis, dim in enumerate(spec.dims):
@@ -96,6 +99,8 @@ class _NestWriter:
         if columns:
             self.lane_axis = rank - 2
         self.index = [f"i{axis}" for axis in range(rank)]
+        self.tile_axis = _tile_axis(spec)
+        self.start: str | None = None
 
     # values ------------------------------------------------------------------------------------
 
@@ -114,8 +119,6 @@ class _NestWriter:
                     found = False
             self._vector[i] = found
         return self._vector[i]
-
-    _vector: dict[int, bool]
 
     def fresh(self) -> str:
         self.counter += 1
@@ -250,8 +253,6 @@ class _NestWriter:
         for i in reductions:
             self.finish(i, accumulators[i])
 
-    start: str | None = None
-
     def accumulate(self, i: int, name: str) -> None:
         node = self.spec.values[i]
         assert isinstance(node, Node)
@@ -281,61 +282,66 @@ class _NestWriter:
     # the nest ----------------------------------------------------------------------------------
 
     def write(self) -> NestText:
-        self._vector = {}
         spec, out = self.spec, self.out
         rank = len(spec.dims)
-        parallel: list[tuple[str, str]] = []
-        if rank:
-            inner_axes = {self.last} | ({self.lane_axis} if self.columns else set())
-            parallel = [
-                (self.index[axis], self.dim_text[axis])
-                for axis in range(rank)
-                if axis not in inner_axes
-            ]
-        blocked = rank > 0 and (self.columns or not spec.reduces) and self.wants_blocks()
+        inner_axes = {self.last, self.lane_axis} if self.columns else {self.last}
+        parallel = [(self.index[a], self.dim_text[a]) for a in range(rank) if a not in inner_axes]
+        block = self.block_size()
         lanes = self.dim_text[self.lane_axis] if rank else "1"
-        if blocked:
-            block = 8 * self.width if self.columns else BLOCK
+        if self.tile_axis >= 0:
+            out.add(f"tiles = ({self.dim_text[self.tile_axis]} + {TILE_ROWS - 1}) // {TILE_ROWS}")
+            parallel = [pair for pair in parallel if pair[0] != self.index[self.tile_axis]]
+            parallel.append(("tile", "tiles"))
+        if block:
             out.add(f"blocks = ({lanes} + {block - 1}) // {block}")
             parallel.append(("b", "blocks"))
         if parallel:
             names = ", ".join(name for name, _ in parallel)
             shape = ", ".join(size for _, size in parallel)
             comma = "," if len(parallel) == 1 else ""
-            out.open(
-                f"for {names}{comma} in ctx.parallel(({shape}{comma}), grain={self.grain(blocked)}):"
-            )
-        if blocked:
+            out.open(f"for {names}{comma} in ctx.parallel(({shape}{comma}), grain={self.grain(block)}):")
+        if block:
             out.add(f"start = b * {block}")
             out.add(f"count = k.min({lanes} - start, {block})")
             self.start = "start"
+        if self.tile_axis >= 0:
+            first = f"tile * {TILE_ROWS}"
+            last = f"k.min({first} + {TILE_ROWS}, {self.dim_text[self.tile_axis]})"
+            out.open(f"for {self.index[self.tile_axis]} in range({first}, {last}):")
         if self.columns:
-            out.open(f"for j, m in k.vectors({'count' if blocked else lanes}, {self.width}):")
-            out.add(f"{self.index[self.lane_axis]} = " + ("start + j" if blocked else "j"))
+            out.open(f"for j, m in k.vectors({'count' if block else lanes}, {self.width}):")
+            out.add(f"{self.index[self.lane_axis]} = " + ("start + j" if block else "j"))
         for stage in range(max(spec.stage, default=0) + 1):
             self.stage(stage)
         return self.finish_text(bool(parallel))
 
-    def wants_blocks(self) -> bool:
+    def block_size(self) -> int:
+        """Elements of the lane axis in one chunk of work; 0 where the axis is not cut."""
+        if not self.spec.dims or (self.spec.reduces and not self.columns):
+            return 0
+        block = 8 * self.width if self.columns else TILE_LANES if self.tile_axis >= 0 else BLOCK
         size = self.spec.dims[self.lane_axis]
-        limit = 8 * self.width if self.columns else 2 * BLOCK
-        return not isinstance(size, int) or size > limit
+        whole = block if self.columns or self.tile_axis >= 0 else 2 * block
+        return 0 if isinstance(size, int) and size <= whole else block
 
-    def grain(self, blocked: bool) -> str:
-        """Rows that make a chunk worth handing out."""
-        sizes = [self.spec.dims[self.last]] if not blocked or self.columns else []
-        work = 1 if not blocked else (8 * self.width if self.columns else BLOCK)
-        if self.columns and not blocked:
-            sizes.append(self.spec.dims[self.lane_axis])
+    def grain(self, block: int) -> str:
+        """How many steps of the parallel loop make a chunk worth handing out."""
+        work = block or 1
+        if self.tile_axis >= 0:
+            work *= TILE_ROWS
+        # the axes that one step walks whole
+        whole = [self.last] if self.columns or not block else []
+        if self.columns and not block:
+            whole.append(self.lane_axis)
         texts = list[str]()
-        for size in sizes:
+        for axis in whole:
+            size = self.spec.dims[axis]
             if isinstance(size, int):
                 work *= max(size, 1)
             else:
-                texts.append(self.dim_text[self.spec.dims.index(size)])
-        if not texts:
-            return str(max(CHUNK // work, 1))
-        return f"k.max({max(CHUNK // work, 1)} // k.max({' * '.join(texts)}, 1), 1)"
+                texts.append(self.dim_text[axis])
+        least = max(CHUNK // work, 1)
+        return f"k.max({least} // k.max({' * '.join(texts)}, 1), 1)" if texts else str(least)
 
     def finish_text(self, parallel: bool) -> NestText:
         spec = self.spec
@@ -405,6 +411,16 @@ def _column_axis(spec: RegionSpec) -> int | None:
     return max(range(len(votes)), key=votes.__getitem__) if max(votes) else None
 
 
+def _tile_axis(spec: RegionSpec) -> int:
+    """The outer axis along which an argument lies contiguously that is strided along the last one; -1 for none."""
+    if spec.reduces:
+        return -1
+    for value in spec.values:
+        if isinstance(value, Leaf) and value.strides and value.strides[-1] not in (0, 1) and 1 in value.strides:
+            return value.strides.index(1)
+    return -1
+
+
 def write_nest(spec: RegionSpec, native_width: int) -> NestText:
     """Writes the kernel of a region.
 
@@ -416,4 +432,6 @@ def write_nest(spec: RegionSpec, native_width: int) -> NestText:
     columns = axis is not None
     if axis is not None:
         spec = _move_axis(spec, axis)
-    return _NestWriter(spec, columns, 2 * native_width).write()
+    # columns take wider strips: of each row that is read whole cache lines are used
+    factor = 4 if columns else 1 if _tile_axis(spec) >= 0 else 2
+    return _NestWriter(spec, columns, factor * native_width).write()
