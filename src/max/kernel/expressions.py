@@ -64,6 +64,7 @@ _COMPARE: dict[type[ast.cmpop], str] = {
 _UNARY: dict[type[ast.unaryop], str] = {ast.USub: "neg", ast.UAdd: "pos", ast.Invert: "not"}
 
 Handler = Callable[..., Any]
+_MAX_UNROLL = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +230,16 @@ class Expressions(Host):
             static = value.static()
             if static is None:
                 self.fail("the bounds of a range that is unrolled are known at compile time")
-            return tuple(static)
+            value = static
+        if (
+            isinstance(value, range)
+            and value
+            and abs(value[-1] - value[0]) // abs(value.step) >= _MAX_UNROLL
+        ):
+            self.fail(
+                f"{value} has more than {_MAX_UNROLL} items to unroll; use a run-time loop",
+                KernelValueError,
+            )
         if isinstance(value, (tuple, list, range, dict, zip, enumerate, reversed, str, frozenset)):
             return tuple(value)
         self.fail(f"expected a sequence known at compile time, got {describe(value)}")
@@ -280,6 +290,8 @@ class Expressions(Host):
         cond = self.truth(first)
         if len(nodes) == 1:
             return cond
+        if not isinstance(cond, Ref):  # a constant, or a tuple of run-time values
+            return cond if cond is (op == "or") else self._short_circuit(op, nodes[1:], node)
         scope = self.b.open("branch")
         try:
             rest = self.truth(self._short_circuit(op, nodes[1:], node))

@@ -30,7 +30,7 @@ from max.kernel.types import (
     scalar_type,
     vector,
 )
-from max.kernel.views import Index, View, as_mask, make_tile, scratch_view
+from max.kernel.views import Index, View, as_mask, checked_width, make_tile, scratch_view
 
 Handler = Callable[..., Any]
 HANDLERS: dict[Any, Handler] = {}
@@ -83,22 +83,16 @@ def _dtype(fe: Expressions, dtype: Any) -> ScalarType:
         fe.fail(str(error))
 
 
-def _lanes(fe: Expressions, width: Any) -> int:
-    if isinstance(width, bool) or not isinstance(width, int) or width < 1:
-        fe.fail(f"width is a positive integer known at compile time, got {describe(width)}")
-    return width
-
-
 # ***** making vectors *****
 @_emits(lang.splat)
 def emit_splat(fe: Expressions, x: Any, width: Any) -> Any:
     x = _value(fe, x, "k.splat")
-    return x if x.type.is_vector else fe.splat(x, _lanes(fe, width))
+    return x if x.type.is_vector else fe.splat(x, checked_width(fe, width))
 
 
 @_emits(lang.iota)
 def emit_iota(fe: Expressions, dtype: Any, width: Any) -> Any:
-    dtype, width = _dtype(fe, dtype), _lanes(fe, width)
+    dtype, width = _dtype(fe, dtype), checked_width(fe, width)
     lanes = tuple(float(i) for i in range(width)) if dtype.is_float else tuple(range(width))
     return fe.b.const(lanes, vector(dtype, width))
 
@@ -396,7 +390,7 @@ def emit_vectors(fe: Expressions, *args: Any) -> Any:
     if len(args) not in (2, 3):
         fe.fail(f"k.vectors takes (n, width) or (start, stop, width), got {len(args)} arguments")
     start, stop, width = (0, *args) if len(args) == 2 else args
-    return VectorsValue(_index(fe, start), _index(fe, stop), _lanes(fe, width))
+    return VectorsValue(_index(fe, start), _index(fe, stop), checked_width(fe, width))
 
 
 @_emits(builtins.range)
@@ -463,12 +457,19 @@ def emit_sum(fe: Expressions, items: Any, start: Any = 0) -> Any:
 
 @_emits(builtins.float)
 def emit_float(fe: Expressions, x: Any) -> Any:
-    return fe.cast(x, f32) if is_runtime(x) else float(x)
+    return fe.cast(x, f32) if is_runtime(x) else _number(fe, float, x)
 
 
 @_emits(builtins.int)
 def emit_int(fe: Expressions, x: Any) -> Any:
-    return fe.cast(x, i64) if is_runtime(x) else int(x)
+    return fe.cast(x, i64) if is_runtime(x) else _number(fe, int, x)
+
+
+def _number(fe: Expressions, kind: type[int] | type[float], x: Any) -> Any:
+    try:
+        return kind(x)
+    except (TypeError, ValueError, OverflowError) as error:
+        fe.fail(str(error), KernelValueError)
 
 
 @_emits(builtins.bool)

@@ -281,6 +281,8 @@ class Loops(Inlining):
         return self._jump("continue", node)
 
     def _jump(self, kind: str, node: ast.AST) -> int:
+        if not self.loops:
+            self.fail(f"{kind!r} outside of a loop", KernelSyntaxError, node)
         loop = self.loops[-1]
         if loop.unrolled and loop.depth == self.depth:
             return BREAK if kind == "break" else CONTINUE

@@ -72,10 +72,10 @@ class Function:
     """A function of the kernel language; calling it runs it in plain Python."""
 
     def __init__(self, fn: Callable[..., Any], source: FunctionSource | None = None) -> None:
-        self._fn = fn
-        self._source = source
         self.__name__: str = fn.__name__
         functools.update_wrapper(self, fn)
+        self._fn = fn  # after the update, which copies the attributes of a wrapped kernel
+        self._source = source
 
     @property
     def source(self) -> FunctionSource:

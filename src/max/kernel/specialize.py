@@ -187,7 +187,10 @@ class _Parameters:
             self._fail(p, f"{name} is a scalar {annotation.name}, got {spec!r}")
         if not isinstance(spec, TensorSpec):
             self._fail(p, f"{name} is a tensor, got {spec!r}; a k.TensorSpec fits")
-        assert isinstance(annotation, Access)  # the only other kind that _annotation gives
+        if not isinstance(annotation, Access):
+            self._fail(
+                p, f"{name} is no tensor: k.Context fits one parameter, which takes no argument"
+            )
         access = annotation
         if access.dtype is not None and spec.dtype is not access.dtype:
             self._fail(p, f"{name} has dtype {access.dtype.name}, got {spec.dtype.name}")

@@ -100,7 +100,7 @@ def scalar_type(dtype: Any) -> ScalarType:
     if name not in _BY_NAME and dtype is not None:
         try:
             name = np.dtype(dtype).name
-        except TypeError:
+        except (TypeError, ValueError):
             name = None
     if name not in _BY_NAME:
         known = ", ".join(t.name for t in SCALAR_TYPES)
@@ -200,6 +200,8 @@ def _access(kind: str, parameters: Any) -> Access:
         )
     dtype = None if parameters[0] is None else scalar_type(parameters[0])
     rank = parameters[1] if len(parameters) == 2 else None
+    if rank is not None and (not isinstance(rank, int) or rank < 0):
+        raise TypeError(f"k.{kind.capitalize()}[dtype, rank]: a rank is an integer, got {rank!r}")
     return Access(kind, dtype, rank)
 
 

@@ -27,6 +27,7 @@ from max.kernel.types import (
 )
 
 Index = int | Atom
+MAX_WIDTH = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -175,9 +176,10 @@ def _shown(size: Index) -> str:
     return str(size) if isinstance(size, int) else "known at run time"
 
 
-def _width(fe: Host, width: Any) -> int:
-    if isinstance(width, bool) or not isinstance(width, int) or width < 1:
-        fe.fail(f"width is a positive integer known at compile time, got {describe(width)}")
+def checked_width(fe: Host, width: Any) -> int:
+    if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width <= MAX_WIDTH:
+        came = describe(width)
+        fe.fail(f"width is an integer in [1, {MAX_WIDTH}] known at compile time, got {came}")
     return width
 
 
@@ -231,7 +233,7 @@ def load(
     if width is None:
         check_indices(fe, view, indices)
         return fe.b.op("load", (address(fe, view, indices),), scalar(view.dtype))
-    width = _width(fe, width)
+    width = checked_width(fe, width)
     axis = _axis(fe, view, axis)
     type = vector(view.dtype, width)
     mask = as_mask(fe, mask, width)
@@ -521,7 +523,7 @@ def make_tile(fe: Host, dtype: Any, shape: Any, width: Any = None, fill: Any = N
     if not isinstance(sizes, tuple) or not all(isinstance(s, int) and s >= 0 for s in sizes):
         fe.fail(f"the shape of a tile is known at compile time, got {describe(shape)}")
     dtype = scalar_type(dtype)
-    type = scalar(dtype) if width is None else vector(dtype, _width(fe, width))
+    type = scalar(dtype) if width is None else vector(dtype, checked_width(fe, width))
     count = 1
     for s in sizes:
         count *= s
