@@ -322,3 +322,14 @@ def test_contexts_of_the_real_tokenizer(tiny):
     (output,) = tiny.generate(request)
     text = tiny.tokenizer.decode_now(output.tokens, skip_special_tokens=True)
     assert text == "The capital of Norway is Oslo."
+
+
+def test_the_interpreter_gives_the_same_tokens():
+    """The definition of the graph's ops, in NumPy, and the compiled kernels."""
+    from max._config import flags
+
+    prompts = [chat("What is the capital of Norway?"), "def f("]
+    values = {"quantization_encoding": "float32", "max_length": 128, "max_batch_size": 2}
+    with flags.override(MAX_INTERPRET=True):
+        found = generated(pipeline_of(TINY, **values), prompts, 8)
+    assert found == generated(pipeline_of(TINY, **values), prompts, 8)
