@@ -15,12 +15,13 @@ from max import kernel as k
 from max._kernels.lowering import KernelCall, Operand, Workspace, view
 from max._kernels.paged import layer_of, page_of
 from max._kernels.tiles import (
+    Tiling,
     dot_rows,
     multiply_columns,
     multiply_tile,
     pack_columns,
     pack_rows,
-    tile_rows,
+    tiling,
 )
 from max.dtype import DType
 
@@ -51,6 +52,16 @@ def rows_at_once(group: int, target: k.Target) -> int:
     return next((count for count in (4, 3, 5, 2) if group % count == 0), 1 if group == 1 else 4)
 
 
+def padded(size: int, multiple: int) -> int:
+    """The next multiple.
+
+    Args:
+        size: What is filled up.
+        multiple: To a multiple of this.
+    """
+    return -(-size // multiple) * multiple
+
+
 @k.inline
 def first_key(position: Any, mask: str, window: int) -> Any:
     """The first key that a query at a position sees."""
@@ -73,179 +84,118 @@ def last_key(position: Any, total: Any, mask: str) -> Any:
 
 @k.inline
 def scores_of_block(
-    scores: Any,
-    queries: Any,
-    packed: Any,
-    depth: int,
-    keys: Any,
-    first: Any,
-    count: Any,
-    rows: Any,
-    step: Any,
-    panel: Any,
-    head_dim: int,
-    height: int,
-    width: int,
+    scores: Any, queries: Any, packed: Any, keys: Any, rows: Any, panel: Any, step: int, t: Tiling
 ) -> None:
-    """`scores[row, key] = queries[row] · keys[first + key]` for the keys of a block."""
+    """`scores[row, key] = queries[row] · keys[key]` for the keys `[count, head_dim]` of a block."""
+    count = keys.shape[0]
+    head_dim = keys.shape[1]
     if rows <= FEW_ROWS:
-        last = first + count - 1
         for j in range(0, count, 4):
             for i in range(0, rows, step):
-                dot_rows(
-                    scores,
-                    i * KEYS + j,
-                    KEYS,
-                    queries,
-                    i,
-                    keys,
-                    first + j,
-                    last,
-                    step,
-                    k.f32,
-                    1,
-                    width,
-                    1,
-                )
+                dot_rows(scores[i * KEYS + j :], KEYS, queries[i:], keys[j:], step, 1, t)
     else:
-        for j in range(0, count, 2 * width):
-            for half in range(2):
-                pack_rows(
-                    panel,
-                    half * width,
-                    2 * width,
-                    keys,
-                    first + j + half * width,
-                    first + count - 1,
-                    0,
-                    head_dim,
-                    width,
-                    1,
-                    width,
-                )
-            for tile in range((rows + height - 1) // height):
-                multiply_tile(
-                    scores,
-                    tile * height * KEYS + j,
-                    KEYS,
-                    packed,
-                    tile * height * depth,
-                    1,
-                    height,
-                    panel,
-                    0,
-                    head_dim,
-                    True,
-                    height,
-                    2,
-                    width,
-                )
+        for j in range(0, count, 2 * t.width):
+            for half in range(j, k.min(j + 2 * t.width, count), t.width):
+                pack_rows(panel[half - j :], 2 * t.width, keys[half:], t.width, t)
+            for tile in range(k.ceildiv(rows, t.height)):
+                sums = scores[tile * t.height * KEYS + j :]
+                left = packed[tile * t.height * padded(head_dim, t.width) :]
+                multiply_tile(sums, KEYS, left, 1, t.height, panel, head_dim, True, t)
 
 
 @k.inline
 def add_values(
-    sums: Any,
-    stride: Any,
-    scores: Any,
-    values: Any,
-    first: Any,
-    count: Any,
-    rows: Any,
-    step: Any,
-    panel: Any,
-    head_dim: int,
-    height: int,
-    width: int,
+    sums: Any, stride: int, scores: Any, values: Any, rows: Any, panel: Any, step: int, t: Tiling
 ) -> None:
-    """`sums[row] += Σ scores[row, key] · values[first + key]`."""
+    """`sums[row] += Σ scores[row, key] · values[key]` for the values `[count, head_dim]` of a block."""
+    count = values.shape[0]
+    head_dim = values.shape[1]
     if rows <= FEW_ROWS:
         weights = scores.reshape(-1, KEYS)
-        whole = head_dim % (4 * width) == 0
-        for column in range(0, stride, 4 * width):
-            columns = 4 * width if whole else head_dim - column
+        for column in k.static_range(0, stride, 4 * t.width):
+            strip = values[:, column : min(column + 4 * t.width, head_dim)]
             for i in range(0, rows, step):
-                multiply_columns(
-                    sums,
-                    i * stride + column,
-                    stride,
-                    weights,
-                    i,
-                    count,
-                    values,
-                    first,
-                    column,
-                    columns,
-                    True,
-                    step,
-                    4,
-                    width,
-                )
+                target = sums[i * stride + column :]
+                multiply_columns(target, stride, weights[i:], strip, True, step, t.width)
     else:
-        for column in range(0, stride, 2 * width):
-            pack_columns(panel, 0, values, first, count, column, head_dim - column, 2, 1, width)
-            for tile in range((rows + height - 1) // height):
-                row = tile * height
+        for column in range(0, head_dim, 2 * t.width):
+            pack_columns(panel, values[:, column:], 2, t)
+            for tile in range(k.ceildiv(rows, t.height)):
+                row = tile * t.height
+                left = scores[row * KEYS :]
                 multiply_tile(
-                    sums,
-                    row * stride + column,
-                    stride,
-                    scores,
-                    row * KEYS,
-                    KEYS,
-                    1,
-                    panel,
-                    0,
-                    count,
-                    False,
-                    height,
-                    2,
-                    width,
+                    sums[row * stride + column :], stride, left, KEYS, 1, panel, count, False, t
                 )
 
 
 @k.inline
 def softmax_row(
-    scores: Any,
-    start: Any,
-    low: Any,
-    high: Any,
-    count: Any,
-    row: Any,
-    maxima: Any,
-    totals: Any,
-    sums: Any,
-    stride: Any,
-    width: int,
-) -> None:
-    """Turns a row of scores into weights, relative to the row's maximum so far, to which its sums are brought."""
-    largest = k.splat(k.f32(NEGATIVE_INFINITY), width)
-    for j in range(0, count, width):
-        position = k.iota(k.i32, width)
-        inside = (position >= k.i32(low - j)) & (position <= k.i32(high - j))
-        score = k.select(
-            inside, scores.load(start + j, width=width), k.splat(k.f32(NEGATIVE_INFINITY), width)
-        )
-        scores.store(start + j, value=score)
+    scores: Any, low: Any, high: Any, count: Any, maximum: Any, total: Any, sums: Any, t: Tiling
+) -> Any:
+    """Turns a row's scores into weights, relative to its maximum so far, to which its sums are brought.
+
+    Keys from `low` to `high` are seen. Gives the row's new maximum and total of weights.
+    """
+    largest = k.splat(k.f32(NEGATIVE_INFINITY), t.width)
+    for j in range(0, count, t.width):
+        key = k.iota(k.i32, t.width)
+        seen = (key >= k.i32(low - j)) & (key <= k.i32(high - j))
+        score = k.select(seen, scores.load(j, width=t.width), NEGATIVE_INFINITY)
+        scores.store(j, value=score)
         largest = k.max(largest, score)
-    before = maxima[row]
-    now = k.max(before, k.reduce_max(largest))
+    now = k.max(maximum, k.reduce_max(largest))
+    weights = k.splat(k.f32(0), t.width)
     if now > NEGATIVE_INFINITY:
-        total = k.splat(k.f32(0), width)
-        for j in range(0, count, width):
-            weight = k.exp2(scores.load(start + j, width=width) - now)
-            scores.store(start + j, value=weight)
-            total = total + weight
-        factor = k.exp2(before - now)
-        maxima[row] = now
-        totals[row] = totals[row] * factor + k.reduce_add(total)
+        for j in range(0, count, t.width):
+            weight = k.exp2(scores.load(j, width=t.width) - now)
+            scores.store(j, value=weight)
+            weights = weights + weight
+        factor = k.exp2(maximum - now)
+        total = total * factor + k.reduce_add(weights)
         if factor != 1:
-            for j in range(0, stride, width):
-                sums.store(
-                    row * stride + j, value=sums.load(row * stride + j, width=width) * factor
-                )
+            for j in range(0, sums.shape[0], t.width):
+                sums.store(j, value=sums.load(j, width=t.width) * factor)
     else:
-        for j in range(0, count, width):
-            scores.store(start + j, value=k.splat(k.f32(0), width))
+        for j in range(0, count, t.width):
+            scores.store(j, value=weights)
+    return now, total
+
+
+@k.inline
+def find_task(task: Any, offsets: Any, kv_heads: int, tokens_a_task: int) -> Any:
+    """Sequence, key head, first token and number of tokens of a task."""
+    sequence = k.i64(0)
+    rest = k.i64(task)
+    new = k.i64(offsets[1]) - k.i64(offsets[0])
+    pieces = k.ceildiv(new, tokens_a_task)
+    while rest >= pieces * kv_heads:
+        rest -= pieces * kv_heads
+        sequence += 1
+        new = k.i64(offsets[sequence + 1]) - k.i64(offsets[sequence])
+        pieces = k.ceildiv(new, tokens_a_task)
+    # the last tokens see most keys: they come first
+    first = (pieces - 1 - rest % pieces) * tokens_a_task
+    return sequence, rest // pieces, first, k.min(tokens_a_task, new - first)
+
+
+@k.inline
+def merge_parts(out: Any, parts: Any, splits: Any, head_dim: int, width: int) -> None:
+    """One row of results from the parts `[splits, head_dim + 2]`: sums, maximum and total of each."""
+    largest = k.f32(NEGATIVE_INFINITY)
+    for s in range(splits):
+        largest = k.max(largest, parts[s, head_dim])
+    total = k.f32(0)
+    for s in range(splits):
+        if parts[s, head_dim + 1] > 0:
+            total += parts[s, head_dim + 1] * k.exp2(parts[s, head_dim] - largest)
+    scale = 1 / total if total > 0 else k.f32(0)
+    for j, mask in k.vectors(head_dim, width):
+        v = k.splat(k.f32(0), width)
+        for s in range(splits):
+            if parts[s, head_dim + 1] > 0:
+                weight = k.exp2(parts[s, head_dim] - largest) * scale
+                v = v + parts.load(s, j, width=width, mask=mask) * weight
+        out.store(j, value=v, mask=mask)
 
 
 @k.kernel
@@ -265,185 +215,112 @@ def attention(
     mask: str,
     window: int,
 ) -> None:
-    """`out[token, head] = softmax(scale · q[token, head] · keys) · values`, over the keys that the mask leaves of the token's sequence."""
+    """`out[token, head] = softmax(scale · q[token, head] · keys) · values`, over the keys that the mask leaves to the token."""
     heads = q.shape[1]
     head_dim = q.shape[2]
     kv_heads = blocks.shape[4]
-    group = heads // kv_heads
-    width = ctx.target.width(k.f32)
-    height = tile_rows(ctx.target)
-    block_tokens = max(TASK_ROWS // group, 1)
-    max_rows = -(-max(block_tokens * group, FEW_ROWS) // height) * height
-    step = rows_at_once(group, ctx.target)
-    # a row of sums is a whole number of the widest column strips
-    stride = -(-head_dim // (4 * width)) * (4 * width)
-    # packed queries and keys are filled up to whole vectors
-    depth = -(-head_dim // width) * width
-    queries = ctx.scratch(k.f32, (max_rows, head_dim))
-    packed = ctx.scratch(k.f32, (max_rows * depth,))
-    scores = ctx.scratch(k.f32, (max_rows * KEYS,))
-    sums = ctx.scratch(k.f32, (max_rows * stride,))
-    maxima = ctx.scratch(k.f32, (max_rows,))
-    totals = ctx.scratch(k.f32, (max_rows,))
-    panel = ctx.scratch(k.f32, (max(depth, KEYS) * 2 * width,))
-
-    batch = cache_lengths.shape[0]
-    layer = layer_of(blocks, layer_index)
     page_size = blocks.shape[3]
+    group = heads // kv_heads
+    t = tiling(ctx.target, k.f32, k.f32)
+    step = rows_at_once(group, ctx.target)
+    tokens_a_task = max(TASK_ROWS // group, 1)
+    most_rows = padded(max(tokens_a_task * group, FEW_ROWS), t.height)
+    # packed queries and keys are filled up to whole vectors, rows of sums to whole strips of columns
+    depth = padded(head_dim, t.width)
+    stride = padded(head_dim, 4 * t.width)
+    queries = ctx.scratch(k.f32, (most_rows, head_dim))
+    packed = ctx.scratch(k.f32, (most_rows * depth,))
+    scores = ctx.scratch(k.f32, (most_rows * KEYS,))
+    sums = ctx.scratch(k.f32, (most_rows * stride,))
+    maxima = ctx.scratch(k.f32, (most_rows,))
+    totals = ctx.scratch(k.f32, (most_rows,))
+    panel = ctx.scratch(k.f32, (max(depth, KEYS) * 2 * t.width,))
+
+    layer = layer_of(blocks, layer_index)
     factor = scale[0] * LOG2_E
     tasks = k.i64(0)
     longest = k.i64(0)
-    for b in range(batch):
+    for b in range(cache_lengths.shape[0]):
         new = k.i64(offsets[b + 1]) - k.i64(offsets[b])
-        tasks += (new + block_tokens - 1) // block_tokens * kv_heads
+        tasks += k.ceildiv(new, tokens_a_task) * kv_heads
         longest = k.max(longest, k.i64(cache_lengths[b]) + new)
     splits = k.i64(1)
     if q.shape[0] * heads <= max(SPLIT_ROWS, heads) and tasks < 4 * ctx.num_workers:
-        splits = k.min((8 * ctx.num_workers + tasks - 1) // k.max(tasks, 1), longest // SPLIT_KEYS)
+        splits = k.min(k.ceildiv(8 * ctx.num_workers, k.max(tasks, 1)), longest // SPLIT_KEYS)
         splits = k.max(k.min(splits, MAX_SPLITS), 1)
 
     for task, split in ctx.parallel((tasks, splits), grain=1):
-        # which sequence, key head and tokens
-        b = k.i64(0)
-        rest = k.i64(task)
-        new = k.i64(offsets[1]) - k.i64(offsets[0])
-        here = (new + block_tokens - 1) // block_tokens
-        while rest >= here * kv_heads:
-            rest -= here * kv_heads
-            b += 1
-            new = k.i64(offsets[b + 1]) - k.i64(offsets[b])
-            here = (new + block_tokens - 1) // block_tokens
-        kv_head = rest // here
-        # the last tokens see most keys: they come first
-        token = (here - 1 - rest % here) * block_tokens
-        tokens = k.min(block_tokens, new - token)
+        sequence, kv_head, token, tokens = find_task(task, offsets, kv_heads, tokens_a_task)
         rows = tokens * group
-        start = k.i64(cache_lengths[b])
-        total = start + new
-        first_row = k.i64(offsets[b]) + token
+        first_row = k.i64(offsets[sequence]) + token
+        position = k.i64(cache_lengths[sequence]) + token
+        total = (
+            k.i64(cache_lengths[sequence]) + k.i64(offsets[sequence + 1]) - k.i64(offsets[sequence])
+        )
 
         for i in range(rows):
-            for j, tail in k.vectors(head_dim, width):
-                v = q.load(
-                    first_row + i // group, kv_head * group + i % group, j, width=width, mask=tail
-                )
-                queries.store(i, j, value=k.cast(v, k.f32) * factor, mask=tail)
+            query = q[first_row + i // group, kv_head * group + i % group]
+            for j, tail in k.vectors(head_dim, t.width):
+                v = k.cast(query.load(j, width=t.width, mask=tail), k.f32)
+                queries.store(i, j, value=v * factor, mask=tail)
             maxima[i] = NEGATIVE_INFINITY
             totals[i] = 0
-            for j in range(0, stride, width):
-                sums.store(i * stride + j, value=k.splat(k.f32(0), width))
+            for j in range(0, stride, t.width):
+                sums.store(i * stride + j, value=k.splat(k.f32(0), t.width))
         if rows > FEW_ROWS:
-            for tile in range((rows + height - 1) // height):
-                for r in k.static_range(0, height, width):
-                    pack_rows(
-                        packed,
-                        tile * height * depth + r,
-                        height,
-                        queries,
-                        tile * height + r,
-                        rows - 1,
-                        0,
-                        head_dim,
-                        min(width, height - r),
-                        1,
-                        width,
-                    )
+            for tile in range(k.ceildiv(rows, t.height)):
+                for r in k.static_range(0, t.height, t.width):
+                    if r == 0 or tile * t.height + r < rows:
+                        source = queries[tile * t.height + r : rows]
+                        target = packed[tile * t.height * depth + r :]
+                        pack_rows(target, t.height, source, min(t.width, t.height - r), t)
 
         # the part of the context that this task sees, in blocks that lie in one page
-        begin = first_key(start + token, mask, window)
-        end = last_key(start + token + tokens - 1, total, mask) + 1
-        share = (end - begin + splits - 1) // splits
-        key = begin + split * share
+        key = first_key(position, mask, window)
+        end = last_key(position + tokens - 1, total, mask) + 1
+        share = k.ceildiv(end - key, splits)
+        key += split * share
         end = k.min(end, key + share)
         while key < end:
-            page = page_of(blocks, lookup_table, b, key)
+            page = page_of(blocks, lookup_table, sequence, key)
             slot = key % page_size
             count = k.min(k.min(page_size - slot, KEYS), end - key)
-            keys = blocks[page, 0, layer][:, kv_head]
-            values = blocks[page, 1, layer][:, kv_head]
-            scores_of_block(
-                scores,
-                queries,
-                packed,
-                depth,
-                keys,
-                slot,
-                count,
-                rows,
-                step,
-                panel,
-                head_dim,
-                height,
-                width,
-            )
+            keys = blocks[page, 0, layer][slot : slot + count, kv_head]
+            values = blocks[page, 1, layer][slot : slot + count, kv_head]
+            scores_of_block(scores, queries, packed, keys, rows, panel, step, t)
             for i in range(rows):
-                position = start + token + i // group
-                low = first_key(position, mask, window) - key
-                high = k.min(last_key(position, total, mask) - key, count - 1)
-                softmax_row(
-                    scores, i * KEYS, low, high, count, i, maxima, totals, sums, stride, width
-                )
-            add_values(
-                sums,
-                stride,
-                scores,
-                values,
-                slot,
-                count,
-                rows,
-                step,
-                panel,
-                head_dim,
-                height,
-                width,
-            )
+                low = first_key(position + i // group, mask, window) - key
+                high = k.min(last_key(position + i // group, total, mask) - key, count - 1)
+                mine = scores[i * KEYS :]
+                row_sums = sums[i * stride : (i + 1) * stride]
+                now, weight = softmax_row(mine, low, high, count, maxima[i], totals[i], row_sums, t)
+                maxima[i] = now
+                totals[i] = weight
+            add_values(sums, stride, scores, values, rows, panel, step, t)
             key += count
 
         for i in range(rows):
             row = first_row + i // group
             head = kv_head * group + i % group
-            if splits == 1:
-                share_of_one = 1 / totals[i] if totals[i] > 0 else k.f32(0)
-                for j, tail in k.vectors(head_dim, width):
-                    out.store(
-                        row,
-                        head,
-                        j,
-                        value=sums.load(i * stride + j, width=width) * share_of_one,
-                        mask=tail,
-                    )
-            else:
-                part = (row * heads + head) * MAX_SPLITS + split
+            part = (row * heads + head) * MAX_SPLITS + split
+            scale_of_row = k.f32(1)
+            if splits > 1:
                 parts[part, head_dim] = maxima[i]
                 parts[part, head_dim + 1] = totals[i]
-                for j, tail in k.vectors(head_dim, width):
-                    parts.store(part, j, value=sums.load(i * stride + j, width=width), mask=tail)
+            else:
+                scale_of_row = 1 / totals[i] if totals[i] > 0 else k.f32(0)
+            for j, tail in k.vectors(head_dim, t.width):
+                v = sums.load(i * stride + j, width=t.width) * scale_of_row
+                if splits > 1:
+                    parts.store(part, j, value=v, mask=tail)
+                else:
+                    out.store(row, head, j, value=v, mask=tail)
 
     if splits > 1:
         ctx.barrier()
         for row, head in ctx.parallel((q.shape[0], heads)):
-            part = (row * heads + head) * MAX_SPLITS
-            largest = k.f32(NEGATIVE_INFINITY)
-            for s in range(splits):
-                largest = k.max(largest, parts[part + s, head_dim])
-            total = k.f32(0)
-            for s in range(splits):
-                if parts[part + s, head_dim + 1] > 0:
-                    total += parts[part + s, head_dim + 1] * k.exp2(
-                        parts[part + s, head_dim] - largest
-                    )
-            share_of_one = 1 / total if total > 0 else k.f32(0)
-            for j, tail in k.vectors(head_dim, width):
-                v = k.splat(k.f32(0), width)
-                for s in range(splits):
-                    if parts[part + s, head_dim + 1] > 0:
-                        weight = k.exp2(parts[part + s, head_dim] - largest) * share_of_one
-                        v = k.fma(
-                            parts.load(part + s, j, width=width, mask=tail),
-                            k.splat(weight, width),
-                            v,
-                        )
-                out.store(row, head, j, value=v, mask=tail)
+            first_part = (row * heads + head) * MAX_SPLITS
+            merge_parts(out[row, head], parts[first_part:], splits, head_dim, t.width)
 
 
 MASKS = ("causal", "chunked_causal", "null", "sliding_window")

@@ -17,19 +17,20 @@ from typing import Any
 from max import kernel as k
 from max._kernels.lowering import Arg, KernelCall, Operand, Workspace, product, view
 from max._kernels.tiles import (
-    accumulator_dtype,
+    Tiling,
     dot_rows,
     multiply_columns,
     multiply_tile,
     pack_columns,
     pack_rows,
-    pair_size,
-    tile_rows,
+    tiling,
 )
 from max.dtype import DType
 
 FEW_ROWS = 24
 """Up to so many rows B is not packed: dot products are as fast."""
+FEW_COLUMNS = 32
+"""Columns of a block then, which are rows of weights as checkpoints store them."""
 LANES_K = 256
 """Lanes of a K block: a panel of B of two vectors' width then takes 32 KB (AVX-512) of the L1 cache."""
 BLOCK_ROWS = 504
@@ -45,12 +46,6 @@ def identity(v: Any, row: Any, col: Any, mask: Any, extra: Any) -> Any:
 
 
 @k.inline
-def ceil_div(a: Any, b: Any) -> Any:
-    """The quotient, rounded up."""
-    return (a + b - 1) // b
-
-
-@k.inline
 def round_up(a: Any, b: Any) -> Any:
     """The next multiple of `b`."""
     return (a + b - 1) // b * b
@@ -58,69 +53,37 @@ def round_up(a: Any, b: Any) -> Any:
 
 @k.inline
 def few_rows(
-    c: Any,
-    stride: Any,
-    a: Any,
-    b: Any,
-    column: Any,
-    columns: Any,
-    rows: Any,
-    transpose_b: bool,
-    pair: int,
-    lane_dtype: Any,
-    width: int,
+    c: Any, stride: Any, a: Any, b: Any, columns: Any, transpose_b: bool, t: Tiling
 ) -> None:
-    """A block of columns for all of the few rows of A, into `c`."""
-    if transpose_b:
-        last = b.shape[0] - 1
-        for j in range(0, columns, 4):
-            i = k.i64(0)
-            while i + 4 <= rows:
-                dot_rows(
-                    c,
-                    i * stride + j,
-                    stride,
-                    a,
-                    i,
-                    b,
-                    column + j,
-                    last,
-                    4,
-                    lane_dtype,
-                    pair,
-                    width,
-                    1,
-                )
-                i += 4
-            while i < rows:
-                dot_rows(
-                    c,
-                    i * stride + j,
-                    stride,
-                    a,
-                    i,
-                    b,
-                    column + j,
-                    last,
-                    1,
-                    lane_dtype,
-                    pair,
-                    width,
-                    2,
-                )
-                i += 1
-    else:
+    """A block of columns for all of the few rows of A, into `c`; `b` begins at the block."""
+    for j in range(0, columns, 4 if transpose_b else 4 * t.width):
         i = k.i64(0)
-        while i + 4 <= rows:
-            multiply_columns(
-                c, i * stride, stride, a, i, a.shape[1], b, 0, column, columns, False, 4, 4, width
-            )
+        while i + 4 <= a.shape[0]:
+            if transpose_b:
+                dot_rows(c[i * stride + j :], stride, a[i:], b[j:], 4, 1, t)
+            else:
+                multiply_columns(c[i * stride + j :], stride, a[i:], b[:, j:], False, 4, t.width)
             i += 4
-        while i < rows:
-            multiply_columns(
-                c, i * stride, stride, a, i, a.shape[1], b, 0, column, columns, False, 1, 4, width
-            )
+        while i < a.shape[0]:
+            if transpose_b:
+                dot_rows(c[i * stride + j :], stride, a[i:], b[j:], 1, 2, t)
+            else:
+                multiply_columns(c[i * stride + j :], stride, a[i:], b[:, j:], False, 1, t.width)
             i += 1
+
+
+@k.inline
+def pack_a(packed: Any, a: Any, tile: Any, tiles: Any, block: Any, t: Tiling) -> None:
+    """Packs one row tile of A `[M, K]`: the K blocks one after the other, in each the row tiles."""
+    for n in range(k.ceildiv(a.shape[1], block)):
+        begin = n * block
+        length = k.min(block, a.shape[1] - begin)
+        depth = round_up(k.ceildiv(length, t.pair), t.width)
+        start = (begin // t.pair * tiles + tile * depth) * t.height
+        rows = a[tile * t.height :, begin : begin + length]
+        for r in k.static_range(0, t.height, t.width):
+            if r == 0 or tile * t.height + r < a.shape[0]:
+                pack_rows(packed[start + r :], t.height, rows[r:], min(t.width, t.height - r), t)
 
 
 @k.inline
@@ -128,62 +91,34 @@ def many_rows(
     c: Any,
     stride: Any,
     packed: Any,
-    panel: Any,
-    b: Any,
-    column: Any,
-    columns: Any,
-    blocks: Any,
-    block: Any,
-    size: Any,
     tiles: Any,
     first_tile: Any,
     last_tile: Any,
+    b: Any,
+    panel: Any,
+    size: Any,
+    block: Any,
+    columns: Any,
     transpose_b: bool,
-    pair: int,
-    width: int,
-    height: int,
+    t: Tiling,
 ) -> None:
-    """A block of columns for some row tiles of the packed A, into `c`; `block` and `blocks` are how k is cut."""
-    for n in range(blocks):
+    """A block of columns for some row tiles of the packed A, into `c`; `b` begins at the block."""
+    # one block at least: it sets the sums to 0 where K is 0
+    for n in range(k.max(k.ceildiv(size, block), 1)):
         begin = n * block
         length = k.min(block, size - begin)
-        depth = round_up(ceil_div(length, pair), width)
+        depth = k.ceildiv(length, t.pair)
         if transpose_b:
-            for half in range(2):
+            for column in range(0, columns, t.width):
                 pack_rows(
-                    panel,
-                    half * width,
-                    2 * width,
-                    b,
-                    column + half * width,
-                    b.shape[0] - 1,
-                    begin,
-                    length,
-                    width,
-                    pair,
-                    width,
+                    panel[column:], 2 * t.width, b[column:, begin : begin + length], t.width, t
                 )
         else:
-            pack_columns(panel, 0, b, begin, length, column, columns, 2, pair, width)
-        start = begin // pair * (tiles * height)
+            pack_columns(panel, b[begin : begin + length, :columns], 2, t)
         for tile in range(first_tile, last_tile):
-            row = (tile - first_tile) * height
-            multiply_tile(
-                c,
-                row * stride,
-                stride,
-                packed,
-                start + tile * height * depth,
-                1,
-                height,
-                panel,
-                0,
-                ceil_div(length, pair),
-                n == 0,
-                height,
-                2,
-                width,
-            )
+            start = (begin // t.pair * tiles + tile * round_up(depth, t.width)) * t.height
+            sums = c[(tile - first_tile) * t.height * stride :]
+            multiply_tile(sums, stride, packed[start:], 1, t.height, panel, depth, n == 0, t)
 
 
 @k.kernel
@@ -198,108 +133,57 @@ def matmul(
     epilogue: Any = identity,
 ) -> None:
     """`out[batch * M, N] = epilogue(a[batch, M, K] @ b[batch, K, N])`; with `transpose_b`, `b` is `[batch, N, K]`."""
-    sum_dtype = accumulator_dtype(a.dtype, b.dtype)
-    pair = pair_size(ctx.target, a.dtype, b.dtype)
-    lane_dtype = k.i32 if pair == 2 else sum_dtype
-    width = ctx.target.width(sum_dtype)
-    height = tile_rows(ctx.target)
+    t = tiling(ctx.target, a.dtype, b.dtype)
     batches = a.shape[0]
     rows = a.shape[1]
     size = a.shape[2]
     columns = out.shape[1]
-    c = ctx.scratch(sum_dtype, (BLOCK_ROWS * 2 * width,))
-    panel = ctx.scratch(lane_dtype, (LANES_K * 2 * width,))
-    packed = workspace.view(lane_dtype)
+    c = ctx.scratch(t.sums, (BLOCK_ROWS * 2 * t.width,))
+    panel = ctx.scratch(t.lane, (LANES_K * 2 * t.width,))
+    packed = workspace.view(t.lane)
 
     many = rows > FEW_ROWS
-    tiles = ceil_div(rows, height)
-    # lanes of one batch's packed A: rows and k are filled up to whole tiles and vectors
-    packed_size = tiles * height * round_up(ceil_div(size, pair), width)
-    blocks = k.max(ceil_div(size, LANES_K * pair), 1)
-    block = round_up(ceil_div(size, blocks), width * pair)
-    column_step = k.i64(4 * width) if not transpose_b else k.i64(32)
+    tiles = k.ceildiv(rows, t.height)
+    # K is cut into equal blocks of whole vectors
+    blocks = k.max(k.ceildiv(size, LANES_K * t.pair), 1)
+    block = k.max(round_up(k.ceildiv(size, blocks), t.step), t.step)
+    # lanes of one batch's packed A: rows and K are filled up to whole tiles and vectors
+    packed_size = tiles * t.height * round_up(k.ceildiv(size, t.pair), t.width)
+    stride = k.i64(FEW_COLUMNS if transpose_b else 4 * t.width)
     row_blocks = k.i64(1)
     if many:
         for batch, tile in ctx.parallel((batches, tiles)):
-            for n in range(blocks):
-                begin = n * block
-                length = k.min(block, size - begin)
-                depth = round_up(ceil_div(length, pair), width)
-                start = (
-                    batch * packed_size + begin // pair * (tiles * height) + tile * height * depth
-                )
-                for r in k.static_range(0, height, width):
-                    pack_rows(
-                        packed,
-                        start + r,
-                        height,
-                        a[batch],
-                        tile * height + r,
-                        rows - 1,
-                        begin,
-                        length,
-                        min(width, height - r),
-                        pair,
-                        width,
-                    )
+            pack_a(packed[batch * packed_size :], a[batch], tile, tiles, block, t)
         ctx.barrier()
-        column_step = k.i64(2 * width)
+        stride = k.i64(2 * t.width)
         # enough blocks for every worker, unless that makes them less than four tiles high
-        wanted = ceil_div(4 * ctx.num_workers, k.max(ceil_div(columns, column_step) * batches, 1))
-        row_blocks = k.max(ceil_div(rows, BLOCK_ROWS), k.min(wanted, ceil_div(tiles, 4)))
-    tiles_a_block = ceil_div(tiles, row_blocks)
+        wanted = k.ceildiv(4 * ctx.num_workers, k.max(k.ceildiv(columns, stride) * batches, 1))
+        row_blocks = k.max(k.ceildiv(rows, BLOCK_ROWS), k.min(wanted, k.ceildiv(tiles, 4)))
+    tiles_a_block = k.ceildiv(tiles, row_blocks)
 
-    for batch, row_block, column_block in ctx.parallel(
-        (batches, row_blocks, ceil_div(columns, column_step)), grain=1
-    ):
-        column = column_block * column_step
-        here = k.min(column_step, columns - column)
+    shape = (batches, row_blocks, k.ceildiv(columns, stride))
+    for batch, row_block, column_block in ctx.parallel(shape, grain=1):
+        column = column_block * stride
+        here = k.min(stride, columns - column)
+        strip = b[batch, column:] if transpose_b else b[batch, :, column:]
         row = k.i64(0)
         count = rows
         if many:
-            first_tile = row_block * tiles_a_block
-            last_tile = k.min(first_tile + tiles_a_block, tiles)
-            row = first_tile * height
-            count = k.min(last_tile * height, rows) - row
-            mine = packed[batch * packed_size : (batch + 1) * packed_size]
+            first = row_block * tiles_a_block
+            last = k.min(first + tiles_a_block, tiles)
+            row = first * t.height
+            count = k.min(last * t.height, rows) - row
+            mine = packed[batch * packed_size :]
             many_rows(
-                c,
-                column_step,
-                mine,
-                panel,
-                b[batch],
-                column,
-                here,
-                blocks,
-                block,
-                size,
-                tiles,
-                first_tile,
-                last_tile,
-                transpose_b,
-                pair,
-                width,
-                height,
+                c, stride, mine, tiles, first, last, strip, panel, size, block, here, transpose_b, t
             )
         else:
-            few_rows(
-                c,
-                column_step,
-                a[batch],
-                b[batch],
-                column,
-                here,
-                rows,
-                transpose_b,
-                pair,
-                lane_dtype,
-                width,
-            )
+            few_rows(c, stride, a[batch], strip, here, transpose_b, t)
         for i in range(count):
             at = batch * rows + row + i
-            for j, mask in k.vectors(here, width):
-                v = epilogue(c.load(i * column_step + j, width=width), at, column + j, mask, extra)
-                out.store(at, column + j, value=v, mask=mask)
+            for j, mask in k.vectors(here, t.width):
+                v = c.load(i * stride + j, width=t.width)
+                out.store(at, column + j, value=epilogue(v, at, column + j, mask, extra), mask=mask)
 
 
 def _lower_matmul(

@@ -1,51 +1,57 @@
 """Register-tile micro-kernels, shared by matmul and attention.
 
-Operands are views; where the layout is packed they are flat, so that one piece of code serves weights, packed panels and
-pages of a cache. Packed layouts:
-
-- a panel of A: `[k / pair][rows][pair]`, `rows` = the height of the register tile;
-- a panel of B: `[k / pair][columns][pair]`, `columns` = its width.
-
-`pair` is 2 where products are made by `dot_bf16` (two neighbours in k share a 32-bit lane), else 1.
+Operands are views that begin where the work begins, so that one piece of code serves weights, packed panels and pages of a
+cache. Matrices of sums (`c`) and packed panels are flat. A panel is `[k / pair][rows][pair]`, for A with the rows of a register
+tile, for B with its columns; `pair` is 2 where products are made by `dot_bf16` (two neighbours in k share a 32-bit lane), else 1.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from max import kernel as k
 from max.kernel import Target
 
 
-def tile_rows(target: Target) -> int:
-    """Rows of the register tile: what leaves registers for two vectors of B and one of A.
+@dataclass(frozen=True)
+class Tiling:
+    """How products are made on a machine: known at compile time.
 
     Args:
-        target: The machine.
+        sums: Element type in which products are summed.
+        lane: Element type of a lane of a packed panel (i32 holds two bf16).
+        pair: Neighbours in k that share a lane.
+        width: Lanes of a vector.
+        height: Rows of the register tile: what leaves registers for two vectors of B and one of A.
     """
-    return 12 if target.registers >= 32 else 6
+
+    sums: k.ScalarType
+    lane: k.ScalarType
+    pair: int
+    width: int
+    height: int
+
+    @property
+    def step(self) -> int:
+        """Neighbours in k that fill a vector."""
+        return self.width * self.pair
 
 
-def pair_size(target: Target, a: k.ScalarType, b: k.ScalarType) -> int:
-    """Neighbours in k that share a lane of a packed panel.
+def tiling(target: Target, a: k.ScalarType, b: k.ScalarType) -> Tiling:
+    """The tiling for operands of two element types: sums in the wider one, f32 at least for floats.
 
     Args:
         target: The machine.
         a: Element type of the left operand.
         b: Element type of the right operand.
     """
-    return 2 if a is k.bf16 and b is k.bf16 and target.has("avx512bf16") else 1
-
-
-def accumulator_dtype(a: k.ScalarType, b: k.ScalarType) -> k.ScalarType:
-    """Element type in which products are summed: the wider operand's, f32 at least for floats.
-
-    Args:
-        a: Element type of the left operand.
-        b: Element type of the right operand.
-    """
-    wide = a if a.bits >= b.bits else b
-    return k.f32 if wide.is_float and wide.bits < 32 else wide
+    sums = a if a.bits >= b.bits else b
+    if sums.is_float and sums.bits < 32:
+        sums = k.f32
+    pairs = a is k.bf16 and b is k.bf16 and target.has("avx512bf16")
+    height = 12 if target.registers >= 32 else 6
+    return Tiling(sums, k.i32 if pairs else sums, 2 if pairs else 1, target.width(sums), height)
 
 
 def _unpack(width: int, group: int, high: int) -> tuple[int, ...]:
@@ -129,198 +135,107 @@ def multiply_add(acc: Any, x: Any, y: Any) -> Any:
 
 
 @k.inline
-def pack_block(
-    panel: Any,
-    first: Any,
-    stride: Any,
-    source: Any,
-    row: Any,
-    last_row: Any,
-    column: Any,
-    mask: Any,
-    count: Any,
-    pair: int,
-    width: int,
-) -> None:
-    """Transposes `width` lanes in k of `count` rows into a panel."""
-    block = k.tile(panel.dtype, (width,), width=width)
-    for r in k.static_range(width):
+def pack_block(panel: Any, stride: Any, source: Any, mask: Any, count: int, t: Tiling) -> None:
+    """Transposes the first `width` lanes in k of `count` rows into a panel."""
+    block = k.tile(t.lane, (t.width,), width=t.width)
+    last = source.shape[0] - 1
+    for r in k.static_range(t.width):
         if r < count:
-            elements = source.load(k.min(row + r, last_row), column, width=width * pair, mask=mask)
-            block[r] = lanes(elements, panel.dtype)
+            block[r] = lanes(source.load(k.min(r, last), 0, width=t.step, mask=mask), t.lane)
         else:
             block[r] = block[0]
-    transpose(block, width)
-    for r in k.static_range(width):
-        inside = None if count == width else k.iota(k.i32, width) < count
-        panel.store(first + r * stride, value=block[r], mask=inside)
+    transpose(block, t.width)
+    inside = None if count == t.width else k.iota(k.i32, t.width) < count
+    for r in k.static_range(t.width):
+        panel.store(r * stride, value=block[r], mask=inside)
 
 
 @k.inline
-def pack_rows(
-    panel: Any,
-    start: Any,
-    stride: Any,
-    source: Any,
-    row: Any,
-    last_row: Any,
-    column: Any,
-    size: Any,
-    count: Any,
-    pair: int,
-    width: int,
-) -> None:
-    """Packs rows of `source` `[rows, k]` side by side: `panel[start + i * stride + r]` is lane `i` of row `row + r`.
+def pack_rows(panel: Any, stride: Any, source: Any, count: int, t: Tiling) -> None:
+    """Packs rows side by side: `panel[i * stride + r]` is lane `i` of row `r`.
 
-    Where lanes have 32 bits, `i` goes on, with lanes of 0, to the next multiple of `width`.
+    Where lanes have 32 bits, `i` goes on, with lanes of 0, to the next multiple of the width.
 
     Args:
         panel: Flat view of lanes.
-        start: Where the panel begins.
         stride: Lanes from one k to the next.
-        source: The rows, contiguous along k.
-        row: First row; rows after `last_row` are packed as copies of it.
-        last_row: Last row there is.
-        column: First k.
-        size: How many k.
-        count: Rows to pack, at most `width` where lanes have 32 bits.
-        pair: Neighbours in k that share a lane.
-        width: Lanes of a vector.
+        source: `[rows, k]`, contiguous along k; its last row stands in for those that it has not.
+        count: Rows to pack, at most the width of a vector where lanes have 32 bits.
+        t: The tiling.
     """
-    step = width * pair
-    if panel.dtype.bits == 32 and width >= 4:
+    size = source.shape[1]
+    if t.lane.bits == 32 and t.width >= 4:
         if k.target().has("avx512bw"):
             # masked loads cost nothing here: one body for full and partial blocks
-            for i in range(0, size, step):
-                mask = k.iota(k.i32, step) < k.i32(size - i)
-                pack_block(
-                    panel,
-                    start + i // pair * stride,
-                    stride,
-                    source,
-                    row,
-                    last_row,
-                    column + i,
-                    mask,
-                    count,
-                    pair,
-                    width,
-                )
+            for i in range(0, size, t.step):
+                mask = k.iota(k.i32, t.step) < k.i32(size - i)
+                pack_block(panel[i // t.pair * stride :], stride, source[:, i:], mask, count, t)
         else:
-            for i, mask in k.vectors(size, step):
-                pack_block(
-                    panel,
-                    start + i // pair * stride,
-                    stride,
-                    source,
-                    row,
-                    last_row,
-                    column + i,
-                    mask,
-                    count,
-                    pair,
-                    width,
-                )
+            for i, mask in k.vectors(size, t.step):
+                pack_block(panel[i // t.pair * stride :], stride, source[:, i:], mask, count, t)
     else:
         for r in range(count):
             for i in range(size):
-                panel[start + i * stride + r] = k.cast(
-                    source[k.min(row + r, last_row), column + i], panel.dtype
-                )
+                element = source[k.min(r, source.shape[0] - 1), i]
+                panel[i * stride + r] = k.cast(element, t.lane)
 
 
 @k.inline
-def pack_columns(
-    panel: Any,
-    start: Any,
-    source: Any,
-    row: Any,
-    size: Any,
-    column: Any,
-    columns: Any,
-    vectors: int,
-    pair: int,
-    width: int,
-) -> None:
-    """Packs columns of `source` `[k, columns]`, which are contiguous already, into a panel of B.
+def pack_columns(panel: Any, source: Any, vectors: int, t: Tiling) -> None:
+    """Packs columns, which are contiguous already, into a panel of B; the panel's other columns are 0.
 
     Args:
         panel: Flat view of lanes.
-        start: Where the panel begins.
-        source: The matrix.
-        row: First k.
-        size: How many k.
-        column: First column.
-        columns: How many columns there are from there; the panel's others are 0.
+        source: `[k, columns]`.
         vectors: Width of the panel in vectors.
-        pair: Neighbours in k that share a lane.
-        width: Lanes of a vector.
+        t: The tiling.
     """
-    for i in range(0, size, pair):
+    for i in range(0, source.shape[0], t.pair):
         for j in k.static_range(vectors):
-            target = start + (i // pair * vectors + j) * width
-            mask = k.iota(k.i64, width) + j * width < columns
-            here = source.load(row + i, column + j * width, width=width, mask=mask)
-            if pair == 1:
-                panel.store(target, value=k.cast(here, panel.dtype))
+            target = (i // t.pair * vectors + j) * t.width
+            mask = k.iota(k.i64, t.width) + j * t.width < source.shape[1]
+            here = source.load(i, j * t.width, width=t.width, mask=mask)
+            if t.pair == 1:
+                panel.store(target, value=k.cast(here, t.lane))
             else:
-                there = k.splat(k.bf16(0), width)
-                if i + 1 < size:
-                    there = source.load(row + i + 1, column + j * width, width=width, mask=mask)
-                panel.store(target, value=k.bitcast(k.interleave(here, there), panel.dtype))
+                there = k.splat(k.bf16(0), t.width)
+                if i + 1 < source.shape[0]:
+                    there = source.load(i + 1, j * t.width, width=t.width, mask=mask)
+                panel.store(target, value=k.bitcast(k.interleave(here, there), t.lane))
 
 
 @k.inline
 def multiply_tile(
-    c: Any,
-    c_start: Any,
-    c_stride: Any,
-    a: Any,
-    a_start: Any,
-    a_row: Any,
-    a_step: Any,
-    b: Any,
-    b_start: Any,
-    size: Any,
-    first: Any,
-    rows: Any,
-    vectors: int,
-    width: int,
+    c: Any, c_row: Any, a: Any, a_row: Any, a_step: Any, b: Any, size: Any, first: Any, t: Tiling
 ) -> None:
-    """Multiplies a panel of A by a packed panel of B: `rows × vectors·width` sums in registers.
+    """Multiplies a panel of A by a packed panel of B of two vectors' width: a register tile of sums.
 
     Args:
         c: Flat view of sums; set where `first`, else added to.
-        c_start: Where the tile begins.
-        c_stride: Elements from row to row.
+        c_row: Elements from row to row.
         a: Flat view of lanes.
-        a_start: Where the panel of A begins.
         a_row: Lanes from row to row of A (1 in a packed panel).
-        a_step: Lanes from one k to the next (`rows` in a packed panel).
+        a_step: Lanes from one k to the next (the tile's height in a packed panel).
         b: Flat view of lanes.
-        b_start: Where the panel of B begins.
         size: Lanes in k.
         first: Whether nothing was summed yet.
-        rows: Height of the tile.
-        vectors: Its width in vectors.
-        width: Lanes of a vector.
+        t: The tiling.
     """
-    sums = k.tile(c.dtype, (rows, vectors), width=width, fill=0)
+    sums = k.tile(t.sums, (t.height, 2), width=t.width, fill=0)
     if not first:
-        for i in k.static_range(rows):
-            for j in k.static_range(vectors):
-                sums[i, j] = c.load(c_start + i * c_stride + j * width, width=width)
+        for i in k.static_range(t.height):
+            for j in k.static_range(2):
+                sums[i, j] = c.load(i * c_row + j * t.width, width=t.width)
     for n in range(size):
-        right = k.tile(b.dtype, (vectors,), width=width)
-        for j in k.static_range(vectors):
-            right[j] = b.load(b_start + n * (vectors * width) + j * width, width=width)
-        for i in k.static_range(rows):
-            left = k.splat(a[a_start + n * a_step + i * a_row], width)
-            for j in k.static_range(vectors):
-                sums[i, j] = multiply_add(sums[i, j], left, right[j])
-    for i in k.static_range(rows):
-        for j in k.static_range(vectors):
-            c.store(c_start + i * c_stride + j * width, value=sums[i, j])
+        low = b.load(n * (2 * t.width), width=t.width)
+        high = b.load(n * (2 * t.width) + t.width, width=t.width)
+        for i in k.static_range(t.height):
+            left = k.splat(a[n * a_step + i * a_row], t.width)
+            sums[i, 0] = multiply_add(sums[i, 0], left, low)
+            sums[i, 1] = multiply_add(sums[i, 1], left, high)
+    for i in k.static_range(t.height):
+        for j in k.static_range(2):
+            c.store(i * c_row + j * t.width, value=sums[i, j])
 
 
 @k.inline
@@ -337,135 +252,88 @@ def four_sums(a: Any, b: Any, c: Any, d: Any, width: int) -> Any:
 
 
 @k.inline
-def dot_rows(
-    c: Any,
-    c_start: Any,
-    c_stride: Any,
-    a: Any,
-    a_row: Any,
-    b: Any,
-    b_row: Any,
-    b_last: Any,
-    rows_a: int,
-    lane_dtype: Any,
-    pair: int,
-    width: int,
-    unroll: int,
-) -> None:
-    """Dot products of a few rows of A with four of B, all contiguous along k: `c[i, j] = a[a_row + i] · b[b_row + j]`.
-
-    Args:
-        c: Flat view of sums.
-        c_start: Where the block begins.
-        c_stride: Elements from row to row.
-        a: `[rows, k]`.
-        a_row: First row of A.
-        b: `[rows, k]`.
-        b_row: First row of B.
-        b_last: Last row of B; it stands in for those after it.
-        rows_a: Rows of A at once.
-        lane_dtype: Lanes to multiply in.
-        pair: Neighbours in k that share a lane.
-        width: Lanes of a vector.
-        unroll: Steps in flight.
-    """
-    step = width * pair
-    size = a.shape[1]
-    rows_b = 4
-    sums = k.tile(c.dtype, (unroll, rows_a, rows_b), width=width, fill=0)
-    whole = size - size % (step * unroll)
-    for n in range(0, whole, step * unroll):
-        for u in k.static_range(unroll):
-            left = k.tile(lane_dtype, (rows_a,), width=width)
-            for i in k.static_range(rows_a):
-                left[i] = lanes(a.load(a_row + i, n + u * step, width=step), lane_dtype)
-            for j in k.static_range(rows_b):
-                right = lanes(
-                    b.load(k.min(b_row + j, b_last), n + u * step, width=step), lane_dtype
-                )
-                for i in k.static_range(rows_a):
-                    sums[u, i, j] = multiply_add(sums[u, i, j], left[i], right)
-    for n, mask in k.vectors(size - whole, step):
-        left = k.tile(lane_dtype, (rows_a,), width=width)
-        for i in k.static_range(rows_a):
-            left[i] = lanes(a.load(a_row + i, whole + n, width=step, mask=mask), lane_dtype)
-        for j in k.static_range(rows_b):
-            right = lanes(
-                b.load(k.min(b_row + j, b_last), whole + n, width=step, mask=mask), lane_dtype
-            )
-            for i in k.static_range(rows_a):
-                sums[0, i, j] = multiply_add(sums[0, i, j], left[i], right)
-    for i in k.static_range(rows_a):
-        for j in k.static_range(rows_b):
-            for u in k.static_range(1, unroll):
-                sums[0, i, j] = sums[0, i, j] + sums[u, i, j]
-        if c.dtype.bits == 32 and width >= 4:
-            c.store(
-                c_start + i * c_stride,
-                value=four_sums(sums[0, i, 0], sums[0, i, 1], sums[0, i, 2], sums[0, i, 3], width),
-            )
-        else:
-            for j in k.static_range(4):
-                c[c_start + i * c_stride + j] = k.reduce_add(sums[0, i, j])
+def dot_step(sums: Any, a: Any, b: Any, mask: Any, rows: int, t: Tiling) -> None:
+    """Multiplies one vector in k of a few rows of A and of four of B, lane by lane."""
+    left = k.tile(t.lane, (rows,), width=t.width)
+    for i in k.static_range(rows):
+        left[i] = lanes(a.load(i, 0, width=t.step, mask=mask), t.lane)
+    for j in k.static_range(4):
+        row = k.min(j, b.shape[0] - 1)
+        right = lanes(b.load(row, 0, width=t.step, mask=mask), t.lane)
+        for i in k.static_range(rows):
+            sums[i, j] = multiply_add(sums[i, j], left[i], right)
 
 
 @k.inline
-def multiply_columns(
-    c: Any,
-    c_start: Any,
-    c_stride: Any,
-    a: Any,
-    a_row: Any,
-    size: Any,
-    b: Any,
-    b_row: Any,
-    column: Any,
-    columns: Any,
-    add: Any,
-    rows: Any,
-    vectors: int,
-    width: int,
-) -> None:
-    """Multiplies a few rows of A by columns of B `[k, columns]`, read where they are.
+def dot_rows(c: Any, c_row: Any, a: Any, b: Any, rows: int, unroll: int, t: Tiling) -> None:
+    """Dot products of a few rows of A with four of B, all contiguous along k: `c[i, j] = a[i] · b[j]`.
 
     Args:
-        c: Flat view of sums; set, or added to where `add`.
-        c_start: Where the block begins.
-        c_stride: Elements from row to row.
+        c: Flat view of sums.
+        c_row: Elements from row to row.
         a: `[rows, k]`.
-        a_row: First row of A.
-        size: How many k.
-        b: `[k, columns]`.
-        b_row: Row of B that goes with the first k.
-        column: First column.
-        columns: How many columns there are from there; the block may be wider.
-        add: Whether sums are added to (compile time).
+        b: `[rows, k]`; its last row stands in for those that it has not.
         rows: Rows of A at once.
-        vectors: Columns at once, in vectors.
+        unroll: Steps in k at once, each with sums of its own: for few rows, 2 hide the latency.
+        t: The tiling.
+    """
+    size = a.shape[1]
+    sums = k.tile(t.sums, (rows, 4), width=t.width, fill=0)
+    others = k.tile(t.sums, (rows, 4), width=t.width, fill=0)
+    whole = size - size % (t.step * unroll)
+    for n in range(0, whole, t.step * unroll):
+        dot_step(sums, a[:, n:], b[:, n:], None, rows, t)
+        if unroll == 2:
+            dot_step(others, a[:, n + t.step :], b[:, n + t.step :], None, rows, t)
+    for n, mask in k.vectors(whole, size, t.step):
+        dot_step(sums, a[:, n:], b[:, n:], mask, rows, t)
+    for i in k.static_range(rows):
+        for j in k.static_range(4):
+            if unroll == 2:
+                sums[i, j] = sums[i, j] + others[i, j]
+        if t.sums.bits == 32 and t.width >= 4:
+            four = four_sums(sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3], t.width)
+            c.store(i * c_row, value=four)
+        else:
+            for j in k.static_range(4):
+                c[i * c_row + j] = k.reduce_add(sums[i, j])
+
+
+@k.inline
+def column_step(sums: Any, a: Any, b: Any, n: Any, masked: bool, rows: int, width: int) -> None:
+    """Adds the products of column `n` of A with the vectors of row `n` of B."""
+    for j in k.static_range(4):
+        mask = k.iota(k.i64, width) + j * width < b.shape[1] if masked else None
+        right = k.cast(b.load(n, j * width, width=width, mask=mask), sums.dtype)
+        for i in k.static_range(rows):
+            left = k.splat(k.cast(a[i, n], sums.dtype), width)
+            sums[i, j] = multiply_add(sums[i, j], left, right)
+
+
+@k.inline
+def multiply_columns(c: Any, c_row: Any, a: Any, b: Any, add: bool, rows: int, width: int) -> None:
+    """Multiplies a few rows of A by up to four vectors of columns of B, read where they are.
+
+    Args:
+        c: Flat view of sums, four vectors wide; set, or added to where `add`.
+        c_row: Elements from row to row.
+        a: `[rows, k]`.
+        b: `[k, columns]`.
+        add: Whether sums are added to.
+        rows: Rows of A at once.
         width: Lanes of a vector.
     """
-    sums = k.tile(c.dtype, (rows, vectors), width=width, fill=0)
+    sums = k.tile(c.dtype, (rows, 4), width=width, fill=0)
     if add:
         for i in k.static_range(rows):
-            for j in k.static_range(vectors):
-                sums[i, j] = c.load(c_start + i * c_stride + j * width, width=width)
-    if columns >= vectors * width:
-        for n in range(size):
-            for j in k.static_range(vectors):
-                right = k.cast(b.load(b_row + n, column + j * width, width=width), c.dtype)
-                for i in k.static_range(rows):
-                    left = k.splat(k.cast(a[a_row + i, n], c.dtype), width)
-                    sums[i, j] = multiply_add(sums[i, j], left, right)
+            for j in k.static_range(4):
+                sums[i, j] = c.load(i * c_row + j * width, width=width)
+    if b.shape[1] >= 4 * width:
+        for n in range(b.shape[0]):
+            column_step(sums, a, b, n, False, rows, width)
     else:
-        for n in range(size):
-            for j in k.static_range(vectors):
-                mask = k.iota(k.i64, width) + j * width < columns
-                right = k.cast(
-                    b.load(b_row + n, column + j * width, width=width, mask=mask), c.dtype
-                )
-                for i in k.static_range(rows):
-                    left = k.splat(k.cast(a[a_row + i, n], c.dtype), width)
-                    sums[i, j] = multiply_add(sums[i, j], left, right)
+        for n in range(b.shape[0]):
+            column_step(sums, a, b, n, True, rows, width)
     for i in k.static_range(rows):
-        for j in k.static_range(vectors):
-            c.store(c_start + i * c_stride + j * width, value=sums[i, j])
+        for j in k.static_range(4):
+            c.store(i * c_row + j * width, value=sums[i, j])
