@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from max.pipelines.core.exceptions import ModelFilesError
+from max.pipelines.core.exceptions import ModelFilesError, did_you_mean
 from max.pipelines.lib.config_enums import RepoType, SupportedEncoding
 from max.pipelines.lib.hf_config import read_json
 from max.pipelines.lib.weight_files import TensorEntry, encoding_of, read_safetensors_header
@@ -30,9 +30,14 @@ _FORMATS = {".safetensors": "safetensors", ".gguf": "gguf", ".pt": "pytorch", ".
 
 
 def _looks_local(repo_id: str) -> bool:
-    """Whether a name is a path and not a hub name, though nothing is there."""
+    """Whether a name is a path and not a hub name, though nothing is there.
+
+    So is a name in a folder that is there: whoever misspells ``models/llama`` shall not wait for the
+    hub's answer.
+    """
     return (
-        Path(repo_id).is_absolute()
+        ("/" in repo_id and Path(repo_id).parent.is_dir())
+        or Path(repo_id).is_absolute()
         or repo_id.startswith((".", "~"))
         or repo_id.count("/") > 1
         or "\\" in repo_id
@@ -113,6 +118,8 @@ class HuggingFaceRepo:
             object.__setattr__(self, "repo_type", RepoType.local if local else RepoType.online)
         if self.repo_type == RepoType.local and not folder.is_dir():
             what = "is a file, not a folder" if folder.is_file() else "does not exist"
+            if not folder.exists() and folder.parent.is_dir():
+                what += did_you_mean(folder.name, (p.name for p in folder.parent.iterdir()))
             raise ModelFilesError(
                 f"model folder {self.repo_id} {what}",
                 "Give the path of a model folder (config.json, tokenizer.json, *.safetensors), or "
