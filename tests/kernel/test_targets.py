@@ -134,6 +134,43 @@ def test_dot_bf16(name, width):
     np.testing.assert_allclose(out, 1 + products, rtol=1e-5, atol=1e-5)
 
 
+@k.kernel
+def dots_i8(out: k.Output[k.i32, 1], a: k.Input[k.u8, 1], b: k.Input[k.i8, 1], *, W: int):
+    acc = k.splat(k.i32(3), W)
+    for j in range(0, a.shape[0], 4 * W):
+        acc = k.dot_i8(acc, a.load(j, width=4 * W), b.load(j, width=4 * W))
+    out.store(0, value=acc)
+
+
+@pytest.mark.parametrize("width", [4, 8, 16, 32, 48])
+@pytest.mark.parametrize(
+    "features",
+    [["avx2"], ["avx512f", "avx512bw", "avx512vl", "avx512vnni"], ["avx2", "avxvnni"]],
+    ids=str,
+)
+def test_dot_i8(features, width):
+    host = k.host_target()
+    if not all(host.has(f) for f in features):
+        pytest.skip(f"this machine lacks {features}")
+    rng = np.random.default_rng(0)
+    a = rng.integers(0, 256, 12 * width).astype(np.uint8)
+    b = rng.integers(-128, 128, 12 * width).astype(np.int8)
+    out = np.zeros(width, np.int32)
+    target = k.Target(frozenset(features), host.triple, "x86-64")
+    compiled(dots_i8, [out, a, b], {"W": width}, target=target)
+    plain = np.zeros(width, np.int32)
+    k.interpret(dots_i8, [plain, a, b], {"W": width})
+    want = 3 + (a.astype(np.int64) * b).reshape(-1, width, 4).sum((0, 2))
+    np.testing.assert_array_equal(out, want)
+    np.testing.assert_array_equal(plain, want)
+
+
+def test_dot_i8_on_arm():
+    target = k.Target(frozenset({"neon", "i8mm"}), ARM.triple, "generic")
+    specs_ = [k.TensorSpec(k.i32, (8,)), k.TensorSpec(k.u8, (None,)), k.TensorSpec(k.i8, (None,))]
+    assert "usdot" in assembly(k.specialize(dots_i8, specs_, {"W": 8}, target), target)
+
+
 def assembly(ir: k.KernelIR, target: k.Target) -> str:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()

@@ -301,8 +301,8 @@ class Expressions(Host):
         if is_pure(scope.body):
             self.b.splice(scope)
             return self.binary(op, cond, rest)
-        slot = self.b.alloc(cond.type if isinstance(cond, Ref) else self.type_of(cond))
-        self.b.assign(slot, self.coerce(cond, self.type_of(cond)))
+        slot = self.b.alloc(cond.type)
+        self.b.assign(slot, cond)
         with self.b.reopened(scope):
             self.b.assign(slot, self.coerce(rest, self.type_of(True)))
         run = cond if op == "and" else self.b.op("not", (cond,), cond.type)

@@ -25,9 +25,12 @@ from max.kernel.types import (
     bf16,
     f32,
     f64,
+    i8,
+    i32,
     i64,
     scalar,
     scalar_type,
+    u8,
     vector,
 )
 from max.kernel.views import Index, View, as_mask, checked_width, make_tile, scratch_view
@@ -350,6 +353,26 @@ def emit_dot_bf16(fe: Expressions, acc: Any, a: Any, b: Any) -> Any:
     (a0, a1), (b0, b1) = emit_deinterleave(fe, a), emit_deinterleave(fe, b)
     acc = emit_fma(fe, fe.cast(a1, f32), fe.cast(b1, f32), acc)
     return emit_fma(fe, fe.cast(a0, f32), fe.cast(b0, f32), acc)
+
+
+@_emits(lang.dot_i8)
+def emit_dot_i8(fe: Expressions, acc: Any, a: Any, b: Any) -> Any:
+    acc, a, b = (_vector(fe, x, "k.dot_i8") for x in (acc, a, b))
+    width = acc.type.width
+    if (
+        acc.type.dtype is not i32
+        or a.type is not vector(u8, 4 * width)
+        or b.type is not vector(i8, 4 * width)
+    ):
+        came = f"{describe(acc)}, {describe(a)} and {describe(b)}"
+        fe.fail(f"k.dot_i8 takes SIMD[i32, n], SIMD[u8, 4n] and SIMD[i8, 4n], got {came}")
+    if fe.target.dot_i8_lanes(width):
+        return fe.b.op("dot_i8", (acc, a, b), acc.type)
+    for j in range(4):
+        lanes = tuple(range(j, 4 * width, 4))
+        x, y = (fe.cast(emit_shuffle(fe, v, None, lanes), i32) for v in (a, b))
+        acc = fe.binary("add", acc, fe.binary("mul", x, y))
+    return acc
 
 
 @_emits(lang.libm)

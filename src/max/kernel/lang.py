@@ -211,6 +211,12 @@ def dot_bf16(acc: Any, a: Any, b: Any) -> Any:
     return Value(acc.data + x[1::2] * y[1::2] + x[0::2] * y[0::2], f32)
 
 
+def dot_i8(acc: Any, a: Any, b: Any) -> Any:
+    """``acc[i] + sum(a[4i+j] * b[4i+j])``: i32 accumulators, u8 times i8; ``vpdpbusd`` or ``usdot`` where the target has it."""
+    products = a.data.astype(np.int32) * b.data.astype(np.int32)
+    return Value(acc.data + products.reshape(-1, 4).sum(1, dtype=np.int32), acc.dtype)
+
+
 # ***** control *****
 def vectors(*args: Any) -> Iterator[tuple[int, Any]]:
     """``for j, mask in k.vectors(n, width)``: full vectors with ``mask`` None, then one masked tail.

@@ -80,6 +80,7 @@ class OpLowering:
             "ctlz": lambda s: self._count_zeros(s, "ctlz"),
             "cttz": lambda s: self._count_zeros(s, "cttz"),
             "dot_bf16": self._dot_bf16,
+            "dot_i8": self._dot_i8,
             "atomic_add": self._atomic_add,
             "libm": self._libm,
             "ult": lambda s: self._compare_unsigned(s, "ult"),
@@ -665,16 +666,20 @@ class OpLowering:
         return found
 
     def _joined(self, parts: list[str], element: str, piece: int) -> str:
-        while len(parts) > 1:
-            t = vector_name(element, piece)
-            lanes = ", ".join(f"i32 {i}" for i in range(2 * piece))
-            nothing = "poison"
-            parts = [
-                self.temp(f"shufflevector {t} {a}, {t} {b}, <{2 * piece} x i32> <{lanes}>")
-                for a, b in zip(parts[::2], [*parts[1::2], nothing], strict=False)
-            ]
-            piece *= 2
-        return parts[0]
+        """The lanes of all parts, one after the other."""
+        result, width = parts[0], piece
+        for part in parts[1:]:
+            if width != piece:  # both operands of a shuffle have one width
+                whole = vector_name(element, piece)
+                lanes = ", ".join(f"i32 {i}" if i < piece else "i32 poison" for i in range(width))
+                part = self.temp(
+                    f"shufflevector {whole} {part}, {whole} poison, <{width} x i32> <{lanes}>"
+                )
+            t, total = vector_name(element, width), width + piece
+            lanes = _lane_list(0, width) + ", " + _lane_list(width, piece)
+            result = self.temp(f"shufflevector {t} {result}, {t} {part}, <{total} x i32> <{lanes}>")
+            width = total
+        return result
 
     def _dot_bf16(self, s: Let) -> None:
         acc, a, b = s.args
@@ -693,6 +698,27 @@ class OpLowering:
             p, q = (self.temp(f"bitcast {shorts} {v} to {pairs}") for v in (y, z))
             results.append(self.call(floats, name, [(floats, x), (pairs, p), (pairs, q)]))
         self.alias(s, self._joined(results, "float", piece))
+
+    def _dot_i8(self, s: Let) -> None:
+        acc, a, b = s.args
+        width = acc.type.width
+        piece = self.target.dot_i8_lanes(width)
+        name = (
+            f"llvm.x86.avx512.vpdpbusd.{32 * piece}"
+            if self.target.is_x86
+            else "llvm.aarch64.neon.usdot.v4i32.v16i8"
+        )
+        sums, octets = f"<{piece} x i32>", f"<{4 * piece} x i8>"
+        results = [
+            self.call(sums, name, [(sums, x), (octets, y), (octets, z)])
+            for x, y, z in zip(
+                self._pieces(self.atom(acc), "i32", width, piece),
+                self._pieces(self.atom(a), "i8", 4 * width, 4 * piece),
+                self._pieces(self.atom(b), "i8", 4 * width, 4 * piece),
+                strict=True,
+            )
+        ]
+        self.alias(s, self._joined(results, "i32", piece))
 
     def _scale(self, s: Let) -> None:
         x, n = s.args

@@ -9,7 +9,7 @@ import ast
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from max._config import flags
 from max.kernel.arithmetic import Failure, Suppressed
@@ -141,7 +141,7 @@ class _Parameters:
             raise failure.kind([failure.diagnostic]) from None
         return tuple(self.slots)
 
-    def _fail(self, node: ast.AST, message: str) -> None:
+    def _fail(self, node: ast.AST, message: str) -> NoReturn:
         self.fe.fail(message, KernelTypeError, node)
 
     def _annotation(self, p: ast.arg) -> Any:

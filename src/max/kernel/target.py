@@ -92,6 +92,15 @@ class Target:
         """Whether f16 converts to and from f32 by an instruction."""
         return not self.is_x86 or self.has("f16c")
 
+    def dot_i8_lanes(self, width: int) -> int:
+        """Lanes that one instruction of ``k.dot_i8`` takes of ``width``; 0 where there is none."""
+        if self.is_x86:
+            if width % 16 == 0 and self.has("avx512vnni"):
+                return 16
+            narrow = self.has("avxvnni") or (self.has("avx512vnni") and self.has("avx512vl"))
+            return width if narrow and width in (4, 8) else 0
+        return 4 if self.has("i8mm") and width % 4 == 0 else 0
+
     @functools.cached_property
     def feature_string(self) -> str:
         """LLVM's ``target-features``."""
