@@ -27,8 +27,8 @@ from max._kernels.tiles import (
 )
 from max.dtype import DType
 
-FEW_ROWS = 24
-"""Up to so many rows B is not packed: dot products are as fast."""
+FEW_ROWS = 6
+"""Up to so many times the rows multiplied at once B is not packed: dot products are as fast."""
 FEW_COLUMNS = 32
 """Columns of a block then, which are rows of weights as checkpoints store them."""
 LANES_K = 256
@@ -58,12 +58,14 @@ def few_rows(
     """A block of columns for all of the few rows of A, into `c`; `b` begins at the block."""
     for j in range(0, columns, 4 if transpose_b else 4 * t.width):
         i = k.i64(0)
-        while i + 4 <= a.shape[0]:
+        while i + t.few <= a.shape[0]:
             if transpose_b:
-                dot_rows(c[i * stride + j :], stride, a[i:], b[j:], 4, 1, t)
+                dot_rows(c[i * stride + j :], stride, a[i:], b[j:], t.few, 1, t)
             else:
-                multiply_columns(c[i * stride + j :], stride, a[i:], b[:, j:], False, 4, t.width)
-            i += 4
+                multiply_columns(
+                    c[i * stride + j :], stride, a[i:], b[:, j:], False, t.few, t.width
+                )
+            i += t.few
         while i < a.shape[0]:
             if transpose_b:
                 dot_rows(c[i * stride + j :], stride, a[i:], b[j:], 1, 2, t)
@@ -142,7 +144,7 @@ def matmul(
     panel = ctx.scratch(t.lane, (LANES_K * 2 * t.width,))
     packed = workspace.view(t.lane)
 
-    many = rows > FEW_ROWS
+    many = rows > FEW_ROWS * t.few
     tiles = k.ceildiv(rows, t.height)
     # K is cut into equal blocks of whole vectors
     blocks = k.max(k.ceildiv(size, LANES_K * t.pair), 1)

@@ -24,6 +24,7 @@ class Tiling:
         pair: Neighbours in k that share a lane.
         width: Lanes of a vector.
         height: Rows of the register tile: what leaves registers for two vectors of B and one of A.
+        few: Rows of A that are multiplied at once where B is not packed.
     """
 
     sums: k.ScalarType
@@ -31,6 +32,7 @@ class Tiling:
     pair: int
     width: int
     height: int
+    few: int
 
     @property
     def step(self) -> int:
@@ -50,8 +52,9 @@ def tiling(target: Target, a: k.ScalarType, b: k.ScalarType) -> Tiling:
     if sums.is_float and sums.bits < 32:
         sums = k.f32
     pairs = a is k.bf16 and b is k.bf16 and target.has("avx512bf16")
-    height = 12 if target.registers >= 32 else 6
-    return Tiling(sums, k.i32 if pairs else sums, 2 if pairs else 1, target.width(sums), height)
+    height, few = (12, 4) if target.registers >= 32 else (6, 2)
+    lane, pair = (k.i32, 2) if pairs else (sums, 1)
+    return Tiling(sums, lane, pair, target.width(sums), height, few)
 
 
 def _unpack(width: int, group: int, high: int) -> tuple[int, ...]:
