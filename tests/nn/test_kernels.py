@@ -167,6 +167,29 @@ def test_attention(
     assert_close(out, batch.attention(q, 1, 0.3, mask, window), q.dtype)
 
 
+@both
+def test_attention_of_float32_queries_over_a_half_cache(
+    rng: np.random.Generator, backend: str
+) -> None:
+    batch = PagedBatch(rng, [6, 0], [1, 7], 2, 16, 4, dtype=BF16)
+    q = normal(rng, (batch.total, 4, 16))
+
+    def attend(params: Any, values: Any, offsets: Any, cache: Any, layer: Any) -> Any:
+        causal = MHAMaskVariant.CAUSAL_MASK
+        options = (params, values[0], offsets, cache, layer, causal, 0.3)
+        return (
+            kernels.flash_attention_ragged(*options),
+            kernels.flash_attention_ragged(*options, out_dtype=DType.bfloat16),
+        )
+
+    wide, half = run(batch, backend, attend, q)
+    wanted = batch.attention(q, 1, 0.3)
+    assert (wide.dtype, half.dtype) == (np.float32, BF16)
+    # nothing but the result is rounded
+    assert_close(wide, wanted)
+    assert_close(half, wanted)
+
+
 def test_mistakes(rng: np.random.Generator) -> None:
     params = KVCacheParams(DType.float32, 2, 8, page_size=4)
     types = [

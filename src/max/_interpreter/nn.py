@@ -133,7 +133,8 @@ def _attention(
     heads, head_dim = q.shape[1:]
     kv_heads = blocks.shape[4]
     group = heads // kv_heads
-    out = np.empty_like(q)
+    # rounded to the result's dtype by the interpreter
+    out = np.zeros(q.shape, np.float32)
     for sequence, cached in enumerate(cache_lengths):
         begin, end = int(offsets[sequence]), int(offsets[sequence + 1])
         if begin == end:
@@ -153,7 +154,7 @@ def _attention(
         weights = np.exp(scores)
         weights /= weights.sum(axis=-1, keepdims=True)
         attended = np.einsum("kgts,skd->tkgd", weights, values)
-        out[begin:end] = attended.reshape(end - begin, heads, head_dim).astype(q.dtype)
+        out[begin:end] = attended.reshape(end - begin, heads, head_dim)
     return out
 
 

@@ -267,6 +267,8 @@ def flash_attention_ragged(
     scale: float,
     local_window_size: int = -1,
     sink_weights: TensorValue | None = None,
+    *,
+    out_dtype: DType | None = None,
 ) -> TensorValue:
     """``softmax(scale * q kᵀ + mask) v`` of new tokens over their sequences in the cache.
 
@@ -283,9 +285,10 @@ def flash_attention_ragged(
         scale: What scores are multiplied by.
         local_window_size: The window of the sliding mask, the chunk of the chunked one.
         sink_weights: Scores of sinks; there is no kernel for that yet.
+        out_dtype: The dtype of the result; that of the queries by default.
 
     Returns:
-        The attended values, of the queries' shape and dtype.
+        The attended values, of the queries' shape.
 
     Raises:
         ValueError: A shape does not fit, or the window is missing.
@@ -326,7 +329,7 @@ def flash_attention_ragged(
             layer_idx,
             ops.constant(np.array(scale, np.float32), DType.float32, DeviceRef.CPU()),
         ],
-        out_types=[input.type],
+        out_types=[TensorType(out_dtype or input.dtype, input.shape, input.device)],
         parameters={"mask": MASKS[mask_variant], "local_window_size": local_window_size},
     )[0].tensor
 

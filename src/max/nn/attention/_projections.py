@@ -7,7 +7,7 @@ from typing import Any
 
 from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, Weight, ops
-from max.nn._projection import matmul_input, project
+from max.nn._projection import HALF, project
 from max.nn.clamp import clamp
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.layer import Module
@@ -98,15 +98,22 @@ class QKVProjections(Module):
         return ops.concat([TensorValue(b) for b in biases if b is not None], axis=0)
 
     def project_qkv(self, x: TensorValue) -> tuple[TensorValue, TensorValue, TensorValue]:
-        """Queries ``[total_seq_len, n_heads * head_dim]``, keys and values, of the weights' dtype."""
+        """Queries ``[total_seq_len, n_heads * head_dim]``, keys and values, of the input's dtype.
+
+        Of a float32 input they are float32 whatever the weights are: queries are rotated before they
+        are used, keys and values are rounded to the cache's dtype; a rounding before only adds to that.
+        """
         if self.stacked_qkv:
-            weight = TensorValue(self.qkv_proj)
-            qkv = project(matmul_input(x, weight), weight)
+            qkv = project(x, TensorValue(self.qkv_proj))
             q, k, v = ops.split(qkv, [self.q_width, self.kv_width, self.kv_width], axis=1)
             return q, k, v
         # three products read the weights where they are; one would need them in one piece
-        rounded = matmul_input(x, self.q_proj.weight)
-        return self.q_proj(rounded), self.k_proj(rounded), self.v_proj(rounded)
+        return self.q_proj(x), self.k_proj(x), self.v_proj(x)
+
+    def attended_dtype(self, q: TensorValue) -> DType:
+        """The dtype in which the projection back takes what was attended, so that nothing is cast between."""
+        weight = self.o_proj.weight.dtype
+        return weight if weight in HALF and q.dtype is DType.float32 else q.dtype
 
     def project_out(self, attended: TensorValue, like: TensorValue) -> TensorValue:
         """The result ``[total_seq_len, hidden_size]``, of the dtype of the layer's input."""

@@ -146,5 +146,6 @@ class AttentionWithRope(QKVProjections):
             layer_idx,
             MHAMaskVariant.CAUSAL_MASK,
             self.scale,
+            out_dtype=self.attended_dtype(queries),
         )
         return self.project_out(attended, x)

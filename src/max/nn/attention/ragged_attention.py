@@ -109,5 +109,6 @@ class RaggedAttention(QKVProjections):
             self.mask_variant,
             self.scale,
             kwargs.get("local_window_size", -1),
+            out_dtype=self.attended_dtype(q),
         )
         return self.project_out(attended, x)
