@@ -17,7 +17,10 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+if TYPE_CHECKING:
+    from logging import Logger
 
 T = TypeVar("T")
 
@@ -184,7 +187,7 @@ class Flags:
     )
     MAX_DUMP = _set_flag(
         ("passes", "kernels", "llvm", "asm", "program"),
-        "Logs what the compiler makes: the module after each pass, kernel IR, LLVM IR, assembly, "
+        "Shows what the compiler makes (on stderr where no logging is set up): the module after each pass, kernel IR, LLVM IR, assembly, "
         "the final program.",
         "at each compilation",
     )
@@ -271,6 +274,25 @@ class Override:
 
 
 flags = Flags()
+
+
+def dump_log(kind: str) -> Logger | None:
+    """Where to write what the user asked to see, or None where ``MAX_DUMP`` does not name ``kind``.
+
+    It is the logger ``max.dump``; a process that has set up no logging sees it on stderr.
+    """
+    if kind not in flags.MAX_DUMP:
+        return None
+    import logging
+
+    log = logging.getLogger("max.dump")
+    if not log.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        log.addHandler(handler)
+    if not log.isEnabledFor(logging.INFO):
+        log.setLevel(logging.INFO)
+    return log
 
 
 def cache_dir() -> Path:

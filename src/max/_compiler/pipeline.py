@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import dataclass, field
 
@@ -22,12 +21,11 @@ from max._compiler.passes.fuse import fuse
 from max._compiler.passes.materialise import materialise
 from max._compiler.passes.once import compute_once
 from max._compiler.passes.views import push_views
-from max._config import flags
+from max._config import dump_log, flags
 from max.mlir import clone_module, entry, graphs, print_module, subgraphs, verify_module
 
 __all__ = ["PASSES", "CompileStats", "compile_module", "optimise", "stats"]
 
-logger = logging.getLogger("max.dump")
 
 PASSES: tuple[Pass, ...] = (
     GraphPass("canonicalise", canonicalise),
@@ -77,8 +75,8 @@ def optimise(module: ModuleOp, last: str | None = None) -> None:
         start = time.perf_counter()
         step.run(module)
         stats.add(step.name, start)
-        if "passes" in flags.MAX_DUMP:
-            logger.info("// ----- after %s -----\n%s", step.name, print_module(module))
+        if dump := dump_log("passes"):
+            dump.info("// ----- after %s -----\n%s", step.name, print_module(module))
         if flags.MAX_CHECK >= 2:
             verify_module(module)
         if step.name == last:

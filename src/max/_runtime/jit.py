@@ -24,7 +24,7 @@ import llvmlite
 import llvmlite.binding as llvm
 from llvmlite.binding import ffi
 
-from max._config import flags
+from max._config import dump_log, flags
 from max._runtime import platform
 from max._runtime.cache import Cache, content_key, default_cache, source_fingerprint
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from max import kernel
 
 logger = logging.getLogger("max.runtime")
-dump = logging.getLogger("max.dump")
 
 PASS_MODE = "function-simplification-O1"
 _OBJECT_KIND = "object"
@@ -169,10 +168,10 @@ class Compiler:
         target_machine = self._target_machine if optimize else _target_machine(self.machine, 0)
         if optimize:
             self._optimize(module)
-        if "llvm" in flags.MAX_DUMP:
-            dump.warning("LLVM IR of %s\n%s", name, module)
-        if "asm" in flags.MAX_DUMP:
-            dump.warning("assembly of %s\n%s", name, target_machine.emit_assembly(module))
+        if dump := dump_log("llvm"):
+            dump.info("LLVM IR of %s\n%s", name, module)
+        if dump := dump_log("asm"):
+            dump.info("assembly of %s\n%s", name, target_machine.emit_assembly(module))
         return target_machine.emit_object(module)
 
     def _optimize(self, module: llvm.ModuleRef) -> None:
@@ -265,7 +264,9 @@ class Jit:
         self, units: Sequence[Unit], symbols: Mapping[str, int], cache: Cache
     ) -> None:
         keys = [self.object_key(f"{unit.key} {unit.optimize}") for unit in units]
-        objects = [cache.get(_OBJECT_KIND, key) for key in keys]
+        # what comes from the disk passes no stage that a dump could show
+        dumped = flags.MAX_DUMP & {"llvm", "asm"}
+        objects = [None if dumped else cache.get(_OBJECT_KIND, key) for key in keys]
         num_cached = sum(data is not None for data in objects)
         try:
             self._link(units, self._complete(units, keys, objects, cache), symbols)

@@ -19,7 +19,7 @@ import numpy as np
 from max import kernel as k
 from max._compiler import pipeline
 from max._compiler.emit import Compiled
-from max._config import flags
+from max._config import dump_log, flags
 from max._kernels import library
 from max._runtime import jit, platform
 from max._runtime.cache import content_key, default_cache, source_fingerprint
@@ -39,7 +39,6 @@ __all__ = [
 ]  # fmt: skip
 
 logger = logging.getLogger("max.engine")
-dump = logging.getLogger("max.dump")
 
 CustomExtensionsType = list[str | Path | Any] | str | Path | Any
 
@@ -262,7 +261,7 @@ class InferenceSession:
         pipeline.stats.add("llvm", start)
         if key is not None:
             cache.put("program", key, pickle.dumps(compiled, pickle.HIGHEST_PROTOCOL))
-        if "program" in flags.MAX_DUMP:
+        if dump := dump_log("program"):
             dump.info("%s", compiled)
         return compiled, addresses
 
@@ -274,8 +273,8 @@ class InferenceSession:
 
         None where kernels of the user are part of it, whose source is not in the text, or run in plain Python.
         """
-        if flags.MAX_KERNEL_INTERPRET:
-            return None  # the addresses belong to this process
+        if flags.MAX_KERNEL_INTERPRET or flags.MAX_DUMP:
+            return None  # the addresses belong to this process; what is loaded is not made, so not seen
         for op in walk(module):
             if op.name == "mo.custom" and not library.supports(op.attr("symbol")):
                 return None
@@ -386,7 +385,12 @@ class _Backend:
             bases[1] = memory.ctypes.data
             once.run(instance, bases)
         return Linked(
-            LinkedProgram(compiled, compiled.main, self.addresses, fixed, self.pool), kept
+            LinkedProgram(compiled, compiled.main, self.addresses, fixed, self.pool),
+            [
+                LinkedProgram(compiled, part, self.addresses, fixed, self.pool)
+                for part in compiled.later
+            ],
+            kept,
         )
 
 

@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import ast
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from max._config import flags
+from max._config import dump_log, flags
 from max.kernel.arithmetic import Failure, Suppressed
 from max.kernel.errors import KernelError, KernelTypeError
 from max.kernel.expressions import Frame
@@ -37,8 +36,6 @@ from max.kernel.types import (
     scalar_type,
 )
 from max.kernel.views import Index, View, contiguous_strides
-
-dump = logging.getLogger("max.dump")
 
 
 def specialize(
@@ -85,7 +82,7 @@ def specialize(
     )
     if flags.MAX_CHECK >= 2:
         verify(ir)
-    if "kernels" in flags.MAX_DUMP:
+    if dump := dump_log("kernels"):
         dump.info("kernel %s (%s:%d), key %s\n%s", ir.name, file, line, ir.key, text)
     return ir
 
