@@ -8,7 +8,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from benchmarks import generation, startup
+from benchmarks import generation, matmul, startup
 from benchmarks.runner import ROOT, machine
 
 PAGE = """# Benchmarks
@@ -21,6 +21,11 @@ Written by `make bench` on {date}: {machine}. Ours and the peer run in processes
 {about}
 
 {generation}
+
+## Matmul
+{matmul_about}
+
+{matmul}
 
 ## Start-up
 Each run a fresh process.
@@ -48,6 +53,8 @@ def main() -> None:
         machine=machine(),
         about=generation.__doc__,
         generation="\n".join(generation.table(found)),
+        matmul_about=matmul.__doc__,
+        matmul="\n".join(matmul.measure(runs=args.runs)),
         startup="\n".join(f"| {name} | {samples} |" for name, samples in figures.items()),
     )
     args.output.write_text(page)

@@ -10,15 +10,21 @@ import ml_dtypes
 import numpy as np
 
 from benchmarks.runner import serve
+from benchmarks.workers import limits
 from tests.kernels.harness import Runner, pool, together
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 LAUNCHES = 16
+SHORT = 5e7  # operations
 _made: dict[tuple[int, int, int, str, int], tuple[int, Callable[[], None], list[Runner]]] = {}
 
 
 def setup() -> dict[str, object]:
     return {"workers": pool(2).num_threads}
+
+
+def measure_limits() -> dict[str, float]:
+    return limits.measure(pool(2))
 
 
 def run(m: int, n: int, k: int, dtype: str, copies: int, repeats: int) -> dict[str, float]:
@@ -33,7 +39,9 @@ def run(m: int, n: int, k: int, dtype: str, copies: int, repeats: int) -> dict[s
             Runner("mo.matmul", [x, one.copy()], [(kind, (m, n))], {"transpose_b": True})
             for _ in range(copies)
         ]
-        launches = runners if copies > 1 else runners * min(LAUNCHES, repeats)
+        # short ones together, as in a model; long ones alone, as torch is timed
+        together_count = LAUNCHES if 2 * m * n * k < SHORT else 1
+        launches = runners if copies > 1 else runners * min(together_count, repeats)
         _made[key] = (len(launches), together(launches), runners)
     launches, program, _ = _made[key]
     times: list[float] = []
@@ -45,4 +53,4 @@ def run(m: int, n: int, k: int, dtype: str, copies: int, repeats: int) -> dict[s
 
 
 if __name__ == "__main__":
-    serve({"setup": setup, "run": run})
+    serve({"setup": setup, "limits": measure_limits, "run": run})
