@@ -6,7 +6,7 @@ JOBS   ?= 2
 export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-test install-dev demo test test-long smoke lint types bench clean
+.PHONY: help install install-test install-dev demo test test-portable test-long check-wheel smoke lint types bench clean
 
 help:  ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -33,6 +33,19 @@ demo: $(VENV)/.base  ## generate text with the bundled model
 
 test: $(VENV)/.test  ## the whole suite, without the long fuzzers
 	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "not long"
+
+test-portable: $(VENV)/.test  ## the engine's part on an AVX2-only machine without futex
+	MAX_CPU_FEATURES=avx2,fma MAX_PARKING=portable \
+	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "not long" \
+	tests/kernel tests/kernels tests/runtime tests/compiler tests/engine tests/architectures tests/test_smoke.py
+
+check-wheel: $(VENV)/.dev  ## build the wheel; a graph runs in a fresh venv with the engine's four dependencies
+	rm -rf dist && $(PY) -m build --wheel --outdir dist . > /dev/null
+	$(PYTHON) -m venv --clear dist/venv
+	dist/venv/bin/python -m pip install --quiet --disable-pip-version-check numpy ml_dtypes \
+		"llvmlite>=0.50,<0.51" "xdsl>=0.74,<0.75"
+	dist/venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps dist/*.whl
+	cd dist && MAX_CACHE_DIR=$$PWD/cache venv/bin/python ../tests/wheel_check.py
 
 test-long: $(VENV)/.test  ## long fuzzers and soak tests
 	$(PY) -m pytest -q -n $(JOBS) -m long

@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# every module is verified after each pass, every kernel before it is lowered
+os.environ.setdefault("MAX_CHECK", "2")
 
 ROOT = Path(__file__).parent
 GOLDEN = ROOT / "golden"
