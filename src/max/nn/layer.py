@@ -133,10 +133,10 @@ class Module(Layer, ABC):
     def __setattr__(self, name: str, value: Any) -> None:
         self._forget(name)
         if isinstance(value, Module):
-            self.__dict__.setdefault("_sublayers", {})[name] = value
+            vars(self).setdefault("_sublayers", {})[name] = value
         elif isinstance(value, Weight):
-            self.__dict__.setdefault("_layer_weights", {})[value.name] = value
-            self.__dict__.setdefault("_weight_keys", {})[name] = value.name
+            vars(self).setdefault("_layer_weights", {})[value.name] = value
+            vars(self).setdefault("_weight_keys", {})[name] = value.name
         super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:
@@ -145,7 +145,7 @@ class Module(Layer, ABC):
 
     def _forget(self, name: str) -> None:
         """Drops what an attribute has meant so far."""
-        state = self.__dict__
+        state = vars(self)
         state.get("_sublayers", {}).pop(name, None)
         key = state.get("_weight_keys", {}).pop(name, None)
         if key is not None:
@@ -159,12 +159,12 @@ class Module(Layer, ABC):
     @property
     def layer_weights(self) -> dict[str, Weight]:
         """The weights of the module itself, by name; shared ones too."""
-        return dict(self.__dict__.get("_layer_weights", {}))
+        return dict(vars(self).get("_layer_weights", {}))
 
     @property
     def sublayers(self) -> dict[str, Module]:
         """The parts of the module, by attribute."""
-        return dict(self.__dict__.get("_sublayers", {}))
+        return dict(vars(self).get("_sublayers", {}))
 
     def set_shared_weight(self, name: str, weight: Weight) -> None:
         """Uses another module's weight.
@@ -174,13 +174,13 @@ class Module(Layer, ABC):
             weight: The weight; state dicts have it under its owner's name only.
         """
         setattr(self, name, weight)
-        self.__dict__.setdefault("_shared_weights", set()).add(self.__dict__["_weight_keys"][name])
+        vars(self).setdefault("_shared_weights", set()).add(vars(self)["_weight_keys"][name])
 
     def _owned(self) -> Iterator[tuple[str, Module, str, Weight]]:
         """Full name, owner, the owner's name, and weight; each weight once."""
         seen: set[int] = set()
         for path, layer in recursive_named_layers(self):
-            shared = layer.__dict__.get("_shared_weights", ())
+            shared = vars(layer).get("_shared_weights", ())
             for key, weight in layer.layer_weights.items():
                 if key in shared or id(weight) in seen:
                     continue
@@ -211,7 +211,7 @@ class Module(Layer, ABC):
         """
         values: dict[str, DLPackArray] = {}
         for name, layer, key, weight in self._owned():
-            own = layer.__dict__.setdefault("_weight_values", {})
+            own = vars(layer).setdefault("_weight_values", {})
             if key not in own:
                 if not auto_initialize:
                     raise ValueError(
@@ -271,7 +271,7 @@ class Module(Layer, ABC):
         for _, layer, key, weight, value in found:
             if override_quantization_encoding:
                 _take_encoding(weight, value)
-            layer.__dict__.setdefault("_weight_values", {})[key] = value_of(value)
+            vars(layer).setdefault("_weight_values", {})[key] = value_of(value)
 
     def build_subgraph(
         self,

@@ -89,7 +89,7 @@ class AttentionWithRope(QKVProjections):
             clip_qkv=clip_qkv,
         )
         # borrowed: the table is the model's, not a part of each layer
-        self.__dict__["rope"] = rope
+        vars(self)["rope"] = rope
         self.scale = rope.compute_scale(scale)
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
