@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+
+from max import kernel as k
 from max._compiler.emit import Compiled
 from max._compiler.pipeline import compile_module
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, Weight, ops
-from max import kernel as k
 
 DEVICE = DeviceRef.CPU()
 H, FFN, HEADS, N = 64, 192, 4, 16
@@ -41,7 +42,8 @@ def mlp(x: TensorValue) -> TensorValue:
 def attention(x: TensorValue) -> TensorValue:
     """Plain attention over one sequence."""
     q, key, v = (
-        ops.transpose(linear(x, name, H).reshape(("n", HEADS, H // HEADS)), 0, 1) for name in ("q", "k", "v")
+        ops.transpose(linear(x, name, H).reshape(("n", HEADS, H // HEADS)), 0, 1)
+        for name in ("q", "k", "v")
     )
     scores = (q @ ops.transpose(key, 1, 2)) * 0.25
     mixed = ops.softmax(scores) @ v
@@ -107,6 +109,11 @@ def size(value: Any) -> int:
     return value if isinstance(value, int) else value.evaluate({"n": N})
 
 
+def arena_bytes(program: Compiled) -> int:
+    main = program.main
+    return sum(main.static_bytes) + sum(max(size(s) for s in block) for _, block in main.blocks)
+
+
 @pytest.mark.parametrize("name", GATES)
 def test_gate(name: str) -> None:
     gate = GATES[name]
@@ -119,7 +126,7 @@ def test_gate(name: str) -> None:
     if gate.bytes is not None:
         assert sum(size(b) for b in main.bytes_moved) <= gate.bytes
     if gate.arena is not None:
-        assert main.static_bytes + sum(max(size(s) for s in block) for block in main.blocks) <= gate.arena
+        assert arena_bytes(program) <= gate.arena
 
 
 def test_deep_chains_share_memory() -> None:
@@ -130,9 +137,7 @@ def test_deep_chains_share_memory() -> None:
             x = x + linear(ops.tanh(linear(x, f"a{i}", FFN)), f"b{i}", H)
         return x
 
-    main = compiled(deep).main
-    arena = main.static_bytes + sum(max(size(s) for s in block) for block in main.blocks)
-    assert arena <= 8 * N * FFN * F32
+    assert arena_bytes(compiled(deep)) <= 8 * N * FFN * F32
 
 
 def test_weights_are_never_copied_without_need() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+
 from max._compiler import mok
 from max._compiler.pipeline import PASSES, optimise
 from max.mlir import ModuleOp, print_module, verify_module

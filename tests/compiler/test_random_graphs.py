@@ -26,7 +26,9 @@ OTHER = ("concat", "matmul", "gather", "cumsum", "bf16")
 class Builder:
     """Stages one random graph."""
 
-    def __init__(self, data: st.DataObject, values: list[TensorValue], rng: np.random.Generator) -> None:
+    def __init__(
+        self, data: st.DataObject, values: list[TensorValue], rng: np.random.Generator
+    ) -> None:
         self.data = data
         self.values = values
         self.rng = rng
@@ -88,7 +90,9 @@ class Builder:
                 if x.rank < 2:
                     return None
                 axis = min(axis, x.rank - 2)
-                return x.reshape([*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :]])
+                return x.reshape(
+                    [*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :]]
+                )
             case "slice" if _static(x.shape[axis]) and int(x.shape[axis]) > 2:
                 return x[(*[slice(None)] * axis, slice(1, int(x.shape[axis]) - 1))]
             case "step" if _static(x.shape[axis]) and int(x.shape[axis]) > 2:
@@ -104,7 +108,11 @@ class Builder:
             case "matmul" if x.rank >= 2 and _static(x.shape[-1]):
                 return (x @ self.weight(int(x.shape[-1]), 5)) * 0.3
             case "gather" if _static(x.shape[axis]):
-                indices = self.rng.integers(0, int(x.shape[axis]), 3) if int(x.shape[axis]) else np.zeros(0, np.int64)
+                indices = (
+                    self.rng.integers(0, int(x.shape[axis]), 3)
+                    if int(x.shape[axis])
+                    else np.zeros(0, np.int64)
+                )
                 return ops.gather(x, ops.constant(indices, DType.int64, DeviceRef.CPU()), axis)
             case "cumsum":
                 return ops.cumsum(x, axis=axis) * 0.1
@@ -124,7 +132,13 @@ def _small(x: TensorValue) -> bool:
     return all(not _static(dim) or int(dim) < 64 for dim in x.shape)
 
 
-SHAPES = ((("a", 7), ("a", 7)), ((5, "b"), (1, "b")), (("a", 3, "c"), (3, 1)), ((4, 33), (33,)), ((2, 3, 17), (2, 3, 1)))
+SHAPES = (
+    (("a", 7), ("a", 7)),
+    ((5, "b"), (1, "b")),
+    (("a", 3, "c"), (3, 1)),
+    ((4, 33), (33,)),
+    ((2, 3, 17), (2, 3, 1)),
+)
 
 
 def run_case(data: st.DataObject, steps: int) -> None:
@@ -140,7 +154,9 @@ def run_case(data: st.DataObject, steps: int) -> None:
         count = data.draw(st.integers(1, 3))
         graph.output(*builder.values[-count:])
     arrays = [
-        rng.uniform(-2, 2, [sizes[d] if isinstance(d, str) else d for d in shape]).astype(np.float32)
+        rng.uniform(-2, 2, [sizes[d] if isinstance(d, str) else d for d in shape]).astype(
+            np.float32
+        )
         for shape in shapes
     ]
     expected = _interpreter.run(graph, arrays)
@@ -153,7 +169,9 @@ def run_case(data: st.DataObject, steps: int) -> None:
                 assert_close(out.to_numpy() + 1, want + 1, scale=50.0)
         except AssertionError as error:
             kernels = ", ".join(model.kernel_summaries)
-            raise AssertionError(f"{error}\nsizes {sizes}, seed {seed}, kernels {kernels}\n{graph}") from None
+            raise AssertionError(
+                f"{error}\nsizes {sizes}, seed {seed}, kernels {kernels}\n{graph}"
+            ) from None
 
 
 @given(st.data())

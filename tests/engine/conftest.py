@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession, Model
@@ -31,11 +32,18 @@ def session() -> InferenceSession:
 def load(session: InferenceSession) -> Callable[..., Model]:
     """``load([types], function of the inputs, weights)``: stages and loads."""
 
-    def make(types: list[Any], build: Callable[..., Any], weights: Any = None, name: str = "model") -> Model:
+    def make(
+        types: list[Any], build: Callable[..., Any], weights: Any = None, name: str = "model"
+    ) -> Model:
         with Graph(name, input_types=types) as graph:
-            values = [v.tensor if isinstance(t, TensorType) else v.buffer for v, t in zip(graph.inputs, types, strict=True)]
+            values = [
+                v.tensor if isinstance(t, TensorType) else v.buffer
+                for v, t in zip(graph.inputs, types, strict=True)
+            ]
             result = build(*values)
-            outputs = result if isinstance(result, tuple | list) else () if result is None else (result,)
+            outputs = (
+                result if isinstance(result, tuple | list) else () if result is None else (result,)
+            )
             graph.output(*outputs)
         return session.load(graph, weights_registry=weights)
 

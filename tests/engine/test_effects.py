@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from max import kernel as k
 from max.dtype import DType
 from max.engine import InferenceSession, Model
 from max.graph import Graph, TensorType, ops
-
 from tests.engine.conftest import DEVICE, buffer, tensor
 from tests.tolerance import assert_close
 
@@ -35,7 +35,9 @@ def test_loads_see_stores_in_order(load: Load, rng: np.random.Generator) -> None
     second = start * 2 + x
     third = second.copy()
     third[1:3] = x[1:3]
-    for got, want in zip([*outputs, held], [start, second, third, start + second, third + 1], strict=True):
+    for got, want in zip(
+        [*outputs, held], [start, second, third, start + second, third + 1], strict=True
+    ):
         assert_close(got, want)
 
 
@@ -121,7 +123,11 @@ def test_custom_extensions(tmp_path: Path, rng: np.random.Generator) -> None:
     )
     with Graph("g", input_types=[tensor("n")]) as graph:
         x = graph.inputs[0].tensor
-        graph.output(ops.custom("test.from_file", DEVICE, [x], [TensorType(DType.float32, ("n",), DEVICE)])[0].tensor)
+        graph.output(
+            ops.custom("test.from_file", DEVICE, [x], [TensorType(DType.float32, ("n",), DEVICE)])[
+                0
+            ].tensor
+        )
     session = InferenceSession()
     model = session.load(graph, custom_extensions=tmp_path)
     assert model.execute(np.ones(3, np.float32))[0].to_numpy().tolist() == [2, 2, 2]
@@ -130,4 +136,3 @@ def test_custom_extensions(tmp_path: Path, rng: np.random.Generator) -> None:
     (tmp_path / "ops.txt").write_text("")
     with pytest.raises(ValueError, match="not a Python file"):
         InferenceSession(custom_extensions=str(tmp_path / "ops.txt"))
-

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+
 from max.driver import Tensor
 from max.dtype import DType
 from max.engine import Model
 from max.graph import ops
-
 from tests.engine.conftest import buffer, tensor
 
 Load = Callable[..., Model]
@@ -19,7 +19,11 @@ F = np.float32
 
 @pytest.fixture
 def model(load: Load) -> Model:
-    return load([tensor("batch", 4), tensor("batch", "seq"), tensor(dtype=DType.int32)], lambda x, y, i: (x, y, i), name="m")
+    return load(
+        [tensor("batch", 4), tensor("batch", "seq"), tensor(dtype=DType.int32)],
+        lambda x, y, i: (x, y, i),
+        name="m",
+    )
 
 
 @pytest.mark.parametrize(

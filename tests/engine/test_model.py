@@ -10,12 +10,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+
 from max._config import flags
 from max.driver import CPU, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession, Model, TensorSpec
 from max.graph import DeviceRef, Graph, TensorType, ops
-
 from tests.engine.conftest import DEVICE, buffer, tensor
 from tests.tolerance import assert_close
 
@@ -23,7 +23,9 @@ Load = Callable[..., Model]
 
 
 def test_metadata(load: Load) -> None:
-    model = load([tensor("batch", 4), tensor(3, dtype=DType.int64)], lambda x, i: (x * 2, i, ops.sum(x, 0)))
+    model = load(
+        [tensor("batch", 4), tensor(3, dtype=DType.int64)], lambda x, i: (x * 2, i, ops.sum(x, 0))
+    )
     assert model.input_metadata == [
         TensorSpec([None, 4], DType.float32, "input0"),
         TensorSpec([3], DType.int64, "input1"),
@@ -33,7 +35,11 @@ def test_metadata(load: Load) -> None:
         ([3], DType.int64),
         ([1, 4], DType.float32),
     ]
-    assert model.devices == [CPU()] and model.input_devices == [CPU()] * 2 and model.output_devices == [CPU()] * 3
+    assert (
+        model.devices == [CPU()]
+        and model.input_devices == [CPU()] * 2
+        and model.output_devices == [CPU()] * 3
+    )
     assert isinstance(model.signature, inspect.Signature)
     assert list(model.signature.parameters) == ["input0", "input1"]
     assert "batch" not in repr(model) and "float32" in repr(model)
@@ -43,7 +49,12 @@ def test_metadata(load: Load) -> None:
 def test_call_by_name(load: Load) -> None:
     model = load([tensor(2), tensor(2)], lambda x, y: x - y)
     a, b = np.array([3, 4], np.float32), np.array([1, 1], np.float32)
-    for outputs in (model(a, b), model(a, input1=b), model(input1=b, input0=a), model.execute(a, b)):
+    for outputs in (
+        model(a, b),
+        model(a, input1=b),
+        model(input1=b, input0=a),
+        model.execute(a, b),
+    ):
         assert outputs[0].to_numpy().tolist() == [2, 3]
     with pytest.raises(TypeError, match="input1.*the inputs are input0, input1"):
         model(a, other=b)
@@ -55,7 +66,12 @@ def test_inputs_of_every_kind(load: Load) -> None:
     model = load([tensor("n")], lambda x: x + 1)
     array = np.arange(6, dtype=np.float32)
     want = (array[::2] + 1).tolist()
-    for value in (array[::2], torch.from_numpy(array)[::2], Tensor.from_numpy(array)[::2], Tensor.from_dlpack(array[::2])):
+    for value in (
+        array[::2],
+        torch.from_numpy(array)[::2],
+        Tensor.from_numpy(array)[::2],
+        Tensor.from_dlpack(array[::2]),
+    ):
         assert model.execute(value)[0].to_numpy().tolist() == want
     array.flags.writeable = False
     assert model.execute(array)[0].to_numpy().tolist() == (array + 1).tolist()
@@ -65,7 +81,12 @@ def test_inputs_of_every_kind(load: Load) -> None:
 
 
 def test_python_scalars(load: Load) -> None:
-    types = [tensor(), tensor(dtype=DType.int64), tensor(dtype=DType.bool), tensor(dtype=DType.uint8)]
+    types = [
+        tensor(),
+        tensor(dtype=DType.int64),
+        tensor(dtype=DType.bool),
+        tensor(dtype=DType.uint8),
+    ]
     model = load(types, lambda x, i, b, u: (x + 1, i + 1, ~b, u + 1))
     outputs = model.execute(1.5, 2, True, np.uint8(3))
     assert [o.item() for o in outputs] == [2.5, 3, False, 4]
@@ -73,7 +94,9 @@ def test_python_scalars(load: Load) -> None:
 
 
 def test_outputs_are_the_callers_own(load: Load) -> None:
-    model = load([tensor("n", 2)], lambda x: (x, x * 2, x.reshape(["n" * 1, 2]), ops.transpose(x, 0, 1)))
+    model = load(
+        [tensor("n", 2)], lambda x: (x, x * 2, x.reshape(["n" * 1, 2]), ops.transpose(x, 0, 1))
+    )
     x = np.arange(6, dtype=np.float32).reshape(3, 2)
     first = [o.to_numpy() for o in model.execute(x)]
     second = [o.to_numpy() for o in model.execute(x + 1)]
@@ -90,14 +113,20 @@ def test_one_value_given_twice(load: Load) -> None:
         y = x + 1
         return y, y, y.reshape((4,)), y[0:1]
 
-    outputs = [o.to_numpy() for o in load([tensor(2, 2)], build).execute(np.zeros((2, 2), np.float32))]
+    outputs = [
+        o.to_numpy() for o in load([tensor(2, 2)], build).execute(np.zeros((2, 2), np.float32))
+    ]
     assert [o.shape for o in outputs] == [(2, 2), (2, 2), (4,), (1, 2)]
     assert all((o == 1).all() for o in outputs)
-    assert not np.shares_memory(outputs[0], outputs[1]) and not np.shares_memory(outputs[0], outputs[2])
+    assert not np.shares_memory(outputs[0], outputs[1]) and not np.shares_memory(
+        outputs[0], outputs[2]
+    )
 
 
 def test_graph_without_inputs_and_without_outputs(load: Load) -> None:
-    model = load([], lambda: ops.constant(np.arange(3, dtype=np.float32), DType.float32, DEVICE) * 2)
+    model = load(
+        [], lambda: ops.constant(np.arange(3, dtype=np.float32), DType.float32, DEVICE) * 2
+    )
     assert model.execute()[0].to_numpy().tolist() == [0, 2, 4]
     assert load([tensor(2)], lambda x: None).execute(np.zeros(2, np.float32)) == []
 
@@ -105,7 +134,13 @@ def test_graph_without_inputs_and_without_outputs(load: Load) -> None:
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 0)])
 def test_empty_dims(load: Load, shape: tuple[int, int]) -> None:
     def build(x):
-        return ops.exp(x), ops.sum(x, 1), ops.softmax(x), ops.concat([x, x], 0), ops.transpose(x, 0, 1) + 1
+        return (
+            ops.exp(x),
+            ops.sum(x, 1),
+            ops.softmax(x),
+            ops.concat([x, x], 0),
+            ops.transpose(x, 0, 1) + 1,
+        )
 
     outputs = load([tensor("n", "m")], build).execute(np.zeros(shape, np.float32))
     n, m = shape
@@ -127,7 +162,10 @@ def test_no_recompilation_when_sizes_grow(load: Load) -> None:
 
 def test_virtual_devices() -> None:
     session = InferenceSession(devices=[CPU(), CPU(1)])
-    types = [TensorType(DType.float32, (3,), DeviceRef.CPU()), TensorType(DType.float32, (3,), DeviceRef("cpu", 1))]
+    types = [
+        TensorType(DType.float32, (3,), DeviceRef.CPU()),
+        TensorType(DType.float32, (3,), DeviceRef("cpu", 1)),
+    ]
     with Graph("two", input_types=types) as graph:
         x, y = (value.tensor for value in graph.inputs)
         graph.output(x.to(DeviceRef("cpu", 1)) + y)
@@ -136,7 +174,9 @@ def test_virtual_devices() -> None:
     x = Tensor.from_numpy(np.ones(3, np.float32))
     (out,) = model.execute(x, x.to(CPU(1)))
     assert out.device is CPU(1) and out.to_numpy().tolist() == [2, 2, 2]
-    with pytest.raises(ValueError, match=r"input 'input1' .* on cpu:1.*got a tensor on cpu:0.*\.to\(device\)"):
+    with pytest.raises(
+        ValueError, match=r"input 'input1' .* on cpu:1.*got a tensor on cpu:0.*\.to\(device\)"
+    ):
         model.execute(x, x)
     with pytest.raises(ValueError, match=r"input 1 of two is on cpu:1, the session has cpu:0"):
         InferenceSession(devices=[CPU()]).load(graph)
@@ -153,7 +193,9 @@ def test_saved_graph(tmp_path: Path, session: InferenceSession) -> None:
     with Graph("saved", input_types=[tensor("n")]) as graph:
         graph.output(graph.inputs[0].tensor * 3)
     (tmp_path / "good.mlir").write_text(str(graph))
-    assert session.load(tmp_path / "good.mlir").execute(np.ones(2, np.float32))[0].to_numpy().tolist() == [3, 3]
+    assert session.load(tmp_path / "good.mlir").execute(np.ones(2, np.float32))[
+        0
+    ].to_numpy().tolist() == [3, 3]
 
 
 def test_interpreted_model(load: Load) -> None:

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+
 from max._config import flags
 from max.driver import CPU, Tensor
 from max.engine import InferenceSession, Model
 from max.graph import Graph, ops
-
 from tests.engine.conftest import tensor
 from tests.tolerance import assert_close
 
@@ -61,7 +61,10 @@ def test_one_model_from_several_threads(session: InferenceSession) -> None:
 
     def work(index: int) -> None:
         rng = np.random.default_rng(index)
-        cases = [(rng.standard_normal((n, 32), np.float32), rng.standard_normal((32, 32), np.float32)) for n in (1, 7, 40)]
+        cases = [
+            (rng.standard_normal((n, 32), np.float32), rng.standard_normal((32, 32), np.float32))
+            for n in (1, 7, 40)
+        ]
         wanted = [expected(model, x, w) for x, w in cases]
         for _ in range(100):
             for (x, w), want in zip(cases, wanted, strict=True):
@@ -76,7 +79,10 @@ def test_two_sessions_in_two_threads() -> None:
         model = InferenceSession(devices=[CPU()], num_threads=1 + index % 2).load(staged())
         rng = np.random.default_rng(index)
         for n in (3, 50):
-            x, w = rng.standard_normal((n, 32), np.float32), rng.standard_normal((32, 32), np.float32)
+            x, w = (
+                rng.standard_normal((n, 32), np.float32),
+                rng.standard_normal((32, 32), np.float32),
+            )
             want = expected(model, x, w)
             for _ in range(100):
                 for got, right in zip(model.execute(x, w), want, strict=True):
@@ -145,7 +151,9 @@ PROGRAM = """
 def run_program(cache: Path, factor: str = "1") -> list[str]:
     environment = {**os.environ, "MAX_CACHE_DIR": str(cache)}
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM), factor]
-    out = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    out = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
     assert out.returncode == 0, out.stderr
     return out.stdout.split()
 

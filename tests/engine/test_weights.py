@@ -6,12 +6,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+
 from max.driver import CPU, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import Graph, Weight, ops
 from max.graph.weights import WeightData
-
 from tests.engine.conftest import DEVICE, tensor
 from tests.tolerance import assert_close
 
@@ -21,7 +21,9 @@ def linear(dtype: DType = DType.float32) -> Graph:
         w = Weight("w", dtype, (4, 3), DEVICE)
         b = Weight("b", dtype, (4,), DEVICE)
         x = graph.inputs[0].tensor
-        graph.output(x @ ops.transpose(ops.cast(w, DType.float32), 0, 1) + ops.cast(b, DType.float32))
+        graph.output(
+            x @ ops.transpose(ops.cast(w, DType.float32), 0, 1) + ops.cast(b, DType.float32)
+        )
     return graph
 
 
@@ -69,7 +71,9 @@ def test_weights_are_used_where_they_are(session: InferenceSession) -> None:
 
 def test_bfloat16_weights_are_converted_once(session: InferenceSession) -> None:
     w = W.astype(ml_dtypes.bfloat16)
-    model = session.load(linear(DType.bfloat16), weights_registry={"w": w, "b": B.astype(ml_dtypes.bfloat16)})
+    model = session.load(
+        linear(DType.bfloat16), weights_registry={"w": w, "b": B.astype(ml_dtypes.bfloat16)}
+    )
     assert len(model.kernel_summaries) == 1
     w[:] = 0
     assert_close(model.execute(np.ones((1, 3), np.float32))[0].to_numpy(), [W.sum(1) + B])
@@ -81,13 +85,19 @@ def test_errors_list_every_name(session: InferenceSession) -> None:
     registry = {"w": W.T, "b": B.astype(np.float64), "extra": B, "more": B}
     with pytest.raises(ValueError) as caught:
         session.load(linear(), weights_registry=registry)
-    for part in ("2 that the graph does not have: extra, more", "'w' is float32[3, 4], expected w: float32[4, 3]", "'b' is float64[4]"):
+    for part in (
+        "2 that the graph does not have: extra, more",
+        "'w' is float32[3, 4], expected w: float32[4, 3]",
+        "'b' is float64[4]",
+    ):
         assert part in str(caught.value)
     with pytest.raises(TypeError, match="weight 'w'"):
         session.load(linear(), weights_registry={"w": "no array", "b": B})
 
 
-def test_equal_layers_compile_one_layer(session: InferenceSession, rng: np.random.Generator) -> None:
+def test_equal_layers_compile_one_layer(
+    session: InferenceSession, rng: np.random.Generator
+) -> None:
     from max._compiler.pipeline import stats
 
     weights = {f"layers.{i}.w": rng.standard_normal((3, 3), np.float32) for i in range(30)}
@@ -102,7 +112,12 @@ def test_equal_layers_compile_one_layer(session: InferenceSession, rng: np.rando
         want = want + np.tanh(want @ w)
     assert_close(model.execute(x)[0].to_numpy(), want, scale=10.0)
     with pytest.raises(ValueError, match=r"1 missing: layers\.2\.w"):
-        session.load(layered(3), weights_registry={k: v for k, v in weights.items() if k in ("layers.0.w", "layers.1.w")})
+        session.load(
+            layered(3),
+            weights_registry={
+                k: v for k, v in weights.items() if k in ("layers.0.w", "layers.1.w")
+            },
+        )
 
 
 def test_reload(session: InferenceSession) -> None:
@@ -137,7 +152,13 @@ def test_capture_and_replay(session: InferenceSession) -> None:
         model.replay(1, Tensor.from_numpy(np.zeros((3, 3), np.float32)))
     with pytest.raises(RuntimeError, match="does not match the captured graph"):
         model.debug_verify_replay(1, Tensor.from_numpy(np.zeros((3, 3), np.float32)))
-    for keys, error in (("a", TypeError), (1.5, TypeError), ([True], TypeError), (-1, ValueError), (1 << 64, ValueError)):
+    for keys, error in (
+        ("a", TypeError),
+        (1.5, TypeError),
+        ([True], TypeError),
+        (-1, ValueError),
+        (1 << 64, ValueError),
+    ):
         with pytest.raises(error):
             model.capture(keys, x)
     with pytest.raises(ValueError, match="no input buffers"):

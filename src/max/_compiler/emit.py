@@ -12,9 +12,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from max._compiler.flatten import Flat
-from max._compiler.memory import ALIGNMENT, Block, plan_memory
+from max._compiler.memory import ALIGNMENT, Block, MemoryPlan, plan_memory
 from max._compiler.sizes import Size, simplify
-from max._compiler.template import Buffer, Check, KernelInfo, Launch, Number, Pointer, TensorInfo
+from max._compiler.template import (
+    Buffer,
+    Check,
+    Discover,
+    KernelInfo,
+    Launch,
+    Number,
+    Pointer,
+    TensorInfo,
+)
 from max.dtype import DType
 
 __all__ = ["Compiled", "Fixed", "ProgramCode", "SlotCode", "ValueCode", "emit"]
@@ -52,17 +61,44 @@ class LaunchCode:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class DiscoveryCode:
+    """Sizes that a segment's results tell; see `max._compiler.template.Discover`."""
+
+    rule: str
+    symbols: tuple[str, ...]
+    bounds: tuple[SlotCode, ...]
+    dtype: DType
+    shape: tuple[SlotCode, ...]
+
+
 @dataclass(slots=True)
 class ProgramCode:
-    """A list of launches with its values and arena."""
+    """A list of launches with its values and arena: a whole program, or the part up to where sizes are discovered.
 
+    Args:
+        segment: Which part it is.
+        static_bytes: For each arena up to this segment's the length of its static part.
+        blocks: The symbolic blocks of these arenas, with the number of the arena, each as long as the longest of its
+            sizes; they come after the static part, in this order.
+        bytes_moved: For each launch the bytes of the buffers that it touches: what tests gate on, and what profiles
+            divide by time.
+        outputs: The outputs whose shapes are first known here.
+        checks: The checks that can first be made here.
+        discoveries: What is known afterwards.
+    """
+
+    segment: int = 0
     launches: list[LaunchCode] = field(default_factory=list[LaunchCode])
     values: list[ValueCode] = field(default_factory=list[ValueCode])
-    static_bytes: int = 0
-    blocks: list[tuple[Size, ...]] = field(default_factory=list[tuple[Size, ...]])
-    """The symbolic blocks of the arena, after its static part: each as long as the longest of its sizes."""
+    static_bytes: list[int] = field(default_factory=list[int])
+    blocks: list[tuple[int, tuple[Size, ...]]] = field(
+        default_factory=list[tuple[int, tuple[Size, ...]]]
+    )
     bytes_moved: list[Size] = field(default_factory=list[Size])
-    """For each launch the bytes of the buffers that it touches: what tests gate on, and what profiles divide by time."""
+    outputs: list[int] = field(default_factory=list[int])
+    checks: list[Check] = field(default_factory=list[Check])
+    discoveries: list[DiscoveryCode] = field(default_factory=list[DiscoveryCode])
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +115,21 @@ class Fixed:
 
 @dataclass(slots=True)
 class Compiled:
-    """All of a compiled model but its weights and the addresses of its code."""
+    """All of a compiled model but its weights and the addresses of its code.
+
+    Args:
+        name: The name of the graph.
+        symbols: The symbols of the inputs' shapes, then those that are discovered.
+        inputs: The inputs.
+        input_names: Their names.
+        outputs: The outputs.
+        output_buffers: For each output -1, or the input that it is.
+        once: The program that runs when the model is loaded.
+        main: The program, up to where sizes are discovered.
+        later: The parts after that.
+        fixed: What stays in memory for the life of the model.
+        kernels: The kernels by key.
+    """
 
     name: str
     symbols: tuple[str, ...]
@@ -87,54 +137,74 @@ class Compiled:
     input_names: list[str]
     outputs: list[TensorInfo]
     output_buffers: list[int]
-    """For each output -1, or the input that it is."""
     once: ProgramCode
     main: ProgramCode
+    later: list[ProgramCode]
     fixed: list[Fixed]
     kernels: dict[str, KernelInfo]
-    checks: list[Check]
+
+    @property
+    def input_symbols(self) -> tuple[str, ...]:
+        """The symbols of the inputs' shapes."""
+        parts = (self.main, *self.later)
+        found = {name for part in parts for code in part.discoveries for name in code.symbols}
+        return tuple([name for name in self.symbols if name not in found])
 
 
 class _Emitter:
-    """Emits one program of a compilation."""
+    """Emits one segment of a program."""
 
     def __init__(
-        self, flat: Flat, launches: list[Launch], fixed: dict[int, int], num_inputs: int
+        self, flat: Flat, plan: MemoryPlan, segment: int, fixed: dict[int, int], num_inputs: int
     ) -> None:
+        self.flat = flat
         self.buffers = flat.buffers
+        self.plan = plan
         self.fixed = fixed
-        self.code = ProgramCode()
+        self.code = ProgramCode(segment)
         self.numbers: dict[ValueCode, int] = {}
         self.value(ValueCode(NO_BASE, -1, 0))
         self.outputs = {buffer: position for position, buffer in enumerate(flat.outputs)}
         self.num_inputs = num_inputs
-        self.plan = plan_memory(flat.buffers, launches)
         self.block_offset: dict[int, int] = {}
         self.block_number: dict[int, int] = {}
-        self.place_blocks(self.plan.blocks)
-        for launch, barrier in zip(launches, self.plan.barriers, strict=True):
-            slots = tuple([self.slot(slot) for slot in launch.slots])
-            self.code.launches.append(
-                LaunchCode(launch.kernel, slots, barrier, launch.serial, launch.name)
-            )
-            touched = dict.fromkeys((*launch.reads, *launch.writes))
-            total: Size = 0
-            for buffer in touched:
-                total = simplify(total + flat.buffers[buffer].bytes)
-            self.code.bytes_moved.append(total)
+        self.place_blocks([block for block in plan.blocks if block.segment <= segment])
+
+    def launch(self, launch: Launch, barrier: bool) -> None:
+        """Adds a launch."""
+        slots = tuple([self.slot(slot) for slot in launch.slots])
+        self.code.launches.append(
+            LaunchCode(launch.kernel, slots, barrier, launch.serial, launch.name)
+        )
+        total: Size = 0
+        for buffer in dict.fromkeys((*launch.reads, *launch.writes)):
+            total = simplify(total + self.buffers[buffer].bytes)
+        self.code.bytes_moved.append(total)
+
+    def discovery(self, found: Discover) -> None:
+        """Adds a discovery."""
+        bounds = tuple([self.slot(pointer) for pointer in found.bounds])
+        shape = tuple([self.slot(Number(size)) for size in found.shape])
+        self.code.discoveries.append(
+            DiscoveryCode(found.rule, found.symbols, bounds, found.dtype, shape)
+        )
 
     def place_blocks(self, blocks: list[Block]) -> None:
         """Static blocks get offsets now, symbolic ones when the program runs."""
-        offset = 0
+        offsets = [0] * (self.code.segment + 1)
         for number, block in enumerate(blocks):
             if all(isinstance(size, int) for size in block.sizes):
-                self.block_offset[number] = offset
+                self.block_offset[number] = offsets[block.segment]
                 longest = max(size for size in block.sizes if isinstance(size, int))
-                offset += -(-longest // ALIGNMENT) * ALIGNMENT
+                offsets[block.segment] += -(-longest // ALIGNMENT) * ALIGNMENT
             else:
                 self.block_number[number] = len(self.code.blocks)
-                self.code.blocks.append(tuple(block.sizes))
-        self.code.static_bytes = offset
+                self.code.blocks.append((block.segment, tuple(block.sizes)))
+        self.code.static_bytes = offsets
+
+    def arena(self, segment: int) -> int:
+        """The base of a segment's arena; the first one comes before the inputs, the others after the outputs."""
+        return ARENA if segment == 0 else 1 + self.num_inputs + len(self.flat.outputs) + segment
 
     def value(self, value: ValueCode) -> int:
         if value not in self.numbers:
@@ -155,10 +225,11 @@ class _Emitter:
         if slot.buffer in self.fixed:
             return self.code_of(NO_BASE, -1, slot.offset, self.fixed[slot.buffer])
         block = self.plan.block_of[slot.buffer]
+        arena = self.arena(self.plan.blocks[block].segment)
         if block in self.block_offset:
-            made = self.code_of(ARENA, -1, slot.offset, -1)
+            made = self.code_of(arena, -1, slot.offset, -1)
             return SlotCode(made.value, made.addend + self.block_offset[block])
-        return self.code_of(ARENA, self.block_number[block], slot.offset, -1)
+        return self.code_of(arena, self.block_number[block], slot.offset, -1)
 
     def code_of(self, base: int, block: int, size: Size, fixed: int) -> SlotCode:
         if isinstance(size, int):
@@ -198,21 +269,64 @@ def emit(
         if buffer.kind in ("weight", "constant", "kept"):
             fixed[index] = len(table)
             table.append(_fixed(buffer))
-    symbols = dict.fromkeys(
-        symbol
-        for info in inputs
-        for dim in info.shape
-        if not isinstance(dim, int)
-        for symbol in dim.symbols
-    )
-    once = _Emitter(flat, flat.once, fixed, len(inputs)).code
-    main = _Emitter(flat, flat.launches, fixed, len(inputs)).code
-    used = {launch.kernel for launch in (*once.launches, *main.launches)}
+    symbols = dict.fromkeys(name for info in inputs for dim in info.shape for name in _symbols(dim))
+    plan = plan_memory(flat.buffers, flat.once)
+    once = _Emitter(flat, plan, 0, fixed, len(inputs))
+    for launch, barrier in zip(flat.once, plan.barriers, strict=True):
+        once.launch(launch, barrier)
+    parts = _segments(flat, fixed, inputs, outputs, symbols)
+    used = {launch.kernel for part in (once.code, *parts) for launch in part.launches}
     output_buffers = [
         int(flat.buffers[buffer].name) if flat.buffers[buffer].kind == "input" else -1
         for buffer in flat.outputs
     ]
     return Compiled(
-        name, tuple(symbols), inputs, input_names, outputs, output_buffers, once, main, table,
-        {key: info for key, info in kernels.items() if key in used}, flat.checks,
-    )  # fmt: skip
+        name=name,
+        symbols=tuple(symbols),
+        inputs=inputs,
+        input_names=input_names,
+        outputs=outputs,
+        output_buffers=output_buffers,
+        once=once.code,
+        main=parts[0],
+        later=parts[1:],
+        fixed=table,
+        kernels={key: info for key, info in kernels.items() if key in used},
+    )
+
+
+def _symbols(*sizes: Size) -> set[str]:
+    return {name for size in sizes if not isinstance(size, int) for name in size.symbols}
+
+
+def _segments(
+    flat: Flat,
+    fixed: dict[int, int],
+    inputs: list[TensorInfo],
+    outputs: list[TensorInfo],
+    symbols: dict[str, None],
+) -> list[ProgramCode]:
+    """The parts of the main program; adds the symbols that they discover to `symbols`."""
+    cuts = sorted({position for position, _ in flat.discoveries})
+    plan = plan_memory(flat.buffers, flat.launches, cuts)
+    starts, ends = [0, *cuts], [*cuts, len(flat.launches)]
+    outputs_left = dict(enumerate(outputs))
+    checks_left = list(flat.checks)
+    parts: list[ProgramCode] = []
+    for segment, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        emitter = _Emitter(flat, plan, segment, fixed, len(inputs))
+        code = emitter.code
+        for launch, barrier in zip(flat.launches[start:end], plan.barriers[start:end], strict=True):
+            emitter.launch(launch, barrier)
+        known = symbols.keys()
+        code.outputs = [i for i, info in outputs_left.items() if _symbols(*info.shape) <= known]
+        for index in code.outputs:
+            del outputs_left[index]
+        code.checks = [check for check in checks_left if _symbols(check.have, check.want) <= known]
+        checks_left = [check for check in checks_left if check not in code.checks]
+        for position, found in flat.discoveries:
+            if segment < len(cuts) and position == cuts[segment]:
+                emitter.discovery(found)
+                symbols.update(dict.fromkeys(filter(None, found.symbols)))
+        parts.append(code)
+    return parts

@@ -6,7 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from max._compiler.sizes import Size, simplify, substitute
-from max._compiler.template import Buffer, CallStep, Check, Launch, Number, Pointer, Slot, Template
+from max._compiler.template import (
+    Buffer,
+    CallStep,
+    Check,
+    Discover,
+    Launch,
+    Number,
+    Pointer,
+    Slot,
+    Template,
+)
+from max.mlir.dims import DimExpr
 
 __all__ = ["Flat", "flatten"]
 
@@ -19,6 +30,8 @@ class Flat:
     once: list[Launch] = field(default_factory=list[Launch])
     launches: list[Launch] = field(default_factory=list[Launch])
     checks: list[Check] = field(default_factory=list[Check])
+    discoveries: list[tuple[int, Discover]] = field(default_factory=list[tuple[int, Discover]])
+    """What is discovered, each with the number of launches that run before."""
     outputs: list[int] = field(default_factory=list[int])
     """For each output its buffer."""
 
@@ -29,6 +42,7 @@ class _Flattener:
         self.flat = Flat()
         self.weights: dict[str, int] = {}
         self.constants: dict[object, int] = {}
+        self.taken: set[str] = set()
 
     def instantiate(
         self,
@@ -47,6 +61,7 @@ class _Flattener:
             prefix: What is put before the names of its weights.
             path: The same for the names of its launches.
         """
+        env = {**env, **self.names_of_discoveries(template)}
         for index, buffer in enumerate(template.buffers):
             if index not in places:
                 places[index] = Pointer(self.add(buffer, env, prefix))
@@ -54,6 +69,8 @@ class _Flattener:
         for step in template.steps:
             if isinstance(step, Launch):
                 self.flat.launches.append(self.bind(step, places, env, path))
+            elif isinstance(step, Discover):
+                self.discover(step, places, env)
             else:
                 self.call(step, places, env, prefix)
         for check in template.checks:
@@ -92,6 +109,30 @@ class _Flattener:
                 inner[index] = places[result]
         whole = prefix + step.prefix
         self.instantiate(callee, inner, bound, whole, whole)
+
+    def names_of_discoveries(self, template: Template) -> dict[str, Size]:
+        """The program's names for the symbols that a template discovers: each call discovers sizes of its own."""
+        named: dict[str, Size] = {}
+        for step in template.steps:
+            if isinstance(step, Discover):
+                for symbol in filter(None, step.symbols):
+                    name, number = symbol, 0
+                    while name in self.taken:
+                        number += 1
+                        name = f"{symbol}_{number}"
+                    self.taken.add(name)
+                    named[symbol] = DimExpr.symbol(name)
+        return named
+
+    def discover(
+        self, step: Discover, places: Mapping[int, Pointer], env: Mapping[str, Size]
+    ) -> None:
+        """Adds a discovery."""
+        symbols = tuple([str(env[symbol]) if symbol else "" for symbol in step.symbols])
+        bounds = tuple([self.pointer(pointer, places, env) for pointer in step.bounds])
+        shape = tuple([substitute(size, env) for size in step.shape])
+        found = Discover(step.rule, symbols, bounds, step.dtype, shape)
+        self.flat.discoveries.append((len(self.flat.launches), found))
 
     @staticmethod
     def pointer(
@@ -138,6 +179,8 @@ def flatten(templates: Mapping[str, Template], entry: str) -> Flat:
     """
     flattener = _Flattener(templates)
     template = templates[entry]
+    sizes = [dim for _, info in template.inputs for dim in info.shape]
+    flattener.taken = {name for dim in sizes if not isinstance(dim, int) for name in dim.symbols}
     places: dict[int, Pointer] = {}
     flattener.instantiate(template, places, {}, "", "")
     flat = flattener.flat

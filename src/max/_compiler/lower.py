@@ -22,7 +22,16 @@ from max._compiler.passes.materialise import base_of
 from max._compiler.region import RegionParts, epilogue_parts, region_parts
 from max._compiler.shapes import is_view, shape_of, view_layout
 from max._compiler.sizes import Size, product, simplify
-from max._compiler.template import Buffer, CallStep, Check, Launch, Pointer, Template, TensorInfo
+from max._compiler.template import (
+    Buffer,
+    CallStep,
+    Check,
+    Discover,
+    Launch,
+    Pointer,
+    Template,
+    TensorInfo,
+)
 from max._kernels import library
 from max.dtype import DType
 from max.mlir import (
@@ -41,6 +50,8 @@ from max.mlir import (
 
 __all__ = ["UnsupportedOpError", "lower_graph"]
 
+DISCOVERING = {"mo.range": "range", "mo.slice_dynamic": "slice"}
+"""Ops whose operands tell sizes when the program runs, and how."""
 SERIAL_ELEMENTS = 2048
 """Regions of so few elements are not worth waking other workers for."""
 
@@ -82,6 +93,8 @@ class GraphLowering:
         self.places: dict[SSAValue, Place] = {}
         self.launches: list[Any] = self.template.steps
         self.kept: set[SSAValue] = set()
+        self.known: set[str] = set()
+        """The symbols whose sizes are known where the lowering is."""
 
     # buffers -----------------------------------------------------------------------------------
 
@@ -147,6 +160,7 @@ class GraphLowering:
                     f"input of type {type_}: opaque values are not supported yet"
                 )
             assert isinstance(type_, ShapedType)
+            self.known.update(name for dim in type_.shape for name in dim.symbols)
             shape = shape_of(argument)
             info = TensorInfo(type_.dtype, shape, type_.device.data, isinstance(type_, BufferType))
             index = self.buffer(
@@ -166,7 +180,9 @@ class GraphLowering:
             if isinstance(op, MoOp) and op.name == "mo.rebind":
                 pairs = zip(shape_of(op.operands[0]), shape_of(op.results[0]), strict=True)
                 message = op.attr("message")
-                found.update((Check(have, want, message), None) for have, want in pairs if have != want)
+                found.update(
+                    (Check(have, want, message), None) for have, want in pairs if have != want
+                )
         return list(found)
 
     def visit(self, op: MoOp) -> None:
@@ -231,6 +247,7 @@ class GraphLowering:
         self.launches = self.template.steps
 
     def call(self, op: CallOp) -> None:
+        self.discover(op)
         target = self.subgraphs[op.callee]
         env = bind_call(op.callee, target.input_types, [v.type for v in op.operands])
         operands = [self.place(v).pointer() for v in op.operands if isinstance(v.type, ShapedType)]
@@ -408,15 +425,15 @@ class GraphLowering:
                 return
         elif isinstance(op, MatmulOp):
             name = "mo.matmul"
-        try:
-            call = library.lower(
-                name,
-                [described(v) for v in operands],
-                [described(v) for v in results],
-                plain(attributes),
-            )
-        except KeyError:
-            raise UnsupportedOpError(f"{op.name}: the compiler has no kernel for this op") from None
+        if not library.supports(name):
+            raise UnsupportedOpError(f"{op.name}: the compiler has no kernel for this op")
+        self.discover(op)
+        call = library.lower(
+            name,
+            [described(v) for v in operands],
+            [described(v) for v in results],
+            plain(attributes),
+        )
         places = [self.place(v) for v in operands]
         outputs = [self.allocate(v) for v in results]
         workspaces = [self.workspace(w) for w in call.workspaces]
@@ -452,6 +469,33 @@ class GraphLowering:
         label = region_name(outer) if isinstance(outer, RegionOp) else name.removeprefix("mo.")
         self.launch(kernel, arguments, written, call.serial, label, in_place, both)
 
+    def discover(self, op: MoOp) -> None:
+        """Notes which sizes of an op's results are told by its operands only when the program runs.
+
+        Raises:
+            UnsupportedOpError: A size that nothing tells.
+        """
+        for result in op.results:
+            if not isinstance(result.type, ShapedType):
+                continue
+            unknown = [dim for dim in result.type.shape if not self.known.issuperset(dim.symbols)]
+            if not unknown:
+                continue
+            rule = DISCOVERING.get(op.name)
+            symbols = [dim.symbol_name if dim in unknown else "" for dim in result.type.shape]
+            if rule is None or None in symbols:
+                raise UnsupportedOpError(
+                    f"{op.name}: the size {unknown[0]} of its result does not follow from the inputs of "
+                    f"{self.graph.sym_name}"
+                )
+            sliced = rule == "slice"
+            bounds = [self.place(v) for v in op.operands[1 if sliced else 0 :]]
+            shape = shape_of(op.operands[0]) if sliced else ()
+            pointers = tuple([place.pointer() for place in bounds])
+            names = tuple([name or "" for name in symbols])
+            self.launches.append(Discover(rule, names, pointers, bounds[0].dtype, shape))
+            self.known.update(filter(None, names))
+
     def workspace(self, workspace: library.Workspace) -> Place:
         shape = tuple(simplify(dim) for dim in workspace.shape)
         size = simplify(product(shape) * workspace.dtype.size_in_bytes)
@@ -459,6 +503,7 @@ class GraphLowering:
 
     def custom(self, op: MoOp, symbol: str, parameters: Mapping[str, Any]) -> None:
         """A kernel that was registered under the op's symbol: results first, then operands."""
+        self.discover(op)
         kernel = k.registered(symbol)
         values = [v for v in (*op.results, *op.operands) if isinstance(v.type, ShapedType)]
         for result in op.results:

@@ -7,6 +7,7 @@ shares memory with whom, hold for all sizes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from max._compiler.sizes import Size, nominal
@@ -25,6 +26,8 @@ class Block:
 
     sizes: list[Size]
     estimate: int
+    segment: int = 0
+    """Which of the program's arenas it is in."""
 
 
 @dataclass(slots=True)
@@ -39,9 +42,11 @@ class MemoryPlan:
 
 
 class _Planner:
-    def __init__(self, buffers: list[Buffer], launches: list[Launch]) -> None:
+    def __init__(self, buffers: list[Buffer], launches: list[Launch], cuts: Sequence[int]) -> None:
         self.buffers = buffers
         self.launches = launches
+        self.cuts = frozenset(cuts)
+        self.segment = 0
         self.plan = MemoryPlan()
         self.last_use: dict[int, int] = {}
         for index, launch in enumerate(launches):
@@ -57,6 +62,8 @@ class _Planner:
 
     def run(self) -> MemoryPlan:
         for index, launch in enumerate(self.launches):
+            if index in self.cuts:
+                self.begin_segment()
             barrier = index > 0 and self.conflicts(launch)
             if barrier:
                 self.pass_barrier()
@@ -75,6 +82,12 @@ class _Planner:
                 dead - {self.plan.block_of[b] for b in touched if self.last_use[b] > index}
             )
         return self.plan
+
+    def begin_segment(self) -> None:
+        """Goes on with a new arena: how long it is depends on sizes that the launches before it tell."""
+        self.pass_barrier()
+        self.free.clear()
+        self.segment += 1
 
     def memory(self, buffer: int) -> int:
         """What two accesses of one memory have in common: the block, or the buffer itself."""
@@ -102,7 +115,8 @@ class _Planner:
         for lane in (0, 1):
             self.written[lane].clear()
             self.read[lane].clear()
-        self.free.extend(self.pending)
+        # the size of an earlier segment's arena is settled
+        self.free.extend([b for b in self.pending if self.plan.blocks[b].segment == self.segment])
         self.pending.clear()
 
     def allocate(self, index: int, launch: Launch) -> bool:
@@ -160,7 +174,7 @@ class _Planner:
             if fits and (best < 0 or waste < best_waste):
                 best, best_waste = position, waste
         if best < 0:
-            self.plan.blocks.append(Block([size], wanted))
+            self.plan.blocks.append(Block([size], wanted, self.segment))
             return len(self.plan.blocks) - 1
         block = self.free.pop(best)
         chosen = self.plan.blocks[block]
@@ -170,11 +184,14 @@ class _Planner:
         return block
 
 
-def plan_memory(buffers: list[Buffer], launches: list[Launch]) -> MemoryPlan:
+def plan_memory(
+    buffers: list[Buffer], launches: list[Launch], cuts: Sequence[int] = ()
+) -> MemoryPlan:
     """Assigns temporaries to arena blocks, and barriers to launches.
 
     Args:
         buffers: All buffers.
         launches: All launches, in order.
+        cuts: Positions of launches that begin a new segment of the program, with an arena of its own.
     """
-    return _Planner(buffers, launches).run()
+    return _Planner(buffers, launches, cuts).run()

@@ -15,6 +15,7 @@ __all__ = [
     "Buffer",
     "CallStep",
     "Check",
+    "Discover",
     "KernelInfo",
     "Launch",
     "Number",
@@ -117,6 +118,25 @@ class CallStep:
 
 
 @dataclass(frozen=True, slots=True)
+class Discover:
+    """Sizes that are known once the launches before it have run: those of a `mo.range` or `mo.slice_dynamic`.
+
+    Args:
+        rule: ``range`` or ``slice``.
+        symbols: For each axis of the result the symbol that its size gets, or an empty text where it is known.
+        bounds: Where start, stop and step are.
+        dtype: Their element type.
+        shape: The shape of what is sliced.
+    """
+
+    rule: str
+    symbols: tuple[str, ...]
+    bounds: tuple[Pointer, ...]
+    dtype: DType
+    shape: tuple[Size, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Check:
     """Two sizes that must be equal when the program runs."""
 
@@ -142,7 +162,9 @@ class Template:
     name: str
     buffers: list[Buffer] = field(default_factory=list[Buffer])
     once: list[Launch] = field(default_factory=list[Launch])
-    steps: list[Launch | CallStep] = field(default_factory=list["Launch | CallStep"])
+    steps: list[Launch | CallStep | Discover] = field(
+        default_factory=list["Launch | CallStep | Discover"]
+    )
     inputs: list[tuple[int, TensorInfo]] = field(default_factory=list[tuple[int, TensorInfo]])
     outputs: list[tuple[int, TensorInfo]] = field(default_factory=list[tuple[int, TensorInfo]])
     checks: list[Check] = field(default_factory=list[Check])

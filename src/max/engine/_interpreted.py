@@ -74,6 +74,6 @@ def interpreted_model(
     )
     none = ProgramCode()
     compiled = Compiled(
-        graph.name, tuple(symbols), inputs, names, outputs, [-1] * len(outputs), none, none, [], {}, []
+        graph.name, tuple(symbols), inputs, names, outputs, [-1] * len(outputs), none, none, [], [], {}
     )  # fmt: skip
     return Model(compiled, None, _NoBackend(), arena, _Run(graph, weights))

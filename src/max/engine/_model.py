@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from max._compiler.emit import Compiled
+from max._runtime import platform
 from max.driver import CPU, Device, Tensor
 from max.dtype import DType
 from max.engine._binding import InputBinder
@@ -94,6 +95,7 @@ class Linked:
     """A model's programs with all addresses, and what keeps that memory alive; replaced whole by a reload."""
 
     main: LinkedProgram
+    later: list[LinkedProgram]
     kept: list[object]
 
 
@@ -122,6 +124,10 @@ class _Capture:
     outputs: list[Tensor]
 
 
+_NOTHING = Tensor(DType.uint8, (0,))
+"""Stands for an output that is not made yet."""
+
+
 class Model:
     """A loaded model that you can execute.
 
@@ -146,7 +152,7 @@ class Model:
         self._arena = arena
         self._runner = runner
         self._binder = InputBinder(
-            compiled.name, compiled.inputs, compiled.input_names, compiled.symbols
+            compiled.name, compiled.inputs, compiled.input_names, compiled.input_symbols
         )
         self._num_inputs = len(compiled.inputs)
         self._output_dtypes = [info.dtype for info in compiled.outputs]
@@ -222,7 +228,8 @@ class Model:
         One string for each launch of a kernel, in their order: the ops that it carries out, joined by ``+``,
         after the prefix of the subgraph call that it comes from.
         """
-        return [launch.name for launch in self._compiled.main.launches]
+        parts = (self._compiled.main, *self._compiled.later)
+        return [launch.name for part in parts for launch in part.launches]
 
     def __repr__(self) -> str:
         inputs = ", ".join(map(str, self.input_metadata))
@@ -273,6 +280,8 @@ class Model:
         if linked is None:
             assert self._runner is not None
             return self._runner(tensors)
+        if linked.later:
+            return self._run_segments(linked, symbols, tensors)
         instance = linked.main.instance(symbols)
         outputs = self._new_outputs(tensors, instance)
         self._run(linked, instance, tensors, outputs)
@@ -301,6 +310,37 @@ class Model:
         bases.extend([tensor._ptr for tensor in inputs])  # pyright: ignore[reportPrivateUsage]
         bases.extend([tensor._ptr for tensor in outputs])  # pyright: ignore[reportPrivateUsage]
         linked.main.run(instance, np.array(bases, np.int64))
+
+    def _run_segments(
+        self, linked: Linked, symbols: tuple[int, ...], inputs: list[Tensor]
+    ) -> list[Tensor]:
+        """Runs a program whose later parts depend on sizes that earlier ones compute."""
+        count = len(self._compiled.outputs)
+        outputs: list[Tensor] = [
+            inputs[max(source, 0)] if inputs else _NOTHING for source in self._given_back
+        ]
+        first_output = 2 + self._num_inputs
+        bases = np.zeros(first_output + count + len(linked.later), np.int64)
+        bases[2:first_output] = [tensor._ptr for tensor in inputs]  # pyright: ignore[reportPrivateUsage]
+        # memory of its own: other runs come between the parts
+        arenas: list[npt.NDArray[np.uint8]] = []
+        for segment, part in enumerate((linked.main, *linked.later)):
+            instance = part.instance(symbols)
+            arenas.append(platform.allocate(max(instance.arena_bytes, 1)))
+            bases[1 if segment == 0 else first_output + count + segment - 1] = arenas[
+                -1
+            ].ctypes.data
+            for index, shape in zip(part.code.outputs, instance.output_shapes, strict=True):
+                if self._given_back[index] < 0:
+                    outputs[index] = Tensor(
+                        self._output_dtypes[index], shape, self._output_devices[index]
+                    )
+                    bases[first_output + index] = outputs[index]._ptr  # pyright: ignore[reportPrivateUsage]
+            if not part.empty:
+                part.run(instance, bases)
+            if part.code.discoveries:
+                symbols = (*symbols, *part.discover(instance, bases))
+        return outputs
 
     # weights -----------------------------------------------------------------------------------
 
@@ -348,6 +388,7 @@ class Model:
         if linked is None:
             raise RuntimeError(f"{self._compiled.name}: an interpreted model cannot be captured")
         instance = linked.main.instance(symbols)
+        self._check_capturable(linked)
         capture = _Capture(linked, instance, symbols, tensors, self._new_outputs(tensors, instance))
         self._run(linked, instance, tensors, capture.outputs)
         with self._lock:
@@ -407,6 +448,12 @@ class Model:
             raise RuntimeError(
                 f"{self._compiled.name}: the execution does not match the captured graph: shapes "
                 f"{[t.shape for t in tensors]}, captured were {[t.shape for t in capture.inputs]}"
+            )
+
+    def _check_capturable(self, linked: Linked) -> None:
+        if linked.later:
+            raise RuntimeError(
+                f"{self._compiled.name}: sizes that are known only when the model runs cannot be captured"
             )
 
     def _captured(self, graph_keys: int | Sequence[int], inputs: Sequence[Tensor]) -> _Capture:

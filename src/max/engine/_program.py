@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from max._compiler.emit import Compiled, ProgramCode
+from max._compiler.emit import Compiled, ProgramCode, SlotCode
 from max._compiler.memory import ALIGNMENT
 from max._compiler.sizes import size_function
 from max._runtime import platform
 from max._runtime.pool import Pool
 from max._runtime.program import Executor, Launch, Program
+from max.driver import Tensor
+from max.dtype import DType
 
 __all__ = ["Arena", "Instance", "LinkedProgram", "arena_of"]
 
@@ -57,7 +61,7 @@ class Instance:
     Args:
         offsets: What is added to the bases to get the values.
         arena_bytes: The size of the arena.
-        output_shapes: The shapes of the outputs.
+        output_shapes: The shapes of the outputs that are known here, in the order of the program's list.
     """
 
     offsets: npt.NDArray[np.int64]
@@ -66,11 +70,11 @@ class Instance:
 
 
 class LinkedProgram:
-    """A program with addresses.
+    """A program, or a segment of one, with addresses.
 
     Args:
         compiled: What it is part of.
-        code: The program itself: the main one or the one that runs once.
+        code: The program itself.
         addresses: The addresses of the kernels by key.
         fixed: The addresses of the fixed buffers.
         pool: Who runs it.
@@ -88,10 +92,7 @@ class LinkedProgram:
         launches = [
             Launch(
                 entry=addresses[launch.kernel],
-                slots=[
-                    (s.value, s.addend if s.fixed < 0 else s.addend + fixed[s.fixed])
-                    for s in launch.slots
-                ],
+                slots=[self._slot(slot, fixed) for slot in launch.slots],
                 barrier=launch.barrier,
                 phases=kernels[launch.kernel].phases,
                 serial=launch.serial,
@@ -102,22 +103,28 @@ class LinkedProgram:
         ]
         scratch = max((kernels[launch.kernel].scratch_bytes for launch in code.launches), default=0)
         self.executor = Executor(pool, Program(launches, len(code.values), scratch))
+        self.code = code
         self.empty = not launches
         self.bases = np.array([value.base for value in code.values], np.intp)
-        self._values = code.values
-        self._blocks = code.blocks
-        self._static_bytes = code.static_bytes
-        self._shapes = [info.shape for info in compiled.outputs] if code is compiled.main else []
-        self._checks = compiled.checks if code is compiled.main else []
+        self._fixed = fixed
+        self._num_symbols = len(compiled.symbols)
+        self._shapes = [compiled.outputs[index].shape for index in code.outputs]
         sizes = [value.size for value in code.values]
-        sizes += [size for block in code.blocks for size in block]
+        sizes += [size for _, block in code.blocks for size in block]
         sizes += [dim for shape in self._shapes for dim in shape]
-        sizes += [side for check in self._checks for side in (check.have, check.want)]
+        sizes += [side for check in code.checks for side in (check.have, check.want)]
         self._sizes = size_function(sizes, compiled.symbols)
         self._instances: dict[tuple[int, ...], Instance] = {}
 
+    @staticmethod
+    def _slot(slot: SlotCode, fixed: Sequence[int]) -> tuple[int, int]:
+        return slot.value, slot.addend if slot.fixed < 0 else slot.addend + fixed[slot.fixed]
+
     def instance(self, symbols: tuple[int, ...]) -> Instance:
         """What the program needs to run with these sizes.
+
+        Args:
+            symbols: The sizes that are known, in the order of the model's symbols.
 
         Raises:
             ValueError: Sizes that a `rebind` says are equal are not.
@@ -131,33 +138,35 @@ class LinkedProgram:
         return found
 
     def _make_instance(self, symbols: tuple[int, ...]) -> Instance:
-        numbers = iter(self._sizes(symbols))
-        offsets = [next(numbers) for _ in self._values]
-        end = self._static_bytes
+        code = self.code
+        unknown = (0,) * (self._num_symbols - len(symbols))
+        numbers = iter(self._sizes(symbols + unknown))
+        offsets = [next(numbers) for _ in code.values]
+        ends = list(code.static_bytes)
         starts: list[int] = []
-        for block in self._blocks:
-            starts.append(end)
+        for segment, block in code.blocks:
+            starts.append(ends[segment])
             longest = max([next(numbers) for _ in block])
-            end += -(-longest // ALIGNMENT) * ALIGNMENT
+            ends[segment] += -(-longest // ALIGNMENT) * ALIGNMENT
         shapes = tuple(tuple([next(numbers) for _ in shape]) for shape in self._shapes)
-        for check in self._checks:
+        for check in code.checks:
             have, want = next(numbers), next(numbers)
             if have != want:
                 note = f": {check.message}" if check.message else ""
                 raise ValueError(
                     f"rebind: {check.have} is {have}, but {check.want} is {want}{note}"
                 )
-        for index, value in enumerate(self._values):
+        for index, value in enumerate(code.values):
             if value.block >= 0:
                 offsets[index] += starts[value.block]
-        return Instance(np.array(offsets, np.int64), end, shapes)
+        return Instance(np.array(offsets, np.int64), ends[code.segment], shapes)
 
     def run(self, instance: Instance, bases: npt.NDArray[np.int64]) -> None:
         """Runs the program.
 
         Args:
             instance: For which sizes.
-            bases: Nothing, the arena, the inputs, the outputs.
+            bases: Nothing, the arena, the inputs, the outputs, the arenas of later segments.
 
         Raises:
             KernelError: A kernel raised.
@@ -165,3 +174,65 @@ class LinkedProgram:
         values = bases.take(self.bases)
         values += instance.offsets
         self.executor.run(values)
+
+    def discover(self, instance: Instance, bases: npt.NDArray[np.int64]) -> list[int]:
+        """The sizes that the results of a run tell, in the order of the symbols.
+
+        Args:
+            instance: As in the run.
+            bases: As in the run.
+
+        Raises:
+            ValueError: A step is 0.
+        """
+        values = bases.take(self.bases) + instance.offsets
+        found: list[int] = []
+        for code in self.code.discoveries:
+            shape = [self._value(slot, values) for slot in code.shape]
+            count = len(shape) if code.rule == "slice" else 1
+            bounds = [
+                self._read(self._value(slot, values), code.dtype, count) for slot in code.bounds
+            ]
+            sizes = slice_sizes(shape, *bounds) if code.rule == "slice" else [range_size(*bounds)]
+            found += [size for name, size in zip(code.symbols, sizes, strict=True) if name]
+        return found
+
+    def _value(self, slot: SlotCode, values: npt.NDArray[np.int64]) -> int:
+        value, addend = self._slot(slot, self._fixed)
+        return int(values[value]) + addend
+
+    @staticmethod
+    def _read(address: int, dtype: DType, count: int) -> npt.NDArray[Any]:
+        return Tensor._wrap(address, dtype, (count,)).to_numpy()  # pyright: ignore[reportPrivateUsage]
+
+
+def range_size(start: npt.NDArray[Any], stop: npt.NDArray[Any], step: npt.NDArray[Any]) -> int:
+    """The number of elements of a range.
+
+    Raises:
+        ValueError: The step is 0.
+    """
+    first, last, by = start[0].item(), stop[0].item(), step[0].item()
+    if by == 0:
+        raise ValueError("range: the step is 0")
+    if isinstance(first, float):
+        return max(math.ceil((last - first) / by), 0)
+    return len(range(first, last, by))
+
+
+def slice_sizes(
+    shape: Sequence[int],
+    start: npt.NDArray[Any],
+    stop: npt.NDArray[Any],
+    step: npt.NDArray[Any],
+) -> list[int]:
+    """The sizes of a slice with the rules of Python.
+
+    Raises:
+        ValueError: A step is 0.
+    """
+    if not step.all():
+        raise ValueError("slice: a step is 0")
+    bounds = zip(shape, start.tolist(), stop.tolist(), step.tolist(), strict=True)
+    # None for a bound is Python's, a number beyond the ends is ours: both are clamped to the size
+    return [len(range(*slice(first, last, by).indices(size))) for size, first, last, by in bounds]

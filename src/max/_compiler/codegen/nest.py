@@ -299,7 +299,9 @@ class _NestWriter:
             names = ", ".join(name for name, _ in parallel)
             shape = ", ".join(size for _, size in parallel)
             comma = "," if len(parallel) == 1 else ""
-            out.open(f"for {names}{comma} in ctx.parallel(({shape}{comma}), grain={self.grain(block)}):")
+            out.open(
+                f"for {names}{comma} in ctx.parallel(({shape}{comma}), grain={self.grain(block)}):"
+            )
         if block:
             out.add(f"start = b * {block}")
             out.add(f"count = k.min({lanes} - start, {block})")
@@ -416,7 +418,12 @@ def _tile_axis(spec: RegionSpec) -> int:
     if spec.reduces:
         return -1
     for value in spec.values:
-        if isinstance(value, Leaf) and value.strides and value.strides[-1] not in (0, 1) and 1 in value.strides:
+        if (
+            isinstance(value, Leaf)
+            and value.strides
+            and value.strides[-1] not in (0, 1)
+            and 1 in value.strides
+        ):
             return value.strides.index(1)
     return -1
 

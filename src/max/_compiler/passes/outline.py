@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from xdsl.ir import Block, SSAValue
@@ -10,9 +11,12 @@ from xdsl.ir import Block, SSAValue
 from max._compiler.mok import BodyOp, RegionOp, YieldOp
 from max._compiler.passes.base import constant_of, ops_of
 from max._compiler.shapes import is_view
-from max.mlir import MoOp
+from max.mlir import DimExpr, MoOp, ShapeAttr, ShapedType
 
-__all__ = ["Unit", "rebuild"]
+__all__ = ["DISCOVERING", "Unit", "rebuild"]
+
+DISCOVERING = frozenset({"mo.range", "mo.slice_dynamic"})
+"""Ops that tell sizes when the program runs."""
 
 
 @dataclass(eq=False)
@@ -114,14 +118,57 @@ def _erase_views(value: SSAValue, kept: list[MoOp]) -> None:
         view.erase()
 
 
+def _dims(value: SSAValue) -> tuple[DimExpr, ...]:
+    return value.type.shape if isinstance(value.type, ShapedType) else ()
+
+
+def _discovered(block: Block, ops: Iterable[MoOp]) -> dict[str, MoOp]:
+    """The symbols that ops tell when the program runs, and the first op that tells each."""
+    found: dict[str, MoOp] = {}
+    telling = [op for op in ops if op.name in DISCOVERING]
+    if telling:
+        known = {name for argument in block.args for dim in _dims(argument) for name in dim.symbols}
+        for op in telling:
+            for dim in _dims(op.results[0]):
+                if (name := dim.symbol_name) is not None and name not in known:
+                    found.setdefault(name, op)
+    return found
+
+
+def _waits_for_sizes(op: MoOp, discovered: dict[str, MoOp]) -> set[MoOp]:
+    """The ops that must come first because they tell sizes that an op needs."""
+    found: set[MoOp] = set()
+    for inner in op.walk():
+        for value in (*inner.results, *inner.operands):
+            if isinstance(value.type, ShapedType):
+                found.update(
+                    discovered[name]
+                    for dim in value.type.shape
+                    for name in dim.symbols
+                    if name in discovered
+                )
+        for attr in inner.attributes.values():
+            if isinstance(attr, ShapeAttr):
+                found.update(
+                    discovered[name]
+                    for dim in attr.data
+                    for name in dim.symbols
+                    if name in discovered
+                )
+    return found - {op}
+
+
 def _order(block: Block, kept: list[MoOp], priority: dict[MoOp, int]) -> None:
     """Puts ops in the block so that operands come before their uses, else by priority."""
     for op in kept:
         op.detach()
     waiting: dict[MoOp, int] = {}
     users: dict[MoOp, list[MoOp]] = {}
+    discovered = _discovered(block, priority)
     for op in priority:
         owners = {v.owner for v in op.operands if v.owner in priority}
+        if discovered:
+            owners |= _waits_for_sizes(op, discovered)
         waiting[op] = len(owners)
         for owner in owners:
             assert isinstance(owner, MoOp)

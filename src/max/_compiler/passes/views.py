@@ -30,7 +30,11 @@ def _feeds_region(view: Operation) -> bool:
     """Whether an element-wise op or a reduction uses a view, maybe through further views."""
     for use in view.results[0].uses:
         user = use.operation
-        if _elementwise(user) or user.name.startswith("mo.reduce") or (user.name in MOVED and _feeds_region(user)):
+        if (
+            _elementwise(user)
+            or user.name.startswith("mo.reduce")
+            or (user.name in MOVED and _feeds_region(user))
+        ):
             return True
     return False
 

@@ -1,0 +1,83 @@
+"""Sizes that are known only when the model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from max.dtype import DType
+from max.engine import InferenceSession, Model
+from max.graph import Graph, TensorValue, ops
+
+from tests.engine.conftest import DEVICE, tensor
+from tests.engine.test_robustness import in_threads
+from tests.tolerance import assert_close
+
+Load = Callable[..., Model]
+I64 = DType.int64
+
+
+def up_to(stop: TensorValue, dim: str) -> TensorValue:
+    return ops.range(0, stop, 1, dim, dtype=I64, device=DEVICE)
+
+
+def test_one_size_after_another(load: Load) -> None:
+    def build(x, n):
+        first = up_to(n + 1, "first")
+        # the second size follows from the elements of the first range
+        second = up_to(ops.sum(first, 0).reshape(()), "second")
+        table = ops.cast(second, DType.float32).reshape(("second", 1)) * x.reshape((1, "m"))
+        return first, ops.softmax(table), ops.sum(table, 0), x * 2
+
+    model = load([tensor("m"), tensor(dtype=I64)], build)
+    x = np.linspace(-1, 1, 5, dtype=np.float32)
+    for n in (2, 0, 4, 2):
+        first, soft, total, twice = (o.to_numpy() for o in model.execute(x, n))
+        count = n * (n + 1) // 2
+        assert first.tolist() == list(range(n + 1))
+        table = np.arange(count, dtype=np.float64)[:, None] * x
+        powers = np.exp(table - table.max(1, initial=-np.inf, keepdims=True))
+        assert_close(soft, powers / powers.sum(1, keepdims=True))
+        assert_close(total, table.sum(0, keepdims=True))
+        assert_close(twice, x * 2)
+    assert model.output_metadata[0].shape == [None]
+    assert len(model.kernel_summaries) >= 4
+    with pytest.raises(RuntimeError, match="cannot be captured"):
+        model.capture(1, x, 3)
+
+
+def test_each_call_discovers_its_own(session: InferenceSession) -> None:
+    with Graph("calls", input_types=[tensor(dtype=I64)]) as graph:
+        with graph.add_subgraph("triangle", input_types=[tensor(dtype=I64)]) as sub:
+            sub.output(ops.sum(up_to(sub.inputs[0].tensor, "n"), 0).reshape(()))
+        x = graph.inputs[0].tensor
+        for _ in range(3):
+            (x,) = (value.tensor for value in ops.call(sub, x))
+        graph.output(x)
+    model = session.load(graph)
+    for n in (3, 4, 1):
+        want = n
+        for _ in range(3):
+            want = want * (want - 1) // 2
+        assert model.execute(n)[0].item() == want
+
+
+def test_from_several_threads(load: Load) -> None:
+    model = load([tensor("m"), tensor(dtype=I64)], lambda x, n: ops.cast(up_to(n, "k"), DType.float32) + ops.sum(x, 0))
+
+    def work(index: int) -> None:
+        for n in range(index, 40):
+            x = np.full(n % 7 + 1, index, np.float32)
+            (out,) = model.execute(x, n)
+            assert out.to_numpy().tolist() == [i + index * len(x) for i in range(n)]
+
+    in_threads(work)
+
+
+def test_step_zero(load: Load) -> None:
+    model = load([tensor(dtype=I64)], lambda step: ops.range(0, 5, step, "n", dtype=I64, device=DEVICE))
+    assert model.execute(2)[0].to_numpy().tolist() == [0, 2, 4]
+    assert model.execute(-1)[0].shape == (0,)
+    with pytest.raises(ValueError, match="range: the step is 0"):
+        model.execute(0)
