@@ -11,8 +11,6 @@ from max.nn.rotary_embedding import (
     LinearScalingParams,
     Llama3RopeScalingParams,
     Llama3RotaryEmbedding,
-    LongRoPERotaryEmbedding,
-    LongRoPEScalingParams,
     RotaryEmbedding,
     YarnRotaryEmbedding,
     YarnScalingParams,
@@ -41,7 +39,7 @@ class RopeConfig:
     """How positions are rotated.
 
     Args:
-        kind: default, linear, llama3, yarn or longrope.
+        kind: default, linear, llama3 or yarn.
         theta: The base of the frequencies.
         parameters: What the kind needs, by the names of config.json.
     """
@@ -58,7 +56,7 @@ class RopeConfig:
             config: The model's config.json.
 
         Raises:
-            ValueError: The kind is unknown, or it lacks a parameter.
+            ValueError: The kind is unknown, lacks a parameter, or has one that is not supported.
         """
         found = getattr(config, "rope_parameters", None)
         if found is None:
@@ -79,12 +77,15 @@ class RopeConfig:
                 "config.json: partial_rotary_factor is "
                 f"{values['partial_rotary_factor']}, a Llama rotates whole heads"
             )
+        for name in ("attention_factor", "mscale", "mscale_all_dim"):
+            if values.get(name) is not None:
+                raise ValueError(f"config.json: rope_type {kind} with {name} is not supported")
         original = values.get("original_max_position_embeddings") or getattr(
             config, "original_max_position_embeddings", None
         )
-        longest = int(getattr(config, "max_position_embeddings", 0) or 0)
-        values["original_max_position_embeddings"] = original or longest
-        values["max_position_embeddings"] = longest
+        values["original_max_position_embeddings"] = original or getattr(
+            config, "max_position_embeddings", None
+        )
         lacking = [name for name in _ROPES[kind] if values.get(name) is None]
         if lacking:
             raise ValueError(f"config.json: rope_type {kind} lacks {', '.join(lacking)}")
@@ -134,14 +135,6 @@ class RopeConfig:
                     truncate=bool(p.get("truncate", True)),
                 )
                 return YarnRotaryEmbedding(**common, scaling_params=yarn)
-            case "longrope":
-                long = LongRoPEScalingParams(
-                    short_factor=[float(f) for f in p["short_factor"]],
-                    long_factor=[float(f) for f in p["long_factor"]],
-                    original_max_position=original,
-                    max_position_embeddings=int(p["max_position_embeddings"]),
-                )
-                return LongRoPERotaryEmbedding(**common, scaling_params=long)
             case _:
                 return RotaryEmbedding(**common)
 
@@ -151,7 +144,6 @@ _ROPES: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings"),
-    "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
 }
 """The kinds, and the parameters that they cannot do without."""
 
