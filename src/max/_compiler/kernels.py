@@ -43,7 +43,7 @@ class Argument:
         strides = self.view.strides
         if strides is not None:
             strides = tuple(stride if isinstance(stride, int) else None for stride in strides)
-        return k.TensorSpec(self.view.dtype, shape, strides)
+        return k.TensorSpec(k.scalar_type(self.view.dtype), shape, strides)
 
 
 class KernelTable:

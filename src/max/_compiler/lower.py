@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from xdsl.ir import SSAValue
@@ -256,6 +256,9 @@ class GraphLowering:
         self.launches.append(CallStep(op.callee, tuple(operands), tuple(results), pairs, op.prefix))
 
     # buffers that change -----------------------------------------------------------------------
+
+    def buffer_create(self, op: MoOp) -> None:
+        self.allocate(op.results[0])
 
     def buffer_load(self, op: MoOp) -> None:
         """The buffer itself, where nothing writes to it afterwards, else a copy."""
@@ -531,7 +534,7 @@ class GraphLowering:
         "mo.chain_create": nothing,
         "mo.constant.external": external,
         "mo.output": output,
-        "mo.buffer_create": lambda self, op: self.allocate(op.results[0]),
+        "mo.buffer_create": buffer_create,
         "mo.buffer_load": buffer_load,
         "mo.buffer_store": buffer_store,
         "mo.buffer_store_slice": buffer_store_slice,
@@ -552,8 +555,10 @@ def plain(value: Any) -> Any:
     if isinstance(value, DimExpr):
         return simplify(value)
     if isinstance(value, Mapping):
-        return {name: plain(item) for name, item in value.items()}
-    return tuple(plain(item) for item in value) if isinstance(value, tuple) else value
+        return {name: plain(item) for name, item in cast("Mapping[str, Any]", value).items()}
+    if isinstance(value, tuple):
+        return tuple([plain(item) for item in cast("tuple[Any, ...]", value)])
+    return value
 
 
 def region_name(op: BodyOp) -> str:

@@ -17,7 +17,7 @@ from xdsl.ir import Attribute, Block, Dialect, Operation, OpTraits, Region, SSAV
 from xdsl.traits import IsolatedFromAbove, IsTerminator, Pure
 from xdsl.utils.exceptions import VerifyException
 
-from max.mlir import MO, MoOp, OpSpec, to_attr
+from max.mlir import MO, MoOp, OpSpec, TensorType, to_attr
 from max.mlir.operation import OPS
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ class YieldOp(MoOp):
 
 def _infer_matmul(types: Sequence[Attribute], attrs: Any) -> Sequence[Attribute]:
     x, y = types
-    if attrs["transpose_b"]:
-        y = y.with_shape([*y.shape[:-2], y.shape[-1], y.shape[-2]])  # pyright: ignore[reportAttributeAccessIssue]
+    if attrs["transpose_b"] and isinstance(y, TensorType):
+        y = y.with_shape([*y.shape[:-2], y.shape[-1], y.shape[-2]])
     infer = OPS["mo.matmul"].spec.infer
     assert infer is not None
     return infer((x, y), attrs)
@@ -55,9 +55,9 @@ class MatmulOp(MoOp):
 class BodyOp(MoOp):
     """An op with a body that sees nothing but its arguments."""
 
-    @staticmethod
+    @classmethod
     def make(
-        cls: type[BodyOp],
+        cls,
         inputs: Sequence[SSAValue],
         results: Sequence[Attribute],
         body: Block,

@@ -1,5 +1,7 @@
 """The definition of :class:`Model`."""
 
+# the addresses of tensors are read directly: properties would double the time of an execution
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import inspect
@@ -307,8 +309,8 @@ class Model:
         # held by this frame until the run is over
         memory: npt.NDArray[np.uint8] = self._arena.take(instance.arena_bytes)
         bases = [0, memory.ctypes.data]
-        bases.extend([tensor._ptr for tensor in inputs])  # pyright: ignore[reportPrivateUsage]
-        bases.extend([tensor._ptr for tensor in outputs])  # pyright: ignore[reportPrivateUsage]
+        bases.extend([tensor._ptr for tensor in inputs])
+        bases.extend([tensor._ptr for tensor in outputs])
         linked.main.run(instance, np.array(bases, np.int64))
 
     def _run_segments(
@@ -321,7 +323,7 @@ class Model:
         ]
         first_output = 2 + self._num_inputs
         bases = np.zeros(first_output + count + len(linked.later), np.int64)
-        bases[2:first_output] = [tensor._ptr for tensor in inputs]  # pyright: ignore[reportPrivateUsage]
+        bases[2:first_output] = [tensor._ptr for tensor in inputs]
         # memory of its own: other runs come between the parts
         arenas: list[npt.NDArray[np.uint8]] = []
         for segment, part in enumerate((linked.main, *linked.later)):
@@ -335,7 +337,7 @@ class Model:
                     outputs[index] = Tensor(
                         self._output_dtypes[index], shape, self._output_devices[index]
                     )
-                    bases[first_output + index] = outputs[index]._ptr  # pyright: ignore[reportPrivateUsage]
+                    bases[first_output + index] = outputs[index]._ptr
             if not part.empty:
                 part.run(instance, bases)
             if part.code.discoveries:
@@ -467,16 +469,10 @@ class Model:
         return found[0]
 
     def _keys(self, graph_keys: int | Sequence[int], inputs: Sequence[Tensor]) -> tuple[int, ...]:
-        keys = (
-            (graph_keys,)
-            if isinstance(graph_keys, int)
-            else tuple(graph_keys)
-            if _is_sequence(graph_keys)
-            else None
-        )
-        if keys is None or not all(
-            isinstance(key, int) and not isinstance(key, bool) for key in keys
-        ):
+        given: Any = (graph_keys,) if isinstance(graph_keys, int) else graph_keys
+        keys = tuple(given) if isinstance(given, Sequence) else None
+        # type() and not isinstance: True is no key
+        if keys is None or not all(type(key) is int for key in keys):
             raise TypeError(f"graph_keys is {graph_keys!r}, expected an int or a sequence of ints")
         for key in keys:
             if not 0 <= key < 1 << 64:
@@ -484,7 +480,3 @@ class Model:
         if not inputs:
             raise ValueError("no input buffers were given")
         return keys
-
-
-def _is_sequence(value: object) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, StrEnum
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -137,13 +137,14 @@ class InferenceSession:
         *,
         custom_extensions: CustomExtensionsType | None = None,
     ) -> None:
-        self._devices: list[Device] = list(dict.fromkeys([CPU()] if devices is None else devices))
-        for device in self._devices:
+        given: list[Any] = [CPU()] if devices is None else list(devices)
+        self._devices: list[Device] = list(dict.fromkeys(given))
+        for device in given:
             if not isinstance(device, Device):
                 raise TypeError(
                     f"InferenceSession: {device!r} is not a device, expected devices such as [CPU()]"
                 )
-        if num_threads is not None and (not isinstance(num_threads, int) or num_threads < 1):
+        if num_threads is not None and (type(num_threads) is not int or num_threads < 1):
             raise ValueError(
                 f"InferenceSession: num_threads is {num_threads!r}, expected 1 or more"
             )
@@ -434,8 +435,8 @@ def load_extensions(extensions: CustomExtensionsType | None) -> None:
     """
     if extensions is None:
         return
-    items = extensions if isinstance(extensions, list | tuple) else [extensions]
-    for item in items:
+    items: Any = extensions if isinstance(extensions, list | tuple) else [extensions]
+    for item in cast("list[Any]", items):
         if isinstance(item, ModuleType):
             continue
         path = Path(item).resolve()

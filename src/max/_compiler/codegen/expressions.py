@@ -78,62 +78,48 @@ def combine(reduction: str, x: str, y: str) -> str:
     )
 
 
-def _call(name: str) -> Callable[..., str]:
-    return lambda dtype, attr, *args: f"{name}({', '.join(args)})"
+Writer = Callable[[DType, str, Sequence[str]], str]
+"""``(compute type, the node's attribute, operands) -> text``"""
 
 
-def _infix(symbol: str) -> Callable[..., str]:
-    return lambda dtype, attr, x, y: f"{x} {symbol} {y}"
+def _call(name: str) -> Writer:
+    return lambda dtype, attr, args: f"{name}({', '.join(args)})"
 
 
-def _by_kind(floats: Callable[..., str], integers: Callable[..., str]) -> Callable[..., str]:
-    return lambda dtype, attr, *args: (floats if dtype.is_float() else integers)(dtype, attr, *args)
+def _infix(symbol: str) -> Writer:
+    return lambda dtype, attr, args: f"{args[0]} {symbol} {args[1]}"
 
 
-def _integer(name: str) -> Callable[..., str]:
-    def call(dtype: DType, attr: str, x: str, y: str) -> str:
+def _by_kind(floats: Writer, integers: Writer) -> Writer:
+    return lambda dtype, attr, args: (floats if dtype.is_float() else integers)(dtype, attr, args)
+
+
+def _integer(name: str) -> Writer:
+    def call(dtype: DType, attr: str, args: Sequence[str]) -> str:
         kind = "signed" if dtype.is_signed_integral() else "unsigned"
-        return f"fn.{kind}_{name}({x}, {y})"
+        return f"fn.{kind}_{name}({', '.join(args)})"
 
     return call
 
 
-def _gelu(dtype: DType, attr: str, x: str) -> str:
-    return f"fn.{ {'none': 'gelu', 'tanh': 'gelu_tanh', 'quick': 'gelu_quick'}[attr] }({x})"
+_GELU = {"none": "gelu", "tanh": "gelu_tanh", "quick": "gelu_quick"}
+_FUNCTIONS = (
+    *("abs", "exp", "log", "log1p", "sqrt", "rsqrt", "tanh", "sin", "cos", "atanh", "erf"),
+    *("sigmoid", "silu", "max", "min", "select"),
+)
+"""Ops that the kernel language has under the same name."""
 
-
-def _unchanged(dtype: DType, attr: str, x: str) -> str:
-    return x
-
-
-_TABLE: dict[str, Callable[..., str]] = {
-    "abs": _call("k.abs"),
-    "neg": lambda dtype, attr, x: f"-{x}",
+_TABLE: dict[str, Writer] = {
+    **{name: _call(f"k.{name}") for name in _FUNCTIONS},
     **{
-        name: _call(f"k.{name}")
-        for name in (
-            "exp",
-            "log",
-            "log1p",
-            "sqrt",
-            "rsqrt",
-            "tanh",
-            "sin",
-            "cos",
-            "atanh",
-            "erf",
-            "sigmoid",
-            "silu",
-        )
-    },
-    **{
-        name: _by_kind(_call(f"k.{name}"), _unchanged)
+        name: _by_kind(_call(f"k.{name}"), lambda dtype, attr, args: args[0])
         for name in ("floor", "ceil", "round", "trunc")
     },
+    "neg": lambda dtype, attr, args: f"-{args[0]}",
+    "not": lambda dtype, attr, args: f"~{args[0]}",
+    "relu": lambda dtype, attr, args: f"k.max({args[0]}, 0)",
+    "gelu": lambda dtype, attr, args: f"fn.{_GELU[attr]}({args[0]})",
     "acos": _call("fn.acos"),
-    "relu": lambda dtype, attr, x: f"k.max({x}, 0)",
-    "gelu": _gelu,
-    "not": lambda dtype, attr, x: f"~{x}",
     "is_nan": _call("k.isnan"),
     "is_inf": _call("k.isinf"),
     "add": _infix("+"),
@@ -142,8 +128,6 @@ _TABLE: dict[str, Callable[..., str]] = {
     "div": _by_kind(_infix("/"), _integer("div")),
     "mod": _by_kind(_call("fn.floor_mod"), _integer("mod")),
     "pow": _by_kind(_call("k.pow"), _integer("pow")),
-    "max": _call("k.max"),
-    "min": _call("k.min"),
     "and": _infix("&"),
     "or": _infix("|"),
     "xor": _infix("^"),
@@ -151,7 +135,6 @@ _TABLE: dict[str, Callable[..., str]] = {
     "not_equal": _infix("!="),
     "greater": _infix(">"),
     "greater_equal": _infix(">="),
-    "select": _call("k.select"),
 }
 
 
@@ -167,7 +150,7 @@ def expression(op: str, attr: str, operand_dtype: DType, args: Sequence[str]) ->
     Raises:
         KeyError: The code generator has no such op.
     """
-    return _TABLE[op](compute_dtype(operand_dtype), attr, *args)
+    return _TABLE[op](compute_dtype(operand_dtype), attr, args)
 
 
 def cast(text: str, source: DType, target: DType) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from max._compiler.sizes import Size, Sizes
+from max._compiler.sizes import Sizes
 from max.dtype import DType
 
 __all__ = ["REDUCTIONS", "Leaf", "Literal", "Node", "RegionSpec", "Result", "SizeOf", "Value"]
@@ -95,7 +95,7 @@ class RegionSpec:
         object.__setattr__(self, "stage", tuple(stage))
 
     @property
-    def size(self) -> Size | None:
+    def size(self) -> int | None:
         """The number of points of the iteration space where it is static."""
         total = 1
         for dim in self.dims:

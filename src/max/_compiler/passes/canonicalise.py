@@ -202,5 +202,4 @@ def canonicalise(block: Block) -> None:
             current.erase()
             # what came in its place may be simplified further; older values have been already
             owner = value.owner
-            fresh = isinstance(owner, MoOp) and owner.name in RULES and value.first_use is not None
-            current = owner if fresh else None
+            current = owner if isinstance(owner, MoOp) and value.first_use is not None else None

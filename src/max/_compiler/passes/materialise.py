@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xdsl.ir import Block, BlockArgument, SSAValue
+from xdsl.ir import Block, SSAValue
 
 from max._compiler.layout import Layout
 from max._compiler.mok import BodyOp, RegionOp, YieldOp
@@ -47,7 +47,7 @@ def copy_region(value: SSAValue) -> BodyOp:
     for op in reversed(chain):
         body.add_op(op.clone(mapper))
     body.add_op(YieldOp.create(operands=[mapper[value]]))
-    return BodyOp.make(RegionOp, [current], [value.type], body, {"kind": "map"})
+    return RegionOp.make([current], [value.type], body, {"kind": "map"})
 
 
 def _needs_contiguous(op: MoOp) -> bool:
@@ -56,61 +56,67 @@ def _needs_contiguous(op: MoOp) -> bool:
     return not (op.name in OPS and op.spec.elementwise)
 
 
+class _Materialiser:
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self.layouts: dict[SSAValue, Layout] = {}
+
+    def layout(self, value: SSAValue) -> Layout:
+        """How a value lies in the buffer of the value that its views start from."""
+        found = self.layouts.get(value)
+        if found is None:
+            found = self.layouts[value] = Layout.contiguous(shape_of(value))
+        return found
+
+    def copy(self, op: MoOp, index: int) -> None:
+        """Gives an op a copy of an operand."""
+        made = copy_region(op.operands[index])
+        self.block.insert_op_before(made, op)
+        op.operands[index] = made.results[0]
+
+    def view(self, op: MoOp) -> None:
+        made = view_layout(op, self.layout(op.operands[0]))
+        if made is None:
+            self.copy(op, 0)
+            made = view_layout(op, self.layout(op.operands[0]))
+            assert made is not None, f"{op.name} of a contiguous value has a layout"
+        self.layouts[op.results[0]] = made
+
+    def contiguous_operands(self, op: MoOp) -> None:
+        for index, operand in enumerate(op.operands):
+            if isinstance(operand.type, ShapedType) and not self.layout(operand).is_contiguous:
+                self.copy(op, index)
+
+    def outputs(self, op: MoOp) -> None:
+        taken: set[SSAValue] = set()
+        for index, value in enumerate(op.operands):
+            if not isinstance(value.type, ShapedType) or isinstance(value.type, BufferType):
+                continue
+            base = base_of(value)
+            owner = base.owner
+            borrowed = not isinstance(owner, MoOp) or owner.name in BORROWED
+            layout = self.layout(value)
+            whole = layout.is_contiguous and layout.offset == 0 and not _is_part(value, base)
+            if borrowed or not whole or base in taken:
+                self.copy(op, index)
+            else:
+                taken.add(base)
+
+
 def materialise(block: Block) -> None:
     """Inserts copies; afterwards every view has a layout, and library ops, calls and outputs read contiguous values.
 
     An output is also copied where it is an argument, a weight or a constant, or part of another value, or is given
     twice: the caller owns what it gets.
     """
-    layouts: dict[SSAValue, Layout] = {}
-
-    def layout(value: SSAValue) -> Layout:
-        found = layouts.get(value)
-        if found is None:
-            found = layouts[value] = Layout.contiguous(shape_of(value))
-        return found
-
-    def copied(op: MoOp, value: SSAValue) -> SSAValue:
-        made = copy_region(value)
-        block.insert_op_before(made, op)
-        return made.results[0]
-
+    work = _Materialiser(block)
     for op in ops_of(block):
         if is_view(op):
-            operand = op.operands[0]
-            made = view_layout(op, layout(operand))
-            if made is None:
-                fresh = copied(op, operand)
-                op.operands[0] = fresh
-                made = view_layout(op, layout(fresh))
-                assert made is not None
-            layouts[op.results[0]] = made
+            work.view(op)
         elif op.name in ("mo.output", "mok.yield"):
-            _own_outputs(op, layout, copied)
+            work.outputs(op)
         elif _needs_contiguous(op):
-            for index, operand in enumerate(op.operands):
-                if isinstance(operand.type, ShapedType) and not layout(operand).is_contiguous:
-                    op.operands[index] = copied(op, operand)
-
-
-def _own_outputs(op: MoOp, layout: object, copied: object) -> None:
-    assert callable(layout) and callable(copied)
-    taken: set[SSAValue] = set()
-    for index, value in enumerate(op.operands):
-        if not isinstance(value.type, ShapedType) or isinstance(value.type, BufferType):
-            continue
-        base = base_of(value)
-        owner = base.owner
-        borrowed = isinstance(base, BlockArgument) or (
-            isinstance(owner, MoOp)
-            and owner.name in ("mo.constant", "mo.constant.external", "mo.buffer_load", "mok.once")
-        )
-        found = layout(value)
-        whole = found.is_contiguous and found.offset == 0 and not _is_part(value, base)
-        if borrowed or not whole or base in taken:
-            op.operands[index] = copied(op, value)
-        else:
-            taken.add(base)
+            work.contiguous_operands(op)
 
 
 def _is_part(value: SSAValue, base: SSAValue) -> bool:

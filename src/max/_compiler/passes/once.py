@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xdsl.ir import Attribute, Block, SSAValue
 
-from max._compiler.mok import BodyOp, OnceOp, YieldOp
+from max._compiler.mok import OnceOp, YieldOp
 from max._compiler.passes.base import constant_of, ops_of
 from max._compiler.shapes import is_view
 from max.mlir import DimAttr, MoOp, ShapeAttr, TensorType
@@ -123,7 +123,7 @@ def _build(block: Block, ops: list[MoOp], hoisted: list[MoOp]) -> None:
         if any(use.operation not in inside for use in result.uses)
     ]
     body.add_op(YieldOp.create(operands=[mapper[result] for result in results]))
-    once = BodyOp.make(OnceOp, inputs, [result.type for result in results], body, {})
+    once = OnceOp.make(inputs, [result.type for result in results], body, {})
     last = _move_sources_up(block, ops)
     assert last is not None or not inputs
     if last is not None:

@@ -68,7 +68,7 @@ def _outline(unit: Unit) -> BodyOp:
     # a view of a member that only members use is in the body, and dead outside
     results = [r for r in results if _used_outside(r, members)]
     body.add_op(YieldOp.create(operands=[mapper[result] for result in results]))
-    made = BodyOp.make(RegionOp, list(inputs), [r.type for r in results], body, {"kind": unit.kind})
+    made = RegionOp.make(list(inputs), [r.type for r in results], body, {"kind": unit.kind})
     for old, new in zip(results, made.results, strict=True):
         old.replace_uses_with_if(new, lambda use: use.operation not in members)
     return made
