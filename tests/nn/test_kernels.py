@@ -394,3 +394,30 @@ def test_bf16_is_a_buffer_dtype() -> None:
     params = KVCacheParams(DType.bfloat16, 2, 8, page_size=4)
     kinds = paged_cache_types(params, 3, CPU_REF)
     assert isinstance(kinds[0], BufferType) and kinds[0].dtype.to_numpy() == BF16
+
+
+@both
+@pytest.mark.parametrize(
+    ("a_sizes", "b_sizes"), [([2, 4], [3, 1]), ([0, 3, 1], [2, 0, 5]), ([1], [1])]
+)
+def test_merge_ragged_tensors(
+    rng: np.random.Generator, backend: str, a_sizes: list[int], b_sizes: list[int]
+) -> None:
+    a, b = normal(rng, (sum(a_sizes), 3)), normal(rng, (sum(b_sizes), 3))
+    bounds = [np.cumsum([0, *sizes]).astype(np.uint32) for sizes in (a_sizes, b_sizes)]
+    merged, offsets = evaluate(
+        kernels.merge_ragged_tensors,
+        [a, bounds[0], b, bounds[1]],
+        backend,
+        dims=[("a", 3), ("bounds",), ("b", 3), ("bounds",)],
+    )
+    parts = [
+        part
+        for i in range(len(a_sizes))
+        for part in (
+            a[bounds[0][i] : bounds[0][i + 1]],
+            b[bounds[1][i] : bounds[1][i + 1]],
+        )
+    ]
+    np.testing.assert_array_equal(merged, np.concatenate(parts))
+    np.testing.assert_array_equal(offsets, bounds[0] + bounds[1])

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 from max import nn
 from max.dtype import DType
 from max.graph import Graph, TensorType, ops
 from max.graph.quantization import QuantizationEncoding
+from max.graph.weights import load_weights
 from max.nn.clamp import clamp
 from tests.nn.harness import BACKENDS, BF16, CPU_REF, FLOATS, evaluate, f32, normal, run_graph
 from tests.tolerance import assert_close
@@ -259,3 +262,64 @@ def test_clamp(rng: np.random.Generator, backend: str) -> None:
         np.testing.assert_array_equal(
             y, wanted if high is None else np.minimum(wanted, np.float32(high))
         )
+
+
+@both
+@dtypes
+@pytest.mark.parametrize(("stacked", "bias"), [(False, False), (False, True), (True, True)])
+def test_multihead_attention(
+    rng: np.random.Generator, backend: str, dtype: str, stacked: bool, bias: bool
+) -> None:
+    layer = nn.MultiheadAttention(
+        3, 24, dtype=FLOATS[dtype], qkv_has_bias=bias, o_proj_has_bias=bias, stacked_qkv=stacked
+    )
+    weights = {
+        name: (f32(normal(rng, [int(d) for d in w.shape])) * 0.4).astype(FLOATS[dtype].to_numpy())
+        for name, w in layer.raw_state_dict().items()
+    }
+    x = normal(rng, (2, 5, 24), dtype)
+    (y,) = evaluate(layer, [x], backend, weights, dims=[("batch", "length", 24)])
+    if stacked:
+        wide, offset = tensor(weights["qkv_proj.weight"]), tensor(weights["qkv_proj.bias"])
+    else:
+        parts = [f"{p}_proj" for p in "qkv"]
+        wide = torch.cat([tensor(weights[f"{p}.weight"]) for p in parts])
+        offset = torch.cat([tensor(weights[f"{p}.bias"]) for p in parts]) if bias else None
+    wanted, _ = torch.nn.functional.multi_head_attention_forward(
+        *[tensor(x).transpose(0, 1)] * 3,
+        embed_dim_to_check=24,
+        num_heads=3,
+        in_proj_weight=wide,
+        in_proj_bias=offset,
+        bias_k=None,
+        bias_v=None,
+        add_zero_attn=False,
+        dropout_p=0.0,
+        out_proj_weight=tensor(weights["o_proj.weight"]),
+        out_proj_bias=tensor(weights["o_proj.bias"]) if bias else None,
+        training=False,
+        need_weights=False,
+    )
+    assert y.dtype == x.dtype
+    assert_close(y, wanted.transpose(0, 1), scale=2)
+
+
+def test_multihead_attention_mistakes() -> None:
+    with pytest.raises(ValueError, match="24 cannot be divided into 5 heads"):
+        nn.MultiheadAttention(5, 24)
+    with pytest.raises(NotImplementedError, match="2 devices need collectives"):
+        nn.MultiheadAttention(4, 24, [CPU_REF, CPU_REF])
+
+
+def test_linear_of_a_checkpoint(rng: np.random.Generator, tmp_path: Path) -> None:
+    w, b = normal(rng, (3, 4)), normal(rng, (3,))
+    save_file({"out.weight": w, "out.bias": b}, tmp_path / "model.safetensors")
+    weights = load_weights([tmp_path / "model.safetensors"])
+    x = normal(rng, (2, 4))
+    with Graph("g", input_types=[TensorType(DType.float32, [2, 4], CPU_REF)]) as graph:
+        layer = nn.LinearV1.create(DType.float32, None, 4, 3, weights.out.weight, weights.out.bias)
+        graph.output(layer(graph.inputs[0].tensor))
+    (y,) = run_graph(graph, [x], weights.allocated_weights, "interpreter")
+    assert_close(y, x @ w.T + b)
+    with pytest.raises(NotImplementedError, match="encoded weights"):
+        nn.LinearV1.create(DType.uint8, QuantizationEncoding.Q4_0, 32, 3, weights.out.weight)

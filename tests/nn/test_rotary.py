@@ -14,6 +14,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from max.dtype import DType
 from max.graph import Graph
 from max.nn.rotary_embedding import (
+    DeepseekYarnRopeScalingParams,
+    DeepseekYarnRotaryEmbedding,
     LinearRotaryEmbedding,
     LinearScalingParams,
     Llama3RopeScalingParams,
@@ -83,6 +85,22 @@ def test_yarn_table(truncate: bool) -> None:
     rope = YarnRotaryEmbedding(DIM, HEADS, 5000.0, LENGTH, scaling_params=params)
     wanted = reference("yarn", factor=4.0, beta_fast=16.0, beta_slow=1.0, truncate=truncate)
     np.testing.assert_allclose(rope.table(), table_of(*wanted), atol=1e-4)
+
+
+def test_deepseek_yarn_table() -> None:
+    params = DeepseekYarnRopeScalingParams(4.0, 64, 16, 1, 0.7, 1.3)
+    rope = DeepseekYarnRotaryEmbedding(
+        HEAD_DIM, HEADS, 5000.0, 2 * LENGTH, 96, scaling_params=params
+    )
+    inv_freq, magnitude = reference(
+        "yarn", factor=4.0, beta_fast=16.0, beta_slow=1.0, mscale=0.7, mscale_all_dim=1.3
+    )
+    np.testing.assert_allclose(rope.table(), table_of(inv_freq, magnitude), atol=1e-4)
+    correction = 0.1 * 1.3 * math.log(4.0) + 1.0
+    assert rope.compute_scale() == pytest.approx(correction**2 / math.sqrt(96))
+    assert rope.compute_scale(0.5) == pytest.approx(correction**2 / 2)
+    plain = DeepseekYarnRotaryEmbedding(HEAD_DIM, HEADS, 5000.0, 8)
+    np.testing.assert_array_equal(plain.table(), RotaryEmbedding(DIM, HEADS, 5000.0, 4).table())
 
 
 def test_longrope_table(rng: np.random.Generator) -> None:

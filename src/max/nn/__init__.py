@@ -4,6 +4,7 @@ from max.nn.attention import (
     AttentionWithRope,
     MHAMaskConfig,
     MHAMaskVariant,
+    MultiheadAttention,
     RaggedAttention,
 )
 from max.nn.embedding import Embedding, EmbeddingV1
@@ -33,6 +34,9 @@ from max.nn.norm import (
     RMSNormV1,
 )
 from max.nn.rotary_embedding import (
+    DeepseekYarnRopeScalingParams,
+    DeepseekYarnRotaryEmbedding,
+    LinearRotaryEmbedding,
     LinearScalingParams,
     Llama3RopeScalingParams,
     Llama3RotaryEmbedding,
@@ -49,6 +53,8 @@ __all__ = [
     "MLP",
     "AttentionWithRope",
     "ConstantLayerNorm",
+    "DeepseekYarnRopeScalingParams",
+    "DeepseekYarnRotaryEmbedding",
     "Embedding",
     "EmbeddingV1",
     "Float8Config",
@@ -62,6 +68,7 @@ __all__ = [
     "LayerNorm",
     "LayerNormV1",
     "Linear",
+    "LinearRotaryEmbedding",
     "LinearScalingParams",
     "LinearV1",
     "Llama3RopeScalingParams",
@@ -72,6 +79,7 @@ __all__ = [
     "MHAMaskVariant",
     "MLPV1",
     "Module",
+    "MultiheadAttention",
     "RMSNorm",
     "RMSNormV1",
     "RaggedAttention",

@@ -17,6 +17,7 @@ from max.graph import (
     BufferValue,
     BufferValueLike,
     DeviceRef,
+    Dim,
     HasBufferValue,
     TensorType,
     TensorValue,
@@ -35,6 +36,7 @@ __all__ = [
     "fused_qk_ragged_rope",
     "fused_qkv_ragged_matmul",
     "matmul_kv_cache_ragged",
+    "merge_ragged_tensors",
     "scatter_set_constant",
     "store_kv_cache_ragged",
     "swish_glu",
@@ -471,6 +473,60 @@ def apply_penalties_to_logits(
         out_types=[TensorType(DType.float32, logits.shape, logits.device)],
     )[0].tensor
     ops.buffer_store(logits_buffer, ops.cast(lowered, logits.dtype))
+
+
+def merge_ragged_tensors(
+    a: TensorValue, a_row_offsets: TensorValue, b: TensorValue, b_row_offsets: TensorValue
+) -> tuple[TensorValue, TensorValue]:
+    """Joins two ragged batches sequence by sequence: the rows of `a` first, then those of `b`.
+
+    Args:
+        a: ``[a_rows, …]``.
+        a_row_offsets: Where each sequence begins in `a`, ``[batch + 1]``.
+        b: ``[b_rows, …]``, of the other sizes and the dtype of `a`.
+        b_row_offsets: Where each sequence begins in `b`, ``[batch + 1]``.
+
+    Returns:
+        The rows ``[a_rows + b_rows, …]``, and where each sequence begins in them.
+
+    Raises:
+        ValueError: A shape does not fit.
+        TypeError: The dtypes differ.
+    """
+    op = "merge_ragged_tensors"
+    if a.rank < 1 or a.rank != b.rank or a.shape[1:] != b.shape[1:]:
+        raise ValueError(f"{op}: {a!r} and {b!r}; expected equal sizes but for the rows")
+    if a.dtype is not b.dtype:
+        raise TypeError(f"{op}: {a!r} and {b!r}; expected one dtype")
+    if a_row_offsets.rank != 1 or a_row_offsets.shape != b_row_offsets.shape:
+        raise ValueError(
+            f"{op}: the offsets are {a_row_offsets!r} and {b_row_offsets!r}; expected vectors of "
+            "one size"
+        )
+    a_bounds, b_bounds = (ops.cast(o, DType.int64) for o in (a_row_offsets, b_row_offsets))
+    a_places = _shifted_rows(a.shape[0], a_bounds, b_bounds[:-1], a.device)
+    b_places = _shifted_rows(b.shape[0], b_bounds, a_bounds[1:], a.device)
+    places = ops.concat([a_places, b_places])
+    total = a.shape[0] + b.shape[0]
+    rows = ops.concat([a, b])
+    # where each row goes, turned into where each place takes its row from
+    order = ops.scatter_nd(
+        ops.broadcast_to(ops.constant(0, DType.int64, a.device), [total]),
+        ops.range(0, TensorValue(total), 1, out_dim=total, dtype=DType.int64, device=a.device),
+        ops.reshape(places, [total, 1]),
+    )
+    return ops.gather(rows, order, axis=0), a_row_offsets + b_row_offsets
+
+
+def _shifted_rows(
+    count: Dim, bounds: TensorValue, shifts: TensorValue, device: DeviceRef
+) -> TensorValue:
+    """For each row its index plus the shift of its sequence."""
+    rows = ops.range(0, TensorValue(count), 1, out_dim=count, dtype=DType.int64, device=device)
+    ends = ops.reshape(bounds[1:], [1, bounds.shape[0] - 1])
+    passed = ops.cast(ops.reshape(rows, [count, 1]) >= ends, DType.int64)
+    sequence = ops.reshape(ops.sum(passed, axis=1), [count])
+    return rows + ops.gather(shifts, sequence, axis=0)
 
 
 def scatter_set_constant(

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, TensorValueLike, Weight, ops
-from max.graph.quantization import QuantizationEncoding
+from max.graph.quantization import QuantizationConfig, QuantizationEncoding
+from max.graph.weights import Weights
 from max.nn._projection import matmul_input, project
 from max.nn.clamp import clamp
 from max.nn.float8_config import Float8Config
@@ -122,6 +123,44 @@ class LinearV1(Layer):
             x: ``[…, in_dim]``.
         """
         return project(x, self.weight, self.bias)
+
+    @classmethod
+    def create(
+        cls,
+        dtype: DType,
+        quantization_encoding: QuantizationEncoding | None,
+        in_features: int,
+        out_features: int,
+        weights: Weights | Weight,
+        bias: Weights | Weight | None = None,
+        quantization_config: QuantizationConfig | None = None,
+    ) -> LinearV1:
+        """A layer with weights of a checkpoint.
+
+        Args:
+            dtype: The dtype of the weights.
+            quantization_encoding: How the weight is encoded; there is no kernel for encoded ones yet.
+            in_features: The size of the input's last dimension.
+            out_features: The size of the output's last dimension.
+            weights: The weight, or where it is in a checkpoint.
+            bias: The bias, or where it is in a checkpoint.
+            quantization_config: More on the encoding.
+
+        Raises:
+            NotImplementedError: The weight is encoded.
+            ValueError: The checkpoint's weight has another dtype or shape.
+        """
+        if quantization_encoding is not None or quantization_config is not None:
+            raise NotImplementedError(
+                "LinearV1: no kernel multiplies encoded weights yet; use float32, float16 or "
+                "bfloat16"
+            )
+
+        def taken(source: Weights | Weight, shape: list[int]) -> Weight:
+            return source if isinstance(source, Weight) else source.allocate(dtype, shape)
+
+        weight = taken(weights, [out_features, in_features])
+        return cls(weight, None if bias is None else taken(bias, [out_features]))
 
 
 class MLP(Module):

@@ -20,6 +20,9 @@ from max.graph import DeviceRef, Dim, DimLike, TensorValue, TensorValueLike, ops
 from max.nn.layer import Module
 
 __all__ = [
+    "DeepseekYarnRopeScalingParams",
+    "DeepseekYarnRotaryEmbedding",
+    "LinearRotaryEmbedding",
     "LinearScalingParams",
     "Llama3RopeScalingParams",
     "Llama3RotaryEmbedding",
@@ -78,6 +81,27 @@ class YarnScalingParams:
     beta_slow: float
     original_max_position_embeddings: int
     truncate: bool
+
+
+@dataclass
+class DeepseekYarnRopeScalingParams:
+    """YaRN as DeepSeek has it.
+
+    Args:
+        scaling_factor: By what low frequencies are divided.
+        original_max_position_embeddings: The length that the model was first trained with.
+        beta_fast: Frequencies with more turns than that in the original length are kept.
+        beta_slow: Frequencies with fewer turns than that are divided.
+        mscale: The weight of the correction of cosines and sines.
+        mscale_all_dim: The weight of the correction of scores.
+    """
+
+    scaling_factor: float
+    original_max_position_embeddings: int
+    beta_fast: int
+    beta_slow: int
+    mscale: float
+    mscale_all_dim: float
 
 
 @dataclass
@@ -157,6 +181,11 @@ class RotaryEmbedding(Module):
         """How many elements of a head are rotated."""
         return self.head_dim
 
+    @property
+    def _rows(self) -> int:
+        """The number of positions in the table."""
+        return 2 * self.max_seq_len
+
     def _inv_freqs(self) -> Floats:
         """The angle of each pair for one position."""
         exponents = np.arange(0, self._rotated, 2, dtype=np.float32) / np.float32(self._rotated)
@@ -164,7 +193,7 @@ class RotaryEmbedding(Module):
 
     def _angles(self) -> Floats:
         """Angles ``[2 * max_seq_len, head_dim / 2]``."""
-        positions = np.arange(2 * self.max_seq_len, dtype=np.float32)
+        positions = np.arange(self._rows, dtype=np.float32)
         return positions[:, None] * self._inv_freqs()[None, :]
 
     def _magnitude(self) -> float:
@@ -333,6 +362,37 @@ class LinearRotaryEmbedding(RotaryEmbedding):
         return inv_freqs if p is None else inv_freqs / np.float32(p.factor)
 
 
+def _yarn_inv_freqs(
+    inv_freqs: Floats,
+    theta: float,
+    factor: float,
+    bounds: tuple[float, float],
+    original: int,
+    truncate: bool,
+) -> Floats:
+    """Frequencies blended by how often they turn in the original length; `bounds` is fast, slow."""
+    size = 2 * len(inv_freqs)
+
+    def dimension(turns: float) -> float:
+        """Which pair turns so often in the original length."""
+        return size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = (dimension(turns) for turns in bounds)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    # no division by 0
+    high = high + 0.001 if low == high else high
+    ramp = (np.arange(size // 2, dtype=np.float32) - low) / (high - low)
+    kept = 1 - np.clip(ramp, 0, 1)
+    scaled = inv_freqs / np.float32(factor)
+    return (scaled * (1 - kept) + inv_freqs * kept).astype(np.float32)
+
+
+def _yarn_magnitude(factor: float, weight: float = 1.0) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
 class YarnRotaryEmbedding(RotaryEmbedding):
     """Rotary embedding with YaRN scaling.
 
@@ -369,30 +429,85 @@ class YarnRotaryEmbedding(RotaryEmbedding):
         p = self.scaling_params
         if p is None:
             return inv_freqs
-
-        def dimension(turns: float) -> float:
-            """Which pair turns so often in the original length."""
-            length = p.original_max_position_embeddings
-            return (
-                self._rotated
-                * math.log(length / (turns * 2 * math.pi))
-                / (2 * math.log(self.theta))
-            )
-
-        low, high = dimension(p.beta_fast), dimension(p.beta_slow)
-        if p.truncate:
-            low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, self._rotated - 1)
-        # no division by 0
-        high = high + 0.001 if low == high else high
-        ramp = (np.arange(self._rotated // 2, dtype=np.float32) - low) / (high - low)
-        kept = 1 - np.clip(ramp, 0, 1)
-        scaled = inv_freqs / np.float32(p.factor)
-        return (scaled * (1 - kept) + inv_freqs * kept).astype(np.float32)
+        bounds = (p.beta_fast, p.beta_slow)
+        original = p.original_max_position_embeddings
+        return _yarn_inv_freqs(inv_freqs, self.theta, p.factor, bounds, original, p.truncate)
 
     def _magnitude(self) -> float:
         p = self.scaling_params
-        return 1.0 if p is None or p.factor <= 1 else 0.1 * math.log(p.factor) + 1.0
+        return 1.0 if p is None else _yarn_magnitude(p.factor)
+
+
+class DeepseekYarnRotaryEmbedding(RotaryEmbedding):
+    """Rotary embedding with YaRN scaling as DeepSeek has it.
+
+    The table has `max_seq_len` rows, and is for the rotated part of heads.
+
+    Args:
+        dim: How many elements of a head are rotated.
+        n_heads: The number of query heads.
+        theta: The base of the frequencies.
+        max_seq_len: The longest sequence.
+        head_dim: The size of a head, for the scale of the scores; `dim` by default.
+        _freqs_cis: The table, where it is known already.
+        interleaved: Whether the elements of a pair are neighbours.
+        scaling_params: How frequencies are scaled; not at all by default.
+    """
+
+    scaling_params: DeepseekYarnRopeScalingParams | None = None
+    """How frequencies are scaled."""
+
+    def __init__(
+        self,
+        dim: int,
+        n_heads: int,
+        theta: float,
+        max_seq_len: int,
+        head_dim: int | None = None,
+        _freqs_cis: TensorValueLike | None = None,
+        interleaved: bool = True,
+        scaling_params: DeepseekYarnRopeScalingParams | None = None,
+    ) -> None:
+        size = dim if head_dim is None else head_dim
+        super().__init__(dim, n_heads, theta, max_seq_len, size, _freqs_cis, interleaved)
+        self.scaling_params = scaling_params
+
+    @property
+    def _rotated(self) -> int:
+        return self.dim
+
+    @property
+    def _rows(self) -> int:
+        return self.max_seq_len
+
+    def _inv_freqs(self) -> Floats:
+        inv_freqs = super()._inv_freqs()
+        p = self.scaling_params
+        if p is None:
+            return inv_freqs
+        bounds = (float(p.beta_fast), float(p.beta_slow))
+        original = p.original_max_position_embeddings
+        return _yarn_inv_freqs(inv_freqs, self.theta, p.scaling_factor, bounds, original, True)
+
+    def _magnitude(self) -> float:
+        p = self.scaling_params
+        if p is None:
+            return 1.0
+        both = (_yarn_magnitude(p.scaling_factor, w) for w in (p.mscale, p.mscale_all_dim))
+        own, all_dim = both
+        return own / all_dim
+
+    def compute_scale(self, user_scale: float | None = None) -> float:
+        """What attention scores are multiplied by: with the correction for the extended length.
+
+        Args:
+            user_scale: The scale before the correction; ``1 / sqrt(head_dim)`` by default.
+        """
+        scale = super().compute_scale(user_scale)
+        p = self.scaling_params
+        if p is None:
+            return scale
+        return scale * _yarn_magnitude(p.scaling_factor, p.mscale_all_dim) ** 2
 
 
 class LongRoPERotaryEmbedding(RotaryEmbedding):
@@ -442,7 +557,7 @@ class LongRoPERotaryEmbedding(RotaryEmbedding):
         if p is None:
             return super()._angles()
         inv_freqs = self._inv_freqs()
-        positions = np.arange(2 * self.max_seq_len, dtype=np.float32)[:, None]
+        positions = np.arange(self._rows, dtype=np.float32)[:, None]
         short, long = (
             inv_freqs / np.asarray(f, np.float32) for f in (p.short_factor, p.long_factor)
         )

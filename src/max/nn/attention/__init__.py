@@ -8,6 +8,7 @@ from max.nn.attention.mask_config import (
 )
 
 from max.nn.attention.attention_with_rope import AttentionWithRope  # isort: skip
+from max.nn.attention.multihead_attention import MultiheadAttention  # isort: skip
 from max.nn.attention.ragged_attention import RaggedAttention  # isort: skip
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "AttentionWithRope",
     "MHAMaskConfig",
     "MHAMaskVariant",
+    "MultiheadAttention",
     "PositionalEncodingVariant",
     "RaggedAttention",
 ]
