@@ -180,16 +180,17 @@ class InputBinder:
             raise ValueError(
                 f"{self.what(index)}: got the scalar {arg!r}, expected rank {len(info.shape)}"
             )
-        kind = np.asarray(arg).dtype.kind
-        fits = {
-            "b": True,
-            "i": info.dtype is not DType.bool,
-            "u": info.dtype is not DType.bool,
-        }.get(kind, info.dtype.is_float())
-        if isinstance(arg, np.generic) and np.asarray(arg).dtype != info.dtype.to_numpy():
-            fits = False
+        dtype: np.dtype[Any] = np.asarray(arg).dtype
+        name = str(type(arg).__name__)
+        if isinstance(arg, np.generic):
+            fits = dtype == info.dtype.to_numpy()
+        else:
+            # a Python number fits where no part of it gets lost
+            fits = {"b": True, "i": info.dtype is not DType.bool}.get(
+                dtype.kind, info.dtype.is_float()
+            )
         if not fits:
-            raise TypeError(f"{self.what(index)}: got {arg!r} ({type(arg).__name__})")
+            raise TypeError(f"{self.what(index)}: got {arg!r} ({name})")
         try:
             return Tensor.scalar(arg, info.dtype, self.devices[index])
         except OverflowError as error:

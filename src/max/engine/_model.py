@@ -8,7 +8,7 @@ import inspect
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -470,7 +470,7 @@ class Model:
 
     def _keys(self, graph_keys: int | Sequence[int], inputs: Sequence[Tensor]) -> tuple[int, ...]:
         given: Any = (graph_keys,) if isinstance(graph_keys, int) else graph_keys
-        keys = tuple(given) if isinstance(given, Sequence) else None
+        keys = tuple(cast("Sequence[Any]", given)) if isinstance(given, Sequence) else None
         # type() and not isinstance: True is no key
         if keys is None or not all(type(key) is int for key in keys):
             raise TypeError(f"graph_keys is {graph_keys!r}, expected an int or a sequence of ints")

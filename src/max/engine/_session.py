@@ -435,8 +435,9 @@ def load_extensions(extensions: CustomExtensionsType | None) -> None:
     """
     if extensions is None:
         return
-    items: Any = extensions if isinstance(extensions, list | tuple) else [extensions]
-    for item in cast("list[Any]", items):
+    several = isinstance(extensions, list | tuple)
+    items = cast("list[Any]", extensions if several else [extensions])
+    for item in items:
         if isinstance(item, ModuleType):
             continue
         path = Path(item).resolve()
