@@ -101,14 +101,20 @@ def test_ten_thousand_executions_do_not_grow(session: InferenceSession) -> None:
         model.execute(shrunk, w)
     gc.collect()
     process = psutil.Process()
-    before, objects = process.memory_info().rss, len(gc.get_objects())
-    for index in range(10_000):
-        outputs = model.execute(shrunk if index % 3 == 0 else x, w)
+    growth: list[int] = []
+    objects = len(gc.get_objects())
+    # a leak grows in every round; the heap of a process with other tests behind it may move once
+    for _ in range(4):
+        before = process.memory_info().rss
+        for index in range(2_500):
+            outputs = model.execute(shrunk if index % 3 == 0 else x, w)
+        gc.collect()
+        growth.append(process.memory_info().rss - before)
     for got, right in zip(model.execute(x, w), want, strict=True):
         assert np.array_equal(got.to_numpy(), right)
     del outputs
     gc.collect()
-    assert process.memory_info().rss - before < 4 << 20
+    assert min(growth) < 64 << 10, growth
     assert len(gc.get_objects()) - objects < 200
 
 
