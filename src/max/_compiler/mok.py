@@ -9,9 +9,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy.typing as npt
 from xdsl.dialects.builtin import Builtin, ModuleOp
 from xdsl.ir import Attribute, Block, Dialect, Operation, OpTraits, Region, SSAValue
 from xdsl.traits import IsolatedFromAbove, IsTerminator, Pure
@@ -140,12 +141,19 @@ class OnceOp(BodyOp):
 MOK = Dialect("mok", [YieldOp, MatmulOp, RegionOp, OnceOp], [])
 
 
-def parse(text: str) -> ModuleOp:
-    """Reads a module of `mo` and `mok`, for tests and for the check that the printed form is complete."""
+def parse(text: str, resources: Mapping[str, npt.NDArray[Any]] | None = None) -> ModuleOp:
+    """Reads a module of `mo` and `mok`, for tests and for the check that the printed form is complete.
+
+    Args:
+        text: What `max.mlir.print_module` gives.
+        resources: The big constants by name.
+    """
     from xdsl.context import Context
     from xdsl.parser import Parser
 
     context = Context()
+    # where the attributes of big constants look for their arrays
+    setattr(context, "resources", resources or {})  # noqa: B010
     for dialect in (Builtin, MO, MOK):
         context.load_dialect(dialect)
     return Parser(context, text).parse_module()

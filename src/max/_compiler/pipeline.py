@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from xdsl.dialects.builtin import ModuleOp
 
 from max import kernel as k
+from max._compiler import mok
 from max._compiler.emit import Compiled, emit
 from max._compiler.flatten import flatten
 from max._compiler.kernels import KernelTable
@@ -22,7 +23,16 @@ from max._compiler.passes.materialise import materialise
 from max._compiler.passes.once import compute_once
 from max._compiler.passes.views import push_views
 from max._config import dump_log, flags
-from max.mlir import clone_module, entry, graphs, print_module, subgraphs, verify_module
+from max.mlir import (
+    VerifyError,
+    clone_module,
+    entry,
+    graphs,
+    print_module,
+    resources,
+    subgraphs,
+    verify_module,
+)
 
 __all__ = ["PASSES", "CompileStats", "compile_module", "optimise", "stats"]
 
@@ -79,8 +89,21 @@ def optimise(module: ModuleOp, last: str | None = None) -> None:
             dump.info("// ----- after %s -----\n%s", step.name, print_module(module))
         if flags.MAX_CHECK >= 2:
             verify_module(module)
+        if flags.MAX_CHECK >= 3:
+            check_text(module, step.name)
         if step.name == last:
             break
+
+
+def check_text(module: ModuleOp, step: str) -> None:
+    """Checks that the text of a module says all of it.
+
+    Raises:
+        VerifyError: What the text parses to is another module.
+    """
+    again = mok.parse(print_module(module), resources(module))
+    if not again.is_structurally_equivalent(module):
+        raise VerifyError(f"after {step}: the printed module does not parse back to the same")
 
 
 def compile_module(

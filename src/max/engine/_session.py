@@ -262,8 +262,6 @@ class InferenceSession:
         pipeline.stats.add("llvm", start)
         if key is not None:
             cache.put("program", key, pickle.dumps(compiled, pickle.HIGHEST_PROTOCOL))
-        if dump := dump_log("program"):
-            dump.info("%s", compiled)
         return compiled, addresses
 
     def _target_options(self) -> Any:
@@ -274,8 +272,8 @@ class InferenceSession:
 
         None where kernels of the user are part of it, whose source is not in the text, or run in plain Python.
         """
-        if flags.MAX_KERNEL_INTERPRET or flags.MAX_DUMP:
-            return None  # the addresses belong to this process; what is loaded is not made, so not seen
+        if flags.MAX_KERNEL_INTERPRET or flags.MAX_DUMP or flags.MAX_CHECK >= 2:
+            return None  # the addresses belong to this process; what is loaded is neither made nor seen nor checked
         for op in walk(module):
             if op.name == "mo.custom" and not library.supports(op.attr("symbol")):
                 return None
@@ -385,8 +383,11 @@ class _Backend:
             bases = np.zeros(2 + len(compiled.inputs) + len(compiled.outputs), np.int64)
             bases[1] = memory.ctypes.data
             once.run(instance, bases)
+        main = LinkedProgram(compiled, compiled.main, self.addresses, fixed, self.pool)
+        if log := dump_log("program"):
+            log.info("// ----- %s -----\n%s", compiled.name, main.executor.program)
         return Linked(
-            LinkedProgram(compiled, compiled.main, self.addresses, fixed, self.pool),
+            main,
             [
                 LinkedProgram(compiled, part, self.addresses, fixed, self.pool)
                 for part in compiled.later

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from max._compiler.sizes import Sizes
 from max.dtype import DType
@@ -73,6 +73,7 @@ class RegionSpec:
     """For each value, how many reductions must be finished before it can be computed."""
 
     def __post_init__(self) -> None:
+        self._drop_strides_of_ones()
         inner: list[bool] = []
         stage: list[int] = []
         for value in self.values:
@@ -93,6 +94,23 @@ class RegionSpec:
                     stage.append(0)
         object.__setattr__(self, "inner", tuple(inner))
         object.__setattr__(self, "stage", tuple(stage))
+
+    def _drop_strides_of_ones(self) -> None:
+        """Nothing varies along an axis of size 1, whatever stride its layout has there."""
+        ones = [axis for axis, dim in enumerate(self.dims) if dim == 1]
+        if not ones:
+            return
+
+        def dropped(strides: Sizes) -> Sizes:
+            return tuple(0 if axis in ones else stride for axis, stride in enumerate(strides))
+
+        values = [
+            replace(v, strides=dropped(v.strides)) if isinstance(v, Leaf) else v
+            for v in self.values
+        ]
+        results = [replace(r, strides=dropped(r.strides)) for r in self.results]
+        object.__setattr__(self, "values", tuple(values))
+        object.__setattr__(self, "results", tuple(results))
 
     @property
     def size(self) -> int | None:
