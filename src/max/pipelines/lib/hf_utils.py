@@ -44,6 +44,27 @@ def _looks_local(repo_id: str) -> bool:
     )
 
 
+def _resolve_hub() -> None:
+    """Finds out at once that there is no network, where huggingface-hub would try for half a minute.
+
+    Raises:
+        OfflineModeIsEnabled: The hub's name does not resolve, and no proxy is set that might resolve it.
+    """
+    import socket
+    from urllib.parse import urlsplit
+    from urllib.request import getproxies
+
+    from huggingface_hub import constants, errors
+
+    host = urlsplit(constants.ENDPOINT).hostname
+    if constants.HF_HUB_OFFLINE or getproxies() or host is None:
+        return
+    try:
+        socket.getaddrinfo(host, 443)
+    except OSError as error:
+        raise errors.OfflineModeIsEnabled(f"{host}: {error}") from error
+
+
 def _hub(action: Callable[[], T], repo_id: str, revision: str | None) -> T:
     """Runs a call to the hub; its errors become ours, with what to do."""
     try:
@@ -54,6 +75,7 @@ def _hub(action: Callable[[], T], repo_id: str, revision: str | None) -> T:
             "Give a model folder, or pip install huggingface-hub.",
         ) from error
     try:
+        _resolve_hub()
         return action()
     except errors.GatedRepoError as error:
         raise ModelFilesError(
