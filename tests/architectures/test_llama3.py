@@ -132,8 +132,7 @@ def test_sampling_of_each_row(rng: np.random.Generator, backend: str) -> None:
     assert step.tokens[2] == step.last[2].argmax()
 
 
-# the compiled engine takes no sizes yet that only values of tensors tell
-@pytest.mark.parametrize("backend", ["interpreter"])
+@both
 @pytest.mark.parametrize("n", [1, 3])
 def test_logits_of_the_last_tokens(rng: np.random.Generator, backend: str, n: int) -> None:
     ours = server("tied", backend, return_logits=ReturnLogits.VARIABLE)
