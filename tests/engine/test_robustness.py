@@ -155,7 +155,8 @@ PROGRAM = """
 
 
 def run_program(cache: Path, factor: str = "1") -> list[str]:
-    environment = {**os.environ, "MAX_CACHE_DIR": str(cache)}
+    # at level 2 every program is made and checked anew, none comes from the disk
+    environment = {**os.environ, "MAX_CACHE_DIR": str(cache), "MAX_CHECK": "1"}
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM), factor]
     out = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=120, check=False
