@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+
 from max.dtype import DType
 from max.engine import InferenceSession, Model
 from max.graph import Graph, TensorValue, ops
-
 from tests.engine.conftest import DEVICE, tensor
 from tests.engine.test_robustness import in_threads
 from tests.tolerance import assert_close
@@ -64,7 +64,10 @@ def test_each_call_discovers_its_own(session: InferenceSession) -> None:
 
 
 def test_from_several_threads(load: Load) -> None:
-    model = load([tensor("m"), tensor(dtype=I64)], lambda x, n: ops.cast(up_to(n, "k"), DType.float32) + ops.sum(x, 0))
+    model = load(
+        [tensor("m"), tensor(dtype=I64)],
+        lambda x, n: ops.cast(up_to(n, "k"), DType.float32) + ops.sum(x, 0),
+    )
 
     def work(index: int) -> None:
         for n in range(index, 40):
@@ -76,7 +79,9 @@ def test_from_several_threads(load: Load) -> None:
 
 
 def test_step_zero(load: Load) -> None:
-    model = load([tensor(dtype=I64)], lambda step: ops.range(0, 5, step, "n", dtype=I64, device=DEVICE))
+    model = load(
+        [tensor(dtype=I64)], lambda step: ops.range(0, 5, step, "n", dtype=I64, device=DEVICE)
+    )
     assert model.execute(2)[0].to_numpy().tolist() == [0, 2, 4]
     assert model.execute(-1)[0].shape == (0,)
     with pytest.raises(ValueError, match="range: the step is 0"):

@@ -342,7 +342,11 @@ class GraphLowering:
     ) -> None:
         """A launch of the kernel of a region; places come with an offset in elements."""
         text = write_nest(spec, self.native_width(spec))
-        places = [*results, *sources]
+        count = len(results) + len(sources)
+        workspaces = [
+            self.workspace(library.Workspace(v.dtype, v.shape)) for v in text.args[count:]
+        ]
+        places = [*results, *sources, *((place, 0) for place in workspaces)]
         arguments = [
             Argument(place.pointer(offset), view)
             for (place, offset), view in zip(places, text.args, strict=True)
@@ -350,7 +354,7 @@ class GraphLowering:
         size = spec.size
         serial = not text.parallel or (size is not None and size <= SERIAL_ELEMENTS)
         kernel = self.kernels.region(text, arguments)
-        written = [True] * len(results) + [False] * len(sources)
+        written = [True] * len(results) + [False] * len(sources) + [True] * len(workspaces)
         self.launch(kernel, arguments, written, serial, name, self.in_place(spec, results, sources))
 
     def native_width(self, spec: RegionSpec) -> int:

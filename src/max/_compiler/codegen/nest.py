@@ -25,7 +25,7 @@ from max._compiler.codegen.expressions import (
 )
 from max._compiler.codegen.spec import REDUCTIONS, Leaf, Literal, Node, RegionSpec, Result, SizeOf
 from max._compiler.layout import contiguous_strides
-from max._compiler.sizes import Size, Sizes
+from max._compiler.sizes import Size, Sizes, simplify
 from max.dtype import DType
 
 __all__ = ["ArgView", "NestText", "write_nest"]
@@ -34,6 +34,8 @@ BLOCK = 4096
 """Elements of the vectorised axis that one parallel chunk takes."""
 TILE_ROWS, TILE_LANES = 16, 16
 """The tile in which a transposed argument is read, so that each cache line of it is used whole while it is at hand."""
+LONG_ROW = 8 * BLOCK
+"""Elements from which on a single row is reduced by several workers."""
 CHUNK = 16384
 """Elements below which a chunk is not worth handing to another worker."""
 
@@ -50,7 +52,7 @@ class ArgView:
 
 @dataclass(frozen=True)
 class NestText:
-    """The text of a kernel and what its parameters are, in order: results, leaves, then run-time dims."""
+    """The text of a kernel and what its parameters are, in order: results, leaves, workspaces, then run-time dims."""
 
     source: str
     args: tuple[ArgView, ...]
@@ -100,6 +102,13 @@ class _NestWriter:
             self.lane_axis = rank - 2
         self.index = [f"i{axis}" for axis in range(rank)]
         self.tile_axis = _tile_axis(spec)
+        # a single row is shared out over the workers where it may be long
+        self.split = (
+            spec.reduces
+            and rank == 1
+            and not (isinstance(spec.dims[0], int) and spec.dims[0] < LONG_ROW)
+        )
+        self.workspaces: list[int] = []
         self.start: str | None = None
 
     # values ------------------------------------------------------------------------------------
@@ -210,15 +219,46 @@ class _NestWriter:
             for i, value in enumerate(spec.values)
             if _is_reduction(value) and spec.stage[i] == stage + 1
         ]
-        if inner_results or reductions:
+        if self.split and (inner_results or reductions):
+            self.split_walk(inner_results, reductions)
+        elif inner_results or reductions:
             self.walk(inner_results, reductions)
         for position, result in enumerate(spec.results):
             if not self.inner_result(result) and spec.stage[result.value] == stage:
+                if self.split:
+                    # all workers know the value of the one row
+                    self.out.open("if ctx.worker == 0:")
                 self.store(position, result)
+                self.out.depth -= self.split
 
     def inner_result(self, result: Result) -> bool:
         """Whether a result is written inside the innermost loop, even where its value does not vary there."""
         return bool(result.strides) and result.strides[-1] != 0
+
+    def split_walk(self, results: list[tuple[int, Result]], reductions: list[int]) -> None:
+        """A walk of the only row, shared out in blocks; partial results meet in workspaces, in the order of the blocks."""
+        out = self.out
+        depth = out.depth
+        out.open("for b in ctx.parallel(blocks):")
+        out.add(f"start = b * {BLOCK}")
+        out.add(f"count = k.min({self.dim_text[self.last]} - start, {BLOCK})")
+        self.start = "start"
+        self.walk(results, reductions)
+        for i in reductions:
+            self.workspaces.append(i)
+            out.add(f"w{len(self.workspaces) - 1}[b] = {self.names[i]}")
+        out.depth = depth
+        if not reductions:
+            return
+        out.add("ctx.barrier()")
+        for i in reductions:
+            node = self.spec.values[i]
+            assert isinstance(node, Node)
+            name = self.names[i] = self.fresh()
+            out.add(f"{name} = {identity(node.op, node.dtype)}")
+            out.open("for b in range(blocks):")
+            out.add(f"{name} = {combine(node.op, name, f'w{self.workspaces.index(i)}[b]')}")
+            out.depth = depth
 
     def walk(self, results: list[tuple[int, Result]], reductions: list[int]) -> None:
         spec, out, width = self.spec, self.out, self.width
@@ -235,7 +275,7 @@ class _NestWriter:
         n = self.dim_text[self.last]
         if self.columns:
             out.open(f"for {self.index[self.last]} in range({n}):")
-        elif spec.reduces or self.start is None:
+        elif self.start is None:
             out.open(f"for {self.index[self.last]}, m in k.vectors({n}, {width}):")
         else:
             out.open(f"for j, m in k.vectors(count, {width}):")
@@ -313,9 +353,11 @@ class _NestWriter:
         if self.columns:
             out.open(f"for j, m in k.vectors({'count' if block else lanes}, {self.width}):")
             out.add(f"{self.index[self.lane_axis]} = " + ("start + j" if block else "j"))
+        if self.split:
+            out.add(f"blocks = ({lanes} + {BLOCK - 1}) // {BLOCK}")
         for stage in range(max(spec.stage, default=0) + 1):
             self.stage(stage)
-        return self.finish_text(bool(parallel))
+        return self.finish_text(bool(parallel) or self.split)
 
     def block_size(self) -> int:
         """Elements of the lane axis in one chunk of work; 0 where the axis is not cut."""
@@ -357,6 +399,11 @@ class _NestWriter:
             assert isinstance(leaf, Leaf)
             args.append(self.view(leaf.dtype, leaf.strides, False))
             params.append(f"a{position}: k.Input")
+        blocks = simplify((spec.dims[self.last] + (BLOCK - 1)) // BLOCK) if self.workspaces else 0
+        for position, i in enumerate(self.workspaces):
+            dtype = compute_dtype(spec.values[i].dtype)
+            args.append(ArgView(dtype, (blocks,), None, True))
+            params.append(f"w{position}: k.InOut")
         params += [
             f"{text}: k.i64"
             for text, dim in zip(self.dim_text, spec.dims, strict=True)

@@ -15,6 +15,7 @@ from xdsl.ir import Block, SSAValue
 
 from max._compiler.codegen.expressions import KERNEL_NAME
 from max._compiler.passes.base import ops_of
+from max._compiler.passes.materialise import base_of
 from max._compiler.passes.outline import Unit, rebuild
 from max._compiler.shapes import is_view, shape_of, strip
 from max._compiler.sizes import Sizes
@@ -259,11 +260,39 @@ class Fuser:
         """Whether an op waits for a group on a way that leads outside of it."""
         return self.reaches(self.outside_owners([op], {group}), {group}, group.first)
 
-    def would_cycle(self, a: Group, b: Group, op: MoOp) -> bool:
-        """Whether two groups and an op, made one, would wait for themselves."""
+    def would_cycle(self, a: Group, b: Group, *ops: MoOp) -> bool:
+        """Whether two groups and further ops, made one, would wait for themselves."""
         both = {a, b}
-        starts = self.outside_owners([*a.ops, *b.ops, op], both)
+        starts = self.outside_owners([*a.ops, *b.ops, *ops], both)
         return self.reaches(starts, both, min(a.first, b.first))
+
+    def join_siblings(self, groups: list[Group]) -> list[Group]:
+        """Merges groups over one space that read the same value: it is then read once.
+
+        Only values that vary over the whole space count: sharing a bias is no gain.
+        """
+        readers: dict[SSAValue, Group] = {}
+        for group in groups:
+            for op in list(group.ops):
+                for value in op.operands:
+                    base = base_of(value)
+                    if self.find(base.owner) is group or strip(shape_of(base)) != strip(
+                        group.space
+                    ):
+                        continue
+                    first = readers.setdefault(base, group)
+                    while first.merged is not None:
+                        first = first.merged
+                    current = group
+                    while current.merged is not None:
+                        current = current.merged
+                    if (
+                        first is not current
+                        and self.compatible(first, current)
+                        and not self.would_cycle(first, current)
+                    ):
+                        self.merge(first, current)
+        return [group for group in groups if group.merged is None]
 
     # epilogues ---------------------------------------------------------------------------------
 
@@ -310,8 +339,9 @@ def fuse(block: Block) -> None:
     fuser = Fuser(block)
     groups = fuser.run()
     epilogues = fuser.attach_epilogues(groups)
+    alone = fuser.join_siblings([group for group in groups if group not in epilogues])
     units: list[Unit] = []
-    for group in groups:
+    for group in [*epilogues, *alone]:
         matmul = epilogues.get(group)
         ops = sorted(group.ops, key=fuser.position.__getitem__)
         if matmul is not None:

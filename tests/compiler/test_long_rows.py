@@ -1,0 +1,50 @@
+"""Reductions of one long row are shared out over the workers, with the same result for any number of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from max import _interpreter
+from max.driver import CPU
+from max.dtype import DType
+from max.engine import InferenceSession
+from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
+from tests.tolerance import assert_close
+
+SESSIONS = [InferenceSession(devices=[CPU()], num_threads=n) for n in (1, 2, 3)]
+
+
+def build(x: TensorValue) -> list[Any]:
+    centred = x - ops.mean(x, 0)
+    return [
+        ops.softmax(x, 0),
+        ops.sum(x, 0),
+        ops.max(x, axis=0),
+        centred * ops.rsqrt(ops.mean(centred * centred, 0) + 1.0),
+    ]
+
+
+@pytest.mark.parametrize("static", [False, True], ids=["symbolic", "static"])
+@pytest.mark.parametrize("size", [0, 1, 5, 4096, 4097, 40_000, 100_003])
+def test_long_row(size: int, static: bool, rng: np.random.Generator) -> None:
+    if static and not size:
+        pytest.skip("a maximum of no elements is refused when the graph is built")
+    with Graph(
+        "row", input_types=[TensorType(DType.float32, (size if static else "n",), DeviceRef.CPU())]
+    ) as graph:
+        graph.output(*build(graph.inputs[0].tensor))
+    x = rng.standard_normal(size, np.float32)
+    results = [[o.to_numpy() for o in s.load(graph).execute(x)] for s in SESSIONS]
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            np.testing.assert_array_equal(a, b)
+    if size:
+        for got, want in zip(
+            results[0], _interpreter.run(graph, [x.astype(np.float32)]), strict=True
+        ):
+            assert_close(got, want, scale=4.0)
+    else:
+        assert results[0][1].tolist() == [0.0] and results[0][2].tolist() == [-np.inf]
