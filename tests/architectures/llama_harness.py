@@ -58,8 +58,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def make_reference(variant: str) -> LlamaForCausalLM:
-    """A small random model in float32; its logits are of order 1."""
+def make_reference(variant: str, initializer_range: float = 0.15) -> LlamaForCausalLM:
+    """A small random model in float32; its logits are of order 1. transformers' own range is 0.02."""
     torch.manual_seed(7)
     config = LlamaConfig(
         vocab_size=97,
@@ -67,7 +67,7 @@ def make_reference(variant: str) -> LlamaForCausalLM:
         intermediate_size=72,
         num_hidden_layers=3,
         max_position_embeddings=128,
-        initializer_range=0.15,
+        initializer_range=initializer_range,
         rms_norm_eps=1e-5,
         pad_token_id=None,
         bos_token_id=None,

@@ -144,21 +144,40 @@ def test_logits_of_the_last_tokens(rng: np.random.Generator, backend: str, n: in
         assert relative_error(step.logits[row], wanted[-n:]) < F32_LIMIT
 
 
-@both
-@two_variants
-def test_bfloat16(rng: np.random.Generator, variant: str, backend: str) -> None:
-    """Against the float32 model with the same (rounded) weights."""
-    model = reference(variant)
-    rounded = make_reference(variant)
-    rounded.load_state_dict({k: v.bfloat16().float() for k, v in model.state_dict().items()})
-    ours = server(variant, backend, dtype=DType.bfloat16, return_logits=ReturnLogits.ALL)
+def check_bfloat16(
+    rng: np.random.Generator, variant: str, backend: str, initializer_range: float, rows: bool
+) -> None:
+    """Against the float32 model with the same (rounded) weights; each row, or all logits of a sequence together."""
+    rounded = make_reference(variant, initializer_range)
+    rounded.load_state_dict({k: v.bfloat16().float() for k, v in rounded.state_dict().items()})
+    ours = Server(
+        rounded.config,
+        weights_of(rounded),
+        backend,
+        dtype=DType.bfloat16,
+        return_logits=ReturnLogits.ALL,
+    )
     batch = dict(enumerate(prompts(rng, 20, 7)))
     step = ours.step(batch)
     for row, tokens in batch.items():
-        wanted = reference_logits(rounded, tokens)
-        # of all logits together: these models are made to be sharp, single rows may be off by more
-        assert relative_error(step.logits[row].reshape(1, -1), wanted.reshape(1, -1)) < BF16_LIMIT
-        assert not wrong_tokens(step.logits[row], wanted)
+        wanted, found = reference_logits(rounded, tokens), step.logits[row]
+        assert not wrong_tokens(found, wanted)
+        if not rows:
+            wanted, found = wanted.reshape(1, -1), found.reshape(1, -1)
+        assert relative_error(found, wanted) < BF16_LIMIT
+
+
+@both
+@variants
+def test_bfloat16(rng: np.random.Generator, variant: str, backend: str) -> None:
+    check_bfloat16(rng, variant, backend, initializer_range=0.02, rows=True)
+
+
+@both
+@two_variants
+def test_bfloat16_of_sharp_models(rng: np.random.Generator, variant: str, backend: str) -> None:
+    # weights seven times the usual: transformers' own bfloat16 is off by 2.4e-2 to 4e-2 in its worst rows
+    check_bfloat16(rng, variant, backend, initializer_range=0.15, rows=False)
 
 
 @both
