@@ -59,6 +59,11 @@ def layer(x: TensorValue) -> TensorValue:
     return mlp(norm(h, "norm2")) + h
 
 
+def rotate(x: TensorValue) -> TensorValue:
+    a, b = x[:, : H // 2], x[:, H // 2 :]
+    return ops.concat([a * 0.8 - b * 0.6, b * 0.8 + a * 0.6], 1)
+
+
 def variance(x: TensorValue) -> TensorValue:
     centred = x - ops.mean(x)
     return centred * ops.rsqrt(ops.mean(centred * centred) + 1e-5)
@@ -92,6 +97,10 @@ GATES: dict[str, Gate] = {
         lambda x: ops.gelu(linear(x, "w", FFN) + weight("b", FFN), approximate="tanh"), 1, 0, 1,
     ),
     "mlp": Gate(mlp, 3, 2, 3),
+    "rotated halves": Gate(rotate, 1, 0, 1, 2 * X, 0),
+    "parts side by side": Gate(
+        lambda x: ops.concat([ops.exp(x), ops.softmax(linear(x, "w", H)), x], 1), 4, 1, 4
+    ),
     "attention": Gate(attention, 11, 6, 8),
     "layer": Gate(layer, 16, 11, 11),
     "gathered rows": Gate(lambda x: ops.cast(ops.gather(ops.cast(Weight("e", DType.bfloat16, (100, H), DEVICE), DType.float32),

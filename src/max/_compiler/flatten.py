@@ -167,6 +167,7 @@ class _Flattener:
                 for w, r in launch.in_place
                 if places[w].offset == 0 and places[r].offset == 0
             ),
+            tuple([places[b].buffer for b in launch.parts]),
         )
 
 

@@ -137,6 +137,7 @@ class GraphLowering:
         name: str,
         in_place: tuple[tuple[int, int], ...] = (),
         both: Sequence[int] = (),
+        parts: Sequence[int] = (),
     ) -> None:
         key, slots = kernel
         reads = {a.pointer.buffer for a, w in zip(arguments, written, strict=True) if not w} | set(
@@ -144,7 +145,16 @@ class GraphLowering:
         )
         writes = {a.pointer.buffer for a, w in zip(arguments, written, strict=True) if w}
         self.launches.append(
-            Launch(key, slots, tuple(sorted(reads)), tuple(sorted(writes)), serial, name, in_place)
+            Launch(
+                kernel=key,
+                slots=slots,
+                reads=tuple(sorted(reads)),
+                writes=tuple(sorted(writes)),
+                serial=serial,
+                name=name,
+                in_place=in_place,
+                parts=tuple(parts),
+            )
         )
 
     # the graph ---------------------------------------------------------------------------------
@@ -156,9 +166,7 @@ class GraphLowering:
                 continue
             type_ = argument.type
             if isinstance(type_, OpaqueType):
-                raise UnsupportedOpError(
-                    f"input of type {type_}: opaque values are not supported yet"
-                )
+                raise UnsupportedOpError(f"input of type {type_}: opaque values are not supported")
             assert isinstance(type_, ShapedType)
             self.known.update(name for dim in type_.shape for name in dim.symbols)
             shape = shape_of(argument)
@@ -287,28 +295,41 @@ class GraphLowering:
         layout = target.layout.slice(starts, steps, shape_of(op.operands[0]))
         self.copy(self.place(op.operands[0]), replace(target, layout=layout), "buffer_store_slice")
 
-    def copy(self, source: Place, target: Place, name: str) -> None:
+    def copy(self, source: Place, target: Place, name: str, parts: Sequence[int] = ()) -> None:
         """A launch that copies from one layout to another."""
         shape = source.layout.shape
         dims, (read, written) = collapse(shape, [source.layout.strides, target.layout.strides])
         spec = RegionSpec(
             dims, False, (Leaf(source.dtype, read),), (Result(0, target.dtype, written),)
         )
-        self.nest(spec, [(target, 0)], [(source, 0)], name)
+        self.nest(spec, [(target, 0)], [(source, 0)], name, parts)
 
     def concat(self, op: MoOp) -> None:
-        """Each operand is written to its part of the result."""
-        axis: int = op.attr("axis")
-        result = self.allocate(op.results[0])
-        start: Size = 0
-        for operand in op.operands:
+        """Each operand is copied to its part of the result, where it was not computed there."""
+        for index, operand in enumerate(op.operands):
+            part = self.part_of_concat(op, index)
             source = self.place(operand)
-            shape = source.layout.shape
-            starts: list[Size] = [0] * len(shape)
-            starts[axis] = start
-            part = result.layout.slice(starts, [1] * len(shape), shape)
-            self.copy(source, replace(result, layout=part), "concat")
-            start = simplify(start + shape[axis])
+            if source.buffer != part.buffer:
+                self.copy(source, part, "concat", parts=[part.buffer])
+
+    def part_of_concat(self, op: MoOp, index: int) -> Place:
+        """Where an operand of a concatenation is in the result."""
+        axis: int = op.attr("axis")
+        result = self.places.get(op.results[0]) or self.allocate(op.results[0])
+        shape = shape_of(op.operands[index])
+        starts: list[Size] = [0] * len(shape)
+        for operand in op.operands[:index]:
+            starts[axis] = simplify(starts[axis] + shape_of(operand)[axis])
+        return replace(result, layout=result.layout.slice(starts, [1] * len(shape), shape))
+
+    def place_result(self, value: SSAValue) -> tuple[Place, bool]:
+        """Where a region writes a result: a buffer of its own, or its part of the concatenation that alone needs it."""
+        uses = list(value.uses)
+        user = uses[0].operation if len(uses) == 1 else None
+        if isinstance(user, MoOp) and user.name == "mo.concat":
+            place = self.places[value] = self.part_of_concat(user, uses[0].index)
+            return place, True
+        return self.allocate(value), False
 
     def shape_to_tensor(self, op: MoOp) -> None:
         place = self.allocate(op.results[0])
@@ -327,11 +348,13 @@ class GraphLowering:
         if op.kind == "library":
             self.library_region(op)
             return
-        parts = region_parts(op)
+        placed = [self.place_result(v) for v in op.results]
+        parts = region_parts(op, layouts=[place.layout for place, _ in placed])
         operands = [self.place(v) for v in op.operands]
-        results = [(self.allocate(v), 0) for v in op.results]
+        results: list[tuple[Place, Size]] = [(place, 0) for place, _ in placed]
         sources = [(operands[index], offset) for index, offset in parts.sources]
-        self.nest(parts.spec, results, sources, region_name(op))
+        shared = [place.buffer for place, is_part in placed if is_part]
+        self.nest(parts.spec, results, sources, region_name(op), shared)
 
     def nest(
         self,
@@ -339,6 +362,7 @@ class GraphLowering:
         results: Sequence[tuple[Place, Size]],
         sources: Sequence[tuple[Place, Size]],
         name: str,
+        parts: Sequence[int] = (),
     ) -> None:
         """A launch of the kernel of a region; places come with an offset in elements."""
         text = write_nest(spec, self.native_width(spec))
@@ -355,7 +379,8 @@ class GraphLowering:
         serial = not text.parallel or (size is not None and size <= SERIAL_ELEMENTS)
         kernel = self.kernels.region(text, arguments)
         written = [True] * len(results) + [False] * len(sources) + [True] * len(workspaces)
-        self.launch(kernel, arguments, written, serial, name, self.in_place(spec, results, sources))
+        in_place = self.in_place(spec, results, sources)
+        self.launch(kernel, arguments, written, serial, name, in_place, parts=parts)
 
     def native_width(self, spec: RegionSpec) -> int:
         widest = max((compute_dtype(v.dtype) for v in spec.values), key=lambda d: d.size_in_bytes)

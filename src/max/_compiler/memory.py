@@ -57,7 +57,8 @@ class _Planner:
         # blocks whose last reader may still be running: free after the next barrier
         self.pending: list[int] = []
         # what was read and written by parallel and by serial launches since the last barrier
-        self.written: tuple[set[int], set[int]] = (set(), set())
+        # and whether all that was written there were parts of their own
+        self.written: tuple[dict[int, bool], dict[int, bool]] = ({}, {})
         self.read: tuple[set[int], set[int]] = (set(), set())
 
     def run(self) -> MemoryPlan:
@@ -75,7 +76,10 @@ class _Planner:
             self.plan.barriers.append(barrier)
             lane = 1 if launch.serial else 0
             self.read[lane].update(self.memory(b) for b in launch.reads)
-            self.written[lane].update(self.memory(b) for b in launch.writes)
+            for buffer in launch.writes:
+                memory = self.memory(buffer)
+                part = buffer in launch.parts
+                self.written[lane][memory] = part and self.written[lane].get(memory, True)
             touched = [b for b in {*launch.reads, *launch.writes} if b in self.plan.block_of]
             dead = {self.plan.block_of[b] for b in touched if self.last_use[b] == index}
             self.pending.extend(
@@ -107,7 +111,9 @@ class _Planner:
                     return True
             for buffer in launch.writes:
                 memory = self.memory(buffer)
-                if memory in written or memory in read:
+                if memory in read:
+                    return True
+                if memory in written and not (buffer in launch.parts and written[memory]):
                     return True
         return False
 

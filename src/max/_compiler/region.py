@@ -194,12 +194,15 @@ class _Builder:
         )
 
 
-def region_parts(region: BodyOp, main: MoOp | None = None) -> RegionParts:
+def region_parts(
+    region: BodyOp, main: MoOp | None = None, layouts: Sequence[Layout] | None = None
+) -> RegionParts:
     """Describes a region of kind ``map`` or ``rows``, with the axes of its loops merged where that changes nothing.
 
     Args:
         region: The region.
         main: In a library region, the library op: its result is read from memory, as operand number -1.
+        layouts: How the results lie in memory; contiguous by default.
     """
     builder = _Builder(region)
     for index, argument in enumerate(region.block.args):
@@ -210,10 +213,11 @@ def region_parts(region: BodyOp, main: MoOp | None = None) -> RegionParts:
         else:
             builder.visit(op)
     results: list[Result] = []
-    for value in region.yielded:
+    for index, value in enumerate(region.yielded):
         type_ = value.type
         assert isinstance(type_, ShapedType)
-        strides = builder.strides(Layout.contiguous(shape_of(value)))
+        layout = layouts[index] if layouts is not None else Layout.contiguous(shape_of(value))
+        strides = builder.strides(layout)
         results.append(Result(builder.operand(value), type_.dtype, strides))
     return RegionParts(_collapsed(builder, results), tuple(builder.sources))
 

@@ -87,6 +87,7 @@ class Launch:
         serial: Whether one worker runs it.
         name: What it does, for errors, profiles and `kernel_summaries`.
         in_place: Pairs (written, read) of buffers that may be one.
+        parts: Buffers of which it writes a part that no other launch writes.
     """
 
     kernel: str
@@ -96,6 +97,7 @@ class Launch:
     serial: bool
     name: str
     in_place: tuple[tuple[int, int], ...] = ()
+    parts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

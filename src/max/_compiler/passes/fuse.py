@@ -18,14 +18,14 @@ from max._compiler.passes.base import ops_of
 from max._compiler.passes.materialise import base_of
 from max._compiler.passes.outline import Unit, rebuild
 from max._compiler.shapes import is_view, shape_of, strip
-from max._compiler.sizes import Sizes
+from max._compiler.sizes import Sizes, nominal, product
 from max.mlir import OPS, MoOp, ShapedType
 
 __all__ = ["REDUCES", "ROWWISE", "fuse"]
 
 REDUCES = frozenset({"mo.reduce_sum", "mo.reduce_mean", "mo.reduce_max", "mo.reduce_min"})
 ROWWISE = REDUCES | {"mo.softmax", "mo.logsoftmax", "mo.layer_norm", "mo.rms_norm"}
-MATMULS = frozenset({"mo.matmul", "mok.matmul"})
+MATMULS = frozenset({"mo.matmul", "mok.matmul", "mo.conv", "mo.conv_transpose"})
 
 MAX_OPS = 96
 MAX_LEAVES = 24
@@ -269,16 +269,14 @@ class Fuser:
     def join_siblings(self, groups: list[Group]) -> list[Group]:
         """Merges groups over one space that read the same value: it is then read once.
 
-        Only values that vary over the whole space count: sharing a bias is no gain.
+        Only values as large as the space count: sharing a bias is no gain.
         """
         readers: dict[SSAValue, Group] = {}
         for group in groups:
             for op in list(group.ops):
                 for value in op.operands:
                     base = base_of(value)
-                    if self.find(base.owner) is group or strip(shape_of(base)) != strip(
-                        group.space
-                    ):
+                    if self.find(base.owner) is group or not _covers(base, group.space):
                         continue
                     first = readers.setdefault(base, group)
                     while first.merged is not None:
@@ -332,6 +330,11 @@ class Fuser:
         return all(use.operation in inside for use in result.uses) and all(
             shape_of(op.results[0]) == shape for op in group.ops
         )
+
+
+def _covers(value: SSAValue, space: Sizes) -> bool:
+    """Whether a value has as many elements as a space has points, going by typical sizes."""
+    return nominal(product(shape_of(value))) >= nominal(product(space))
 
 
 def fuse(block: Block) -> None:
