@@ -7,9 +7,7 @@ from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType, ops
 
-with Graph(
-    "wheel", input_types=[TensorType(DType.float32, ("n", 5), DeviceRef.CPU())]
-) as graph:
+with Graph("wheel", input_types=[TensorType(DType.float32, ("n", 5), DeviceRef.CPU())]) as graph:
     graph.output(ops.softmax(graph.inputs[0].tensor))
 model = InferenceSession(devices=[CPU()]).load(graph)
 x = np.random.default_rng(0).standard_normal((3, 5), np.float32)

@@ -158,7 +158,10 @@ def test_table_of_ops_is_complete() -> None:
         for name in quoted.replace(",", " ").split()
     }
     customs = {n for n in names if ".ragged." in n} | {"mo.sample.token", "mo.penalties"}
-    assert names - customs == {n for n in mlir.OPS if n.startswith("mo.")} - {"mo.graph", "mo.subgraph"}
+    assert names - customs == {n for n in mlir.OPS if n.startswith("mo.")} - {
+        "mo.graph",
+        "mo.subgraph",
+    }
 
 
 INVALID = sorted((GOLDEN / "mo").glob("*_invalid.mlir"))

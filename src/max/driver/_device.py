@@ -229,7 +229,7 @@ class DeviceStream:
     __slots__ = ("_device",)
 
     def __init__(self, device: Device) -> None:
-        if not isinstance(device, Device):
+        if not isinstance(device, Device):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"DeviceStream: expected a Device, got {type(device).__name__}")
         self._device = device
 
@@ -259,7 +259,7 @@ class DeviceStream:
         if len(given) != 1:
             raise TypeError("DeviceStream.wait_for: expected one stream or one device")
         other = given[0].default_stream if isinstance(given[0], Device) else given[0]
-        if not isinstance(other, DeviceStream):
+        if not isinstance(other, DeviceStream):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
                 "DeviceStream.wait_for: expected a DeviceStream or a Device, got "
                 f"{type(other).__name__}"

@@ -6,7 +6,7 @@ import math
 import operator
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias, overload
+from typing import Any, TypeAlias, cast, overload
 
 import numpy as np
 
@@ -32,7 +32,7 @@ def _as_shape(op: str, shape: Any) -> tuple[int, ...]:
     if isinstance(shape, (str, bytes)) or not isinstance(shape, (Sequence, np.ndarray)):
         raise TypeError(f"{op}: expected shape as a sequence of integers, got {shape!r}")
     try:
-        sizes = tuple(operator.index(size) for size in shape)  # pyright: ignore[reportUnknownVariableType]
+        sizes = tuple(operator.index(size) for size in cast("Sequence[Any]", shape))
     except TypeError as error:
         raise TypeError(f"{op}: expected shape as integers, got {shape!r}") from error
     if any(size < 0 for size in sizes):
@@ -55,7 +55,7 @@ def _place(op: str, target: Device | DeviceStream | None) -> tuple[Device, Devic
         return _HOST, _HOST.default_stream
     if isinstance(target, Device):
         return target, target.default_stream
-    if isinstance(target, DeviceStream):
+    if isinstance(target, DeviceStream):  # pyright: ignore[reportUnnecessaryIsInstance]
         return target.device, target
     raise TypeError(f"{op}: expected a Device or a DeviceStream, got {type(target).__name__}")
 
@@ -264,7 +264,7 @@ class Tensor:
             TypeError: ``arr`` is not a NumPy array.
             ValueError: No DType corresponds to the array's.
         """
-        if not isinstance(arr, np.ndarray):
+        if not isinstance(arr, np.ndarray):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"Tensor.from_numpy: expected a NumPy array, got {type(arr).__name__}")
         dtype = DType.from_numpy(arr.dtype)
         flags = arr.flags
@@ -292,7 +292,7 @@ class Tensor:
         if isinstance(array, Tensor):
             shared = array._derive(array._dtype, array._shape, array._strides)
         elif isinstance(array, np.ndarray):
-            shared = Tensor._from_strided(array, copy)
+            shared = Tensor._from_strided(cast("Array", array), copy)
         else:
             imported = _dlpack.import_array(array, copy)
             # zero-size tensors may have no address at all
@@ -487,10 +487,11 @@ class Tensor:
         if isinstance(value, Tensor):
             value = value.to_numpy()
         array = self.to_numpy()
-        if isinstance(value, (np.ndarray, np.generic)) and value.dtype != array.dtype:
-            if not np.can_cast(value.dtype, array.dtype, "same_kind"):
+        if isinstance(value, (np.ndarray, np.generic)):
+            given = np.dtype(cast("Any", value).dtype)
+            if given != array.dtype and not np.can_cast(given, array.dtype, "same_kind"):
                 raise TypeError(
-                    f"Tensor: {value.dtype} does not convert to {array.dtype}; use astype first"
+                    f"Tensor: {given} does not convert to {array.dtype}; use astype first"
                 )
         try:
             array[...] = value
@@ -603,7 +604,7 @@ class Tensor:
         target = given[0]
         if isinstance(target, (Device, DeviceStream)):
             return self._to(target)
-        if not isinstance(target, Sequence):
+        if not isinstance(target, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"Tensor.to: expected devices or streams, got {type(target).__name__}")
         return [self._to(each) for each in target]
 
@@ -629,7 +630,7 @@ class Tensor:
                 tensor is read-only.
         """
         op = "Tensor.inplace_copy_from"
-        if not isinstance(src, Tensor):
+        if not isinstance(src, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"{op}: expected a Tensor, got {type(src).__name__}")
         for name, tensor in (("destination", self), ("source", src)):
             if not tensor.is_contiguous:

@@ -117,7 +117,7 @@ class DType(Enum):
             ValueError: No DType corresponds, such as for strings, complex numbers and types in
                 the byte order of another machine.
         """
-        if dtype is None:  # NumPy takes it for float64
+        if dtype is None:  # NumPy takes it for float64  # pyright: ignore[reportUnnecessaryComparison]
             raise ValueError("DType.from_numpy: None is not a NumPy dtype")
         try:
             normal = np.dtype(dtype)

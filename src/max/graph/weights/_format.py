@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
+from typing import cast
 
 INDEX_SUFFIX = ".safetensors.index.json"
 
@@ -74,4 +76,4 @@ def check_paths(op: str, paths: object) -> list[Path]:
     """The paths as a list; a single path is a mistake that gets its own message."""
     if isinstance(paths, (str, bytes, Path)) or not isinstance(paths, Iterable):
         raise TypeError(f"{op}: expected a list of paths, got {paths!r}")
-    return [Path(path) for path in paths]
+    return [Path(path) for path in cast("Iterable[str | os.PathLike[str]]", paths)]

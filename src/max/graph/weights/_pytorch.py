@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from typing import Any
+from typing import Any, cast
 
 from max.driver import DLPackArray, Tensor
 from max.dtype import DType
@@ -28,17 +28,22 @@ def read_tensors(path: os.PathLike[str] | str) -> dict[str, Any]:
     import torch
 
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
+        loaded: Any = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise WeightsFileError(f"{os.fspath(path)}: cannot be read safely: {reason}") from error
-    if isinstance(loaded, dict) and isinstance(loaded.get("state_dict"), dict):
-        loaded = loaded["state_dict"]
+    if isinstance(loaded, dict):
+        inner: Any = cast("dict[Any, Any]", loaded).get("state_dict")
+        loaded = cast("Any", inner if isinstance(inner, dict) else loaded)
     if not isinstance(loaded, dict):
         raise WeightsFileError(
             f"{os.fspath(path)}: expected a dictionary of tensors, got {type(loaded).__name__}"
         )
-    tensors = {str(name): value for name, value in loaded.items() if torch.is_tensor(value)}
+    tensors = {
+        str(name): value
+        for name, value in cast("dict[Any, Any]", loaded).items()
+        if torch.is_tensor(value)
+    }
     if not tensors:
         raise WeightsFileError(f"{os.fspath(path)}: there are no tensors in it")
     return tensors

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from max.driver import DLPackArray, Tensor
 from max.dtype import DType
@@ -117,8 +117,11 @@ def _read_index(path: Path) -> dict[str, str]:
         index: Any = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise WeightsFileError(f"{path}: not JSON: {error}") from error
-    shards: Any = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(shards, dict) or not all(isinstance(s, str) for s in shards.values()):
+    found: Any = (
+        cast("dict[str, Any]", index).get("weight_map") if isinstance(index, dict) else None
+    )
+    shards = cast("dict[str, str]", found) if isinstance(found, dict) else {}
+    if not isinstance(found, dict) or not all(type(s) is str for s in shards.values()):
         raise WeightsFileError(f"{path}: there is no weight_map from names to files")
     for name, shard in shards.items():
         if Path(shard).name != shard or not shard.endswith(".safetensors"):

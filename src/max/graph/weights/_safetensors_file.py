@@ -12,7 +12,7 @@ import math
 import mmap
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -198,10 +198,11 @@ class SafetensorsFile:
         return TensorEntry(stored, shape, begin, end - begin)
 
     def _integers(self, name: str, field: str, value: Any) -> tuple[int, ...]:
-        fits = isinstance(value, list) and all(type(v) is int and 0 <= v < 2**63 for v in value)  # pyright: ignore[reportUnknownVariableType]
-        if not fits:
-            raise self._error(f"{field} is not a list of sizes: {str(value)[:80]}", name)
-        return tuple(value)
+        found: object = value
+        sizes = cast("list[Any]", value) if isinstance(value, list) else None
+        if sizes is None or not all(type(v) is int and 0 <= v < 2**63 for v in sizes):
+            raise self._error(f"{field} is not a list of sizes: {str(found)[:80]}", name)
+        return tuple(sizes)
 
     def _check_places(
         self, entries: dict[str, TensorEntry], available: int, data_start: int
