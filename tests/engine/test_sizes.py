@@ -86,3 +86,14 @@ def test_step_zero(load: Load) -> None:
     assert model.execute(-1)[0].shape == (0,)
     with pytest.raises(ValueError, match="range: the step is 0"):
         model.execute(0)
+
+
+def test_sizes_below_zero_are_refused(load: Load) -> None:
+    def build(x):
+        return ops.max_pool2d(x, (3, 3)) * 2
+
+    model = load([tensor("n", "h", "w", 2)], build)
+    assert model.execute(np.ones((1, 2, 4, 2), np.float32))[0].shape == (1, 0, 2, 2)
+    # both sizes would be -1, and their product is not
+    with pytest.raises(ValueError, match="max_pool would have a size of less than 0: h - 2 is -1"):
+        model.execute(np.ones((1, 1, 1, 2), np.float32))

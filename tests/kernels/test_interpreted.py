@@ -125,6 +125,60 @@ CASES: dict[
     ),
     "concat": ("mo.concat", [floats(2, 3), floats(2, 1)], [(F32, (2, 4))], {"axis": 1}),
     "range": ("mo.range", [np.array(2), np.array(9), np.array(3)], [(I64, (3,))], {}),
+    "conv": (
+        "mo.conv",
+        [floats(1, 5, 14, 6), floats(3, 2, 3, 4)],
+        [(F32, (1, 3, 14, 4))],
+        {"stride": (2, 1), "dilation": (1, 2), "padding": (1, 1, 0, 2), "groups": 2},
+    ),
+    "conv of volumes": (
+        "mo.conv",
+        [floats(2, 3, 4, 5, 3), floats(2, 2, 2, 3, 5)],
+        [(F32, (2, 2, 3, 4, 5))],
+        {"stride": (1, 1, 1), "dilation": (1, 1, 1), "padding": (0,) * 6, "groups": 1},
+    ),
+    "conv depthwise": (
+        "mo.conv",
+        [floats(1, 5, 9, 6), floats(3, 2, 1, 6)],
+        [(F32, (1, 5, 8, 6))],
+        {"stride": (1, 1), "dilation": (1, 1), "padding": (1, 1, 0, 0), "groups": 6},
+    ),
+    "conv_transpose": (
+        "mo.conv_transpose",
+        [floats(1, 3, 8, 3), floats(3, 2, 3, 5)],
+        [(F32, (1, 6, 17, 5))],
+        {
+            "stride": (2, 2),
+            "dilation": (1, 2),
+            "padding": (1, 0, 0, 0),
+            "output_padding": (0, 0),
+        },
+    ),
+    "max_pool": (
+        "mo.max_pool",
+        [floats(1, 5, 6, 3)],
+        [(F32, (1, 3, 3, 3))],
+        {
+            "kernel": (3, 2),
+            "stride": (2, 2),
+            "dilation": (1, 1),
+            "padding": (1, 1, 0, 0),
+            "ceil_mode": False,
+        },
+    ),
+    "avg_pool": (
+        "mo.avg_pool",
+        [floats(1, 5, 6, 3)],
+        [(F32, (1, 3, 4, 3))],
+        {
+            "kernel": (3, 2),
+            "stride": (2, 2),
+            "dilation": (1, 1),
+            "padding": (1, 1, 1, 1),
+            "ceil_mode": True,
+            "count_boundary": True,
+        },
+    ),
     "slice_dynamic": ("mo.slice_dynamic", [floats(5, 9), *DIMS], [(F32, (3, 5))], {}),
 }
 

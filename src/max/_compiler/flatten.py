@@ -76,7 +76,7 @@ class _Flattener:
         for check in template.checks:
             have, want = substitute(check.have, env), substitute(check.want, env)
             if have != want:
-                self.flat.checks.append(Check(have, want, check.message))
+                self.flat.checks.append(replace(check, have=have, want=want))
 
     def add(self, buffer: Buffer, env: Mapping[str, Size], prefix: str) -> int:
         """A buffer of the program for one of a template; weights of one name and equal constants are one buffer."""

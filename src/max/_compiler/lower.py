@@ -21,7 +21,7 @@ from max._compiler.passes.base import constant_of, ops_of
 from max._compiler.passes.materialise import base_of
 from max._compiler.region import RegionParts, epilogue_parts, region_parts
 from max._compiler.shapes import is_view, shape_of, view_layout
-from max._compiler.sizes import Size, product, simplify
+from max._compiler.sizes import Size, may_be_negative, product, simplify
 from max._compiler.template import (
     Buffer,
     CallStep,
@@ -93,6 +93,8 @@ class GraphLowering:
         self.places: dict[SSAValue, Place] = {}
         self.launches: list[Any] = self.template.steps
         self.kept: set[SSAValue] = set()
+        self.least: dict[Check, None] = {}
+        """Sizes that must not be negative."""
         self.known: set[str] = set()
         """The symbols whose sizes are known where the lowering is."""
 
@@ -111,7 +113,18 @@ class GraphLowering:
         kind = "kept" if value in self.kept else "temp"
         place = Place(self.buffer(Buffer(kind, size)), Layout.contiguous(shape), type_.dtype)
         self.places[value] = place
+        self.check_size(value, shape)
         return place
+
+    def check_size(self, value: SSAValue, shape: Sequence[Size]) -> None:
+        """Notes what must not be negative when the program runs."""
+        owner = value.owner
+        if any(map(may_be_negative, shape)):
+            name = region_name(owner) if isinstance(owner, RegionOp) else owner.name  # pyright: ignore[reportAttributeAccessIssue]
+            message = f"a result of {name.removeprefix('mo.')} would have a size of less than 0"
+            self.least.update(
+                (Check(dim, 0, message, least=True), None) for dim in shape if may_be_negative(dim)
+            )
 
     def place(self, value: SSAValue) -> Place:
         """Where a value is."""
@@ -178,7 +191,7 @@ class GraphLowering:
             self.places[argument] = Place(index, Layout.contiguous(shape), type_.dtype)
         for op in ops_of(self.graph.block):
             self.visit(op)
-        template.checks = self.checks()
+        template.checks = [*self.checks(), *self.least]
         return template
 
     def checks(self) -> list[Check]:

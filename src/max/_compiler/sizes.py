@@ -10,6 +10,7 @@ __all__ = [
     "Size",
     "Sizes",
     "divide",
+    "may_be_negative",
     "nominal",
     "product",
     "simplify",
@@ -45,6 +46,17 @@ def divide(total: Size, divisor: Size) -> Size | None:
         return total // divisor if divisor and total % divisor == 0 else None
     quotient = DimExpr.of(total).exact_quotient(divisor)
     return None if quotient is None else simplify(quotient)
+
+
+def may_be_negative(size: Size) -> bool:
+    """Whether a size could be less than 0 for some sizes of the inputs."""
+    if isinstance(size, int):
+        return size < 0
+    return any(
+        coefficient < 0
+        or any(isinstance(atom, FloorDiv) and may_be_negative(atom.numerator) for atom, _ in powers)
+        for powers, coefficient in size.terms
+    )
 
 
 def substitute(size: Size, env: Mapping[str, Size]) -> Size:

@@ -140,11 +140,19 @@ class Discover:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Two sizes that must be equal when the program runs."""
+    """Two sizes that must be equal when the program runs.
+
+    Args:
+        have: The one.
+        want: The other.
+        message: What the error says besides.
+        least: Whether `have` may be more than `want`.
+    """
 
     have: Size
     want: Size
     message: str
+    least: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from max._interpreter import (
     normalization,
     reduction,
     shape,
+    spatial,
 )
 from max._interpreter.core import (
     IMPLEMENTATIONS,
@@ -45,4 +46,5 @@ __all__ = [
     "register",
     "run",
     "shape",
+    "spatial",
 ]

@@ -54,6 +54,10 @@ FAMILIES: dict[str, str] = {
     "mo.range": "shapes",
     "mo.slice_dynamic": "shapes",
     "mo.concat": "shapes",
+    "mo.conv": "conv",
+    "mo.conv_transpose": "conv",
+    "mo.max_pool": "pooling",
+    "mo.avg_pool": "pooling",
 }
 """Op or custom symbol to the file that holds its kernels; files are imported when first asked for."""
 

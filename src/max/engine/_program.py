@@ -151,7 +151,10 @@ class LinkedProgram:
         shapes = tuple(tuple([next(numbers) for _ in shape]) for shape in self._shapes)
         for check in code.checks:
             have, want = next(numbers), next(numbers)
-            if have != want:
+            if check.least:
+                if have < want:
+                    raise ValueError(f"{check.message}: {check.have} is {have}")
+            elif have != want:
                 note = f": {check.message}" if check.message else ""
                 raise ValueError(
                     f"rebind: {check.have} is {have}, but {check.want} is {want}{note}"

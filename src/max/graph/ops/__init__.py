@@ -9,6 +9,7 @@ from max.graph.ops.buffer import buffer_create, buffer_load, buffer_store, buffe
 from max.graph.ops.call import call
 from max.graph.ops.concat import chunk, concat, pad, repeat_interleave, split, stack, tile
 from max.graph.ops.constant import constant, constant_external
+from max.graph.ops.conv import conv2d, conv2d_transpose, conv3d
 from max.graph.ops.custom import custom, inplace_custom
 from max.graph.ops.device import assert_same_device, transfer_to
 from max.graph.ops.elementwise import (
@@ -55,6 +56,7 @@ from max.graph.ops.elementwise import (
 from max.graph.ops.gather import gather, gather_nd, scatter, scatter_nd
 from max.graph.ops.matmul import matmul, outer
 from max.graph.ops.normalization import layer_norm, rms_norm
+from max.graph.ops.pooling import avg_pool2d, max_pool2d
 from max.graph.ops.range import range
 from max.graph.ops.reduction import (
     argmax,
@@ -96,6 +98,7 @@ __all__ = [
     "as_interleaved_complex",
     "assert_same_device",
     "atanh",
+    "avg_pool2d",
     "band_part",
     "broadcast_to",
     "buffer_create",
@@ -108,6 +111,9 @@ __all__ = [
     "concat",
     "constant",
     "constant_external",
+    "conv2d",
+    "conv2d_transpose",
+    "conv3d",
     "cos",
     "cumsum",
     "custom",
@@ -137,6 +143,7 @@ __all__ = [
     "logsoftmax",
     "matmul",
     "max",
+    "max_pool2d",
     "mean",
     "min",
     "mod",

@@ -10,6 +10,7 @@ from max.mlir.ops import (
     normalization,
     reduction,
     shape,
+    spatial,
 )
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "normalization",
     "reduction",
     "shape",
+    "spatial",
 ]

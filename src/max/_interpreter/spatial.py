@@ -1,0 +1,114 @@
+"""Convolutions and pooling: a sum or maximum over the taps of a window, one array operation a tap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+import numpy as np
+
+from max._interpreter.core import Array, Frame, implements
+from max.mlir import MoOp
+
+
+def _exact(x: Array) -> Array:
+    return x if x.dtype.kind in "iu" else x.astype(np.float64)
+
+
+def _pairs(flat: Sequence[int]) -> list[tuple[int, int]]:
+    return list(zip(flat[0::2], flat[1::2], strict=True))
+
+
+def _windows(
+    sizes: Sequence[int], taps: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
+    """Each tap of a window with the slices of the spatial axes that the windows' taps lie on."""
+    for tap in product(*map(range, taps)):
+        places = zip(tap, dilation, stride, sizes, strict=True)
+        yield (
+            tap,
+            tuple(slice(t * d, t * d + s * (n - 1) + 1 if n else 0, s) for t, d, s, n in places),
+        )
+
+
+@implements("conv")
+def _conv(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    x, weight = (_exact(a) for a in operands)
+    x = np.pad(x, [(0, 0), *_pairs(op.attr("padding")), (0, 0)])
+    shape = frame.shape(op.results[0].type)
+    groups: int = op.attr("groups")
+    out = np.zeros((*shape[:-1], groups, shape[-1] // groups), x.dtype)
+    windows = _windows(shape[1:-1], weight.shape[:-2], op.attr("stride"), op.attr("dilation"))
+    for tap, places in windows:
+        seen = x[(slice(None), *places)]
+        seen = seen.reshape(*seen.shape[:-1], groups, weight.shape[-2])
+        filters = weight[tap].reshape(weight.shape[-2], groups, -1)
+        out += np.einsum("...gc,cgf->...gf", seen, filters)
+    return out.reshape(shape)
+
+
+@implements("conv_transpose")
+def _conv_transpose(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    x, weight = (_exact(a) for a in operands)
+    shape = frame.shape(op.results[0].type)
+    padding = _pairs(op.attr("padding"))
+    # each element of x adds a window to what is cut by the padding afterwards
+    whole = [n + low + high for n, (low, high) in zip(shape[1:3], padding, strict=True)]
+    stride: tuple[int, ...] = op.attr("stride")
+    room = [max(n, (m + 1) * s) for n, m, s in zip(whole, x.shape[1:3], stride, strict=True)]
+    reach = [d * r for d, r in zip(op.attr("dilation"), weight.shape[:2], strict=True)]
+    out = np.zeros(
+        (shape[0], *(n + r for n, r in zip(room, reach, strict=True)), shape[3]), x.dtype
+    )
+    for tap, places in _windows(x.shape[1:3], weight.shape[:2], stride, op.attr("dilation")):
+        out[(slice(None), *places)] += x @ weight[tap]
+    (top, _), (left, _) = padding
+    return out[:, top : top + shape[1], left : left + shape[2]]
+
+
+def _pooled(
+    frame: Frame, op: MoOp, x: Array, fill: float
+) -> tuple[Array, list[tuple[tuple[int, ...], tuple[slice, ...]]]]:
+    """The input, padded so that all windows fit, and their taps."""
+    taps, stride, dilation = (op.attr(name) for name in ("kernel", "stride", "dilation"))
+    sizes = frame.shape(op.results[0].type)[1:3]
+    pads = [(0, 0)]
+    for i, (low, high) in enumerate(_pairs(op.attr("padding"))):
+        end = (sizes[i] - 1) * stride[i] + (taps[i] - 1) * dilation[i] + 1
+        pads.append((low, max(high, end - low - x.shape[1 + i])))
+    padded = np.pad(x, [*pads, (0, 0)], constant_values=fill)
+    return padded, list(_windows(sizes, taps, stride, dilation))
+
+
+@implements("max_pool")
+def _max_pool(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    x = _exact(operands[0])
+    lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+    padded, windows = _pooled(frame, op, x, lowest)
+    out = np.full(frame.shape(op.results[0].type), lowest, x.dtype)
+    for _, places in windows:
+        out = np.maximum(out, padded[(slice(None), *places)])
+    return out
+
+
+@implements("avg_pool")
+def _avg_pool(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    x = operands[0]
+    # sums of small integers do not wrap
+    x = x.astype(np.int64 if x.dtype.kind in "iu" else np.float64)
+    padded, windows = _pooled(frame, op, x, 0)
+    ones = np.ones((1, *x.shape[1:3], 1), np.int64)
+    if op.attr("count_boundary"):
+        ones = np.pad(ones, [(0, 0), *_pairs(op.attr("padding")), (0, 0)], constant_values=1)
+        extra = [b - a for a, b in zip(ones.shape[1:3], padded.shape[1:3], strict=True)]
+        counted = np.pad(ones, [(0, 0), (0, extra[0]), (0, extra[1]), (0, 0)])
+    else:
+        counted, _ = _pooled(frame, op, ones, 0)
+    shape = frame.shape(op.results[0].type)
+    total = np.zeros(shape, x.dtype)
+    count = np.zeros((1, *shape[1:3], 1), np.int64)
+    for _, places in windows:
+        total += padded[(slice(None), *places)]
+        count += counted[(slice(None), *places)]
+    count = np.maximum(count, 1)
+    return total // count if x.dtype.kind in "iu" else total / count

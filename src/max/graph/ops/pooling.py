@@ -1,0 +1,115 @@
+"""Pooling over images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from max.graph.dim import Dim, DimLike
+from max.graph.ops._stage import as_tensor, stage
+from max.graph.value import TensorValue, TensorValueLike
+
+__all__ = ["avg_pool2d", "max_pool2d"]
+
+
+def pair(op: str, what: str, value: Any, least: int) -> tuple[int, int]:
+    """A number for both axes of an image, or one for each.
+
+    Raises:
+        ValueError: There are not two, one is less than `least`, or one is a symbolic dimension.
+        TypeError: One is not an int.
+    """
+    values: Sequence[Any] = (value, value) if hasattr(value, "__index__") else value
+    found: list[int] = []
+    for n in values:
+        if isinstance(n, bool) or not (isinstance(n, Dim | str) or hasattr(n, "__index__")):
+            raise TypeError(f"{op}: {what} is {value!r}, expected an int or two")
+        size = Dim(n).expr
+        if not size.is_static:
+            raise ValueError(f"{op}: {what} is {value!r}, expected numbers that are known")
+        found.append(size.value)
+    if len(found) != 2 or min(found) < least:
+        raise ValueError(f"{op}: {what} is {value!r}, expected one int or two, {least} or more")
+    return found[0], found[1]
+
+
+def _attrs(
+    op: str,
+    kernel_size: tuple[DimLike, DimLike],
+    stride: int | tuple[int, int],
+    dilation: int | tuple[int, int],
+    padding: int | tuple[int, int],
+    ceil_mode: bool,
+) -> dict[str, Any]:
+    high, wide = pair(op, "padding", padding, 0)
+    return {
+        "kernel": pair(op, "kernel_size", kernel_size, 1),
+        "stride": pair(op, "stride", stride, 1),
+        "dilation": pair(op, "dilation", dilation, 1),
+        "padding": (high, high, wide, wide),
+        "ceil_mode": bool(ceil_mode),
+    }
+
+
+def max_pool2d(
+    input: TensorValueLike,
+    kernel_size: tuple[DimLike, DimLike],
+    stride: int | tuple[int, int] = 1,
+    dilation: int | tuple[int, int] = 1,
+    padding: int | tuple[int, int] = 0,
+    ceil_mode: bool = False,
+) -> TensorValue:
+    """The greatest element of each window of an image, channel by channel.
+
+    Padding does not count: a window's result is the greatest of what it sees of the image.
+
+    Args:
+        input: The images: ``[N, H, W, C]``.
+        kernel_size: Height and width of the window.
+        stride: The distance of windows.
+        dilation: The distance of a window's elements.
+        padding: How far windows reach beyond the image on each side; at most half a window.
+        ceil_mode: Whether a last window that reaches beyond the padding counts, if it begins before it.
+
+    Returns:
+        ``[N, OH, OW, C]`` with OH = (H + 2 padding - dilation (kernel - 1) - 1) / stride + 1,
+        rounded down, or up in `ceil_mode`.
+
+    Raises:
+        ValueError: The rank is not 4, a number does not fit, or a window is larger than the image.
+        TypeError: The images are bool.
+    """
+    attrs = _attrs("max_pool2d", kernel_size, stride, dilation, padding, ceil_mode)
+    return stage("max_pool", (as_tensor(input),), attrs)
+
+
+def avg_pool2d(
+    input: TensorValueLike,
+    kernel_size: tuple[DimLike, DimLike],
+    stride: int | tuple[int, int] = 1,
+    dilation: int | tuple[int, int] = 1,
+    padding: int | tuple[int, int] = 0,
+    ceil_mode: bool = False,
+    count_boundary: bool = True,
+) -> TensorValue:
+    """The mean of each window of an image, channel by channel; of integers it is rounded down.
+
+    Args:
+        input: The images: ``[N, H, W, C]``.
+        kernel_size: Height and width of the window.
+        stride: The distance of windows.
+        dilation: The distance of a window's elements.
+        padding: Zeros on each side of the image; at most half a window.
+        ceil_mode: Whether a last window that reaches beyond the padding counts, if it begins before it.
+        count_boundary: Whether the zeros of the padding count as elements of the mean. What lies beyond
+            the padding never does.
+
+    Returns:
+        ``[N, OH, OW, C]``; see `max_pool2d`.
+
+    Raises:
+        ValueError: The rank is not 4, a number does not fit, or a window is larger than the image.
+        TypeError: The images are bool.
+    """
+    attrs = _attrs("avg_pool2d", kernel_size, stride, dilation, padding, ceil_mode)
+    return stage("avg_pool", (as_tensor(input),), {**attrs, "count_boundary": bool(count_boundary)})

@@ -1,0 +1,203 @@
+"""Ops over the spatial axes of images and volumes: convolutions, pooling.
+
+Images are ``[N, H, W, C]``, volumes ``[N, D, H, W, C]``; filters are ``[R, S, C, F]`` or ``[Q, R, S, C, F]``.
+Attributes have a number for each spatial axis, paddings two: before and after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from max.dtype import DType
+from max.mlir.dims import DimExpr
+from max.mlir.operation import Attrs, Infer, OpSpec, Types, define, same_device, tensor
+from max.mlir.types import TensorType
+
+
+def _counts(op: str, attrs: Attrs, spatial: int) -> None:
+    """Checks the lengths and signs of the attributes that go with the spatial axes."""
+    for name, length, least in (
+        ("kernel", spatial, 1),
+        ("stride", spatial, 1),
+        ("dilation", spatial, 1),
+        ("padding", 2 * spatial, 0),
+        ("output_padding", spatial, 0),
+    ):
+        if name in attrs:
+            values: tuple[int, ...] = attrs[name]
+            if len(values) != length or min(values) < least:
+                raise ValueError(
+                    f"{op}: {name} is {list(values)}, expected {length} numbers, {least} or more"
+                )
+
+
+def _window_size(
+    op: str, x: TensorType, axis: int, taps: DimExpr, dilation: int, stride: int, padding: int
+) -> DimExpr:
+    """How often a window of `taps` fits an axis that is padded by `padding` in all."""
+    reach = (taps - 1) * dilation + 1
+    room = x.shape[axis] + padding - reach
+    if room.is_static and room.value < 0:
+        raise ValueError(
+            f"{op}: the window reaches over {reach} elements, axis {axis} of {x.short} has "
+            f"{x.shape[axis] + padding} with its padding"
+        )
+    return room // stride + 1
+
+
+def _operands(op: str, types: Types, ranks: Sequence[int]) -> tuple[TensorType, TensorType]:
+    x, weight = tensor(op, types, 0), tensor(op, types, 1)
+    if x.rank not in ranks or weight.rank != x.rank:
+        raise ValueError(
+            f"{op}: the input is {x.short}, the filter {weight.short}; both must have rank "
+            + " or ".join(str(rank) for rank in ranks)
+        )
+    if x.dtype is not weight.dtype or x.dtype is DType.bool:
+        raise TypeError(
+            f"{op}: the input is {x.short}, the filter {weight.short}; expected numbers of one dtype"
+        )
+    same_device(op, [x, weight])
+    return x, weight
+
+
+def _infer_conv(types: Types, attrs: Attrs) -> Types:
+    x, weight = _operands("conv", types, (4, 5))
+    _counts("conv", attrs, x.rank - 2)
+    groups: int = attrs["groups"]
+    if groups < 1:
+        raise ValueError(f"conv: groups is {groups}, expected 1 or more")
+    channels, features = weight.shape[-2:]
+    if channels * groups != x.shape[-1]:
+        raise ValueError(
+            f"conv: the input {x.short} has {x.shape[-1]} channels; the filter {weight.short} takes "
+            f"{channels} in each of {groups} groups"
+        )
+    if features.exact_quotient(groups) is None:
+        raise ValueError(
+            f"conv: the filter {weight.short} gives {features} channels, which is not known to be a "
+            f"multiple of groups, {groups}"
+        )
+    padding: tuple[int, ...] = attrs["padding"]
+    sizes = [
+        _window_size(
+            "conv", x, 1 + i, weight.shape[i], attrs["dilation"][i], attrs["stride"][i],
+            padding[2 * i] + padding[2 * i + 1],
+        )
+        for i in range(x.rank - 2)
+    ]  # fmt: skip
+    return (x.with_shape([x.shape[0], *sizes, features]),)
+
+
+_WINDOW = {"stride": tuple, "dilation": tuple, "padding": tuple}
+
+define(OpSpec("mo.conv", (2, 2), 1, attributes={**_WINDOW, "groups": int}, infer=_infer_conv))
+
+
+def _infer_conv_transpose(types: Types, attrs: Attrs) -> Types:
+    x, weight = _operands("conv_transpose", types, (4,))
+    _counts("conv_transpose", attrs, 2)
+    if weight.shape[-2] != x.shape[-1]:
+        raise ValueError(
+            f"conv_transpose: the input {x.short} has {x.shape[-1]} channels, the filter "
+            f"{weight.short} takes {weight.shape[-2]}"
+        )
+    sizes: list[DimExpr] = []
+    for i in range(2):
+        taps = weight.shape[i]
+        stride, dilation, more = (
+            int(attrs[name][i]) for name in ("stride", "dilation", "output_padding")
+        )
+        if not taps.is_static:
+            raise ValueError(f"conv_transpose: axis {i} of the filter {weight.short} is not static")
+        if more >= max(stride, dilation):
+            raise ValueError(
+                f"conv_transpose: output padding {more} of axis {1 + i} must be less than its stride "
+                f"{stride} or its dilation {dilation}"
+            )
+        cut = sum(attrs["padding"][2 * i : 2 * i + 2])
+        size = (x.shape[1 + i] - 1) * stride + ((taps - 1) * dilation + 1 + more - cut)
+        if size.is_static and size.value < 0:
+            raise ValueError(
+                f"conv_transpose: axis {1 + i} of {x.short} would get the size {size}; the padding "
+                f"{cut} is too much"
+            )
+        sizes.append(size)
+    return (x.with_shape([x.shape[0], *sizes, weight.shape[-1]]),)
+
+
+define(
+    OpSpec(
+        "mo.conv_transpose",
+        (2, 2),
+        1,
+        attributes={**_WINDOW, "output_padding": tuple},
+        infer=_infer_conv_transpose,
+    )
+)
+
+
+def pooled_size(
+    size: DimExpr, taps: int, dilation: int, stride: int, before: int, after: int, ceil: bool
+) -> DimExpr:
+    """How many windows pooling has along an axis.
+
+    Args:
+        size: The size of the axis.
+        taps: Elements of the window.
+        dilation: The distance of these elements.
+        stride: The distance of windows.
+        before: Padding before the axis.
+        after: Padding after it.
+        ceil: Whether a last window may reach beyond the padding; it begins before it, however.
+    """
+    room = before + after - dilation * (taps - 1) - 1 + stride
+    if ceil:
+        # the windows that begin no later than fits, rounded up; and those that begin on the axis
+        room = min(room + stride - 1, before + stride - 1)
+    return (size + room) // stride
+
+
+def _pool(op: str) -> Infer:
+    def infer(types: Types, attrs: Attrs) -> Types:
+        x = tensor(op, types, 0)
+        if x.rank != 4:
+            raise ValueError(f"{op}: the input is {x.short}, expected rank 4: [N, H, W, C]")
+        if x.dtype is DType.bool:
+            raise TypeError(f"{op}: the input is {x.short}, expected numbers")
+        _counts(op, attrs, 2)
+        sizes: list[DimExpr] = []
+        for i in range(2):
+            taps, dilation, stride = (int(attrs[n][i]) for n in ("kernel", "dilation", "stride"))
+            before, after = attrs["padding"][2 * i : 2 * i + 2]
+            reach = dilation * (taps - 1) + 1
+            if 2 * max(before, after) > reach:
+                raise ValueError(
+                    f"{op}: the padding {[before, after]} of axis {1 + i} is more than half of the "
+                    f"window, which reaches over {reach} elements"
+                )
+            size = pooled_size(
+                x.shape[1 + i], taps, dilation, stride, before, after, attrs["ceil_mode"]
+            )
+            if size.is_static and size.value < 1:
+                raise ValueError(
+                    f"{op}: the window reaches over {reach} elements, axis {1 + i} of {x.short} has "
+                    f"{x.shape[1 + i] + before + after} with its padding"
+                )
+            sizes.append(size)
+        return (x.with_shape([x.shape[0], *sizes, x.shape[3]]),)
+
+    return infer
+
+
+_POOL = {"kernel": tuple, **_WINDOW, "ceil_mode": bool}
+
+define(OpSpec("mo.max_pool", (1, 1), 1, attributes=_POOL, infer=_pool("max_pool")))
+define(
+    OpSpec(
+        "mo.avg_pool",
+        (1, 1),
+        1,
+        attributes={**_POOL, "count_boundary": bool},
+        infer=_pool("avg_pool"),
+    )
+)
