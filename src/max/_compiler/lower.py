@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
-from xdsl.ir import SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from max import kernel as k
 from max._compiler.codegen.epilogue import write_epilogue
@@ -50,7 +50,7 @@ from max.mlir import (
 
 __all__ = ["UnsupportedOpError", "lower_graph"]
 
-DISCOVERING = {"mo.range": "range", "mo.slice_dynamic": "slice"}
+DISCOVERING = {"mo.range": "range", "mo.slice_dynamic": "slice", "mo.nonzero": "count"}
 """Ops whose operands tell sizes when the program runs, and how."""
 SERIAL_ELEMENTS = 2048
 """Regions of so few elements are not worth waking other workers for."""
@@ -118,9 +118,10 @@ class GraphLowering:
 
     def check_size(self, value: SSAValue, shape: Sequence[Size]) -> None:
         """Notes what must not be negative when the program runs."""
-        owner = value.owner
         if any(map(may_be_negative, shape)):
-            name = region_name(owner) if isinstance(owner, RegionOp) else owner.name  # pyright: ignore[reportAttributeAccessIssue]
+            owner = value.owner
+            assert isinstance(owner, Operation)  # sizes of inputs are bound, not computed
+            name = region_name(owner) if isinstance(owner, RegionOp) else owner.name
             message = f"a result of {name.removeprefix('mo.')} would have a size of less than 0"
             self.least.update(
                 (Check(dim, 0, message, least=True), None) for dim in shape if may_be_negative(dim)
@@ -534,7 +535,7 @@ class GraphLowering:
                     f"{self.graph.sym_name}"
                 )
             sliced = rule == "slice"
-            bounds = [self.place(v) for v in op.operands[1 if sliced else 0 :]]
+            bounds = [self.place(v) for v in op.operands[0 if rule == "range" else 1 :]]
             shape = shape_of(op.operands[0]) if sliced else ()
             pointers = tuple([place.pointer() for place in bounds])
             names = tuple([name or "" for name in symbols])
