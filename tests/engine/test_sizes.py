@@ -97,3 +97,19 @@ def test_sizes_below_zero_are_refused(load: Load) -> None:
     # both sizes would be -1, and their product is not
     with pytest.raises(ValueError, match="max_pool would have a size of less than 0: h - 2 is -1"):
         model.execute(np.ones((1, 1, 1, 2), np.float32))
+
+
+def test_counts_of_true_elements(load: Load) -> None:
+    model = load([tensor("n")], lambda x: ops.nonzero(x > 0, 2))
+    assert model.execute(np.array([1, -1, 3], np.float32))[0].to_numpy().tolist() == [[0], [2]]
+    with pytest.raises(ValueError, match="1 elements are not 0, but the result has 2 rows"):
+        model.execute(np.array([1, -1, -3], np.float32))
+    one = load([tensor()], lambda x: ops.nonzero(x, "count"))
+    assert [one.execute(np.float32(x))[0].shape for x in (3, 0)] == [(1, 0), (0, 0)]
+    fill = load(
+        [tensor("n"), tensor("m")], lambda x, u: ops.masked_scatter(x, x > 0, u, "count") + 1
+    )
+    x, u = np.array([1, -1, 3], np.float32), np.array([5, 6, 7], np.float32)
+    assert fill.execute(x, u)[0].to_numpy().tolist() == [6, 0, 7]
+    with pytest.raises(ValueError, match="axis 0 has 1 elements"):
+        fill.execute(x, u[:1])

@@ -680,3 +680,20 @@ def test_rebind_introduces_names_and_is_checked() -> None:
     assert out.shape == (6,)
     with pytest.raises(_interpreter.InterpreterError, match="has size 3, expected 2: rows of k"):
         _interpreter.run(graph, [np.zeros((3, 3), np.float32)])
+
+
+def test_mistakes_of_masks() -> None:
+    with Graph("masks", input_types=[tensor(DType.float32, 3), tensor(DType.bool, 2, 3)]) as graph:
+        x, mask = (value.tensor for value in graph.inputs)
+        with pytest.raises(TypeError, match=r"masked_scatter: the mask is f32\[3\], expected bool"):
+            ops.masked_scatter(x, x, x, "n")
+        with pytest.raises(TypeError, match="masked_scatter: the updates are f64.*cast one"):
+            ops.masked_scatter(x, mask[0], x.cast(DType.float64), "n")
+        with pytest.raises(ValueError, match="masked_scatter: 3 updates for 4 elements"):
+            ops.masked_scatter(x, mask[0], x, 4)
+        with pytest.raises(ValueError, match="broadcast_to"):
+            ops.masked_scatter(x, mask, x, "n")
+        with pytest.raises(ValueError, match="argsort: axis 0 is out of range"):
+            ops.argsort(x[0])
+        with pytest.raises(TypeError, match="argsort: the operand is bool"):
+            ops.argsort(mask)

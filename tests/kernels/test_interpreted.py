@@ -125,6 +125,24 @@ CASES: dict[
     ),
     "concat": ("mo.concat", [floats(2, 3), floats(2, 1)], [(F32, (2, 4))], {"axis": 1}),
     "range": ("mo.range", [np.array(2), np.array(9), np.array(3)], [(I64, (3,))], {}),
+    "argsort": (
+        "mo.argsort",
+        [RNG.integers(0, 9, (2, 40, 2))],
+        [(I64, (2, 40, 2))],
+        {"axis": 1, "ascending": True},
+    ),
+    "argsort of several runs": (
+        "mo.argsort",
+        [RNG.integers(0, 99, 2100)],
+        [(I64, (2100,))],
+        {"axis": 0, "ascending": False},
+    ),
+    "nonzero": (
+        "mo.nonzero",
+        [np.eye(5, 7, dtype=bool), np.array(5)],
+        [(I64, (5, 2))],
+        {},
+    ),
     "conv": (
         "mo.conv",
         [floats(1, 5, 14, 6), floats(3, 2, 3, 4)],

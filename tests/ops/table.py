@@ -26,6 +26,7 @@ from tests.ops.case import (
     Run,
 )
 from tests.ops.case import torch_reference as _torch
+from tests.ops.selection import SELECTION
 from tests.ops.spatial import SPATIAL
 from tests.tolerance import assert_close
 
@@ -482,6 +483,7 @@ CASES: tuple[OpCase, ...] = (
     *REDUCTIONS,
     *NORMALIZATIONS,
     *MATMULS,
+    *SELECTION,
     *SPATIAL,
 )
 

@@ -121,12 +121,12 @@ class CallStep:
 
 @dataclass(frozen=True, slots=True)
 class Discover:
-    """Sizes that are known once the launches before it have run: those of a `mo.range` or `mo.slice_dynamic`.
+    """Sizes that are known once the launches before it have run: those of a `mo.range`, `mo.slice_dynamic` or `mo.nonzero`.
 
     Args:
-        rule: ``range`` or ``slice``.
+        rule: ``range``, ``slice`` or ``count``.
         symbols: For each axis of the result the symbol that its size gets, or an empty text where it is known.
-        bounds: Where start, stop and step are.
+        bounds: Where start, stop and step are, or the count: the size of the first axis.
         dtype: Their element type.
         shape: The shape of what is sliced.
     """

@@ -60,3 +60,8 @@ def _scatter_nd(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     result = x.copy()
     result[tuple(_vectors("scatter_nd", indices, x.shape[: indices.shape[-1]]))] = updates
     return result
+
+
+@implements("nonzero")
+def _nonzero(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    return np.argwhere(operands[0])

@@ -88,3 +88,15 @@ def _top_k(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Sequence[Array]
     descending: Array = np.flip(size - 1 - order, axis)
     indices: Array = np.take(descending, first, axis=axis)
     return np.take_along_axis(x, indices, axis), indices.astype(np.int64)
+
+
+@implements("argsort")
+def _argsort(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    axis: int = op.attr("axis")
+    x = np.moveaxis(widen(operands[0]), axis, -1)
+    if op.attr("ascending"):
+        order = np.argsort(x, axis=-1, kind="stable")
+    else:
+        # equal elements keep their order: sorted from the last, and read from the last
+        order = x.shape[-1] - 1 - np.argsort(x[..., ::-1], axis=-1, kind="stable")[..., ::-1]
+    return np.moveaxis(order, -1, axis)

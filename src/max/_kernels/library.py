@@ -54,6 +54,8 @@ FAMILIES: dict[str, str] = {
     "mo.range": "shapes",
     "mo.slice_dynamic": "shapes",
     "mo.concat": "shapes",
+    "mo.argsort": "sorting",
+    "mo.nonzero": "nonzero",
     "mo.conv": "conv",
     "mo.conv_transpose": "conv",
     "mo.max_pool": "pooling",

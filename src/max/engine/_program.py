@@ -196,7 +196,12 @@ class LinkedProgram:
             bounds = [
                 self._read(self._value(slot, values), code.dtype, count) for slot in code.bounds
             ]
-            sizes = slice_sizes(shape, *bounds) if code.rule == "slice" else [range_size(*bounds)]
+            if code.rule == "slice":
+                sizes = slice_sizes(shape, *bounds)
+            elif code.rule == "range":
+                sizes = [range_size(*bounds)]
+            else:
+                sizes = [bounds[0].item()] * len(code.symbols)
             found += [size for name, size in zip(code.symbols, sizes, strict=True) if name]
         return found
 

@@ -33,7 +33,7 @@ _HERE = str(Path(__file__).parent)
 _CHAIN = mlir.ChainType.get()
 
 INTRODUCES_SYMBOLS = frozenset(
-    {"mo.rebind", "mo.slice", "mo.slice_dynamic", "mo.range", "mo.custom", "mo.call"}
+    {"mo.rebind", "mo.slice", "mo.slice_dynamic", "mo.range", "mo.nonzero", "mo.custom", "mo.call"}
 )
 """Ops whose results may have symbols that no input of the graph has; running them tells the size."""
 

@@ -15,7 +15,7 @@ from max.mlir import DimExpr, MoOp, ShapeAttr, ShapedType
 
 __all__ = ["DISCOVERING", "Unit", "rebuild"]
 
-DISCOVERING = frozenset({"mo.range", "mo.slice_dynamic"})
+DISCOVERING = frozenset({"mo.range", "mo.slice_dynamic", "mo.nonzero"})
 """Ops that tell sizes when the program runs."""
 
 

@@ -54,6 +54,7 @@ from max.graph.ops.elementwise import (
     where,
 )
 from max.graph.ops.gather import gather, gather_nd, scatter, scatter_nd
+from max.graph.ops.masking import masked_scatter, nonzero
 from max.graph.ops.matmul import matmul, outer
 from max.graph.ops.normalization import layer_norm, rms_norm
 from max.graph.ops.pooling import avg_pool2d, max_pool2d
@@ -61,6 +62,7 @@ from max.graph.ops.range import range
 from max.graph.ops.reduction import (
     argmax,
     argmin,
+    argsort,
     cumsum,
     logsoftmax,
     max,
@@ -95,6 +97,7 @@ __all__ = [
     "add",
     "argmax",
     "argmin",
+    "argsort",
     "as_interleaved_complex",
     "assert_same_device",
     "atanh",
@@ -141,6 +144,7 @@ __all__ = [
     "logical_or",
     "logical_xor",
     "logsoftmax",
+    "masked_scatter",
     "matmul",
     "max",
     "max_pool2d",
@@ -149,6 +153,7 @@ __all__ = [
     "mod",
     "mul",
     "negate",
+    "nonzero",
     "not_equal",
     "outer",
     "pad",

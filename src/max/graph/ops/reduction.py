@@ -10,6 +10,7 @@ from max.graph.value import TensorValue, TensorValueLike, tensor_of
 __all__ = [
     "argmax",
     "argmin",
+    "argsort",
     "cumsum",
     "logsoftmax",
     "max",
@@ -191,3 +192,24 @@ def top_k(input: TensorValueLike, k: int, axis: int = -1) -> tuple[TensorValue, 
     attrs = {"k": int(k), "axis": normalize_axis("top_k", axis, tensor.rank)}
     values, indices = _graph.Graph.current.stage("mo.top_k", (tensor,), attrs)
     return tensor_of(values), tensor_of(indices)
+
+
+def argsort(x: TensorValueLike, ascending: bool = True) -> TensorValue:
+    """The indices that sort a tensor along its first axis.
+
+    Equal elements keep their order. NaN comes after all numbers, in descending order before them.
+
+    Args:
+        x: The operand, a number type, of rank 1 or more.
+        ascending: Whether the least element comes first.
+
+    Returns:
+        The indices along the first axis (int64), of the shape of `x`.
+
+    Raises:
+        ValueError: The operand has rank 0.
+        TypeError: The operand is bool.
+    """
+    tensor = as_tensor(x)
+    attrs = {"axis": normalize_axis("argsort", 0, tensor.rank), "ascending": bool(ascending)}
+    return stage("argsort", (tensor,), attrs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from max.dtype import DType
 from max.mlir.operation import Attrs, OpSpec, Types, axis_of, define, same_device, tensor
 from max.mlir.types import TensorType, dims_text
 
@@ -100,3 +101,21 @@ def _infer_scatter_nd(types: Types, attrs: Attrs) -> Types:
 
 
 define(OpSpec("mo.scatter_nd", (3, 3), 1, infer=_infer_scatter_nd))
+
+
+def _check_nonzero(operands: Types, results: Types, attrs: Attrs) -> None:
+    mask, count = tensor("nonzero", operands, 0), tensor("nonzero", operands, 1)
+    y = tensor("nonzero", results, 0)
+    if mask.dtype is not DType.bool or mask.rank == 0:
+        raise TypeError(f"nonzero: the operand is {mask.short}, expected bool of rank 1 or more")
+    if count.dtype is not DType.int64 or count.rank:
+        raise TypeError(f"nonzero: the count is {count.short}, expected si64 of rank 0")
+    expected = TensorType.get(DType.int64, (y.shape[0], mask.rank), mask.device) if y.rank else None
+    if y != expected:
+        raise ValueError(
+            f"nonzero: the result is {y.short}, expected si64 with a row of {mask.rank} for each "
+            "nonzero element"
+        )
+
+
+define(OpSpec("mo.nonzero", (2, 2), 1, check=_check_nonzero))

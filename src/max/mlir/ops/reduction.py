@@ -90,3 +90,17 @@ def _infer_top_k(types: Types, attrs: Attrs) -> Types:
 
 
 define(OpSpec("mo.top_k", (1, 1), 2, attributes={"k": int, "axis": int}, infer=_infer_top_k))
+
+
+def _infer_argsort(types: Types, attrs: Attrs) -> Types:
+    x = tensor("argsort", types, 0)
+    _numbers("argsort", x)
+    axis_of("argsort", attrs["axis"], x.rank)
+    return (x.with_dtype(DType.int64),)
+
+
+define(
+    OpSpec(
+        "mo.argsort", (1, 1), 1, attributes={"axis": int, "ascending": bool}, infer=_infer_argsort
+    )
+)

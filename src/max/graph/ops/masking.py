@@ -1,0 +1,91 @@
+"""Ops whose number of elements is known only when the graph runs: the places where something is true."""
+
+from __future__ import annotations
+
+from max import mlir
+from max.dtype import DType
+from max.graph.dim import Dim, DimLike
+from max.graph.ops._stage import as_tensor, stage
+from max.graph.ops.elementwise import not_equal
+from max.graph.ops.gather import scatter_nd
+from max.graph.ops.promotion import cast_to, is_weak, promote_weak
+from max.graph.ops.reduction import sum
+from max.graph.ops.shape import broadcast_to, flatten, reshape
+from max.graph.type import DeviceRef
+from max.graph.value import TensorValue, TensorValueLike
+from max.mlir.dims import DimExpr
+
+__all__ = ["masked_scatter", "nonzero"]
+
+
+def nonzero(x: TensorValueLike, out_dim: DimLike) -> TensorValue:
+    """The places of all elements that are not 0, in row-major order.
+
+    Args:
+        x: The operand.
+        out_dim: The number of these elements: a new name, or a size, which is checked when the graph runs.
+
+    Returns:
+        A tensor of shape ``[out_dim, rank]`` (int64): for each element its index along each axis.
+    """
+    tensor = as_tensor(x)
+    rank = tensor.rank
+    mask = tensor if tensor.dtype is DType.bool else not_equal(tensor, 0)
+    places = _places(mask if rank else reshape(mask, [1]), out_dim)
+    return places if rank else places[:, :0]
+
+
+def _places(mask: TensorValue, out_dim: DimLike) -> TensorValue:
+    flat = cast_to(flatten(mask) if mask.rank > 1 else mask, DType.int64)
+    count = reshape(sum(flat, 0), []).to(DeviceRef.CPU())
+    shape = (Dim(out_dim).expr, DimExpr.constant(mask.rank))
+    result = mlir.TensorType.get(DType.int64, shape, mask.mlir_type.device)
+    return stage("nonzero", (mask, count), None, result)
+
+
+def masked_scatter(
+    input: TensorValueLike, mask: TensorValueLike, updates: TensorValueLike, out_dim: DimLike
+) -> TensorValue:
+    """A copy of a tensor with the elements where a mask is true replaced, one after the other.
+
+    Args:
+        input: The tensor.
+        mask: Which elements are replaced: bool, broadcast to the shape of the tensor.
+        updates: The new elements in row-major order, of the tensor's dtype; at least as many as are
+            replaced. Of more the first ones are taken.
+        out_dim: The number of elements that are replaced: a new name, or a size, which is checked when
+            the graph runs.
+
+    Returns:
+        A tensor of the shape and dtype of `input`.
+
+    Raises:
+        ValueError: The mask does not broadcast to the shape of the tensor, or there are fewer updates than
+            `out_dim` says.
+        TypeError: The mask is not bool, or the dtype of the updates differs.
+    """
+    tensor = as_tensor(input)
+    where = as_tensor(mask)
+    if where.dtype is not DType.bool:
+        raise TypeError(f"masked_scatter: the mask is {where.mlir_type.short}, expected bool")
+    where = broadcast_to(where.to(tensor.device), tensor.shape)
+    if is_weak(updates):
+        new = promote_weak("masked_scatter", updates, tensor.dtype, tensor.device)
+    else:
+        new = as_tensor(updates)
+    if new.dtype is not tensor.dtype:
+        raise TypeError(
+            f"masked_scatter: the updates are {new.mlir_type.short}, the input is "
+            f"{tensor.mlir_type.short}; cast one"
+        )
+    size = Dim(out_dim)
+    new = reshape(new, [-1])
+    missing = size.expr - new.shape[0].expr
+    if missing.is_static and missing.value > 0:
+        raise ValueError(
+            f"masked_scatter: {new.shape[0]} updates for {size} elements of {tensor.mlir_type.short}"
+        )
+    places = _places(reshape(where, [-1]), size)
+    if missing != 0:
+        new = new[(slice(None, TensorValue(size)), size),]
+    return reshape(scatter_nd(reshape(tensor, [-1]), new, places), tensor.shape)
