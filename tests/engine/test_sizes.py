@@ -113,3 +113,10 @@ def test_counts_of_true_elements(load: Load) -> None:
     assert fill.execute(x, u)[0].to_numpy().tolist() == [6, 0, 7]
     with pytest.raises(ValueError, match="axis 0 has 1 elements"):
         fill.execute(x, u[:1])
+
+
+def test_blocks_of_a_fold_must_fit(load: Load) -> None:
+    model = load([tensor(1, 4, "l")], lambda x: ops.fold(x, (3, 4), (2, 2)))
+    assert model.execute(np.ones((1, 4, 6), np.float32))[0].to_numpy().sum() == 24
+    with pytest.raises(ValueError, match=r"fold: 5 blocks, expected 2 \* 3"):
+        model.execute(np.ones((1, 4, 5), np.float32))

@@ -167,6 +167,68 @@ CONV_MISTAKES: list[tuple[str, list[TensorType], Callable[..., TensorValue], str
         "max_pool2d: kernel_size is .*expected numbers that are known",
     ),
     (
+        "resize rank",
+        [image(2, 5, 5)],
+        lambda x: ops.resize(x, [2, 4, 4]),
+        "resize: .*both must have rank 4",
+    ),
+    (
+        "resize channels",
+        [image(1, 2, 5, 5)],
+        lambda x: ops.resize(x, [1, 3, 4, 4]),
+        "resize: .*another H and W only",
+    ),
+    (
+        "resize nothing",
+        [image(1, 2, 0, 5)],
+        lambda x: ops.resize(x, [1, 2, 4, 4]),
+        "resize: axis 2 of .* is empty",
+    ),
+    (
+        "resize mode",
+        [image(1, 2, 5, 5)],
+        lambda x: ops.resize(x, [1, 2, 4, 4], "area"),  # pyright: ignore[reportArgumentType]
+        "'area' is not a valid InterpolationMode",
+    ),
+    (
+        "fold channels",
+        [image(1, 10, 4)],
+        lambda x: ops.fold(x, (3, 3), (2, 2)),
+        "fold: axis 1 of .* is 10, which is not known to be a multiple of 4",
+    ),
+    (
+        "fold blocks",
+        [image(1, 8, 5)],
+        lambda x: ops.fold(x, (3, 3), (2, 2)),
+        "fold: .* has 5 blocks, .* has 4",
+    ),
+    (
+        "fold window",
+        [image(1, 8, 5)],
+        lambda x: ops.fold(x, (1, 3), (2, 2)),
+        "fold: the window reaches over 2 elements, axis 2 .* has 1",
+    ),
+    (
+        "irfft axis",
+        [image(3, 5, 2)],
+        lambda x: ops.irfft(x, axis=2, input_is_complex=True),
+        "irfft: axis 2 is out of range for a tensor of rank 2",
+    ),
+    (
+        "irfft complex",
+        [image(3, 5)],
+        lambda x: ops.irfft(x, input_is_complex=True),
+        "irfft: .*expected a last axis of size 2",
+    ),
+    ("irfft symbolic", [image("m")], ops.irfft, "irfft: axis -1 of .* is symbolic; say n"),
+    ("irfft short", [image(1)], ops.irfft, "irfft: n is 0, expected 1 or more"),
+    (
+        "irfft normalization",
+        [image(5)],
+        lambda x: ops.irfft(x, normalization="none"),
+        "'none' is not a valid Normalization",
+    ),
+    (
         "pool stride",
         [image(1, 5, 5, 2)],
         lambda x: ops.max_pool2d(x, (2, 2), stride=0),
@@ -191,6 +253,11 @@ def test_wrong_types() -> None:
         )
     with pytest.raises(TypeError, match="conv2d: stride is .*expected ints"):
         staged([x, image(3, 3, 2, 4)], lambda x, w: ops.conv2d(x, w, stride=(1.5, 1)))  # pyright: ignore[reportArgumentType]
+    small = image(1, 2, 5, 5, dtype=DType.uint8)
+    with pytest.raises(TypeError, match="resize: .*expected a floating-point type for .* bilinear"):
+        staged([small], lambda x: ops.resize(x, [1, 2, 4, 4]))
+    with pytest.raises(TypeError, match="irfft: .*expected a floating-point type"):
+        staged([small], ops.irfft)
     with pytest.raises(TypeError, match="max_pool: .*expected numbers"):
         staged([image(1, 5, 5, 2, dtype=DType.bool)], lambda x: ops.max_pool2d(x, (2, 2)))
 

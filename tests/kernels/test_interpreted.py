@@ -28,6 +28,7 @@ def floats(*shape: int, dtype: Any = F32) -> np.ndarray:
 CACHE = make_cache([(3, 2), (0, 13)], 4, 2, 16, 4, np.dtype(F32))
 PAGED = CACHE.operands(0.3)
 NEW_ROWS = floats(15, 32)
+TURNS = np.arange(12) * np.pi / 6
 DIMS = [np.array([1, 0]), np.array([4, 9]), np.array([1, 2])]
 
 # symbol, operands, results, attributes
@@ -171,6 +172,30 @@ CASES: dict[
             "padding": (1, 0, 0, 0),
             "output_padding": (0, 0),
         },
+    ),
+    "resize nearest": (
+        "mo.resize",
+        [floats(1, 2, 3, 4)],
+        [(F32, (1, 2, 5, 3))],
+        {"mode": "nearest"},
+    ),
+    "resize": ("mo.resize", [floats(1, 2, 3, 9)], [(F32, (1, 2, 5, 18))], {"mode": "bicubic"}),
+    "fold": (
+        "mo.fold",
+        [floats(1, 12, 24)],
+        [(F32, (1, 2, 5, 14))],
+        {
+            "kernel": (3, 2),
+            "stride": (2, 2),
+            "dilation": (1, 3),
+            "padding": (1, 1, 2, 2),
+        },
+    ),
+    "irfft": (
+        "mo.irfft",
+        [floats(2, 6, 2), np.stack([np.cos(TURNS), np.sin(TURNS)], -1).astype(F32)],
+        [(F32, (2, 12))],
+        {"n": 12, "axis": 1, "normalization": "backward"},
     ),
     "max_pool": (
         "mo.max_pool",

@@ -1,11 +1,14 @@
-"""The cases of ops over images and volumes, against torch."""
+"""The cases of ops over images, volumes and spectra, against torch and NumPy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from max.graph import ops
+from max.graph.ops import InterpolationMode
 from max.graph.type import ConvInputLayout, FilterLayout
 from tests.ops.case import OpCase, torch_reference
 
@@ -292,4 +295,88 @@ POOLS = (
     ),
 )
 
-SPATIAL: tuple[OpCase, ...] = (*CONVS, *POOLS)
+
+def _resize(mode: InterpolationMode, size: tuple[int, int]) -> Any:
+    return _exact(lambda t, x: t.nn.functional.interpolate(x, size, mode=str(mode)))
+
+
+def _resize_case(mode: InterpolationMode, size: tuple[int, int], dtypes: tuple[str, ...]) -> OpCase:
+    return OpCase(
+        f"resize_{mode}_{size[0]}",
+        lambda x: ops.resize(x, [x.shape[0], 3, *size], mode),
+        _resize(mode, size),
+        (("n", 3, "h", "w"),),
+        dtypes,
+        scale=2.0,
+        sizes=(1, 2, 5, 11),
+    )
+
+
+RESIZES = (
+    _resize_case(
+        InterpolationMode.NEAREST, (7, 18), ("float32", "float16", "bfloat16", "uint8", "int64")
+    ),
+    _resize_case(InterpolationMode.BILINEAR, (7, 18), ("float32", "float64", "bfloat16")),
+    _resize_case(InterpolationMode.BILINEAR, (3, 4), ("float32",)),
+    _resize_case(InterpolationMode.BICUBIC, (7, 18), ("float32", "float64", "float16")),
+    _resize_case(InterpolationMode.BICUBIC, (3, 4), ("float32", "bfloat16")),
+    OpCase(
+        "resize_symbolic",
+        lambda x: ops.resize(x, [*x.shape[:2], x.shape[2] * 2, x.shape[3] * 3 + 1]),
+        lambda x: _resize(InterpolationMode.BILINEAR, (x.shape[2] * 2, x.shape[3] * 3 + 1))(x),
+        (("n", "c", "h", "w"),),
+        ("float32",),
+        sizes=(1, 2, 5, 11),
+    ),
+)
+
+FOLDS = (
+    OpCase(
+        "fold",
+        lambda x: ops.fold(x, (7, 20), (3, 2), (1, 2), (2, 3), (1, 0)),
+        _exact(lambda t, x: t.nn.functional.fold(x, (7, 20), (3, 2), (2, 3), (1, 0), (1, 2))),
+        (("n", 12, 5 * 9),),
+        ("float32", "float64", "bfloat16", "int32"),
+        scale=4.0,
+        sizes=(1, 3),
+    ),
+    OpCase(
+        "fold_symbolic",
+        lambda x: ops.fold(x, (x.shape[2] + 1, 2), (2, 2)),
+        lambda x: _exact(lambda t, x: t.nn.functional.fold(x, (x.shape[2] + 1, 2), (2, 2)))(x),
+        (("n", 12, "l"),),
+        ("float32",),
+        sizes=(1, 3, 20),
+    ),
+)
+
+
+def _irfft_case(name: str, n: int | None, size: int, axis: int, dtypes: tuple[str, ...]) -> OpCase:
+    return OpCase(
+        name,
+        lambda x: ops.irfft(x, n, axis, "ortho", input_is_complex=True),
+        lambda x: np.fft.irfft(x[..., 0] + 1j * x[..., 1], n, axis, "ortho"),
+        (("a", size, "b", 2) if axis == 1 else ("a", "b", size, 2),),
+        dtypes,
+        scale=4.0,
+        sizes=(1, 2, 5),
+    )
+
+
+FOURIER = (
+    _irfft_case("irfft", None, 33, -1, ("float32", "float64", "bfloat16")),
+    _irfft_case("irfft_odd", 45, 23, 1, ("float32",)),
+    _irfft_case("irfft_prime", 31, 40, -1, ("float32",)),
+    _irfft_case("irfft_padded", 48, 9, 1, ("float64", "float16")),
+    _irfft_case("irfft_short", 1, 3, 1, ("float32",)),
+    OpCase(
+        "irfft_real",
+        lambda x: ops.irfft(x, 18, 0, "forward"),
+        lambda x: np.fft.irfft(x, 18, 0, "forward"),
+        (("a", "b"),),
+        ("float32", "float64"),
+        scale=8.0,
+    ),
+)
+
+SPATIAL: tuple[OpCase, ...] = (*CONVS, *POOLS, *RESIZES, *FOLDS, *FOURIER)

@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 
-from max._interpreter.core import Array, Frame, implements
+from max._interpreter.core import Array, Frame, InterpreterError, implements
 from max.mlir import MoOp
 
 
@@ -112,3 +112,59 @@ def _avg_pool(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
         count += counted[(slice(None), *places)]
     count = np.maximum(count, 1)
     return total // count if x.dtype.kind in "iu" else total / count
+
+
+def _cubic(t: Array) -> list[Array]:
+    """The weights of four neighbours, `t` after the second one (Keys, with a = -0.75)."""
+    a = -0.75
+    distances = (1 + t, t, 1 - t, 2 - t)
+    near = [((a + 2) * d - (a + 3)) * d * d + 1 for d in distances]
+    far = [((a * d - 5 * a) * d + 8 * a) * d - 4 * a for d in distances]
+    return [far[0], near[1], near[2], far[3]]
+
+
+def _resized(x: Array, axis: int, size: int, mode: str) -> Array:
+    """One axis resized: a weighted sum of neighbours."""
+    have = x.shape[axis]
+    if mode == "nearest":
+        return np.take(x, np.arange(size) * have // max(size, 1), axis)
+    place = (np.arange(size) + 0.5) * have / max(size, 1) - 0.5
+    if mode == "bilinear":
+        place = np.maximum(place, 0)
+    first = np.floor(place).astype(np.int64)
+    t = place - first
+    weights, offset = ([1 - t, t], 0) if mode == "bilinear" else (_cubic(t), -1)
+    shape = [-1 if i == axis else 1 for i in range(x.ndim)]
+    return sum(
+        np.take(x, np.clip(first + offset + i, 0, have - 1), axis) * weight.reshape(shape)
+        for i, weight in enumerate(weights)
+    )  # pyright: ignore[reportReturnType]
+
+
+@implements("resize")
+def _resize(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    shape = frame.shape(op.results[0].type)
+    mode: str = op.attr("mode")
+    if 0 in shape:
+        return np.zeros(shape, operands[0].dtype)
+    x = operands[0] if mode == "nearest" else operands[0].astype(np.float64)
+    return _resized(_resized(x, 2, shape[2], mode), 3, shape[3], mode)
+
+
+@implements("fold")
+def _fold(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
+    x = _exact(operands[0])
+    shape = frame.shape(op.results[0].type)
+    kernel, stride, dilation = (op.attr(name) for name in ("kernel", "stride", "dilation"))
+    padding = _pairs(op.attr("padding"))
+    whole = [n + low + high for n, (low, high) in zip(shape[2:], padding, strict=True)]
+    axes = zip(whole, kernel, dilation, stride, strict=True)
+    blocks = [(n - d * (k - 1) - 1) // s + 1 for n, k, d, s in axes]
+    if blocks[0] * blocks[1] != x.shape[2]:
+        raise InterpreterError(f"fold: {x.shape[2]} blocks, expected {blocks[0]} * {blocks[1]}")
+    columns = x.reshape(*shape[:2], *kernel, *blocks)
+    out = np.zeros((*shape[:2], *whole), x.dtype)
+    for tap, places in _windows(blocks, kernel, stride, dilation):
+        out[(slice(None), slice(None), *places)] += columns[:, :, tap[0], tap[1]]
+    (top, _), (left, _) = padding
+    return out[:, :, top : top + shape[2], left : left + shape[3]]

@@ -58,6 +58,9 @@ FAMILIES: dict[str, str] = {
     "mo.nonzero": "nonzero",
     "mo.conv": "conv",
     "mo.conv_transpose": "conv",
+    "mo.resize": "resize",
+    "mo.fold": "fold",
+    "mo.irfft": "fourier",
     "mo.max_pool": "pooling",
     "mo.avg_pool": "pooling",
 }

@@ -54,6 +54,7 @@ from max.graph.ops.elementwise import (
     where,
 )
 from max.graph.ops.gather import gather, gather_nd, scatter, scatter_nd
+from max.graph.ops.irfft import irfft
 from max.graph.ops.masking import masked_scatter, nonzero
 from max.graph.ops.matmul import matmul, outer
 from max.graph.ops.normalization import layer_norm, rms_norm
@@ -72,6 +73,7 @@ from max.graph.ops.reduction import (
     sum,
     top_k,
 )
+from max.graph.ops.resize import InterpolationMode, fold, resize
 from max.graph.ops.shape import (
     as_interleaved_complex,
     broadcast_to,
@@ -91,6 +93,7 @@ from max.graph.type import DeviceRef, TensorType
 __all__ = [
     "Callable",
     "DeviceRef",
+    "InterpolationMode",
     "TensorType",
     "abs",
     "acos",
@@ -127,6 +130,7 @@ __all__ = [
     "flatten",
     "floor",
     "floor_div",
+    "fold",
     "gather",
     "gather_nd",
     "gelu",
@@ -134,6 +138,7 @@ __all__ = [
     "greater_equal",
     "hann_window",
     "inplace_custom",
+    "irfft",
     "is_inf",
     "is_nan",
     "layer_norm",
@@ -164,6 +169,7 @@ __all__ = [
     "relu",
     "repeat_interleave",
     "reshape",
+    "resize",
     "rms_norm",
     "round",
     "rsqrt",

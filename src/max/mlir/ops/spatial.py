@@ -201,3 +201,52 @@ define(
         infer=_pool("avg_pool"),
     )
 )
+
+RESIZE_MODES = ("nearest", "bilinear", "bicubic")
+
+
+def _check_resize(operands: Types, results: Types, attrs: Attrs) -> None:
+    x, y = tensor("resize", operands, 0), tensor("resize", results, 0)
+    mode: str = attrs["mode"]
+    if mode not in RESIZE_MODES:
+        raise ValueError(f"resize: the mode is {mode!r}, expected {', '.join(RESIZE_MODES)}")
+    if x.rank != 4 or x.with_shape(y.shape) != y or y.shape[:2] != x.shape[:2]:
+        raise ValueError(
+            f"resize: {x.short} to {y.short}; expected rank 4, [N, C, H, W], and another H and W only"
+        )
+    if x.dtype is DType.bool or (mode != "nearest" and not x.dtype.is_float()):
+        raise TypeError(
+            f"resize: the operand is {x.short}, expected a floating-point type for the mode {mode}"
+        )
+    for axis in (2, 3):
+        if x.shape[axis] == 0 and y.shape[axis] != 0:
+            raise ValueError(f"resize: axis {axis} of {x.short} is empty")
+
+
+define(OpSpec("mo.resize", (1, 1), 1, attributes={"mode": str}, check=_check_resize))
+
+
+def _check_fold(operands: Types, results: Types, attrs: Attrs) -> None:
+    x, y = tensor("fold", operands, 0), tensor("fold", results, 0)
+    _counts("fold", attrs, 2)
+    if x.rank != 3 or y.rank != 4 or x.dtype is not y.dtype or x.dtype is DType.bool:
+        raise ValueError(
+            f"fold: {x.short} to {y.short}; expected numbers [N, C * kernel, L] to [N, C, H, W]"
+        )
+    taps = int(attrs["kernel"][0]) * int(attrs["kernel"][1])
+    if y.shape[0] != x.shape[0] or y.shape[1] * taps != x.shape[1]:
+        raise ValueError(
+            f"fold: axis 1 of {x.short} must be C * {taps}, the window's elements, for {y.short}"
+        )
+    blocks = DimExpr.constant(1)
+    for i in range(2):
+        size, dilation, stride = (int(attrs[n][i]) for n in ("kernel", "dilation", "stride"))
+        padding = sum(attrs["padding"][2 * i : 2 * i + 2])
+        window = DimExpr.constant(size)
+        blocks *= _window_size("fold", y, 2 + i, window, dilation, stride, padding)
+    missing = blocks - x.shape[2]
+    if missing.is_static and missing.value:
+        raise ValueError(f"fold: {x.short} has {x.shape[2]} blocks, {y.short} has {blocks}")
+
+
+define(OpSpec("mo.fold", (1, 1), 1, attributes={"kernel": tuple, **_WINDOW}, check=_check_fold))
