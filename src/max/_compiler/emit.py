@@ -26,7 +26,7 @@ from max._compiler.template import (
 )
 from max.dtype import DType
 
-__all__ = ["Compiled", "Fixed", "ProgramCode", "SlotCode", "ValueCode", "emit"]
+__all__ = ["Compiled", "DiscoveryCode", "Fixed", "ProgramCode", "SlotCode", "ValueCode", "emit"]
 
 NO_BASE, ARENA = 0, 1
 """The first bases; after them come the inputs, then the outputs."""
@@ -63,13 +63,14 @@ class LaunchCode:
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryCode:
-    """Sizes that a segment's results tell; see `max._compiler.template.Discover`."""
+    """What is read after a segment; see `max._compiler.template.Discover`."""
 
     rule: str
     symbols: tuple[str, ...]
     bounds: tuple[SlotCode, ...]
     dtype: DType
     shape: tuple[SlotCode, ...]
+    label: str = ""
 
 
 @dataclass(slots=True)
@@ -186,7 +187,7 @@ class _Emitter:
         bounds = tuple([self.slot(pointer) for pointer in found.bounds])
         shape = tuple([self.slot(Number(size)) for size in found.shape])
         self.code.discoveries.append(
-            DiscoveryCode(found.rule, found.symbols, bounds, found.dtype, shape)
+            DiscoveryCode(found.rule, found.symbols, bounds, found.dtype, shape, found.label)
         )
 
     def place_blocks(self, blocks: list[Block]) -> None:
@@ -308,7 +309,8 @@ def _segments(
 ) -> list[ProgramCode]:
     """The parts of the main program; adds the symbols that they discover to `symbols`."""
     cuts = sorted({position for position, _ in flat.discoveries})
-    plan = plan_memory(flat.buffers, flat.launches, cuts)
+    held = [(at, pointer.buffer) for at, found in flat.discoveries for pointer in found.bounds]
+    plan = plan_memory(flat.buffers, flat.launches, cuts, held)
     starts, ends = [0, *cuts], [*cuts, len(flat.launches)]
     outputs_left = dict(enumerate(outputs))
     checks_left = list(flat.checks)

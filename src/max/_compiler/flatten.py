@@ -131,7 +131,7 @@ class _Flattener:
         symbols = tuple([str(env[symbol]) if symbol else "" for symbol in step.symbols])
         bounds = tuple([self.pointer(pointer, places, env) for pointer in step.bounds])
         shape = tuple([substitute(size, env) for size in step.shape])
-        found = Discover(step.rule, symbols, bounds, step.dtype, shape)
+        found = replace(step, symbols=symbols, bounds=bounds, shape=shape)
         self.flat.discoveries.append((len(self.flat.launches), found))
 
     @staticmethod

@@ -277,6 +277,18 @@ class GraphLowering:
         pairs = tuple((name, simplify(dim)) for name, dim in env.items())
         self.launches.append(CallStep(op.callee, tuple(operands), tuple(results), pairs, op.prefix))
 
+    def print(self, op: MoOp) -> None:
+        """Ends a segment: between segments the host reads what is printed."""
+        label, text = op.attr("label"), op.attr_or("text", None)
+        if text is not None:
+            self.launches.append(Discover("print", (), (), DType.int8, (), f"{label}: {text}"))
+            return
+        place = self.place(op.operands[0])
+        shape = shape_of(op.operands[0])
+        self.launches.append(
+            Discover("print", (), (place.pointer(),), place.dtype, shape, str(label))
+        )
+
     # buffers that change -----------------------------------------------------------------------
 
     def buffer_create(self, op: MoOp) -> None:
@@ -583,6 +595,7 @@ class GraphLowering:
         "mo.buffer_store_slice": buffer_store_slice,
         "mo.concat": concat,
         "mo.shape_to_tensor": shape_to_tensor,
+        "mo.print": print,
     }
 
 

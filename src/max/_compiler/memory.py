@@ -42,7 +42,13 @@ class MemoryPlan:
 
 
 class _Planner:
-    def __init__(self, buffers: list[Buffer], launches: list[Launch], cuts: Sequence[int]) -> None:
+    def __init__(
+        self,
+        buffers: list[Buffer],
+        launches: list[Launch],
+        cuts: Sequence[int],
+        held: Sequence[tuple[int, int]],
+    ) -> None:
         self.buffers = buffers
         self.launches = launches
         self.cuts = frozenset(cuts)
@@ -53,6 +59,8 @@ class _Planner:
             for buffer in (*launch.reads, *launch.writes):
                 if buffers[buffer].kind == "temp":
                     self.last_use[buffer] = index
+        for position, buffer in held:
+            self.last_use[buffer] = max(self.last_use.get(buffer, 0), position)
         self.free: list[int] = []
         # blocks whose last reader may still be running: free after the next barrier
         self.pending: list[int] = []
@@ -191,7 +199,10 @@ class _Planner:
 
 
 def plan_memory(
-    buffers: list[Buffer], launches: list[Launch], cuts: Sequence[int] = ()
+    buffers: list[Buffer],
+    launches: list[Launch],
+    cuts: Sequence[int] = (),
+    held: Sequence[tuple[int, int]] = (),
 ) -> MemoryPlan:
     """Assigns temporaries to arena blocks, and barriers to launches.
 
@@ -199,5 +210,6 @@ def plan_memory(
         buffers: All buffers.
         launches: All launches, in order.
         cuts: Positions of launches that begin a new segment of the program, with an arena of its own.
+        held: Positions and buffers that are read between the launches there, and must last until then.
     """
-    return _Planner(buffers, launches, cuts).run()
+    return _Planner(buffers, launches, cuts, held).run()

@@ -123,12 +123,16 @@ class CallStep:
 class Discover:
     """Sizes that are known once the launches before it have run: those of a `mo.range`, `mo.slice_dynamic` or `mo.nonzero`.
 
+    Or what is shown then, of a `mo.print`.
+
     Args:
-        rule: ``range``, ``slice`` or ``count``.
+        rule: ``range``, ``slice``, ``count`` or ``print``.
         symbols: For each axis of the result the symbol that its size gets, or an empty text where it is known.
-        bounds: Where start, stop and step are, or the count: the size of the first axis.
+        bounds: Where start, stop and step are, or the count: the size of the first axis; or
+            what is printed.
         dtype: Their element type.
-        shape: The shape of what is sliced.
+        shape: The shape of what is sliced or printed.
+        label: What is printed before it.
     """
 
     rule: str
@@ -136,6 +140,7 @@ class Discover:
     bounds: tuple[Pointer, ...]
     dtype: DType
     shape: tuple[Size, ...] = ()
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -455,7 +455,7 @@ class Model:
     def _check_capturable(self, linked: Linked) -> None:
         if linked.later:
             raise RuntimeError(
-                f"{self._compiled.name}: sizes that are known only when the model runs cannot be captured"
+                f"{self._compiled.name}: what is known or printed while the model runs cannot be captured"
             )
 
     def _captured(self, graph_keys: int | Sequence[int], inputs: Sequence[Tensor]) -> _Capture:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from max._compiler.emit import Compiled, ProgramCode, SlotCode
+from max._compiler.emit import Compiled, DiscoveryCode, ProgramCode, SlotCode
 from max._compiler.memory import ALIGNMENT
 from max._compiler.sizes import size_function
 from max._runtime import platform
@@ -179,7 +179,7 @@ class LinkedProgram:
         self.executor.run(values)
 
     def discover(self, instance: Instance, bases: npt.NDArray[np.int64]) -> list[int]:
-        """The sizes that the results of a run tell, in the order of the symbols.
+        """The sizes that the results of a run tell, in the order of the symbols; prints what is to be printed.
 
         Args:
             instance: As in the run.
@@ -192,6 +192,9 @@ class LinkedProgram:
         found: list[int] = []
         for code in self.code.discoveries:
             shape = [self._value(slot, values) for slot in code.shape]
+            if code.rule == "print":
+                self._print(code, shape, values)
+                continue
             count = len(shape) if code.rule == "slice" else 1
             bounds = [
                 self._read(self._value(slot, values), code.dtype, count) for slot in code.bounds
@@ -204,6 +207,18 @@ class LinkedProgram:
                 sizes = [bounds[0].item()] * len(code.symbols)
             found += [size for name, size in zip(code.symbols, sizes, strict=True) if name]
         return found
+
+    def _print(
+        self, code: DiscoveryCode, shape: Sequence[int], values: npt.NDArray[np.int64]
+    ) -> None:
+        from max._interpreter import printing  # seldom needed
+
+        if not code.bounds:
+            printing.write(code.label)
+            return
+        elements = math.prod(shape)
+        array = self._read(self._value(code.bounds[0], values), code.dtype, max(elements, 1))
+        printing.write(printing.tensor_text(code.label, array[:elements].reshape(shape)))
 
     def _value(self, slot: SlotCode, values: npt.NDArray[np.int64]) -> int:
         value, addend = self._slot(slot, self._fixed)

@@ -211,6 +211,14 @@ class BufferValue(Value[mlir.BufferType]):
         """Where the elements are."""
         return DeviceRef.from_mlir(self.mlir_type.device)
 
+    def print(self, label: str = "debug_buffer") -> None:
+        """Prints the elements as they are at this point; see `max.graph.ops.print`.
+
+        Args:
+            label: What the line begins with.
+        """
+        ops.print(self, label)
+
     def __getitem__(self, index: Any) -> TensorValue:
         loaded = ops.buffer_load(self)
         return loaded if index is Ellipsis else loaded[index]
@@ -288,6 +296,14 @@ class TensorValue(Value[mlir.TensorType]):
     def device(self) -> DeviceRef:
         """Where the elements are."""
         return DeviceRef.from_mlir(self.mlir_type.device)
+
+    def print(self, label: str = "debug_tensor") -> None:
+        """Prints the tensor each time the graph runs; see `max.graph.ops.print`.
+
+        Args:
+            label: What the line begins with.
+        """
+        ops.print(self, label)
 
     # Shapes
 

@@ -59,6 +59,7 @@ from max.graph.ops.masking import masked_scatter, nonzero
 from max.graph.ops.matmul import matmul, outer
 from max.graph.ops.normalization import layer_norm, rms_norm
 from max.graph.ops.pooling import avg_pool2d, max_pool2d
+from max.graph.ops.print import print
 from max.graph.ops.range import range
 from max.graph.ops.reduction import (
     argmax,
@@ -164,6 +165,7 @@ __all__ = [
     "pad",
     "permute",
     "pow",
+    "print",
     "range",
     "rebind",
     "relu",

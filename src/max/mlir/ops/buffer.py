@@ -82,3 +82,26 @@ def _infer_chain_create(types: Types, attrs: Attrs) -> Types:
 
 
 define(OpSpec("mo.chain_create", (0, 0), 1, infer=_infer_chain_create))
+
+
+def _infer_print(types: Types, attrs: Attrs) -> Types:
+    _chain("print", types, len(types) - 1)
+    text = attrs.get("text")
+    if len(types) == 2:
+        tensor("print", types, 0)
+    if (len(types) == 2) == (text is not None):
+        raise ValueError("print: expected either a tensor or the attribute 'text'")
+    return (_CHAIN,)
+
+
+define(
+    OpSpec(
+        "mo.print",
+        (1, 2),
+        1,
+        attributes={"label": str},
+        optional={"text": str},
+        infer=_infer_print,
+        pure=False,
+    )
+)

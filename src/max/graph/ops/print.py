@@ -1,0 +1,35 @@
+"""Showing values while a graph runs."""
+
+from __future__ import annotations
+
+from max.graph import graph as _graph
+from max.graph.ops.buffer import buffer_load
+from max.graph.value import BufferValue, TensorValue
+
+__all__ = ["print"]
+
+
+def print(value: str | TensorValue | BufferValue, label: str = "debug_tensor") -> None:
+    """Prints a tensor, or a text, on standard output each time the graph runs.
+
+    A line has the label, dtype and shape; the elements follow as NumPy shows them. All that a graph prints
+    and does to buffers happens in the order in which it was staged. A graph that prints stops to do so: its
+    runs cannot be captured.
+
+    Args:
+        value: The tensor, the buffer as it is at this point, or the text.
+        label: What the line begins with.
+
+    Raises:
+        TypeError: The value is none of these, or the label is no text.
+    """
+    if not isinstance(label, str):
+        raise TypeError(f"print: the label is {label!r}, expected a str")
+    graph = _graph.Graph.current
+    if isinstance(value, str):
+        graph.stage_effect("mo.print", (), {"label": label, "text": value})
+        return
+    shown = buffer_load(value) if isinstance(value, BufferValue) else value
+    if not isinstance(shown, TensorValue):
+        raise TypeError(f"print: the value is {value!r}, expected a str, a TensorValue or a buffer")
+    graph.stage_effect("mo.print", (shown,), {"label": label})
