@@ -23,13 +23,13 @@ def print(value: str | TensorValue | BufferValue, label: str = "debug_tensor") -
     Raises:
         TypeError: The value is none of these, or the label is no text.
     """
-    if not isinstance(label, str):
+    if not isinstance(label, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"print: the label is {label!r}, expected a str")
     graph = _graph.Graph.current
     if isinstance(value, str):
         graph.stage_effect("mo.print", (), {"label": label, "text": value})
         return
     shown = buffer_load(value) if isinstance(value, BufferValue) else value
-    if not isinstance(shown, TensorValue):
+    if not isinstance(shown, TensorValue):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"print: the value is {value!r}, expected a str, a TensorValue or a buffer")
     graph.stage_effect("mo.print", (shown,), {"label": label})
