@@ -372,7 +372,7 @@ def test_weights(rng: np.random.Generator) -> None:
         value = graph.add_weight(w)
         assert graph.add_weight(w) is value
         graph.output(graph.inputs[0].tensor @ w + w[0] * w[0, 1], w)
-        assert list(graph.weights) == ["layer.w"] and graph.weights["layer.w"] is w
+        assert list(graph.added_weights) == ["layer.w"] and graph.added_weights["layer.w"] is w
     x, array = rng.random((4, 2), np.float32), rng.random((2, 3), np.float32)
     out, same = _interpreter.run(graph, [x], {"layer.w": array})
     assert_close(out, x @ array + array[0] * array[0, 1])

@@ -31,6 +31,7 @@ from max.engine._model import Linked, Model
 from max.engine._program import LinkedProgram, arena_of
 from max.engine._weights import WeightInfo, bind_weights, declared_weights
 from max.graph import Graph
+from max.graph.saved import saved_weights
 from max.mlir import ChainType, ModuleOp, entry, print_module, resources, walk
 
 __all__ = [
@@ -187,7 +188,8 @@ class InferenceSession:
             custom_extensions: The extensions to load for the model: paths of Python files with ops written in the
                 kernel language, or of folders of such files.
             custom_ops_path: The path to your custom ops. Deprecated, use ``custom_extensions`` instead.
-            weights_registry: A mapping from names of model weights to their values: NumPy arrays, torch tensors,
+            weights_registry: A mapping from names of model weights to their values; with a saved graph, for those
+                that are not saved with it, or to be others: NumPy arrays, torch tensors,
                 `Tensor`, `WeightData` or other DLPack arrays. They are used where they are; the model holds on to them.
 
         Returns:
@@ -197,7 +199,8 @@ class InferenceSession:
             RuntimeError: If the path provided is invalid.
             ValueError: Weights are missing, unknown, or of a wrong shape or dtype, or a device is not the session's.
         """
-        graph = self._graph(model)
+        graph, saved = self._graph(model)
+        registry = {**saved, **(weights_registry or {})}
         for extensions in (custom_ops_path, custom_extensions):
             load_extensions(extensions)
         load_extensions(list(graph.kernel_libraries_paths))
@@ -205,17 +208,18 @@ class InferenceSession:
         declared = declared_weights(module)
         self._check_devices(module)
         if flags.MAX_INTERPRET:
-            weights = bind_weights(graph.name, declared, weights_registry)
+            weights = bind_weights(graph.name, declared, registry)
             return interpreted_model(graph, input_names(module), weights, arena_of(self._pool))
         compiled, addresses = self._compile(module)
         backend = _Backend(self._pool, addresses, declared, _arrays(module, compiled))
-        linked = backend.link(compiled, {} if weights_registry is None else weights_registry, True)
+        linked = backend.link(compiled, registry, True)
         return Model(compiled, linked, backend, arena_of(self._pool))
 
     @staticmethod
-    def _graph(model: Any) -> Graph:
+    def _graph(model: Any) -> tuple[Graph, Mapping[str, Any]]:
+        """The graph, and the values of weights that were saved with it."""
         if isinstance(model, Graph):
-            return model
+            return model, {}
         if not isinstance(model, str | Path):
             raise TypeError(
                 f"load: expected a Graph or the path of a saved one, got {type(model).__name__}"
@@ -224,7 +228,7 @@ class InferenceSession:
         if not path.exists():
             raise RuntimeError(f"load: {path} does not exist")
         try:
-            return Graph(path.stem, path=path)
+            return Graph(path.stem, path=path), saved_weights(path)
         except (ValueError, OSError) as error:
             raise RuntimeError(f"load: {path} is not a saved graph: {error}") from error
 

@@ -18,6 +18,7 @@ from xdsl.ir import Attribute, Block, BlockArgument, OpResult, Region, SSAValue
 
 from max import mlir
 from max.graph.kernel_library import KernelLibrary
+from max.graph.saved import load_module, save_module
 from max.graph.type import DeviceRef, Type, _ChainType
 from max.graph.value import TensorValue, TensorValueLike, Value, _ChainValue, value_of
 from max.mlir.dims import DimExpr
@@ -25,6 +26,7 @@ from max.mlir.types import ShapedType
 
 if TYPE_CHECKING:
     from max.graph.weight import Weight
+    from max.graph.weights import Weights
 
 __all__ = ["Graph"]
 
@@ -113,7 +115,7 @@ class Graph:
         name: The name of the graph.
         forward: A function that takes the inputs (and `args`, `kwargs`) and returns the outputs.
         input_types: The types of the inputs.
-        path: A file with the MLIR of a graph, which is loaded instead.
+        path: A saved graph (`save`), which is loaded instead; a file with MLIR text alone is one too.
         args: More arguments of `forward`.
         custom_extensions: Files or folders with custom ops, written in the kernel language.
         context: Not used: MLIR contexts are implicit. For compatibility.
@@ -140,7 +142,7 @@ class Graph:
 
     def __init__(
         self,
-        name: str,
+        name: str = "main",
         forward: Callable[..., None | Value[Any] | Iterable[Value[Any]]] | None = None,
         input_types: Iterable[Type[Any]] = (),
         path: Path | None = None,
@@ -197,8 +199,7 @@ class Graph:
         self._block = op.block
 
     def _load(self, path: Path) -> None:
-        module = mlir.parse_module(path.read_text(encoding="utf-8"))
-        mlir.verify_module(module)
+        module = load_module(path)
         self._module = module
         self._adopt(mlir.entry(module))
         self._num_inputs = len(self._block.args)
@@ -432,7 +433,7 @@ class Graph:
         subgraph.root = root
         subgraph._module = root._module
         if path is not None:
-            loaded = mlir.subgraphs(mlir.parse_module(Path(path).read_text(encoding="utf-8")))
+            loaded = mlir.subgraphs(load_module(Path(path)))
             if name not in loaded:
                 raise ValueError(f"add_subgraph: {path} has no subgraph @{name}")
             op = loaded[name]
@@ -479,11 +480,33 @@ class Graph:
         return value
 
     @property
-    def weights(self) -> dict[str, Weight]:
+    def added_weights(self) -> dict[str, Weight]:
         """The weights that were added to this graph, by name; those of subgraphs not included."""
         return {name: added.weight for name, added in self._weights.items()}
 
+    def weights(self) -> Weights:
+        """Makes weights by hierarchical names: ``graph.weights().layers[0].weight.allocate(dtype, shape)``."""
+        from max.graph.weights._graph_weights import GraphWeights
+
+        return GraphWeights(self.added_weights)
+
     # Text
+
+    def save(self, path: Path | str, weights: Mapping[str, Any] | None = None) -> None:
+        """Writes the graph to files that `Graph(path=...)` and `InferenceSession.load` read.
+
+        The text of its MLIR goes to `path`, big constants and the values of weights to safetensors files beside it;
+        see `max.graph.saved` for the format. Custom ops are not part of it: give them to `load` again.
+
+        Args:
+            path: Where the text goes, such as ``model.mo``.
+            weights: Values of weights by name, so that they need not be given to `load`.
+
+        Raises:
+            ValueError: A value has a dtype that the file cannot hold, or the graph has no weight of its name.
+            OSError: The files cannot be written.
+        """
+        save_module(self.to_mlir(), Path(path), weights)
 
     @property
     def kernel_libraries_paths(self) -> list[Path]:

@@ -211,7 +211,9 @@ class _ShapedType(Type[MlirType]):
     shape: Shape
     device: DeviceRef
 
-    def __init__(self, dtype: DType, shape: ShapeLike, device: Device | DeviceRef) -> None:
+    def __init__(
+        self, dtype: DType, shape: ShapeLike, device: Device | DeviceRef | None = None
+    ) -> None:
         if not isinstance(dtype, DType):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
                 f"{type(self).__name__}: the dtype is {dtype!r}, expected a DType; a type is "
@@ -219,7 +221,7 @@ class _ShapedType(Type[MlirType]):
             )
         self.dtype = dtype
         self.shape = Shape(shape)
-        self.device = DeviceRef.from_device(device)
+        self.device = DeviceRef.CPU() if device is None else DeviceRef.from_device(device)
         for axis, dim in enumerate(self.shape):
             if dim.expr.is_static and dim.expr.value < 0:
                 raise ValueError(
@@ -264,7 +266,7 @@ class TensorType(_ShapedType[mlir.TensorType]):
         self,
         dtype: DType,
         shape: ShapeLike,
-        device: Device | DeviceRef,
+        device: Device | DeviceRef | None = None,
         _layout: FilterLayout | None = None,
     ) -> None:
         super().__init__(dtype, shape, device)

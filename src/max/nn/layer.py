@@ -307,7 +307,7 @@ class Module(Layer, ABC):
                 for item in input_types
             ]
             subgraph.output(*_flat_values(self(*arguments)))
-            for weight in subgraph.weights.values():
+            for weight in subgraph.added_weights.values():
                 if id(weight) not in own:
                     raise ValueError(
                         f"build_subgraph {name}: {type(self).__name__} uses the weight "

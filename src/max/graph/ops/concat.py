@@ -7,6 +7,7 @@ from typing import Literal, cast
 
 import numpy as np
 
+from max import mlir
 from max.dtype import DType
 from max.graph.dim import Dim, DimLike
 from max.graph.ops._stage import as_tensor, normalize_axis, stage
@@ -180,7 +181,7 @@ def repeat_interleave(
         repeats: How often each element is repeated. A tensor (rank 1, integers, on the CPU) says it
             for each element of the axis; of size 1, for all.
         axis: The axis; negative counts from the last. None flattens the tensor first.
-        out_dim: The size of the axis in the result, where `repeats` is a tensor.
+        out_dim: The size of the axis in the result, where `repeats` is a tensor and not a constant.
 
     Raises:
         ValueError: `repeats` is not positive or of a wrong shape, the axis is out of range, or
@@ -200,6 +201,14 @@ def repeat_interleave(
     return reshape(wide, Shape([*shape[:index], shape[index] * repeats, *shape[index + 1 :]]))
 
 
+def _sum_of_constant(repeats: TensorValue, size: Dim) -> Dim:
+    op = repeats.to_mlir().owner
+    if not isinstance(op, mlir.MoOp) or op.name != "mo.constant":
+        raise ValueError("repeat_interleave: repeats is a tensor; say the size: out_dim")
+    counts = op.attr("value")
+    return Dim(int(counts.sum())) if counts.size > 1 else size * int(counts.sum())
+
+
 def _repeat_by_tensor(
     x: TensorValue, repeats: TensorValue, axis: int, out_dim: DimLike | None
 ) -> TensorValue:
@@ -214,7 +223,7 @@ def _repeat_by_tensor(
             f"repeat_interleave: repeats is {repeats!r}, expected a vector of integers"
         )
     if out_dim is None:
-        raise ValueError("repeat_interleave: repeats is a tensor; say the size: out_dim")
+        out_dim = _sum_of_constant(repeats, size)
     counts = cast_to(repeats, DType.int64).to(x.device)
     if counts.shape[0] == 1 and size != 1:
         counts = broadcast_to(counts, [size])

@@ -11,10 +11,13 @@ import json
 import math
 import mmap
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from max.driver import Tensor
 from max.dtype import DType
@@ -50,6 +53,9 @@ _TYPES: dict[str, tuple[int, DType | None]] = {
     "F8_E8M0": (8, None),
     "C64": (64, None),
 }
+
+STORED_NAMES = {dtype: name for name, (_, dtype) in _TYPES.items() if dtype is not None}
+"""For each dtype that a file can hold, its name there."""
 
 
 class WeightsFileError(ValueError):
@@ -224,6 +230,43 @@ class SafetensorsFile:
                 f"{available - place} bytes after the last tensor belong to none; the header and "
                 f"the data, from byte {data_start} on, do not belong together"
             )
+
+
+def write_safetensors(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Writes a safetensors file; one that is there is replaced whole, or not at all.
+
+    Args:
+        path: The file.
+        arrays: The tensors by name, C-contiguous. Those with the largest elements come first, so that all are aligned.
+
+    Raises:
+        ValueError: A tensor has a dtype that the file cannot hold.
+    """
+    order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
+    header: dict[str, dict[str, Any]] = {}
+    place = 0
+    for name in order:
+        array = arrays[name]
+        dtype = DType.from_numpy(array.dtype)
+        if dtype not in STORED_NAMES:
+            raise ValueError(
+                f"{path.name}: {name!r} is of {dtype}, which no safetensors file holds"
+            )
+        end = place + array.nbytes
+        entry = {"dtype": STORED_NAMES[dtype], "shape": list(array.shape)}
+        header[name] = {**entry, "data_offsets": [place, end]}
+        place = end
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    aside = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with open(aside, "wb") as file:
+            file.write(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
+            for name in order:
+                file.write(arrays[name].reshape(-1).view(np.uint8).data)
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 class _Pairs(list[tuple[str, Any]]):

@@ -1,0 +1,65 @@
+"""The weights of a graph that is being built, by their hierarchical names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from max.driver import DLPackArray
+from max.dtype import DType
+from max.graph.quantization import QuantizationEncoding
+from max.graph.shape import ShapeLike
+from max.graph.type import DeviceRef
+from max.graph.weight import Weight
+from max.graph.weights._weight_data import WeightData
+from max.graph.weights._weights import HierarchicalWeights
+
+
+class GraphWeights(HierarchicalWeights):
+    """Makes weights for a graph, whose values come when it is loaded.
+
+    Args:
+        added: The weights that the graph has.
+        prefix: The name built so far.
+        allocated: The values that are known: none.
+    """
+
+    def __init__(
+        self,
+        added: Mapping[str, Weight],
+        prefix: str = "",
+        allocated: dict[str, DLPackArray] | None = None,
+    ) -> None:
+        self._made = dict(added)
+        super().__init__(self._made, prefix, allocated)
+
+    def _read(self, name: str) -> WeightData:
+        raise KeyError(f"weight {name!r} has no data yet: its values come when the graph is loaded")
+
+    def allocate(
+        self,
+        dtype: DType | None = None,
+        shape: ShapeLike | None = None,
+        quantization_encoding: QuantizationEncoding | None = None,
+        device: DeviceRef = DeviceRef.CPU(),  # noqa: B008  immutable
+    ) -> Weight:
+        """A new weight of this name.
+
+        Args:
+            dtype: The element type.
+            shape: The shape.
+            quantization_encoding: How the values are encoded, if they are.
+            device: The device that the graph wants the weight on.
+
+        Raises:
+            ValueError: dtype or shape is missing, or there is a weight of this name.
+        """
+        if self._prefix in self._made:
+            raise ValueError(f"allocate: there is a weight of the name {self._prefix!r} already")
+        if dtype is None or shape is None:
+            missing = "dtype" if dtype is None else "shape"
+            raise ValueError(
+                f"allocate: weight {self._prefix!r} needs a {missing}, as no file tells it"
+            )
+        made = Weight(self._prefix, dtype, shape, device, quantization_encoding)
+        self._made[self._prefix] = made
+        return made
