@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -73,7 +73,9 @@ def save_module(module: ModuleOp, path: Path, weights: Mapping[str, Any] | None)
 
 def _contiguous(value: Any) -> npt.NDArray[Any]:
     tensor = (
-        Tensor.from_numpy(value) if isinstance(value, np.ndarray) else Tensor.from_dlpack(value)
+        Tensor.from_numpy(cast("npt.NDArray[Any]", value))
+        if isinstance(value, np.ndarray)
+        else Tensor.from_dlpack(value)
     )
     return np.asarray(tensor.to_numpy(), order="C")
 
