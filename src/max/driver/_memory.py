@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import mmap
 import os
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -12,6 +14,9 @@ from max.dtype import DType
 
 # a cache line, and the widest vector
 ALIGNMENT = 64
+_HUGE_PAGE = 2 << 20
+# zeros of this size and above come from the system a huge page at a time
+_LARGE = 4 * _HUGE_PAGE
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 MapMode: TypeAlias = Literal["readonly", "r", "copyonwrite", "c", "readwrite", "r+", "write", "w+"]
@@ -41,13 +46,32 @@ def allocate(op: str, dtype: DType, shape: tuple[int, ...], zero: bool) -> Memor
         MemoryError: There is not as much.
     """
     nbytes = math.prod(shape) * dtype.size_in_bytes
-    make = np.zeros if zero else np.empty
     try:
+        if zero and nbytes >= _LARGE:
+            owner = _zeroed_huge_pages(nbytes)
+            return Memory(-(-address(owner) // _HUGE_PAGE) * _HUGE_PAGE, owner)
+        make = np.zeros if zero else np.empty
         owner = make(nbytes + ALIGNMENT, np.uint8)
-    except (ValueError, OverflowError, MemoryError) as error:
+    except (ValueError, OverflowError, MemoryError, OSError) as error:
         gib = nbytes / 2**30
         raise MemoryError(f"{op}: no memory for {gib:.6g} GiB: {shape} {dtype}") from error
     return Memory(-(-address(owner) // ALIGNMENT) * ALIGNMENT, owner)
+
+
+def _zeroed_huge_pages(nbytes: int) -> Array:
+    """Zeros that the system makes page by page, at their first use, in huge pages where it has them.
+
+    NumPy asks for huge pages for ``empty``, not for ``zeros``: a fault each 4 KiB then costs more than what is
+    written, such as the keys of a prompt.
+    """
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return np.zeros(nbytes + _HUGE_PAGE, np.uint8)
+    # private, as Python's default is shared memory, which has small pages
+    mapping = mmap.mmap(-1, nbytes + _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # an error means that the system has none
+    with contextlib.suppress(OSError):
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(mapping, np.uint8)
 
 
 def map_file(
