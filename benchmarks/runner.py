@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -21,12 +22,24 @@ class Worker:
 
     ``module`` is run as ``python -m module``; it reads ``{"op": …}`` lines and answers a JSON object, the
     protocol of ``serve`` below. Its stderr passes through, so that a failure is seen.
+
+    Args:
+        module: The worker's module.
+        env: Variables of the environment that differ.
+        python: The interpreter of the engine's own environment; ours where None.
+        setup: Arguments of the worker's ``setup``, whose answer is ``setup``.
     """
 
-    def __init__(self, module: str, env: Mapping[str, str] | None = None, **setup: Any) -> None:
+    def __init__(
+        self,
+        module: str,
+        env: Mapping[str, str] | None = None,
+        python: Path | None = None,
+        **setup: Any,
+    ) -> None:
         self.name = module.rsplit(".", 1)[-1]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", module],
+            [str(python or sys.executable), "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -60,6 +73,13 @@ def serve(handlers: Mapping[str, Any]) -> None:
         answer = handlers[request.pop("op")](**request)
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
+
+
+def peak_memory() -> dict[str, float]:
+    """The most memory that this process has had, in bytes: its own, without the pages of mapped files."""
+    status = Path("/proc/self/status").read_text()
+    found = {key: int(value) * 1024 for key, value in re.findall(r"(\w+):\s+(\d+) kB", status)}
+    return {"peak_bytes": found["VmHWM"], "own_bytes": found["RssAnon"]}
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.runner import serve
+from benchmarks.runner import peak_memory, serve
 
 state: dict[str, Any] = {}
 
@@ -20,10 +20,10 @@ def setup(model: str, dtype: str) -> dict[str, float]:
 
 
 @torch.inference_mode()
-def generate(prompt: list[int], new_tokens: int) -> dict[str, float]:
+def generate(prompt: list[int], new_tokens: int, batch: int = 1) -> dict[str, float]:
     """Greedy, token by token with the default cache; prefill is the first forward and its argmax."""
     model = state["model"]
-    ids = torch.tensor([prompt])
+    ids = torch.tensor([prompt] * batch)
     start = time.perf_counter()
     out = model(ids, use_cache=True, logits_to_keep=1)
     token = out.logits[:, -1].argmax(-1, keepdim=True)
@@ -32,8 +32,11 @@ def generate(prompt: list[int], new_tokens: int) -> dict[str, float]:
         out = model(token, past_key_values=out.past_key_values, use_cache=True)
         token = out.logits[:, -1].argmax(-1, keepdim=True)
     decode = time.perf_counter() - start - prefill
-    return {"prefill_tok_s": len(prompt) / prefill, "decode_tok_s": (new_tokens - 1) / decode}
+    return {
+        "prefill_tok_s": batch * len(prompt) / prefill,
+        "decode_tok_s": batch * (new_tokens - 1) / decode,
+    }
 
 
 if __name__ == "__main__":
-    serve({"setup": setup, "generate": generate})
+    serve({"setup": setup, "generate": generate, "memory": peak_memory})
