@@ -92,7 +92,7 @@ def scores_of_block(
     if rows <= FEW_ROWS:
         for j in range(0, count, 4):
             for i in range(0, rows, step):
-                dot_rows(scores[i * KEYS + j :], KEYS, queries[i:], keys[j:], step, 1, t)
+                dot_rows(scores[i * KEYS + j :], KEYS, queries[i:], keys[j:], step, 1, False, t)
     else:
         for j in range(0, count, 2 * t.width):
             for half in range(j, k.min(j + 2 * t.width, count), t.width):

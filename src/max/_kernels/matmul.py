@@ -58,9 +58,13 @@ def few_rows(
     """A block of columns for all of the few rows of A, into `c`; `b` begins at the block."""
     for j in range(0, columns, 4 if transpose_b else 4 * t.width):
         i = k.i64(0)
+        if transpose_b and t.few <= a.shape[0]:
+            # what comes next is asked for while this is multiplied, which the hardware does not see coming
+            dot_rows(c[j:], stride, a, b[j:], t.few, 1, True, t)
+            i += t.few
         while i + t.few <= a.shape[0]:
             if transpose_b:
-                dot_rows(c[i * stride + j :], stride, a[i:], b[j:], t.few, 1, t)
+                dot_rows(c[i * stride + j :], stride, a[i:], b[j:], t.few, 1, False, t)
             else:
                 multiply_columns(
                     c[i * stride + j :], stride, a[i:], b[:, j:], False, t.few, t.width
@@ -68,7 +72,7 @@ def few_rows(
             i += t.few
         while i < a.shape[0]:
             if transpose_b:
-                dot_rows(c[i * stride + j :], stride, a[i:], b[j:], 1, 2, t)
+                dot_rows(c[i * stride + j :], stride, a[i:], b[j:], 1, 2, False, t)
             else:
                 multiply_columns(c[i * stride + j :], stride, a[i:], b[:, j:], False, 1, t.width)
             i += 1

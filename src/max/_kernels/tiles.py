@@ -268,7 +268,9 @@ def dot_step(sums: Any, a: Any, b: Any, mask: Any, rows: int, t: Tiling) -> None
 
 
 @k.inline
-def dot_rows(c: Any, c_row: Any, a: Any, b: Any, rows: int, unroll: int, t: Tiling) -> None:
+def dot_rows(
+    c: Any, c_row: Any, a: Any, b: Any, rows: int, unroll: int, ahead: bool, t: Tiling
+) -> None:
     """Dot products of a few rows of A with four of B, all contiguous along k: `c[i, j] = a[i] · b[j]`.
 
     Args:
@@ -278,6 +280,7 @@ def dot_rows(c: Any, c_row: Any, a: Any, b: Any, rows: int, unroll: int, t: Tili
         b: `[rows, k]`; its last row stands in for those that it has not.
         rows: Rows of A at once.
         unroll: Steps in k at once, each with sums of its own: for few rows, 2 hide the latency.
+        ahead: Whether the next four rows of B are asked for meanwhile.
         t: The tiling.
     """
     size = a.shape[1]
@@ -285,6 +288,9 @@ def dot_rows(c: Any, c_row: Any, a: Any, b: Any, rows: int, unroll: int, t: Tili
     others = k.tile(t.sums, (rows, 4), width=t.width, fill=0)
     whole = size - size % (t.step * unroll)
     for n in range(0, whole, t.step * unroll):
+        if ahead:
+            for j in k.static_range(4, 8):
+                b.prefetch(j, n)
         dot_step(sums, a[:, n:], b[:, n:], None, rows, t)
         if unroll == 2:
             dot_step(others, a[:, n + t.step :], b[:, n + t.step :], None, rows, t)
