@@ -26,6 +26,19 @@ def graph(inputs: str, outputs: str, body: str) -> str:
 
 
 SOURCES: dict[str, tuple[str, str]] = {
+    "expand_collectives": (
+        "expand-collectives",
+        graph(
+            "%x: !mo.tensor<[n, 8], bf16, cpu:0>, %y: !mo.tensor<[n, 8], bf16, cpu:1>, "
+            "%s: !mo.buffer<[4], ui8, cpu:0>, %t: !mo.buffer<[4], ui8, cpu:1>",
+            "!mo.tensor<[2 * n, 8], bf16, cpu:0>, !mo.tensor<[2 * n, 8], bf16, cpu:1>",
+            """
+            %c = mo.chain_create() : () -> !mo.chain
+            %a, %b, %d = mo.allreduce(%x, %y, %s, %t, %c) : (!mo.tensor<[n, 8], bf16, cpu:0>, !mo.tensor<[n, 8], bf16, cpu:1>, !mo.buffer<[4], ui8, cpu:0>, !mo.buffer<[4], ui8, cpu:1>, !mo.chain) -> (!mo.tensor<[n, 8], bf16, cpu:0>, !mo.tensor<[n, 8], bf16, cpu:1>, !mo.chain)
+            %e, %f, %g = mo.allgather(%a, %b, %s, %t, %d) {axis = 0 : i64} : (!mo.tensor<[n, 8], bf16, cpu:0>, !mo.tensor<[n, 8], bf16, cpu:1>, !mo.buffer<[4], ui8, cpu:0>, !mo.buffer<[4], ui8, cpu:1>, !mo.chain) -> (!mo.tensor<[2 * n, 8], bf16, cpu:0>, !mo.tensor<[2 * n, 8], bf16, cpu:1>, !mo.chain)
+            mo.output(%e, %f) : (!mo.tensor<[2 * n, 8], bf16, cpu:0>, !mo.tensor<[2 * n, 8], bf16, cpu:1>) -> ()""",
+        ),
+    ),
     "canonicalise_views": (
         "canonicalise",
         graph(

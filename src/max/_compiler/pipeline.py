@@ -15,6 +15,7 @@ from max._compiler.kernels import KernelTable
 from max._compiler.lower import lower_graph
 from max._compiler.passes.base import GraphPass, Pass
 from max._compiler.passes.canonicalise import canonicalise
+from max._compiler.passes.collectives import expand_collectives
 from max._compiler.passes.constants import fold_constants
 from max._compiler.passes.cse import merge_equal_ops
 from max._compiler.passes.dce import drop_dead_ops
@@ -38,6 +39,7 @@ __all__ = ["PASSES", "CompileStats", "compile_module", "optimise", "stats"]
 
 
 PASSES: tuple[Pass, ...] = (
+    GraphPass("expand-collectives", expand_collectives),
     GraphPass("canonicalise", canonicalise),
     GraphPass("fold-constants", fold_constants),
     GraphPass("merge-equal-ops", merge_equal_ops),

@@ -11,6 +11,7 @@ Each op computes in float32 (float64 for float64) and rounds its results to thei
 
 from max._interpreter import (
     buffer,
+    collective,
     constant,
     elementwise,
     fourier,
@@ -37,6 +38,7 @@ __all__ = [
     "REFERENCES",
     "InterpreterError",
     "buffer",
+    "collective",
     "constant",
     "elementwise",
     "fourier",

@@ -15,6 +15,7 @@
 
 from max.graph.dim import AlgebraicDim, Dim, DimLike, StaticDim, SymbolicDim
 from max.graph.shape import Shape, ShapeLike
+from max.graph.sharding import ShardingStrategy
 from max.graph.type import (
     BufferType,
     ConvInputLayout,
@@ -61,6 +62,7 @@ __all__ = [
     "KernelLibrary",
     "Shape",
     "ShapeLike",
+    "ShardingStrategy",
     "StaticDim",
     "StrongTensorValueLike",
     "SymbolicDim",

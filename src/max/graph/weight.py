@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from xdsl.ir import SSAValue
@@ -9,8 +10,11 @@ from xdsl.ir import SSAValue
 from max import mlir
 from max.dtype import DType
 from max.graph import graph as _graph
+from max.graph import ops
+from max.graph.dim import StaticDim
 from max.graph.quantization import QuantizationEncoding
 from max.graph.shape import Shape, ShapeLike
+from max.graph.sharding import Ranges, ShardingStrategy
 from max.graph.type import DeviceRef, TensorType
 from max.graph.value import TensorValue, tensor_of
 
@@ -58,6 +62,7 @@ class Weight(TensorValue):
         device: Device | DeviceRef,
         quantization_encoding: QuantizationEncoding | None = None,
         align: int | None = None,
+        sharding_strategy: ShardingStrategy | None = None,
         _placeholder: bool = False,
         _has_alias: bool = False,
     ) -> None:
@@ -69,10 +74,13 @@ class Weight(TensorValue):
         self.quantization_encoding = quantization_encoding
         self.align = align
         self.shard_idx = None
+        self._sharding: ShardingStrategy | None = None
         self._placeholder = _placeholder
         self._has_alias = _has_alias
         if quantization_encoding is not None and dtype is not DType.uint8:
             self._type = _encoded_type(self._type, quantization_encoding, name)
+        if sharding_strategy is not None:
+            self.sharding_strategy = sharding_strategy
 
     @property
     def dtype(self) -> DType:
@@ -110,6 +118,63 @@ class Weight(TensorValue):
         return self._placeholder
 
     @property
+    def sharding_strategy(self) -> ShardingStrategy | None:
+        """How `shard` splits the weight; None where it is not split.
+
+        Raises:
+            TypeError: It is set to something else.
+            ValueError: It is set to a strategy of layers, or on a shard.
+        """
+        return self._sharding
+
+    @sharding_strategy.setter
+    def sharding_strategy(self, strategy: ShardingStrategy | None) -> None:
+        if strategy is not None:
+            if not isinstance(strategy, ShardingStrategy):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(
+                    f"Weight {self.name}: the sharding strategy is {strategy!r}, expected a "
+                    "ShardingStrategy"
+                )
+            if strategy.is_tensor_parallel or strategy.is_expert_parallel:
+                raise ValueError(
+                    f"Weight {self.name}: {strategy.kind} is a strategy of layers; a weight takes "
+                    "rowwise, columnwise, replicate, axiswise, stacked_qkv, head_aware_columnwise "
+                    "or gate_up"
+                )
+        self._sharding = strategy
+
+    def shard(self, devices: Iterable[DeviceRef]) -> list[Weight]:
+        """The parts of the weight on devices, as `sharding_strategy` says.
+
+        A shard has no values of its own: it is a view of this weight, which alone is in state dicts
+        and registries. An encoded weight is split between its blocks.
+
+        Args:
+            devices: Where the parts are to be, in their order.
+
+        Raises:
+            ValueError: The weight has no sharding strategy, is a shard itself, or cannot be split so;
+                or the number of devices is not that of the strategy.
+        """
+        strategy = self.sharding_strategy
+        if self.shard_idx is not None:
+            raise ValueError(f"Weight {self.name}: a shard cannot be sharded further")
+        if strategy is None:
+            raise ValueError(
+                f"Weight {self.name}: there is no sharding strategy; set sharding_strategy first"
+            )
+        where = [DeviceRef.from_device(device) for device in devices]
+        if len(where) != strategy.num_devices:
+            raise ValueError(
+                f"Weight {self.name}: {len(where)} devices, the sharding strategy "
+                f"{strategy.kind} is for {strategy.num_devices}"
+            )
+        shards: list[Weight] = [_Shard(self, strategy, i, d) for i, d in enumerate(where)]
+        for shard in shards:
+            _ = shard.shape  # what cannot be split raises here
+        return shards
+
+    @property
     def _mlir_value(self) -> SSAValue:  # type: ignore[override]
         return _graph.Graph.current.add_weight(self).to_mlir()
 
@@ -125,6 +190,110 @@ class Weight(TensorValue):
             + (f", {encoding.name}" if encoding else "")
             + ")"
         )
+
+
+class _Shard(Weight):
+    """A part of a weight on a device. It follows its weight in name, dtype, shape and encoding."""
+
+    def __init__(
+        self, whole: Weight, strategy: ShardingStrategy, index: int, device: DeviceRef
+    ) -> None:
+        self._whole, self._strategy, self._where = whole, strategy, device
+        self.shard_idx = index
+        self._has_alias = True
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The name of the whole weight and the number of the part."""
+        return f"{self._whole.name}.shards.{self.shard_idx}"
+
+    @property
+    def align(self) -> int | None:  # type: ignore[override]
+        """None: a part begins anywhere."""
+        return None
+
+    @property
+    def quantization_encoding(self) -> QuantizationEncoding | None:  # type: ignore[override]
+        """How the values are encoded."""
+        return self._whole.quantization_encoding
+
+    @property
+    def original_dtype_and_shape(self) -> tuple[DType, Shape]:
+        """The element type and shape of the part before the encoding made a uint8 matrix of it."""
+        dtype, shape = self._whole.original_dtype_and_shape
+        return dtype, self._part_of(shape, in_bytes=list(shape) == list(self._whole.shape))
+
+    @property
+    def is_placeholder(self) -> bool:
+        """Whether the weight cannot be used before it is given values."""
+        return self._whole.is_placeholder
+
+    @property
+    def sharding_strategy(self) -> ShardingStrategy | None:
+        """None: a shard is not split further. Setting it raises ValueError."""
+        return None
+
+    @sharding_strategy.setter
+    def sharding_strategy(self, strategy: ShardingStrategy | None) -> None:
+        raise ValueError(f"Weight {self.name}: a shard cannot be sharded further")
+
+    @property
+    def _type(self) -> TensorType:  # type: ignore[override]
+        shape = self._part_of(self._whole.shape, in_bytes=True)
+        return TensorType(self._whole.dtype, shape, self._where)
+
+    def _part_of(self, shape: Shape, in_bytes: bool) -> Shape:
+        """The shape of the part of a shape of the whole weight."""
+        axis, ranges = self._cut(in_bytes)
+        if axis is None:
+            return shape
+        size = sum(stop - start for start, stop in ranges)
+        return Shape([*shape[:axis], size, *shape[axis + 1 :]])
+
+    def _cut(self, in_bytes: bool = True) -> tuple[int | None, Ranges]:
+        """The axis that is split, and what is taken of it; of an encoded axis in bytes or in elements."""
+        whole, strategy = self._whole, self._strategy
+        assert self.shard_idx is not None
+        strategy.check_index(self.shard_idx)
+        if strategy.axis is None:
+            return None, ()
+        what, encoding = f"Weight {whole.name}", whole.quantization_encoding
+        if encoding is not None and not encoding.is_gguf:
+            raise ValueError(
+                f"{what}: {encoding.name.upper()} weights are not split ({strategy.kind}); use replicate"
+            )
+        rank = whole.rank
+        axis = strategy.axis + rank if strategy.axis < 0 else strategy.axis
+        if not 0 <= axis < rank:
+            raise ValueError(
+                f"{what}: {strategy.kind} splits axis {strategy.axis}, the weight has rank {rank}"
+            )
+        dim = whole.shape[axis]
+        if not isinstance(dim, StaticDim):
+            raise ValueError(f"{what}: axis {axis} is {dim}, only a static axis can be split")
+        size = int(dim)
+        if encoding is None or axis != rank - 1:
+            return axis, strategy.ranges(what, size, self.shard_idx)
+        per_block, block_bytes = encoding.elements_per_block, encoding.block_size
+        elements = size // block_bytes * per_block
+        ranges = strategy.ranges(what, elements, self.shard_idx, per_block)
+        if not in_bytes:
+            return axis, ranges
+        in_blocks = ((a // per_block, b // per_block) for a, b in ranges)
+        return axis, tuple((a * block_bytes, b * block_bytes) for a, b in in_blocks)
+
+    @property
+    def _mlir_value(self) -> SSAValue:  # type: ignore[override]
+        # slices of the whole weight, which has the values: nothing is registered twice
+        graph = _graph.Graph.current
+        whole = graph.add_weight(self._whole)
+        axis, ranges = self._cut()
+        if axis is None:
+            return whole.to(self._where).to_mlir()
+        before = [slice(None)] * axis
+        parts = [whole[(*before, slice(start, stop))] for start, stop in ranges]
+        part = parts[0] if len(parts) == 1 else ops.concat(parts, axis)
+        return part.to(self._where).to_mlir()
 
 
 def _encoded_type(type_: TensorType, encoding: QuantizationEncoding, name: str) -> TensorType:

@@ -130,7 +130,12 @@ def _gather(op: MoOp) -> SSAValue | None:
 
 
 def _transfer(op: MoOp) -> SSAValue | None:
-    return _same_type(op)
+    inner = producer(op.operands[0], "mo.transfer")
+    if inner is None:
+        return _same_type(op)
+    if inner.operands[0].type == op.results[0].type:
+        return inner.operands[0]
+    return insert_before(op, build("mo.transfer", inner.operands, {}, op.result_types))
 
 
 def _pow(op: MoOp) -> SSAValue | None:

@@ -5,6 +5,8 @@ Operands are tensors, or what becomes one: numbers, arrays, dimensions, shapes (
 
 from collections.abc import Callable
 
+from max.graph.ops import allreduce
+from max.graph.ops.allgather import allgather
 from max.graph.ops.buffer import buffer_create, buffer_load, buffer_store, buffer_store_slice
 from max.graph.ops.call import call
 from max.graph.ops.concat import chunk, concat, pad, repeat_interleave, split, stack, tile
@@ -99,6 +101,8 @@ __all__ = [
     "abs",
     "acos",
     "add",
+    "allgather",
+    "allreduce",
     "argmax",
     "argmin",
     "argsort",

@@ -2,6 +2,7 @@
 
 from max.mlir.ops import (
     buffer,
+    collective,
     constant,
     control,
     elementwise,
@@ -16,6 +17,7 @@ from max.mlir.ops import (
 
 __all__ = [
     "buffer",
+    "collective",
     "constant",
     "control",
     "elementwise",

@@ -1,0 +1,62 @@
+"""Collectives between CPU devices, which share one memory, become moves and ordinary ops.
+
+The sum or the concatenation is made once, on the first device; the others see the same memory. Signal buffers and the
+order of effects are not needed for that.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+
+from xdsl.ir import Block, SSAValue
+
+from max._compiler.passes.base import ops_of
+from max._compiler.passes.canonicalise import insert_before
+from max.dtype import DType
+from max.mlir import MoOp, TensorType, build
+
+__all__ = ["expand_collectives"]
+
+
+def expand_collectives(block: Block) -> None:
+    """Replaces ``mo.allreduce`` and ``mo.allgather``."""
+    for op in ops_of(block):
+        if op.name not in ("mo.allreduce", "mo.allgather"):
+            continue
+        types = [result.type for result in op.results[:-1]]
+        first = types[0]
+        assert isinstance(first, TensorType)
+        inputs = [_moved(op, value, first) for value in op.operands[: len(types)]]
+        made = _sum(op, inputs) if op.name == "mo.allreduce" else insert_before(
+            op, build("mo.concat", inputs, {"axis": op.attr("axis")})
+        )  # fmt: skip
+        for result, type_ in zip(op.results[:-1], types, strict=True):
+            assert isinstance(type_, TensorType)
+            result.replace_all_uses_with(_moved(op, made, type_))
+        op.results[-1].replace_all_uses_with(op.operands[-1])
+        op.detach()
+        op.erase()
+
+
+def _moved(op: MoOp, value: SSAValue, like: TensorType) -> SSAValue:
+    """A value on the device of `like`."""
+    type_ = value.type
+    assert isinstance(type_, TensorType)
+    if type_.device == like.device:
+        return value
+    wanted = TensorType.get(type_.dtype, type_.shape, like.device)
+    return insert_before(op, build("mo.transfer", (value,), {}, (wanted,)))
+
+
+def _sum(op: MoOp, inputs: list[SSAValue]) -> SSAValue:
+    """The sum; floats of less than 32 bits are summed in f32 and rounded once."""
+    type_ = inputs[0].type
+    assert isinstance(type_, TensorType)
+    if len(inputs) == 1:
+        return inputs[0]
+    narrow = type_.dtype.is_float() and type_.dtype.size_in_bytes < 4
+    if narrow:
+        wide = TensorType.get(DType.float32, type_.shape, type_.device)
+        inputs = [insert_before(op, build("mo.cast", (x,), {}, (wide,))) for x in inputs]
+    total = reduce(lambda x, y: insert_before(op, build("mo.add", (x, y))), inputs)
+    return insert_before(op, build("mo.cast", (total,), {}, (type_,))) if narrow else total

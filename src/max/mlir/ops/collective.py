@@ -1,0 +1,100 @@
+"""Collectives: one op over tensors of several devices.
+
+Operands are a tensor a device, a signal buffer a device, and the chain; results are a tensor a device, and the chain.
+"""
+
+from __future__ import annotations
+
+from max.dtype import DType
+from max.mlir.operation import Attrs, OpSpec, Types, axis_of, define, tensor
+from max.mlir.types import BufferType, ChainType, TensorType, short_types
+
+_CHAIN = ChainType.get()
+
+
+def _inputs(op: str, types: Types) -> list[TensorType]:
+    """The tensors, once everything about their number, devices and buffers is checked."""
+    if len(types) < 3 or len(types) % 2 == 0:
+        raise ValueError(
+            f"{op}: got {short_types(types)}, expected a tensor and a signal buffer for each device"
+        )
+    if types[-1] != _CHAIN:
+        raise TypeError(f"{op}: the last operand is {short_types(types[-1:])}, expected a chain")
+    count = len(types) // 2
+    tensors = [tensor(op, types, index) for index in range(count)]
+    where = [t.device for t in tensors]
+    for index, device in enumerate(where):
+        if device in where[:index]:
+            raise ValueError(
+                f"{op}: inputs {where.index(device)} and {index} are both on {device.text}; "
+                "expected one input a device"
+            )
+    for index, (x, buffer) in enumerate(zip(tensors, types[count:-1], strict=True)):
+        if not isinstance(buffer, BufferType) or buffer.dtype is not DType.uint8:
+            raise TypeError(
+                f"{op}: signal buffer {index} is {short_types([buffer])}, expected a uint8 buffer"
+            )
+        if buffer.device != x.device:
+            raise ValueError(
+                f"{op}: signal buffer {index} is on {buffer.device.text}, input {index} on "
+                f"{x.device.text}; expected them on one device, in the same order"
+            )
+    first = tensors[0]
+    for index, t in enumerate(tensors):
+        if t.dtype is not first.dtype:
+            raise TypeError(
+                f"{op}: input {index} is {t.short}, input 0 is {first.short}; expected one dtype "
+                "(cast)"
+            )
+        if t.rank != first.rank:
+            raise ValueError(
+                f"{op}: input {index} is {t.short}, input 0 is {first.short}; expected one rank"
+            )
+    return tensors
+
+
+def _infer_allreduce(types: Types, attrs: Attrs) -> Types:
+    op = "allreduce"
+    tensors = _inputs(op, types)
+    first = tensors[0]
+    if first.dtype is DType.bool:
+        raise TypeError(f"{op}: input 0 is {first.short}; expected numbers")
+    for index, t in enumerate(tensors):
+        if t.shape != first.shape:
+            raise ValueError(
+                f"{op}: input {index} is {t.short}, input 0 is {first.short}; expected one shape"
+            )
+    return (*tensors, _CHAIN)
+
+
+define(OpSpec("mo.allreduce", (3, None), None, infer=_infer_allreduce, pure=False))
+
+
+def _infer_allgather(types: Types, attrs: Attrs) -> Types:
+    op = "allgather"
+    tensors = _inputs(op, types)
+    first = tensors[0]
+    axis = axis_of(op, attrs["axis"], first.rank)
+    total = first.shape[axis]
+    for index, t in enumerate(tensors[1:], 1):
+        for i in range(first.rank):
+            if i != axis and t.shape[i] != first.shape[i]:
+                raise ValueError(
+                    f"{op}: axis {i} of input {index} ({t.short}) is {t.shape[i]}, of input 0 "
+                    f"({first.short}) {first.shape[i]}; only axis {axis} may differ"
+                )
+        total = total + t.shape[axis]
+    shape = [*first.shape[:axis], total, *first.shape[axis + 1 :]]
+    return (*(t.with_shape(shape) for t in tensors), _CHAIN)
+
+
+define(
+    OpSpec(
+        "mo.allgather",
+        (3, None),
+        None,
+        attributes={"axis": int},
+        infer=_infer_allgather,
+        pure=False,
+    )
+)
