@@ -27,7 +27,7 @@ from max._kernels.tiles import (
 )
 from max.dtype import DType
 
-FEW_ROWS = 6
+FEW_ROWS = 4
 """Up to so many times the rows multiplied at once B is not packed: dot products are as fast."""
 FEW_COLUMNS = 32
 """Columns of a block then, which are rows of weights as checkpoints store them."""
@@ -105,6 +105,7 @@ def many_rows(
     size: Any,
     block: Any,
     columns: Any,
+    workers: Any,
     transpose_b: bool,
     t: Tiling,
 ) -> None:
@@ -124,7 +125,14 @@ def many_rows(
         for tile in range(first_tile, last_tile):
             start = (begin // t.pair * tiles + tile * round_up(depth, t.width)) * t.height
             sums = c[(tile - first_tile) * t.height * stride :]
-            multiply_tile(sums, stride, packed[start:], 1, t.height, panel, depth, n == 0, t)
+            left = packed[start:]
+            if transpose_b and tile == first_tile:
+                # the next K block of these columns, or the first of those that are likely this worker's next
+                last = begin + block >= size
+                ahead = b[2 * t.width * workers if last else 0 :, 0 if last else begin + block :]
+                multiply_tile(sums, stride, left, 1, t.height, panel, depth, n == 0, t, ahead)
+            else:
+                multiply_tile(sums, stride, left, 1, t.height, panel, depth, n == 0, t)
 
 
 @k.kernel
@@ -181,7 +189,20 @@ def matmul(
             count = k.min(last * t.height, rows) - row
             mine = packed[batch * packed_size :]
             many_rows(
-                c, stride, mine, tiles, first, last, strip, panel, size, block, here, transpose_b, t
+                c,
+                stride,
+                mine,
+                tiles,
+                first,
+                last,
+                strip,
+                panel,
+                size,
+                block,
+                here,
+                ctx.num_workers,
+                transpose_b,
+                t,
             )
         else:
             few_rows(c, stride, a[batch], strip, here, transpose_b, t)

@@ -209,7 +209,16 @@ def pack_columns(panel: Any, source: Any, vectors: int, t: Tiling) -> None:
 
 @k.inline
 def multiply_tile(
-    c: Any, c_row: Any, a: Any, a_row: Any, a_step: Any, b: Any, size: Any, first: Any, t: Tiling
+    c: Any,
+    c_row: Any,
+    a: Any,
+    a_row: Any,
+    a_step: Any,
+    b: Any,
+    size: Any,
+    first: Any,
+    t: Tiling,
+    ahead: Any = None,
 ) -> None:
     """Multiplies a panel of A by a packed panel of B of two vectors' width: a register tile of sums.
 
@@ -223,6 +232,7 @@ def multiply_tile(
         size: Lanes in k.
         first: Whether nothing was summed yet.
         t: The tiling.
+        ahead: Rows of two vectors' width of B that come next, to be asked for meanwhile; None: nothing.
     """
     sums = k.tile(t.sums, (t.height, 2), width=t.width, fill=0)
     if not first:
@@ -232,6 +242,11 @@ def multiply_tile(
     for n in range(size):
         low = b.load(n * (2 * t.width), width=t.width)
         high = b.load(n * (2 * t.width) + t.width, width=t.width)
+        if ahead is not None:
+            # a line of each row in turn: two vectors' width of rows have as many lines as twice the lanes in k
+            for half in k.static_range(2):
+                at = 2 * n + half
+                ahead.prefetch(at % (2 * t.width), at // (2 * t.width) * t.step)
         for i in k.static_range(t.height):
             left = k.splat(a[n * a_step + i * a_row], t.width)
             sums[i, 0] = multiply_add(sums[i, 0], left, low)
