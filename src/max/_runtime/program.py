@@ -215,6 +215,24 @@ class Executor:
         if record is not None:
             raise self._error(record)
 
+    def set_profiling(self, on: bool) -> None:
+        """Begins or ends keeping the time of each launch; what was kept stays."""
+        with self.pool.lock:
+            if on and self._profile is None:
+                shape = (len(self.program.launches), native.PROFILE_BYTES // 8)
+                self._profile = np.zeros(shape, np.int64)
+            header = self._code[: native.HEADER_BYTES].view(np.int64)
+            address = 0 if self._profile is None or not on else self._profile.ctypes.data
+            header[native.HEADER_PROFILE // 8] = address
+
+    def ticks(self) -> np.ndarray:
+        """For each launch the ticks at its barrier and in it, summed; zeros where none were kept."""
+        with self.pool.lock:
+            if self._profile is None:
+                shape = (len(self.program.launches), native.PROFILE_BYTES // 8)
+                return np.zeros(shape, np.int64)
+            return self._profile.copy()
+
     def timings(self) -> list[LaunchTiming]:
         """Time of each launch as worker 0 saw it, summed over the runs so far; needs ``profile``.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -18,6 +19,7 @@ from max._runtime import platform
 from max.driver import CPU, Device, Tensor
 from max.dtype import DType
 from max.engine._binding import InputBinder
+from max.engine._profile import Profile, recording
 from max.engine._program import Arena, Instance, LinkedProgram
 
 __all__ = ["Model", "MojoValue", "TensorSpec"]
@@ -232,6 +234,18 @@ class Model:
         """
         parts = (self._compiled.main, *self._compiled.later)
         return [launch.name for part in parts for launch in part.launches]
+
+    def profile(self) -> AbstractContextManager[Profile]:
+        """Keeps the time of each kernel while a ``with`` block runs.
+
+        The profile that it gives is complete when the block ends: ``str(profile)`` is a table, ``profile.to_dict()``
+        data. A reload in the block ends the measurement; an interpreted model has no kernels.
+        """
+        return recording(self._programs())
+
+    def _programs(self) -> list[LinkedProgram]:
+        linked = self._linked
+        return [] if linked is None else [linked.main, *linked.later]
 
     def __repr__(self) -> str:
         inputs = ", ".join(map(str, self.input_metadata))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,11 +63,13 @@ class Instance:
         offsets: What is added to the bases to get the values.
         arena_bytes: The size of the arena.
         output_shapes: The shapes of the outputs that are known here, in the order of the program's list.
+        symbols: The sizes.
     """
 
     offsets: npt.NDArray[np.int64]
     arena_bytes: int
     output_shapes: tuple[tuple[int, ...], ...]
+    symbols: tuple[int, ...] = ()
 
 
 class LinkedProgram:
@@ -115,6 +118,12 @@ class LinkedProgram:
         sizes += [side for check in code.checks for side in (check.have, check.want)]
         self._sizes = size_function(sizes, compiled.symbols)
         self._instances: dict[tuple[int, ...], Instance] = {}
+        self._moved = code.bytes_moved
+        self._symbols = compiled.symbols
+        self._watchers = 0
+        self._watch_lock = threading.Lock()
+        self._watched_runs: dict[tuple[int, ...], int] = {}
+        self._watched_ns = 0
 
     @staticmethod
     def _slot(slot: SlotCode, fixed: Sequence[int]) -> tuple[int, int]:
@@ -162,7 +171,7 @@ class LinkedProgram:
         for index, value in enumerate(code.values):
             if value.block >= 0:
                 offsets[index] += starts[value.block]
-        return Instance(np.array(offsets, np.int64), ends[code.segment], shapes)
+        return Instance(np.array(offsets, np.int64), ends[code.segment], shapes, symbols)
 
     def run(self, instance: Instance, bases: npt.NDArray[np.int64]) -> None:
         """Runs the program.
@@ -176,7 +185,39 @@ class LinkedProgram:
         """
         values = bases.take(self.bases)
         values += instance.offsets
+        if not self._watchers:
+            self.executor.run(values)
+            return
+        start = time.perf_counter_ns()
         self.executor.run(values)
+        spent = time.perf_counter_ns() - start
+        with self._watch_lock:
+            self._watched_ns += spent
+            runs = self._watched_runs
+            runs[instance.symbols] = runs.get(instance.symbols, 0) + 1
+
+    # profiles ----------------------------------------------------------------------------------
+
+    def watch(self, on: bool) -> None:
+        """One more, or one less, who wants the time of each launch kept."""
+        with self._watch_lock:
+            self._watchers += 1 if on else -1
+            self.executor.set_profiling(self._watchers > 0)
+
+    def reading(self) -> tuple[npt.NDArray[np.int64], dict[tuple[int, ...], int], int]:
+        """What was kept so far: ticks of each launch, runs for each set of sizes, nanoseconds of all runs."""
+        with self._watch_lock:
+            return self.executor.ticks(), dict(self._watched_runs), self._watched_ns
+
+    def bytes_moved(self, runs: dict[tuple[int, ...], int]) -> list[int]:
+        """For each launch the bytes of the buffers that it touched in so many runs for each set of sizes."""
+        sizes = size_function(self._moved, self._symbols)
+        total = [0] * len(self._moved)
+        for symbols, count in runs.items():
+            unknown = (0,) * (self._num_symbols - len(symbols))
+            for index, size in enumerate(sizes(symbols + unknown)):
+                total[index] += count * size
+        return total
 
     def discover(self, instance: Instance, bases: npt.NDArray[np.int64]) -> list[int]:
         """The sizes that the results of a run tell, in the order of the symbols; prints what is to be printed.

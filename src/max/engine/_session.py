@@ -8,7 +8,9 @@ import pickle
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from enum import Enum, StrEnum
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +30,7 @@ from max._version import __version__
 from max.driver import CPU, Device, Tensor
 from max.engine._interpreted import interpreted_model
 from max.engine._model import Linked, Model
+from max.engine._profile import Profile, keep_for_exit, recording
 from max.engine._program import LinkedProgram, arena_of
 from max.engine._weights import WeightInfo, bind_weights, declared_weights
 from max.graph import Graph
@@ -152,6 +155,7 @@ class InferenceSession:
         self._pool: Pool = shared_pool(num_threads)
         self._target = k.host_target()
         self._lock = threading.Lock()
+        self._models: weakref.WeakSet[Model] = weakref.WeakSet()
         load_extensions(custom_extensions)
 
     @property
@@ -213,7 +217,16 @@ class InferenceSession:
         compiled, addresses = self._compile(module)
         backend = _Backend(self._pool, addresses, declared, _arrays(module, compiled))
         linked = backend.link(compiled, registry, True)
-        return Model(compiled, linked, backend, arena_of(self._pool))
+        loaded = Model(compiled, linked, backend, arena_of(self._pool))
+        self._models.add(loaded)
+        return loaded
+
+    def profile(self) -> AbstractContextManager[Profile]:
+        """Keeps the time of each kernel of the models that are loaded, while a ``with`` block runs.
+
+        The profile that it gives is complete when the block ends; see :meth:`Model.profile`.
+        """
+        return recording([part for model in list(self._models) for part in model._programs()])  # pyright: ignore[reportPrivateUsage]
 
     @staticmethod
     def _graph(model: Any) -> tuple[Graph, Mapping[str, Any]]:
@@ -390,14 +403,12 @@ class _Backend:
         main = LinkedProgram(compiled, compiled.main, self.addresses, fixed, self.pool)
         if log := dump_log("program"):
             log.info("// ----- %s -----\n%s", compiled.name, main.executor.program)
-        return Linked(
-            main,
-            [
-                LinkedProgram(compiled, part, self.addresses, fixed, self.pool)
-                for part in compiled.later
-            ],
-            kept,
-        )
+        later = [
+            LinkedProgram(compiled, part, self.addresses, fixed, self.pool)
+            for part in compiled.later
+        ]
+        keep_for_exit([main, *later])
+        return Linked(main, later, kept)
 
 
 def _arrays(module: ModuleOp, compiled: Compiled) -> dict[int, np.ndarray[Any, Any]]:
