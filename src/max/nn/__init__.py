@@ -2,12 +2,16 @@
 
 from max.nn.attention import (
     AttentionWithRope,
+    DataParallelAttentionWithRope,
+    DistributedAttentionImpl,
     MHAMaskConfig,
     MHAMaskVariant,
     MultiheadAttention,
     RaggedAttention,
+    TensorParallelAttentionWithRope,
 )
-from max.nn.embedding import Embedding, EmbeddingV1
+from max.nn.comm import Allreduce, Signals
+from max.nn.embedding import Embedding, EmbeddingV1, VocabParallelEmbedding
 from max.nn.float8_config import (
     Float8Config,
     Float8InputScaleSpec,
@@ -24,7 +28,14 @@ from max.nn.layer import (
     clear_hooks,
     recursive_named_layers,
 )
-from max.nn.linear import MLP, MLPV1, Linear, LinearV1
+from max.nn.linear import (
+    MLP,
+    MLPV1,
+    ColumnParallelLinear,
+    DistributedGemmConfig,
+    Linear,
+    LinearV1,
+)
 from max.nn.norm import (
     ConstantLayerNorm,
     GroupNorm,
@@ -47,14 +58,27 @@ from max.nn.rotary_embedding import (
     YarnScalingParams,
 )
 from max.nn.sequential import Sequential
-from max.nn.transformer import ReturnLogits, Transformer, TransformerBlock
+from max.nn.transformer import (
+    DistributedTransformer,
+    DistributedTransformerBlock,
+    ReturnLogits,
+    Transformer,
+    TransformerBlock,
+)
 
 __all__ = [
     "MLP",
+    "Allreduce",
     "AttentionWithRope",
+    "ColumnParallelLinear",
     "ConstantLayerNorm",
+    "DataParallelAttentionWithRope",
     "DeepseekYarnRopeScalingParams",
     "DeepseekYarnRotaryEmbedding",
+    "DistributedAttentionImpl",
+    "DistributedGemmConfig",
+    "DistributedTransformer",
+    "DistributedTransformerBlock",
     "Embedding",
     "EmbeddingV1",
     "Float8Config",
@@ -87,8 +111,11 @@ __all__ = [
     "RotaryEmbedding",
     "Sequential",
     "Shardable",
+    "Signals",
+    "TensorParallelAttentionWithRope",
     "Transformer",
     "TransformerBlock",
+    "VocabParallelEmbedding",
     "YarnRotaryEmbedding",
     "YarnScalingParams",
     "add_layer_hook",

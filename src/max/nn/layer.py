@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
-from max.graph import DeviceRef, Graph, TensorValue, Type, Value, Weight
+from max.graph import DeviceRef, Graph, ShardingStrategy, TensorValue, Type, Value, Weight
 from max.nn._repr import module_tree
 from max.nn._weight_values import (
     alignment_error,
@@ -91,12 +91,12 @@ class Shardable(Protocol):
     """What can be split over devices."""
 
     @property
-    def sharding_strategy(self) -> Any:
+    def sharding_strategy(self) -> ShardingStrategy | None:
         """How the weights are split; None where they are not."""
         ...
 
     @sharding_strategy.setter
-    def sharding_strategy(self, strategy: Any) -> None: ...
+    def sharding_strategy(self, strategy: ShardingStrategy | None) -> None: ...
 
     def shard(self, devices: Iterable[DeviceRef]) -> Sequence[Self]:
         """The parts, one a device.
@@ -182,7 +182,8 @@ class Module(Layer, ABC):
         for path, layer in recursive_named_layers(self):
             shared = vars(layer).get("_shared_weights", ())
             for key, weight in layer.layer_weights.items():
-                if key in shared or id(weight) in seen:
+                # a shard is a view of a weight that is listed itself
+                if key in shared or id(weight) in seen or weight.shard_idx is not None:
                     continue
                 seen.add(id(weight))
                 yield (f"{path}.{key}" if path else key), layer, key, weight

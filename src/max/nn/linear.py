@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from max.dtype import DType
-from max.graph import DeviceRef, TensorValue, TensorValueLike, Weight, ops
+from max.graph import (
+    BufferValue,
+    DeviceRef,
+    ShardingStrategy,
+    TensorValue,
+    TensorValueLike,
+    Weight,
+    ops,
+)
 from max.graph.quantization import QuantizationConfig, QuantizationEncoding
 from max.graph.weights import Weights
 from max.nn._projection import matmul_input, project
+from max.nn._sharding import check_strategy, part_of, parts_of_weight, shard_devices
 from max.nn.clamp import clamp
 from max.nn.float8_config import Float8Config
 from max.nn.layer import Layer, Module
 
-__all__ = ["MLP", "Linear", "LinearV1", "MLPV1"]
+__all__ = [
+    "MLP",
+    "ColumnParallelLinear",
+    "DistributedGemmConfig",
+    "Linear",
+    "LinearV1",
+    "MLPV1",
+]
 
 ACTIVATIONS: dict[str, Callable[[TensorValue], TensorValue]] = {
     "silu": ops.silu,
@@ -87,6 +105,43 @@ class Linear(Module):
             weight = clamp(weight, min=-self.clip_weight, max=self.clip_weight)
         return weight
 
+    @property
+    def sharding_strategy(self) -> ShardingStrategy | None:
+        """How `shard` splits the weight; None where it is not split.
+
+        Parts of rows compute parts of the outputs. Parts of columns take parts of the inputs, and
+        their results are to be added; the first of them adds the bias.
+        """
+        return self.weight.sharding_strategy
+
+    @sharding_strategy.setter
+    def sharding_strategy(self, strategy: ShardingStrategy | None) -> None:
+        self.weight.sharding_strategy = strategy
+
+    def shard(self, devices: Iterable[DeviceRef]) -> list[Linear]:
+        """The parts of the layer on devices; their weights are views of this layer's.
+
+        Args:
+            devices: Where the parts are to be.
+
+        Raises:
+            ValueError: There is no sharding strategy, it is for another number of devices, or the
+                weight cannot be split so.
+        """
+        strategy = self.sharding_strategy
+        where = shard_devices("Linear", strategy, devices)
+        assert strategy is not None
+        weights = self.weight.shard(where)
+        of_rows = strategy.axis in (0, -2)
+        whole = ShardingStrategy.replicate(len(where))
+        biases = parts_of_weight(self.bias, replace(strategy, axis=0) if of_rows else whole, where)
+        if strategy.axis is not None and not of_rows:
+            biases[1:] = [None] * (len(where) - 1)
+        return [
+            part_of(self, Linear, weight=weight, bias=bias, device=device)
+            for weight, bias, device in zip(weights, biases, where, strict=True)
+        ]
+
     def __call__(self, x: TensorValue) -> TensorValue:
         """``x Wᵀ + b``.
 
@@ -97,6 +152,77 @@ class Linear(Module):
             ValueError: The last dimension is not in_dim.
         """
         return project(x, self.effective_weight(), self.bias)
+
+
+class ColumnParallelLinear(Linear):
+    """A linear layer whose outputs are computed in parts, one a device, and gathered on all of them.
+
+    Args:
+        in_dim: The size of the inputs' last dimension.
+        out_dim: The size of the outputs' last dimension.
+        dtype: The dtype of weight and bias.
+        devices: Where the parts are computed.
+        tied_weight: Another layer's weight to use, ``[out_dim, in_dim]``.
+        kwargs: More arguments of `Linear`.
+
+    Raises:
+        ValueError: No device, or the outputs cannot be split over the devices.
+    """
+
+    def __init__(
+        self,
+        in_dim: int,
+        out_dim: int,
+        dtype: DType,
+        devices: Sequence[DeviceRef],
+        tied_weight: Weight | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not devices:
+            raise ValueError("ColumnParallelLinear: no device is given")
+        super().__init__(in_dim, out_dim, dtype, devices[0], **kwargs)
+        if tied_weight is not None:
+            self.set_shared_weight("weight", tied_weight)
+        self.devices = list(devices)
+        self.sharding_strategy = ShardingStrategy.rowwise(len(devices))
+        self._parts = self.shard(devices)
+
+    def __call__(  # type: ignore[override]
+        self, x: Sequence[TensorValue], signal_buffers: Iterable[BufferValue]
+    ) -> list[TensorValue]:
+        """``x Wᵀ + b`` on each device.
+
+        Args:
+            x: The same ``[…, in_dim]`` on each device.
+            signal_buffers: A signal buffer a device; see `max.nn.comm.Signals`.
+
+        Raises:
+            ValueError: The number of inputs is not that of the devices, or a shape does not fit.
+        """
+        if len(x) != len(self._parts):
+            raise ValueError(
+                f"ColumnParallelLinear: {len(x)} inputs for {len(self._parts)} devices"
+            )
+        outputs = [part(value) for part, value in zip(self._parts, x, strict=True)]
+        return ops.allgather(outputs, signal_buffers, axis=-1)
+
+
+@dataclass
+class DistributedGemmConfig:
+    """How products over several devices are computed.
+
+    Args:
+        enable_matmul_allreduce: Whether a product and the sum of its parts are one kernel. On CPU
+            devices the compiler makes the sum an epilogue of the product wherever it can.
+    """
+
+    enable_matmul_allreduce: bool
+    """Whether a product and the sum of its parts are one kernel."""
+
+    @staticmethod
+    def generate() -> DistributedGemmConfig | None:
+        """The default."""
+        return DistributedGemmConfig(enable_matmul_allreduce=True)
 
 
 class LinearV1(Layer):
@@ -195,7 +321,7 @@ class MLP(Module):
         has_bias: bool = False,
         activation_function: str = "silu",
         float8_config: Float8Config | None = None,
-        dist_gemm_config: object | None = None,
+        dist_gemm_config: DistributedGemmConfig | None = None,
     ) -> None:
         if not devices:
             raise ValueError("MLP: no device is given")
@@ -205,6 +331,7 @@ class MLP(Module):
                 f"{', '.join(ACTIVATIONS)}"
             )
         self.activation_function = activation_function
+        self._sharding: ShardingStrategy | None = None
 
         def linear(in_dim: int, out_dim: int) -> Linear:
             return linear_cls(
@@ -220,6 +347,48 @@ class MLP(Module):
         self.gate_proj = linear(hidden_dim, feed_forward_length)
         self.down_proj = linear(feed_forward_length, hidden_dim)
         self.up_proj = linear(hidden_dim, feed_forward_length)
+
+    @property
+    def sharding_strategy(self) -> ShardingStrategy | None:
+        """How `shard` splits the layer; None where it is not split.
+
+        ``tensor_parallel`` (or ``rowwise``) gives each device a part of the inner features: its
+        results are to be added. ``replicate`` gives each device the whole layer.
+
+        Raises:
+            ValueError: It is set to another strategy.
+        """
+        return self._sharding
+
+    @sharding_strategy.setter
+    def sharding_strategy(self, strategy: ShardingStrategy | None) -> None:
+        check_strategy("MLP", strategy, "tensor_parallel", "rowwise", "replicate")
+        self._sharding = strategy
+        outer = inner = None
+        if strategy is not None:
+            whole, count = strategy.is_replicate, strategy.num_devices
+            outer = strategy if whole else ShardingStrategy.rowwise(count)
+            inner = strategy if whole else ShardingStrategy.columnwise(count)
+        self.gate_proj.sharding_strategy = self.up_proj.sharding_strategy = outer
+        self.down_proj.sharding_strategy = inner
+
+    def shard(self, devices: Iterable[DeviceRef]) -> list[MLP]:
+        """The parts of the layer on devices; their weights are views of this layer's.
+
+        Args:
+            devices: Where the parts are to be.
+
+        Raises:
+            ValueError: There is no sharding strategy, it is for another number of devices, or the
+                weights cannot be split so.
+        """
+        where = shard_devices("MLP", self.sharding_strategy, devices)
+        projections = (self.gate_proj, self.down_proj, self.up_proj)
+        parts = zip(*(p.shard(where) for p in projections), strict=True)
+        return [
+            part_of(self, MLP, gate_proj=gate, down_proj=down, up_proj=up)
+            for gate, down, up in parts
+        ]
 
     def __call__(self, x: TensorValue) -> TensorValue:
         """``down(activation(gate(x)) * up(x))``.

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from max.dtype import DType
-from max.graph import DeviceRef, TensorValue, TensorValueLike, Weight, ops
+from max.graph import DeviceRef, ShardingStrategy, TensorValue, TensorValueLike, Weight, ops
+from max.nn._sharding import check_strategy, part_of, parts_of_weight, shard_devices
 from max.nn.layer import Layer, Module
 
 __all__ = [
@@ -53,6 +54,34 @@ class RMSNorm(Module):
         self.eps = eps
         self.weight_offset = weight_offset
         self.multiply_before_cast = multiply_before_cast
+
+    @property
+    def sharding_strategy(self) -> ShardingStrategy | None:
+        """How `shard` splits the layer: replicate; None where it is not split.
+
+        Raises:
+            ValueError: It is set to another strategy: a row cannot be normalised in parts.
+        """
+        return self.weight.sharding_strategy
+
+    @sharding_strategy.setter
+    def sharding_strategy(self, strategy: ShardingStrategy | None) -> None:
+        check_strategy("RMSNorm", strategy, "replicate")
+        self.weight.sharding_strategy = strategy
+
+    def shard(self, devices: Iterable[DeviceRef]) -> Sequence[RMSNorm]:
+        """The layer on each device; the weights are those of this one.
+
+        Args:
+            devices: The devices.
+
+        Raises:
+            ValueError: There is no sharding strategy, or it is for another number of devices.
+        """
+        strategy = self.sharding_strategy
+        where = shard_devices("RMSNorm", strategy, devices)
+        assert strategy is not None
+        return [part_of(self, RMSNorm, weight=w) for w in self.weight.shard(where)]
 
     def __call__(self, x: TensorValue) -> TensorValue:
         """The normalised tensor, of x's dtype.
@@ -140,6 +169,38 @@ class LayerNorm(Module):
         self.eps = eps
         self.weight = Weight("weight", dtype, [dims], devices[0])
         self.bias = Weight("bias", dtype, [dims], devices[0]) if use_bias else None
+
+    @property
+    def sharding_strategy(self) -> ShardingStrategy | None:
+        """How `shard` splits the layer: replicate; None where it is not split.
+
+        Raises:
+            ValueError: It is set to another strategy: a row cannot be normalised in parts.
+        """
+        return self.weight.sharding_strategy
+
+    @sharding_strategy.setter
+    def sharding_strategy(self, strategy: ShardingStrategy | None) -> None:
+        check_strategy("LayerNorm", strategy, "replicate")
+        self.weight.sharding_strategy = strategy
+
+    def shard(self, devices: Iterable[DeviceRef]) -> Sequence[LayerNorm]:
+        """The layer on each device; the weights are those of this one.
+
+        Args:
+            devices: The devices.
+
+        Raises:
+            ValueError: There is no sharding strategy, or it is for another number of devices.
+        """
+        strategy = self.sharding_strategy
+        where = shard_devices("LayerNorm", strategy, devices)
+        assert strategy is not None
+        biases = parts_of_weight(self.bias, strategy, where)
+        return [
+            part_of(self, LayerNorm, weight=weight, bias=bias)
+            for weight, bias in zip(self.weight.shard(where), biases, strict=True)
+        ]
 
     def __call__(self, x: TensorValue) -> TensorValue:
         """The normalised tensor, of x's dtype.

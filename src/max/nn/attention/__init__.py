@@ -7,16 +7,24 @@ from max.nn.attention.mask_config import (
     PositionalEncodingVariant,
 )
 
-from max.nn.attention.attention_with_rope import AttentionWithRope  # isort: skip
+from max.nn.attention.attention_with_rope import (  # isort: skip
+    AttentionWithRope,
+    DataParallelAttentionWithRope,
+    TensorParallelAttentionWithRope,
+)
+from max.nn.attention.interfaces import DistributedAttentionImpl  # isort: skip
 from max.nn.attention.multihead_attention import MultiheadAttention  # isort: skip
 from max.nn.attention.ragged_attention import RaggedAttention  # isort: skip
 
 __all__ = [
     "AttentionMaskVariant",
     "AttentionWithRope",
+    "DataParallelAttentionWithRope",
+    "DistributedAttentionImpl",
     "MHAMaskConfig",
     "MHAMaskVariant",
     "MultiheadAttention",
     "PositionalEncodingVariant",
     "RaggedAttention",
+    "TensorParallelAttentionWithRope",
 ]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from max.dtype import DType
-from max.graph import DeviceRef, TensorValue, ops
+from max.graph import BufferValue, DeviceRef, ShardingStrategy, TensorValue, ops
+from max.nn._sharding import check_strategy, part_of, shard_devices
 from max.nn.attention._projections import QKVProjections
+from max.nn.attention.interfaces import DistributedAttentionImpl
 from max.nn.attention.mask_config import MHAMaskVariant
+from max.nn.comm import Allreduce
 from max.nn.float8_config import Float8Config
 from max.nn.kernels import flash_attention_ragged, fused_qk_ragged_rope, store_kv_cache_ragged
 from max.nn.kv_cache.cache_params import KVCacheParams
@@ -16,7 +20,22 @@ from max.nn.linear import Linear
 from max.nn.norm import RMSNorm
 from max.nn.rotary_embedding import RotaryEmbedding
 
-__all__ = ["AttentionWithRope"]
+__all__ = [
+    "AttentionWithRope",
+    "DataParallelAttentionWithRope",
+    "TensorParallelAttentionWithRope",
+    "distribute_value",
+]
+
+
+def distribute_value(v: TensorValue, devices: list[DeviceRef]) -> list[TensorValue]:
+    """A tensor on each of some devices.
+
+    Args:
+        v: The tensor.
+        devices: The devices.
+    """
+    return [v.to(device) for device in devices]
 
 
 class AttentionWithRope(QKVProjections):
@@ -27,7 +46,7 @@ class AttentionWithRope(QKVProjections):
 
     Args:
         rope: Gives the scale of the scores, and how pairs lie.
-        sharding_strategy: How the weights are split over devices; one device needs none.
+        sharding_strategy: How the weights are split over devices; see the attribute.
         num_attention_heads: The number of query heads.
         num_key_value_heads: The number of key heads, a divisor of it.
         hidden_size: The size of the input's last dimension.
@@ -45,7 +64,7 @@ class AttentionWithRope(QKVProjections):
 
     Raises:
         ValueError: The options do not go together.
-        NotImplementedError: `float8_config` or `sharding_strategy` is given.
+        NotImplementedError: `float8_config` is given.
     """
 
     rope: RotaryEmbedding
@@ -55,7 +74,7 @@ class AttentionWithRope(QKVProjections):
         self,
         *,
         rope: RotaryEmbedding,
-        sharding_strategy: object | None = None,
+        sharding_strategy: ShardingStrategy | None = None,
         num_attention_heads: int,
         num_key_value_heads: int,
         hidden_size: int,
@@ -71,10 +90,10 @@ class AttentionWithRope(QKVProjections):
         use_qk_norm: bool = False,
         rms_norm_eps: float = 1e-6,
     ) -> None:
-        if float8_config is not None or sharding_strategy is not None:
+        if float8_config is not None:
             raise NotImplementedError(
-                "AttentionWithRope: float8 and sharded weights have no kernels yet; use float32, "
-                "float16 or bfloat16 on one device"
+                "AttentionWithRope: float8 weights have no kernels yet; use float32, float16 or "
+                "bfloat16"
             )
         super().__init__(
             num_attention_heads=num_attention_heads,
@@ -96,6 +115,100 @@ class AttentionWithRope(QKVProjections):
         if use_qk_norm:
             self.q_norm = RMSNorm(kv_params.head_dim, dtype, rms_norm_eps)
             self.k_norm = RMSNorm(kv_params.head_dim, dtype, rms_norm_eps)
+
+        self._sharding: ShardingStrategy | None = None
+        if sharding_strategy is not None:
+            self.sharding_strategy = sharding_strategy
+
+    @property
+    def sharding_strategy(self) -> ShardingStrategy | None:
+        """How `shard` splits the layer; None where it is not split.
+
+        ``tensor_parallel`` (or ``rowwise``, ``stacked_qkv``) gives each device a part of the heads:
+        its results are to be added. ``replicate`` gives each device the whole layer.
+
+        Raises:
+            ValueError: It is set to another strategy, or the heads cannot be divided evenly.
+        """
+        return self._sharding
+
+    @sharding_strategy.setter
+    def sharding_strategy(self, strategy: ShardingStrategy | None) -> None:
+        name = type(self).__name__
+        check_strategy(name, strategy, "tensor_parallel", "rowwise", "stacked_qkv", "replicate")
+        rows = stacked = columns = strategy
+        if strategy is not None and not strategy.is_replicate:
+            count, dim = strategy.num_devices, self.kv_params.head_dim
+            if self.n_heads % count or self.num_key_value_heads % count:
+                raise ValueError(
+                    f"{name}: {self.n_heads} query heads and {self.num_key_value_heads} key heads "
+                    f"cannot be divided evenly over {count} devices"
+                )
+            rows = ShardingStrategy.rowwise(count)
+            stacked = ShardingStrategy.stacked_qkv(
+                count, self.n_heads, dim, self.num_key_value_heads
+            )
+            columns = ShardingStrategy.head_aware_columnwise(count, self.n_heads, dim)
+        if self.stacked_qkv:
+            self.qkv_proj.sharding_strategy = stacked
+        else:
+            for projection in (self.q_proj, self.k_proj, self.v_proj):
+                projection.sharding_strategy = rows
+        self.o_proj.sharding_strategy = columns
+        whole = None if strategy is None else ShardingStrategy.replicate(strategy.num_devices)
+        for norm in (self.q_norm, self.k_norm):
+            if norm is not None:
+                norm.sharding_strategy = whole
+        self._sharding = strategy
+
+    def shard(self, devices: Iterable[DeviceRef]) -> list[AttentionWithRope]:
+        """The parts of the layer on devices; their weights are views of this layer's.
+
+        Each part has its own cache, of ``kv_params.n_kv_heads_per_device`` heads.
+
+        Args:
+            devices: Where the parts are to be.
+
+        Raises:
+            ValueError: There is no sharding strategy, it is for another number of devices, or
+                the cache's heads a device are not those of a part.
+        """
+        strategy = self.sharding_strategy
+        where = shard_devices(type(self).__name__, strategy, devices)
+        assert strategy is not None
+        split = 1 if strategy.is_replicate else len(where)
+        heads, kv_heads = self.n_heads // split, self.num_key_value_heads // split
+        if self.kv_params.n_kv_heads_per_device != kv_heads:
+            raise ValueError(
+                f"{type(self).__name__}: a device has {kv_heads} key heads, its cache "
+                f"{self.kv_params.n_kv_heads_per_device}; give KVCacheParams n_devices={split}"
+            )
+        parts: dict[str, Sequence[Any]] = {"o_proj": self.o_proj.shard(where)}
+        if self.stacked_qkv:
+            parts["qkv_proj"] = self.qkv_proj.shard(where)
+        else:
+            for name in ("q_proj", "k_proj", "v_proj"):
+                parts[name] = getattr(self, name).shard(where)
+        for name, norm in (("q_norm", self.q_norm), ("k_norm", self.k_norm)):
+            if norm is not None:
+                parts[name] = norm.shard(where)
+        dim = self.kv_params.head_dim
+        sizes: dict[str, Any] = {
+            "n_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "q_width": heads * dim,
+            "kv_width": kv_heads * dim,
+        }
+        return [
+            part_of(
+                self,
+                AttentionWithRope,
+                devices=[device],
+                **sizes,
+                **{name: found[index] for name, found in parts.items()},
+            )
+            for index, device in enumerate(where)
+        ]
 
     def __call__(
         self,
@@ -149,3 +262,177 @@ class AttentionWithRope(QKVProjections):
             out_dtype=self.attended_dtype(queries),
         )
         return self.project_out(attended, x)
+
+
+class _AttentionOverDevices(AttentionWithRope, DistributedAttentionImpl):
+    """Attention that holds its parts on several devices."""
+
+    _parts: list[AttentionWithRope]
+
+    def _place(self, strategy: ShardingStrategy, devices: Sequence[DeviceRef]) -> None:
+        self.sharding_strategy = strategy
+        self._parts = self.shard(devices)
+
+    def _each(
+        self,
+        layer_idx: TensorValue,
+        x: Sequence[TensorValue],
+        kv_collections: Sequence[PagedCacheValues],
+        freqs_cis: Sequence[TensorValue],
+        input_row_offsets: Sequence[TensorValue],
+    ) -> list[TensorValue]:
+        """What each part gives."""
+        given = {
+            "x": x,
+            "kv_collections": kv_collections,
+            "freqs_cis": freqs_cis,
+            "input_row_offsets": input_row_offsets,
+        }
+        for name, values in given.items():
+            if len(values) != len(self._parts):
+                raise ValueError(
+                    f"{type(self).__name__}: {name} has {len(values)} values for "
+                    f"{len(self._parts)} devices"
+                )
+        return [
+            part(layer_idx, x[i], kv_collections[i], freqs_cis[i], input_row_offsets[i])
+            for i, part in enumerate(self._parts)
+        ]
+
+
+class TensorParallelAttentionWithRope(_AttentionOverDevices):
+    """`AttentionWithRope` with a part of the heads on each device; the results are added.
+
+    The arguments are those of `AttentionWithRope`; weights have its names.
+
+    Raises:
+        ValueError: There are fewer than 2 devices, the heads cannot be divided evenly over them, or
+            the cache is not for as many devices.
+    """
+
+    def __init__(
+        self,
+        *,
+        rope: RotaryEmbedding,
+        num_attention_heads: int,
+        num_key_value_heads: int,
+        hidden_size: int,
+        kv_params: KVCacheParams,
+        devices: Sequence[DeviceRef] | None = None,
+        dtype: DType = DType.float32,
+        linear_cls: Callable[..., Linear] = Linear,
+        stacked_qkv: bool = False,
+        scale: float | None = None,
+        has_bias: bool = False,
+        float8_config: Float8Config | None = None,
+        clip_qkv: float | None = None,
+        use_qk_norm: bool = False,
+        rms_norm_eps: float = 1e-6,
+    ) -> None:
+        where = list(devices or ())
+        if len(where) < 2:
+            raise ValueError(
+                f"TensorParallelAttentionWithRope: {len(where)} devices, expected 2 or more; use "
+                "AttentionWithRope on one"
+            )
+        super().__init__(
+            rope=rope,
+            num_attention_heads=num_attention_heads,
+            num_key_value_heads=num_key_value_heads,
+            hidden_size=hidden_size,
+            kv_params=kv_params,
+            devices=devices,
+            dtype=dtype,
+            linear_cls=linear_cls,
+            stacked_qkv=stacked_qkv,
+            scale=scale,
+            has_bias=has_bias,
+            float8_config=float8_config,
+            clip_qkv=clip_qkv,
+            use_qk_norm=use_qk_norm,
+            rms_norm_eps=rms_norm_eps,
+        )
+        self._place(ShardingStrategy.tensor_parallel(len(where)), where)
+        self.allreduce = Allreduce(len(where))
+
+    def __call__(  # type: ignore[override]
+        self,
+        layer_idx: TensorValue,
+        x: Sequence[TensorValue],
+        signal_buffers: Sequence[BufferValue],
+        kv_collections: Sequence[PagedCacheValues],
+        freqs_cis: Sequence[TensorValue],
+        input_row_offsets: Sequence[TensorValue],
+    ) -> list[TensorValue]:
+        """The attended input, on each device; see `DistributedAttentionImpl`.
+
+        Raises:
+            ValueError: The number of values is not that of the devices, or a shape does not fit.
+        """
+        attended = self._each(layer_idx, x, kv_collections, freqs_cis, input_row_offsets)
+        return self.allreduce(attended, signal_buffers)
+
+
+class DataParallelAttentionWithRope(_AttentionOverDevices):
+    """`AttentionWithRope` whole on each device, for a part of the batch each; nothing is exchanged.
+
+    The arguments are those of `AttentionWithRope`; weights have its names.
+
+    Raises:
+        ValueError: There is no device, or the cache is not for a part of the batch a device
+            (``data_parallel_degree``).
+    """
+
+    def __init__(
+        self,
+        *,
+        rope: RotaryEmbedding,
+        num_attention_heads: int,
+        num_key_value_heads: int,
+        hidden_size: int,
+        kv_params: KVCacheParams,
+        devices: Sequence[DeviceRef] | None = None,
+        dtype: DType = DType.float32,
+        linear_cls: Callable[..., Linear] = Linear,
+        stacked_qkv: bool = False,
+        scale: float | None = None,
+        has_bias: bool = False,
+        float8_config: Float8Config | None = None,
+        clip_qkv: float | None = None,
+        use_qk_norm: bool = False,
+        rms_norm_eps: float = 1e-6,
+    ) -> None:
+        super().__init__(
+            rope=rope,
+            num_attention_heads=num_attention_heads,
+            num_key_value_heads=num_key_value_heads,
+            hidden_size=hidden_size,
+            kv_params=kv_params,
+            devices=devices,
+            dtype=dtype,
+            linear_cls=linear_cls,
+            stacked_qkv=stacked_qkv,
+            scale=scale,
+            has_bias=has_bias,
+            float8_config=float8_config,
+            clip_qkv=clip_qkv,
+            use_qk_norm=use_qk_norm,
+            rms_norm_eps=rms_norm_eps,
+        )
+        self._place(ShardingStrategy.replicate(len(self.devices)), self.devices)
+
+    def __call__(  # type: ignore[override]
+        self,
+        layer_idx: TensorValue,
+        x: Sequence[TensorValue],
+        signal_buffers: Sequence[BufferValue],
+        kv_collections: Sequence[PagedCacheValues],
+        freqs_cis: Sequence[TensorValue],
+        input_row_offsets: Sequence[TensorValue],
+    ) -> list[TensorValue]:
+        """Each device's attended input; see `DistributedAttentionImpl`.
+
+        Raises:
+            ValueError: The number of values is not that of the devices, or a shape does not fit.
+        """
+        return self._each(layer_idx, x, kv_collections, freqs_cis, input_row_offsets)

@@ -204,7 +204,7 @@ class Transformer(Module):
                         freqs_cis.type,
                         input_row_offsets.type,
                     ],
-                    weight_prefix=self._prefix(index),
+                    weight_prefix=weight_prefix(layer, f"layers.{index}."),
                 )
             h = ops.call(
                 subgraphs[first],
@@ -213,16 +213,9 @@ class Transformer(Module):
                 *kv_collection,
                 freqs_cis,
                 input_row_offsets,
-                prefix=self._prefix(index),
+                prefix=weight_prefix(layer, f"layers.{index}."),
             )[0].tensor
         return h
-
-    def _prefix(self, index: int) -> str:
-        """What comes before the names of a block's weights; more than the index if this is part of a model."""
-        for path, weight in self.layers[index].raw_state_dict().items():
-            if weight.name != path and weight.name.endswith(f".{path}"):
-                return weight.name.removesuffix(path)
-        return f"layers.{index}."
 
     def _outputs(
         self, h: TensorValue, return_n_logits: TensorValue, input_row_offsets: TensorValue
@@ -232,7 +225,7 @@ class Transformer(Module):
         if self.return_logits is ReturnLogits.ALL:
             return last, self._logits(h), input_row_offsets
         if self.return_logits is ReturnLogits.VARIABLE:
-            rows, offsets = _last_rows(input_row_offsets, return_n_logits)
+            rows, offsets = last_rows(input_row_offsets, return_n_logits)
             return last, self._logits(ops.gather(h, rows, axis=0)), offsets
         return (last,)
 
@@ -241,7 +234,15 @@ class Transformer(Module):
         return logits if self.logits_scaling == 1.0 else logits / self.logits_scaling
 
 
-def _last_rows(
+def weight_prefix(block: Module, otherwise: str) -> str:
+    """What comes before the names of a block's weights; `otherwise` where no state dict named them."""
+    for path, weight in block.raw_state_dict().items():
+        if weight.name != path and weight.name.endswith(f".{path}"):
+            return weight.name.removesuffix(path)
+    return otherwise
+
+
+def last_rows(
     input_row_offsets: TensorValue, count: TensorValue
 ) -> tuple[TensorValue, TensorValue]:
     """The rows of the last `count` tokens of each sequence, and where each sequence begins in them.

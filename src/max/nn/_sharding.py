@@ -1,0 +1,87 @@
+"""What layers share that are split over devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from max.graph import DeviceRef, ShardingStrategy, Weight
+from max.nn.layer import Module
+
+__all__ = ["check_strategy", "part_of", "parts_of_weight", "shard_devices"]
+
+M = TypeVar("M", bound=Module)
+
+_REGISTRIES = frozenset(
+    {"_sublayers", "_layer_weights", "_weight_keys", "_shared_weights", "_weight_values"}
+)
+
+
+def part_of(module: Module, cls: type[M], **changed: object) -> M:
+    """A module like another one, but for some attributes.
+
+    Weights and parts that are not among `changed` are shared.
+
+    Args:
+        module: The module.
+        cls: The class of the new one: that of `module`, or a base of it.
+        changed: The attributes that differ.
+    """
+    made = object.__new__(cls)
+    owned = module.sublayers
+    for name, value in vars(module).items():
+        if name in _REGISTRIES:
+            continue
+        if isinstance(value, Module) and name not in owned:
+            vars(made)[name] = value  # borrowed by the module, so by this one
+        else:
+            setattr(made, name, value)
+    for name, value in changed.items():
+        setattr(made, name, value)
+    return made
+
+
+def shard_devices(
+    name: str, strategy: ShardingStrategy | None, devices: Iterable[DeviceRef]
+) -> list[DeviceRef]:
+    """The devices of a layer's shards, checked.
+
+    Raises:
+        ValueError: There is no strategy, or it is for another number of devices.
+    """
+    if strategy is None:
+        raise ValueError(f"{name}: there is no sharding strategy; set sharding_strategy first")
+    where = [DeviceRef.from_device(device) for device in devices]
+    if len(where) != strategy.num_devices:
+        raise ValueError(
+            f"{name}: {len(where)} devices, the sharding strategy {strategy.kind} is for "
+            f"{strategy.num_devices}"
+        )
+    return where
+
+
+def check_strategy(name: str, strategy: ShardingStrategy | None, *kinds: str) -> None:
+    """Checks that a layer can be split so.
+
+    Raises:
+        TypeError: It is no strategy.
+        ValueError: It is one of another kind.
+    """
+    if strategy is not None and not isinstance(strategy, ShardingStrategy):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(
+            f"{name}: the sharding strategy is {strategy!r}, expected a ShardingStrategy"
+        )
+    if strategy is not None and strategy.kind not in kinds:
+        raise ValueError(
+            f"{name}: the sharding strategy is {strategy.kind}, expected {' or '.join(kinds)}"
+        )
+
+
+def parts_of_weight(
+    weight: Weight | None, strategy: ShardingStrategy, devices: list[DeviceRef]
+) -> list[Weight | None]:
+    """The shards of a weight, which takes on the strategy; Nones where there is no weight."""
+    if weight is None:
+        return [None] * len(devices)
+    weight.sharding_strategy = strategy
+    return list(weight.shard(devices))

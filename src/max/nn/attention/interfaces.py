@@ -1,0 +1,37 @@
+"""What attention layers over several devices have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+from max.graph import BufferValue, TensorValue
+from max.nn.kv_cache.cache_values import PagedCacheValues
+from max.nn.layer import Module
+
+__all__ = ["DistributedAttentionImpl"]
+
+
+class DistributedAttentionImpl(Module):
+    """Attention that takes and gives a tensor a device."""
+
+    @abstractmethod
+    def __call__(
+        self,
+        layer_idx: TensorValue,
+        x: Sequence[TensorValue],
+        signal_buffers: Sequence[BufferValue],
+        kv_collections: Sequence[PagedCacheValues],
+        freqs_cis: Sequence[TensorValue],
+        input_row_offsets: Sequence[TensorValue],
+    ) -> list[TensorValue]:
+        """The attended inputs, one a device.
+
+        Args:
+            layer_idx: Which layer of the caches, uint32, rank 0.
+            x: ``[total_seq_len, hidden_size]`` on each device.
+            signal_buffers: The buffers of collectives.
+            kv_collections: The cache of each device.
+            freqs_cis: The rope's table on each device.
+            input_row_offsets: Where each sequence begins, uint32 ``[batch + 1]``, on each device.
+        """
