@@ -10,11 +10,11 @@ import torch
 
 from max import nn
 from max.dtype import DType
-from max.graph import BufferType, DeviceRef, Graph, ShardingStrategy, ops
+from max.graph import BufferType, DeviceRef, Graph, ShardingStrategy, TensorType, ops
 from max.nn.comm import Allreduce, Signals
 from max.nn.layer import Shardable
 from max.nn.linear import DistributedGemmConfig
-from tests.devices.harness import BACKENDS, Array, refs, run
+from tests.devices.harness import BACKENDS, Array, refs, run, session
 from tests.tolerance import assert_close
 
 both = pytest.mark.parametrize("backend", BACKENDS)
@@ -192,3 +192,21 @@ def test_what_is_refused() -> None:
         nn.VocabParallelEmbedding(4, 4, F32, [])
     with pytest.raises(ValueError, match="no device"):
         nn.ColumnParallelLinear(4, 4, F32, [])
+
+
+def test_parts_are_copied_once_and_sums_are_epilogues() -> None:
+    layer = nn.MLP(F32, None, 64, 256, refs(2))
+    layer.sharding_strategy = ShardingStrategy.tensor_parallel(2)
+    parts = layer.shard(refs(2))
+    types = [BufferType(DType.uint8, [4], d) for d in refs(2)]
+    with Graph("mlp", input_types=[TensorType(F32, ["n", 64], CPU()), *types]) as graph:
+        x = graph.inputs[0].tensor
+        ys = [part(x.to(d)) for part, d in zip(parts, refs(2), strict=True)]
+        total = ops.allreduce.sum(ys, [v.buffer for v in graph.inputs[1:]])
+        graph.output(x + total[0])
+    model = session().load(graph, weights_registry=layer.state_dict())
+    program = model._compiled
+    # rows are read where they are; the parts of columns are laid out when the model is loaded
+    assert len(program.once.launches) == 2
+    # of each device gate, up with the product, and down; the sum and the residual cost no pass
+    assert len(program.main.launches) == 6

@@ -10,7 +10,7 @@ from max._compiler.passes.base import ops_of
 from max._compiler.shapes import is_view, shape_of, view_layout
 from max.mlir import OPS, BufferType, MoOp, ShapedType
 
-__all__ = ["READS_STRIDED", "base_of", "copy_region", "materialise"]
+__all__ = ["READS_STRIDED", "base_of", "copy_region", "materialise", "needs_contiguous"]
 
 READS_STRIDED = frozenset({
     "mo.reduce_sum", "mo.reduce_mean", "mo.reduce_max", "mo.reduce_min", "mo.softmax", "mo.logsoftmax",
@@ -50,7 +50,8 @@ def copy_region(value: SSAValue) -> BodyOp:
     return RegionOp.make([current], [value.type], body, {"kind": "map"})
 
 
-def _needs_contiguous(op: MoOp) -> bool:
+def needs_contiguous(op: MoOp) -> bool:
+    """Whether an op takes no strided operands."""
     if is_view(op) or op.name in READS_STRIDED or isinstance(op, BodyOp):
         return False
     return not (op.name in OPS and op.spec.elementwise)
@@ -115,7 +116,7 @@ def materialise(block: Block) -> None:
             work.view(op)
         elif op.name in ("mo.output", "mok.yield"):
             work.outputs(op)
-        elif _needs_contiguous(op):
+        elif needs_contiguous(op):
             work.contiguous_operands(op)
 
 

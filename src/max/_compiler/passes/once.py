@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from xdsl.ir import Attribute, Block, SSAValue
 
+from max._compiler.layout import Layout
 from max._compiler.mok import OnceOp, YieldOp
 from max._compiler.passes.base import constant_of, ops_of
-from max._compiler.shapes import is_view
+from max._compiler.passes.materialise import needs_contiguous
+from max._compiler.shapes import is_view, shape_of, view_layout
 from max.mlir import DimAttr, MoOp, ShapeAttr, TensorType
 
 __all__ = ["compute_once"]
@@ -70,7 +72,8 @@ def _move_sources_up(block: Block, ops: list[MoOp]) -> MoOp | None:
 def compute_once(block: Block) -> None:
     """Hoists what depends on weights and constants only.
 
-    Views stay where they are unless something that is hoisted needs them: they cost nothing. Constants of one element
+    Views stay where they are unless something that is hoisted needs them: they cost nothing. A strided view that an op
+    outside takes in one piece only is hoisted too, so that it is copied once (`materialise` puts the copy). Constants of one element
     that are only cast or reshaped have been folded before; what is left is worth a buffer.
     """
     ops = ops_of(block)
@@ -87,16 +90,41 @@ def compute_once(block: Block) -> None:
                 candidates.append(op)
     # from the last to the first: what is wanted outside, and what that needs
     inside, wanted = set[object](candidates), set[object]()
+    strided = _strided(candidates)
     for op in reversed(candidates):
         users = {use.operation for result in op.results for use in result.uses}
-        if (not is_view(op) and users - inside) or users & wanted:
+        outside = users - inside
+        copied = op in strided and any(isinstance(u, MoOp) and needs_contiguous(u) for u in outside)
+        if (not is_view(op) and outside) or copied or users & wanted:
             wanted.add(op)
     hoisted = [op for op in candidates if op in wanted]
     if hoisted:
-        _build(block, ops, hoisted)
+        _build(block, ops, hoisted, strided)
 
 
-def _build(block: Block, ops: list[MoOp], hoisted: list[MoOp]) -> None:
+def _strided(ops: list[MoOp]) -> set[object]:
+    """The views of weights whose elements do not lie one after the other."""
+    layouts: dict[SSAValue, Layout] = {}
+    found: set[object] = set()
+    for op in ops:
+        if not is_view(op):
+            continue
+        source = op.operands[0]
+        made = view_layout(op, layouts.get(source) or Layout.contiguous(shape_of(source)))
+        if made is None:
+            continue
+        layouts[op.results[0]] = made
+        if not made.is_contiguous:
+            found.add(op)
+    return found
+
+
+def _takes(op: MoOp, user: object, strided: set[object]) -> bool:
+    """Whether a user outside takes a result of what is hoisted; of a strided view who needs its copy does."""
+    return op not in strided or (isinstance(user, MoOp) and needs_contiguous(user))
+
+
+def _build(block: Block, ops: list[MoOp], hoisted: list[MoOp], strided: set[object]) -> None:
     inside = set(hoisted)
     inputs: list[SSAValue] = []
     for op in hoisted:
@@ -118,9 +146,11 @@ def _build(block: Block, ops: list[MoOp], hoisted: list[MoOp]) -> None:
     results = [
         result
         for op in hoisted
-        if not is_view(op)
+        if not is_view(op) or op in strided
         for result in op.results
-        if any(use.operation not in inside for use in result.uses)
+        if any(
+            _takes(op, use.operation, strided) for use in result.uses if use.operation not in inside
+        )
     ]
     body.add_op(YieldOp.create(operands=[mapper[result] for result in results]))
     once = OnceOp.make(inputs, [result.type for result in results], body, {})
