@@ -198,13 +198,14 @@ def test_parts_are_copied_once_and_sums_are_epilogues() -> None:
     layer = nn.MLP(F32, None, 64, 256, refs(2))
     layer.sharding_strategy = ShardingStrategy.tensor_parallel(2)
     parts = layer.shard(refs(2))
+    weights = layer.state_dict()
     types = [BufferType(DType.uint8, [4], d) for d in refs(2)]
     with Graph("mlp", input_types=[TensorType(F32, ["n", 64], CPU()), *types]) as graph:
         x = graph.inputs[0].tensor
         ys = [part(x.to(d)) for part, d in zip(parts, refs(2), strict=True)]
         total = ops.allreduce.sum(ys, [v.buffer for v in graph.inputs[1:]])
         graph.output(x + total[0])
-    model = session().load(graph, weights_registry=layer.state_dict())
+    model = session().load(graph, weights_registry=weights)
     program = model._compiled
     # rows are read where they are; the parts of columns are laid out when the model is loaded
     assert len(program.once.launches) == 2
