@@ -13,7 +13,7 @@ from xdsl.ir import Attribute, SSAValue
 from max import mlir
 from max.dtype import DType
 from max.mlir import MoOp
-from max.mlir.ops.control import CallOp, GraphOp
+from max.mlir.ops.control import CallOp, GraphOp, IfOp, WhileOp
 from max.mlir.types import ShapedType, short_types
 
 __all__ = [
@@ -249,15 +249,41 @@ def _chain_create(frame: Frame, op: MoOp, operands: Sequence[Array]) -> None:
 @implements("call")
 def _call(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Sequence[Array]:
     assert isinstance(op, CallOp)
-    callee = op.target()
+    return _run(frame, op.target(), operands, op.prefix)
+
+
+def _run(
+    frame: Frame, callee: GraphOp, operands: Sequence[Array], prefix: str = ""
+) -> Sequence[Array]:
+    """The outputs of a subgraph."""
     # symbols that the callee's inputs do not bind mean what they mean here
-    inner = Frame(frame.module, frame.weights, frame.prefix + op.prefix, {})
+    inner = Frame(frame.module, frame.weights, frame.prefix + prefix, {})
     types = [t for t in callee.input_types if not isinstance(t, mlir.ChainType)]
     for index, (array, type_) in enumerate(zip(operands, types, strict=True)):
         if isinstance(type_, ShapedType):
             inner.bind(f"input {index} of {callee.sym_name}", type_, array)
     inner.sizes = {**frame.sizes, **inner.sizes}
     return inner.evaluate(callee, operands)
+
+
+@implements("if")
+def _if(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Sequence[Array]:
+    assert isinstance(op, IfOp)
+    then, otherwise = op.callees
+    name = then if operands[0] else otherwise
+    return _run(frame, mlir.subgraphs(frame.module)[name], operands[1:])
+
+
+@implements("while")
+def _while(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Sequence[Array]:
+    assert isinstance(op, WhileOp)
+    graphs = mlir.subgraphs(frame.module)
+    condition, body = (graphs[name] for name in op.callees)
+    count = sum(not isinstance(r.type, mlir.ChainType) for r in op.results)
+    carried, rest = list(operands[:count]), operands[count:]
+    while _run(frame, condition, [*carried, *rest])[0]:
+        carried = list(_run(frame, body, [*carried, *rest]))
+    return carried
 
 
 @implements("custom")

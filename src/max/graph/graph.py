@@ -35,7 +35,15 @@ _HERE = str(Path(__file__).parent)
 _CHAIN = mlir.ChainType.get()
 
 INTRODUCES_SYMBOLS = frozenset(
-    {"mo.rebind", "mo.slice", "mo.slice_dynamic", "mo.range", "mo.nonzero", "mo.custom", "mo.call"}
+    {
+        "mo.rebind",
+        "mo.slice",
+        "mo.slice_dynamic",
+        "mo.range",
+        "mo.nonzero",
+        "mo.custom",
+        "mo.call",
+    }  # fmt: skip
 )
 """Ops whose results may have symbols that no input of the graph has; running them tells the size."""
 
@@ -43,6 +51,11 @@ INTRODUCES_SYMBOLS = frozenset(
 @lru_cache(maxsize=65536)
 def _location(filename: str, line: int) -> LocationAttr:
     return FileLineColLoc(StringAttr(filename), IntAttr(line), IntAttr(0))
+
+
+def _block_of(value: SSAValue) -> Block | None:
+    """The block that a value is of."""
+    return value.block if isinstance(value, BlockArgument) else value.owner.parent_block()
 
 
 def _user_location() -> LocationAttr:
@@ -320,8 +333,11 @@ class Graph:
         block = self._block
         values = [operand.to_mlir() for operand in operands]
         for index, value in enumerate(values):
-            owner = value.block if isinstance(value, BlockArgument) else value.owner.parent_block()
-            if owner is not block:
+            if _block_of(value) is not block:
+                inner = self._captured(value)
+                if inner is not None:
+                    values[index] = inner
+                    continue
                 raise ValueError(
                     f"{name.removeprefix('mo.')}: operand {index} ({operands[index]!r}) is not "
                     f"of the graph {self.name}, which is being built"
@@ -336,6 +352,10 @@ class Graph:
         if name in INTRODUCES_SYMBOLS:
             self._note_symbols([r.type for r in op.results])
         return op.results
+
+    def _captured(self, value: SSAValue) -> SSAValue | None:
+        """This graph's own value for one of an enclosing graph; None where it has no such graph."""
+        return None
 
     def stage_effect(
         self,

@@ -35,7 +35,16 @@ from max.mlir.module import (
     walk,
 )
 from max.mlir.operation import OPS, MoOp, OpSpec, build, infer_types
-from max.mlir.ops.control import CallOp, GraphOp, SubgraphOp, bind_call, substitute_type
+from max.mlir.ops.control import (
+    CallOp,
+    GraphOp,
+    IfOp,
+    SubgraphOp,
+    WhileOp,
+    bind_call,
+    control_callees,
+    substitute_type,
+)
 from max.mlir.types import (
     BufferType,
     ChainType,
@@ -53,6 +62,9 @@ __all__ = [
     "OPS",
     "BufferType",
     "CallOp",
+    "IfOp",
+    "WhileOp",
+    "control_callees",
     "ChainType",
     "DTypeAttr",
     "DenseAttr",

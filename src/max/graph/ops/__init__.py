@@ -10,6 +10,7 @@ from max.graph.ops.allgather import allgather
 from max.graph.ops.buffer import buffer_create, buffer_load, buffer_store, buffer_store_slice
 from max.graph.ops.call import call
 from max.graph.ops.concat import chunk, concat, pad, repeat_interleave, split, stack, tile
+from max.graph.ops.cond import cond
 from max.graph.ops.constant import constant, constant_external
 from max.graph.ops.conv import conv2d, conv2d_transpose, conv3d
 from max.graph.ops.custom import custom, inplace_custom
@@ -90,6 +91,7 @@ from max.graph.ops.shape import (
     unsqueeze,
 )
 from max.graph.ops.slicing import slice_tensor
+from max.graph.ops.while_loop import while_loop
 from max.graph.ops.window import band_part, hann_window
 from max.graph.type import DeviceRef, TensorType
 
@@ -120,6 +122,7 @@ __all__ = [
     "cast",
     "chunk",
     "concat",
+    "cond",
     "constant",
     "constant_external",
     "conv2d",
@@ -201,4 +204,5 @@ __all__ = [
     "trunc",
     "unsqueeze",
     "where",
+    "while_loop",
 ]

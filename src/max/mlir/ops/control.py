@@ -10,6 +10,7 @@ from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpTraits
 from xdsl.traits import IsolatedFromAbove, SymbolOpInterface
 from xdsl.utils.exceptions import VerifyException
 
+from max.dtype import DType
 from max.mlir.dims import DimExpr
 from max.mlir.operation import OPS, Attrs, MoOp, OpSpec, Types, define
 from max.mlir.types import (
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     from xdsl.parser import Parser
     from xdsl.printer import Printer
 
-__all__ = ["CallOp", "GraphOp", "SubgraphOp", "bind_call", "substitute_type"]
+__all__ = [
+    "CallOp", "GraphOp", "IfOp", "SubgraphOp", "WhileOp", "bind_call", "control_callees", "substitute_type",
+]  # fmt: skip
 
 
 def _check_output(operands: Types, results: Types, attrs: Attrs) -> None:
@@ -157,13 +160,7 @@ class CallOp(MoOp):
         Raises:
             ValueError: The module has no such subgraph.
         """
-        module: Operation = self
-        while (parent := module.parent_op()) is not None:
-            module = parent
-        for op in module.regions[0].block.ops:
-            if isinstance(op, SubgraphOp) and op.sym_name == self.callee:
-                return op
-        raise ValueError(f"call: the module has no subgraph @{self.callee}")
+        return _subgraph(self, self.callee)
 
     def verify_(self) -> None:
         super().verify_()
@@ -183,6 +180,116 @@ class CallOp(MoOp):
                 f"the result types are {short_types([v.type for v in self.results])}, "
                 f"@{self.callee} gives {short_types(expected)}"
             )
+
+
+def _subgraph(op: Operation, name: str) -> SubgraphOp:
+    """The subgraph of a name in the module of an op."""
+    module = op
+    while (parent := module.parent_op()) is not None:
+        module = parent
+    for other in module.regions[0].block.ops:
+        if isinstance(other, SubgraphOp) and other.sym_name == name:
+            return other
+    raise ValueError(f"{op.name.removeprefix('mo.')}: the module has no subgraph @{name}")
+
+
+def _in_module(op: Operation) -> bool:
+    while (parent := op.parent_op()) is not None:
+        op = parent
+    return op.name == "builtin.module"
+
+
+def _gives(op: MoOp, name: str, arguments: Types, wanted: Types) -> None:
+    """Checks that a subgraph takes some values and gives others."""
+    target = _subgraph(op, name)
+    try:
+        env = bind_call(name, target.input_types, arguments)
+    except (ValueError, TypeError) as error:
+        raise VerifyException(str(error).replace("call:", f"{op.spec.mnemonic}:", 1)) from error
+    given = [substitute_type(t, env) for t in target.output_types]
+    if given != list(wanted):
+        raise VerifyException(
+            f"{op.spec.mnemonic}: @{name} gives {short_types(given)}, expected {short_types(wanted)}"
+        )
+
+
+class IfOp(MoOp):
+    """A choice: ``mo.if(%pred, %x) {then = @a, otherwise = @b}`` calls one of two subgraphs with all values but the first.
+
+    The subgraphs' weights are named as those of the graph that the op is in, and symbols that their inputs do not bind
+    mean what they mean there.
+    """
+
+    @property
+    def callees(self) -> tuple[str, str]:
+        """The names of the subgraphs: where the predicate is true, and where not."""
+        return self.attr("then"), self.attr("otherwise")
+
+    def verify_(self) -> None:
+        super().verify_()
+        if not _in_module(self):
+            return
+        for name in self.callees:
+            _gives(self, name, [v.type for v in self._operands[1:]], [v.type for v in self.results])
+
+
+class WhileOp(MoOp):
+    """A loop: ``mo.while(%x, %y) {condition = @a, body = @b}``.
+
+    The first operands are carried: as long as the condition, called with all values, gives true, the body, called with
+    all values, gives new ones for them. The results are the last ones. The rest stays as it is; a chain, the last
+    operand, result, input and output, is carried, too.
+    """
+
+    @property
+    def callees(self) -> tuple[str, str]:
+        """The names of the subgraphs: the condition, and the body."""
+        return self.attr("condition"), self.attr("body")
+
+    def verify_(self) -> None:
+        super().verify_()
+        if not _in_module(self):
+            return
+        condition, body = self.callees
+        arguments = [v.type for v in self._operands]
+        results = [v.type for v in self.results]
+        chain = [t for t in results if isinstance(t, ChainType)]
+        given = _subgraph(self, condition).output_types
+        _check_predicate("while: the condition's result", given[:1])
+        _gives(self, condition, arguments, [*given[:1], *chain])
+        _gives(self, body, arguments, results)
+
+
+def control_callees(op: Operation) -> tuple[str, ...]:
+    """The names of the subgraphs that an op runs."""
+    if isinstance(op, CallOp):
+        return (op.callee,)
+    return op.callees if isinstance(op, IfOp | WhileOp) else ()
+
+
+def _check_predicate(what: str, types: Types) -> None:
+    first = types[0] if types else None
+    if not isinstance(first, TensorType) or first.dtype is not DType.bool or first.rank:
+        raise TypeError(f"{what} is {short_types(types[:1])}, expected a bool of rank 0")
+
+
+def _check_if(operands: Types, results: Types, attrs: Attrs) -> None:
+    _check_predicate("if: the predicate", operands)
+    _check_chains("if", operands, results)
+
+
+def _check_while(operands: Types, results: Types, attrs: Attrs) -> None:
+    _check_chains("while", operands, results)
+    carried = [t for t in results if not isinstance(t, ChainType)]
+    if not carried:
+        raise ValueError("while: no value is carried")
+    if any(isinstance(t, BufferType) for t in carried):
+        raise TypeError("while: a buffer cannot be carried; the body may change it in place")
+    if list(operands[: len(carried)]) != carried:
+        raise ValueError(
+            f"while: the first values are {short_types(operands[: len(carried)])}, "
+            f"the results {short_types(carried)}"
+        )
 
 
 def bind_call(callee: str, parameters: Types, arguments: Types) -> dict[str, DimExpr]:
@@ -275,6 +382,20 @@ define(
         "mo.call", (0, None), None, attributes={"callee": str, "prefix": str}, check=_check_call
     ),
     CallOp,
+)
+define(
+    OpSpec("mo.if", (1, None), None, attributes={"then": str, "otherwise": str}, check=_check_if),
+    IfOp,
+)
+define(
+    OpSpec(
+        "mo.while",
+        (1, None),
+        None,
+        attributes={"condition": str, "body": str},
+        check=_check_while,
+    ),
+    WhileOp,
 )
 define(
     OpSpec(

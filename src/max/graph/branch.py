@@ -1,0 +1,187 @@
+"""Graphs of the branches and bodies of `cond` and `while_loop`: functions that see the values around them."""
+
+# a branch is built as its enclosing graph is, from inside
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from xdsl.dialects.builtin import SymbolRefAttr
+from xdsl.ir import Attribute, SSAValue
+
+from max import mlir
+from max.graph.graph import Graph, _block_of
+from max.graph.value import TensorValue, Value, _ChainValue, value_of
+
+if TYPE_CHECKING:
+    from max.graph.weight import Weight
+
+__all__ = ["Branch", "close_branches"]
+
+_CHAIN = mlir.ChainType.get()
+
+
+class Branch(Graph):
+    """A subgraph whose inputs come about by use: a value of an enclosing graph becomes an input.
+
+    Constants are repeated instead, so that what depends on their values still sees them.
+
+    Args:
+        outer: The graph that the branch is in.
+        role: What it is, for its name.
+        types: The types of the inputs that it begins with.
+        captures: The values of `outer` that another branch of the same op has as inputs after these already.
+    """
+
+    def __init__(
+        self,
+        outer: Graph,
+        role: str,
+        types: Sequence[Attribute] = (),
+        captures: Sequence[SSAValue] = (),
+    ) -> None:
+        root = outer.root
+        self._init(_free_name(root, f"{outer.name}_{role}"), outer._kernel_library, ())
+        self.root = root
+        self.outer = outer
+        self._module = root._module
+        self._num_own = len(types)
+        self.captures: list[SSAValue] = []
+        """The values of the enclosing graph that are inputs, after those it began with."""
+        self._inside: dict[SSAValue, SSAValue] = {}
+        self._build("mo.subgraph", ())
+        for type_ in types:
+            self._block.insert_arg(type_, len(self._block.args))
+        chain = self._block.insert_arg(_CHAIN, len(self._block.args))
+        self._chain = self._chain_input = chain
+        self._num_inputs = len(types)
+        self._symbols = set(outer._symbols)
+        for value in captures:
+            self.capture(value)
+        root._subgraphs[self.name] = self
+
+    @property
+    def has_effects(self) -> bool:
+        """Whether something in the branch took its chain."""
+        return self._chain is not self._chain_input
+
+    def capture(self, value: SSAValue) -> SSAValue:
+        """The input for a value of the enclosing graph."""
+        found = self._inside.get(value)
+        if found is None:
+            found = self._block.insert_arg(value.type, self._num_own + len(self.captures))
+            self._inside[value] = found
+            self.captures.append(value)
+        return found
+
+    def _captured(self, value: SSAValue) -> SSAValue | None:
+        found = self._inside.get(value)
+        if found is not None:
+            return found
+        owner = value.owner
+        if isinstance(owner, mlir.MoOp) and owner.name in ("mo.constant", "mo.constant.external"):
+            if not self._encloses(value):
+                return None
+            copy = owner.clone()
+            first = self._block.first_op
+            if first is None:
+                self._block.add_op(copy)
+            else:
+                self._block.insert_op_before(copy, first)
+            self._inside[value] = copy.results[0]
+            return copy.results[0]
+        if _block_of(value) is not self.outer._block:
+            outer_value = self.outer._captured(value)
+            if outer_value is None:
+                return None
+            found = self.capture(outer_value)
+            self._inside[value] = found
+            return found
+        return self.capture(value)
+
+    def _encloses(self, value: SSAValue) -> bool:
+        """Whether a value is of a graph around this one."""
+        block, graph = _block_of(value), self.outer
+        while graph._block is not block:
+            if not isinstance(graph, Branch):
+                return False
+            graph = graph.outer
+        return True
+
+    def own(self, values: Iterable[Value[Any]]) -> list[Value[Any]]:
+        """Values as this graph's own; those of enclosing graphs become inputs.
+
+        Raises:
+            ValueError: A value is of a graph that is not around this one.
+        """
+        found: list[Value[Any]] = []
+        with self:
+            for value in values:
+                inner: SSAValue | None = value.to_mlir()
+                if _block_of(inner) is not self._block:
+                    inner = self._captured(inner)
+                if inner is None:
+                    raise ValueError(f"{self.name}: the result {value!r} is of another graph")
+                found.append(value_of(inner))
+        return found
+
+    def add_weight(self, weight: Weight, force_initial_weight_on_host: bool = True) -> TensorValue:
+        """Adds a weight to the enclosing graph, whose weights the branch shares."""
+        return self.outer.add_weight(weight, force_initial_weight_on_host)
+
+    def finish(self, outputs: Iterable[Value[Any]], has_chain: bool) -> None:
+        """Sets the outputs; the branch gets its place in the module, before those that run it."""
+        values = list(outputs)
+        chain, self._chain_input = self._chain_input, None
+        assert chain is not None and self._chain is not None
+        if has_chain:
+            values.append(_ChainValue(self._chain))
+        else:
+            self._block.erase_arg(chain)
+        with self:
+            self.stage("mo.output", values, result_types=())
+        before = self.root.mlir_op
+        self.root._module.body.block.insert_op_before(self.mlir_op, before)
+
+
+def _free_name(root: Graph, name: str) -> str:
+    number = 0
+    while f"{name}_{number}" in root._subgraphs or f"{name}_{number}" == root.name:
+        number += 1
+    return f"{name}_{number}"
+
+
+def close_branches(
+    op: str,
+    branches: tuple[Branch, Branch],
+    outputs: tuple[Sequence[Value[Any]], Sequence[Value[Any]]],
+    first: Sequence[Value[Any]],
+    own: Sequence[Value[Any]],
+    roles: tuple[str, str],
+    types: Sequence[Attribute],
+) -> list[Value[Any]]:
+    """Ends the two subgraphs of an op, so that both take the same values, and stages the op.
+
+    Args:
+        op: The op.
+        branches: The subgraphs; the second began with the captures of the first.
+        outputs: What they give, values of theirs.
+        first: Values that the op takes besides, before all others.
+        own: The values of the inputs that both began with.
+        roles: The names of the op's attributes for the subgraphs.
+        types: The types of the op's results.
+    """
+    one, other = branches
+    for value in other.captures:
+        one.capture(value)
+    assert one.captures == other.captures
+    has_chain = one.has_effects or other.has_effects
+    for branch, values in zip(branches, outputs, strict=True):
+        branch.finish(values, has_chain)
+    outer = one.outer
+    attrs = {role: SymbolRefAttr(b.name) for role, b in zip(roles, branches, strict=True)}
+    operands = [*first, *own, *[value_of(value) for value in one.captures]]
+    stage = outer.stage_effect if has_chain else outer.stage
+    return [value_of(result) for result in stage(op, operands, attrs, list(types))]

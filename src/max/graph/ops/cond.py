@@ -1,0 +1,146 @@
+"""A choice between two branches while the program runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from max import mlir
+from max.dtype import DType
+from max.graph import graph as _graph
+from max.graph.branch import Branch, close_branches
+from max.graph.ops._stage import as_tensor
+from max.graph.type import DeviceRef, Type
+from max.graph.value import TensorValue, TensorValueLike, Value
+from max.mlir.types import short_types
+
+__all__ = ["cond"]
+
+BranchFunction = Callable[[], "Iterable[Value[Any]] | Value[Any] | None"]
+
+
+def checked_predicate(op: str, value: TensorValueLike) -> TensorValue:
+    """A predicate as a tensor, checked: a bool of rank 0, brought to the CPU.
+
+    Args:
+        op: The op, for messages.
+        value: The predicate.
+
+    Raises:
+        TypeError: It is not a bool.
+        ValueError: It has another rank.
+    """
+    tensor = as_tensor(value)
+    if tensor.dtype is not DType.bool:
+        raise TypeError(f"{op}: the predicate is {tensor!r}, expected a tensor of bool")
+    if tensor.rank != 0:
+        raise ValueError(f"{op}: the predicate is {tensor!r}, expected a tensor of rank 0")
+    return tensor.to(DeviceRef.CPU())
+
+
+def returned(op: str, what: str, found: Any) -> list[Value[Any]]:
+    """What a function of the user returned, as a list of values.
+
+    Args:
+        op: The op, for messages.
+        what: The function.
+        found: What it returned: a value, an iterable of values, or None.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if found is None:
+        return []
+    if isinstance(found, Value) or not hasattr(found, "__iter__"):
+        found = (found,)
+    values: list[Value[Any]] = []
+    for index, item in enumerate(found):
+        if isinstance(item, Value):
+            values.append(item)
+            continue
+        try:
+            values.append(as_tensor(item))
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"{op}: result {index} of {what} is {item!r}, expected a tensor"
+            ) from error
+    return values
+
+
+def check_results(
+    op: str, what: str, values: list[Value[Any]], types: list[Any], expected: str
+) -> None:
+    """Checks what a function of the user returned.
+
+    Args:
+        op: The op, for messages.
+        what: The function.
+        values: What it returned.
+        types: The MLIR types that its results must have.
+        expected: Who says so.
+
+    Raises:
+        ValueError: The number or a type differs.
+    """
+    if len(values) != len(types):
+        raise ValueError(f"{op}: {what} returns {len(values)} values, {expected} has {len(types)}")
+    for index, (value, type_) in enumerate(zip(values, types, strict=True)):
+        have = value.to_mlir().type
+        if have != type_:
+            raise ValueError(
+                f"{op}: result {index} of {what} is {short_types([have])}, {expected} has "
+                f"{short_types([type_])}"
+            )
+
+
+def cond(
+    pred: TensorValueLike,
+    out_types: Iterable[Type[Any]] | None,
+    then_fn: BranchFunction,
+    else_fn: BranchFunction,
+) -> list[TensorValue]:
+    """Runs one of two branches.
+
+    The functions stage the ops of their branch. They may use all values around them, and change buffers; the
+    order of effects holds across the branches.
+
+    Args:
+        pred: Which branch: a bool of rank 0.
+        out_types: The types of the results of both branches; None where there are none. Sizes are those that the
+            graph around knows.
+        then_fn: Stages what runs where `pred` is true, and returns its results.
+        else_fn: The same where it is false.
+
+    Returns:
+        The results of the branch that runs.
+
+    Raises:
+        TypeError: `pred` is not of bool, or a function returns no values.
+        ValueError: `pred` is not of rank 0, or the branches' results are not those that `out_types` says.
+    """
+    outer = _graph.Graph.current
+    choice = checked_predicate("cond", pred)
+    types = [] if out_types is None else [t.to_mlir() for t in out_types]
+    for t in types:
+        if not isinstance(t, mlir.TensorType):
+            raise TypeError(f"cond: out_types has {short_types([t])}, expected tensors")
+        outer.check_symbols("cond", t.shape)
+    results: list[list[Value[Any]]] = []
+    branches: list[Branch] = []
+    for role, what, function in (("then", "then_fn", then_fn), ("else", "else_fn", else_fn)):
+        branch = Branch(outer, role, (), branches[0].captures if branches else ())
+        with branch:
+            values = returned("cond", what, function())
+        check_results("cond", what, values, types, "out_types")
+        results.append(branch.own(values))
+        branches.append(branch)
+    made = close_branches(
+        "mo.if",
+        (branches[0], branches[1]),
+        (results[0], results[1]),
+        (choice,),
+        (),
+        ("then", "otherwise"),
+        types,
+    )
+    return [value for value in made if isinstance(value, TensorValue)]
