@@ -8,7 +8,7 @@ computed once), plus that memory's address.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from max._compiler.flatten import Flat
@@ -52,13 +52,15 @@ class SlotCode:
 
 @dataclass(frozen=True, slots=True)
 class LaunchCode:
-    """A launch, ready but for addresses."""
+    """A launch, ready but for addresses; a jump has a kind, and a target in its program."""
 
     kernel: str
     slots: tuple[SlotCode, ...]
     barrier: bool
     serial: bool
     name: str
+    jump: str = ""
+    target: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +173,16 @@ class _Emitter:
         self.block_number: dict[int, int] = {}
         self.place_blocks([block for block in plan.blocks if block.segment <= segment])
 
-    def launch(self, launch: Launch, barrier: bool) -> None:
-        """Adds a launch."""
+    def launch(self, launch: Launch, barrier: bool, start: int = 0) -> None:
+        """Adds a launch; `start` is the position of the program's first one."""
         slots = tuple([self.slot(slot) for slot in launch.slots])
-        self.code.launches.append(
-            LaunchCode(launch.kernel, slots, barrier, launch.serial, launch.name)
-        )
+        code = LaunchCode(launch.kernel, slots, barrier, launch.serial, launch.name)
+        if launch.jump is not None:
+            target = self.flat.labels[launch.jump.label] - start
+            self.code.launches.append(replace(code, jump=launch.jump.kind, target=target))
+            self.code.bytes_moved.append(0)
+            return
+        self.code.launches.append(code)
         total: Size = 0
         for buffer in dict.fromkeys((*launch.reads, *launch.writes)):
             total = simplify(total + self.buffers[buffer].bytes)
@@ -310,7 +316,7 @@ def _segments(
     """The parts of the main program; adds the symbols that they discover to `symbols`."""
     cuts = sorted({position for position, _ in flat.discoveries})
     held = [(at, pointer.buffer) for at, found in flat.discoveries for pointer in found.bounds]
-    plan = plan_memory(flat.buffers, flat.launches, cuts, held)
+    plan = plan_memory(flat.buffers, flat.launches, cuts, held, flat.labels, flat.loops)
     starts, ends = [0, *cuts], [*cuts, len(flat.launches)]
     outputs_left = dict(enumerate(outputs))
     checks_left = list(flat.checks)
@@ -319,7 +325,7 @@ def _segments(
         emitter = _Emitter(flat, plan, segment, fixed, len(inputs))
         code = emitter.code
         for launch, barrier in zip(flat.launches[start:end], plan.barriers[start:end], strict=True):
-            emitter.launch(launch, barrier)
+            emitter.launch(launch, barrier, start)
         known = symbols.keys()
         code.outputs = [i for i, info in outputs_left.items() if _symbols(*info.shape) <= known]
         for index in code.outputs:

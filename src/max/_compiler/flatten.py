@@ -11,11 +11,15 @@ from max._compiler.template import (
     CallStep,
     Check,
     Discover,
+    IfStep,
+    Jump,
     Launch,
     Number,
     Pointer,
     Slot,
     Template,
+    UnsupportedOpError,
+    WhileStep,
 )
 from max.mlir.dims import DimExpr
 
@@ -34,6 +38,10 @@ class Flat:
     """What is discovered, each with the number of launches that run before."""
     outputs: list[int] = field(default_factory=list[int])
     """For each output its buffer."""
+    labels: list[int] = field(default_factory=list[int])
+    """For each label of a jump the position of the launch that comes there."""
+    loops: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """The first launch of each loop, and the one after its last."""
 
 
 class _Flattener:
@@ -71,6 +79,10 @@ class _Flattener:
                 self.flat.launches.append(self.bind(step, places, env, path))
             elif isinstance(step, Discover):
                 self.discover(step, places, env)
+            elif isinstance(step, IfStep):
+                self.choice(step, places, env, prefix)
+            elif isinstance(step, WhileStep):
+                self.loop(step, places, env, prefix, path)
             else:
                 self.call(step, places, env, prefix)
         for check in template.checks:
@@ -96,11 +108,75 @@ class _Flattener:
         self.flat.buffers.append(buffer)
         return len(self.flat.buffers) - 1
 
-    def call(
-        self, step: CallStep, places: dict[int, Pointer], env: Mapping[str, Size], prefix: str
+    def choice(
+        self, step: IfStep, places: dict[int, Pointer], env: Mapping[str, Size], prefix: str
     ) -> None:
+        """Adds a choice: over the second call, or over the first."""
+        discovered = len(self.flat.discoveries)
+        other, end = self.label(), self.label()
+        self.jump("if_zero", other, self.pointer(step.predicate, places, env))
+        self.call(step.then, places, env, prefix, inherit=True)
+        self.jump("always", end)
+        self.place_label(other)
+        self.call(step.otherwise, places, env, prefix, inherit=True)
+        self.place_label(end)
+        self.check_discoveries(discovered, "cond")
+
+    def loop(
+        self,
+        step: WhileStep,
+        places: dict[int, Pointer],
+        env: Mapping[str, Size],
+        prefix: str,
+        path: str,
+    ) -> None:
+        """Adds a loop: the condition, a way out, the body, the way back."""
+        discovered = len(self.flat.discoveries)
+        head, end = self.label(), self.label()
+        self.place_label(head)
+        self.call(step.condition, places, env, prefix, inherit=True)
+        self.jump("if_zero", end, self.pointer(step.predicate, places, env))
+        self.call(step.body, places, env, prefix, inherit=True)
+        self.flat.launches.extend([self.bind(launch, places, env, path) for launch in step.update])
+        self.jump("back", head)
+        self.place_label(end)
+        self.flat.loops.append((self.flat.labels[head], self.flat.labels[end]))
+        self.check_discoveries(discovered, "while_loop")
+
+    def label(self) -> int:
+        self.flat.labels.append(-1)
+        return len(self.flat.labels) - 1
+
+    def place_label(self, label: int) -> None:
+        self.flat.labels[label] = len(self.flat.launches)
+
+    def jump(self, kind: str, label: int, predicate: Pointer | None = None) -> None:
+        slots = () if predicate is None else (predicate,)
+        reads = tuple([pointer.buffer for pointer in slots])
+        self.flat.launches.append(Launch("", slots, reads, (), False, kind, jump=Jump(kind, label)))
+
+    def check_discoveries(self, before: int, op: str) -> None:
+        """Checks that nothing inside of an op needs the host: programs are cut there."""
+        for _, found in self.flat.discoveries[before:]:
+            what = "prints" if found.rule == "print" else f"sizes told by mo.{found.rule}"
+            raise UnsupportedOpError(
+                f"{op}: {what} inside of a branch or loop are not supported: the program would have to "
+                "leave it for the host"
+            )
+
+    def call(
+        self,
+        step: CallStep,
+        places: dict[int, Pointer],
+        env: Mapping[str, Size],
+        prefix: str,
+        inherit: bool = False,
+    ) -> None:
+        """Adds a call; with `inherit`, symbols that it does not bind mean what they mean here."""
         callee = self.templates[step.callee]
         bound = {name: substitute(size, env) for name, size in step.env}
+        if inherit:
+            bound = {**env, **bound}
         inner: dict[int, Pointer] = {}
         for (index, _), pointer in zip(callee.inputs, step.operands, strict=True):
             inner[index] = self.pointer(pointer, places, env)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
-from xdsl.ir import Operation, SSAValue
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Attribute, Operation, SSAValue
 
 from max import kernel as k
 from max._compiler.codegen.epilogue import write_epilogue
@@ -27,10 +28,13 @@ from max._compiler.template import (
     CallStep,
     Check,
     Discover,
+    IfStep,
     Launch,
     Pointer,
     Template,
     TensorInfo,
+    UnsupportedOpError,
+    WhileStep,
 )
 from max._kernels import library
 from max.dtype import DType
@@ -40,24 +44,22 @@ from max.mlir import (
     ChainType,
     DimExpr,
     GraphOp,
+    IfOp,
     MoOp,
     OpaqueType,
     ResourceAttr,
     ShapedType,
     SubgraphOp,
+    WhileOp,
     bind_call,
 )
 
-__all__ = ["UnsupportedOpError", "lower_graph"]
+__all__ = ["UnsupportedOpError", "lower_graph", "scopes"]
 
 DISCOVERING = {"mo.range": "range", "mo.slice_dynamic": "slice", "mo.nonzero": "count"}
 """Ops whose operands tell sizes when the program runs, and how."""
 SERIAL_ELEMENTS = 2048
 """Regions of so few elements are not worth waking other workers for."""
-
-
-class UnsupportedOpError(NotImplementedError):
-    """An op, or an op on these types, that the compiler cannot carry out."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +83,15 @@ class GraphLowering:
         graph: The graph.
         kernels: The kernels of the compilation.
         subgraphs: The subgraphs of the module, for the symbols of calls.
+        scope: Symbols that mean here what they mean in the graph around.
     """
 
     def __init__(
-        self, graph: GraphOp, kernels: KernelTable, subgraphs: Mapping[str, SubgraphOp]
+        self,
+        graph: GraphOp,
+        kernels: KernelTable,
+        subgraphs: Mapping[str, SubgraphOp],
+        scope: Iterable[str] = (),
     ) -> None:
         self.graph = graph
         self.kernels = kernels
@@ -95,7 +102,7 @@ class GraphLowering:
         self.kept: set[SSAValue] = set()
         self.least: dict[Check, None] = {}
         """Sizes that must not be negative."""
-        self.known: set[str] = set()
+        self.known: set[str] = set(scope)
         """The symbols whose sizes are known where the lowering is."""
 
     # buffers -----------------------------------------------------------------------------------
@@ -214,6 +221,10 @@ class GraphLowering:
             self.region(op)
         elif isinstance(op, CallOp):
             self.call(op)
+        elif isinstance(op, IfOp):
+            self.choice(op)
+        elif isinstance(op, WhileOp):
+            self.loop(op)
         elif is_view(op):
             self.view(op)
         elif (method := self.METHODS.get(op.name)) is not None:
@@ -270,12 +281,66 @@ class GraphLowering:
 
     def call(self, op: CallOp) -> None:
         self.discover(op)
-        target = self.subgraphs[op.callee]
-        env = bind_call(op.callee, target.input_types, [v.type for v in op.operands])
-        operands = [self.place(v).pointer() for v in op.operands if isinstance(v.type, ShapedType)]
+        operands = self.pointers(op.operands)
         results = [self.allocate(v).buffer for v in op.results if isinstance(v.type, ShapedType)]
+        types = [v.type for v in op.operands]
+        self.launches.append(self.call_step(op.callee, types, operands, results, op.prefix))
+
+    def pointers(self, values: Sequence[SSAValue]) -> list[Pointer]:
+        """Where values are; those without memory are left out."""
+        return [self.place(v).pointer() for v in values if isinstance(v.type, ShapedType)]
+
+    def call_step(
+        self,
+        callee: str,
+        types: Sequence[Attribute],
+        operands: Sequence[Pointer],
+        results: Sequence[int],
+        prefix: str = "",
+    ) -> CallStep:
+        env = bind_call(callee, self.subgraphs[callee].input_types, types)
         pairs = tuple((name, simplify(dim)) for name, dim in env.items())
-        self.launches.append(CallStep(op.callee, tuple(operands), tuple(results), pairs, op.prefix))
+        return CallStep(callee, tuple(operands), tuple(results), pairs, prefix)
+
+    def choice(self, op: IfOp) -> None:
+        """Both branches write to the same results."""
+        predicate = self.place(op.operands[0]).pointer()
+        operands = self.pointers(op.operands[1:])
+        results = [self.allocate(v).buffer for v in op.results if isinstance(v.type, ShapedType)]
+        types = [v.type for v in op.operands[1:]]
+        then, otherwise = [self.call_step(name, types, operands, results) for name in op.callees]
+        self.launches.append(IfStep(predicate, then, otherwise))
+
+    def loop(self, op: WhileOp) -> None:
+        """What is carried is in the results' memory; the body computes the next values beside it."""
+        carried = [v for v in op.results if isinstance(v.type, ShapedType)]
+        sources = [self.place(v) for v in op.operands[: len(carried)]]
+        states = [self.allocate(v) for v in carried]
+        for source, state in zip(sources, states, strict=True):
+            self.copy(source, state, "while")
+        rest = self.pointers(op.operands[len(carried) :])
+        operands = [*[state.pointer() for state in states], *rest]
+        types = [v.type for v in op.operands]
+        predicate = self.buffer(Buffer("temp", 1))
+        following = [
+            replace(
+                state, buffer=self.buffer(Buffer("temp", self.template.buffers[state.buffer].bytes))
+            )
+            for state in states
+        ]
+        condition, body = op.callees
+        outside, self.launches = self.launches, []
+        for source, state in zip(following, states, strict=True):
+            self.copy(source, state, "while")
+        update, self.launches = tuple(self.launches), outside
+        self.launches.append(
+            WhileStep(
+                self.call_step(condition, types, operands, [predicate]),
+                Pointer(predicate),
+                self.call_step(body, types, operands, [place.buffer for place in following]),
+                update,
+            )
+        )
 
     def print(self, op: MoOp) -> None:
         """Ends a segment: between segments the host reads what is printed."""
@@ -625,8 +690,43 @@ def region_name(op: BodyOp) -> str:
     return "+".join(shown) or "copy"
 
 
+def scopes(module: ModuleOp) -> dict[str, set[str]]:
+    """For each branch and body the symbols of the graphs around it, which mean the same there."""
+    graphs = {op.sym_name: op for op in module.body.block.ops if isinstance(op, GraphOp)}
+    inner: dict[str, set[str]] = {}
+
+    def visit(name: str, around: set[str]) -> None:
+        here = around | _symbols_of(graphs[name])
+        for op in graphs[name].body:
+            if isinstance(op, IfOp | WhileOp):
+                for callee in op.callees:
+                    inner.setdefault(callee, set()).update(here)
+                    visit(callee, here)
+
+    branches = {
+        callee
+        for graph in graphs.values()
+        for op in graph.body
+        if isinstance(op, IfOp | WhileOp)
+        for callee in op.callees
+    }
+    for name in graphs:
+        if name not in branches:
+            visit(name, set())
+    return inner
+
+
+def _symbols_of(graph: GraphOp) -> set[str]:
+    values = [*graph.args, *[result for op in graph.body for result in op.results]]
+    types = [v.type for v in values if isinstance(v.type, ShapedType)]
+    return {name for type_ in types for dim in type_.shape for name in dim.symbols}
+
+
 def lower_graph(
-    graph: GraphOp, kernels: KernelTable, subgraphs: Mapping[str, SubgraphOp]
+    graph: GraphOp,
+    kernels: KernelTable,
+    subgraphs: Mapping[str, SubgraphOp],
+    scope: Iterable[str] = (),
 ) -> Template:
     """Lowers a graph or subgraph after all passes.
 
@@ -634,8 +734,9 @@ def lower_graph(
         graph: The graph.
         kernels: Where kernels are made.
         subgraphs: The subgraphs that it may call, by name.
+        scope: Symbols that mean here what they mean in the graph around; see `scopes`.
 
     Raises:
         UnsupportedOpError: An op that has no kernel.
     """
-    return GraphLowering(graph, kernels, subgraphs).run()
+    return GraphLowering(graph, kernels, subgraphs, scope).run()

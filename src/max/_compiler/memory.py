@@ -7,7 +7,7 @@ shares memory with whom, hold for all sizes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from max._compiler.sizes import Size, nominal
@@ -48,6 +48,8 @@ class _Planner:
         launches: list[Launch],
         cuts: Sequence[int],
         held: Sequence[tuple[int, int]],
+        labels: Iterable[int],
+        loops: Sequence[tuple[int, int]],
     ) -> None:
         self.buffers = buffers
         self.launches = launches
@@ -61,6 +63,9 @@ class _Planner:
                     self.last_use[buffer] = index
         for position, buffer in held:
             self.last_use[buffer] = max(self.last_use.get(buffer, 0), position)
+        # where jumps lead to: what came before depends on the way
+        self.joins = frozenset(labels)
+        self.ends = self.keep_through_loops(loops)
         self.free: list[int] = []
         # blocks whose last reader may still be running: free after the next barrier
         self.pending: list[int] = []
@@ -69,11 +74,32 @@ class _Planner:
         self.written: tuple[dict[int, bool], dict[int, bool]] = ({}, {})
         self.read: tuple[set[int], set[int]] = (set(), set())
 
+    def keep_through_loops(self, loops: Sequence[tuple[int, int]]) -> dict[int, list[int]]:
+        """What was made before a loop and is used in it lasts to its end; gives what ends there, by position."""
+        first_use: dict[int, int] = {}
+        for index, launch in enumerate(self.launches):
+            for buffer in (*launch.reads, *launch.writes):
+                first_use.setdefault(buffer, index)
+        ends: dict[int, list[int]] = {}
+        for start, end in loops:
+            used = {
+                buffer
+                for launch in self.launches[start:end]
+                for buffer in (*launch.reads, *launch.writes)
+                if buffer in self.last_use and first_use[buffer] < start
+            }
+            for buffer in sorted(used):
+                if self.last_use[buffer] < end - 1:
+                    self.last_use[buffer] = end - 1
+                    ends.setdefault(end - 1, []).append(buffer)
+        return ends
+
     def run(self) -> MemoryPlan:
         for index, launch in enumerate(self.launches):
             if index in self.cuts:
                 self.begin_segment()
-            barrier = index > 0 and self.conflicts(launch)
+            waits = launch.jump is not None and launch.jump.kind != "always"
+            barrier = index in self.joins or (index > 0 and (waits or self.conflicts(launch)))
             if barrier:
                 self.pass_barrier()
             reused = self.allocate(index, launch)
@@ -88,7 +114,8 @@ class _Planner:
                 memory = self.memory(buffer)
                 part = buffer in launch.parts
                 self.written[lane][memory] = part and self.written[lane].get(memory, True)
-            touched = [b for b in {*launch.reads, *launch.writes} if b in self.plan.block_of]
+            ending = {*launch.reads, *launch.writes, *self.ends.get(index, ())}
+            touched = [b for b in ending if b in self.plan.block_of]
             dead = {self.plan.block_of[b] for b in touched if self.last_use[b] == index}
             self.pending.extend(
                 dead - {self.plan.block_of[b] for b in touched if self.last_use[b] > index}
@@ -203,6 +230,8 @@ def plan_memory(
     launches: list[Launch],
     cuts: Sequence[int] = (),
     held: Sequence[tuple[int, int]] = (),
+    labels: Iterable[int] = (),
+    loops: Sequence[tuple[int, int]] = (),
 ) -> MemoryPlan:
     """Assigns temporaries to arena blocks, and barriers to launches.
 
@@ -211,5 +240,7 @@ def plan_memory(
         launches: All launches, in order.
         cuts: Positions of launches that begin a new segment of the program, with an arena of its own.
         held: Positions and buffers that are read between the launches there, and must last until then.
+        labels: Positions of launches that jumps lead to.
+        loops: For each loop the positions of its first launch and of the one after its last, inner loops first.
     """
-    return _Planner(buffers, launches, cuts, held).run()
+    return _Planner(buffers, launches, cuts, held, labels, loops).run()

@@ -12,7 +12,7 @@ from max._compiler import mok
 from max._compiler.emit import Compiled, emit
 from max._compiler.flatten import flatten
 from max._compiler.kernels import KernelTable
-from max._compiler.lower import lower_graph
+from max._compiler.lower import lower_graph, scopes
 from max._compiler.passes.base import GraphPass, Pass
 from max._compiler.passes.canonicalise import canonicalise
 from max._compiler.passes.collectives import expand_collectives
@@ -134,7 +134,11 @@ def compile_module(
     start = time.perf_counter()
     table = KernelTable(target)
     callees = subgraphs(work)
-    templates = {graph.sym_name: lower_graph(graph, table, callees) for graph in graphs(work)}
+    around = scopes(work)
+    templates = {
+        graph.sym_name: lower_graph(graph, table, callees, around.get(graph.sym_name, ()))
+        for graph in graphs(work)
+    }
     start = stats.add("lower", start)
     name = entry(work).sym_name
     template = templates[name]

@@ -16,6 +16,8 @@ __all__ = [
     "CallStep",
     "Check",
     "Discover",
+    "IfStep",
+    "Jump",
     "KernelInfo",
     "Launch",
     "Number",
@@ -23,7 +25,13 @@ __all__ = [
     "Slot",
     "Template",
     "TensorInfo",
+    "UnsupportedOpError",
+    "WhileStep",
 ]
+
+
+class UnsupportedOpError(NotImplementedError):
+    """An op, or an op on these types, that the compiler cannot carry out."""
 
 
 @dataclass(slots=True)
@@ -76,8 +84,22 @@ class KernelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Jump:
+    """Where the program goes on instead of with what comes next.
+
+    Args:
+        kind: ``if_zero``: where the byte that the only slot points to is 0; ``always``; or ``back``: to the head of
+            a loop, whose kernels find their counters zeroed again.
+        label: The number of the place.
+    """
+
+    kind: str
+    label: int
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel with its arguments.
+    """One kernel with its arguments, or a jump, which has no kernel.
 
     Args:
         kernel: The kernel's key.
@@ -88,6 +110,7 @@ class Launch:
         name: What it does, for errors, profiles and `kernel_summaries`.
         in_place: Pairs (written, read) of buffers that may be one.
         parts: Buffers of which it writes a part that no other launch writes.
+        jump: Of a jump, where to.
     """
 
     kernel: str
@@ -98,6 +121,7 @@ class Launch:
     name: str
     in_place: tuple[tuple[int, int], ...] = ()
     parts: tuple[int, ...] = ()
+    jump: Jump | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +141,38 @@ class CallStep:
     results: tuple[int, ...]
     env: tuple[tuple[str, Size], ...]
     prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class IfStep:
+    """One of two calls.
+
+    Args:
+        predicate: A byte: where it is not 0 the first is made.
+        then: The first.
+        otherwise: The second.
+    """
+
+    predicate: Pointer
+    then: CallStep
+    otherwise: CallStep
+
+
+@dataclass(frozen=True, slots=True)
+class WhileStep:
+    """Calls again and again.
+
+    Args:
+        condition: Writes the predicate.
+        predicate: A byte: where it is 0 the loop ends.
+        body: Computes the next values of what is carried.
+        update: Launches that put them in place of the last ones.
+    """
+
+    condition: CallStep
+    predicate: Pointer
+    body: CallStep
+    update: tuple[Launch, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +226,9 @@ class TensorInfo:
     mutable: bool = False
 
 
+Step = Launch | CallStep | IfStep | WhileStep | Discover
+
+
 @dataclass(slots=True)
 class Template:
     """A compiled graph or subgraph."""
@@ -177,9 +236,7 @@ class Template:
     name: str
     buffers: list[Buffer] = field(default_factory=list[Buffer])
     once: list[Launch] = field(default_factory=list[Launch])
-    steps: list[Launch | CallStep | Discover] = field(
-        default_factory=list["Launch | CallStep | Discover"]
-    )
+    steps: list[Step] = field(default_factory=list["Step"])
     inputs: list[tuple[int, TensorInfo]] = field(default_factory=list[tuple[int, TensorInfo]])
     outputs: list[tuple[int, TensorInfo]] = field(default_factory=list[tuple[int, TensorInfo]])
     checks: list[Check] = field(default_factory=list[Check])

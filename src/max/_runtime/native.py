@@ -47,7 +47,7 @@ CONTEXT_BYTES = 128
 
 # a program: header, then instructions of eight 64-bit fields
 HEADER_COUNTERS, HEADER_COUNTER_BYTES, HEADER_PROFILE, HEADER_BYTES = 0, 8, 16, 64
-OP_END, OP_LAUNCH = 0, 1
+OP_END, OP_LAUNCH, OP_IF_ZERO, OP_JUMP = 0, 1, 2, 3
 INS_OPCODE, INS_FLAGS, INS_ENTRY, INS_SLOTS, INS_NUM_SLOTS, INS_COUNTERS, INS_LAUNCH = range(7)
 INSTRUCTION_BYTES = 64
 FLAG_BARRIER, FLAG_SERIAL = 1, 2
@@ -185,9 +185,59 @@ entry:
   br label %fetch
 
 fetch:
-  %ip = phi ptr [ %first, %entry ], [ %ip.next, %next ]
+  %ip = phi ptr [ %first, %entry ], [ %ip.next, %next ], [ %ip.target, %follow ]
   %opcode = load i64, ptr %ip, align 8
-  switch i64 %opcode, label %leave [ i64 {OP_LAUNCH}, label %launch ]
+  switch i64 %opcode, label %leave [
+    i64 {OP_LAUNCH}, label %launch
+    i64 {OP_IF_ZERO}, label %choose
+    i64 {OP_JUMP}, label %jump
+  ]
+
+; All have come: the predicate is written, and all read the same.
+choose:
+  call void @max_barrier(ptr %ctx)
+  %choose.error = load atomic i64, ptr %error.p acquire, align 8
+  %choose.sound = icmp eq i64 %choose.error, 0
+  br i1 %choose.sound, label %test, label %leave
+test:
+  %test.slots.p = getelementptr i64, ptr %ip, i64 {INS_SLOTS}
+  %test.slot = load ptr, ptr %test.slots.p, align 8
+  %test.index = load i64, ptr %test.slot, align 8
+  %test.addend.p = getelementptr i8, ptr %test.slot, i64 8
+  %test.addend = load i64, ptr %test.addend.p, align 8
+  %test.value.p = getelementptr i64, ptr %values, i64 %test.index
+  %test.value = load i64, ptr %test.value.p, align 8
+  %test.address = add i64 %test.value, %test.addend
+  %test.p = inttoptr i64 %test.address to ptr
+  %predicate = load i8, ptr %test.p, align 1
+  %is.zero = icmp eq i8 %predicate, 0
+  br i1 %is.zero, label %follow, label %next
+
+; On the way back to a loop's head its counters are zeroed when all are done with them; the head begins with a barrier.
+jump:
+  %jump.flags.p = getelementptr i64, ptr %ip, i64 {INS_FLAGS}
+  %jump.flags = load i64, ptr %jump.flags.p, align 8
+  %jump.bit = and i64 %jump.flags, {FLAG_BARRIER}
+  %jump.waits = icmp ne i64 %jump.bit, 0
+  br i1 %jump.waits, label %back, label %follow
+back:
+  call void @max_barrier(ptr %ctx)
+  %back.error = load atomic i64, ptr %error.p acquire, align 8
+  %back.sound = icmp eq i64 %back.error, 0
+  br i1 %back.sound, label %turn, label %leave
+turn:
+  br i1 %caller, label %zero, label %follow
+zero:
+  %zero.counters.p = getelementptr i64, ptr %ip, i64 {INS_COUNTERS}
+  %zero.counters = load ptr, ptr %zero.counters.p, align 8
+  %zero.bytes.p = getelementptr i64, ptr %ip, i64 {INS_NUM_SLOTS}
+  %zero.bytes = load i64, ptr %zero.bytes.p, align 8
+  call void @llvm.memset.p0.i64(ptr align 64 %zero.counters, i8 0, i64 %zero.bytes, i1 false)
+  br label %follow
+follow:
+  %target.p = getelementptr i64, ptr %ip, i64 {INS_ENTRY}
+  %ip.target = load ptr, ptr %target.p, align 8
+  br label %fetch
 
 launch:
   %flags.p = getelementptr i64, ptr %ip, i64 {INS_FLAGS}

@@ -45,6 +45,21 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class Jump(Launch):
+    """Goes on elsewhere; no kernel.
+
+    Args:
+        kind: ``if_zero``: where the byte at the address in the only slot is 0 (all workers wait before they look);
+            ``always``; or ``back``: to the head of a loop, whose first launch has a barrier. All workers wait, and the
+            counters of the loop's launches are zeroed.
+        target: The number of the launch to go on with; the number of launches is the end.
+    """
+
+    kind: str = "always"
+    target: int = 0
+
+
+@dataclass(frozen=True)
 class Program:
     """Launches in order, over a number of 64-bit values.
 
@@ -171,6 +186,11 @@ class Executor:
         rows = code[native.HEADER_BYTES :].view(np.int64).reshape(-1, native.INSTRUCTION_BYTES // 8)
         slots, counters = self._slots.ctypes.data, self._counters.ctypes.data
         for index, (row, launch) in enumerate(zip(rows, launches, strict=False)):
+            row[native.INS_LAUNCH] = index
+            if isinstance(launch, Jump):
+                self._lay_out_jump(row, launch, index, rows, slots)
+                slots += 16 * len(launch.slots)
+                continue
             row[native.INS_OPCODE] = native.OP_LAUNCH
             row[native.INS_FLAGS] = (
                 launch.barrier * native.FLAG_BARRIER | launch.serial * native.FLAG_SERIAL
@@ -179,11 +199,24 @@ class Executor:
             row[native.INS_SLOTS] = slots
             row[native.INS_NUM_SLOTS] = len(launch.slots)
             row[native.INS_COUNTERS] = counters
-            row[native.INS_LAUNCH] = index
             slots += 16 * len(launch.slots)
             counters += platform.CACHE_LINE * launch.phases
         rows[-1, native.INS_OPCODE] = native.OP_END
         return code
+
+    def _lay_out_jump(
+        self, row: np.ndarray, jump: Jump, index: int, rows: np.ndarray, slots: int
+    ) -> None:
+        choice = jump.kind == "if_zero"
+        row[native.INS_OPCODE] = native.OP_IF_ZERO if choice else native.OP_JUMP
+        row[native.INS_ENTRY] = rows.ctypes.data + jump.target * native.INSTRUCTION_BYTES
+        row[native.INS_SLOTS] = slots
+        if jump.kind == "back":
+            phases = [launch.phases for launch in self.program.launches]
+            before, inside = sum(phases[: jump.target]), sum(phases[jump.target : index])
+            row[native.INS_FLAGS] = native.FLAG_BARRIER
+            row[native.INS_COUNTERS] = self._counters.ctypes.data + before * platform.CACHE_LINE
+            row[native.INS_NUM_SLOTS] = inside * platform.CACHE_LINE
 
     def run(self, values: np.ndarray) -> None:
         """Runs the program once.
@@ -264,7 +297,13 @@ class Executor:
 
 def _check(program: Program) -> None:
     for index, launch in enumerate(program.launches):
-        if launch.entry == 0 or launch.phases < 0:
+        if isinstance(launch, Jump):
+            if not 0 <= launch.target <= len(program.launches):
+                raise ValueError(
+                    f"launch {index} ({launch.name}): jumps to {launch.target}, the program has "
+                    f"{len(program.launches)} launches"
+                )
+        elif launch.entry == 0 or launch.phases < 0:
             raise ValueError(
                 f"launch {index} ({launch.name}): entry {launch.entry}, phases {launch.phases}; "
                 "an address and a count of 0 or more would fit"

@@ -233,7 +233,7 @@ class Model:
         after the prefix of the subgraph call that it comes from.
         """
         parts = (self._compiled.main, *self._compiled.later)
-        return [launch.name for part in parts for launch in part.launches]
+        return [code.name for part in parts for code in part.launches if not code.jump]
 
     def profile(self) -> AbstractContextManager[Profile]:
         """Keeps the time of each kernel while a ``with`` block runs.

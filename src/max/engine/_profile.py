@@ -129,6 +129,8 @@ def _fill(profile: Profile, parts: Iterable[tuple[LinkedProgram, _Reading | None
         moved = program.bytes_moved(runs)
         seconds = ticks / program.executor.pool.clock_hz
         for launch, (wait, run), size in zip(program.code.launches, seconds, moved, strict=True):
+            if launch.jump:
+                continue
             key = (_NUMBERED.sub("*", launch.name), launch.kernel)
             kernel = found.setdefault(key, KernelTime(*key))
             kernel.launches += 1

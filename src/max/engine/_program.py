@@ -18,7 +18,7 @@ from max._compiler.memory import ALIGNMENT
 from max._compiler.sizes import size_function
 from max._runtime import platform
 from max._runtime.pool import Pool
-from max._runtime.program import Executor, Launch, Program
+from max._runtime.program import Executor, Jump, Launch, Program
 from max.driver import Tensor
 from max.dtype import DType
 
@@ -92,19 +92,29 @@ class LinkedProgram:
         pool: Pool,
     ) -> None:
         kernels = compiled.kernels
-        launches = [
-            Launch(
-                entry=addresses[launch.kernel],
-                slots=[self._slot(slot, fixed) for slot in launch.slots],
-                barrier=launch.barrier,
-                phases=kernels[launch.kernel].phases,
-                serial=launch.serial,
-                name=launch.name,
-                messages=kernels[launch.kernel].messages,
+        launches: list[Launch] = []
+        for launch in code.launches:
+            slots = [self._slot(slot, fixed) for slot in launch.slots]
+            if launch.jump:
+                jump = Jump(
+                    0, slots, phases=0, name=launch.name, kind=launch.jump, target=launch.target
+                )
+                launches.append(jump)
+                continue
+            kernel = kernels[launch.kernel]
+            launches.append(
+                Launch(
+                    entry=addresses[launch.kernel],
+                    slots=slots,
+                    barrier=launch.barrier,
+                    phases=kernel.phases,
+                    serial=launch.serial,
+                    name=launch.name,
+                    messages=kernel.messages,
+                )
             )
-            for launch in code.launches
-        ]
-        scratch = max((kernels[launch.kernel].scratch_bytes for launch in code.launches), default=0)
+        used = {launch.kernel for launch in code.launches if not launch.jump}
+        scratch = max((kernels[key].scratch_bytes for key in used), default=0)
         self.executor = Executor(pool, Program(launches, len(code.values), scratch))
         self.code = code
         self.empty = not launches

@@ -8,7 +8,7 @@ from typing import Any
 
 from max.driver import Tensor
 from max.dtype import DType
-from max.mlir import CallOp, GraphOp, ModuleOp, ShapedType, entry, subgraphs
+from max.mlir import CallOp, GraphOp, ModuleOp, ShapedType, control_callees, entry, subgraphs
 
 __all__ = ["WeightInfo", "bind_weights", "declared_weights"]
 
@@ -46,8 +46,9 @@ def declared_weights(module: ModuleOp) -> dict[str, WeightInfo]:
                         f"weight {name!r} is {type_.short}; the shape of a weight must be static"
                     )
                 yield WeightInfo(name, type_.dtype, shape)
-            elif isinstance(op, CallOp):
-                yield from walk(callees[op.callee], prefix + op.prefix)
+            for callee in control_callees(op):
+                inner = op.prefix if isinstance(op, CallOp) else ""
+                yield from walk(callees[callee], prefix + inner)
 
     for info in walk(entry(module), ""):
         known = found.setdefault(info.name, info)

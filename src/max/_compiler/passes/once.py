@@ -18,7 +18,7 @@ GROWTH = 4
 """Results may take so many times the bytes of what they are computed from."""
 ALWAYS = 1 << 28
 """Results up to so many bytes may be kept however small their sources are."""
-EXCLUDED = frozenset({"mo.call", "mo.custom", "mok.region"})
+EXCLUDED = frozenset({"mo.call", "mo.custom", "mo.if", "mo.while", "mok.region"})
 """May have effects, or hold constants themselves."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 from max import mlir
 from max.dtype import DType
@@ -54,9 +54,9 @@ def returned(op: str, what: str, found: Any) -> list[Value[Any]]:
     if isinstance(found, Value) or not hasattr(found, "__iter__"):
         found = (found,)
     values: list[Value[Any]] = []
-    for index, item in enumerate(found):
+    for index, item in enumerate(cast("Iterable[Any]", found)):
         if isinstance(item, Value):
-            values.append(item)
+            values.append(cast("Value[Any]", item))
             continue
         try:
             values.append(as_tensor(item))
