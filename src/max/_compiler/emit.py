@@ -73,6 +73,7 @@ class DiscoveryCode:
     dtype: DType
     shape: tuple[SlotCode, ...]
     label: str = ""
+    target: int = -1
 
 
 @dataclass(slots=True)
@@ -178,8 +179,11 @@ class _Emitter:
         slots = tuple([self.slot(slot) for slot in launch.slots])
         code = LaunchCode(launch.kernel, slots, barrier, launch.serial, launch.name)
         if launch.jump is not None:
-            target = self.flat.labels[launch.jump.label] - start
-            self.code.launches.append(replace(code, jump=launch.jump.kind, target=target))
+            kind, label = launch.jump.kind, launch.jump.label
+            target = (
+                len(self.code.launches) + 1 if kind == "next" else self.flat.labels[label] - start
+            )
+            self.code.launches.append(replace(code, jump=kind, target=target))
             self.code.bytes_moved.append(0)
             return
         self.code.launches.append(code)
@@ -188,12 +192,14 @@ class _Emitter:
             total = simplify(total + self.buffers[buffer].bytes)
         self.code.bytes_moved.append(total)
 
-    def discovery(self, found: Discover) -> None:
-        """Adds a discovery."""
+    def discovery(self, found: Discover, target: int) -> None:
+        """Adds a discovery; `target` is the segment where the host goes on."""
         bounds = tuple([self.slot(pointer) for pointer in found.bounds])
         shape = tuple([self.slot(Number(size)) for size in found.shape])
         self.code.discoveries.append(
-            DiscoveryCode(found.rule, found.symbols, bounds, found.dtype, shape, found.label)
+            DiscoveryCode(
+                found.rule, found.symbols, bounds, found.dtype, shape, found.label, target
+            )
         )
 
     def place_blocks(self, blocks: list[Block]) -> None:
@@ -334,7 +340,10 @@ def _segments(
         checks_left = [check for check in checks_left if check not in code.checks]
         for position, found in flat.discoveries:
             if segment < len(cuts) and position == cuts[segment]:
-                emitter.discovery(found)
+                target = -1
+                if found.target >= 0:
+                    target = cuts.index(flat.labels[found.target]) + 1
+                emitter.discovery(found, target)
                 symbols.update(dict.fromkeys(filter(None, found.symbols)))
         parts.append(code)
     return parts

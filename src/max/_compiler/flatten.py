@@ -17,13 +17,39 @@ from max._compiler.template import (
     Number,
     Pointer,
     Slot,
+    Step,
     Template,
-    UnsupportedOpError,
     WhileStep,
 )
+from max.dtype import DType
 from max.mlir.dims import DimExpr
 
 __all__ = ["Flat", "flatten"]
+
+
+def callees_of(step: Step) -> tuple[str, ...]:
+    """The templates that a step runs."""
+    if isinstance(step, CallStep):
+        return (step.callee,)
+    if isinstance(step, IfStep):
+        return (step.then.callee, step.otherwise.callee)
+    return (step.condition.callee, step.body.callee) if isinstance(step, WhileStep) else ()
+
+
+def found_out(template: Template) -> list[str]:
+    """The symbols whose sizes a template, or what it calls for it, finds out."""
+    found: list[str] = []
+    for step in template.steps:
+        if isinstance(step, Discover):
+            found.extend(filter(None, step.symbols))
+        elif isinstance(step, CallStep):
+            found.extend(step.reveals)
+    return found
+
+
+def symbols_of(size: Size) -> tuple[str, ...]:
+    """The symbols of a size."""
+    return () if isinstance(size, int) else tuple(size.symbols)
 
 
 @dataclass(slots=True)
@@ -59,7 +85,8 @@ class _Flattener:
         env: Mapping[str, Size],
         prefix: str,
         path: str,
-    ) -> None:
+        given: Mapping[str, Size] | None = None,
+    ) -> Mapping[str, Size]:
         """Adds a template's launches.
 
         Args:
@@ -68,8 +95,12 @@ class _Flattener:
             env: What its symbols stand for.
             prefix: What is put before the names of its weights.
             path: The same for the names of its launches.
+            given: Names for sizes that it finds out.
+
+        Returns:
+            What its symbols stand for, those that it finds out too.
         """
-        env = {**env, **self.names_of_discoveries(template)}
+        env = {**env, **self.names_of_discoveries(template, given or {})}
         for index, buffer in enumerate(template.buffers):
             if index not in places:
                 places[index] = Pointer(self.add(buffer, env, prefix))
@@ -89,6 +120,7 @@ class _Flattener:
             have, want = substitute(check.have, env), substitute(check.want, env)
             if have != want:
                 self.flat.checks.append(replace(check, have=have, want=want))
+        return env
 
     def add(self, buffer: Buffer, env: Mapping[str, Size], prefix: str) -> int:
         """A buffer of the program for one of a template; weights of one name and equal constants are one buffer."""
@@ -112,15 +144,17 @@ class _Flattener:
         self, step: IfStep, places: dict[int, Pointer], env: Mapping[str, Size], prefix: str
     ) -> None:
         """Adds a choice: over the second call, or over the first."""
-        discovered = len(self.flat.discoveries)
+        host = self.needs_host(step)
         other, end = self.label(), self.label()
-        self.jump("if_zero", other, self.pointer(step.predicate, places, env))
+        if host:
+            # the results' memory is there on both ways
+            self.mark(tuple([places[result].buffer for result in step.then.results]))
+        self.jump("if_zero", other, host, self.pointer(step.predicate, places, env))
         self.call(step.then, places, env, prefix, inherit=True)
-        self.jump("always", end)
-        self.place_label(other)
+        self.jump("always", end, host)
+        self.place_label(other, host)
         self.call(step.otherwise, places, env, prefix, inherit=True)
-        self.place_label(end)
-        self.check_discoveries(discovered, "cond")
+        self.place_label(end, host)
 
     def loop(
         self,
@@ -131,38 +165,59 @@ class _Flattener:
         path: str,
     ) -> None:
         """Adds a loop: the condition, a way out, the body, the way back."""
-        discovered = len(self.flat.discoveries)
+        host = self.needs_host(step)
         head, end = self.label(), self.label()
-        self.place_label(head)
+        self.place_label(head, host)
         self.call(step.condition, places, env, prefix, inherit=True)
-        self.jump("if_zero", end, self.pointer(step.predicate, places, env))
+        self.jump("if_zero", end, host, self.pointer(step.predicate, places, env))
         self.call(step.body, places, env, prefix, inherit=True)
         self.flat.launches.extend([self.bind(launch, places, env, path) for launch in step.update])
-        self.jump("back", head)
-        self.place_label(end)
+        self.jump("back", head, host)
+        self.place_label(end, host)
         self.flat.loops.append((self.flat.labels[head], self.flat.labels[end]))
-        self.check_discoveries(discovered, "while_loop")
+
+    def needs_host(self, step: Step) -> bool:
+        """Whether a step finds out sizes or prints, or holds one that does: the program is cut there."""
+        if isinstance(step, Discover):
+            return True
+        return any(
+            self.needs_host(inner)
+            for callee in callees_of(step)
+            for inner in self.templates[callee].steps
+        )
 
     def label(self) -> int:
         self.flat.labels.append(-1)
         return len(self.flat.labels) - 1
 
-    def place_label(self, label: int) -> None:
+    def place_label(self, label: int, host: bool) -> None:
+        """Puts a label here; the host can go on there, as the program is cut before it."""
+        if host:
+            self.cut()
         self.flat.labels[label] = len(self.flat.launches)
+        if host:
+            # what is found out right after it is another place
+            self.mark(())
 
-    def jump(self, kind: str, label: int, predicate: Pointer | None = None) -> None:
+    def cut(self) -> None:
+        self.flat.discoveries.append((len(self.flat.launches), Discover("cut", (), (), DType.bool)))
+
+    def mark(self, writes: tuple[int, ...]) -> None:
+        """Adds a launch that does nothing; buffers that it writes have memory from here on."""
+        self.flat.launches.append(Launch("", (), (), writes, False, "mark", jump=Jump("next", -1)))
+
+    def jump(self, kind: str, label: int, host: bool, predicate: Pointer | None = None) -> None:
         slots = () if predicate is None else (predicate,)
+        if host:
+            rule = "if_zero" if slots else "jump"
+            found = Discover(rule, (), slots, DType.bool, target=label)
+            self.flat.discoveries.append((len(self.flat.launches), found))
+            if kind == "back":
+                # the loop has a last launch, up to which what it uses is kept
+                self.mark(())
+            return
         reads = tuple([pointer.buffer for pointer in slots])
         self.flat.launches.append(Launch("", slots, reads, (), False, kind, jump=Jump(kind, label)))
-
-    def check_discoveries(self, before: int, op: str) -> None:
-        """Checks that nothing inside of an op needs the host: programs are cut there."""
-        for _, found in self.flat.discoveries[before:]:
-            what = "prints" if found.rule == "print" else f"sizes told by mo.{found.rule}"
-            raise UnsupportedOpError(
-                f"{op}: {what} inside of a branch or loop are not supported: the program would have to "
-                "leave it for the host"
-            )
 
     def call(
         self,
@@ -184,20 +239,28 @@ class _Flattener:
             if index not in inner:
                 inner[index] = places[result]
         whole = prefix + step.prefix
-        self.instantiate(callee, inner, bound, whole, whole)
+        given = {symbol: env[symbol] for symbol in step.reveals}
+        found = self.instantiate(callee, inner, bound, whole, whole, given)
+        outputs = {s for _, info in callee.outputs for dim in info.shape for s in symbols_of(dim)}
+        for symbol in sorted(outputs.intersection(found_out(callee)) - set(step.reveals)):
+            # the same size was found out before: the graph says that all calls agree
+            if symbol in env and found[symbol] != env[symbol]:
+                message = f"another call of {step.callee} gave it"
+                self.flat.checks.append(Check(found[symbol], env[symbol], message))
 
-    def names_of_discoveries(self, template: Template) -> dict[str, Size]:
+    def names_of_discoveries(
+        self, template: Template, given: Mapping[str, Size]
+    ) -> dict[str, Size]:
         """The program's names for the symbols that a template discovers: each call discovers sizes of its own."""
-        named: dict[str, Size] = {}
-        for step in template.steps:
-            if isinstance(step, Discover):
-                for symbol in filter(None, step.symbols):
-                    name, number = symbol, 0
-                    while name in self.taken:
-                        number += 1
-                        name = f"{symbol}_{number}"
-                    self.taken.add(name)
-                    named[symbol] = DimExpr.symbol(name)
+        named: dict[str, Size] = dict(given)
+        for symbol in found_out(template):
+            if symbol not in given:
+                name, number = symbol, 0
+                while name in self.taken:
+                    number += 1
+                    name = f"{symbol}_{number}"
+                self.taken.add(name)
+                named[symbol] = DimExpr.symbol(name)
         return named
 
     def discover(

@@ -280,11 +280,15 @@ class GraphLowering:
         self.launches = self.template.steps
 
     def call(self, op: CallOp) -> None:
-        self.discover(op)
+        shapes = [v.type.shape for v in op.results if isinstance(v.type, ShapedType)]
+        symbols = {name for shape in shapes for dim in shape for name in dim.symbols}
+        reveals = tuple(sorted(symbols - self.known))
+        self.known.update(reveals)
         operands = self.pointers(op.operands)
         results = [self.allocate(v).buffer for v in op.results if isinstance(v.type, ShapedType)]
         types = [v.type for v in op.operands]
-        self.launches.append(self.call_step(op.callee, types, operands, results, op.prefix))
+        step = self.call_step(op.callee, types, operands, results, op.prefix)
+        self.launches.append(replace(step, reveals=reveals))
 
     def pointers(self, values: Sequence[SSAValue]) -> list[Pointer]:
         """Where values are; those without memory are left out."""

@@ -98,7 +98,7 @@ class _Planner:
         for index, launch in enumerate(self.launches):
             if index in self.cuts:
                 self.begin_segment()
-            waits = launch.jump is not None and launch.jump.kind != "always"
+            waits = launch.jump is not None and launch.jump.kind in ("if_zero", "back")
             barrier = index in self.joins or (index > 0 and (waits or self.conflicts(launch)))
             if barrier:
                 self.pass_barrier()

@@ -23,6 +23,7 @@ __all__ = [
     "Number",
     "Pointer",
     "Slot",
+    "Step",
     "Template",
     "TensorInfo",
     "UnsupportedOpError",
@@ -88,8 +89,8 @@ class Jump:
     """Where the program goes on instead of with what comes next.
 
     Args:
-        kind: ``if_zero``: where the byte that the only slot points to is 0; ``always``; or ``back``: to the head of
-            a loop, whose kernels find their counters zeroed again.
+        kind: ``if_zero``: where the byte that the only slot points to is 0; ``always``; ``back``: to the head of
+            a loop, whose kernels find their counters zeroed again; or ``next``: on with what comes next.
         label: The number of the place.
     """
 
@@ -134,6 +135,7 @@ class CallStep:
         results: The buffers that its outputs become.
         env: What its symbols stand for here.
         prefix: What is put before the names of its weights.
+        reveals: Symbols of the results that the callee finds out, and that are not known here before.
     """
 
     callee: str
@@ -141,6 +143,7 @@ class CallStep:
     results: tuple[int, ...]
     env: tuple[tuple[str, Size], ...]
     prefix: str
+    reveals: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,16 +182,17 @@ class WhileStep:
 class Discover:
     """Sizes that are known once the launches before it have run: those of a `mo.range`, `mo.slice_dynamic` or `mo.nonzero`.
 
-    Or what is shown then, of a `mo.print`.
+    Or what is shown then, of a `mo.print`. Or, in a branch or loop with such things in it, where the host goes on.
 
     Args:
-        rule: ``range``, ``slice``, ``count`` or ``print``.
+        rule: ``range``, ``slice``, ``count`` or ``print``; ``if_zero`` or ``jump``.
         symbols: For each axis of the result the symbol that its size gets, or an empty text where it is known.
         bounds: Where start, stop and step are, or the count: the size of the first axis; or
-            what is printed.
+            what is printed, or the predicate.
         dtype: Their element type.
         shape: The shape of what is sliced or printed.
         label: What is printed before it.
+        target: The number of the place where the host goes on.
     """
 
     rule: str
@@ -197,6 +201,7 @@ class Discover:
     dtype: DType
     shape: tuple[Size, ...] = ()
     label: str = ""
+    target: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -339,23 +339,27 @@ class Model:
         bases = np.zeros(first_output + count + len(linked.later), np.int64)
         bases[2:first_output] = [tensor._ptr for tensor in inputs]
         # memory of its own: other runs come between the parts
-        arenas: list[npt.NDArray[np.uint8]] = []
-        for segment, part in enumerate((linked.main, *linked.later)):
-            instance = part.instance(symbols)
-            arenas.append(platform.allocate(max(instance.arena_bytes, 1)))
+        arenas: dict[int, npt.NDArray[np.uint8]] = {}
+        sizes = dict(zip(self._compiled.symbols, symbols, strict=False))
+        parts = (linked.main, *linked.later)
+        segment = 0
+        while segment < len(parts):
+            part = parts[segment]
+            instance = part.instance(tuple([sizes.get(name, 0) for name in self._compiled.symbols]))
+            arenas[segment] = platform.allocate(max(instance.arena_bytes, 1))
             bases[1 if segment == 0 else first_output + count + segment - 1] = arenas[
-                -1
+                segment
             ].ctypes.data
             for index, shape in zip(part.code.outputs, instance.output_shapes, strict=True):
-                if self._given_back[index] < 0:
+                if self._given_back[index] < 0 and not bases[first_output + index]:
                     outputs[index] = Tensor(
                         self._output_dtypes[index], shape, self._output_devices[index]
                     )
                     bases[first_output + index] = outputs[index]._ptr
             if not part.empty:
                 part.run(instance, bases)
-            if part.code.discoveries:
-                symbols = (*symbols, *part.discover(instance, bases))
+            following = part.discover(instance, bases, sizes)
+            segment = segment + 1 if following < 0 else following
         return outputs
 
     # weights -----------------------------------------------------------------------------------

@@ -229,19 +229,32 @@ class LinkedProgram:
                 total[index] += count * size
         return total
 
-    def discover(self, instance: Instance, bases: npt.NDArray[np.int64]) -> list[int]:
-        """The sizes that the results of a run tell, in the order of the symbols; prints what is to be printed.
+    def discover(
+        self, instance: Instance, bases: npt.NDArray[np.int64], sizes_of: dict[str, int]
+    ) -> int:
+        """Notes the sizes that the results of a run tell; prints what is to be printed.
 
         Args:
             instance: As in the run.
             bases: As in the run.
+            sizes_of: Where sizes are noted, by symbol.
+
+        Returns:
+            The number of the segment to go on with; -1: the next one.
 
         Raises:
             ValueError: A step is 0.
         """
         values = bases.take(self.bases) + instance.offsets
-        found: list[int] = []
         for code in self.code.discoveries:
+            if code.rule == "cut":
+                continue
+            if code.rule == "jump":
+                return code.target
+            if code.rule == "if_zero":
+                if not self._read(self._value(code.bounds[0], values), DType.uint8, 1)[0]:
+                    return code.target
+                continue
             shape = [self._value(slot, values) for slot in code.shape]
             if code.rule == "print":
                 self._print(code, shape, values)
@@ -256,8 +269,8 @@ class LinkedProgram:
                 sizes = [range_size(*bounds)]
             else:
                 sizes = [bounds[0].item()] * len(code.symbols)
-            found += [size for name, size in zip(code.symbols, sizes, strict=True) if name]
-        return found
+            sizes_of.update({n: s for n, s in zip(code.symbols, sizes, strict=True) if n})
+        return -1
 
     def _print(
         self, code: DiscoveryCode, shape: Sequence[int], values: npt.NDArray[np.int64]
