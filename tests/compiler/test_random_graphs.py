@@ -21,17 +21,27 @@ BINARY = ("add", "sub", "mul", "max", "min", "where")
 ROWWISE = ("sum", "mean", "max", "min", "softmax", "rms_norm", "layer_norm")
 VIEWS = ("transpose", "merge", "slice", "step", "unsqueeze", "broadcast", "flip")
 OTHER = ("concat", "matmul", "gather", "cumsum", "bf16")
+CONTROL = ("cond", "while")
+MAX_DEPTH = 2
 
 
 class Builder:
     """Stages one random graph."""
 
     def __init__(
-        self, data: st.DataObject, values: list[TensorValue], rng: np.random.Generator
+        self,
+        data: st.DataObject,
+        values: list[TensorValue],
+        rng: np.random.Generator,
+        chooser: TensorValue | None = None,
+        depth: int = 0,
     ) -> None:
         self.data = data
         self.values = values
         self.rng = rng
+        self.chooser = chooser
+        """An integer on which branches and the number of turns depend; None: there are none."""
+        self.depth = depth
 
     def draw(self, strategy):
         return self.data.draw(strategy)
@@ -49,10 +59,37 @@ class Builder:
         return ops.constant(array, DType.float32, DeviceRef.CPU())
 
     def step(self) -> None:
-        kind = self.draw(st.sampled_from(UNARY + BINARY * 2 + ROWWISE * 2 + VIEWS * 2 + OTHER))
-        made = self.make(kind, self.pick())
+        kinds = UNARY + BINARY * 2 + ROWWISE * 2 + VIEWS * 2 + OTHER
+        if self.chooser is not None and self.depth < MAX_DEPTH:
+            kinds += CONTROL * 3
+        kind = self.draw(st.sampled_from(kinds))
+        x = self.pick()
+        made = self.controlled(kind, x) if kind in CONTROL else self.make(kind, x)
         if made is not None:
             self.values.append(made)
+
+    def inside(self, x: TensorValue, type_: TensorType) -> TensorValue:
+        """Some steps from the values that are there and `x`, to a value of a type, with bounds."""
+        inner = Builder(self.data, [*self.values, x], self.rng, self.chooser, self.depth + 1)
+        for _ in range(self.draw(st.integers(0, 4))):
+            inner.step()
+        return ops.tanh(next(v for v in reversed(inner.values) if v.type == type_))
+
+    def controlled(self, kind: str, x: TensorValue) -> TensorValue:
+        """A choice or a loop around some steps."""
+        assert self.chooser is not None
+        divisor = self.draw(st.integers(1, 3))
+        if kind == "cond":
+            choice = ops.equal(self.chooser % divisor, 0)
+            branches = [lambda: self.inside(x, x.type), lambda: self.inside(x * 0.5, x.type)]
+            return ops.cond(choice, [x.type], *branches)[0]
+        turns = self.chooser % (divisor + 1)
+        zero = ops.constant(0, DType.int32, DeviceRef.CPU())
+        return ops.while_loop(
+            [zero, x],
+            lambda i, _: i < turns,
+            lambda i, state: [i + 1, self.inside(state, x.type)],
+        )[1]
 
     def make(self, kind: str, x: TensorValue) -> TensorValue | None:
         if kind in UNARY:
@@ -147,8 +184,10 @@ def run_case(data: st.DataObject, steps: int) -> None:
     seed = data.draw(st.integers(0, 2**32 - 1))
     rng = np.random.default_rng(seed)
     types = [TensorType(DType.float32, shape, DeviceRef.CPU()) for shape in shapes]
+    types.append(TensorType(DType.int32, (), DeviceRef.CPU()))
     with Graph("random", input_types=types) as graph:
-        builder = Builder(data, [value.tensor for value in graph.inputs], rng)
+        *values, chooser = [value.tensor for value in graph.inputs]
+        builder = Builder(data, values, rng, chooser if data.draw(st.booleans()) else None)
         for _ in range(steps):
             builder.step()
         count = data.draw(st.integers(1, 3))
@@ -159,6 +198,7 @@ def run_case(data: st.DataObject, steps: int) -> None:
         )
         for shape in shapes
     ]
+    arrays.append(np.array(data.draw(st.integers(0, 5)), np.int32))
     expected = _interpreter.run(graph, arrays)
     model = SESSION.load(graph)
     for _ in range(2):
