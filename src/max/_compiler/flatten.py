@@ -150,10 +150,10 @@ class _Flattener:
             # the results' memory is there on both ways
             self.mark(tuple([places[result].buffer for result in step.then.results]))
         self.jump("if_zero", other, host, self.pointer(step.predicate, places, env))
-        self.call(step.then, places, env, prefix, inherit=True)
+        self.call(step.then, places, env, prefix)
         self.jump("always", end, host)
         self.place_label(other, host)
-        self.call(step.otherwise, places, env, prefix, inherit=True)
+        self.call(step.otherwise, places, env, prefix)
         self.place_label(end, host)
 
     def loop(
@@ -168,9 +168,9 @@ class _Flattener:
         host = self.needs_host(step)
         head, end = self.label(), self.label()
         self.place_label(head, host)
-        self.call(step.condition, places, env, prefix, inherit=True)
+        self.call(step.condition, places, env, prefix)
         self.jump("if_zero", end, host, self.pointer(step.predicate, places, env))
-        self.call(step.body, places, env, prefix, inherit=True)
+        self.call(step.body, places, env, prefix)
         self.flat.launches.extend([self.bind(launch, places, env, path) for launch in step.update])
         self.jump("back", head, host)
         self.place_label(end, host)
@@ -225,12 +225,11 @@ class _Flattener:
         places: dict[int, Pointer],
         env: Mapping[str, Size],
         prefix: str,
-        inherit: bool = False,
     ) -> None:
-        """Adds a call; with `inherit`, symbols that it does not bind mean what they mean here."""
+        """Adds a call."""
         callee = self.templates[step.callee]
         bound = {name: substitute(size, env) for name, size in step.env}
-        if inherit:
+        if step.inherit:
             bound = {**env, **bound}
         inner: dict[int, Pointer] = {}
         for (index, _), pointer in zip(callee.inputs, step.operands, strict=True):

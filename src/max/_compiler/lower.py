@@ -312,7 +312,14 @@ class GraphLowering:
         operands = self.pointers(op.operands[1:])
         results = [self.allocate(v).buffer for v in op.results if isinstance(v.type, ShapedType)]
         types = [v.type for v in op.operands[1:]]
-        then, otherwise = [self.call_step(name, types, operands, results) for name in op.callees]
+        then, otherwise = [
+            replace(self.call_step(name, types, operands, results), inherit=True)
+            for name in op.callees
+        ]
+        decided = constant_of(op.operands[0].owner)
+        if decided is not None:
+            self.launches.append(then if decided else otherwise)
+            return
         self.launches.append(IfStep(predicate, then, otherwise))
 
     def loop(self, op: WhileOp) -> None:
@@ -333,15 +340,16 @@ class GraphLowering:
             for state in states
         ]
         condition, body = op.callees
+        results = [place.buffer for place in following]
         outside, self.launches = self.launches, []
         for source, state in zip(following, states, strict=True):
             self.copy(source, state, "while")
         update, self.launches = tuple(self.launches), outside
         self.launches.append(
             WhileStep(
-                self.call_step(condition, types, operands, [predicate]),
+                replace(self.call_step(condition, types, operands, [predicate]), inherit=True),
                 Pointer(predicate),
-                self.call_step(body, types, operands, [place.buffer for place in following]),
+                replace(self.call_step(body, types, operands, results), inherit=True),
                 update,
             )
         )

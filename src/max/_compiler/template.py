@@ -136,6 +136,7 @@ class CallStep:
         env: What its symbols stand for here.
         prefix: What is put before the names of its weights.
         reveals: Symbols of the results that the callee finds out, and that are not known here before.
+        inherit: Whether symbols that `env` does not have mean in the callee what they mean here.
     """
 
     callee: str
@@ -144,6 +145,7 @@ class CallStep:
     env: tuple[tuple[str, Size], ...]
     prefix: str
     reveals: tuple[str, ...] = ()
+    inherit: bool = False
 
 
 @dataclass(frozen=True, slots=True)
