@@ -14,7 +14,9 @@ TOLERANCE: dict[str, float] = {
     "float16": 2e-3,
     "bfloat16": 1.6e-2,
     "float8_e4m3fn": 1.3e-1,
+    "float8_e4m3fnuz": 1.3e-1,
     "float8_e5m2": 2.6e-1,
+    "float8_e5m2fnuz": 2.6e-1,
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from max.kernel import float8
 from max.kernel.ir import Atom, Const, Effect, Let, Ref
 from max.kernel.lower_types import MEMORY, const_text, llvm_type, number_text, vector_name
 from max.kernel.target import Target
@@ -334,6 +335,8 @@ class OpLowering:
             return self.temp(f"bitcast {ints} {high} to {vector_name('float', width)}")
         if dtype is f16:
             return self._widen_f16(text, width)
+        if dtype.is_narrow_float:
+            return float8.widen(self.temp, text, dtype, width)
         return text
 
     def _widen_f16(self, text: str, width: int) -> str:
@@ -361,7 +364,9 @@ class OpLowering:
         return self.temp(f"bitcast {ints} {whole} to {floats}")
 
     def narrow(self, text: str, dtype: ScalarType, width: int) -> str:
-        """f32 rounded to bf16 or f16."""
+        """f32 rounded to a float of 8 or 16 bits."""
+        if dtype.bits == 8:
+            return float8.narrow(self.temp, text, dtype, width)
         floats = vector_name("float", width)
         shorts = vector_name("i16", width)
         if dtype is bf16:

@@ -1,4 +1,4 @@
-"""LLVM's names of types and constants. bf16 and f16 values are carried as their bits, so that no target needs them as types."""
+"""LLVM's names of types and constants. Floats of 8 and 16 bits are carried as their bits, so that no target needs them as types."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 # values of the user's program are Any: what they are is what these functions find out
@@ -22,6 +22,10 @@ SCALAR = {
     "u16": "i16",
     "u32": "i32",
     "u64": "i64",
+    "f8e4m3fn": "i8",
+    "f8e4m3fnuz": "i8",
+    "f8e5m2": "i8",
+    "f8e5m2fnuz": "i8",
     "f16": "i16",
     "bf16": "i16",
     "f32": "float",
@@ -58,6 +62,8 @@ def number_text(value: Any, dtype: ScalarType) -> str:
         return "true" if value else "false"
     if not dtype.is_float:
         return str(int(value))
+    if dtype.bits == 8:
+        return str(int(np.asarray(value, np.float32).astype(dtype.numpy).view(np.uint8)))
     if dtype.bits == 16:
         if dtype is f16:
             with np.errstate(over="ignore"):

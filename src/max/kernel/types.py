@@ -50,7 +50,7 @@ class ScalarType:
     @property
     def is_narrow_float(self) -> bool:
         """Whether arithmetic widens the type to ``f32``."""
-        return self.kind == "f" and self.bits == 16
+        return self.kind == "f" and self.bits < 32
 
 
 i8 = ScalarType("i8", "int8", "i", 8, np.int8)
@@ -61,6 +61,10 @@ u8 = ScalarType("u8", "uint8", "u", 8, np.uint8)
 u16 = ScalarType("u16", "uint16", "u", 16, np.uint16)
 u32 = ScalarType("u32", "uint32", "u", 32, np.uint32)
 u64 = ScalarType("u64", "uint64", "u", 64, np.uint64)
+f8e4m3fn = ScalarType("f8e4m3fn", "float8_e4m3fn", "f", 8, ml_dtypes.float8_e4m3fn)
+f8e4m3fnuz = ScalarType("f8e4m3fnuz", "float8_e4m3fnuz", "f", 8, ml_dtypes.float8_e4m3fnuz)
+f8e5m2 = ScalarType("f8e5m2", "float8_e5m2", "f", 8, ml_dtypes.float8_e5m2)
+f8e5m2fnuz = ScalarType("f8e5m2fnuz", "float8_e5m2fnuz", "f", 8, ml_dtypes.float8_e5m2fnuz)
 f16 = ScalarType("f16", "float16", "f", 16, np.float16)
 bf16 = ScalarType("bf16", "bfloat16", "f", 16, ml_dtypes.bfloat16)
 f32 = ScalarType("f32", "float32", "f", 32, np.float32)
@@ -76,6 +80,10 @@ SCALAR_TYPES: tuple[ScalarType, ...] = (
     u16,
     u32,
     u64,
+    f8e4m3fn,
+    f8e4m3fnuz,
+    f8e5m2,
+    f8e5m2fnuz,
     f16,
     bf16,
     f32,
@@ -167,7 +175,7 @@ def common_dtype(a: ScalarType, b: ScalarType) -> ScalarType | None:
     if a.kind == "b" or b.kind == "b":
         return None
     if a.is_float and b.is_float:
-        if a.bits == b.bits:  # bf16 with f16
+        if a.bits == b.bits:  # bf16 with f16, two 8-bit formats
             return f32
         return a if a.bits > b.bits else b
     if a.is_float or b.is_float:

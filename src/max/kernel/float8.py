@@ -1,0 +1,152 @@
+"""Conversions between f32 and the 8-bit floats, as LLVM IR on lanes of integers.
+
+The formats are those of "FP8 Formats for Deep Learning" (Micikevicius et al., 2022), e4m3fn and e5m2, and of "8-bit
+Numerical Formats for Deep Neural Networks" (Noune et al., 2022), the fnuz ones: a bias larger by one, no negative zero,
+whose code is the only NaN. Rounding is to nearest, ties to even; what is too large becomes infinity, or NaN where a format
+has none, as ml_dtypes does.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from max.kernel.types import ScalarType
+
+Emit = Callable[[str], str]
+"""Adds an instruction; gives the name of its result."""
+
+
+@dataclass(frozen=True)
+class Float8:
+    """A format.
+
+    Args:
+        mantissa: Bits of the mantissa.
+        bias: Of the exponent.
+        special: The least magnitude that is no finite number; 128 where the code of negative zero is the only one.
+        overflow: What too large numbers become.
+        limit: The magnitude from which on that is so: halfway beyond the greatest number, after ties.
+    """
+
+    mantissa: int
+    bias: int
+    special: int
+    overflow: int
+    limit: int
+
+    @property
+    def only_nan(self) -> bool:
+        """Whether the code of negative zero is NaN."""
+        return self.special == 0x80
+
+
+def _bits(x: float) -> int:
+    return int.from_bytes(struct.pack("<f", x), "little")
+
+
+FORMATS = {
+    "f8e4m3fn": Float8(3, 7, 0x7F, 0x7F, _bits(464.0) + 1),
+    "f8e5m2": Float8(2, 15, 0x7C, 0x7C, _bits(61440.0)),
+    "f8e4m3fnuz": Float8(3, 8, 0x80, 0x80, _bits(248.0)),
+    "f8e5m2fnuz": Float8(2, 16, 0x80, 0x80, _bits(61440.0)),
+}
+"""The formats by the names of their types. 464 lies between 448 and NaN's code: a tie that goes to 448."""
+
+
+def _types(width: int) -> tuple[str, str, str, str]:
+    if width:
+        return f"<{width} x i8>", f"<{width} x i32>", f"<{width} x float>", f"<{width} x i1>"
+    return "i8", "i32", "float", "i1"
+
+
+def _integer(value: int, width: int) -> str:
+    return f"splat (i32 {value})" if width else str(value)
+
+
+def _number(value: float, width: int) -> str:
+    text = "0x" + struct.pack(">d", value).hex().upper()
+    return f"splat (float {text})" if width else text
+
+
+def widen(emit: Emit, text: str, dtype: ScalarType, width: int) -> str:
+    """f32 lanes of the codes in `text`; exact.
+
+    Args:
+        emit: Adds an instruction.
+        text: The codes.
+        dtype: Their type.
+        width: The number of lanes; 0: a scalar.
+    """
+    form = FORMATS[dtype.name]
+    codes, ints, floats, flags = _types(width)
+
+    def c(value: int) -> str:
+        return _integer(value, width)
+
+    wide = emit(f"zext {codes} {text} to {ints}")
+    magnitude = emit(f"and {ints} {wide}, {c(0x7F)}")
+    # exponent and mantissa move into place; a product corrects the bias, also of subnormals
+    shifted = emit(f"shl {ints} {magnitude}, {c(23 - form.mantissa)}")
+    small = emit(f"bitcast {ints} {shifted} to {floats}")
+    scaled = emit(f"fmul {floats} {small}, {_number(2.0 ** (127 - form.bias), width)}")
+    bits = emit(f"bitcast {floats} {scaled} to {ints}")
+    sign = emit(f"and {ints} {wide}, {c(0x80)}")
+    high = emit(f"shl {ints} {sign}, {c(24)}")
+    if form.only_nan:
+        whole = emit(f"or {ints} {bits}, {high}")
+        special = emit(f"icmp eq {ints} {wide}, {c(0x80)}")
+        chosen = emit(f"select {flags} {special}, {ints} {c(0x7FC00000)}, {ints} {whole}")
+        return emit(f"bitcast {ints} {chosen} to {floats}")
+    special = emit(f"icmp uge {ints} {magnitude}, {c(form.special)}")
+    infinite = emit(f"or {ints} {shifted}, {c(0x7F800000)}")
+    chosen = emit(f"select {flags} {special}, {ints} {infinite}, {ints} {bits}")
+    whole = emit(f"or {ints} {chosen}, {high}")
+    return emit(f"bitcast {ints} {whole} to {floats}")
+
+
+def narrow(emit: Emit, text: str, dtype: ScalarType, width: int) -> str:
+    """Codes of f32 lanes, rounded to nearest, ties to even.
+
+    Args:
+        emit: Adds an instruction.
+        text: The lanes.
+        dtype: The type to round to.
+        width: The number of lanes; 0: a scalar.
+    """
+    form = FORMATS[dtype.name]
+    codes, ints, floats, flags = _types(width)
+    drop = 23 - form.mantissa
+
+    def c(value: int) -> str:
+        return _integer(value, width)
+
+    bits = emit(f"bitcast {floats} {text} to {ints}")
+    magnitude = emit(f"and {ints} {bits}, {c(0x7FFFFFFF)}")
+    # normal results: round to even at the last bit that stays, then correct the bias
+    odd = emit(f"and {ints} {emit(f'lshr {ints} {magnitude}, {c(drop)}')}, {c(1)}")
+    half = (1 << (drop - 1)) - 1 - ((127 - form.bias) << 23)
+    rounded = emit(f"add {ints} {emit(f'add {ints} {magnitude}, {c(half)}')}, {odd}")
+    normal = emit(f"lshr {ints} {rounded}, {c(drop)}")
+    # subnormal results: adding a number whose last bit is their unit makes the hardware round there
+    unit = 2.0 ** (24 - form.bias - form.mantissa)
+    positive = emit(f"bitcast {ints} {magnitude} to {floats}")
+    total = emit(f"fadd {floats} {positive}, {_number(unit, width)}")
+    subnormal = emit(f"sub {ints} {emit(f'bitcast {floats} {total} to {ints}')}, {c(_bits(unit))}")
+    tiny = emit(f"icmp ult {ints} {magnitude}, {c((128 - form.bias) << 23)}")
+    finite = emit(f"select {flags} {tiny}, {ints} {subnormal}, {ints} {normal}")
+    sign = emit(f"and {ints} {emit(f'lshr {ints} {bits}, {c(24)}')}, {c(0x80)}")
+    big = emit(f"icmp uge {ints} {magnitude}, {c(form.limit)}")
+    if form.only_nan:
+        # no negative zero
+        zero = emit(f"icmp eq {ints} {finite}, {c(0)}")
+        kept = emit(f"select {flags} {zero}, {ints} {c(0)}, {ints} {sign}")
+        signed = emit(f"or {ints} {finite}, {kept}")
+        chosen = emit(f"select {flags} {big}, {ints} {c(form.overflow)}, {ints} {signed}")
+        return emit(f"trunc {ints} {chosen} to {codes}")
+    bounded = emit(f"select {flags} {big}, {ints} {c(form.overflow)}, {ints} {finite}")
+    nan = emit(f"icmp ugt {ints} {magnitude}, {c(0x7F800000)}")
+    chosen = emit(f"select {flags} {nan}, {ints} {c(0x7F)}, {ints} {bounded}")
+    whole = emit(f"or {ints} {chosen}, {sign}")
+    return emit(f"trunc {ints} {whole} to {codes}")
