@@ -420,8 +420,8 @@ MISTAKES: list[tuple[Callable[..., Any], list[TensorType], type[Exception], str]
         "repeats is 0, expected 1 or more",
     ),
     (
-        lambda x: ops.repeat_interleave(x, ops.constant([1, 2, 3])),
-        [tensor(F, 3)],
+        lambda x, n: ops.repeat_interleave(x, n),
+        [tensor(F, 3), tensor(DType.int64, 3)],
         ValueError,
         "say the size: out_dim",
     ),

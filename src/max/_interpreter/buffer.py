@@ -33,6 +33,18 @@ def _store(frame: Frame, op: MoOp, operands: Sequence[Array]) -> None:
     buffer[...] = source
 
 
+@implements("buffer_store_slice_dynamic")
+def _store_slice_dynamic(frame: Frame, op: MoOp, operands: Sequence[Array]) -> None:
+    source, buffer, *bounds = operands
+    part = buffer[tuple(slice(*map(int, b)) for b in zip(*bounds, strict=True))]
+    if part.shape != source.shape:
+        raise InterpreterError(
+            f"buffer_store_slice: a source of shape {list(source.shape)} for a part of shape "
+            f"{list(part.shape)}"
+        )
+    part[...] = source
+
+
 @implements("buffer_store_slice")
 def _store_slice(frame: Frame, op: MoOp, operands: Sequence[Array]) -> None:
     source, buffer = operands

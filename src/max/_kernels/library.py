@@ -53,6 +53,7 @@ FAMILIES: dict[str, str] = {
     "mo.pad": "shapes",
     "mo.range": "shapes",
     "mo.slice_dynamic": "shapes",
+    "mo.buffer_store_slice_dynamic": "shapes",
     "mo.concat": "shapes",
     "mo.argsort": "sorting",
     "mo.nonzero": "nonzero",

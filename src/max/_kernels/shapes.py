@@ -87,16 +87,13 @@ def clamped(index: Any, size: Any, low: Any, high: Any) -> Any:
     return k.min(k.max(at, low), high)
 
 
-@k.kernel
-def slice_dynamic(
-    out: k.Output, x: k.Input, start: k.Input, stop: k.Input, step: k.Input, ctx: k.Context
+@k.inline
+def slice_bounds(
+    begin: Any, by: Any, whole: Any, part: Any, start: Any, stop: Any, step: Any
 ) -> None:
-    """`out = x[start:stop:step]` along each axis, as in Python; raises where a result's size is not that of `out`."""
-    rank = x.rank
-    begin = k.tile(k.i64, (rank,), fill=0)
-    by = k.tile(k.i64, (rank,), fill=1)
-    for axis in k.static_range(rank):
-        size = x.shape[axis]
+    """First index and step of `whole[start:stop:step]` along each axis, as in Python; raises where a size is not that of `part`."""
+    for axis in k.static_range(whole.rank):
+        size = whole.shape[axis]
         stride = k.i64(step[axis])
         if stride == 0:
             raise ValueError("slice: the step along axis {} is 0", axis)
@@ -111,7 +108,7 @@ def slice_dynamic(
             ) // -stride
         by[axis] = stride
         count = k.max(count, 0)
-        if count != out.shape[axis]:
+        if count != part.shape[axis]:
             raise ValueError(
                 "slice: axis {} has {} elements from {} to {} by {}; the result has {}",
                 axis,
@@ -119,20 +116,55 @@ def slice_dynamic(
                 start[axis],
                 stop[axis],
                 stride,
-                out.shape[axis],
+                part.shape[axis],
             )
-    length = out.shape[rank - 1]
+
+
+@k.inline
+def row_start(row: Any, begin: Any, by: Any, whole: Any, part: Any) -> Any:
+    """Where in `whole`, flat, a row of `part` begins."""
+    rank = whole.rank
+    rest = k.i64(row)
+    at = begin[rank - 1] * 1
+    for reverse in k.static_range(1, rank):
+        d = rank - 1 - reverse
+        at += (begin[d] + rest % part.shape[d] * by[d]) * whole.strides[d]
+        rest = rest // part.shape[d]
+    return at
+
+
+@k.kernel
+def slice_dynamic(
+    out: k.Output, x: k.Input, start: k.Input, stop: k.Input, step: k.Input, ctx: k.Context
+) -> None:
+    """`out = x[start:stop:step]` along each axis, as in Python; raises where a result's size is not that of `out`."""
+    rank = x.rank
+    begin = k.tile(k.i64, (rank,), fill=0)
+    by = k.tile(k.i64, (rank,), fill=1)
+    slice_bounds(begin, by, x, out, start, stop, step)
     rows = as_rows(out, rank - 1)
     flat = x.reshape(x.size)
     for row in ctx.parallel(rows.shape[0]):
-        rest = k.i64(row)
-        at = begin[rank - 1] * 1
-        for reverse in k.static_range(1, rank):
-            d = rank - 1 - reverse
-            at += (begin[d] + rest % out.shape[d] * by[d]) * x.strides[d]
-            rest = rest // out.shape[d]
-        for j in range(length):
+        at = row_start(row, begin, by, x, out)
+        for j in range(out.shape[rank - 1]):
             rows[row, j] = flat[at + j * by[rank - 1]]
+
+
+@k.kernel
+def store_slice_dynamic(
+    x: k.Input, buffer: k.InOut, start: k.Input, stop: k.Input, step: k.Input, ctx: k.Context
+) -> None:
+    """`buffer[start:stop:step] = x` along each axis, as in Python; raises where a size is not that of `x`."""
+    rank = x.rank
+    begin = k.tile(k.i64, (rank,), fill=0)
+    by = k.tile(k.i64, (rank,), fill=1)
+    slice_bounds(begin, by, buffer, x, start, stop, step)
+    rows = as_rows(x, rank - 1)
+    flat = buffer.reshape(buffer.size)
+    for row in ctx.parallel(rows.shape[0]):
+        at = row_start(row, begin, by, buffer, x)
+        for j in range(x.shape[rank - 1]):
+            flat[at + j * by[rank - 1]] = rows[row, j]
 
 
 def _lower_pad(
@@ -186,9 +218,19 @@ def _lower_slice_dynamic(
     )
 
 
+def _lower_store_slice_dynamic(
+    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+) -> KernelCall:
+    if not operands[0].shape:
+        raise NotImplementedError("mo.buffer_store_slice_dynamic of rank 0")
+    views = [view("operand", i, operand) for i, operand in enumerate(operands)]
+    return KernelCall(store_slice_dynamic, tuple(views))
+
+
 LOWERINGS = {
     "mo.pad": _lower_pad,
     "mo.concat": _lower_concat,
     "mo.range": _lower_range,
     "mo.slice_dynamic": _lower_slice_dynamic,
+    "mo.buffer_store_slice_dynamic": _lower_store_slice_dynamic,
 }

@@ -7,7 +7,7 @@ from max.graph.dim import Dim
 from max.graph.ops._stage import as_tensor
 from max.graph.ops.promotion import is_weak, promote_weak
 from max.graph.ops.shape import broadcast_to, reshape
-from max.graph.ops.slicing import SliceIndices, parse_indices
+from max.graph.ops.slicing import SliceIndices, bound_tensors, dynamic_sizes, parse_indices
 from max.graph.type import BufferType
 from max.graph.value import (
     BufferValue,
@@ -72,7 +72,8 @@ def buffer_store_slice(
     Args:
         destination: The buffer.
         source: The new elements; broadcast to the shape of the part.
-        indices: Which part; see `max.graph.ops.slice_tensor`. Tensors cannot be indices here.
+        indices: Which part; see `max.graph.ops.slice_tensor`. With tensors as bounds the sizes are checked when the
+            graph runs.
 
     Raises:
         ValueError: An index is out of range, or the shape does not fit.
@@ -81,9 +82,8 @@ def buffer_store_slice(
     buffer = destination if isinstance(destination, BufferValue) else BufferValue(destination)
     shape = buffer.mlir_type.shape
     index = parse_indices("buffer_store_slice", shape, indices)
-    if not index.is_static:
-        raise TypeError("buffer_store_slice: a tensor cannot be an index; use a custom op")
-    sizes = index.sizes("buffer_store_slice", shape)
+    static = index.is_static
+    sizes = index.sizes("buffer_store_slice", shape) if static else dynamic_sizes(shape, index)
     wanted = [Dim.from_mlir(dim) for dim in index.result_shape(sizes)]
     value = _source("buffer_store_slice", buffer, source)
     try:
@@ -93,7 +93,12 @@ def buffer_store_slice(
             f"buffer_store_slice: the source is {value!r}, the part has shape {dims_text(sizes)}"
         ) from error
     value = reshape(value, [Dim.from_mlir(dim) for dim in sizes])
-    _graph.Graph.current.stage_effect("mo.buffer_store_slice", (value, buffer), index.attrs)
+    graph = _graph.Graph.current
+    if static:
+        graph.stage_effect("mo.buffer_store_slice", (value, buffer), index.attrs)
+    else:
+        operands = (value, buffer, *bound_tensors(index))
+        graph.stage_effect("mo.buffer_store_slice_dynamic", operands)
 
 
 def _source(op: str, buffer: BufferValue, source: TensorValueLike) -> TensorValue:

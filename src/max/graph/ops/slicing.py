@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from max import mlir
 from max.dtype import DType
 from max.graph.dim import Dim, DimLike
 from max.graph.ops._stage import as_tensor, stage
@@ -94,6 +93,9 @@ def parse_indices(op: str, shape: tuple[DimExpr, ...], indices: SliceIndices) ->
         ValueError: There are too many indices, or one is out of range.
     """
     items = list(indices)
+    if len(items) == 2 and isinstance(items[0], slice) and isinstance(items[1], str):
+        # x[(slice, "size")] comes as two indices; a name indexes no axis
+        items = [(items[0], items[1])]
     dots = [i for i, item in enumerate(items) if item is Ellipsis]
     if len(dots) > 1:
         raise ValueError(f"{op}: more than one '...' in the indices")
@@ -245,11 +247,8 @@ def slice_tensor(x: TensorValueLike, indices: SliceIndices) -> TensorValue:
         if not whole:
             tensor = stage("slice", (tensor,), attrs, type_.with_shape(sizes))
     else:
-        sizes = _dynamic_sizes(type_, index)
-        starts = _vector([a.start for a in index.axes])
-        stops = _vector([_FIRST if a.to_end and _backward(a) else a.stop for a in index.axes])
-        steps = _vector([a.step for a in index.axes])
-        operands = (tensor, starts, stops, steps)
+        sizes = dynamic_sizes(type_.shape, index)
+        operands = (tensor, *bound_tensors(index))
         tensor = stage("slice_dynamic", operands, None, type_.with_shape(sizes))
     shape = index.result_shape(sizes)
     return reshape(tensor, [Dim.from_mlir(dim) for dim in shape])
@@ -259,9 +258,17 @@ def _backward(axis: _Axis) -> bool:
     return isinstance(axis.step, DimExpr) and axis.step.is_static and axis.step.value < 0
 
 
-def _dynamic_sizes(type_: mlir.TensorType, index: Slice) -> tuple[DimExpr, ...]:
+def bound_tensors(index: Slice) -> tuple[TensorValue, TensorValue, TensorValue]:
+    """Start, stop and step of each axis, as vectors on the CPU."""
+    starts = _vector([a.start for a in index.axes])
+    stops = _vector([_FIRST if a.to_end and _backward(a) else a.stop for a in index.axes])
+    return starts, stops, _vector([a.step for a in index.axes])
+
+
+def dynamic_sizes(shape: tuple[DimExpr, ...], index: Slice) -> tuple[DimExpr, ...]:
+    """The sizes of all axes of a slice with tensors as bounds, which say them."""
     sizes: list[DimExpr] = []
-    for axis, dim in zip(index.axes, type_.shape, strict=True):
+    for axis, dim in zip(index.axes, shape, strict=True):
         if axis.size is not None:
             sizes.append(axis.size)
             continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from max.mlir.operation import Attrs, OpSpec, Types, define, tensor
-from max.mlir.ops.shape import SLICE_ATTRIBUTES, check_slice_result, slice_shape
+from max.mlir.ops.shape import SLICE_ATTRIBUTES, check_slice_bounds, check_slice_result, slice_shape
 from max.mlir.types import BufferType, ChainType, short_types
 
 _CHAIN = ChainType.get()
@@ -72,6 +72,32 @@ define(
         1,
         attributes=SLICE_ATTRIBUTES,
         infer=_infer_store_slice,
+        pure=False,
+    )
+)
+
+
+def _infer_store_slice_dynamic(types: Types, attrs: Attrs) -> Types:
+    op = "buffer_store_slice"
+    source = tensor(op, types, 0)
+    buffer = _buffer(op, types, 1)
+    _chain(op, types, 5)
+    if source.dtype is not buffer.dtype or source.device != buffer.device:
+        raise TypeError(
+            f"{op}: the source is {source.short}, the buffer holds {buffer.as_tensor().short}"
+        )
+    if source.rank != buffer.rank:
+        raise ValueError(f"{op}: the source {source.short} and {buffer.short} differ in rank")
+    check_slice_bounds(op, types[2:5], buffer.rank)
+    return (_CHAIN,)
+
+
+define(
+    OpSpec(
+        "mo.buffer_store_slice_dynamic",
+        (6, 6),
+        1,
+        infer=_infer_store_slice_dynamic,
         pure=False,
     )
 )

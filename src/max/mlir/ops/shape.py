@@ -147,15 +147,24 @@ def check_slice_result(op: str, expected: tuple[DimExpr, ...], actual: tuple[Dim
 define(OpSpec("mo.slice", (1, 1), 1, attributes=SLICE_ATTRIBUTES, check=_check_slice))
 
 
+def check_slice_bounds(op: str, types: Types, rank: int) -> None:
+    """Checks that start, stop and step of a slice are vectors of an integer for each axis, on the CPU.
+
+    Raises:
+        TypeError: They are not.
+    """
+    expected = TensorType.get(DType.int64, (rank,), _CPU)
+    for index, what in enumerate(("start", "stop", "step")):
+        if (found := tensor(op, types, index)) != expected:
+            raise TypeError(f"{op}: {what} is {found.short}, expected {expected.short}")
+
+
 def _check_slice_dynamic(operands: Types, results: Types, attrs: Attrs) -> None:
     x, y = tensor("slice", operands, 0), tensor("slice", results, 0)
     _same_but_shape("slice", x, y)
     if x.rank != y.rank:
         raise ValueError(f"slice: {x.short} has rank {x.rank}, the result {y.short} has {y.rank}")
-    expected = TensorType.get(DType.int64, (x.rank,), _CPU)
-    for index, what in enumerate(("start", "stop", "step"), 1):
-        if (found := tensor("slice", operands, index)) != expected:
-            raise TypeError(f"slice: {what} is {found.short}, expected {expected.short}")
+    check_slice_bounds("slice", operands[1:], x.rank)
 
 
 define(OpSpec("mo.slice_dynamic", (4, 4), 1, check=_check_slice_dynamic))

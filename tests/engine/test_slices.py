@@ -1,0 +1,122 @@
+"""Indexing in all of NumPy's basic forms, with sizes and bounds that are known when the program runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from max import _interpreter
+from max.driver import CPU
+from max.dtype import DType
+from max.engine import InferenceSession
+from max.graph import BufferType, DeviceRef, Graph, TensorType, ops
+
+DEVICE = DeviceRef.CPU()
+SESSION = InferenceSession(devices=[CPU()])
+INDEX = TensorType(DType.int64, (), DEVICE)
+SHAPES = {"symbolic": ("a", 4, "c"), "static": (5, 4, 3)}
+
+# index of the graph (i, j: scalar tensors, d: the first dimension), index of NumPy
+READS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "int": (lambda i, j, d: 1, lambda i, j: 1),
+    "last": (lambda i, j, d: (..., -2), lambda i, j: (..., -2)),
+    "new axes": (lambda i, j, d: (None, slice(None), None, 1), lambda i, j: np.s_[None, :, None, 1]),
+    "backwards": (lambda i, j, d: np.s_[::-1, ::-2], lambda i, j: np.s_[::-1, ::-2]),
+    "backwards between": (lambda i, j, d: np.s_[3:0:-1], lambda i, j: np.s_[3:0:-1]),
+    "steps": (lambda i, j, d: np.s_[1::2, :, ::2], lambda i, j: np.s_[1::2, :, ::2]),
+    "from the end": (lambda i, j, d: np.s_[-3:-1], lambda i, j: np.s_[-3:-1]),
+    "empty": (lambda i, j, d: np.s_[3:1], lambda i, j: np.s_[3:1]),
+    "all": (lambda i, j, d: ..., lambda i, j: ...),
+    "tensor": (lambda i, j, d: i, lambda i, j: i),
+    "tensors": (lambda i, j, d: (i, j), lambda i, j: (i, j)),
+    "negative tensor": (lambda i, j, d: (slice(None), -i), lambda i, j: np.s_[:, -i]),
+    "int and tensor": (lambda i, j, d: (2, i, ...), lambda i, j: (2, i)),
+    "named size": (lambda i, j, d: (slice(i, j), "k"), lambda i, j: np.s_[i:j]),
+    "sized": (lambda i, j, d: ((slice(i, j), 2), slice(None)), lambda i, j: np.s_[i:j]),
+    "open": (lambda i, j, d: ((slice(i, None), "k"), slice(None), 0), lambda i, j: np.s_[i:, :, 0]),
+    "step of a tensor": (lambda i, j, d: ((slice(0, j, i + 1), "k"), 1), lambda i, j: np.s_[0:j : i + 1, 1]),
+    "sized and tensor": (lambda i, j, d: ((slice(i, j), "k"), i), lambda i, j: np.s_[i:j, i]),
+    "dims": (lambda i, j, d: (slice(1, d - 1),), lambda i, j: np.s_[1:-1]),
+    "dim": (lambda i, j, d: d - 1, lambda i, j: -1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("name", READS)
+def test_reads(name: str, shape: tuple[Any, ...], rng: np.random.Generator) -> None:
+    index, wanted = READS[name]
+    with Graph(
+        "read", input_types=[TensorType(DType.float32, shape, DEVICE), INDEX, INDEX]
+    ) as graph:
+        x, i, j = [v.tensor for v in graph.inputs]
+        graph.output(x[index(i, j, x.shape[0])])
+    values = rng.standard_normal((5, 4, 3)).astype(np.float32)
+    model = SESSION.load(graph)
+    for first, last in ((1, 3), (0, 2)):
+        want = values[wanted(first, last)]
+        inputs = [values, np.int64(first), np.int64(last)]
+        np.testing.assert_array_equal(_interpreter.run(graph, inputs)[0], want)
+        got = model.execute(*inputs)[0].to_numpy()
+        assert got.shape == want.shape
+        np.testing.assert_array_equal(got, want)
+
+
+WRITES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "tensor": (lambda i, j: i, lambda i, j: i),
+    "between tensors": (lambda i, j: ((slice(i, j), 2), 1), lambda i, j: np.s_[i:j, 1]),
+    "tensor and steps": (lambda i, j: (slice(None), i, slice(None, None, 2)), lambda i, j: np.s_[:, i, ::2]),
+    "backwards": (lambda i, j: (slice(None, None, -1), j), lambda i, j: np.s_[::-1, j]),
+    "static": (lambda i, j: (slice(1, 3), 0), lambda i, j: np.s_[1:3, 0]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_writes(name: str, rng: np.random.Generator) -> None:
+    """Into a buffer, and read again in the same program."""
+    index, wanted = WRITES[name]
+    whole = rng.standard_normal((5, 4, 3)).astype(np.float32)
+    part = rng.standard_normal(whole[wanted(1, 3)].shape).astype(np.float32)
+    shape = ["a", 4, 3]
+    types = [BufferType(DType.float32, shape, DEVICE), INDEX, INDEX]
+    types.append(TensorType(DType.float32, ["a" if s == 5 else s for s in part.shape], DEVICE))
+    with Graph("write", input_types=types) as graph:
+        buffer, (i, j, source) = graph.inputs[0].buffer, [v.tensor for v in graph.inputs[1:]]
+        before = buffer[...]
+        buffer[index(i, j)] = source
+        graph.output(before, buffer[...] * 2)
+    want = whole.copy()
+    want[wanted(1, 3)] = part
+    for run in (
+        lambda *x: _interpreter.run(graph, x),
+        lambda *x: [y.to_numpy() for y in SESSION.load(graph).execute(*x)],
+    ):
+        held = whole.copy()
+        before, twice = run(held, np.int64(1), np.int64(3), part)
+        np.testing.assert_array_equal(before, whole)
+        np.testing.assert_array_equal(held, want)
+        np.testing.assert_array_equal(twice, want * 2)
+
+
+def test_a_part_of_another_size() -> None:
+    with Graph("write", input_types=[BufferType(DType.float32, [5, 2], DEVICE), INDEX]) as graph:
+        graph.inputs[0].buffer[((slice(graph.inputs[1].tensor, None), 3), ...)] = 1.0
+        graph.output()
+    model = SESSION.load(graph)
+    held = np.zeros((5, 2), np.float32)
+    model.execute(held, np.int64(2))
+    assert held[:, 0].tolist() == [0, 0, 1, 1, 1]
+    with pytest.raises(
+        ValueError, match="axis 0 has 4 elements from 1 to 5 by 1; the result has 3"
+    ):
+        model.execute(held, np.int64(1))
+
+
+def test_many_indices_are_gathered() -> None:
+    with Graph("read", input_types=[TensorType(DType.float32, [5], DEVICE)]) as graph:
+        x = graph.inputs[0].tensor
+        with pytest.raises(TypeError, match=r"for many indices use ops\.gather"):
+            x[ops.constant([1, 2], DType.int64, device=DEVICE)]
+        graph.output(x)
