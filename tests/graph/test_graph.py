@@ -479,7 +479,8 @@ def test_custom_op_errors() -> None:
 def test_kernel_library(tmp_path: Path) -> None:
     source = tmp_path / "ops.py"
     source.write_text(
-        "from max import kernel as k\n\n@k.register('add_one')\ndef f(out, x):\n    out[0] = 1\n"
+        "from max import kernel as k\n\n@k.register('add_one')\n"
+        "def f(out: k.Output, x: k.Input, ctx: k.Context):\n    out[0] = x[0] + 1\n"
     )
     library = KernelLibrary(None, [source])
     assert library.library_paths() == [source]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import pickle
 import sys
@@ -13,8 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum, StrEnum
 from pathlib import Path
-from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -30,11 +28,13 @@ from max._version import __version__
 from max.driver import CPU, Device, Tensor
 from max.engine._interpreted import interpreted_model
 from max.engine._model import Linked, Model
+from max.engine._opaque import with_buffers
 from max.engine._profile import Profile, keep_for_exit, recording
 from max.engine._program import LinkedProgram, arena_of
 from max.engine._weights import WeightInfo, bind_weights, declared_weights
 from max.graph import Graph
 from max.graph.saved import saved_weights
+from max.kernel.extensions import load_extensions
 from max.mlir import ChainType, ModuleOp, entry, print_module, resources, walk
 
 __all__ = [
@@ -208,7 +208,7 @@ class InferenceSession:
         for extensions in (custom_ops_path, custom_extensions):
             load_extensions(extensions)
         load_extensions(list(graph.kernel_libraries_paths))
-        module = graph.to_mlir()
+        module = with_buffers(graph.to_mlir())
         declared = declared_weights(module)
         self._check_devices(module)
         if flags.MAX_INTERPRET:
@@ -433,43 +433,3 @@ def input_names(module: ModuleOp) -> list[str]:
     return (
         names if len(set(names)) == len(names) else [f"input{index}" for index in range(len(names))]
     )
-
-
-_extensions: dict[Path, ModuleType] = {}
-
-
-def load_extensions(extensions: CustomExtensionsType | None) -> None:
-    """Executes files with custom ops, once each, so that their kernels are registered.
-
-    Args:
-        extensions: A path or a list of paths: Python files, or folders of them. Modules that are already imported
-            are taken as they are.
-
-    Raises:
-        FileNotFoundError: A path does not exist.
-        ValueError: A file is no Python file.
-    """
-    if extensions is None:
-        return
-    several = isinstance(extensions, list | tuple)
-    items = cast("list[Any]", extensions if several else [extensions])
-    for item in items:
-        if isinstance(item, ModuleType):
-            continue
-        path = Path(item).resolve()
-        if not path.exists():
-            raise FileNotFoundError(f"custom_extensions: {path} does not exist")
-        files = sorted(path.glob("**/*.py")) if path.is_dir() else [path]
-        for file in files:
-            if file.suffix != ".py":
-                raise ValueError(
-                    f"custom_extensions: {file} is not a Python file with ops registered by k.register"
-                )
-            if file not in _extensions:
-                spec = importlib.util.spec_from_file_location(
-                    f"max_extension_{len(_extensions)}", file
-                )
-                assert spec is not None and spec.loader is not None
-                module = importlib.util.module_from_spec(spec)
-                spec.loader.exec_module(module)
-                _extensions[file] = module

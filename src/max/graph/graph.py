@@ -533,6 +533,10 @@ class Graph:
         """The files and folders with custom ops."""
         return self._kernel_library.library_paths()
 
+    def file_of_kernel(self, symbol: str) -> Path | None:
+        """The file with custom ops that registers an op; None where none of the graph's files does."""
+        return self._kernel_library.file_of(symbol)
+
     def to_mlir(self) -> mlir.ModuleOp:
         """The module of the graph and its subgraphs."""
         return self.root._module

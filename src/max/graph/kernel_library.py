@@ -60,6 +60,10 @@ class KernelLibrary:
         """The files and folders that were added."""
         return list(self._paths)
 
+    def file_of(self, symbol: str) -> Path | None:
+        """The file that registers an op; None where none does."""
+        return self._symbols.get(symbol)
+
     def load_paths(self, context: object, custom_extensions: Iterable[Path]) -> None:
         """Adds files and folders.
 

@@ -87,6 +87,50 @@ def specialize(
     return ir
 
 
+def check_call(
+    fn: Kernel,
+    results: Sequence[TensorSpec],
+    operands: Sequence[tuple[TensorSpec, bool]],
+    params: Mapping[str, Any],
+) -> None:
+    """Checks an op's values against its kernel's signature, without compiling.
+
+    Args:
+        fn: the kernel.
+        results: what the kernel writes: its first parameters.
+        operands: what it reads, and whether it may write to it.
+        params: the values of the keyword-only parameters.
+
+    Raises:
+        KernelError: a count, a dtype, a rank or a parameter does not fit, or the kernel writes to what it may only
+            read; with the place of the kernel's parameter.
+    """
+    bound = _Parameters(
+        Frontend(host_target(), False), fn, [*results, *(spec for spec, _ in operands)], params
+    )
+    bound.bind()
+    try:
+        for position, (p, name, access) in enumerate(bound.views):
+            if position < len(results):
+                if access.kind != "output":
+                    bound.refuse(
+                        p,
+                        f"{name} is k.{_SHOWN[access.kind]}, but stands where result {position} of the op "
+                        "comes: results are the first parameters, as k.Output",
+                    )
+            elif not operands[position - len(results)][1] and access.writable:
+                bound.refuse(
+                    p,
+                    f"{name} is k.{_SHOWN[access.kind]}, but operand {position - len(results)} of the op is "
+                    "a tensor, which cannot be written; ops.inplace_custom with a buffer fits",
+                )
+    except Failure as failure:
+        raise failure.kind([failure.diagnostic]) from None
+
+
+_SHOWN = {"input": "Input", "output": "Output", "inout": "InOut"}
+
+
 class _Parameters:
     """Binds a kernel's parameters, and lays out its argument block."""
 
@@ -97,6 +141,8 @@ class _Parameters:
         self.slots: list[ArgSlot] = []
         self.sizes: dict[str, Any] = {}
         self.position = 0
+        self.views: list[tuple[ast.arg, str, Access]] = []
+        """The tensor parameters in their order."""
 
     def bind(self) -> tuple[ArgSlot, ...]:
         """Gives each parameter its value in the frontend's first frame."""
@@ -140,6 +186,8 @@ class _Parameters:
 
     def _fail(self, node: ast.AST, message: str) -> NoReturn:
         self.fe.fail(message, KernelTypeError, node)
+
+    refuse = _fail
 
     def _annotation(self, p: ast.arg) -> Any:
         if p.annotation is None:
@@ -189,6 +237,7 @@ class _Parameters:
                 p, f"{name} is no tensor: k.Context fits one parameter, which takes no argument"
             )
         access = annotation
+        self.views.append((p, name, access))
         if access.dtype is not None and spec.dtype is not access.dtype:
             self._fail(p, f"{name} has dtype {access.dtype.name}, got {spec.dtype.name}")
         if access.rank is not None and spec.rank != access.rank:
@@ -239,4 +288,4 @@ def _freeze(body: Iterable[Stmt]) -> tuple[Stmt, ...]:
     return tuple(out)
 
 
-__all__ = ["KernelError", "Suppressed", "specialize"]
+__all__ = ["KernelError", "Suppressed", "check_call", "specialize"]

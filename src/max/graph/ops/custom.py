@@ -8,11 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from xdsl.ir import Attribute
+
+from max import mlir
 from max.dtype import DType
 from max.graph import graph as _graph
 from max.graph.dim import Dim
 from max.graph.type import DeviceRef, Type
 from max.graph.value import BufferValue, TensorValue, Value, _OpaqueValue, value_of
+from max.mlir.attributes import from_attr
+from max.mlir.dims import DimExpr
 
 if TYPE_CHECKING:
     from max.driver import Device
@@ -41,7 +46,9 @@ def custom(
         A value for each of `out_types`.
 
     Raises:
-        TypeError: An operand is a buffer, or an argument is of a wrong type.
+        TypeError: An operand is a buffer, an argument is of a wrong type, or what the op is staged with does not fit
+            the kernel's signature; the message has the kernel's file and line. A kernel that is known only when
+            the graph is loaded is checked then.
         ValueError: The name is empty.
     """
     operands = _operands(name, values)
@@ -51,12 +58,11 @@ def custom(
                 f"custom {name}: operand {index} is a buffer; an op that changes its operands is "
                 "staged with inplace_custom"
             )
-    results = _graph.Graph.current.stage(
-        "mo.custom",
-        operands,
-        _attributes(name, device, parameters),
-        [_result_type(name, t) for t in out_types],
-    )
+    graph = _graph.Graph.current
+    types = [_result_type(name, t) for t in out_types]
+    attributes = _attributes(name, device, parameters)
+    _check(graph, name, operands, types, attributes["parameters"])
+    results = graph.stage("mo.custom", operands, attributes, types)
     return [value_of(result) for result in results]
 
 
@@ -82,7 +88,8 @@ def inplace_custom(
         A value for each of `out_types`.
 
     Raises:
-        TypeError: No operand is a buffer or an opaque value, or an argument is of a wrong type.
+        TypeError: No operand is a buffer or an opaque value, an argument is of a wrong type, or what the op is staged
+            with does not fit the kernel's signature, as with `custom`.
         ValueError: The name is empty.
     """
     operands = _operands(name, values)
@@ -91,13 +98,68 @@ def inplace_custom(
             f"inplace_custom {name}: expected at least one buffer or opaque value among the "
             "operands; an op without side effects is staged with custom"
         )
-    results = _graph.Graph.current.stage_effect(
-        "mo.custom",
-        operands,
-        _attributes(name, device, parameters),
-        [_result_type(name, t) for t in out_types or ()],
-    )
+    graph = _graph.Graph.current
+    types = [_result_type(name, t) for t in out_types or ()]
+    attributes = _attributes(name, device, parameters)
+    _check(graph, name, operands, types, attributes["parameters"])
+    results = graph.stage_effect("mo.custom", operands, attributes, types)
     return [value_of(result) for result in results]
+
+
+def _check(
+    graph: _graph.Graph,
+    name: str,
+    operands: Sequence[Value[Any]],
+    types: Sequence[Attribute],
+    parameters: Mapping[str, Any],
+) -> None:
+    """Checks the op against its kernel's signature, where the kernel is known already."""
+    from max.kernel import KernelError, TensorSpec
+    from max.kernel.extensions import load_extensions
+    from max.kernel.registry import registered, registered_names
+    from max.kernel.specialize import check_call
+    from max.kernel.types import scalar_type
+
+    if (file := graph.file_of_kernel(name)) is not None:
+        load_extensions([file])
+    if name not in registered_names():
+        return
+
+    def spec(type_: Attribute) -> TensorSpec | None:
+        if isinstance(type_, mlir.OpaqueType):
+            type_ = opaque_buffer(type_)
+        if not isinstance(type_, mlir.TensorType | mlir.BufferType):
+            return None
+        shape = [dim.value if dim.is_static else None for dim in type_.shape]
+        return TensorSpec(scalar_type(type_.dtype), tuple(shape))
+
+    values = [(spec(v.to_mlir().type), not isinstance(v, TensorValue)) for v in operands]
+    try:
+        check_call(
+            registered(name),
+            [s for s in map(spec, types) if s is not None],
+            [(s, mutable) for s, mutable in values if s is not None],
+            parameters,
+        )
+    except KernelError as error:
+        raise type(error)(f"custom {name!r}: {error}") from None
+
+
+def opaque_buffer(type_: mlir.OpaqueType) -> mlir.BufferType:
+    """The memory of an opaque value: a vector of its type's parameters ``size`` and ``dtype`` (uint8 by default).
+
+    Raises:
+        TypeError: The type does not say its size.
+    """
+    values = {key: from_attr(value) for key, value in type_.parameters.items()}
+    size, dtype = values.get("size"), values.get("dtype", DType.uint8)
+    if not isinstance(size, int) or not isinstance(dtype, DType):
+        raise TypeError(
+            f"opaque type {type_.type_name!r}: its parameters are {values}; it needs size, an int, and "
+            "may have dtype, a DType: the memory of its values"
+        )
+    shape = (DimExpr.constant(size),)
+    return mlir.TensorType.get(dtype, shape, DeviceRef.CPU().to_mlir()).as_buffer()
 
 
 def _operands(name: str, values: Sequence[Any]) -> list[Value[Any]]:

@@ -92,7 +92,7 @@ def parse_indices(op: str, shape: tuple[DimExpr, ...], indices: SliceIndices) ->
         TypeError: An index is of a wrong type.
         ValueError: There are too many indices, or one is out of range.
     """
-    items = list(indices)
+    items: list[Any] = list(indices)
     if len(items) == 2 and isinstance(items[0], slice) and isinstance(items[1], str):
         # x[(slice, "size")] comes as two indices; a name indexes no axis
         items = [(items[0], items[1])]

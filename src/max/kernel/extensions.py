@@ -1,0 +1,49 @@
+"""Files with kernels: executed once each, so that their ops are registered."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+__all__ = ["load_extensions"]
+
+_extensions: dict[Path, ModuleType] = {}
+
+
+def load_extensions(extensions: Any) -> None:
+    """Executes files with custom ops, once each, so that their kernels are registered.
+
+    Args:
+        extensions: A path or a list of paths: Python files, or folders of them. Modules that are already imported
+            are taken as they are.
+
+    Raises:
+        FileNotFoundError: A path does not exist.
+        ValueError: A file is no Python file.
+    """
+    if extensions is None:
+        return
+    several = isinstance(extensions, list | tuple)
+    items = cast("list[Any]", extensions if several else [extensions])
+    for item in items:
+        if isinstance(item, ModuleType):
+            continue
+        path = Path(item).resolve()
+        if not path.exists():
+            raise FileNotFoundError(f"custom_extensions: {path} does not exist")
+        files = sorted(path.glob("**/*.py")) if path.is_dir() else [path]
+        for file in files:
+            if file.suffix != ".py":
+                raise ValueError(
+                    f"custom_extensions: {file} is not a Python file with ops registered by k.register"
+                )
+            if file not in _extensions:
+                spec = importlib.util.spec_from_file_location(
+                    f"max_extension_{len(_extensions)}", file
+                )
+                assert spec is not None and spec.loader is not None
+                module = importlib.util.module_from_spec(spec)
+                spec.loader.exec_module(module)
+                _extensions[file] = module
