@@ -62,6 +62,7 @@ FAMILIES: dict[str, str] = {
     "mo.resize": "resize",
     "mo.fold": "fold",
     "mo.irfft": "fourier",
+    "mo.random": "random",
     "mo.max_pool": "pooling",
     "mo.avg_pool": "pooling",
 }

@@ -127,6 +127,10 @@ class Branch(Graph):
                 found.append(value_of(inner))
         return found
 
+    def random_seed(self) -> TensorValue | None:
+        """The seed that was set in the branch, or else around it."""
+        return self.outer.random_seed() if self._seed is None else self._seed
+
     def add_weight(self, weight: Weight, force_initial_weight_on_host: bool = True) -> TensorValue:
         """Adds a weight to the enclosing graph, whose weights the branch shares."""
         return self.outer.add_weight(weight, force_initial_weight_on_host)

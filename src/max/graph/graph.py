@@ -191,6 +191,8 @@ class Graph:
         self._chain_input: BlockArgument | None = None
         self._ready_chain: _ChainValue | None = None
         self._num_resources = 0
+        self._num_streams = 0
+        self._seed: TensorValue | None = None
         self.device_chains = _DeviceChainMap(self)
 
     def _build(self, op: str, input_types: Sequence[Type[Any]]) -> None:
@@ -392,6 +394,22 @@ class Graph:
                         f"{op}: the dimension {name!r} is unknown in the graph {self.name}; "
                         f"known: {known}"
                     )
+
+    # Random numbers
+
+    def set_random_seed(self, seed: TensorValue) -> None:
+        """Sets the seed of the graph's random tensors, a rank-0 int64 tensor on the CPU."""
+        self._seed = seed
+
+    def random_seed(self) -> TensorValue | None:
+        """The seed that was set; None where none was."""
+        return self._seed
+
+    def next_random_stream(self) -> int:
+        """The number of the next random tensor, the same for all graphs of the module."""
+        root = self.root
+        root._num_streams += 1
+        return root._num_streams - 1
 
     def resource_key(self) -> str:
         root = self.root

@@ -5,7 +5,7 @@ Operands are tensors, or what becomes one: numbers, arrays, dimensions, shapes (
 
 from collections.abc import Callable
 
-from max.graph.ops import allreduce
+from max.graph.ops import allreduce, random
 from max.graph.ops.allgather import allgather
 from max.graph.ops.buffer import buffer_create, buffer_load, buffer_store, buffer_store_slice
 from max.graph.ops.call import call
@@ -173,6 +173,7 @@ __all__ = [
     "permute",
     "pow",
     "print",
+    "random",
     "range",
     "rebind",
     "relu",

@@ -1,0 +1,34 @@
+"""Random numbers."""
+
+from __future__ import annotations
+
+from max.dtype import DType
+from max.mlir.operation import Attrs, OpSpec, Types, define, tensor
+
+DISTRIBUTIONS = ("uniform", "normal")
+
+
+def _check_random(operands: Types, results: Types, attrs: Attrs) -> None:
+    seed, result = tensor("random", operands, 0), tensor("random", results, 0)
+    if seed.dtype is not DType.int64 or seed.rank:
+        raise TypeError(f"random: the seed is {seed.short}, expected si64[]")
+    if result.dtype is not DType.float32:
+        raise TypeError(f"random: the result is {result.short}, expected f32")
+    if attrs["distribution"] not in DISTRIBUTIONS:
+        known = ", ".join(DISTRIBUTIONS)
+        raise ValueError(
+            f"random: unknown distribution {attrs['distribution']!r}; there are {known}"
+        )
+    if not 0 <= attrs["stream"] < 1 << 32:
+        raise ValueError(f"random: stream {attrs['stream']} does not fit into 32 bits")
+
+
+define(
+    OpSpec(
+        "mo.random",
+        (1, 1),
+        1,
+        attributes={"distribution": str, "stream": int},
+        check=_check_random,
+    )
+)
