@@ -222,6 +222,18 @@ CASES: dict[
             "count_boundary": True,
         },
     ),
+    "random": (
+        "mo.random",
+        [np.array(-3, np.int64)],
+        [(F32, (3, 7))],
+        {"distribution": "uniform", "stream": 2},
+    ),
+    "store_slice_dynamic": (
+        "mo.buffer_store_slice_dynamic",
+        [floats(3, 5), floats(5, 9), *DIMS],
+        [],
+        {},
+    ),
     "slice_dynamic": ("mo.slice_dynamic", [floats(5, 9), *DIMS], [(F32, (3, 5))], {}),
 }
 
