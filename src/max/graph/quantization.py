@@ -1,11 +1,23 @@
-"""Quantised weight encodings: names and block structure."""
+"""Quantised weight encodings: names, block structure, and conversion of arrays."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
-__all__ = ["BlockParameters", "QuantizationConfig", "QuantizationEncoding"]
+import numpy as np
+import numpy.typing as npt
+
+from max.dtype.blocks import BLOCK_FORMATS, decode, encode
+
+__all__ = [
+    "BlockParameters",
+    "QuantizationConfig",
+    "QuantizationEncoding",
+    "dequantize",
+    "quantize",
+]
 
 
 @dataclass(frozen=True)
@@ -28,8 +40,8 @@ class QuantizationConfig:
     Args:
         quant_method: The method, such as ``gptq``.
         bits: Bits of an element.
-        group_size: Elements that share a scale.
-        desc_act: Whether columns were quantised in the order of their activations.
+        group_size: Inputs that share a scale; -1 for all of them.
+        desc_act: Whether inputs were quantised in the order of their activations: a group is then no run of inputs.
         sym: Whether the zero point is in the middle.
     """
 
@@ -41,13 +53,20 @@ class QuantizationConfig:
 
 
 class QuantizationEncoding(StrEnum):
-    """An encoding of quantised weights in blocks."""
+    """An encoding of quantised weights in blocks. `max.dtype.blocks` has the formats in bytes."""
 
     Q4_0 = "Q4_0"
+    """4 bits and a scale for 32 elements."""
     Q4_K = "Q4_K"
+    """4 bits, with scales and offsets of 6 bits for 32 of 256 elements."""
     Q5_K = "Q5_K"
+    """5 bits, otherwise as Q4_K."""
     Q6_K = "Q6_K"
+    """6 bits, with scales of 8 bits for 16 of 256 elements."""
     GPTQ = "GPTQ"
+    """Integers of a `QuantizationConfig`'s bits, with scales and zero points for groups of inputs."""
+    Q8_0 = "Q8_0"
+    """8 bits and a scale for 32 elements. An extension: MAX does not have it."""
 
     @property
     def block_parameters(self) -> BlockParameters:
@@ -56,11 +75,12 @@ class QuantizationEncoding(StrEnum):
         Raises:
             ValueError: The encoding has no fixed block (GPTQ: it depends on the configuration).
         """
-        if self not in _BLOCKS:
+        if self is QuantizationEncoding.GPTQ:
             raise ValueError(
                 f"the encoding {self.name} has no fixed block size; see its QuantizationConfig"
             )
-        return _BLOCKS[self]
+        form = BLOCK_FORMATS[self.value]
+        return BlockParameters(form.elements, form.bytes)
 
     @property
     def elements_per_block(self) -> int:
@@ -83,9 +103,44 @@ class QuantizationEncoding(StrEnum):
         return self.value.lower()
 
 
-_BLOCKS = {
-    QuantizationEncoding.Q4_0: BlockParameters(32, 18),
-    QuantizationEncoding.Q4_K: BlockParameters(256, 144),
-    QuantizationEncoding.Q5_K: BlockParameters(256, 176),
-    QuantizationEncoding.Q6_K: BlockParameters(256, 210),
-}
+def quantize(values: npt.NDArray[Any], encoding: QuantizationEncoding) -> npt.NDArray[np.uint8]:
+    """Encodes an array, as GGUF files store it. Q4_0 and Q8_0 are those of the ``gguf`` package, bit by bit.
+
+    For values that a graph computes there is `max.graph.ops.quantize`.
+
+    Args:
+        values: Finite floats ``[…, elements]``.
+        encoding: A block encoding of GGUF files.
+
+    Returns:
+        uint8 ``[…, elements / elements_per_block * block_size]``.
+
+    Raises:
+        ValueError: The encoding is not of blocks, the last dimension is not a multiple of its block, or a value is not finite
+            or too large for float16 scales.
+    """
+    return encode(values, _of_blocks("quantize", encoding))
+
+
+def dequantize(blocks: npt.NDArray[Any], encoding: QuantizationEncoding) -> npt.NDArray[np.float32]:
+    """Decodes an array of blocks; for values of a graph there is `max.graph.ops.dequantize`.
+
+    Args:
+        blocks: uint8 ``[…, bytes]``.
+        encoding: A block encoding of GGUF files.
+
+    Returns:
+        float32 ``[…, bytes / block_size * elements_per_block]``.
+
+    Raises:
+        ValueError: The encoding is not of blocks, or the last dimension is not a multiple of its block.
+    """
+    return decode(blocks, _of_blocks("dequantize", encoding))
+
+
+def _of_blocks(what: str, encoding: QuantizationEncoding) -> str:
+    if not encoding.is_gguf:
+        raise ValueError(
+            f"{what}: {encoding.value} is no encoding of blocks; expected {', '.join(BLOCK_FORMATS)}"
+        )
+    return encoding.value

@@ -63,6 +63,7 @@ from max.graph.ops.matmul import matmul, outer
 from max.graph.ops.normalization import layer_norm, rms_norm
 from max.graph.ops.pooling import avg_pool2d, max_pool2d
 from max.graph.ops.print import print
+from max.graph.ops.quantised import dequantize, qmatmul, quantize
 from max.graph.ops.range import range
 from max.graph.ops.reduction import (
     argmax,
@@ -131,6 +132,7 @@ __all__ = [
     "cos",
     "cumsum",
     "custom",
+    "dequantize",
     "div",
     "equal",
     "erf",
@@ -173,6 +175,8 @@ __all__ = [
     "permute",
     "pow",
     "print",
+    "qmatmul",
+    "quantize",
     "random",
     "range",
     "rebind",

@@ -1,0 +1,134 @@
+"""Ops on quantised weights."""
+
+from __future__ import annotations
+
+from max.dtype.blocks import BLOCK_FORMATS
+from max.graph.ops._stage import as_tensor, stage
+from max.graph.ops.shape import reshape
+from max.graph.quantization import QuantizationConfig, QuantizationEncoding
+from max.graph.value import TensorValue, TensorValueLike
+
+__all__ = ["dequantize", "qmatmul", "quantize"]
+
+
+def _encoding(op: str, encoding: QuantizationEncoding) -> str:
+    """The name of a block encoding in `mo`.
+
+    Raises:
+        TypeError: It is no encoding.
+        ValueError: It is not one of blocks.
+    """
+    if not isinstance(encoding, QuantizationEncoding):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"{op}: the encoding is {encoding!r}, expected a QuantizationEncoding")
+    if not encoding.is_gguf:
+        raise ValueError(
+            f"{op}: {encoding.value} is no encoding of blocks; expected {', '.join(BLOCK_FORMATS)}"
+        )
+    return encoding.value
+
+
+def dequantize(encoding: QuantizationEncoding, quantized: TensorValue) -> TensorValue:
+    """The elements of quantised blocks, as `max.dtype.blocks.decode`.
+
+    Args:
+        encoding: Q4_0, Q4_K, Q5_K, Q6_K or Q8_0.
+        quantized: uint8 ``[…, bytes]``.
+
+    Returns:
+        float32 ``[…, bytes / block_size * elements_per_block]``.
+
+    Raises:
+        ValueError: The encoding is not of blocks, or the last dimension is not a multiple of its block.
+        TypeError: The tensor is not uint8.
+    """
+    attrs = {"encoding": _encoding("dequantize", encoding)}
+    return stage("dequantize", (as_tensor(quantized),), attrs)
+
+
+def quantize(encoding: QuantizationEncoding, x: TensorValueLike) -> TensorValue:
+    """Quantised blocks of what a graph computes. An extension; `max.graph.quantization.quantize` encodes arrays.
+
+    Args:
+        encoding: Q4_0 or Q8_0; the others need a search for their scales.
+        x: Floats ``[…, elements]``; what is not finite gives blocks without meaning.
+
+    Returns:
+        uint8 ``[…, elements / elements_per_block * block_size]``, the same as the ``gguf`` package's.
+
+    Raises:
+        ValueError: The encoding is another one, or the last dimension is not a multiple of its block.
+        TypeError: The tensor is not of a floating-point type.
+    """
+    return stage("quantize", (as_tensor(x),), {"encoding": _encoding("quantize", encoding)})
+
+
+def qmatmul(
+    encoding: QuantizationEncoding,
+    config: QuantizationConfig | None,
+    lhs: TensorValue,
+    *rhs: TensorValue,
+) -> TensorValue:
+    """``lhs @ W.T`` with a quantised weight W.
+
+    Kernels may quantise `lhs` to 8 bits in blocks of 32 (docs/quantisation.md says what that costs); sums are
+    accumulated in float32 or exactly, and rounded to the dtype of `lhs`.
+
+    Args:
+        encoding: Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, or GPTQ.
+        config: How a GPTQ weight was made; not read for the others.
+        lhs: float32, bfloat16 or float16 ``[…, M, K]``, or ``[K]``.
+        rhs: The weight and what belongs to it. For blocks: uint8 ``[N, bytes]``, rows of K encoded elements. For GPTQ, as
+            its checkpoints have them: ``qweight`` int32 ``[K * bits / 32, N]``, ``qzeros`` int32
+            ``[groups, N * bits / 32]`` (zero points less 1), ``scales`` float ``[groups, N]``, and with
+            ``desc_act`` ``g_idx`` int32 ``[K]``.
+
+    Returns:
+        ``[…, M, N]``, of the dtype of `lhs`.
+
+    Raises:
+        ValueError: The number of operands is not the encoding's, GPTQ comes without a config or with bits other than 2, 4
+            and 8, or shapes do not fit.
+        TypeError: A dtype does not fit.
+    """
+    x = as_tensor(lhs)
+    if x.rank == 0:
+        raise ValueError(
+            f"qmatmul: the left operand is {x.mlir_type.short}, expected rank 1 or more"
+        )
+    if x.rank == 1:
+        row = qmatmul(encoding, config, reshape(x, [1, *x.shape]), *rhs)
+        return reshape(row, row.shape[1:])
+    operands = tuple(as_tensor(value) for value in rhs)
+    if encoding is QuantizationEncoding.GPTQ:
+        return _gptq(config, x, operands)
+    attrs = {"encoding": _encoding("qmatmul", encoding)}
+    if len(operands) != 1:
+        raise ValueError(
+            f"qmatmul: {len(operands)} operands after the left one, expected 1: the {encoding.value} weight"
+        )
+    return stage("qmatmul", (x, operands[0]), attrs)
+
+
+def _gptq(
+    config: QuantizationConfig | None, x: TensorValue, operands: tuple[TensorValue, ...]
+) -> TensorValue:
+    if config is None or config.quant_method != "gptq":
+        raise ValueError(
+            f"qmatmul: the config of a GPTQ weight is {config!r}, expected one with quant_method gptq"
+        )
+    wanted = 4 if config.desc_act else 3
+    if len(operands) != wanted:
+        names = "qweight, qzeros, scales" + (", g_idx" if config.desc_act else "")
+        raise ValueError(
+            f"qmatmul: {len(operands)} operands after the left one, expected {wanted} for desc_act "
+            f"{config.desc_act}: {names}"
+        )
+    group = config.group_size
+    if group == -1:
+        inner = x.mlir_type.shape[-1]
+        if not inner.is_static:
+            raise ValueError(
+                f"qmatmul: group_size is -1, all inputs, and {x.mlir_type.short} does not tell how many"
+            )
+        group = max(inner.value, 1)
+    return stage("qmatmul_gptq", (x, *operands), {"bits": config.bits, "group_size": group})
