@@ -426,7 +426,13 @@ def test_encodings() -> None:
     found = {
         e.name: (e.elements_per_block, e.block_size) for e in QuantizationEncoding if e.is_gguf
     }
-    assert found == {"q4_0": (32, 18), "q4_k": (256, 144), "q5_k": (256, 176), "q6_k": (256, 210)}
+    assert found == {
+        "q4_0": (32, 18),
+        "q4_k": (256, 144),
+        "q5_k": (256, 176),
+        "q6_k": (256, 210),
+        "q8_0": (32, 34),
+    }
     with pytest.raises(ValueError, match="gptq has no fixed block size"):
         QuantizationEncoding.GPTQ.block_size  # noqa: B018
 

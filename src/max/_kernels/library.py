@@ -63,6 +63,10 @@ FAMILIES: dict[str, str] = {
     "mo.fold": "fold",
     "mo.irfft": "fourier",
     "mo.random": "random",
+    "mo.dequantize": "dequantise",
+    "mo.quantize": "dequantise",
+    "mo.qmatmul": "qmatmul",
+    "mo.qmatmul_gptq": "qmatmul",
     "mo.max_pool": "pooling",
     "mo.avg_pool": "pooling",
 }
