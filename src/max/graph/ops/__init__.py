@@ -4,8 +4,10 @@ Operands are tensors, or what becomes one: numbers, arrays, dimensions, shapes (
 """
 
 from collections.abc import Callable
+from types import FunctionType
 
 from max.graph.ops import allreduce, random
+from max.graph.ops._errors import naming
 from max.graph.ops.allgather import allgather
 from max.graph.ops.buffer import buffer_create, buffer_load, buffer_store, buffer_store_slice
 from max.graph.ops.call import call
@@ -211,3 +213,12 @@ __all__ = [
     "where",
     "while_loop",
 ]
+
+# ops that call each other do so in their own modules, without the wrapper
+globals().update(
+    {
+        name: naming(op)
+        for name, op in list(globals().items())
+        if name in __all__ and isinstance(op, FunctionType)
+    }
+)

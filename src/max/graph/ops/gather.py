@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 from max.dtype import DType
 from max.graph.ops._stage import as_tensor, normalize_axis, stage
 from max.graph.ops.constant import constant
@@ -69,7 +71,7 @@ def gather_nd(input: TensorValueLike, indices: TensorValueLike, batch_dims: int 
     """
     tensor = as_tensor(input)
     operands = (tensor, _indices("gather_nd", indices, tensor))
-    return stage("gather_nd", operands, {"batch_dims": int(batch_dims)})
+    return stage("gather_nd", operands, {"batch_dims": operator.index(batch_dims)})
 
 
 def scatter(

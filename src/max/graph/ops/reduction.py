@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 from max.graph import graph as _graph
 from max.graph.ops._stage import as_tensor, normalize_axis, stage
 from max.graph.ops.elementwise import maximum, minimum
@@ -189,7 +191,7 @@ def top_k(input: TensorValueLike, k: int, axis: int = -1) -> tuple[TensorValue, 
         TypeError: The operand is bool.
     """
     tensor = as_tensor(input)
-    attrs = {"k": int(k), "axis": normalize_axis("top_k", axis, tensor.rank)}
+    attrs = {"k": operator.index(k), "axis": normalize_axis("top_k", axis, tensor.rank)}
     values, indices = _graph.Graph.current.stage("mo.top_k", (tensor,), attrs)
     return tensor_of(values), tensor_of(indices)
 

@@ -1,0 +1,62 @@
+"""Errors of arguments that no op looks at: they get the op's name and what it was called with."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar, cast
+
+__all__ = ["naming"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_PACKAGE = str(Path(__file__).parents[2])
+_NAMED = re.compile(r"(\w+)[: ]")
+_LONGEST = 60
+
+
+def naming(function: _F) -> _F:
+    """Lets an op's mistakes of its caller name the op.
+
+    A TypeError, ValueError or AttributeError that Python raised inside of the op, such as for the length of None, comes
+    with the op's name and arguments. Errors that name an op already, and those of the user's own functions, stay as they are.
+
+    Args:
+        function: The op.
+    """
+    name = function.__name__
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except (TypeError, AttributeError, ValueError) as error:
+            text = str(error)
+            first = _NAMED.match(text)
+            told = first is not None and first[1] != "constant" and text.startswith(f"{first[1]}:")
+            plain = type(error) in (TypeError, AttributeError, ValueError)
+            if told or name in text[: len(name) + 12] or not plain or _of_user(error.__traceback__):
+                raise
+            given = [_short(v) for v in args] + [f"{k}={_short(v)}" for k, v in kwargs.items()]
+            kind = ValueError if isinstance(error, ValueError) else TypeError
+            raise kind(f"{name}: {text}; the op was called with ({', '.join(given)})") from error
+
+    return cast(_F, call)
+
+
+def _of_user(trace: TracebackType | None) -> bool:
+    """Whether an error passed through a function from outside of the package, such as the body of a loop."""
+    trace = trace.tb_next if trace is not None else None
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+            # libraries that the package calls are not the user's
+            return "site-packages" not in trace.tb_frame.f_code.co_filename
+        trace = trace.tb_next
+    return False
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
