@@ -178,7 +178,8 @@ SHAPES = (
 )
 
 
-def run_case(data: st.DataObject, steps: int) -> None:
+def draw_case(data: st.DataObject, steps: int) -> tuple[Graph, list[np.ndarray], str]:
+    """A graph, its inputs, and a word on what was drawn."""
     shapes = data.draw(st.sampled_from(SHAPES))
     sizes = {name: data.draw(st.sampled_from((1, 2, 5, 16, 40))) for name in "abc"}
     seed = data.draw(st.integers(0, 2**32 - 1))
@@ -199,6 +200,11 @@ def run_case(data: st.DataObject, steps: int) -> None:
         for shape in shapes
     ]
     arrays.append(np.array(data.draw(st.integers(0, 5)), np.int32))
+    return graph, arrays, f"sizes {sizes}, seed {seed}"
+
+
+def run_case(data: st.DataObject, steps: int) -> None:
+    graph, arrays, drawn = draw_case(data, steps)
     expected = _interpreter.run(graph, arrays)
     model = SESSION.load(graph)
     for _ in range(2):
@@ -210,8 +216,24 @@ def run_case(data: st.DataObject, steps: int) -> None:
         except AssertionError as error:
             kernels = ", ".join(model.kernel_summaries)
             raise AssertionError(
-                f"{error}\nsizes {sizes}, seed {seed}, kernels {kernels}\n{graph}"
+                f"{error}\n{drawn}, kernels {kernels}\n{graph}"
             ) from None
+
+
+@given(st.data())
+@settings(max_examples=15)
+def test_the_printed_text_compiles_to_the_same(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Text and constants, written to files and read again: the same results to the last bit."""
+    graph, arrays, _ = draw_case(data, data.draw(st.integers(2, 10)))
+    path = tmp_path_factory.mktemp("graph") / "random.mo"
+    graph.save(path)
+    again = Graph(path=path)
+    assert str(again) == str(graph)
+    results = [SESSION.load(g).execute(*arrays) for g in (graph, again)]
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(one.to_numpy(), other.to_numpy())
 
 
 @given(st.data())

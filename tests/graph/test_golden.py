@@ -86,6 +86,16 @@ def buffers(x: TensorValue, b: BufferValue) -> Any:
     return b[0], scratch[...]
 
 
+def branches(x: TensorValue, p: TensorValue, b: BufferValue) -> Any:
+    def body(i: TensorValue, s: TensorValue) -> Any:
+        ops.buffer_store(b, ops.buffer_load(b) + 1)
+        (chosen,) = ops.cond(p, [s.type], lambda: s + x, lambda: s)
+        return [i + 1, chosen]
+
+    zero = ops.constant(0, DType.int64, device=CPU)
+    return ops.while_loop([zero, x], lambda i, _: i < 3, body)
+
+
 def control(x: TensorValue, b: BufferValue) -> Any:
     def layer(x: TensorValue, cache: BufferValue) -> TensorValue:
         (y,) = ops.inplace_custom(
@@ -113,6 +123,7 @@ FAMILIES: list[tuple[str, Callable[..., Any], list[Any]]] = [
     ("constant", constant, [tensor("n", 4)]),
     ("buffer", buffers, [tensor("n", 4), buffer("pages", 4)]),
     ("control", control, [tensor("n", 4), buffer("pages", 4)]),
+    ("branches", branches, [tensor("n", 4), tensor(dtype=DType.bool), buffer("pages", 4)]),
 ]
 
 
