@@ -164,6 +164,13 @@ def test_encoding_is_checked_and_can_be_overridden() -> None:
     weight = model.raw_state_dict()["weight"]
     assert weight.quantization_encoding is QuantizationEncoding.Q4_0
     assert (weight.dtype, list(weight.shape)) == (DType.uint8, [4, 18])
+    plain = WeightData.from_numpy(np.zeros((4, 32), np.float16), "weight")
+    model.load_state_dict({"weight": plain}, override_quantization_encoding=True)
+    assert weight.quantization_encoding is None and weight.dtype is DType.float16
+    wide = WeightData.from_numpy(np.zeros((4, 36), np.uint8), "weight")
+    wide.quantization_encoding = QuantizationEncoding.Q4_0
+    with pytest.raises(ValueError, match=r"has \[.*64.*\] elements, the model takes \[.*32.*\]"):
+        model.load_state_dict({"weight": wide}, override_quantization_encoding=True)
 
 
 def test_shared_weights_have_one_name(rng: np.random.Generator) -> None:

@@ -75,7 +75,7 @@ def sample_gguf(path: Path) -> tuple[Path, dict[str, np.ndarray]]:
         "blk.1.ids": (np.arange(5, dtype=np.int32), GGML.I32),
         "blk.1.bf.weight": (gguf.quants.quantize(values, GGML.BF16), GGML.BF16),
         "blk.10.q4.weight": (gguf.quants.quantize(values, GGML.Q4_0), GGML.Q4_0),
-        "blk.10.q8.weight": (gguf.quants.quantize(values, GGML.Q8_0), GGML.Q8_0),
+        "blk.10.q5.weight": (gguf.quants.quantize(values, GGML.Q5_0), GGML.Q5_0),
     }
     return write_gguf(path, plain), {name: array for name, (array, _) in plain.items()}
 
@@ -110,8 +110,8 @@ def test_gguf_quantized(tmp_path: Path) -> None:
         q4.allocate(quantization_encoding=QuantizationEncoding.Q4_K)
     with pytest.raises(ValueError, match="Q4_0 blocks cannot be converted"):
         q4.allocate(DType.float32)
-    with pytest.raises(WeightsFileError, match="GGUF type Q8_0 is not known; expected one of Q4_0"):
-        weights.blk[10].q8.weight.data()
+    with pytest.raises(WeightsFileError, match="GGUF type Q5_0 is not known; expected one of Q4_0"):
+        weights.blk[10].q5.weight.data()
 
 
 def test_gguf_sources(tmp_path: Path) -> None:

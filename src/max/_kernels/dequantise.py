@@ -182,9 +182,10 @@ def _lower_flat(kernel: Any) -> Any:
     def lowered(
         operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
     ) -> KernelCall:
-        args = tuple(
-            view(source, 0, value, (range(len(value.shape)),), static=False)
-            for source, value in (("result", results[0]), ("operand", operands[0]))
+        out, x = results[0], operands[0]
+        args = (
+            view("result", 0, out, (range(len(out.shape)),), static=False),
+            view("operand", 0, x, (range(len(x.shape)),), static=False),
         )
         return KernelCall(kernel, args, {"encoding": attributes["encoding"]})
 

@@ -33,8 +33,10 @@ from max.nn.linear import (
     MLPV1,
     ColumnParallelLinear,
     DistributedGemmConfig,
+    GPTQLinear,
     Linear,
     LinearV1,
+    QLinearV1,
 )
 from max.nn.norm import (
     ConstantLayerNorm,
@@ -86,6 +88,7 @@ __all__ = [
     "Float8ScaleGranularity",
     "Float8ScaleOrigin",
     "Float8WeightScaleSpec",
+    "GPTQLinear",
     "GroupNorm",
     "Layer",
     "LayerList",
@@ -104,6 +107,7 @@ __all__ = [
     "MLPV1",
     "Module",
     "MultiheadAttention",
+    "QLinearV1",
     "RMSNorm",
     "RMSNormV1",
     "RaggedAttention",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from max.dtype import DType
 from max.graph import TensorValue, TensorValueLike, ops
+from max.graph.quantization import QuantizationEncoding
 
 HALF = (DType.bfloat16, DType.float16)
 
@@ -19,7 +20,10 @@ def matmul_input(x: TensorValue, weight: TensorValue) -> TensorValue:
 
 
 def project(
-    x: TensorValueLike, weight: TensorValueLike, bias: TensorValueLike | None = None
+    x: TensorValueLike,
+    weight: TensorValueLike,
+    bias: TensorValueLike | None = None,
+    encoding: QuantizationEncoding | None = None,
 ) -> TensorValue:
     """``x @ weight.T + bias``.
 
@@ -28,13 +32,16 @@ def project(
 
     Args:
         x: ``[…, in_dim]``.
-        weight: ``[out_dim, in_dim]``.
+        weight: ``[out_dim, in_dim]``, or rows of encoded blocks.
         bias: ``[out_dim]``.
+        encoding: How the weight is encoded, if it is.
 
     Raises:
         ValueError: The sizes do not fit.
     """
     left, right = TensorValue(x), TensorValue(weight)
+    if encoding is not None:
+        return with_bias(ops.qmatmul(encoding, None, left, right), bias)
     if left.rank < 1 or right.rank != 2 or left.shape[-1] != right.shape[-1]:
         raise ValueError(
             f"Linear: the input is {left!r}, the weight {right!r}; the last dimension of the input "
@@ -43,6 +50,14 @@ def project(
     y = ops.matmul(matmul_input(left, right), right.T)
     if left.dtype is DType.float32:
         y = ops.cast(y, DType.float32)
-    if bias is not None:
-        y = y + ops.cast(TensorValue(bias), y.dtype)
-    return y
+    return with_bias(y, bias)
+
+
+def with_bias(y: TensorValue, bias: TensorValueLike | None) -> TensorValue:
+    """``y + bias``, of y's dtype."""
+    return y if bias is None else y + ops.cast(TensorValue(bias), y.dtype)
+
+
+def plain_dtype(dtype: DType, encoding: QuantizationEncoding | None) -> DType:
+    """The dtype of what is not encoded beside encoded weights, which callers call uint8: float32 then."""
+    return DType.float32 if encoding is not None and not dtype.is_float() else dtype

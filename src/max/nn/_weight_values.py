@@ -48,8 +48,8 @@ def check_value(name: str, weight: Weight, value: Any, override: bool) -> str | 
     """What is wrong with a value; None where nothing is."""
     encoding = getattr(value, "quantization_encoding", None)
     if encoding is not weight.quantization_encoding:
-        if override and encoding is not None:
-            return None
+        if override and isinstance(value, WeightData):
+            return _override_error(name, weight, value)
         if encoding is not None or isinstance(value, WeightData):
             return (
                 f"{name} is encoded as {_encoding(encoding)}, the model takes "
@@ -66,6 +66,18 @@ def check_value(name: str, weight: Weight, value: Any, override: bool) -> str | 
         )
     if dtype is not weight.dtype:
         return f"{name} is {dtype.name}, the model takes {weight.dtype.name}"
+    return None
+
+
+def _override_error(name: str, weight: Weight, value: WeightData) -> str | None:
+    """What is wrong with a value whose encoding the weight is to take on."""
+    own = WeightData(
+        value.data, name, weight.dtype, weight.shape, weight.quantization_encoding
+    ).element_shape
+    if own != value.element_shape:
+        return f"{name} has {list(value.element_shape)} elements, the model takes {list(own)}"
+    if value.quantization_encoding is None and not value.dtype.is_float():
+        return f"{name} is {value.dtype.name}, the model takes floats or encoded blocks"
     return None
 
 

@@ -15,9 +15,39 @@ from max.graph import (
     ops,
 )
 from max.graph.quantization import QuantizationEncoding
+from max.nn._projection import plain_dtype
 from max.nn.layer import Layer, Module
 
 __all__ = ["Embedding", "EmbeddingV1", "VocabParallelEmbedding"]
+
+
+def check_encoding(what: str, dtype: DType, encoding: QuantizationEncoding | None) -> DType:
+    """The dtype of a table's rows.
+
+    Args:
+        what: The layer.
+        dtype: The dtype that was asked for.
+        encoding: The encoding that was asked for.
+
+    Raises:
+        ValueError: The encoding is not of blocks.
+    """
+    if encoding is not None and not encoding.is_gguf:
+        raise ValueError(f"{what}: a table cannot be encoded as {encoding.value}; leave it plain")
+    return plain_dtype(dtype, encoding)
+
+
+def rows_of(weight: Weight, indices: TensorValue, dtype: DType) -> TensorValue:
+    """The rows of a table, decoded if they are encoded.
+
+    Args:
+        weight: The table.
+        indices: Which rows.
+        dtype: The dtype of decoded rows.
+    """
+    rows = ops.gather(weight, indices, axis=0)
+    encoding = weight.quantization_encoding
+    return rows if encoding is None else ops.cast(ops.dequantize(encoding, rows), dtype)
 
 
 class Embedding(Module):
@@ -31,15 +61,16 @@ class Embedding(Module):
         hidden_dim: The size of a row.
         dtype: The dtype of the table.
         device: Where the rows are looked up.
-        quantization_encoding: How the table is encoded; there is no kernel for encoded ones yet.
+        quantization_encoding: How the table is encoded; its rows are decoded as they are looked up,
+            to `dtype`, or to float32 where that is uint8.
         name: The name of the weight; ``weight`` by default.
 
     Raises:
-        NotImplementedError: The table is encoded.
+        ValueError: The encoding is not of blocks, or hidden_dim is not a multiple of its block.
     """
 
     weight: Weight
-    """``[vocab_size, hidden_dim]``."""
+    """``[vocab_size, hidden_dim]``, or its rows in encoded blocks."""
 
     device: DeviceRef
     """Where the rows are looked up."""
@@ -53,13 +84,11 @@ class Embedding(Module):
         quantization_encoding: QuantizationEncoding | None = None,
         name: str | None = None,
     ) -> None:
-        if quantization_encoding is not None:
-            raise NotImplementedError(
-                f"Embedding: no kernel reads a {quantization_encoding.value} table yet; use "
-                "float32, float16 or bfloat16"
-            )
         self.device = device
-        self.weight = Weight(name or "weight", dtype, (vocab_size, hidden_dim), device)
+        self._dtype = check_encoding("Embedding", dtype, quantization_encoding)
+        self.weight = Weight(
+            name or "weight", self._dtype, (vocab_size, hidden_dim), device, quantization_encoding
+        )
 
     def __call__(self, indices: TensorValueLike) -> TensorValue:
         """The rows.
@@ -70,7 +99,7 @@ class Embedding(Module):
         Raises:
             TypeError: The indices are not integers.
         """
-        return ops.gather(self.weight, TensorValue(indices).to(self.device), axis=0)
+        return rows_of(self.weight, TensorValue(indices).to(self.device), self._dtype)
 
 
 class VocabParallelEmbedding(Module):
@@ -84,16 +113,15 @@ class VocabParallelEmbedding(Module):
         hidden_dim: The size of a row.
         dtype: The dtype of the table.
         devices: Where the rows are looked up.
-        quantization_encoding: How the table is encoded; there is no kernel for encoded ones yet.
+        quantization_encoding: How the table is encoded; see `Embedding`.
         name: The name of the weight; ``weight`` by default.
 
     Raises:
-        NotImplementedError: The table is encoded.
-        ValueError: No device, or fewer rows than devices.
+        ValueError: No device, or fewer rows than devices; or the encoding does not fit.
     """
 
     weight: Weight
-    """``[vocab_size, hidden_dim]``."""
+    """``[vocab_size, hidden_dim]``, or its rows in encoded blocks."""
 
     devices: list[DeviceRef]
     """Where the rows are looked up."""
@@ -107,20 +135,17 @@ class VocabParallelEmbedding(Module):
         quantization_encoding: QuantizationEncoding | None = None,
         name: str | None = None,
     ) -> None:
-        if quantization_encoding is not None:
-            raise NotImplementedError(
-                f"VocabParallelEmbedding: no kernel reads a {quantization_encoding.value} table "
-                "yet; use float32, float16 or bfloat16"
-            )
+        self._dtype = check_encoding("VocabParallelEmbedding", dtype, quantization_encoding)
         if not devices:
             raise ValueError("VocabParallelEmbedding: no device is given")
         self.vocab_size = vocab_size
         self.devices = list(devices)
         self.weight = Weight(
             name or "weight",
-            dtype,
+            self._dtype,
             (vocab_size, hidden_dim),
             devices[0],
+            quantization_encoding,
             sharding_strategy=ShardingStrategy.rowwise(len(devices)),
         )
         self._parts = self.weight.shard(devices)
@@ -143,7 +168,7 @@ class VocabParallelEmbedding(Module):
             count = int(part.shape[0])
             wanted = TensorValue(indices).to(device)
             here = ops.logical_and(wanted >= first, wanted < first + count)
-            rows = ops.gather(part, ops.where(here, wanted - first, 0), axis=0)
+            rows = rows_of(part, ops.where(here, wanted - first, 0), self._dtype)
             found.append(ops.where(ops.unsqueeze(here, -1), rows, 0))
             first += count
         return ops.allreduce.sum(found, signal_buffers)

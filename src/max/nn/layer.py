@@ -237,7 +237,7 @@ class Module(Layer, ABC):
         Args:
             state_dict: A value for each weight, by full name.
             override_quantization_encoding: Whether a weight takes on the encoding (with dtype and
-                shape) of its value.
+                shape) of a `WeightData`, or its lack of one.
             weight_alignment: The alignment of the values in bytes that kernels may count on; by
                 default that of their dtype, which is then checked.
             strict: Whether a missing or an unused value is an error.
@@ -343,10 +343,12 @@ class Module(Layer, ABC):
 def _take_encoding(weight: Weight, value: Any) -> None:
     """Gives a weight the encoding, dtype and shape of its value."""
     from max.graph import TensorType
+    from max.graph.weights import WeightData
 
-    encoding = getattr(value, "quantization_encoding", None)
-    if encoding is not None and encoding is not weight.quantization_encoding:
-        weight.quantization_encoding = encoding
+    if isinstance(value, WeightData) and value.quantization_encoding is not (
+        weight.quantization_encoding
+    ):
+        weight.quantization_encoding = value.quantization_encoding
         weight._type = TensorType(value.dtype, value.shape, weight.device)
 
 

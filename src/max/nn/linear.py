@@ -18,7 +18,7 @@ from max.graph import (
 )
 from max.graph.quantization import QuantizationConfig, QuantizationEncoding
 from max.graph.weights import Weights
-from max.nn._projection import matmul_input, project
+from max.nn._projection import matmul_input, plain_dtype, project, with_bias
 from max.nn._sharding import check_strategy, part_of, parts_of_weight, shard_devices
 from max.nn.clamp import clamp
 from max.nn.float8_config import Float8Config
@@ -28,9 +28,11 @@ __all__ = [
     "MLP",
     "ColumnParallelLinear",
     "DistributedGemmConfig",
+    "GPTQLinear",
     "Linear",
     "LinearV1",
     "MLPV1",
+    "QLinearV1",
 ]
 
 ACTIVATIONS: dict[str, Callable[[TensorValue], TensorValue]] = {
@@ -54,20 +56,23 @@ class Linear(Module):
     Args:
         in_dim: The size of the input's last dimension.
         out_dim: The size of the output's last dimension.
-        dtype: The dtype of weight and bias.
+        dtype: The dtype of weight and bias; of an encoded weight that of the bias, where uint8 stands
+            for float32.
         device: Where the product is computed.
         has_bias: Whether there is a bias.
-        quantization_encoding: How the weight is encoded; there is no kernel for encoded ones yet.
+        quantization_encoding: How the weight is encoded in blocks; see `max.graph.ops.qmatmul`.
         float8_config: How float8 is scaled; there is no kernel for it yet.
         name: What comes before the names of the weights.
         clip_weight: The weight is clamped to ``[-clip_weight, clip_weight]``.
 
     Raises:
-        NotImplementedError: The weight is encoded, or float8.
+        NotImplementedError: The weight is float8.
+        ValueError: The encoding is not of blocks, in_dim is not a multiple of its block, or an encoded
+            weight is to be clamped.
     """
 
     weight: Weight
-    """``[out_dim, in_dim]``."""
+    """``[out_dim, in_dim]``, or its rows in encoded blocks."""
 
     bias: Weight | None
     """``[out_dim]``."""
@@ -87,15 +92,24 @@ class Linear(Module):
         name: str | None = None,
         clip_weight: float | None = None,
     ) -> None:
-        if quantization_encoding is not None or float8_config is not None:
-            kind = "float8" if quantization_encoding is None else quantization_encoding.value
+        if float8_config is not None:
             raise NotImplementedError(
-                f"Linear: no kernel multiplies {kind} weights yet; use float32, float16 or bfloat16"
+                "Linear: no kernel multiplies float8 weights yet; use float32, float16 or bfloat16"
             )
+        if quantization_encoding is not None:
+            if not quantization_encoding.is_gguf:
+                raise ValueError(
+                    f"Linear: a {quantization_encoding.value} weight comes in parts; use GPTQLinear"
+                )
+            if clip_weight is not None:
+                raise ValueError(f"Linear: a {quantization_encoding.value} weight is not clamped")
+            dtype = plain_dtype(dtype, quantization_encoding)
         prefix = f"{name}." if name else ""
         self.device = device
         self.clip_weight = clip_weight
-        self.weight = Weight(f"{prefix}weight", dtype, (out_dim, in_dim), device)
+        self.weight = Weight(
+            f"{prefix}weight", dtype, (out_dim, in_dim), device, quantization_encoding
+        )
         self.bias = Weight(f"{prefix}bias", dtype, (out_dim,), device) if has_bias else None
 
     def effective_weight(self) -> TensorValue:
@@ -151,7 +165,7 @@ class Linear(Module):
         Raises:
             ValueError: The last dimension is not in_dim.
         """
-        return project(x, self.effective_weight(), self.bias)
+        return project(x, self.effective_weight(), self.bias, self.weight.quantization_encoding)
 
 
 class ColumnParallelLinear(Linear):
@@ -265,28 +279,164 @@ class LinearV1(Layer):
 
         Args:
             dtype: The dtype of the weights.
-            quantization_encoding: How the weight is encoded; there is no kernel for encoded ones yet.
+            quantization_encoding: How the weight is encoded, if it is.
             in_features: The size of the input's last dimension.
             out_features: The size of the output's last dimension.
             weights: The weight, or where it is in a checkpoint.
             bias: The bias, or where it is in a checkpoint.
-            quantization_config: More on the encoding.
+            quantization_config: More on GPTQ, which has several weights: use `GPTQLinear`.
 
         Raises:
-            NotImplementedError: The weight is encoded.
-            ValueError: The checkpoint's weight has another dtype or shape.
+            ValueError: The checkpoint's weight has another dtype, shape or encoding, or the encoding is GPTQ.
         """
-        if quantization_encoding is not None or quantization_config is not None:
-            raise NotImplementedError(
-                "LinearV1: no kernel multiplies encoded weights yet; use float32, float16 or "
-                "bfloat16"
+        if quantization_encoding is QuantizationEncoding.GPTQ or quantization_config is not None:
+            raise ValueError("LinearV1: a GPTQ weight comes in parts; use GPTQLinear")
+        rest = plain_dtype(dtype, quantization_encoding)
+
+        def taken(source: Weights | Weight, *shape: int, encoded: bool = False) -> Weight:
+            if isinstance(source, Weight):
+                return source
+            if encoded:
+                return source.allocate(None, shape, quantization_encoding)
+            return source.allocate(rest, shape)
+
+        encoded = quantization_encoding is not None
+        weight = taken(weights, out_features, in_features, encoded=encoded)
+        added = None if bias is None else taken(bias, out_features)
+        if quantization_encoding is not None:
+            return QLinearV1(weight, added, quantization_encoding)
+        return cls(weight, added)
+
+
+class QLinearV1(LinearV1):
+    """``y = x Wᵀ + b`` with an encoded value of the graph. Deprecated: use `Linear`.
+
+    Args:
+        weight: Rows of encoded blocks.
+        bias: ``[out_dim]``.
+        quantization_encoding: How the weight is encoded in blocks.
+    """
+
+    quantization_encoding: QuantizationEncoding | None = None
+    """How the weight is encoded."""
+
+    def __init__(
+        self,
+        weight: TensorValueLike,
+        bias: TensorValueLike | None = None,
+        quantization_encoding: QuantizationEncoding | None = None,
+    ) -> None:
+        super().__init__(weight, bias)
+        self.quantization_encoding = quantization_encoding
+
+    def __call__(self, x: TensorValue) -> TensorValue:
+        """``x Wᵀ + b``.
+
+        Args:
+            x: ``[…, in_dim]``.
+
+        Raises:
+            ValueError: The shapes do not fit the encoding.
+        """
+        return project(x, self.weight, self.bias, self.quantization_encoding)
+
+
+class GPTQLinear(Linear):
+    """``y = x Wᵀ + b`` with a GPTQ weight, in the parts that its checkpoints have.
+
+    Weights: ``qweight``, ``qzeros``, ``scales``, with `desc_act` ``g_idx``, and ``bias``; see `max.graph.ops.qmatmul`.
+
+    Args:
+        in_dim: The size of the input's last dimension.
+        out_dim: The size of the output's last dimension.
+        dtype: The dtype of scales and bias; uint8 stands for float16.
+        device: Where the product is computed.
+        has_bias: Whether there is a bias.
+        quantization_encoding: GPTQ.
+        quantization_config: How the weight was quantised.
+        float8_config: Not supported.
+
+    Raises:
+        ValueError: The encoding is another, there is no config, its bits are not 2, 4 or 8, or the sizes cannot be packed.
+        NotImplementedError: `float8_config` is given.
+    """
+
+    qweight: Weight
+    """int32 ``[in_dim * bits / 32, out_dim]``."""
+    qzeros: Weight
+    """int32 ``[groups, out_dim * bits / 32]``."""
+    scales: Weight
+    """``[groups, out_dim]``."""
+    g_idx: Weight | None
+    """int32 ``[in_dim]``: the group of each input."""
+
+    def __init__(
+        self,
+        in_dim: int,
+        out_dim: int,
+        dtype: DType,
+        device: DeviceRef,
+        has_bias: bool = False,
+        quantization_encoding: QuantizationEncoding | None = None,
+        quantization_config: QuantizationConfig | None = None,
+        float8_config: Float8Config | None = None,
+    ) -> None:
+        if float8_config is not None:
+            raise NotImplementedError("GPTQLinear: float8 scales do not go with GPTQ weights")
+        if quantization_encoding not in (None, QuantizationEncoding.GPTQ):
+            raise ValueError(
+                f"GPTQLinear: the encoding is {quantization_encoding}, expected GPTQ; use Linear"
             )
+        config = quantization_config
+        if config is None or config.quant_method != "gptq" or config.bits not in (2, 4, 8):
+            raise ValueError(
+                f"GPTQLinear: the config is {config!r}, expected quant_method gptq and 2, 4 or 8 bits"
+            )
+        packed = 32 // config.bits
+        if in_dim % packed or out_dim % packed:
+            raise ValueError(
+                f"GPTQLinear: {in_dim} inputs and {out_dim} outputs, expected multiples of {packed} for "
+                f"{config.bits} bits"
+            )
+        groups = 1 if config.group_size == -1 else -(-in_dim // config.group_size)
+        dtype = dtype if dtype.is_float() else DType.float16
+        self.device, self.clip_weight, self.quantization_config = device, None, config
+        self.qweight = Weight("qweight", DType.int32, (in_dim // packed, out_dim), device)
+        self.qzeros = Weight("qzeros", DType.int32, (groups, out_dim // packed), device)
+        self.scales = Weight("scales", dtype, (groups, out_dim), device)
+        order = Weight("g_idx", DType.int32, (in_dim,), device) if config.desc_act else None
+        self.g_idx = order
+        self.bias = Weight("bias", dtype, (out_dim,), device) if has_bias else None
 
-        def taken(source: Weights | Weight, shape: list[int]) -> Weight:
-            return source if isinstance(source, Weight) else source.allocate(dtype, shape)
+    @property
+    def weight(self) -> Weight:  # type: ignore[override]
+        """The packed integers."""
+        return self.qweight
 
-        weight = taken(weights, [out_features, in_features])
-        return cls(weight, None if bias is None else taken(bias, [out_features]))
+    @property
+    def sharding_strategy(self) -> ShardingStrategy | None:
+        """None: GPTQ weights are not split. Setting another raises ValueError."""
+        return None
+
+    @sharding_strategy.setter
+    def sharding_strategy(self, strategy: ShardingStrategy | None) -> None:
+        if strategy is not None:
+            raise ValueError("GPTQLinear: GPTQ weights are not split over devices")
+
+    def __call__(self, x: TensorValue) -> TensorValue:
+        """``x Wᵀ + b``.
+
+        Args:
+            x: ``[…, in_dim]``.
+
+        Raises:
+            ValueError: The last dimension is not in_dim.
+        """
+        parts: list[TensorValue] = [self.qweight, self.qzeros, self.scales]
+        if self.g_idx is not None:
+            parts.append(self.g_idx)
+        y = ops.qmatmul(QuantizationEncoding.GPTQ, self.quantization_config, x, *parts)
+        return with_bias(y, self.bias)
 
 
 class MLP(Module):

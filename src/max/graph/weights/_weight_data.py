@@ -35,6 +35,15 @@ class WeightData:
     shape: Shape
     quantization_encoding: QuantizationEncoding | None = None
 
+    @property
+    def element_shape(self) -> Shape:
+        """The shape in elements: that of ``data``, unless it holds encoded blocks."""
+        encoding = self.quantization_encoding
+        if encoding is None or not encoding.is_gguf or not self.shape:
+            return self.shape
+        elements = self.shape[-1] // encoding.block_size * encoding.elements_per_block
+        return Shape([*self.shape[:-1], elements])
+
     @classmethod
     def from_numpy(cls, arr: np.ndarray[Any, Any], name: str) -> WeightData:
         """Makes the data of a weight from an array, without a copy where it is contiguous.

@@ -63,7 +63,7 @@ class Weights(Protocol):
 
         Args:
             dtype: The element type to convert to; as stored if not given.
-            shape: The shape that is expected; any if not given.
+            shape: The shape that is expected, of an encoded weight in bytes or in elements; any if not given.
             quantization_encoding: The encoding that is expected; any if not given.
             device: The device that the graph wants the weight on.
 
@@ -162,7 +162,7 @@ class HierarchicalWeights(ABC):
 
         Args:
             dtype: The element type to convert to; as stored if not given.
-            shape: The shape that is expected; any if not given.
+            shape: The shape that is expected, of an encoded weight in bytes or in elements; any if not given.
             quantization_encoding: The encoding that is expected; any if not given.
             device: The device that the graph wants the weight on.
 
@@ -172,7 +172,7 @@ class HierarchicalWeights(ABC):
         """
         found = self.data()
         self._check_encoding(found, quantization_encoding)
-        if shape is not None and Shape(shape) != found.shape:
+        if shape is not None and Shape(shape) not in (found.shape, found.element_shape):
             raise ValueError(
                 f"weight {found.name!r}: expected shape {list(Shape(shape))}, the file has "
                 f"{list(found.shape)}"
