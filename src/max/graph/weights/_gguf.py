@@ -1,16 +1,18 @@
-"""Weights in GGUF files, through the ``gguf`` package."""
+"""Weights in GGUF files."""
 
 from __future__ import annotations
 
 import os
-import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from max.driver import DLPackArray, Tensor
-from max.dtype import DType
 from max.graph.quantization import QuantizationEncoding
+from max.graph.weights._gguf_file import PLAIN_TYPES, GGUFFile, GGUFTensor
 from max.graph.weights._safetensors_file import WeightsFileError
 from max.graph.weights._weight_data import WeightData
 from max.graph.weights._weights import HierarchicalWeights
@@ -18,41 +20,28 @@ from max.graph.weights._weights import HierarchicalWeights
 if TYPE_CHECKING:
     import gguf
 
-# the types whose elements are stored one by one
-_PLAIN = {
-    "F16": DType.float16,
-    "BF16": DType.bfloat16,
-    "F32": DType.float32,
-    "F64": DType.float64,
-    "I8": DType.int8,
-    "I16": DType.int16,
-    "I32": DType.int32,
-    "I64": DType.int64,
-}
+__all__ = ["GGUFWeights", "read_tensors"]
 
 
-def _encoding(type_name: str) -> QuantizationEncoding | None:
-    members: dict[str, QuantizationEncoding] = dict(QuantizationEncoding.__members__)
-    found = members.get(type_name)
-    return found if found is not None and found.is_gguf else None
+@dataclass(frozen=True)
+class Stored:
+    """A tensor and the file that holds it."""
+
+    file: GGUFFile
+    tensor: GGUFTensor
 
 
-def read_tensors(path: os.PathLike[str] | str) -> dict[str, gguf.ReaderTensor]:
+def read_tensors(path: os.PathLike[str] | str) -> dict[str, Stored]:
     """The tensors of a GGUF file, by name; the file is mapped.
 
+    Args:
+        path: The file.
+
     Raises:
-        ImportError: The ``gguf`` package is not installed.
         WeightsFileError: The file is damaged, or no GGUF file.
     """
-    import gguf
-
-    if os.stat(path).st_size < 24:
-        raise WeightsFileError(f"{os.fspath(path)}: not a GGUF file: it is too short")
-    try:
-        reader = gguf.GGUFReader(path, "r")
-    except (ValueError, KeyError, IndexError, OverflowError, TypeError, struct.error) as error:
-        raise WeightsFileError(f"{os.fspath(path)}: not a whole GGUF file: {error}") from error
-    return {tensor.name: tensor for tensor in reader.tensors}
+    file = GGUFFile(path)
+    return {name: Stored(file, tensor) for name, tensor in file.tensors.items()}
 
 
 class GGUFWeights(HierarchicalWeights):
@@ -68,7 +57,6 @@ class GGUFWeights(HierarchicalWeights):
         allocated: The dictionary behind ``allocated_weights``.
 
     Raises:
-        ImportError: The ``gguf`` package is not installed.
         ValueError: The file is damaged.
     """
 
@@ -77,7 +65,7 @@ class GGUFWeights(HierarchicalWeights):
     def __init__(
         self,
         source: os.PathLike[str] | gguf.GGUFReader,
-        tensors: dict[str, gguf.ReaderTensor] | None = None,
+        tensors: Mapping[str, Stored | gguf.ReaderTensor] | None = None,
         prefix: str = "",
         allocated: dict[str, DLPackArray] | None = None,
     ) -> None:
@@ -90,17 +78,23 @@ class GGUFWeights(HierarchicalWeights):
         self._tensors = tensors
 
     def _read(self, name: str) -> WeightData:
-        tensor = self._tensors[name]
-        data: np.ndarray[Any, Any] = tensor.data
-        kind = tensor.tensor_type.name
-        encoding = None
-        if kind in _PLAIN:
-            data = data.view(_PLAIN[kind].to_numpy())
-        elif (encoding := _encoding(kind)) is None:
-            known = ", ".join(e for e in QuantizationEncoding.__members__ if _encoding(e))
-            raise WeightsFileError(
-                f"weight {name!r}: GGUF type {kind} is not known; expected one of {known}, "
-                f"{', '.join(_PLAIN)}"
-            )
-        found = Tensor.from_numpy(np.asarray(data))
-        return WeightData._from_tensor(found, name, encoding)  # pyright: ignore[reportPrivateUsage]
+        entry = self._tensors[name]
+        if isinstance(entry, Stored):
+            stored, data = entry.tensor.stored, entry.file.read(entry.tensor)
+        else:
+            stored, data = entry.tensor_type.name, _reader_data(entry)
+        members: dict[str, QuantizationEncoding] = dict(QuantizationEncoding.__members__)
+        return WeightData._from_tensor(  # pyright: ignore[reportPrivateUsage]
+            Tensor.from_numpy(data), name, members.get(stored)
+        )
+
+
+def _reader_data(tensor: gguf.ReaderTensor) -> npt.NDArray[Any]:
+    """The data of a tensor that the ``gguf`` package has read."""
+    stored = tensor.tensor_type.name
+    data: npt.NDArray[Any] = np.asarray(tensor.data)
+    if stored in PLAIN_TYPES:
+        return data.view(PLAIN_TYPES[stored].to_numpy())
+    if stored not in QuantizationEncoding.__members__:
+        raise WeightsFileError(f"weight {tensor.name!r}: GGUF type {stored} is not known")
+    return data

@@ -1,0 +1,238 @@
+"""Reads one GGUF file: metadata and the list of tensors checked in full, the tensors mapped, never copied.
+
+Layout (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), little-endian: ``GGUF``, the version, the numbers of tensors
+and of metadata values; the values by key; for each tensor name, sizes (the fastest first), type and place; then, aligned, the
+data. Whatever the file claims is checked against its size before anything is allocated or mapped.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from max.dtype import DType
+from max.dtype.blocks import BLOCK_FORMATS
+from max.graph.weights._safetensors_file import WeightsFileError
+
+__all__ = ["GGUFFile", "GGUFTensor", "PLAIN_TYPES"]
+
+_VERSIONS = (2, 3)
+_MAX_RANK = 8
+_DEFAULT_ALIGNMENT = 32
+_MAX_NESTING = 4
+
+PLAIN_TYPES = {
+    "F16": DType.float16,
+    "BF16": DType.bfloat16,
+    "F32": DType.float32,
+    "F64": DType.float64,
+    "I8": DType.int8,
+    "I16": DType.int16,
+    "I32": DType.int32,
+    "I64": DType.int64,
+}
+"""The types whose elements are stored one by one."""
+
+# the file's numbers of types
+_TYPES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K",
+    11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS",
+    18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8",
+    25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0",
+    39: "MXFP4",
+}  # fmt: skip
+
+# numbers of the types of metadata values
+_SCALARS = {
+    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
+}  # fmt: skip
+_STRING, _ARRAY = 8, 9
+
+
+@dataclass(frozen=True)
+class GGUFTensor:
+    """One tensor of a file.
+
+    Args:
+        name: Its name.
+        stored: The file's own name of its type.
+        shape: The sizes in elements, the fastest last.
+        begin: Where the data starts, in bytes from the start of the file.
+        nbytes: The bytes of the data; None for a type that is not known here.
+    """
+
+    name: str
+    stored: str
+    shape: tuple[int, ...]
+    begin: int
+    nbytes: int | None
+
+
+class _Cursor:
+    """Reads values one after the other, within bounds."""
+
+    def __init__(self, data: mmap.mmap, path: str) -> None:
+        self.data, self.path, self.at = data, path, 0
+
+    def fail(self, why: str) -> WeightsFileError:
+        return WeightsFileError(f"{self.path}: not a whole GGUF file: {why}")
+
+    def skip(self, count: int) -> int:
+        start = self.at
+        if count > len(self.data) - start:
+            raise self.fail(f"{count} bytes should follow at byte {start} of {len(self.data)}")
+        self.at = start + count
+        return start
+
+    def scalar(self, code: str) -> Any:
+        start = self.skip(struct.calcsize("<" + code))
+        return struct.unpack_from("<" + code, self.data, start)[0]
+
+    def string(self) -> str:
+        length = self.scalar("Q")
+        start = self.skip(length)
+        # tokens of a vocabulary may be parts of characters
+        return self.data[start : start + length].decode("utf-8", "surrogateescape")
+
+    def value(self, kind: int, depth: int = 0) -> Any:
+        if kind in _SCALARS:
+            return self.scalar(_SCALARS[kind])
+        if kind == _STRING:
+            return self.string()
+        if kind != _ARRAY:
+            raise self.fail(f"a metadata value has the unknown type {kind}")
+        if depth == _MAX_NESTING:
+            raise self.fail("metadata arrays are nested too deeply")
+        inner, count = self.scalar("I"), self.scalar("Q")
+        if inner in _SCALARS:
+            code = "<" + _SCALARS[inner]
+            start = self.skip(count * struct.calcsize(code))
+            return np.frombuffer(self.data, np.dtype(code), count, start)
+        if count > len(self.data) - self.at:
+            raise self.fail(f"an array of {count} values should follow at byte {self.at}")
+        return [self.value(inner, depth + 1) for _ in range(count)]
+
+
+class GGUFFile:
+    """A GGUF file, mapped.
+
+    Args:
+        path: The file.
+
+    Raises:
+        WeightsFileError: The file is damaged, of another version, or no GGUF file.
+    """
+
+    metadata: dict[str, Any]
+    """The values by key; arrays of numbers as NumPy arrays, others as lists."""
+    tensors: dict[str, GGUFTensor]
+    """The tensors by name."""
+
+    def __init__(self, path: os.PathLike[str] | str) -> None:
+        self.path = os.fspath(path)
+        if os.stat(path).st_size < 24:
+            raise WeightsFileError(f"{self.path}: not a GGUF file: it is too short")
+        with open(path, "rb") as file:
+            self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        cursor = _Cursor(self._data, self.path)
+        if self._data[:4] != b"GGUF":
+            raise WeightsFileError(f"{self.path}: not a GGUF file: it does not begin with GGUF")
+        cursor.skip(4)
+        version = cursor.scalar("I")
+        if version not in _VERSIONS:
+            raise WeightsFileError(
+                f"{self.path}: GGUF version {version}, expected 2 or 3, little-endian"
+            )
+        tensors, values = cursor.scalar("Q"), cursor.scalar("Q")
+        self.metadata = {}
+        for _ in range(self._counted(cursor, values, 12)):
+            key = cursor.string()
+            if key in self.metadata:
+                raise cursor.fail(f"the metadata has {key!r} twice")
+            self.metadata[key] = cursor.value(cursor.scalar("I"))
+        found = [self._entry(cursor) for _ in range(self._counted(cursor, tensors, 24))]
+        self.tensors = self._placed(cursor, found)
+
+    @staticmethod
+    def _counted(cursor: _Cursor, count: int, least: int) -> int:
+        """A count of what takes some bytes at least."""
+        if count * least > len(cursor.data) - cursor.at:
+            raise cursor.fail(f"{count} entries should follow at byte {cursor.at}")
+        return count
+
+    @staticmethod
+    def _entry(cursor: _Cursor) -> GGUFTensor:
+        name = cursor.string()
+        rank = cursor.scalar("I")
+        if rank > _MAX_RANK:
+            raise cursor.fail(f"tensor {name!r} has rank {rank}")
+        shape = tuple(cursor.scalar("Q") for _ in range(rank))[::-1]
+        number, begin = cursor.scalar("I"), cursor.scalar("Q")
+        stored = _TYPES.get(number, f"type {number}")
+        elements, size = 1, 0
+        if stored in PLAIN_TYPES:
+            size = PLAIN_TYPES[stored].size_in_bytes
+        elif stored in BLOCK_FORMATS:
+            elements, size = BLOCK_FORMATS[stored]
+            if not shape or shape[-1] % elements:
+                raise cursor.fail(
+                    f"tensor {name!r} {list(shape)}: rows of {stored} are multiples of {elements}"
+                )
+        nbytes = math.prod(shape) // elements * size if size else None
+        return GGUFTensor(name, stored, shape, begin, nbytes)
+
+    def _placed(self, cursor: _Cursor, entries: list[GGUFTensor]) -> dict[str, GGUFTensor]:
+        """The tensors with their places in the file, each within it and clear of the others."""
+        alignment = self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1 or alignment % 8:
+            raise cursor.fail(f"general.alignment is {alignment!r}, expected a multiple of 8")
+        start = -(-cursor.at // alignment) * alignment
+        placed: dict[str, GGUFTensor] = {}
+        end, before = start, ""
+        for entry in sorted(entries, key=lambda e: e.begin):
+            begin = start + entry.begin
+            last = begin + (entry.nbytes or 0)
+            if entry.name in placed:
+                raise cursor.fail(f"there are two tensors {entry.name!r}")
+            if entry.begin % alignment or last > len(self._data):
+                raise cursor.fail(
+                    f"tensor {entry.name!r} is at bytes {begin} to {last} of {len(self._data)}, aligned to {alignment}"
+                )
+            if entry.nbytes and begin < end:
+                raise cursor.fail(f"the tensors {before!r} and {entry.name!r} overlap")
+            if entry.nbytes:
+                end, before = last, entry.name
+            placed[entry.name] = GGUFTensor(
+                entry.name, entry.stored, entry.shape, begin, entry.nbytes
+            )
+        # the order of the file, not that of the places
+        return {entry.name: placed[entry.name] for entry in entries}
+
+    def read(self, tensor: GGUFTensor) -> npt.NDArray[Any]:
+        """The data of a tensor on the file's own bytes, read-only: elements, or uint8 rows of blocks.
+
+        Args:
+            tensor: One of `tensors`, of a type whose size is known.
+
+        Raises:
+            WeightsFileError: Its type is not known.
+        """
+        if tensor.nbytes is None:
+            known = ", ".join((*BLOCK_FORMATS, *PLAIN_TYPES))
+            raise WeightsFileError(
+                f"weight {tensor.name!r}: GGUF type {tensor.stored} is not known; expected one of {known}"
+            )
+        if tensor.stored in PLAIN_TYPES:
+            dtype = PLAIN_TYPES[tensor.stored].to_numpy()
+            count = math.prod(tensor.shape)
+            return np.frombuffer(self._data, dtype, count, tensor.begin).reshape(tensor.shape)
+        form = BLOCK_FORMATS[tensor.stored]
+        shape = (*tensor.shape[:-1], tensor.shape[-1] // form.elements * form.bytes)
+        return np.frombuffer(self._data, np.uint8, tensor.nbytes, tensor.begin).reshape(shape)
