@@ -6,7 +6,7 @@ JOBS   ?= 2
 export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-test install-dev demo test test-portable test-long check-wheel smoke lint types bench clean
+.PHONY: help install install-test install-dev demo test test-portable test-long check-wheel smoke lint types bench bench-peers clean
 
 help:  ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -62,6 +62,9 @@ types: $(VENV)/.dev  ## basedpyright, strict on the engine
 
 bench: $(VENV)/.test  ## measure, against torch in the same run; writes docs/benchmarks.md
 	$(PY) -m benchmarks
+
+bench-peers: $(VENV)/.test  ## install what we are measured against: llama.cpp, MAX, ONNX Runtime, OpenVINO
+	$(PY) -m benchmarks.peers
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) dist .pytest_cache .ruff_cache .hypothesis

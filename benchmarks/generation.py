@@ -1,4 +1,8 @@
-"""Llama with SmolLM2-135M's shape, random weights: a prompt of 256 tokens, then 64; ours and transformers on torch."""
+"""Llama shapes with random weights: prefill of prompts and greedy decoding of 32 tokens, ours and the peers' in one run.
+
+Each engine runs in a process of its own, in turn (A B C A B C …), after a warm-up. Decoding at one sequence is bound by reading the
+weights: the GB/s are weights' bytes times tokens a second. llama.cpp and MAX are measured where `make bench-peers` installed them.
+"""
 
 from __future__ import annotations
 
@@ -6,104 +10,158 @@ import argparse
 import os
 import random
 import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.models import make_checkpoint
+from benchmarks.models import FILE_TYPES, make_checkpoint, make_gguf
+from benchmarks.peers import python
 from benchmarks.runner import Samples, Worker, interleave, machine, ratio
 
-OURS, PEER = "supremum_llm", "transformers_llm"
+OURS = "supremum_llm"
+LABELS = {OURS: "Supremum", "llama_cpp_llm": "llama.cpp", "transformers_llm": "transformers"}
+NEW_TOKENS = 33
+# prompt tokens, sequences
+CASES = ((32, 1), (256, 1), (1024, 1), (32, 4), (32, 16))
+HEAD = ["| model | encoding | case | " + " | ".join(LABELS.values()) + " | ours / best peer |"]
+HEAD.append("|" + "---|" * (4 + len(LABELS)))
 
 
 @dataclass(frozen=True)
-class Generation:
-    """The figures of one dtype: tokens per second by engine, and seconds to load."""
+class Loading:
+    """Seconds to load a model: cold, from the disk cache, and the peer's."""
 
+    shape: str
     dtype: str
-    figures: dict[str, dict[str, Samples]]
     cold: Samples
     warm: Samples
-    peer_load: Samples
 
-    def rows(self) -> list[str]:
-        """The rows of the table."""
-        out = []
-        for figure, label in (
-            ("prefill_tok_s", "prefill, tok/s"),
-            ("decode_tok_s", "decode, tok/s"),
-        ):
-            ours, peer = self.figures[OURS][figure], self.figures[PEER][figure]
-            out.append(f"| {self.dtype} | {label} | {ours} | {peer} | {ratio(ours, peer):.2f} |")
-        out.append(
-            f"| {self.dtype} | compile and load, cold, s | {self.cold} | {self.peer_load} | |"
-        )
-        out.append(f"| {self.dtype} | load, from the disk cache, s | {self.warm} | | |")
-        return out
+    def row(self) -> str:
+        """The row of the table."""
+        return f"| {self.shape} | {self.dtype} | {self.cold} | {self.warm} |"
+
+
+def model_of(shape: str, encoding: str, folder: Path) -> dict[str, str]:
+    """What our worker's ``setup`` takes."""
+    if encoding in FILE_TYPES:
+        checkpoint = make_checkpoint(shape, "float32", folder)
+        weights = str(make_gguf(shape, encoding, folder))
+        return {"model": str(checkpoint), "dtype": encoding, "weights": weights}
+    return {"model": str(make_checkpoint(shape, encoding, folder)), "dtype": encoding}
+
+
+def start(engine: str, shape: str, encoding: str, folder: Path) -> Worker | None:
+    """An engine with the model loaded; None where it is not installed, or does not read the encoding."""
+    module = f"benchmarks.workers.{engine}"
+    if engine == OURS:
+        return Worker(module, **model_of(shape, encoding, folder))
+    if engine == "transformers_llm":
+        if encoding in FILE_TYPES:
+            return None
+        model = str(make_checkpoint(shape, encoding, folder))
+        return Worker(module, model=model, dtype=encoding)
+    interpreter = python("llama")
+    if interpreter is None:
+        return None
+    model = str(make_gguf(shape, encoding, folder))
+    return Worker(module, python=interpreter, model=model, dtype=encoding)
+
+
+def measure_loading(shape: str, encoding: str, folder: Path, runs: int = 3) -> Loading:
+    """Load ``runs`` times with an empty cache, and with a full one."""
+    setup = model_of(shape, encoding, folder)
+    cold, warm = Samples(), Samples()
+    for samples, caches in ((cold, runs), (warm, 1)):
+        for _ in range(caches):
+            with tempfile.TemporaryDirectory() as cache:
+                for turn in range(1 if samples is cold else runs + 1):
+                    once = Worker(f"benchmarks.workers.{OURS}", {"MAX_CACHE_DIR": cache}, **setup)
+                    if samples is cold or turn:
+                        samples.values.append(once.setup["load_s"])
+                    once.close()
+    return Loading(shape, encoding, cold, warm)
 
 
 def measure(
-    shape: str, dtype: str, folder: Path, runs: int = 5, prompt: int = 256, new_tokens: int = 64
-) -> Generation:
-    """Load ``runs`` times cold and warm, then prompts interleaved with the peer's."""
-    model = str(make_checkpoint(shape, dtype, folder))
-    cold, warm, peer_load = Samples(), Samples(), Samples()
-    with tempfile.TemporaryDirectory() as cache:
-        for _ in range(max(runs - 2, 1)):
-            with tempfile.TemporaryDirectory() as empty:
-                once = Worker(
-                    f"benchmarks.workers.{OURS}", {"MAX_CACHE_DIR": empty}, model=model, dtype=dtype
-                )
-                cold.values.append(once.setup["load_s"])
-                once.close()
-        Worker(
-            f"benchmarks.workers.{OURS}", {"MAX_CACHE_DIR": cache}, model=model, dtype=dtype
-        ).close()
-        for _ in range(max(runs - 2, 1)):
-            ours = Worker(
-                f"benchmarks.workers.{OURS}", {"MAX_CACHE_DIR": cache}, model=model, dtype=dtype
+    shape: str, encoding: str, folder: Path, runs: int = 5, cases: Sequence[tuple[int, int]] = CASES
+) -> Iterator[str]:
+    """The rows of a table, as they are measured."""
+    started = [start(engine, shape, encoding, folder) for engine in LABELS]
+    workers = [worker for worker in started if worker is not None]
+    size = make_gguf(shape, encoding, folder).stat().st_size if python("llama") else 0
+    tokens = random.Random(0).choices(range(5, 4000), k=2048)
+    for prompt, batch in cases:
+        arguments = {"prompt": tokens[:prompt], "new_tokens": NEW_TOKENS, "batch": batch}
+        found = interleave(workers, "generate", runs, **arguments)
+        figures = [("prefill_tok_s", f"prefill of {prompt}"), ("decode_tok_s", "decode")]
+        if batch > 1:
+            figures = [("decode_tok_s", f"decode, {batch} sequences")]
+        elif prompt > 32:
+            figures = figures[:1]
+        for figure, what in figures:
+            ours = found[OURS][figure]
+            peers = [found[w.name][figure] for w in workers if w.name != OURS]
+            best = max(peers, key=lambda samples: samples.median, default=None)
+            cells = [str(found[n][figure]) if n in found else "" for n in LABELS]
+            if what == "decode" and size:
+                cells[0] += f", {size * ours.median / 1e9:.0f} GB/s"
+            last = "" if best is None else f"{ratio(ours, best):.2f}"
+            yield f"| {shape} | {encoding} | {what}, tok/s | {' | '.join(cells)} | {last} |"
+    for worker in workers:
+        worker.close()
+
+
+MAX_HEAD = [
+    "| model | encoding | Supremum, decode, tok/s | MAX, decode, tok/s | ours / MAX | MAX, first start, s |",
+    "|---|---|---|---|---|---|",
+]
+
+
+def measure_max(shape: str, encoding: str, folder: Path, runs: int = 3) -> Iterator[str]:
+    """MAX through its own command line, which starts anew for each run and reports what it measured; ours in turn with it."""
+    interpreter = python("max")
+    if interpreter is None or encoding in FILE_TYPES:
+        return
+    setup = model_of(shape, encoding, folder)
+    try:
+        peer = Worker("benchmarks.workers.max_llm", python=interpreter, **setup)
+    except RuntimeError:
+        yield f"| {shape} | {encoding} | | does not run it on a CPU | | |"
+        return
+    ours = Worker(f"benchmarks.workers.{OURS}", **setup)
+    figures: dict[Worker, Samples] = {ours: Samples(), peer: Samples()}
+    ids = random.Random(0).choices(range(5, 4000), k=64)
+    for turn in range(runs + 1):
+        for worker, samples in figures.items():
+            found = worker.call(
+                "generate", prompt=ids, text="word " * 32, new_tokens=2 * NEW_TOKENS
             )
-            warm.values.append(ours.setup["load_s"])
-            ours.close()
-        ours = Worker(
-            f"benchmarks.workers.{OURS}", {"MAX_CACHE_DIR": cache}, model=model, dtype=dtype
-        )
-        peer = Worker(f"benchmarks.workers.{PEER}", model=model, dtype=dtype)
-        peer_load.values.append(peer.setup["load_s"])
-        ids = random.Random(0).choices(range(5, 4000), k=prompt)
-        figures = interleave(
-            [ours, peer], "generate", runs, warmups=2, prompt=ids, new_tokens=new_tokens
-        )
-        ours.close()
-        peer.close()
-    return Generation(dtype, figures, cold, warm, peer_load)
-
-
-def table(found: list[Generation]) -> list[str]:
-    """The table in Markdown."""
-    head = [
-        "| dtype | figure | Supremum | transformers on torch | ratio |",
-        "|---|---|---|---|---|",
-    ]
-    return head + [row for one in found for row in one.rows()]
+            if turn:
+                samples.values.append(found["decode_tok_s"])
+    mine, theirs = figures[ours], figures[peer]
+    yield (
+        f"| {shape} | {encoding} | {mine} | {theirs} | {ratio(mine, theirs):.2f} "
+        f"| {peer.setup['load_s']:.0f} |"
+    )
+    ours.close()
+    peer.close()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shape", default="llama-135m")
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--shapes", nargs="+", default=["llama-135m"])
+    parser.add_argument("--encodings", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--prompt", type=int, default=256)
-    parser.add_argument("--new-tokens", type=int, default=64)
     default = Path(tempfile.gettempdir()) / f"supremum-bench-{os.getuid()}"
     parser.add_argument(
         "--models", type=Path, default=default, help="where the checkpoints are made"
     )
     args = parser.parse_args()
-    found = [
-        measure(args.shape, dtype, args.models, args.runs, args.prompt, args.new_tokens)
-        for dtype in args.dtypes
-    ]
-    print(machine(), *table(found), sep="\n")
+    print(machine(), *HEAD, sep="\n")
+    for shape in args.shapes:
+        for encoding in args.encodings:
+            for row in measure(shape, encoding, args.models, args.runs):
+                print(row, flush=True)
 
 
 if __name__ == "__main__":
