@@ -84,13 +84,21 @@ class Weight(TensorValue):
 
     @property
     def dtype(self) -> DType:
-        """The element type."""
+        """The element type; it may be set before the weight is used in a graph."""
         return self._type.dtype
+
+    @dtype.setter
+    def dtype(self, dtype: DType) -> None:
+        self._type = TensorType(dtype, self.shape, self.device)
 
     @property
     def shape(self) -> Shape:
-        """The dimensions."""
+        """The dimensions; they may be set before the weight is used in a graph."""
         return Shape(self._type.shape)
+
+    @shape.setter
+    def shape(self, shape: ShapeLike) -> None:
+        self._type = TensorType(self.dtype, shape, self.device)
 
     @property
     def rank(self) -> int:

@@ -342,14 +342,13 @@ class Module(Layer, ABC):
 
 def _take_encoding(weight: Weight, value: Any) -> None:
     """Gives a weight the encoding, dtype and shape of its value."""
-    from max.graph import TensorType
     from max.graph.weights import WeightData
 
     if isinstance(value, WeightData) and value.quantization_encoding is not (
         weight.quantization_encoding
     ):
         weight.quantization_encoding = value.quantization_encoding
-        weight._type = TensorType(value.dtype, value.shape, weight.device)
+        weight.dtype, weight.shape = value.dtype, value.shape
 
 
 def _flat_values(outputs: Any) -> list[Value[Any] | TensorValue]:

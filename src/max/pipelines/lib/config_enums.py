@@ -18,7 +18,9 @@ class SupportedEncoding(StrEnum):
     bfloat16 = "bfloat16"
     q4_k = "q4_k"
     q4_0 = "q4_0"
+    q5_k = "q5_k"
     q6_k = "q6_k"
+    q8_0 = "q8_0"
     float8_e4m3fn = "float8_e4m3fn"
     float4_e2m1fnx2 = "float4_e2m1fnx2"
     gptq = "gptq"
@@ -31,17 +33,16 @@ class SupportedEncoding(StrEnum):
         """The packed form of the graph's weights; None for a plain dtype."""
         from max.graph.quantization import QuantizationEncoding
 
-        packed = {"q4_k": "Q4_K", "q4_0": "Q4_0", "q6_k": "Q6_K", "gptq": "GPTQ"}
-        name = packed.get(self.value)
-        return None if name is None else getattr(QuantizationEncoding, name)
+        members: dict[str, QuantizationEncoding] = dict(QuantizationEncoding.__members__)
+        return members.get(self.value.upper())
 
     @property
     def dtype(self) -> DType:
         """The dtype of the weights in memory; uint8 for a packed encoding."""
         from max.dtype import DType
 
-        names = {"float4_e2m1fnx2": "uint8", "q4_k": "uint8", "q4_0": "uint8", "q6_k": "uint8"}
-        return getattr(DType, names.get(self.value, "uint8" if self == "gptq" else self.value))
+        packed = self.quantization_encoding is not None or self == "float4_e2m1fnx2"
+        return DType.uint8 if packed else getattr(DType, self.value)
 
     @property
     def cache_dtype(self) -> DType:
@@ -59,7 +60,7 @@ class SupportedEncoding(StrEnum):
         """The encoding of weights of a dtype.
 
         Args:
-            dtype: As safetensors files ("BF16") or config.json files ("bfloat16") spell it.
+            dtype: As safetensors files ("BF16"), GGUF files ("Q4_K") or config.json files ("bfloat16") spell it.
         """
         spelt = {
             "F32": cls.float32,
@@ -67,7 +68,7 @@ class SupportedEncoding(StrEnum):
             "BF16": cls.bfloat16,
             "F8_E4M3": cls.float8_e4m3fn,
         }
-        named = dtype.removeprefix("torch.")
+        named = dtype.removeprefix("torch.").lower()
         return spelt.get(dtype) or (cls(named) if named in cls.__members__ else None)
 
     @classmethod
@@ -81,7 +82,9 @@ class SupportedEncoding(StrEnum):
         marks = {
             cls.q4_k: ("q4_k", "q4k"),
             cls.q4_0: ("q4_0",),
+            cls.q5_k: ("q5_k",),
             cls.q6_k: ("q6_k",),
+            cls.q8_0: ("q8_0",),
             cls.bfloat16: ("bf16", "bfloat16"),
             cls.float16: ("f16", "fp16", "float16"),
             cls.float32: ("f32", "fp32", "float32"),

@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from max.pipelines.core.exceptions import ModelFilesError, did_you_mean
 from max.pipelines.lib.config_enums import RepoType, SupportedEncoding
 from max.pipelines.lib.hf_config import read_json
-from max.pipelines.lib.weight_files import TensorEntry, encoding_of, read_safetensors_header
+from max.pipelines.lib.weight_files import (
+    TensorEntry,
+    encoding_of,
+    read_gguf_entries,
+    read_safetensors_header,
+)
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -312,6 +317,8 @@ class HuggingFaceRepo:
         name = str(file)
         if name.endswith(".safetensors"):
             encoding = self._safetensors_encoding([name])
+        elif name.endswith(".gguf"):
+            encoding = self._gguf_encoding(name)
         else:
             encoding = SupportedEncoding.parse_from_file_name(Path(name).name)
         if encoding is None:
@@ -330,6 +337,14 @@ class HuggingFaceRepo:
         values = read_json(path) if path is not None else {}
         return SupportedEncoding.of_dtype(str(values.get("dtype") or values.get("torch_dtype")))
 
+    def _gguf_encoding(self, name: str) -> SupportedEncoding | None:
+        """That of most bytes; of a file on the hub what its name tells."""
+        if self.folder is None or not (self.folder / name).is_file():
+            return SupportedEncoding.parse_from_file_name(Path(name).name)
+        if name not in self._headers:
+            self._headers[name] = read_gguf_entries(self.folder / name)
+        return encoding_of(self._headers[name])
+
     @cached_property
     def supported_encodings(self) -> list[SupportedEncoding]:
         """The encodings of its weight files, each once."""
@@ -341,8 +356,10 @@ class HuggingFaceRepo:
                 if (encoding := self._safetensors_encoding(names)) is not None:
                     found[encoding] = None
             else:
+                is_gguf = weights_format == WeightsFormat.gguf
+                tell = self._gguf_encoding if is_gguf else SupportedEncoding.parse_from_file_name
                 for name in names:
-                    if (encoding := SupportedEncoding.parse_from_file_name(name)) is not None:
+                    if (encoding := tell(name)) is not None:
                         found[encoding] = None
         return list(found)
 

@@ -11,10 +11,16 @@ from typing import TYPE_CHECKING, Any
 from max.interfaces import SamplingParamsGenerationConfigDefaults
 from max.pipelines.core.exceptions import ConfigError, ModelFilesError, did_you_mean
 from max.pipelines.lib.base_config import StrictConfig, option
-from max.pipelines.lib.config_enums import RopeType, SupportedEncoding
+from max.pipelines.lib.config_enums import RepoType, RopeType, SupportedEncoding
 from max.pipelines.lib.hf_config import HuggingFaceConfig, read_json, sampling_defaults
 from max.pipelines.lib.hf_utils import HuggingFaceRepo
-from max.pipelines.lib.weight_files import bytes_of
+from max.pipelines.lib.weight_files import (
+    bytes_of,
+    encoding_of,
+    encodings_in,
+    read_gguf_entries,
+    read_safetensors_header,
+)
 
 if TYPE_CHECKING:
     from max.driver import Device, DeviceSpec
@@ -283,16 +289,27 @@ class MAXModelConfig(StrictConfig):
         if self.weight_path:
             paths = self.weight_paths()
             if paths[0].suffix == ".safetensors":
-                from max.pipelines.lib.weight_files import encoding_of, read_safetensors_header
-
                 return encoding_of([e for p in paths for e in read_safetensors_header(p)])
+            if paths[0].suffix == ".gguf":
+                return self._gguf_encoding(paths)
             return SupportedEncoding.parse_from_file_name(paths[0].name)
-        found = self.huggingface_weight_repo.supported_encodings
+        names = self._weight_names()
+        repo = self.huggingface_weight_repo
+        if repo.repo_type == RepoType.local and names and names[0].endswith(".gguf"):
+            return self._gguf_encoding(self.weight_paths())
+        found = repo.supported_encodings
         if len(found) == 1:
             return found[0]
         stated = self.huggingface_config.checkpoint_dtype
         encoding = SupportedEncoding.of_dtype(stated) if stated else None
         return encoding if encoding in found or not found else found[0]
+
+    def _gguf_encoding(self, paths: list[Path]) -> SupportedEncoding | None:
+        """How GGUF files store their weights: as asked, where some are, as files mix encodings."""
+        entries = [entry for path in paths for entry in read_gguf_entries(path)]
+        asked = self.quantization_encoding
+        packed = asked is not None and asked not in PLAIN_FLOATS
+        return asked if packed and asked in encodings_in(entries) else encoding_of(entries)
 
     @property
     def weights_format(self) -> WeightsFormat:
@@ -359,8 +376,6 @@ class MAXModelConfig(StrictConfig):
 
     def weights_size(self) -> int:
         """The bytes of the weights in memory."""
-        from max.pipelines.lib.weight_files import read_safetensors_header
-
         total = 0
         for path in self.weight_paths():
             if path.suffix == ".safetensors" and self.quantization_encoding is not None:

@@ -6,9 +6,13 @@ import json
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.lib.config_enums import SupportedEncoding
+
+if TYPE_CHECKING:
+    from max.graph.weights import GGUFFile
 
 _AGAIN = "Copy or download the model's files again."
 _BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2}
@@ -87,6 +91,52 @@ def _entries(path: Path, header: object) -> list[TensorEntry]:
         ]
     except (AssertionError, KeyError, TypeError) as error:
         raise ModelFilesError(f"weight file {path} has a broken header", _AGAIN) from error
+
+
+def read_gguf_entries(path: Path) -> list[TensorEntry]:
+    """The tensors of a GGUF file, without their data.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ModelFilesError: The file is missing, cut off, or no GGUF file.
+    """
+    return [
+        TensorEntry(t.name, t.stored, t.shape, t.begin, t.begin + (t.nbytes or 0))
+        for t in open_gguf(path).tensors.values()
+    ]
+
+
+def open_gguf(path: Path) -> GGUFFile:
+    """A GGUF file, mapped.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ModelFilesError: The file is missing, cut off, or no GGUF file.
+    """
+    from max.graph.weights import GGUFFile
+
+    try:
+        return GGUFFile(path)
+    except OSError as error:
+        raise ModelFilesError(
+            f"weight file {path} cannot be read: {error.strerror or error}", _AGAIN
+        ) from error
+    except ValueError as error:
+        raise ModelFilesError(f"weight file {error}", _AGAIN) from error
+
+
+def encodings_in(entries: list[TensorEntry]) -> set[SupportedEncoding]:
+    """The encodings that tensors of a checkpoint have.
+
+    Args:
+        entries: The tensors.
+    """
+    found = {SupportedEncoding.of_dtype(entry.dtype) for entry in entries}
+    return {encoding for encoding in found if encoding is not None}
 
 
 def encoding_of(entries: list[TensorEntry]) -> SupportedEncoding | None:

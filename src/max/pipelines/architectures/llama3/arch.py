@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,13 @@ from max.interfaces import PipelineTask
 from max.nn.kv_cache.cache_params import KVCacheParams, KVCacheStrategy
 from max.nn.kv_cache.manager import KVCacheInputs
 from max.nn.transformer.transformer import ReturnLogits
-from max.pipelines.architectures.llama3.config import Llama3Config
+from max.pipelines.architectures.llama3.config import Llama3Config, stores_plain_zeros
 from max.pipelines.architectures.llama3.model import build_graph, weights_registry
-from max.pipelines.architectures.llama3.weights import convert_state_dict
+from max.pipelines.architectures.llama3.weights import (
+    convert_gguf_state_dict,
+    convert_state_dict,
+    gptq_v1,
+)
 from max.pipelines.core import TextContext
 from max.pipelines.kv_cache.memory import cache_bytes
 from max.pipelines.lib.config import PipelineConfig
@@ -117,6 +122,12 @@ class Llama3Model(PipelineModel[TextContext], KVCacheMixin):
             huggingface_config=self.huggingface_config,
             pipeline_config=self.pipeline_config,
         )
+        if self.pipeline_config.model_config.weights_format is WeightsFormat.gguf:
+            # their queries and keys have rotated pairs side by side; an output layer of its own is there or not
+            tied = "lm_head.weight" not in state_dict
+            config = replace(config, interleaved_rope=True, tie_word_embeddings=tied)
+        elif config.quantization is not None and stores_plain_zeros(self.huggingface_config):
+            state_dict = gptq_v1(state_dict, config.quantization.bits)
         registry = weights_registry(config, params, self.dtype, state_dict)
         graph = build_graph(
             config,
@@ -126,6 +137,7 @@ class Llama3Model(PipelineModel[TextContext], KVCacheMixin):
             with_sampling=True,
             device=DeviceRef.from_device(self.devices[0]),
             use_subgraphs=self.pipeline_config.model_config.use_subgraphs,
+            state_dict=state_dict,
         )
         return session.load(graph, weights_registry=registry)
 
@@ -335,6 +347,12 @@ ARCHITECTURES = [
             SupportedEncoding.float32: _PAGED,
             SupportedEncoding.bfloat16: _PAGED,
             SupportedEncoding.float16: _PAGED,
+            SupportedEncoding.q4_0: _PAGED,
+            SupportedEncoding.q4_k: _PAGED,
+            SupportedEncoding.q5_k: _PAGED,
+            SupportedEncoding.q6_k: _PAGED,
+            SupportedEncoding.q8_0: _PAGED,
+            SupportedEncoding.gptq: _PAGED,
         },
         pipeline_model=Llama3Model,
         task=PipelineTask.TEXT_GENERATION,
@@ -344,6 +362,7 @@ ARCHITECTURES = [
         weight_adapters={
             WeightsFormat.safetensors: convert_state_dict,
             WeightsFormat.pytorch: convert_state_dict,
+            WeightsFormat.gguf: convert_gguf_state_dict,
         },
     )
 ]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from max.graph.quantization import QuantizationConfig
 from max.nn.rotary_embedding import (
     LinearRotaryEmbedding,
     LinearScalingParams,
@@ -16,7 +17,7 @@ from max.nn.rotary_embedding import (
     YarnScalingParams,
 )
 
-__all__ = ["Llama3Config", "RopeConfig"]
+__all__ = ["Llama3Config", "RopeConfig", "stores_plain_zeros"]
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -170,6 +171,7 @@ class Llama3Config:
         activation: The MLP's activation, by the names of `max.nn.MLP`.
         interleaved_rope: Whether the elements of a rotated pair are neighbours; in Hugging Face
             checkpoints they are half a head apart.
+        quantization: How a GPTQ checkpoint's projections are quantised.
     """
 
     hidden_size: int
@@ -188,6 +190,7 @@ class Llama3Config:
     mlp_bias: bool = False
     activation: str = "silu"
     interleaved_rope: bool = False
+    quantization: QuantizationConfig | None = None
 
     @classmethod
     def from_huggingface(cls, config: Any, max_seq_len: int | None = None) -> Llama3Config:
@@ -233,4 +236,43 @@ class Llama3Config:
             attention_bias=bool(getattr(config, "attention_bias", False)),
             mlp_bias=bool(getattr(config, "mlp_bias", False)),
             activation=ACTIVATIONS[activation],
+            quantization=_quantization(getattr(config, "quantization_config", None)),
         )
+
+
+def _quantization(found: Any) -> QuantizationConfig | None:
+    """What ``quantization_config`` says of a GPTQ checkpoint.
+
+    Raises:
+        ValueError: It is of another method, or of bits that no kernel has.
+    """
+    if found is None:
+        return None
+
+    def value(name: str, default: Any = None) -> Any:
+        return found.get(name, default)
+
+    method = str(value("quant_method"))
+    if method != "gptq":
+        raise ValueError(f"config.json: quant_method is {method!r}, expected gptq")
+    bits, group = value("bits"), value("group_size", 128)
+    if bits not in (2, 4, 8) or not isinstance(group, int) or (group < 1 and group != -1):
+        raise ValueError(
+            f"config.json: GPTQ of {bits!r} bits in groups of {group!r}, expected 2, 4 or 8 bits and "
+            "groups of 1 or more inputs, or -1"
+        )
+    if value("lm_head"):
+        raise ValueError("config.json: a GPTQ lm_head is not supported")
+    return QuantizationConfig(
+        method, bits, group, bool(value("desc_act", False)), bool(value("sym", True))
+    )
+
+
+def stores_plain_zeros(config: Any) -> bool:
+    """Whether a GPTQ checkpoint has its zero points as they are (format ``gptq_v2``), not less 1.
+
+    Args:
+        config: The model's config.json.
+    """
+    found = getattr(config, "quantization_config", None)
+    return found is not None and found.get("checkpoint_format") == "gptq_v2"

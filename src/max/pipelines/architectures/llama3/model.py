@@ -31,17 +31,18 @@ converts them for ``session.load(graph, weights_registry=…)``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from max.driver import DLPackArray
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, Type
+from max.graph.quantization import QuantizationConfig
 from max.graph.weights import WeightData
 from max.nn.attention import AttentionWithRope
 from max.nn.embedding import Embedding
 from max.nn.kv_cache import KVCacheParams, PagedCacheValues, paged_cache_types
-from max.nn.linear import MLP, Linear
+from max.nn.linear import MLP, GPTQLinear, Linear
 from max.nn.norm import RMSNorm
 from max.nn.rotary_embedding import RotaryEmbedding
 from max.nn.transformer import ReturnLogits, Transformer, TransformerBlock
@@ -60,6 +61,7 @@ class Llama3(Transformer):
         dtype: The dtype of the weights.
         device: Where it runs.
         return_logits: Of which tokens logits are returned.
+        linear_cls: Makes the projections of the blocks.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Llama3(Transformer):
         dtype: DType,
         device: DeviceRef | None = None,
         return_logits: ReturnLogits = ReturnLogits.LAST_TOKEN,
+        linear_cls: Callable[..., Linear] = Linear,
     ) -> None:
         self.config = config
         device = DeviceRef.CPU() if device is None else device
@@ -87,7 +90,8 @@ class Llama3(Transformer):
             dim=config.hidden_size,
             n_heads=config.num_heads,
             layers=[
-                _block(config, kv_params, dtype, device, rope) for _ in range(config.num_layers)
+                _block(config, kv_params, dtype, device, rope, linear_cls)
+                for _ in range(config.num_layers)
             ],
             norm=_norm(config, dtype),
             output=output,
@@ -109,6 +113,7 @@ def _block(
     dtype: DType,
     device: DeviceRef,
     rope: RotaryEmbedding,
+    linear_cls: Callable[..., Linear],
 ) -> TransformerBlock:
     attention = AttentionWithRope(
         rope=rope,
@@ -118,18 +123,20 @@ def _block(
         kv_params=kv_params,
         devices=[device],
         dtype=dtype,
+        linear_cls=linear_cls,
         has_bias=config.attention_bias,
     )
     if config.attention_bias:
         # of Hugging Face's Llama the projection back has a bias too
         width = config.num_heads * config.head_dim
-        attention.o_proj = Linear(width, config.hidden_size, dtype, device, has_bias=True)
+        attention.o_proj = linear_cls(width, config.hidden_size, dtype, device, has_bias=True)
     mlp = MLP(
         dtype,
         None,
         config.hidden_size,
         config.intermediate_size,
         [device],
+        linear_cls=linear_cls,
         has_bias=config.mlp_bias,
         activation_function=config.activation,
     )
@@ -169,6 +176,7 @@ def build_graph(
     *,
     device: DeviceRef | None = None,
     use_subgraphs: bool = True,
+    state_dict: Mapping[str, WeightData] | None = None,
 ) -> Graph:
     """The graph of a Llama model; see the module's documentation for its inputs and outputs.
 
@@ -180,18 +188,22 @@ def build_graph(
         with_sampling: Whether the graph picks the next tokens.
         device: Where it runs; the CPU by default.
         use_subgraphs: Whether equal blocks are staged once.
+        state_dict: The weights, where they are quantised: the graph takes them in their encodings.
 
     Raises:
-        ValueError: The cache does not fit the model.
+        ValueError: The cache does not fit the model, or the weights do not.
     """
     if (kv_params.n_kv_heads, kv_params.head_dim) != (config.num_kv_heads, config.head_dim):
         raise ValueError(
             f"build_graph: a cache of {kv_params.n_kv_heads} heads of {kv_params.head_dim}; the "
             f"model has {config.num_kv_heads} of {config.head_dim}"
         )
-    model = Llama3(config, kv_params, dtype, device, return_logits)
+    if state_dict is not None and is_quantised(state_dict):
+        model = quantised_model(config, kv_params, state_dict, device, return_logits)
+    else:
+        model = Llama3(config, kv_params, dtype, device, return_logits)
+        model.name_weights()
     model.use_subgraphs = use_subgraphs
-    model.name_weights()
     types = input_types(config, kv_params, device, with_sampling)
     with Graph("llama3", input_types=types) as graph:
         tokens, offsets, return_n_logits, *rest = graph.inputs
@@ -214,7 +226,7 @@ def weights_registry(
 ) -> dict[str, DLPackArray]:
     """Checks a checkpoint's weights against the model, and converts them to its dtype.
 
-    Weights that have the dtype already are not copied.
+    Weights that have the dtype already are not copied; those of quantised checkpoints stay as they are.
 
     Args:
         config: The form of the model.
@@ -225,9 +237,9 @@ def weights_registry(
     Raises:
         ValueError: A weight is missing, is not one of the model, or has another shape.
     """
-    values = dict(state_dict)
-    if config.tie_word_embeddings:
-        values.pop("lm_head.weight", None)
+    if is_quantised(state_dict):
+        return quantised_model(config, kv_params, state_dict).state_dict()
+    values = _own_values(config, state_dict)
     floats = {
         name: value.astype(dtype) if value.dtype.is_float() else value
         for name, value in values.items()
@@ -235,3 +247,90 @@ def weights_registry(
     model = Llama3(config, kv_params, dtype)
     model.load_state_dict(floats)
     return model.state_dict()
+
+
+def _own_values(
+    config: Llama3Config, state_dict: Mapping[str, WeightData]
+) -> dict[str, WeightData]:
+    values = dict(state_dict)
+    if config.tie_word_embeddings:
+        values.pop("lm_head.weight", None)
+    return values
+
+
+def is_quantised(state_dict: Mapping[str, WeightData]) -> bool:
+    """Whether any weight of a checkpoint is in encoded blocks, or in the parts of GPTQ.
+
+    Args:
+        state_dict: The weights.
+    """
+    return any(
+        value.quantization_encoding is not None or name.endswith(".qweight")
+        for name, value in state_dict.items()
+    )
+
+
+def quantised_model(
+    config: Llama3Config,
+    kv_params: KVCacheParams,
+    state_dict: Mapping[str, WeightData],
+    device: DeviceRef | None = None,
+    return_logits: ReturnLogits = ReturnLogits.LAST_TOKEN,
+) -> Llama3:
+    """A model whose matrices are encoded as a checkpoint has them, each in its own way; vectors are float32.
+
+    Args:
+        config: The form of the model; of a GPTQ checkpoint with `quantization`.
+        kv_params: The form of its cache.
+        state_dict: The weights, by the names of `convert_state_dict`.
+        device: Where it runs.
+        return_logits: Of which tokens logits are returned.
+
+    Raises:
+        ValueError: A weight is missing, is not one of the model, or has another shape.
+    """
+    values = _own_values(config, state_dict)
+    linear_cls: Callable[..., Linear] = Linear
+    if any(name.endswith(".qweight") for name in values):
+        if config.quantization is None:
+            raise ValueError("the weights are GPTQ's, and config.json has no quantization_config")
+        values = _gptq_values(values, config.quantization)
+        linear_cls = _gptq_linear(config.quantization)
+    model = Llama3(config, kv_params, DType.float32, device, return_logits, linear_cls)
+    for name, weight in model.raw_state_dict().items():
+        value = values.get(name)
+        if value is None or value.quantization_encoding is not None or not value.dtype.is_float():
+            continue
+        if weight.rank > 1 and value.dtype is not DType.float64:
+            weight.dtype = value.dtype
+        values[name] = value.astype(weight.dtype)
+    model.load_state_dict(values, override_quantization_encoding=True)
+    return model
+
+
+def _gptq_values(
+    values: Mapping[str, WeightData], quantization: QuantizationConfig
+) -> dict[str, WeightData]:
+    """The weights without the trivial groups of inputs that files have where they are in order."""
+    return {
+        name: value
+        for name, value in values.items()
+        if quantization.desc_act or not name.endswith(".g_idx")
+    }
+
+
+def _gptq_linear(quantization: QuantizationConfig) -> Callable[..., Linear]:
+    def linear(
+        in_dim: int,
+        out_dim: int,
+        dtype: DType,
+        device: DeviceRef,
+        has_bias: bool = False,
+        clip_weight: float | None = None,
+        **options: Any,
+    ) -> Linear:
+        return GPTQLinear(
+            in_dim, out_dim, dtype, device, has_bias, quantization_config=quantization
+        )
+
+    return linear
