@@ -1,0 +1,132 @@
+"""Perplexity of a Llama model on a text in each encoding: what quantised weights cost.
+
+The text is read in windows; of each, all tokens but the first are predicted. ``python -m benchmarks.perplexity``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.gguf_files import write_gguf
+from benchmarks.runner import ROOT
+from max.interfaces import PipelineTask, TextGenerationInputs
+from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
+
+BOUNDS = {"Q8_0": 0.005, "Q6_K": 0.01, "Q5_K": 0.03, "Q4_K": 0.03, "Q4_0": 0.03}
+"""By what share a perplexity may be above or below that of float32."""
+BATCH = 8
+
+
+def windows_of(folder: Path, text: str, size: int, most: int) -> list[list[int]]:
+    """The tokens of a text in parts of equal size; a rest is left out."""
+    from tokenizers import Tokenizer
+
+    tokens = (
+        Tokenizer.from_file(str(folder / "tokenizer.json"))
+        .encode(text, add_special_tokens=False)
+        .ids
+    )
+    parts = [tokens[i : i + size] for i in range(0, len(tokens) - size + 1, size)]
+    return parts[:most]
+
+
+def perplexity(folder: Path, windows: list[list[int]], **options: object) -> float:
+    """The perplexity of windows of tokens, read by a pipeline.
+
+    Args:
+        folder: The model.
+        windows: The tokens.
+        options: More of `PipelineConfig`.
+    """
+    config = PipelineConfig(
+        model_path=folder,
+        max_length=len(windows[0]) + 1,
+        max_batch_size=BATCH,
+        enable_echo=True,
+        **options,
+    )
+    pipeline = PIPELINE_REGISTRY.retrieve(config, PipelineTask.TEXT_GENERATION)[1]
+    total, count = 0.0, 0
+    for start in range(0, len(windows), BATCH):
+        contexts = [
+            TextContext(max_length=len(w) + 1, tokens=np.array(w))
+            for w in windows[start : start + BATCH]
+        ]
+        for context in contexts:
+            context.log_probabilities, context.log_probabilities_echo = 1, True
+        inputs = TextGenerationInputs([{c.request_id: c for c in contexts}], num_steps=1)
+        outputs = pipeline.execute(inputs)
+        for context in contexts:
+            (found,) = outputs[context.request_id].log_probabilities
+            read = found.token_log_probabilities[:-1]
+            total -= math.fsum(read)
+            count += len(read)
+            pipeline.release(context.request_id)
+    return math.exp(total / count)
+
+
+def perplexity_of_transformers(folder: Path, windows: list[list[int]]) -> float:
+    """The same, by transformers in float32."""
+    import torch
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    total = 0.0
+    with torch.inference_mode():
+        for start in range(0, len(windows), BATCH):
+            tokens = torch.tensor(windows[start : start + BATCH])
+            logs = model(tokens).logits[:, :-1].double().log_softmax(-1)
+            total -= float(logs.gather(-1, tokens[:, 1:, None]).sum())
+    return math.exp(total / (len(windows) * (len(windows[0]) - 1)))
+
+
+def measure(
+    folder: Path, windows: list[list[int]], encodings: list[str], files: Path
+) -> dict[str, float]:
+    """The perplexity in float32 and bfloat16, and in each encoding of GGUF files.
+
+    Args:
+        folder: The model.
+        windows: The tokens.
+        encodings: Names of `QuantizationEncoding`.
+        files: Where GGUF files are written.
+    """
+    found = {
+        name: perplexity(folder, windows, quantization_encoding=name)
+        for name in ("float32", "bfloat16")
+    }
+    for name in encodings:
+        path = write_gguf(folder, files / f"{name}.gguf", name)
+        found[name] = perplexity(folder, windows, weight_path=[path])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, default=ROOT / "models" / "tiny-chat")
+    parser.add_argument("--text", type=Path, default=ROOT / "models" / "tiny-chat" / "heldout.txt")
+    parser.add_argument("--window", type=int, default=512)
+    parser.add_argument("--windows", type=int, default=1000, help="how many at most")
+    parser.add_argument("--encodings", nargs="*", default=list(BOUNDS))
+    args = parser.parse_args()
+    windows = windows_of(
+        args.model, args.text.read_text(encoding="utf-8"), args.window, args.windows
+    )
+    print(f"{args.model.name} on {args.text.name}: {len(windows)} windows of {args.window} tokens")
+    print("| encoding | perplexity | to float32 | bound |\n|---|---|---|---|")
+    reference = perplexity_of_transformers(args.model, windows)
+    with tempfile.TemporaryDirectory() as files:
+        found = measure(args.model, windows, args.encodings, Path(files))
+    plain = found["float32"]
+    for name, value in {"float32, transformers": reference, **found}.items():
+        bound = f"{BOUNDS[name]:.1%}" if name in BOUNDS else ""
+        print(f"| {name} | {value:.4f} | {value / plain - 1:+.3%} | {bound} |")
+
+
+if __name__ == "__main__":
+    main()
