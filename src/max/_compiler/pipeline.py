@@ -23,6 +23,7 @@ from max._compiler.passes.fuse import fuse
 from max._compiler.passes.materialise import materialise
 from max._compiler.passes.once import compute_once
 from max._compiler.passes.views import push_views
+from max._compiler.record import Compilation, recorded
 from max._config import dump_log, flags
 from max.mlir import (
     VerifyError,
@@ -76,17 +77,22 @@ class CompileStats:
 stats = CompileStats()
 
 
-def optimise(module: ModuleOp, last: str | None = None) -> None:
+def optimise(module: ModuleOp, last: str | None = None, kept: Compilation | None = None) -> None:
     """Runs the passes on a module, in place.
 
     Args:
         module: The module.
         last: The name of the pass to stop after; None runs all.
+        kept: Where the module is kept after each pass.
     """
+    if kept is not None:
+        kept.module("as staged", module, 0.0)
     for step in PASSES:
         start = time.perf_counter()
         step.run(module)
-        stats.add(step.name, start)
+        end = stats.add(step.name, start)
+        if kept is not None:
+            kept.module(step.name, module, end - start)
         if dump := dump_log("passes"):
             dump.info("// ----- after %s -----\n%s", step.name, print_module(module))
         if flags.MAX_CHECK >= 2:
@@ -130,7 +136,8 @@ def compile_module(
     start = stats.add("verify", start)
     work = clone_module(module)
     start = stats.add("clone", start)
-    optimise(work)
+    kept = recorded()
+    optimise(work, kept=kept)
     start = time.perf_counter()
     table = KernelTable(target)
     callees = subgraphs(work)
@@ -155,4 +162,7 @@ def compile_module(
     stats.add("emit", start)
     stats.modules += 1
     stats.kernels += len(table.irs)
-    return compiled, {key: table.irs[key] for key in compiled.kernels}
+    irs = {key: table.irs[key] for key in compiled.kernels}
+    if kept is not None:
+        kept.finish(flat, compiled, irs)
+    return compiled, irs

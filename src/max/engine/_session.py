@@ -19,6 +19,7 @@ import numpy as np
 from max import kernel as k
 from max._compiler import pipeline
 from max._compiler.emit import Compiled
+from max._compiler.record import is_recording
 from max._config import dump_log, flags
 from max._kernels import library
 from max._runtime import jit, platform
@@ -289,7 +290,8 @@ class InferenceSession:
 
         None where kernels of the user are part of it, whose source is not in the text, or run in plain Python.
         """
-        if flags.MAX_KERNEL_INTERPRET or flags.MAX_DUMP or flags.MAX_CHECK >= 2:
+        shown = flags.MAX_DUMP or is_recording()
+        if flags.MAX_KERNEL_INTERPRET or shown or flags.MAX_CHECK >= 2:
             return None  # the addresses belong to this process; what is loaded is neither made nor seen nor checked
         for op in walk(module):
             if op.name == "mo.custom" and not library.supports(op.attr("symbol")):

@@ -16,6 +16,10 @@ from max.entrypoints.cli.errors import report
 # name -> where the command is, and its line in `max --help`; a command is imported when it is run
 COMMANDS = {
     "generate": ("max.entrypoints.cli.generate:generate", "Generate text from a prompt."),
+    "explain": (
+        "max.entrypoints.cli.explain:explain",
+        "Show what the compiler makes of a graph or model.",
+    ),
     "list": ("max.entrypoints.cli.list:list_architectures", "Show the architectures that can run."),
 }
 LEVELS = click.Choice(["debug", "info", "warning", "error", "critical"], case_sensitive=False)

@@ -1,0 +1,94 @@
+"""What a compilation did, kept for those who want to see it (`max explain`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from xdsl.dialects.builtin import ModuleOp
+
+from max import kernel as k
+from max._compiler.emit import Compiled
+from max._compiler.flatten import Flat
+from max._compiler.memory import MemoryPlan, plan_memory
+from max.mlir import print_module, walk
+
+__all__ = ["Compilation", "PassRecord", "is_recording", "record", "recorded"]
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """A module after a pass.
+
+    Attributes:
+        name: The pass.
+        ops: The number of ops, those inside of regions included.
+        seconds: How long the pass took.
+        text: The module.
+    """
+
+    name: str
+    ops: int
+    seconds: float
+    text: str
+
+
+@dataclass
+class Compilation:
+    """One module on its way through the compiler.
+
+    Attributes:
+        passes: The module as it came, then after each pass.
+        flat: All launches over one list of buffers.
+        plan: Where the main program's buffers are.
+        compiled: The result.
+        irs: The kernels by key.
+    """
+
+    passes: list[PassRecord] = field(default_factory=list[PassRecord])
+    flat: Flat | None = None
+    plan: MemoryPlan | None = None
+    compiled: Compiled | None = None
+    irs: dict[str, k.KernelIR] = field(default_factory=dict[str, k.KernelIR])
+
+    def module(self, name: str, module: ModuleOp, seconds: float) -> None:
+        """Keeps a module as it is now."""
+        ops = sum(1 for _ in walk(module))
+        self.passes.append(PassRecord(name, ops, seconds, print_module(module)))
+
+    def finish(self, flat: Flat, compiled: Compiled, irs: dict[str, k.KernelIR]) -> None:
+        """Keeps the program."""
+        cuts = sorted({position for position, _ in flat.discoveries})
+        held = [(at, pointer.buffer) for at, found in flat.discoveries for pointer in found.bounds]
+        self.flat, self.compiled, self.irs = flat, compiled, irs
+        self.plan = plan_memory(flat.buffers, flat.launches, cuts, held, flat.labels, flat.loops)
+
+
+_RECORDS: ContextVar[list[Compilation] | None] = ContextVar("max.compilations", default=None)
+
+
+@contextmanager
+def record() -> Iterator[list[Compilation]]:
+    """Keeps what is compiled in the block; the disk cache of programs is not used there."""
+    found: list[Compilation] = []
+    token = _RECORDS.set(found)
+    try:
+        yield found
+    finally:
+        _RECORDS.reset(token)
+
+
+def is_recording() -> bool:
+    """Whether compilations are kept."""
+    return _RECORDS.get() is not None
+
+
+def recorded() -> Compilation | None:
+    """A record for a compilation that begins; None where none is kept."""
+    records = _RECORDS.get()
+    if records is None:
+        return None
+    records.append(Compilation())
+    return records[-1]

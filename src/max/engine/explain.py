@@ -1,0 +1,153 @@
+"""What the compiler made of a graph, as data: passes, kernels, launches, memory over time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from max import kernel as k
+from max._compiler import pipeline
+from max._compiler.memory import ALIGNMENT
+from max._compiler.record import Compilation, record
+from max._compiler.sizes import Size, nominal
+from max.engine._opaque import with_buffers
+from max.engine._session import input_names
+from max.graph import Graph
+from max.kernel.extensions import load_extensions
+
+_LAYER = re.compile(r"^.*\d\.")
+
+__all__ = ["as_data", "explain_graph", "explanations"]
+
+
+def explain_graph(graph: Graph | Path) -> dict[str, Any]:
+    """Compiles a graph for this machine, without weights, and tells what was done.
+
+    Args:
+        graph: The graph, or the file that one was saved to.
+
+    Returns:
+        See `as_data`.
+
+    Raises:
+        ValueError: The file is no graph.
+        OSError: It cannot be read.
+        NotImplementedError: An op cannot be compiled.
+    """
+    built = Graph(path=graph) if isinstance(graph, Path) else graph
+    load_extensions(list(built.kernel_libraries_paths))
+    module = with_buffers(built.to_mlir())
+    with record() as found:
+        pipeline.compile_module(module, input_names(module), k.host_target())
+    return as_data(found[0])
+
+
+@contextmanager
+def explanations() -> Iterator[list[dict[str, Any]]]:
+    """Tells what is done of all graphs that sessions load in the block; the list is filled at its end."""
+    told: list[dict[str, Any]] = []
+    with record() as found:
+        yield told
+    told.extend(as_data(one) for one in found if one.compiled is not None)
+
+
+def as_data(kept: Compilation) -> dict[str, Any]:
+    """A compilation as dictionaries, lists, numbers and texts.
+
+    Sizes are in bytes; where they depend on symbols, ``bytes`` is what they would be with each symbol at a nominal size, and
+    ``size`` the formula.
+
+    Args:
+        kept: The compilation.
+    """
+    flat, plan, compiled = kept.flat, kept.plan, kept.compiled
+    assert flat is not None and plan is not None and compiled is not None
+    buffers = flat.buffers
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for position, launch in enumerate(flat.launches):
+        for buffer in (*launch.reads, *launch.writes):
+            first.setdefault(buffer, position)
+            last[buffer] = position
+    launches: list[dict[str, Any]] = []
+    for position, (launch, barrier) in enumerate(zip(flat.launches, plan.barriers, strict=True)):
+        touched = dict.fromkeys((*launch.reads, *launch.writes))
+        launches.append(
+            {
+                "index": position,
+                "name": launch.name,
+                "kernel": launch.kernel,
+                "jump": launch.jump.kind if launch.jump else "",
+                "barrier": barrier,
+                "serial": launch.serial,
+                "reads": list(launch.reads),
+                "writes": list(launch.writes),
+                "bytes": sum(nominal(buffers[b].bytes) for b in touched),
+            }
+        )
+    all_launches = [*flat.once, *flat.launches]
+    kernels: list[dict[str, Any]] = [
+        {
+            "key": key,
+            "name": ir.name,
+            "holds": sorted({_LAYER.sub("", x.name) for x in all_launches if x.kernel == key}),
+            "launches": [x["index"] for x in launches if x["kernel"] == key],
+            "at_load": sum(x.kernel == key for x in flat.once),
+            "ir": str(ir),
+            "llvm": k.emit_llvm(ir, k.host_target()),
+        }
+        for key, ir in kept.irs.items()
+    ]
+    offsets, end = _offsets(kept)
+    memory = [
+        {
+            "buffer": b,
+            "first": first[b],
+            "last": last[b],
+            "offset": offsets[plan.block_of[b]],
+            "bytes": nominal(buffers[b].bytes),
+            "size": str(buffers[b].bytes),
+        }
+        for b in sorted(first)
+        if b in plan.block_of
+    ]
+    return {
+        "name": compiled.name,
+        "inputs": [_tensor(info) for info in compiled.inputs],
+        "outputs": [_tensor(info) for info in compiled.outputs],
+        "passes": [
+            {"name": p.name, "ops": p.ops, "milliseconds": 1e3 * p.seconds, "text": p.text}
+            for p in kept.passes
+        ],
+        "launches": launches,
+        "once": len(flat.once),
+        "kernels": sorted(kernels, key=lambda x: -len(x["launches"])),
+        "memory": memory,
+        "bytes": {
+            "arena": end,
+            "weights": sum(item.bytes for item in compiled.fixed if item.kind == "weight"),
+            "constants": sum(item.bytes for item in compiled.fixed if item.kind == "constant"),
+            "computed once": sum(item.bytes for item in compiled.fixed if item.kind == "kept"),
+        },
+        "symbols": list(compiled.symbols),
+    }
+
+
+def _tensor(info: Any) -> str:
+    dims = ", ".join(map(str, info.shape))
+    return f"{'buffer ' if info.mutable else ''}{info.dtype.name}[{dims}]"
+
+
+def _offsets(kept: Compilation) -> tuple[list[int], int]:
+    """Where each block of the arena begins, at nominal sizes, and where the last one ends."""
+    assert kept.plan is not None
+    offsets: list[int] = []
+    end = 0
+    for block in kept.plan.blocks:
+        offsets.append(end)
+        sizes: list[Size] = block.sizes
+        end += -(-max(nominal(size) for size in sizes) // ALIGNMENT) * ALIGNMENT
+    return offsets, end

@@ -1,0 +1,127 @@
+"""`max explain`: what the compiler made of a graph or model, as a table, as JSON, or as a page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from max.engine.explain import explain_graph, explanations
+from max.entrypoints.cli import log_level_option
+
+PAGE = Path(__file__).with_name("explain.html")
+PASS_TEXT_LIMIT = 400_000
+"""Characters of the modules between the passes that a page may have; beyond, the first and the last are kept."""
+
+
+@click.command("explain", short_help="Show what the compiler makes of a graph or model.")
+@click.argument("target", metavar="FILE_OR_MODEL")
+@click.option(
+    "--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page to this file."
+)
+@click.option("--json", "as_json", is_flag=True, help="Write all of it as JSON to stdout.")
+@click.option("--quantization-encoding", help="The encoding of a model's weights.")
+@click.option("--max-length", type=click.IntRange(min=1), help="The longest sequence of a model.")
+@log_level_option
+def explain(
+    target: str,
+    html: Path | None,
+    as_json: bool,
+    quantization_encoding: str | None,
+    max_length: int | None,
+) -> None:
+    """Show what the compiler makes of a graph or model: passes, kernels, memory.
+
+    FILE_OR_MODEL is a saved graph (Graph.save), a file with MLIR text, or a model as max generate takes it. It is compiled, not run.
+    """
+    graphs = _explain(target, quantization_encoding, max_length)
+    if html is not None:
+        try:
+            html.write_text(page(graphs), encoding="utf-8")
+        except OSError as error:
+            raise click.UsageError(f"--html {html}: {error.strerror}") from error
+    if as_json:
+        click.echo(json.dumps(graphs))
+    elif html is None:
+        click.echo("\n\n".join(map(summary, graphs)))
+    else:
+        click.echo(f"{html}: {html.stat().st_size / 1024:.0f} KiB", err=True)
+
+
+def _explain(target: str, encoding: str | None, max_length: int | None) -> list[dict[str, Any]]:
+    path = Path(target)
+    if path.is_file():
+        try:
+            return [explain_graph(path)]
+        except (ValueError, OSError) as error:
+            first = (str(error).strip().splitlines() or ["unreadable"])[0]
+            raise click.UsageError(f"{target} is not a saved graph: {first}") from error
+    if not path.exists() and path.suffix in (".mo", ".mlir"):
+        raise click.UsageError(f"{target} does not exist")
+    from max.interfaces import PipelineTask
+    from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
+
+    values: dict[str, Any] = {"model_path": target, "max_batch_size": 1}
+    if encoding is not None:
+        values["quantization_encoding"] = encoding
+    if max_length is not None:
+        values["max_length"] = max_length
+    config = PipelineConfig(**values)
+    config.resolve()
+    with explanations() as told:
+        PIPELINE_REGISTRY.retrieve(config, PipelineTask.TEXT_GENERATION)
+    return told
+
+
+def page(graphs: list[dict[str, Any]]) -> str:
+    """The page of some graphs: one file that needs no other.
+
+    Args:
+        graphs: What `max.engine.explain` tells of them.
+    """
+    kept: list[dict[str, Any]] = []
+    for graph in graphs:
+        texts = [dict(p) for p in graph["passes"]]
+        if sum(len(p["text"]) for p in texts) > PASS_TEXT_LIMIT:
+            for between in texts[1:-1]:
+                between["text"] = ""
+        kept.append({**graph, "passes": texts})
+    # what ends a script, or begins a comment, must not stand in it
+    data = json.dumps(kept, separators=(",", ":")).replace("<", "\\u003c")
+    return PAGE.read_text(encoding="utf-8").replace("@DATA@", data)
+
+
+def summary(graph: dict[str, Any]) -> str:
+    """A graph on a screen of text.
+
+    Args:
+        graph: What `max.engine.explain` tells of it.
+    """
+    passes, launches = graph["passes"], [x for x in graph["launches"] if x["kernel"]]
+    lines = [
+        f"{graph['name']}({', '.join(graph['inputs'])}) -> ({', '.join(graph['outputs'])})",
+        f"{passes[0]['ops']} ops, {len(launches)} launches of {len(graph['kernels'])} kernels"
+        + (f", {graph['once']} launches at load" if graph["once"] else ""),
+        ", ".join(f"{what} {_bytes(size)}" for what, size in graph["bytes"].items() if size),
+        "",
+        f"{'pass':<20} {'ops':>6} {'ms':>8}",
+    ]
+    lines += [f"{p['name']:<20} {p['ops']:>6} {p['milliseconds']:>8.2f}" for p in passes[1:]]
+    lines += ["", f"{'kernel':<18} {'launches':>8} {'bytes':>10}  holds"]
+    for one in graph["kernels"]:
+        touched = sum(graph["launches"][i]["bytes"] for i in one["launches"])
+        held = ", ".join(one["holds"])
+        lines.append(
+            f"{one['name'][:18]:<18} {len(one['launches']):>8} {_bytes(touched):>10}  {held[:70]}"
+        )
+    return "\n".join(lines)
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"

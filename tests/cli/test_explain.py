@@ -1,0 +1,135 @@
+"""`max explain`: the table, JSON and the page of graphs and models; what is not one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from max.dtype import DType
+from max.engine.explain import explain_graph
+from max.entrypoints.cli.explain import page, summary
+from max.graph import DeviceRef, Graph, TensorType, Weight, ops
+
+ROOT = Path(__file__).parents[2]
+TINY = ROOT / "models" / "tiny-chat"
+DEVICE = DeviceRef.CPU()
+VOID = {"meta", "link", "br", "hr", "img", "input"}
+
+
+def explain(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "from max.entrypoints.cli import main; main()", "explain", *arguments],
+        capture_output=True, text=True, timeout=120, cwd=ROOT,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def graph() -> Graph:
+    with Graph("<&mlp>", input_types=[TensorType(DType.float32, ["n", 64], DEVICE)]) as graph:
+        hidden = ops.gelu(graph.inputs[0].tensor @ Weight("a", DType.float32, [64, 128], DEVICE))
+        graph.output(ops.softmax(hidden @ Weight("b", DType.float32, [128, 32], DEVICE)))
+    return graph
+
+
+def test_the_data_are_those_of_the_program(graph: Graph) -> None:
+    told = explain_graph(graph)
+    assert told["inputs"] == ["float32[n, 64]"] and told["outputs"] == ["float32[n, 32]"]
+    assert [x["name"] for x in told["launches"]] == ["matmul+gelu", "matmul", "softmax"]
+    assert told["bytes"]["weights"] == 4 * (64 * 128 + 128 * 32)
+    assert [p["name"] for p in told["passes"]][:2] == ["as staged", "expand-collectives"]
+    assert told["passes"][0]["ops"] == 7
+    assert sum(len(one["launches"]) for one in told["kernels"]) == 3
+    # what lives at the same time does not overlap
+    for one in told["memory"]:
+        assert one["offset"] + one["bytes"] <= told["bytes"]["arena"]
+        for other in told["memory"]:
+            together = one["first"] <= other["last"] and other["first"] <= one["last"]
+            apart = (
+                one["offset"] + one["bytes"] <= other["offset"]
+                or other["offset"] + other["bytes"] <= one["offset"]
+            )
+            assert (
+                apart
+                or not together
+                or one["buffer"] == other["buffer"]
+                or one["offset"] == other["offset"]
+            )
+    assert "softmax" in summary(told) and "weights 48 KiB" in summary(told)
+
+
+class Page(HTMLParser):
+    """Checks that what is opened is closed, and that nothing is fetched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.scripts: list[str] = []
+        self.kind: str | None = None
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert not [v for k, v in attrs if k in ("src", "href") and v and not v.startswith("#")]
+        if tag not in VOID:
+            self.open.append(tag)
+        self.kind = dict(attrs).get("id") if tag == "script" else None
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.kind == "data":
+            self.scripts.append(data)
+
+
+def test_the_page_is_whole_and_needs_no_other(graph: Graph) -> None:
+    told = explain_graph(graph)
+    text = page([told])
+    parser = Page()
+    parser.feed(text)
+    parser.close()
+    assert parser.open == []
+    # names with < and & come through
+    assert json.loads("".join(parser.scripts)) == [told]
+    assert "url(" not in text and "@import" not in text
+
+
+def test_a_saved_graph(graph: Graph, tmp_path: Path) -> None:
+    graph.save(tmp_path / "mlp.mo")
+    table = explain(str(tmp_path / "mlp.mo"))
+    assert table.returncode == 0, table.stderr
+    assert "3 launches of 3 kernels" in table.stdout and "matmul+gelu" in table.stdout
+    told = explain(str(tmp_path / "mlp.mo"), "--json", "--html", str(tmp_path / "mlp.html"))
+    assert json.loads(told.stdout)[0]["name"] == "<&mlp>"
+    assert (tmp_path / "mlp.html").read_text().startswith("<!doctype html>")
+
+
+def test_a_model(tmp_path: Path) -> None:
+    done = explain(str(TINY), "--html", str(tmp_path / "tiny.html"))
+    assert done.returncode == 0, done.stderr
+    assert 100_000 < (tmp_path / "tiny.html").stat().st_size < 5_000_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing.mo"], "nothing.mo does not exist"),
+        (["README.md"], "README.md is not a saved graph"),
+        (["models/none"], "models/none"),
+        ([], "FILE_OR_MODEL"),
+        (["README.md", "--htm", "x"], "no such option: --htm"),
+    ],
+)
+def test_mistakes(arguments: list[str], message: str) -> None:
+    done = explain(*arguments)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert message in done.stderr
+
+
+def test_a_page_that_cannot_be_written(graph: Graph, tmp_path: Path) -> None:
+    graph.save(tmp_path / "mlp.mo")
+    done = explain(str(tmp_path / "mlp.mo"), "--html", str(tmp_path / "none" / "x.html"))
+    assert done.returncode == 2 and "No such file or directory" in done.stderr
