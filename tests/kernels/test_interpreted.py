@@ -11,9 +11,11 @@ import pytest
 
 from max._config import flags
 from max._kernels import library
+from max.dtype.blocks import BLOCK_FORMATS, encode
 from tests.kernels.harness import interpreted, run
 from tests.kernels.test_attention import make_cache
 from tests.kernels.test_sampling import operands as sampling_operands
+from tests.quantised import gptq_weight
 from tests.tolerance import assert_close
 
 F32, I64 = np.float32, np.int64
@@ -196,6 +198,29 @@ CASES: dict[
         [floats(2, 6, 2), np.stack([np.cos(TURNS), np.sin(TURNS)], -1).astype(F32)],
         [(F32, (2, 12))],
         {"n": 12, "axis": 1, "normalization": "backward"},
+    ),
+    **{
+        f"dequantize {name}": (
+            "mo.dequantize",
+            [encode(floats(2, form.elements), name)],
+            [(F32, (2, form.elements))],
+            {"encoding": name},
+        )
+        for name, form in BLOCK_FORMATS.items()
+    },
+    "quantize Q8_0": ("mo.quantize", [floats(2, 32)], [(np.uint8, (2, 34))], {"encoding": "Q8_0"}),
+    "quantize Q4_0": ("mo.quantize", [floats(2, 32)], [(np.uint8, (2, 18))], {"encoding": "Q4_0"}),
+    "qmatmul": (
+        "mo.qmatmul",
+        [floats(3, 64), encode(floats(5, 64), "Q8_0")],
+        [(F32, (3, 5))],
+        {"encoding": "Q8_0"},
+    ),
+    "qmatmul_gptq": (
+        "mo.qmatmul_gptq",
+        [floats(5, 16), *gptq_weight(RNG, 16, 24, 4, 8, True)[0]],
+        [(F32, (5, 24))],
+        {"bits": 4, "group_size": 8},
     ),
     "max_pool": (
         "mo.max_pool",

@@ -26,6 +26,7 @@ from tests.ops.case import (
     Run,
 )
 from tests.ops.case import torch_reference as _torch
+from tests.ops.quantised import QUANTISED
 from tests.ops.selection import SELECTION
 from tests.ops.spatial import SPATIAL
 from tests.tolerance import assert_close
@@ -485,6 +486,7 @@ CASES: tuple[OpCase, ...] = (
     *MATMULS,
     *SELECTION,
     *SPATIAL,
+    *QUANTISED,
 )
 
 PAIRS = [(case, dtype) for case in CASES for dtype in case.dtypes]

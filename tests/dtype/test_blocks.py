@@ -1,0 +1,93 @@
+"""Quantised blocks against the gguf package: all bits of decoded elements, and of those encoders that it has."""
+
+from __future__ import annotations
+
+import gguf
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis.extra import numpy as hnp
+
+from max.dtype.blocks import BLOCK_FORMATS, decode, encode
+from tests.quantised import ENCODINGS
+
+
+def reference(blocks: np.ndarray, encoding: str) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[encoding])
+
+
+def assert_same_bits(actual: np.ndarray, expected: np.ndarray) -> None:
+    """NaN may have any payload."""
+    np.testing.assert_array_equal(np.isnan(actual), np.isnan(expected))
+    keep = ~np.isnan(expected)
+    np.testing.assert_array_equal(actual[keep].view(np.uint32), expected[keep].view(np.uint32))
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_any_bytes(encoding, rng):
+    size = BLOCK_FORMATS[encoding].bytes
+    blocks = rng.integers(0, 256, (300, 3 * size), dtype=np.uint8)
+    assert_same_bits(decode(blocks, encoding), reference(blocks, encoding))
+    every = np.repeat(np.arange(256, dtype=np.uint8)[:, None], size, 1)
+    assert_same_bits(decode(every, encoding), reference(every, encoding))
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("scale", [0x0000, 0x8000, 0x0001, 0x7BFF, 0x7C00, 0xFC00, 0x7E00])
+def test_strange_scales(encoding, scale, rng):
+    size = BLOCK_FORMATS[encoding].bytes
+    blocks = rng.integers(0, 256, (20, size), dtype=np.uint8)
+    for at in {"Q6_K": (208,), "Q4_K": (0, 2), "Q5_K": (0, 2)}.get(encoding, (0,)):
+        blocks[:, at : at + 2] = np.array([scale], np.uint16).view(np.uint8)
+        assert_same_bits(decode(blocks, encoding), reference(blocks, encoding))
+
+
+FLOATS = st.floats(-1e4, 1e4, width=32)
+
+
+@pytest.mark.parametrize("encoding", ["Q4_0", "Q8_0"])
+@given(values=hnp.arrays(np.float32, (3, 64), elements=FLOATS))
+def test_encoders_of_the_reference(encoding, values):
+    with np.errstate(all="ignore"):
+        expected = gguf.quants.quantize(values, gguf.GGMLQuantizationType[encoding])
+    np.testing.assert_array_equal(encode(values, encoding), expected)
+
+
+WORST = {"Q4_0": 0.12, "Q8_0": 0.008, "Q4_K": 0.09, "Q5_K": 0.045, "Q6_K": 0.022}
+"""Root mean square errors of normal numbers, as shares of theirs."""
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_what_is_lost(encoding, rng):
+    size = BLOCK_FORMATS[encoding].elements
+    values = rng.standard_normal((200, 2 * size)) * 10.0 ** rng.uniform(-3, 3, (200, 1))
+    decoded = reference(encode(values, encoding), encoding)
+    error = np.sqrt(np.mean((decoded - values) ** 2, 1) / np.mean(values**2, 1))
+    assert error.max() < WORST[encoding]
+    # what is encoded once is found again but for the rounding of scales
+    again = reference(encode(decoded, encoding), encoding)
+    assert np.sqrt(np.mean((again - decoded) ** 2) / np.mean(decoded**2)) < WORST[encoding]
+    assert not decode(encode(np.zeros((2, size)), encoding), encoding).any()
+    for constant in (3.0, -2.5):
+        same = decode(encode(np.full((1, size), constant), encoding), encoding)
+        np.testing.assert_allclose(same, constant, rtol=0.02)
+
+
+def test_mistakes():
+    with pytest.raises(ValueError, match="the format is 'Q3_K', expected Q4_0, Q8_0, Q4_K"):
+        decode(np.zeros(110, np.uint8), "Q3_K")
+    with pytest.raises(ValueError, match=r"uint8 \[2, 19\], expected .* multiple of 18 bytes"):
+        decode(np.zeros((2, 19), np.uint8), "Q4_0")
+    with pytest.raises(ValueError, match="int8"):
+        decode(np.zeros((2, 18), np.int8), "Q4_0")
+    with pytest.raises(ValueError, match=r"\[2, 100\], expected .* multiple of 256 elements"):
+        encode(np.zeros((2, 100)), "Q6_K")
+    with pytest.raises(ValueError, match="Q8_0 holds finite values only"):
+        encode(np.full(32, np.nan), "Q8_0")
+    for encoding in ENCODINGS:
+        with pytest.raises(ValueError, match="too large for the float16 scales"):
+            encode(np.full(BLOCK_FORMATS[encoding].elements, 1e30), encoding)
+    assert decode(np.zeros((0, 18), np.uint8), "Q4_0").shape == (0, 32)
+    assert encode(np.zeros((3, 0)), "Q4_K").shape == (3, 0)
