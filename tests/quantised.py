@@ -20,10 +20,12 @@ def random_weight(rng: np.random.Generator, rows: int, columns: int, encoding: s
 
 def rounded_to_8_bits(x: np.ndarray) -> np.ndarray:
     """x as a kernel may take it: 8 bits with a scale for each 32 neighbours (docs/quantisation.md)."""
-    blocks = np.asarray(x, np.float32).reshape(*x.shape[:-1], -1, 32)
+    inner = x.shape[-1]
+    padded = np.pad(np.asarray(x, np.float32), [*[(0, 0)] * (x.ndim - 1), (0, -inner % 32)])
+    blocks = padded.reshape(*x.shape[:-1], -1, 32)
     scale = np.abs(blocks).max(-1, keepdims=True) / np.float32(127)
     q = np.rint(blocks * np.where(scale == 0, 0, 1 / np.where(scale == 0, 1, scale)))
-    return (q * scale).reshape(x.shape)
+    return (q * scale).reshape(padded.shape)[..., :inner]
 
 
 def assert_product(actual: Any, x: np.ndarray, w: np.ndarray, scale: float = 4.0) -> None:
