@@ -17,6 +17,9 @@ from max.engine import InferenceSession, Model
 from max.graph import DeviceRef, Graph, TensorType, ops
 
 
+DEVICE = DeviceRef.CPU()
+
+
 def load(session: InferenceSession) -> Model:
     types = [
         TensorType(DType.float32, ("n", 32), DeviceRef.CPU()),
@@ -97,3 +100,66 @@ def test_the_flag_shows_a_table_at_the_end(tmp_path: Path, wanted: str) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     assert ("tanh" in done.stderr) == (wanted == "1"), done.stderr
+
+
+def test_operations_of_a_matmul_and_its_epilogue() -> None:
+    types = [
+        TensorType(DType.float32, ["n", 64], DEVICE),
+        TensorType(DType.float32, [64, 32], DEVICE),
+    ]
+    with Graph("flops", input_types=types) as graph:
+        x, w = [v.tensor for v in graph.inputs]
+        graph.output(ops.tanh(x @ w) + 1, ops.sum(x, axis=1))
+    model = InferenceSession(devices=[CPU()]).load(graph)
+    rng = np.random.default_rng(0)
+    with model.profile() as profile:
+        for rows in (10, 7):
+            model.execute(
+                *(rng.standard_normal(s).astype(np.float32) for s in ((rows, 64), (64, 32)))
+            )
+    found = {kernel.name: kernel for kernel in profile.kernels}
+    assert found["matmul+tanh+add"].flops == 17 * (2 * 64 * 32 + 2 * 32)
+    assert found["reduce_sum"].flops == 17 * 64
+    assert found["reduce_sum"].gigaflops > 0
+    assert "GFLOP/s" in str(profile) and profile.to_dict()["kernels"][0]["flops"] > 0
+
+
+def test_calls_in_a_loop_are_those_of_its_turns() -> None:
+    with Graph("turns", input_types=[TensorType(DType.int32, [], DEVICE)]) as graph:
+        zero = ops.constant(0, DType.int32, device=DEVICE)
+        n = graph.inputs[0].tensor
+        graph.output(*ops.while_loop(zero, lambda i: i < n, lambda i: i + 1))
+    model = InferenceSession(devices=[CPU()]).load(graph)
+    with model.profile() as profile:
+        model.execute(np.int32(5))
+        model.execute(np.int32(2))
+    calls = {kernel.name: kernel.calls for kernel in profile.kernels}
+    assert calls["greater"] == 9 and calls["add"] == 7
+
+
+def test_the_trace_is_of_the_launches(tmp_path: Path) -> None:
+    """Well-formed, in order, without overlap; its durations are those of the table."""
+    with Graph("trace", input_types=[TensorType(DType.float32, [300, 64], DEVICE)]) as graph:
+        x = graph.inputs[0].tensor
+        graph.output(ops.softmax(ops.tanh(x @ x.T) @ x))
+    model = InferenceSession(devices=[CPU()]).load(graph)
+    x = np.random.default_rng(1).standard_normal((300, 64)).astype(np.float32)
+    model.execute(x)
+    with model.profile() as profile:
+        for _ in range(4):
+            model.execute(x)
+    profile.write_chrome_trace(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert events[0]["ts"] == 0 and {e["ph"] for e in events} == {"X"}
+    end = 0.0
+    for event in events:
+        assert event["dur"] >= 0 and event["ts"] >= end - 1e-6
+        end = event["ts"] + event["dur"]
+    kernels = [e for e in events if e["cat"] == "kernel"]
+    assert len(kernels) == sum(kernel.calls for kernel in profile.kernels)
+    total = sum(e["dur"] for e in kernels) / 1e6
+    assert np.isclose(total, sum(kernel.seconds for kernel in profile.kernels), rtol=1e-6)
+    # nothing of before is in the next one
+    with model.profile() as empty:
+        pass
+    assert empty.events == []

@@ -87,6 +87,7 @@ class ProgramCode:
             sizes; they come after the static part, in this order.
         bytes_moved: For each launch the bytes of the buffers that it touches: what tests gate on, and what profiles
             divide by time.
+        flops: For each launch its operations on numbers; 0 where it is not known.
         outputs: The outputs whose shapes are first known here.
         checks: The checks that can first be made here.
         discoveries: What is known afterwards.
@@ -100,6 +101,7 @@ class ProgramCode:
         default_factory=list[tuple[int, tuple[Size, ...]]]
     )
     bytes_moved: list[Size] = field(default_factory=list[Size])
+    flops: list[Size] = field(default_factory=list[Size])
     outputs: list[int] = field(default_factory=list[int])
     checks: list[Check] = field(default_factory=list[Check])
     discoveries: list[DiscoveryCode] = field(default_factory=list[DiscoveryCode])
@@ -185,12 +187,14 @@ class _Emitter:
             )
             self.code.launches.append(replace(code, jump=kind, target=target))
             self.code.bytes_moved.append(0)
+            self.code.flops.append(0)
             return
         self.code.launches.append(code)
         total: Size = 0
         for buffer in dict.fromkeys((*launch.reads, *launch.writes)):
             total = simplify(total + self.buffers[buffer].bytes)
         self.code.bytes_moved.append(total)
+        self.code.flops.append(launch.flops)
 
     def discovery(self, found: Discover, target: int) -> None:
         """Adds a discovery; `target` is the segment where the host goes on."""

@@ -306,6 +306,7 @@ class _Flattener:
                 if places[w].offset == 0 and places[r].offset == 0
             ),
             tuple([places[b].buffer for b in launch.parts]),
+            flops=substitute(launch.flops, env),
         )
 
 

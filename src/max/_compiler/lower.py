@@ -39,6 +39,7 @@ from max._compiler.template import (
 from max._kernels import library
 from max.dtype import DType
 from max.mlir import (
+    OPS,
     BufferType,
     CallOp,
     ChainType,
@@ -159,6 +160,7 @@ class GraphLowering:
         in_place: tuple[tuple[int, int], ...] = (),
         both: Sequence[int] = (),
         parts: Sequence[int] = (),
+        flops: Size = 0,
     ) -> None:
         key, slots = kernel
         reads = {a.pointer.buffer for a, w in zip(arguments, written, strict=True) if not w} | set(
@@ -175,6 +177,7 @@ class GraphLowering:
                 name=name,
                 in_place=in_place,
                 parts=tuple(parts),
+                flops=flops,
             )
         )
 
@@ -457,7 +460,7 @@ class GraphLowering:
         results: list[tuple[Place, Size]] = [(place, 0) for place, _ in placed]
         sources = [(operands[index], offset) for index, offset in parts.sources]
         shared = [place.buffer for place, is_part in placed if is_part]
-        self.nest(parts.spec, results, sources, region_name(op), shared)
+        self.nest(parts.spec, results, sources, region_name(op), shared, operations(op))
 
     def nest(
         self,
@@ -466,6 +469,7 @@ class GraphLowering:
         sources: Sequence[tuple[Place, Size]],
         name: str,
         parts: Sequence[int] = (),
+        flops: Size = 0,
     ) -> None:
         """A launch of the kernel of a region; places come with an offset in elements."""
         text = write_nest(spec, self.native_width(spec))
@@ -483,7 +487,7 @@ class GraphLowering:
         kernel = self.kernels.region(text, arguments)
         written = [True] * len(results) + [False] * len(sources) + [True] * len(workspaces)
         in_place = self.in_place(spec, results, sources)
-        self.launch(kernel, arguments, written, serial, name, in_place, parts=parts)
+        self.launch(kernel, arguments, written, serial, name, in_place, parts=parts, flops=flops)
 
     def native_width(self, spec: RegionSpec) -> int:
         widest = max((compute_dtype(v.dtype) for v in spec.values), key=lambda d: d.size_in_bytes)
@@ -601,8 +605,11 @@ class GraphLowering:
             if epilogue is None
             else ()
         )
+        flops = products(name, operands, results)
+        if isinstance(outer, RegionOp) and epilogue is not None:
+            flops = simplify(flops + operations(outer))
         label = region_name(outer) if isinstance(outer, RegionOp) else name.removeprefix("mo.")
-        self.launch(kernel, arguments, written, call.serial, label, in_place, both)
+        self.launch(kernel, arguments, written, call.serial, label, in_place, both, flops=flops)
 
     def discover(self, op: MoOp) -> None:
         """Notes which sizes of an op's results are told by its operands only when the program runs.
@@ -692,6 +699,32 @@ def plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple([plain(item) for item in cast("tuple[Any, ...]", value)])
     return value
+
+
+def operations(op: BodyOp) -> Size:
+    """The operations of a region on numbers: one for each element and op that computes."""
+    total: Size = 0
+    for inner in ops_of(op.block):
+        counted = inner.spec.elementwise if inner.name in OPS else False
+        if inner.name.startswith("mo.reduce_") or inner.name in _ROWWISE or counted:
+            if inner.name != "mo.cast":
+                weight = _ROWWISE.get(inner.name, 1)
+                total = simplify(total + weight * product(shape_of(inner.operands[0])))
+    return total
+
+
+_ROWWISE = {"mo.softmax": 4, "mo.logsoftmax": 4, "mo.layer_norm": 6, "mo.rms_norm": 4}
+"""Ops over rows, and about how many operations an element takes."""
+
+
+def products(name: str, operands: Sequence[SSAValue], results: Sequence[SSAValue]) -> Size:
+    """Twice the products that a matmul or a convolution sums; 0 for other ops."""
+    if name == "mo.matmul":
+        return simplify(2 * product(shape_of(results[0])) * shape_of(operands[0])[-1])
+    if name == "mo.conv":
+        taps = product(shape_of(operands[1])[:-1])
+        return simplify(2 * product(shape_of(results[0])) * taps)
+    return 0
 
 
 def region_name(op: BodyOp) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -70,7 +70,7 @@ _RECORDS: ContextVar[list[Compilation] | None] = ContextVar("max.compilations", 
 
 
 @contextmanager
-def record() -> Iterator[list[Compilation]]:
+def record() -> Generator[list[Compilation]]:
     """Keeps what is compiled in the block; the disk cache of programs is not used there."""
     found: list[Compilation] = []
     token = _RECORDS.set(found)

@@ -112,6 +112,7 @@ class Launch:
         in_place: Pairs (written, read) of buffers that may be one.
         parts: Buffers of which it writes a part that no other launch writes.
         jump: Of a jump, where to.
+        flops: Its operations on numbers; 0 where it is not known.
     """
 
     kernel: str
@@ -123,6 +124,7 @@ class Launch:
     in_place: tuple[tuple[int, int], ...] = ()
     parts: tuple[int, ...] = ()
     jump: Jump | None = None
+    flops: Size = 0
 
 
 @dataclass(frozen=True, slots=True)

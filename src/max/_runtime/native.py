@@ -46,13 +46,21 @@ CTX_ERROR, CTX_SCRATCH, CTX_SCRATCH_BYTES, CTX_LAUNCH, CTX_ARGS = 40, 48, 56, 64
 CONTEXT_BYTES = 128
 
 # a program: header, then instructions of eight 64-bit fields
-HEADER_COUNTERS, HEADER_COUNTER_BYTES, HEADER_PROFILE, HEADER_BYTES = 0, 8, 16, 64
+HEADER_COUNTERS, HEADER_COUNTER_BYTES, HEADER_PROFILE, HEADER_EVENTS, HEADER_BYTES = (
+    0,
+    8,
+    16,
+    24,
+    64,
+)
 OP_END, OP_LAUNCH, OP_IF_ZERO, OP_JUMP = 0, 1, 2, 3
 INS_OPCODE, INS_FLAGS, INS_ENTRY, INS_SLOTS, INS_NUM_SLOTS, INS_COUNTERS, INS_LAUNCH = range(7)
 INSTRUCTION_BYTES = 64
 FLAG_BARRIER, FLAG_SERIAL = 1, 2
-# for each launch, summed over runs: time at the barrier before it, time in it (worker 0)
-PROFILE_BYTES = 16
+# for each launch, summed over runs: time at the barrier before it, time in it (worker 0), how often it ran
+PROFILE_BYTES = 24
+# the log of single launches: how many there are and how many fit, then launch, arrival at the barrier, start, end
+EVENT_LOG_HEADER, EVENT_BYTES = 16, 32
 
 _TEXT = """
 ; {triple}, parking {parking_mode}
@@ -182,6 +190,9 @@ entry:
   %profile = load ptr, ptr %profile.p, align 8
   %has.profile = icmp ne ptr %profile, null
   %timed = and i1 %caller, %has.profile
+  %events.p = getelementptr i8, ptr %program, i64 {HEADER_EVENTS}
+  %events = load ptr, ptr %events.p, align 8
+  %has.events = icmp ne ptr %events, null
   br label %fetch
 
 fetch:
@@ -307,7 +318,7 @@ timed.call:
   %t2 = call i64 @max_clock()
   %waited = sub i64 %t1, %t0
   %ran = sub i64 %t2, %t1
-  %record = getelementptr {{ i64, i64 }}, ptr %profile, i64 %index
+  %record = getelementptr {{ i64, i64, i64 }}, ptr %profile, i64 %index
   %waited.old = load i64, ptr %record, align 8
   %waited.new = add i64 %waited.old, %waited
   store i64 %waited.new, ptr %record, align 8
@@ -315,6 +326,30 @@ timed.call:
   %ran.old = load i64, ptr %ran.p, align 8
   %ran.new = add i64 %ran.old, %ran
   store i64 %ran.new, ptr %ran.p, align 8
+  %times.p = getelementptr i8, ptr %record, i64 16
+  %times.old = load i64, ptr %times.p, align 8
+  %times.new = add i64 %times.old, 1
+  store i64 %times.new, ptr %times.p, align 8
+  br i1 %has.events, label %log, label %after
+log:
+  %logged = load i64, ptr %events, align 8
+  %room.p = getelementptr i8, ptr %events, i64 8
+  %room = load i64, ptr %room.p, align 8
+  %fits = icmp ult i64 %logged, %room
+  br i1 %fits, label %append, label %after
+append:
+  %logged.bytes = mul i64 %logged, {EVENT_BYTES}
+  %event.offset = add i64 %logged.bytes, {EVENT_LOG_HEADER}
+  %event = getelementptr i8, ptr %events, i64 %event.offset
+  store i64 %index, ptr %event, align 8
+  %event.t0 = getelementptr i8, ptr %event, i64 8
+  store i64 %t0, ptr %event.t0, align 8
+  %event.t1 = getelementptr i8, ptr %event, i64 16
+  store i64 %t1, ptr %event.t1, align 8
+  %event.t2 = getelementptr i8, ptr %event, i64 24
+  store i64 %t2, ptr %event.t2, align 8
+  %logged.next = add i64 %logged, 1
+  store i64 %logged.next, ptr %events, align 8
   br label %after
 after:
   store i64 %active, ptr %workers.p, align 8

@@ -166,6 +166,7 @@ class Executor:
         self._profile = (
             np.zeros((len(launches), native.PROFILE_BYTES // 8), np.int64) if wanted else None
         )
+        self._events: np.ndarray | None = None
         self._code = self._lay_out()
         self._address = self._code.ctypes.data
         pool.reserve(
@@ -258,8 +259,31 @@ class Executor:
             address = 0 if self._profile is None or not on else self._profile.ctypes.data
             header[native.HEADER_PROFILE // 8] = address
 
+    def log_events(self, room: int) -> None:
+        """Begins a log of single launches, while profiling is on; 0 ends it.
+
+        Args:
+            room: How many launches fit; later ones are not logged.
+        """
+        with self.pool.lock:
+            self._events = np.zeros((1 + room, native.EVENT_BYTES // 8), np.int64) if room else None
+            header = self._code[: native.HEADER_BYTES].view(np.int64)
+            address = 0
+            if self._events is not None:
+                # the log's header is the end of the first row
+                self._events[0, -1] = room
+                address = self._events.ctypes.data + native.EVENT_BYTES - native.EVENT_LOG_HEADER
+            header[native.HEADER_EVENTS // 8] = address
+
+    def events(self) -> np.ndarray:
+        """The logged launches: number, ticks at the arrival at its barrier, at its start, at its end."""
+        with self.pool.lock:
+            if self._events is None:
+                return np.zeros((0, native.EVENT_BYTES // 8), np.int64)
+            return self._events[1 : 1 + int(self._events[0, -2])].copy()
+
     def ticks(self) -> np.ndarray:
-        """For each launch the ticks at its barrier and in it, summed; zeros where none were kept."""
+        """For each launch the ticks at its barrier and in it, summed, and how often it ran; zeros where none were kept."""
         with self.pool.lock:
             if self._profile is None:
                 shape = (len(self.program.launches), native.PROFILE_BYTES // 8)
@@ -279,7 +303,7 @@ class Executor:
         nanoseconds = self._profile * (1e9 / self.pool.clock_hz)
         return [
             LaunchTiming(launch.name, float(wait), float(run))
-            for launch, (wait, run) in zip(self.program.launches, nanoseconds, strict=True)
+            for launch, (wait, run, _) in zip(self.program.launches, nanoseconds, strict=True)
         ]
 
     def _error(self, record: np.ndarray) -> KernelError:

@@ -7,11 +7,14 @@ sees them. A :class:`Profile` is the difference of two readings, joined with wha
 from __future__ import annotations
 
 import atexit
+import json
 import logging
+import os
 import re
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,8 @@ from max.engine._program import LinkedProgram
 
 __all__ = ["KernelTime", "Profile", "keep_for_exit", "recording"]
 
+EVENT_ROOM = 1 << 16
+"""Launches of a program that a trace has."""
 _NUMBERED = re.compile(r"(?<![^.])\d+(?=\.)")
 
 
@@ -37,6 +42,8 @@ class KernelTime:
         wait_seconds: Time at the barriers before it.
         bytes: Size of the buffers that it touched, workspaces included; a buffer of which only a part is read counts
             whole.
+        flops: Operations on numbers: two for each product of a matmul or convolution, one for each element and op of
+            a fused region; 0 where it is not known.
     """
 
     name: str
@@ -46,6 +53,12 @@ class KernelTime:
     seconds: float = 0.0
     wait_seconds: float = 0.0
     bytes: int = 0
+    flops: int = 0
+
+    @property
+    def gigaflops(self) -> float:
+        """`flops` by `seconds`, in 1e9; 0 where no time passed."""
+        return self.flops / self.seconds / 1e9 if self.seconds else 0.0
 
     @property
     def gigabytes_per_second(self) -> float:
@@ -66,6 +79,20 @@ class Profile:
     kernels: list[KernelTime] = field(default_factory=list[KernelTime])
     runs: int = 0
     seconds: float = 0.0
+    events: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]], repr=False)
+    """Single launches and waits, as events of the Trace Event Format."""
+
+    def write_chrome_trace(self, path: str | os.PathLike[str]) -> None:
+        """Writes what worker 0 did over time, for chrome://tracing or Perfetto.
+
+        The file is in the Trace Event Format: complete events (``"ph": "X"``), times in microseconds. Up to 65,536
+        launches of each program are kept.
+
+        Args:
+            path: The file.
+        """
+        whole = {"traceEvents": self.events, "displayTimeUnit": "ns"}
+        Path(path).write_text(json.dumps(whole), encoding="utf-8")
 
     @property
     def around_seconds(self) -> float:
@@ -89,18 +116,21 @@ class Profile:
                     **asdict(kernel),
                     "share": self.share(kernel),
                     "gigabytes_per_second": kernel.gigabytes_per_second,
+                    "gigaflops": kernel.gigaflops,
                 }
                 for kernel in self.kernels
             ],
         }
 
     def __str__(self) -> str:
-        lines = ["  share   total ms    mean us      calls  launches    wait ms     GB/s  kernel"]
+        lines = [
+            "  share   total ms    mean us      calls  launches    wait ms     GB/s  GFLOP/s  kernel"
+        ]
         for k in self.kernels:
             mean = k.seconds / k.calls if k.calls else 0.0
             lines.append(
                 f"{100 * self.share(k):6.1f}% {1e3 * k.seconds:10.3f} {1e6 * mean:10.2f} {k.calls:10} "
-                f"{k.launches:9} {1e3 * k.wait_seconds:10.3f} {k.gigabytes_per_second:8.1f}  {k.name}"
+                f"{k.launches:9} {1e3 * k.wait_seconds:10.3f} {k.gigabytes_per_second:8.1f} {k.gigaflops:8.1f}  {k.name}"
             )
         lines.append(
             f"{self.runs} runs, {1e3 * self.seconds:.3f} ms, of which {1e3 * self.around_seconds:.3f} ms are in no "
@@ -126,18 +156,22 @@ def _fill(profile: Profile, parts: Iterable[tuple[LinkedProgram, _Reading | None
         profile.seconds += nanoseconds / 1e9
         if not calls:
             continue
-        moved = program.bytes_moved(runs)
-        seconds = ticks / program.executor.pool.clock_hz
-        for launch, (wait, run), size in zip(program.code.launches, seconds, moved, strict=True):
+        moved, operations = program.bytes_moved(runs), program.flops(runs)
+        seconds = ticks[:, :2] / program.executor.pool.clock_hz
+        for launch, (wait, run), times, size, flops in zip(
+            program.code.launches, seconds, ticks[:, 2], moved, operations, strict=True
+        ):
             if launch.jump:
                 continue
             key = (_NUMBERED.sub("*", launch.name), launch.kernel)
             kernel = found.setdefault(key, KernelTime(*key))
             kernel.launches += 1
-            kernel.calls += calls
+            kernel.calls += int(times)
             kernel.seconds += float(run)
             kernel.wait_seconds += float(wait)
-            kernel.bytes += size
+            # a launch in a loop ran more or less often than the program
+            kernel.bytes += size * int(times) // calls
+            kernel.flops += flops * int(times) // calls
     profile.kernels = sorted(found.values(), key=lambda kernel: -kernel.seconds)
 
 
@@ -152,13 +186,39 @@ def recording(programs: Iterable[LinkedProgram]) -> Generator[Profile]:
     profile = Profile()
     for program in watched:
         program.watch(True)
+        program.executor.log_events(EVENT_ROOM)
     readings = [program.reading() for program in watched]
     try:
         yield profile
     finally:
         _fill(profile, zip(watched, readings, strict=True))
+        profile.events = _trace(watched)
         for program in watched:
+            program.executor.log_events(0)
             program.watch(False)
+
+
+def _trace(programs: Iterable[LinkedProgram]) -> list[dict[str, Any]]:
+    """The logged launches of programs, and the waits before them, in their order."""
+    rows: list[tuple[int, int, str, str]] = []
+    hertz = 1.0
+    for program in programs:
+        hertz = program.executor.pool.clock_hz
+        events: list[list[int]] = program.executor.events().tolist()
+        for index, arrived, began, ended in events:
+            launch = program.code.launches[index]
+            if launch.barrier:
+                rows.append((arrived, began, "wait", "barrier"))
+            rows.append((began, ended, launch.name, "kernel"))
+    rows.sort()
+    first = rows[0][0] if rows else 0
+    return [
+        {
+            "name": name, "cat": kind, "ph": "X", "pid": 0, "tid": 0,
+            "ts": (start - first) / hertz * 1e6, "dur": (end - start) / hertz * 1e6,
+        }
+        for start, end, name, kind in rows
+    ]  # fmt: skip
 
 
 _kept: list[LinkedProgram] = []

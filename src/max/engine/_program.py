@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from max._compiler.emit import Compiled, DiscoveryCode, ProgramCode, SlotCode
 from max._compiler.memory import ALIGNMENT
-from max._compiler.sizes import size_function
+from max._compiler.sizes import Size, size_function
 from max._runtime import platform
 from max._runtime.pool import Pool
 from max._runtime.program import Executor, Jump, Launch, Program
@@ -128,7 +128,6 @@ class LinkedProgram:
         sizes += [side for check in code.checks for side in (check.have, check.want)]
         self._sizes = size_function(sizes, compiled.symbols)
         self._instances: dict[tuple[int, ...], Instance] = {}
-        self._moved = code.bytes_moved
         self._symbols = compiled.symbols
         self._watchers = 0
         self._watch_lock = threading.Lock()
@@ -219,10 +218,17 @@ class LinkedProgram:
         with self._watch_lock:
             return self.executor.ticks(), dict(self._watched_runs), self._watched_ns
 
+    def flops(self, runs: dict[tuple[int, ...], int]) -> list[int]:
+        """For each launch its operations in so many runs for each set of sizes."""
+        return self._summed(self.code.flops, runs)
+
     def bytes_moved(self, runs: dict[tuple[int, ...], int]) -> list[int]:
         """For each launch the bytes of the buffers that it touched in so many runs for each set of sizes."""
-        sizes = size_function(self._moved, self._symbols)
-        total = [0] * len(self._moved)
+        return self._summed(self.code.bytes_moved, runs)
+
+    def _summed(self, amounts: Sequence[Size], runs: dict[tuple[int, ...], int]) -> list[int]:
+        sizes = size_function(amounts, self._symbols)
+        total = [0] * len(amounts)
         for symbols, count in runs.items():
             unknown = (0,) * (self._num_symbols - len(symbols))
             for index, size in enumerate(sizes(symbols + unknown)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def explain_graph(graph: Graph | Path) -> dict[str, Any]:
 
 
 @contextmanager
-def explanations() -> Iterator[list[dict[str, Any]]]:
+def explanations() -> Generator[list[dict[str, Any]]]:
     """Tells what is done of all graphs that sessions load in the block; the list is filled at its end."""
     told: list[dict[str, Any]] = []
     with record() as found:
