@@ -60,7 +60,7 @@ class HuggingFaceConfig:
 
     @classmethod
     def load(cls, repo: HuggingFaceRepo) -> HuggingFaceConfig:
-        """Reads the config.json of a model.
+        """Reads the config.json of a model; of one that is a GGUF file, what that says in its place.
 
         Args:
             repo: The model.
@@ -69,6 +69,11 @@ class HuggingFaceConfig:
             ModelFilesError: There is none, or it cannot be read.
         """
         path = repo.file("config.json")
+        if path is None and repo.gguf_file is not None:
+            from max.pipelines.lib.gguf_model import config_of
+            from max.pipelines.lib.weight_files import open_gguf
+
+            return cls(config_of(open_gguf(repo.gguf_file)), str(repo.repo_id))
         if path is None:
             raise ModelFilesError(
                 f"{repo.repo_id} has no config.json",

@@ -228,12 +228,18 @@ def load_tokenizer(repo: HuggingFaceRepo) -> Any:
         repo: The model.
 
     Returns:
-        An :class:`HFTokenizer`; for a model without tokenizer.json the tokenizer of transformers.
+        An :class:`HFTokenizer`; for a model without tokenizer.json that of its GGUF file, or the tokenizer of
+        transformers.
 
     Raises:
         ModelFilesError: The model has no tokenizer, or it is broken.
     """
     path = repo.file("tokenizer.json")
+    if path is None and repo.gguf_file is not None:
+        from max.pipelines.lib.gguf_model import tokenizer_of
+        from max.pipelines.lib.weight_files import open_gguf
+
+        return HFTokenizer(*tokenizer_of(open_gguf(repo.gguf_file)))
     if path is None:
         return _load_with_transformers(repo)
     from tokenizers import Tokenizer

@@ -121,7 +121,7 @@ class HuggingFaceRepo:
     """The files of a model.
 
     Args:
-        repo_id: A folder, or a name on the hub.
+        repo_id: A folder, a GGUF file, or a name on the hub.
         revision: The branch, tag or commit on the hub.
         trust_remote_code: Whether code that comes with the model may run.
         repo_type: Where the files are; found out where it is not given.
@@ -143,21 +143,38 @@ class HuggingFaceRepo:
         if self.repo_type is None:
             local = folder.exists() or _looks_local(self.repo_id)
             object.__setattr__(self, "repo_type", RepoType.local if local else RepoType.online)
-        if self.repo_type == RepoType.local and not folder.is_dir():
+        if self.repo_type == RepoType.local and not folder.is_dir() and not self._is_gguf_file:
             what = "is a file, not a folder" if folder.is_file() else "does not exist"
             if not folder.exists() and folder.parent.is_dir():
                 what += did_you_mean(folder.name, (p.name for p in folder.parent.iterdir()))
             raise ModelFilesError(
                 f"model folder {self.repo_id} {what}",
-                "Give the path of a model folder (config.json, tokenizer.json, *.safetensors), or "
+                "Give the path of a model folder (config.json, tokenizer.json, *.safetensors) or of a GGUF file, or "
                 "the name of a model on the Hugging Face hub.",
             )
+
+    @property
+    def _is_gguf_file(self) -> bool:
+        """Whether the model is one GGUF file, which holds its config and tokenizer."""
+        path = Path(self.repo_id).expanduser()
+        return self.repo_type == RepoType.local and path.suffix == ".gguf" and path.is_file()
+
+    @cached_property
+    def gguf_file(self) -> Path | None:
+        """The GGUF file that tells what the model's folder does not: the model itself, or the only one in its folder."""
+        if self._is_gguf_file:
+            return Path(self.repo_id).expanduser()
+        if self.repo_type == RepoType.online or self.folder is None:
+            return None
+        found = sorted(self.folder.glob("*.gguf"))
+        return found[0] if len(found) == 1 else None
 
     @property
     def folder(self) -> Path | None:
         """The folder of a local model; of one on the hub, its snapshot in the cache, if any."""
         if self.repo_type == RepoType.local:
-            return Path(self.repo_id).expanduser()
+            path = Path(self.repo_id).expanduser()
+            return path.parent if self._is_gguf_file else path
         found = try_to_load_from_cache(self.repo_id, "config.json", self.revision)
         return Path(found).parent if isinstance(found, str) else None
 
@@ -183,6 +200,9 @@ class HuggingFaceRepo:
     def _sizes(self) -> dict[str, int | None]:
         """The model's files and their sizes."""
         folder = self.folder
+        if self._is_gguf_file:
+            path = Path(self.repo_id).expanduser()
+            return {path.name: path.stat().st_size}
         if self.repo_type == RepoType.online:
             try:
                 return {file.rfilename: file.size for file in self.info.siblings or []}
@@ -202,6 +222,8 @@ class HuggingFaceRepo:
         Args:
             filename: Its name, relative to the model.
         """
+        if self._is_gguf_file:
+            return filename in self._sizes
         if self.repo_type == RepoType.local:
             assert self.folder is not None
             return (self.folder / filename).is_file()
@@ -225,6 +247,8 @@ class HuggingFaceRepo:
             ModelFilesError: The hub does not answer.
         """
         folder = self.folder
+        if self._is_gguf_file and filename not in self._sizes:
+            return None
         if folder is not None and (folder / filename).is_file():
             return folder / filename
         if self.repo_type == RepoType.local:

@@ -174,7 +174,8 @@ class MAXModelConfig(StrictConfig):
     """The model: its files, how it is computed with, and where."""
 
     model_path: str = option(
-        "A model folder in the Hugging Face layout, or a name on the Hugging Face hub.", default=""
+        "A model folder in the Hugging Face layout, a GGUF file, or a name on the Hugging Face hub.",
+        default="",
     )
     served_model_name: str | None = option(
         "The name that clients ask for; the model's path where it is not given.", default=None

@@ -12,6 +12,8 @@ from max.nn.rotary_embedding import (
     LinearScalingParams,
     Llama3RopeScalingParams,
     Llama3RotaryEmbedding,
+    LongRoPERotaryEmbedding,
+    LongRoPEScalingParams,
     RotaryEmbedding,
     YarnRotaryEmbedding,
     YarnScalingParams,
@@ -40,7 +42,7 @@ class RopeConfig:
     """How positions are rotated.
 
     Args:
-        kind: default, linear, llama3 or yarn.
+        kind: default, linear, llama3, yarn, or factors: one for each frequency, as GGUF files may have.
         theta: The base of the frequencies.
         parameters: What the kind needs, by the names of config.json.
     """
@@ -127,6 +129,11 @@ class RopeConfig:
                     orig_max_position=original,
                 )
                 return Llama3RotaryEmbedding(**common, scaling_params=scaling)
+            case "factors":
+                # of equal factors at all lengths nothing else depends on the lengths
+                factors = [float(f) for f in p["factors"]]
+                equal = LongRoPEScalingParams(factors, factors, max_seq_len, max_seq_len)
+                return LongRoPERotaryEmbedding(**common, scaling_params=equal)
             case "yarn":
                 yarn = YarnScalingParams(
                     factor=float(p["factor"]),
@@ -143,6 +150,7 @@ class RopeConfig:
 _ROPES: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
+    "factors": ("factors",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings"),
 }

@@ -1,0 +1,195 @@
+"""What a GGUF file says of its model: config.json and tokenizer, in the forms of the Hugging Face layout.
+
+The keys are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from max.pipelines.core.exceptions import ModelFilesError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from max.graph.weights import GGUFFile
+
+__all__ = ["config_of", "tokenizer_of"]
+
+ARCHITECTURES = {"llama": ("LlamaForCausalLM", "llama")}
+"""GGUF's names of architectures: the Hugging Face class and model type."""
+
+_NEEDED = {
+    "hidden_size": "embedding_length",
+    "num_hidden_layers": "block_count",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "max_position_embeddings": "context_length",
+}
+_OPTIONAL = {"num_key_value_heads": "attention.head_count_kv", "head_dim": "attention.key_length"}
+
+_FOLDER = "Give the model's folder in the Hugging Face layout with --model, and the file with --weight-path."
+
+# how texts are split before pairs of bytes are merged; the patterns that the models' own tokenizer.json files state
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+_SPLITS = {
+    "gpt-2": (_GPT2,),
+    "default": (_GPT2,),
+    "smollm": (r"\p{N}", _GPT2),
+    "llama-bpe": (_WORDS + r"|\p{N}{1,3}" + _TAIL,),
+    "qwen2": (_WORDS + r"|\p{N}" + _TAIL,),
+}
+_CONTROL, _USER_DEFINED = 3, 4
+
+
+def config_of(file: GGUFFile) -> dict[str, Any]:
+    """The object of a config.json.
+
+    Args:
+        file: The file.
+
+    Raises:
+        ModelFilesError: It lacks what a model needs, or its architecture is not known.
+    """
+    values = file.metadata
+    name = str(values.get("general.architecture"))
+    if name not in ARCHITECTURES:
+        raise ModelFilesError(
+            f"{file.path}: the architecture {name!r} of GGUF files is not supported; there is "
+            f"{', '.join(ARCHITECTURES)}",
+            _FOLDER,
+        )
+    lacking = [key for key in _NEEDED.values() if f"{name}.{key}" not in values]
+    if lacking:
+        raise ModelFilesError(f"{file.path}: the metadata lacks {', '.join(lacking)}", _FOLDER)
+    class_name, model_type = ARCHITECTURES[name]
+    config: dict[str, Any] = {"architectures": [class_name], "model_type": model_type}
+    for key, stored in {**_NEEDED, **_OPTIONAL}.items():
+        if f"{name}.{stored}" in values:
+            config[key] = _number(file, f"{name}.{stored}")
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise ModelFilesError(f"{file.path} has no token_embd.weight", _FOLDER)
+    config["vocab_size"] = embedding.shape[0]
+    config["tie_word_embeddings"] = "output.weight" not in file.tensors
+    config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+    config["mlp_bias"] = "blk.0.ffn_down.bias" in file.tensors
+    config["rope_parameters"] = _rope(file, name, config["max_position_embeddings"])
+    return {**config, **_token_ids(values)}
+
+
+def _number(file: GGUFFile, key: str) -> float:
+    """A number of the metadata: llama.cpp has lists, too, for models whose layers differ."""
+    value = file.metadata[key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise ModelFilesError(f"{file.path}: {key} is {value!r}, expected a number over 0", _FOLDER)
+    return value
+
+
+def _rope(file: GGUFFile, name: str, longest: int) -> dict[str, Any]:
+    values = file.metadata
+    base = f"{name}.rope.freq_base"
+    rope: dict[str, Any] = {"rope_theta": _number(file, base) if base in values else 10000.0}
+    kind = values.get(f"{name}.rope.scaling.type", "none")
+    if "rope_freqs.weight" in file.tensors:
+        factors = file.read(file.tensors["rope_freqs.weight"])
+        return {**rope, "rope_type": "factors", "factors": [float(f) for f in factors]}
+    if kind == "none":
+        return {**rope, "rope_type": "default"}
+    rope |= {"rope_type": kind, "factor": values.get(f"{name}.rope.scaling.factor")}
+    original = values.get(f"{name}.rope.scaling.original_context_length", longest)
+    return {**rope, "original_max_position_embeddings": original}
+
+
+def _token_ids(values: Mapping[str, Any]) -> dict[str, Any]:
+    names = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+    keys = {key: f"tokenizer.ggml.{name}_token_id" for key, name in names.items()}
+    found: dict[str, Any] = {
+        key: value for key, stored in keys.items() if isinstance(value := values.get(stored), int)
+    }
+    others = (values.get(f"tokenizer.ggml.{name}_token_id") for name in ("eot", "eom"))
+    ends = {number for number in others if isinstance(number, int)}
+    if ends and "eos_token_id" in found:
+        return {**found, "eos_token_id": sorted({found["eos_token_id"], *ends})}
+    return found
+
+
+def _texts(file: GGUFFile, key: str) -> list[str]:
+    found = file.metadata.get(key)
+    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+        raise ModelFilesError(f"{file.path}: {key} is no list of texts", _FOLDER)
+    return found
+
+
+def tokenizer_of(file: GGUFFile) -> tuple[Tokenizer, dict[str, Any], dict[str, str]]:
+    """The tokenizer, the object of a tokenizer_config.json, and the chat templates by name.
+
+    Args:
+        file: The file.
+
+    Raises:
+        ModelFilesError: There is no tokenizer, or one of a kind that is not known.
+    """
+    values = file.metadata
+    model, pre = values.get("tokenizer.ggml.model"), values.get("tokenizer.ggml.pre", "default")
+    if model != "gpt2" or pre not in _SPLITS:
+        raise ModelFilesError(
+            f"{file.path}: the tokenizer is {model!r} with {pre!r}; GGUF tokenizers are read of model gpt2 with "
+            f"{', '.join(_SPLITS)}",
+            _FOLDER,
+        )
+    from tokenizers import (
+        AddedToken,
+        Regex,
+        Tokenizer,
+        decoders,
+        models,
+        pre_tokenizers,
+        processors,
+    )
+
+    tokens = _texts(file, "tokenizer.ggml.tokens")
+    kinds = list(values.get("tokenizer.ggml.token_type", [1] * len(tokens)))
+    if len(kinds) != len(tokens):
+        raise ModelFilesError(
+            f"{file.path}: {len(kinds)} token types for {len(tokens)} tokens", _FOLDER
+        )
+    vocabulary = {text: number for number, text in enumerate(tokens)}
+    try:
+        pairs = [pair.partition(" ") for pair in _texts(file, "tokenizer.ggml.merges")]
+        merges = [(left, right) for left, _, right in pairs]
+        found = Tokenizer(
+            models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre == "llama-bpe")
+        )
+    except Exception as error:  # the package raises bare Exception
+        raise ModelFilesError(f"{file.path}: the tokenizer is broken: {error}", _FOLDER) from error
+    splits = [pre_tokenizers.Split(Regex(p), "isolated") for p in _SPLITS[pre]]
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    found.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
+    found.decoder = decoders.ByteLevel()
+    added = [
+        AddedToken(text, special=kind == _CONTROL, normalized=False)
+        for text, kind in zip(tokens, kinds, strict=True)
+        if kind in (_CONTROL, _USER_DEFINED)
+    ]
+    found.add_tokens(added)
+    ids = _token_ids(values)
+    config: dict[str, Any] = {}
+    for key in ("bos_token", "eos_token", "pad_token"):
+        number = ids.get(f"{key}_id")
+        number = values["tokenizer.ggml.eos_token_id"] if isinstance(number, list) else number
+        if number is not None and number < len(tokens):
+            config[key] = tokens[number]
+    if values.get("tokenizer.ggml.add_bos_token") and "bos_token" in config:
+        bos = config["bos_token"]
+        found.post_processor = processors.TemplateProcessing(
+            single=f"{bos}:0 $A:0",
+            pair=f"{bos}:0 $A:0 $B:1",
+            special_tokens=[(bos, ids["bos_token_id"])],
+        )
+    template = values.get("tokenizer.chat_template")
+    return found, config, {"default": template} if isinstance(template, str) else {}
