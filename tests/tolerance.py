@@ -17,6 +17,7 @@ TOLERANCE: dict[str, float] = {
     "float8_e4m3fnuz": 1.3e-1,
     "float8_e5m2": 2.6e-1,
     "float8_e5m2fnuz": 2.6e-1,
+    "float4_e2m1fn": 5.1e-1,
 }
 
 

@@ -215,9 +215,7 @@ def run_case(data: st.DataObject, steps: int) -> None:
                 assert_close(out.to_numpy() + 1, want + 1, scale=50.0)
         except AssertionError as error:
             kernels = ", ".join(model.kernel_summaries)
-            raise AssertionError(
-                f"{error}\n{drawn}, kernels {kernels}\n{graph}"
-            ) from None
+            raise AssertionError(f"{error}\n{drawn}, kernels {kernels}\n{graph}") from None
 
 
 @given(st.data())

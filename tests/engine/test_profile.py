@@ -16,7 +16,6 @@ from max.dtype import DType
 from max.engine import InferenceSession, Model
 from max.graph import DeviceRef, Graph, TensorType, ops
 
-
 DEVICE = DeviceRef.CPU()
 
 

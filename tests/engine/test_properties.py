@@ -491,9 +491,10 @@ def windows(draw: Draw, name: str) -> Any:
     both = tuple(p for pad in padding for p in (pad, pad))
     if name == "max_pool2d":
         want = functional.max_pool2d(image, kernel, stride, padding, dilation)
-        build = lambda a: ops.max_pool2d(
-            a, tuple(kernel), tuple(stride), tuple(dilation), tuple(padding)
-        )  # noqa: E731
+
+        def build(a):
+            return ops.max_pool2d(a, tuple(kernel), tuple(stride), tuple(dilation), tuple(padding))
+
         return build, want.numpy().transpose(first_last)
     if name == "avg_pool2d":
         want = functional.avg_pool2d(image, kernel, stride, padding)

@@ -1,8 +1,9 @@
-"""Conversions between f32 and the 8-bit floats, as LLVM IR on lanes of integers.
+"""Conversions between f32 and the floats of 8 and 4 bits, as LLVM IR on lanes of integers.
 
 The formats are those of "FP8 Formats for Deep Learning" (Micikevicius et al., 2022), e4m3fn and e5m2, and of "8-bit
 Numerical Formats for Deep Neural Networks" (Noune et al., 2022), the fnuz ones: a bias larger by one, no negative zero,
-whose code is the only NaN. Rounding is to nearest, ties to even; what is too large becomes infinity, or NaN where a format
+whose code is the only NaN. A 4-bit float (e2m1fn, of the OCP Microscaling Formats, 2023) takes a byte here; it has
+no infinity and no NaN: what is too large becomes the largest, NaN a zero. Rounding is to nearest, ties to even; what is too large becomes infinity, or NaN where a format
 has none, as ml_dtypes does.
 """
 
@@ -28,6 +29,7 @@ class Float8:
         special: The least magnitude that is no finite number; 128 where the code of negative zero is the only one.
         overflow: What too large numbers become.
         limit: The magnitude from which on that is so: halfway beyond the greatest number, after ties.
+        sign: The bit of the sign.
     """
 
     mantissa: int
@@ -35,11 +37,12 @@ class Float8:
     special: int
     overflow: int
     limit: int
+    sign: int = 0x80
 
     @property
     def only_nan(self) -> bool:
         """Whether the code of negative zero is NaN."""
-        return self.special == 0x80
+        return self.special == self.sign == 0x80
 
 
 def _bits(x: float) -> int:
@@ -51,6 +54,7 @@ FORMATS = {
     "f8e5m2": Float8(2, 15, 0x7C, 0x7C, _bits(61440.0)),
     "f8e4m3fnuz": Float8(3, 8, 0x80, 0x80, _bits(248.0)),
     "f8e5m2fnuz": Float8(2, 16, 0x80, 0x80, _bits(61440.0)),
+    "f4e2m1fn": Float8(1, 1, 0x08, 0x07, _bits(7.0), 0x08),
 }
 """The formats by the names of their types. 464 lies between 448 and NaN's code: a tie that goes to 448."""
 
@@ -86,14 +90,17 @@ def widen(emit: Emit, text: str, dtype: ScalarType, width: int) -> str:
         return _integer(value, width)
 
     wide = emit(f"zext {codes} {text} to {ints}")
-    magnitude = emit(f"and {ints} {wide}, {c(0x7F)}")
+    magnitude = emit(f"and {ints} {wide}, {c(form.sign - 1)}")
     # exponent and mantissa move into place; a product corrects the bias, also of subnormals
     shifted = emit(f"shl {ints} {magnitude}, {c(23 - form.mantissa)}")
     small = emit(f"bitcast {ints} {shifted} to {floats}")
     scaled = emit(f"fmul {floats} {small}, {_number(2.0 ** (127 - form.bias), width)}")
     bits = emit(f"bitcast {floats} {scaled} to {ints}")
-    sign = emit(f"and {ints} {wide}, {c(0x80)}")
-    high = emit(f"shl {ints} {sign}, {c(24)}")
+    sign = emit(f"and {ints} {wide}, {c(form.sign)}")
+    high = emit(f"shl {ints} {sign}, {c(32 - form.sign.bit_length())}")
+    if form.sign == 0x08:
+        # all codes are numbers
+        return emit(f"bitcast {ints} {emit(f'or {ints} {bits}, {high}')} to {floats}")
     if form.only_nan:
         whole = emit(f"or {ints} {bits}, {high}")
         special = emit(f"icmp eq {ints} {wide}, {c(0x80)}")
@@ -136,7 +143,8 @@ def narrow(emit: Emit, text: str, dtype: ScalarType, width: int) -> str:
     subnormal = emit(f"sub {ints} {emit(f'bitcast {floats} {total} to {ints}')}, {c(_bits(unit))}")
     tiny = emit(f"icmp ult {ints} {magnitude}, {c((128 - form.bias) << 23)}")
     finite = emit(f"select {flags} {tiny}, {ints} {subnormal}, {ints} {normal}")
-    sign = emit(f"and {ints} {emit(f'lshr {ints} {bits}, {c(24)}')}, {c(0x80)}")
+    down = 32 - form.sign.bit_length()
+    sign = emit(f"and {ints} {emit(f'lshr {ints} {bits}, {c(down)}')}, {c(form.sign)}")
     big = emit(f"icmp uge {ints} {magnitude}, {c(form.limit)}")
     if form.only_nan:
         # no negative zero
@@ -147,6 +155,10 @@ def narrow(emit: Emit, text: str, dtype: ScalarType, width: int) -> str:
         return emit(f"trunc {ints} {chosen} to {codes}")
     bounded = emit(f"select {flags} {big}, {ints} {c(form.overflow)}, {ints} {finite}")
     nan = emit(f"icmp ugt {ints} {magnitude}, {c(0x7F800000)}")
+    if form.sign == 0x08:
+        signed = emit(f"or {ints} {bounded}, {sign}")
+        chosen = emit(f"select {flags} {nan}, {ints} {c(form.sign)}, {ints} {signed}")
+        return emit(f"trunc {ints} {chosen} to {codes}")
     chosen = emit(f"select {flags} {nan}, {ints} {c(0x7F)}, {ints} {bounded}")
     whole = emit(f"or {ints} {chosen}, {sign}")
     return emit(f"trunc {ints} {whole} to {codes}")

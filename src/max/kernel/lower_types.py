@@ -26,6 +26,7 @@ SCALAR = {
     "f8e4m3fnuz": "i8",
     "f8e5m2": "i8",
     "f8e5m2fnuz": "i8",
+    "f4e2m1fn": "i8",
     "f16": "i16",
     "bf16": "i16",
     "f32": "float",

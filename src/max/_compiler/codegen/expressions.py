@@ -27,7 +27,7 @@ KERNEL_NAME: dict[DType, str] = {
     DType.uint8: "u8", DType.uint16: "u16", DType.uint32: "u32", DType.uint64: "u64",
     DType.float8_e4m3fn: "f8e4m3fn", DType.float8_e4m3fnuz: "f8e4m3fnuz",
     DType.float8_e5m2: "f8e5m2", DType.float8_e5m2fnuz: "f8e5m2fnuz",
-    DType.float16: "f16", DType.bfloat16: "bf16", DType.float32: "f32", DType.float64: "f64",
+    DType.float4_e2m1fn: "f4e2m1fn", DType.float16: "f16", DType.bfloat16: "bf16", DType.float32: "f32", DType.float64: "f64",
 }  # fmt: skip
 """Element types that the kernel language has, by its names."""
 
@@ -160,7 +160,7 @@ def cast(text: str, source: DType, target: DType) -> str:
 
     A conversion to an 8-bit float rounds where it stands: who asks for it means the rounding.
     """
-    if target.is_float() and target.size_in_bits == 8 and source is not target:
+    if target.is_float() and target.size_in_bytes == 1 and source is not target:
         return f"k.cast(k.cast({text}, k.{KERNEL_NAME[target]}), k.f32)"
     source, target = compute_dtype(source), compute_dtype(target)
     if source is target:
