@@ -184,6 +184,26 @@ def test_damaged_pytorch(tmp_path: Path, content: bytes) -> None:
         load_weights([path])
 
 
+@given(st.data())
+def test_pytorch_damaged_anywhere(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Cut or with a byte changed: one clear error, or tensors of the file's own size."""
+    path = tmp_path_factory.mktemp("torch") / "m.pt"
+    torch.save({"a": torch.arange(8.0), "b": torch.ones(3, dtype=torch.bfloat16)}, path)
+    content = bytearray(path.read_bytes())
+    if data.draw(st.booleans()):
+        del content[data.draw(st.integers(0, len(content) - 1)) :]
+    else:
+        content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(content)
+    try:
+        for _, weight in load_weights([path]).items():
+            assert Tensor.from_dlpack(weight.data()).to_numpy().nbytes <= 32
+    except WeightsFileError as error:
+        assert "m.pt" in str(error)
+
+
 def test_pytorch_without_tensors(tmp_path: Path) -> None:
     torch.save([1, 2], tmp_path / "m.pt")
     with pytest.raises(WeightsFileError, match="expected a dictionary of tensors, got list"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from typing import Any, cast
 
 from max.driver import DLPackArray, Tensor
@@ -29,7 +28,9 @@ def read_tensors(path: os.PathLike[str] | str) -> dict[str, Any]:
 
     try:
         loaded: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError) as error:
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # a damaged pickle makes the unpickler fail in any way
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise WeightsFileError(f"{os.fspath(path)}: cannot be read safely: {reason}") from error
     if isinstance(loaded, dict):
