@@ -35,8 +35,8 @@ def windows_of(folder: Path, text: str, size: int, most: int) -> list[list[int]]
     return parts[:most]
 
 
-def perplexity(folder: Path, windows: list[list[int]], **options: object) -> float:
-    """The perplexity of windows of tokens, read by a pipeline.
+def log_probabilities(folder: Path, windows: list[list[int]], **options: object) -> np.ndarray:
+    """The log-probabilities of all tokens of windows but the first, ``[windows, size - 1]``, by a pipeline.
 
     Args:
         folder: The model.
@@ -51,7 +51,7 @@ def perplexity(folder: Path, windows: list[list[int]], **options: object) -> flo
         **options,
     )
     pipeline = PIPELINE_REGISTRY.retrieve(config, PipelineTask.TEXT_GENERATION)[1]
-    total, count = 0.0, 0
+    rows: list[list[float]] = []
     for start in range(0, len(windows), BATCH):
         contexts = [
             TextContext(max_length=len(w) + 1, tokens=np.array(w))
@@ -63,26 +63,29 @@ def perplexity(folder: Path, windows: list[list[int]], **options: object) -> flo
         outputs = pipeline.execute(inputs)
         for context in contexts:
             (found,) = outputs[context.request_id].log_probabilities
-            read = found.token_log_probabilities[:-1]
-            total -= math.fsum(read)
-            count += len(read)
+            rows.append(found.token_log_probabilities[:-1])
             pipeline.release(context.request_id)
-    return math.exp(total / count)
+    return np.array(rows)
 
 
-def perplexity_of_transformers(folder: Path, windows: list[list[int]]) -> float:
+def log_probabilities_of_transformers(folder: Path, windows: list[list[int]]) -> np.ndarray:
     """The same, by transformers in float32."""
     import torch
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    total = 0.0
+    rows: list[np.ndarray] = []
     with torch.inference_mode():
         for start in range(0, len(windows), BATCH):
             tokens = torch.tensor(windows[start : start + BATCH])
             logs = model(tokens).logits[:, :-1].double().log_softmax(-1)
-            total -= float(logs.gather(-1, tokens[:, 1:, None]).sum())
-    return math.exp(total / (len(windows) * (len(windows[0]) - 1)))
+            rows.append(logs.gather(-1, tokens[:, 1:, None])[..., 0].numpy())
+    return np.concatenate(rows)
+
+
+def perplexity(logs: np.ndarray) -> float:
+    """The perplexity of tokens of some log-probabilities."""
+    return math.exp(-float(np.mean(logs)))
 
 
 def measure(
@@ -97,12 +100,12 @@ def measure(
         files: Where GGUF files are written.
     """
     found = {
-        name: perplexity(folder, windows, quantization_encoding=name)
+        name: perplexity(log_probabilities(folder, windows, quantization_encoding=name))
         for name in ("float32", "bfloat16")
     }
     for name in encodings:
         path = write_gguf(folder, files / f"{name}.gguf", name)
-        found[name] = perplexity(folder, windows, weight_path=[path])
+        found[name] = perplexity(log_probabilities(folder, windows, weight_path=[path]))
     return found
 
 
@@ -119,7 +122,7 @@ def main() -> None:
     )
     print(f"{args.model.name} on {args.text.name}: {len(windows)} windows of {args.window} tokens")
     print("| encoding | perplexity | to float32 | bound |\n|---|---|---|---|")
-    reference = perplexity_of_transformers(args.model, windows)
+    reference = perplexity(log_probabilities_of_transformers(args.model, windows))
     with tempfile.TemporaryDirectory() as files:
         found = measure(args.model, windows, args.encodings, Path(files))
     plain = found["float32"]

@@ -43,13 +43,23 @@ def assert_product(actual: Any, x: np.ndarray, w: np.ndarray, scale: float = 4.0
 
 
 def gptq_weight(
-    rng: np.random.Generator, inputs: int, outputs: int, bits: int, group: int, desc_act: bool
+    rng: np.random.Generator,
+    inputs: int,
+    outputs: int,
+    bits: int,
+    group: int,
+    desc_act: bool,
+    scale: float = 1.0,
+    less: int = 1,
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """The tensors of a GPTQ weight, and what it holds, ``[outputs, inputs]``: element by element, as the format says."""
+    """The tensors of a GPTQ weight, and what it holds, ``[outputs, inputs]``: element by element, as the format says.
+
+    `less` is what stored zero points lack: 1, in the format ``gptq_v2`` 0.
+    """
     groups = -(-inputs // group)
     q = rng.integers(0, 2**bits, (inputs, outputs))
     zeros = rng.integers(1, 2**bits, (groups, outputs))
-    scales = rng.uniform(0.5, 2, (groups, outputs)).astype(np.float16)
+    scales = (scale * rng.uniform(0.5, 2, (groups, outputs))).astype(np.float16)
     order = np.arange(inputs) // group
     if desc_act:
         order = rng.permutation(order)
@@ -63,7 +73,7 @@ def gptq_weight(
         return words.view(np.int32)
 
     weight = scales.astype(np.float32)[order] * (q - zeros[order])
-    tensors = [packed(q), np.ascontiguousarray(packed(zeros.T - 1).T), scales]
+    tensors = [packed(q), np.ascontiguousarray(packed(zeros.T - less).T), scales]
     if desc_act:
         tensors.append(order.astype(np.int32))
     return tensors, weight.T
