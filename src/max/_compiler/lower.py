@@ -54,6 +54,7 @@ from max.mlir import (
     WhileOp,
     bind_call,
 )
+from max.mlir.types import short_types
 
 __all__ = ["UnsupportedOpError", "lower_graph", "scopes"]
 
@@ -565,7 +566,8 @@ class GraphLowering:
         elif isinstance(op, MatmulOp):
             name = "mo.matmul"
         if not library.supports(name):
-            raise UnsupportedOpError(f"{op.name}: the compiler has no kernel for this op")
+            types = short_types([v.type for v in op.operands])
+            raise UnsupportedOpError(f"{op.name}: the compiler has no kernel for this op on {types}")
         self.discover(op)
         call = library.lower(
             name,
