@@ -78,10 +78,23 @@ class QKVProjections(Module):
 
     @property
     def wqkv(self) -> TensorValue:
-        """The weights of queries, keys and values, one above the other."""
+        """The weights of queries, keys and values, one above the other.
+
+        Raises:
+            ValueError: They have several encodings.
+        """
         if self.stacked_qkv:
             return TensorValue(self.qkv_proj)
         parts: list[TensorValue] = []
+        encodings = {
+            p.weight.quantization_encoding for p in (self.q_proj, self.k_proj, self.v_proj)
+        }
+        if len(encodings) > 1:
+            names = ", ".join(sorted("none" if e is None else e.value for e in encodings))
+            raise ValueError(
+                f"{type(self).__name__}: queries, keys and values have several encodings ({names}); "
+                "use the projections"
+            )
         for projection in (self.q_proj, self.k_proj, self.v_proj):
             weight: TensorValue = projection.weight
             if self.clip_qkv is not None:
@@ -104,7 +117,8 @@ class QKVProjections(Module):
         are used, keys and values are rounded to the cache's dtype; a rounding before only adds to that.
         """
         if self.stacked_qkv:
-            qkv = project(x, TensorValue(self.qkv_proj))
+            encoding = self.qkv_proj.quantization_encoding
+            qkv = project(x, TensorValue(self.qkv_proj), encoding=encoding)
             q, k, v = ops.split(qkv, [self.q_width, self.kv_width, self.kv_width], axis=1)
             return q, k, v
         # three products read the weights where they are; one would need them in one piece
