@@ -567,7 +567,9 @@ class GraphLowering:
             name = "mo.matmul"
         if not library.supports(name):
             types = short_types([v.type for v in op.operands])
-            raise UnsupportedOpError(f"{op.name}: the compiler has no kernel for this op on {types}")
+            raise UnsupportedOpError(
+                f"{op.name}: the compiler has no kernel for this op on {types}"
+            )
         self.discover(op)
         call = library.lower(
             name,
