@@ -131,6 +131,20 @@ SOURCES: dict[str, tuple[str, str]] = {
             mo.output(%a) : ({X}) -> ()""",
         ),
     ),
+    "pack_weights": (
+        "pack-weights",
+        graph(
+            "%x: !mo.tensor<[n, 256], f32, cpu:0>, %v: !mo.tensor<[20, 144], ui8, cpu:0>",
+            "!mo.tensor<[n, 20], f32, cpu:0>, !mo.tensor<[n, 20], f32, cpu:0>, !mo.tensor<[n, 20], f32, cpu:0>",
+            """
+            %w = mo.constant.external() {name = "w"} : () -> !mo.tensor<[20, 144], ui8, cpu:0>
+            %y = mo.qmatmul(%x, %w) {encoding = "Q4_K"} : (!mo.tensor<[n, 256], f32, cpu:0>, !mo.tensor<[20, 144], ui8, cpu:0>) -> !mo.tensor<[n, 20], f32, cpu:0>
+            %z = mo.qmatmul(%x, %v) {encoding = "Q4_K"} : (!mo.tensor<[n, 256], f32, cpu:0>, !mo.tensor<[20, 144], ui8, cpu:0>) -> !mo.tensor<[n, 20], f32, cpu:0>
+            %n = mo.neg(%x) : (!mo.tensor<[n, 256], f32, cpu:0>) -> !mo.tensor<[n, 256], f32, cpu:0>
+            %u = mo.qmatmul(%n, %w) {encoding = "Q4_K"} : (!mo.tensor<[n, 256], f32, cpu:0>, !mo.tensor<[20, 144], ui8, cpu:0>) -> !mo.tensor<[n, 20], f32, cpu:0>
+            mo.output(%y, %z, %u) : (!mo.tensor<[n, 20], f32, cpu:0>, !mo.tensor<[n, 20], f32, cpu:0>, !mo.tensor<[n, 20], f32, cpu:0>) -> ()""",
+        ),
+    ),
     "compute_once": (
         "compute-once",
         graph(

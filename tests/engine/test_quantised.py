@@ -7,6 +7,7 @@ import pytest
 
 from max.dtype import DType
 from max.dtype.blocks import BLOCK_FORMATS, decode
+from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType, Weight, ops
 from max.graph.quantization import QuantizationConfig, QuantizationEncoding
 from tests.nn.harness import BACKENDS, FLOATS, run_graph
@@ -36,6 +37,56 @@ def test_qmatmul(encoding, dtype, backend, rng):
         x = rng.standard_normal((rows, inner)).astype(FLOATS[dtype].to_numpy())
         (y,) = run_graph(graph, [x, w], None, backend)
         assert_product(y, x, decode(w, encoding))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_qmatmul_with_a_weight(encoding, dtype, threads, rng):
+    """Weights are packed when the model is loaded: the integer kernels."""
+    form = BLOCK_FORMATS[encoding]
+    for columns in (1, 16, 37, 70):
+        inner = form.elements * int(rng.choice([1, 2, 5, 32]) if form.elements == 32 else 4)
+        w = random_weight(rng, columns, inner, encoding)
+        weight = Weight("w", DType.float32, (columns, inner), CPU, QuantizationEncoding(encoding))
+        types = [TensorType(FLOATS[dtype], ["m", inner], CPU)]
+        with Graph("qmatmul", input_types=types) as graph:
+            x = graph.inputs[0].tensor
+            graph.output(ops.qmatmul(weight.quantization_encoding, None, x, weight))
+        model = InferenceSession(num_threads=threads).load(graph, weights_registry={"w": w})
+        expected = decode(w, encoding)
+        for rows in (*ROWS, 0, 6, 17, 300):
+            # rows of all sizes, and one of zeros
+            x = rng.standard_normal((rows, inner)) * 10.0 ** rng.uniform(-3, 0.5, (rows, 1))
+            x[1:2] = 0
+            x = x.astype(FLOATS[dtype].to_numpy())
+            (y,) = model.execute(x)
+            y = y.to_numpy()
+            assert y.shape == (rows, columns)
+            if rows:
+                assert_product(y, x, expected)
+            if rows > 16:
+                # what a row gives does not depend on the rows beside it
+                (few,) = model.execute(x[:2])
+                assert_close(few.to_numpy(), y[:2])
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_what_is_no_number_stays_in_its_row(encoding, rng):
+    inner = BLOCK_FORMATS[encoding].elements
+    w = random_weight(rng, 24, inner, encoding)
+    weight = Weight("w", DType.float32, (24, inner), CPU, QuantizationEncoding(encoding))
+    with Graph("g", input_types=[TensorType(DType.float32, ["m", inner], CPU)]) as graph:
+        x = graph.inputs[0].tensor
+        graph.output(ops.qmatmul(weight.quantization_encoding, None, x, weight))
+    model = InferenceSession().load(graph, weights_registry={"w": w})
+    for rows in (3, 20):
+        for bad in (np.nan, np.inf, -np.inf):
+            x = rng.standard_normal((rows, inner)).astype(np.float32)
+            x[1, 5] = bad
+            (y,) = model.execute(x)
+            finite = np.isfinite(y.to_numpy())
+            assert finite[0].all() and finite[2:].all() and not finite[1].any()
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)

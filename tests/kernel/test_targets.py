@@ -135,10 +135,17 @@ def test_dot_bf16(name, width):
 
 
 @k.kernel
-def dots_i8(out: k.Output[k.i32, 1], a: k.Input[k.u8, 1], b: k.Input[k.i8, 1], *, W: int):
+def dots_i8(
+    out: k.Output[k.i32, 1],
+    a: k.Input[k.u8, 1],
+    b: k.Input[k.i8, 1],
+    *,
+    W: int,
+    narrow: bool = False,
+):
     acc = k.splat(k.i32(3), W)
     for j in range(0, a.shape[0], 4 * W):
-        acc = k.dot_i8(acc, a.load(j, width=4 * W), b.load(j, width=4 * W))
+        acc = k.dot_i8(acc, a.load(j, width=4 * W), b.load(j, width=4 * W), narrow=narrow)
     out.store(0, value=acc)
 
 
@@ -163,6 +170,28 @@ def test_dot_i8(features, width):
     want = 3 + (a.astype(np.int64) * b).reshape(-1, width, 4).sum((0, 2))
     np.testing.assert_array_equal(out, want)
     np.testing.assert_array_equal(plain, want)
+
+
+@pytest.mark.parametrize("width", [4, 8, 16, 32, 48])
+@pytest.mark.parametrize(
+    "features",
+    [["ssse3"], ["avx2"], ["avx512f", "avx512bw"], ["avx512f", "avx512bw", "avx512vnni"]],
+    ids=str,
+)
+def test_narrow_dot_i8(features, width):
+    host = k.host_target()
+    if not all(host.has(f) for f in features):
+        pytest.skip(f"this machine lacks {features}")
+    rng = np.random.default_rng(0)
+    a = rng.integers(0, 129, 12 * width).astype(np.uint8)
+    b = rng.integers(-127, 128, 12 * width).astype(np.int8)
+    # the largest sums of two products
+    a[: 4 * width], b[: 4 * width] = 128, rng.choice([-127, 127])
+    out = np.zeros(width, np.int32)
+    target = k.Target(frozenset(features), host.triple, "x86-64")
+    compiled(dots_i8, [out, a, b], {"W": width, "narrow": True}, target=target)
+    want = 3 + (a.astype(np.int64) * b).reshape(-1, width, 4).sum((0, 2))
+    np.testing.assert_array_equal(out, want)
 
 
 def test_dot_i8_on_arm():

@@ -723,7 +723,7 @@ _ROWWISE = {"mo.softmax": 4, "mo.logsoftmax": 4, "mo.layer_norm": 6, "mo.rms_nor
 
 def products(name: str, operands: Sequence[SSAValue], results: Sequence[SSAValue]) -> Size:
     """Twice the products that a matmul or a convolution sums; 0 for other ops."""
-    if name == "mo.matmul":
+    if name in ("mo.matmul", "mo.qmatmul", "mok.qmatmul"):
         return simplify(2 * product(shape_of(results[0])) * shape_of(operands[0])[-1])
     if name == "mo.conv":
         taps = product(shape_of(operands[1])[:-1])

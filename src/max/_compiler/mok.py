@@ -4,6 +4,7 @@
   (with reductions over one axis), ``library`` (a library op, the first that is no view, and its epilogue).
 - `mok.once`: ops on weights and constants only, which run once when a model is loaded.
 - `mok.matmul`: `mo.matmul` with the attribute `transpose_b`.
+- `mok.pack`: a quantised weight as the machine likes it best, and `mok.qmatmul`: the product with one.
 - `mok.yield`: ends the body of a region or of a `mok.once`.
 """
 
@@ -13,19 +14,30 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
-from xdsl.dialects.builtin import Builtin, ModuleOp
+from xdsl.dialects.builtin import Builtin, LocationAttr, ModuleOp
 from xdsl.ir import Attribute, Block, Dialect, Operation, OpTraits, Region, SSAValue
 from xdsl.traits import IsolatedFromAbove, IsTerminator, Pure
 from xdsl.utils.exceptions import VerifyException
 
-from max.mlir import MO, MoOp, OpSpec, TensorType, to_attr
+from max._kernels.packed import FORMATS, ROWS
+from max.dtype.blocks import BLOCK_FORMATS
+from max.mlir import MO, DimExpr, MoOp, OpSpec, TensorType, to_attr
 from max.mlir.operation import OPS
 
 if TYPE_CHECKING:
     from xdsl.parser import Parser
     from xdsl.printer import Printer
 
-__all__ = ["BodyOp", "MatmulOp", "OnceOp", "RegionOp", "YieldOp", "parse"]
+__all__ = [
+    "BodyOp",
+    "MatmulOp",
+    "OnceOp",
+    "PackOp",
+    "PackedMatmulOp",
+    "RegionOp",
+    "YieldOp",
+    "parse",
+]
 
 
 class YieldOp(MoOp):
@@ -51,6 +63,64 @@ class MatmulOp(MoOp):
     name = "mok.matmul"
     spec = OpSpec("mok.matmul", (2, 2), 1, attributes={"transpose_b": bool}, infer=_infer_matmul)
     traits = OpTraits(lambda: (Pure(),))
+
+
+def _infer_pack(types: Sequence[Attribute], attrs: Any) -> Sequence[Attribute]:
+    (w,) = types
+    assert isinstance(w, TensorType)
+    form = FORMATS[attrs["encoding"]]
+    rows, size = w.static_shape or (0, 0)
+    inner = size // BLOCK_FORMATS[form.encoding].bytes * form.super_block
+    return (w.with_shape([-(-rows // ROWS), form.group_bytes(inner)]),)
+
+
+class PackOp(MoOp):
+    """Rows of a quantised weight in the layout of `max._kernels.packed`."""
+
+    name = "mok.pack"
+    spec = OpSpec("mok.pack", (1, 1), 1, attributes={"encoding": str}, infer=_infer_pack)
+    traits = OpTraits(lambda: (Pure(),))
+
+    @classmethod
+    def of(cls, w: SSAValue, encoding: str) -> PackOp:
+        """The op for rows of blocks, whose sizes are known."""
+        return cls.create(
+            operands=(w,),
+            result_types=_infer_pack([w.type], {"encoding": encoding}),
+            attributes={"encoding": to_attr(encoding)},
+        )
+
+
+def _infer_packed_matmul(types: Sequence[Attribute], attrs: Any) -> Sequence[Attribute]:
+    x = types[0]
+    assert isinstance(x, TensorType)
+    return (x.with_shape([*x.shape[:-1], DimExpr.of(attrs["columns"])]),)
+
+
+class PackedMatmulOp(MoOp):
+    """`mo.qmatmul` with a packed weight, which has so many `columns`."""
+
+    name = "mok.qmatmul"
+    spec = OpSpec(
+        "mok.qmatmul",
+        (2, 2),
+        1,
+        attributes={"encoding": str, "columns": int},
+        infer=_infer_packed_matmul,
+    )
+    traits = OpTraits(lambda: (Pure(),))
+
+    @classmethod
+    def of(
+        cls, x: SSAValue, packed: SSAValue, encoding: str, columns: int, location: LocationAttr
+    ) -> PackedMatmulOp:
+        """The product of x and a packed weight of so many rows."""
+        return cls.create(
+            operands=(x, packed),
+            result_types=_infer_packed_matmul([x.type, packed.type], {"columns": columns}),
+            attributes={"encoding": to_attr(encoding), "columns": to_attr(columns)},
+            location=location,
+        )
 
 
 class BodyOp(MoOp):
@@ -138,7 +208,7 @@ class OnceOp(BodyOp):
     traits = OpTraits(lambda: (IsolatedFromAbove(),))
 
 
-MOK = Dialect("mok", [YieldOp, MatmulOp, RegionOp, OnceOp], [])
+MOK = Dialect("mok", [YieldOp, MatmulOp, PackOp, PackedMatmulOp, RegionOp, OnceOp], [])
 
 
 def parse(text: str, resources: Mapping[str, npt.NDArray[Any]] | None = None) -> ModuleOp:

@@ -22,6 +22,7 @@ from max._compiler.passes.dce import drop_dead_ops
 from max._compiler.passes.fuse import fuse
 from max._compiler.passes.materialise import materialise
 from max._compiler.passes.once import compute_once
+from max._compiler.passes.pack import pack_weights
 from max._compiler.passes.views import push_views
 from max._compiler.record import Compilation, recorded
 from max._config import dump_log, flags
@@ -46,6 +47,7 @@ PASSES: tuple[Pass, ...] = (
     GraphPass("merge-equal-ops", merge_equal_ops),
     GraphPass("push-views", push_views),
     GraphPass("drop-dead-ops", drop_dead_ops),
+    GraphPass("pack-weights", pack_weights),
     GraphPass("compute-once", compute_once),
     GraphPass("materialise", materialise),
     GraphPass("fuse", fuse),

@@ -67,6 +67,8 @@ FAMILIES: dict[str, str] = {
     "mo.quantize": "dequantise",
     "mo.qmatmul": "qmatmul",
     "mo.qmatmul_gptq": "qmatmul",
+    "mok.pack": "packed",
+    "mok.qmatmul": "packed_matmul",
     "mo.max_pool": "pooling",
     "mo.avg_pool": "pooling",
 }

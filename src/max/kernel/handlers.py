@@ -356,7 +356,7 @@ def emit_dot_bf16(fe: Expressions, acc: Any, a: Any, b: Any) -> Any:
 
 
 @_emits(lang.dot_i8)
-def emit_dot_i8(fe: Expressions, acc: Any, a: Any, b: Any) -> Any:
+def emit_dot_i8(fe: Expressions, acc: Any, a: Any, b: Any, narrow: bool = False) -> Any:
     acc, a, b = (_vector(fe, x, "k.dot_i8") for x in (acc, a, b))
     width = acc.type.width
     if (
@@ -368,6 +368,8 @@ def emit_dot_i8(fe: Expressions, acc: Any, a: Any, b: Any) -> Any:
         fe.fail(f"k.dot_i8 takes SIMD[i32, n], SIMD[u8, 4n] and SIMD[i8, 4n], got {came}")
     if fe.target.dot_i8_lanes(width):
         return fe.b.op("dot_i8", (acc, a, b), acc.type)
+    if narrow and fe.target.narrow_dot_i8_lanes(width):
+        return fe.b.op("narrow_dot_i8", (acc, a, b), acc.type)
     for j in range(4):
         lanes = tuple(range(j, 4 * width, 4))
         x, y = (fe.cast(emit_shuffle(fe, v, None, lanes), i32) for v in (a, b))

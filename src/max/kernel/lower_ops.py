@@ -32,6 +32,12 @@ _INTRINSIC = {
     "round": "roundeven",
     "popcount": "ctpop",
 }
+# lanes: products of unsigned and signed bytes summed by two, products of words summed by two
+_MULTIPLY_ADD = {
+    4: ("llvm.x86.ssse3.pmadd.ub.sw.128", "llvm.x86.sse2.pmadd.wd"),
+    8: ("llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"),
+    16: ("llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512"),
+}
 
 
 class OpLowering:
@@ -82,6 +88,7 @@ class OpLowering:
             "cttz": lambda s: self._count_zeros(s, "cttz"),
             "dot_bf16": self._dot_bf16,
             "dot_i8": self._dot_i8,
+            "narrow_dot_i8": self._narrow_dot_i8,
             "atomic_add": self._atomic_add,
             "libm": self._libm,
             "ult": lambda s: self._compare_unsigned(s, "ult"),
@@ -723,6 +730,25 @@ class OpLowering:
                 strict=True,
             )
         ]
+        self.alias(s, self._joined(results, "i32", piece))
+
+    def _narrow_dot_i8(self, s: Let) -> None:
+        acc, a, b = s.args
+        width = acc.type.width
+        piece = self.target.narrow_dot_i8_lanes(width)
+        bytes_name, words_name = _MULTIPLY_ADD[piece]
+        sums, shorts, octets = f"<{piece} x i32>", f"<{2 * piece} x i16>", f"<{4 * piece} x i8>"
+        ones = f"<{', '.join(['i16 1'] * (2 * piece))}>"
+        results: list[str] = []
+        for x, y, z in zip(
+            self._pieces(self.atom(acc), "i32", width, piece),
+            self._pieces(self.atom(a), "i8", 4 * width, 4 * piece),
+            self._pieces(self.atom(b), "i8", 4 * width, 4 * piece),
+            strict=True,
+        ):
+            pairs = self.call(shorts, bytes_name, [(octets, y), (octets, z)])
+            fours = self.call(sums, words_name, [(shorts, pairs), (shorts, ones)])
+            results.append(self.temp(f"add {sums} {x}, {fours}"))
         self.alias(s, self._joined(results, "i32", piece))
 
     def _scale(self, s: Let) -> None:

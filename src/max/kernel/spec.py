@@ -182,9 +182,12 @@ OPS: dict[str, tuple[int | None, Rule]] = {
     **dict.fromkeys(("reduce_add", "reduce_mul", "reduce_max", "reduce_min"), (1, _reduction)),
     **dict.fromkeys(("any", "all"), (1, _mask_reduction)),
     "dot_bf16": (3, _dot),
-    "dot_i8": (
-        3,
-        lambda s: s.args[0].type is s.ref.type and s.args[1].type.width == 4 * s.ref.type.width,
+    **dict.fromkeys(
+        ("dot_i8", "narrow_dot_i8"),
+        (
+            3,
+            lambda s: s.args[0].type is s.ref.type and s.args[1].type.width == 4 * s.ref.type.width,
+        ),
     ),
     # memory and context
     "gep": (

@@ -101,6 +101,16 @@ class Target:
             return width if narrow and width in (4, 8) else 0
         return 4 if self.has("i8mm") and width % 4 == 0 else 0
 
+    def narrow_dot_i8_lanes(self, width: int) -> int:
+        """Lanes that a pair of 16-bit multiply-adds takes of ``width`` in a narrow ``k.dot_i8``; 0 where there are none."""
+        if not self.is_x86:
+            return 0
+        if width % 16 == 0 and self.has("avx512bw"):
+            return 16
+        if width % 8 == 0 and self.has("avx2"):
+            return 8
+        return 4 if width % 4 == 0 and self.has("ssse3") else 0
+
     @functools.cached_property
     def feature_string(self) -> str:
         """LLVM's ``target-features``."""

@@ -11,7 +11,7 @@ from max._compiler.passes.materialise import needs_contiguous
 from max._compiler.shapes import is_view, shape_of, view_layout
 from max.mlir import DimAttr, MoOp, ShapeAttr, TensorType
 
-__all__ = ["compute_once"]
+__all__ = ["compute_once", "weights_only"]
 
 SOURCES = frozenset({"mo.constant", "mo.constant.external"})
 GROWTH = 4
@@ -48,6 +48,19 @@ def _known(op: MoOp, known: set[SSAValue]) -> bool:
         and all(operand in known for operand in op.operands)
         and all(_bytes(result) is not None for result in op.results)
     )
+
+
+def weights_only(ops: list[MoOp]) -> set[SSAValue]:
+    """The values that depend on weights and constants only.
+
+    Args:
+        ops: The ops of a block.
+    """
+    known: set[SSAValue] = set()
+    for op in ops:
+        if op.name in SOURCES or _known(op, known):
+            known.update(op.results)
+    return known
 
 
 def _worth_keeping(op: MoOp, sources: dict[SSAValue, int]) -> bool:

@@ -1,0 +1,447 @@
+"""Products with packed quantised weights, in integers: rows of x are rounded to 8 bits with a scale for each 32 neighbours.
+
+One kernel, which branches on the number of rows at run time:
+
+- few rows: packed lines are unpacked in registers and multiplied at once, at the speed at which they are read;
+- more: strips of 32 columns are unpacked to bytes in scratch that stays in the L1 cache, which all rows of a block are multiplied by.
+
+The sums of a block of 32 are exact integers; f32 adds up the blocks, in the order of k whatever the number of workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from max import kernel as k
+from max._kernels.lowering import KernelCall, Operand, Workspace, product, view
+from max._kernels.matmul import identity
+from max._kernels.packed import BLOCK, FORMATS, LINE, ROWS, PackedFormat
+from max.dtype import DType
+from max.kernel import Target
+
+COLUMNS = 2 * ROWS
+"""Columns of a strip: two groups of rows of the weight."""
+FEW_ROWS = 16
+"""Up to so many rows of x nothing is unpacked to memory."""
+FEW_AT_ONCE = (4, 2, 1)
+"""Rows of x that are multiplied at once then."""
+BLOCK_ROWS = 240
+"""Most rows of a block, a multiple of each tile height."""
+PANEL = 24
+"""Blocks of k that are unpacked at once, whole super-blocks: with their scales they fit in the L1 cache."""
+ROUNDED = 8
+"""Blocks of x that a worker rounds at once."""
+PADDING = 64
+"""Bytes between rows of the rounded x, so that their lines are not all of one set of the cache."""
+
+
+@k.inline
+def signed_bytes(target: Target, form: PackedFormat) -> bool:
+    """Whether elements of 8 bits are multiplied as signed numbers: where the products of bytes are of numbers up to 128 only."""
+    return form.bits == 8 and not target.dot_i8_lanes(target.width(k.f32))
+
+
+@k.inline
+def round_block(q: Any, scale: Any, zero_sums: Any, x: Any, form: PackedFormat, zero: int) -> None:
+    """Rounds 32 elements to 8 bits: ``x = scale q``.
+
+    Args:
+        q: Where the elements go.
+        scale: Where the scale goes.
+        zero_sums: Where -zero times the sum of each part goes; with offsets the sum of what the elements stand for.
+        x: The elements.
+        form: The weight's format.
+        zero: What is subtracted from the weight's elements.
+    """
+    v = k.cast(x.load(0, width=BLOCK), k.f32)
+    d = k.reduce_max(k.abs(v)) / 127.0
+    inverse = k.f32(0) if d == 0.0 else 1.0 / d
+    rounded = k.cast(k.round(v * inverse), k.i32)
+    q.store(0, value=k.cast_unchecked(rounded, k.i8))
+    scale[0] = d
+    if form.affine:
+        zero_sums[0] = d * k.f32(k.reduce_add(rounded))
+    elif form.parts == 1:
+        zero_sums.view(k.i32)[0] = k.reduce_add(rounded) * -zero
+    else:
+        low, high = k.iota(k.i32, BLOCK) < BLOCK // 2, k.iota(k.i32, BLOCK) >= BLOCK // 2
+        zero_sums.view(k.i32)[0] = k.reduce_add(k.select(low, rounded, 0)) * -zero
+        zero_sums.view(k.i32)[1] = k.reduce_add(k.select(high, rounded, 0)) * -zero
+
+
+@k.inline
+def unpacked(lines: Any, at: Any, j: int, form: PackedFormat, width: int) -> Any:
+    """Elements 4 j … 4 j + 3 of `width` rows of a block.
+
+    Args:
+        lines: The packed bytes.
+        at: The first of the block's that these rows have.
+        j: Which elements.
+        form: Their format.
+        width: How many rows.
+    """
+    if form.bits == 8:
+        return lines.load(at + j * LINE, width=4 * width)
+    low = lines.load(at + j % 4 * LINE, width=4 * width)
+    low = low >> 4 if j >= 4 else low & 15
+    if form.bits == 5:
+        return low | (lines.load(at + 4 * LINE, width=4 * width) >> j & 1) << 4
+    if form.bits == 6:
+        return (
+            low | (lines.load(at + (4 + j // 4) * LINE, width=4 * width) >> (2 * (j % 4)) & 3) << 4
+        )
+    return low
+
+
+@k.inline
+def add_products(acc: Any, elements: Any, word: Any, signed: bool, width: int) -> Any:
+    """Adds the products of four neighbours in k of `width` rows of the weight with four of a row of x, which are one word."""
+    x = k.bitcast(k.splat(word, width), k.i8)
+    if signed:
+        value = k.bitcast(elements ^ 128, k.i8)
+        x = k.select(value < 0, 0 - x, x)
+        return k.dot_i8(acc, k.bitcast(k.abs(value), k.u8), x, narrow=True)
+    return k.dot_i8(acc, elements, x, narrow=True)
+
+
+@k.inline
+def scale_of(scales: Any, at: Any, form: PackedFormat, part: Any, index: int, width: int) -> Any:
+    """Scales (`index` 0) or offsets (1) of `width` rows.
+
+    Args:
+        scales: The scales of a super-block.
+        at: The first row.
+        form: The format.
+        part: Which part of the super-block.
+        index: Scales or offsets.
+        width: How many rows.
+    """
+    d = k.cast(scales.view(k.f16).load(index * ROWS + at, width=width), k.f32)
+    if not form.two_levels:
+        return d
+    parts = form.super_block // BLOCK * form.parts
+    levels = scales[form.halves + index * parts * ROWS :]
+    here = levels.load(part * ROWS + at, width=width)
+    if form.encoding == "Q6_K":
+        return d * k.cast(k.bitcast(here, k.i8), k.f32)
+    return d * k.cast(here, k.f32)
+
+
+@k.inline
+def few_rows(
+    c: Any,
+    q: Any,
+    stride: Any,
+    scales: Any,
+    zero_sums: Any,
+    groups: Any,
+    blocks: Any,
+    first: int,
+    rows: int,
+    signed: bool,
+    form: PackedFormat,
+    width: int,
+) -> None:
+    """A few rows of x by two vectors of columns, straight from the packed lines.
+
+    Args:
+        c: Where the sums go, `COLUMNS` a row.
+        q: Rounded elements of x, in words.
+        stride: Words from row to row.
+        scales: Scales of x `[rows, blocks]`.
+        zero_sums: `[rows, blocks * parts]`, see `round_block`.
+        groups: The packed groups of the strip `[2, bytes]`.
+        blocks: Blocks of 32 along k.
+        first: The first column, within the strip.
+        rows: Rows of x at once.
+        signed: See `signed_bytes`.
+        form: The weight's format.
+        width: Lanes of a vector of sums.
+    """
+    sums = k.tile(k.f32, (rows, 2), width=width, fill=0.0)
+    span = form.super_block // BLOCK
+    start = blocks * form.lines * LINE
+    last = groups.shape[0] - 1
+    sources = [groups[k.min((first + v * width) // ROWS, last)] for v in k.static_range(2)]
+    for super_block in range(blocks // span):
+        for inside in range(span):
+            b = super_block * span + inside
+            acc = k.tile(k.i32, (rows, 2, form.parts), width=width, fill=0)
+            if not form.affine and not signed:
+                for r in k.static_range(rows):
+                    for p in k.static_range(form.parts):
+                        here = k.splat(zero_sums.view(k.i32)[r, b * form.parts + p], width)
+                        for v in k.static_range(2):
+                            acc[r, v, p] = here
+            for j in k.static_range(8):
+                for v in k.static_range(2):
+                    at = b * (form.lines * LINE) + (first + v * width) % ROWS * 4
+                    if form.bits == 8 or j < 4:
+                        sources[v].prefetch(at + AHEAD + j * LINE)
+                    elements = unpacked(sources[v], at, j, form, width)
+                    for r in k.static_range(rows):
+                        word = q[r * stride + b * 8 + j]
+                        p = j * form.parts // 8
+                        acc[r, v, p] = add_products(acc[r, v, p], elements, word, signed, width)
+            for v in k.static_range(2):
+                lane = (first + v * width) % ROWS
+                here = sources[v][start + super_block * form.scale_bytes :]
+                for p in k.static_range(form.parts):
+                    scale = scale_of(here, lane, form, inside * form.parts + p, 0, width)
+                    for r in k.static_range(rows):
+                        scaled = scale * scales[r, b]
+                        sums[r, v] = k.fma(k.cast(acc[r, v, p], k.f32), scaled, sums[r, v])
+                if form.affine:
+                    offset = scale_of(here, lane, form, inside, 1, width)
+                    for r in k.static_range(rows):
+                        taken = k.splat(-zero_sums[r, b], width)
+                        sums[r, v] = k.fma(offset, taken, sums[r, v])
+    for r in k.static_range(rows):
+        for v in k.static_range(2):
+            c.store(r * COLUMNS + first + v * width, value=sums[r, v])
+
+
+AHEAD = 1024
+"""Bytes that lines are asked for ahead of their use."""
+
+
+@k.inline
+def unpack_strip(
+    panel: Any,
+    factors: Any,
+    offsets: Any,
+    groups: Any,
+    begin: Any,
+    count: Any,
+    blocks: Any,
+    form: PackedFormat,
+    width: int,
+) -> None:
+    """Unpacks blocks of a strip: bytes `[block][8][COLUMNS][4]`, scales `[block][parts][COLUMNS]`, offsets `[block][COLUMNS]`."""
+    span = form.super_block // BLOCK
+    start = blocks * form.lines * LINE
+    for g in k.static_range(2):
+        source = groups[k.min(g, groups.shape[0] - 1)]
+        for n in range(count):
+            b = begin + n
+            scales = source[start + b // span * form.scale_bytes :]
+            for lane in k.static_range(0, ROWS, width):
+                at = b * (form.lines * LINE) + 4 * lane
+                for j in k.static_range(8):
+                    elements = unpacked(source, at, j, form, width)
+                    panel.store(((n * 8 + j) * COLUMNS + g * ROWS + lane) * 4, value=elements)
+                for p in k.static_range(form.parts):
+                    scale = scale_of(scales, lane, form, b % span * form.parts + p, 0, width)
+                    factors.store((n * form.parts + p) * COLUMNS + g * ROWS + lane, value=scale)
+                if form.affine:
+                    offset = scale_of(scales, lane, form, b % span, 1, width)
+                    offsets.store(n * COLUMNS + g * ROWS + lane, value=offset)
+
+
+@k.inline
+def multiply_strip(
+    c: Any,
+    q: Any,
+    row: Any,
+    stride: Any,
+    scales: Any,
+    zero_sums: Any,
+    panel: Any,
+    factors: Any,
+    offsets: Any,
+    begin: Any,
+    count: Any,
+    first: int,
+    rows: int,
+    signed: bool,
+    form: PackedFormat,
+    width: int,
+) -> None:
+    """A tile of rows of x by two vectors of columns of an unpacked strip.
+
+    Args:
+        c: Where the sums are, `COLUMNS` a row: set where `begin` is 0, else added to.
+        q: Rounded elements of x, in words.
+        row: The tile's first row; the last one of x stands in for those that are not there.
+        stride: Words from row to row.
+        scales: Scales of x `[rows, blocks]`.
+        zero_sums: `[rows, blocks * parts]`, see `round_block`.
+        panel: See `unpack_strip`.
+        factors: See `unpack_strip`.
+        offsets: See `unpack_strip`.
+        begin: The first block.
+        count: How many blocks.
+        first: The first column, within the strip.
+        rows: The tile's height.
+        signed: See `signed_bytes`.
+        form: The weight's format.
+        width: Lanes of a vector of sums.
+    """
+    sums = k.tile(k.f32, (rows, 2), width=width, fill=0.0)
+    if begin > 0:
+        for r in k.static_range(rows):
+            for v in k.static_range(2):
+                sums[r, v] = c.load(r * COLUMNS + first + v * width, width=width)
+    at = [k.min(row + r, scales.shape[0] - 1) for r in k.static_range(rows)]
+    for n in range(count):
+        b = begin + n
+        for p in k.static_range(form.parts):
+            acc = k.tile(k.i32, (rows, 2), width=width, fill=0)
+            if not form.affine and not signed:
+                for r in k.static_range(rows):
+                    here = k.splat(zero_sums.view(k.i32)[at[r], b * form.parts + p], width)
+                    for v in k.static_range(2):
+                        acc[r, v] = here
+            for i in k.static_range(8 // form.parts):
+                j = p * (8 // form.parts) + i
+                elements = [
+                    panel.load(((n * 8 + j) * COLUMNS + first + v * width) * 4, width=4 * width)
+                    for v in k.static_range(2)
+                ]
+                for r in k.static_range(rows):
+                    word = q[at[r] * stride + b * 8 + j]
+                    for v in k.static_range(2):
+                        acc[r, v] = add_products(acc[r, v], elements[v], word, signed, width)
+            for v in k.static_range(2):
+                column = first + v * width
+                factor = factors.load((n * form.parts + p) * COLUMNS + column, width=width)
+                for r in k.static_range(rows):
+                    scaled = factor * scales[at[r], b]
+                    sums[r, v] = k.fma(k.cast(acc[r, v], k.f32), scaled, sums[r, v])
+        if form.affine:
+            for v in k.static_range(2):
+                offset = offsets.load(n * COLUMNS + first + v * width, width=width)
+                for r in k.static_range(rows):
+                    taken = k.splat(-zero_sums[at[r], b], width)
+                    sums[r, v] = k.fma(offset, taken, sums[r, v])
+    for r in k.static_range(rows):
+        for v in k.static_range(2):
+            c.store(r * COLUMNS + first + v * width, value=sums[r, v])
+
+
+@k.kernel
+def qmatmul_packed(
+    out: k.Output,
+    x: k.Input,
+    w: k.Input,
+    workspace: k.InOut,
+    *extra: k.Input,
+    ctx: k.Context,
+    encoding: str,
+    epilogue: Any = identity,
+) -> None:
+    """`out` `[M, N]` = `epilogue(x wᵀ)` from `x` `[M, K]` and packed groups `w` `[groups, bytes]`."""
+    form = FORMATS[encoding]
+    width = ctx.target.width(k.f32)
+    height = 6 if ctx.target.registers >= 32 else 2
+    signed = signed_bytes(ctx.target, form)
+    zero = 0 if signed else form.zero
+    rows, columns, inner = x.shape[0], out.shape[1], x.shape[1]
+    blocks = inner // BLOCK
+    stride = (inner + PADDING) // 4
+    q = workspace[: rows * stride].view(k.i32)
+    scales = workspace[rows * stride : rows * (stride + blocks)].reshape(rows, blocks)
+    zero_sums = workspace[rows * (stride + blocks) : rows * (stride + blocks * (1 + form.parts))]
+    zero_sums = zero_sums.reshape(rows, blocks * form.parts)
+    for row, chunk in ctx.parallel((rows, k.ceildiv(blocks, ROUNDED))):
+        for b in range(chunk * ROUNDED, k.min((chunk + 1) * ROUNDED, blocks)):
+            target = q[row * stride + b * 8 :].view(k.i8)
+            sums = zero_sums[row, b * form.parts :]
+            round_block(target, scales[row, b:], sums, x[row, b * BLOCK :], form, zero)
+    ctx.barrier()
+
+    c = ctx.scratch(k.f32, (BLOCK_ROWS * COLUMNS,))
+    panel = ctx.scratch(k.u8, (PANEL * BLOCK * COLUMNS,))
+    factors = ctx.scratch(k.f32, (PANEL * form.parts * COLUMNS,))
+    offsets = ctx.scratch(k.f32, (PANEL * COLUMNS if form.affine else 1,))
+    many = rows > FEW_ROWS
+    tiles = k.ceildiv(rows, height)
+    row_blocks = k.i64(1)
+    if many:
+        # enough blocks for every worker, unless that makes them less than four tiles high
+        strips = k.max(k.ceildiv(columns, COLUMNS), 1)
+        wanted = k.ceildiv(4 * ctx.num_workers, strips)
+        row_blocks = k.max(k.ceildiv(rows, BLOCK_ROWS), k.min(wanted, k.ceildiv(tiles, 4)))
+    tiles_a_block = k.ceildiv(tiles, row_blocks)
+    for row_block, strip in ctx.parallel((row_blocks, k.ceildiv(columns, COLUMNS)), grain=1):
+        column = strip * COLUMNS
+        here = k.min(COLUMNS, columns - column)
+        groups = w[2 * strip :]
+        row = k.i64(0)
+        count = rows
+        if many:
+            row = row_block * tiles_a_block * height
+            count = k.min(row + tiles_a_block * height, rows) - row
+            for begin in range(0, blocks, PANEL):
+                length = k.min(PANEL, blocks - begin)
+                unpack_strip(panel, factors, offsets, groups, begin, length, blocks, form, width)
+                for i in range(0, count, height):
+                    for first in k.static_range(0, COLUMNS, 2 * width):
+                        multiply_strip(
+                            c[i * COLUMNS :],
+                            q,
+                            row + i,
+                            stride,
+                            scales,
+                            zero_sums,
+                            panel,
+                            factors,
+                            offsets,
+                            begin,
+                            length,
+                            first,
+                            height,
+                            signed,
+                            form,
+                            width,
+                        )
+        else:
+            i = k.i64(0)
+            for at_once in k.static_range(3):
+                step = FEW_AT_ONCE[at_once]
+                while i + step <= rows:
+                    for first in k.static_range(0, COLUMNS, 2 * width):
+                        few_rows(
+                            c[i * COLUMNS :],
+                            q[i * stride :],
+                            stride,
+                            scales[i:],
+                            zero_sums[i:],
+                            groups,
+                            blocks,
+                            first,
+                            step,
+                            signed,
+                            form,
+                            width,
+                        )
+                    i += step
+        for i in range(count):
+            for j, mask in k.vectors(here, width):
+                v = c.load(i * COLUMNS + j, width=width)
+                result = epilogue(v, row + i, column + j, mask, extra)
+                out.store(row + i, column + j, value=result, mask=mask)
+
+
+def _lower_qmatmul_packed(
+    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+) -> KernelCall:
+    form = FORMATS[attributes["encoding"]]
+    x, out = operands[0], results[0]
+    last = len(x.shape) - 1
+    inner = x.shape[last]
+    blocks = inner // BLOCK
+    words = (inner + PADDING) // 4 + blocks * (1 + form.parts)
+    workspace = Workspace(DType.float32, (product([*x.shape[:last], words]),))
+    args = (
+        view("result", 0, out, (range(last), (last,)), static=False),
+        view("operand", 0, x, (range(last), (last,)), static=False),
+        view("operand", 1, operands[1], static=False),
+        view("workspace", 0, workspace, static=False),
+    )
+    params = {"encoding": attributes["encoding"]}
+    return KernelCall(qmatmul_packed, args, params, epilogue=True, workspaces=(workspace,))
+
+
+LOWERINGS = {"mok.qmatmul": _lower_qmatmul_packed}
