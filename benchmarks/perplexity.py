@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 import math
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -68,12 +70,16 @@ def log_probabilities(folder: Path, windows: list[list[int]], **options: object)
     return np.array(rows)
 
 
-def log_probabilities_of_transformers(folder: Path, windows: list[list[int]]) -> np.ndarray:
-    """The same, by transformers in float32."""
+def log_probabilities_of_transformers(
+    folder: Path, windows: list[list[int]], prepare: Callable[[Any], None] | None = None
+) -> np.ndarray:
+    """The same, by transformers in float32; `prepare` may change the torch model before."""
     import torch
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    if prepare is not None:
+        prepare(model)
     rows: list[np.ndarray] = []
     with torch.inference_mode():
         for start in range(0, len(windows), BATCH):
