@@ -17,23 +17,26 @@ from max import kernel as k
 from max._kernels.lowering import KernelCall, Operand, Workspace, product, view
 from max._kernels.matmul import identity
 from max._kernels.packed import BLOCK, FORMATS, LINE, ROWS, PackedFormat
+from max._kernels.tiles import FIRST_4, LAST_4
 from max.dtype import DType
 from max.kernel import Target
 
 COLUMNS = 2 * ROWS
 """Columns of a strip: two groups of rows of the weight."""
-FEW_ROWS = 16
+FEW_ROWS = 32
 """Up to so many rows of x nothing is unpacked to memory."""
 FEW_AT_ONCE = (4, 2, 1)
 """Rows of x that are multiplied at once then."""
 BLOCK_ROWS = 240
 """Most rows of a block, a multiple of each tile height."""
+MAX_TILE_ROWS = 6
+"""What rows are filled up to at most."""
 PANEL = 24
 """Blocks of k that are unpacked at once, whole super-blocks: with their scales they fit in the L1 cache."""
 ROUNDED = 8
-"""Blocks of x that a worker rounds at once."""
-PADDING = 64
-"""Bytes between rows of the rounded x, so that their lines are not all of one set of the cache."""
+"""Blocks of a tile of x that a worker rounds at once."""
+AHEAD = 2048
+"""Bytes that lines are asked for ahead of their use, which the hardware does not see coming in time."""
 
 
 @k.inline
@@ -43,31 +46,37 @@ def signed_bytes(target: Target, form: PackedFormat) -> bool:
 
 
 @k.inline
-def round_block(q: Any, scale: Any, zero_sums: Any, x: Any, form: PackedFormat, zero: int) -> None:
-    """Rounds 32 elements to 8 bits: ``x = scale q``.
+def round_block(
+    q: Any, scale: Any, zero_sums: Any, height: Any, x: Any, form: PackedFormat, zero: int
+) -> None:
+    """Rounds 32 elements of a row to 8 bits: ``x = scale q``.
 
     Args:
-        q: Where the elements go.
+        q: Where the elements go, four in a word.
         scale: Where the scale goes.
         zero_sums: Where -zero times the sum of each part goes; with offsets the sum of what the elements stand for.
+        height: From the sum of one part to that of the next.
         x: The elements.
         form: The weight's format.
         zero: What is subtracted from the weight's elements.
     """
     v = k.cast(x.load(0, width=BLOCK), k.f32)
-    d = k.reduce_max(k.abs(v)) / 127.0
+    # magnitudes are in the order of their bits, and what is no number comes last
+    top = k.reduce_max(k.bitcast(k.abs(v), k.u32))
+    d = k.bitcast(top, k.f32) / 127.0
     inverse = k.f32(0) if d == 0.0 else 1.0 / d
-    rounded = k.cast(k.round(v * inverse), k.i32)
-    q.store(0, value=k.cast_unchecked(rounded, k.i8))
+    rounded = k.cast_unchecked(k.cast_unchecked(k.round(v * inverse), k.i32), k.i8)
+    q.store(0, value=k.bitcast(rounded, k.i32))
     scale[0] = d
+    sums = k.dot_i8(k.splat(k.i32(0), 8), k.splat(k.u8(1), BLOCK), rounded, narrow=True)
     if form.affine:
-        zero_sums[0] = d * k.f32(k.reduce_add(rounded))
+        zero_sums[0] = d * k.f32(k.reduce_add(sums))
     elif form.parts == 1:
-        zero_sums.view(k.i32)[0] = k.reduce_add(rounded) * -zero
+        zero_sums.view(k.i32)[0] = k.reduce_add(sums) * -zero
     else:
-        low, high = k.iota(k.i32, BLOCK) < BLOCK // 2, k.iota(k.i32, BLOCK) >= BLOCK // 2
-        zero_sums.view(k.i32)[0] = k.reduce_add(k.select(low, rounded, 0)) * -zero
-        zero_sums.view(k.i32)[1] = k.reduce_add(k.select(high, rounded, 0)) * -zero
+        for part in k.static_range(2):
+            half = k.shuffle(sums, None, LAST_4 if part else FIRST_4)
+            zero_sums.view(k.i32)[part * height] = k.reduce_add(half) * -zero
 
 
 @k.inline
@@ -132,10 +141,11 @@ def scale_of(scales: Any, at: Any, form: PackedFormat, part: Any, index: int, wi
 def few_rows(
     c: Any,
     q: Any,
-    stride: Any,
     scales: Any,
     zero_sums: Any,
+    height: Any,
     groups: Any,
+    workers: Any,
     blocks: Any,
     first: int,
     rows: int,
@@ -147,11 +157,12 @@ def few_rows(
 
     Args:
         c: Where the sums go, `COLUMNS` a row.
-        q: Rounded elements of x, in words.
-        stride: Words from row to row.
-        scales: Scales of x `[rows, blocks]`.
-        zero_sums: `[rows, blocks * parts]`, see `round_block`.
-        groups: The packed groups of the strip `[2, bytes]`.
+        q: Rounded elements of x in words `[blocks, height, 8]`, from the first row on.
+        scales: Scales of x `[blocks, height]`.
+        zero_sums: `[blocks, parts, height]`, see `round_block`.
+        height: Rows of x.
+        groups: The packed groups from the strip on `[…, bytes]`.
+        workers: How many strips further the next one is likely to be this worker's.
         blocks: Blocks of 32 along k.
         first: The first column, within the strip.
         rows: Rows of x at once.
@@ -163,7 +174,6 @@ def few_rows(
     span = form.super_block // BLOCK
     start = blocks * form.lines * LINE
     last = groups.shape[0] - 1
-    sources = [groups[k.min((first + v * width) // ROWS, last)] for v in k.static_range(2)]
     for super_block in range(blocks // span):
         for inside in range(span):
             b = super_block * span + inside
@@ -171,39 +181,43 @@ def few_rows(
             if not form.affine and not signed:
                 for r in k.static_range(rows):
                     for p in k.static_range(form.parts):
-                        here = k.splat(zero_sums.view(k.i32)[r, b * form.parts + p], width)
+                        one = zero_sums.view(k.i32)[(b * form.parts + p) * height + r]
                         for v in k.static_range(2):
-                            acc[r, v, p] = here
+                            acc[r, v, p] = k.splat(one, width)
+            # lines that come later in these groups, or in those of the next strip
+            ahead = b * (form.lines * LINE) + AHEAD
+            later = ahead >= start
+            ahead = ahead - start if later else ahead
+            beyond = 2 * workers if later else k.i64(0)
             for j in k.static_range(8):
                 for v in k.static_range(2):
-                    at = b * (form.lines * LINE) + (first + v * width) % ROWS * 4
-                    if form.bits == 8 or j < 4:
-                        sources[v].prefetch(at + AHEAD + j * LINE)
-                    elements = unpacked(sources[v], at, j, form, width)
+                    group = (first + v * width) // ROWS
+                    lane = (first + v * width) % ROWS
+                    if j < form.lines and lane == 0:
+                        groups.prefetch(beyond + group, ahead + j * LINE)
+                    at = b * (form.lines * LINE) + 4 * lane
+                    elements = unpacked(groups[k.min(group, last)], at, j, form, width)
+                    p = j * form.parts // 8
                     for r in k.static_range(rows):
-                        word = q[r * stride + b * 8 + j]
-                        p = j * form.parts // 8
+                        word = q[(b * height + r) * 8 + j]
                         acc[r, v, p] = add_products(acc[r, v, p], elements, word, signed, width)
             for v in k.static_range(2):
                 lane = (first + v * width) % ROWS
-                here = sources[v][start + super_block * form.scale_bytes :]
+                source = groups[k.min((first + v * width) // ROWS, last)]
+                here = source[start + super_block * form.scale_bytes :]
                 for p in k.static_range(form.parts):
                     scale = scale_of(here, lane, form, inside * form.parts + p, 0, width)
                     for r in k.static_range(rows):
-                        scaled = scale * scales[r, b]
+                        scaled = scale * scales[b * height + r]
                         sums[r, v] = k.fma(k.cast(acc[r, v, p], k.f32), scaled, sums[r, v])
                 if form.affine:
                     offset = scale_of(here, lane, form, inside, 1, width)
                     for r in k.static_range(rows):
-                        taken = k.splat(-zero_sums[r, b], width)
+                        taken = k.splat(-zero_sums[b * height + r], width)
                         sums[r, v] = k.fma(offset, taken, sums[r, v])
     for r in k.static_range(rows):
         for v in k.static_range(2):
             c.store(r * COLUMNS + first + v * width, value=sums[r, v])
-
-
-AHEAD = 1024
-"""Bytes that lines are asked for ahead of their use."""
 
 
 @k.inline
@@ -243,14 +257,11 @@ def unpack_strip(
 def multiply_strip(
     c: Any,
     q: Any,
-    row: Any,
-    stride: Any,
     scales: Any,
     zero_sums: Any,
     panel: Any,
     factors: Any,
     offsets: Any,
-    begin: Any,
     count: Any,
     first: int,
     rows: int,
@@ -258,19 +269,16 @@ def multiply_strip(
     form: PackedFormat,
     width: int,
 ) -> None:
-    """A tile of rows of x by two vectors of columns of an unpacked strip.
+    """Adds a tile of rows of x by two vectors of columns of an unpacked strip, over some blocks.
 
     Args:
-        c: Where the sums are, `COLUMNS` a row: set where `begin` is 0, else added to.
-        q: Rounded elements of x, in words.
-        row: The tile's first row; the last one of x stands in for those that are not there.
-        stride: Words from row to row.
-        scales: Scales of x `[rows, blocks]`.
-        zero_sums: `[rows, blocks * parts]`, see `round_block`.
+        c: The sums, `COLUMNS` a row.
+        q: Rounded elements of x in words `[blocks, rows, 8]`, from the first of the blocks on.
+        scales: Scales of x `[blocks, rows]`.
+        zero_sums: `[blocks, parts, rows]`, see `round_block`.
         panel: See `unpack_strip`.
         factors: See `unpack_strip`.
         offsets: See `unpack_strip`.
-        begin: The first block.
         count: How many blocks.
         first: The first column, within the strip.
         rows: The tile's height.
@@ -278,46 +286,42 @@ def multiply_strip(
         form: The weight's format.
         width: Lanes of a vector of sums.
     """
-    sums = k.tile(k.f32, (rows, 2), width=width, fill=0.0)
-    if begin > 0:
-        for r in k.static_range(rows):
-            for v in k.static_range(2):
-                sums[r, v] = c.load(r * COLUMNS + first + v * width, width=width)
-    at = [k.min(row + r, scales.shape[0] - 1) for r in k.static_range(rows)]
+    steps = 8 // form.parts
+    total = k.tile(k.f32, (rows, 2), width=width)
+    for r in k.static_range(rows):
+        for v in k.static_range(2):
+            total[r, v] = c.load(r * COLUMNS + first + v * width, width=width)
     for n in range(count):
-        b = begin + n
         for p in k.static_range(form.parts):
             acc = k.tile(k.i32, (rows, 2), width=width, fill=0)
             if not form.affine and not signed:
                 for r in k.static_range(rows):
-                    here = k.splat(zero_sums.view(k.i32)[at[r], b * form.parts + p], width)
+                    one = zero_sums.view(k.i32)[(n * form.parts + p) * rows + r]
                     for v in k.static_range(2):
-                        acc[r, v] = here
-            for i in k.static_range(8 // form.parts):
-                j = p * (8 // form.parts) + i
-                elements = [
-                    panel.load(((n * 8 + j) * COLUMNS + first + v * width) * 4, width=4 * width)
-                    for v in k.static_range(2)
-                ]
+                        acc[r, v] = k.splat(one, width)
+            # no unrolled loop: it would need more registers than there are
+            for j in range(p * steps, (p + 1) * steps):
+                at = ((n * 8 + j) * COLUMNS + first) * 4
+                low = panel.load(at, width=4 * width)
+                high = panel.load(at + 4 * width, width=4 * width)
                 for r in k.static_range(rows):
-                    word = q[at[r] * stride + b * 8 + j]
-                    for v in k.static_range(2):
-                        acc[r, v] = add_products(acc[r, v], elements[v], word, signed, width)
+                    word = q[(n * rows + r) * 8 + j]
+                    acc[r, 0] = add_products(acc[r, 0], low, word, signed, width)
+                    acc[r, 1] = add_products(acc[r, 1], high, word, signed, width)
             for v in k.static_range(2):
                 column = first + v * width
                 factor = factors.load((n * form.parts + p) * COLUMNS + column, width=width)
                 for r in k.static_range(rows):
-                    scaled = factor * scales[at[r], b]
-                    sums[r, v] = k.fma(k.cast(acc[r, v], k.f32), scaled, sums[r, v])
-        if form.affine:
-            for v in k.static_range(2):
-                offset = offsets.load(n * COLUMNS + first + v * width, width=width)
-                for r in k.static_range(rows):
-                    taken = k.splat(-zero_sums[at[r], b], width)
-                    sums[r, v] = k.fma(offset, taken, sums[r, v])
+                    scaled = factor * scales[n * rows + r]
+                    total[r, v] = k.fma(k.cast(acc[r, v], k.f32), scaled, total[r, v])
+                if form.affine and p == 0:
+                    offset = offsets.load(n * COLUMNS + column, width=width)
+                    for r in k.static_range(rows):
+                        taken = k.splat(-zero_sums[n * rows + r], width)
+                        total[r, v] = k.fma(offset, taken, total[r, v])
     for r in k.static_range(rows):
         for v in k.static_range(2):
-            c.store(r * COLUMNS + first + v * width, value=sums[r, v])
+            c.store(r * COLUMNS + first + v * width, value=total[r, v])
 
 
 @k.kernel
@@ -333,90 +337,97 @@ def qmatmul_packed(
 ) -> None:
     """`out` `[M, N]` = `epilogue(x wᵀ)` from `x` `[M, K]` and packed groups `w` `[groups, bytes]`."""
     form = FORMATS[encoding]
+    parts = form.parts
     width = ctx.target.width(k.f32)
-    height = 6 if ctx.target.registers >= 32 else 2
+    tile = MAX_TILE_ROWS if ctx.target.registers >= 32 else 2
     signed = signed_bytes(ctx.target, form)
     zero = 0 if signed else form.zero
     rows, columns, inner = x.shape[0], out.shape[1], x.shape[1]
     blocks = inner // BLOCK
-    stride = (inner + PADDING) // 4
-    q = workspace[: rows * stride].view(k.i32)
-    scales = workspace[rows * stride : rows * (stride + blocks)].reshape(rows, blocks)
-    zero_sums = workspace[rows * (stride + blocks) : rows * (stride + blocks * (1 + form.parts))]
-    zero_sums = zero_sums.reshape(rows, blocks * form.parts)
-    for row, chunk in ctx.parallel((rows, k.ceildiv(blocks, ROUNDED))):
+    many = rows > FEW_ROWS
+    # x is rounded into tiles of rows: blocks of 32 one after the other, in each 8 words a row
+    height = k.i64(tile) if many else rows
+    tiles = k.ceildiv(rows, k.max(height, 1))
+    size = blocks * height
+    q = workspace.view(k.i32)
+    scales = workspace[tiles * size * 8 :]
+    zero_sums = workspace[tiles * size * 9 :]
+    # rows of a tile lie side by side: one worker rounds all of them
+    for i, chunk in ctx.parallel((tiles, k.ceildiv(blocks, ROUNDED))):
         for b in range(chunk * ROUNDED, k.min((chunk + 1) * ROUNDED, blocks)):
-            target = q[row * stride + b * 8 :].view(k.i8)
-            sums = zero_sums[row, b * form.parts :]
-            round_block(target, scales[row, b:], sums, x[row, b * BLOCK :], form, zero)
+            to = i * size + b * height
+            for r in range(k.min(height, rows - i * height)):
+                words, sums = q[(to + r) * 8 :], zero_sums[to * parts + r :]
+                source = x[i * height + r, b * BLOCK :]
+                round_block(words, scales[to + r :], sums, height, source, form, zero)
     ctx.barrier()
 
     c = ctx.scratch(k.f32, (BLOCK_ROWS * COLUMNS,))
     panel = ctx.scratch(k.u8, (PANEL * BLOCK * COLUMNS,))
-    factors = ctx.scratch(k.f32, (PANEL * form.parts * COLUMNS,))
+    factors = ctx.scratch(k.f32, (PANEL * parts * COLUMNS,))
     offsets = ctx.scratch(k.f32, (PANEL * COLUMNS if form.affine else 1,))
-    many = rows > FEW_ROWS
-    tiles = k.ceildiv(rows, height)
+    strips = k.ceildiv(columns, COLUMNS)
     row_blocks = k.i64(1)
     if many:
         # enough blocks for every worker, unless that makes them less than four tiles high
-        strips = k.max(k.ceildiv(columns, COLUMNS), 1)
-        wanted = k.ceildiv(4 * ctx.num_workers, strips)
+        wanted = k.ceildiv(4 * ctx.num_workers, k.max(strips, 1))
         row_blocks = k.max(k.ceildiv(rows, BLOCK_ROWS), k.min(wanted, k.ceildiv(tiles, 4)))
     tiles_a_block = k.ceildiv(tiles, row_blocks)
-    for row_block, strip in ctx.parallel((row_blocks, k.ceildiv(columns, COLUMNS)), grain=1):
+    for row_block, strip in ctx.parallel((row_blocks, strips), grain=1):
         column = strip * COLUMNS
         here = k.min(COLUMNS, columns - column)
         groups = w[2 * strip :]
         row = k.i64(0)
         count = rows
         if many:
-            row = row_block * tiles_a_block * height
-            count = k.min(row + tiles_a_block * height, rows) - row
+            first_tile = row_block * tiles_a_block
+            last_tile = k.min(first_tile + tiles_a_block, tiles)
+            row = first_tile * tile
+            count = k.min(last_tile * tile, rows) - row
+            for i in range(0, (last_tile - first_tile) * tile * COLUMNS, width):
+                c.store(i, value=k.splat(k.f32(0), width))
             for begin in range(0, blocks, PANEL):
                 length = k.min(PANEL, blocks - begin)
                 unpack_strip(panel, factors, offsets, groups, begin, length, blocks, form, width)
-                for i in range(0, count, height):
+                for i in range(first_tile, last_tile):
+                    to = i * size + begin * tile
                     for first in k.static_range(0, COLUMNS, 2 * width):
                         multiply_strip(
-                            c[i * COLUMNS :],
-                            q,
-                            row + i,
-                            stride,
-                            scales,
-                            zero_sums,
+                            c[(i - first_tile) * tile * COLUMNS :],
+                            q[to * 8 :],
+                            scales[to:],
+                            zero_sums[to * parts :],
                             panel,
                             factors,
                             offsets,
-                            begin,
                             length,
                             first,
-                            height,
+                            tile,
                             signed,
                             form,
                             width,
                         )
         else:
             i = k.i64(0)
-            for at_once in k.static_range(3):
-                step = FEW_AT_ONCE[at_once]
-                while i + step <= rows:
+            for at_once in k.unroll(FEW_AT_ONCE):
+                while i + at_once <= rows:
                     for first in k.static_range(0, COLUMNS, 2 * width):
                         few_rows(
                             c[i * COLUMNS :],
-                            q[i * stride :],
-                            stride,
+                            q[8 * i :],
                             scales[i:],
                             zero_sums[i:],
+                            rows,
                             groups,
+                            ctx.num_workers,
                             blocks,
                             first,
-                            step,
+                            at_once,
                             signed,
                             form,
                             width,
                         )
-                    i += step
+                    i += at_once
         for i in range(count):
             for j, mask in k.vectors(here, width):
                 v = c.load(i * COLUMNS + j, width=width)
@@ -431,14 +442,14 @@ def _lower_qmatmul_packed(
     x, out = operands[0], results[0]
     last = len(x.shape) - 1
     inner = x.shape[last]
-    blocks = inner // BLOCK
-    words = (inner + PADDING) // 4 + blocks * (1 + form.parts)
-    workspace = Workspace(DType.float32, (product([*x.shape[:last], words]),))
+    words = inner // BLOCK * (8 + 1 + form.parts)
+    rows = product(x.shape[:last]) + MAX_TILE_ROWS
+    workspace = Workspace(DType.float32, (rows, words))
     args = (
         view("result", 0, out, (range(last), (last,)), static=False),
         view("operand", 0, x, (range(last), (last,)), static=False),
         view("operand", 1, operands[1], static=False),
-        view("workspace", 0, workspace, static=False),
+        view("workspace", 0, workspace, ((0, 1),), static=False),
     )
     params = {"encoding": attributes["encoding"]}
     return KernelCall(qmatmul_packed, args, params, epilogue=True, workspaces=(workspace,))
