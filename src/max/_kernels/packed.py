@@ -1,18 +1,18 @@
 """Quantised weights as kernels like them best: packed once, when a model is loaded.
 
-Rows of a weight are taken in groups of 16. A group has first its elements, in blocks of 32 (along k) of 4, 5, 6 or 8 lines of
-64 bytes, then its scales:
+Rows of a weight are taken in groups of 32, side by side. A group is a row of units, one for each block that the encoding has along k
+(32 or 256 elements); a unit has its scales first, then its elements, 32 of a row at once in 4, 5, 6 or 8 lines of 128 bytes:
 
 - 4 bits: byte ``4 r + i`` of line ``j`` has elements ``4 j + i`` (low half) and ``16 + 4 j + i`` (high half) of row ``r``;
 - 5 and 6 bits: one or two lines more have the upper bits, of element ``4 j + i`` at bit ``j`` of the line, or at bits
   ``2 (j % 4)`` of line ``j // 4``;
 - 8 bits: byte ``4 r + i`` of line ``j`` has element ``4 j + i``.
 
-So a line has four neighbours in k of each of 16 rows, which is what an instruction for products of bytes takes; half a line serves
-vectors of half the size. Elements are unsigned: what is subtracted from them (`zero`) comes in through the sums of x.
+So four neighbours in k of each row lie together, which is what an instruction for products of bytes takes, for vectors of any size, and what
+is read lies one after the other. Elements are unsigned: what is subtracted from them (`zero`) comes in through the sums of x.
 
-Scales are 16 halves a block; where the format has blocks of 256, 16 halves each of them (and 16 more for the offsets), and then bytes that
-multiply them, 16 for each part of 32 (Q6_K: of 16), those of the offsets after all of the scales'. Groups begin at multiples of 64 bytes.
+Scales are 32 halves; where units have 256 elements, 32 halves (and 32 more for the offsets), and then bytes that multiply them, 32 for
+each part of 32 elements (Q6_K: of 16), those of the offsets after all of the scales'.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from max._kernels.dequantise import scale_and_offset
 from max._kernels.lowering import KernelCall, Operand, view
 from max.dtype.blocks import BLOCK_FORMATS
 
-ROWS = 16
+ROWS = 32
 """Rows of a group."""
 BLOCK = 32
 """Elements of a block along k."""
-LINE = 64
+LINE = 4 * ROWS
 """Bytes of a line."""
 
 
@@ -59,7 +59,7 @@ class PackedFormat:
 
     @property
     def super_block(self) -> int:
-        """Elements of a row that share a half as scale."""
+        """Elements of a row in a unit: they share a half as scale."""
         return BLOCK_FORMATS[self.encoding].elements
 
     @property
@@ -69,22 +69,30 @@ class PackedFormat:
 
     @property
     def halves(self) -> int:
-        """Bytes of the halves of a super-block."""
+        """Bytes of the halves of a unit."""
         return 2 * ROWS * (2 if self.affine else 1)
 
     @property
     def scale_bytes(self) -> int:
-        """Bytes of the scales of a super-block."""
+        """Bytes of the scales of a unit."""
         if not self.two_levels:
             return self.halves
-        parts = self.super_block // BLOCK * self.parts
+        parts = self.span * self.parts
         return self.halves + ROWS * parts * (2 if self.affine else 1)
+
+    @property
+    def span(self) -> int:
+        """Blocks of 32 elements of a unit."""
+        return self.super_block // BLOCK
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of a unit."""
+        return self.scale_bytes + self.span * self.lines * LINE
 
     def group_bytes(self, inner: Any) -> Any:
         """Bytes of a group of rows of `inner` elements."""
-        elements = inner // BLOCK * self.lines * LINE
-        scales = inner // self.super_block * self.scale_bytes
-        return elements + (scales + LINE - 1) // LINE * LINE
+        return inner // self.super_block * self.unit_bytes
 
 
 FORMATS: Mapping[str, PackedFormat] = {
@@ -184,15 +192,13 @@ def pack_q6_k(lines: Any, scales: Any, row: Any, block: Any) -> None:
 def pack(out: k.Output, w: k.Input, ctx: k.Context, *, encoding: str) -> None:
     """`out` `[groups, group_bytes]` from rows of blocks `w` `[N, bytes]`; the last row stands in for those that are not there."""
     form = FORMATS[encoding]
-    elements, size = BLOCK_FORMATS[encoding]
-    blocks = w.shape[1] // size
-    start = blocks * (elements // BLOCK) * form.lines * LINE
+    size = BLOCK_FORMATS[encoding].bytes
     for group in ctx.parallel(out.shape[0]):
         for row in range(ROWS):
             source = w[k.min(group * ROWS + row, w.shape[0] - 1)]
-            for b in range(blocks):
-                lines = out[group, b * (elements // BLOCK * form.lines * LINE) : start].view(k.u32)
-                scales = out[group, start + b * form.scale_bytes :]
+            for b in range(w.shape[1] // size):
+                unit = out[group, b * form.unit_bytes : (b + 1) * form.unit_bytes]
+                scales, lines = unit[: form.scale_bytes], unit[form.scale_bytes :].view(k.u32)
                 block = source[b * size :]
                 if encoding == "Q4_0":
                     pack_q4_0(lines, scales, row, block)

@@ -21,8 +21,8 @@ from max._kernels.tiles import FIRST_4, LAST_4
 from max.dtype import DType
 from max.kernel import Target
 
-COLUMNS = 2 * ROWS
-"""Columns of a strip: two groups of rows of the weight."""
+COLUMNS = ROWS
+"""Columns of a strip: a group of rows of the weight."""
 FEW_ROWS = 32
 """Up to so many rows of x nothing is unpacked to memory."""
 FEW_AT_ONCE = (4, 2, 1)
@@ -32,7 +32,7 @@ BLOCK_ROWS = 240
 MAX_TILE_ROWS = 6
 """What rows are filled up to at most."""
 PANEL = 24
-"""Blocks of k that are unpacked at once, whole super-blocks: with their scales they fit in the L1 cache."""
+"""Blocks of k that are unpacked at once, whole units: with their scales they fit in the L1 cache."""
 ROUNDED = 8
 """Blocks of a tile of x that a worker rounds at once."""
 AHEAD = 2048
@@ -119,17 +119,17 @@ def scale_of(scales: Any, at: Any, form: PackedFormat, part: Any, index: int, wi
     """Scales (`index` 0) or offsets (1) of `width` rows.
 
     Args:
-        scales: The scales of a super-block.
+        scales: The scales of a unit.
         at: The first row.
         form: The format.
-        part: Which part of the super-block.
+        part: Which part of the unit.
         index: Scales or offsets.
         width: How many rows.
     """
     d = k.cast(scales.view(k.f16).load(index * ROWS + at, width=width), k.f32)
     if not form.two_levels:
         return d
-    parts = form.super_block // BLOCK * form.parts
+    parts = form.span * form.parts
     levels = scales[form.halves + index * parts * ROWS :]
     here = levels.load(part * ROWS + at, width=width)
     if form.encoding == "Q6_K":
@@ -161,8 +161,8 @@ def few_rows(
         scales: Scales of x `[blocks, height]`.
         zero_sums: `[blocks, parts, height]`, see `round_block`.
         height: Rows of x.
-        groups: The packed groups from the strip on `[…, bytes]`.
-        workers: How many strips further the next one is likely to be this worker's.
+        groups: The packed groups from this strip's on `[…, bytes]`.
+        workers: How many groups further the next one is likely to be this worker's.
         blocks: Blocks of 32 along k.
         first: The first column, within the strip.
         rows: Rows of x at once.
@@ -171,12 +171,11 @@ def few_rows(
         width: Lanes of a vector of sums.
     """
     sums = k.tile(k.f32, (rows, 2), width=width, fill=0.0)
-    span = form.super_block // BLOCK
-    start = blocks * form.lines * LINE
-    last = groups.shape[0] - 1
-    for super_block in range(blocks // span):
-        for inside in range(span):
-            b = super_block * span + inside
+    packed = groups[0]
+    end = packed.shape[0]
+    for unit in range(blocks // form.span):
+        for inside in range(form.span):
+            b = unit * form.span + inside
             acc = k.tile(k.i32, (rows, 2, form.parts), width=width, fill=0)
             if not form.affine and not signed:
                 for r in k.static_range(rows):
@@ -184,34 +183,36 @@ def few_rows(
                         one = zero_sums.view(k.i32)[(b * form.parts + p) * height + r]
                         for v in k.static_range(2):
                             acc[r, v, p] = k.splat(one, width)
-            # lines that come later in these groups, or in those of the next strip
-            ahead = b * (form.lines * LINE) + AHEAD
-            later = ahead >= start
-            ahead = ahead - start if later else ahead
-            beyond = 2 * workers if later else k.i64(0)
+            lines = unit * form.unit_bytes + form.scale_bytes + inside * (form.lines * LINE)
+            if first == 0:
+                # what comes later in this group, or in the next one of this worker
+                ahead = lines + AHEAD
+                later = ahead >= end
+                ahead = ahead - end if later else ahead
+                group = workers if later else k.i64(0)
+                for i in k.static_range(0, form.lines * LINE, 64):
+                    groups.prefetch(group, ahead + i)
+                if inside == 0:
+                    for i in k.static_range(0, form.scale_bytes, 64):
+                        groups.prefetch(group, ahead - form.scale_bytes + i)
             for j in k.static_range(8):
                 for v in k.static_range(2):
-                    group = (first + v * width) // ROWS
-                    lane = (first + v * width) % ROWS
-                    if j < form.lines and lane == 0:
-                        groups.prefetch(beyond + group, ahead + j * LINE)
-                    at = b * (form.lines * LINE) + 4 * lane
-                    elements = unpacked(groups[k.min(group, last)], at, j, form, width)
+                    at = lines + 4 * (first + v * width)
+                    elements = unpacked(packed, at, j, form, width)
                     p = j * form.parts // 8
                     for r in k.static_range(rows):
                         word = q[(b * height + r) * 8 + j]
                         acc[r, v, p] = add_products(acc[r, v, p], elements, word, signed, width)
+            scales_here = packed[unit * form.unit_bytes :]
             for v in k.static_range(2):
-                lane = (first + v * width) % ROWS
-                source = groups[k.min((first + v * width) // ROWS, last)]
-                here = source[start + super_block * form.scale_bytes :]
+                at = first + v * width
                 for p in k.static_range(form.parts):
-                    scale = scale_of(here, lane, form, inside * form.parts + p, 0, width)
+                    scale = scale_of(scales_here, at, form, inside * form.parts + p, 0, width)
                     for r in k.static_range(rows):
                         scaled = scale * scales[b * height + r]
                         sums[r, v] = k.fma(k.cast(acc[r, v, p], k.f32), scaled, sums[r, v])
                 if form.affine:
-                    offset = scale_of(here, lane, form, inside, 1, width)
+                    offset = scale_of(scales_here, at, form, inside, 1, width)
                     for r in k.static_range(rows):
                         taken = k.splat(-zero_sums[b * height + r], width)
                         sums[r, v] = k.fma(offset, taken, sums[r, v])
@@ -225,32 +226,27 @@ def unpack_strip(
     panel: Any,
     factors: Any,
     offsets: Any,
-    groups: Any,
+    packed: Any,
     begin: Any,
     count: Any,
-    blocks: Any,
     form: PackedFormat,
     width: int,
 ) -> None:
-    """Unpacks blocks of a strip: bytes `[block][8][COLUMNS][4]`, scales `[block][parts][COLUMNS]`, offsets `[block][COLUMNS]`."""
-    span = form.super_block // BLOCK
-    start = blocks * form.lines * LINE
-    for g in k.static_range(2):
-        source = groups[k.min(g, groups.shape[0] - 1)]
-        for n in range(count):
-            b = begin + n
-            scales = source[start + b // span * form.scale_bytes :]
-            for lane in k.static_range(0, ROWS, width):
-                at = b * (form.lines * LINE) + 4 * lane
-                for j in k.static_range(8):
-                    elements = unpacked(source, at, j, form, width)
-                    panel.store(((n * 8 + j) * COLUMNS + g * ROWS + lane) * 4, value=elements)
-                for p in k.static_range(form.parts):
-                    scale = scale_of(scales, lane, form, b % span * form.parts + p, 0, width)
-                    factors.store((n * form.parts + p) * COLUMNS + g * ROWS + lane, value=scale)
-                if form.affine:
-                    offset = scale_of(scales, lane, form, b % span, 1, width)
-                    offsets.store(n * COLUMNS + g * ROWS + lane, value=offset)
+    """Unpacks blocks of a strip, `count` from `begin` on: bytes `[block][8][COLUMNS][4]`, scales `[block][parts][COLUMNS]`, offsets `[block][COLUMNS]`."""
+    for n in range(count):
+        b = begin + n
+        scales = packed[b // form.span * form.unit_bytes :]
+        lines = scales[form.scale_bytes + b % form.span * (form.lines * LINE) :]
+        for column in k.static_range(0, COLUMNS, width):
+            for j in k.static_range(8):
+                elements = unpacked(lines, 4 * column, j, form, width)
+                panel.store((n * 8 + j) * LINE + 4 * column, value=elements)
+            for p in k.static_range(form.parts):
+                scale = scale_of(scales, column, form, b % form.span * form.parts + p, 0, width)
+                factors.store((n * form.parts + p) * COLUMNS + column, value=scale)
+            if form.affine:
+                offset = scale_of(scales, column, form, b % form.span, 1, width)
+                offsets.store(n * COLUMNS + column, value=offset)
 
 
 @k.inline
@@ -301,7 +297,7 @@ def multiply_strip(
                         acc[r, v] = k.splat(one, width)
             # no unrolled loop: it would need more registers than there are
             for j in range(p * steps, (p + 1) * steps):
-                at = ((n * 8 + j) * COLUMNS + first) * 4
+                at = (n * 8 + j) * LINE + 4 * first
                 low = panel.load(at, width=4 * width)
                 high = panel.load(at + 4 * width, width=4 * width)
                 for r in k.static_range(rows):
@@ -376,7 +372,7 @@ def qmatmul_packed(
     for row_block, strip in ctx.parallel((row_blocks, strips), grain=1):
         column = strip * COLUMNS
         here = k.min(COLUMNS, columns - column)
-        groups = w[2 * strip :]
+        groups = w[strip:]
         row = k.i64(0)
         count = rows
         if many:
@@ -388,7 +384,7 @@ def qmatmul_packed(
                 c.store(i, value=k.splat(k.f32(0), width))
             for begin in range(0, blocks, PANEL):
                 length = k.min(PANEL, blocks - begin)
-                unpack_strip(panel, factors, offsets, groups, begin, length, blocks, form, width)
+                unpack_strip(panel, factors, offsets, groups[0], begin, length, form, width)
                 for i in range(first_tile, last_tile):
                     to = i * size + begin * tile
                     for first in k.static_range(0, COLUMNS, 2 * width):
