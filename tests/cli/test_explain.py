@@ -39,7 +39,11 @@ def graph() -> Graph:
 def test_the_data_are_those_of_the_program(graph: Graph) -> None:
     told = explain_graph(graph)
     assert told["inputs"] == ["float32[n, 64]"] and told["outputs"] == ["float32[n, 32]"]
-    assert [x["name"] for x in told["launches"]] == ["matmul+gelu", "matmul", "softmax"]
+    assert [x["name"] for x in told["launches"]] == [
+        "packed_matmul+gelu",
+        "packed_matmul",
+        "softmax",
+    ]
     assert told["bytes"]["weights"] == 4 * (64 * 128 + 128 * 32)
     assert [p["name"] for p in told["passes"]][:2] == ["as staged", "expand-collectives"]
     assert told["passes"][0]["ops"] == 7
@@ -101,7 +105,7 @@ def test_a_saved_graph(graph: Graph, tmp_path: Path) -> None:
     graph.save(tmp_path / "mlp.mo")
     table = explain(str(tmp_path / "mlp.mo"))
     assert table.returncode == 0, table.stderr
-    assert "3 launches of 3 kernels" in table.stdout and "matmul+gelu" in table.stdout
+    assert "3 launches of 4 kernels" in table.stdout and "packed_matmul+gelu" in table.stdout
     told = explain(str(tmp_path / "mlp.mo"), "--json", "--html", str(tmp_path / "mlp.html"))
     assert json.loads(told.stdout)[0]["name"] == "<&mlp>"
     assert (tmp_path / "mlp.html").read_text().startswith("<!doctype html>")

@@ -132,11 +132,12 @@ def test_prefill_and_decode_together(dtype: np.dtype, machine: str) -> None:
     check(make_cache([(0, 19), (70, 1), (3, 50), (200, 2)], 6, 2, 64, 32, dtype), machine=machine)
 
 
-@settings(max_examples=20)
+@settings(max_examples=30)
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 150), st.integers(1, 60)), min_size=1, max_size=4),
     heads=st.sampled_from([(1, 1), (4, 4), (9, 3), (8, 1)]),
-    head_dim=st.sampled_from([16, 24, 64, 80]),
+    head_dim=st.sampled_from([16, 24, 33, 64, 80]),
+    dtype=st.sampled_from([F32, BF16]),
     page_size=st.sampled_from([1, 7, 16, 128]),
     mask=st.sampled_from(["causal", "null", "sliding_window", "chunked_causal"]),
     window=st.sampled_from([1, 5, 33]),
@@ -146,13 +147,14 @@ def test_shapes_and_masks(
     lengths: list[tuple[int, int]],
     heads: tuple[int, int],
     head_dim: int,
+    dtype: np.dtype,
     page_size: int,
     mask: str,
     window: int,
     workers: int,
 ) -> None:
     check(
-        make_cache(lengths, *heads, head_dim, page_size, F32, seed=sum(map(sum, lengths))),
+        make_cache(lengths, *heads, head_dim, page_size, dtype, seed=sum(map(sum, lengths))),
         mask,
         window,
         workers=workers,
@@ -163,6 +165,38 @@ def test_shapes_and_masks(
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_a_long_context_is_split(length: int, workers: int) -> None:
     check(make_cache([(length, 1)], 9, 3, 64, 128, F32), workers=workers)
+
+
+@pytest.mark.parametrize("machine", ["host", "avx2"])
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_long_prompts(dtype: np.dtype, machine: str) -> None:
+    """So many tokens that tasks have many rows."""
+    cache = make_cache([(5, 300), (130, 77), (0, 129)], 6, 2, 48, 32, dtype)
+    check(cache, machine=machine, workers=1)
+    check(cache, "sliding_window", 60, machine=machine, workers=1)
+
+
+def test_queries_of_another_type_than_the_cache() -> None:
+    cache = make_cache([(40, 70), (3, 1)], 4, 2, 64, 32, BF16)
+    cache.q = np.random.default_rng(1).standard_normal(cache.q.shape).astype(F32)
+    want = reference(cache, 0.125, "causal", -1)
+    attributes = {"mask": "causal", "local_window_size": -1}
+    (got,) = run(
+        "mo.attention.ragged.paged",
+        cache.operands(0.125),
+        [(F32, cache.q.shape)],
+        attributes,
+        workers=2,
+    )
+    # many rows are rounded to bfloat16, as keys and values are; those of one token are not
+    assert_close(got, want, dtype=BF16)
+    assert_close(got[-1:], want[-1:].astype(F32))
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.3])
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_scales_that_turn_scores_around(dtype: np.dtype, scale: float) -> None:
+    check(make_cache([(70, 1), (3, 50)], 4, 2, 64, 32, dtype), scale=scale)
 
 
 def test_split_with_a_window() -> None:

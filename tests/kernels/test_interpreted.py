@@ -11,6 +11,8 @@ import pytest
 
 from max._config import flags
 from max._kernels import library
+from max._kernels.packed import FORMATS
+from max._kernels.panels import panel_elements
 from max.dtype.blocks import BLOCK_FORMATS, encode
 from tests.kernels.harness import interpreted, run
 from tests.kernels.test_attention import make_cache
@@ -207,6 +209,48 @@ CASES: dict[
             {"encoding": name},
         )
         for name, form in BLOCK_FORMATS.items()
+    },
+    **{
+        f"pack {name}": (
+            "mok.pack",
+            [encode(floats(3, form.super_block), name)],
+            [(np.uint8, (1, form.group_bytes(form.super_block)))],
+            {"encoding": name},
+        )
+        for name, form in FORMATS.items()
+    },
+    **{
+        f"packed_matmul {name}, {rows} rows": (
+            "mok.packed_matmul",
+            [
+                floats(rows, form.super_block),
+                RNG.integers(0, 60, (1, form.group_bytes(form.super_block)), np.uint8),
+            ],
+            [(F32, (rows, 5))],
+            {"encoding": name, "columns": 5},
+        )
+        for name, form in FORMATS.items()
+        for rows in ((3, 33) if name in ("Q4_0", "Q6_K") else (3,))
+    },
+    **{
+        f"pack {way} {np.dtype(dtype)}": (
+            "mok.pack",
+            [floats(*shape, dtype=dtype)],
+            [(dtype, (2, panel_elements(32)))],
+            {"encoding": way},
+        )
+        for dtype in (F32, BF16)
+        for way, shape in (("rows", (34, 32)), ("columns", (32, 33)))
+    },
+    **{
+        f"packed_matmul {np.dtype(dtype)}, {rows} rows": (
+            "mok.packed_matmul",
+            [floats(rows, 34, dtype=dtype), floats(1, panel_elements(34), dtype=dtype)],
+            [(F32, (rows, 5))],
+            {"encoding": "rows", "columns": 5},
+        )
+        for dtype in (F32, BF16, np.float16)
+        for rows in (3, 9)
     },
     "quantize Q8_0": ("mo.quantize", [floats(2, 32)], [(np.uint8, (2, 34))], {"encoding": "Q8_0"}),
     "quantize Q4_0": ("mo.quantize", [floats(2, 32)], [(np.uint8, (2, 18))], {"encoding": "Q4_0"}),

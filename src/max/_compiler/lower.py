@@ -612,7 +612,7 @@ class GraphLowering:
         flops = products(name, operands, results)
         if isinstance(outer, RegionOp) and epilogue is not None:
             flops = simplify(flops + operations(outer))
-        label = region_name(outer) if isinstance(outer, RegionOp) else name.removeprefix("mo.")
+        label = region_name(outer) if isinstance(outer, RegionOp) else name.partition(".")[2]
         self.launch(kernel, arguments, written, call.serial, label, in_place, both, flops=flops)
 
     def discover(self, op: MoOp) -> None:
@@ -723,7 +723,7 @@ _ROWWISE = {"mo.softmax": 4, "mo.logsoftmax": 4, "mo.layer_norm": 6, "mo.rms_nor
 
 def products(name: str, operands: Sequence[SSAValue], results: Sequence[SSAValue]) -> Size:
     """Twice the products that a matmul or a convolution sums; 0 for other ops."""
-    if name in ("mo.matmul", "mo.qmatmul", "mok.qmatmul"):
+    if name in ("mo.matmul", "mo.qmatmul", "mok.packed_matmul"):
         return simplify(2 * product(shape_of(results[0])) * shape_of(operands[0])[-1])
     if name == "mo.conv":
         taps = product(shape_of(operands[1])[:-1])

@@ -4,7 +4,7 @@
   (with reductions over one axis), ``library`` (a library op, the first that is no view, and its epilogue).
 - `mok.once`: ops on weights and constants only, which run once when a model is loaded.
 - `mok.matmul`: `mo.matmul` with the attribute `transpose_b`.
-- `mok.pack`: a quantised weight as the machine likes it best, and `mok.qmatmul`: the product with one.
+- `mok.pack`: a weight laid out as kernels like it best, and `mok.packed_matmul`: the product with one.
 - `mok.yield`: ends the body of a region or of a `mok.once`.
 """
 
@@ -20,6 +20,7 @@ from xdsl.traits import IsolatedFromAbove, IsTerminator, Pure
 from xdsl.utils.exceptions import VerifyException
 
 from max._kernels.packed import FORMATS, ROWS
+from max._kernels.panels import COLUMNS, panel_elements
 from max.dtype.blocks import BLOCK_FORMATS
 from max.mlir import MO, DimExpr, MoOp, OpSpec, TensorType, to_attr
 from max.mlir.operation import OPS
@@ -68,14 +69,21 @@ class MatmulOp(MoOp):
 def _infer_pack(types: Sequence[Attribute], attrs: Any) -> Sequence[Attribute]:
     (w,) = types
     assert isinstance(w, TensorType)
-    form = FORMATS[attrs["encoding"]]
-    rows, size = w.static_shape or (0, 0)
-    inner = size // BLOCK_FORMATS[form.encoding].bytes * form.super_block
-    return (w.with_shape([-(-rows // ROWS), form.group_bytes(inner)]),)
+    first, second = w.static_shape or (0, 0)
+    form = FORMATS.get(attrs["encoding"])
+    if form is not None:
+        inner = second // BLOCK_FORMATS[form.encoding].bytes * form.super_block
+        return (w.with_shape([-(-first // ROWS), form.group_bytes(inner)]),)
+    columns, inner = (first, second) if attrs["encoding"] == "rows" else (second, first)
+    return (w.with_shape([-(-columns // COLUMNS), panel_elements(inner)]),)
 
 
 class PackOp(MoOp):
-    """Rows of a quantised weight in the layout of `max._kernels.packed`."""
+    """A weight as kernels like it best.
+
+    The encoding is that of quantised blocks, laid out as `max._kernels.packed` has it; of a dense weight ``"rows"`` (`[N, K]`) or
+    ``"columns"`` (`[K, N]`), which become panels as `max._kernels.panels` has them.
+    """
 
     name = "mok.pack"
     spec = OpSpec("mok.pack", (1, 1), 1, attributes={"encoding": str}, infer=_infer_pack)
@@ -83,7 +91,7 @@ class PackOp(MoOp):
 
     @classmethod
     def of(cls, w: SSAValue, encoding: str) -> PackOp:
-        """The op for rows of blocks, whose sizes are known."""
+        """The op for a weight, whose sizes are known."""
         return cls.create(
             operands=(w,),
             result_types=_infer_pack([w.type], {"encoding": encoding}),
@@ -98,11 +106,11 @@ def _infer_packed_matmul(types: Sequence[Attribute], attrs: Any) -> Sequence[Att
 
 
 class PackedMatmulOp(MoOp):
-    """`mo.qmatmul` with a packed weight, which has so many `columns`."""
+    """The product with a packed weight, which has so many `columns`."""
 
-    name = "mok.qmatmul"
+    name = "mok.packed_matmul"
     spec = OpSpec(
-        "mok.qmatmul",
+        "mok.packed_matmul",
         (2, 2),
         1,
         attributes={"encoding": str, "columns": int},
@@ -114,7 +122,7 @@ class PackedMatmulOp(MoOp):
     def of(
         cls, x: SSAValue, packed: SSAValue, encoding: str, columns: int, location: LocationAttr
     ) -> PackedMatmulOp:
-        """The product of x and a packed weight of so many rows."""
+        """The product of x and a packed weight of so many columns."""
         return cls.create(
             operands=(x, packed),
             result_types=_infer_packed_matmul([x.type, packed.type], {"columns": columns}),

@@ -4,6 +4,9 @@ Online softmax over blocks of keys, in f32. The query heads that share a key hea
 queries of one key head. Tasks with many rows pack keys and values and multiply by register tiles, those with few rows (decoding)
 read the cache in place. Where there are too few tasks for the workers, each is split over the context, and a second phase
 merges the parts.
+
+Where the cache is bf16 and the machine multiplies pairs of bf16, tasks with many rows do so: queries and weights (not their total)
+are rounded to bf16, sums are f32.
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ FEW_ROWS = 8
 """Up to so many rows a task reads the cache in place."""
 TASK_ROWS = 48
 """Rows of a task, but for more query heads a key head."""
+LONG_TASKS = 4
+"""A task has so many times the rows where that leaves enough tasks for the workers: keys and values are packed less often."""
 MAX_SPLITS = 16
 SPLIT_ROWS = 64
 """Splitting is for at most so many rows of queries (or those of one token)."""
@@ -84,9 +89,20 @@ def last_key(position: Any, total: Any, mask: str) -> Any:
 
 @k.inline
 def scores_of_block(
-    scores: Any, queries: Any, packed: Any, keys: Any, rows: Any, panel: Any, step: int, t: Tiling
+    scores: Any,
+    queries: Any,
+    packed: Any,
+    keys: Any,
+    rows: Any,
+    panel: Any,
+    step: int,
+    t: Tiling,
+    wide: Tiling,
 ) -> None:
-    """`scores[row, key] = queries[row] · keys[key]` for the keys `[count, head_dim]` of a block."""
+    """`scores[row, key] = queries[row] · keys[key]` for the keys `[count, head_dim]` of a block.
+
+    Few rows are multiplied as `t` says, more as `wide` does.
+    """
     count = keys.shape[0]
     head_dim = keys.shape[1]
     if rows <= FEW_ROWS:
@@ -94,38 +110,53 @@ def scores_of_block(
             for i in range(0, rows, step):
                 dot_rows(scores[i * KEYS + j :], KEYS, queries[i:], keys[j:], step, 1, False, t)
     else:
+        lanes = padded(head_dim, wide.step) // wide.pair
         for j in range(0, count, 2 * t.width):
             for half in range(j, k.min(j + 2 * t.width, count), t.width):
-                pack_rows(panel[half - j :], 2 * t.width, keys[half:], t.width, t)
+                pack_rows(panel[half - j :], 2 * t.width, keys[half:], t.width, wide)
             for tile in range(k.ceildiv(rows, t.height)):
                 sums = scores[tile * t.height * KEYS + j :]
-                left = packed[tile * t.height * padded(head_dim, t.width) :]
-                multiply_tile(sums, KEYS, left, 1, t.height, panel, head_dim, True, t)
+                left = packed[tile * t.height * lanes :]
+                size = k.ceildiv(head_dim, wide.pair)
+                multiply_tile(sums, KEYS, left, 1, t.height, panel, size, True, wide)
 
 
 @k.inline
 def add_values(
-    sums: Any, stride: int, scores: Any, values: Any, rows: Any, panel: Any, step: int, t: Tiling
+    sums: Any,
+    stride: int,
+    scores: Any,
+    weights: Any,
+    values: Any,
+    rows: Any,
+    panel: Any,
+    step: int,
+    t: Tiling,
+    wide: Tiling,
 ) -> None:
-    """`sums[row] += Σ scores[row, key] · values[key]` for the values `[count, head_dim]` of a block."""
+    """`sums[row] += Σ weight[row, key] · values[key]` for the values `[count, head_dim]` of a block.
+
+    The weights of few rows are where the scores were, those of more in lanes of `wide`.
+    """
     count = values.shape[0]
     head_dim = values.shape[1]
     if rows <= FEW_ROWS:
-        weights = scores.reshape(-1, KEYS)
+        few = scores.reshape(-1, KEYS)
         for column in k.static_range(0, stride, 4 * t.width):
             strip = values[:, column : min(column + 4 * t.width, head_dim)]
             for i in range(0, rows, step):
                 target = sums[i * stride + column :]
-                multiply_columns(target, stride, weights[i:], strip, True, step, t.width)
+                multiply_columns(target, stride, few[i:], strip, True, step, t.width)
     else:
         for column in range(0, head_dim, 2 * t.width):
-            pack_columns(panel, values[:, column:], 2, t)
+            pack_columns(panel, values[:, column:], 2, wide)
+            lanes = KEYS // wide.pair
+            size = k.ceildiv(count, wide.pair)
             for tile in range(k.ceildiv(rows, t.height)):
                 row = tile * t.height
-                left = scores[row * KEYS :]
-                multiply_tile(
-                    sums[row * stride + column :], stride, left, KEYS, 1, panel, count, False, t
-                )
+                left = weights[row * lanes :]
+                target = sums[row * stride + column :]
+                multiply_tile(target, stride, left, lanes, 1, panel, size, False, wide)
 
 
 @k.inline
@@ -141,9 +172,18 @@ def greatest_lane(v: Any) -> Any:
 
 @k.inline
 def softmax_row(
-    scores: Any, low: Any, high: Any, count: Any, maximum: Any, total: Any, sums: Any, t: Tiling
+    scores: Any,
+    factor: Any,
+    low: Any,
+    high: Any,
+    count: Any,
+    maximum: Any,
+    total: Any,
+    sums: Any,
+    weights: Any,
+    t: Tiling,
 ) -> Any:
-    """Turns a row's scores into weights, relative to its maximum so far, to which its sums are brought.
+    """Turns a row's scores, times a factor, into weights, relative to its maximum so far, to which its sums are brought.
 
     Keys from `low` to `high` are seen. Gives the row's new maximum and total of weights.
     """
@@ -160,21 +200,21 @@ def softmax_row(
             score = k.select(seen, scores.load(j, width=t.width), NEGATIVE_INFINITY)
             scores.store(j, value=score)
             largest = k.select(score > largest, score, largest)
-    now = k.max(maximum, greatest_lane(largest))
-    weights = k.splat(k.f32(0), t.width)
+    now = k.max(maximum, greatest_lane(largest) * factor)
+    sum_of_weights = k.splat(k.f32(0), t.width)
     if now > NEGATIVE_INFINITY:
         for j in range(0, count, t.width):
-            weight = k.exp2(scores.load(j, width=t.width) - now)
-            scores.store(j, value=weight)
-            weights = weights + weight
-        factor = k.exp2(maximum - now)
-        total = total * factor + k.reduce_add(weights)
-        if factor != 1:
+            weight = k.exp2(k.fma(scores.load(j, width=t.width), k.splat(factor, t.width), -now))
+            weights.store(j, value=weight)
+            sum_of_weights = sum_of_weights + weight
+        change = k.exp2(maximum - now)
+        total = total * change + k.reduce_add(sum_of_weights)
+        if change != 1:
             for j in range(0, sums.shape[0], t.width):
-                sums.store(j, value=sums.load(j, width=t.width) * factor)
+                sums.store(j, value=sums.load(j, width=t.width) * change)
     else:
         for j in range(0, count, t.width):
-            scores.store(j, value=weights)
+            weights.store(j, value=sum_of_weights)
     return now, total
 
 
@@ -239,28 +279,44 @@ def attention(
     page_size = blocks.shape[3]
     group = heads // kv_heads
     t = tiling(ctx.target, k.f32, k.f32)
+    # f32 again, but for pairs of bf16
+    pairs = tiling(ctx.target, blocks.dtype, blocks.dtype)
+    wide = pairs if pairs.pair == 2 else t
+    element = k.bf16 if wide.pair == 2 else k.f32
     step = rows_at_once(group, ctx.target)
-    tokens_a_task = max(TASK_ROWS // group, 1)
-    most_rows = padded(max(tokens_a_task * group, FEW_ROWS), t.height)
+    short_tokens = max(TASK_ROWS // group, 1)
+    long_tokens = max(LONG_TASKS * TASK_ROWS // group, 1)
+    few_rows = 2 * FEW_ROWS
+    most_rows = padded(max(long_tokens * group, few_rows), t.height)
     # packed queries and keys are filled up to whole vectors, rows of sums to whole strips of columns
-    depth = padded(head_dim, t.width)
+    depth = padded(head_dim, wide.step)
     stride = padded(head_dim, 4 * t.width)
-    queries = ctx.scratch(k.f32, (most_rows, head_dim))
-    packed = ctx.scratch(k.f32, (most_rows * depth,))
+    queries = ctx.scratch(k.f32, (few_rows, head_dim))
+    unpacked = ctx.scratch(element, (most_rows, head_dim))
+    packed = ctx.scratch(wide.lane, (most_rows * depth // wide.pair,))
     scores = ctx.scratch(k.f32, (most_rows * KEYS,))
+    rounded = ctx.scratch(k.bf16, (most_rows * KEYS if wide.pair == 2 else 1,))
     sums = ctx.scratch(k.f32, (most_rows * stride,))
     maxima = ctx.scratch(k.f32, (most_rows,))
     totals = ctx.scratch(k.f32, (most_rows,))
-    panel = ctx.scratch(k.f32, (max(depth, KEYS) * 2 * t.width,))
+    panel = ctx.scratch(wide.lane, (max(depth, KEYS) // wide.pair * 2 * t.width,))
 
     layer = layer_of(blocks, layer_index)
-    factor = scale[0] * LOG2_E
+    # scores are scaled when they become weights; what is masked must stay the least there
+    query_factor = k.f32(1) if scale[0] > 0 else k.f32(scale[0])
+    factor = (k.f32(scale[0]) if scale[0] > 0 else k.f32(1)) * LOG2_E
     tasks = k.i64(0)
     longest = k.i64(0)
+    long_tasks = k.i64(0)
     for b in range(cache_lengths.shape[0]):
         new = k.i64(offsets[b + 1]) - k.i64(offsets[b])
-        tasks += k.ceildiv(new, tokens_a_task) * kv_heads
+        tasks += k.ceildiv(new, short_tokens) * kv_heads
+        long_tasks += k.ceildiv(new, long_tokens) * kv_heads
         longest = k.max(longest, k.i64(cache_lengths[b]) + new)
+    tokens_a_task = k.i64(short_tokens)
+    if long_tasks >= 6 * ctx.num_workers:
+        tokens_a_task = k.i64(long_tokens)
+        tasks = long_tasks
     splits = k.i64(1)
     if q.shape[0] * heads <= max(SPLIT_ROWS, heads) and tasks < 4 * ctx.num_workers:
         splits = k.min(k.ceildiv(8 * ctx.num_workers, k.max(tasks, 1)), longest // SPLIT_KEYS)
@@ -278,8 +334,11 @@ def attention(
         for i in range(rows):
             query = q[first_row + i // group, kv_head * group + i % group]
             for j, tail in k.vectors(head_dim, t.width):
-                v = k.cast(query.load(j, width=t.width, mask=tail), k.f32)
-                queries.store(i, j, value=v * factor, mask=tail)
+                v = k.cast(query.load(j, width=t.width, mask=tail), k.f32) * query_factor
+                if rows <= FEW_ROWS:
+                    queries.store(i, j, value=v, mask=tail)
+                else:
+                    unpacked.store(i, j, value=v, mask=tail)
             maxima[i] = NEGATIVE_INFINITY
             totals[i] = 0
             for j in range(0, stride, t.width):
@@ -288,9 +347,9 @@ def attention(
             for tile in range(k.ceildiv(rows, t.height)):
                 for r in k.static_range(0, t.height, t.width):
                     if r == 0 or tile * t.height + r < rows:
-                        source = queries[tile * t.height + r : rows]
-                        target = packed[tile * t.height * depth + r :]
-                        pack_rows(target, t.height, source, min(t.width, t.height - r), t)
+                        source = unpacked[tile * t.height + r : rows]
+                        target = packed[tile * t.height * (depth // wide.pair) + r :]
+                        pack_rows(target, t.height, source, min(t.width, t.height - r), wide)
 
         # the part of the context that this task sees, in blocks that lie in one page
         key = first_key(position, mask, window)
@@ -304,16 +363,35 @@ def attention(
             count = k.min(k.min(page_size - slot, KEYS), end - key)
             keys = blocks[page, 0, layer][slot : slot + count, kv_head]
             values = blocks[page, 1, layer][slot : slot + count, kv_head]
-            scores_of_block(scores, queries, packed, keys, rows, panel, step, t)
+            scores_of_block(scores, queries, packed, keys, rows, panel, step, t, wide)
             for i in range(rows):
                 low = first_key(position + i // group, mask, window) - key
                 high = k.min(last_key(position + i // group, total, mask) - key, count - 1)
                 mine = scores[i * KEYS :]
                 row_sums = sums[i * stride : (i + 1) * stride]
-                now, weight = softmax_row(mine, low, high, count, maxima[i], totals[i], row_sums, t)
-                maxima[i] = now
-                totals[i] = weight
-            add_values(sums, stride, scores, values, rows, panel, step, t)
+                if wide.pair == 2 and rows > FEW_ROWS:
+                    now, weight = softmax_row(
+                        mine,
+                        factor,
+                        low,
+                        high,
+                        count,
+                        maxima[i],
+                        totals[i],
+                        row_sums,
+                        rounded[i * KEYS :],
+                        t,
+                    )
+                    maxima[i] = now
+                    totals[i] = weight
+                else:
+                    now, weight = softmax_row(
+                        mine, factor, low, high, count, maxima[i], totals[i], row_sums, mine, t
+                    )
+                    maxima[i] = now
+                    totals[i] = weight
+            weights = rounded.view(k.i32) if wide.pair == 2 else scores
+            add_values(sums, stride, scores, weights, values, rows, panel, step, t, wide)
             key += count
 
         for i in range(rows):

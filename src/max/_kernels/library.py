@@ -68,7 +68,7 @@ FAMILIES: dict[str, str] = {
     "mo.qmatmul": "qmatmul",
     "mo.qmatmul_gptq": "qmatmul",
     "mok.pack": "packed",
-    "mok.qmatmul": "packed_matmul",
+    "mok.packed_matmul": "packed_matmul",
     "mo.max_pool": "pooling",
     "mo.avg_pool": "pooling",
 }

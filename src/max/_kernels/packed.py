@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from max import kernel as k
+from max._kernels import panels
 from max._kernels.dequantise import scale_and_offset
 from max._kernels.lowering import KernelCall, Operand, view
 from max.dtype.blocks import BLOCK_FORMATS
@@ -213,11 +214,14 @@ def pack(out: k.Output, w: k.Input, ctx: k.Context, *, encoding: str) -> None:
 def _lower_pack(
     operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
 ) -> KernelCall:
+    encoding: str = attributes["encoding"]
+    if encoding not in FORMATS:
+        return panels.lower_pack(operands, results, encoding == "rows")
     args = (
         view("result", 0, results[0], static=False),
         view("operand", 0, operands[0], static=False),
     )
-    return KernelCall(pack, args, {"encoding": attributes["encoding"]})
+    return KernelCall(pack, args, {"encoding": encoding})
 
 
 LOWERINGS = {"mok.pack": _lower_pack}

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max import kernel as k
+from max._kernels import panels
 from max._kernels.lowering import KernelCall, Operand, Workspace, product, view
 from max._kernels.matmul import identity
 from max._kernels.packed import BLOCK, FORMATS, LINE, ROWS, PackedFormat
@@ -431,9 +432,11 @@ def qmatmul_packed(
                 out.store(row + i, column + j, value=result, mask=mask)
 
 
-def _lower_qmatmul_packed(
+def _lower_packed_matmul(
     operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
 ) -> KernelCall:
+    if attributes["encoding"] not in FORMATS:
+        return panels.lower_matmul(operands, results)
     form = FORMATS[attributes["encoding"]]
     x, out = operands[0], results[0]
     last = len(x.shape) - 1
@@ -451,4 +454,4 @@ def _lower_qmatmul_packed(
     return KernelCall(qmatmul_packed, args, params, epilogue=True, workspaces=(workspace,))
 
 
-LOWERINGS = {"mok.qmatmul": _lower_qmatmul_packed}
+LOWERINGS = {"mok.packed_matmul": _lower_packed_matmul}

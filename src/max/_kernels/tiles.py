@@ -121,7 +121,7 @@ def lanes(v: Any, lane_dtype: Any) -> Any:
     """Loaded elements as lanes of a packed panel: converted, or bits of neighbours side by side."""
     return (
         k.bitcast(v, lane_dtype)
-        if lane_dtype == k.i32 and v.dtype == k.bf16
+        if lane_dtype == k.i32 and v.dtype.bits == 16
         else k.cast(v, lane_dtype)
     )
 
@@ -201,7 +201,7 @@ def pack_columns(panel: Any, source: Any, vectors: int, t: Tiling) -> None:
             if t.pair == 1:
                 panel.store(target, value=k.cast(here, t.lane))
             else:
-                there = k.splat(k.bf16(0), t.width)
+                there = k.splat(k.cast(k.f32(0), source.dtype), t.width)
                 if i + 1 < source.shape[0]:
                     there = source.load(i + 1, j * t.width, width=t.width, mask=mask)
                 panel.store(target, value=k.bitcast(k.interleave(here, there), t.lane))
@@ -219,6 +219,7 @@ def multiply_tile(
     first: Any,
     t: Tiling,
     ahead: Any = None,
+    b_step: Any = None,
 ) -> None:
     """Multiplies a panel of A by a packed panel of B of two vectors' width: a register tile of sums.
 
@@ -232,17 +233,22 @@ def multiply_tile(
         size: Lanes in k.
         first: Whether nothing was summed yet.
         t: The tiling.
-        ahead: Rows of two vectors' width of B that come next, to be asked for meanwhile; None: nothing.
+        ahead: Rows of two vectors' width of B that come next, or the panel that does, to be asked for meanwhile; None: nothing.
+        b_step: Lanes of B from one k to the next; None: of two vectors.
     """
+    step = 2 * t.width if b_step is None else b_step
     sums = k.tile(t.sums, (t.height, 2), width=t.width, fill=0)
     if not first:
         for i in k.static_range(t.height):
             for j in k.static_range(2):
                 sums[i, j] = c.load(i * c_row + j * t.width, width=t.width)
     for n in range(size):
-        low = b.load(n * (2 * t.width), width=t.width)
-        high = b.load(n * (2 * t.width) + t.width, width=t.width)
-        if ahead is not None:
+        low = b.load(n * step, width=t.width)
+        high = b.load(n * step + t.width, width=t.width)
+        if ahead is not None and ahead.rank == 1:
+            for i in k.static_range(0, 4 * step, 64):
+                ahead.prefetch(n * step + i // 4)
+        elif ahead is not None:
             # a line of each row in turn: two vectors' width of rows have as many lines as twice the lanes in k
             for half in k.static_range(2):
                 at = 2 * n + half

@@ -12,6 +12,7 @@ import ctypes
 import functools
 import logging
 import math
+import mmap
 import os
 import platform as _host
 import sys
@@ -146,6 +147,41 @@ def allocate(num_bytes: int, alignment: int = CACHE_LINE) -> np.ndarray:
     if num_bytes >= 2 * HUGE_PAGE:
         advise_huge_pages(part.ctypes.data, num_bytes)
     return part
+
+
+class MappedFiles:
+    """The parts of this process's memory that are files, mapped to be read only: known on Linux."""
+
+    def __init__(self) -> None:
+        self._ranges: list[tuple[int, int]] = []
+        if not LINUX:
+            return
+        # start-stop perms offset device inode path; a page of such a mapping is never changed, so it can be read again
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            span, perms, _, _, inode, *_ = line.split()
+            if inode != "0" and "w" not in perms and "x" not in perms:
+                start, stop = (int(end, 16) for end in span.split("-"))
+                if self._ranges and self._ranges[-1][1] == start:
+                    start = self._ranges.pop()[0]
+                self._ranges.append((start, stop))
+
+    def give_back(self, address: int, num_bytes: int) -> bool:
+        """Takes the whole pages of a range out of memory where it is of a mapped file; they are read again when they are used.
+
+        Args:
+            address: Where it starts.
+            num_bytes: Its size.
+
+        Returns:
+            Whether the system did so.
+        """
+        start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+        stop = (address + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if stop <= start or not any(low <= start and stop <= high for low, high in self._ranges):
+            return False
+        madvise = _libc().madvise
+        madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        return madvise(start, stop - start, mmap.MADV_DONTNEED) == 0
 
 
 # LLVM --------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import numpy as np
 
 from max import kernel as k
 from max._compiler import pipeline
-from max._compiler.emit import Compiled
+from max._compiler.emit import Compiled, ProgramCode
 from max._compiler.record import is_recording
 from max._config import dump_log, flags
 from max._kernels import library
@@ -29,6 +29,7 @@ from max._version import __version__
 from max.driver import CPU, Device, Tensor
 from max.engine._interpreted import interpreted_model
 from max.engine._model import Linked, Model
+from max.engine._once import run_once
 from max.engine._opaque import with_buffers
 from max.engine._profile import Profile, keep_for_exit, recording
 from max.engine._program import LinkedProgram, arena_of
@@ -395,20 +396,18 @@ class _Backend:
                 )
                 fixed.append(array.ctypes.data)
                 kept.append(array)
+
+        def linked(part: ProgramCode) -> LinkedProgram:
+            return LinkedProgram(compiled, part, self.addresses, fixed, self.pool)
+
         if compiled.once.launches:
-            once = LinkedProgram(compiled, compiled.once, self.addresses, fixed, self.pool)
-            instance = once.instance((0,) * len(compiled.symbols))
-            memory = arena_of(self.pool).take(instance.arena_bytes)
-            bases = np.zeros(2 + len(compiled.inputs) + len(compiled.outputs), np.int64)
-            bases[1] = memory.ctypes.data
-            once.run(instance, bases)
-        main = LinkedProgram(compiled, compiled.main, self.addresses, fixed, self.pool)
+            # what only this needs must not be kept
+            done = run_once(compiled, linked, fixed, arena_of(self.pool))
+            kept = [item for index, item in enumerate(kept) if index not in done]
+        main = linked(compiled.main)
         if log := dump_log("program"):
             log.info("// ----- %s -----\n%s", compiled.name, main.executor.program)
-        later = [
-            LinkedProgram(compiled, part, self.addresses, fixed, self.pool)
-            for part in compiled.later
-        ]
+        later = [linked(part) for part in compiled.later]
         keep_for_exit([main, *later])
         return Linked(main, later, kept)
 

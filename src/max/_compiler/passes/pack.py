@@ -8,32 +8,53 @@ from max._compiler.mok import PackedMatmulOp, PackOp
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalise import insert_before
 from max._compiler.passes.once import weights_only
+from max._compiler.shapes import shape_of
 from max._kernels.packed import FORMATS
-from max.mlir import TensorType
+from max._kernels.panels import DTYPES
+from max.mlir import MoOp, TensorType
 
 __all__ = ["pack_weights"]
 
 
+LEAST_ROWS = 32
+"""Weights with fewer rows or columns are not packed: a panel would hold little else than padding."""
+
+
 def pack_weights(block: Block) -> None:
-    """Makes products with quantised weights products with packed ones; `compute_once` moves the packing to the load.
+    """Makes products with weights products with packed ones; `compute_once` moves the packing to the load.
 
     A weight that comes in as an input, or has a size that is not known, stays as it is.
     """
     ops = ops_of(block)
-    wanted = [op for op in ops if op.name == "mo.qmatmul" and op.attr("encoding") in FORMATS]
+    wanted = [op for op in ops if op.name in ("mo.qmatmul", "mo.matmul", "mok.matmul")]
     if not wanted:
         return
     known = weights_only(ops)
     packed: dict[tuple[SSAValue, str], SSAValue] = {}
     for op in wanted:
         x, w = op.operands
-        shape = w.type.static_shape if isinstance(w.type, TensorType) else None
-        if w not in known or shape is None or 0 in shape:
+        encoding = _encoding(op)
+        if x in known or w not in known or encoding is None:
             continue
-        encoding: str = op.attr("encoding")
         if (w, encoding) not in packed:
             packed[w, encoding] = insert_before(op, PackOp.of(w, encoding))
-        made = PackedMatmulOp.of(x, packed[w, encoding], encoding, shape[0], op.location)
+        columns = shape_of(op.results[0])[-1]
+        assert isinstance(columns, int)
+        made = PackedMatmulOp.of(x, packed[w, encoding], encoding, columns, op.location)
         op.results[0].replace_all_uses_with(insert_before(op, made))
         op.detach()
         op.erase()
+
+
+def _encoding(op: MoOp) -> str | None:
+    """How the weight of a product is packed; None where it is not."""
+    x, w = (value.type for value in op.operands)
+    shape = w.static_shape if isinstance(w, TensorType) else None
+    if shape is None or len(shape) != 2 or 0 in shape:
+        return None
+    if op.name == "mo.qmatmul":
+        return op.attr("encoding") if op.attr("encoding") in FORMATS else None
+    assert isinstance(x, TensorType) and isinstance(w, TensorType)
+    if w.dtype not in DTYPES or x.dtype is not w.dtype or min(shape) < LEAST_ROWS:
+        return None
+    return "rows" if op.attr_or("transpose_b", False) else "columns"

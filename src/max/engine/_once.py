@@ -1,0 +1,78 @@
+"""What a model computes once from its weights, in parts, so that memory that is needed no longer is given back meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from max._compiler.emit import Compiled, LaunchCode, ProgramCode
+from max._runtime import platform
+from max.engine._program import Arena, LinkedProgram
+
+__all__ = ["run_once"]
+
+PART_BYTES = 64 << 20
+"""Of weights that the launches of a part read, about."""
+
+
+def run_once(
+    compiled: Compiled,
+    link: Callable[[ProgramCode], LinkedProgram],
+    fixed: Sequence[int],
+    arena: Arena,
+) -> set[int]:
+    """Runs `compiled.once`.
+
+    Pages of mapped files are given back as soon as they were read, as the system would do under pressure: what was packed from
+    them takes as much memory again. What is read later (a few rows of a table of embeddings) comes back page by page.
+
+    Args:
+        compiled: The model.
+        link: Makes a part of the program ready.
+        fixed: The addresses of the fixed buffers.
+        arena: Memory for what lives during the run only.
+
+    Returns:
+        The weights that are needed no longer, by the numbers of their buffers.
+    """
+    needed = _used(compiled.main).union(*(_used(part) for part in compiled.later))
+    mapped = platform.MappedFiles()
+    done: set[int] = set()
+    for launches, over in _parts(compiled):
+        program = link(replace(compiled.once, launches=launches))
+        instance = program.instance((0,) * len(compiled.symbols))
+        memory = arena.take(instance.arena_bytes)
+        bases = np.zeros(2 + len(compiled.inputs) + len(compiled.outputs), np.int64)
+        bases[1] = memory.ctypes.data
+        program.run(instance, bases)
+        done |= over - needed
+        for index in over:
+            mapped.give_back(fixed[index], compiled.fixed[index].bytes)
+    return done
+
+
+def _parts(compiled: Compiled) -> Iterator[tuple[list[LaunchCode], set[int]]]:
+    """The launches in parts, each with the weights that no later one reads."""
+    launches = compiled.once.launches
+    weights = {i for i, item in enumerate(compiled.fixed) if item.kind == "weight"}
+    reads = [{s.fixed for s in launch.slots} & weights for launch in launches]
+    last = {index: n for n, read in enumerate(reads) for index in read}
+    part: list[LaunchCode] = []
+    over: set[int] = set()
+    size = 0
+    for n, launch in enumerate(launches):
+        part.append(launch)
+        ended = {index for index in reads[n] if last[index] == n}
+        over |= ended
+        size += sum(compiled.fixed[index].bytes for index in ended)
+        if size >= PART_BYTES or n + 1 == len(launches):
+            yield part, over
+            part, over, size = [], set[int](), 0
+
+
+def _used(code: ProgramCode) -> set[int]:
+    slots = [slot for launch in code.launches for slot in launch.slots]
+    slots += [slot for item in code.discoveries for slot in (*item.bounds, *item.shape)]
+    return {slot.fixed for slot in slots if slot.fixed >= 0}
