@@ -227,7 +227,7 @@ CASES: dict[
                 RNG.integers(0, 60, (1, form.group_bytes(form.super_block)), np.uint8),
             ],
             [(F32, (rows, 5))],
-            {"encoding": name, "columns": 5},
+            {"encoding": name, "columns": 5, "streamed": rows == 3},
         )
         for name, form in FORMATS.items()
         for rows in ((3, 33) if name in ("Q4_0", "Q6_K") else (3,))
@@ -247,7 +247,7 @@ CASES: dict[
             "mok.packed_matmul",
             [floats(rows, 34, dtype=dtype), floats(1, panel_elements(34), dtype=dtype)],
             [(F32, (rows, 5))],
-            {"encoding": "rows", "columns": 5},
+            {"encoding": "rows", "columns": 5, "streamed": rows == 3},
         )
         for dtype in (F32, BF16, np.float16)
         for rows in (3, 9)

@@ -106,27 +106,40 @@ def _infer_packed_matmul(types: Sequence[Attribute], attrs: Any) -> Sequence[Att
 
 
 class PackedMatmulOp(MoOp):
-    """The product with a packed weight, which has so many `columns`."""
+    """The product with a packed weight, which has so many `columns`.
+
+    The weight is `streamed` where the caches do not hold it until the next execution.
+    """
 
     name = "mok.packed_matmul"
     spec = OpSpec(
         "mok.packed_matmul",
         (2, 2),
         1,
-        attributes={"encoding": str, "columns": int},
+        attributes={"encoding": str, "columns": int, "streamed": bool},
         infer=_infer_packed_matmul,
     )
     traits = OpTraits(lambda: (Pure(),))
 
     @classmethod
     def of(
-        cls, x: SSAValue, packed: SSAValue, encoding: str, columns: int, location: LocationAttr
+        cls,
+        x: SSAValue,
+        packed: SSAValue,
+        encoding: str,
+        columns: int,
+        streamed: bool,
+        location: LocationAttr,
     ) -> PackedMatmulOp:
         """The product of x and a packed weight of so many columns."""
         return cls.create(
             operands=(x, packed),
             result_types=_infer_packed_matmul([x.type, packed.type], {"columns": columns}),
-            attributes={"encoding": to_attr(encoding), "columns": to_attr(columns)},
+            attributes={
+                "encoding": to_attr(encoding),
+                "columns": to_attr(columns),
+                "streamed": to_attr(streamed),
+            },
             location=location,
         )
 

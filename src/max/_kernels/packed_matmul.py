@@ -18,7 +18,7 @@ from max._kernels import panels
 from max._kernels.lowering import KernelCall, Operand, Workspace, product, view
 from max._kernels.matmul import identity
 from max._kernels.packed import BLOCK, FORMATS, LINE, ROWS, PackedFormat
-from max._kernels.tiles import FIRST_4, LAST_4
+from max._kernels.tiles import AHEAD, FIRST_4, KEPT, LAST_4, STREAMED
 from max.dtype import DType
 from max.kernel import Target
 
@@ -36,8 +36,6 @@ PANEL = 24
 """Blocks of k that are unpacked at once, whole units: with their scales they fit in the L1 cache."""
 ROUNDED = 8
 """Blocks of a tile of x that a worker rounds at once."""
-AHEAD = 2048
-"""Bytes that lines are asked for ahead of their use, which the hardware does not see coming in time."""
 
 
 @k.inline
@@ -147,6 +145,7 @@ def few_rows(
     height: Any,
     groups: Any,
     workers: Any,
+    locality: int,
     blocks: Any,
     first: int,
     rows: int,
@@ -164,6 +163,7 @@ def few_rows(
         height: Rows of x.
         groups: The packed groups from this strip's on `[…, bytes]`.
         workers: How many groups further the next one is likely to be this worker's.
+        locality: Of prefetches.
         blocks: Blocks of 32 along k.
         first: The first column, within the strip.
         rows: Rows of x at once.
@@ -192,10 +192,10 @@ def few_rows(
                 ahead = ahead - end if later else ahead
                 group = workers if later else k.i64(0)
                 for i in k.static_range(0, form.lines * LINE, 64):
-                    groups.prefetch(group, ahead + i)
+                    groups.prefetch(group, ahead + i, locality=locality)
                 if inside == 0:
                     for i in k.static_range(0, form.scale_bytes, 64):
-                        groups.prefetch(group, ahead - form.scale_bytes + i)
+                        groups.prefetch(group, ahead - form.scale_bytes + i, locality=locality)
             for j in k.static_range(8):
                 for v in k.static_range(2):
                     at = lines + 4 * (first + v * width)
@@ -330,6 +330,7 @@ def qmatmul_packed(
     *extra: k.Input,
     ctx: k.Context,
     encoding: str,
+    locality: int = KEPT,
     epilogue: Any = identity,
 ) -> None:
     """`out` `[M, N]` = `epilogue(x wᵀ)` from `x` `[M, K]` and packed groups `w` `[groups, bytes]`."""
@@ -417,6 +418,7 @@ def qmatmul_packed(
                             rows,
                             groups,
                             ctx.num_workers,
+                            locality,
                             blocks,
                             first,
                             at_once,
@@ -435,8 +437,9 @@ def qmatmul_packed(
 def _lower_packed_matmul(
     operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
 ) -> KernelCall:
+    locality = STREAMED if attributes["streamed"] else KEPT
     if attributes["encoding"] not in FORMATS:
-        return panels.lower_matmul(operands, results)
+        return panels.lower_matmul(operands, results, locality)
     form = FORMATS[attributes["encoding"]]
     x, out = operands[0], results[0]
     last = len(x.shape) - 1
@@ -450,7 +453,7 @@ def _lower_packed_matmul(
         view("operand", 1, operands[1], static=False),
         view("workspace", 0, workspace, ((0, 1),), static=False),
     )
-    params = {"encoding": attributes["encoding"]}
+    params = {"encoding": attributes["encoding"], "locality": locality}
     return KernelCall(qmatmul_packed, args, params, epilogue=True, workspaces=(workspace,))
 
 

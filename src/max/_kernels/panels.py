@@ -20,7 +20,15 @@ from typing import Any
 from max import kernel as k
 from max._kernels.lowering import KernelCall, Operand, Workspace, product, view
 from max._kernels.matmul import BLOCK_ROWS, LANES_K, identity, pack_a, round_up
-from max._kernels.tiles import Tiling, multiply_add, multiply_tile, pack_columns, pack_rows, tiling
+from max._kernels.tiles import (
+    AHEAD,
+    Tiling,
+    multiply_add,
+    multiply_tile,
+    pack_columns,
+    pack_rows,
+    tiling,
+)
 from max.dtype import DType
 from max.kernel import Target
 
@@ -34,8 +42,6 @@ FEW_ROWS = 8
 """Up to so many rows A is not packed."""
 FEW_AT_ONCE = (4, 2, 1)
 """Rows that are multiplied at once then."""
-AHEAD = 2048
-"""Bytes that B is asked for ahead of its use for few rows."""
 MAX_TILE_ROWS, MAX_WIDTH = 12, 16
 """What rows and k are filled up to at most when A is packed."""
 DTYPES = (DType.float32, DType.bfloat16, DType.float16)
@@ -90,7 +96,15 @@ def widened(lanes: Any, dtype: Any) -> Any:
 
 @k.inline
 def few_rows(
-    c: Any, a: Any, size: Any, panels: Any, workers: Any, first: int, rows: int, t: Tiling
+    c: Any,
+    a: Any,
+    size: Any,
+    panels: Any,
+    workers: Any,
+    locality: int,
+    first: int,
+    rows: int,
+    t: Tiling,
 ) -> None:
     """A few rows of A by two vectors of columns of a panel.
 
@@ -100,6 +114,7 @@ def few_rows(
         size: Of them a row.
         panels: The panels from this one on.
         workers: How many panels further the next one is likely to be this worker's.
+        locality: Of prefetches.
         first: The first column, within the panel.
         rows: Rows at once.
         t: The tiling.
@@ -118,7 +133,7 @@ def few_rows(
             later = ahead >= end
             panel = workers if later else k.i64(0)
             for i in k.static_range(0, COLUMNS * stored.pair, 64 // panels.dtype.size):
-                panels.prefetch(panel, (ahead - end if later else ahead) + i)
+                panels.prefetch(panel, (ahead - end if later else ahead) + i, locality=locality)
         low, high = b.load(at, width=t.width), b.load(at + t.width, width=t.width)
         if stored.pair == 1 or t.pair == 2:
             for r in k.static_range(rows):
@@ -231,6 +246,7 @@ def matmul_panels(
     workspace: k.InOut,
     *extra: k.Input,
     ctx: k.Context,
+    locality: int = 3,
     epilogue: Any = identity,
 ) -> None:
     """`out` `[M, N]` = `epilogue(a @ b)` from `a` `[M, K]` and the panels `[panels, elements]` of b."""
@@ -300,6 +316,7 @@ def matmul_panels(
                             size,
                             mine,
                             ctx.num_workers,
+                            locality,
                             part,
                             at_once,
                             t,
@@ -323,8 +340,10 @@ def lower_pack(
     return KernelCall(pack_panels, args, {"by_rows": by_rows})
 
 
-def lower_matmul(operands: Sequence[Operand], results: Sequence[Operand]) -> KernelCall:
-    """The product of x `[…, K]` and panels."""
+def lower_matmul(
+    operands: Sequence[Operand], results: Sequence[Operand], locality: int
+) -> KernelCall:
+    """The product of x `[…, K]` and panels, which are asked for with a locality."""
     x, out = operands[0], results[0]
     last = len(x.shape) - 1
     rows, inner = product(x.shape[:last]), x.shape[last]
@@ -335,4 +354,5 @@ def lower_matmul(operands: Sequence[Operand], results: Sequence[Operand]) -> Ker
         view("operand", 1, operands[1], static=False),
         view("workspace", 0, workspace, ((0, 1),), static=False),
     )
-    return KernelCall(matmul_panels, args, epilogue=True, workspaces=(workspace,))
+    params = {"locality": locality}
+    return KernelCall(matmul_panels, args, params, epilogue=True, workspaces=(workspace,))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from xdsl.ir import Block, SSAValue
 
 from max._compiler.mok import PackedMatmulOp, PackOp
@@ -16,6 +18,8 @@ from max.mlir import MoOp, TensorType
 __all__ = ["pack_weights"]
 
 
+STREAMED_BYTES = 32 << 20
+"""Weights of a graph of so many bytes are not expected to stay in the caches between executions."""
 LEAST_ROWS = 32
 """Weights with fewer rows or columns are not packed: a panel would hold little else than padding."""
 
@@ -31,19 +35,30 @@ def pack_weights(block: Block) -> None:
         return
     known = weights_only(ops)
     packed: dict[tuple[SSAValue, str], SSAValue] = {}
+    chosen: list[tuple[MoOp, str]] = []
     for op in wanted:
         x, w = op.operands
         encoding = _encoding(op)
         if x in known or w not in known or encoding is None:
             continue
+        chosen.append((op, encoding))
         if (w, encoding) not in packed:
             packed[w, encoding] = insert_before(op, PackOp.of(w, encoding))
+    streamed = sum(map(_bytes, packed.values())) >= STREAMED_BYTES
+    for op, encoding in chosen:
+        x, w = op.operands
         columns = shape_of(op.results[0])[-1]
         assert isinstance(columns, int)
-        made = PackedMatmulOp.of(x, packed[w, encoding], encoding, columns, op.location)
+        made = PackedMatmulOp.of(x, packed[w, encoding], encoding, columns, streamed, op.location)
         op.results[0].replace_all_uses_with(insert_before(op, made))
         op.detach()
         op.erase()
+
+
+def _bytes(value: SSAValue) -> int:
+    type_ = value.type
+    assert isinstance(type_, TensorType) and type_.static_shape is not None
+    return math.prod(type_.static_shape) * type_.dtype.size_in_bytes
 
 
 def _encoding(op: MoOp) -> str | None:
