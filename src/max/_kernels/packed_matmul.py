@@ -18,7 +18,7 @@ from max._kernels import panels
 from max._kernels.lowering import KernelCall, Operand, Workspace, product, view
 from max._kernels.matmul import identity
 from max._kernels.packed import BLOCK, FORMATS, LINE, ROWS, PackedFormat
-from max._kernels.tiles import AHEAD, FIRST_4, KEPT, LAST_4, STREAMED
+from max._kernels.tiles import FIRST_4, LAST_4
 from max.dtype import DType
 from max.kernel import Target
 
@@ -36,6 +36,12 @@ PANEL = 24
 """Blocks of k that are unpacked at once, whole units: with their scales they fit in the L1 cache."""
 ROUNDED = 8
 """Blocks of a tile of x that a worker rounds at once."""
+
+
+AHEAD = 4096
+"""Bytes that lines are asked for ahead of their use for few rows."""
+STREAMED, KEPT = 0, 3
+"""Localities of prefetches: of weights that no cache holds until the next step, which then do not displace others, and of others."""
 
 
 @k.inline
@@ -144,7 +150,6 @@ def few_rows(
     zero_sums: Any,
     height: Any,
     groups: Any,
-    workers: Any,
     locality: int,
     blocks: Any,
     first: int,
@@ -162,7 +167,6 @@ def few_rows(
         zero_sums: `[blocks, parts, height]`, see `round_block`.
         height: Rows of x.
         groups: The packed groups from this strip's on `[…, bytes]`.
-        workers: How many groups further the next one is likely to be this worker's.
         locality: Of prefetches.
         blocks: Blocks of 32 along k.
         first: The first column, within the strip.
@@ -185,12 +189,12 @@ def few_rows(
                         for v in k.static_range(2):
                             acc[r, v, p] = k.splat(one, width)
             lines = unit * form.unit_bytes + form.scale_bytes + inside * (form.lines * LINE)
-            if first == 0:
-                # what comes later in this group, or in the next one of this worker
+            if first == 0 and form.bits < 8:
+                # more is computed with a line than the hardware expects; 8 bits are read fastest without
                 ahead = lines + AHEAD
                 later = ahead >= end
                 ahead = ahead - end if later else ahead
-                group = workers if later else k.i64(0)
+                group = k.i64(1) if later else k.i64(0)
                 for i in k.static_range(0, form.lines * LINE, 64):
                     groups.prefetch(group, ahead + i, locality=locality)
                 if inside == 0:
@@ -371,7 +375,9 @@ def qmatmul_packed(
         wanted = k.ceildiv(4 * ctx.num_workers, k.max(strips, 1))
         row_blocks = k.max(k.ceildiv(rows, BLOCK_ROWS), k.min(wanted, k.ceildiv(tiles, 4)))
     tiles_a_block = k.ceildiv(tiles, row_blocks)
-    for row_block, strip in ctx.parallel((row_blocks, strips), grain=1):
+    # few rows: groups one after the other, as long runs are read fastest
+    run = k.i64(1) if many else k.max(strips // (4 * ctx.num_workers), 1)
+    for row_block, strip in ctx.parallel((row_blocks, strips), grain=run):
         column = strip * COLUMNS
         here = k.min(COLUMNS, columns - column)
         groups = w[strip:]
@@ -417,7 +423,6 @@ def qmatmul_packed(
                             zero_sums[i:],
                             rows,
                             groups,
-                            ctx.num_workers,
                             locality,
                             blocks,
                             first,
@@ -437,9 +442,9 @@ def qmatmul_packed(
 def _lower_packed_matmul(
     operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
 ) -> KernelCall:
-    locality = STREAMED if attributes["streamed"] else KEPT
     if attributes["encoding"] not in FORMATS:
-        return panels.lower_matmul(operands, results, locality)
+        return panels.lower_matmul(operands, results)
+    locality = STREAMED if attributes["streamed"] else KEPT
     form = FORMATS[attributes["encoding"]]
     x, out = operands[0], results[0]
     last = len(x.shape) - 1

@@ -21,7 +21,6 @@ from max import kernel as k
 from max._kernels.lowering import KernelCall, Operand, Workspace, product, view
 from max._kernels.matmul import BLOCK_ROWS, LANES_K, identity, pack_a, round_up
 from max._kernels.tiles import (
-    AHEAD,
     Tiling,
     multiply_add,
     multiply_tile,
@@ -95,45 +94,24 @@ def widened(lanes: Any, dtype: Any) -> Any:
 
 
 @k.inline
-def few_rows(
-    c: Any,
-    a: Any,
-    size: Any,
-    panels: Any,
-    workers: Any,
-    locality: int,
-    first: int,
-    rows: int,
-    t: Tiling,
-) -> None:
-    """A few rows of A by two vectors of columns of a panel.
+def few_rows(c: Any, a: Any, size: Any, panel: Any, first: int, rows: int, t: Tiling) -> None:
+    """A few rows of A by two vectors of columns of a panel, which the hardware asks for ahead of its use.
 
     Args:
         c: Where the sums go, `COLUMNS` a row.
         a: The rows' elements, one row after the other.
         size: Of them a row.
-        panels: The panels from this one on.
-        workers: How many panels further the next one is likely to be this worker's.
-        locality: Of prefetches.
+        panel: The panel.
         first: The first column, within the panel.
         rows: Rows at once.
         t: The tiling.
     """
-    stored = storage(k.target(), panels.dtype)
-    b = panels[0].view(stored.lane)
-    end = panels.shape[1]
-    distance = AHEAD // panels.dtype.size
+    stored = storage(k.target(), panel.dtype)
+    b = panel.view(stored.lane)
     sums = k.tile(k.f32, (rows, 2), width=t.width, fill=0.0)
     words = a.view(k.i32) if t.pair == 2 else a
     for n in range(size // stored.pair):
         at = n * COLUMNS + first
-        if first == 0:
-            # what comes later in this panel, or in the next one of this worker
-            ahead = n * (COLUMNS * stored.pair) + distance
-            later = ahead >= end
-            panel = workers if later else k.i64(0)
-            for i in k.static_range(0, COLUMNS * stored.pair, 64 // panels.dtype.size):
-                panels.prefetch(panel, (ahead - end if later else ahead) + i, locality=locality)
         low, high = b.load(at, width=t.width), b.load(at + t.width, width=t.width)
         if stored.pair == 1 or t.pair == 2:
             for r in k.static_range(rows):
@@ -141,7 +119,7 @@ def few_rows(
                 sums[r, 0] = multiply_add(sums[r, 0], left, low)
                 sums[r, 1] = multiply_add(sums[r, 1], left, high)
         else:
-            lows, highs = widened(low, panels.dtype), widened(high, panels.dtype)
+            lows, highs = widened(low, panel.dtype), widened(high, panel.dtype)
             for r in k.static_range(rows):
                 for i in k.static_range(2):
                     left = k.splat(k.f32(a[r * size + 2 * n + i]), t.width)
@@ -150,8 +128,8 @@ def few_rows(
     if stored.pair != t.pair and size % 2 == 1:
         # the last element has no neighbour
         at = size // 2 * COLUMNS + first
-        lows = widened(b.load(at, width=t.width), panels.dtype)
-        highs = widened(b.load(at + t.width, width=t.width), panels.dtype)
+        lows = widened(b.load(at, width=t.width), panel.dtype)
+        highs = widened(b.load(at + t.width, width=t.width), panel.dtype)
         for r in k.static_range(rows):
             left = k.splat(k.f32(a[r * size + size - 1]), t.width)
             sums[r, 0] = k.fma(left, lows[0], sums[r, 0])
@@ -246,7 +224,6 @@ def matmul_panels(
     workspace: k.InOut,
     *extra: k.Input,
     ctx: k.Context,
-    locality: int = 3,
     epilogue: Any = identity,
 ) -> None:
     """`out` `[M, N]` = `epilogue(a @ b)` from `a` `[M, K]` and the panels `[panels, elements]` of b."""
@@ -278,7 +255,9 @@ def matmul_panels(
         least = k.max(k.ceildiv(rows, BLOCK_ROWS), 1)
         row_blocks = k.max(least, k.min(wanted, k.ceildiv(tiles, 4)))
     tiles_a_block = k.ceildiv(tiles, row_blocks)
-    for row_block, strip in ctx.parallel((row_blocks, strips), grain=1):
+    # few rows: panels one after the other, as long runs are read fastest
+    run = k.i64(1) if many else k.max(strips // (4 * ctx.num_workers), 1)
+    for row_block, strip in ctx.parallel((row_blocks, strips), grain=run):
         column = strip * COLUMNS
         here = k.min(COLUMNS, columns - column)
         mine = panels[strip:]
@@ -314,9 +293,7 @@ def matmul_panels(
                             c[i * COLUMNS :],
                             flat[i * size :],
                             size,
-                            mine,
-                            ctx.num_workers,
-                            locality,
+                            mine[0],
                             part,
                             at_once,
                             t,
@@ -340,10 +317,8 @@ def lower_pack(
     return KernelCall(pack_panels, args, {"by_rows": by_rows})
 
 
-def lower_matmul(
-    operands: Sequence[Operand], results: Sequence[Operand], locality: int
-) -> KernelCall:
-    """The product of x `[…, K]` and panels, which are asked for with a locality."""
+def lower_matmul(operands: Sequence[Operand], results: Sequence[Operand]) -> KernelCall:
+    """The product of x `[…, K]` and panels."""
     x, out = operands[0], results[0]
     last = len(x.shape) - 1
     rows, inner = product(x.shape[:last]), x.shape[last]
@@ -354,5 +329,4 @@ def lower_matmul(
         view("operand", 1, operands[1], static=False),
         view("workspace", 0, workspace, ((0, 1),), static=False),
     )
-    params = {"locality": locality}
-    return KernelCall(matmul_panels, args, params, epilogue=True, workspaces=(workspace,))
+    return KernelCall(matmul_panels, args, epilogue=True, workspaces=(workspace,))

@@ -13,11 +13,6 @@ from typing import Any
 from max import kernel as k
 from max.kernel import Target
 
-AHEAD = 4096
-"""Bytes that packed weights are asked for ahead of their use for few rows, which the hardware does not see coming in time."""
-STREAMED, KEPT = 0, 3
-"""Localities of prefetches: of weights that no cache holds until the next step, which then do not displace others, and of others."""
-
 
 @dataclass(frozen=True)
 class Tiling:
