@@ -50,3 +50,18 @@ def test_long_row(size: int, static: bool, rng: np.random.Generator) -> None:
             assert_close(got, want, scale=4.0)
     else:
         assert results[0][1].tolist() == [0.0] and results[0][2].tolist() == [-np.inf]
+
+
+def test_a_long_chain_over_rows(rng):
+    """More ops than one kernel holds: they are split."""
+    with Graph("g", input_types=[TensorType(DType.float32, ["n", 24], DeviceRef.CPU())]) as graph:
+        x = graph.inputs[0].tensor
+        for _ in range(150):
+            x = ops.softmax(3.0 * x)
+        graph.output(x)
+    x = rng.standard_normal((5, 24)).astype(np.float32)
+    (found,) = InferenceSession().load(graph).execute(x)
+    for _ in range(150):
+        e = np.exp(3 * x - (3 * x).max(-1, keepdims=True))
+        x = e / e.sum(-1, keepdims=True)
+    np.testing.assert_allclose(found.to_numpy(), x, rtol=1e-4, atol=1e-6)
