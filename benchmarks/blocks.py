@@ -1,0 +1,128 @@
+"""Fused blocks against torch 2.13, eager and compiled: the better of the two counts.
+
+Both sides compute the same on the same numbers (the sums of their results are compared first). Shapes: one that fits in the caches, one
+that does not, one of odd sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.runner import Samples, Worker, machine, ratio
+
+ROWS = ((128, 2048), (2048, 4096), (37, 1001))
+CUBES = ((16, 128, 512), (64, 256, 1024), (7, 33, 129))
+SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
+    "rms_norm": ROWS,
+    "layer_norm": ROWS,
+    "softmax": ROWS,
+    "gelu": ROWS,
+    "gelu chain": ROWS,
+    "swiglu": ROWS,
+    # tokens, heads, head size
+    "rope": ((64, 32, 128), (1024, 32, 128), (33, 9, 64)),
+    # rows of the table, their size, how many are wanted
+    "gather": ((32000, 2048, 16), (32000, 2048, 1024), (1001, 77, 33)),
+    "top 50 of logits": ((1, 128256), (16, 128256)),
+    "sum of axis 0": CUBES,
+    "sum of axis 1": CUBES,
+    "sum of axis 2": CUBES,
+    "max of axis 2": CUBES,
+    "transpose": ((512, 512), (4096, 4096), (777, 333)),
+    "transpose of the last axes": CUBES,
+    "transpose of the first axes": CUBES,
+    "cast": ROWS,
+    # batch, heads, queries, keys, head size
+    "attention": ((1, 12, 128, 128, 64), (8, 12, 512, 512, 64), (2, 3, 77, 77, 40)),
+    # batch, height, width, channels, filters
+    "conv 3x3": ((1, 56, 56, 64, 64), (1, 28, 28, 128, 128), (8, 14, 14, 256, 256), (1, 7, 7, 512, 512)),
+    "conv 3x3, stride 2": ((1, 56, 56, 128, 128), (1, 28, 28, 256, 256), (2, 33, 33, 24, 40)),
+    "conv 1x1": ((1, 56, 56, 64, 256), (1, 14, 14, 1024, 256), (8, 7, 7, 2048, 512)),
+    "conv 7x7, stride 2": ((1, 224, 224, 3, 64), (8, 224, 224, 3, 64)),
+}  # fmt: skip
+HEAD = [
+    "| block | dtype | shape | ours, µs | torch eager, µs | compiled, µs | ours / best torch |",
+    "|---|---|---|---|---|---|---|",
+]
+
+
+def inputs_of(block: str, shape: Sequence[int]) -> tuple[list[Any], list[Any]]:
+    """The inputs and the weights of a block, float32 or int64, in the order of its arguments."""
+    rng = np.random.default_rng(0)
+
+    def floats(*sizes: int) -> Any:
+        return rng.standard_normal(sizes, np.float32)
+
+    if block == "gather":
+        rows, size, wanted = shape
+        return [floats(rows, size), rng.integers(0, rows, wanted)], []
+    if block == "rope":
+        tokens, _, size = shape
+        angles = rng.uniform(0, 6, (tokens, 1, size)).astype(np.float32)
+        return [floats(*shape), np.cos(angles), np.sin(angles)], []
+    if block == "attention":
+        batch, heads, queries, keys, size = shape
+        kv = (batch, heads, keys, size)
+        return [floats(batch, heads, queries, size), floats(*kv), floats(*kv)], []
+    if block.startswith("conv"):
+        n, h, w, c, out = shape
+        size = int(block[5])
+        return [floats(n, h, w, c)], [floats(size, size, c, out) / math.sqrt(c), floats(out)]
+    last = shape[-1]
+    weights = {"rms_norm": 1, "layer_norm": 2}.get(block, 0)
+    inputs = 2 if block in ("gelu chain", "swiglu") else 1
+    return [floats(*shape) for _ in range(inputs)], [floats(last) for _ in range(weights)]
+
+
+def measure(
+    blocks: Sequence[str] = tuple(SHAPES),
+    dtypes: Sequence[str] = ("float32", "bfloat16"),
+    runs: int = 5,
+    seconds: float = 0.1,
+) -> Iterator[str]:
+    """The lines of a table, as they are measured, and a line with the geometric mean and the least ratio."""
+    ours, peer = Worker("benchmarks.workers.blocks_ours"), Worker("benchmarks.workers.blocks_torch")
+    ratios: list[float] = []
+    yield from HEAD
+    for dtype in dtypes:
+        for block in blocks:
+            for shape in SHAPES[block]:
+                sums = [w.call("make", block=block, shape=shape, dtype=dtype)["sum"] for w in (ours, peer)]  # fmt: skip
+                if abs(sums[0] - sums[1]) > 0.02 * abs(sums[1]):
+                    raise RuntimeError(f"{block} of {shape} {dtype}: sums {sums} differ")
+                times = {name: Samples() for name in ("ours", "eager", "compiled")}
+                for turn in range(runs + 1):
+                    found = {"ours": ours.call("run", seconds=seconds)["seconds"]}
+                    found |= peer.call("run", seconds=seconds)
+                    if turn:
+                        for name, value in found.items():
+                            times[name].values.append(value)
+                best = min(times["eager"], times["compiled"], key=lambda s: s.median)
+                ratios.append(ratio(best, times["ours"]))
+                cells = [f"{samples.median * 1e6:.4g}" for samples in times.values()]
+                size = "×".join(map(str, shape))
+                yield f"| {block} | {dtype} | {size} | {' | '.join(cells)} | {ratios[-1]:.2f} |"
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    yield f"| all | | | | | | geometric mean {mean:.2f}, least {min(ratios):.2f} |"
+    ours.close()
+    peer.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--blocks", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--runs", type=int, default=5)
+    args = parser.parse_args()
+    print(machine())
+    for line in measure(args.blocks, args.dtypes, args.runs):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
