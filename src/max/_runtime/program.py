@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from max._config import flags
 from max._runtime import native, platform
@@ -169,6 +170,8 @@ class Executor:
         self._events: np.ndarray | None = None
         self._code = self._lay_out()
         self._address = self._code.ctypes.data
+        self._values = np.zeros(max(program.num_values, 1), np.int64)[: program.num_values]
+        self._values_address = self._values.ctypes.data
         pool.reserve(
             program.scratch_bytes, max((len(launch.slots) for launch in launches), default=0)
         )
@@ -243,11 +246,38 @@ class Executor:
         if self.program.num_values and values[0] != 0:
             raise ValueError(f"run: values[0] is {values[0]}; it stands for the constant 0")
         with self.pool.lock:
-            failed = self.pool.run(self._address, values.ctypes.data)
-            self.runs += 1
-            record = self.pool.error_record() if failed else None
+            record = self._run(values.ctypes.data)
         if record is not None:
             raise self._error(record)
+
+    def run_at(
+        self,
+        bases: npt.NDArray[np.int64],
+        index: npt.NDArray[np.intp],
+        offsets: npt.NDArray[np.int64],
+    ) -> None:
+        """Runs the program once with the values ``bases[index] + offsets``, of which the first is 0.
+
+        Args:
+            bases: Addresses.
+            index: For each value which of them it starts from; not checked.
+            offsets: What is added to each.
+
+        Raises:
+            KernelError: See `run`.
+        """
+        with self.pool.lock:
+            np.take(bases, index, out=self._values, mode="clip")
+            np.add(self._values, offsets, out=self._values)
+            record = self._run(self._values_address)
+        if record is not None:
+            raise self._error(record)
+
+    def _run(self, values: int) -> npt.NDArray[np.int64] | None:
+        """Runs with the values at an address, the pool's lock held; gives the error record if there is an error."""
+        failed = self.pool.run(self._address, values)
+        self.runs += 1
+        return self.pool.error_record() if failed else None
 
     def set_profiling(self, on: bool) -> None:
         """Begins or ends keeping the time of each launch; what was kept stays."""

@@ -162,6 +162,13 @@ class Tensor:
         self._device, self._stream = device, stream
 
     @classmethod
+    def _empty(cls, dtype: DType, shape: tuple[int, ...], device: Device) -> Tensor:
+        """A tensor of a shape that was checked before: what each execution makes of its outputs."""
+        tensor = cls.__new__(cls)
+        tensor._allocate(dtype, shape, device)
+        return tensor
+
+    @classmethod
     def _wrap(
         cls,
         ptr: int,

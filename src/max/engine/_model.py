@@ -305,7 +305,7 @@ class Model:
 
     def _new_outputs(self, inputs: list[Tensor], instance: Instance) -> list[Tensor]:
         return [
-            Tensor(dtype, shape, device) if source < 0 else inputs[source]
+            Tensor._empty(dtype, shape, device) if source < 0 else inputs[source]
             for dtype, shape, device, source in zip(
                 self._output_dtypes,
                 instance.output_shapes,

@@ -192,13 +192,11 @@ class LinkedProgram:
         Raises:
             KernelError: A kernel raised.
         """
-        values = bases.take(self.bases)
-        values += instance.offsets
         if not self._watchers:
-            self.executor.run(values)
+            self.executor.run_at(bases, self.bases, instance.offsets)
             return
         start = time.perf_counter_ns()
-        self.executor.run(values)
+        self.executor.run_at(bases, self.bases, instance.offsets)
         spent = time.perf_counter_ns() - start
         with self._watch_lock:
             self._watched_ns += spent

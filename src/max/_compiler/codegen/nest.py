@@ -36,6 +36,8 @@ TILE_ROWS, TILE_LANES = 16, 16
 """The tile in which a transposed argument is read, so that each cache line of it is used whole while it is at hand."""
 LONG_ROW = 8 * BLOCK
 """Elements from which on a single row is reduced by several workers."""
+SIMPLE = 4
+"""A region of so few computed values needs few registers."""
 CHUNK = 16384
 """Elements below which a chunk is not worth handing to another worker."""
 
@@ -486,6 +488,8 @@ def write_nest(spec: RegionSpec, native_width: int) -> NestText:
     columns = axis is not None
     if axis is not None:
         spec = _move_axis(spec, axis)
-    # columns take wider strips: of each row that is read whole cache lines are used
-    factor = 4 if columns else 1 if _tile_axis(spec) >= 0 else 2
+    # columns take wider strips: of each row that is read whole cache lines are used;
+    # simple reductions more sums at once, as each waits for the one before
+    simple = spec.reduces and sum(isinstance(v, Node) for v in spec.values) <= SIMPLE
+    factor = 4 if columns or simple else 1 if _tile_axis(spec) >= 0 else 2
     return _NestWriter(spec, columns, factor * native_width).write()
