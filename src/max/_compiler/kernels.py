@@ -13,10 +13,11 @@ from max._compiler.codegen import functions
 from max._compiler.codegen.nest import ArgView, NestText
 from max._compiler.sizes import Size
 from max._compiler.template import KernelInfo, Number, Pointer, Slot
+from max._kernels.tiles import transpose
 
 __all__ = ["Argument", "KernelTable"]
 
-_GLOBALS = {"k": k, "fn": functions, "nan": math.nan, "inf": math.inf}
+_GLOBALS = {"k": k, "fn": functions, "transpose": transpose, "nan": math.nan, "inf": math.inf}
 
 
 @dataclass(frozen=True)

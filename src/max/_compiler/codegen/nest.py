@@ -112,6 +112,9 @@ class _NestWriter:
         )
         self.workspaces: list[int] = []
         self.start: str | None = None
+        # leaves that are read along the tile axis and turned in registers
+        self.turned = _turned(spec, self.tile_axis) if width in (8, 16) else []
+        self.tile_rows = width if self.turned else TILE_ROWS
 
     # values ------------------------------------------------------------------------------------
 
@@ -295,6 +298,45 @@ class _NestWriter:
         for i in reductions:
             self.finish(i, accumulators[i])
 
+    def turned_walk(self, lanes: str, blocked: bool) -> None:
+        """Walks a tile of rows: vectors along the tile axis are loaded and transposed in registers, then it goes row by row."""
+        spec, out, width = self.spec, self.out, self.width
+        tile, last = self.index[self.tile_axis], self.index[self.last]
+        out.add(f"first = tile * {width}")
+        out.add(f"rows = k.min({self.dim_text[self.tile_axis]} - first, {width})")
+        out.add(f"here = k.iota(k.i64, {width}) < rows")
+        out.open(f"for j, m in k.vectors({'count' if blocked else lanes}, {width}):")
+        start = "start + j" if blocked else "j"
+        names: dict[int, str] = {}
+        for i in self.turned:
+            leaf = spec.values[i]
+            assert isinstance(leaf, Leaf)
+            names[i] = f"turned{i}"
+            kind = KERNEL_NAME[compute_dtype(leaf.dtype)]
+            out.add(f"{names[i]} = k.tile(k.{kind}, ({width},), width={width})")
+            axes = [axis for axis, stride in enumerate(leaf.strides) if stride != 0]
+            at = {self.tile_axis: "first", self.last: "at"}
+            where = ", ".join(at.get(axis, self.index[axis]) for axis in axes)
+            depth = out.depth
+            out.open(f"for r in k.static_range({width}):")
+            # rows past the end are read twice, and not stored
+            out.add(f"at = k.min({start} + r, {lanes} - 1)")
+            along = axes.index(self.tile_axis)
+            text = f"a{self.leaves.index(i)}.load({where}, width={width}, mask=here, axis={along})"
+            out.add(f"{names[i]}[r] = {cast_loaded(text, leaf.dtype)}")
+            out.depth = depth
+            out.add(f"transpose({names[i]}, {width})")
+        out.open(f"for r in k.static_range({width}):")
+        out.open("if r < rows:")
+        out.add(f"{tile} = first + r")
+        out.add(f"{last} = {start}")
+        self.scope = {i: f"{name}[r]" for i, name in names.items()}
+        for result in spec.results:
+            self.value(result.value)
+        for position, result in enumerate(spec.results):
+            self.store(position, result)
+        self.scope = None
+
     def accumulate(self, i: int, name: str) -> None:
         node = self.spec.values[i]
         assert isinstance(node, Node)
@@ -331,7 +373,8 @@ class _NestWriter:
         block = self.block_size()
         lanes = self.dim_text[self.lane_axis] if rank else "1"
         if self.tile_axis >= 0:
-            out.add(f"tiles = ({self.dim_text[self.tile_axis]} + {TILE_ROWS - 1}) // {TILE_ROWS}")
+            rows = self.tile_rows
+            out.add(f"tiles = ({self.dim_text[self.tile_axis]} + {rows - 1}) // {rows}")
             parallel = [pair for pair in parallel if pair[0] != self.index[self.tile_axis]]
             parallel.append(("tile", "tiles"))
         if block:
@@ -348,6 +391,9 @@ class _NestWriter:
             out.add(f"start = b * {block}")
             out.add(f"count = k.min({lanes} - start, {block})")
             self.start = "start"
+        if self.turned:
+            self.turned_walk(lanes, bool(block))
+            return self.finish_text(bool(parallel))
         if self.tile_axis >= 0:
             first = f"tile * {TILE_ROWS}"
             last = f"k.min({first} + {TILE_ROWS}, {self.dim_text[self.tile_axis]})"
@@ -374,7 +420,7 @@ class _NestWriter:
         """How many steps of the parallel loop make a chunk worth handing out."""
         work = block or 1
         if self.tile_axis >= 0:
-            work *= TILE_ROWS
+            work *= self.tile_rows
         # the axes that one step walks whole
         whole = [self.last] if self.columns or not block else []
         if self.columns and not block:
@@ -475,6 +521,22 @@ def _tile_axis(spec: RegionSpec) -> int:
         ):
             return value.strides.index(1)
     return -1
+
+
+def _turned(spec: RegionSpec, tile_axis: int) -> list[int]:
+    """The leaves that lie along the tile axis, where a kernel can transpose all of them in registers; else none."""
+    if tile_axis < 0 or any(not r.strides or r.strides[-1] != 1 for r in spec.results):
+        return []
+    strided = [
+        (i, v)
+        for i, v in enumerate(spec.values)
+        if isinstance(v, Leaf) and v.strides and v.strides[-1] not in (0, 1)
+    ]
+    fits = all(
+        leaf.strides[tile_axis] == 1 and compute_dtype(leaf.dtype).size_in_bytes == 4
+        for _, leaf in strided
+    )
+    return [i for i, _ in strided] if fits else []
 
 
 def write_nest(spec: RegionSpec, native_width: int) -> NestText:
