@@ -131,6 +131,26 @@ SOURCES: dict[str, tuple[str, str]] = {
             mo.output(%a) : ({X}) -> ()""",
         ),
     ),
+    "split_concats": (
+        "split-concats",
+        graph(
+            f"%x: {X}, %v: {VEC}",
+            f"{X}, {X}",
+            f"""
+            %l = mo.slice(%x) {{start = #mo.shape<[0, 0]>, stop = #mo.shape<[n, 4]>, step = #mo.shape<[1, 1]>}} : ({X}) -> !mo.tensor<[n, 4], {F}>
+            %r = mo.slice(%x) {{start = #mo.shape<[0, 4]>, stop = #mo.shape<[n, 8]>, step = #mo.shape<[1, 1]>}} : ({X}) -> !mo.tensor<[n, 4], {F}>
+            %n = mo.neg(%r) : (!mo.tensor<[n, 4], {F}>) -> !mo.tensor<[n, 4], {F}>
+            %h = mo.concat(%n, %l) {{axis = 1 : i64}} : (!mo.tensor<[n, 4], {F}>, !mo.tensor<[n, 4], {F}>) -> {X}
+            %b = mo.broadcast_to(%v) : ({VEC}) -> {X}
+            %s = mo.mul(%h, %b) : ({X}, {X}) -> {X}
+            %c = mo.mul(%x, %x) : ({X}, {X}) -> {X}
+            %y = mo.add(%c, %s) : ({X}, {X}) -> {X}
+            %k = mo.concat(%l, %n) {{axis = 1 : i64}} : (!mo.tensor<[n, 4], {F}>, !mo.tensor<[n, 4], {F}>) -> {X}
+            %e = mo.exp(%k) : ({X}) -> {X}
+            %z = mo.softmax(%e) {{axis = 1 : i64}} : ({X}) -> {X}
+            mo.output(%y, %z) : ({X}, {X}) -> ()""",
+        ),
+    ),
     "pack_weights": (
         "pack-weights",
         graph(

@@ -23,6 +23,7 @@ from max._compiler.passes.fuse import fuse
 from max._compiler.passes.materialise import materialise
 from max._compiler.passes.once import compute_once
 from max._compiler.passes.pack import pack_weights
+from max._compiler.passes.split import split_concats
 from max._compiler.passes.views import push_views
 from max._compiler.record import Compilation, recorded
 from max._config import dump_log, flags
@@ -45,6 +46,7 @@ PASSES: tuple[Pass, ...] = (
     GraphPass("canonicalise", canonicalise),
     GraphPass("fold-constants", fold_constants),
     GraphPass("merge-equal-ops", merge_equal_ops),
+    GraphPass("split-concats", split_concats),
     GraphPass("push-views", push_views),
     GraphPass("drop-dead-ops", drop_dead_ops),
     GraphPass("pack-weights", pack_weights),
