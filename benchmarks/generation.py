@@ -27,18 +27,29 @@ HEAD = ["| model | encoding | case | " + " | ".join(LABELS.values()) + " | ours 
 HEAD.append("|" + "---|" * (4 + len(LABELS)))
 
 
+LOADING_HEAD = [
+    "| model | encoding | cold, s | warm, s | weights, GB | peak | own |",
+    "|---|---|---|---|---|---|---|",
+]
+
+
 @dataclass(frozen=True)
 class Loading:
-    """Seconds to load a model: cold, from the disk cache, and the peer's."""
+    """Seconds to load a model: cold, and from the disk cache; and the memory of the process after a few tokens."""
 
     shape: str
-    dtype: str
+    encoding: str
     cold: Samples
     warm: Samples
+    weights: int
+    memory: dict[str, float]
 
     def row(self) -> str:
         """The row of the table."""
-        return f"| {self.shape} | {self.dtype} | {self.cold} | {self.warm} |"
+        parts = [f"{self.memory[key] / self.weights:.2f}" for key in ("peak_bytes", "own_bytes")]
+        size = f"{self.weights / 1e9:.2f}"
+        cells = (self.shape, self.encoding, self.cold, self.warm, size, *parts)
+        return f"| {' | '.join(map(str, cells))} |"
 
 
 def model_of(shape: str, encoding: str, folder: Path) -> dict[str, str]:
@@ -70,16 +81,22 @@ def start(engine: str, shape: str, encoding: str, folder: Path) -> Worker | None
 def measure_loading(shape: str, encoding: str, folder: Path, runs: int = 3) -> Loading:
     """Load ``runs`` times with an empty cache, and with a full one."""
     setup = model_of(shape, encoding, folder)
+    weights = Path(setup.get("weights", f"{setup['model']}/model.safetensors"))
+    memory: dict[str, float] = {}
     cold, warm = Samples(), Samples()
     for samples, caches in ((cold, runs), (warm, 1)):
         for _ in range(caches):
             with tempfile.TemporaryDirectory() as cache:
                 for turn in range(1 if samples is cold else runs + 1):
-                    once = Worker(f"benchmarks.workers.{OURS}", {"MAX_CACHE_DIR": cache}, **setup)
+                    once = Worker(
+                        f"benchmarks.workers.{OURS}", {"MAX_CACHE_DIR": cache}, batch=1, **setup
+                    )
                     if samples is cold or turn:
                         samples.values.append(once.setup["load_s"])
+                    once.call("generate", prompt=list(range(5, 37)), new_tokens=4)
+                    memory = once.call("memory")
                     once.close()
-    return Loading(shape, encoding, cold, warm)
+    return Loading(shape, encoding, cold, warm, weights.stat().st_size, memory)
 
 
 def measure(

@@ -1,20 +1,25 @@
-"""Matmul with weights as stored, ours and torch's: decode (few rows) and prefill shapes of a small Llama and larger ones.
+"""Products with weights that a graph holds, ours and torch's: few rows as in decoding, more as in prefill.
 
-For few rows the figure is the speed at which the weights are read; as many copies of them take turns as exceed the caches.
-"of the limit" compares with what two tiny kernels read from memory and multiply in registers on the same machine.
+Ours are packed when the graph is loaded; torch takes them as they are. For few rows the figure is the speed at which the weights are read
+(as many take turns as exceed the caches), else operations a second. "Of the limit" compares with what two tiny kernels read from memory
+and multiply in registers on the same machine (bf16 products for 16-bit weights, bytes for quantised ones, which torch does not have).
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterator, Sequence
 
 from benchmarks.runner import Worker, interleave, machine, ratio
+from max.dtype.blocks import BLOCK_FORMATS
 
-LAYERS = [(1536, 576), (576, 1536), (49152, 576), (2048, 2048)]
-ROWS = [1, 4, 16, 64, 256]
+LAYERS = [(1536, 576), (577, 1535), (2048, 2048), (8192, 2048), (2048, 8192)]
+ROWS = [1, 4, 16, 32, 128, 512, 2048]
 CACHES = 256 << 20
-BYTES = {"float32": 4, "bfloat16": 2}
+FLOATS = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
+BYTES = FLOATS | {name: form.bytes / form.elements for name, form in BLOCK_FORMATS.items()}
+LIMITS = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float32"}
 FEW = 4
 HEAD = [
     "| dtype | M | N | K | ours | of the limit | torch | ours / torch |",
@@ -29,30 +34,42 @@ def measure(
     runs: int = 5,
 ) -> Iterator[str]:
     """The lines of a table, as they are measured."""
-    workers = [Worker("benchmarks.workers.matmul_ours"), Worker("benchmarks.workers.matmul_torch")]
-    limits = dict.fromkeys(("read", *BYTES), 0.0)
+    ours = Worker("benchmarks.workers.matmul_ours")
+    torch = Worker("benchmarks.workers.matmul_torch")
+    limits = dict.fromkeys(("read", "float32", "bfloat16", "bytes"), 0.0)
+    ratios: list[float] = []
     yield from HEAD
     for dtype in dtypes:
-        for m in rows:
-            for n, k in layers:
+        for n, k in layers:
+            if dtype in BLOCK_FORMATS and k % BLOCK_FORMATS[dtype].elements:
+                continue
+            for m in rows:
                 # again and again: a shared machine shows its limit now and then
-                for limit, value in workers[0].call("limits").items():
+                for limit, value in ours.call("limits").items():
                     limits[limit] = max(limits[limit], value)
                 size = n * k * BYTES[dtype]
-                copies = max(CACHES // size, 1) if m <= FEW else 1
-                repeats = max(min(int(2e10 / (2 * m * n * k)), 200), copies + 3, 5)
-                arguments = {"m": m, "n": n, "k": k, "dtype": dtype, "copies": copies}
-                found = interleave(workers, "run", runs, repeats=repeats, **arguments)
-                ours, peer = found["matmul_ours"]["seconds"], found["matmul_torch"]["seconds"]
                 few = m <= FEW
-                unit, amount = ("GB/s", size) if few else ("GFLOP/s", 2 * m * n * k)
-                speeds = [amount / one.median for one in (ours, peer)]
-                share = speeds[0] / limits["read" if few else dtype]
+                copies = max(int((CACHES if few else CACHES / 8) // size), 1)
+                arguments = {"m": m, "n": n, "k": k, "dtype": dtype, "copies": copies}
+                workers = [ours, torch] if dtype in FLOATS else [ours]
+                found = interleave(workers, "run", runs, seconds=0.05, **arguments)
+                mine = found["matmul_ours"]["seconds"]
+                peer = found["matmul_torch"]["seconds"] if dtype in FLOATS else None
+                unit, amount = ("GB/s", size) if few else ("GFLOP/s", 2.0 * m * n * k)
+                limit = limits["read" if few else LIMITS.get(dtype, "bytes")]
+                theirs = ""
+                if peer is not None:
+                    ratios.append(ratio(peer, mine))
+                    theirs = f"{amount / peer.median / 1e9:.0f} {unit}"
                 yield (
-                    f"| {dtype} | {m} | {n} | {k} | {speeds[0] / 1e9:.0f} {unit} | {share:.2f} "
-                    f"| {speeds[1] / 1e9:.0f} {unit} | {ratio(peer, ours):.2f} |"
+                    f"| {dtype} | {m} | {n} | {k} | {amount / mine.median / 1e9:.0f} {unit} "
+                    f"| {amount / mine.median / limit:.2f} | {theirs} "
+                    f"| {f'{ratios[-1]:.2f}' if peer is not None else ''} |"
                 )
-    for worker in workers:
+    if ratios:
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        yield f"| all | | | | | | | geometric mean {mean:.2f}, least {min(ratios):.2f} |"
+    for worker in (ours, torch):
         worker.close()
 
 

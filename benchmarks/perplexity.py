@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,34 @@ def measure(
     return found
 
 
+def table(
+    model: Path = ROOT / "models" / "tiny-chat",
+    text: Path = ROOT / "models" / "tiny-chat" / "heldout.txt",
+    window: int = 512,
+    most: int = 1000,
+    encodings: Sequence[str] = tuple(BOUNDS),
+) -> Iterator[str]:
+    """The lines of the table.
+
+    Args:
+        model: The model.
+        text: A text that it was not trained on.
+        window: Tokens of a window.
+        most: How many windows at most.
+        encodings: Names of `QuantizationEncoding`.
+    """
+    windows = windows_of(model, text.read_text(encoding="utf-8"), window, most)
+    yield f"| {model.name}, {len(windows)} windows of {window} tokens | perplexity | to float32 | bound |"
+    yield "|---|---|---|---|"
+    reference = perplexity(log_probabilities_of_transformers(model, windows))
+    with tempfile.TemporaryDirectory() as files:
+        found = measure(model, windows, list(encodings), Path(files))
+    plain = found["float32"]
+    for name, value in {"float32, transformers": reference, **found}.items():
+        bound = f"{BOUNDS[name]:.1%}" if name in BOUNDS else ""
+        yield f"| {name} | {value:.4f} | {value / plain - 1:+.3%} | {bound} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=ROOT / "models" / "tiny-chat")
@@ -123,18 +151,8 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=1000, help="how many at most")
     parser.add_argument("--encodings", nargs="*", default=list(BOUNDS))
     args = parser.parse_args()
-    windows = windows_of(
-        args.model, args.text.read_text(encoding="utf-8"), args.window, args.windows
-    )
-    print(f"{args.model.name} on {args.text.name}: {len(windows)} windows of {args.window} tokens")
-    print("| encoding | perplexity | to float32 | bound |\n|---|---|---|---|")
-    reference = perplexity(log_probabilities_of_transformers(args.model, windows))
-    with tempfile.TemporaryDirectory() as files:
-        found = measure(args.model, windows, args.encodings, Path(files))
-    plain = found["float32"]
-    for name, value in {"float32, transformers": reference, **found}.items():
-        bound = f"{BOUNDS[name]:.1%}" if name in BOUNDS else ""
-        print(f"| {name} | {value:.4f} | {value / plain - 1:+.3%} | {bound} |")
+    for line in table(args.model, args.text, args.window, args.windows, args.encodings):
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

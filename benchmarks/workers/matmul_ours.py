@@ -1,54 +1,85 @@
-"""The library's matmul kernel, timed in programs of several launches, as in a model."""
+"""Products with weights in a graph, as models have them: packed when the graph is loaded."""
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Callable
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from benchmarks.runner import serve
 from benchmarks.workers import limits
-from tests.kernels.harness import Runner, pool, together
+from max._runtime.pool import shared_pool
+from max.driver import CPU, Tensor
+from max.dtype import DType
+from max.dtype.blocks import BLOCK_FORMATS
+from max.engine import InferenceSession, Model
+from max.graph import DeviceRef, Graph, TensorType, Weight, ops
+from max.graph.quantization import QuantizationEncoding
 
-DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
-LAUNCHES = 16
-SHORT = 5e7  # operations
-_made: dict[tuple[int, int, int, str, int], tuple[int, Callable[[], None], list[Runner]]] = {}
+DEVICE = DeviceRef.CPU()
+_made: dict[tuple[int, int, str, int], Model] = {}
 
 
 def setup() -> dict[str, object]:
-    return {"workers": pool(2).num_threads}
+    return {"threads": InferenceSession(devices=[CPU()])._pool.num_threads}
 
 
 def measure_limits() -> dict[str, float]:
-    return limits.measure(pool(2))
+    return limits.measure(shared_pool(None))
 
 
-def run(m: int, n: int, k: int, dtype: str, copies: int, repeats: int) -> dict[str, float]:
-    key = (m, n, k, dtype, copies)
+def _weight(rng: np.random.Generator, n: int, k: int, dtype: str) -> np.ndarray:
+    if dtype not in BLOCK_FORMATS:
+        return (rng.standard_normal((n, k), np.float32) / math.sqrt(k)).astype(_kind(dtype))
+    form = BLOCK_FORMATS[dtype]
+    # small bytes keep the scales, which are halves, finite
+    return rng.integers(0, 60, (n, k // form.elements * form.bytes), np.uint8)
+
+
+def _kind(dtype: str) -> np.dtype[Any]:
+    if dtype in BLOCK_FORMATS:
+        return np.dtype(np.float32)
+    return np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
+
+
+def _model(n: int, k: int, dtype: str, copies: int) -> Model:
+    """Multiplies by each of some weights; of each product one element is kept."""
+    kind = DType.from_numpy(_kind(dtype))
+    encoding = QuantizationEncoding(dtype) if dtype in BLOCK_FORMATS else None
+    rng = np.random.default_rng(0)
+    one = _weight(rng, n, k, dtype)
+    with Graph("products", input_types=[TensorType(kind, ["m", k], DEVICE)]) as graph:
+        x = graph.inputs[0].tensor
+        results: list[Any] = []
+        for i in range(copies):
+            weight = Weight(f"w{i}", kind, (n, k), DEVICE, encoding)
+            if encoding is None:
+                made = x @ ops.transpose(weight, 0, 1)
+            else:
+                made = ops.qmatmul(encoding, None, x, weight)
+            results.append(made[:1, :1])
+        graph.output(*results)
+    registry = {f"w{i}": one for i in range(copies)}
+    return InferenceSession(devices=[CPU()]).load(graph, weights_registry=registry)
+
+
+def run(m: int, n: int, k: int, dtype: str, copies: int, seconds: float) -> dict[str, float]:
+    key = (n, k, dtype, copies)
     if key not in _made:
         _made.clear()
-        kind = DTYPES[dtype]
-        rng = np.random.default_rng(0)
-        x = rng.standard_normal((m, k), np.float32).astype(kind)
-        one = rng.standard_normal((n, k), np.float32).astype(kind)
-        runners = [
-            Runner("mo.matmul", [x, one.copy()], [(kind, (m, n))], {"transpose_b": True})
-            for _ in range(copies)
-        ]
-        # short ones together, as in a model; long ones alone, as torch is timed
-        together_count = LAUNCHES if 2 * m * n * k < SHORT else 1
-        launches = runners if copies > 1 else runners * min(together_count, repeats)
-        _made[key] = (len(launches), together(launches), runners)
-    launches, program, _ = _made[key]
+        _made[key] = _model(n, k, dtype, copies)
+    rng = np.random.default_rng(0)
+    x = Tensor.from_numpy(rng.standard_normal((m, k), np.float32).astype(_kind(dtype)))
     times: list[float] = []
-    for _ in range(max(repeats // launches, 3)):
+    begin = time.perf_counter()
+    while len(times) < 3 or time.perf_counter() - begin < seconds:
         start = time.perf_counter()
-        program()
-        times.append((time.perf_counter() - start) / launches)
+        _made[key].execute(x)
+        times.append((time.perf_counter() - start) / copies)
     return {"seconds": statistics.median(times)}
 
 

@@ -16,7 +16,7 @@ def setup() -> dict[str, object]:
     return {"threads": torch.get_num_threads()}
 
 
-def run(m: int, n: int, k: int, dtype: str, copies: int, repeats: int) -> dict[str, float]:
+def run(m: int, n: int, k: int, dtype: str, copies: int, seconds: float) -> dict[str, float]:
     key = (m, n, k, dtype, copies)
     if key not in _made:
         _made.clear()
@@ -28,11 +28,12 @@ def run(m: int, n: int, k: int, dtype: str, copies: int, repeats: int) -> dict[s
     x, weights = _made[key]
     times = []
     with torch.inference_mode():
-        for i in range(repeats):
-            weight = weights[i % copies]
+        begin = time.perf_counter()
+        while len(times) < 3 or time.perf_counter() - begin < seconds:
             start = time.perf_counter()
-            torch.nn.functional.linear(x, weight)
-            times.append(time.perf_counter() - start)
+            for weight in weights:
+                torch.nn.functional.linear(x, weight)
+            times.append((time.perf_counter() - start) / copies)
     return {"seconds": statistics.median(times)}
 
 
