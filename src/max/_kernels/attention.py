@@ -5,8 +5,8 @@ queries of one key head. Tasks with many rows pack keys and values and multiply 
 read the cache in place. Where there are too few tasks for the workers, each is split over the context, and a second phase
 merges the parts.
 
-Where the cache is bf16 and the machine multiplies pairs of bf16, tasks with many rows do so: queries and weights (not their total)
-are rounded to bf16, sums are f32.
+Where queries and cache are bf16 and the machine multiplies pairs of bf16, tasks with many rows do so: weights (not their total) are
+rounded to bf16, sums are f32.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ def attention(
     group = heads // kv_heads
     t = tiling(ctx.target, k.f32, k.f32)
     # f32 again, but for pairs of bf16
-    pairs = tiling(ctx.target, blocks.dtype, blocks.dtype)
+    pairs = tiling(ctx.target, q.dtype, blocks.dtype)
     wide = pairs if pairs.pair == 2 else t
     element = k.bf16 if wide.pair == 2 else k.f32
     step = rows_at_once(group, ctx.target)

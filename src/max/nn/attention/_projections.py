@@ -129,6 +129,12 @@ class QKVProjections(Module):
         weight = self.o_proj.weight.dtype
         return weight if weight in HALF and q.dtype is DType.float32 else q.dtype
 
+    def queries_for(self, q: TensorValue) -> TensorValue:
+        """Queries as attention multiplies them: in the cache's 16-bit dtype where the weights are rounded as much or more."""
+        weight = self.o_proj.weight
+        rounded = weight.dtype in HALF or weight.quantization_encoding is not None
+        return ops.cast(q, self.kv_params.dtype) if rounded and self.kv_params.dtype in HALF else q
+
     def project_out(self, attended: TensorValue, like: TensorValue) -> TensorValue:
         """The result ``[total_seq_len, hidden_size]``, of the dtype of the layer's input."""
         total = attended.shape[0]

@@ -253,7 +253,7 @@ class AttentionWithRope(QKVProjections):
         )
         attended = flash_attention_ragged(
             params,
-            queries,
+            self.queries_for(queries),
             input_row_offsets,
             kv_collection,
             layer_idx,

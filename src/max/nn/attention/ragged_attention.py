@@ -102,7 +102,7 @@ class RaggedAttention(QKVProjections):
         store_kv_cache_ragged(self.kv_params, k, v, offsets, kv_collection, layer_idx)
         attended = flash_attention_ragged(
             self.kv_params,
-            self.per_head(q),
+            self.queries_for(self.per_head(q)),
             offsets,
             kv_collection,
             layer_idx,
