@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum, StrEnum
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 from max import kernel as k
 from max._compiler import pipeline
 from max._compiler.emit import Compiled, ProgramCode
+from max._compiler.memory import ALIGNMENT
 from max._compiler.record import is_recording
 from max._config import dump_log, flags
 from max._kernels import library
@@ -26,7 +28,7 @@ from max._runtime import jit, platform
 from max._runtime.cache import content_key, default_cache, source_fingerprint
 from max._runtime.pool import Pool, shared_pool
 from max._version import __version__
-from max.driver import CPU, Device, Tensor
+from max.driver import CPU, Device
 from max.engine._interpreted import interpreted_model
 from max.engine._model import Linked, Model
 from max.engine._once import run_once
@@ -382,34 +384,34 @@ class _Backend:
         """Programs with the weights of a registry; runs what is to be computed once."""
         weights = bind_weights(compiled.name, self.declared, registry, strict=strict)
         fixed: list[int] = []
-        kept: list[object] = []
+        owners: dict[int, object] = {}
+        # what is computed once lies in one piece, so that it gets huge pages
+        sizes = [-(-i.bytes // ALIGNMENT) * ALIGNMENT for i in compiled.fixed if i.kind == "kept"]
+        memory = platform.allocate(sum(sizes))
+        places = iter(accumulate(sizes, initial=memory.ctypes.data))
         for index, item in enumerate(compiled.fixed):
             if item.kind == "weight":
-                tensor: Tensor = weights[item.name]
+                owners[index] = tensor = weights[item.name]
                 fixed.append(tensor._ptr)  # pyright: ignore[reportPrivateUsage]
-                kept.append(tensor)
-            else:
-                array = (
-                    self.arrays[index]
-                    if item.kind == "constant"
-                    else platform.allocate(max(item.bytes, 1))
-                )
+            elif item.kind == "constant":
+                owners[index] = array = self.arrays[index]
                 fixed.append(array.ctypes.data)
-                kept.append(array)
+            else:
+                fixed.append(next(places))
 
         def linked(part: ProgramCode) -> LinkedProgram:
             return LinkedProgram(compiled, part, self.addresses, fixed, self.pool)
 
         if compiled.once.launches:
             # what only this needs must not be kept
-            done = run_once(compiled, linked, fixed, arena_of(self.pool))
-            kept = [item for index, item in enumerate(kept) if index not in done]
+            for index in run_once(compiled, linked, fixed, arena_of(self.pool)):
+                owners.pop(index)
         main = linked(compiled.main)
         if log := dump_log("program"):
             log.info("// ----- %s -----\n%s", compiled.name, main.executor.program)
         later = [linked(part) for part in compiled.later]
         keep_for_exit([main, *later])
-        return Linked(main, later, kept)
+        return Linked(main, later, [memory, *owners.values()])
 
 
 def _arrays(module: ModuleOp, compiled: Compiled) -> dict[int, np.ndarray[Any, Any]]:
