@@ -100,14 +100,17 @@ def main() -> None:
     models = Path(tempfile.gettempdir()) / f"supremum-bench-{os.getuid()}"
     for name in args.sections:
         rows: list[str] = []
-        for row in SECTIONS[name][2](args, models):
-            print(row, flush=True)
-            rows.append(row)
-        today = datetime.date.today().isoformat()
-        entry = {"section": name, "date": today, "machine": machine(), "rows": rows}
-        with HISTORY.open("a") as file:
-            file.write(json.dumps(entry, ensure_ascii=False) + "\n")
-        write_page()
+        try:
+            for row in SECTIONS[name][2](args, models):
+                print(row, flush=True)
+                rows.append(row)
+        finally:
+            # what was measured before an interruption is kept
+            today = datetime.date.today().isoformat()
+            entry = {"section": name, "date": today, "machine": machine(), "rows": rows}
+            with HISTORY.open("a") as file:
+                file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+            write_page()
 
 
 if __name__ == "__main__":
