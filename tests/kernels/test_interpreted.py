@@ -11,8 +11,10 @@ import pytest
 
 from max._config import flags
 from max._kernels import library
+from max._kernels.conv import filter_elements
 from max._kernels.packed import FORMATS
 from max._kernels.panels import panel_elements
+from max.dtype import DType
 from max.dtype.blocks import BLOCK_FORMATS, encode
 from tests.kernels.harness import interpreted, run
 from tests.kernels.test_attention import make_cache
@@ -160,6 +162,37 @@ CASES: dict[
         [(F32, (2, 2, 3, 4, 5))],
         {"stride": (1, 1, 1), "dilation": (1, 1, 1), "padding": (0,) * 6, "groups": 1},
     ),
+    **{
+        f"pack_filter {np.dtype(dtype)}": (
+            "mok.pack_filter",
+            [floats(2, 1, 3, 10, dtype=dtype)],
+            [(dtype, (2, filter_elements((2, 1), 3, DType.from_numpy(np.dtype(dtype)))))],
+            {"groups": 2},
+        )
+        for dtype in (F32, BF16)
+    },
+    **{
+        f"packed_conv {np.dtype(dtype)}, padding {padding}": (
+            "mok.packed_conv",
+            [
+                floats(1, 5, 6, 4, dtype=dtype),
+                floats(
+                    2, filter_elements((3, 2), 4, DType.from_numpy(np.dtype(dtype))), dtype=dtype
+                ),
+            ],
+            [(dtype, (1, 3 + padding, 5, 35))],
+            {
+                "stride": (1, 1),
+                "dilation": (1, 1),
+                "padding": (padding, 0, 0, 0),
+                "groups": 1,
+                "taps": (3, 2),
+                "columns": 35,
+            },
+        )
+        for dtype in (F32, BF16, np.float16)
+        for padding in (0, 1)
+    },
     "conv depthwise": (
         "mo.conv",
         [floats(1, 5, 9, 6), floats(3, 2, 1, 6)],

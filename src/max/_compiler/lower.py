@@ -37,6 +37,7 @@ from max._compiler.template import (
     WhileStep,
 )
 from max._kernels import library
+from max._kernels.panels import COLUMNS
 from max.dtype import DType
 from max.mlir import (
     OPS,
@@ -728,6 +729,9 @@ def products(name: str, operands: Sequence[SSAValue], results: Sequence[SSAValue
     if name == "mo.conv":
         taps = product(shape_of(operands[1])[:-1])
         return simplify(2 * product(shape_of(results[0])) * taps)
+    if name == "mok.packed_conv":
+        strip = shape_of(operands[1])[-1]
+        return simplify(2 * product(shape_of(results[0])) * (strip // COLUMNS))
     return 0
 
 

@@ -5,13 +5,14 @@
 - `mok.once`: ops on weights and constants only, which run once when a model is loaded.
 - `mok.matmul`: `mo.matmul` with the attribute `transpose_b`.
 - `mok.pack`: a weight laid out as kernels like it best, and `mok.packed_matmul`: the product with one.
+- `mok.pack_filter` and `mok.packed_conv`: the same for convolutions.
 - `mok.yield`: ends the body of a region or of a `mok.once`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy.typing as npt
 from xdsl.dialects.builtin import Builtin, LocationAttr, ModuleOp
@@ -19,6 +20,7 @@ from xdsl.ir import Attribute, Block, Dialect, Operation, OpTraits, Region, SSAV
 from xdsl.traits import IsolatedFromAbove, IsTerminator, Pure
 from xdsl.utils.exceptions import VerifyException
 
+from max._kernels.conv import filter_elements
 from max._kernels.packed import FORMATS, ROWS
 from max._kernels.panels import COLUMNS, panel_elements
 from max.dtype.blocks import BLOCK_FORMATS
@@ -33,7 +35,9 @@ __all__ = [
     "BodyOp",
     "MatmulOp",
     "OnceOp",
+    "PackFilterOp",
     "PackOp",
+    "PackedConvOp",
     "PackedMatmulOp",
     "RegionOp",
     "YieldOp",
@@ -144,6 +148,75 @@ class PackedMatmulOp(MoOp):
         )
 
 
+def _infer_pack_filter(types: Sequence[Attribute], attrs: Any) -> Sequence[Attribute]:
+    (w,) = types
+    assert isinstance(w, TensorType)
+    *taps, channels, columns = w.static_shape or (1, 1, 0, 0)
+    groups = int(attrs["groups"])
+    strips = groups * -(-(columns // groups) // COLUMNS)
+    return (w.with_shape([strips, filter_elements(taps, channels, w.dtype)]),)
+
+
+class PackFilterOp(MoOp):
+    """A filter `[taps…, C / groups, F]` as `max._kernels.conv` likes it best."""
+
+    name = "mok.pack_filter"
+    spec = OpSpec(
+        "mok.pack_filter", (1, 1), 1, attributes={"groups": int}, infer=_infer_pack_filter
+    )
+    traits = OpTraits(lambda: (Pure(),))
+
+    @classmethod
+    def of(cls, w: SSAValue, groups: int) -> PackFilterOp:
+        """The op for a filter, whose sizes are known."""
+        return cls.create(
+            operands=(w,),
+            result_types=_infer_pack_filter([w.type], {"groups": groups}),
+            attributes={"groups": to_attr(groups)},
+        )
+
+
+def _infer_packed_conv(types: Sequence[Attribute], attrs: Any) -> Sequence[Attribute]:
+    x, packed = types
+    assert isinstance(x, TensorType) and isinstance(packed, TensorType)
+    channels = x.shape[-1] // int(attrs["groups"])
+    w = packed.with_shape([*map(DimExpr.of, attrs["taps"]), channels, DimExpr.of(attrs["columns"])])
+    infer = OPS["mo.conv"].spec.infer
+    assert infer is not None
+    return infer((x, w), attrs)
+
+
+class PackedConvOp(MoOp):
+    """`mo.conv` with a packed filter, which has so many `taps` along each axis and so many `columns`."""
+
+    name = "mok.packed_conv"
+    spec = OpSpec(
+        "mok.packed_conv",
+        (2, 2),
+        1,
+        attributes={**OPS["mo.conv"].spec.attributes, "taps": tuple, "columns": int},
+        infer=_infer_packed_conv,
+    )
+    traits = OpTraits(lambda: (Pure(),))
+
+    @classmethod
+    def of(cls, conv: MoOp, packed: SSAValue) -> PackedConvOp:
+        """The op for an `mo.conv`, given its packed filter."""
+        shape = cast("TensorType", conv.operands[1].type).static_shape
+        assert shape is not None
+        *taps, _, columns = shape
+        return cls.create(
+            operands=(conv.operands[0], packed),
+            result_types=[conv.results[0].type],
+            attributes={
+                **conv.attributes,
+                "taps": to_attr(tuple(taps)),
+                "columns": to_attr(columns),
+            },
+            location=conv.location,
+        )
+
+
 class BodyOp(MoOp):
     """An op with a body that sees nothing but its arguments."""
 
@@ -229,7 +302,11 @@ class OnceOp(BodyOp):
     traits = OpTraits(lambda: (IsolatedFromAbove(),))
 
 
-MOK = Dialect("mok", [YieldOp, MatmulOp, PackOp, PackedMatmulOp, RegionOp, OnceOp], [])
+MOK = Dialect(
+    "mok",
+    [YieldOp, MatmulOp, PackOp, PackedMatmulOp, PackFilterOp, PackedConvOp, RegionOp, OnceOp],
+    [],
+)
 
 
 def parse(text: str, resources: Mapping[str, npt.NDArray[Any]] | None = None) -> ModuleOp:

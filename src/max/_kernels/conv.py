@@ -1,140 +1,313 @@
-"""Convolutions over images and volumes, and transposed ones over images.
+"""Convolutions over images and volumes, as products of patches that are never made.
 
-All workers first copy the input into a workspace that has its padding around it and a group's channels side by side, and the
-filter as strips of two vectors' width. Then a task is a row of the result by a strip: tiles of neighbouring positions, whose sums
-stay in registers through all taps and channels. No index is checked there, and no matrix of patches is made.
+The filter is packed as strips of 32 columns: for filters that a graph holds once, when it is loaded (`mok.pack_filter`), for others by
+all workers before they begin. The input is copied into a workspace that has its padding around it and a group's channels side by side;
+without padding it is read where it is. Then no index is checked any more, and each position of the result is an offset into the input.
 
-Filters are `[taps…, C, F]`. Where each channel is a group (depthwise) channels are the lanes, and the filter is not copied.
+A task is some hundred positions by a strip: K block by K block, whose part of the strip stays in the L1 cache, tiles of 12
+positions by two vectors are multiplied in registers. The taps of a row lie side by side where they are not dilated, so a first
+layer with three channels has runs of 21 for a 7×7 filter.
+
+Filters are `[taps…, C, F]`. bf16 is multiplied in pairs of neighbouring channels where the machine can.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from max import kernel as k
+from max._kernels.conv_depthwise import POSITIONS, depthwise
+from max._kernels.conv_input import image_axes, pad_input
 from max._kernels.lowering import Arg, KernelCall, Operand, Workspace, product, view
-from max._kernels.matmul import identity
-from max._kernels.tiles import multiply_add
+from max._kernels.matmul import BLOCK_ROWS, LANES_K, identity, round_up
+from max._kernels.panels import COLUMNS, widen_block
+from max._kernels.tiles import Tiling, multiply_add, pack_columns, tiling
 from max.dtype import DType
+from max.kernel import Target
 
-MAX_HEIGHT, MAX_STRIP = 12, 32
-"""Most positions of a tile, most columns of a strip."""
-
-
-@k.inline
-def fill_zero(row: Any, width: int) -> None:
-    """Sets a row to 0."""
-    zero = k.splat(row.dtype(0), width)
-    for j, mask in k.vectors(row.shape[0], width):
-        row.store(j, value=zero, mask=mask)
+MAX_HEIGHT = 12
+"""Most positions of a tile."""
+TASKS_A_WORKER = 8
+"""So many tasks keep workers equally busy, one of which may be slowed down by others."""
 
 
-@k.inline
-def copy_cast(target: Any, source: Any, width: int) -> None:
-    """Copies a row to another dtype."""
-    for j, mask in k.vectors(target.shape[0], width):
-        value = k.cast(source.load(j, width=width, mask=mask), target.dtype)
-        target.store(j, value=value, mask=mask)
-
-
-@k.inline
-def pad_input(padded: Any, x: Any, low: Any, sizes: Any, groups: int, ctx: Any) -> None:
-    """Copies `x` `[N, D, H, W, C]` to `[N, groups, *sizes, C / groups]`, with `low` zeros before each spatial axis.
+def conv_tiling(target: Target, x: k.ScalarType, weight: k.ScalarType) -> Tiling:
+    """How products are made: as those of matrices, but small integers are summed in 32 bits.
 
     Args:
-        padded: Flat, of the dtype of sums.
-        x: The input.
-        low: For each spatial axis the zeros before it.
-        sizes: The sizes of the spatial axes with all their padding.
-        groups: Into how many groups channels are split.
+        target: The machine.
+        x: Element type of the input.
+        weight: Element type of the filter.
+    """
+    t = tiling(target, x, weight)
+    if not t.sums.is_float and t.sums.bits < 32:
+        return replace(t, sums=k.i32, lane=k.i32, width=target.width(k.i32))
+    return t
+
+
+def is_pairs(dtype: k.ScalarType) -> bool:
+    """Whether a packed filter has two neighbouring channels side by side."""
+    return dtype.is_float and dtype.bits == 16
+
+
+def filter_tiling(target: Target, dtype: k.ScalarType, t: Tiling) -> Tiling:
+    """How filters are packed.
+
+    Args:
+        target: The machine.
+        dtype: Element type of the filter.
+        t: The tiling of the products.
+    """
+    if is_pairs(dtype):
+        return Tiling(k.f32, k.i32, 2, target.width(k.f32), 0, 0)
+    return t
+
+
+def tile_heights(t: Tiling) -> tuple[int, ...]:
+    """The heights of tiles: most positions, two thirds of them, a third."""
+    return (t.height, t.height * 2 // 3, t.height // 3)
+
+
+@k.inline
+def pack_strips(packed: Any, weight: Any, groups: int, stored: Tiling, ctx: Any) -> None:
+    """Packs a filter `[taps…, C / groups, F]` as `[groups, strips, taps * channels][COLUMNS][pair]`; what is not there is 0.
+
+    Args:
+        packed: Flat view of lanes.
+        weight: The filter.
+        groups: Into how many groups columns are split.
+        stored: How lanes are packed.
         ctx: The context.
     """
-    width = ctx.target.width(padded.dtype)
-    channels = x.shape[4] // groups
-    line = sizes[2] * channels
-    for n, g, d, h in ctx.parallel((x.shape[0], groups, sizes[0], sizes[1])):
-        at = (((n * groups + g) * sizes[0] + d) * sizes[1] + h) * line
-        target = padded[at : at + line]
-        from_d = d - low[0]
-        from_h = h - low[1]
-        if from_d >= 0 and from_d < x.shape[1] and from_h >= 0 and from_h < x.shape[2]:
-            begin = low[2] * channels
-            size = x.shape[3] * channels
-            fill_zero(target[:begin], width)
-            fill_zero(target[begin + size :], width)
-            row = x[n, from_d, from_h]
-            if groups == 1:
-                copy_cast(target[begin : begin + size], row.reshape(size), width)
-            else:
-                for w in range(x.shape[3]):
-                    there = target[begin + w * channels : begin + (w + 1) * channels]
-                    copy_cast(there, row[w, g * channels : (g + 1) * channels], width)
-        else:
-            fill_zero(target, width)
+    taps = weight.shape[0] * weight.shape[1] * weight.shape[2]
+    channels = weight.shape[3]
+    lanes = k.ceildiv(channels, stored.pair)
+    features = weight.shape[4] // groups
+    strips = k.ceildiv(features, COLUMNS)
+    rows = weight.reshape(taps * channels, weight.shape[4])
+    for g, strip, tap in ctx.parallel((groups, strips, taps)):
+        column = g * features + strip * COLUMNS
+        last = k.min(column + COLUMNS, (g + 1) * features)
+        at = ((g * strips + strip) * taps + tap) * lanes * COLUMNS
+        source = rows[tap * channels : (tap + 1) * channels, column:last]
+        pack_columns(packed[at:], source, COLUMNS // stored.width, stored)
+
+
+@k.kernel
+def pack_filter(out: k.Output, weight: k.Input, ctx: k.Context, *, groups: int) -> None:
+    """`out` `[groups * strips, elements]` from `weight` `[Q, R, S, C / groups, F]`."""
+    t = conv_tiling(ctx.target, weight.dtype, weight.dtype)
+    stored = filter_tiling(ctx.target, weight.dtype, t)
+    flat = out.reshape(out.shape[0] * out.shape[1])
+    pack_strips(flat.view(stored.lane), weight, groups, stored, ctx)
 
 
 @k.inline
-def pack_filter(packed: Any, weight: Any, groups: int, ctx: Any) -> None:
-    """Copies a filter `[taps * channels, F]` as `[groups, strips, taps * channels, strip]`; columns that a strip lacks are 0."""
-    width = ctx.target.width(packed.dtype)
-    features = weight.shape[1] // groups
-    strips = k.ceildiv(features, 2 * width)
-    for g, strip, i in ctx.parallel((groups, strips, weight.shape[0])):
-        at = ((g * strips + strip) * weight.shape[0] + i) * (2 * width)
-        for j in k.static_range(2):
-            column = strip * (2 * width) + j * width
-            mask = k.iota(k.i64, width) + column < features
-            value = weight.load(i, g * features + column, width=width, mask=mask)
-            packed.store(at + j * width, value=k.cast(value, packed.dtype))
-
-
-@k.inline
-def add_products(
-    sums: Any, a: Any, at: Any, step: Any, b: Any, start: Any, size: Any, height: int, width: int
-) -> None:
-    """Adds to a tile the products of `size` neighbouring elements of each position with rows of a strip.
+def find_starts(starts: Any, first: Any, count: Any, shape: Any, steps: Any) -> None:
+    """Where the patches of `count` positions from `first` on begin in the input; some more equal the last.
 
     Args:
-        sums: `height` × 2 vectors.
-        a: The padded input, flat.
-        at: Where the first position's elements begin.
-        step: From position to position.
-        b: The packed filter, flat.
-        start: Where the strip's rows begin.
-        size: How many elements.
-        height: Positions.
-        width: Lanes of a vector.
+        starts: What is found, with room for `count + MAX_HEIGHT`.
+        first: The first position.
+        count: How many.
+        shape: `[N, D, H, W]` of the result.
+        steps: Lanes of the input from image to image, and from position to position along D, H and W.
     """
-    for n in range(size):
-        low = b.load(start + n * (2 * width), width=width)
-        high = b.load(start + n * (2 * width) + width, width=width)
-        for i in k.static_range(height):
-            left = k.splat(a[at + n + i * step], width)
-            sums[i, 0] = multiply_add(sums[i, 0], left, low)
-            sums[i, 1] = multiply_add(sums[i, 1], left, high)
+    w = first % shape[3]
+    h = first // shape[3] % shape[2]
+    d = first // (shape[3] * shape[2]) % shape[1]
+    n = first // (shape[3] * shape[2] * shape[1])
+    for i in range(count + MAX_HEIGHT):
+        starts[i] = n * steps[0] + d * steps[1] + h * steps[2] + w * steps[3]
+        if i + 1 < count:
+            w += 1
+            if w == shape[3]:
+                w = k.i64(0)
+                h += 1
+            if h == shape[2]:
+                h = k.i64(0)
+                d += 1
+            if d == shape[1]:
+                d = k.i64(0)
+                n += 1
 
 
 @k.inline
-def store_tile(
-    out: Any, row: Any, step: Any, count: Any, col: Any, here: Any, sums: Any, room: Any,
-    height: int, width: int, epilogue: Any, extra: Any,
+def multiply_patches(
+    c: Any, a: Any, starts: Any, b: Any, first_run: Any, last_run: Any, begin: Any, length: Any,
+    taps: Any, steps: Any, first: Any, height: int, t: Tiling,
 ) -> None:  # fmt: skip
-    """Writes the first `count` positions of a tile to rows `row + i * step`, and to `here` columns from `col` on."""
+    """Multiplies some runs of `height` patches by rows of a strip: a register tile of sums.
+
+    Args:
+        c: The sums, `COLUMNS` a row; set where `first`, else added to.
+        a: The input, flat lanes.
+        starts: Where each patch begins.
+        b: Rows of the strip, `COLUMNS` lanes each.
+        first_run: The first run of neighbouring elements of a patch.
+        last_run: After the last.
+        begin: The first lane of each run.
+        length: How many lanes of each run.
+        taps: How many there are along the second axis, and runs of a line.
+        steps: Lanes of the input from tap to tap along the axes.
+        first: Whether nothing was summed yet.
+        height: Positions.
+        t: The tiling.
+    """
+    sums = k.tile(t.sums, (height, 2), width=t.width, fill=0)
+    if not first:
+        for i in k.static_range(height):
+            for j in k.static_range(2):
+                sums[i, j] = c.load(i * COLUMNS + j * t.width, width=t.width)
+    at = [starts[i] for i in k.static_range(height)]
+    for run in range(first_run, last_run):
+        q = run // (taps[0] * taps[1])
+        r = run // taps[1] % taps[0]
+        s = run % taps[1]
+        here = a[q * steps[0] + r * steps[1] + s * steps[2] + begin :]
+        rows = b[(run - first_run) * length * COLUMNS :]
+        for n in range(length):
+            low = rows.load(n * COLUMNS, width=t.width)
+            high = rows.load(n * COLUMNS + t.width, width=t.width)
+            for i in k.static_range(height):
+                left = k.splat(here[at[i] + n], t.width)
+                sums[i, 0] = multiply_add(sums[i, 0], left, low)
+                sums[i, 1] = multiply_add(sums[i, 1], left, high)
     for i in k.static_range(height):
         for j in k.static_range(2):
-            room.store((i * 2 + j) * width, value=sums[i, j])
-    for i in range(count):
-        at = row + i * step
-        for j, mask in k.vectors(here, width):
-            v = room.load(i * (2 * width) + j, width=width)
-            out.store(at, col + j, value=epilogue(v, at, col + j, mask, extra), mask=mask)
+            c.store(i * COLUMNS + j * t.width, value=sums[i, j])
 
 
 @k.inline
-def heights(ctx: Any) -> Any:
-    """The heights of tiles: most positions, two thirds of them, a third."""
-    return (12, 8, 4) if ctx.target.registers >= 32 else (6, 4, 2)
+def convolve(
+    out: Any, a: Any, weight: Any, packed: Any, extra: Any, taps: Any, channels: Any, stride: Any,
+    dilation: Any, sizes: Any, groups: int, stored: Tiling, t: Tiling, epilogue: Any, ctx: Any,
+) -> None:  # fmt: skip
+    """Multiplies patches of the padded input by strips.
+
+    Args:
+        out: `[N, D, H, W, F]`.
+        a: The padded input `[N, groups, *sizes, channels]`, flat lanes.
+        weight: The filter, for its element type.
+        packed: The packed filter, flat lanes.
+        extra: The epilogue's views.
+        taps: `[Q, R, S]`.
+        channels: Lanes of a position of a group.
+        stride: From position to position along the axes.
+        dilation: From tap to tap along the axes.
+        sizes: Of the padded input.
+        groups: Into how many groups channels and columns are split.
+        stored: How the filter's lanes are packed.
+        t: The tiling.
+        epilogue: The epilogue.
+        ctx: The context.
+    """
+    heights = tile_heights(t)
+    c = ctx.scratch(t.sums, ((BLOCK_ROWS + MAX_HEIGHT) * COLUMNS,))
+    wide = ctx.scratch(t.lane, (LANES_K * COLUMNS if stored.pair != t.pair else 1,))
+    starts = ctx.scratch(k.i64, (BLOCK_ROWS + MAX_HEIGHT,))
+    features = out.shape[4] // groups
+    strips = k.ceildiv(features, COLUMNS)
+    positions = out.shape[0] * out.shape[1] * out.shape[2] * out.shape[3]
+    rows = out.reshape(positions, out.shape[4])
+    # without dilation the taps of a line lie side by side
+    whole = dilation[2] == 1
+    run = taps[2] * channels if whole else channels
+    pieces = 1 if whole else taps[2]
+    runs = taps[0] * taps[1] * pieces
+    line = sizes[2] * channels
+    tap_steps = (dilation[0] * sizes[1] * line, dilation[1] * line, dilation[2] * channels)
+    image = sizes[0] * sizes[1] * line
+    steps = (groups * image, stride[0] * sizes[1] * line, stride[1] * line, stride[2] * channels)
+    # a K block is a part of a run, or some runs
+    parts = k.max(k.ceildiv(run, LANES_K), 1)
+    part = round_up(k.ceildiv(run, parts), 2)
+    at_once = k.max(LANES_K // k.max(run, 1), 1)
+    blocks = k.ceildiv(runs, at_once) * parts
+    tiles = k.ceildiv(positions, t.height)
+    wanted = k.ceildiv(TASKS_A_WORKER * ctx.num_workers, k.max(strips * groups, 1))
+    row_blocks = k.max(k.ceildiv(positions, BLOCK_ROWS), k.min(wanted, k.ceildiv(tiles, 4)))
+    block_rows = k.ceildiv(tiles, k.max(row_blocks, 1)) * t.height
+    row_blocks = k.ceildiv(positions, k.max(block_rows, 1))
+    for g, row_block, strip in ctx.parallel((groups, row_blocks, strips), grain=1):
+        first = row_block * block_rows
+        count = k.min(block_rows, positions - first)
+        column = strip * COLUMNS
+        here = k.min(features - column, COLUMNS)
+        find_starts(starts, first, count, out.shape, steps)
+        group = a[g * image :]
+        filter_at = (g * strips + strip) * runs * run
+        # one block at least: it sets the sums to 0 where there is nothing to sum
+        for block in range(k.max(blocks, 1)):
+            first_run = block // parts * at_once
+            last_run = k.min(first_run + at_once, runs)
+            begin = block % parts * part
+            length = k.min(part, run - begin)
+            depth = (last_run - first_run) * length
+            from_lane = (filter_at + first_run * run + begin) // (stored.pair // t.pair)
+            b = packed[from_lane * COLUMNS :]
+            if stored.pair != t.pair:
+                widen_block(wide, b, depth // 2, weight.dtype, t)
+            right = wide if stored.pair != t.pair else b
+            row = k.i64(0)
+            while row < count:
+                left = count - row
+                done = k.i64(0)
+                for height in k.unroll(heights):
+                    smaller = height - heights[2]
+                    if done == 0 and (left > smaller or smaller == 0):
+                        for half in k.static_range(0, COLUMNS, 2 * t.width):
+                            if half < here:
+                                multiply_patches(
+                                    c[row * COLUMNS + half :], group, starts[row:], right[half:],
+                                    first_run, last_run, begin, length, (taps[1], pieces),
+                                    tap_steps, block == 0, height, t,
+                                )  # fmt: skip
+                        done = k.min(left, height)
+                if block + 1 >= blocks:
+                    for i in range(row, row + done):
+                        at = first + i
+                        to = g * features + column
+                        for j, mask in k.vectors(here, t.width):
+                            v = c.load(i * COLUMNS + j, width=t.width)
+                            result = epilogue(v, at, to + j, mask, extra)
+                            rows.store(at, to + j, value=result, mask=mask)
+                row += done
+
+
+@k.inline
+def is_direct(x: Any, t: Tiling, plain: bool) -> bool:
+    """Whether an input is multiplied where it is."""
+    return plain and (x.dtype == t.lane or t.pair == 2)
+
+
+@k.inline
+def flat_lanes(x: Any, t: Tiling) -> Any:
+    """All lanes of a view."""
+    return x.reshape(x.size).view(t.lane)
+
+
+@k.inline
+def prepare(
+    padded: Any, x: Any, padding: Any, groups: int, stored: Tiling, t: Tiling, ctx: Any
+) -> None:
+    """Makes the padded input."""
+    sizes = padded_sizes(x, padding)
+    elements = padded.view(x.dtype if t.pair == 2 else t.lane)
+    low = (padding[0], padding[2], padding[4])
+    pad_input(elements, x, low, sizes, groups, stored.pair, ctx)
+
+
+@k.inline
+def padded_sizes(x: Any, padding: Any) -> Any:
+    """The sizes of the spatial axes with their padding."""
+    return (
+        x.shape[1] + padding[0] + padding[1],
+        x.shape[2] + padding[2] + padding[3],
+        x.shape[3] + padding[4] + padding[5],
+    )
 
 
 @k.kernel
@@ -150,223 +323,99 @@ def conv(
     dilation: Any,
     padding: Any,
     groups: int,
+    plain: bool,
     epilogue: Any = identity,
 ) -> None:
     """`out` `[N, D, H, W, F]` from `x` `[N, D, H, W, C]` and `weight` `[Q, R, S, C / groups, F]`."""
-    width = ctx.target.width(padded.dtype)
-    taps = weight.shape
-    channels = taps[3]
-    depth = taps[0] * taps[1] * taps[2] * channels
-    features = taps[4] // groups
-    strips = k.ceildiv(features, 2 * width)
-    high = x.shape[1] + padding[0] + padding[1]
-    tall = x.shape[2] + padding[2] + padding[3]
-    wide = x.shape[3] + padding[4] + padding[5]
-    pad_input(
-        padded, x, (padding[0], padding[2], padding[4]), (high, tall, wide), groups, ctx
-    )  # fmt: skip
-    pack_filter(packed, weight.reshape(depth, taps[4]), groups, ctx)
+    t = conv_tiling(ctx.target, x.dtype, weight.dtype)
+    stored = filter_tiling(ctx.target, weight.dtype, t)
+    strips = packed.view(stored.lane)
+    if not is_direct(x, t, plain):
+        prepare(padded, x, padding, groups, stored, t, ctx)
+    pack_strips(strips, weight, groups, stored, ctx)
     ctx.barrier()
-    rows = out.reshape(out.shape[0] * out.shape[1] * out.shape[2] * out.shape[3], taps[4])
-    room = ctx.scratch(padded.dtype, (MAX_HEIGHT * 2 * width,))
-    # without dilation the taps of a row lie side by side
-    run = taps[2] * channels if dilation[2] == 1 else channels
-    pieces = 1 if dilation[2] == 1 else taps[2]
-    step = stride[2] * channels
-    shape = (groups, strips, out.shape[0], out.shape[1], out.shape[2])
-    for g, strip, n, d, h in ctx.parallel(shape):
-        column = strip * (2 * width)
-        here = k.min(features - column, 2 * width)
-        filter_at = (g * strips + strip) * depth * (2 * width)
-        image = (n * groups + g) * high
-        row = ((n * out.shape[1] + d) * out.shape[2] + h) * out.shape[3]
-        w = k.i64(0)
-        while w < out.shape[3]:
-            left = out.shape[3] - w
-            done = k.i64(0)
-            for height in k.unroll(heights(ctx)):
-                smaller = height - heights(ctx)[2]
-                if done == 0 and (left > smaller or smaller == 0):
-                    sums = k.tile(padded.dtype, (height, 2), width=width, fill=0)
-                    b = filter_at
-                    for q in range(taps[0]):
-                        for r in range(taps[1]):
-                            line = (image + d * stride[0] + q * dilation[0]) * tall
-                            line = (line + h * stride[1] + r * dilation[1]) * wide
-                            a = line * channels + w * step
-                            for _ in range(pieces):
-                                add_products(sums, padded, a, step, packed, b, run, height, width)
-                                a += dilation[2] * channels
-                                b += run * (2 * width)
-                    done = k.min(left, height)
-                    store_tile(
-                        rows, row + w, 1, done, g * features + column, here, sums, room,
-                        height, width, epilogue, extra,
-                    )  # fmt: skip
-            w += done
+    a = flat_lanes(x, t) if is_direct(x, t, plain) else padded.view(t.lane)
+    taps = (weight.shape[0], weight.shape[1], weight.shape[2])
+    channels = round_up(weight.shape[3], stored.pair) // t.pair
+    convolve(
+        out, a, weight, strips, extra, taps, channels, stride, dilation, padded_sizes(x, padding),
+        groups, stored, t, epilogue, ctx,
+    )  # fmt: skip
 
 
-@k.inline
-def depthwise_tile(
-    out: Any, row: Any, count: Any, a: Any, lines: Any, step: Any, weight: Any, mask: Any, c: Any,
-    height: int, width: int, dilation: Any, epilogue: Any, extra: Any,
-) -> None:  # fmt: skip
-    """The sums of one vector of channels, from `c` on, for `height` neighbouring positions, of which `count` are kept.
+@k.kernel
+def conv_packed(
+    out: k.Output,
+    x: k.Input,
+    weight: k.Input,
+    padded: k.InOut,
+    *extra: k.Input,
+    ctx: k.Context,
+    taps: Any,
+    stride: Any,
+    dilation: Any,
+    padding: Any,
+    groups: int,
+    plain: bool,
+    epilogue: Any = identity,
+) -> None:
+    """`conv` with a packed filter, `[groups * strips, elements]`, of `taps` `[Q, R, S]`."""
+    t = conv_tiling(ctx.target, x.dtype, weight.dtype)
+    stored = filter_tiling(ctx.target, weight.dtype, t)
+    if not is_direct(x, t, plain):
+        prepare(padded, x, padding, groups, stored, t, ctx)
+        ctx.barrier()
+    a = flat_lanes(x, t) if is_direct(x, t, plain) else padded.view(t.lane)
+    channels = round_up(x.shape[4] // groups, stored.pair) // t.pair
+    convolve(
+        out, a, weight, flat_lanes(weight, stored), extra, taps, channels, stride, dilation,
+        padded_sizes(x, padding), groups, stored, t, epilogue, ctx,
+    )  # fmt: skip
+
+
+def filter_elements(taps: Sequence[int], channels: int, dtype: DType) -> int:
+    """Elements of a strip of a packed filter.
 
     Args:
-        out: The result `[rows, C]`.
-        row: The first position's row.
-        count: How many are kept.
-        a: The padded input, flat, from the first position's first tap on.
-        lines: Elements from depth to depth, line to line, column to column.
-        step: Elements from position to position.
-        weight: `[Q, R, S, 1, C]`.
-        mask: Which channels there are.
-        c: The first channel.
-        height: Positions.
-        width: Lanes of a vector.
-        dilation: The distances of taps.
-        epilogue: The epilogue.
-        extra: Its views.
+        taps: How many there are along each axis.
+        channels: Channels of a group.
+        dtype: Element type of the filter.
     """
-    taps = weight.shape
-    sums = k.tile(a.dtype, (height,), width=width, fill=0)
-    for q in range(taps[0]):
-        for r in range(taps[1]):
-            line = q * dilation[0] * lines[0] + r * dilation[1] * lines[1]
-            for s in range(taps[2]):
-                by = k.cast(weight.load(q, r, s, 0, c, width=width, mask=mask), a.dtype)
-                at = line + s * dilation[2] * lines[2] + c
-                for i in k.static_range(height):
-                    seen = a.load(at + i * step, width=width, mask=mask)
-                    sums[i] = multiply_add(sums[i], seen, by)
-    for i in k.static_range(height):
-        if i < count:
-            at = row + i
-            out.store(at, c, value=epilogue(sums[i], at, c, mask, extra), mask=mask)
+    pair = 2 if dtype in (DType.bfloat16, DType.float16) else 1
+    return product(taps) * (-(-channels // pair) * pair) * COLUMNS
 
 
-@k.kernel
-def depthwise(
-    out: k.Output,
-    x: k.Input,
-    weight: k.Input,
-    padded: k.InOut,
-    *extra: k.Input,
-    ctx: k.Context,
-    stride: Any,
-    dilation: Any,
-    padding: Any,
-    epilogue: Any = identity,
-) -> None:
-    """`conv` where each channel is a group with one channel in the result: `weight` is `[Q, R, S, 1, C]`."""
-    width = ctx.target.width(padded.dtype)
-    channels = weight.shape[4]
-    high = x.shape[1] + padding[0] + padding[1]
-    tall = x.shape[2] + padding[2] + padding[3]
-    wide = x.shape[3] + padding[4] + padding[5]
-    pad_input(padded, x, (padding[0], padding[2], padding[4]), (high, tall, wide), 1, ctx)
-    ctx.barrier()
-    rows = out.reshape(out.shape[0] * out.shape[1] * out.shape[2] * out.shape[3], channels)
-    lines = (tall * wide * channels, wide * channels, channels)
-    step = stride[2] * channels
-    for n, d, h in ctx.parallel((out.shape[0], out.shape[1], out.shape[2])):
-        line = ((n * high + d * stride[0]) * tall + h * stride[1]) * wide * channels
-        row = ((n * out.shape[1] + d) * out.shape[2] + h) * out.shape[3]
-        for w in range(0, out.shape[3], 8):
-            a = padded[line + w * step :]
-            for c, mask in k.vectors(channels, width):
-                depthwise_tile(
-                    rows, row + w, out.shape[3] - w, a, lines, step, weight, mask, c,
-                    8, width, dilation, epilogue, extra,
-                )  # fmt: skip
+def sum_dtype(*dtypes: DType) -> DType:
+    """What products are summed in, of 32 bits or more."""
+    widest = max(dtypes, key=lambda dtype: dtype.size_in_bytes)
+    if widest.size_in_bytes >= 4:
+        return widest
+    return DType.float32 if widest.is_float() else DType.int32
 
 
-@k.kernel
-def conv_transpose(
-    out: k.Output,
-    x: k.Input,
-    weight: k.Input,
-    padded: k.InOut,
-    packed: k.InOut,
-    *extra: k.Input,
-    ctx: k.Context,
-    stride: Any,
-    dilation: Any,
-    padding: Any,
-    margin: Any,
-    epilogue: Any = identity,
-) -> None:
-    """`out` `[N, 1, H, W, F]` from `x` `[N, 1, H, W, C]` and `weight` `[R, S, C, F]`.
-
-    Columns of the result that are `stride` apart see the same taps, of neighbouring columns of `x`: they make the tiles.
-    `margin` is what `x` gets around it: before and after H, before and after W.
-    """
-    width = ctx.target.width(padded.dtype)
-    taps = weight.shape
-    channels = taps[2]
-    depth = taps[0] * taps[1] * channels
-    strips = k.ceildiv(taps[3], 2 * width)
-    tall = x.shape[2] + margin[0] + margin[1]
-    wide = x.shape[3] + margin[2] + margin[3]
-    pad_input(padded, x, (0, margin[0], margin[2]), (1, tall, wide), 1, ctx)
-    pack_filter(packed, weight.reshape(depth, taps[3]), 1, ctx)
-    ctx.barrier()
-    rows = out.reshape(out.shape[0] * out.shape[2] * out.shape[3], taps[3])
-    room = ctx.scratch(padded.dtype, (MAX_HEIGHT * 2 * width,))
-    for strip, n, h, phase in ctx.parallel((strips, out.shape[0], out.shape[2], stride[1])):
-        column = strip * (2 * width)
-        here = k.min(taps[3] - column, 2 * width)
-        filter_at = strip * depth * (2 * width)
-        row = (n * out.shape[2] + h) * out.shape[3] + phase
-        columns = k.ceildiv(out.shape[3] - phase, stride[1])
-        w = k.i64(0)
-        while w < columns:
-            left = columns - w
-            done = k.i64(0)
-            for height in k.unroll(heights(ctx)):
-                smaller = height - heights(ctx)[2]
-                if done == 0 and (left > smaller or smaller == 0):
-                    sums = k.tile(padded.dtype, (height, 2), width=width, fill=0)
-                    for r in range(taps[0]):
-                        from_h = h + padding[0] - r * dilation[0]
-                        if from_h % stride[0] == 0:
-                            line = (n * tall + from_h // stride[0] + margin[0]) * wide
-                            for s in range(taps[1]):
-                                from_w = phase + padding[2] - s * dilation[1]
-                                if from_w % stride[1] == 0:
-                                    a = line + w + from_w // stride[1] + margin[2]
-                                    b = filter_at + (r * taps[1] + s) * channels * (2 * width)
-                                    add_products(
-                                        sums, padded, a * channels, channels, packed, b, channels,
-                                        height, width,
-                                    )  # fmt: skip
-                    done = k.min(left, height)
-                    store_tile(
-                        rows, row + w * stride[1], stride[1], done, column, here, sums, room,
-                        height, width, epilogue, extra,
-                    )  # fmt: skip
-            w += done
+def _window(attributes: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    """The stride, dilation and padding along three axes."""
+    stride, dilation, padding = (
+        tuple(int(n) for n in attributes[name]) for name in ("stride", "dilation", "padding")
+    )
+    if rank == 4:
+        stride, dilation, padding = (1, *stride), (1, *dilation), (0, 0, *padding)
+    return {"stride": stride, "dilation": dilation, "padding": padding}
 
 
-def _workspaces(
-    x: Operand, sizes: Sequence[Any], weight: Operand, groups: int, channels: Any, step: int
-) -> tuple[Workspace, Workspace]:
-    """Memory for the padded input, whose positions have `channels` a group, and for the packed filter."""
-    sums = x.dtype
-    if sums.size_in_bytes < 4:
-        sums = DType.float32 if sums.is_float() else DType.int32
-    # tiles at the end of a row read, and drop, what lies behind it
-    beyond = channels * (MAX_HEIGHT * step)
-    padded = product((x.shape[0], *sizes, x.shape[-1])) + beyond
-    depth = product(weight.shape[:-1])
-    packed = depth * (weight.shape[-1] + groups * MAX_STRIP)
-    return Workspace(sums, (padded,)), Workspace(sums, (packed,))
-
-
-def _image(rank: int) -> list[Sequence[int]]:
-    """The axes of an image or a volume as those of a volume."""
-    return [(0,), () if rank == 4 else (1,), (rank - 3,), (rank - 2,), (rank - 1,)]
+def _padded(
+    x: Operand, weight_dtype: DType, window: Mapping[str, Any], groups: int
+) -> tuple[bool, Workspace]:
+    """Whether the input has no padding and may be read where it is, and memory for the padded one."""
+    padding, channels = window["padding"][10 - 2 * len(x.shape) :], x.shape[-1]
+    pairs = weight_dtype in (DType.bfloat16, DType.float16)
+    plain = groups == 1 and not any(padding)
+    plain = plain and (not pairs or (isinstance(channels, int) and channels % 2 == 0))
+    sums = sum_dtype(x.dtype, weight_dtype)
+    if plain and x.dtype == weight_dtype == sums:
+        return True, Workspace(sums, (1,))
+    sizes = [n + padding[2 * i] + padding[2 * i + 1] for i, n in enumerate(x.shape[1:-1])]
+    return plain, Workspace(sums, (product((x.shape[0], *sizes, channels + groups * pairs)),))
 
 
 def _lower_conv(
@@ -374,60 +423,88 @@ def _lower_conv(
 ) -> KernelCall:
     x, weight = operands
     rank, groups = len(x.shape), int(attributes["groups"])
-    padding = tuple(int(n) for n in attributes["padding"])
-    strides = tuple(int(n) for n in attributes["stride"])
-    three = rank == 5
-    params: dict[str, Any] = {
-        "stride": strides if three else (1, *strides),
-        "dilation": tuple(attributes["dilation"]) if three else (1, *attributes["dilation"]),
-        "padding": padding if three else (0, 0, *padding),
-    }
+    window = _window(attributes, rank)
     taps = [() if rank == 4 else (0,), *((i,) for i in range(rank - 4, rank))]
     args: list[Arg] = [
-        view("result", 0, results[0], _image(rank), static=False),
-        view("operand", 0, x, _image(rank), static=False),
+        view("result", 0, results[0], image_axes(rank), static=False),
+        view("operand", 0, x, image_axes(rank), static=False),
         view("operand", 1, weight, taps, static=False),
     ]
-    sizes = [x.shape[1 + i] + padding[2 * i] + padding[2 * i + 1] for i in range(rank - 2)]
-    alone = weight.shape[-2] == 1 and weight.shape[-1] == groups
-    channels = x.shape[-1] if alone else weight.shape[-2]
-    workspaces = _workspaces(x, sizes, weight, groups, channels, strides[-1])
-    if alone:
-        args.append(view("workspace", 0, workspaces[0], static=False))
-        return KernelCall(depthwise, tuple(args), params, epilogue=True, workspaces=workspaces[:1])
-    args += [view("workspace", i, space, static=False) for i, space in enumerate(workspaces)]
-    return KernelCall(
-        conv, tuple(args), {**params, "groups": groups}, epilogue=True, workspaces=workspaces
+    if weight.shape[-2] == 1 and weight.shape[-1] == groups:
+        return lower_depthwise(args, x, weight, window)
+    plain, padded = _padded(x, weight.dtype, window, groups)
+    pairs = weight.dtype in (DType.bfloat16, DType.float16)
+    depth = product((*weight.shape[:-2], weight.shape[-2] + pairs))
+    kind = weight.dtype if pairs else sum_dtype(x.dtype, weight.dtype)
+    packed = Workspace(kind, (depth * (weight.shape[-1] + groups * COLUMNS),))
+    args += [
+        view("workspace", 0, padded, static=False),
+        view("workspace", 1, packed, static=False),
+    ]
+    params = {**window, "groups": groups, "plain": plain}
+    return KernelCall(conv, tuple(args), params, epilogue=True, workspaces=(padded, packed))
+
+
+def lower_depthwise(
+    args: Sequence[Arg], x: Operand, weight: Operand, window: Mapping[str, Any]
+) -> KernelCall:
+    """A convolution whose groups have one channel and one column.
+
+    Args:
+        args: Views of the result, the input and the filter.
+        x: The input.
+        weight: The filter.
+        window: Its stride, dilation and padding.
+    """
+    rank, stride, padding = len(x.shape), window["stride"], window["padding"]
+    padding = padding[10 - 2 * rank :]
+    sizes = [n + padding[2 * i] + padding[2 * i + 1] for i, n in enumerate(x.shape[1:-1])]
+    # tiles at the end of a row read, and drop, what lies behind it
+    beyond = x.shape[-1] * (POSITIONS * stride[2])
+    elements = product((x.shape[0], *sizes, x.shape[-1])) + beyond
+    padded = Workspace(sum_dtype(x.dtype, weight.dtype), (elements,))
+    args = (*args, view("workspace", 0, padded, static=False))
+    return KernelCall(depthwise, args, window, epilogue=True, workspaces=(padded,))
+
+
+def _lower_pack_filter(
+    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+) -> KernelCall:
+    weight = operands[0]
+    rank = len(weight.shape)
+    taps = [() if rank == 4 else (0,), *((i,) for i in range(rank - 4, rank))]
+    args = (
+        view("result", 0, results[0], static=False),
+        view("operand", 0, weight, taps, static=False),
     )
+    return KernelCall(pack_filter, args, {"groups": int(attributes["groups"])})
 
 
-def _lower_conv_transpose(
+def _lower_packed_conv(
     operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
 ) -> KernelCall:
     x, weight = operands
-    names = ("stride", "dilation", "padding", "output_padding")
-    stride, dilation, padding, more = (tuple(int(n) for n in attributes[name]) for name in names)
-    margin: list[int] = []
-    for i in range(2):
-        reach = (weight.shape[i] - 1) * dilation[i]
-        before = max(0, -((padding[2 * i] - reach) // stride[i]))
-        after = max(0, (reach + more[i] - padding[2 * i + 1]) // stride[i])
-        margin += [before, after]
-    sizes = [x.shape[1 + i] + margin[2 * i] + margin[2 * i + 1] for i in range(2)]
-    workspaces = _workspaces(x, sizes, weight, 1, x.shape[-1], 1)
+    rank, groups = len(x.shape), int(attributes["groups"])
+    window = _window(attributes, rank)
+    plain, padded = _padded(x, weight.dtype, window, groups)
+    taps = tuple(int(n) for n in attributes["taps"])
     args = (
-        view("result", 0, results[0], _image(4), static=False),
-        view("operand", 0, x, _image(4), static=False),
+        view("result", 0, results[0], image_axes(rank), static=False),
+        view("operand", 0, x, image_axes(rank), static=False),
         view("operand", 1, weight, static=False),
-        *(view("workspace", i, space, static=False) for i, space in enumerate(workspaces)),
+        view("workspace", 0, padded, static=False),
     )
     params = {
-        "stride": stride,
-        "dilation": dilation,
-        "padding": padding,
-        "margin": tuple(margin),
+        **window,
+        "taps": taps if rank == 5 else (1, *taps),
+        "groups": groups,
+        "plain": plain,
     }
-    return KernelCall(conv_transpose, args, params, epilogue=True, workspaces=workspaces)
+    return KernelCall(conv_packed, args, params, epilogue=True, workspaces=(padded,))
 
 
-LOWERINGS = {"mo.conv": _lower_conv, "mo.conv_transpose": _lower_conv_transpose}
+LOWERINGS = {
+    "mo.conv": _lower_conv,
+    "mok.pack_filter": _lower_pack_filter,
+    "mok.packed_conv": _lower_packed_conv,
+}

@@ -26,7 +26,14 @@ __all__ = ["REDUCES", "ROWWISE", "fuse"]
 REDUCES = frozenset({"mo.reduce_sum", "mo.reduce_mean", "mo.reduce_max", "mo.reduce_min"})
 ROWWISE = REDUCES | {"mo.softmax", "mo.logsoftmax", "mo.layer_norm", "mo.rms_norm"}
 MATMULS = frozenset(
-    {"mo.matmul", "mok.matmul", "mok.packed_matmul", "mo.conv", "mo.conv_transpose"}
+    {
+        "mo.matmul",
+        "mok.matmul",
+        "mok.packed_matmul",
+        "mo.conv",
+        "mok.packed_conv",
+        "mo.conv_transpose",
+    }
 )
 
 MAX_OPS = 96

@@ -6,7 +6,7 @@ import math
 
 from xdsl.ir import Block, SSAValue
 
-from max._compiler.mok import PackedMatmulOp, PackOp
+from max._compiler.mok import PackedConvOp, PackedMatmulOp, PackFilterOp, PackOp
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalise import insert_before
 from max._compiler.passes.once import weights_only
@@ -25,15 +25,17 @@ LEAST_ROWS = 32
 
 
 def pack_weights(block: Block) -> None:
-    """Makes products with weights products with packed ones; `compute_once` moves the packing to the load.
+    """Makes products and convolutions with weights those with packed ones; `compute_once` moves the packing to the load.
 
     A weight that comes in as an input, or has a size that is not known, stays as it is.
     """
     ops = ops_of(block)
     wanted = [op for op in ops if op.name in ("mo.qmatmul", "mo.matmul", "mok.matmul")]
-    if not wanted:
+    convolutions = [op for op in ops if op.name == "mo.conv"]
+    if not wanted and not convolutions:
         return
     known = weights_only(ops)
+    _pack_filters(convolutions, known)
     packed: dict[tuple[SSAValue, str], SSAValue] = {}
     chosen: list[tuple[MoOp, str]] = []
     for op in wanted:
@@ -51,6 +53,28 @@ def pack_weights(block: Block) -> None:
         assert isinstance(columns, int)
         made = PackedMatmulOp.of(x, packed[w, encoding], encoding, columns, streamed, op.location)
         op.results[0].replace_all_uses_with(insert_before(op, made))
+        op.detach()
+        op.erase()
+
+
+def _pack_filters(convolutions: list[MoOp], known: set[SSAValue]) -> None:
+    """Packs the filters of convolutions, but for those of one channel and column a group, which are read as they are."""
+    packed: dict[tuple[SSAValue, int], SSAValue] = {}
+    for op in convolutions:
+        x, w = op.operands
+        groups = op.attr("groups")
+        shape = w.type.static_shape if isinstance(w.type, TensorType) else None
+        if x in known or w not in known or shape is None or 0 in shape:
+            continue
+        assert isinstance(x.type, TensorType) and isinstance(w.type, TensorType)
+        if x.type.dtype is not w.type.dtype or w.type.dtype not in DTYPES:
+            continue
+        if shape[-2] == 1 and shape[-1] == groups:
+            continue
+        if (w, groups) not in packed:
+            packed[w, groups] = insert_before(op, PackFilterOp.of(w, groups))
+        made = insert_before(op, PackedConvOp.of(op, packed[w, groups]))
+        op.results[0].replace_all_uses_with(made)
         op.detach()
         op.erase()
 

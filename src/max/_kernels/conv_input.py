@@ -1,0 +1,74 @@
+"""What convolutions share: the axes of images and volumes, and inputs with their padding around them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from max import kernel as k
+
+
+def image_axes(rank: int) -> list[Sequence[int]]:
+    """The axes of an image or a volume as those of a volume.
+
+    Args:
+        rank: 4 or 5.
+    """
+    return [(0,), () if rank == 4 else (1,), (rank - 3,), (rank - 2,), (rank - 1,)]
+
+
+@k.inline
+def fill_zero(row: Any, width: int) -> None:
+    """Sets a row to 0."""
+    zero = k.splat(k.cast(k.i32(0), row.dtype), width)
+    for j, mask in k.vectors(row.shape[0], width):
+        row.store(j, value=zero, mask=mask)
+
+
+@k.inline
+def copy_cast(target: Any, source: Any, width: int) -> None:
+    """Copies a row to another dtype."""
+    for j, mask in k.vectors(target.shape[0], width):
+        value = k.cast(source.load(j, width=width, mask=mask), target.dtype)
+        target.store(j, value=value, mask=mask)
+
+
+@k.inline
+def pad_input(
+    padded: Any, x: Any, low: Any, sizes: Any, groups: int, multiple: int, ctx: Any
+) -> None:
+    """Copies `x` `[N, D, H, W, C]` to `[N, groups, *sizes, channels]`, with `low` zeros before each spatial axis.
+
+    Args:
+        padded: Flat, of the dtype that is wanted.
+        x: The input.
+        low: For each spatial axis the zeros before it.
+        sizes: The sizes of the spatial axes with all their padding.
+        groups: Into how many groups channels are split.
+        multiple: A group's channels are filled up with zeros to a multiple of this.
+        ctx: The context.
+    """
+    width = ctx.target.width(padded.dtype)
+    channels = x.shape[4] // groups
+    pixel = (channels + multiple - 1) // multiple * multiple
+    line = sizes[2] * pixel
+    for n, g, d, h in ctx.parallel((x.shape[0], groups, sizes[0], sizes[1])):
+        at = (((n * groups + g) * sizes[0] + d) * sizes[1] + h) * line
+        target = padded[at : at + line]
+        from_d = d - low[0]
+        from_h = h - low[1]
+        if from_d >= 0 and from_d < x.shape[1] and from_h >= 0 and from_h < x.shape[2]:
+            begin = low[2] * pixel
+            size = x.shape[3] * pixel
+            fill_zero(target[:begin], width)
+            fill_zero(target[begin + size :], width)
+            row = x[n, from_d, from_h]
+            if pixel == x.shape[4]:
+                copy_cast(target[begin : begin + size], row.reshape(size), width)
+            else:
+                for w in range(x.shape[3]):
+                    there = target[begin + w * pixel : begin + (w + 1) * pixel]
+                    copy_cast(there[:channels], row[w, g * channels : (g + 1) * channels], width)
+                    fill_zero(there[channels:], width)
+        else:
+            fill_zero(target, width)
