@@ -168,6 +168,28 @@ def test_top_k(n: int, count: int, axis: int, distinct: int, seed: int) -> None:
     np.testing.assert_array_equal(indices, places)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, BF16, np.int32], ids=str)
+@pytest.mark.parametrize(("n", "count"), [(63, 5), (1000, 50), (5003, 64)])
+def test_top_k_of_long_rows(
+    dtype: np.dtype, n: int, count: int, rng: np.random.Generator
+) -> None:
+    x = (rng.standard_normal((3, n)) * 1000).astype(dtype)
+    if np.dtype(dtype).kind != "i":
+        x[1, [7, n - 2]] = np.nan
+        x[2, 5:20] = np.inf
+    x[2, 30:40] = x[2, 29]
+    wide = np.where(np.isnan(x.astype(np.float64)), np.inf, x.astype(np.float64))
+    nan_first = np.isnan(x.astype(np.float64)).astype(np.float64)
+    places = np.stack([np.lexsort((-row, -nan)) for row, nan in zip(wide, nan_first, strict=True)])
+    places = places[:, :count]
+    shape = (3, count)
+    got, indices = run("mo.top_k", [x], [(dtype, shape), (np.int64, shape)], {"k": count})
+    np.testing.assert_array_equal(indices, places)
+    np.testing.assert_array_equal(
+        got.astype(np.float64), np.take_along_axis(x, places, 1).astype(np.float64)
+    )
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", ["argmax", "argmin"])
 @pytest.mark.parametrize("axis", [0, 1, 2])

@@ -16,11 +16,10 @@ from typing import Any
 
 from max import kernel as k
 from max._kernels.lowering import KernelCall, Operand, view
-from max._kernels.selection import better, sift_down, sift_up, sort_heap
+from max._kernels.selection import NEGATIVE_INFINITY, better, keep_best, sort_heap
 
 SMALL_K = 256
 """Up to so many candidates are kept in a heap."""
-NEGATIVE_INFINITY = float("-inf")
 
 
 @k.inline
@@ -150,15 +149,11 @@ def uniform(seed: Any) -> Any:
 
 @k.inline
 def heap_threshold(
-    row: Any, count: Any, share: Any, peak: Any, inverse_temperature: Any, values: Any, places: Any
-) -> Any:
+    row: Any, count: Any, share: Any, peak: Any, inverse_temperature: Any, values: Any,
+    places: Any, width: int,
+) -> Any:  # fmt: skip
     """Threshold and last tied index after the cuts to `count` tokens and to `share` of their mass."""
-    for j in range(row.shape[0]):
-        logit = row[j] if row[j] == row[j] else k.f32(NEGATIVE_INFINITY)  # NaN
-        if j < count:
-            sift_up(values, places, j, logit, k.i64(j))
-        elif logit > values[0]:
-            sift_down(values, places, count, logit, k.i64(j))
+    keep_best(values, places, row, count, False, 4 * width)
     kept = k.min(count, row.shape[0])
     sort_heap(values, places, kept)
     last = k.i64(kept - 1)
@@ -283,7 +278,7 @@ def sample_token(
             last = k.i64(row.shape[0])
             if count > 0 and count <= SMALL_K:
                 threshold, last = heap_threshold(
-                    row, count, top_p[b], peak, inverse, values, places
+                    row, count, top_p[b], peak, inverse, values, places, width
                 )
             elif count > 0 or top_p[b] < 1:
                 threshold, last = bisected_threshold(row, count, top_p[b], peak, inverse, width)

@@ -6,11 +6,13 @@ from typing import Any
 
 from max import kernel as k
 
+NEGATIVE_INFINITY = float("-inf")
+
 
 @k.inline
 def better(value: Any, index: Any, other_value: Any, other_index: Any) -> Any:
-    """Whether an element comes before another: greater, or equal and earlier."""
-    return (value > other_value) | ((value == other_value) & (index < other_index))
+    """Whether an element comes before another: greater, or equal and earlier; NaN is the greatest."""
+    return beats(value, other_value, 1) | (same(value, other_value) & (index < other_index))
 
 
 @k.inline
@@ -67,6 +69,48 @@ def sort_heap(values: Any, indices: Any, size: Any) -> None:
         indices[last] = indices[0]
         sift_down(values, indices, last, value, index)
         last -= 1
+
+
+@k.inline
+def candidate(value: Any, nan_is_best: bool) -> Any:
+    """An element as it is compared: NaN as itself, the best, or as the least."""
+    if nan_is_best:
+        return value
+    else:
+        return value if value == value else k.f32(NEGATIVE_INFINITY)
+
+
+@k.inline
+def keep_best(
+    values: Any, places: Any, row: Any, count: Any, nan_is_best: bool, width: int
+) -> None:
+    """Fills a heap with the `count` greatest elements of a row and their indices.
+
+    Args:
+        values: Room for the elements.
+        places: Room for the indices.
+        row: Rank 1, any strides.
+        count: How many, 1 or more; all of a row that has fewer.
+        nan_is_best: Whether NaN is the best of f32, or the worst.
+        width: Lanes that are compared with the heap's worst at once, where the row is contiguous.
+    """
+    size = row.shape[0]
+    at = k.min(k.i64(count), size)
+    for j in range(at):
+        sift_up(values, places, j, candidate(row[j], nan_is_best), k.i64(j))
+    while at < size:
+        end = size
+        if row.dtype.kind != "b" and row.strides[0] == 1:
+            worst = values[0]
+            while at + width <= size and not k.any(~(row.load(at, width=width) <= worst)):
+                at += width
+            end = k.min(at + width, size)
+        for j in range(at, end):
+            value = candidate(row[j], nan_is_best)
+            # it comes after all that are in the heap
+            if beats(value, values[0], 1):
+                sift_down(values, places, count, value, k.i64(j))
+        at = end
 
 
 @k.inline

@@ -7,25 +7,20 @@ from typing import Any
 
 from max import kernel as k
 from max._kernels.lowering import KernelCall, Lowering, Operand, view
-from max._kernels.selection import best_of_row, better, sift_down, sift_up, sort_heap
+from max._kernels.selection import best_of_row, keep_best, sort_heap
 
 
 @k.kernel
 def top_k(values: k.Output, indices: k.Output, x: k.Input, ctx: k.Context) -> None:
-    """The `values.shape[1]` greatest elements of each column of `x` `[outer, n, inner]`, the greatest first; of equals the first."""
+    """The `values.shape[1]` greatest elements of each column of `x` `[outer, n, inner]`, the greatest first (NaN before all); of equals the first."""
     count = values.shape[1]
+    width = 4 * ctx.target.width(k.f32)
     if count > 0:
         for o, i in ctx.parallel((x.shape[0], x.shape[2])):
             # the results' own memory holds the heap
             best = values[o][:, i]
             places = indices[o][:, i]
-            column = x[o][:, i]
-            for j in range(x.shape[1]):
-                value = column[j]
-                if j < count:
-                    sift_up(best, places, j, value, k.i64(j))
-                elif better(value, k.i64(j), best[0], k.i64(places[0])):
-                    sift_down(best, places, count, value, k.i64(j))
+            keep_best(best, places, x[o][:, i], count, True, width)
             sort_heap(best, places, count)
 
 

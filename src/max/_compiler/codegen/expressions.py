@@ -72,11 +72,12 @@ def identity(reduction: str, dtype: DType) -> str:
 
 
 def combine(reduction: str, x: str, y: str) -> str:
-    """One step of a reduction."""
+    """One step of a reduction: `x` so far, and `y`."""
+    # of max and min the first argument is tested for NaN: not the one that the next step waits for
     return (
         f"{x} + {y}"
         if reduction == "reduce_sum"
-        else f"k.{reduction.removeprefix('reduce_')}({x}, {y})"
+        else f"k.{reduction.removeprefix('reduce_')}({y}, {x})"
     )
 
 
