@@ -491,6 +491,16 @@ def reductions(out: k.Output, x: k.Input, *, W: int):
     out[3] = k.reduce_mul(v)
 
 
+@pytest.mark.parametrize("width", [1, 3, 16, 64])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, ml_dtypes.bfloat16, np.float16])
+def test_reductions_keep_nan(dtype, width):
+    for lane in {0, width // 2, width - 1}:
+        x = np.ones(width, dtype)
+        x[lane] = -np.nan if lane % 2 else np.nan
+        out, _ = both(reductions, [np.zeros(4, dtype), x], {"W": width})
+        assert np.isnan(out.astype(np.float32)).all()
+
+
 @pytest.mark.parametrize("width", [1, 2, 3, 8, 12, 16, 64])
 @pytest.mark.parametrize(
     "dtype",

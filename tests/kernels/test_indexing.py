@@ -170,9 +170,7 @@ def test_top_k(n: int, count: int, axis: int, distinct: int, seed: int) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, BF16, np.int32], ids=str)
 @pytest.mark.parametrize(("n", "count"), [(63, 5), (1000, 50), (5003, 64)])
-def test_top_k_of_long_rows(
-    dtype: np.dtype, n: int, count: int, rng: np.random.Generator
-) -> None:
+def test_top_k_of_long_rows(dtype: np.dtype, n: int, count: int, rng: np.random.Generator) -> None:
     x = (rng.standard_normal((3, n)) * 1000).astype(dtype)
     if np.dtype(dtype).kind != "i":
         x[1, [7, n - 2]] = np.nan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -554,10 +555,11 @@ class OpLowering:
         if y_is_number:  # the comparison fails on NaN, so x stays
             better = self.temp(f"fcmp {predicate} {t} {y}, {x}")
             return self.temp(f"select {flags} {better}, {t} {y}, {t} {x}")
-        better = self.temp(f"fcmp {predicate} {t} {x}, {y}")
-        chosen = self.temp(f"select {flags} {better}, {t} {x}, {t} {y}")
+        # NaN first: what follows is then one instruction on x86
         nan = self.temp(f"fcmp uno {t} {x}, {x}")
-        return self.temp(f"select {flags} {nan}, {t} {x}, {t} {chosen}")
+        y = self.temp(f"select {flags} {nan}, {t} {x}, {t} {y}")
+        better = self.temp(f"fcmp {predicate} {t} {x}, {y}")
+        return self.temp(f"select {flags} {better}, {t} {x}, {t} {y}")
 
     def _floordiv(self, s: Let) -> None:
         a, b = s.args
@@ -634,13 +636,16 @@ class OpLowering:
             )
             return
         text = self.atom(a)
-        while width > 1 and width % 2 == 0:  # halves, keeping NaN
+        nan = self.temp(f"fcmp uno {t} {text}, {text}")
+        flags = vector_name("i1", width)
+        any_nan = self.call("i1", f"llvm.vector.reduce.or.v{width}i1", [(flags, nan)])
+        while width > 1 and width % 2 == 0:
             whole, half = vector_name(element, width), width // 2
             low, high = (
                 self.temp(f"shufflevector {whole} {text}, {whole} poison, <{half} x i32> <{lanes}>")
                 for lanes in (_lane_list(0, half), _lane_list(half, half))
             )
-            text = self.float_extremum(op, vector_name(element, half), low, high, half, False)
+            text = self.float_extremum(op, vector_name(element, half), low, high, half, True)
             width = half
         lanes_left = [
             self.temp(f"extractelement {vector_name(element, width)} {text}, i64 {i}")
@@ -648,8 +653,9 @@ class OpLowering:
         ]
         result = lanes_left[0]
         for lane in lanes_left[1:]:
-            result = self.float_extremum(op, element, result, lane, 0, False)
-        self.alias(s, result)
+            result = self.float_extremum(op, element, result, lane, 0, True)
+        number = const_text(Const(math.nan, s.ref.type))
+        self.alias(s, self.temp(f"select i1 {any_nan}, {element} {number}, {element} {result}"))
 
     def _mask_reduce(self, s: Let, op: str) -> None:
         a = s.args[0]

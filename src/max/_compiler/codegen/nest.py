@@ -34,6 +34,8 @@ BLOCK = 4096
 """Elements of the vectorised axis that one parallel chunk takes."""
 TILE_ROWS, TILE_LANES = 16, 16
 """The tile in which a transposed argument is read, so that each cache line of it is used whole while it is at hand."""
+TILE_LINE = 64
+"""Bytes of a row of a tile that is turned: a cache line, which is then written whole."""
 LONG_ROW = 8 * BLOCK
 """Elements from which on a single row is reduced by several workers."""
 SIMPLE = 4
@@ -115,6 +117,11 @@ class _NestWriter:
         # leaves that are read along the tile axis and turned in registers
         self.turned = _turned(spec, self.tile_axis) if width in (8, 16) else []
         self.tile_rows = width if self.turned else TILE_ROWS
+        self.along_read = bool(self.turned) and _reads_longer_rows(
+            spec, self.turned, self.tile_axis
+        )
+        least = min((r.dtype.size_in_bytes for r in spec.results), default=4)
+        self.tile_lanes = TILE_LINE // least if self.turned else TILE_LANES
 
     # values ------------------------------------------------------------------------------------
 
@@ -379,7 +386,7 @@ class _NestWriter:
             parallel.append(("tile", "tiles"))
         if block:
             out.add(f"blocks = ({lanes} + {block - 1}) // {block}")
-            parallel.append(("b", "blocks"))
+            parallel.insert(len(parallel) - self.along_read, ("b", "blocks"))
         if parallel:
             names = ", ".join(name for name, _ in parallel)
             shape = ", ".join(size for _, size in parallel)
@@ -411,7 +418,9 @@ class _NestWriter:
         """Elements of the lane axis in one chunk of work; 0 where the axis is not cut."""
         if not self.spec.dims or (self.spec.reduces and not self.columns):
             return 0
-        block = 8 * self.width if self.columns else TILE_LANES if self.tile_axis >= 0 else BLOCK
+        block = (
+            8 * self.width if self.columns else self.tile_lanes if self.tile_axis >= 0 else BLOCK
+        )
         size = self.spec.dims[self.lane_axis]
         whole = block if self.columns or self.tile_axis >= 0 else 2 * block
         return 0 if isinstance(size, int) and size <= whole else block
@@ -537,6 +546,16 @@ def _turned(spec: RegionSpec, tile_axis: int) -> list[int]:
         for _, leaf in strided
     )
     return [i for i, _ in strided] if fits else []
+
+
+def _reads_longer_rows(spec: RegionSpec, turned: Sequence[int], tile_axis: int) -> bool:
+    """Whether what is turned is read in longer rows than it is written in.
+
+    Tiles then go along the rows that are read: of two walks with strides the one with the shorter stride is cheaper.
+    """
+    read = [v.strides[-1] for i in turned if isinstance(v := spec.values[i], Leaf)]
+    written = [result.strides[tile_axis] for result in spec.results]
+    return all(isinstance(w, int) and isinstance(r, int) and w < r for r in read for w in written)
 
 
 def write_nest(spec: RegionSpec, native_width: int) -> NestText:
