@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks import blocks, generation, matmul, overhead, perplexity, startup
+from benchmarks import blocks, encoders, generation, matmul, overhead, perplexity, startup
 from benchmarks.runner import ROOT, machine
 
 HISTORY = ROOT / "benchmarks" / "history.jsonl"
@@ -62,6 +62,11 @@ SECTIONS: dict[str, tuple[str, str | None, Callable[..., Iterator[str]]]] = {
     "max": ("MAX", "MAX 26.7 through its own command line, ours in turn with it.", _max),
     "matmul": ("Matmul", matmul.__doc__, lambda a, _: matmul.measure(runs=min(a.runs, 3))),
     "blocks": ("Fused blocks", blocks.__doc__, lambda a, _: blocks.measure(runs=min(a.runs, 3))),
+    "models": (
+        "Whole models that are no Llama",
+        encoders.__doc__,
+        lambda a, models: encoders.measure(models, runs=min(a.runs, 3)),
+    ),
     "overhead": ("Overhead", overhead.__doc__, lambda a, _: overhead.measure()),
     "compiling": ("Compile time", None, lambda a, _: overhead.measure_compiling()),
     "perplexity": ("Perplexity", perplexity.__doc__, lambda a, _: perplexity.table()),

@@ -31,7 +31,8 @@ PEERS: dict[str, tuple[list[str], dict[str, str]]] = {
         ],
         {},
     ),
-    "onnx": (["onnxruntime", "onnx"], {}),
+    # onnx and onnxscript are what torch exports with
+    "onnx": (["onnxruntime", "onnx", "onnxscript"], {}),
     "openvino": (["openvino"], {}),
 }
 """For each peer the packages, and the environment of the installation. torch and transformers come with the tests."""
@@ -44,16 +45,17 @@ def python(peer: str) -> Path | None:
 
 
 def install(peer: str) -> None:
-    """Make a peer's environment; one that is there is kept."""
+    """Make a peer's environment; one that has these packages is kept."""
     packages, env = PEERS[peer]
     done = FOLDER / peer / ".installed"
-    if done.exists():
+    if done.exists() and done.read_text() == " ".join(packages):
         return
     FOLDER.mkdir(exist_ok=True)
-    subprocess.run([sys.executable, "-m", "venv", str(FOLDER / peer)], check=True)
+    if python(peer) is None:
+        subprocess.run([sys.executable, "-m", "venv", str(FOLDER / peer)], check=True)
     pip = [str(FOLDER / peer / "bin" / "python"), "-m", "pip", "install", "--quiet"]
     subprocess.run([*pip, *packages], check=True, env={**os.environ, **env})
-    done.touch()
+    done.write_text(" ".join(packages))
 
 
 def main() -> None:
