@@ -75,7 +75,7 @@ class ResNet(nn.Module):
         return f.linear(x.mean((2, 3)), *self.named("classifier"))
 
 
-def network(model: str, folder: Path) -> nn.Module:
+def network(model: str, folder: Path, attention: str = "sdpa") -> nn.Module:
     """The model in float32; BERT's checkpoint is written where it is not there."""
     if model == "resnet-50":
         return ResNet().eval()
@@ -83,16 +83,20 @@ def network(model: str, folder: Path) -> nn.Module:
     if not (target / "model.safetensors").exists():
         torch.manual_seed(0)
         BertModel(BertConfig(**BERT), add_pooling_layer=False).save_pretrained(target)
-    return Encoder(BertModel.from_pretrained(target, add_pooling_layer=False)).eval()
+    options = {"add_pooling_layer": False, "attn_implementation": attention}
+    return Encoder(BertModel.from_pretrained(target, **options)).eval()
 
 
 def export(model: str, folder: Path) -> None:
-    """Write the model as ONNX with a batch size that is open; the exporter's packages are the peer's."""
+    """Write the model as ONNX with a batch size that is open; the exporter's packages are the peer's.
+
+    Attention is exported as products and a softmax: as one op of torch it would become a few per cent slower ones.
+    """
     target = folder / f"{model}.onnx"
     if not target.exists():
         aside = target.with_suffix(".part.onnx")
         torch.onnx.export(
-            network(model, folder),
+            network(model, folder, "eager"),
             (torch.from_numpy(inputs_of(model, 2)),),
             aside,
             input_names=["x"],
