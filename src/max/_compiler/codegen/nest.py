@@ -12,6 +12,7 @@ A value that does not vary along the innermost loop is computed before it, as a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from max._compiler.codegen.expressions import (

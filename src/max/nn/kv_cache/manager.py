@@ -58,6 +58,9 @@ class RaggedKVCacheInputs(KVCacheInputs):
     lookup_table: Tensor
     max_lengths: Tensor
 
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.blocks, self.cache_lengths, self.lookup_table, self.max_lengths))
+
 
 @dataclass
 class KVCacheInputsSequence(KVCacheInputs):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from max.driver import CPU, Device, Tensor
 from max.engine import InferenceSession
@@ -19,6 +20,17 @@ from max.pipelines.kv_cache.memory import page_bytes
 from max.pipelines.kv_cache.page_manager import PageManager
 
 logger = logging.getLogger("max.pipelines")
+
+
+@dataclass
+class _Placed:
+    """The tables that were made last, and the memory that they are in."""
+
+    inputs: RaggedKVCacheInputs
+    tables: list[list[int]]
+    lengths: npt.NDArray[np.uint32]
+    lookup: npt.NDArray[np.uint32]
+    most: npt.NDArray[np.uint32]
 
 
 class PagedKVCacheManager(ContextPages):
@@ -64,6 +76,7 @@ class PagedKVCacheManager(ContextPages):
         heads = params.n_kv_heads_per_device or params.n_kv_heads
         shape = (num_pages, 2, num_layers, self.page_size, heads, params.head_dim)
         self.blocks = Tensor.zeros(shape, params.dtype, self.device)
+        self._placed: _Placed | None = None
         logger.info(
             "KV cache: %d pages of %d tokens, %.0f MiB",
             num_pages,
@@ -96,12 +109,40 @@ class PagedKVCacheManager(ContextPages):
         most[0] = new.max(initial=0), lengths.max(initial=0)
         for step in range(1, num_steps):
             most[step] = 1, (lengths + new).max(initial=0) + step - 1
-        return RaggedKVCacheInputs(
+        inputs = RaggedKVCacheInputs(
             blocks=self.blocks,
             cache_lengths=self._place(lengths),
             lookup_table=self._place(lookup),
             max_lengths=Tensor.from_numpy(most),
         )
+        if self.device.is_host and num_steps == 1:
+            self._placed = _Placed(inputs, tables, lengths, lookup, most)
+        return inputs
+
+    def advance(
+        self, inputs: RaggedKVCacheInputs, batch: Sequence[TextGenerationContext]
+    ) -> RaggedKVCacheInputs:
+        """The tables of the same batch for one more token each, after its contexts were updated.
+
+        They are written where the last step's are, which are not to be used any more.
+
+        Args:
+            inputs: The last step's tables.
+            batch: The requests, in the same order; each has its pages.
+        """
+        placed = self._placed
+        if placed is None or placed.inputs is not inputs or len(placed.tables) != len(batch):
+            return self.get_runtime_inputs(batch)
+        for row, context in enumerate(batch):
+            table = self.pages.pages(context.request_id)
+            if table != placed.tables[row]:
+                if len(table) > placed.lookup.shape[1]:
+                    return self.get_runtime_inputs(batch)
+                placed.lookup[row, : len(table)] = table
+                placed.tables[row] = table
+            placed.lengths[row] = context.start_idx
+        placed.most[0] = 1, placed.lengths.max()
+        return inputs
 
     def next_step(
         self, inputs: RaggedKVCacheInputs, batch: Sequence[TextGenerationContext], step: int

@@ -230,6 +230,8 @@ class TextScheduler:
 
     def _prompts(self) -> list[TextGenerationContext]:
         """The prompts, or chunks of them, to read in the next step."""
+        if not self._waiting:
+            return []
         limits, batch = self._limits, []
         room = limits.prefill_chunk_size
         lengths = sum(c.current_length for c in self._running.values())

@@ -214,10 +214,11 @@ class Llama3Model(PipelineModel[TextContext], KVCacheMixin):
             )
         cache = prev_model_inputs.kv_cache_inputs
         assert cache is not None
-        offsets = np.arange(next_tokens.shape[0] + 1, dtype=np.uint32)
-        return Llama3Inputs(
-            next_tokens, self._place(offsets), prev_model_inputs.return_n_logits, cache
-        )
+        offsets = prev_model_inputs.input_row_offsets
+        # as many tokens as requests: one each, as now
+        if prev_model_inputs.tokens.shape != next_tokens.shape:
+            offsets = self._place(np.arange(next_tokens.shape[0] + 1, dtype=np.uint32))
+        return Llama3Inputs(next_tokens, offsets, prev_model_inputs.return_n_logits, cache)
 
     def _place(self, array: Any) -> Tensor:
         tensor = Tensor.from_numpy(array)

@@ -39,6 +39,7 @@ from max.pipelines.lib.sampling.sampler import Sampler, needs_sampler
 
 if TYPE_CHECKING:
     from max.graph.weights import WeightsFormat
+    from max.nn.kv_cache.manager import RaggedKVCacheInputs
     from max.pipelines.lib.config import PipelineConfig
 
 logger = logging.getLogger("max.pipelines")
@@ -57,6 +58,36 @@ class BatchInfo:
     past_seq_lens: list[int]
     seq_lens: list[int]
     num_steps: int
+
+
+@dataclass
+class _LastStep:
+    """What a step leaves to the next one of the same requests.
+
+    Args:
+        batch: The requests.
+        ends: Where the next step ends for each of them, if it takes the token that this one gave.
+        inputs: The inputs.
+        tokens: The tokens that were chosen.
+    """
+
+    batch: list[Any]
+    ends: list[int]
+    inputs: ModelInputs
+    tokens: Tensor
+
+    @classmethod
+    def of(cls, batch: list[Any], inputs: ModelInputs, tokens: Tensor) -> _LastStep:
+        """That of requests that are about to take their tokens; a chunk of a prompt gives none."""
+        ends = [c.active_idx + 1 if c.active_idx == c.end_idx else -1 for c in batch]
+        return cls(batch, ends, inputs, tokens)
+
+    def is_followed_by(self, batch: Sequence[Any]) -> bool:
+        """Whether a batch is the same requests, one token further."""
+        return len(batch) == len(self.batch) and all(
+            context is before and context.active_idx == end and context.start_idx == end - 1
+            for context, before, end in zip(batch, self.batch, self.ends, strict=True)
+        )
 
 
 class TextGenerationPipeline(
@@ -106,6 +137,7 @@ class TextGenerationPipeline(
         self._eos_token_id = {eos_token_id}
         self.batch_infos: list[BatchInfo] = []
         self.batch_info_output_fname: str | None = None
+        self._last_step: _LastStep | None = None
         self._pipeline_model = self._load(pipeline_model, weight_adapters)
         self._kv_manager = self._load_cache()
         self._sampler = Sampler(self._session, self._devices[0], pipeline_config.sampling_config)
@@ -256,11 +288,22 @@ class TextGenerationPipeline(
             num_steps = self.calculate_num_steps(num_steps, context)
             if context.active_idx < context.end_idx or needs_sampler(context):
                 num_steps = 1  # a chunk has no next token; penalties count each token
+        fresh = False
         for context in flat:
             if not self._kv_manager.contains(context.request_id):
                 self._kv_manager.claim(context.request_id)
                 self._kv_manager.reuse_prefix(context)
+                fresh = True
             self._kv_manager.alloc(context, num_steps)
+        last, self._last_step = self._last_step, None
+        if last and not fresh and num_steps == 1 and last.is_followed_by(flat):
+            cache = cast("RaggedKVCacheInputs", last.inputs.kv_cache_inputs)
+            last.inputs.update(kv_cache_inputs=self._kv_manager.advance(cache, flat))
+            inputs = self._pipeline_model.prepare_next_token_inputs(last.tokens, last.inputs)
+            if self._pipeline_model.samples_in_graph:
+                sampling = cast("SamplingInputs", last.inputs.sampling)
+                inputs.update(sampling=sampling.advance(flat))
+            return inputs, num_steps, self.initialize_bitmask(flat), flat
         inputs = self._pipeline_model.prepare_initial_token_inputs(
             context_batch=flat,
             kv_cache_inputs=self._kv_manager.get_runtime_inputs(flat, num_steps),
@@ -283,14 +326,15 @@ class TextGenerationPipeline(
         model_inputs, num_steps, _, batch = self.prepare_batch(inputs.batches, inputs.num_steps)
         steps: list[npt.NDArray[np.int64]] = []
         logs: list[list[LogProbabilities | None]] = []
+        enable_log_probs = inputs.enable_log_probs
         for step in range(num_steps):
-            if self._pipeline_model.samples_in_graph:
+            if self._pipeline_model.samples_in_graph and (step or model_inputs.sampling is None):
                 device = self._devices[0]
                 model_inputs.update(sampling=SamplingInputs.of(batch, device, step))
             outputs = self._pipeline_model.execute(model_inputs)
             tokens = self._next_tokens(outputs, batch, step)
             steps.append(np.asarray(tokens.to_numpy(), np.int64))
-            if inputs.enable_log_probs:
+            if enable_log_probs:
                 logs.append(self._log_probabilities(outputs, batch, steps[-1]))
             if step + 1 < num_steps:
                 cache = model_inputs.kv_cache_inputs
@@ -298,9 +342,11 @@ class TextGenerationPipeline(
                     kv_cache_inputs=self._kv_manager.next_step(cast(Any, cache), batch, step + 1)
                 )
                 model_inputs = self._pipeline_model.prepare_next_token_inputs(tokens, model_inputs)
-        generated = np.stack(steps, axis=1).astype(np.int32)
+            elif step == 0:
+                self._last_step = _LastStep.of(batch, model_inputs, tokens)
+        generated = np.array(steps, np.int32).T
         responses = self.update_context_and_prepare_responses(
-            generated, logs, batch, num_steps, inputs.enable_log_probs
+            generated, logs, batch, num_steps, enable_log_probs
         )
         self._kv_manager.step(batch)
         return responses

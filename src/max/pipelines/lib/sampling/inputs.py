@@ -8,9 +8,10 @@ takes, after its other inputs, those of :func:`sampling_input_types` in that ord
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from max.driver import CPU, Device, Tensor
 from max.dtype import DType
@@ -55,6 +56,7 @@ class SamplingInputs:
     top_p: Tensor
     min_p: Tensor
     seed: Tensor
+    _seeds: npt.NDArray[np.uint64] | None = field(default=None, init=False, repr=False)
 
     def __iter__(self) -> Iterator[Tensor]:
         yield from (self.temperature, self.top_k, self.top_p, self.min_p, self.seed)
@@ -86,8 +88,23 @@ class SamplingInputs:
         )
         tensors = [Tensor.from_numpy(array) for array in arrays]
         if device is not None and device != CPU():
-            tensors = [tensor.to(device) for tensor in tensors]
-        return cls(*tensors)
+            return cls(*[tensor.to(device) for tensor in tensors])
+        made = cls(*tensors)
+        made._seeds = arrays[-1]
+        return made
+
+    def advance(self, batch: Sequence[TextGenerationContext], step: int = 0) -> SamplingInputs:
+        """Those of the same requests for a later token, written in the same memory where it is the host's.
+
+        Args:
+            batch: The same requests, in the same order.
+            step: How many tokens further, in an execution of several steps.
+        """
+        if self._seeds is None:
+            return SamplingInputs.of(batch, self.seed.device, step)
+        for row, context in enumerate(batch):
+            self._seeds[row] = step_seed(context.sampling_params.seed, context.active_idx + step)
+        return self
 
 
 def sampling_input_types(device: DeviceRef, batch: str = "batch") -> tuple[TensorType, ...]:
