@@ -85,9 +85,8 @@ def measure(
     runs: int = 5,
     seconds: float = 0.1,
 ) -> Iterator[str]:
-    """The lines of a table, as they are measured, and a line with the geometric mean and the least ratio."""
+    """The lines of a table, as they are measured."""
     ours, peer = Worker("benchmarks.workers.blocks_ours"), Worker("benchmarks.workers.blocks_torch")
-    ratios: list[float] = []
     yield from HEAD
     for dtype in dtypes:
         for block in blocks:
@@ -103,12 +102,9 @@ def measure(
                         for name, value in found.items():
                             times[name].values.append(value)
                 best = min(times["eager"], times["compiled"], key=lambda s: s.median)
-                ratios.append(ratio(best, times["ours"]))
                 cells = [f"{samples.median * 1e6:.4g}" for samples in times.values()]
                 size = "×".join(map(str, shape))
-                yield f"| {block} | {dtype} | {size} | {' | '.join(cells)} | {ratios[-1]:.2f} |"
-    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-    yield f"| all | | | | | | geometric mean {mean:.2f}, least {min(ratios):.2f} |"
+                yield f"| {block} | {dtype} | {size} | {' | '.join(cells)} | {ratio(best, times['ours']):.2f} |"
     ours.close()
     peer.close()
 

@@ -152,8 +152,7 @@ def measure(
     runs: int = 3,
     seconds: float = 0.5,
 ) -> Iterator[str]:
-    """The lines of a table, as they are measured, and a line with the geometric mean and the least ratio."""
-    ratios: list[float] = []
+    """The lines of a table, as they are measured."""
     yield from HEAD
     for model in models:
         for dtype in dtypes:
@@ -173,13 +172,11 @@ def measure(
                             times.setdefault(name, Samples()).values.append(value * 1e3)
                 peers = [samples for name, samples in times.items() if name != "ours"]
                 best = min(peers, key=lambda samples: samples.median)
-                ratios.append(ratio(best, times["ours"]))
                 cells = [str(times.get(name, "")) for name in LABELS]
-                yield f"| {model} | {dtype} | {batch} | {' | '.join(cells)} | {ratios[-1]:.2f} |"
+                cells.append(f"{ratio(best, times['ours']):.2f}")
+                yield f"| {model} | {dtype} | {batch} | {' | '.join(cells)} |"
             for worker in workers:
                 worker.close()
-    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-    yield f"| all |{' |' * (2 + len(LABELS))} geometric mean {mean:.2f}, least {min(ratios):.2f} |"
 
 
 def main() -> None:

@@ -21,6 +21,10 @@ from benchmarks.runner import Samples, Worker, interleave, machine, ratio
 OURS = "supremum_llm"
 LABELS = {OURS: "Supremum", "llama_cpp_llm": "llama.cpp", "transformers_llm": "transformers"}
 NEW_TOKENS = 33
+AVX2 = {
+    "MAX_CPU_FEATURES": "avx2,fma", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2",
+}  # fmt: skip
+"""The environment in which engines use vectors of 256 bits at most, and no products of bytes or bf16."""
 # prompt tokens, sequences
 CASES = ((32, 1), (256, 1), (1024, 1), (32, 4), (32, 16))
 HEAD = ["| model | encoding | case | " + " | ".join(LABELS.values()) + " | ours / best peer |"]
@@ -61,17 +65,20 @@ def model_of(shape: str, encoding: str, folder: Path) -> dict[str, str]:
     return {"model": str(make_checkpoint(shape, encoding, folder)), "dtype": encoding}
 
 
-def start(engine: str, shape: str, encoding: str, folder: Path) -> Worker | None:
+def start(
+    engine: str, shape: str, encoding: str, folder: Path, avx2: bool = False
+) -> Worker | None:
     """An engine with the model loaded; None where it is not installed, or does not read the encoding."""
     module = f"benchmarks.workers.{engine}"
+    env = AVX2 if avx2 else {}
     if engine == OURS:
-        return Worker(module, **model_of(shape, encoding, folder))
+        return Worker(module, env, **model_of(shape, encoding, folder))
     if engine == "transformers_llm":
         if encoding in FILE_TYPES:
             return None
         model = str(make_checkpoint(shape, encoding, folder))
-        return Worker(module, model=model, dtype=encoding)
-    interpreter = python("llama")
+        return Worker(module, env, model=model, dtype=encoding)
+    interpreter = python("llama-avx2" if avx2 else "llama")
     if interpreter is None:
         return None
     model = str(make_gguf(shape, encoding, folder))
@@ -100,10 +107,11 @@ def measure_loading(shape: str, encoding: str, folder: Path, runs: int = 3) -> L
 
 
 def measure(
-    shape: str, encoding: str, folder: Path, runs: int = 5, cases: Sequence[tuple[int, int]] = CASES
-) -> Iterator[str]:
-    """The rows of a table, as they are measured."""
-    started = [start(engine, shape, encoding, folder) for engine in LABELS]
+    shape: str, encoding: str, folder: Path, runs: int = 5,
+    cases: Sequence[tuple[int, int]] = CASES, avx2: bool = False,
+) -> Iterator[str]:  # fmt: skip
+    """The rows of a table, as they are measured; with AVX2 only where it is asked for."""
+    started = [start(engine, shape, encoding, folder, avx2) for engine in LABELS]
     workers = [worker for worker in started if worker is not None]
     size = make_gguf(shape, encoding, folder).stat().st_size if python("llama") else 0
     tokens = random.Random(0).choices(range(5, 4000), k=2048)

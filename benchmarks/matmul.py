@@ -8,14 +8,18 @@ and multiply in registers on the same machine (bf16 products for 16-bit weights,
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Iterator, Sequence
 
 from benchmarks.runner import Worker, interleave, machine, ratio
 from max.dtype.blocks import BLOCK_FORMATS
 
-LAYERS = [(1536, 576), (577, 1535), (2048, 2048), (8192, 2048), (2048, 8192)]
-ROWS = [1, 4, 16, 32, 128, 512, 2048]
+LAYERS = [
+    (576, 576), (1536, 576), (577, 1535), (2048, 2048), (8192, 2048), (2048, 8192), (4096, 4096),
+    (8192, 8192),
+]  # fmt: skip
+ROWS = [1, 2, 4, 8, 16, 32, 128, 512, 2048]
+WITH_EPILOGUE = (1, 32, 512)
+"""Rows for which products are measured with an epilogue too: SiLU, and a sum."""
 CACHES = 256 << 20
 FLOATS = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 BYTES = FLOATS | {name: form.bytes / form.elements for name, form in BLOCK_FORMATS.items()}
@@ -37,13 +41,15 @@ def measure(
     ours = Worker("benchmarks.workers.matmul_ours")
     torch = Worker("benchmarks.workers.matmul_torch")
     limits = dict.fromkeys(("read", "float32", "bfloat16", "bytes"), 0.0)
-    ratios: list[float] = []
     yield from HEAD
     for dtype in dtypes:
         for n, k in layers:
             if dtype in BLOCK_FORMATS and k % BLOCK_FORMATS[dtype].elements:
                 continue
-            for m in rows:
+            cases = [(m, False) for m in rows]
+            if dtype in FLOATS:
+                cases += [(m, True) for m in rows if m in WITH_EPILOGUE]
+            for m, epilogue in cases:
                 # again and again: a shared machine shows its limit now and then
                 for limit, value in ours.call("limits").items():
                     limits[limit] = max(limits[limit], value)
@@ -51,24 +57,22 @@ def measure(
                 few = m <= FEW
                 copies = max(int((CACHES if few else CACHES / 8) // size), 1)
                 arguments = {"m": m, "n": n, "k": k, "dtype": dtype, "copies": copies}
+                arguments["epilogue"] = epilogue
                 workers = [ours, torch] if dtype in FLOATS else [ours]
                 found = interleave(workers, "run", runs, seconds=0.05, **arguments)
                 mine = found["matmul_ours"]["seconds"]
                 peer = found["matmul_torch"]["seconds"] if dtype in FLOATS else None
                 unit, amount = ("GB/s", size) if few else ("GFLOP/s", 2.0 * m * n * k)
                 limit = limits["read" if few else LIMITS.get(dtype, "bytes")]
-                theirs = ""
+                theirs = times = ""
                 if peer is not None:
-                    ratios.append(ratio(peer, mine))
+                    times = f"{ratio(peer, mine):.2f}"
                     theirs = f"{amount / peer.median / 1e9:.0f} {unit}"
                 yield (
-                    f"| {dtype} | {m} | {n} | {k} | {amount / mine.median / 1e9:.0f} {unit} "
+                    f"| {dtype}{', SiLU and sum' * epilogue} | {m} | {n} | {k} | {amount / mine.median / 1e9:.0f} {unit} "
                     f"| {amount / mine.median / limit:.2f} | {theirs} "
-                    f"| {f'{ratios[-1]:.2f}' if peer is not None else ''} |"
+                    f"| {times} |"
                 )
-    if ratios:
-        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        yield f"| all | | | | | | | geometric mean {mean:.2f}, least {min(ratios):.2f} |"
     for worker in (ours, torch):
         worker.close()
 

@@ -13,11 +13,20 @@ from benchmarks.runner import ROOT
 FOLDER = ROOT / "benchmarks" / ".peers"
 
 # llama.cpp for this machine's vectors, but not for AMX, whose path crashes in some releases
-_GGML = "AVX AVX2 FMA F16C AVX512 AVX512_VBMI AVX512_VNNI AVX512_BF16"
-_CMAKE = " ".join(["-DGGML_NATIVE=OFF", *(f"-DGGML_{name}=ON" for name in _GGML.split())])
+_AVX2 = "AVX AVX2 FMA F16C"
+_AVX512 = f"{_AVX2} AVX512 AVX512_VBMI AVX512_VNNI AVX512_BF16"
+
+
+def _llama(features: str) -> tuple[list[str], dict[str, str]]:
+    """llama.cpp, built for some features of the processor."""
+    flags = ["-DGGML_NATIVE=OFF", *(f"-DGGML_{name}=ON" for name in features.split())]
+    env = {"CMAKE_ARGS": " ".join(flags), "CMAKE_BUILD_PARALLEL_LEVEL": "2"}
+    return ["llama-cpp-python"], env
+
 
 PEERS: dict[str, tuple[list[str], dict[str, str]]] = {
-    "llama": (["llama-cpp-python"], {"CMAKE_ARGS": _CMAKE, "CMAKE_BUILD_PARALLEL_LEVEL": "2"}),
+    "llama": _llama(_AVX512),
+    "llama-avx2": _llama(_AVX2),
     # its own bounds on opentelemetry need help to be found
     "max": (
         [

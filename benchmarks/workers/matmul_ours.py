@@ -17,11 +17,11 @@ from max.driver import CPU, Tensor
 from max.dtype import DType
 from max.dtype.blocks import BLOCK_FORMATS
 from max.engine import InferenceSession, Model
-from max.graph import DeviceRef, Graph, TensorType, Weight, ops
+from max.graph import DeviceRef, Graph, TensorType, TensorValue, Weight, ops
 from max.graph.quantization import QuantizationEncoding
 
 DEVICE = DeviceRef.CPU()
-_made: dict[tuple[int, int, str, int], Model] = {}
+_made: dict[tuple[int, int, str, int, bool], Model] = {}
 
 
 def setup() -> dict[str, object]:
@@ -46,8 +46,8 @@ def _kind(dtype: str) -> np.dtype[Any]:
     return np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
 
 
-def _model(n: int, k: int, dtype: str, copies: int) -> Model:
-    """Multiplies by each of some weights; of each product one element is kept."""
+def _model(n: int, k: int, dtype: str, copies: int, epilogue: bool) -> Model:
+    """Multiplies by each of some weights, and keeps one element of each product; or, with an epilogue, the sum of SiLU of the products."""
     kind = DType.from_numpy(_kind(dtype))
     encoding = QuantizationEncoding(dtype) if dtype in BLOCK_FORMATS else None
     rng = np.random.default_rng(0)
@@ -55,23 +55,29 @@ def _model(n: int, k: int, dtype: str, copies: int) -> Model:
     with Graph("products", input_types=[TensorType(kind, ["m", k], DEVICE)]) as graph:
         x = graph.inputs[0].tensor
         results: list[Any] = []
+        total: TensorValue | None = None
         for i in range(copies):
             weight = Weight(f"w{i}", kind, (n, k), DEVICE, encoding)
             if encoding is None:
                 made = x @ ops.transpose(weight, 0, 1)
             else:
                 made = ops.qmatmul(encoding, None, x, weight)
-            results.append(made[:1, :1])
-        graph.output(*results)
+            if epilogue:
+                total = ops.silu(made) if total is None else ops.silu(made) + total
+            else:
+                results.append(made[:1, :1])
+        graph.output(*results if total is None else [total])
     registry = {f"w{i}": one for i in range(copies)}
     return InferenceSession(devices=[CPU()]).load(graph, weights_registry=registry)
 
 
-def run(m: int, n: int, k: int, dtype: str, copies: int, seconds: float) -> dict[str, float]:
-    key = (n, k, dtype, copies)
+def run(
+    m: int, n: int, k: int, dtype: str, copies: int, seconds: float, epilogue: bool = False
+) -> dict[str, float]:
+    key = (n, k, dtype, copies, epilogue)
     if key not in _made:
         _made.clear()
-        _made[key] = _model(n, k, dtype, copies)
+        _made[key] = _model(n, k, dtype, copies, epilogue)
     rng = np.random.default_rng(0)
     x = Tensor.from_numpy(rng.standard_normal((m, k), np.float32).astype(_kind(dtype)))
     times: list[float] = []

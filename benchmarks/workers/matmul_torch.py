@@ -16,7 +16,9 @@ def setup() -> dict[str, object]:
     return {"threads": torch.get_num_threads()}
 
 
-def run(m: int, n: int, k: int, dtype: str, copies: int, seconds: float) -> dict[str, float]:
+def run(
+    m: int, n: int, k: int, dtype: str, copies: int, seconds: float, epilogue: bool = False
+) -> dict[str, float]:
     key = (m, n, k, dtype, copies)
     if key not in _made:
         _made.clear()
@@ -31,8 +33,12 @@ def run(m: int, n: int, k: int, dtype: str, copies: int, seconds: float) -> dict
         begin = time.perf_counter()
         while len(times) < 3 or time.perf_counter() - begin < seconds:
             start = time.perf_counter()
+            total = None
             for weight in weights:
-                torch.nn.functional.linear(x, weight)
+                made = torch.nn.functional.linear(x, weight)
+                if epilogue:
+                    torch.nn.functional.silu(made, inplace=True)
+                    total = made if total is None else total.add_(made)
             times.append((time.perf_counter() - start) / copies)
     return {"seconds": statistics.median(times)}
 
