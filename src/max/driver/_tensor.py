@@ -165,7 +165,10 @@ class Tensor:
     def _empty(cls, dtype: DType, shape: tuple[int, ...], device: Device) -> Tensor:
         """A tensor of a shape that was checked before: what each execution makes of its outputs."""
         tensor = cls.__new__(cls)
-        tensor._allocate(dtype, shape, device)
+        tensor._ptr, tensor._owner = allocate("Tensor", dtype, shape, zero=False)
+        tensor._dtype, tensor._shape, tensor._strides = dtype, shape, None
+        tensor._read_only = False
+        tensor._device, tensor._stream = device, device.default_stream
         return tensor
 
     @classmethod

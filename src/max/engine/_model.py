@@ -19,6 +19,7 @@ from max._runtime import platform
 from max.driver import CPU, Device, Tensor
 from max.dtype import DType
 from max.engine._binding import InputBinder
+from max.engine._outputs import OutputMemory
 from max.engine._profile import Profile, recording
 from max.engine._program import Arena, Instance, LinkedProgram
 
@@ -160,6 +161,7 @@ class Model:
         )
         self._num_inputs = len(compiled.inputs)
         self._output_dtypes = [info.dtype for info in compiled.outputs]
+        self._output_memory = OutputMemory(len(compiled.outputs))
         self._output_devices = [CPU(info.device[1]) for info in compiled.outputs]
         self._given_back = compiled.output_buffers
         self._captures: dict[int, _Capture] = {}
@@ -305,13 +307,15 @@ class Model:
 
     def _new_outputs(self, inputs: list[Tensor], instance: Instance) -> list[Tensor]:
         return [
-            Tensor._empty(dtype, shape, device) if source < 0 else inputs[source]
-            for dtype, shape, device, source in zip(
-                self._output_dtypes,
-                instance.output_shapes,
-                self._output_devices,
-                self._given_back,
-                strict=True,
+            self._output_memory.tensor(i, dtype, shape, device) if source < 0 else inputs[source]
+            for i, (dtype, shape, device, source) in enumerate(
+                zip(
+                    self._output_dtypes,
+                    instance.output_shapes,
+                    self._output_devices,
+                    self._given_back,
+                    strict=True,
+                )
             )
         ]
 
@@ -321,8 +325,8 @@ class Model:
         if linked.main.empty:
             return
         # held by this frame until the run is over
-        memory: npt.NDArray[np.uint8] = self._arena.take(instance.arena_bytes)
-        bases = [0, memory.ctypes.data]
+        address, _memory = self._arena.take(instance.arena_bytes)
+        bases = [0, address]
         bases.extend([tensor._ptr for tensor in inputs])
         bases.extend([tensor._ptr for tensor in outputs])
         linked.main.run(instance, np.array(bases, np.int64))

@@ -43,9 +43,9 @@ def run_once(
     for launches, over in _parts(compiled):
         program = link(replace(compiled.once, launches=launches))
         instance = program.instance((0,) * len(compiled.symbols))
-        memory = arena.take(instance.arena_bytes)
+        address, _memory = arena.take(instance.arena_bytes)
         bases = np.zeros(2 + len(compiled.inputs) + len(compiled.outputs), np.int64)
-        bases[1] = memory.ctypes.data
+        bases[1] = address
         program.run(instance, bases)
         done |= over - needed
         for index in over:

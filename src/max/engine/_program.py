@@ -32,15 +32,20 @@ class Arena:
     """Memory for what lives during one run only; shared by all programs of a pool, as a pool runs one at a time."""
 
     def __init__(self) -> None:
-        self._memory: npt.NDArray[np.uint8] = platform.allocate(ALIGNMENT)
+        self._memory = self._make(ALIGNMENT)
 
-    def take(self, size: int) -> npt.NDArray[np.uint8]:
-        """Memory of at least `size` bytes; the caller holds it until its run is over."""
-        memory = self._memory
-        if memory.size < size:
+    @staticmethod
+    def _make(size: int) -> tuple[int, npt.NDArray[np.uint8]]:
+        memory = platform.allocate(size)
+        return memory.ctypes.data, memory
+
+    def take(self, size: int) -> tuple[int, npt.NDArray[np.uint8]]:
+        """The address of at least `size` bytes, and the array that holds them; the caller keeps it until its run is over."""
+        taken = self._memory
+        if taken[1].size < size:
             # others may still run on the old memory, which they hold
-            memory = self._memory = platform.allocate(max(size, memory.size + memory.size // 2))
-        return memory
+            taken = self._memory = self._make(max(size, taken[1].size + taken[1].size // 2))
+        return taken
 
 
 _arenas: weakref.WeakKeyDictionary[Pool, Arena] = weakref.WeakKeyDictionary()

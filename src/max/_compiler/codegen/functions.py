@@ -17,8 +17,31 @@ __all__ = [
 
 @k.inline
 def gelu(x: Any) -> Any:
-    """``x * Phi(x)`` through erf."""
-    return 0.5 * x * (1.0 + k.erf(x * 0.7071067811865476))
+    """``x * Phi(x)``.
+
+    In f32 ``max(x, 0) - |x| Phi(-|x|)``, where the logarithm of Phi(-t) is a polynomial, a weighted minimax fit on [0, 6] that goes on
+    falling behind it: within 4 units in the last place above 0, relative 4e-7 down to -2 and 3e-6 down to -5.
+    """
+    if x.dtype is k.f64:
+        return 0.5 * x * (1.0 + k.erf(x * 0.7071067811865476))
+    else:
+        # no tail behind it, and no product of infinity and 0
+        t = k.min(k.abs(x), 14.0)
+        log_tail = k.polynomial(
+            t,
+            -1.3422853051281436e-08,
+            4.211353257232986e-07,
+            -5.659619546349859e-06,
+            4.115826959605329e-05,
+            -0.0001508996938355267,
+            -9.482774476055056e-05,
+            0.004940462298691273,
+            -0.0364430770277977,
+            -0.31827250123023987,
+            -0.7978896498680115,
+            -0.6931471228599548,
+        )
+        return k.fma(-t, k.exp(log_tail), k.max(x, 0.0))
 
 
 @k.inline
