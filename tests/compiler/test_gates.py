@@ -146,7 +146,8 @@ def test_deep_chains_share_memory() -> None:
             x = x + linear(ops.tanh(linear(x, f"a{i}", FFN)), f"b{i}", H)
         return x
 
-    assert arena_bytes(compiled(deep)) <= 8 * N * FFN * F32
+    # a sum takes the place of the one before it
+    assert arena_bytes(compiled(deep)) <= N * (FFN + H) * F32
 
 
 def test_weights_are_laid_out_once() -> None:

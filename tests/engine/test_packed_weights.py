@@ -38,10 +38,10 @@ def product(dtype: DType, columns: int, inner: int, by_rows: bool, leading=("m",
 @pytest.mark.parametrize("by_rows", [True, False])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_products(dtype, by_rows, threads, rng):
-    for columns, inner in ((32, 32), (37, 33), (100, 577), (65, 1030)):
+    for columns, inner in ((32, 32), (37, 33), (100, 577), (65, 1030), (1100, 70)):
         model, w = product(dtype, columns, inner, by_rows, threads=threads)
         assert model.kernel_summaries == ["packed_matmul"]
-        for rows in (0, 1, 2, 3, 4, 7, 8, 9, 12, 13, 16, 23, 24, 25, 50, 530):
+        for rows in (0, 1, 2, 3, 4, 7, 8, 9, 12, 13, 16, 17, 23, 24, 25, 50, 253, 530):
             x = rng.standard_normal((rows, inner)).astype(dtype.to_numpy())
             (y,) = model.execute(x)
             y = y.to_numpy()
@@ -51,10 +51,10 @@ def test_products(dtype, by_rows, threads, rng):
 
 @given(
     dtype=st.sampled_from(FLOATS),
-    columns=st.integers(32, 140),
+    columns=st.integers(32, 140) | st.integers(480, 700),
     inner=st.integers(32, 700),
     by_rows=st.booleans(),
-    rows=st.lists(st.integers(0, 70), min_size=1, max_size=3),
+    rows=st.lists(st.integers(0, 70) | st.integers(200, 400), min_size=1, max_size=3),
 )
 @settings(max_examples=25, deadline=None)
 def test_any_shape(dtype, columns, inner, by_rows, rows):
@@ -67,13 +67,26 @@ def test_any_shape(dtype, columns, inner, by_rows, rows):
         assert_close(y.to_numpy(), expected, dtype.to_numpy(), scale=4)
 
 
-def test_unaligned_views(rng):
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_any_number_of_workers(dtype, rng):
+    """Tasks are cut otherwise, sums are not."""
+    for columns, inner in ((70, 34), (600, 1100)):
+        one, _ = product(dtype, columns, inner, True, threads=1)
+        three, _ = product(dtype, columns, inner, True, threads=3)
+        for rows in (9, 40, 301):
+            x = rng.standard_normal((rows, inner)).astype(dtype.to_numpy())
+            expected = one.execute(x)[0].to_numpy()
+            assert three.execute(x)[0].to_numpy().tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("inner", [66, 65])
+def test_unaligned_views(inner, rng):
     """Rows that begin anywhere in memory."""
-    model, w = product(DType.bfloat16, 48, 66, True)
-    memory = rng.standard_normal(4 + 11 * 66).astype(DType.bfloat16.to_numpy())
+    model, w = product(DType.bfloat16, 48, inner, True)
+    memory = rng.standard_normal(4 + 61 * 66).astype(DType.bfloat16.to_numpy())
     for start in (1, 2, 3):
-        for rows in (1, 5, 11):
-            x = memory[start : start + rows * 66].reshape(rows, 66)
+        for rows in (1, 5, 11, 61):
+            x = memory[start : start + rows * inner].reshape(rows, inner)
             (y,) = model.execute(Tensor.from_numpy(x))
             assert_close(y.to_numpy(), x.astype(np.float64) @ w, x.dtype, scale=4)
 

@@ -285,6 +285,25 @@ CASES: dict[
         for dtype in (F32, BF16, np.float16)
         for rows in (3, 9)
     },
+    # several tiles, panels and K blocks, and pairs that do not fill a lane
+    **{
+        f"packed_matmul {np.dtype(dtype)}, [{rows}, {inner}], {columns} columns": (
+            "mok.packed_matmul",
+            [
+                floats(rows, inner, dtype=dtype),
+                floats(-(-columns // 32), panel_elements(inner), dtype=dtype),
+            ],
+            [(F32, (rows, columns))],
+            {"encoding": "rows", "columns": columns, "streamed": False},
+        )
+        for dtype, rows, inner, columns in (
+            (F32, 29, 290, 70),
+            (F32, 53, 8, 33),
+            (BF16, 14, 33, 65),
+            (BF16, 41, 34, 31),
+            (np.float16, 29, 262, 34),
+        )
+    },
     "quantize Q8_0": ("mo.quantize", [floats(2, 32)], [(np.uint8, (2, 34))], {"encoding": "Q8_0"}),
     "quantize Q4_0": ("mo.quantize", [floats(2, 32)], [(np.uint8, (2, 18))], {"encoding": "Q4_0"}),
     "qmatmul": (

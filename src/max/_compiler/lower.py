@@ -502,9 +502,19 @@ class GraphLowering:
         spec: RegionSpec,
         results: Sequence[tuple[Place, Size]],
         sources: Sequence[tuple[Place, Size]],
+        others: Sequence[Place] = (),
     ) -> tuple[tuple[int, int], ...]:
-        """Pairs of result and operand buffers that may share memory: each is read before it is written."""
+        """Pairs of result and operand buffers that may share memory: each is read before it is written.
+
+        Args:
+            spec: What is computed; where a kernel computes it after its own work, the first leaf has no source.
+            results: Where the results are.
+            sources: Where the leaves are.
+            others: What the kernel reads besides, in an order of its own.
+        """
         leaves = [v for v in spec.values if isinstance(v, Leaf)]
+        leaves = leaves[len(leaves) - len(sources) :]
+        elsewhere = {place.buffer for place in others}
         last = max(spec.stage, default=0)
         # an earlier walk must not overwrite what a later one reads
         if any(
@@ -515,6 +525,7 @@ class GraphLowering:
         for result, (target, _) in zip(spec.results, results, strict=True):
             for leaf, (source, offset) in zip(leaves, sources, strict=True):
                 alone = sum(place.buffer == source.buffer for place, _ in sources) == 1
+                alone = alone and source.buffer not in elsewhere
                 whole = source.layout.is_contiguous and source.layout.offset == 0 and offset == 0
                 same = (
                     leaf.strides == result.strides
@@ -597,6 +608,7 @@ class GraphLowering:
             if writes and arg.source == "operand":
                 both.append(place.buffer)
         text: str | None = None
+        in_place = tuple([(outputs[r].buffer, places[o].buffer) for r, o in call.in_place])
         if epilogue is not None:
             made = write_epilogue(epilogue.spec)
             text = made.source
@@ -604,12 +616,10 @@ class GraphLowering:
             for (index, offset), view in zip(epilogue.sources, made.args, strict=True):
                 arguments.append(Argument(outers[index].pointer(offset), view))
                 written.append(False)
+            results_at = [(place, 0) for place in outputs]
+            sources = [(outers[index], offset) for index, offset in epilogue.sources]
+            in_place = self.in_place(epilogue.spec, results_at, sources, places)
         kernel = self.kernels.library(call.kernel, arguments, (), call.params, text)
-        in_place = (
-            tuple((outputs[r].buffer, places[o].buffer) for r, o in call.in_place)
-            if epilogue is None
-            else ()
-        )
         flops = products(name, operands, results)
         if isinstance(outer, RegionOp) and epilogue is not None:
             flops = simplify(flops + operations(outer))

@@ -185,6 +185,8 @@ class _Planner:
             if (
                 written == buffer
                 and self.buffers[read].kind == "temp"
+                # once only: what a caller passes twice is one buffer with several readers
+                and launch.reads.count(read) == 1
                 and self.last_use[read] == index
                 and self.buffers[read].bytes == self.buffers[buffer].bytes
                 and sum(

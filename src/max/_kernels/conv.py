@@ -22,7 +22,7 @@ from max._kernels.conv_depthwise import POSITIONS, depthwise
 from max._kernels.conv_input import image_axes, pad_input
 from max._kernels.lowering import Arg, KernelCall, Operand, Workspace, product, view
 from max._kernels.matmul import BLOCK_ROWS, LANES_K, identity, round_up
-from max._kernels.panels import COLUMNS, widen_block
+from max._kernels.panel_blocks import COLUMNS, widen_block
 from max._kernels.tiles import Tiling, multiply_add, pack_columns, tiling
 from max.dtype import DType
 from max.kernel import Target

@@ -77,7 +77,8 @@ class KernelCall:
         args: Its tensor parameters in order. Views for `*extra` come after them.
         params: Compile-time parameters. `epilogue`, where the kernel takes one, is left out: its default is the identity.
         serial: The kernel does not split its work: launch it on worker 0 only.
-        epilogue: The kernel takes an `epilogue` parameter and `*extra` views (see `max._kernels.library`).
+        epilogue: The kernel takes an `epilogue` parameter and `*extra` views (see `max._kernels.library`). It calls the epilogue once
+            for each element, right before it stores the element: a view that lies like the result may be the result's own memory.
         workspaces: Memory that the launch needs besides operands and results.
         in_place: Pairs (result, operand): the result may use the operand's memory.
     """

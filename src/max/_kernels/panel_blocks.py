@@ -1,0 +1,287 @@
+"""Products of many rows with panels of a weight: each worker takes blocks of rows by groups of panels.
+
+A task reads its rows where they are, in each row of a register tile from an offset of its own. So nothing is packed, nobody waits, and what a
+task reads again stays in its L2 cache: a K block of its rows, its sums, and (in the L1 cache) a K block of one panel. Elements that have
+to be widened, or rows that do not begin at whole lanes, are first copied to scratch, K block by K block.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max import kernel as k
+from max._kernels.matmul import LANES_K, round_up
+from max._kernels.tiles import Tiling, lanes, multiply_add
+from max.kernel import Target
+
+COLUMNS = 32
+"""Columns of a panel."""
+STEP = 32
+"""K is filled up to a multiple of this."""
+BLOCK_ROWS = 252
+"""Most rows of a task, a multiple of each tile's height: a K block of them stays in the L2 cache."""
+BLOCK_PANELS = 16
+"""Most panels of a task."""
+BLOCK_SUMS = 1 << 16
+"""Most sums of a task, which stay in the L2 cache between K blocks."""
+LEAST_TILES, LEAST_PANELS = 4, 2
+"""Tasks are not made smaller than this for the sake of more of them."""
+TASKS_A_WORKER = 8
+"""So many tasks keep workers equally busy, one of which may be slowed down by others."""
+COPY_STRIDE = LANES_K + 16
+"""Lanes from row to row of a copy: not a power of two, whose multiples would share sets of the cache."""
+
+
+def storage(target: Target, dtype: k.ScalarType) -> Tiling:
+    """How panels are packed: pairs of 16-bit elements share a lane of 32 bits."""
+    width = target.width(k.f32)
+    if dtype.bits == 16:
+        return Tiling(k.f32, k.i32, 2, width, 0, 0)
+    return Tiling(k.f32, k.f32, 1, width, 0, 0)
+
+
+def tile_heights(t: Tiling) -> tuple[int, int]:
+    """The heights of tiles: most rows, and two thirds of them."""
+    return (t.height, t.height * 2 // 3)
+
+
+@k.inline
+def widened(lanes: Any, dtype: Any) -> Any:
+    """The two elements of 16 bits in each lane, in f32: the first, and the second."""
+    return k.deinterleave(k.cast(k.bitcast(lanes, dtype), k.f32))
+
+
+@k.inline
+def widen_block(panel: Any, b: Any, depth: Any, dtype: Any, t: Tiling) -> None:
+    """A K block of a panel of pairs as f32, row by row."""
+    for n in range(depth):
+        for column in k.static_range(0, COLUMNS, t.width):
+            even, odd = widened(b.load(n * COLUMNS + column, width=t.width), dtype)
+            panel.store(2 * n * COLUMNS + column, value=even)
+            panel.store((2 * n + 1) * COLUMNS + column, value=odd)
+
+
+@k.inline
+def copy_rows(copy: Any, rows: Any, t: Tiling) -> None:
+    """Copies a K block of some rows as lanes; a last half lane is filled up with 0.
+
+    Args:
+        copy: Flat view of lanes, `COPY_STRIDE` a row.
+        rows: `[rows, k]`.
+        t: The tiling.
+    """
+    for r in range(rows.shape[0]):
+        for i, mask in k.vectors(rows.shape[1], t.step):
+            elements = rows.load(r, i, width=t.step, mask=mask)
+            copy.store(r * COPY_STRIDE + i // t.pair, value=lanes(elements, t.lane))
+
+
+@k.inline
+def multiply_step(sums: Any, a: Any, at: Any, b: Any, n: Any, height: int, t: Tiling) -> None:
+    """Adds the products of lane `n` of some rows with two vectors of columns."""
+    low = b.load(n * COLUMNS, width=t.width)
+    high = b.load(n * COLUMNS + t.width, width=t.width)
+    for i in k.static_range(height):
+        left = k.splat(a[at[i] + n], t.width)
+        sums[i, 0] = multiply_add(sums[i, 0], left, low)
+        sums[i, 1] = multiply_add(sums[i, 1], left, high)
+
+
+@k.inline
+def multiply_rows(
+    c: Any, a: Any, stride: Any, row: Any, last: Any, b: Any, depth: Any, first: Any, height: int,
+    next_panel: Any, next_rows: bool, t: Tiling,
+) -> None:  # fmt: skip
+    """Multiplies rows of A by two vectors of columns of a panel: a register tile of sums.
+
+    Args:
+        c: The sums, `COLUMNS` a row; set where `first`, else added to.
+        a: Flat lanes of A.
+        stride: Of them from row to row.
+        row: The first row.
+        last: The last there is, which stands in for those behind it.
+        b: Flat lanes of the panel, `COLUMNS` for each lane in k.
+        depth: Lanes in k.
+        first: Whether nothing was summed yet.
+        height: Rows.
+        next_panel: The part of a panel that comes next, to be asked for meanwhile; None: nothing.
+        next_rows: Whether the rows that come next are asked for.
+        t: The tiling.
+    """
+    sums = k.tile(t.sums, (height, 2), width=t.width, fill=0)
+    if not first:
+        for i in k.static_range(height):
+            for j in k.static_range(2):
+                sums[i, j] = c.load(i * COLUMNS + j * t.width, width=t.width)
+    at = [k.min(row + i, last) * stride for i in k.static_range(height)]
+    if next_rows:
+        # a part of the steps for each of the rows that come next
+        steps = k.ceildiv(depth, height)
+        for part in range(height):
+            ahead = a[(row + height + part) * stride :]
+            for n in range(part * steps, k.min(part * steps + steps, depth)):
+                ahead.prefetch((n - part * steps) * height)
+                multiply_step(sums, a, at, b, n, height, t)
+    else:
+        for n in range(depth):
+            if next_panel is not None:
+                for line in k.static_range(0, COLUMNS, 16):
+                    next_panel.prefetch(n * COLUMNS + line)
+            multiply_step(sums, a, at, b, n, height, t)
+    for i in k.static_range(height):
+        for j in k.static_range(2):
+            c.store(i * COLUMNS + j * t.width, value=sums[i, j])
+
+
+@k.inline
+def plan(rows: Any, columns: Any, workers: Any, t: Tiling) -> Any:
+    """How many tiles of rows and how many panels a task has.
+
+    They are as large as caches allow, unless that leaves too few tasks. Then the longer side is cut: a task reads its rows and its columns,
+    and the nearer it is to a square, the less it reads for what it multiplies.
+
+    Args:
+        rows: Rows of A.
+        columns: Columns of B.
+        workers: How many share the tasks.
+        t: The tiling.
+    """
+    tiles = k.max(k.ceildiv(rows, t.height), 1)
+    strips = k.max(k.ceildiv(columns, COLUMNS), 1)
+    groups = k.ceildiv(strips, BLOCK_PANELS)
+    panels = k.ceildiv(strips, groups)
+    most = k.min(BLOCK_ROWS, BLOCK_SUMS // (panels * COLUMNS)) // t.height
+    blocks = k.ceildiv(tiles, most)
+    high = k.ceildiv(tiles, blocks)
+    wanted = TASKS_A_WORKER * workers
+    while k.ceildiv(tiles, high) * k.ceildiv(strips, panels) < wanted and (
+        high > LEAST_TILES or panels > LEAST_PANELS
+    ):
+        longer = high * t.height >= panels * COLUMNS or panels <= LEAST_PANELS
+        if longer and high > LEAST_TILES:
+            blocks += 1
+            high = k.max(k.ceildiv(tiles, blocks), LEAST_TILES)
+        else:
+            groups += 1
+            panels = k.max(k.ceildiv(strips, groups), LEAST_PANELS)
+    return high, panels
+
+
+@k.inline
+def many_rows(
+    out: Any, a: Any, panels: Any, extra: Any, in_place: bool, epilogue: Any, t: Tiling, ctx: Any
+) -> None:
+    """The product of all rows.
+
+    Args:
+        out: `[M, N]`.
+        a: `[M, K]`.
+        panels: `[panels, elements]`.
+        extra: The epilogue's views.
+        in_place: Whether A is read where it is.
+        epilogue: The epilogue.
+        t: The tiling.
+        ctx: The context.
+    """
+    stored = storage(k.target(), panels.dtype)
+    rows, size, columns = a.shape[0], a.shape[1], out.shape[1]
+    c = ctx.scratch(t.sums, (BLOCK_SUMS + t.height * COLUMNS,))
+    wide = ctx.scratch(t.lane, (LANES_K * COLUMNS if stored.pair != t.pair else 1,))
+    copy = ctx.scratch(t.lane, (1 if in_place else BLOCK_ROWS * COPY_STRIDE,))
+    # K is cut into equal blocks of whole vectors; there is one at least, which sets the sums to 0 where K is 0
+    blocks = k.max(k.ceildiv(size, LANES_K * t.pair), 1)
+    block = k.max(round_up(k.ceildiv(size, blocks), STEP), STEP)
+    blocks = k.max(k.ceildiv(size, block), 1)
+    strips = k.ceildiv(columns, COLUMNS)
+    low = tile_heights(t)[1]
+    high, wanted = plan(rows, columns, ctx.num_workers, t)
+    tasks = (k.ceildiv(rows, high * t.height), k.ceildiv(strips, wanted))
+    copied = k.i64(-1)
+    for row_block, group in ctx.parallel(tasks, grain=1):
+        first_row = row_block * high * t.height
+        count = k.min(high * t.height, rows - first_row)
+        first_strip = group * wanted
+        here = k.min(wanted, strips - first_strip)
+        for turn in range(blocks * here):
+            n, strip = turn // here, turn % here
+            begin = n * block
+            length = k.min(block, size - begin)
+            depth = k.ceildiv(length, t.pair)
+            if not in_place:
+                if copied != row_block * blocks + n:
+                    copied = row_block * blocks + n
+                    copy_rows(copy, a[first_row : first_row + count, begin : begin + length], t)
+            b = panels[first_strip + strip, begin * COLUMNS :].view(stored.lane)
+            if stored.pair != t.pair:
+                widen_block(wide, b, k.ceildiv(length, 2), panels.dtype, t)
+            right = wide if stored.pair != t.pair else b
+            if in_place:
+                left = a[first_row:].reshape((rows - first_row) * size).view(t.lane)
+                left = left[begin // t.pair :]
+                stride = size // t.pair
+            else:
+                left = copy
+                stride = k.i64(COPY_STRIDE)
+            # what comes next is asked for while the first tile is multiplied
+            after = k.min(turn + 1, blocks * here - 1)
+            ahead = panels[first_strip + after % here, after // here * block * COLUMNS :]
+            ahead = ahead.view(stored.lane)
+            row = k.i64(0)
+            while row < count:
+                rest = count - row
+                # two lower tiles take less time than a high one and a remainder
+                lower = rest <= low or (rest > t.height and rest <= 2 * low)
+                # sums that nothing is added to later are no longer needed once they are stored
+                place = row + strip * high * t.height if blocks > 1 else k.i64(0)
+                sums = c[place * COLUMNS :]
+                column = (first_strip + strip) * COLUMNS
+                if n == blocks - 1:
+                    ask_for_tile(out, extra, first_row + row, column, t.height)
+                for height in k.unroll((t.height, low)):
+                    if lower == (height == low):
+                        for half in k.static_range(0, COLUMNS, 2 * t.width):
+                            if half == 0 and (row == 0 or height == low):
+                                multiply_rows(
+                                    sums, left, stride, row, count - 1, right, depth, n == 0,
+                                    height, ahead, False, t,
+                                )  # fmt: skip
+                            elif half == 0 and strip == 0:
+                                multiply_rows(
+                                    sums, left, stride, row, count - 1, right, depth, n == 0,
+                                    height, None, True, t,
+                                )  # fmt: skip
+                            else:
+                                multiply_rows(
+                                    sums[half:], left, stride, row, count - 1, right[half:], depth,
+                                    n == 0, height, None, False, t,
+                                )  # fmt: skip
+                done = k.min(rest, k.i64(low) if lower else k.i64(t.height))
+                if n == blocks - 1:
+                    store_tile(out, sums, first_row + row, done, column, extra, epilogue, t)
+                row += done
+
+
+@k.inline
+def ask_for_tile(out: Any, extra: Any, row: Any, column: Any, height: int) -> None:
+    """Asks for the memory of a tile of the result, and of what an epilogue reads there."""
+    for i in k.static_range(height):
+        for j in k.static_range(0, COLUMNS * out.dtype.size, 64):
+            out.prefetch(row + i, column + j // out.dtype.size, write=True)
+    for other in k.unroll(extra):
+        if other.rank == 2:
+            for i in k.static_range(height):
+                for j in k.static_range(0, COLUMNS * other.dtype.size, 64):
+                    other.prefetch(row + i, column + j // other.dtype.size)
+
+
+@k.inline
+def store_tile(
+    out: Any, c: Any, row: Any, count: Any, column: Any, extra: Any, epilogue: Any, t: Tiling
+) -> None:
+    """Stores what an epilogue makes of the sums of a tile."""
+    here = k.min(COLUMNS, out.shape[1] - column)
+    for i in range(count):
+        for j, mask in k.vectors(here, t.width):
+            v = c.load(i * COLUMNS + j, width=t.width)
+            result = epilogue(v, row + i, column + j, mask, extra)
+            out.store(row + i, column + j, value=result, mask=mask)
