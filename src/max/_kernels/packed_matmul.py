@@ -154,11 +154,12 @@ def few_rows(
     blocks: Any,
     first: int,
     rows: int,
+    vectors: int,
     signed: bool,
     form: PackedFormat,
     width: int,
 ) -> None:
-    """A few rows of x by two vectors of columns, straight from the packed lines.
+    """A few rows of x by some vectors of columns, straight from the packed lines.
 
     Args:
         c: Where the sums go, `COLUMNS` a row.
@@ -171,37 +172,37 @@ def few_rows(
         blocks: Blocks of 32 along k.
         first: The first column, within the strip.
         rows: Rows of x at once.
+        vectors: Vectors of columns.
         signed: See `signed_bytes`.
         form: The weight's format.
         width: Lanes of a vector of sums.
     """
-    sums = k.tile(k.f32, (rows, 2), width=width, fill=0.0)
+    sums = k.tile(k.f32, (rows, vectors), width=width, fill=0.0)
     packed = groups[0]
     end = packed.shape[0]
     for unit in range(blocks // form.span):
         for inside in range(form.span):
             b = unit * form.span + inside
-            acc = k.tile(k.i32, (rows, 2, form.parts), width=width, fill=0)
+            acc = k.tile(k.i32, (rows, vectors, form.parts), width=width, fill=0)
             if not form.affine and not signed:
                 for r in k.static_range(rows):
                     for p in k.static_range(form.parts):
                         one = zero_sums.view(k.i32)[(b * form.parts + p) * height + r]
-                        for v in k.static_range(2):
+                        for v in k.static_range(vectors):
                             acc[r, v, p] = k.splat(one, width)
             lines = unit * form.unit_bytes + form.scale_bytes + inside * (form.lines * LINE)
             if first == 0 and form.bits < 8:
-                # more is computed with a line than the hardware expects; 8 bits are read fastest without
-                ahead = lines + AHEAD
+                # more is computed with a line than the hardware expects; 8 bits are read fastest without.
+                # A unit's scales are spread over its blocks: many prefetches at once stand in each other's way
+                share = form.unit_bytes // form.span
+                ahead = unit * form.unit_bytes + inside * share + AHEAD
                 later = ahead >= end
                 ahead = ahead - end if later else ahead
                 group = k.i64(1) if later else k.i64(0)
-                for i in k.static_range(0, form.lines * LINE, 64):
+                for i in k.static_range(0, share, 64):
                     groups.prefetch(group, ahead + i, locality=locality)
-                if inside == 0:
-                    for i in k.static_range(0, form.scale_bytes, 64):
-                        groups.prefetch(group, ahead - form.scale_bytes + i, locality=locality)
             for j in k.static_range(8):
-                for v in k.static_range(2):
+                for v in k.static_range(vectors):
                     at = lines + 4 * (first + v * width)
                     elements = unpacked(packed, at, j, form, width)
                     p = j * form.parts // 8
@@ -209,7 +210,7 @@ def few_rows(
                         word = q[(b * height + r) * 8 + j]
                         acc[r, v, p] = add_products(acc[r, v, p], elements, word, signed, width)
             scales_here = packed[unit * form.unit_bytes :]
-            for v in k.static_range(2):
+            for v in k.static_range(vectors):
                 at = first + v * width
                 for p in k.static_range(form.parts):
                     scale = scale_of(scales_here, at, form, inside * form.parts + p, 0, width)
@@ -222,7 +223,7 @@ def few_rows(
                         taken = k.splat(-zero_sums[b * height + r], width)
                         sums[r, v] = k.fma(offset, taken, sums[r, v])
     for r in k.static_range(rows):
-        for v in k.static_range(2):
+        for v in k.static_range(vectors):
             c.store(r * COLUMNS + first + v * width, value=sums[r, v])
 
 
@@ -414,8 +415,10 @@ def qmatmul_packed(
         else:
             i = k.i64(0)
             for at_once in k.unroll(FEW_AT_ONCE):
+                # narrow vectors: a single row takes whole lines
+                vectors = COLUMNS // width if at_once == 1 else 2
                 while i + at_once <= rows:
-                    for first in k.static_range(0, COLUMNS, 2 * width):
+                    for first in k.static_range(0, COLUMNS, vectors * width):
                         few_rows(
                             c[i * COLUMNS :],
                             q[8 * i :],
@@ -427,6 +430,7 @@ def qmatmul_packed(
                             blocks,
                             first,
                             at_once,
+                            vectors,
                             signed,
                             form,
                             width,
