@@ -137,8 +137,8 @@ def multiply_rows(
 def plan(rows: Any, columns: Any, workers: Any, t: Tiling) -> Any:
     """How many tiles of rows and how many panels a task has.
 
-    They are as large as caches allow, unless that leaves too few tasks. Then the longer side is cut: a task reads its rows and its columns,
-    and the nearer it is to a square, the less it reads for what it multiplies.
+    They are as large as caches allow, rows first, unless that leaves too few tasks. Then the longer side is cut: a task reads its rows and
+    its columns, and the nearer it is to a square, the less it reads for what it multiplies.
 
     Args:
         rows: Rows of A.
@@ -148,11 +148,10 @@ def plan(rows: Any, columns: Any, workers: Any, t: Tiling) -> Any:
     """
     tiles = k.max(k.ceildiv(rows, t.height), 1)
     strips = k.max(k.ceildiv(columns, COLUMNS), 1)
-    groups = k.ceildiv(strips, BLOCK_PANELS)
-    panels = k.ceildiv(strips, groups)
-    most = k.min(BLOCK_ROWS, BLOCK_SUMS // (panels * COLUMNS)) // t.height
-    blocks = k.ceildiv(tiles, most)
+    blocks = k.ceildiv(tiles, BLOCK_ROWS // t.height)
     high = k.ceildiv(tiles, blocks)
+    groups = k.ceildiv(strips, k.min(BLOCK_SUMS // (high * t.height * COLUMNS), BLOCK_PANELS))
+    panels = k.ceildiv(strips, groups)
     wanted = TASKS_A_WORKER * workers
     while k.ceildiv(tiles, high) * k.ceildiv(strips, panels) < wanted and (
         high > LEAST_TILES or panels > LEAST_PANELS
