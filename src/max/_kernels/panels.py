@@ -33,8 +33,8 @@ CHUNK = 512
 """Elements along k of a panel that a worker packs at once."""
 FEW_ROWS = 8
 """Up to so many rows all of them are multiplied by a panel at once."""
-FEW_AT_ONCE = (4, 2, 1)
-"""Rows that are multiplied at once then."""
+FEW_AT_ONCE = (8, 4, 2, 1)
+"""Rows that are multiplied at once then, at most the half of them where there are few registers."""
 DTYPES = (DType.float32, DType.bfloat16, DType.float16)
 """The element types that have panels."""
 
@@ -67,48 +67,51 @@ def pack_panels(out: k.Output, w: k.Input, ctx: k.Context, *, by_rows: bool) -> 
 
 
 @k.inline
-def few_rows(c: Any, a: Any, size: Any, panel: Any, first: int, rows: int, t: Tiling) -> None:
-    """A few rows of A by two vectors of columns of a panel, which the hardware asks for ahead of its use.
+def few_rows(
+    c: Any, a: Any, size: Any, count: Any, panel: Any, first: int, rows: int, vectors: int,
+    t: Tiling,
+) -> None:  # fmt: skip
+    """A few rows of A by some vectors of columns of a panel, which the hardware asks for ahead of its use.
 
     Args:
         c: Where the sums go, `COLUMNS` a row.
         a: The rows' elements, one row after the other.
         size: Of them a row.
+        count: How many rows there are; the last stands in for those that are not there.
         panel: The panel.
         first: The first column, within the panel.
         rows: Rows at once.
+        vectors: Vectors of columns.
         t: The tiling.
     """
     stored = storage(k.target(), panel.dtype)
     b = panel.view(stored.lane)
-    sums = k.tile(k.f32, (rows, 2), width=t.width, fill=0.0)
+    sums = k.tile(k.f32, (rows, vectors), width=t.width, fill=0.0)
     words = a.view(k.i32) if t.pair == 2 else a
+    begins = [k.min(k.i64(r), count - 1) * (size // t.pair) for r in k.static_range(rows)]
     for n in range(size // stored.pair):
-        at = n * COLUMNS + first
-        low, high = b.load(at, width=t.width), b.load(at + t.width, width=t.width)
-        if stored.pair == 1 or t.pair == 2:
-            for r in k.static_range(rows):
-                left = k.splat(words[r * (size // t.pair) + n], t.width)
-                sums[r, 0] = multiply_add(sums[r, 0], left, low)
-                sums[r, 1] = multiply_add(sums[r, 1], left, high)
-        else:
-            lows, highs = widened(low, panel.dtype), widened(high, panel.dtype)
-            for r in k.static_range(rows):
-                for i in k.static_range(2):
-                    left = k.splat(k.f32(a[r * size + 2 * n + i]), t.width)
-                    sums[r, 0] = k.fma(left, lows[i], sums[r, 0])
-                    sums[r, 1] = k.fma(left, highs[i], sums[r, 1])
+        for v in k.static_range(vectors):
+            right = b.load(n * COLUMNS + first + v * t.width, width=t.width)
+            if stored.pair == 1 or t.pair == 2:
+                for r in k.static_range(rows):
+                    left = k.splat(words[begins[r] + n], t.width)
+                    sums[r, v] = multiply_add(sums[r, v], left, right)
+            else:
+                both = widened(right, panel.dtype)
+                for r in k.static_range(rows):
+                    for i in k.static_range(2):
+                        left = k.splat(k.f32(a[begins[r] + 2 * n + i]), t.width)
+                        sums[r, v] = k.fma(left, both[i], sums[r, v])
     if stored.pair != t.pair and size % 2 == 1:
         # the last element has no neighbour
-        at = size // 2 * COLUMNS + first
-        lows = widened(b.load(at, width=t.width), panel.dtype)
-        highs = widened(b.load(at + t.width, width=t.width), panel.dtype)
-        for r in k.static_range(rows):
-            left = k.splat(k.f32(a[r * size + size - 1]), t.width)
-            sums[r, 0] = k.fma(left, lows[0], sums[r, 0])
-            sums[r, 1] = k.fma(left, highs[0], sums[r, 1])
+        for v in k.static_range(vectors):
+            right = b.load(size // 2 * COLUMNS + first + v * t.width, width=t.width)
+            both = widened(right, panel.dtype)
+            for r in k.static_range(rows):
+                left = k.splat(k.f32(a[begins[r] + size - 1]), t.width)
+                sums[r, v] = k.fma(left, both[0], sums[r, v])
     for r in k.static_range(rows):
-        for v in k.static_range(2):
+        for v in k.static_range(vectors):
             c.store(r * COLUMNS + first + v * t.width, value=sums[r, v])
 
 
@@ -141,13 +144,20 @@ def matmul_panels(
         column = strip * COLUMNS
         i = k.i64(0)
         flat = a.reshape(rows * size)
-        for at_once in k.unroll(FEW_AT_ONCE):
-            while i + at_once <= rows:
-                for part in k.static_range(0, COLUMNS, 2 * t.width):
-                    few_rows(
-                        c[i * COLUMNS :], flat[i * size :], size, panels[strip], part, at_once, t
-                    )
-                i += at_once
+        while i < rows:
+            left = rows - i
+            done = k.i64(0)
+            for at_once in k.unroll(FEW_AT_ONCE[ctx.target.registers < 32 :]):
+                if done == 0 and left > at_once // 2:
+                    # narrow vectors: one row or two take whole lines
+                    vectors = COLUMNS // t.width if at_once <= 2 else 2
+                    for part in k.static_range(0, COLUMNS, vectors * t.width):
+                        few_rows(
+                            c[i * COLUMNS :], flat[i * size :], size, left, panels[strip], part,
+                            at_once, vectors, t,
+                        )  # fmt: skip
+                    done = k.min(left, at_once)
+            i += done
         store_tile(out, c, k.i64(0), rows, column, extra, epilogue, t)
 
 
