@@ -62,6 +62,37 @@ CASES: dict[
         {"transpose_b": True},
     ),
     "attention": ("mo.attention.ragged.paged", PAGED, [(F32, CACHE.q.shape)], {"mask": "causal"}),
+    **{
+        f"dense attention of {rows} rows, {name}": (
+            "mok.attention",
+            [
+                floats(2, 2, rows, 6, dtype=dtype),
+                floats(2, *((6, 37) if columns else (37, 6)), dtype=dtype),
+                floats(2, 37, 9, dtype=dtype),
+                *masks,
+            ],
+            [(dtype, (2, 2, rows, 9))],
+            {"scale": 0.4, "fills": (None, -1e9)[: len(masks)], "columns": columns},
+        )
+        for rows in (3, 11)
+        for name, dtype, columns, masks in (
+            ("f32", F32, False, []),
+            ("f32 by columns", F32, True, []),
+            ("bf16", BF16, False, []),
+            (
+                "f16 with masks",
+                np.float16,
+                False,
+                [floats(2, 2, rows, 37), RNG.random((2, 2, rows, 37)) > 0.5],
+            ),
+        )
+    },
+    "dense attention, split": (
+        "mok.attention",
+        [floats(1, 1, 1, 8), floats(1, 300, 8), floats(1, 300, 8)],
+        [(F32, (1, 1, 1, 8))],
+        {"scale": 0.4},
+    ),
     "kv_store": ("mo.kv_store.ragged.paged", [NEW_ROWS, NEW_ROWS + 1, *PAGED[1:7]], [], {}),
     "rope": (
         "mo.rope.ragged.paged",

@@ -16,6 +16,18 @@ from typing import Any
 
 from max import kernel as k
 from max._kernels.lowering import KernelCall, Operand, Workspace, view
+from max._kernels.online_softmax import (
+    LOG2_E,
+    MAX_SPLITS,
+    NEGATIVE_INFINITY,
+    SPLIT_KEYS,
+    SPLIT_ROWS,
+    add_weights,
+    greater,
+    greatest_lane,
+    merge_parts,
+    padded,
+)
 from max._kernels.paged import layer_of, page_of
 from max._kernels.tiles import (
     Tiling,
@@ -36,13 +48,6 @@ TASK_ROWS = 48
 """Rows of a task, but for more query heads a key head."""
 LONG_TASKS = 4
 """A task has so many times the rows where that leaves enough tasks for the workers: keys and values are packed less often."""
-MAX_SPLITS = 16
-SPLIT_ROWS = 64
-"""Splitting is for at most so many rows of queries (or those of one token)."""
-SPLIT_KEYS = 128
-"""A part of the context has at least so many keys."""
-LOG2_E = 1.4426950408889634
-NEGATIVE_INFINITY = float("-inf")
 
 
 def rows_at_once(group: int, target: k.Target) -> int:
@@ -55,16 +60,6 @@ def rows_at_once(group: int, target: k.Target) -> int:
     if target.registers < 32:
         return 2 if group % 2 == 0 else 1
     return next((count for count in (4, 3, 5, 2) if group % count == 0), 1 if group == 1 else 4)
-
-
-def padded(size: int, multiple: int) -> int:
-    """The next multiple.
-
-    Args:
-        size: What is filled up.
-        multiple: To a multiple of this.
-    """
-    return -(-size // multiple) * multiple
 
 
 @k.inline
@@ -160,17 +155,6 @@ def add_values(
 
 
 @k.inline
-def greatest_lane(v: Any) -> Any:
-    """The greatest lane of a vector without NaN, in fewer instructions than where it may have one."""
-    for half in k.unroll((8, 4, 2, 1)):
-        if v.width > half:
-            low = k.shuffle(v, None, tuple(range(half)))
-            high = k.shuffle(v, None, tuple(range(half, 2 * half)))
-            v = k.select(low > high, low, high)
-    return v[0]
-
-
-@k.inline
 def softmax_row(
     scores: Any,
     factor: Any,
@@ -182,40 +166,28 @@ def softmax_row(
     sums: Any,
     weights: Any,
     t: Tiling,
-) -> Any:
+) -> None:
     """Turns a row's scores, times a factor, into weights, relative to its maximum so far, to which its sums are brought.
 
-    Keys from `low` to `high` are seen. Gives the row's new maximum and total of weights.
+    Keys from `low` to `high` are seen. The row's maximum and total of weights are at the start of their views.
     """
     # NaN is not caught here: it makes the weights NaN
     largest = k.splat(k.f32(NEGATIVE_INFINITY), t.width)
     if low <= 0 and high >= count - 1 and count % t.width == 0:
         for j in range(0, count, t.width):
-            score = scores.load(j, width=t.width)
-            largest = k.select(score > largest, score, largest)
+            largest = greater(scores.load(j, width=t.width), largest)
     else:
         for j in range(0, count, t.width):
             key = k.iota(k.i32, t.width)
             seen = (key >= k.i32(low - j)) & (key <= k.i32(high - j))
             score = k.select(seen, scores.load(j, width=t.width), NEGATIVE_INFINITY)
             scores.store(j, value=score)
-            largest = k.select(score > largest, score, largest)
-    now = k.max(maximum, greatest_lane(largest) * factor)
-    sum_of_weights = k.splat(k.f32(0), t.width)
-    if now > NEGATIVE_INFINITY:
-        for j in range(0, count, t.width):
-            weight = k.exp2(k.fma(scores.load(j, width=t.width), k.splat(factor, t.width), -now))
-            weights.store(j, value=weight)
-            sum_of_weights = sum_of_weights + weight
-        change = k.exp2(maximum - now)
-        total = total * change + k.reduce_add(sum_of_weights)
-        if change != 1:
-            for j in range(0, sums.shape[0], t.width):
-                sums.store(j, value=sums.load(j, width=t.width) * change)
-    else:
-        for j in range(0, count, t.width):
-            weights.store(j, value=sum_of_weights)
-    return now, total
+            largest = greater(score, largest)
+    greatest = k.splat(greatest_lane(largest), 1)
+    size = sums.shape[0]
+    add_weights(
+        scores, 0, greatest, factor, False, count, maximum, total, sums, 0, size, weights, 1, t
+    )
 
 
 @k.inline
@@ -233,26 +205,6 @@ def find_task(task: Any, offsets: Any, kv_heads: int, tokens_a_task: int) -> Any
     # the last tokens see most keys: they come first
     first = (pieces - 1 - rest % pieces) * tokens_a_task
     return sequence, rest // pieces, first, k.min(tokens_a_task, new - first)
-
-
-@k.inline
-def merge_parts(out: Any, parts: Any, splits: Any, head_dim: int, width: int) -> None:
-    """One row of results from the parts `[splits, head_dim + 2]`: sums, maximum and total of each."""
-    largest = k.f32(NEGATIVE_INFINITY)
-    for s in range(splits):
-        largest = k.max(largest, parts[s, head_dim])
-    total = k.f32(0)
-    for s in range(splits):
-        if parts[s, head_dim + 1] > 0:
-            total += parts[s, head_dim + 1] * k.exp2(parts[s, head_dim] - largest)
-    scale = 1 / total if total > 0 else k.f32(0)
-    for j, mask in k.vectors(head_dim, width):
-        v = k.splat(k.f32(0), width)
-        for s in range(splits):
-            if parts[s, head_dim + 1] > 0:
-                weight = k.exp2(parts[s, head_dim] - largest) * scale
-                v = v + parts.load(s, j, width=width, mask=mask) * weight
-        out.store(j, value=v, mask=mask)
 
 
 @k.kernel
@@ -369,27 +321,12 @@ def attention(
                 high = k.min(last_key(position + i // group, total, mask) - key, count - 1)
                 mine = scores[i * KEYS :]
                 row_sums = sums[i * stride : (i + 1) * stride]
+                maximum, weight = maxima[i:], totals[i:]
                 if wide.pair == 2 and rows > FEW_ROWS:
-                    now, weight = softmax_row(
-                        mine,
-                        factor,
-                        low,
-                        high,
-                        count,
-                        maxima[i],
-                        totals[i],
-                        row_sums,
-                        rounded[i * KEYS :],
-                        t,
-                    )
-                    maxima[i] = now
-                    totals[i] = weight
+                    rough = rounded[i * KEYS :]
+                    softmax_row(mine, factor, low, high, count, maximum, weight, row_sums, rough, t)
                 else:
-                    now, weight = softmax_row(
-                        mine, factor, low, high, count, maxima[i], totals[i], row_sums, mine, t
-                    )
-                    maxima[i] = now
-                    totals[i] = weight
+                    softmax_row(mine, factor, low, high, count, maximum, weight, row_sums, mine, t)
             weights = rounded.view(k.i32) if wide.pair == 2 else scores
             add_values(sums, stride, scores, weights, values, rows, panel, step, t, wide)
             key += count
@@ -400,7 +337,7 @@ def attention(
             part = (row * heads + head) * MAX_SPLITS + split
             scale_of_row = k.f32(1)
             if splits > 1:
-                parts[part, head_dim] = maxima[i]
+                parts[part, head_dim] = maxima[i] * factor
                 parts[part, head_dim + 1] = totals[i]
             else:
                 scale_of_row = 1 / totals[i] if totals[i] > 0 else k.f32(0)
@@ -415,7 +352,9 @@ def attention(
         ctx.barrier()
         for row, head in ctx.parallel((q.shape[0], heads)):
             first_part = (row * heads + head) * MAX_SPLITS
-            merge_parts(out[row, head], parts[first_part:], splits, head_dim, t.width)
+            merge_parts(
+                out[row, head], parts[first_part:], splits, head_dim, k.f32(1), 0.0, t.width
+            )
 
 
 MASKS = ("causal", "chunked_causal", "null", "sliding_window")

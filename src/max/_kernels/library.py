@@ -69,6 +69,7 @@ FAMILIES: dict[str, str] = {
     "mo.quantize": "dequantise",
     "mo.qmatmul": "qmatmul",
     "mo.qmatmul_gptq": "qmatmul",
+    "mok.attention": "attention_dense",
     "mok.pack": "packed",
     "mok.packed_matmul": "packed_matmul",
     "mo.max_pool": "pooling",
