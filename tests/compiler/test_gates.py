@@ -101,8 +101,8 @@ GATES: dict[str, Gate] = {
     "parts side by side": Gate(
         lambda x: ops.concat([ops.exp(x), ops.softmax(linear(x, "w", H)), x], 1), 4, 1, 4
     ),
-    "attention": Gate(attention, 11, 6, 8),
-    "layer": Gate(layer, 16, 11, 11),
+    "attention": Gate(attention, 5, 2, 2),
+    "layer": Gate(layer, 10, 7, 6),
     "gathered rows": Gate(lambda x: ops.cast(ops.gather(ops.cast(Weight("e", DType.bfloat16, (100, H), DEVICE), DType.float32),
         ops.argmax(x), 0), DType.float32), 3, 2, 3),
 }  # fmt: skip

@@ -18,6 +18,17 @@ VEC = f"!mo.tensor<[8], {F}>"
 ONE = f"!mo.tensor<[], {F}>"
 W = f"!mo.tensor<[16, 8], {F}>"
 WT = f"!mo.tensor<[8, 16], {F}>"
+QKV = f"!mo.tensor<[b, n, 64], {F}>"
+HEADS = f"!mo.tensor<[b, n, 8, 8], {F}>"
+Q = f"!mo.tensor<[b, n, 4, 8], {F}>"
+KV = f"!mo.tensor<[b, n, 2, 8], {F}>"
+APART = f"!mo.tensor<[b, n, 2, 1, 8], {F}>"
+SPREAD = f"!mo.tensor<[b, n, 2, 2, 8], {F}>"
+QT = f"!mo.tensor<[b, 4, n, 8], {F}>"
+KT = f"!mo.tensor<[b, 4, 8, n], {F}>"
+SCORES = f"!mo.tensor<[b, 4, n, n], {F}>"
+MASK = f"!mo.tensor<[b, 1, 1, n], {F}>"
+OUT = f"!mo.tensor<[b, n, 32], {F}>"
 Y = f"!mo.tensor<[n, 16], {F}>"
 
 
@@ -187,6 +198,50 @@ SOURCES: dict[str, tuple[str, str]] = {
             %t = mo.transpose(%x) {{perm = array<i64: 1, 0>}} : ({X}) -> {XT}
             %r = mo.reshape(%t) : ({XT}) -> !mo.tensor<[n * 8], {F}>
             mo.output(%r, %x) : (!mo.tensor<[n * 8], {F}>, {X}) -> ()""",
+        ),
+    ),
+    "fuse_attention": (
+        "fuse-attention",
+        graph(
+            f"%x: {QKV}, %m: {MASK}",
+            OUT,
+            f"""
+            %h = mo.reshape(%x) : ({QKV}) -> {HEADS}
+            %q = mo.slice(%h) {{start = #mo.shape<[0, 0, 0, 0]>, stop = #mo.shape<[b, n, 4, 8]>, step = #mo.shape<[1, 1, 1, 1]>}} : ({HEADS}) -> {Q}
+            %k = mo.slice(%h) {{start = #mo.shape<[0, 0, 4, 0]>, stop = #mo.shape<[b, n, 6, 8]>, step = #mo.shape<[1, 1, 1, 1]>}} : ({HEADS}) -> {KV}
+            %v = mo.slice(%h) {{start = #mo.shape<[0, 0, 6, 0]>, stop = #mo.shape<[b, n, 8, 8]>, step = #mo.shape<[1, 1, 1, 1]>}} : ({HEADS}) -> {KV}
+            %k1 = mo.reshape(%k) : ({KV}) -> {APART}
+            %k2 = mo.broadcast_to(%k1) : ({APART}) -> {SPREAD}
+            %k3 = mo.reshape(%k2) : ({SPREAD}) -> {Q}
+            %v1 = mo.reshape(%v) : ({KV}) -> {APART}
+            %v2 = mo.broadcast_to(%v1) : ({APART}) -> {SPREAD}
+            %v3 = mo.reshape(%v2) : ({SPREAD}) -> {Q}
+            %qt = mo.transpose(%q) {{perm = array<i64: 0, 2, 1, 3>}} : ({Q}) -> {QT}
+            %kt = mo.transpose(%k3) {{perm = array<i64: 0, 2, 3, 1>}} : ({Q}) -> {KT}
+            %vt = mo.transpose(%v3) {{perm = array<i64: 0, 2, 1, 3>}} : ({Q}) -> {QT}
+            %s = mo.matmul(%qt, %kt) : ({QT}, {KT}) -> {SCORES}
+            %c = mo.constant() {{value = #mo.dense<f32, [], [0.5]>}} : () -> {ONE}
+            %cb = mo.broadcast_to(%c) : ({ONE}) -> {SCORES}
+            %t = mo.mul(%s, %cb) : ({SCORES}, {SCORES}) -> {SCORES}
+            %mb = mo.broadcast_to(%m) : ({MASK}) -> {SCORES}
+            %u = mo.add(%t, %mb) : ({SCORES}, {SCORES}) -> {SCORES}
+            %p = mo.softmax(%u) {{axis = 3 : i64}} : ({SCORES}) -> {SCORES}
+            %o = mo.matmul(%p, %vt) : ({SCORES}, {QT}) -> {QT}
+            %ot = mo.transpose(%o) {{perm = array<i64: 0, 2, 1, 3>}} : ({QT}) -> {Q}
+            %y = mo.reshape(%ot) : ({Q}) -> {OUT}
+            mo.output(%y) : ({OUT}) -> ()""",
+        ),
+    ),
+    "fuse_attention_not_where_probabilities_are_used": (
+        "fuse-attention",
+        graph(
+            f"%q: {QT}, %k: {QT}",
+            f"{QT}, {SCORES}",
+            f"""
+            %s = mok.matmul(%q, %k) {{transpose_b = true}} : ({QT}, {QT}) -> {SCORES}
+            %p = mo.softmax(%s) {{axis = 3 : i64}} : ({SCORES}) -> {SCORES}
+            %o = mo.matmul(%p, %k) : ({SCORES}, {QT}) -> {QT}
+            mo.output(%o, %p) : ({QT}, {SCORES}) -> ()""",
         ),
     ),
     "fuse_elementwise": (

@@ -28,11 +28,13 @@ class Argument:
         pointer: The address of its first element.
         view: Dtype, shape and strides.
         static: For each dim, whether it becomes part of the code where it is known.
+        static_strides: The same of the strides.
     """
 
     pointer: Pointer
     view: ArgView
     static: tuple[bool, ...] | None = None
+    static_strides: tuple[bool, ...] | None = None
 
     def spec(self) -> k.TensorSpec:
         """What is known at compile time."""
@@ -43,7 +45,11 @@ class Argument:
         )
         strides = self.view.strides
         if strides is not None:
-            strides = tuple(stride if isinstance(stride, int) else None for stride in strides)
+            known = self.static_strides or (True,) * len(strides)
+            strides = tuple(
+                stride if here and isinstance(stride, int) else None
+                for stride, here in zip(strides, known, strict=True)
+            )
         return k.TensorSpec(k.scalar_type(self.view.dtype), shape, strides)
 
 

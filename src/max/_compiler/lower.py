@@ -11,6 +11,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from max import kernel as k
+from max._compiler.attention import attention_views
 from max._compiler.codegen.epilogue import write_epilogue
 from max._compiler.codegen.expressions import KERNEL_NAME, compute_dtype
 from max._compiler.codegen.nest import ArgView, NestText, write_nest
@@ -626,6 +627,37 @@ class GraphLowering:
         label = region_name(outer) if isinstance(outer, RegionOp) else name.partition(".")[2]
         self.launch(kernel, arguments, written, call.serial, label, in_place, both, flops=flops)
 
+    def attention(self, op: MoOp) -> None:
+        """A launch of the attention kernel, over views of any strides."""
+        result = self.allocate(op.results[0])
+        places = [self.place(v) for v in op.operands]
+        views, columns = attention_views(
+            result.layout, [place.layout for place in places], op.attr("axis")
+        )
+        described = [
+            library.Operand(place.dtype, layout.shape)
+            for place, layout in zip([result, *places], views, strict=True)
+        ]
+        params = {"scale": op.attr("scale"), "fills": op.attr("fills"), "columns": columns}
+        call = library.lower(op.name, described[1:], described[:1], params)
+        workspaces = [self.workspace(w) for w in call.workspaces]
+        tables = {"operand": places, "result": [result], "workspace": workspaces}
+        layouts = {"operand": views[1:], "result": views[:1]}
+        arguments: list[Argument] = []
+        for arg in call.args:
+            pointer = tables[arg.source][arg.index].pointer()
+            strides: tuple[Size, ...] | None = None
+            if arg.source in layouts:
+                strides = layouts[arg.source][arg.index].strides
+            view = ArgView(arg.dtype, tuple(arg.shape), strides, arg.source != "operand")
+            # strides come when the program runs, but for those of neighbours
+            known = tuple([axis == len(arg.shape) - 1 for axis in range(len(arg.shape))])
+            arguments.append(Argument(pointer, view, arg.static, known))
+        kernel = self.kernels.library(call.kernel, arguments, (), call.params, None)
+        written = [arg.source != "operand" for arg in call.args]
+        flops = products(op.name, op.operands, op.results)
+        self.launch(kernel, arguments, written, call.serial, "attention", flops=flops)
+
     def discover(self, op: MoOp) -> None:
         """Notes which sizes of an op's results are told by its operands only when the program runs.
 
@@ -695,6 +727,7 @@ class GraphLowering:
         "mo.concat": concat,
         "mo.shape_to_tensor": shape_to_tensor,
         "mo.print": print,
+        "mok.attention": attention,
     }
 
 
@@ -736,6 +769,9 @@ def products(name: str, operands: Sequence[SSAValue], results: Sequence[SSAValue
     """Twice the products that a matmul or a convolution sums; 0 for other ops."""
     if name in ("mo.matmul", "mo.qmatmul", "mok.packed_matmul"):
         return simplify(2 * product(shape_of(results[0])) * shape_of(operands[0])[-1])
+    if name == "mok.attention":
+        q, keys, values = (shape_of(v) for v in operands[:3])
+        return simplify(2 * product(q[:-1]) * keys[-2] * (q[-1] + values[-1]))
     if name == "mo.conv":
         taps = product(shape_of(operands[1])[:-1])
         return simplify(2 * product(shape_of(results[0])) * taps)

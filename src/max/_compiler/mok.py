@@ -6,6 +6,7 @@
 - `mok.matmul`: `mo.matmul` with the attribute `transpose_b`.
 - `mok.pack`: a weight laid out as kernels like it best, and `mok.packed_matmul`: the product with one.
 - `mok.pack_filter` and `mok.packed_conv`: the same for convolutions.
+- `mok.attention`: attention over keys and values that are plain tensors.
 - `mok.yield`: ends the body of a region or of a `mok.once`.
 """
 
@@ -23,15 +24,18 @@ from xdsl.utils.exceptions import VerifyException
 from max._kernels.conv import filter_elements
 from max._kernels.packed import FORMATS, ROWS
 from max._kernels.panels import COLUMNS, panel_elements
+from max.dtype import DType
 from max.dtype.blocks import BLOCK_FORMATS
 from max.mlir import MO, DimExpr, MoOp, OpSpec, TensorType, to_attr
 from max.mlir.operation import OPS
+from max.mlir.types import short_types
 
 if TYPE_CHECKING:
     from xdsl.parser import Parser
     from xdsl.printer import Printer
 
 __all__ = [
+    "AttentionOp",
     "BodyOp",
     "MatmulOp",
     "OnceOp",
@@ -217,6 +221,70 @@ class PackedConvOp(MoOp):
         )
 
 
+def _infer_attention(types: Sequence[Attribute], attrs: Any) -> Sequence[Attribute]:
+    tensors = [t for t in types if isinstance(t, TensorType)]
+    if len(tensors) != len(types):
+        raise TypeError("attention: an operand is no tensor")
+    q, keys, values, *masks = tensors
+    batch, axis, fills = q.shape[:-2], attrs["axis"], attrs["fills"]
+    if len(batch) != q.rank - 2 or not keys.shape[:-2] == values.shape[:-2] == batch:
+        raise ValueError(f"attention: the batch axes of {short_types(types[:3])} differ")
+    if keys.shape[-1] != q.shape[-1] or keys.shape[-2] != values.shape[-2]:
+        raise ValueError(f"attention: the sizes of {short_types(types[:3])} do not fit")
+    if not 0 <= axis <= len(batch) or len(fills) != len(masks):
+        raise ValueError(
+            f"attention: axis {axis} of {len(batch)} batch axes, {len(fills)} fills for {len(masks)} masks"
+        )
+    scores = (*batch, q.shape[-2], keys.shape[-2])
+    for mask, fill in zip(masks, fills, strict=True):
+        places = scores[len(scores) - mask.rank :]
+        if mask.rank > len(scores) or any(
+            have not in (1, want) for have, want in zip(mask.shape, places, strict=True)
+        ):
+            raise ValueError(f"attention: {mask.short} does not spread over the scores")
+        if (mask.dtype is DType.bool) is (fill is None):
+            raise TypeError(f"attention: {mask.short} with the fill {fill}")
+    shape = (*batch[:axis], q.shape[-2], *batch[axis:], values.shape[-1])
+    return (TensorType.get(attrs["dtype"], shape, q.device),)
+
+
+class AttentionOp(MoOp):
+    """`softmax(scale * q @ keysᵀ + masks) @ values`, of `[batch…, queries, size]` and `[batch…, keys, size]`.
+
+    Masks spread over the scores. Each has a fill: None where it is added, else what stands where it is false. The queries stand
+    before the batch axis `axis` of the result, which has the dtype of the graph's probabilities.
+    """
+
+    name = "mok.attention"
+    spec = OpSpec(
+        "mok.attention",
+        (3, None),
+        1,
+        attributes={"scale": float, "fills": tuple, "axis": int, "dtype": DType},
+        infer=_infer_attention,
+    )
+    traits = OpTraits(lambda: (Pure(),))
+
+    @classmethod
+    def of(
+        cls,
+        operands: Sequence[SSAValue],
+        scale: float,
+        fills: Sequence[float | None],
+        axis: int,
+        dtype: DType,
+        location: LocationAttr,
+    ) -> AttentionOp:
+        """The op for queries, keys, values and masks."""
+        attrs = {"scale": scale, "fills": tuple(fills), "axis": axis, "dtype": dtype}
+        return cls.create(
+            operands=operands,
+            result_types=_infer_attention([v.type for v in operands], attrs),
+            attributes={key: to_attr(value) for key, value in attrs.items()},
+            location=location,
+        )
+
+
 class BodyOp(MoOp):
     """An op with a body that sees nothing but its arguments."""
 
@@ -304,7 +372,17 @@ class OnceOp(BodyOp):
 
 MOK = Dialect(
     "mok",
-    [YieldOp, MatmulOp, PackOp, PackedMatmulOp, PackFilterOp, PackedConvOp, RegionOp, OnceOp],
+    [
+        YieldOp,
+        MatmulOp,
+        PackOp,
+        PackedMatmulOp,
+        PackFilterOp,
+        PackedConvOp,
+        AttentionOp,
+        RegionOp,
+        OnceOp,
+    ],
     [],
 )
 

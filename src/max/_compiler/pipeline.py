@@ -13,6 +13,7 @@ from max._compiler.emit import Compiled, emit
 from max._compiler.flatten import flatten
 from max._compiler.kernels import KernelTable
 from max._compiler.lower import lower_graph, scopes
+from max._compiler.passes.attention import fuse_attention
 from max._compiler.passes.base import GraphPass, Pass
 from max._compiler.passes.canonicalise import canonicalise
 from max._compiler.passes.collectives import expand_collectives
@@ -46,6 +47,7 @@ PASSES: tuple[Pass, ...] = (
     GraphPass("canonicalise", canonicalise),
     GraphPass("fold-constants", fold_constants),
     GraphPass("merge-equal-ops", merge_equal_ops),
+    GraphPass("fuse-attention", fuse_attention),
     GraphPass("split-concats", split_concats),
     GraphPass("push-views", push_views),
     GraphPass("drop-dead-ops", drop_dead_ops),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from xdsl.ir import Block, SSAValue
 
+from max._compiler.attention import readable
 from max._compiler.layout import Layout
 from max._compiler.mok import BodyOp, RegionOp, YieldOp
 from max._compiler.passes.base import ops_of
@@ -88,6 +89,11 @@ class _Materialiser:
             if isinstance(operand.type, ShapedType) and not self.layout(operand).is_contiguous:
                 self.copy(op, index)
 
+    def attention_operands(self, op: MoOp) -> None:
+        for index, operand in enumerate(op.operands):
+            if not readable(index, self.layout(operand)):
+                self.copy(op, index)
+
     def outputs(self, op: MoOp) -> None:
         taken: set[SSAValue] = set()
         for index, value in enumerate(op.operands):
@@ -116,6 +122,8 @@ def materialise(block: Block) -> None:
             work.view(op)
         elif op.name in ("mo.output", "mok.yield"):
             work.outputs(op)
+        elif op.name == "mok.attention":
+            work.attention_operands(op)
         elif needs_contiguous(op):
             work.contiguous_operands(op)
 

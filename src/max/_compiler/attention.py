@@ -1,0 +1,89 @@
+"""How the kernel of `mok.attention` sees its operands: which layouts it reads, and the axes that it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from max._compiler.layout import Layout, collapse
+from max._compiler.sizes import Size, Sizes
+
+__all__ = ["attention_views", "readable"]
+
+Axes = list[Sizes]
+"""Axes by what they are made of: for each the strides of every view."""
+
+
+def _neighbours(layout: Layout, axis: int) -> bool:
+    return layout.strides[axis] == 1 or layout.shape[axis] == 1
+
+
+def readable(index: int, layout: Layout) -> bool:
+    """Whether the kernel reads an operand as it lies.
+
+    Args:
+        index: Which one it is: queries, keys, values, masks.
+        layout: How it lies.
+    """
+    if not layout.shape:
+        return True
+    return _neighbours(layout, -1) or (index == 1 and _neighbours(layout, -2))
+
+
+def attention_views(
+    result: Layout, operands: Sequence[Layout], axis: int
+) -> tuple[list[Layout], bool]:
+    """The result and the operands with axes as the kernel takes them.
+
+    Batch axes are merged where all views allow it. An axis along which keys and values do not vary becomes the group, whose query
+    heads share them: it comes after the batch axes in the queries, the result and the masks, and is left out in the others.
+
+    Args:
+        result: The layout of the result, with the queries before the batch axis `axis`.
+        operands: The layouts of queries, keys, values and masks.
+        axis: See `result`.
+
+    Returns:
+        The layouts of the result and of the operands, in that order, and whether the keys are given as `[size, keys]`.
+    """
+    q, keys, values, *masks = operands
+    rank = len(q.shape) - 2
+    rest = [i for i in range(rank + 1) if i != axis]
+    out = result.transpose([*rest, axis, rank + 1])
+    spread = [mask.broadcast_to((*q.shape[:-1], keys.shape[-2])) for mask in masks]
+    views = [out, q, keys, values, *spread]
+    batch = q.shape[:-2]
+
+    def shared(i: int) -> bool:
+        return isinstance(batch[i], int) and keys.strides[i] == 0 and values.strides[i] == 0
+
+    alike = [i for i in range(rank) if batch[i] != 1 and shared(i)]
+    others = [i for i in range(rank) if i not in alike]
+    group_dims, group_strides = _merged(batch, views, alike)
+    if len(group_dims) > 1:
+        # one of them is the group
+        others, alike = sorted([*others, *alike[:-1]]), alike[-1:]
+        group_dims, group_strides = _merged(batch, views, alike)
+    dims, strides = _merged(batch, views, others)
+    group: Size = group_dims[0] if group_dims else 1
+    columns = not _neighbours(keys, -1)
+    made: list[Layout] = []
+    for i, view in enumerate(views):
+        shape, steps = view.shape[-2:], view.strides[-2:]
+        if i == 2 and columns:
+            shape, steps = shape[::-1], steps[::-1]
+        # an axis of size 1 has no neighbours: any stride will do
+        steps = (steps[0], 1 if shape[1] == 1 and i < 4 else steps[1])
+        if i not in (2, 3):
+            shape = (group, *shape)
+            steps = (group_strides[i][0] if group_dims else 0, *steps)
+        made.append(Layout((*dims, *shape), (*strides[i], *steps), view.offset))
+    return made, columns
+
+
+def _merged(
+    batch: Sizes, views: Sequence[Layout], axes: Sequence[int]
+) -> tuple[Sizes, list[Sizes]]:
+    """Some batch axes, merged where all views allow it, and the views' strides along them."""
+    return collapse(
+        [batch[i] for i in axes], [tuple([view.strides[i] for i in axes]) for view in views]
+    )
