@@ -359,7 +359,7 @@ def many_rows(
 ) -> None:
     """Attends with many rows to the keys from `begin` to `end`, which are packed, block by block.
 
-    Meanwhile the views `[rows, size]` of `ahead`, which come next, are asked for.
+    Meanwhile the next block is asked for; in the last one the views `[rows, size]` of `ahead`.
     """
     t, left, right = p.plain, p.left, p.right
     last = q.shape[0] * q.shape[1] - 1
@@ -383,9 +383,14 @@ def many_rows(
             above = sums[tile * p.places * p.stride :]
             for j in range(0, count, 2 * t.width):
                 mine, panel = packed[top * p.depth :], key_panels[j * p.depth :]
+                slots = tiles * k.ceildiv(count, 2 * t.width)
+                slot = tile * (slots // tiles) + j // (2 * t.width)
                 if key + count >= end:
-                    slots = tiles * k.ceildiv(count, 2 * t.width)
-                    prefetch_share(ahead, tile * (slots // tiles) + j // (2 * t.width), slots, p)
+                    prefetch_share(ahead, slot, slots, p)
+                else:
+                    here = key + count
+                    others = keys[:, here:] if p.columns else keys[here:]
+                    prefetch_share((others, values[here:]), slot, slots, p)
                 multiply_tile(scores[j:], p.keys, mine, 1, t.height, panel, key_lanes, True, left)
             for i in range(0, k.min(rows - top, t.height), 4):
                 mine = scores[i * p.keys :]
