@@ -3,6 +3,8 @@
 Fresh memory from the system costs a page fault every few KiB or MiB, for large outputs more than computing them.
 """
 
+# tensors are made directly: the checks of the constructor would cost as much as the rest
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import math
