@@ -41,6 +41,8 @@ LONG_ROW = 8 * BLOCK
 """Elements from which on a single row is reduced by several workers."""
 SIMPLE = 4
 """A region of so few computed values needs few registers."""
+CHUNKS = 8
+"""Chunks of a worker at most: so many keep workers equally busy, one of which may be slowed down by others."""
 CHUNK = 16384
 """Elements below which a chunk is not worth handing to another worker."""
 
@@ -392,9 +394,12 @@ class _NestWriter:
             names = ", ".join(name for name, _ in parallel)
             shape = ", ".join(size for _, size in parallel)
             comma = "," if len(parallel) == 1 else ""
-            out.open(
-                f"for {names}{comma} in ctx.parallel(({shape}{comma}), grain={self.grain(block)}):"
-            )
+            grain = self.grain(block)
+            if not self.turned:
+                # long runs are read fastest
+                steps = " * ".join(size for _, size in parallel)
+                grain = f"k.max({grain}, {steps} // ({CHUNKS} * ctx.num_workers))"
+            out.open(f"for {names}{comma} in ctx.parallel(({shape}{comma}), grain={grain}):")
         if block:
             out.add(f"start = b * {block}")
             out.add(f"count = k.min({lanes} - start, {block})")
