@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 
 from benchmarks.blocks import inputs_of
 from benchmarks.runner import serve
+from benchmarks.timing import median_time
 from max.driver import CPU, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession
@@ -92,13 +92,7 @@ def make(block: str, shape: Sequence[int], dtype: str) -> dict[str, float]:
 
 
 def run(seconds: float) -> dict[str, float]:
-    times: list[float] = []
-    begin = time.perf_counter()
-    while len(times) < 5 or time.perf_counter() - begin < seconds:
-        start = time.perf_counter()
-        state["model"].execute(*state["inputs"])
-        times.append(time.perf_counter() - start)
-    return {"seconds": statistics.median(times)}
+    return {"seconds": median_time(lambda: state["model"].execute(*state["inputs"]), seconds, 5)}
 
 
 if __name__ == "__main__":

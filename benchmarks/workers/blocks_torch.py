@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ from torch.nn import functional as f
 
 from benchmarks.blocks import inputs_of
 from benchmarks.runner import serve
+from benchmarks.timing import median_time
 
 state: dict[str, Any] = {}
 
@@ -81,13 +81,8 @@ def run(seconds: float) -> dict[str, float]:
     found: dict[str, float] = {}
     with torch.inference_mode():
         for name in ("eager", "compiled"):
-            call, times = state[name], list[float]()
-            begin = time.perf_counter()
-            while len(times) < 5 or time.perf_counter() - begin < seconds / 2:
-                start = time.perf_counter()
-                call(*state["inputs"])
-                times.append(time.perf_counter() - start)
-            found[name] = statistics.median(times)
+            call = state[name]
+            found[name] = median_time(lambda call=call: call(*state["inputs"]), seconds / 2, 5)
     return found
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import statistics
-import time
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from benchmarks.runner import serve
+from benchmarks.timing import median_time
 from benchmarks.workers import limits
 from max._runtime.pool import shared_pool
 from max.driver import CPU, Tensor
@@ -80,13 +79,7 @@ def run(
         _made[key] = _model(n, k, dtype, copies, epilogue)
     rng = np.random.default_rng(0)
     x = Tensor.from_numpy(rng.standard_normal((m, k), np.float32).astype(_kind(dtype)))
-    times: list[float] = []
-    begin = time.perf_counter()
-    while len(times) < 3 or time.perf_counter() - begin < seconds:
-        start = time.perf_counter()
-        _made[key].execute(x)
-        times.append((time.perf_counter() - start) / copies)
-    return {"seconds": statistics.median(times)}
+    return {"seconds": median_time(lambda: _made[key].execute(x), seconds, 3) / copies}
 
 
 if __name__ == "__main__":

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-
 import torch
 
 from benchmarks.runner import serve
+from benchmarks.timing import median_time
 
 _made: dict[tuple[int, int, int, str, int], tuple[torch.Tensor, list[torch.Tensor]]] = {}
 
@@ -28,19 +26,17 @@ def run(
             [torch.randn(n, k).to(kind) for _ in range(copies)],
         )
     x, weights = _made[key]
-    times = []
+
+    def multiply() -> None:
+        total = None
+        for weight in weights:
+            made = torch.nn.functional.linear(x, weight)
+            if epilogue:
+                torch.nn.functional.silu(made, inplace=True)
+                total = made if total is None else total.add_(made)
+
     with torch.inference_mode():
-        begin = time.perf_counter()
-        while len(times) < 3 or time.perf_counter() - begin < seconds:
-            start = time.perf_counter()
-            total = None
-            for weight in weights:
-                made = torch.nn.functional.linear(x, weight)
-                if epilogue:
-                    torch.nn.functional.silu(made, inplace=True)
-                    total = made if total is None else total.add_(made)
-            times.append((time.perf_counter() - start) / copies)
-    return {"seconds": statistics.median(times)}
+        return {"seconds": median_time(multiply, seconds, 3) / copies}
 
 
 if __name__ == "__main__":

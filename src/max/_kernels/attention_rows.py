@@ -232,6 +232,17 @@ def few_weights(
 
 
 @k.inline
+def copy_queries(target: Any, q: Any, first: Any, rows: Any, p: Plan) -> None:
+    """Copies rows of queries side by side: a query's heads of the group, then the next query's."""
+    group, width = q.shape[0], p.plain.width
+    for i in range(rows):
+        row = first + i
+        for j, tail in k.vectors(q.shape[2], width):
+            v = k.cast(q.load(row % group, row // group, j, width=width, mask=tail), k.f32)
+            target.store(i, j, value=v * p.query_factor, mask=tail)
+
+
+@k.inline
 def few_rows(
     sums: Any,
     maxima: Any,
@@ -252,11 +263,8 @@ def few_rows(
     t = p.plain
     group, size = q.shape[0], values.shape[1]
     last = group * q.shape[1] - 1
+    copy_queries(queries, q, first, rows, p)
     for i in range(rows):
-        row = first + i
-        for j, tail in k.vectors(q.shape[2], t.width):
-            v = k.cast(q.load(row % group, row // group, j, width=t.width, mask=tail), k.f32)
-            queries.store(i, j, value=v * p.query_factor, mask=tail)
         maxima[i] = NEGATIVE_INFINITY
         totals[i] = 0
         for j in range(0, p.stride, t.width):
@@ -267,24 +275,13 @@ def few_rows(
         block = keys[:, key : key + count] if p.columns else keys[key : key + count]
         few_scores(scores, queries, block, rows, p)
         i = k.i64(0)
-        while i + 4 <= rows:
-            mine, above, top, total = (
-                scores[i * p.keys :],
-                sums[i * p.stride :],
-                maxima[i:],
-                totals[i:],
-            )
-            few_weights(mine, above, top, total, first + i, last, key, count, masks, size, 4, p)
-            i += 4
-        while i < rows:
-            mine, above, top, total = (
-                scores[i * p.keys :],
-                sums[i * p.stride :],
-                maxima[i:],
-                totals[i:],
-            )
-            few_weights(mine, above, top, total, first + i, last, key, count, masks, size, 1, p)
-            i += 1
+        for some in k.unroll((4, 1)):
+            while i + some <= rows:
+                few_weights(
+                    scores[i * p.keys :], sums[i * p.stride :], maxima[i:], totals[i:], first + i,
+                    last, key, count, masks, size, some, p,
+                )  # fmt: skip
+                i += some
         few_values(sums, scores, values[key : key + count], rows, p)
         key += count
 
@@ -293,14 +290,9 @@ def few_rows(
 def pack_queries(packed: Any, unpacked: Any, q: Any, first: Any, rows: Any, p: Plan) -> None:
     """Packs rows of queries, tile by tile; where they are not rows of one view they are put side by side first."""
     t, left = p.plain, p.left
-    group = q.shape[0]
-    straight = group == 1 and p.query_factor == 1
+    straight = q.shape[0] == 1 and p.query_factor == 1
     if not straight:
-        for i in range(rows):
-            row = first + i
-            for j, tail in k.vectors(q.shape[2], t.width):
-                v = k.cast(q.load(row % group, row // group, j, width=t.width, mask=tail), k.f32)
-                unpacked.store(i, j, value=v * p.query_factor, mask=tail)
+        copy_queries(unpacked, q, first, rows, p)
     source = q[0, first : first + rows] if straight else unpacked[:rows]
     for tile in range(k.ceildiv(rows, t.height)):
         for r in k.static_range(0, t.height, t.width):

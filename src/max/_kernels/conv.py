@@ -22,8 +22,14 @@ from max._kernels.conv_depthwise import POSITIONS, depthwise
 from max._kernels.conv_input import image_axes, pad_input
 from max._kernels.lowering import Arg, KernelCall, Operand, Workspace, product, view
 from max._kernels.matmul import BLOCK_ROWS, LANES_K, identity, round_up
-from max._kernels.panel_blocks import COLUMNS, widen_block
-from max._kernels.tiles import Tiling, multiply_add, pack_columns, tiling
+from max._kernels.panel_blocks import (
+    COLUMNS,
+    multiply_step,
+    storage,
+    store_tile,
+    widen_block,
+)
+from max._kernels.tiles import Tiling, pack_columns, tiling
 from max.dtype import DType
 from max.kernel import Target
 
@@ -60,9 +66,7 @@ def filter_tiling(target: Target, dtype: k.ScalarType, t: Tiling) -> Tiling:
         dtype: Element type of the filter.
         t: The tiling of the products.
     """
-    if is_pairs(dtype):
-        return Tiling(k.f32, k.i32, 2, target.width(k.f32), 0, 0)
-    return t
+    return storage(target, dtype) if is_pairs(dtype) else t
 
 
 def tile_heights(t: Tiling) -> tuple[int, ...]:
@@ -169,12 +173,7 @@ def multiply_patches(
         here = a[q * steps[0] + r * steps[1] + s * steps[2] + begin :]
         rows = b[(run - first_run) * length * COLUMNS :]
         for n in range(length):
-            low = rows.load(n * COLUMNS, width=t.width)
-            high = rows.load(n * COLUMNS + t.width, width=t.width)
-            for i in k.static_range(height):
-                left = k.splat(here[at[i] + n], t.width)
-                sums[i, 0] = multiply_add(sums[i, 0], left, low)
-                sums[i, 1] = multiply_add(sums[i, 1], left, high)
+            multiply_step(sums, here, at, rows, n, height, t)
     for i in k.static_range(height):
         for j in k.static_range(2):
             c.store(i * COLUMNS + j * t.width, value=sums[i, j])
@@ -236,6 +235,7 @@ def convolve(
         count = k.min(block_rows, positions - first)
         column = strip * COLUMNS
         here = k.min(features - column, COLUMNS)
+        mine = rows[:, : (g + 1) * features]
         find_starts(starts, first, count, out.shape, steps)
         group = a[g * image :]
         filter_at = (g * strips + strip) * runs * run
@@ -267,13 +267,10 @@ def convolve(
                                 )  # fmt: skip
                         done = k.min(left, height)
                 if block + 1 >= blocks:
-                    for i in range(row, row + done):
-                        at = first + i
-                        to = g * features + column
-                        for j, mask in k.vectors(here, t.width):
-                            v = c.load(i * COLUMNS + j, width=t.width)
-                            result = epilogue(v, at, to + j, mask, extra)
-                            rows.store(at, to + j, value=result, mask=mask)
+                    store_tile(
+                        mine, c[row * COLUMNS :], first + row, done, g * features + column, extra,
+                        epilogue, t,
+                    )  # fmt: skip
                 row += done
 
 
