@@ -140,8 +140,10 @@ def _set_flag(choices: tuple[str, ...], help: str, read: str) -> Flag[frozenset[
 
 def _words(text: str) -> frozenset[str] | None:
     words = frozenset(word.strip().lower() for word in text.split(",") if word.strip())
-    if any(word.startswith(("+", "-")) or " " in word for word in words):
-        raise ValueError("expected a comma list of LLVM feature names, such as avx2,fma")
+    if any(word.startswith("+") or word == "-" or " " in word for word in words):
+        raise ValueError(
+            "expected a comma list of LLVM feature names, such as avx2,fma or -avx512f"
+        )
     return words
 
 
@@ -167,9 +169,11 @@ class Flags:
         _words,
         None,
         "Restricts generated code to these CPU features, by their LLVM names; features that the "
-        "machine lacks stay off. Not set: all that the machine has.",
+        "machine lacks stay off. `-` before a name takes a feature, and all that build on it, away "
+        "(`-amx-tile`), `native` stands for all that the machine has, `amx-emulated` makes kernels use "
+        "the tiles of AMX on any machine, in memory and slowly: for tests. Not set: all that the machine has.",
         "when a target is made",
-        "a comma list, such as `avx2,fma`",
+        "a comma list, such as `avx2,fma` or `-avx512f`",
     )
     MAX_NUM_THREADS = _int_flag(
         0,

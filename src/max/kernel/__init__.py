@@ -85,7 +85,7 @@ count_leading_zeros, count_trailing_zeros = lang.count_leading_zeros, lang.count
 reduce_add, reduce_max, reduce_min = lang.reduce_add, lang.reduce_max, lang.reduce_min
 reduce_mul = lang.reduce_mul
 dot_bf16, dot_i8 = lang.dot_bf16, lang.dot_i8
-target, tile, vectors = lang.target, lang.tile, lang.vectors
+matrix_tiles, target, tile, vectors = lang.matrix_tiles, lang.target, lang.tile, lang.vectors
 acos, atanh, cos, erf, exp, exp2 = (
     mathlib.acos,
     mathlib.atanh,

@@ -15,6 +15,8 @@ from max.kernel.errors import KernelIndexError, KernelNameError, KernelSyntaxErr
 from max.kernel.expressions import Expressions, Method, RangeValue
 from max.kernel.ir import Atom, Barrier, Const, Ref
 from max.kernel.loops import ChunksValue, ContextValue, ParallelValue, VectorsValue
+from max.kernel.tile_handlers import METHODS as TILE_METHODS
+from max.kernel.tile_handlers import TilesValue, emit_matrix_tiles
 from max.kernel.types import (
     BOOL,
     INDEX,
@@ -103,6 +105,9 @@ def emit_iota(fe: Expressions, dtype: Any, width: Any) -> Any:
 @_emits(lang.tile)
 def emit_tile(fe: Expressions, dtype: Any, shape: Any, width: Any = None, fill: Any = None) -> Any:
     return make_tile(fe, _dtype(fe, dtype), shape, width, fill)
+
+
+HANDLERS[lang.matrix_tiles] = emit_matrix_tiles
 
 
 # ***** conversions *****
@@ -639,7 +644,11 @@ _CONTEXT_METHODS: dict[str, Handler] = {
 
 
 def context_attribute(fe: Expressions, ctx: Any, name: str) -> Any:
-    """``ctx.worker`` and the like; None where there is no such attribute."""
+    """``ctx.worker`` and the like, and methods of matrix tiles; None where there is no such attribute."""
+    if isinstance(ctx, TilesValue):
+        if name == "shapes":
+            return ctx.shapes
+        return Method(TILE_METHODS[name], ctx) if name in TILE_METHODS else None
     if not isinstance(ctx, ContextValue):
         return None
     if name in _CONTEXT_METHODS:

@@ -14,6 +14,7 @@ import numpy as np
 
 from max.kernel import values as v
 from max.kernel.target import Target, host_target
+from max.kernel.tile_values import MatrixTiles
 from max.kernel.types import ScalarType, bool_, f32, scalar_type
 from max.kernel.values import Tile, Value
 
@@ -44,6 +45,24 @@ def tile(
     return Tile(
         scalar_type(dtype), (shape,) if isinstance(shape, int) else tuple(shape), width, fill
     )
+
+
+def matrix_tiles(shapes: Any) -> Any:
+    """Tiles that are multiplied as matrices: registers of AMX where the target has it, else memory with the same behaviour.
+
+    - ``tiles.configure()`` takes them into use (each worker for itself), all zero; ``tiles.release()`` gives them back before the kernel ends.
+    - ``tiles.zero(t)``, ``tiles.load(t, x, i, j)``, ``tiles.store(t, x, i, j)``: rows lie along the last axis of a view, without gaps,
+      and next to each other along the last but one, or ``stride`` elements apart.
+    - ``tiles.dot(c, a, b, k.bf16)`` adds to ``c`` the products of rows of ``a`` with columns of ``b``, whose rows hold pairs of
+      neighbours in k side by side; sums are f32. ``tiles.dot(c, a, b, k.u8, k.i8)`` does so with four bytes and sums in i32.
+
+    Args:
+        shapes: For each of up to 8 tiles the rows (up to 16) and the bytes of a row (4, 8, … 64), known at compile time.
+
+    Raises:
+        ValueError: The shapes do not fit.
+    """
+    return MatrixTiles(shapes)
 
 
 # ***** conversions *****

@@ -25,6 +25,7 @@ from max.kernel.ir import (
     While,
 )
 from max.kernel.lower_ops import OpLowering
+from max.kernel.lower_tiles import uses_tiles
 from max.kernel.lower_types import MEMORY, atom_text, llvm_type
 from max.kernel.target import Target
 from max.kernel.types import f64
@@ -74,14 +75,18 @@ class _Lowering(OpLowering):
             allocs.append(
                 f"  {name} = alloca [{max(alloc.count, 1)} x {type}], align {_alignment(alloc)}"
             )
+        self.tiles.configured = uses_tiles(self.ir.body)
         self.body(self.ir.body)
         self.out("ret void")
         lines = [
             f'target triple = "{self.target.triple}"',
             *self.globals,
+            *self.tiles.globals,
+            *self.tiles.functions.values(),
             f"define void @k_{self.ir.key}(ptr %args, ptr %ctx) #0 {{",
             "entry:",
             *allocs,
+            *self.tiles.entry(),
             *self.lines,
             "}",
             *(f"declare {signature}" for signature in sorted(self.declarations)),
@@ -261,6 +266,7 @@ class _Lowering(OpLowering):
         stop, on = self.label("failed"), self.label("on")
         self.out(f"br i1 {raised}, label %{stop}, label %{on}")
         self.start(stop)
+        self.tiles.leave()
         self.out("ret void")
         self.start(on)
 
@@ -277,6 +283,7 @@ class _Lowering(OpLowering):
             self._record(record, 3 + n, self.as_bits(value))
         self.jump(leave)
         self.start(leave)
+        self.tiles.leave()
         self.out("ret void")
 
     def _record(self, record: str, field: int, value: str) -> None:

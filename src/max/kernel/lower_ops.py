@@ -8,6 +8,7 @@ from typing import Any
 
 from max.kernel import float8
 from max.kernel.ir import Atom, Const, Effect, Let, Ref
+from max.kernel.lower_tiles import TileLowering
 from max.kernel.lower_types import MEMORY, const_text, llvm_type, number_text, vector_name
 from max.kernel.target import Target
 from max.kernel.types import ScalarType, Type, bf16, bool_, f16, f32, f64
@@ -51,6 +52,7 @@ class OpLowering:
         self.declarations: set[str] = set()
         self.temps = 0
         self.aliases: dict[int, str] = {}  # names of values that are not called %v<id>
+        self.tiles = TileLowering(target, self.out, self.declarations, self.atom)
         self._ops: dict[str, Callable[[Let], None]] = {
             "read": self.read_slot,
             "load": self._load,
@@ -797,6 +799,8 @@ class OpLowering:
             self.out(f"call void @llvm.assume(i1 {self.atom(s.args[0])})")
         elif s.op == "print":
             self._print(s)
+        elif s.op.startswith("tile_"):
+            self.tiles.lower(s)
         else:
             raise ValueError(f"the kernel IR has no effect {s.op!r}")
 

@@ -207,7 +207,10 @@ OPS: dict[str, tuple[int | None, Rule]] = {
     "arg": (0, _no_args),
     "ctx": (0, _no_args),
 }
-_EFFECTS = {"prefetch", "assume", "print", "scatter"}
+_EFFECTS = {
+    *("prefetch", "assume", "print", "scatter"),
+    *(f"tile_{name}" for name in ("configure", "release", "zero", "load", "store", "dot")),
+}
 
 
 def verify(ir: KernelIR) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import llvmlite.binding as llvm
 
-from max._config import flags
+from max._config import FlagError, flags
 from max.kernel.types import scalar_type
 
 _X86_BASE = frozenset({"sse", "sse2", "cx8", "fxsr", "mmx", "64bit", "cmov"})
@@ -27,7 +28,15 @@ _IMPLIED = {
     "sse4.2": ("sse4.1", "popcnt"),
     "sse4.1": ("ssse3",),
     "ssse3": ("sse3",),
+    "amx-bf16": ("amx-tile",),
+    "amx-int8": ("amx-tile",),
 }
+_AMX = ("amx-tile", "amx-bf16", "amx-int8")
+_AMX_CPU = "sapphirerapids"
+#: A feature of ours: kernels take their paths for matrix tiles, which memory stands in for.
+EMULATED_TILES = "amx-emulated"
+#: In ``MAX_CPU_FEATURES``: all that the machine has.
+NATIVE = "native"
 
 
 @dataclass(frozen=True)
@@ -111,13 +120,29 @@ class Target:
             return 8
         return 4 if width % 4 == 0 and self.has("ssse3") else 0
 
+    @property
+    def tile_instructions(self) -> bool:
+        """Whether matrix tiles are registers, and their products instructions."""
+        return self.is_x86 and all(map(self.has, _AMX)) and not self.has(EMULATED_TILES)
+
+    @property
+    def tile_products(self) -> bool:
+        """Whether kernels should multiply matrix tiles."""
+        return self.tile_instructions or self.has(EMULATED_TILES)
+
+    def without_tiles(self) -> Target:
+        """The same processor without AMX."""
+        kept = frozenset(name for name in self.features if not _is_amx(name))
+        return replace(self, features=kept)
+
     @functools.cached_property
     def feature_string(self) -> str:
         """LLVM's ``target-features``."""
-        names = sorted(self.closure | (_X86_BASE if self.is_x86 else frozenset[str]()))
-        return ",".join(
-            [f"+{name}" for name in names] + (["-prefer-256-bit"] if self.has("avx512f") else [])
-        )
+        names = self.closure | (_X86_BASE if self.is_x86 else frozenset[str]())
+        on = [f"+{name}" for name in sorted(names - {EMULATED_TILES})]
+        # the processor's name would bring them back
+        off = [f"-{name}" for name in _AMX if self.cpu == _AMX_CPU and name not in names]
+        return ",".join([*on, *off, *(["-prefer-256-bit"] if self.has("avx512f") else [])])
 
     @functools.cached_property
     def name(self) -> str:
@@ -131,24 +156,83 @@ class Target:
             "avx512vl",
             "avx512bf16",
             "avx512vnni",
-            "amx-bf16",
+            *_AMX,
+            EMULATED_TILES,
         )
         arch = self.triple.split("-")[0]
         return "+".join([arch, *(f for f in known if self.has(f))])
 
 
+def _is_amx(name: str) -> bool:
+    return name.startswith("amx-") and name != EMULATED_TILES
+
+
+def _chosen(words: frozenset[str], present: frozenset[str], triple: str) -> frozenset[str]:
+    """The features that ``MAX_CPU_FEATURES`` leaves of those that the machine has."""
+    removed = {word[1:] for word in words if word.startswith("-")}
+    named = {word for word in words if not word.startswith("-")}
+    if NATIVE in named or not named:
+        kept = set(present) | (named & {EMULATED_TILES})
+    else:
+        closure = Target(frozenset(named), triple).closure
+        kept = (set(present) | {EMULATED_TILES}) & closure
+    # without a feature there are none that build on it
+    return frozenset(
+        name for name in kept if not removed & Target(frozenset({name}), triple).closure
+    )
+
+
+def _check_names(words: frozenset[str], known: frozenset[str]) -> None:
+    """Refuses names that no processor of the family has.
+
+    Raises:
+        FlagError: A name is not known; the message has the nearest one.
+    """
+    for word in sorted(words):
+        name = word.removeprefix("-")
+        if name in known:
+            continue
+        close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise FlagError(f"MAX_CPU_FEATURES: {name!r} is no CPU feature{hint}")
+
+
 @functools.cache
 def _host(allowed: frozenset[str] | None) -> Target:
-    present = frozenset(name for name, on in llvm.get_host_cpu_features().items() if on)
+    features = llvm.get_host_cpu_features()
+    present = frozenset(name for name, on in features.items() if on)
     triple = llvm.get_process_triple()
     cpu = llvm.get_host_cpu_name()
+    if {*_AMX, "avx512fp16"} <= present:
+        # virtual machines report the family and model of others
+        cpu = _AMX_CPU
     if allowed is None:
         return Target(present, triple, cpu)
+    if triple.startswith("x86_64"):  # elsewhere the list has only what the system tells
+        ours = {
+            NATIVE,
+            EMULATED_TILES,
+            *_IMPLIED,
+            *(n for group in _IMPLIED.values() for n in group),
+        }
+        _check_names(allowed, frozenset({*features, *ours}))
+    chosen = _chosen(allowed, present, triple)
+    if chosen - {EMULATED_TILES} == present:
+        return Target(chosen, triple, cpu)
     # a restricted target must not bring back features through the processor's name
     generic = "x86-64" if triple.startswith("x86_64") else "generic"
-    return Target(present & Target(allowed, triple).closure, triple, generic)
+    return Target(chosen, triple, generic)
 
 
-def host_target() -> Target:
-    """The machine that runs this process, restricted to the features in ``MAX_CPU_FEATURES`` where that is set."""
-    return _host(flags.MAX_CPU_FEATURES)
+def host_target(tiles: bool = False) -> Target:
+    """The machine that runs this process, as far as ``MAX_CPU_FEATURES`` allows.
+
+    Args:
+        tiles: Whether AMX may be among the features. The system must have granted its registers to the process
+            (`max._runtime.amx`), or the first instruction ends it.
+
+    Raises:
+        FlagError: ``MAX_CPU_FEATURES`` names no CPU feature.
+    """
+    target = _host(flags.MAX_CPU_FEATURES)
+    return target if tiles else target.without_tiles()
