@@ -22,6 +22,7 @@ from xdsl.traits import IsolatedFromAbove, IsTerminator, Pure
 from xdsl.utils.exceptions import VerifyException
 
 from max._kernels.conv import filter_elements
+from max._kernels.int8_panels import ENCODINGS as INT8
 from max._kernels.packed import FORMATS, ROWS
 from max._kernels.panels import COLUMNS, panel_elements
 from max.dtype import DType
@@ -82,15 +83,20 @@ def _infer_pack(types: Sequence[Attribute], attrs: Any) -> Sequence[Attribute]:
     if form is not None:
         inner = second // BLOCK_FORMATS[form.encoding].bytes * form.super_block
         return (w.with_shape([-(-first // ROWS), form.group_bytes(inner)]),)
-    columns, inner = (first, second) if attrs["encoding"] == "rows" else (second, first)
-    return (w.with_shape([-(-columns // COLUMNS), panel_elements(inner)]),)
+    by_rows = attrs["encoding"] == "rows" or INT8.get(attrs["encoding"], False)
+    columns, inner = (first, second) if by_rows else (second, first)
+    shape = [-(-columns // COLUMNS), panel_elements(inner)]
+    if attrs["encoding"] in INT8:
+        return (TensorType.get(DType.uint8, shape, w.device),)
+    return (w.with_shape(shape),)
 
 
 class PackOp(MoOp):
     """A weight as kernels like it best.
 
     The encoding is that of quantised blocks, laid out as `max._kernels.packed` has it; of a dense weight ``"rows"`` (`[N, K]`) or
-    ``"columns"`` (`[K, N]`), which become panels as `max._kernels.panels` has them.
+    ``"columns"`` (`[K, N]`), which become panels as `max._kernels.panels` has them; of 8-bit integers ``"int8 rows"`` or ``"int8 columns"``,
+    as `max._kernels.int8_panels` has them.
     """
 
     name = "mok.pack"
@@ -110,11 +116,14 @@ class PackOp(MoOp):
 def _infer_packed_matmul(types: Sequence[Attribute], attrs: Any) -> Sequence[Attribute]:
     x = types[0]
     assert isinstance(x, TensorType)
-    return (x.with_shape([*x.shape[:-1], DimExpr.of(attrs["columns"])]),)
+    shape = [*x.shape[:-1], DimExpr.of(attrs["columns"])]
+    if attrs["encoding"] in INT8:
+        return (TensorType.get(DType.int32, shape, x.device),)
+    return (x.with_shape(shape),)
 
 
 class PackedMatmulOp(MoOp):
-    """The product with a packed weight, which has so many `columns`.
+    """The product with a packed weight, which has so many `columns`; of 8-bit integers in 32 bits.
 
     The weight is `streamed` where the caches do not hold it until the next execution.
     """
@@ -142,7 +151,9 @@ class PackedMatmulOp(MoOp):
         """The product of x and a packed weight of so many columns."""
         return cls.create(
             operands=(x, packed),
-            result_types=_infer_packed_matmul([x.type, packed.type], {"columns": columns}),
+            result_types=_infer_packed_matmul(
+                [x.type, packed.type], {"encoding": encoding, "columns": columns}
+            ),
             attributes={
                 "encoding": to_attr(encoding),
                 "columns": to_attr(columns),

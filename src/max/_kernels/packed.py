@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from max import kernel as k
-from max._kernels import panels
+from max._kernels import int8_panels, panels
 from max._kernels.dequantise import scale_and_offset
 from max._kernels.lowering import KernelCall, Operand, view
 from max.dtype.blocks import BLOCK_FORMATS
@@ -215,6 +215,8 @@ def _lower_pack(
     operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
 ) -> KernelCall:
     encoding: str = attributes["encoding"]
+    if encoding in int8_panels.ENCODINGS:
+        return int8_panels.lower_pack(operands, results, encoding)
     if encoding not in FORMATS:
         return panels.lower_pack(operands, results, encoding == "rows")
     args = (

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max import kernel as k
-from max._kernels import panels
+from max._kernels import int8_panels, panels
 from max._kernels.lowering import KernelCall, Operand, Workspace, product, view
 from max._kernels.matmul import identity
 from max._kernels.packed import BLOCK, FORMATS, LINE, ROWS, PackedFormat
@@ -446,6 +446,8 @@ def qmatmul_packed(
 def _lower_packed_matmul(
     operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
 ) -> KernelCall:
+    if attributes["encoding"] in int8_panels.ENCODINGS:
+        return int8_panels.lower_matmul(operands, results)
     if attributes["encoding"] not in FORMATS:
         return panels.lower_matmul(operands, results)
     locality = STREAMED if attributes["streamed"] else KEPT

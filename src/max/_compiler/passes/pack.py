@@ -8,12 +8,14 @@ from xdsl.ir import Block, SSAValue
 
 from max._compiler.mok import PackedConvOp, PackedMatmulOp, PackFilterOp, PackOp
 from max._compiler.passes.base import ops_of
-from max._compiler.passes.canonicalise import insert_before
+from max._compiler.passes.canonicalise import insert_before, producer
+from max._compiler.passes.dce import drop_dead_ops
 from max._compiler.passes.once import weights_only
 from max._compiler.shapes import shape_of
 from max._kernels.packed import FORMATS
 from max._kernels.panels import DTYPES
-from max.mlir import MoOp, TensorType
+from max.dtype import DType
+from max.mlir import MoOp, TensorType, build
 
 __all__ = ["pack_weights"]
 
@@ -36,6 +38,10 @@ def pack_weights(block: Block) -> None:
         return
     known = weights_only(ops)
     _pack_filters(convolutions, known)
+    _pack_int8([op for op in wanted if op.name != "mo.qmatmul"], known)
+    wanted = [op for op in wanted if op.parent is not None]
+    # casts of operands that are now multiplied as they are
+    drop_dead_ops(block)
     packed: dict[tuple[SSAValue, str], SSAValue] = {}
     chosen: list[tuple[MoOp, str]] = []
     for op in wanted:
@@ -55,6 +61,46 @@ def pack_weights(block: Block) -> None:
         op.results[0].replace_all_uses_with(insert_before(op, made))
         op.detach()
         op.erase()
+
+
+def _pack_int8(products: list[MoOp], known: set[SSAValue]) -> None:
+    """Packs weights of 8-bit integers, whose products are written in 8 bits, or in 32 with a cast of each operand."""
+    packed: dict[tuple[SSAValue, str], SSAValue] = {}
+    for op in products:
+        x, w = (_int8(value, op.results[0]) for value in op.operands)
+        if x is None or w is None or x in known or w not in known:
+            continue
+        by_rows: bool = op.attr_or("transpose_b", False)
+        turned = producer(w, "mo.transpose")
+        if turned is not None:
+            w, by_rows = turned.operands[0], not by_rows
+        shape = w.type.static_shape if isinstance(w.type, TensorType) else None
+        if shape is None or len(shape) != 2 or min(shape) < LEAST_ROWS:
+            continue
+        encoding = "int8 rows" if by_rows else "int8 columns"
+        if (w, encoding) not in packed:
+            packed[w, encoding] = insert_before(op, PackOp.of(w, encoding))
+        panels = packed[w, encoding]
+        columns, streamed = shape[0 if by_rows else 1], _bytes(panels) >= STREAMED_BYTES
+        made = PackedMatmulOp.of(x, panels, encoding, columns, streamed, op.location)
+        result = insert_before(op, made)
+        if result.type != op.results[0].type:
+            result = insert_before(op, build("mo.cast", (result,), {}, op.result_types))
+        op.results[0].replace_all_uses_with(result)
+        op.detach()
+        op.erase()
+
+
+def _int8(value: SSAValue, result: SSAValue) -> SSAValue | None:
+    """The 8-bit integers that an operand of a product stands for; None where it is not of them."""
+    wide = producer(value, "mo.cast")
+    narrow = value if wide is None else wide.operands[0]
+    assert isinstance(result.type, TensorType)
+    wanted = DType.int8 if wide is None else DType.int32
+    type_ = narrow.type
+    if result.type.dtype is not wanted or not isinstance(type_, TensorType):
+        return None
+    return narrow if type_.dtype is DType.int8 else None
 
 
 def _pack_filters(convolutions: list[MoOp], known: set[SSAValue]) -> None:
