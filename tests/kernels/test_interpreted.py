@@ -335,6 +335,27 @@ CASES: dict[
             (np.float16, 29, 262, 34),
         )
     },
+    # three results of a product each, then two products of which one part has both sums
+    **{
+        f"packed_products of {encoding} {np.dtype(dtype)}, {rows} rows": (
+            "mok.packed_products",
+            [
+                floats(rows, inner, dtype=dtype),
+                RNG.integers(0, 60, (6, FORMATS["Q4_0"].group_bytes(inner)), np.uint8)
+                if encoding == "Q4_0"
+                else floats(6, panel_elements(inner), dtype=dtype),
+            ],
+            [(F32, (rows, 5)), (BF16, (rows, 33)), (F32, (rows, 40)), (F32, (rows, 40))],
+            {"encoding": encoding, "parts": ((1, 1), (1, 1), (2, 2)), "streamed": False},
+        )
+        for encoding, dtype, rows, inner in (
+            ("Q4_0", F32, 3, 64),
+            ("Q4_0", F32, 33, 32),
+            ("rows", F32, 3, 35),
+            ("rows", F32, 14, 290),
+            ("rows", BF16, 9, 34),
+        )
+    },
     "quantize Q8_0": ("mo.quantize", [floats(2, 32)], [(np.uint8, (2, 34))], {"encoding": "Q8_0"}),
     "quantize Q4_0": ("mo.quantize", [floats(2, 32)], [(np.uint8, (2, 18))], {"encoding": "Q4_0"}),
     "qmatmul": (

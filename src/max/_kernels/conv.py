@@ -26,9 +26,9 @@ from max._kernels.panel_blocks import (
     COLUMNS,
     multiply_step,
     storage,
-    store_tile,
     widen_block,
 )
+from max._kernels.strips import store_tile
 from max._kernels.tiles import Tiling, pack_columns, tiling
 from max.dtype import DType
 from max.kernel import Target
@@ -269,7 +269,7 @@ def convolve(
                 if block + 1 >= blocks:
                     store_tile(
                         mine, c[row * COLUMNS :], first + row, done, g * features + column, extra,
-                        epilogue, t,
+                        epilogue, t.width,
                     )  # fmt: skip
                 row += done
 

@@ -72,6 +72,7 @@ FAMILIES: dict[str, str] = {
     "mok.attention": "attention_dense",
     "mok.pack": "packed",
     "mok.packed_matmul": "packed_matmul",
+    "mok.packed_products": "packed_matmul",
     "mo.max_pool": "pooling",
     "mo.avg_pool": "pooling",
 }

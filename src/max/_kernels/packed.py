@@ -190,13 +190,20 @@ def pack_q6_k(lines: Any, scales: Any, row: Any, block: Any) -> None:
 
 
 @k.kernel
-def pack(out: k.Output, w: k.Input, ctx: k.Context, *, encoding: str) -> None:
-    """`out` `[groups, group_bytes]` from rows of blocks `w` `[N, bytes]`; the last row stands in for those that are not there."""
+def pack(
+    out: k.Output, w: k.Input, ctx: k.Context, *, encoding: str, shares: int = 1, share: int = 0
+) -> None:
+    """`out` `[groups, group_bytes]` from rows of blocks `w` `[N, bytes]`; the last row stands in for those that are not there.
+
+    Where `shares` weights have equal parts of each group, this is number `share`.
+    """
     form = FORMATS[encoding]
     size = BLOCK_FORMATS[encoding].bytes
+    here = ROWS // shares
     for group in ctx.parallel(out.shape[0]):
-        for row in range(ROWS):
-            source = w[k.min(group * ROWS + row, w.shape[0] - 1)]
+        for i in range(here):
+            source = w[k.min(group * here + i, w.shape[0] - 1)]
+            row = share * here + i
             for b in range(w.shape[1] // size):
                 unit = out[group, b * form.unit_bytes : (b + 1) * form.unit_bytes]
                 scales, lines = unit[: form.scale_bytes], unit[form.scale_bytes :].view(k.u32)
@@ -215,15 +222,16 @@ def _lower_pack(
     operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
 ) -> KernelCall:
     encoding: str = attributes["encoding"]
+    shares, share = attributes.get("shares", 1), attributes.get("share", 0)
     if encoding in int8_panels.ENCODINGS:
         return int8_panels.lower_pack(operands, results, encoding)
     if encoding not in FORMATS:
-        return panels.lower_pack(operands, results, encoding == "rows")
+        return panels.lower_pack(operands, results, encoding == "rows", shares, share)
     args = (
         view("result", 0, results[0], static=False),
         view("operand", 0, operands[0], static=False),
     )
-    return KernelCall(pack, args, {"encoding": encoding})
+    return KernelCall(pack, args, {"encoding": encoding, "shares": shares, "share": share})
 
 
 LOWERINGS = {"mok.pack": _lower_pack}

@@ -18,6 +18,7 @@ from max._kernels import int8_panels, panels
 from max._kernels.lowering import KernelCall, Operand, Workspace, product, view
 from max._kernels.matmul import identity
 from max._kernels.packed import BLOCK, FORMATS, LINE, ROWS, PackedFormat
+from max._kernels.strips import Parts, further_results, store_strip, unchanged
 from max._kernels.tiles import FIRST_4, LAST_4
 from max.dtype import DType
 from max.kernel import Target
@@ -332,20 +333,23 @@ def qmatmul_packed(
     x: k.Input,
     w: k.Input,
     workspace: k.InOut,
-    *extra: k.Input,
+    *extra: k.InOut,
     ctx: k.Context,
     encoding: str,
     locality: int = KEPT,
+    parts: Parts = (),
     epilogue: Any = identity,
 ) -> None:
-    """`out` `[M, N]` = `epilogue(x wᵀ)` from `x` `[M, K]` and packed groups `w` `[groups, bytes]`."""
+    """`out` `[M, N]` = `epilogue(x wᵀ)` from `x` `[M, K]` and packed groups `w` `[groups, bytes]`.
+
+    With `parts` there are several products; see `max._kernels.strips`.
+    """
     form = FORMATS[encoding]
-    parts = form.parts
     width = ctx.target.width(k.f32)
     tile = MAX_TILE_ROWS if ctx.target.registers >= 32 else 2
     signed = signed_bytes(ctx.target, form)
     zero = 0 if signed else form.zero
-    rows, columns, inner = x.shape[0], out.shape[1], x.shape[1]
+    rows, strips, inner = x.shape[0], w.shape[0], x.shape[1]
     blocks = inner // BLOCK
     many = rows > FEW_ROWS
     # x is rounded into tiles of rows: blocks of 32 one after the other, in each 8 words a row
@@ -360,16 +364,15 @@ def qmatmul_packed(
         for b in range(chunk * ROUNDED, k.min((chunk + 1) * ROUNDED, blocks)):
             to = i * size + b * height
             for r in range(k.min(height, rows - i * height)):
-                words, sums = q[(to + r) * 8 :], zero_sums[to * parts + r :]
+                words, sums = q[(to + r) * 8 :], zero_sums[to * form.parts + r :]
                 source = x[i * height + r, b * BLOCK :]
                 round_block(words, scales[to + r :], sums, height, source, form, zero)
     ctx.barrier()
 
     c = ctx.scratch(k.f32, (BLOCK_ROWS * COLUMNS,))
     panel = ctx.scratch(k.u8, (PANEL * BLOCK * COLUMNS,))
-    factors = ctx.scratch(k.f32, (PANEL * parts * COLUMNS,))
+    factors = ctx.scratch(k.f32, (PANEL * form.parts * COLUMNS,))
     offsets = ctx.scratch(k.f32, (PANEL * COLUMNS if form.affine else 1,))
-    strips = k.ceildiv(columns, COLUMNS)
     row_blocks = k.i64(1)
     if many:
         # enough blocks for every worker, unless that makes them less than four tiles high
@@ -379,8 +382,6 @@ def qmatmul_packed(
     # few rows: groups one after the other, as long runs are read fastest
     run = k.i64(1) if many else k.max(strips // (4 * ctx.num_workers), 1)
     for row_block, strip in ctx.parallel((row_blocks, strips), grain=run):
-        column = strip * COLUMNS
-        here = k.min(COLUMNS, columns - column)
         groups = w[strip:]
         row = k.i64(0)
         count = rows
@@ -401,7 +402,7 @@ def qmatmul_packed(
                             c[(i - first_tile) * tile * COLUMNS :],
                             q[to * 8 :],
                             scales[to:],
-                            zero_sums[to * parts :],
+                            zero_sums[to * form.parts :],
                             panel,
                             factors,
                             offsets,
@@ -436,11 +437,7 @@ def qmatmul_packed(
                             width,
                         )
                     i += at_once
-        for i in range(count):
-            for j, mask in k.vectors(here, width):
-                v = c.load(i * COLUMNS + j, width=width)
-                result = epilogue(v, row + i, column + j, mask, extra)
-                out.store(row + i, column + j, value=result, mask=mask)
+        store_strip(out, c, row, count, strip, extra, epilogue, parts, width)
 
 
 def _lower_packed_matmul(
@@ -448,8 +445,9 @@ def _lower_packed_matmul(
 ) -> KernelCall:
     if attributes["encoding"] in int8_panels.ENCODINGS:
         return int8_panels.lower_matmul(operands, results)
+    parts: Parts = attributes.get("parts", ())
     if attributes["encoding"] not in FORMATS:
-        return panels.lower_matmul(operands, results)
+        return panels.lower_matmul(operands, results, parts)
     locality = STREAMED if attributes["streamed"] else KEPT
     form = FORMATS[attributes["encoding"]]
     x, out = operands[0], results[0]
@@ -463,9 +461,12 @@ def _lower_packed_matmul(
         view("operand", 0, x, (range(last), (last,)), static=False),
         view("operand", 1, operands[1], static=False),
         view("workspace", 0, workspace, ((0, 1),), static=False),
+        *further_results(results),
     )
-    params = {"encoding": attributes["encoding"], "locality": locality}
+    params: dict[str, Any] = {"encoding": attributes["encoding"], "locality": locality}
+    if parts:
+        params |= {"parts": parts, "epilogue": unchanged}
     return KernelCall(qmatmul_packed, args, params, epilogue=True, workspaces=(workspace,))
 
 
-LOWERINGS = {"mok.packed_matmul": _lower_packed_matmul}
+LOWERINGS = {"mok.packed_matmul": _lower_packed_matmul, "mok.packed_products": _lower_packed_matmul}

@@ -11,11 +11,10 @@ from typing import Any
 
 from max import kernel as k
 from max._kernels.matmul import LANES_K, round_up
+from max._kernels.strips import COLUMNS, Parts, ask_for_strip, store_strip
 from max._kernels.tiles import Tiling, lanes, multiply_add
 from max.kernel import Target
 
-COLUMNS = 32
-"""Columns of a panel."""
 STEP = 32
 """K is filled up to a multiple of this."""
 BLOCK_ROWS = 252
@@ -168,22 +167,24 @@ def plan(rows: Any, columns: Any, workers: Any, t: Tiling) -> Any:
 
 @k.inline
 def many_rows(
-    out: Any, a: Any, panels: Any, extra: Any, in_place: bool, epilogue: Any, t: Tiling, ctx: Any
-) -> None:
+    out: Any, a: Any, panels: Any, extra: Any, in_place: bool, epilogue: Any, parts: Parts, t: Tiling,
+    ctx: Any,
+) -> None:  # fmt: skip
     """The product of all rows.
 
     Args:
         out: `[M, N]`.
         a: `[M, K]`.
         panels: `[panels, elements]`.
-        extra: The epilogue's views.
+        extra: Further results, and the epilogue's views.
         in_place: Whether A is read where it is.
         epilogue: The epilogue.
+        parts: Several products; see `max._kernels.strips`.
         t: The tiling.
         ctx: The context.
     """
     stored = storage(k.target(), panels.dtype)
-    rows, size, columns = a.shape[0], a.shape[1], out.shape[1]
+    rows, size, strips = a.shape[0], a.shape[1], panels.shape[0]
     c = ctx.scratch(t.sums, (BLOCK_SUMS + t.height * COLUMNS,))
     wide = ctx.scratch(t.lane, (LANES_K * COLUMNS if stored.pair != t.pair else 1,))
     copy = ctx.scratch(t.lane, (1 if in_place else BLOCK_ROWS * COPY_STRIDE,))
@@ -191,9 +192,8 @@ def many_rows(
     blocks = k.max(k.ceildiv(size, LANES_K * t.pair), 1)
     block = k.max(round_up(k.ceildiv(size, blocks), STEP), STEP)
     blocks = k.max(k.ceildiv(size, block), 1)
-    strips = k.ceildiv(columns, COLUMNS)
     low = tile_heights(t)[1]
-    high, wanted = plan(rows, columns, ctx.num_workers, t)
+    high, wanted = plan(rows, strips * COLUMNS, ctx.num_workers, t)
     tasks = (k.ceildiv(rows, high * t.height), k.ceildiv(strips, wanted))
     copied = k.i64(-1)
     for row_block, group in ctx.parallel(tasks, grain=1):
@@ -233,9 +233,9 @@ def many_rows(
                 # sums that nothing is added to later are no longer needed once they are stored
                 place = row + strip * high * t.height if blocks > 1 else k.i64(0)
                 sums = c[place * COLUMNS :]
-                column = (first_strip + strip) * COLUMNS
+                here_strip = first_strip + strip
                 if n == blocks - 1:
-                    ask_for_tile(out, extra, first_row + row, column, t.height)
+                    ask_for_strip(out, extra, first_row + row, here_strip, t.height, parts)
                 for height in k.unroll((t.height, low)):
                     if lower == (height == low):
                         for half in k.static_range(0, COLUMNS, 2 * t.width):
@@ -256,31 +256,7 @@ def many_rows(
                                 )  # fmt: skip
                 done = k.min(rest, k.i64(low) if lower else k.i64(t.height))
                 if n == blocks - 1:
-                    store_tile(out, sums, first_row + row, done, column, extra, epilogue, t)
+                    store_strip(
+                        out, sums, first_row + row, done, here_strip, extra, epilogue, parts, t.width
+                    )  # fmt: skip
                 row += done
-
-
-@k.inline
-def ask_for_tile(out: Any, extra: Any, row: Any, column: Any, height: int) -> None:
-    """Asks for the memory of a tile of the result, and of what an epilogue reads there."""
-    for i in k.static_range(height):
-        for j in k.static_range(0, COLUMNS * out.dtype.size, 64):
-            out.prefetch(row + i, column + j // out.dtype.size, write=True)
-    for other in k.unroll(extra):
-        if other.rank == 2:
-            for i in k.static_range(height):
-                for j in k.static_range(0, COLUMNS * other.dtype.size, 64):
-                    other.prefetch(row + i, column + j // other.dtype.size)
-
-
-@k.inline
-def store_tile(
-    out: Any, c: Any, row: Any, count: Any, column: Any, extra: Any, epilogue: Any, t: Tiling
-) -> None:
-    """Stores what an epilogue makes of the sums of a tile."""
-    here = k.min(COLUMNS, out.shape[1] - column)
-    for i in range(count):
-        for j, mask in k.vectors(here, t.width):
-            v = c.load(i * COLUMNS + j, width=t.width)
-            result = epilogue(v, row + i, column + j, mask, extra)
-            out.store(row + i, column + j, value=result, mask=mask)

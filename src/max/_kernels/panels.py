@@ -23,9 +23,9 @@ from max._kernels.panel_blocks import (
     STEP,
     many_rows,
     storage,
-    store_tile,
     widened,
 )
+from max._kernels.strips import Parts, further_results, store_strip, unchanged
 from max._kernels.tiles import Tiling, multiply_add, pack_columns, pack_rows, tiling
 from max.dtype import DType
 
@@ -45,25 +45,31 @@ def panel_elements(inner: int) -> int:
 
 
 @k.kernel
-def pack_panels(out: k.Output, w: k.Input, ctx: k.Context, *, by_rows: bool) -> None:
-    """`out` `[panels, elements]` from `w` `[N, K]` where `by_rows`, else `[K, N]`."""
+def pack_panels(
+    out: k.Output, w: k.Input, ctx: k.Context, *, by_rows: bool, shares: int = 1, share: int = 0
+) -> None:
+    """`out` `[panels, elements]` from `w` `[N, K]` where `by_rows`, else `[K, N]`.
+
+    Where `shares` weights have equal parts of each panel, this is number `share`.
+    """
     t = storage(ctx.target, w.dtype)
     inner = w.shape[1] if by_rows else w.shape[0]
     columns = w.shape[0] if by_rows else w.shape[1]
+    wide = COLUMNS // shares
     for panel, chunk in ctx.parallel((out.shape[0], k.ceildiv(inner, CHUNK))):
         begin = chunk * CHUNK
         length = k.min(CHUNK, inner - begin)
-        target = out[panel, begin * COLUMNS :].view(t.lane)
-        for column in k.static_range(0, COLUMNS, t.width):
+        target = out[panel, begin * COLUMNS :].view(t.lane)[share * wide :]
+        for column in k.static_range(0, wide, t.width):
             # the last column stands in for those that are not there
-            at = k.min(panel * COLUMNS + column, columns - 1)
+            at = k.min(panel * wide + column, columns - 1)
             if by_rows:
                 source = w[at:, begin : begin + length]
                 pack_rows(target[column:], COLUMNS, source, t.width, t)
         if not by_rows:
-            column = panel * COLUMNS
-            source = w[begin : begin + length, column : k.min(column + COLUMNS, columns)]
-            pack_columns(target, source, COLUMNS // t.width, t)
+            column = panel * wide
+            source = w[begin : begin + length, column : k.min(column + wide, columns)]
+            pack_columns(target, source, wide // t.width, t, COLUMNS)
 
 
 @k.inline
@@ -120,28 +126,27 @@ def matmul_panels(
     out: k.Output,
     a: k.Input,
     panels: k.Input,
-    *extra: k.Input,
+    *extra: k.InOut,
     ctx: k.Context,
     in_place: bool,
+    parts: Parts = (),
     epilogue: Any = identity,
 ) -> None:
     """`out` `[M, N]` = `epilogue(a @ b)` from `a` `[M, K]` and the panels `[panels, elements]` of b.
 
-    Where `in_place`, rows are whole lanes whatever a lane is.
+    Where `in_place`, rows are whole lanes whatever a lane is. With `parts` there are several products; see `max._kernels.strips`.
     """
     t = tiling(ctx.target, a.dtype, panels.dtype)
-    rows, size, columns = a.shape[0], a.shape[1], out.shape[1]
+    rows, size, strips = a.shape[0], a.shape[1], panels.shape[0]
     # rows of an odd number of elements are not rows of pairs
     if rows > FEW_ROWS or size % t.pair == 1:
         direct = in_place and (t.pair == 2 or a.dtype == t.lane)
-        many_rows(out, a, panels, extra, direct, epilogue, t, ctx)
+        many_rows(out, a, panels, extra, direct, epilogue, parts, t, ctx)
         return
     c = ctx.scratch(t.sums, (FEW_ROWS * COLUMNS,))
-    strips = k.ceildiv(columns, COLUMNS)
     # panels one after the other, as long runs are read fastest
     run = k.max(strips // (4 * ctx.num_workers), 1)
     for strip in ctx.parallel(strips, grain=run):
-        column = strip * COLUMNS
         i = k.i64(0)
         flat = a.reshape(rows * size)
         while i < rows:
@@ -158,22 +163,28 @@ def matmul_panels(
                         )  # fmt: skip
                     done = k.min(left, at_once)
             i += done
-        store_tile(out, c, k.i64(0), rows, column, extra, epilogue, t)
+        store_strip(out, c, k.i64(0), rows, strip, extra, epilogue, parts, t.width)
 
 
 def lower_pack(
-    operands: Sequence[Operand], results: Sequence[Operand], by_rows: bool
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    by_rows: bool,
+    shares: int = 1,
+    share: int = 0,
 ) -> KernelCall:
-    """The packing of a weight `[N, K]` where `by_rows`, else `[K, N]`."""
+    """The packing of a weight `[N, K]` where `by_rows`, else `[K, N]`; see `pack_panels`."""
     args = (
         view("result", 0, results[0], static=False),
         view("operand", 0, operands[0], static=False),
     )
-    return KernelCall(pack_panels, args, {"by_rows": by_rows})
+    return KernelCall(pack_panels, args, {"by_rows": by_rows, "shares": shares, "share": share})
 
 
-def lower_matmul(operands: Sequence[Operand], results: Sequence[Operand]) -> KernelCall:
-    """The product of x `[…, K]` and panels."""
+def lower_matmul(
+    operands: Sequence[Operand], results: Sequence[Operand], parts: Parts = ()
+) -> KernelCall:
+    """The product of x `[…, K]` and panels, or with `parts` several."""
     x, out = operands[0], results[0]
     last = len(x.shape) - 1
     inner = x.shape[last]
@@ -181,8 +192,12 @@ def lower_matmul(operands: Sequence[Operand], results: Sequence[Operand]) -> Ker
         view("result", 0, out, (range(last), (last,)), static=False),
         view("operand", 0, x, (range(last), (last,)), static=False),
         view("operand", 1, operands[1], static=False),
+        *further_results(results),
     )
     # a row of an odd number of elements does not end with a pair
     pairs = DType.bfloat16 in (x.dtype, operands[1].dtype)
     in_place = not pairs or (isinstance(inner, int) and inner % 2 == 0)
-    return KernelCall(matmul_panels, args, {"in_place": in_place}, epilogue=True)
+    params: dict[str, Any] = {"in_place": in_place}
+    if parts:
+        params |= {"parts": parts, "epilogue": unchanged}
+    return KernelCall(matmul_panels, args, params, epilogue=True)

@@ -184,7 +184,7 @@ def pack_rows(panel: Any, stride: Any, source: Any, count: int, t: Tiling) -> No
 
 
 @k.inline
-def pack_columns(panel: Any, source: Any, vectors: int, t: Tiling) -> None:
+def pack_columns(panel: Any, source: Any, vectors: int, t: Tiling, step: int = 0) -> None:
     """Packs columns, which are contiguous already, into a panel of B; the panel's other columns are 0.
 
     Args:
@@ -192,10 +192,11 @@ def pack_columns(panel: Any, source: Any, vectors: int, t: Tiling) -> None:
         source: `[k, columns]`.
         vectors: Width of the panel in vectors.
         t: The tiling.
+        step: Lanes from row to row, where they are more than the panel's width.
     """
     for i in range(0, source.shape[0], t.pair):
         for j in k.static_range(vectors):
-            target = (i // t.pair * vectors + j) * t.width
+            target = i // t.pair * (step or vectors * t.width) + j * t.width
             mask = k.iota(k.i64, t.width) + j * t.width < source.shape[1]
             here = source.load(i, j * t.width, width=t.width, mask=mask)
             if t.pair == 1:
