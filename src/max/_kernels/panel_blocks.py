@@ -133,7 +133,10 @@ def multiply_rows(
 
 
 @k.inline
-def plan(rows: Any, columns: Any, workers: Any, t: Tiling) -> Any:
+def plan(
+    rows: Any, columns: Any, workers: Any, t: Tiling, most_rows: int = BLOCK_ROWS,
+    most_sums: int = BLOCK_SUMS,
+) -> Any:  # fmt: skip
     """How many tiles of rows and how many panels a task has.
 
     They are as large as caches allow, rows first, unless that leaves too few tasks. Then the longer side is cut: a task reads its rows and
@@ -144,12 +147,14 @@ def plan(rows: Any, columns: Any, workers: Any, t: Tiling) -> Any:
         columns: Columns of B.
         workers: How many share the tasks.
         t: The tiling.
+        most_rows: Most rows of a task.
+        most_sums: Most sums of a task.
     """
     tiles = k.max(k.ceildiv(rows, t.height), 1)
     strips = k.max(k.ceildiv(columns, COLUMNS), 1)
-    blocks = k.ceildiv(tiles, BLOCK_ROWS // t.height)
+    blocks = k.ceildiv(tiles, most_rows // t.height)
     high = k.ceildiv(tiles, blocks)
-    groups = k.ceildiv(strips, k.min(BLOCK_SUMS // (high * t.height * COLUMNS), BLOCK_PANELS))
+    groups = k.ceildiv(strips, k.min(most_sums // (high * t.height * COLUMNS), BLOCK_PANELS))
     panels = k.ceildiv(strips, groups)
     wanted = TASKS_A_WORKER * workers
     while k.ceildiv(tiles, high) * k.ceildiv(strips, panels) < wanted and (

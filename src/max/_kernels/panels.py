@@ -1,7 +1,7 @@
 """Dense weights in panels, which are packed once when a model is loaded, and products with them.
 
 A panel has 32 columns of the right operand B `[K, N]`: row after row of it, or where elements have 16 bits, pair after pair of rows
-with neighbours in k side by side, ``[K / 2][32][2]``. Rows and columns that are not there are 0 or copies. Panels begin
+with neighbours in k side by side, ``[K / 2][32][2]``. Rows that are not there are 0, columns 0 or copies. Panels begin
 `panel_lanes` apart. So what is read lies one after the other, a vector of B holds columns, and no sum goes across its lanes.
 
 One kernel, which branches on the number of rows at run time:
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from max import kernel as k
+from max._kernels import amx_panels
 from max._kernels.lowering import KernelCall, Operand, view
 from max._kernels.matmul import identity
 from max._kernels.panel_blocks import (
@@ -70,6 +71,13 @@ def pack_panels(
             column = panel * wide
             source = w[begin : begin + length, column : k.min(column + wide, columns)]
             pack_columns(target, source, wide // t.width, t, COLUMNS)
+        if begin + length == inner:
+            # what K is filled up with takes part in the products of matrix tiles
+            nothing = k.splat(k.cast(0, t.lane), t.width)
+            last = (out.shape[1] // COLUMNS - begin) // t.pair
+            for i in range(k.ceildiv(length, t.pair), last):
+                for column in k.static_range(0, wide, t.width):
+                    target.store(i * COLUMNS + column, value=nothing)
 
 
 @k.inline
@@ -140,8 +148,11 @@ def matmul_panels(
     rows, size, strips = a.shape[0], a.shape[1], panels.shape[0]
     # rows of an odd number of elements are not rows of pairs
     if rows > FEW_ROWS or size % t.pair == 1:
-        direct = in_place and (t.pair == 2 or a.dtype == t.lane)
-        many_rows(out, a, panels, extra, direct, epilogue, parts, t, ctx)
+        if a.dtype == k.bf16 and panels.dtype == k.bf16 and ctx.target.tile_products:
+            amx_panels.many_rows(out, a, panels, extra, epilogue, parts, t, ctx)
+        else:
+            direct = in_place and (t.pair == 2 or a.dtype == t.lane)
+            many_rows(out, a, panels, extra, direct, epilogue, parts, t, ctx)
         return
     c = ctx.scratch(t.sums, (FEW_ROWS * COLUMNS,))
     # panels one after the other, as long runs are read fastest
