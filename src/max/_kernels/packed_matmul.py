@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max import kernel as k
-from max._kernels import int8_panels, panels
+from max._kernels import amx_packed, int8_panels, panels
 from max._kernels.lowering import KernelCall, Operand, Workspace, product, view
 from max._kernels.matmul import identity
 from max._kernels.packed import BLOCK, FORMATS, LINE, ROWS, PackedFormat
@@ -237,9 +237,10 @@ def unpack_strip(
     begin: Any,
     count: Any,
     form: PackedFormat,
+    zero: int,
     width: int,
 ) -> None:
-    """Unpacks blocks of a strip, `count` from `begin` on: bytes `[block][8][COLUMNS][4]`, scales `[block][parts][COLUMNS]`, offsets `[block][COLUMNS]`."""
+    """Unpacks blocks of a strip, `count` from `begin` on, less `zero`: bytes `[block][8][COLUMNS][4]`, scales `[block][parts][COLUMNS]`, offsets `[block][COLUMNS]`."""
     for n in range(count):
         b = begin + n
         scales = packed[b // form.span * form.unit_bytes :]
@@ -247,7 +248,7 @@ def unpack_strip(
         for column in k.static_range(0, COLUMNS, width):
             for j in k.static_range(8):
                 elements = unpacked(lines, 4 * column, j, form, width)
-                panel.store((n * 8 + j) * LINE + 4 * column, value=elements)
+                panel.store((n * 8 + j) * LINE + 4 * column, value=elements - zero)
             for p in k.static_range(form.parts):
                 scale = scale_of(scales, column, form, b % form.span * form.parts + p, 0, width)
                 factors.store((n * form.parts + p) * COLUMNS + column, value=scale)
@@ -346,7 +347,9 @@ def qmatmul_packed(
     """
     form = FORMATS[encoding]
     width = ctx.target.width(k.f32)
+    by_tiles = ctx.target.tile_products
     tile = MAX_TILE_ROWS if ctx.target.registers >= 32 else 2
+    tile = amx_packed.TILE_ROWS if by_tiles else tile
     signed = signed_bytes(ctx.target, form)
     zero = 0 if signed else form.zero
     rows, strips, inner = x.shape[0], w.shape[0], x.shape[1]
@@ -373,8 +376,13 @@ def qmatmul_packed(
     panel = ctx.scratch(k.u8, (PANEL * BLOCK * COLUMNS,))
     factors = ctx.scratch(k.f32, (PANEL * form.parts * COLUMNS,))
     offsets = ctx.scratch(k.f32, (PANEL * COLUMNS if form.affine else 1,))
+    exact = (amx_packed.GROUP * form.parts * tile, COLUMNS) if by_tiles else (1, 1)
+    exact_sums = ctx.scratch(k.i32, exact)
+    matrix_tiles = k.matrix_tiles(amx_packed.tile_shapes(form))
     row_blocks = k.i64(1)
     if many:
+        if by_tiles:
+            matrix_tiles.configure()
         # enough blocks for every worker, unless that makes them less than four tiles high
         wanted = k.ceildiv(4 * ctx.num_workers, k.max(strips, 1))
         row_blocks = k.max(k.ceildiv(rows, BLOCK_ROWS), k.min(wanted, k.ceildiv(tiles, 4)))
@@ -394,10 +402,17 @@ def qmatmul_packed(
                 c.store(i, value=k.splat(k.f32(0), width))
             for begin in range(0, blocks, PANEL):
                 length = k.min(PANEL, blocks - begin)
-                unpack_strip(panel, factors, offsets, groups[0], begin, length, form, width)
+                taken = form.zero if by_tiles else 0
+                unpack_strip(panel, factors, offsets, groups[0], begin, length, form, taken, width)
                 for i in range(first_tile, last_tile):
                     to = i * size + begin * tile
-                    for first in k.static_range(0, COLUMNS, 2 * width):
+                    if by_tiles:
+                        amx_packed.multiply_strip(
+                            matrix_tiles, c[(i - first_tile) * tile * COLUMNS :], exact_sums,
+                            q[to * 8 :], scales[to:], zero_sums[to * form.parts :], panel, factors,
+                            offsets, length, form, width,
+                        )  # fmt: skip
+                    for first in k.static_range(0, 0 if by_tiles else COLUMNS, 2 * width):
                         multiply_strip(
                             c[(i - first_tile) * tile * COLUMNS :],
                             q[to * 8 :],
@@ -438,6 +453,9 @@ def qmatmul_packed(
                         )
                     i += at_once
         store_strip(out, c, row, count, strip, extra, epilogue, parts, width)
+    if by_tiles:
+        if many:
+            matrix_tiles.release()
 
 
 def _lower_packed_matmul(
@@ -454,7 +472,7 @@ def _lower_packed_matmul(
     last = len(x.shape) - 1
     inner = x.shape[last]
     words = inner // BLOCK * (8 + 1 + form.parts)
-    rows = product(x.shape[:last]) + MAX_TILE_ROWS
+    rows = product(x.shape[:last]) + amx_packed.TILE_ROWS
     workspace = Workspace(DType.float32, (rows, words))
     args = (
         view("result", 0, out, (range(last), (last,)), static=False),
