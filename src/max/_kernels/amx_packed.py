@@ -64,8 +64,6 @@ def add_scaled(
             columns = [first + half * width for half in k.static_range(2)]
             at = (n * form.parts + p) * COLUMNS
             factor = [factors.load(at + column, width=width) for column in columns]
-            if form.affine:
-                offset = [offsets.load(n * COLUMNS + column, width=width) for column in columns]
             for r in k.static_range(rows):
                 scale = scales[n * TILE_ROWS + row + r]
                 for half in k.static_range(2):
@@ -75,7 +73,8 @@ def add_scaled(
                     )
                     if form.affine:
                         taken = k.splat(-zero_sums[n * TILE_ROWS + row + r], width)
-                        total[r, half] = k.fma(offset[half], taken, total[r, half])
+                        offset = offsets.load(n * COLUMNS + columns[half], width=width)
+                        total[r, half] = k.fma(offset, taken, total[r, half])
     for r in k.static_range(rows):
         for v in k.static_range(2):
             c.store((row + r) * COLUMNS + first + v * width, value=total[r, v])

@@ -17,14 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from max import kernel as k
 from max._compiler import pipeline
 from max._compiler.emit import Compiled, ProgramCode
 from max._compiler.memory import ALIGNMENT
 from max._compiler.record import is_recording
 from max._config import dump_log, flags
 from max._kernels import library
-from max._runtime import jit, platform
+from max._runtime import amx, jit, platform
 from max._runtime.cache import content_key, default_cache, source_fingerprint
 from max._runtime.pool import Pool, shared_pool
 from max._version import __version__
@@ -157,7 +156,7 @@ class InferenceSession:
                 f"InferenceSession: num_threads is {num_threads!r}, expected 1 or more"
             )
         self._pool: Pool = shared_pool(num_threads)
-        self._target = k.host_target()
+        self._target = amx.native_target()
         self._lock = threading.Lock()
         self._models: weakref.WeakSet[Model] = weakref.WeakSet()
         load_extensions(custom_extensions)

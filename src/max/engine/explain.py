@@ -13,6 +13,7 @@ from max._compiler import pipeline
 from max._compiler.memory import ALIGNMENT
 from max._compiler.record import Compilation, record
 from max._compiler.sizes import Size, nominal
+from max._runtime import amx
 from max.engine._opaque import with_buffers
 from max.engine._session import input_names
 from max.graph import Graph
@@ -41,7 +42,7 @@ def explain_graph(graph: Graph | Path) -> dict[str, Any]:
     load_extensions(list(built.kernel_libraries_paths))
     module = with_buffers(built.to_mlir())
     with record() as found:
-        pipeline.compile_module(module, input_names(module), k.host_target())
+        pipeline.compile_module(module, input_names(module), amx.native_target())
     return as_data(found[0])
 
 
@@ -97,7 +98,7 @@ def as_data(kept: Compilation) -> dict[str, Any]:
             "launches": [x["index"] for x in launches if x["kernel"] == key],
             "at_load": sum(x.kernel == key for x in flat.once),
             "ir": str(ir),
-            "llvm": k.emit_llvm(ir, k.host_target()),
+            "llvm": k.emit_llvm(ir, amx.native_target()),
         }
         for key, ir in kept.irs.items()
     ]
