@@ -96,13 +96,13 @@ GATES: dict[str, Gate] = {
     "linear with bias and activation": Gate(
         lambda x: ops.gelu(linear(x, "w", FFN) + weight("b", FFN), approximate="tanh"), 1, 0, 1,
     ),
-    "mlp": Gate(mlp, 3, 2, 3),
+    "mlp": Gate(mlp, 2, 1, 2),
     "rotated halves": Gate(rotate, 1, 0, 1, 2 * X, 0),
     "parts side by side": Gate(
         lambda x: ops.concat([ops.exp(x), ops.softmax(linear(x, "w", H)), x], 1), 4, 1, 4
     ),
-    "attention": Gate(attention, 5, 2, 2),
-    "layer": Gate(layer, 10, 7, 6),
+    "attention": Gate(attention, 3, 2, 3),
+    "layer": Gate(layer, 7, 6, 7),
     "gathered rows": Gate(lambda x: ops.cast(ops.gather(ops.cast(Weight("e", DType.bfloat16, (100, H), DEVICE), DType.float32),
         ops.argmax(x), 0), DType.float32), 3, 2, 3),
 }  # fmt: skip

@@ -176,6 +176,27 @@ SOURCES: dict[str, tuple[str, str]] = {
             mo.output(%y, %z, %u) : (!mo.tensor<[n, 20], f32, cpu:0>, !mo.tensor<[n, 20], f32, cpu:0>, !mo.tensor<[n, 20], f32, cpu:0>) -> ()""",
         ),
     ),
+    # %a, %b and %g, %u share x; %s is used by another product, %c meets %d, which is used by itself
+    "merge_products": (
+        "merge-products",
+        graph(
+            "%x: !mo.tensor<[n, 32], f32, cpu:0>, %z: !mo.tensor<[n, 32], f32, cpu:0>",
+            ", ".join(["!mo.tensor<[n, 64], f32, cpu:0>"] * 2 + ["!mo.tensor<[n, 40], f32, cpu:0>"] * 6),
+            "\n".join(
+                f"%w{name} = mo.constant.external() {{name = \"w{name}\"}} : () -> !mo.tensor<[32, {size}], f32, cpu:0>\n"
+                f"%{name} = mo.matmul(%x, %w{name}) : (!mo.tensor<[n, 32], f32, cpu:0>, !mo.tensor<[32, {size}], f32, cpu:0>) -> !mo.tensor<[n, {size}], f32, cpu:0>"
+                for name, size in {"a": 64, "b": 64, "g": 40, "u": 40, "s": 40, "c": 40, "d": 40}.items()
+            )
+            + """
+            %t = mo.matmul(%z, %ws) : (!mo.tensor<[n, 32], f32, cpu:0>, !mo.tensor<[32, 40], f32, cpu:0>) -> !mo.tensor<[n, 40], f32, cpu:0>
+            %h = mo.silu(%g) : (!mo.tensor<[n, 40], f32, cpu:0>) -> !mo.tensor<[n, 40], f32, cpu:0>
+            %p = mo.mul(%h, %u) : (!mo.tensor<[n, 40], f32, cpu:0>, !mo.tensor<[n, 40], f32, cpu:0>) -> !mo.tensor<[n, 40], f32, cpu:0>
+            %e = mo.sub(%c, %d) : (!mo.tensor<[n, 40], f32, cpu:0>, !mo.tensor<[n, 40], f32, cpu:0>) -> !mo.tensor<[n, 40], f32, cpu:0>
+            mo.output(%a, %b, %p, %s, %t, %d, %e, %e) : ("""
+            + ", ".join(["!mo.tensor<[n, 64], f32, cpu:0>"] * 2 + ["!mo.tensor<[n, 40], f32, cpu:0>"] * 6)
+            + ") -> ()",
+        ),
+    ),
     "compute_once": (
         "compute-once",
         graph(
@@ -284,6 +305,28 @@ SOURCES: dict[str, tuple[str, str]] = {
             %h = mo.matmul(%x, %q) : ({X}, {WT}) -> {Y}
             %y = mo.mul(%s, %h) : ({Y}, {Y}) -> {Y}
             mo.output(%y) : ({Y}) -> ()""",
+        ),
+    ),
+    "fuse_products": (
+        "drop-dead-views",
+        graph(
+            "%x: !mo.tensor<[n, 32], f32, cpu:0>, %z: !mo.tensor<[n, 40], f32, cpu:0>",
+            ", ".join(["!mo.tensor<[n, 40], f32, cpu:0>"] * 4),
+            "\n".join(
+                f"%w{name} = mo.constant.external() {{name = \"w{name}\"}} : () -> !mo.tensor<[32, 40], f32, cpu:0>\n"
+                f"%{name} = mo.matmul(%x, %w{name}) : (!mo.tensor<[n, 32], f32, cpu:0>, !mo.tensor<[32, 40], f32, cpu:0>) -> !mo.tensor<[n, 40], f32, cpu:0>"
+                for name in "abcgu"
+            )
+            + """
+            %n = mo.neg(%a) : (!mo.tensor<[n, 40], f32, cpu:0>) -> !mo.tensor<[n, 40], f32, cpu:0>
+            %i = mo.add(%n, %z) : (!mo.tensor<[n, 40], f32, cpu:0>, !mo.tensor<[n, 40], f32, cpu:0>) -> !mo.tensor<[n, 40], f32, cpu:0>
+            %j = mo.cumsum(%i) {axis = 1 : i64, exclusive = false, reverse = false} : (!mo.tensor<[n, 40], f32, cpu:0>) -> !mo.tensor<[n, 40], f32, cpu:0>
+            %k = mo.mul(%b, %j) : (!mo.tensor<[n, 40], f32, cpu:0>, !mo.tensor<[n, 40], f32, cpu:0>) -> !mo.tensor<[n, 40], f32, cpu:0>
+            %h = mo.silu(%g) : (!mo.tensor<[n, 40], f32, cpu:0>) -> !mo.tensor<[n, 40], f32, cpu:0>
+            %p = mo.mul(%h, %u) : (!mo.tensor<[n, 40], f32, cpu:0>, !mo.tensor<[n, 40], f32, cpu:0>) -> !mo.tensor<[n, 40], f32, cpu:0>
+            mo.output(%i, %k, %c, %p) : ("""
+            + ", ".join(["!mo.tensor<[n, 40], f32, cpu:0>"] * 4)
+            + ") -> ()",
         ),
     ),
     "fuse_no_circle": (

@@ -12,15 +12,16 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from max import kernel as k
 from max._compiler.attention import attention_views
-from max._compiler.codegen.epilogue import write_epilogue
+from max._compiler.codegen.epilogue import EpilogueText, write_epilogue, write_part_epilogues
 from max._compiler.codegen.expressions import KERNEL_NAME, compute_dtype
 from max._compiler.codegen.nest import ArgView, NestText, write_nest
 from max._compiler.codegen.spec import Leaf, RegionSpec, Result
 from max._compiler.kernels import Argument, KernelTable
 from max._compiler.layout import Layout, collapse
-from max._compiler.mok import BodyOp, MatmulOp, OnceOp, RegionOp
+from max._compiler.mok import BodyOp, MatmulOp, OnceOp, PackedProductsOp, PackOp, RegionOp
 from max._compiler.passes.base import constant_of, ops_of
 from max._compiler.passes.materialise import base_of
+from max._compiler.products import plan_products
 from max._compiler.region import RegionParts, epilogue_parts, region_parts
 from max._compiler.shapes import is_view, shape_of, view_layout
 from max._compiler.sizes import Size, may_be_negative, product, simplify
@@ -38,7 +39,7 @@ from max._compiler.template import (
     WhileStep,
 )
 from max._kernels import library
-from max._kernels.panels import COLUMNS
+from max._kernels.strips import COLUMNS
 from max.dtype import DType
 from max.mlir import (
     OPS,
@@ -537,7 +538,7 @@ class GraphLowering:
         return tuple(pairs)
 
     def library_region(self, op: RegionOp) -> None:
-        """A library op with an epilogue; where the kernel takes none, or it cannot be written, two launches."""
+        """A library op with its epilogues; one that cannot be written is a launch of its own."""
         for argument, value in zip(op.block.args, op.operands, strict=True):
             self.places[argument] = self.place(value)
         inner = ops_of(op.block)
@@ -547,22 +548,83 @@ class GraphLowering:
                 break
             if is_view(other):
                 self.view(other)
+        if isinstance(main, PackedProductsOp):
+            self.packed_products(main, op)
+            return
         parts = epilogue_parts(op, main)
         if parts is not None:
             self.library(main, op, parts)
             return
         self.library(main, main, None)
-        self.rest(op, main)
+        self.rest(op, main, 0)
 
-    def rest(self, op: RegionOp, main: MoOp) -> None:
-        """The ops of a library region after its first one, as a launch of their own."""
-        parts = region_parts(op, main)
+    def rest(self, op: RegionOp, main: MoOp, number: int) -> None:
+        """What a library region computes after its first op for one of its results, as a launch of its own."""
+        parts = region_parts(op, main, only=op.yielded[number])
         operands = [self.place(v) for v in op.operands]
         sources = [
-            (self.place(main.results[0]) if index < 0 else operands[index], offset)
+            (self.place(main.results[-1 - index]) if index < 0 else operands[index], offset)
             for index, offset in parts.sources
         ]
-        self.nest(parts.spec, [(self.allocate(v), 0) for v in op.results], sources, region_name(op))
+        result = self.allocate(op.results[number])
+        self.nest(parts.spec, [(result, 0)], sources, region_name(op))
+
+    def packed_products(self, op: PackedProductsOp, outer: RegionOp | None = None) -> None:
+        """A launch that makes several products, with an epilogue for each part of them."""
+        jobs = plan_products(op, outer)
+        operands = list(op.operands)
+        outputs = [[self.allocate(v) for v in job.results] for job in jobs]
+        attributes = {
+            "encoding": op.attr("encoding"),
+            "streamed": op.attr("streamed"),
+            "parts": tuple([(job.products, len(job.results)) for job in jobs]),
+        }
+        results = [described(v) for job in jobs for v in job.results]
+        call = library.lower(op.name, [described(v) for v in operands], results, attributes)
+        places = [self.place(v) for v in operands]
+        outers = [self.place(v) for v in outer.operands] if outer is not None else []
+        read = [
+            [(outers[index], offset) for index, offset in job.epilogue.sources]
+            if job.epilogue is not None
+            else []
+            for job in jobs
+        ]
+        specs = [(job.epilogue.spec, job.products) if job.epilogue else None for job in jobs]
+        made = write_part_epilogues(specs) if any(specs) else None
+        in_place: list[tuple[int, int]] = []
+        for number, job in enumerate(jobs):
+            if job.epilogue is not None:
+                others = [
+                    place for n, views in enumerate(read) if n != number for place, _ in views
+                ]
+                target = (outputs[number][0], 0)
+                in_place += self.in_place(
+                    job.epilogue.spec, [target], read[number], [*places, *others]
+                )
+        flops = products(op.name, operands, op.results)
+        if outer is not None:
+            flops = simplify(flops + operations(outer))
+        label = region_name(outer) if outer is not None else "packed_products"
+        everywhere = [place for places_ in outputs for place in places_]
+        views = [view for views in read for view in views]
+        self.launch_call(call, places, everywhere, label, made, views, tuple(in_place), flops)
+        for number in (job.later for job in jobs):
+            if number is not None and outer is not None:
+                self.rest(outer, op, number)
+
+    def pack(self, op: MoOp) -> None:
+        """A launch for each weight, into its part of the packed one."""
+        assert isinstance(op, PackOp)
+        whole = self.allocate(op.results[0])
+        elements = shape_of(op.results[0])[1]
+        for w, (first, strips, shares, share) in zip(op.operands, op.places(), strict=True):
+            shape = (strips, elements)
+            target = replace(whole, layout=whole.layout.slice([first, 0], [1, 1], shape))
+            attributes = {"encoding": op.attr("encoding"), "shares": shares, "share": share}
+            result = library.Operand(whole.dtype, shape)
+            call = library.lower(op.name, [described(w)], [result], attributes)
+            shared = [whole.buffer] if len(op.operands) > 1 else []
+            self.launch_call(call, [self.place(w)], [target], "pack", parts=shared)
 
     # library ops -------------------------------------------------------------------------------
 
@@ -592,6 +654,46 @@ class GraphLowering:
         )
         places = [self.place(v) for v in operands]
         outputs = [self.allocate(v) for v in results]
+        made: EpilogueText | None = None
+        sources: list[tuple[Place, Size]] = []
+        in_place = tuple([(outputs[r].buffer, places[o].buffer) for r, o in call.in_place])
+        if epilogue is not None:
+            made = write_epilogue(epilogue.spec)
+            outers = [self.place(v) for v in outer.operands]
+            sources = [(outers[index], offset) for index, offset in epilogue.sources]
+            results_at = [(place, 0) for place in outputs]
+            in_place = self.in_place(epilogue.spec, results_at, sources, places)
+        flops = products(name, operands, results)
+        if isinstance(outer, RegionOp) and epilogue is not None:
+            flops = simplify(flops + operations(outer))
+        label = region_name(outer) if isinstance(outer, RegionOp) else name.partition(".")[2]
+        self.launch_call(call, places, outputs, label, made, sources, in_place, flops)
+
+    def launch_call(
+        self,
+        call: library.KernelCall,
+        places: Sequence[Place],
+        outputs: Sequence[Place],
+        label: str,
+        epilogue: EpilogueText | None = None,
+        sources: Sequence[tuple[Place, Size]] = (),
+        in_place: tuple[tuple[int, int], ...] = (),
+        flops: Size = 0,
+        parts: Sequence[int] = (),
+    ) -> None:
+        """The launch of a library kernel.
+
+        Args:
+            call: What the library says of it.
+            places: Where the operands are.
+            outputs: Where the results are.
+            label: The launch's name.
+            epilogue: What the kernel does before it stores.
+            sources: What the epilogue reads.
+            in_place: Pairs of result and operand buffers that may share memory.
+            flops: Its operations.
+            parts: Buffers of which it writes a part that no other launch writes.
+        """
         workspaces = [self.workspace(w) for w in call.workspaces]
         tables = {"operand": places, "result": outputs, "workspace": workspaces}
         may_write = self.kernels.writes(call.kernel)
@@ -608,24 +710,12 @@ class GraphLowering:
             written.append(writes)
             if writes and arg.source == "operand":
                 both.append(place.buffer)
-        text: str | None = None
-        in_place = tuple([(outputs[r].buffer, places[o].buffer) for r, o in call.in_place])
-        if epilogue is not None:
-            made = write_epilogue(epilogue.spec)
-            text = made.source
-            outers = [self.place(v) for v in outer.operands]
-            for (index, offset), view in zip(epilogue.sources, made.args, strict=True):
-                arguments.append(Argument(outers[index].pointer(offset), view))
-                written.append(False)
-            results_at = [(place, 0) for place in outputs]
-            sources = [(outers[index], offset) for index, offset in epilogue.sources]
-            in_place = self.in_place(epilogue.spec, results_at, sources, places)
+        for (place, offset), view in zip(sources, epilogue.args if epilogue else (), strict=True):
+            arguments.append(Argument(place.pointer(offset), view))
+            written.append(False)
+        text = None if epilogue is None else epilogue.source
         kernel = self.kernels.library(call.kernel, arguments, (), call.params, text)
-        flops = products(name, operands, results)
-        if isinstance(outer, RegionOp) and epilogue is not None:
-            flops = simplify(flops + operations(outer))
-        label = region_name(outer) if isinstance(outer, RegionOp) else name.partition(".")[2]
-        self.launch(kernel, arguments, written, call.serial, label, in_place, both, flops=flops)
+        self.launch(kernel, arguments, written, call.serial, label, in_place, both, parts, flops)
 
     def attention(self, op: MoOp) -> None:
         """A launch of the attention kernel, over views of any strides."""
@@ -728,6 +818,8 @@ class GraphLowering:
         "mo.shape_to_tensor": shape_to_tensor,
         "mo.print": print,
         "mok.attention": attention,
+        "mok.pack": pack,
+        "mok.packed_products": packed_products,
     }
 
 
@@ -769,6 +861,11 @@ def products(name: str, operands: Sequence[SSAValue], results: Sequence[SSAValue
     """Twice the products that a matmul or a convolution sums; 0 for other ops."""
     if name in ("mo.matmul", "mo.qmatmul", "mok.packed_matmul"):
         return simplify(2 * product(shape_of(results[0])) * shape_of(operands[0])[-1])
+    if name == "mok.packed_products":
+        columns: Size = 0
+        for result in results:
+            columns = simplify(columns + shape_of(result)[-1])
+        return simplify(2 * product(shape_of(operands[0])) * columns)
     if name == "mok.attention":
         q, keys, values = (shape_of(v) for v in operands[:3])
         return simplify(2 * product(q[:-1]) * keys[-2] * (q[-1] + values[-1]))

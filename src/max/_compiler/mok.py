@@ -4,7 +4,8 @@
   (with reductions over one axis), ``library`` (a library op, the first that is no view, and its epilogue).
 - `mok.once`: ops on weights and constants only, which run once when a model is loaded.
 - `mok.matmul`: `mo.matmul` with the attribute `transpose_b`.
-- `mok.pack`: a weight laid out as kernels like it best, and `mok.packed_matmul`: the product with one.
+- `mok.pack`: a weight, or several, laid out as kernels like it best; `mok.packed_matmul`: the product with one;
+  `mok.packed_products`: one x with each of several.
 - `mok.pack_filter` and `mok.packed_conv`: the same for convolutions.
 - `mok.attention`: attention over keys and values that are plain tensors.
 - `mok.yield`: ends the body of a region or of a `mok.once`.
@@ -23,8 +24,9 @@ from xdsl.utils.exceptions import VerifyException
 
 from max._kernels.conv import filter_elements
 from max._kernels.int8_panels import ENCODINGS as INT8
-from max._kernels.packed import FORMATS, ROWS
-from max._kernels.panels import COLUMNS, panel_elements
+from max._kernels.packed import FORMATS
+from max._kernels.panels import panel_elements
+from max._kernels.strips import COLUMNS, strips_of
 from max.dtype import DType
 from max.dtype.blocks import BLOCK_FORMATS
 from max.mlir import MO, DimExpr, MoOp, OpSpec, TensorType, to_attr
@@ -44,9 +46,11 @@ __all__ = [
     "PackOp",
     "PackedConvOp",
     "PackedMatmulOp",
+    "PackedProductsOp",
     "RegionOp",
     "YieldOp",
     "parse",
+    "parts_of",
 ]
 
 
@@ -75,24 +79,50 @@ class MatmulOp(MoOp):
     traits = OpTraits(lambda: (Pure(),))
 
 
+def parts_of(products: int, pairs: Sequence[int]) -> list[tuple[int, ...]]:
+    """Which products share strips of a packed weight: one, or a pair.
+
+    Args:
+        products: How many there are.
+        pairs: The first of each pair.
+    """
+    second = {first + 1 for first in pairs}
+    return [(i, i + 1) if i in pairs else (i,) for i in range(products) if i not in second]
+
+
 def _infer_pack(types: Sequence[Attribute], attrs: Any) -> Sequence[Attribute]:
-    (w,) = types
-    assert isinstance(w, TensorType)
+    encoding: str = attrs["encoding"]
+    sizes = [_panel_sizes(cast("TensorType", w), encoding) for w in types]
+    if len({elements for _, elements in sizes}) != 1 or len(set(map(_dtype, types))) != 1:
+        raise ValueError(f"pack: {short_types(types)} do not go together")
+    strips = 0
+    for part in parts_of(len(types), attrs.get("pairs", ())):
+        if len({sizes[i] for i in part}) != 1:
+            raise ValueError(f"pack: the sizes of a pair of {short_types(types)} differ")
+        strips += strips_of(sizes[part[0]][0], len(part))
+    w = cast("TensorType", types[0])
+    dtype = DType.uint8 if encoding in INT8 else w.dtype
+    return (TensorType.get(dtype, [strips, sizes[0][1]], w.device),)
+
+
+def _dtype(type_: Attribute) -> DType:
+    return cast("TensorType", type_).dtype
+
+
+def _panel_sizes(w: TensorType, encoding: str) -> tuple[int, int]:
+    """The columns of a packed weight, and the elements of 32 of them."""
     first, second = w.static_shape or (0, 0)
-    form = FORMATS.get(attrs["encoding"])
+    form = FORMATS.get(encoding)
     if form is not None:
         inner = second // BLOCK_FORMATS[form.encoding].bytes * form.super_block
-        return (w.with_shape([-(-first // ROWS), form.group_bytes(inner)]),)
-    by_rows = attrs["encoding"] == "rows" or INT8.get(attrs["encoding"], False)
+        return first, form.group_bytes(inner)
+    by_rows = encoding == "rows" or INT8.get(encoding, False)
     columns, inner = (first, second) if by_rows else (second, first)
-    shape = [-(-columns // COLUMNS), panel_elements(inner)]
-    if attrs["encoding"] in INT8:
-        return (TensorType.get(DType.uint8, shape, w.device),)
-    return (w.with_shape(shape),)
+    return columns, panel_elements(inner)
 
 
 class PackOp(MoOp):
-    """A weight as kernels like it best.
+    """A weight as kernels like it best, or several, one after the other; the `pairs` have shares of the same strips.
 
     The encoding is that of quantised blocks, laid out as `max._kernels.packed` has it; of a dense weight ``"rows"`` (`[N, K]`) or
     ``"columns"`` (`[K, N]`), which become panels as `max._kernels.panels` has them; of 8-bit integers ``"int8 rows"`` or ``"int8 columns"``,
@@ -100,17 +130,38 @@ class PackOp(MoOp):
     """
 
     name = "mok.pack"
-    spec = OpSpec("mok.pack", (1, 1), 1, attributes={"encoding": str}, infer=_infer_pack)
+    spec = OpSpec(
+        "mok.pack",
+        (1, None),
+        1,
+        attributes={"encoding": str},
+        optional={"pairs": tuple},
+        infer=_infer_pack,
+    )
     traits = OpTraits(lambda: (Pure(),))
 
     @classmethod
-    def of(cls, w: SSAValue, encoding: str) -> PackOp:
-        """The op for a weight, whose sizes are known."""
+    def of(cls, ws: Sequence[SSAValue], encoding: str, pairs: Sequence[int] = ()) -> PackOp:
+        """The op for weights whose sizes are known; `pairs` are the first of each two that share strips."""
+        attrs: dict[str, Any] = {"encoding": encoding}
+        if pairs:
+            attrs["pairs"] = tuple(pairs)
         return cls.create(
-            operands=(w,),
-            result_types=_infer_pack([w.type], {"encoding": encoding}),
-            attributes={"encoding": to_attr(encoding)},
+            operands=ws,
+            result_types=_infer_pack([w.type for w in ws], attrs),
+            attributes={name: to_attr(value) for name, value in attrs.items()},
         )
+
+    def places(self) -> list[tuple[int, int, int, int]]:
+        """For each operand its first strip, how many it has, how many weights share them, and which of these it is."""
+        found: list[tuple[int, int, int, int]] = []
+        first = 0
+        for part in parts_of(len(self.operands), self.attr_or("pairs", ())):
+            w = cast("TensorType", self.operands[part[0]].type)
+            strips = strips_of(_panel_sizes(w, self.attr("encoding"))[0], len(part))
+            found += [(first, strips, len(part), share) for share in range(len(part))]
+            first += strips
+        return found
 
 
 def _infer_packed_matmul(types: Sequence[Attribute], attrs: Any) -> Sequence[Attribute]:
@@ -161,6 +212,58 @@ class PackedMatmulOp(MoOp):
             },
             location=location,
         )
+
+
+def _infer_packed_products(types: Sequence[Attribute], attrs: Any) -> Sequence[Attribute]:
+    x = cast("TensorType", types[0])
+    return [x.with_shape([*x.shape[:-1], DimExpr.of(columns)]) for columns in attrs["columns"]]
+
+
+class PackedProductsOp(MoOp):
+    """The products of one x with each of the weights that `mok.pack` laid out together.
+
+    They have so many `columns`; `pairs` and `streamed` are as in `mok.pack` and `mok.packed_matmul`.
+    """
+
+    name = "mok.packed_products"
+    spec = OpSpec(
+        "mok.packed_products",
+        (2, 2),
+        None,
+        attributes={"encoding": str, "columns": tuple, "pairs": tuple, "streamed": bool},
+        infer=_infer_packed_products,
+    )
+    traits = OpTraits(lambda: (Pure(),))
+
+    @classmethod
+    def of(
+        cls,
+        x: SSAValue,
+        packed: SSAValue,
+        encoding: str,
+        columns: Sequence[int],
+        pairs: Sequence[int],
+        streamed: bool,
+        location: LocationAttr,
+    ) -> PackedProductsOp:
+        """The products of x and a packed weight."""
+        attrs = {
+            "encoding": encoding,
+            "columns": tuple(columns),
+            "pairs": tuple(pairs),
+            "streamed": streamed,
+        }
+        return cls.create(
+            operands=(x, packed),
+            result_types=_infer_packed_products([x.type], attrs),
+            attributes={name: to_attr(value) for name, value in attrs.items()},
+            location=location,
+        )
+
+    @property
+    def parts(self) -> list[tuple[int, ...]]:
+        """The results that share strips; see `parts_of`."""
+        return parts_of(len(self.results), self.attr("pairs"))
 
 
 def _infer_pack_filter(types: Sequence[Attribute], attrs: Any) -> Sequence[Attribute]:
@@ -388,6 +491,7 @@ MOK = Dialect(
         MatmulOp,
         PackOp,
         PackedMatmulOp,
+        PackedProductsOp,
         PackFilterOp,
         PackedConvOp,
         AttentionOp,

@@ -22,6 +22,7 @@ from max._compiler.passes.cse import merge_equal_ops
 from max._compiler.passes.dce import drop_dead_ops
 from max._compiler.passes.fuse import fuse
 from max._compiler.passes.materialise import materialise
+from max._compiler.passes.merge_products import merge_products
 from max._compiler.passes.once import compute_once
 from max._compiler.passes.pack import pack_weights
 from max._compiler.passes.split import split_concats
@@ -52,6 +53,7 @@ PASSES: tuple[Pass, ...] = (
     GraphPass("push-views", push_views),
     GraphPass("drop-dead-ops", drop_dead_ops),
     GraphPass("pack-weights", pack_weights),
+    GraphPass("merge-products", merge_products),
     GraphPass("compute-once", compute_once),
     GraphPass("materialise", materialise),
     GraphPass("fuse", fuse),

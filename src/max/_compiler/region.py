@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from xdsl.ir import SSAValue
+from xdsl.ir import Block, SSAValue
 
 from max._compiler.codegen.expressions import compute_dtype
 from max._compiler.codegen.spec import Leaf, Literal, Node, RegionSpec, Result, SizeOf, Value
@@ -18,7 +18,7 @@ from max._compiler.sizes import Size, Sizes
 from max.dtype import DType
 from max.mlir import MoOp, ShapedType
 
-__all__ = ["RegionParts", "epilogue_parts", "region_parts"]
+__all__ = ["RegionParts", "epilogue_parts", "needed_ops", "region_parts"]
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class _Builder:
     strip = True
     """Whether axes of size 1 are no part of the iteration space."""
 
-    def __init__(self, region: BodyOp) -> None:
-        self.region = region
-        self.ops = ops_of(region.block)
+    def __init__(self, region: BodyOp, only: SSAValue | None = None) -> None:
+        self.yielded = region.yielded if only is None else (only,)
+        self.ops = ops_of(region.block)[:-1] if only is None else needed_ops(only)
         self.values: list[Value] = []
         self.sources: list[tuple[int, Size]] = []
         self.known: dict[Value, int] = {}
@@ -56,7 +56,7 @@ class _Builder:
                 axis: int = op.attr_or("axis", len(shape) - 1)
                 outer = strip(shape[:axis]) + strip(shape[axis + 1 :])
                 return (*outer, shape[axis]), len(strip(shape[:axis]))
-        return strip(shape_of(self.region.results[0])), -1
+        return strip(shape_of(self.yielded[0])), -1
 
     def strides(self, layout: Layout) -> Sizes:
         """A layout's strides over the iteration space."""
@@ -195,25 +195,31 @@ class _Builder:
 
 
 def region_parts(
-    region: BodyOp, main: MoOp | None = None, layouts: Sequence[Layout] | None = None
+    region: BodyOp,
+    main: MoOp | None = None,
+    layouts: Sequence[Layout] | None = None,
+    only: SSAValue | None = None,
 ) -> RegionParts:
     """Describes a region of kind ``map`` or ``rows``, with the axes of its loops merged where that changes nothing.
 
     Args:
         region: The region.
-        main: In a library region, the library op: its result is read from memory, as operand number -1.
+        main: In a library region, the library op: its results are read from memory, as operands number -1, -2, ….
         layouts: How the results lie in memory; contiguous by default.
+        only: Of what the region yields, the value that is computed; all by default.
     """
-    builder = _Builder(region)
+    builder = _Builder(region, only)
     for index, argument in enumerate(region.block.args):
         builder.layouts[argument] = (index, Layout.contiguous(shape_of(argument)))
-    for op in builder.ops[:-1]:
+    for op in builder.ops:
         if op is main:
-            builder.layouts[op.results[0]] = (-1, Layout.contiguous(shape_of(op.results[0])))
+            for number, result in enumerate(op.results):
+                layout = Layout.contiguous(shape_of(result))
+                builder.layouts[result] = (-1 - number, layout)
         else:
             builder.visit(op)
     results: list[Result] = []
-    for index, value in enumerate(region.yielded):
+    for index, value in enumerate(builder.yielded):
         type_ = value.type
         assert isinstance(type_, ShapedType)
         layout = layouts[index] if layouts is not None else Layout.contiguous(shape_of(value))
@@ -222,28 +228,50 @@ def region_parts(
     return RegionParts(_collapsed(builder, results), tuple(builder.sources))
 
 
-def epilogue_parts(region: BodyOp, op: MoOp) -> RegionParts | None:
+def needed_ops(value: SSAValue) -> list[MoOp]:
+    """The ops of a block that a value is computed by, in their order."""
+    found: set[object] = set()
+    todo = [value.owner]
+    block: Block | None = None
+    while todo:
+        op = todo.pop()
+        if isinstance(op, MoOp) and op not in found:
+            found.add(op)
+            block = op.parent
+            todo.extend(operand.owner for operand in op.operands)
+    return [] if block is None else [op for op in ops_of(block) if op in found]
+
+
+def epilogue_parts(
+    region: BodyOp,
+    op: MoOp,
+    products: Sequence[SSAValue] | None = None,
+    only: SSAValue | None = None,
+) -> RegionParts | None:
     """Describes what a library region does after its first op, over ``[rows, columns]``.
 
     Args:
         region: The region.
-        op: The op in its body whose result comes first among the values.
+        op: The op in its body whose results come first among the values.
+        products: Which of its results; the first by default.
+        only: What of that the region yields is computed; all by default.
 
     Returns:
-        The parts, without a source for the first leaf; None where an operand does not lie regularly over the rows.
+        The parts, without sources for the first leaves; None where an operand does not lie regularly over the rows.
     """
-    builder = _Builder(region)
-    shape = shape_of(op.results[0])
+    builder = _Builder(region, only)
+    products = op.results[:1] if products is None else products
+    shape = shape_of(products[0])
     builder.space, builder.axis = shape, -1
     for index, argument in enumerate(region.block.args):
         builder.layouts[argument] = (index, Layout.contiguous(shape_of(argument)))
-    result = op.results[0].type
-    assert isinstance(result, ShapedType)
     own = contiguous_strides(shape)
-    builder.values.append(Leaf(result.dtype, own))
-    builder.numbers[op.results[0]] = 0
+    for number, product in enumerate(products):
+        assert isinstance(product.type, ShapedType)
+        builder.values.append(Leaf(product.type.dtype, own))
+        builder.numbers[product] = number
     builder.strip = False
-    for other in builder.ops[:-1]:
+    for other in builder.ops:
         if other is not op:
             builder.visit(other)
     views = [value.strides for value in builder.values if isinstance(value, Leaf)]
@@ -259,8 +287,9 @@ def epilogue_parts(region: BodyOp, op: MoOp) -> RegionParts | None:
     values = tuple(
         replace(v, strides=next(strides)) if isinstance(v, Leaf) else v for v in builder.values
     )
-    number = builder.operand(region.yielded[0])
-    type_ = region.yielded[0].type
+    value = builder.yielded[0]
+    number = builder.operand(value)
+    type_ = value.type
     assert isinstance(type_, ShapedType)
     spec = RegionSpec(dims, False, values, (Result(number, type_.dtype, contiguous_strides(dims)),))
     return RegionParts(spec, tuple(builder.sources))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from max._compiler.codegen.expressions import KERNEL_NAME, cast, compute_dtype, expression, literal
@@ -9,20 +10,21 @@ from max._compiler.codegen.nest import ArgView, cast_loaded
 from max._compiler.codegen.spec import Leaf, Literal, Node, RegionSpec, SizeOf
 from max._compiler.layout import contiguous_strides
 
-__all__ = ["EpilogueText", "write_epilogue"]
+__all__ = ["EpilogueText", "write_epilogue", "write_part_epilogues"]
 
 
 @dataclass(frozen=True)
 class EpilogueText:
-    """The text of ``epilogue(v, row, col, mask, extra)``, and the views that it reads, in the order of `extra`."""
+    """The text of an epilogue, and the views that it reads, in the order of `extra`."""
 
     source: str
     args: tuple[ArgView, ...]
 
 
 class _Writer:
-    def __init__(self, spec: RegionSpec) -> None:
+    def __init__(self, spec: RegionSpec, args: list[ArgView]) -> None:
         self.spec = spec
+        self.args = args
         self.lines: list[str] = []
         self.names: dict[int, str] = {}
         self.vectors: dict[int, bool] = {}
@@ -72,28 +74,61 @@ class _Writer:
             return cast(texts[0], first.dtype, node.dtype), vector
         return expression(node.op, node.attr, first.dtype, texts), vector
 
+    def write(self, products: list[str]) -> str:
+        """Writes the body of an epilogue; gives the name of what is stored.
+
+        Args:
+            products: What the first leaves are; the others become arguments.
+        """
+        for i, product in enumerate(products):
+            compute = KERNEL_NAME[compute_dtype(self.spec.values[i].dtype)]
+            self.names[i], self.vectors[i] = f"t{i}", True
+            self.lines.append(f"    t{i} = k.cast({product}, k.{compute})")
+        for i, value in enumerate(self.spec.values):
+            if i >= len(products) and isinstance(value, Leaf):
+                axes = [axis for axis, stride in enumerate(value.strides) if stride != 0]
+                shape = tuple(self.spec.dims[axis] for axis in axes) or (1,)
+                strides = tuple(value.strides[axis] for axis in axes)
+                dense = not axes or strides == contiguous_strides(shape)
+                self.extra[i] = len(self.args)
+                self.args.append(ArgView(value.dtype, shape, None if dense else strides, False))
+        number = self.spec.results[0].value
+        name = self.value(number)
+        return name if self.vectors[number] else f"k.splat({name}, v.width)"
+
 
 def write_epilogue(spec: RegionSpec) -> EpilogueText:
-    """Writes the epilogue of a library kernel.
+    """Writes the epilogue ``epilogue(v, row, col, mask, extra)`` of a library kernel.
 
     Args:
         spec: A region over ``[rows, columns]`` whose first value is the kernel's result and which has one result.
     """
-    writer = _Writer(spec)
-    result = spec.values[0]
-    writer.names[0], writer.vectors[0] = "t0", True
-    writer.lines.append(f"    t0 = k.cast(v, k.{KERNEL_NAME[compute_dtype(result.dtype)]})")
     args: list[ArgView] = []
-    for i, value in enumerate(spec.values):
-        if i and isinstance(value, Leaf):
-            axes = [axis for axis, stride in enumerate(value.strides) if stride != 0]
-            shape = tuple(spec.dims[axis] for axis in axes) or (1,)
-            strides = tuple(value.strides[axis] for axis in axes)
-            dense = not axes or strides == contiguous_strides(shape)
-            writer.extra[i] = len(args)
-            args.append(ArgView(value.dtype, shape, None if dense else strides, False))
-    name = writer.value(spec.results[0].value)
-    if not writer.vectors[spec.results[0].value]:
-        name = f"k.splat({name}, v.width)"
+    writer = _Writer(spec, args)
+    name = writer.write(["v"])
     lines = ["def epilogue(v, row, col, mask, extra):", *writer.lines, f"    return {name}"]
+    return EpilogueText("\n".join(lines) + "\n", tuple(args))
+
+
+def write_part_epilogues(specs: Sequence[tuple[RegionSpec, int] | None]) -> EpilogueText:
+    """Writes the epilogue ``epilogue(part, sums, row, col, mask, extra)`` of a kernel with several results; see `max._kernels.strips`.
+
+    Args:
+        specs: For each part a region as that of `write_epilogue`, whose first values are so many products; None where sums are stored.
+    """
+    args: list[ArgView] = []
+    lines: list[str] = []
+    for part, item in enumerate(specs):
+        lines.append(f"def part_{part}(sums, row, col, mask, extra):")
+        if item is None:
+            lines += ["    return sums", ""]
+            continue
+        spec, products = item
+        writer = _Writer(spec, args)
+        name = writer.write([f"sums[{i}]" for i in range(products)])
+        lines += ["    v = sums[0]", *writer.lines, f"    return ({name},)", ""]
+    lines.append("def epilogue(part, sums, row, col, mask, extra):")
+    for part in range(len(specs)):
+        lines.append(f"    if part == {part}:")
+        lines.append(f"        return part_{part}(sums, row, col, mask, extra)")
     return EpilogueText("\n".join(lines) + "\n", tuple(args))

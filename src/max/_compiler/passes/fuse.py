@@ -9,11 +9,13 @@ Afterwards an element-wise group whose only input from a matmul is its result be
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from xdsl.ir import Block, SSAValue
 
 from max._compiler.codegen.expressions import KERNEL_NAME
+from max._compiler.mok import PackedProductsOp
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.materialise import base_of
 from max._compiler.passes.outline import Unit, rebuild
@@ -30,6 +32,7 @@ MATMULS = frozenset(
         "mo.matmul",
         "mok.matmul",
         "mok.packed_matmul",
+        "mok.packed_products",
         "mo.conv",
         "mok.packed_conv",
         "mo.conv_transpose",
@@ -95,7 +98,10 @@ class Fuser:
         self.ops = ops_of(block)
         self.position = {op: i for i, op in enumerate(self.ops)}
         self.group_of: dict[MoOp, Group] = {}
-        self.seen_through: dict[SSAValue, SSAValue] = {}
+        self.epilogues: dict[MoOp, list[Group]] = {}
+        """The groups that became epilogues of ops with several results, which all wait together."""
+        self.owners: dict[Group, MoOp] = {}
+        """The same from group to op."""
 
     def find(self, op: object) -> Group | None:
         """The group that an op is in now."""
@@ -236,19 +242,25 @@ class Fuser:
 
     # cycles ------------------------------------------------------------------------------------
 
-    def reaches(self, starts: list[MoOp], targets: set[Group], lowest: int) -> bool:
-        """Whether any of the ops, or what they wait for, is or waits for one of the groups."""
+    def reaches(self, starts: list[MoOp], targets: Set[object], lowest: int) -> bool:
+        """Whether any of the ops, or what they wait for, is or waits for one of the groups, or of the ops with several epilogues."""
         todo, seen = list(starts), set[object]()
         while todo:
             op = todo.pop()
             unit = self.find(op)
-            if unit in targets:
+            main = self.owners.get(unit, op) if unit is not None else op
+            if unit in targets or main in targets:
                 return True
-            mark: object = unit if unit is not None else op
+            # an op with several epilogues waits for what all of them read
+            grouped = self.epilogues.get(main, [])
+            mark: object = main if grouped or unit is None else unit
             if mark in seen:
                 continue
             seen.add(mark)
-            members = unit.ops if unit is not None else [op]
+            if grouped:
+                members = [main, *[member for group in grouped for member in group.ops]]
+            else:
+                members = unit.ops if unit is not None else [op]
             # nothing before a group's first op can depend on it
             if max(self.position[m] for m in members) < lowest:
                 continue
@@ -335,17 +347,26 @@ class Fuser:
                 assert isinstance(matmul, MoOp)
                 if self.is_epilogue(matmul, group, inside):
                     found[group] = matmul
+                    if isinstance(matmul, PackedProductsOp):
+                        self.epilogues.setdefault(matmul, []).append(group)
+                        self.owners[group] = matmul
                     break
         return found
 
     def is_epilogue(self, matmul: MoOp, group: Group, inside: set[MoOp]) -> bool:
         """Whether all that becomes of a matmul's result is computed by a group, element by element."""
-        result = matmul.results[0]
-        shape = shape_of(result)
-        # nothing else waits for the matmul, so that making both one unit cannot close a circle
-        return all(use.operation in inside for use in result.uses) and all(
+        used = [r for r in matmul.results if any(use.operation in inside for use in r.uses)]
+        shape = shape_of(used[0])
+        if not all(use.operation in inside for result in used for use in result.uses) or not all(
             shape_of(op.results[0]) == shape for op in group.ops
-        )
+        ):
+            return False
+        if not isinstance(matmul, PackedProductsOp):
+            # nothing else waits for the matmul, so that making both one unit cannot close a circle
+            return True
+        numbers = tuple([result.index for result in used])
+        starts = [op for op in self.outside_owners(group.ops, {group}) if op is not matmul]
+        return numbers in matmul.parts and not self.reaches(starts, {matmul}, self.position[matmul])
 
 
 def _covers(value: SSAValue, space: Sizes) -> bool:
@@ -359,12 +380,12 @@ def fuse(block: Block) -> None:
     groups = fuser.run()
     epilogues = fuser.attach_epilogues(groups)
     alone = fuser.join_siblings([group for group in groups if group not in epilogues])
-    units: list[Unit] = []
-    for group in [*epilogues, *alone]:
-        matmul = epilogues.get(group)
+    joined: dict[MoOp, list[MoOp]] = {}
+    for group, matmul in epilogues.items():
         ops = sorted(group.ops, key=fuser.position.__getitem__)
-        if matmul is not None:
-            units.append(Unit([matmul, *ops], "library"))
-        else:
-            units.append(Unit(ops, "map" if group.axis < 0 else "rows"))
+        joined.setdefault(matmul, [matmul]).extend(ops)
+    units = [Unit(ops, "library") for ops in joined.values()]
+    for group in alone:
+        ops = sorted(group.ops, key=fuser.position.__getitem__)
+        units.append(Unit(ops, "map" if group.axis < 0 else "rows"))
     rebuild(block, units)

@@ -51,7 +51,7 @@ def pack_weights(block: Block) -> None:
             continue
         chosen.append((op, encoding))
         if (w, encoding) not in packed:
-            packed[w, encoding] = insert_before(op, PackOp.of(w, encoding))
+            packed[w, encoding] = insert_before(op, PackOp.of([w], encoding))
     streamed = sum(map(_bytes, packed.values())) >= STREAMED_BYTES
     for op, encoding in chosen:
         x, w = op.operands
@@ -79,7 +79,7 @@ def _pack_int8(products: list[MoOp], known: set[SSAValue]) -> None:
             continue
         encoding = "int8 rows" if by_rows else "int8 columns"
         if (w, encoding) not in packed:
-            packed[w, encoding] = insert_before(op, PackOp.of(w, encoding))
+            packed[w, encoding] = insert_before(op, PackOp.of([w], encoding))
         panels = packed[w, encoding]
         columns, streamed = shape[0 if by_rows else 1], _bytes(panels) >= STREAMED_BYTES
         made = PackedMatmulOp.of(x, panels, encoding, columns, streamed, op.location)

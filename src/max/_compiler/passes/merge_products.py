@@ -1,0 +1,204 @@
+"""Makes products of one value with several packed weights one launch: x is read and rounded once, and workers wait once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.ir import Block, SSAValue
+
+from max._compiler.mok import PackedProductsOp, PackOp
+from max._compiler.passes.base import ops_of
+from max._compiler.passes.canonicalise import insert_before
+from max._compiler.passes.fuse import MATMULS
+from max._compiler.shapes import shape_of
+from max._kernels.packed import FORMATS
+from max.mlir import OPS, MoOp
+
+__all__ = ["merge_products"]
+
+MOST = 4
+"""Parts of one launch, single products or pairs: its code has what is done with each of them."""
+CONE_OPS = 32
+"""Element-wise ops after a product that are looked at."""
+APART = MATMULS | {"mok.attention", "mo.custom", "mo.call", "mo.if", "mo.while"}
+"""Products on both sides of one of these stay apart: their results would wait in memory."""
+DENSE = ("rows", "columns")
+
+
+def merge_products(block: Block) -> None:
+    """Merges `mok.packed_matmul` ops of one x into `mok.packed_products`, whose weights are packed into one buffer.
+
+    Two products of equal sizes whose results meet in element-wise ops, as those of a gated product, become a pair: they have shares
+    of the same strips, so that one epilogue has both sums. Others whose results meet stay apart, as the later one takes the epilogue.
+    A weight that other products use too is packed once, and stays apart.
+    """
+    ops = ops_of(block)
+    groups = _groups(ops)
+    if all(len(group) == 1 for group in groups):
+        return
+    position = {op: i for i, op in enumerate(ops)}
+    made: dict[Plan, SSAValue] = {}
+    for plan, members in _decide(groups):
+        _merge(plan, members, position, made)
+    for op in ops:
+        if op.name == "mok.pack" and op.parent is not None and op.results[0].first_use is None:
+            op.detach()
+            op.erase()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Packed weights that become one, and where pairs of them begin."""
+
+    packed: tuple[SSAValue, ...]
+    pairs: tuple[int, ...]
+
+
+def _decide(groups: list[list[MoOp]]) -> list[tuple[Plan, list[MoOp]]]:
+    """What is merged, so that no weight is packed twice."""
+    # layers that have their weights in common use the same ones together; what is used otherwise too stays apart
+    sets: dict[SSAValue, tuple[SSAValue, ...]] = {}
+    shared: set[SSAValue] = set()
+    for group in groups:
+        together = tuple([op.operands[1] for op in group])
+        for packed in together:
+            if sets.setdefault(packed, together) != together or together.count(packed) > 1:
+                shared.add(packed)
+    found: list[tuple[Plan, list[MoOp]]] = []
+    plans: dict[SSAValue, Plan | None] = {}
+    for group in groups:
+        plan_of: dict[SSAValue, Plan] = {}
+        for parts in _parts([op for op in group if op.operands[1] not in shared]):
+            plan, members = _plan(parts)
+            found.append((plan, members))
+            plan_of.update((packed, plan) for packed in plan.packed)
+        for op in group:
+            packed = op.operands[1]
+            plan = plan_of.get(packed)
+            if plans.setdefault(packed, plan) != plan:
+                plans[packed] = None
+    return [
+        (plan, members)
+        for plan, members in found
+        if len(members) > 1 and all(plans[packed] == plan for packed in plan.packed)
+    ]
+
+
+def _plan(parts: list[tuple[MoOp, ...]]) -> tuple[Plan, list[MoOp]]:
+    """Parts as one launch, and its products."""
+    members = [op for part in parts for op in part]
+    pairs = [members.index(part[0]) for part in parts if len(part) == 2]
+    return Plan(tuple([op.operands[1] for op in members]), tuple(pairs)), members
+
+
+def _groups(ops: list[MoOp]) -> list[list[MoOp]]:
+    """Products that may be one launch, also of one: of one x, with nothing large between them."""
+    groups: list[list[MoOp]] = []
+    open_: dict[tuple[SSAValue, str], list[MoOp]] = {}
+    for op in ops:
+        if op.name != "mok.packed_matmul":
+            if op.name in APART:
+                open_.clear()
+            continue
+        encoding = op.attr("encoding")
+        key = (op.operands[0], encoding)
+        group = open_.get(key)
+        open_ = {}
+        if group is None or (encoding not in FORMATS and encoding not in DENSE):
+            groups.append(group := [])
+        group.append(op)
+        open_[key] = group
+    return groups
+
+
+def _cone(product: MoOp) -> set[MoOp]:
+    """The element-wise ops that a product's result goes through."""
+    shape = shape_of(product.results[0])
+    found: set[MoOp] = set()
+    todo = [product]
+    while todo and len(found) < CONE_OPS:
+        for use in todo.pop().results[0].uses:
+            user = use.operation
+            if isinstance(user, MoOp) and user not in found and _elementwise(user):
+                if shape_of(user.results[0]) == shape:
+                    found.add(user)
+                    todo.append(user)
+    return found
+
+
+def _elementwise(op: MoOp) -> bool:
+    return op.name in OPS and op.spec.elementwise
+
+
+def _parts(products: list[MoOp]) -> list[list[tuple[MoOp, ...]]]:
+    """What is merged: for each launch its single products and pairs. Products that stay apart are left out."""
+    if len(products) < 2:
+        return []
+    cones = {op: _cone(op) for op in products}
+    parts: list[tuple[MoOp, ...]] = []
+    paired: set[MoOp] = set()
+    for op in products:
+        others = [other for other in products if other is not op and cones[op] & cones[other]]
+        if not others:
+            parts.append((op,))
+        elif len(others) == 1 and op not in paired and _is_pair(op, others[0], cones):
+            paired.add(others[0])
+            parts.append((op, others[0]))
+    return [parts[i : i + MOST] for i in range(0, len(parts), MOST)]
+
+
+def _is_pair(a: MoOp, b: MoOp, cones: dict[MoOp, set[MoOp]]) -> bool:
+    """Whether one epilogue can take both results."""
+    alone = sum(bool(cones[b] & cone) for cone in cones.values()) == 2
+    return (
+        alone
+        and a.results[0].type == b.results[0].type
+        and all(use.operation in cones[op] for op in (a, b) for use in op.results[0].uses)
+    )
+
+
+def _merge(
+    plan: Plan, members: list[MoOp], position: dict[MoOp, int], made: dict[Plan, SSAValue]
+) -> None:
+    """Replaces products, which need not stand in order, where the first of them stands."""
+    first = min(members, key=position.__getitem__)
+    block = first.parent
+    assert block is not None
+    encoding: str = first.attr("encoding")
+    if plan not in made:
+        weights: list[SSAValue] = []
+        for value in plan.packed:
+            pack = value.owner
+            assert isinstance(pack, MoOp)
+            weights.append(pack.operands[0])
+            _bring(pack.operands[0], first, position)
+        made[plan] = insert_before(first, PackOp.of(weights, encoding, plan.pairs))
+    columns = [shape_of(op.results[0])[-1] for op in members]
+    merged = PackedProductsOp.of(
+        first.operands[0],
+        made[plan],
+        encoding,
+        [size for size in columns if isinstance(size, int)],
+        plan.pairs,
+        first.attr("streamed"),
+        first.location,
+    )
+    block.insert_op_before(merged, first)
+    for op, result in zip(members, merged.results, strict=True):
+        op.results[0].replace_all_uses_with(result)
+        op.detach()
+        op.erase()
+
+
+def _bring(value: SSAValue, before: MoOp, position: dict[MoOp, int]) -> None:
+    """Moves what makes a weight, which depends on weights and constants only, before an op."""
+    op = value.owner
+    if not isinstance(op, MoOp) or position[op] < position[before]:
+        return
+    for operand in op.operands:
+        _bring(operand, before, position)
+    block = before.parent
+    assert block is not None
+    op.detach()
+    block.insert_op_before(op, before)
+    position[op] = position[before] - 1

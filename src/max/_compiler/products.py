@@ -1,0 +1,61 @@
+"""How a launch of several products stores them: which results each part has, and what its epilogue is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.ir import SSAValue
+
+from max._compiler.mok import PackedProductsOp, RegionOp
+from max._compiler.region import RegionParts, epilogue_parts, needed_ops
+
+__all__ = ["PartJob", "plan_products"]
+
+
+@dataclass(frozen=True)
+class PartJob:
+    """What becomes of the sums of a part.
+
+    Args:
+        products: How many products it is.
+        results: The values that are stored: what an epilogue gives, or each of the products.
+        epilogue: The epilogue.
+        later: The result of the region that is computed from the stored products, by a launch of its own.
+    """
+
+    products: int
+    results: tuple[SSAValue, ...]
+    epilogue: RegionParts | None = None
+    later: int | None = None
+
+
+def plan_products(op: PackedProductsOp, outer: RegionOp | None) -> list[PartJob]:
+    """The jobs of all parts, in their order.
+
+    Args:
+        op: The products.
+        outer: The region that they are in, with their epilogues.
+    """
+    stored: dict[SSAValue, SSAValue] = {}
+    ends: dict[int, int] = {}
+    for number, value in enumerate(outer.yielded if outer is not None else ()):
+        if value.owner is op:
+            assert outer is not None
+            stored[value] = outer.results[number]
+            continue
+        operands = {operand for inner in needed_ops(value) for operand in inner.operands}
+        ends.update((i, number) for i, result in enumerate(op.results) if result in operands)
+    jobs: list[PartJob] = []
+    for part in op.parts:
+        products = [op.results[i] for i in part]
+        number = ends.get(part[0])
+        if number is None or outer is None:
+            results = tuple([stored.get(value, value) for value in products])
+            jobs.append(PartJob(len(part), results))
+            continue
+        epilogue = epilogue_parts(outer, op, products, outer.yielded[number])
+        if epilogue is None:
+            jobs.append(PartJob(len(part), tuple(products), later=number))
+        else:
+            jobs.append(PartJob(len(part), (outer.results[number],), epilogue))
+    return jobs
