@@ -114,9 +114,10 @@ def add_products(acc: Any, elements: Any, word: Any, signed: bool, width: int) -
     """Adds the products of four neighbours in k of `width` rows of the weight with four of a row of x, which are one word."""
     x = k.bitcast(k.splat(word, width), k.i8)
     if signed:
-        value = k.bitcast(elements ^ 128, k.i8)
-        x = k.select(value < 0, 0 - x, x)
-        return k.dot_i8(acc, k.bitcast(k.abs(value), k.u8), x, narrow=True)
+        elements = k.bitcast(elements ^ 128, k.i8)
+    elif k.target().signed_dot_i8_lanes(width) and not k.target().dot_i8_lanes(width):
+        # less than 128: the same number with a sign
+        elements = k.bitcast(elements, k.i8)
     return k.dot_i8(acc, elements, x, narrow=True)
 
 

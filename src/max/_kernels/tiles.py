@@ -51,7 +51,7 @@ def tiling(target: Target, a: k.ScalarType, b: k.ScalarType) -> Tiling:
     sums = a if a.bits >= b.bits else b
     if sums.is_float and sums.bits < 32:
         sums = k.f32
-    pairs = a is k.bf16 and b is k.bf16 and target.has("avx512bf16")
+    pairs = a is k.bf16 and b is k.bf16 and bool(target.dot_bf16_lanes(target.width(k.f32)))
     height, few = (12, 4) if target.registers >= 32 else (6, 2)
     lane, pair = (k.i32, 2) if pairs else (sums, 1)
     return Tiling(sums, lane, pair, target.width(sums), height, few)

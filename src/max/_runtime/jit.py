@@ -76,8 +76,13 @@ class Machine(NamedTuple):
 
 @functools.cache
 def _host_machine() -> Machine:
-    features = llvm.get_host_cpu_features()
-    return Machine(llvm.get_process_triple(), llvm.get_host_cpu_name(), features.flatten())
+    triple, cpu = llvm.get_process_triple(), llvm.get_host_cpu_name()
+    if platform.MACHINE == "aarch64":  # LLVM does not know all of them
+        from max.kernel.host import host_features
+        from max.kernel.target import Target
+
+        return Machine.of(Target(host_features(), triple, cpu))
+    return Machine(triple, cpu, llvm.get_host_cpu_features().flatten())
 
 
 @dataclass

@@ -351,9 +351,7 @@ def emit_dot_bf16(fe: Expressions, acc: Any, a: Any, b: Any) -> Any:
     if acc.type.dtype is not f32 or a.type is not pair or b.type is not pair:
         came = f"{describe(acc)}, {describe(a)} and {describe(b)}"
         fe.fail(f"k.dot_bf16 takes SIMD[f32, n] and twice SIMD[bf16, 2n], got {came}")
-    if fe.target.has("avx512bf16") and (
-        acc.type.width % 16 == 0 or (fe.target.has("avx512vl") and acc.type.width in (4, 8))
-    ):
+    if fe.target.dot_bf16_lanes(acc.type.width):
         return fe.b.op("dot_bf16", (acc, a, b), acc.type)
     (a0, a1), (b0, b1) = emit_deinterleave(fe, a), emit_deinterleave(fe, b)
     acc = emit_fma(fe, fe.cast(a1, f32), fe.cast(b1, f32), acc)
@@ -364,17 +362,35 @@ def emit_dot_bf16(fe: Expressions, acc: Any, a: Any, b: Any) -> Any:
 def emit_dot_i8(fe: Expressions, acc: Any, a: Any, b: Any, narrow: bool = False) -> Any:
     acc, a, b = (_vector(fe, x, "k.dot_i8") for x in (acc, a, b))
     width = acc.type.width
+    signed = a.type is vector(i8, 4 * width)
     if (
         acc.type.dtype is not i32
-        or a.type is not vector(u8, 4 * width)
+        or not (signed or a.type is vector(u8, 4 * width))
         or b.type is not vector(i8, 4 * width)
     ):
         came = f"{describe(acc)}, {describe(a)} and {describe(b)}"
-        fe.fail(f"k.dot_i8 takes SIMD[i32, n], SIMD[u8, 4n] and SIMD[i8, 4n], got {came}")
-    if fe.target.dot_i8_lanes(width):
+        fe.fail(f"k.dot_i8 takes SIMD[i32, n], SIMD[u8 or i8, 4n] and SIMD[i8, 4n], got {came}")
+    target = fe.target
+    unsigned_lanes, signed_lanes = target.dot_i8_lanes(width), target.signed_dot_i8_lanes(width)
+    if signed and signed_lanes:
+        return fe.b.op("narrow_signed_dot_i8" if narrow else "signed_dot_i8", (acc, a, b), acc.type)
+    if not signed and unsigned_lanes:
         return fe.b.op("dot_i8", (acc, a, b), acc.type)
-    if narrow and fe.target.narrow_dot_i8_lanes(width):
+    if narrow and target.narrow_dot_i8_lanes(width):
+        if signed:  # magnitudes, with the signs moved to b
+            negative = fe.b.op("lt", (a, fe.coerce(0, a.type)), vector(BOOL.dtype, 4 * width))
+            b = emit_select(fe, negative, fe.binary("sub", 0, b), b)
+            a = emit_bitcast(fe, fe.b.op("abs", (a,), a.type), u8)
         return fe.b.op("narrow_dot_i8", (acc, a, b), acc.type)
+    if unsigned_lanes or signed_lanes:
+        # a moved by 128 into the other range; the sums of b bring that back
+        moved = emit_bitcast(fe, fe.binary("xor", a, -128 if signed else 128), u8 if signed else i8)
+        ones = fe.coerce(1, moved.type)
+        sums = emit_dot_i8(fe, fe.coerce(0, acc.type), ones, b, narrow)
+        back = fe.binary("shl", sums, 7)
+        return fe.binary(
+            "sub" if signed else "add", emit_dot_i8(fe, acc, moved, b, narrow), back
+        )
     for j in range(4):
         lanes = tuple(range(j, 4 * width, 4))
         x, y = (fe.cast(emit_shuffle(fe, v, None, lanes), i32) for v in (a, b))

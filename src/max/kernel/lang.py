@@ -225,20 +225,20 @@ def ceildiv(a: Any, b: Any) -> Any:
 
 
 def dot_bf16(acc: Any, a: Any, b: Any) -> Any:
-    """``acc[i] + a[2i] * b[2i] + a[2i+1] * b[2i+1]``: f32 accumulators, bf16 pairs; ``vdpbf16ps`` where the target has it."""
+    """``acc[i] + a[2i] * b[2i] + a[2i+1] * b[2i+1]``: f32 accumulators, bf16 pairs; ``vdpbf16ps`` or ``bfdot`` where the target has it."""
     x, y = a.data.astype(np.float32), b.data.astype(np.float32)
     return Value(acc.data + x[1::2] * y[1::2] + x[0::2] * y[0::2], f32)
 
 
 def dot_i8(acc: Any, a: Any, b: Any, narrow: bool = False) -> Any:
-    """``acc[i] + sum(a[4i+j] * b[4i+j])``: i32 accumulators, u8 times i8; ``vpdpbusd`` or ``usdot`` where the target has it.
+    """``acc[i] + sum(a[4i+j] * b[4i+j])`` in i32: ``vpdpbusd``, ``usdot`` or ``sdot`` where the target has it.
 
     Args:
         acc: ``SIMD[i32, n]``.
-        a: ``SIMD[u8, 4n]``.
+        a: ``SIMD[u8, 4n]`` or ``SIMD[i8, 4n]``.
         b: ``SIMD[i8, 4n]``.
         narrow: Promises that no element of ``a`` exceeds 128 and that none of ``b`` is -128, where the target lacks these
-            instructions: sums of two products then fit in 16 bits, and ``vpmaddubsw`` does.
+            instructions: sums of two products then fit in 16 bits.
     """
     products = a.data.astype(np.int32) * b.data.astype(np.int32)
     return Value(acc.data + products.reshape(-1, 4).sum(1, dtype=np.int32), acc.dtype)

@@ -92,6 +92,8 @@ class OpLowering:
             "dot_bf16": self._dot_bf16,
             "dot_i8": self._dot_i8,
             "narrow_dot_i8": self._narrow_dot_i8,
+            "signed_dot_i8": self._signed_dot_i8,
+            "narrow_signed_dot_i8": self._signed_dot_i8,
             "atomic_add": self._atomic_add,
             "libm": self._libm,
             "ult": lambda s: self._compare_unsigned(s, "ult"),
@@ -389,6 +391,10 @@ class OpLowering:
                     text = self.temp(f"freeze {floats} {text}")
                 rounded = self.temp(f"fptrunc {floats} {text} to {short}")
                 return self.temp(f"bitcast {short} {rounded} to {shorts}")
+            if self.target.is_arm64 and self.target.has("bf16") and width % 4 == 0:
+                short = vector_name("bfloat", width)
+                rounded = self.temp(f"fptrunc {floats} {text} to {short}")
+                return self.temp(f"bitcast {short} {rounded} to {shorts}")
             return self._round_bf16(text, width)
         if self.target.has_f16_conversion:
             halves = vector_name("half", width)
@@ -553,6 +559,10 @@ class OpLowering:
 
     def float_extremum(self, op: str, t: str, x: str, y: str, width: int, y_is_number: bool) -> str:
         """Min or max that keeps NaN: one instruction where ``y`` is known to be a number."""
+        if self.target.is_arm64:  # one instruction
+            lanes = f"v{width}" if width else ""
+            element = "f64" if "double" in t else "f32"
+            return self.call(t, f"llvm.{op}imum.{lanes}{element}", [(t, x), (t, y)])
         flags, predicate = vector_name("i1", width), "ogt" if op == "max" else "olt"
         if y_is_number:  # the comparison fails on NaN, so x stays
             better = self.temp(f"fcmp {predicate} {t} {y}, {x}")
@@ -638,6 +648,10 @@ class OpLowering:
             )
             return
         text = self.atom(a)
+        if self.target.is_arm64:
+            name = f"llvm.vector.reduce.f{op}imum.{mangled(a.type)}"
+            self.alias(s, self.call(element, name, [(t, text)]))
+            return
         nan = self.temp(f"fcmp uno {t} {text}, {text}")
         flags = vector_name("i1", width)
         any_nan = self.call("i1", f"llvm.vector.reduce.or.v{width}i1", [(flags, nan)])
@@ -704,8 +718,12 @@ class OpLowering:
     def _dot_bf16(self, s: Let) -> None:
         acc, a, b = s.args
         width = acc.type.width
-        piece = min(width, 16)
-        name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * piece}"
+        piece = self.target.dot_bf16_lanes(width)
+        name = (
+            f"llvm.x86.avx512bf16.dpbf16ps.{32 * piece}"
+            if self.target.is_x86
+            else "llvm.aarch64.neon.bfdot.v4f32.v8bf16"
+        )
         floats, pairs = f"<{piece} x float>", f"<{2 * piece} x bfloat>"
         shorts = f"<{2 * piece} x i16>"
         results: list[str] = []
@@ -758,6 +776,47 @@ class OpLowering:
             fours = self.call(sums, words_name, [(shorts, pairs), (shorts, ones)])
             results.append(self.temp(f"add {sums} {x}, {fours}"))
         self.alias(s, self._joined(results, "i32", piece))
+
+    def _signed_dot_i8(self, s: Let) -> None:
+        acc, a, b = s.args
+        width, piece = acc.type.width, 4
+        multiply = self._signed_products
+        if self.target.has("dotprod"):
+            multiply = self._sdot
+        results = [
+            multiply(x, y, z, s.op == "narrow_signed_dot_i8")
+            for x, y, z in zip(
+                self._pieces(self.atom(acc), "i32", width, piece),
+                self._pieces(self.atom(a), "i8", 4 * width, 4 * piece),
+                self._pieces(self.atom(b), "i8", 4 * width, 4 * piece),
+                strict=True,
+            )
+        ]
+        self.alias(s, self._joined(results, "i32", piece))
+
+    def _sdot(self, acc: str, a: str, b: str, narrow: bool) -> str:
+        octets = "<16 x i8>"
+        args = [("<4 x i32>", acc), (octets, a), (octets, b)]
+        return self.call("<4 x i32>", "llvm.aarch64.neon.sdot.v4i32.v16i8", args)
+
+    def _signed_products(self, acc: str, a: str, b: str, narrow: bool) -> str:
+        """``sdot`` on arm64 processors that lack it: sums of two products, in 16 bits where they fit, then of four."""
+        sums, shorts = "<4 x i32>", "<8 x i16>"
+        halves = [self._pieces(v, "i8", 16, 8) for v in (a, b)]
+        low, high = (
+            self.call(shorts, "llvm.aarch64.neon.smull.v8i16", [("<8 x i8>", x), ("<8 x i8>", y)])
+            for x, y in zip(*halves, strict=True)
+        )
+        pairs = "llvm.aarch64.neon.saddlp.v4i32.v8i16"
+        if narrow:
+            twos = self.call(
+                shorts, "llvm.aarch64.neon.addp.v8i16", [(shorts, low), (shorts, high)]
+            )
+            fours = self.call(sums, pairs, [(shorts, twos)])
+        else:
+            low, high = (self.call(sums, pairs, [(shorts, x)]) for x in (low, high))
+            fours = self.call(sums, "llvm.aarch64.neon.addp.v4i32", [(sums, low), (sums, high)])
+        return self.temp(f"add {sums} {acc}, {fours}")
 
     def _scale(self, s: Let) -> None:
         x, n = s.args

@@ -183,7 +183,7 @@ OPS: dict[str, tuple[int | None, Rule]] = {
     **dict.fromkeys(("any", "all"), (1, _mask_reduction)),
     "dot_bf16": (3, _dot),
     **dict.fromkeys(
-        ("dot_i8", "narrow_dot_i8"),
+        ("dot_i8", "narrow_dot_i8", "signed_dot_i8", "narrow_signed_dot_i8"),
         (
             3,
             lambda s: s.args[0].type is s.ref.type and s.args[1].type.width == 4 * s.ref.type.width,

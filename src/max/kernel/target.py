@@ -10,6 +10,7 @@ from typing import Any
 import llvmlite.binding as llvm
 
 from max._config import FlagError, flags
+from max.kernel.host import ARM64_BASE, ARM64_FEATURES, host_features
 from max.kernel.types import scalar_type
 
 _X86_BASE = frozenset({"sse", "sse2", "cx8", "fxsr", "mmx", "64bit", "cmov"})
@@ -28,6 +29,11 @@ _IMPLIED = {
     "sse4.2": ("sse4.1", "popcnt"),
     "sse4.1": ("ssse3",),
     "ssse3": ("sse3",),
+    "sve2": ("sve",),
+    "sve": ("fullfp16",),
+    "fp16fml": ("fullfp16",),
+    **dict.fromkeys(("bf16", "dotprod", "fullfp16", "i8mm", "rdm"), ("neon",)),
+    "neon": ("fp-armv8",),
     "amx-bf16": ("amx-tile",),
     "amx-int8": ("amx-tile",),
 }
@@ -101,8 +107,17 @@ class Target:
         """Whether f16 converts to and from f32 by an instruction."""
         return not self.is_x86 or self.has("f16c")
 
+    def dot_bf16_lanes(self, width: int) -> int:
+        """Lanes that one instruction of ``k.dot_bf16`` takes of ``width``; 0 where there is none."""
+        if self.is_arm64:
+            return 4 if self.has("bf16") and width % 4 == 0 else 0
+        if not self.has("avx512bf16"):
+            return 0
+        narrow = self.has("avx512vl") and width in (4, 8)
+        return 16 if width % 16 == 0 else width if narrow else 0
+
     def dot_i8_lanes(self, width: int) -> int:
-        """Lanes that one instruction of ``k.dot_i8`` takes of ``width``; 0 where there is none."""
+        """Lanes that one instruction of ``k.dot_i8`` takes of ``width`` where ``a`` is unsigned; 0 where there is none."""
         if self.is_x86:
             if width % 16 == 0 and self.has("avx512vnni"):
                 return 16
@@ -119,6 +134,13 @@ class Target:
         if width % 8 == 0 and self.has("avx2"):
             return 8
         return 4 if width % 4 == 0 and self.has("ssse3") else 0
+
+    def signed_dot_i8_lanes(self, width: int) -> int:
+        """Lanes that the instructions of ``k.dot_i8`` take of ``width`` where ``a`` is signed; 0 where there are none.
+
+        On arm64 these are ``sdot``, or four to six instructions of any processor.
+        """
+        return 4 if self.is_arm64 and width % 4 == 0 else 0
 
     @property
     def tile_instructions(self) -> bool:
@@ -138,10 +160,12 @@ class Target:
     @functools.cached_property
     def feature_string(self) -> str:
         """LLVM's ``target-features``."""
-        names = self.closure | (_X86_BASE if self.is_x86 else frozenset[str]())
+        base = _X86_BASE if self.is_x86 else ARM64_BASE if self.is_arm64 else frozenset[str]()
+        names = self.closure | base
         on = [f"+{name}" for name in sorted(names - {EMULATED_TILES})]
         # the processor's name would bring them back
-        off = [f"-{name}" for name in _AMX if self.cpu == _AMX_CPU and name not in names]
+        told = ARM64_FEATURES if self.is_arm64 else _AMX if self.cpu == _AMX_CPU else ()
+        off = [f"-{name}" for name in sorted(told) if name not in names]
         return ",".join([*on, *off, *(["-prefer-256-bit"] if self.has("avx512f") else [])])
 
     @functools.cached_property
@@ -158,6 +182,9 @@ class Target:
             "avx512vnni",
             *_AMX,
             EMULATED_TILES,
+            "dotprod",
+            "i8mm",
+            "bf16",
         )
         arch = self.triple.split("-")[0]
         return "+".join([arch, *(f for f in known if self.has(f))])
@@ -199,8 +226,7 @@ def _check_names(words: frozenset[str], known: frozenset[str]) -> None:
 
 @functools.cache
 def _host(allowed: frozenset[str] | None) -> Target:
-    features = llvm.get_host_cpu_features()
-    present = frozenset(name for name, on in features.items() if on)
+    present = host_features()
     triple = llvm.get_process_triple()
     cpu = llvm.get_host_cpu_name()
     if {*_AMX, "avx512fp16"} <= present:
@@ -208,14 +234,12 @@ def _host(allowed: frozenset[str] | None) -> Target:
         cpu = _AMX_CPU
     if allowed is None:
         return Target(present, triple, cpu)
-    if triple.startswith("x86_64"):  # elsewhere the list has only what the system tells
-        ours = {
-            NATIVE,
-            EMULATED_TILES,
-            *_IMPLIED,
-            *(n for group in _IMPLIED.values() for n in group),
-        }
-        _check_names(allowed, frozenset({*features, *ours}))
+    groups = (name for group in _IMPLIED.values() for name in group)
+    known = present | {NATIVE, EMULATED_TILES, *_IMPLIED, *groups}
+    if triple.startswith("x86_64"):
+        _check_names(allowed, known | set(llvm.get_host_cpu_features()))
+    elif triple.startswith(("aarch64", "arm64")):
+        _check_names(allowed, known | ARM64_FEATURES)
     chosen = _chosen(allowed, present, triple)
     if chosen - {EMULATED_TILES} == present:
         return Target(chosen, triple, cpu)

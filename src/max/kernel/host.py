@@ -1,0 +1,70 @@
+"""What the processor of this machine can do: LLVM's list, and on arm64 what the system says of it.
+
+LLVM reads arm64 Linux' features from a text file that emulators and some containers do not have, and asks macOS nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import platform
+import sys
+
+import llvmlite.binding as llvm
+
+# LLVM's name of a feature: the vector of the auxiliary values (AT_HWCAP, AT_HWCAP2) and the bit, from Linux'
+# arch/arm64/include/uapi/asm/hwcap.h; the name that macOS has for it below hw.optional.arm
+_AT_HWCAP, _AT_HWCAP2 = 16, 26
+_ARM64 = {
+    "fp-armv8": (_AT_HWCAP, 0, ""),
+    "neon": (_AT_HWCAP, 1, ""),
+    "lse": (_AT_HWCAP, 8, "FEAT_LSE"),
+    "fullfp16": (_AT_HWCAP, 10, "FEAT_FP16"),
+    "rdm": (_AT_HWCAP, 12, "FEAT_RDM"),
+    "rcpc": (_AT_HWCAP, 15, "FEAT_LRCPC"),
+    "dotprod": (_AT_HWCAP, 20, "FEAT_DotProd"),
+    "sve": (_AT_HWCAP, 22, None),
+    "fp16fml": (_AT_HWCAP, 23, "FEAT_FHM"),
+    "sve2": (_AT_HWCAP2, 1, None),
+    "i8mm": (_AT_HWCAP2, 13, "FEAT_I8MM"),
+    "bf16": (_AT_HWCAP2, 14, "FEAT_BF16"),
+}
+#: What every arm64 processor that runs an operating system has.
+ARM64_BASE = frozenset({"fp-armv8", "neon"})
+#: The features of arm64 that are told apart, by LLVM's names.
+ARM64_FEATURES = frozenset(_ARM64)
+
+
+def _from_linux() -> frozenset[str]:
+    libc = ctypes.CDLL(None)
+    libc.getauxval.restype, libc.getauxval.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
+    words = {vector: libc.getauxval(vector) for vector in (_AT_HWCAP, _AT_HWCAP2)}
+    return frozenset(name for name, (at, bit, _) in _ARM64.items() if words[at] >> bit & 1)
+
+
+def _from_macos() -> frozenset[str]:
+    sysctl = ctypes.CDLL(None).sysctlbyname
+    found = set(ARM64_BASE)
+    for name, (_, _, key) in _ARM64.items():
+        value, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
+        if not key:
+            continue
+        failed = sysctl(
+            f"hw.optional.arm.{key}".encode(), ctypes.byref(value), ctypes.byref(size), None, 0
+        )
+        if not failed and value.value:
+            found.add(name)
+    return frozenset(found)
+
+
+@functools.cache
+def host_features() -> frozenset[str]:
+    """LLVM's names of the CPU features that code may use here."""
+    found = frozenset(name for name, on in llvm.get_host_cpu_features().items() if on)
+    if platform.machine().lower() not in ("aarch64", "arm64"):
+        return found
+    found |= ARM64_BASE
+    if sys.platform == "linux":
+        # the kernel's word goes: a hypervisor may hide what the processor's name promises
+        return (found - ARM64_FEATURES) | _from_linux()
+    return found | _from_macos() if sys.platform == "darwin" else found
