@@ -388,9 +388,7 @@ def emit_dot_i8(fe: Expressions, acc: Any, a: Any, b: Any, narrow: bool = False)
         ones = fe.coerce(1, moved.type)
         sums = emit_dot_i8(fe, fe.coerce(0, acc.type), ones, b, narrow)
         back = fe.binary("shl", sums, 7)
-        return fe.binary(
-            "sub" if signed else "add", emit_dot_i8(fe, acc, moved, b, narrow), back
-        )
+        return fe.binary("sub" if signed else "add", emit_dot_i8(fe, acc, moved, b, narrow), back)
     for j in range(4):
         lanes = tuple(range(j, 4 * width, 4))
         x, y = (fe.cast(emit_shuffle(fe, v, None, lanes), i32) for v in (a, b))

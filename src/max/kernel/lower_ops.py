@@ -8,6 +8,7 @@ from typing import Any
 
 from max.kernel import float8
 from max.kernel.ir import Atom, Const, Effect, Let, Ref
+from max.kernel.lower_dots import DotLowering
 from max.kernel.lower_tiles import TileLowering
 from max.kernel.lower_types import MEMORY, const_text, llvm_type, number_text, vector_name
 from max.kernel.target import Target
@@ -34,12 +35,6 @@ _INTRINSIC = {
     "round": "roundeven",
     "popcount": "ctpop",
 }
-# lanes: products of unsigned and signed bytes summed by two, products of words summed by two
-_MULTIPLY_ADD = {
-    4: ("llvm.x86.ssse3.pmadd.ub.sw.128", "llvm.x86.sse2.pmadd.wd"),
-    8: ("llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"),
-    16: ("llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512"),
-}
 
 
 class OpLowering:
@@ -52,6 +47,7 @@ class OpLowering:
         self.declarations: set[str] = set()
         self.temps = 0
         self.aliases: dict[int, str] = {}  # names of values that are not called %v<id>
+        self.dots = DotLowering(self)
         self.tiles = TileLowering(target, self.out, self.declarations, self.atom)
         self._ops: dict[str, Callable[[Let], None]] = {
             "read": self.read_slot,
@@ -89,11 +85,11 @@ class OpLowering:
             "all": lambda s: self._mask_reduce(s, "and"),
             "ctlz": lambda s: self._count_zeros(s, "ctlz"),
             "cttz": lambda s: self._count_zeros(s, "cttz"),
-            "dot_bf16": self._dot_bf16,
-            "dot_i8": self._dot_i8,
-            "narrow_dot_i8": self._narrow_dot_i8,
-            "signed_dot_i8": self._signed_dot_i8,
-            "narrow_signed_dot_i8": self._signed_dot_i8,
+            "dot_bf16": self.dots.bf16,
+            "dot_i8": self.dots.i8,
+            "narrow_dot_i8": self.dots.narrow_i8,
+            "signed_dot_i8": self.dots.signed_i8,
+            "narrow_signed_dot_i8": self.dots.signed_i8,
             "atomic_add": self._atomic_add,
             "libm": self._libm,
             "ult": lambda s: self._compare_unsigned(s, "ult"),
@@ -302,6 +298,7 @@ class OpLowering:
 
     def _splat(self, s: Let) -> None:
         a = s.args[0]
+        self.dots.note_word(s, a)
         self.alias(s, self.splat_text(llvm_type(a.type), self.atom(a), s.ref.type.width))
 
     def _extract(self, s: Let) -> None:
@@ -495,6 +492,7 @@ class OpLowering:
     def _bitcast(self, s: Let) -> None:
         a = s.args[0]
         from_, to = llvm_type(a.type), llvm_type(s.ref.type)
+        self.dots.note_bits(s, a)
         if from_ == to:
             self.alias(s, self.atom(a))
         else:
@@ -685,7 +683,7 @@ class OpLowering:
         )
 
     # ***** instructions of one processor *****
-    def _pieces(self, text: str, element: str, width: int, piece: int) -> list[str]:
+    def pieces(self, text: str, element: str, width: int, piece: int) -> list[str]:
         if width == piece:
             return [text]
         whole = vector_name(element, width)
@@ -699,7 +697,7 @@ class OpLowering:
             )
         return found
 
-    def _joined(self, parts: list[str], element: str, piece: int) -> str:
+    def joined(self, parts: list[str], element: str, piece: int) -> str:
         """The lanes of all parts, one after the other."""
         result, width = parts[0], piece
         for part in parts[1:]:
@@ -715,109 +713,6 @@ class OpLowering:
             width = total
         return result
 
-    def _dot_bf16(self, s: Let) -> None:
-        acc, a, b = s.args
-        width = acc.type.width
-        piece = self.target.dot_bf16_lanes(width)
-        name = (
-            f"llvm.x86.avx512bf16.dpbf16ps.{32 * piece}"
-            if self.target.is_x86
-            else "llvm.aarch64.neon.bfdot.v4f32.v8bf16"
-        )
-        floats, pairs = f"<{piece} x float>", f"<{2 * piece} x bfloat>"
-        shorts = f"<{2 * piece} x i16>"
-        results: list[str] = []
-        for x, y, z in zip(
-            self._pieces(self.atom(acc), "float", width, piece),
-            self._pieces(self.atom(a), "i16", 2 * width, 2 * piece),
-            self._pieces(self.atom(b), "i16", 2 * width, 2 * piece),
-            strict=True,
-        ):
-            p, q = (self.temp(f"bitcast {shorts} {v} to {pairs}") for v in (y, z))
-            results.append(self.call(floats, name, [(floats, x), (pairs, p), (pairs, q)]))
-        self.alias(s, self._joined(results, "float", piece))
-
-    def _dot_i8(self, s: Let) -> None:
-        acc, a, b = s.args
-        width = acc.type.width
-        piece = self.target.dot_i8_lanes(width)
-        name = (
-            f"llvm.x86.avx512.vpdpbusd.{32 * piece}"
-            if self.target.is_x86
-            else "llvm.aarch64.neon.usdot.v4i32.v16i8"
-        )
-        sums, octets = f"<{piece} x i32>", f"<{4 * piece} x i8>"
-        results = [
-            self.call(sums, name, [(sums, x), (octets, y), (octets, z)])
-            for x, y, z in zip(
-                self._pieces(self.atom(acc), "i32", width, piece),
-                self._pieces(self.atom(a), "i8", 4 * width, 4 * piece),
-                self._pieces(self.atom(b), "i8", 4 * width, 4 * piece),
-                strict=True,
-            )
-        ]
-        self.alias(s, self._joined(results, "i32", piece))
-
-    def _narrow_dot_i8(self, s: Let) -> None:
-        acc, a, b = s.args
-        width = acc.type.width
-        piece = self.target.narrow_dot_i8_lanes(width)
-        bytes_name, words_name = _MULTIPLY_ADD[piece]
-        sums, shorts, octets = f"<{piece} x i32>", f"<{2 * piece} x i16>", f"<{4 * piece} x i8>"
-        ones = f"<{', '.join(['i16 1'] * (2 * piece))}>"
-        results: list[str] = []
-        for x, y, z in zip(
-            self._pieces(self.atom(acc), "i32", width, piece),
-            self._pieces(self.atom(a), "i8", 4 * width, 4 * piece),
-            self._pieces(self.atom(b), "i8", 4 * width, 4 * piece),
-            strict=True,
-        ):
-            pairs = self.call(shorts, bytes_name, [(octets, y), (octets, z)])
-            fours = self.call(sums, words_name, [(shorts, pairs), (shorts, ones)])
-            results.append(self.temp(f"add {sums} {x}, {fours}"))
-        self.alias(s, self._joined(results, "i32", piece))
-
-    def _signed_dot_i8(self, s: Let) -> None:
-        acc, a, b = s.args
-        width, piece = acc.type.width, 4
-        multiply = self._signed_products
-        if self.target.has("dotprod"):
-            multiply = self._sdot
-        results = [
-            multiply(x, y, z, s.op == "narrow_signed_dot_i8")
-            for x, y, z in zip(
-                self._pieces(self.atom(acc), "i32", width, piece),
-                self._pieces(self.atom(a), "i8", 4 * width, 4 * piece),
-                self._pieces(self.atom(b), "i8", 4 * width, 4 * piece),
-                strict=True,
-            )
-        ]
-        self.alias(s, self._joined(results, "i32", piece))
-
-    def _sdot(self, acc: str, a: str, b: str, narrow: bool) -> str:
-        octets = "<16 x i8>"
-        args = [("<4 x i32>", acc), (octets, a), (octets, b)]
-        return self.call("<4 x i32>", "llvm.aarch64.neon.sdot.v4i32.v16i8", args)
-
-    def _signed_products(self, acc: str, a: str, b: str, narrow: bool) -> str:
-        """``sdot`` on arm64 processors that lack it: sums of two products, in 16 bits where they fit, then of four."""
-        sums, shorts = "<4 x i32>", "<8 x i16>"
-        halves = [self._pieces(v, "i8", 16, 8) for v in (a, b)]
-        low, high = (
-            self.call(shorts, "llvm.aarch64.neon.smull.v8i16", [("<8 x i8>", x), ("<8 x i8>", y)])
-            for x, y in zip(*halves, strict=True)
-        )
-        pairs = "llvm.aarch64.neon.saddlp.v4i32.v8i16"
-        if narrow:
-            twos = self.call(
-                shorts, "llvm.aarch64.neon.addp.v8i16", [(shorts, low), (shorts, high)]
-            )
-            fours = self.call(sums, pairs, [(shorts, twos)])
-        else:
-            low, high = (self.call(sums, pairs, [(shorts, x)]) for x in (low, high))
-            fours = self.call(sums, "llvm.aarch64.neon.addp.v4i32", [(sums, low), (sums, high)])
-        return self.temp(f"add {sums} {acc}, {fours}")
-
     def _scale(self, s: Let) -> None:
         x, n = s.args
         width, double = x.type.width, x.type.dtype is f64
@@ -827,8 +722,8 @@ class OpLowering:
         name = f"llvm.x86.avx512.mask.scalef.{suffix}.512"
         results: list[str] = []
         for a, b in zip(
-            self._pieces(self.atom(x), element, width, piece),
-            self._pieces(self.atom(n), element, width, piece),
+            self.pieces(self.atom(x), element, width, piece),
+            self.pieces(self.atom(n), element, width, piece),
             strict=True,
         ):
             self.declarations.add(f"{t} @{name}({t}, {t}, {t}, {mask}, i32)")
@@ -837,7 +732,7 @@ class OpLowering:
                     f"call {t} @{name}({t} {a}, {t} {b}, {t} zeroinitializer, {mask} -1, i32 4)"
                 )
             )
-        self.alias(s, self._joined(results, element, piece))
+        self.alias(s, self.joined(results, element, piece))
 
     def _libm(self, s: Let) -> None:
         self.alias(s, self.call("double", s.attr, [("double", self.atom(a)) for a in s.args]))
