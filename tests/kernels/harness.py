@@ -27,7 +27,10 @@ def pool(workers: int) -> Pool:
 
 @functools.cache
 def target(name: str) -> k.Target:
-    """``"host"``, ``"avx2"`` or ``"generic"`` (what every machine of the architecture has)."""
+    """``"host"``, ``"avx2"`` or ``"generic"`` (what every machine of the architecture has); after ``"tiles "`` with emulated tiles of AMX."""
+    if name.startswith("tiles "):
+        plain = target(name.removeprefix("tiles "))
+        return replace(plain, features=plain.features | {"amx-emulated"})
     host = k.host_target()
     if name == "host":
         return host

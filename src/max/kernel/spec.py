@@ -275,6 +275,10 @@ class _Verifier:
         elif isinstance(s, Effect):
             self.use(s, *s.args)
             self.expect(s, s.op in _EFFECTS, "an unknown effect")
+            if s.op.startswith("tile_"):
+                moves = s.op in ("tile_load", "tile_store")
+                wanted = [POINTER, INDEX] if moves else []
+                self.expect(s, [a.type for a in s.args] == wanted, "operands that do not fit")
         elif isinstance(s, Alloc):
             self.slots[s.slot] = s
         elif isinstance(s, Assign):

@@ -1,0 +1,256 @@
+"""Products in the matrix tiles of AMX, emulated in memory: against the paths without, NumPy, and plain Python; and the code for a real processor."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from max import kernel as k
+from max._config import flags
+from max._kernels import library
+from max._kernels.packed import FORMATS
+from max._kernels.panels import FEW_ROWS, panel_elements
+from max._runtime.jit import Compiler, Machine
+from max.dtype import DType
+from max.dtype.blocks import decode
+from tests.kernels.harness import Runner, interpreted, run
+from tests.quantised import assert_product, random_weight
+from tests.tolerance import assert_close
+
+BF16, F32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
+TILES = "tiles host"
+STREAMED = {"streamed": False}
+
+
+def random(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """bf16 in memory with no more alignment than it needs."""
+    flat = rng.standard_normal(int(np.prod(shape)) + 1).astype(BF16)
+    return flat[1:].reshape(shape)
+
+
+def packed_panels(w: np.ndarray, by_rows: bool) -> np.ndarray:
+    columns, inner = w.shape if by_rows else w.shape[::-1]
+    shape = (-(-columns // 32), panel_elements(inner))
+    encoding = {"encoding": "rows" if by_rows else "columns"}
+    runner = Runner("mok.pack", [w], [(BF16, shape)], encoding)
+    runner.results[0][...] = np.nan  # what fills the panels up must be set
+    return runner()[0]
+
+
+def packed_groups(w: np.ndarray, inner: int, encoding: str) -> np.ndarray:
+    shape = (-(-w.shape[0] // 32), FORMATS[encoding].group_bytes(inner))
+    return run("mok.pack", [w], [(np.uint8, shape)], {"encoding": encoding})[0].copy()
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    st.integers(FEW_ROWS + 1, 300),
+    st.integers(1, 170),
+    st.integers(0, 600),
+    st.booleans(),
+    st.sampled_from([1, 2]),
+    st.integers(0, 2**32),
+)
+def test_panels(m: int, n: int, inner: int, by_rows: bool, workers: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    a, w = random(rng, m, inner), random(rng, *((n, inner) if by_rows else (inner, n)))
+    panels = packed_panels(w, by_rows)
+    attributes = {"encoding": "rows", **STREAMED}
+    right = (w.T if by_rows else w).astype(np.float64)
+    want = (a.astype(np.float64) @ right).astype(F32)
+    dtype = BF16 if seed % 2 else F32
+    results = [(dtype, (m, n))]
+    options = {"workers": workers, "machine": TILES}
+    (got,) = run("mok.packed_matmul", [a, panels], results, attributes, **options)
+    (plain,) = run("mok.packed_matmul", [a, panels], results, attributes, workers=workers)
+    assert_close(got, want, dtype, scale=4)
+    assert_close(got, plain, dtype, scale=4)
+
+
+def test_panels_are_filled_up_with_zeros() -> None:
+    """What lies behind the last row is multiplied by zeros, which NaN would survive."""
+    w = random(np.random.default_rng(0), 45, 37)
+    for by_rows in (True, False):
+        panels = packed_panels(w if by_rows else w.T.copy(), by_rows)
+        rows = panels.reshape(2, -1, 32, 2)
+        assert not rows[:, 19:].astype(F32).any() and not rows[:, 18, :, 1].astype(F32).any()
+
+
+@k.inline
+def add_and_relu(v: Any, row: Any, col: Any, mask: Any, extra: Any) -> Any:
+    bias = extra[0].load(col, width=v.width, mask=mask)
+    other = extra[1].load(row, col, width=v.width, mask=mask)
+    return k.max(v + bias + other, 0.0)
+
+
+def test_epilogue() -> None:
+    rng = np.random.default_rng(1)
+    m, n, inner = 75, 83, 290
+    a, w = random(rng, m, inner), random(rng, n, inner)
+    bias, residual = rng.standard_normal(n).astype(F32), rng.standard_normal((m, n)).astype(F32)
+    product = a.astype(np.float64) @ w.astype(np.float64).T
+    (got,) = run(
+        "mok.packed_matmul",
+        [a, packed_panels(w, True)],
+        [(F32, (m, n))],
+        {"encoding": "rows", **STREAMED},
+        machine=TILES,
+        params={"epilogue": add_and_relu},
+        extra=[bias, residual],
+    )
+    assert_close(got, np.maximum(product + bias + residual, 0).astype(F32), scale=4)
+
+
+def test_several_products() -> None:
+    """Parts of one launch: two results, then two products side by side in their strips."""
+    rng = np.random.default_rng(2)
+    m, inner, parts = 37, 70, ((1, 1), (1, 1), (2, 2))
+    x, panels = random(rng, m, inner), random(rng, 6, panel_elements(inner))
+    attributes = {"encoding": "rows", "parts": parts, **STREAMED}
+    results = [(F32, (m, 5)), (BF16, (m, 33)), (F32, (m, 40)), (F32, (m, 40))]
+    got = run("mok.packed_products", [x, panels], results, attributes, machine=TILES)
+    plain = run("mok.packed_products", [x, panels], results, attributes)
+    for ours, theirs in zip(got, plain, strict=True):
+        assert_close(ours, theirs, scale=4)
+
+
+def test_one_result_for_any_number_of_workers() -> None:
+    rng = np.random.default_rng(3)
+    a, panels = random(rng, 200, 700), random(rng, 5, panel_elements(700))
+    attributes = {"encoding": "rows", **STREAMED}
+    got = [
+        run("mok.packed_matmul", [a, panels], [(F32, (200, 150))], attributes, machine=TILES, workers=n)[0].copy()
+        for n in (1, 2, 3)
+    ]  # fmt: skip
+    np.testing.assert_array_equal(got[0], got[1])
+    np.testing.assert_array_equal(got[0], got[2])
+
+
+@pytest.mark.parametrize("encoding", FORMATS)
+@settings(max_examples=4, deadline=None)
+@given(st.integers(33, 300), st.integers(1, 100), st.integers(1, 5), st.sampled_from([1, 2]))
+def test_quantised(encoding: str, m: int, n: int, units: int, workers: int) -> None:
+    rng = np.random.default_rng(m * 1000 + n)
+    inner = units * FORMATS[encoding].super_block
+    x = rng.standard_normal((m, inner)).astype(F32)
+    w = random_weight(rng, n, inner, encoding)
+    groups = packed_groups(w, inner, encoding)
+    attributes, results = {"encoding": encoding, **STREAMED}, [(F32, (m, n))]
+    options = {"workers": workers, "machine": TILES}
+    (got,) = run("mok.packed_matmul", [x, groups], results, attributes, **options)
+    # sums of a block are exact, and blocks are added up in the same order
+    (plain,) = run("mok.packed_matmul", [x, groups], results, attributes, workers=workers)
+    np.testing.assert_array_equal(got, plain)
+    assert_product(got, x, decode(w, encoding), scale=8)
+
+
+SMALL: dict[str, tuple[list[np.ndarray], tuple[int, int], str]] = {}
+_rng = np.random.default_rng(4)
+for _m, _n, _inner in ((9, 20, 33), (45, 40, 290)):
+    _operands = [random(_rng, _m, _inner), random(_rng, 2, panel_elements(_inner))]
+    SMALL[f"panels {_m} {_n} {_inner}"] = (_operands, (_m, _n), "rows")
+for _encoding in ("Q4_0", "Q4_K", "Q6_K"):
+    _bytes = (2, FORMATS[_encoding].group_bytes(256))
+    _operands = [
+        _rng.standard_normal((34, 256)).astype(F32),
+        _rng.integers(0, 60, _bytes).astype(np.uint8),
+    ]
+    SMALL[_encoding] = (_operands, (34, 35), _encoding)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_interpreted_and_bounds(name: str) -> None:
+    """Plain Python checks every index, and so does code compiled with checks."""
+    operands, shape, encoding = SMALL[name]
+    attributes, results = {"encoding": encoding, **STREAMED}, [(F32, shape)]
+    (got,) = run("mok.packed_matmul", operands, results, attributes, machine=TILES)
+    (plain,) = interpreted("mok.packed_matmul", operands, results, attributes, machine=TILES)
+    assert_close(got, plain)
+    with flags.override(MAX_KERNEL_CHECK=1):
+        (checked,) = run("mok.packed_matmul", operands, results, attributes, machine=TILES)
+    np.testing.assert_array_equal(got, checked)
+
+
+# code for a processor with AMX, which need not be this one
+SAPPHIRE_RAPIDS = k.Target(
+    frozenset({
+        "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512bf16", "avx512vnni", "avx512fp16", "amx-bf16", "amx-int8",
+    }),
+    "x86_64-unknown-linux-gnu",
+    "sapphirerapids",
+)  # fmt: skip
+
+
+def assembly(encoding: str, dtype: DType) -> str:
+    inner = 512
+    if encoding == "rows":
+        weight = library.Operand(DType.bfloat16, (3, panel_elements(inner)))
+    else:
+        weight = library.Operand(DType.uint8, (3, FORMATS[encoding].group_bytes(inner)))
+    operands = [library.Operand(dtype, (100, inner)), weight]
+    results = [library.Operand(DType.float32, (100, 70))]
+    call = library.lower("mok.packed_matmul", operands, results, {"encoding": encoding, **STREAMED})
+    specs = [k.TensorSpec(arg.dtype, arg.spec_shape()) for arg in call.args]
+    ir = k.specialize(call.kernel, specs, call.params, SAPPHIRE_RAPIDS)
+    text = k.emit_llvm(ir, SAPPHIRE_RAPIDS)
+    return Compiler(Machine.of(SAPPHIRE_RAPIDS)).assembly(text)
+
+
+def inner_loops(text: str) -> list[list[str]]:
+    """The instructions of the loops that hold no others."""
+    lines = [line.strip() for line in text.split("\n")]
+    labels = {m[1]: i for i, line in enumerate(lines) if (m := re.match(r"(\.\w+):", line))}
+    loops: list[list[str]] = []
+    for i, line in enumerate(lines):
+        jump = re.match(r"j\w+\s+(\.\w+)", line)
+        if jump and labels.get(jump[1], i) < i:
+            body = lines[labels[jump[1]] + 1 : i]
+            if not any(re.match(r"\.\w+:", inside) for inside in body):
+                loops.append(body)
+    return loops
+
+
+def test_code_of_panels() -> None:
+    text = assembly("rows", DType.bfloat16)
+    assert text.count("ldtilecfg") == 1 and "tilerelease" in text and "vdpbf16ps" in text
+    loops = [loop for loop in inner_loops(text) if any("tdpbf16ps" in line for line in loop)]
+    products = [sum("tdpbf16ps" in line for line in loop) for loop in loops]
+    assert sorted(products) == [
+        2,
+        2,
+        2,
+        4,
+        4,
+        4,
+    ]  # 16 and 32 rows; without, with few and with many prefetches
+    for loop, count in zip(loops, products, strict=True):
+        order = [line.split("\t")[0] for line in loop if line.startswith(("tile", "tdp"))]
+        step = ["tileloadd", "tileloadd", "tdpbf16ps", "tileloadd", "tdpbf16ps"]
+        assert order == [*step, *(["tileloadd", "tdpbf16ps", "tdpbf16ps"] if count == 4 else [])]
+        assert not [line for line in loop if "(%rsp)" in line or "zmm" in line], "spills"
+    assert {sum("prefetcht1" in line for line in loop) for loop in loops} == {0, 4, 32}
+
+
+@pytest.mark.parametrize("encoding", FORMATS)
+def test_code_of_quantised(encoding: str) -> None:
+    text = assembly(encoding, DType.float32)
+    assert text.count("ldtilecfg") == 1 and "tilerelease" in text and "vpdpbusd" in text
+    (loop,) = [loop for loop in inner_loops(text) if any("tdpbssd" in line for line in loop)]
+    assert (
+        sum("tdpbssd" in line for line in loop) == sum("tilestored" in line for line in loop) == 2
+    )
+    scaling = [
+        loop
+        for loop in inner_loops(text)
+        if sum("vcvtdq2ps" in line for line in loop) == (8 if FORMATS[encoding].affine else 16)
+        and any("vcvtdq2ps" in line and "(%r" in line for line in loop)
+    ]
+    assert scaling
+    for body in [loop, scaling[0]]:
+        assert not [line for line in body if "(%rsp)" in line], "spills"

@@ -1,0 +1,120 @@
+"""AMX is used where the processor has it, MAX_CPU_FEATURES leaves it, the system grants it, and its products are right."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from dataclasses import replace
+
+import llvmlite.binding as llvm
+import numpy as np
+import pytest
+
+from max import kernel as k
+from max._config import FlagError, flags
+from max._runtime import amx, platform
+from max.engine import InferenceSession
+
+targets = importlib.import_module("max.kernel.target")  # k.target is a function
+HOST = k.host_target()
+EMULATED = replace(HOST, features=HOST.features | {"amx-emulated"})
+AMX = {"amx-tile", "amx-bf16", "amx-int8"}
+
+
+@pytest.fixture
+def processor(monkeypatch: pytest.MonkeyPatch):
+    """A processor that has AMX, as far as LLVM tells."""
+    features = frozenset({*AMX, "avx512fp16", "avx512vl", "avx512vnni", "avx512bf16", "fma"})
+    present = replace(HOST, features=features).closure
+    monkeypatch.setattr(targets, "host_features", lambda: present)
+    monkeypatch.setattr(llvm, "get_host_cpu_name", lambda: "rocketlake")
+    monkeypatch.setattr(llvm, "get_process_triple", lambda: "x86_64-unknown-linux-gnu")
+    targets._host.cache_clear()
+    amx._allowed.cache_clear()
+    yield
+    targets._host.cache_clear()
+    amx._allowed.cache_clear()
+
+
+def test_products_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert amx.products_are_right(HOST) and amx.products_are_right(EMULATED)
+    plain = k.interpret
+
+    def wrong(kernel: k.Kernel, arrays: list[np.ndarray], **options: object) -> None:
+        plain(kernel, arrays, **options)
+        arrays[1][17, 31] += 1
+
+    monkeypatch.setattr(k, "interpret", wrong)
+    assert not amx.products_are_right(EMULATED)
+
+
+def test_nothing_is_asked_for_without_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "request_amx", lambda: pytest.fail("asked for"))
+    with flags.override(MAX_CPU_FEATURES="native,amx-emulated"):
+        assert amx.native_target().tile_products
+    with flags.override(MAX_CPU_FEATURES="native,-amx-tile"):
+        assert amx.native_target() == k.host_target()
+
+
+@pytest.mark.parametrize(
+    ("granted", "right", "used"),
+    [(True, True, True), (True, False, False), (False, True, False)],
+)
+def test_what_is_used(processor, monkeypatch, caplog, granted, right, used) -> None:
+    asked: list[k.Target] = []
+
+    def products(target: k.Target) -> bool:
+        asked.append(target)
+        return right
+
+    monkeypatch.setattr(platform, "request_amx", lambda: granted)
+    monkeypatch.setattr(amx, "products_are_right", products)
+    with caplog.at_level(logging.INFO, "max.runtime"):
+        found = [amx.native_target() for _ in range(3)][-1]
+    assert found.tile_products == found.tile_instructions == used
+    assert not k.host_target().tile_instructions and k.host_target(tiles=True).tile_instructions
+    assert len(asked) == granted
+    assert ("wrong products" in caplog.text) == (granted and not right)
+    assert ("does not grant" in caplog.text) == (not granted)
+    # the processor is not what its family and model say, and its name does not bring AMX back
+    assert found.cpu == "sapphirerapids"
+    assert all((f"+{name}" in found.feature_string) == used for name in AMX)
+    assert all((f"-{name}" in found.feature_string) != used for name in AMX)
+
+
+@pytest.mark.parametrize(
+    ("text", "present", "absent"),
+    [
+        ("native", {"amx-bf16", "avx2"}, {"amx-emulated"}),
+        ("-amx-tile", {"avx2"}, AMX),
+        ("native,-amx-int8", {"amx-tile", "amx-bf16"}, {"amx-int8"}),
+        ("avx2,fma", {"avx2", "fma", "avx"}, {"avx512f", *AMX}),
+        ("avx2,amx-bf16", {"amx-bf16", "amx-tile"}, {"amx-int8"}),
+        ("native,amx-emulated", {"amx-emulated", "amx-tile", "avx2"}, set()),
+        (
+            "native,-avx512f,amx-emulated",
+            {"avx2", "amx-emulated"},
+            {"avx512f", "avx512bw", "avx512vnni"},
+        ),
+    ],
+)
+def test_features(processor, text: str, present: set[str], absent: set[str]) -> None:
+    with flags.override(MAX_CPU_FEATURES=text):
+        target = k.host_target(tiles=True)
+    assert all(map(target.has, present)) and not any(map(target.has, absent))
+    assert "amx-emulated" not in target.feature_string
+    assert target.tile_instructions == (text == "native")
+    if text == "native":
+        assert target.cpu == "sapphirerapids"
+    elif text != "native,amx-emulated":
+        assert target.cpu == "x86-64"  # whose name brings nothing back
+
+
+def test_unknown_features() -> None:
+    if not HOST.is_x86:
+        pytest.skip("elsewhere the list of features has only what the system tells")
+    for text in ("avx2,fmaa", "native,-fmaa"):
+        with flags.override(MAX_CPU_FEATURES=text), pytest.raises(FlagError, match="'fma'"):
+            k.host_target()
+    with flags.override(MAX_CPU_FEATURES="avx1024x"), pytest.raises(FlagError, match="no CPU"):
+        InferenceSession()
