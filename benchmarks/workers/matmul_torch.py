@@ -1,4 +1,4 @@
-"""torch's linear layer, timed."""
+"""torch's linear layer, timed; of int8 its product in 32 bits."""
 
 from __future__ import annotations
 
@@ -14,23 +14,31 @@ def setup() -> dict[str, object]:
     return {"threads": torch.get_num_threads()}
 
 
+def _random(rows: int, columns: int, dtype: str) -> torch.Tensor:
+    if dtype == "int8":
+        return torch.randint(-127, 128, (rows, columns), dtype=torch.int8)
+    return torch.randn(rows, columns).to(getattr(torch, dtype))
+
+
 def run(
     m: int, n: int, k: int, dtype: str, copies: int, seconds: float, epilogue: bool = False
 ) -> dict[str, float]:
     key = (m, n, k, dtype, copies)
     if key not in _made:
         _made.clear()
-        kind = getattr(torch, dtype)
         _made[key] = (
-            torch.randn(m, k).to(kind),
-            [torch.randn(n, k).to(kind) for _ in range(copies)],
+            _random(m, k, dtype),
+            [_random(n, k, dtype) for _ in range(copies)],
         )
     x, weights = _made[key]
 
     def multiply() -> None:
         total = None
         for weight in weights:
-            made = torch.nn.functional.linear(x, weight)
+            if dtype == "int8":
+                made = torch._int_mm(x, weight.t())
+            else:
+                made = torch.nn.functional.linear(x, weight)
             if epilogue:
                 torch.nn.functional.silu(made, inplace=True)
                 total = made if total is None else total.add_(made)
