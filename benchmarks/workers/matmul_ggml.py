@@ -9,10 +9,9 @@ from __future__ import annotations
 import ctypes
 import os
 from ctypes import c_bool, c_char_p, c_int, c_int64, c_size_t, c_void_p
-from pathlib import Path
 from typing import Any
 
-import llama_cpp
+import llama_cpp  # noqa: F401  (it loads the libraries)
 import numpy as np
 
 from benchmarks.runner import serve
@@ -40,9 +39,8 @@ class Library:
     """The functions of ggml that are called here. Structures are known by their addresses."""
 
     def __init__(self) -> None:
-        folder = Path(llama_cpp.__file__).parent / "lib"
-        base = ctypes.CDLL(str(folder / "libggml-base.so"))
-        cpu = ctypes.CDLL(str(folder / "libggml-cpu.so"))
+        # the libraries that llama_cpp has loaded, by their own names: others lie beside them that are the same
+        base, cpu = ctypes.CDLL("libggml-base.so.0"), ctypes.CDLL("libggml-cpu.so.0")
         p = c_void_p
         # it tells of each tensor that it lays out
         self.quiet = ctypes.CFUNCTYPE(None, c_int, c_char_p, p)(lambda *_: None)
