@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import ml_dtypes
 import numpy as np
 
 from max.driver import Tensor
@@ -52,6 +53,8 @@ def encoded(weight: np.ndarray, encoding: str) -> tuple[np.ndarray, str]:
                 return quantize(weight, QuantizationEncoding(name)), name
     if encoding == "F32":
         return np.ascontiguousarray(weight, np.float32), "F32"
+    if encoding == "BF16":
+        return np.ascontiguousarray(weight.astype(ml_dtypes.bfloat16)).view(np.uint8), "BF16"
     return np.ascontiguousarray(weight, np.float16), "F16"
 
 
@@ -63,9 +66,9 @@ def write_gguf(
     Args:
         folder: The checkpoint, in the Hugging Face layout.
         path: The file to write.
-        encoding: Of matrices: the name of a `QuantizationEncoding`, F16 or F32. Vectors are F32.
+        encoding: Of matrices: the name of a `QuantizationEncoding`, F16, BF16 or F32. Vectors are F32.
         embedding: Of the embedding (and output layer); that of the others by default.
-        vocabulary: Whether the tokenizer is written too.
+        vocabulary: Whether the tokenizer is written too; else the file says that there is none.
     """
     config = json.loads((folder / "config.json").read_text())
     heads = config["num_attention_heads"]
@@ -88,6 +91,8 @@ def write_gguf(
     writer.add_vocab_size(config["vocab_size"])
     if vocabulary:
         _add_vocabulary(writer, folder, config)
+    else:
+        writer.add_tokenizer_model("no_vocab")
     for name, weight in load_weights(sorted(folder.glob("*.safetensors"))).items():
         array = Tensor.from_dlpack(weight.data().astype(DType.float32).data).to_numpy()
         renamed = gguf_name(name)

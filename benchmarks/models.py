@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import shutil
 from pathlib import Path
 
@@ -79,12 +78,21 @@ def make_checkpoint(shape: str, dtype: str, folder: Path) -> Path:
     return target
 
 
+# our names of encodings -> those of GGUF
+FLOATS = {"float32": "F32", "bfloat16": "BF16"}
 # our names of encodings -> llama.cpp's number of a file type
 FILE_TYPES = {"q4_0": 2, "q8_0": 7, "q4_k": 15, "q5_k": 17, "q6_k": 18}
 
 
+def fits(shape: str, encoding: str) -> bool:
+    """Whether all matrices of a shape have whole blocks of an encoding: K-quants take 256 neighbours."""
+    sizes = [SHAPES[shape][name] for name in ("hidden_size", "intermediate_size")]
+    block = 256 if encoding.endswith("_k") else 32 if encoding in FILE_TYPES else 1
+    return all(isinstance(size, int) and size % block == 0 for size in sizes)
+
+
 def make_gguf(shape: str, encoding: str, folder: Path) -> Path:
-    """Write the model of ``shape`` as a GGUF file in ``encoding``: float32, bfloat16, or a key of ``FILE_TYPES``.
+    """Write the model of ``shape`` as a GGUF file in ``encoding``: a key of ``FLOATS`` or of ``FILE_TYPES``.
 
     Quantised files are made by llama.cpp (`benchmarks.peers`), all weights alike. The file has no tokenizer.
     """
@@ -103,64 +111,12 @@ def make_gguf(shape: str, encoding: str, folder: Path) -> Path:
         )
         worker.close()
     else:
-        _write_gguf(make_checkpoint(shape, encoding, folder), encoding, aside)
+        from benchmarks.gguf_files import write_gguf
+
+        checkpoint = make_checkpoint(shape, encoding, folder)
+        write_gguf(checkpoint, aside, FLOATS[encoding], vocabulary=False)
     aside.rename(target)
     return target
-
-
-_GGUF_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-
-
-def _write_gguf(checkpoint: Path, dtype: str, target: Path) -> None:
-    import gguf
-    import numpy as np
-    import torch
-    from safetensors.torch import load_file
-    from transformers import LlamaConfig
-
-    config = LlamaConfig.from_pretrained(checkpoint)
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    writer = gguf.GGUFWriter(target, "llama")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("no_vocab")
-    for name, tensor in load_file(checkpoint / "model.safetensors").items():
-        layer = re.match(r"model\.layers\.(\d+)\.(.+)\.weight", name)
-        stem = layer[2] if layer else name.removesuffix(".weight")
-        short = stem.rsplit(".", 1)[-1]
-        if short in heads:
-            # llama.cpp rotates neighbours, the checkpoint halves
-            tensor = tensor.unflatten(0, (heads[short], 2, -1)).transpose(1, 2).flatten(0, 2)
-        full = (f"blk.{layer[1]}." if layer else "") + _GGUF_NAMES[stem] + ".weight"
-        if tensor.ndim == 1 or dtype == "float32":
-            writer.add_tensor(full, tensor.float().contiguous().numpy())
-        else:
-            raw = tensor.to(torch.bfloat16).contiguous().view(torch.uint8).numpy()
-            writer.add_tensor(full, raw.astype(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def main() -> None:
