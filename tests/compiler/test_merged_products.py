@@ -1,0 +1,282 @@
+"""Products of one value with several weights: random graphs against the interpreter, and what is merged with what."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from max import _interpreter
+from max._config import flags
+from max._runtime import platform
+from max.driver import CPU
+from max.dtype import DType
+from max.dtype.blocks import BLOCK_FORMATS, encode
+from max.engine import InferenceSession, _once
+from max.graph import DeviceRef, Graph, TensorType, TensorValue, Weight, ops
+from max.graph.quantization import QuantizationEncoding
+from tests.engine.test_packed_weights import resident
+from tests.tolerance import assert_close
+
+DEVICE = DeviceRef.CPU()
+ENCODINGS = ("Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+DENSE = {"float32": DType.float32, "bfloat16": DType.bfloat16, "float16": DType.float16}
+AVX2 = "avx2,fma"
+GATES: tuple[Callable[[TensorValue], TensorValue], ...] = (
+    ops.silu,
+    ops.gelu,
+    ops.sigmoid,
+    ops.relu,
+)
+
+
+class Products:
+    """Products of x with constants, dense or in blocks."""
+
+    def __init__(self, kind: str, inner: int, rng: np.random.Generator, by_rows: bool) -> None:
+        self.kind, self.inner, self.rng, self.by_rows = kind, inner, rng, by_rows
+        self.dtype = DENSE.get(kind, DType.float32)
+
+    def __call__(self, x: TensorValue, columns: int) -> TensorValue:
+        w = (self.rng.standard_normal((columns, self.inner)) / self.inner).astype(np.float32)
+        if self.kind in DENSE:
+            w = w.astype(self.dtype.to_numpy())
+            w = w if self.by_rows else np.ascontiguousarray(w.T)
+            value = ops.constant(w, self.dtype, DEVICE)
+            return x @ (ops.transpose(value, 0, 1) if self.by_rows else value)
+        blocks = ops.constant(encode(w, self.kind), DType.uint8, DEVICE)
+        return ops.qmatmul(QuantizationEncoding[self.kind], None, x, blocks)
+
+    def x(self, *shape: int) -> np.ndarray:
+        """Integers: in blocks whose greatest is 127, which rounding to 8 bits does not change."""
+        x = self.rng.integers(-127, 128, shape).astype(np.float32)
+        x[..., ::32] = 127
+        return x.astype(self.dtype.to_numpy())
+
+
+def compare(graph: Graph, arrays: list[np.ndarray], scale: float = 16.0) -> list[str]:
+    """Runs a graph compiled and interpreted, to the tolerance of its first input; gives the launches."""
+    expected = _interpreter.run(graph, arrays)
+    model = InferenceSession(devices=[CPU()]).load(graph)
+    for _ in range(2):
+        outputs = model.execute(*arrays)
+        for out, want in zip(outputs, expected, strict=True):
+            assert_close(out.to_numpy(), want, arrays[0].dtype, scale=scale)
+    return model.kernel_summaries
+
+
+@given(st.data())
+@settings(max_examples=14, deadline=None)
+def test_random_graphs(data: st.DataObject) -> None:
+    """Products in any order, ops after them that meet or not, and outputs from everywhere."""
+    kind = data.draw(st.sampled_from((*DENSE, *ENCODINGS)))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    inner = BLOCK_FORMATS[kind].elements if kind in ENCODINGS else data.draw(st.integers(32, 70))
+    products = Products(kind, inner, rng, data.draw(st.booleans()))
+    sizes = data.draw(st.lists(st.sampled_from((32, 40, 64, 65)), min_size=2, max_size=6))
+    types = [TensorType(products.dtype, ("b", "m", inner), DEVICE)]
+    types += [TensorType(products.dtype, ("b", "m", size), DEVICE) for size in sorted(set(sizes))]
+    with Graph("g", input_types=types) as graph:
+        x, *residuals = [value.tensor for value in graph.inputs]
+        values = list(residuals)
+        todo = list(sizes)
+        for _ in range(len(sizes) + data.draw(st.integers(2, 12))):
+            kind_of_step = data.draw(st.sampled_from(("product", "unary", "binary", "sum", "bias")))
+            if todo and kind_of_step == "product":
+                values.append(products(x, todo.pop()))
+                continue
+            value = values[-1 - data.draw(st.integers(0, min(len(values), 4) - 1))]
+            if kind_of_step == "unary":
+                values.append(ops.tanh(value))
+            elif kind_of_step == "bias":
+                bias = rng.standard_normal(int(value.shape[-1])).astype(value.dtype.to_numpy())
+                values.append(value + ops.constant(bias, value.dtype, DEVICE))
+            elif kind_of_step == "sum":
+                values.append(ops.tanh(ops.cumsum(value, axis=-1)))
+            else:
+                others = [v for v in values if v.shape == value.shape and v is not value]
+                if others:
+                    values.append(
+                        ops.tanh(value - others[data.draw(st.integers(0, len(others) - 1))])
+                    )
+        values += [products(x, size) for size in todo]
+        graph.output(*values[-data.draw(st.integers(1, 5)) :])
+    batch, rows = data.draw(st.sampled_from(((1, 1), (2, 2), (1, 5), (3, 7), (1, 41))))
+    arrays = [products.x(batch, rows, inner)]
+    arrays += [
+        rng.standard_normal((batch, rows, size)).astype(products.dtype.to_numpy())
+        for size in sorted(set(sizes))
+    ]
+    with flags.override(MAX_CHECK=2):
+        compare(graph, arrays, scale=32.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "machine"),
+    [
+        *((kind, "") for kind in (*DENSE, "Q4_0", "Q6_K")),
+        *((kind, AVX2) for kind in ("float32", "bfloat16", "Q8_0")),
+    ],
+)
+def test_a_layer(kind: str, machine: str) -> None:
+    """Queries, keys and values with biases of their own, then a gated product: two launches."""
+    rng = np.random.default_rng(0)
+    inner = 256
+    products = Products(kind, inner, rng, True)
+    dtype = products.dtype
+    with Graph("g", input_types=[TensorType(dtype, ("m", inner), DEVICE)] * 2) as graph:
+        x, y = (value.tensor for value in graph.inputs)
+        q, key, v = (products(x, size) for size in (70, 33, 33))
+        bias = ops.constant(rng.standard_normal(33).astype(dtype.to_numpy()), dtype, DEVICE)
+        gated = ops.silu(products(y, 77)) * products(y, 77)
+        graph.output(q, ops.cast(key + bias, DType.float32), ops.tanh(v), gated)
+    with flags.override(MAX_CPU_FEATURES=machine) if machine else flags.override():
+        model = InferenceSession(devices=[CPU()]).load(graph)
+    launches = model.kernel_summaries
+    assert len(launches) == 2 and all("packed_products" in name for name in launches)
+    for rows in (0, 1, 3, 4, 9, 26, 40, 150):
+        arrays = [products.x(rows, inner), products.x(rows, inner)]
+        for out, want in zip(model.execute(*arrays), _interpreter.run(graph, arrays), strict=True):
+            assert_close(out.to_numpy(), want, dtype.to_numpy(), scale=16)
+
+
+@pytest.mark.parametrize(("gate", "columns"), list(zip(GATES, (32, 47, 100, 33), strict=True)))
+def test_gated_products(gate: Callable[..., TensorValue], columns: int) -> None:
+    """One epilogue has both sums, also where it reads more."""
+    products = Products("float32", 64, np.random.default_rng(columns), False)
+    types = [
+        TensorType(DType.float32, ("m", 64), DEVICE),
+        TensorType(DType.float32, ("m", columns), DEVICE),
+    ]
+    with Graph("g", input_types=types) as graph:
+        x, residual = (value.tensor for value in graph.inputs)
+        graph.output(residual + products(x, columns) * gate(products(x, columns)))
+    rng = np.random.default_rng(0)
+    for rows in (1, 5, 30):
+        other = rng.standard_normal((rows, columns)).astype(np.float32)
+        assert len(compare(graph, [products.x(rows, 64), other])) == 1
+
+
+def graph_of(build: Callable[[TensorValue, Products], Any], kind: str = "float32") -> Graph:
+    products = Products(kind, 64, np.random.default_rng(0), True)
+    with Graph("g", input_types=[TensorType(products.dtype, ("m", 64), DEVICE)]) as graph:
+        made = build(graph.inputs[0].tensor, products)
+        graph.output(*(made if isinstance(made, tuple) else (made,)))
+    return graph
+
+
+def launches_of(build: Callable[[TensorValue, Products], Any], kind: str = "float32") -> list[str]:
+    x = Products(kind, 64, np.random.default_rng(1), True).x(3, 64)
+    return compare(graph_of(build, kind), [x])
+
+
+def test_what_is_merged() -> None:
+    """Products that another one, or an op over a cache, stands between are not; neither are those whose results meet and are used besides."""
+
+    def apart(x: TensorValue, p: Products) -> tuple[TensorValue, ...]:
+        a = p(x, 64)
+        return p(a, 40), p(x, 40)
+
+    def met(x: TensorValue, p: Products) -> tuple[TensorValue, ...]:
+        a, b = p(x, 40), p(x, 40)
+        return a, a - b
+
+    def three(x: TensorValue, p: Products) -> TensorValue:
+        return p(x, 40) * p(x, 40) - p(x, 40)
+
+    def waits(x: TensorValue, p: Products) -> tuple[TensorValue, ...]:
+        a, b = p(x, 40), p(x, 40)
+        return b * ops.cumsum(ops.tanh(a), axis=-1), p(x, 64)
+
+    def twice(x: TensorValue, p: Products) -> tuple[TensorValue, ...]:
+        a = p(x, 40)
+        return a, a, p(x, 40)
+
+    assert launches_of(apart) == ["packed_matmul"] * 3
+    assert launches_of(met) == ["packed_matmul", "packed_matmul+sub"]
+    assert launches_of(three) == ["packed_matmul", "packed_matmul", "packed_matmul+mul+sub"]
+    assert launches_of(waits) == ["packed_products+tanh", "cumsum", "mul"]
+    assert launches_of(twice) == ["packed_products", "copy"]
+
+
+def test_an_epilogue_that_cannot_be_written() -> None:
+    """An operand that does not lie regularly over the rows: the sums are stored, and another kernel goes on."""
+    products = Products("float32", 64, np.random.default_rng(0), True)
+    types = [TensorType(DType.float32, shape, DEVICE) for shape in (("a", "b", 64), ("b", 40))]
+    with Graph("g", input_types=types) as graph:
+        x, other = (value.tensor for value in graph.inputs)
+        gated = ops.silu(products(x, 40)) * products(x, 40)
+        graph.output(gated + other, products(x, 64), products(x, 33) + 1.0)
+    rng = np.random.default_rng(1)
+    arrays = [products.x(3, 5, 64), rng.standard_normal((5, 40)).astype(np.float32)]
+    launches = compare(graph, arrays)
+    assert len(launches) == 2 and launches[0] == launches[1]
+
+
+def test_weights_of_several_layers(rng: np.random.Generator) -> None:
+    """Layers with the same weights share the packed ones; a weight that is used alone besides is packed once, alone."""
+    names = {"a": 40, "b": 72, "c": 40}
+    arrays = {
+        name: rng.standard_normal((size, 40)).astype(np.float32) / 8 for name, size in names.items()
+    }
+    weights = {name: Weight(name, DType.float32, arrays[name].shape, DEVICE) for name in names}
+    with Graph("g", input_types=[TensorType(DType.float32, ("m", 40), DEVICE)]) as graph:
+        x = graph.inputs[0].tensor
+
+        def layer(x: TensorValue) -> tuple[TensorValue, ...]:
+            return tuple(x @ ops.transpose(weights[name], 0, 1) for name in names)
+
+        a, b, c = layer(x)
+        d, e, f = layer(ops.tanh(a))
+        graph.output(b, c, d, e, f, ops.relu(x) @ ops.transpose(weights["c"], 0, 1))
+    model = InferenceSession().load(graph, weights_registry=arrays)
+    launches = model.kernel_summaries
+    assert sum("packed_products" in name for name in launches) == 2
+    assert sum("packed_matmul" in name for name in launches) == 3
+    x = rng.standard_normal((4, 40)).astype(np.float32)
+    t = np.tanh(x @ arrays["a"].T)
+    expected = [x @ arrays["b"].T, x @ arrays["c"].T, *[t @ arrays[n].T for n in names]]
+    expected.append(np.maximum(x, 0) @ arrays["c"].T)
+    for out, want in zip(model.execute(x), expected, strict=True):
+        assert_close(out.to_numpy(), want, scale=8)
+    others = {name: array[::-1].copy() for name, array in arrays.items()}
+    model.reload(others)
+    assert_close(model.execute(x)[0].to_numpy(), x @ others["b"].T, scale=8)
+
+
+@pytest.mark.skipif(not platform.LINUX, reason="reads /proc")
+def test_memory_of_loading(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, rng: Any) -> None:
+    """Each weight is packed to its place in the common buffer, and its pages are given back before the next is read."""
+    monkeypatch.setattr(_once, "PART_BYTES", 1)
+    size, count = 1 << 10, 4
+    arrays: dict[str, np.ndarray] = {}
+    peaks: list[int] = []
+    for i in range(count):
+        path = tmp_path / f"weight{i}.bin"
+        rng.standard_normal((size, size)).astype(np.float32).tofile(path)
+        arrays[f"w{i}"] = np.memmap(path, np.float32, "r", shape=(size, size))
+    given_back = platform.MappedFiles.give_back
+
+    def watched(self: platform.MappedFiles, address: int, length: int) -> bool:
+        peaks.append(resident_of_all())
+        return given_back(self, address, length)
+
+    def resident_of_all() -> int:
+        return sum(resident(f"weight{i}.bin") for i in range(count))
+
+    monkeypatch.setattr(platform.MappedFiles, "give_back", watched)
+    with Graph("g", input_types=[TensorType(DType.float32, ("m", size), DEVICE)]) as graph:
+        x = graph.inputs[0].tensor
+        ws = [Weight(name, DType.float32, (size, size), DEVICE) for name in arrays]
+        graph.output(
+            *[x @ ops.transpose(w, 0, 1) for w in ws[:2]], ops.silu(x @ ws[2]) * (x @ ws[3])
+        )
+    model = InferenceSession().load(graph, weights_registry=arrays)
+    assert [re.sub(r"\+.*", "", name) for name in model.kernel_summaries] == ["packed_products"] * 2
+    assert len(peaks) == count and max(peaks) < 1.5 * size * size * 4
+    assert resident_of_all() < 1 << 16
