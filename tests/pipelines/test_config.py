@@ -31,7 +31,7 @@ def config(path, **values) -> PipelineConfig:
 
 def test_what_is_left_open_is_found_out(fake):
     made = config(fake)
-    assert made.max_length == 512 and made.max_batch_size == 32 and made.max_num_steps == 1
+    assert made.max_length == 512 and made.max_batch_size == 32 and made.max_num_steps == 8
     assert made.model_config.quantization_encoding == SupportedEncoding.float32
     assert made.model_config.devices == [CPU()]
     assert made.model_config.huggingface_config.eos_token_id == 2

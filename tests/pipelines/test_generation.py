@@ -37,6 +37,10 @@ class Pipeline:
         self.steps = 0
         self.sizes: list[int] = []
         self.before = lambda batch: None
+        self.interrupts = 0
+
+    def interrupt(self):
+        self.interrupts += 1
 
     def execute(self, inputs):
         batch = list(inputs.batch.values())
@@ -187,7 +191,10 @@ def test_one_generation_a_pipeline_which_it_does_not_keep_alive():
     config = dict(
         max_batch_size=2, max_queue_size_tg=None, max_ce_batch_size=192, prefill_chunk_size=64
     )
-    config |= dict(enable_chunked_prefill=True, enable_in_flight_batching=False, max_num_steps=1)
+    config |= dict(
+        enable_chunked_prefill=True, enable_in_flight_batching=False, max_num_steps=1,
+        finds_num_steps=False,
+    )  # fmt: skip
     pipeline.pipeline_config = SimpleNamespace(**config, max_batch_context_length=None)
     assert limits_of(pipeline).max_ce_batch_size == 2
     made = Generation.of(pipeline)

@@ -160,12 +160,16 @@ def _attention(
 
 def uniform(seed: int) -> float:
     """The number in [0, 1) of a seed: the upper 24 bits of splitmix64's next output."""
+    return (_splitmix64(seed, 1) >> 40) / 2**24
+
+
+def _splitmix64(seed: int, index: int) -> int:
+    """Number ``index``, from 1, of the 64 well mixed bits that a seed gives."""
     mask = (1 << 64) - 1
-    z = (int(seed) + 0x9E3779B97F4A7C15) & mask
+    z = (int(seed) + index * 0x9E3779B97F4A7C15) & mask
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-    z ^= z >> 31
-    return (z >> 40) / 2**24
+    return z ^ (z >> 31)
 
 
 def _sample_row(
@@ -211,6 +215,33 @@ def _sample(
         for row, t, k, p, m, n in rows
     ]
     return np.array(tokens, np.int64)
+
+
+@register("mo.next_step.ragged.paged")
+def _next_step(
+    next_tokens: Array,
+    first_seeds: Array,
+    ends: Array,
+    interrupted: Array,
+    tokens: Array,
+    cache_lengths: Array,
+    max_lengths: Array,
+    seeds: Array,
+    history: Array,
+    steps: Array,
+    again: Array,
+) -> None:
+    step = int(steps[0])
+    if not 0 <= step < len(history):
+        raise IndexError(f"step {step} of {len(history)}")
+    history[step] = tokens[:] = next_tokens
+    cache_lengths += np.uint32(1)
+    max_lengths[0, 1] += np.uint32(1)
+    for row, (first, length) in enumerate(zip(first_seeds, cache_lengths, strict=True)):
+        seeds[row] = _splitmix64(first, int(length) + 2)
+    steps[0] = step + 1
+    ended = bool(interrupted[0]) or bool((ends == next_tokens[:, None]).any())
+    again[0] = not ended and step + 1 < len(history)
 
 
 @register("mo.penalties")

@@ -42,6 +42,7 @@ FAMILIES: dict[str, str] = {
     "mo.rope.ragged.paged": "rope",
     "mo.sample.token": "sampling",
     "mo.penalties": "penalties",
+    "mo.next_step.ragged.paged": "next_step",
     "mo.gather": "gather",
     "mo.gather_nd": "gather",
     "mo.scatter": "scatter",

@@ -138,13 +138,18 @@ def index_of_tie(row: Any, threshold: Any, number: Any) -> Any:
 
 
 @k.inline
-def uniform(seed: Any) -> Any:
-    """A number in [0, 1) from a seed."""
-    x = seed + k.u64(0x9E3779B97F4A7C15)
+def splitmix64(seed: Any, index: Any) -> Any:
+    """Number `index`, from 1, of the sequence of 64 well mixed bits that a seed has (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014)."""
+    x = seed + k.u64(index) * k.u64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> 30)) * k.u64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> 27)) * k.u64(0x94D049BB133111EB)
-    x = x ^ (x >> 31)
-    return k.f32(k.i64(x >> 40)) * k.f32(1 / 16777216)
+    return x ^ (x >> 31)
+
+
+@k.inline
+def uniform(seed: Any) -> Any:
+    """A number in [0, 1) from a seed."""
+    return k.f32(k.i64(splitmix64(seed, 1) >> 40)) * k.f32(1 / 16777216)
 
 
 @k.inline

@@ -37,6 +37,9 @@ logger = logging.getLogger("max.pipelines")
 _TTS = "it is for pipelines of speech"
 _GPU = "it is for GPUs"
 
+MOST_STEPS = 8
+"""Tokens a request and execution, where their number is left open."""
+
 
 def _parse_template(value: Any) -> Path | None:
     if value is None or isinstance(value, (str, Path)):
@@ -84,7 +87,9 @@ class PipelineConfig(StrictConfig):
         "The most tokens that the requests of a batch have together. Not set: no bound.",
         default=None,
     )
-    max_num_steps: int = option("Tokens a request and execution; -1: found out.", default=-1)
+    max_num_steps: int = option(
+        "Tokens a request and execution; -1: as many as take no longer than a moment.", default=-1
+    )
     prefill_chunk_size: int = option(
         "The most tokens of prompts that are read in one step.", default=8192
     )
@@ -170,6 +175,7 @@ class PipelineConfig(StrictConfig):
             setattr(self, name, converted(PipelineConfig, name, values.get(name, default)))
         self._check_ranges()
         self._resolved = False
+        self._finds_num_steps = False
         if self.model_config.model_path and not defer_resolve:
             self.resolve()
 
@@ -224,6 +230,11 @@ class PipelineConfig(StrictConfig):
         return None
 
     @property
+    def finds_num_steps(self) -> bool:
+        """Whether ``max_num_steps`` was left open: it is then the most, and less where steps take long."""
+        return self._finds_num_steps
+
+    @property
     def graph_quantization_encoding(self) -> QuantizationEncoding | None:
         """The packed form of the graph's weights; None for a plain dtype."""
         return self.model_config.graph_quantization_encoding
@@ -254,7 +265,7 @@ class PipelineConfig(StrictConfig):
             self._fit_length(architecture)
         self._resolve_batch(architecture)
         if self.max_num_steps == -1:
-            self.max_num_steps = 1  # on a CPU a further step in one call saves nothing
+            self.max_num_steps, self._finds_num_steps = MOST_STEPS, True
         self._resolved = True
 
     def _resolve_encoding(self, architecture: SupportedArchitecture) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, TypeVar
 
 from max.interfaces import (
+    BatchType,
     GenerationStatus,
     LogProbabilities,
     RequestID,
@@ -26,6 +28,9 @@ from max.pipelines.lib.text_stream import StopStrings, TextStream
 from max.pipelines.scheduler import SchedulerLimits, TextScheduler
 
 T = TypeVar("T")
+
+MAX_SECONDS = 0.04
+"""How long an execution may take for the sake of giving several tokens at once, where the configuration leaves their number open: to who reads along, tokens come as before."""
 
 
 def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -63,13 +68,17 @@ def limits_of(pipeline: Any) -> SchedulerLimits:
     """
     config = pipeline.pipeline_config
     batch = config.max_batch_size or 1
+    steps = max(config.max_num_steps, 1)
+    if config.finds_num_steps and not pipeline.repeats_steps:
+        steps = 1  # a further step in one call saves nothing
     return SchedulerLimits(
         max_batch_size=min(batch, config.max_queue_size_tg or batch),
         max_ce_batch_size=min(batch, config.max_ce_batch_size),
         prefill_chunk_size=config.prefill_chunk_size,
         enable_chunked_prefill=config.enable_chunked_prefill,
         enable_in_flight_batching=config.enable_in_flight_batching,
-        max_num_steps=max(config.max_num_steps, 1),
+        max_num_steps=steps,
+        max_seconds=MAX_SECONDS if config.finds_num_steps else None,
         max_batch_context_length=config.max_batch_context_length,
     )
 
@@ -189,6 +198,7 @@ class Generation:
         Args:
             request_id: The request; nothing happens where it has ended.
         """
+        self._interrupt()
         with self._guard:
             self._gone.append(request_id)
             for call in self._calls:
@@ -204,11 +214,18 @@ class Generation:
         with self._guard:
             self._calls.append(call)
             self._new.extend(call.contexts.values())
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        """Lets who drives look at what has changed after the step that runs, where that is one of several."""
+        if self._driving.locked():
+            self.pipeline.interrupt()
 
     def _leave(self, call: _Call) -> None:
         with self._guard:
             self._calls.remove(call)
             self._gone.extend(call.open)
+        self._interrupt()
         # pages are given back now if nobody drives, else by who does
         if self._driving.acquire(blocking=False):
             try:
@@ -245,6 +262,7 @@ class Generation:
         if inputs is None:
             return
         batch = list(inputs.batch.values())
+        start = time.perf_counter()
         try:
             outputs = self.pipeline.execute(inputs)
         except Exception as error:
@@ -258,6 +276,9 @@ class Generation:
             for context in batch:
                 self.scheduler.requeue(context)
             raise
+        if inputs.batch_type is BatchType.TG:
+            steps = max([len(output.tokens) for output in outputs.values()], default=0)
+            self.scheduler.took(time.perf_counter() - start, steps)
         self.scheduler.update(batch)
         with self._guard:
             for call in self._calls:

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from max.driver import Device, Tensor
 from max.dtype import DType
-from max.engine import InferenceSession
+from max.engine import InferenceSession, Model
 from max.graph.weights import WeightData, Weights
 from max.interfaces import (
     BaseContextType,
@@ -252,6 +252,25 @@ class PipelineModel(ABC, Generic[BaseContextType]):
         length = cls.calculate_max_seq_len(pipeline_config, huggingface_config)
         one = cache_bytes(params, layers, max_batch_size=1, max_seq_len=length)
         return max(1, min(most, available_cache_memory // max(one, 1)))
+
+    @property
+    def decoding_graph(self) -> Model | None:
+        """The graph that :meth:`execute` runs, where it can be repeated without Python between two steps.
+
+        Its inputs are :meth:`decoding_inputs`, its first output is the next tokens. None by default.
+        """
+        return None
+
+    def decoding_inputs(self, model_inputs: ModelInputs) -> Sequence[Tensor]:
+        """The inputs of :attr:`decoding_graph`, in its order.
+
+        Args:
+            model_inputs: Made by one of the ``prepare_*`` methods.
+
+        Raises:
+            NotImplementedError: There is no such graph.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no decoding graph")
 
     @abstractmethod
     def execute(self, model_inputs: ModelInputs) -> ModelOutputs:

@@ -89,7 +89,8 @@ class SchedulerLimits:
         enable_chunked_prefill: Whether a prompt may be read in chunks; if not, a prompt that is
             longer than ``prefill_chunk_size`` is read alone.
         enable_in_flight_batching: Whether running requests get a token in steps that read prompts.
-        max_num_steps: Tokens a running request and step.
+        max_num_steps: Tokens a running request and execution.
+        max_seconds: Executions of several tokens are not made longer than this, as steps took lately.
         max_batch_context_length: Tokens that the requests of a batch have together.
 
     Raises:
@@ -102,12 +103,19 @@ class SchedulerLimits:
     enable_chunked_prefill: bool = True
     enable_in_flight_batching: bool = False
     max_num_steps: int = 1
+    max_seconds: float | None = None
     max_batch_context_length: int | None = None
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value is not None and not isinstance(value, bool) and value < 1:
+            if name == "max_seconds" or value is None or isinstance(value, bool):
+                continue
+            if value < 1:
                 raise ValueError(f"SchedulerLimits: {name} is {value}; expected at least 1")
+        if self.max_seconds is not None and self.max_seconds <= 0:
+            raise ValueError(
+                f"SchedulerLimits: max_seconds is {self.max_seconds}; expected more than 0"
+            )
 
 
 class TextScheduler:
@@ -124,6 +132,7 @@ class TextScheduler:
         self._running: OrderedDict[RequestID, TextGenerationContext] = OrderedDict()
         self._arrival: dict[RequestID, int] = {}
         self._count = 0
+        self._step_seconds: float | None = None
         self.preemptions = 0
         """How often a request had to give its pages back."""
 
@@ -196,6 +205,19 @@ class TextScheduler:
             # all that ran has given its pages back to a request that waits
             return self.schedule()
         return self._inputs(batch, BatchType.TG, steps) if batch else None
+
+    def took(self, seconds: float, steps: int) -> None:
+        """Tells how long an execution of a decoding batch took.
+
+        Args:
+            seconds: How long.
+            steps: How many tokens each request got.
+        """
+        if steps > 0:
+            last = self._step_seconds
+            now = seconds / steps
+            # a single slow step shall not change much
+            self._step_seconds = now if last is None else (last + now) / 2
 
     def update(self, batch: Iterable[TextGenerationContext]) -> list[RequestID]:
         """Takes a batch after it was run.
@@ -294,7 +316,12 @@ class TextScheduler:
             for context in self._running.values()
             if context.max_length is not None
         ]
-        return max(1, min([self._limits.max_num_steps, *left]))
+        most = self._limits.max_num_steps
+        if self._limits.max_seconds is not None and most > 1:
+            # the first step of all tells how long one takes
+            step = self._step_seconds
+            most = 1 if step is None else min(most, int(self._limits.max_seconds / max(step, 1e-6)))
+        return max(1, min([most, *left]))
 
     def _decodable(
         self, steps: int, keep: Iterable[TextGenerationContext]

@@ -141,8 +141,13 @@ class Llama3Model(PipelineModel[TextContext], KVCacheMixin):
         )
         return session.load(graph, weights_registry=registry)
 
-    def execute(self, model_inputs: ModelInputs) -> ModelOutputs:
-        """Runs a step.
+    @property
+    def decoding_graph(self) -> Model:
+        """The loaded graph."""
+        return self.model
+
+    def decoding_inputs(self, model_inputs: ModelInputs) -> Sequence[Tensor]:
+        """The inputs of the graph, in its order.
 
         Args:
             model_inputs: Made by one of the ``prepare_*`` methods, with ``sampling`` set.
@@ -157,13 +162,25 @@ class Llama3Model(PipelineModel[TextContext], KVCacheMixin):
             )
         if model_inputs.sampling is None or model_inputs.kv_cache_inputs is None:
             raise ValueError("Llama3Model: the inputs lack sampling or kv_cache_inputs")
-        next_tokens, last, *more = self.model.execute(
+        return (
             model_inputs.tokens,
             model_inputs.input_row_offsets,
             model_inputs.return_n_logits,
             *model_inputs.kv_cache_inputs,
             *model_inputs.sampling,
         )
+
+    def execute(self, model_inputs: ModelInputs) -> ModelOutputs:
+        """Runs a step.
+
+        Args:
+            model_inputs: As for :meth:`decoding_inputs`.
+
+        Raises:
+            TypeError: They are another model's inputs.
+            ValueError: The sampling parameters are missing.
+        """
+        next_tokens, last, *more = self.model.execute(*self.decoding_inputs(model_inputs))
         if not more:
             return ModelOutputs(last, next_token_logits=last, next_tokens=next_tokens)
         logits, offsets = more

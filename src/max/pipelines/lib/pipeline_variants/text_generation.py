@@ -34,6 +34,7 @@ from max.pipelines.lib.interfaces import (
     WeightsAdapter,
 )
 from max.pipelines.lib.log_probabilities import of_rows
+from max.pipelines.lib.pipeline_variants.decode_loop import DecodeLoop
 from max.pipelines.lib.sampling.inputs import SamplingInputs
 from max.pipelines.lib.sampling.sampler import Sampler, needs_sampler
 
@@ -77,9 +78,9 @@ class _LastStep:
     tokens: Tensor
 
     @classmethod
-    def of(cls, batch: list[Any], inputs: ModelInputs, tokens: Tensor) -> _LastStep:
-        """That of requests that are about to take their tokens; a chunk of a prompt gives none."""
-        ends = [c.active_idx + 1 if c.active_idx == c.end_idx else -1 for c in batch]
+    def of(cls, batch: list[Any], inputs: ModelInputs, tokens: Tensor, steps: int = 1) -> _LastStep:
+        """That of requests that are about to take the tokens of some steps; a chunk of a prompt gives none."""
+        ends = [c.active_idx + steps if c.active_idx == c.end_idx else -1 for c in batch]
         return cls(batch, ends, inputs, tokens)
 
     def is_followed_by(self, batch: Sequence[Any]) -> bool:
@@ -141,6 +142,7 @@ class TextGenerationPipeline(
         self._pipeline_model = self._load(pipeline_model, weight_adapters)
         self._kv_manager = self._load_cache()
         self._sampler = Sampler(self._session, self._devices[0], pipeline_config.sampling_config)
+        self._loop = DecodeLoop.of(self._session, self._pipeline_model)
 
     def _load(
         self,
@@ -281,6 +283,13 @@ class TextGenerationPipeline(
             OutOfPagesError: The cache has too few free pages.
             ValueError: A sequence is full, or asks for what is not enabled.
         """
+        flat, num_steps, known = self._reserve(batches, num_steps)
+        return self._inputs(flat, num_steps, known), num_steps, self.initialize_bitmask(flat), flat
+
+    def _reserve(
+        self, batches: list[dict[RequestID, TextGenerationContextType]], num_steps: int
+    ) -> tuple[list[TextGenerationContextType], int, bool]:
+        """The requests in order, with pages for so many steps, and whether all of them had some before."""
         flat = [context for batch in batches for context in batch.values()]
         for context in flat:
             if context.json_schema is not None:
@@ -295,20 +304,35 @@ class TextGenerationPipeline(
                 self._kv_manager.reuse_prefix(context)
                 fresh = True
             self._kv_manager.alloc(context, num_steps)
+        return flat, num_steps, not fresh
+
+    def _inputs(
+        self, flat: list[TextGenerationContextType], num_steps: int, known: bool
+    ) -> ModelInputs:
+        """The inputs of the first of some steps."""
         last, self._last_step = self._last_step, None
-        if last and not fresh and num_steps == 1 and last.is_followed_by(flat):
+        if last and known and num_steps == 1 and last.is_followed_by(flat):
             cache = cast("RaggedKVCacheInputs", last.inputs.kv_cache_inputs)
             last.inputs.update(kv_cache_inputs=self._kv_manager.advance(cache, flat))
             inputs = self._pipeline_model.prepare_next_token_inputs(last.tokens, last.inputs)
             if self._pipeline_model.samples_in_graph:
                 sampling = cast("SamplingInputs", last.inputs.sampling)
                 inputs.update(sampling=sampling.advance(flat))
-            return inputs, num_steps, self.initialize_bitmask(flat), flat
-        inputs = self._pipeline_model.prepare_initial_token_inputs(
+            return inputs
+        return self._pipeline_model.prepare_initial_token_inputs(
             context_batch=flat,
             kv_cache_inputs=self._kv_manager.get_runtime_inputs(flat, num_steps),
         )
-        return inputs, num_steps, self.initialize_bitmask(flat), flat
+
+    @property
+    def repeats_steps(self) -> bool:
+        """Whether several steps in one call save time: the model's graph feeds itself, and ends with a sequence."""
+        return self._loop is not None
+
+    def interrupt(self) -> None:
+        """Lets an execution of several steps end after the one that it is at, where it can; from any thread."""
+        if self._loop is not None:
+            self._loop.interrupt()
 
     def execute(
         self, inputs: TextGenerationInputs[TextGenerationContextType]
@@ -323,7 +347,17 @@ class TextGenerationPipeline(
         """
         if not inputs:
             return {}
-        model_inputs, num_steps, _, batch = self.prepare_batch(inputs.batches, inputs.num_steps)
+        batch, num_steps, known = self._reserve(inputs.batches, inputs.num_steps)
+        loop = self._loop
+        if (
+            num_steps > 1
+            and loop is not None
+            and loop.usable
+            and not inputs.enable_log_probs
+            and all(context.active_length == 1 for context in batch)
+        ):
+            return self._execute_in_loop(loop, batch, num_steps, known)
+        model_inputs = self._inputs(batch, num_steps, known)
         steps: list[npt.NDArray[np.int64]] = []
         logs: list[list[LogProbabilities | None]] = []
         enable_log_probs = inputs.enable_log_probs
@@ -347,6 +381,25 @@ class TextGenerationPipeline(
         generated = np.array(steps, np.int32).T
         responses = self.update_context_and_prepare_responses(
             generated, logs, batch, num_steps, enable_log_probs
+        )
+        self._kv_manager.step(batch)
+        return responses
+
+    def _execute_in_loop(
+        self,
+        loop: DecodeLoop,
+        batch: list[TextGenerationContextType],
+        num_steps: int,
+        known: bool,
+    ) -> dict[RequestID, TextGenerationOutput]:
+        """Runs a decoding batch for some steps, or until one of its sequences ends."""
+        model_inputs = self._inputs(batch, 1, known)
+        if model_inputs.sampling is None:
+            model_inputs.update(sampling=SamplingInputs.of(batch, self._devices[0]))
+        model_inputs, tokens, chosen = loop.run(model_inputs, batch, num_steps)
+        self._last_step = _LastStep.of(batch, model_inputs, tokens, len(chosen))
+        responses = self.update_context_and_prepare_responses(
+            chosen.astype(np.int32).T, [], batch, len(chosen), False
         )
         self._kv_manager.step(batch)
         return responses

@@ -1,0 +1,62 @@
+"""From one decoding step of a ragged batch to the next, where no sequence has more than one new token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from max import kernel as k
+from max._kernels.lowering import KernelCall, Operand, view
+from max._kernels.sampling import splitmix64
+
+
+@k.kernel
+def next_step(
+    next_tokens: k.Input,
+    first_seeds: k.Input,
+    ends: k.Input,
+    interrupted: k.Input,
+    tokens: k.InOut,
+    cache_lengths: k.InOut,
+    max_lengths: k.InOut,
+    seeds: k.InOut,
+    history: k.InOut,
+    steps: k.InOut,
+    again: k.InOut,
+    ctx: k.Context,
+) -> None:
+    """Notes the tokens `[batch]` that a step chose as row `steps[0]` of the history, and makes them the next step's input.
+
+    `again` says whether there is a next step: while the history has rows left, no token ends its sequence (`ends` `[batch, n]`), and
+    nobody interrupts.
+    """
+    for _ in ctx.parallel(1):
+        step = k.i64(steps[0])
+        if step < 0 or step >= history.shape[0]:
+            raise IndexError("next_step: step {} of {}", step, history.shape[0])
+        ended = k.i64(interrupted[0])
+        for row in range(tokens.shape[0]):
+            token = next_tokens[row]
+            history[step, row] = token
+            tokens[row] = token
+            length = cache_lengths[row] + 1
+            cache_lengths[row] = length
+            # the token to choose comes behind the one that is cached next; seeds are numbered from 1
+            seeds[row] = splitmix64(first_seeds[row], k.i64(length) + 2)
+            for i in range(ends.shape[1]):
+                if ends[row, i] == token:
+                    ended = k.i64(1)
+        max_lengths[0, 1] = max_lengths[0, 1] + 1
+        steps[0] = step + 1
+        go_on = ended == 0 and step + 1 < history.shape[0]
+        again[0] = k.u8(1) if go_on else k.u8(0)
+
+
+def _lower_next_step(
+    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+) -> KernelCall:
+    args = tuple(view("operand", i, operand, static=False) for i, operand in enumerate(operands))
+    return KernelCall(next_step, args)
+
+
+LOWERINGS = {"mo.next_step.ragged.paged": _lower_next_step}

@@ -1,0 +1,143 @@
+"""Several decoding steps of a batch in one call: the model's graph and one that feeds it its own tokens, in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from max.driver import Tensor
+from max.dtype import DType
+from max.engine import InferenceSession, Model
+from max.engine.loop import ModelLoop
+from max.graph import BufferType, DeviceRef, Graph, TensorType, ops
+from max.interfaces import TextGenerationContext
+from max.nn.kv_cache.manager import RaggedKVCacheInputs
+from max.pipelines.lib.interfaces import ModelInputs, PipelineModel
+
+_NO_TOKEN = -1
+_MASK = (1 << 64) - 1
+
+
+def next_step_graph() -> Graph:
+    """The graph that makes the inputs of a decoding step out of the last one's.
+
+    Its operands are those of ``mo.next_step.ragged.paged``: what is read, then what is changed.
+    """
+    cpu = DeviceRef.CPU()
+    types = [
+        TensorType(DType.int64, ["batch"], cpu),
+        TensorType(DType.uint64, ["batch"], cpu),
+        TensorType(DType.int64, ["batch", "ends"], cpu),
+        TensorType(DType.uint8, [1], cpu),
+        BufferType(DType.int64, ["batch"], cpu),
+        BufferType(DType.uint32, ["batch"], cpu),
+        BufferType(DType.uint32, [1, 2], cpu),
+        BufferType(DType.uint64, ["batch"], cpu),
+        BufferType(DType.int64, ["steps", "batch"], cpu),
+        BufferType(DType.int64, [1], cpu),
+        BufferType(DType.uint8, [1], cpu),
+    ]
+    with Graph("next_step", input_types=types) as graph:
+        ops.inplace_custom("mo.next_step.ragged.paged", cpu, graph.inputs)
+        graph.output()
+    return graph
+
+
+class DecodeLoop:
+    """Runs steps of a decoding batch until one of its sequences ends.
+
+    Args:
+        session: Compiles the graph between two steps.
+        pipeline_model: The model; it has a :attr:`~PipelineModel.decoding_graph`.
+        model: That graph.
+    """
+
+    def __init__(
+        self,
+        session: InferenceSession,
+        pipeline_model: PipelineModel[Any],
+        model: Model,
+    ) -> None:
+        self._pipeline_model, self._model = pipeline_model, model
+        self._loop = ModelLoop(model, session.load(next_step_graph()))
+        self._interrupted = np.zeros(1, np.uint8)
+        self._again = np.zeros(1, np.uint8)
+        self._flags = [Tensor.from_numpy(flag) for flag in (self._interrupted, self._again)]
+
+    @classmethod
+    def of(cls, session: InferenceSession, pipeline_model: PipelineModel[Any]) -> DecodeLoop | None:
+        """The loop of a model; None where it has no graph that can be repeated on the host.
+
+        Args:
+            session: The model's session.
+            pipeline_model: The model.
+        """
+        model = pipeline_model.decoding_graph
+        if model is None or not pipeline_model.devices[0].is_host or not ModelLoop.supports(model):
+            return None
+        return cls(session, pipeline_model, model)
+
+    @property
+    def usable(self) -> bool:
+        """Whether the model can be repeated now: it is not while it is profiled."""
+        return ModelLoop.supports(self._model)
+
+    def interrupt(self) -> None:
+        """Lets a run end with the step that it is at, or the next one with its first; from any thread."""
+        self._interrupted[0] = 1
+
+    def run(
+        self, inputs: ModelInputs, batch: Sequence[TextGenerationContext], steps: int
+    ) -> tuple[ModelInputs, Tensor, npt.NDArray[np.int64]]:
+        """Runs up to so many steps.
+
+        It ends early where a token ends its sequence, and after :meth:`interrupt`.
+
+        Args:
+            inputs: The first step's inputs, made for one step; they are written to.
+            batch: The requests, in the batch's order; each has one new token, and pages for all steps.
+            steps: The most steps.
+
+        Returns:
+            The inputs, the tokens that would come next ``[batch]``, and those that were chosen ``[steps, batch]``.
+
+        Raises:
+            TypeError: The inputs are not those of a paged cache, or lack sampling parameters.
+        """
+        cache, sampling = inputs.kv_cache_inputs, inputs.sampling
+        if not isinstance(cache, RaggedKVCacheInputs) or sampling is None:
+            raise TypeError(f"DecodeLoop: {type(inputs).__name__} lacks a paged cache or sampling")
+        last = np.array([context.next_tokens[-1] for context in batch], np.int64)
+        tokens = Tensor.from_numpy(last)
+        inputs = self._pipeline_model.prepare_next_token_inputs(tokens, inputs)
+        inputs.update(sampling=sampling)
+        history = np.empty((steps, len(batch)), np.int64)
+        done = np.zeros(1, np.int64)
+        first_seeds = np.array([c.sampling_params.seed & _MASK for c in batch], np.uint64)
+        interrupted, again = self._flags
+        read = [Tensor.from_numpy(array) for array in (first_seeds, _ends(batch))]
+        changed = [
+            tokens, cache.cache_lengths, cache.max_lengths, sampling.seed,
+            *map(Tensor.from_numpy, (history, done)), again,
+        ]  # fmt: skip
+        after: Callable[[list[Tensor]], list[Tensor]] = lambda outputs: [  # noqa: E731
+            outputs[0], *read, interrupted, *changed,
+        ]  # fmt: skip
+        self._loop.run(self._pipeline_model.decoding_inputs(inputs), after, again)
+        self._interrupted[0] = 0
+        return inputs, tokens, history[: int(done[0])]
+
+
+def _ends(batch: Sequence[TextGenerationContext]) -> npt.NDArray[np.int64]:
+    """The tokens that end each request's sequence, a row each, filled up with no token."""
+    ends = [
+        () if context.sampling_params.ignore_eos else sorted(context.eos_token_ids)
+        for context in batch
+    ]
+    rows = np.full((len(batch), max(map(len, ends))), _NO_TOKEN, np.int64)
+    for row, tokens in zip(rows, ends, strict=True):
+        row[: len(tokens)] = tokens
+    return rows

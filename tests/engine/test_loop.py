@@ -1,0 +1,187 @@
+"""Two models in turn against the same executions one by one."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from max._runtime.program import KernelError
+from max.driver import CPU, Tensor
+from max.dtype import DType
+from max.engine import InferenceSession, Model
+from max.engine.loop import ModelLoop
+from max.graph import BufferType, DeviceRef, Graph, TensorType, ops
+
+DEVICE = DeviceRef.CPU()
+
+
+@pytest.fixture(scope="module")
+def session() -> InferenceSession:
+    return InferenceSession(devices=[CPU()])
+
+
+@pytest.fixture(scope="module")
+def step(session: InferenceSession) -> Model:
+    """Mixes a state of any length: products, reductions, memory of its own."""
+    type_ = TensorType(DType.float32, ["n", 24], DEVICE)
+    with Graph("step", input_types=[type_]) as graph:
+        x = graph.inputs[0].tensor
+        weight = np.random.default_rng(1).standard_normal((24, 24)).astype(np.float32) / 5
+        y = ops.softmax(x @ ops.constant(weight, DType.float32, DEVICE) + ops.cumsum(x, axis=0))
+        graph.output(y - ops.mean(y, axis=0), ops.sum(y, axis=1))
+    return session.load(graph)
+
+
+def feed(session: InferenceSession) -> Model:
+    """Hands a state on, counts, and says whether to go on."""
+    types = [
+        TensorType(DType.float32, ["n", 24], DEVICE),
+        TensorType(DType.int64, [1], DEVICE),
+        BufferType(DType.float32, ["n", 24], DEVICE),
+        BufferType(DType.int64, [1], DEVICE),
+        BufferType(DType.bool, [1], DEVICE),
+    ]
+    with Graph("feed", input_types=types) as graph:
+        made, wanted, state, count, again = graph.inputs
+        ops.buffer_store(state, made.tensor * 3)
+        counted = ops.buffer_load(count) + 1
+        ops.buffer_store(count, counted)
+        ops.buffer_store(again, counted < wanted.tensor)
+        graph.output()
+    return session.load(graph)
+
+
+def feed_inputs(turns: int, given: list[Tensor], made: list[Tensor]) -> list[Any]:
+    return [made[0], np.array([turns]), *given]
+
+
+@pytest.mark.parametrize("turns", [1, 2, 7, 300])
+@pytest.mark.parametrize("rows", [1, 5, 700])
+def test_a_loop_equals_executions_one_by_one(session, step, turns: int, rows: int) -> None:
+    if turns * rows > 10_000:
+        turns = 20
+    start = np.random.default_rng(rows).standard_normal((rows, 24)).astype(np.float32)
+    wanted = start.copy()
+    for _ in range(turns):
+        out, sums = (t.to_numpy().copy() for t in step.execute(wanted))
+        wanted = out * np.float32(3)
+    loop = ModelLoop(step, feed(session))
+    for _ in range(2):
+        state, count, again = start.copy(), np.zeros(1, np.int64), np.zeros(1, np.bool_)
+        flag = Tensor.from_numpy(again.view(np.uint8))
+        given = [Tensor.from_numpy(array) for array in (state, count, again)]
+        outputs = loop.run([given[0]], partial(feed_inputs, turns, given), flag)
+        assert count[0] == turns and not again[0]
+        np.testing.assert_array_equal(state, wanted)
+        np.testing.assert_array_equal(outputs[0].to_numpy(), out)
+        np.testing.assert_array_equal(outputs[1].to_numpy(), sums)
+
+
+def test_a_body_with_a_loop_of_its_own(session) -> None:
+    with Graph("inner", input_types=[TensorType(DType.int64, [1], DEVICE)]) as graph:
+        n = graph.inputs[0].tensor
+        # triangular numbers: 0 + 1 + … + n
+        total, _ = ops.while_loop(
+            [n * 0, n],
+            lambda s, i: (i > 0)[0],
+            lambda s, i: [s + i, i - 1],
+        )
+        graph.output(total)
+    body = session.load(graph)
+    types = [
+        TensorType(DType.int64, [1], DEVICE),
+        BufferType(DType.int64, [1], DEVICE),
+        BufferType(DType.bool, [1], DEVICE),
+    ]
+    with Graph("outer", input_types=types) as graph:
+        total, state, again = graph.inputs
+        ops.buffer_store(state, total.tensor)
+        ops.buffer_store(again, total.tensor < 1000)
+        graph.output()
+    state, again = np.array([3]), np.zeros(1, np.bool_)
+    given = [Tensor.from_numpy(state), Tensor.from_numpy(again)]
+    ModelLoop(body, session.load(graph)).run(
+        [given[0]], lambda made: [made[0], *given], Tensor.from_numpy(again.view(np.uint8))
+    )
+    expected = 3
+    while expected < 1000:
+        expected = expected * (expected + 1) // 2
+    assert state[0] == expected
+
+
+def test_a_reloaded_body(session) -> None:
+    from max.graph import Weight
+
+    with Graph("scale", input_types=[TensorType(DType.float32, [3], DEVICE)]) as graph:
+        graph.output(graph.inputs[0].tensor * Weight("w", DType.float32, [3], DEVICE))
+    body = session.load(graph, weights_registry={"w": np.full(3, 2, np.float32)})
+    types = [
+        TensorType(DType.float32, [3], DEVICE),
+        BufferType(DType.float32, [3], DEVICE),
+        BufferType(DType.uint8, [1], DEVICE),
+    ]
+    with Graph("keep", input_types=types) as graph:
+        made, state, again = graph.inputs
+        ops.buffer_store(state, made.tensor)
+        ops.buffer_store(again, ops.cast(ops.max(made.tensor, axis=0) < 100, DType.uint8))
+        graph.output()
+    loop = ModelLoop(body, session.load(graph))
+
+    def result() -> list[float]:
+        state, flag = (
+            Tensor.from_numpy(np.ones(3, np.float32)),
+            Tensor.from_numpy(np.zeros(1, np.uint8)),
+        )
+        loop.run([state], lambda made: [made[0], state, flag], flag)
+        return state.to_numpy().tolist()
+
+    assert result() == [128.0] * 3
+    body.reload({"w": np.full(3, 5, np.float32)})
+    assert result() == [125.0] * 3
+
+
+def test_what_cannot_be_repeated(session, step) -> None:
+    types = [TensorType(DType.float32, [4], DEVICE)]
+    with Graph("unknown", input_types=types) as graph:
+        x = graph.inputs[0].tensor
+        graph.output(ops.nonzero(x, "found"))
+    with pytest.raises(ValueError, match="unknown cannot run in a loop"):
+        ModelLoop(session.load(graph), step)
+    after = feed(session)
+    loop = ModelLoop(step, after)
+    flag = Tensor.from_numpy(np.zeros(1, np.uint8))
+    nothing: Any = lambda made: []  # noqa: E731
+    with pytest.raises(TypeError, match=r"again is .*expected uint8\[1\]"):
+        loop.run([np.zeros((1, 24), np.float32)], nothing, Tensor.from_numpy(np.zeros(1)))
+    with pytest.raises(TypeError, match="feed takes 5 inputs"):
+        loop.run([np.zeros((1, 24), np.float32)], nothing, flag)
+    with pytest.raises(ValueError, match="input0"):
+        loop.run([np.zeros((1, 23), np.float32)], nothing, flag)
+    with step.profile(), pytest.raises(RuntimeError, match="step is being profiled"):
+        loop.run([np.zeros((1, 24), np.float32)], nothing, flag)
+
+
+def test_an_error_ends_the_loop(session) -> None:
+    with Graph("look", input_types=[
+        TensorType(DType.float32, [4], DEVICE), TensorType(DType.int64, [1], DEVICE),
+    ]) as graph:  # fmt: skip
+        table, index = (value.tensor for value in graph.inputs)
+        graph.output(ops.gather(table, index, axis=0))
+    body = session.load(graph)
+    types = [BufferType(DType.int64, [1], DEVICE), BufferType(DType.uint8, [1], DEVICE)]
+    with Graph("count", input_types=types) as graph:
+        index, again = graph.inputs
+        ops.buffer_store(index, ops.buffer_load(index) + 1)
+        ops.buffer_store(again, ops.cast(ops.buffer_load(index) >= 0, DType.uint8))
+        graph.output()
+    loop = ModelLoop(body, session.load(graph))
+    index, flag = np.zeros(1, np.int64), Tensor.from_numpy(np.zeros(1, np.uint8))
+    where = Tensor.from_numpy(index)
+    for _ in range(2):
+        index[0] = 0
+        with pytest.raises(KernelError, match="4"):
+            loop.run([np.ones(4, np.float32), where], lambda made: [where, flag], flag)
+        assert index[0] == 4

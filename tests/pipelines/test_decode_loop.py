@@ -1,0 +1,233 @@
+"""Several decoding steps in one call give what single steps give."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from max.driver import Tensor
+from max.engine import InferenceSession
+from max.interfaces import (
+    GenerationStatus,
+    PipelineTask,
+    RequestID,
+    SamplingParams,
+    TextGenerationInputs,
+    TextGenerationRequest,
+)
+from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
+from max.pipelines.lib.generation import Generation, limits_of
+from max.pipelines.lib.pipeline_variants.decode_loop import next_step_graph
+from max.pipelines.lib.sampling.inputs import step_seed
+
+TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
+PROMPTS = ["Hello", "def f(x):", "The capital of", "x = ", "a" * 300]
+
+
+def pipeline_of(steps: int, **values):
+    config = PipelineConfig(
+        model_path=TINY,
+        quantization_encoding="float32",
+        max_num_steps=steps,
+        **{"max_length": 512, "max_batch_size": 8, **values},
+    )
+    return PIPELINE_REGISTRY.retrieve(config, PipelineTask.TEXT_GENERATION)[1]
+
+
+@pytest.fixture(scope="module")
+def single():
+    return pipeline_of(1)
+
+
+@pytest.fixture(scope="module")
+def several():
+    return pipeline_of(5)
+
+
+def generated(pipeline, prompts=PROMPTS, new=40, **params):
+    given = SamplingParams(**{"temperature": 0, "max_new_tokens": new, **params})
+    requests = [
+        TextGenerationRequest(RequestID(), "m", prompt=p, sampling_params=given) for p in prompts
+    ]
+    return [(o.tokens, o.final_status) for o in pipeline.generate(requests)]
+
+
+def context(prompt: list[int], new: int, **values) -> TextContext:
+    return TextContext(
+        max_length=len(prompt) + new, tokens=np.array(prompt),
+        sampling_params=SamplingParams(temperature=0, **values),
+    )  # fmt: skip
+
+
+def run(pipeline, steps: int, *contexts: TextContext):
+    return pipeline.execute(TextGenerationInputs([{c.request_id: c for c in contexts}], steps))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"temperature": 1.3, "top_k": 40, "top_p": 0.95, "min_p": 0.01, "seed": 2**63 + 5},
+        {"ignore_eos": True},
+        {"stop_token_ids": [13, 15, 16]},
+        {"frequency_penalty": 0.7},
+        {"min_new_tokens": 7},
+    ],
+    ids=str,
+)
+def test_it_equals_single_steps(single, several, params) -> None:
+    wanted = generated(single, **params)
+    assert {status for _, status in wanted} <= {
+        GenerationStatus.END_OF_SEQUENCE, GenerationStatus.MAXIMUM_LENGTH,
+    }  # fmt: skip
+    assert generated(several, **params) == wanted
+    cache = several.kv_managers[0]
+    cache.pages.check()
+    assert cache.free_pages == cache.total_num_pages
+
+
+def test_it_runs_fewer_executions(several, monkeypatch) -> None:
+    calls: list[int] = []
+    real = type(several)._execute_in_loop
+
+    def count(self, loop, batch, num_steps, known):
+        calls.append(num_steps)
+        return real(self, loop, batch, num_steps, known)
+
+    monkeypatch.setattr(type(several), "_execute_in_loop", count)
+    ((tokens, _),) = generated(several, ["x = "], 42, ignore_eos=True)
+    assert len(tokens) == 42
+    # one token by the prompt, then five by five, and one
+    assert calls == [5] * 8
+
+
+def test_over_the_ends_of_pages_and_to_the_last_place(single, several) -> None:
+    text = (TINY / "heldout.txt").read_text()[:430]
+    for new in (90, None):
+        params = {"max_new_tokens": new, "ignore_eos": True}
+        assert generated(several, [text], **params) == generated(single, [text], **params)
+
+
+def test_an_end_stops_all_so_that_nothing_is_wasted(several) -> None:
+    """The other sequence goes on with the next call."""
+    (tokens, _), (other, _) = generated(several, ["x = ", "Hello"], 12, ignore_eos=True)
+    prompts = [several.tokenizer.encode_now(p).tolist() for p in ("x = ", "Hello")]
+    first, second = context(prompts[0], 12), context(prompts[1], 12)
+    first.eos_token_ids = {tokens[3]}
+    cut = tokens.index(tokens[3]) + 1
+    run(several, 1, first, second)
+    outputs = run(several, 10, first, second)
+    assert outputs[first.request_id].tokens == tokens[1:cut]
+    assert outputs[first.request_id].final_status == GenerationStatus.END_OF_SEQUENCE
+    assert outputs[second.request_id].tokens == other[1:cut]
+    several.release(first.request_id)
+    assert run(several, 4, second)[second.request_id].tokens == other[cut : cut + 4]
+    several.release(second.request_id)
+
+
+def test_log_probabilities_and_profiles_take_single_steps(several) -> None:
+    prompt = several.tokenizer.encode_now("x = ").tolist()
+    ((tokens, _),) = generated(several, ["x = "], 9, ignore_eos=True)
+    one = context(prompt, 9)
+    one.log_probabilities = 2
+    run(several, 1, one)
+    inputs = TextGenerationInputs([{one.request_id: one}], 3)
+    outputs = several.execute(inputs)[one.request_id]
+    assert outputs.tokens == tokens[1:4] and len(outputs.log_probabilities) == 3
+    several.release(one.request_id)
+    two = context(prompt, 9)
+    run(several, 1, two)
+    with several._pipeline_model.model.profile() as profile:
+        assert run(several, 4, two)[two.request_id].tokens == tokens[1:5]
+    assert profile.to_dict()
+    several.release(two.request_id)
+
+
+def test_an_interrupt_ends_it_after_a_step(several) -> None:
+    prompt = several.tokenizer.encode_now("x = ").tolist()
+    one = context(prompt, 300, ignore_eos=True)
+    run(several, 1, one)
+    several.interrupt()
+    assert len(run(several, 100, one)[one.request_id].tokens) == 1
+    assert len(run(several, 20, one)[one.request_id].tokens) == 20
+    # from another thread, amid the steps
+    counts: list[int] = []
+    worker = threading.Thread(
+        target=lambda: counts.append(len(run(several, 250, one)[one.request_id].tokens))
+    )
+    worker.start()
+    while worker.is_alive():
+        several.interrupt()
+        time.sleep(0.001)
+    worker.join()
+    assert 1 <= counts[0] < 250
+    several.release(one.request_id)
+
+
+def test_a_request_that_comes_meanwhile_waits_for_one_step_only(several) -> None:
+    generation = Generation.of(several)
+    interrupts: list[None] = []
+    real = several.interrupt
+    several.interrupt = lambda: interrupts.append(real())
+    try:
+        stream = generation.stream([context([5, 6, 7], 60, ignore_eos=True)])
+        next(stream)
+        with generation._driving:
+            generation.cancel(RequestID())
+        assert interrupts
+        stream.close()
+    finally:
+        del several.interrupt
+
+
+def test_how_many_steps_are_found_out() -> None:
+    pipeline = pipeline_of(-1)
+    limits = limits_of(pipeline)
+    assert limits.max_num_steps == 8 and limits.max_seconds == 0.04
+    scheduler = Generation.of(pipeline).scheduler
+    scheduler.add(context([5, 6, 7], 100))
+    batch = list(scheduler.schedule().batch.values())
+    run(pipeline, 1, *batch)
+    scheduler.update(batch)
+    for seconds, steps, expected in [(None, 0, 1), (0.008, 1, 5), (1.0, 1, 1), (0.001, 1, 1)]:
+        if seconds is not None:
+            scheduler.took(seconds, steps)
+        assert scheduler._steps() == expected
+    for _ in range(20):
+        scheduler.took(0.001, 1)
+    assert scheduler._steps() == 8
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_graph_between_two_steps(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    batch, steps, width = int(rng.integers(1, 6)), int(rng.integers(1, 5)), int(rng.integers(0, 4))
+    model = InferenceSession().load(next_step_graph())
+    first = rng.integers(0, 2**64, batch, np.uint64)
+    ends = rng.integers(-1, 6, (batch, width))
+    tokens, lengths = np.zeros(batch, np.int64), rng.integers(0, 999, batch, np.uint32)
+    most = np.array([[1, lengths.max()]], np.uint32)
+    seeds, history = np.zeros(batch, np.uint64), np.full((steps, batch), -9)
+    done, again, interrupted = np.zeros(1, np.int64), np.ones(1, np.uint8), np.zeros(1, np.uint8)
+    changed = [tokens, lengths, most, seeds, history, done, again]
+    for step in range(steps):
+        chosen = rng.integers(0, 40, batch)
+        before = lengths.copy()
+        interrupted[0] = rng.random() < 0.2
+        model.execute(*map(Tensor.from_numpy, [chosen, first, ends, interrupted, *changed]))
+        np.testing.assert_array_equal(tokens, chosen)
+        np.testing.assert_array_equal(history[step], chosen)
+        np.testing.assert_array_equal(lengths, before + 1)
+        # a step's token stands behind the cached ones and the new one
+        assert seeds.tolist() == [
+            step_seed(int(s), int(n) + 1) for s, n in zip(first, lengths, strict=True)
+        ]
+        ended = any(chosen[row] in ends[row] for row in range(batch))
+        assert again[0] == (not ended and not interrupted[0] and step + 1 < steps)
+    assert most.tolist() == [[1, int(lengths.max())]] and done[0] == steps
+    with pytest.raises(IndexError, match=f"step {steps} of {steps}"):
+        model.execute(*map(Tensor.from_numpy, [chosen, first, ends, interrupted, *changed]))
