@@ -60,7 +60,7 @@ lint: $(VENV)/.dev  ## ruff
 types: $(VENV)/.dev  ## basedpyright, strict on the engine
 	$(VENV)/bin/basedpyright
 
-bench: $(VENV)/.test  ## measure, against torch in the same run; writes docs/benchmarks.md
+bench: $(VENV)/.test  ## measure, against the peers in the same run (four hours; it says how long each part takes); writes docs/benchmarks.md
 	$(PY) -m benchmarks
 
 bench-peers: $(VENV)/.test  ## install what we are measured against: llama.cpp, MAX, ONNX Runtime, OpenVINO

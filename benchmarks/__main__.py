@@ -8,7 +8,9 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,8 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 LIMITS = ROOT / "docs" / "benchmarks-limits.md"
 HEAD = """# Benchmarks
 
-Written by `make bench` from the newest run of each case (`python -m benchmarks --sections blocks` runs a section); all runs are kept in
-`benchmarks/history.jsonl`. Ours and the peers run in processes of their own, in turn (A B A B …), after a warm-up; each figure is the
+Written by `make bench` from the newest run of each case; all runs are kept in `benchmarks/history.jsonl`. The whole takes about four hours, and
+25 GB on disk for the models; `python -m benchmarks --sections generation --shapes llama-135m --encodings q4_0` runs a part. Ours and the peers run in processes of their own, in turn (A B A B …), after a warm-up; each figure is the
 median with its range, each ratio the median of the pairwise ratios (above 1: ours is faster). The machine is shared and noisy, and its
 memory bandwidth drifts by half within minutes: trust the ratios. What the limits are is in [what limits us](benchmarks-limits.md).
 """
@@ -29,8 +31,7 @@ memory bandwidth drifts by half within minutes: trust the ratios. What the limit
 
 def _generation(args: argparse.Namespace, models: Path) -> Iterator[str]:
     yield from generation.HEAD
-    for case in args.cases:
-        shape, encoding = case.split(":")
+    for shape, encoding in generation.models_of(args.shapes, args.encodings):
         yield from generation.measure(shape, encoding, models, args.runs)
 
 
@@ -44,8 +45,7 @@ def _avx2(args: argparse.Namespace, models: Path) -> Iterator[str]:
 
 def _loading(args: argparse.Namespace, models: Path) -> Iterator[str]:
     yield from generation.LOADING_HEAD
-    for case in args.cases:
-        shape, encoding = case.split(":")
+    for shape, encoding in generation.models_of(args.shapes, args.encodings):
         yield generation.measure_loading(shape, encoding, models, min(args.runs, 3)).row()
 
 
@@ -61,43 +61,113 @@ def _startup(args: argparse.Namespace, models: Path) -> Iterator[str]:
         yield f"| {name} | {samples} |"
 
 
-# title, text, rows, and how many cells name a row
-SECTIONS: dict[str, tuple[str, str | None, Callable[..., Iterator[str]], int]] = {
-    "generation": ("Generation", generation.__doc__, _generation, 3),
-    "avx2": (
+def _unseen_matmul(args: argparse.Namespace, _: Path) -> Iterator[str]:
+    rows = matmul.measure(matmul.drawn(args.seed, args.unseen), runs=min(args.runs, 3))
+    yield from with_seed(rows, args.seed)
+
+
+def _unseen_blocks(args: argparse.Namespace, _: Path) -> Iterator[str]:
+    # two dtypes of each
+    rows = blocks.measure(blocks.drawn(args.seed, -(-args.unseen // 4)), runs=min(args.runs, 3))
+    yield from with_seed(rows, args.seed)
+
+
+def with_seed(rows: Iterable[str], seed: int) -> Iterator[str]:
+    """Puts the seed before the rows of a table."""
+    for number, row in enumerate(rows):
+        yield f"|{' seed ' if number == 0 else '---' if number == 1 else f' {seed} '}{row}"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table of the page.
+
+    Args:
+        title: Its title.
+        about: What stands above it.
+        rows: Measures, and gives head and rows as they come; it takes the arguments and the folder of models.
+        cells: So many cells of a row name its case.
+        minutes: About how long it takes with the defaults.
+        like: The section of the same columns but the first, with whose ratios those of this one are compared.
+        group: Which cell says what a ratio is averaged with.
+    """
+
+    title: str
+    about: str | None
+    rows: Callable[[argparse.Namespace, Path], Iterator[str]]
+    cells: int
+    minutes: int
+    like: str = ""
+    group: int = 0
+
+
+SECTIONS: dict[str, Section] = {
+    "generation": Section("Generation", generation.__doc__, _generation, 3, 75),
+    "avx2": Section(
         "Generation with AVX2 only",
         "As above, each engine held to AVX2: ours by `MAX_CPU_FEATURES=avx2,fma`, llama.cpp in a build of its own, torch by its variables.",
         _avx2,
         3,
+        10,
     ),
-    "loading": (
+    "loading": Section(
         "Loading",
         "Seconds to load a model, with compilation (cold), and from the disk cache (warm), and the memory of the process then: the most it "
         "had, and its own without mapped files, as multiples of the bytes of the weights.",
         _loading,
         2,
+        15,
     ),
-    "max": ("MAX", "MAX 26.7 through its own command line, ours in turn with it.", _max, 2),
-    "matmul": ("Matmul", matmul.__doc__, lambda a, _: matmul.measure(runs=min(a.runs, 3)), 4),
-    "blocks": ("Fused blocks", blocks.__doc__, lambda a, _: blocks.measure(runs=min(a.runs, 3)), 3),
-    "models": (
+    "max": Section(
+        "MAX", "MAX 26.7 through its own command line, ours in turn with it.", _max, 2, 5
+    ),
+    "matmul": Section(
+        "Matmul",
+        matmul.__doc__,
+        lambda a, _: matmul.measure(matmul.listed(), runs=min(a.runs, 3)),
+        4,
+        75,
+    ),
+    "unseen-matmul": Section(
+        "Matmul of random sizes",
+        "As above, of sizes that are drawn at random: nothing was tuned for them. The seed stands in the table.",
+        _unseen_matmul,
+        5,
+        10,
+        like="matmul",
+        group=0,
+    ),
+    "blocks": Section(
+        "Fused blocks",
+        blocks.__doc__,
+        lambda a, _: blocks.measure(blocks.listed(), runs=min(a.runs, 3)),
+        3,
+        25,
+    ),
+    "unseen-blocks": Section(
+        "Fused blocks of random shapes",
+        "As above, of shapes that are drawn at random: each size of a listed one is made up to twice as large or as small.",
+        _unseen_blocks,
+        4,
+        10,
+        like="blocks",
+        group=1,
+    ),
+    "models": Section(
         "Whole models that are no Llama",
         encoders.__doc__,
         lambda a, models: encoders.measure(models, runs=min(a.runs, 3)),
         3,
+        15,
     ),
-    "overhead": ("Overhead", overhead.__doc__, lambda a, _: overhead.measure(), 1),
-    "compiling": ("Compile time", None, lambda a, _: overhead.measure_compiling(), 1),
-    "perplexity": ("Perplexity", perplexity.__doc__, lambda a, _: perplexity.table(), 1),
-    "startup": ("Start-up", "Each run a fresh process.", _startup, 1),
+    "overhead": Section("Overhead", overhead.__doc__, lambda a, _: overhead.measure(), 1, 1),
+    "compiling": Section("Compile time", None, lambda a, _: overhead.measure_compiling(), 1, 2),
+    "perplexity": Section("Perplexity", perplexity.__doc__, lambda a, _: perplexity.table(), 1, 3),
+    "startup": Section("Start-up", "Each run a fresh process.", _startup, 1, 1),
 }
-CASES = [
-    *(f"llama-135m:{e}" for e in ("float32", "bfloat16", "q4_0", "q8_0")),
-    *(f"llama-1.2b:{e}" for e in ("bfloat16", "q4_k", "q8_0")),
-]
 
 
-WITH_MEAN = ("matmul", "blocks", "models")
+WITH_MEAN = ("matmul", "unseen-matmul", "blocks", "unseen-blocks", "models")
 """Sections whose last cells are ratios, of which the geometric mean is of interest."""
 
 
@@ -120,12 +190,45 @@ def merge(entries: Sequence[Mapping[str, Any]], cells: int) -> tuple[list[str], 
     return [*head, *rows.values()], " ".join(sorted({days[key] for key in rows}))
 
 
+def ratios_of(rows: Sequence[str], group: int | None = None) -> dict[str, list[float]]:
+    """The ratios in the last cells of the rows of a table without its head, by the cell `group`; all together where that is None."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        cells = [cell.strip() for cell in row.split("|")[1:-1]]
+        if cells[-1]:
+            found.setdefault("" if group is None else cells[group], []).append(float(cells[-1]))
+    return found
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """The geometric mean of positive numbers."""
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
 def _mean(rows: Sequence[str]) -> str:
     """A sentence on the ratios in the last cells."""
-    last = [row.split("|")[-2].strip() for row in rows[2:]]
-    ratios = [float(cell) for cell in last if cell]
-    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    ratios = ratios_of(rows[2:]).get("", [])
+    if not ratios:
+        return ""
+    mean = geometric_mean(ratios)
     return f"Geometric mean of {len(ratios)} ratios: {mean:.2f}; the least: {min(ratios):.2f}.\n"
+
+
+def beside(rows: Sequence[str], listed: Sequence[str], group: int) -> str:
+    """A sentence on the mean ratios of random shapes and of the listed ones.
+
+    Args:
+        rows: The table, with one cell more at the front.
+        listed: The table of the listed shapes.
+        group: The cell of a listed row by which ratios are averaged.
+    """
+    others = ratios_of(listed[2:], group)
+    means = [
+        f"{name} {geometric_mean(found):.2f} ({geometric_mean(others[name]):.2f})"
+        for name, found in ratios_of(rows[2:], group + 1).items()
+        if name in others
+    ]
+    return f"In the mean, here (and of the listed shapes): {', '.join(means)}.\n" if means else ""
 
 
 def write_page() -> None:
@@ -136,13 +239,17 @@ def write_page() -> None:
         if len(entry["rows"]) > 2:
             found.setdefault(entry["section"], []).append(entry)
     parts = [HEAD]
-    for name, (title, about, _, cells) in SECTIONS.items():
+    tables: dict[str, list[str]] = {}
+    for name, section in SECTIONS.items():
         if name in found:
-            rows, stamp = merge(found[name], cells)
-            text = f"{about.strip()}\n\n" if about else ""
-            parts.append(f"## {title}\n{text}{stamp}\n\n" + "\n".join(rows) + "\n")
+            rows, stamp = merge(found[name], section.cells)
+            tables[name] = rows
+            text = f"{section.about.strip()}\n\n" if section.about else ""
+            parts.append(f"## {section.title}\n{text}{stamp}\n\n" + "\n".join(rows) + "\n")
             if name in WITH_MEAN:
                 parts.append(_mean(rows))
+            if section.like in tables:
+                parts.append(beside(rows, tables[section.like], section.group))
     PAGE.write_text("\n".join(parts))
 
 
@@ -151,23 +258,40 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--sections", nargs="*", default=list(SECTIONS), choices=list(SECTIONS))
     parser.add_argument(
-        "--cases", nargs="+", default=CASES, help="models of generation and loading: SHAPE:ENCODING"
-    )
+        "--shapes", nargs="+", default=list(generation.SHAPES), choices=list(generation.SHAPES),
+        help="models of generation and loading",
+    )  # fmt: skip
+    parser.add_argument(
+        "--encodings", nargs="+", default=list(generation.ENCODINGS),
+        choices=list(generation.ENCODINGS), help="theirs, where blocks fit",
+    )  # fmt: skip
+    parser.add_argument("--unseen", type=int, default=8, help="random sizes of each dtype")
+    parser.add_argument("--seed", type=int, default=2026, help="that they are drawn with")
     args = parser.parse_args()
     models = Path(tempfile.gettempdir()) / f"supremum-bench-{os.getuid()}"
+    total = sum(SECTIONS[name].minutes for name in args.sections)
+    print(f"About {total} minutes; --sections, --shapes and --encodings choose a part.", flush=True)
     for name in args.sections:
         rows: list[str] = []
+        begin = time.monotonic()
+        print(f"\n{name}: about {SECTIONS[name].minutes} minutes", flush=True)
         try:
-            for row in SECTIONS[name][2](args, models):
+            for row in SECTIONS[name].rows(args, models):
                 print(row, flush=True)
                 rows.append(row)
         finally:
             # what was measured before an interruption is kept
-            today = datetime.date.today().isoformat()
-            entry = {"section": name, "date": today, "machine": machine(), "rows": rows}
+            entry = {
+                "section": name,
+                "date": datetime.date.today().isoformat(),
+                "machine": machine(),
+                "seconds": round(time.monotonic() - begin),
+                "rows": rows,
+            }
             with HISTORY.open("a") as file:
                 file.write(json.dumps(entry, ensure_ascii=False) + "\n")
             write_page()
+        print(f"{name}: {entry['seconds'] / 60:.1f} minutes", flush=True)
 
 
 if __name__ == "__main__":

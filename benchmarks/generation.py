@@ -1,20 +1,24 @@
 """Llama shapes with random weights: prefill of prompts and greedy decoding of 32 tokens, ours and the peers' in one run.
 
-Each engine runs in a process of its own, in turn (A B C A B C …), after a warm-up. Decoding at one sequence is bound by reading the
-weights: the GB/s are weights' bytes times tokens a second. llama.cpp and MAX are measured where `make bench-peers` installed them.
+Each engine runs in a process of its own, in turn (A B C A B C …), after a warm-up; where memory does not hold all of them, ours takes turns
+with one peer after the other. Decoding at one sequence is bound by reading the weights: the GB/s are weights' bytes times tokens a second.
+llama.cpp and MAX are measured where `make bench-peers` installed them. Q4_K has blocks of 256 neighbours, which the rows of the 135M (576) and
+360M (960) shapes do not fill.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import random
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.models import FILE_TYPES, make_checkpoint, make_gguf
+from benchmarks.models import FILE_TYPES, fits, make_checkpoint, make_gguf
 from benchmarks.peers import python
 from benchmarks.runner import Samples, Worker, interleave, machine, ratio
 
@@ -25,6 +29,12 @@ AVX2 = {
     "MAX_CPU_FEATURES": "avx2,fma", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2",
 }  # fmt: skip
 """The environment in which engines use vectors of 256 bits at most, and no products of bytes or bf16."""
+SHAPES = ("llama-135m", "llama-360m", "llama-1.2b")
+ENCODINGS = ("float32", "bfloat16", "q4_0", "q4_k", "q8_0")
+FEWER_RUNS = 3
+"""The most runs of what takes minutes a run."""
+SPARE = 2 << 30
+"""Bytes of memory that are left to others and to caches."""
 # prompt tokens, sequences
 CASES = ((32, 1), (256, 1), (1024, 1), (32, 4), (32, 16))
 HEAD = ["| model | encoding | case | " + " | ".join(LABELS.values()) + " | ours / best peer |"]
@@ -35,6 +45,11 @@ LOADING_HEAD = [
     "| model | encoding | cold, s | warm, s | weights, GB | peak | own |",
     "|---|---|---|---|---|---|---|",
 ]
+
+
+def models_of(shapes: Sequence[str], encodings: Sequence[str]) -> list[tuple[str, str]]:
+    """The models that there are of some shapes and encodings."""
+    return [(shape, e) for shape in shapes for e in encodings if fits(shape, e)]
 
 
 @dataclass(frozen=True)
@@ -106,34 +121,70 @@ def measure_loading(shape: str, encoding: str, folder: Path, runs: int = 3) -> L
     return Loading(shape, encoding, cold, warm, weights.stat().st_size, memory)
 
 
+def _free_memory() -> int:
+    """Bytes that new processes can have."""
+    found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+    return int(found[1]) * 1024 if found else 1 << 62
+
+
+def groups_of(peers: Sequence[str], weights: int, free: int) -> list[list[str]]:
+    """Which peers are measured at once: all, unless their weights and ours are more than the memory that is free.
+
+    Args:
+        peers: The names of the peers.
+        weights: Bytes of the weights, of which each engine has a copy.
+        free: Bytes of memory.
+    """
+    if weights * (len(peers) + 1) + SPARE <= free:
+        return [list(peers)]
+    return [[peer] for peer in peers]
+
+
 def measure(
     shape: str, encoding: str, folder: Path, runs: int = 5,
     cases: Sequence[tuple[int, int]] = CASES, avx2: bool = False,
 ) -> Iterator[str]:  # fmt: skip
     """The rows of a table, as they are measured; with AVX2 only where it is asked for."""
-    started = [start(engine, shape, encoding, folder, avx2) for engine in LABELS]
-    workers = [worker for worker in started if worker is not None]
     size = make_gguf(shape, encoding, folder).stat().st_size if python("llama") else 0
+    if shape != SHAPES[0]:
+        runs = min(runs, FEWER_RUNS)
     tokens = random.Random(0).choices(range(5, 4000), k=2048)
-    for prompt, batch in cases:
-        arguments = {"prompt": tokens[:prompt], "new_tokens": NEW_TOKENS, "batch": batch}
-        found = interleave(workers, "generate", runs, **arguments)
-        figures = [("prefill_tok_s", f"prefill of {prompt}"), ("decode_tok_s", "decode")]
-        if batch > 1:
-            figures = [("decode_tok_s", f"decode, {batch} sequences")]
-        elif prompt > 32:
-            figures = figures[:1]
-        for figure, what in figures:
-            ours = found[OURS][figure]
-            peers = [found[w.name][figure] for w in workers if w.name != OURS]
-            best = max(peers, key=lambda samples: samples.median, default=None)
-            cells = [str(found[n][figure]) if n in found else "" for n in LABELS]
-            if what == "decode" and size:
-                cells[0] += f", {size * ours.median / 1e9:.0f} GB/s"
-            last = "" if best is None else f"{ratio(ours, best):.2f}"
-            yield f"| {shape} | {encoding} | {what}, tok/s | {' | '.join(cells)} | {last} |"
-    for worker in workers:
-        worker.close()
+    # (case, figure) -> engine -> samples; ours once for each group
+    figures: dict[str, dict[str, Samples]] = {}
+    ratios: dict[str, dict[str, float]] = {}
+    for group in groups_of([name for name in LABELS if name != OURS], size, _free_memory()):
+        started = [start(engine, shape, encoding, folder, avx2) for engine in (OURS, *group)]
+        workers = [worker for worker in started if worker is not None]
+        if len(workers) == 1 and figures:
+            workers[0].close()
+            continue
+        for prompt, batch in cases:
+            arguments = {"prompt": tokens[:prompt], "new_tokens": NEW_TOKENS, "batch": batch}
+            found = interleave(workers, "generate", runs, **arguments)
+            for figure, what in figures_of(prompt, batch).items():
+                ours = found[OURS][figure]
+                into = figures.setdefault(what, {OURS: Samples()})
+                into[OURS].values.extend(ours.values)
+                for worker in workers[1:]:
+                    into[worker.name] = found[worker.name][figure]
+                    ratios.setdefault(what, {})[worker.name] = ratio(ours, into[worker.name])
+        for worker in workers:
+            worker.close()
+    for what, found in figures.items():
+        cells = [str(found[n]) if n in found else "" for n in LABELS]
+        if what == "decode" and size:
+            cells[0] += f", {size * found[OURS].median / 1e9:.0f} GB/s"
+        best = min(ratios.get(what, {}).values(), default=math.nan)
+        last = "" if math.isnan(best) else f"{best:.2f}"
+        yield f"| {shape} | {encoding} | {what}, tok/s | {' | '.join(cells)} | {last} |"
+
+
+def figures_of(prompt: int, batch: int) -> dict[str, str]:
+    """What a case is measured for: the name of the figure and how the table calls it."""
+    if batch > 1:
+        return {"decode_tok_s": f"decode, {batch} sequences"}
+    prefill = {"prefill_tok_s": f"prefill of {prompt}"}
+    return prefill | {"decode_tok_s": "decode"} if prompt <= 32 else prefill
 
 
 MAX_HEAD = [
@@ -174,8 +225,8 @@ def measure_max(shape: str, encoding: str, folder: Path, runs: int = 3) -> Itera
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shapes", nargs="+", default=["llama-135m"])
-    parser.add_argument("--encodings", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES))
+    parser.add_argument("--encodings", nargs="+", default=list(ENCODINGS))
     parser.add_argument("--runs", type=int, default=5)
     default = Path(tempfile.gettempdir()) / f"supremum-bench-{os.getuid()}"
     parser.add_argument(
@@ -183,10 +234,9 @@ def main() -> None:
     )
     args = parser.parse_args()
     print(machine(), *HEAD, sep="\n")
-    for shape in args.shapes:
-        for encoding in args.encodings:
-            for row in measure(shape, encoding, args.models, args.runs):
-                print(row, flush=True)
+    for shape, encoding in models_of(args.shapes, args.encodings):
+        for row in measure(shape, encoding, args.models, args.runs):
+            print(row, flush=True)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ SHAPES: dict[str, dict[str, object]] = {
         "intermediate_size": 128,
         "vocab_size": 4096,
         "tie_word_embeddings": True,
-        "max_position_embeddings": 1024,
+        "max_position_embeddings": 2048,
     },
 }
 

@@ -38,6 +38,13 @@ def attention(q: TensorValue, k: TensorValue, v: TensorValue) -> TensorValue:
     return ops.softmax(scores) @ v
 
 
+def causal_attention(q: TensorValue, k: TensorValue, v: TensorValue) -> TensorValue:
+    later = np.triu(np.full((int(q.shape[-2]), int(k.shape[-2])), -np.inf, np.float32), 1)
+    mask = ops.constant(later, DType.float32, DEVICE).cast(q.dtype)
+    scores = (q @ ops.transpose(k, 2, 3)) * (1 / math.sqrt(int(q.shape[-1]))) + mask
+    return ops.softmax(scores) @ v
+
+
 def conv(stride: int, padding: int) -> Callable[..., TensorValue]:
     def build(x: TensorValue, w: TensorValue, b: TensorValue) -> TensorValue:
         return ops.relu(ops.conv2d(x, w, (stride, stride), (1, 1), (padding,) * 4) + b)
@@ -58,15 +65,20 @@ BLOCKS: dict[str, Callable[..., Any]] = {
     "sum of axis 0": lambda x: ops.sum(x, 0),
     "sum of axis 1": lambda x: ops.sum(x, 1),
     "sum of axis 2": lambda x: ops.sum(x, 2),
+    "max of axis 0": lambda x: ops.max(x, axis=0),
+    "max of axis 1": lambda x: ops.max(x, axis=1),
     "max of axis 2": lambda x: ops.max(x, axis=2),
+    "mean of axis 2": lambda x: ops.mean(x, 2),
     "transpose": lambda x: ops.transpose(x, 0, 1),
     "transpose of the last axes": lambda x: ops.transpose(x, 1, 2),
     "transpose of the first axes": lambda x: ops.transpose(x, 0, 1),
     "cast": lambda x: x.cast(DType.float32) * 2.0,
     "attention": attention,
+    "causal attention": causal_attention,
     "conv 3x3": conv(1, 1),
     "conv 3x3, stride 2": conv(2, 1),
     "conv 1x1": conv(1, 0),
+    "conv 1x1, stride 2": conv(2, 0),
     "conv 7x7, stride 2": conv(2, 3),
 }
 

@@ -1,0 +1,104 @@
+"""The parts of the benchmark runner that only compute: merging of tables, ratios, random sizes, which engines fit in memory."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from benchmarks import blocks, generation, matmul
+from benchmarks.__main__ import SECTIONS, beside, geometric_mean, merge, ratios_of, with_seed
+from benchmarks.models import fits
+from benchmarks.runner import Samples, ratio
+from max.dtype.blocks import BLOCK_FORMATS
+
+HEAD = ["| dtype | M | ours | ratio |", "|---|---|---|---|"]
+
+
+def entry(day: str, *rows: str, head: list[str] | None = None) -> dict[str, object]:
+    return {"date": day, "machine": "M", "rows": [*(head or HEAD), *rows]}
+
+
+def test_the_newest_row_of_each_case_stays() -> None:
+    runs = [
+        entry("1", "| f32 | 1 | 10 | 1.0 |", "| f32 | 2 | 20 | 1.1 |", "| all | | | 1.05 |"),
+        entry("2", "| f32 | 2 | 21 | 1.2 |", "| bf16 | 1 | 30 | 2.0 |"),
+    ]
+    rows, stamp = merge(runs, 2)
+    assert rows == [
+        *HEAD,
+        "| f32 | 1 | 10 | 1.0 |",
+        "| f32 | 2 | 21 | 1.2 |",
+        "| bf16 | 1 | 30 | 2.0 |",
+    ]
+    assert stamp == "1, M. 2, M."
+
+
+def test_rows_with_other_columns_are_left_out() -> None:
+    old = entry("1", "| f32 | 1 | 10 |", head=["| dtype | M | ours |", "|---|---|---|"])
+    rows, stamp = merge([old, entry("2", "| f32 | 2 | 21 | 1.2 |")], 2)
+    assert rows == [*HEAD, "| f32 | 2 | 21 | 1.2 |"]
+    assert stamp == "2, M."
+
+
+def test_means() -> None:
+    rows = ["| f32 | 1 | 10 | 0.5 |", "| f32 | 2 | 20 | 2.0 |", "| bf16 | 1 | 5 | 3.0 |", "| q | 1 | 5 |  |"]  # fmt: skip
+    assert ratios_of(rows) == {"": [0.5, 2.0, 3.0]}
+    assert ratios_of(rows, 0) == {"f32": [0.5, 2.0], "bf16": [3.0]}
+    assert math.isclose(geometric_mean([0.5, 2.0]), 1.0)
+    unseen = list(with_seed([*HEAD, "| f32 | 7 | 1 | 4.0 |", "| q | 7 | 1 | 1.0 |"], 5))
+    assert unseen[0] == "| seed | dtype | M | ours | ratio |" and unseen[2].startswith("| 5 | f32")
+    text = beside(unseen, [*HEAD, *rows], 0)
+    assert text == "In the mean, here (and of the listed shapes): f32 4.00 (1.00).\n"
+
+
+def test_ratios_are_of_neighbouring_runs() -> None:
+    """The machine became twice as slow between two runs: the ratio did not."""
+    assert ratio(Samples([10.0, 5.0, 10.0]), Samples([5.0, 2.5, 4.0])) == 2.0
+
+
+def test_the_best_peer_counts() -> None:
+    case = matmul.Case("int8", 8, 100, 200)
+    peers = {"torch": Samples([4e-6, 4e-6]), "ONNX Runtime": Samples([2e-6, 3e-6])}
+    row = matmul.row(case, Samples([1e-6, 1e-6]), peers, 1e12)
+    assert row == "| int8 | 8 | 100 | 200 | 320 GOP/s | 0.32 | torch 80, ONNX Runtime 128 | 2.50 |"
+    few = matmul.row(matmul.Case("float32", 1, 100, 200, True), Samples([1e-6]), {}, 1e12)
+    assert few == "| float32, SiLU and sum | 1 | 100 | 200 | 80 GB/s | 0.08 |  |  |"
+
+
+def test_random_sizes_are_the_seed_s() -> None:
+    cases = list(matmul.drawn(3, 5))
+    assert cases == list(matmul.drawn(3, 5)) != list(matmul.drawn(4, 5))
+    assert len(cases) == 5 * len(matmul.BYTES)
+    for case in cases:
+        form = BLOCK_FORMATS.get(case.dtype)
+        assert form is None or case.k % form.elements == 0
+    shapes = list(blocks.drawn(3, 2))
+    assert shapes == list(blocks.drawn(3, 2)) != list(blocks.drawn(4, 2))
+
+
+@pytest.mark.parametrize("block", [*blocks.SHAPES])
+def test_random_shapes_are_shapes_of_their_block(block: str) -> None:
+    ranks = {len(shape) for shape in blocks.SHAPES[block]}
+    for _, _, shape in blocks.drawn(1, 20, [block], ["float32"]):
+        assert len(shape) in ranks and min(shape) >= 1
+        if block == "rope":
+            assert shape[-1] % 2 == 0
+        if np.prod(shape) < 1 << 16:
+            assert blocks.inputs_of(block, shape)[0]
+
+
+def test_which_models_there_are() -> None:
+    assert not fits("llama-135m", "q4_k") and fits("llama-135m", "q4_0")
+    models = generation.models_of(generation.SHAPES, generation.ENCODINGS)
+    assert len(models) == 13 and ("llama-1.2b", "q4_k") in models
+    peers, gigabyte = ["a", "b"], 1 << 30
+    assert generation.groups_of(peers, 5 * gigabyte, 20 * gigabyte) == [["a", "b"]]
+    assert generation.groups_of(peers, 5 * gigabyte, 16 * gigabyte) == [["a"], ["b"]]
+
+
+def test_sections_compare_with_sections_before_them() -> None:
+    names = list(SECTIONS)
+    for name, section in SECTIONS.items():
+        assert not section.like or names.index(section.like) < names.index(name)
