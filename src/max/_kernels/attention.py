@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max import kernel as k
+from max._kernels import amx_attention
 from max._kernels.lowering import KernelCall, Operand, Workspace, view
 from max._kernels.online_softmax import (
     LOG2_E,
@@ -91,12 +92,14 @@ def scores_of_block(
     rows: Any,
     panel: Any,
     step: int,
+    tiles: Any,
+    by_tiles: bool,
     t: Tiling,
     wide: Tiling,
 ) -> None:
     """`scores[row, key] = queries[row] · keys[key]` for the keys `[count, head_dim]` of a block.
 
-    Few rows are multiplied as `t` says, more as `wide` does.
+    Few rows are multiplied as `t` says, more as `wide` does, or where `by_tiles` in matrix tiles.
     """
     count = keys.shape[0]
     head_dim = keys.shape[1]
@@ -112,8 +115,14 @@ def scores_of_block(
             for tile in range(k.ceildiv(rows, t.height)):
                 sums = scores[tile * t.height * KEYS + j :]
                 left = packed[tile * t.height * lanes :]
-                size = k.ceildiv(head_dim, wide.pair)
-                multiply_tile(sums, KEYS, left, 1, t.height, panel, size, True, wide)
+                if by_tiles:
+                    steps = lanes // 16
+                    amx_attention.multiply_tile(
+                        tiles, sums, KEYS, left.view(k.bf16), 2 * lanes, panel, steps, True
+                    )
+                else:
+                    size = k.ceildiv(head_dim, wide.pair)
+                    multiply_tile(sums, KEYS, left, 1, t.height, panel, size, True, wide)
 
 
 @k.inline
@@ -126,12 +135,14 @@ def add_values(
     rows: Any,
     panel: Any,
     step: int,
+    tiles: Any,
+    by_tiles: bool,
     t: Tiling,
     wide: Tiling,
 ) -> None:
     """`sums[row] += Σ weight[row, key] · values[key]` for the values `[count, head_dim]` of a block.
 
-    The weights of few rows are where the scores were, those of more in lanes of `wide`.
+    The weights of few rows are where the scores were, those of more in lanes of `wide`. Where `by_tiles` more are multiplied in matrix tiles.
     """
     count = values.shape[0]
     head_dim = values.shape[1]
@@ -143,15 +154,27 @@ def add_values(
                 target = sums[i * stride + column :]
                 multiply_columns(target, stride, few[i:], strip, True, step, t.width)
     else:
+        if by_tiles:
+            for tile in range(k.ceildiv(rows, t.height)):
+                row = tile * t.height
+                amx_attention.end_weights(weights.view(k.bf16)[row * KEYS :], KEYS, count)
         for column in range(0, head_dim, 2 * t.width):
             pack_columns(panel, values[:, column:], 2, wide)
+            if by_tiles:
+                amx_attention.end_panel(panel, count)
             lanes = KEYS // wide.pair
             size = k.ceildiv(count, wide.pair)
             for tile in range(k.ceildiv(rows, t.height)):
                 row = tile * t.height
                 left = weights[row * lanes :]
                 target = sums[row * stride + column :]
-                multiply_tile(target, stride, left, lanes, 1, panel, size, False, wide)
+                if by_tiles:
+                    steps = k.ceildiv(count, amx_attention.STEP)
+                    amx_attention.multiply_tile(
+                        tiles, target, stride, left.view(k.bf16), KEYS, panel, steps, False
+                    )
+                else:
+                    multiply_tile(target, stride, left, lanes, 1, panel, size, False, wide)
 
 
 @k.inline
@@ -234,6 +257,9 @@ def attention(
     # f32 again, but for pairs of bf16
     pairs = tiling(ctx.target, q.dtype, blocks.dtype)
     wide = pairs if pairs.pair == 2 else t
+    by_tiles = amx_attention.takes_tiles(ctx.target, wide)
+    if by_tiles:
+        t, wide = amx_attention.of_tiles(t), amx_attention.of_tiles(wide)
     element = k.bf16 if wide.pair == 2 else k.f32
     step = rows_at_once(group, ctx.target)
     short_tokens = max(TASK_ROWS // group, 1)
@@ -259,12 +285,14 @@ def attention(
     factor = (k.f32(scale[0]) if scale[0] > 0 else k.f32(1)) * LOG2_E
     tasks = k.i64(0)
     longest = k.i64(0)
+    most_tokens = k.i64(0)
     long_tasks = k.i64(0)
     for b in range(cache_lengths.shape[0]):
         new = k.i64(offsets[b + 1]) - k.i64(offsets[b])
         tasks += k.ceildiv(new, short_tokens) * kv_heads
         long_tasks += k.ceildiv(new, long_tokens) * kv_heads
         longest = k.max(longest, k.i64(cache_lengths[b]) + new)
+        most_tokens = k.max(most_tokens, new)
     tokens_a_task = k.i64(short_tokens)
     if long_tasks >= 6 * ctx.num_workers:
         tokens_a_task = k.i64(long_tokens)
@@ -273,6 +301,10 @@ def attention(
     if q.shape[0] * heads <= max(SPLIT_ROWS, heads) and tasks < 4 * ctx.num_workers:
         splits = k.min(k.ceildiv(8 * ctx.num_workers, k.max(tasks, 1)), longest // SPLIT_KEYS)
         splits = k.max(k.min(splits, MAX_SPLITS), 1)
+    tiles = k.matrix_tiles(amx_attention.SHAPES)
+    if by_tiles:
+        if most_tokens * group > FEW_ROWS:
+            tiles.configure()
 
     for task, split in ctx.parallel((tasks, splits), grain=1):
         sequence, kv_head, token, tokens = find_task(task, offsets, kv_heads, tokens_a_task)
@@ -296,7 +328,9 @@ def attention(
             for j in range(0, stride, t.width):
                 sums.store(i * stride + j, value=k.splat(k.f32(0), t.width))
         if rows > FEW_ROWS:
-            for tile in range(k.ceildiv(rows, t.height)):
+            if by_tiles:
+                amx_attention.copy_rows(packed.view(k.bf16), depth, unpacked[:rows])
+            for tile in range(0 if by_tiles else k.ceildiv(rows, t.height)):
                 for r in k.static_range(0, t.height, t.width):
                     if r == 0 or tile * t.height + r < rows:
                         source = unpacked[tile * t.height + r : rows]
@@ -315,7 +349,9 @@ def attention(
             count = k.min(k.min(page_size - slot, KEYS), end - key)
             keys = blocks[page, 0, layer][slot : slot + count, kv_head]
             values = blocks[page, 1, layer][slot : slot + count, kv_head]
-            scores_of_block(scores, queries, packed, keys, rows, panel, step, t, wide)
+            scores_of_block(
+                scores, queries, packed, keys, rows, panel, step, tiles, by_tiles, t, wide
+            )
             for i in range(rows):
                 low = first_key(position + i // group, mask, window) - key
                 high = k.min(last_key(position + i // group, total, mask) - key, count - 1)
@@ -328,7 +364,9 @@ def attention(
                 else:
                     softmax_row(mine, factor, low, high, count, maximum, weight, row_sums, mine, t)
             weights = rounded.view(k.i32) if wide.pair == 2 else scores
-            add_values(sums, stride, scores, weights, values, rows, panel, step, t, wide)
+            add_values(
+                sums, stride, scores, weights, values, rows, panel, step, tiles, by_tiles, t, wide
+            )
             key += count
 
         for i in range(rows):
@@ -348,6 +386,9 @@ def attention(
                 else:
                     out.store(row, head, j, value=v, mask=tail)
 
+    if by_tiles:
+        if most_tokens * group > FEW_ROWS:
+            tiles.release()
     if splits > 1:
         ctx.barrier()
         for row, head in ctx.parallel((q.shape[0], heads)):

@@ -16,13 +16,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max import kernel as k
+from max._kernels import amx_attention
 from max._kernels.attention_rows import few_rows, many_rows, plan
 from max._kernels.lowering import KernelCall, Operand, Workspace, view
 from max._kernels.online_softmax import MAX_SPLITS, SPLIT_KEYS, SPLIT_ROWS, merge_parts
 from max.dtype import DType
 
 TASK_ROWS = 264
-"""Most rows of a task, a multiple of each tile height."""
+"""Most rows of a task; whole row tiles of them."""
 LEAST_ROWS = 48
 """Rows of a task where that makes more tasks than the workers need."""
 
@@ -77,15 +78,16 @@ def attention_dense(
         columns,
     )
     t = p.plain
+    most_rows = TASK_ROWS // t.height * t.height
     queries = ctx.scratch(k.f32, (p.few, size))
-    unpacked = ctx.scratch(k.bf16 if p.left.pair == 2 else k.f32, (TASK_ROWS, size))
-    packed = ctx.scratch(p.left.lane, (TASK_ROWS * p.depth,))
+    unpacked = ctx.scratch(k.bf16 if p.left.pair == 2 else k.f32, (most_rows, size))
+    packed = ctx.scratch(p.left.lane, (most_rows * p.depth,))
     key_panels = ctx.scratch(p.left.lane, (p.keys * p.depth,))
     value_panels = ctx.scratch(p.right.lane, (p.keys // p.right.pair * p.stride,))
     # rows go through the softmax by fours: a row tile takes so many places
     scores = ctx.scratch(k.f32, (max(p.few, p.places) * p.keys,))
     rounded = ctx.scratch(k.bf16, (p.places * p.keys if p.right.pair == 2 else 1,))
-    most = max(TASK_ROWS // t.height * p.places, p.few)
+    most = max(most_rows // t.height * p.places, p.few)
     sums = ctx.scratch(k.f32, (most * p.stride,))
     maxima = ctx.scratch(k.f32, (most,))
     totals = ctx.scratch(k.f32, (most,))
@@ -96,13 +98,17 @@ def attention_dense(
     for axis in k.static_range(rank):
         batches = batches * q.shape[axis]
     wanted = k.ceildiv(batches * row_count, 4 * ctx.num_workers)
-    blocks = k.max(k.ceildiv(row_count, k.min(k.max(wanted, LEAST_ROWS), TASK_ROWS)), 1)
+    blocks = k.max(k.ceildiv(row_count, k.min(k.max(wanted, LEAST_ROWS), most_rows)), 1)
     task_rows = k.ceildiv(k.ceildiv(row_count, blocks), t.height) * t.height
     splits = k.i64(1)
     if batches * row_count <= SPLIT_ROWS and batches * blocks < 4 * ctx.num_workers:
         splits = k.ceildiv(8 * ctx.num_workers, k.max(batches * blocks, 1))
         splits = k.max(k.min(k.min(splits, length // SPLIT_KEYS), MAX_SPLITS), 1)
     share = k.ceildiv(length, splits)
+    matrix_tiles = k.matrix_tiles(amx_attention.SHAPES)
+    if p.by_tiles:
+        if task_rows > p.few:
+            matrix_tiles.configure()
 
     for task, split in ctx.parallel((batches * blocks, splits), grain=1):
         find_place(coordinates, task // blocks, q, rank)
@@ -157,6 +163,7 @@ def attention_dense(
                 scores,
                 rounded,
                 ahead,
+                matrix_tiles,
                 p,
             )
         for i in range(rows):
@@ -180,6 +187,9 @@ def attention_dense(
                     zero = k.splat(k.f32(0), t.width)
                     my_out.store(row % group, row // group, j, value=zero, mask=tail)
 
+    if p.by_tiles:
+        if task_rows > p.few:
+            matrix_tiles.release()
     if splits > 1:
         ctx.barrier()
         for batch, row in ctx.parallel((batches, row_count)):

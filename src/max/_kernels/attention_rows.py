@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from max import kernel as k
+from max._kernels import amx_attention
 from max._kernels.online_softmax import (
     LOG2_E,
     NEGATIVE_INFINITY,
@@ -53,6 +54,7 @@ class Plan:
         query_factor: What queries are multiplied by: scores that are scaled later must not turn around.
         fills: For each mask None, where it is added, or what stands where it is false.
         columns: Whether keys are `[size, keys]`.
+        by_tiles: Whether many rows are multiplied in matrix tiles.
     """
 
     plain: Tiling
@@ -68,6 +70,7 @@ class Plan:
     query_factor: float
     fills: tuple[float | None, ...]
     columns: bool
+    by_tiles: bool
 
 
 def plan(
@@ -95,6 +98,9 @@ def plan(
         pairs if (pairs := tiling(target, *both)).pair == 2 else t
         for both in ((dtypes[0], dtypes[1]), (dtypes[3], dtypes[2]))
     )
+    by_tiles = amx_attention.takes_tiles(target, left, right)
+    if by_tiles:
+        t, left, right = (amx_attention.of_tiles(x) for x in (t, left, right))
     late = not fills and scale > 0
     return Plan(
         plain=t,
@@ -110,6 +116,7 @@ def plan(
         query_factor=1.0 if fills or late else scale,
         fills=fills,
         columns=columns,
+        by_tiles=by_tiles,
     )
 
 
@@ -294,7 +301,9 @@ def pack_queries(packed: Any, unpacked: Any, q: Any, first: Any, rows: Any, p: P
     if not straight:
         copy_queries(unpacked, q, first, rows, p)
     source = q[0, first : first + rows] if straight else unpacked[:rows]
-    for tile in range(k.ceildiv(rows, t.height)):
+    if p.by_tiles:
+        amx_attention.copy_rows(packed.view(k.bf16), 2 * p.depth, source)
+    for tile in range(0 if p.by_tiles else k.ceildiv(rows, t.height)):
         for r in k.static_range(0, t.height, t.width):
             if r == 0 or tile * t.height + r < rows:
                 target = packed[tile * t.height * p.depth + r :]
@@ -347,6 +356,7 @@ def many_rows(
     scores: Any,
     rounded: Any,
     ahead: Any,
+    matrix_tiles: Any,
     p: Plan,
 ) -> None:
     """Attends with many rows to the keys from `begin` to `end`, which are packed, block by block.
@@ -370,6 +380,8 @@ def many_rows(
         for column in range(0, width, 2 * t.width):
             panel = value_panels[column * value_lanes :]
             pack_columns(panel, values[key : key + count, column:], 2, right)
+            if p.by_tiles:
+                amx_attention.end_panel(panel, count)
         for tile in range(tiles):
             top = tile * t.height
             above = sums[tile * p.places * p.stride :]
@@ -383,7 +395,16 @@ def many_rows(
                     here = key + count
                     others = keys[:, here:] if p.columns else keys[here:]
                     prefetch_share((others, values[here:]), slot, slots, p)
-                multiply_tile(scores[j:], p.keys, mine, 1, t.height, panel, key_lanes, True, left)
+                if p.by_tiles:
+                    rows_of_tile = mine.view(k.bf16)
+                    steps = p.depth // 16
+                    amx_attention.multiply_tile(
+                        matrix_tiles, scores[j:], p.keys, rows_of_tile, 2 * p.depth, panel, steps, True
+                    )  # fmt: skip
+                else:
+                    multiply_tile(
+                        scores[j:], p.keys, mine, 1, t.height, panel, key_lanes, True, left
+                    )
             for i in range(0, k.min(rows - top, t.height), 4):
                 mine = scores[i * p.keys :]
                 weights = rounded[i * p.keys :] if right.pair == 2 else mine
@@ -407,9 +428,19 @@ def many_rows(
                 )
             lanes = rounded.view(k.i32) if right.pair == 2 else scores
             size = k.ceildiv(count, right.pair)
+            if p.by_tiles:
+                amx_attention.end_weights(rounded, p.keys, count)
             for column in range(0, width, 2 * t.width):
                 panel = value_panels[column * value_lanes :]
                 target = above[column:]
                 start = key == begin
-                multiply_tile(target, p.stride, lanes, value_lanes, 1, panel, size, start, right)
+                if p.by_tiles:
+                    steps = k.ceildiv(count, amx_attention.STEP)
+                    amx_attention.multiply_tile(
+                        matrix_tiles, target, p.stride, rounded, p.keys, panel, steps, start
+                    )
+                else:
+                    multiply_tile(
+                        target, p.stride, lanes, value_lanes, 1, panel, size, start, right
+                    )
         key += count

@@ -12,7 +12,7 @@ from typing import Any
 from max.kernel import tile_values as rules
 from max.kernel.arithmetic import Runtime, describe
 from max.kernel.errors import KernelError, KernelIndexError, KernelTypeError, KernelValueError
-from max.kernel.ir import Atom
+from max.kernel.ir import Atom, Const, Ref
 from max.kernel.views import Host, Index, View, address, check_indices
 
 _KINDS: dict[type[Exception], type[KernelError]] = {
@@ -33,6 +33,9 @@ class TilesValue(Runtime):
 
 
 def _checked(fe: Host, rule: Callable[..., Any], *args: Any) -> Any:
+    for x in args:
+        if isinstance(x, (Ref, Const)):
+            fe.fail(f"matrix tiles are known at compile time, got {describe(x)}")
     try:
         return rule(*args)
     except (IndexError, TypeError, ValueError) as error:
