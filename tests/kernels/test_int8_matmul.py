@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from max import kernel as k
-from max._kernels.panels import COLUMNS, panel_elements
+from max._kernels.panels import panel_elements
+from max._kernels.strips import COLUMNS
 from tests.kernels.harness import interpreted, run
 
 
@@ -53,7 +54,7 @@ def test_targets(by_rows: bool, machine: str) -> None:
             check(m, n, size, by_rows, low, machine=machine)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     m=st.sampled_from([0, 1, 2, 3, 4, 7, 8, 9, 12, 13, 16, 17, 23, 24, 25, 100, 253, 530]),
     n=st.integers(0, 140) | st.integers(500, 600),

@@ -15,7 +15,8 @@ from typing import Any
 from max import kernel as k
 from max._kernels.lowering import KernelCall, Operand, Workspace, product, view
 from max._kernels.matmul import LANES_K, identity, round_up
-from max._kernels.panel_blocks import BLOCK_SUMS, COLUMNS, plan, tile_heights
+from max._kernels.panel_blocks import BLOCK_SUMS, plan, tile_heights
+from max._kernels.strips import COLUMNS, ask_for_strip, store_strip
 from max._kernels.tiles import Tiling
 from max.dtype import DType
 from max.kernel import Target
@@ -305,9 +306,9 @@ def many_rows(
                 # sums that nothing is added to later are no longer needed once they are stored
                 place = row + strip * high * t.height if blocks > 1 else k.i64(0)
                 sums = c[place * COLUMNS :]
-                column = (first_strip + strip) * COLUMNS
+                this = first_strip + strip
                 if n == blocks - 1:
-                    ask_for_tile(out, extra, first_row + row, column, t.height)
+                    ask_for_strip(out, extra, first_row + row, this, t.height, ())
                 for height in k.unroll((t.height, low)):
                     if lower == (height == low):
                         for half in k.static_range(0, COLUMNS, 2 * t.width):
@@ -329,34 +330,10 @@ def many_rows(
                                 )  # fmt: skip
                 done = k.min(rest, k.i64(low) if lower else k.i64(t.height))
                 if n == blocks - 1:
-                    store_tile(out, sums, first_row + row, done, column, extra, epilogue, t)
+                    store_strip(
+                        out, sums, first_row + row, done, this, extra, epilogue, (), t.width
+                    )
                 row += done
-
-
-@k.inline
-def ask_for_tile(out: Any, extra: Any, row: Any, column: Any, height: int) -> None:
-    """Asks for the memory of a tile of the result, and of what an epilogue reads there."""
-    for i in k.static_range(height):
-        for j in k.static_range(0, COLUMNS * out.dtype.size, 64):
-            out.prefetch(row + i, column + j // out.dtype.size, write=True)
-    for other in k.unroll(extra):
-        if other.rank == 2:
-            for i in k.static_range(height):
-                for j in k.static_range(0, COLUMNS * other.dtype.size, 64):
-                    other.prefetch(row + i, column + j // other.dtype.size)
-
-
-@k.inline
-def store_tile(
-    out: Any, c: Any, row: Any, count: Any, column: Any, extra: Any, epilogue: Any, t: Tiling
-) -> None:
-    """Stores what an epilogue makes of the sums of a tile."""
-    here = k.min(COLUMNS, out.shape[1] - column)
-    for i in range(count):
-        for j, mask in k.vectors(here, t.width):
-            v = c.load(i * COLUMNS + j, width=t.width)
-            result = epilogue(v, row + i, column + j, mask, extra)
-            out.store(row + i, column + j, value=result, mask=mask)
 
 
 @k.kernel
@@ -413,7 +390,7 @@ def matmul_int8(
                         )  # fmt: skip
                     done = k.min(left, at_once)
             i += done
-        store_tile(out, c, k.i64(0), rows, strip * COLUMNS, extra, epilogue, t)
+        store_strip(out, c, k.i64(0), rows, strip, extra, epilogue, (), t.width)
 
 
 def lower_pack(
