@@ -180,18 +180,14 @@ def few_rows(
         width: Lanes of a vector of sums.
     """
     sums = k.tile(k.f32, (rows, vectors), width=width, fill=0.0)
+    steps = 8 // form.parts
+    # what is unpacked is used twice: of many narrow vectors registers hold the lines of two
+    together = min(vectors, 2) if width == 4 else vectors
     packed = groups[0]
     end = packed.shape[0]
     for unit in range(blocks // form.span):
         for inside in range(form.span):
             b = unit * form.span + inside
-            acc = k.tile(k.i32, (rows, vectors, form.parts), width=width, fill=0)
-            if not form.affine and not signed:
-                for r in k.static_range(rows):
-                    for p in k.static_range(form.parts):
-                        one = zero_sums.view(k.i32)[(b * form.parts + p) * height + r]
-                        for v in k.static_range(vectors):
-                            acc[r, v, p] = k.splat(one, width)
             lines = unit * form.unit_bytes + form.scale_bytes + inside * (form.lines * LINE)
             if first == 0 and form.bits < 8:
                 # more is computed with a line than the hardware expects; 8 bits are read fastest without.
@@ -203,27 +199,35 @@ def few_rows(
                 group = k.i64(1) if later else k.i64(0)
                 for i in k.static_range(0, share, 64):
                     groups.prefetch(group, ahead + i, locality=locality)
-            for j in k.static_range(8):
-                for v in k.static_range(vectors):
-                    at = lines + 4 * (first + v * width)
-                    elements = unpacked(packed, at, j, form, width)
-                    p = j * form.parts // 8
-                    for r in k.static_range(rows):
-                        word = q[(b * height + r) * 8 + j]
-                        acc[r, v, p] = add_products(acc[r, v, p], elements, word, signed, width)
             scales_here = packed[unit * form.unit_bytes :]
-            for v in k.static_range(vectors):
-                at = first + v * width
+            for v in k.static_range(0, vectors, together):
                 for p in k.static_range(form.parts):
-                    scale = scale_of(scales_here, at, form, inside * form.parts + p, 0, width)
-                    for r in k.static_range(rows):
-                        scaled = scale * scales[b * height + r]
-                        sums[r, v] = k.fma(k.cast(acc[r, v, p], k.f32), scaled, sums[r, v])
+                    acc = k.tile(k.i32, (rows, together), width=width, fill=0)
+                    if not form.affine and not signed:
+                        for r in k.static_range(rows):
+                            one = zero_sums.view(k.i32)[(b * form.parts + p) * height + r]
+                            for i in k.static_range(together):
+                                acc[r, i] = k.splat(one, width)
+                    for j in k.static_range(p * steps, (p + 1) * steps):
+                        for i in k.static_range(together):
+                            at = lines + 4 * (first + (v + i) * width)
+                            elements = unpacked(packed, at, j, form, width)
+                            for r in k.static_range(rows):
+                                word = q[(b * height + r) * 8 + j]
+                                acc[r, i] = add_products(acc[r, i], elements, word, signed, width)
+                    for i in k.static_range(together):
+                        at = first + (v + i) * width
+                        scale = scale_of(scales_here, at, form, inside * form.parts + p, 0, width)
+                        for r in k.static_range(rows):
+                            scaled = scale * scales[b * height + r]
+                            sums[r, v + i] = k.fma(k.cast(acc[r, i], k.f32), scaled, sums[r, v + i])
                 if form.affine:
-                    offset = scale_of(scales_here, at, form, inside, 1, width)
-                    for r in k.static_range(rows):
-                        taken = k.splat(-zero_sums[b * height + r], width)
-                        sums[r, v] = k.fma(offset, taken, sums[r, v])
+                    for i in k.static_range(together):
+                        at = first + (v + i) * width
+                        offset = scale_of(scales_here, at, form, inside, 1, width)
+                        for r in k.static_range(rows):
+                            taken = k.splat(-zero_sums[b * height + r], width)
+                            sums[r, v + i] = k.fma(offset, taken, sums[r, v + i])
     for r in k.static_range(rows):
         for v in k.static_range(vectors):
             c.store(r * COLUMNS + first + v * width, value=sums[r, v])

@@ -97,7 +97,11 @@ class _Lowering(OpLowering):
     def _attributes(self) -> str:
         width = f'"prefer-vector-width"="{self.target.vector_bits}"'
         features = f'"target-features"="{self.target.feature_string}"'
-        return f'attributes #0 = {{ nounwind "target-cpu"="{self.target.cpu}" {features} {width} }}'
+        cpu = f'"target-cpu"="{self.target.cpu}"'
+        if self.target.is_arm64 and self.target.cpu == "generic":
+            # LLVM would order instructions for one that runs them as they come, and run out of registers
+            cpu += ' "tune-cpu"="neoverse-n1"'
+        return f"attributes #0 = {{ nounwind {cpu} {features} {width} }}"
 
     # ***** labels *****
     def label(self, kind: str) -> str:
