@@ -47,6 +47,9 @@ def tile_heights(t: Tiling) -> tuple[int, int]:
 @k.inline
 def widened(lanes: Any, dtype: Any) -> Any:
     """The two elements of 16 bits in each lane, in f32: the first, and the second."""
+    if dtype == k.bf16:  # the upper half of an f32
+        bits = k.bitcast(lanes, k.u32)
+        return k.bitcast(bits << 16, k.f32), k.bitcast(bits & 0xFFFF0000, k.f32)
     return k.deinterleave(k.cast(k.bitcast(lanes, dtype), k.f32))
 
 

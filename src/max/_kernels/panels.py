@@ -113,9 +113,9 @@ def few_rows(
             else:
                 both = widened(right, panel.dtype)
                 for r in k.static_range(rows):
+                    pair = k.cast(a.load(begins[r] + 2 * n, width=2), k.f32)
                     for i in k.static_range(2):
-                        left = k.splat(k.f32(a[begins[r] + 2 * n + i]), t.width)
-                        sums[r, v] = k.fma(left, both[i], sums[r, v])
+                        sums[r, v] = k.fma(k.splat(pair[i], t.width), both[i], sums[r, v])
     if stored.pair != t.pair and size % 2 == 1:
         # the last element has no neighbour
         for v in k.static_range(vectors):
