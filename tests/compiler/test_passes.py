@@ -30,6 +30,7 @@ SCORES = f"!mo.tensor<[b, 4, n, n], {F}>"
 MASK = f"!mo.tensor<[b, 1, 1, n], {F}>"
 OUT = f"!mo.tensor<[b, n, 32], {F}>"
 Y = f"!mo.tensor<[n, 16], {F}>"
+I8, I32 = "!mo.tensor<[n, 40], si8, cpu:0>", "!mo.tensor<[n, 64], si32, cpu:0>"
 
 
 def graph(inputs: str, outputs: str, body: str) -> str:
@@ -174,6 +175,25 @@ SOURCES: dict[str, tuple[str, str]] = {
             %n = mo.neg(%x) : (!mo.tensor<[n, 256], f32, cpu:0>) -> !mo.tensor<[n, 256], f32, cpu:0>
             %u = mo.qmatmul(%n, %w) {encoding = "Q4_K"} : (!mo.tensor<[n, 256], f32, cpu:0>, !mo.tensor<[20, 144], ui8, cpu:0>) -> !mo.tensor<[n, 20], f32, cpu:0>
             mo.output(%y, %z, %u) : (!mo.tensor<[n, 20], f32, cpu:0>, !mo.tensor<[n, 20], f32, cpu:0>, !mo.tensor<[n, 20], f32, cpu:0>) -> ()""",
+        ),
+    ),
+    "pack_int8": (
+        "pack-weights",
+        graph(
+            f"%x: {I8}, %v: !mo.tensor<[64, 40], si8, cpu:0>",
+            f"{I32}, {I32}, {I32}, !mo.tensor<[n, 64], si8, cpu:0>",
+            f"""
+            %a = mo.constant.external() {{name = "a"}} : () -> !mo.tensor<[64, 40], si8, cpu:0>
+            %b = mo.constant.external() {{name = "b"}} : () -> !mo.tensor<[40, 64], si8, cpu:0>
+            %p = mo.cast(%x) : ({I8}) -> !mo.tensor<[n, 40], si32, cpu:0>
+            %q = mo.cast(%a) : (!mo.tensor<[64, 40], si8, cpu:0>) -> !mo.tensor<[64, 40], si32, cpu:0>
+            %r = mo.cast(%b) : (!mo.tensor<[40, 64], si8, cpu:0>) -> !mo.tensor<[40, 64], si32, cpu:0>
+            %s = mo.cast(%v) : (!mo.tensor<[64, 40], si8, cpu:0>) -> !mo.tensor<[64, 40], si32, cpu:0>
+            %y = mok.matmul(%p, %q) {{transpose_b = true}} : (!mo.tensor<[n, 40], si32, cpu:0>, !mo.tensor<[64, 40], si32, cpu:0>) -> {I32}
+            %z = mo.matmul(%p, %r) : (!mo.tensor<[n, 40], si32, cpu:0>, !mo.tensor<[40, 64], si32, cpu:0>) -> {I32}
+            %u = mok.matmul(%p, %s) {{transpose_b = true}} : (!mo.tensor<[n, 40], si32, cpu:0>, !mo.tensor<[64, 40], si32, cpu:0>) -> {I32}
+            %t = mo.matmul(%x, %b) : ({I8}, !mo.tensor<[40, 64], si8, cpu:0>) -> !mo.tensor<[n, 64], si8, cpu:0>
+            mo.output(%y, %z, %u, %t) : ({I32}, {I32}, {I32}, !mo.tensor<[n, 64], si8, cpu:0>) -> ()""",
         ),
     ),
     # %a, %b and %g, %u share x; %s is used by another product, %c meets %d, which is used by itself

@@ -79,6 +79,41 @@ def test_any_number_of_workers(dtype, rng):
             assert three.execute(x)[0].to_numpy().tobytes() == expected.tobytes()
 
 
+WIDE = DType.int32
+INT8_PRODUCTS = {
+    "rows": lambda x, w: x.cast(WIDE) @ ops.transpose(w.cast(WIDE), 0, 1),
+    "rows, turned first": lambda x, w: x.cast(WIDE) @ ops.transpose(w, 0, 1).cast(WIDE),
+    "columns": lambda x, w: x.cast(WIDE) @ w.cast(WIDE),
+    "in 8 bits": lambda x, w: x @ w,
+    "scaled": lambda x, w: (x.cast(WIDE) @ w.cast(WIDE)).cast(DType.float32) * 0.5 + 1,
+    "rounded": lambda x, w: ((x + x).cast(DType.int8).cast(WIDE) @ w.cast(WIDE)) * 2,
+}
+
+
+@pytest.mark.parametrize("way", INT8_PRODUCTS)
+def test_int8_products(way, rng):
+    """However they are written there is one kernel, which gives the exact sums."""
+    w = rng.integers(-128, 128, (37, 70)).astype(np.int8)
+    stored = w.T if way.startswith("rows") else w
+    with Graph("g", input_types=[TensorType(DType.int8, ["b", "m", 37], CPU)]) as graph:
+        weight = Weight("w", DType.int8, stored.shape, CPU)
+        graph.output(INT8_PRODUCTS[way](graph.inputs[0].tensor, weight))
+    registry = {"w": np.ascontiguousarray(stored)}
+    model = InferenceSession().load(graph, weights_registry=registry)
+    assert sum("packed_matmul" in name for name in model.kernel_summaries) == 1
+    for rows in (1, 7, 50):
+        x = rng.integers(-128, 128, (2, rows, 37)).astype(np.int8)
+        want = x.astype(np.int32) @ w.astype(np.int32)
+        if way == "in 8 bits":
+            want = want.astype(np.int8)
+        if way == "scaled":
+            want = want.astype(np.float32) * 0.5 + 1
+        if way == "rounded":
+            want = (x + x).astype(np.int32) @ w.astype(np.int32) * 2
+        (y,) = model.execute(x)
+        np.testing.assert_array_equal(y.to_numpy(), want)
+
+
 @pytest.mark.parametrize("inner", [66, 65])
 def test_unaligned_views(inner, rng):
     """Rows that begin anywhere in memory."""
