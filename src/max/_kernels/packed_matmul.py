@@ -37,6 +37,10 @@ PANEL = 24
 """Blocks of k that are unpacked at once, whole units: with their scales they fit in the L1 cache."""
 ROUNDED = 8
 """Blocks of a tile of x that a worker rounds at once."""
+ALONE, ALONE_WORKERS = 4096, 64
+"""Up to so many elements of x each of up to so many workers rounds all for itself, which takes less time than to wait for the others."""
+ALONE_WORDS = ALONE // BLOCK * 12
+"""Words of the workspace that a worker has then, in whole cache lines."""
 
 
 AHEAD = 4096
@@ -364,18 +368,27 @@ def qmatmul_packed(
     height = k.i64(tile) if many else rows
     tiles = k.ceildiv(rows, k.max(height, 1))
     size = blocks * height
-    q = workspace.view(k.i32)
-    scales = workspace[tiles * size * 8 :]
-    zero_sums = workspace[tiles * size * 9 :]
-    # rows of a tile lie side by side: one worker rounds all of them
-    for i, chunk in ctx.parallel((tiles, k.ceildiv(blocks, ROUNDED))):
-        for b in range(chunk * ROUNDED, k.min((chunk + 1) * ROUNDED, blocks)):
-            to = i * size + b * height
-            for r in range(k.min(height, rows - i * height)):
-                words, sums = q[(to + r) * 8 :], zero_sums[to * form.parts + r :]
-                source = x[i * height + r, b * BLOCK :]
-                round_block(words, scales[to + r :], sums, height, source, form, zero)
-    ctx.barrier()
+    alone = not many and rows * inner <= ALONE and ctx.num_workers <= ALONE_WORKERS
+    mine = workspace[(ctx.worker * ALONE_WORDS if alone else k.i64(0)) :]
+    q = mine.view(k.i32)
+    scales = mine[tiles * size * 8 :]
+    zero_sums = mine[tiles * size * 9 :]
+    if alone:
+        for b in range(blocks):
+            for r in range(rows):
+                to = b * rows + r
+                sums = zero_sums[b * rows * form.parts + r :]
+                round_block(q[to * 8 :], scales[to:], sums, rows, x[r, b * BLOCK :], form, zero)
+    else:
+        # rows of a tile lie side by side: one worker rounds all of them
+        for i, chunk in ctx.parallel((tiles, k.ceildiv(blocks, ROUNDED))):
+            for b in range(chunk * ROUNDED, k.min((chunk + 1) * ROUNDED, blocks)):
+                to = i * size + b * height
+                for r in range(k.min(height, rows - i * height)):
+                    words, sums = q[(to + r) * 8 :], zero_sums[to * form.parts + r :]
+                    source = x[i * height + r, b * BLOCK :]
+                    round_block(words, scales[to + r :], sums, height, source, form, zero)
+        ctx.barrier()
 
     c = ctx.scratch(k.f32, (BLOCK_ROWS * COLUMNS,))
     panel = ctx.scratch(k.u8, (PANEL * BLOCK * COLUMNS,))
@@ -478,12 +491,12 @@ def _lower_packed_matmul(
     inner = x.shape[last]
     words = inner // BLOCK * (8 + 1 + form.parts)
     rows = product(x.shape[:last]) + amx_packed.TILE_ROWS
-    workspace = Workspace(DType.float32, (rows, words))
+    workspace = Workspace(DType.float32, (rows * words + ALONE_WORKERS * ALONE_WORDS,))
     args = (
         view("result", 0, out, (range(last), (last,)), static=False),
         view("operand", 0, x, (range(last), (last,)), static=False),
         view("operand", 1, operands[1], static=False),
-        view("workspace", 0, workspace, ((0, 1),), static=False),
+        view("workspace", 0, workspace, static=False),
         *further_results(results),
     )
     params: dict[str, Any] = {"encoding": attributes["encoding"], "locality": locality}
