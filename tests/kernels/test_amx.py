@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -20,6 +21,8 @@ from max._runtime.jit import Compiler, Machine
 from max.dtype import DType
 from max.dtype.blocks import decode
 from tests.kernels.harness import Runner, interpreted, run
+from tests.kernels.test_attention import check as check_paged
+from tests.kernels.test_attention import make_cache
 from tests.quantised import assert_product, random_weight
 from tests.tolerance import assert_close
 
@@ -133,7 +136,7 @@ def test_one_result_for_any_number_of_workers() -> None:
 
 
 @pytest.mark.parametrize("encoding", FORMATS)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(st.integers(33, 300), st.integers(1, 100), st.integers(1, 5), st.sampled_from([1, 2]))
 def test_quantised(encoding: str, m: int, n: int, units: int, workers: int) -> None:
     rng = np.random.default_rng(m * 1000 + n)
@@ -155,10 +158,10 @@ _rng = np.random.default_rng(4)
 for _m, _n, _inner in ((9, 20, 33), (45, 40, 290)):
     _operands = [random(_rng, _m, _inner), random(_rng, 2, panel_elements(_inner))]
     SMALL[f"panels {_m} {_n} {_inner}"] = (_operands, (_m, _n), "rows")
-for _encoding in ("Q4_0", "Q4_K", "Q6_K"):
-    _bytes = (2, FORMATS[_encoding].group_bytes(256))
+for _encoding, _inner in (("Q4_0", 64), ("Q6_K", 256)):
+    _bytes = (2, FORMATS[_encoding].group_bytes(_inner))
     _operands = [
-        _rng.standard_normal((34, 256)).astype(F32),
+        _rng.standard_normal((34, _inner)).astype(F32),
         _rng.integers(0, 60, _bytes).astype(np.uint8),
     ]
     SMALL[_encoding] = (_operands, (34, 35), _encoding)
@@ -177,6 +180,69 @@ def test_interpreted_and_bounds(name: str) -> None:
     np.testing.assert_array_equal(got, checked)
 
 
+def dense(
+    rng: np.random.Generator, rows: int, size: int, keys: int, width: int
+) -> list[np.ndarray]:
+    shapes = ((2, 3, rows, size), (2, keys, size), (2, keys, width))
+    return [random(rng, *shape) for shape in shapes]
+
+
+@settings(max_examples=3, deadline=None)
+@given(
+    st.integers(17, 300),
+    st.integers(1, 130),
+    st.integers(1, 700),
+    st.integers(1, 130),
+    st.sampled_from([1, 2]),
+)
+def test_dense_attention(rows: int, size: int, keys: int, width: int, workers: int) -> None:
+    operands = dense(np.random.default_rng(rows * 1000 + keys), rows, size, keys, width)
+    q, right, values = (x.astype(np.float64) for x in operands)
+    results, attributes = (
+        [(BF16, (2, 3, rows, width))],
+        {"scale": size**-0.5, "fills": (), "columns": False},
+    )
+    scores = np.einsum("bgqd,bkd->bgqk", q, right) * size**-0.5
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    want = np.einsum("bgqk,bkv->bgqv", weights / weights.sum(-1, keepdims=True), values)
+    (got,) = run("mok.attention", operands, results, attributes, machine=TILES, workers=workers)
+    assert_close(got, want.astype(BF16))
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size", "workers"), [(6, 2, 64, 2), (3, 3, 24, 1), (16, 1, 33, 2)]
+)
+def test_paged_attention(heads: int, kv_heads: int, size: int, workers: int) -> None:
+    cache = make_cache(
+        [(0, 19), (70, 1), (3, 50), (200, 2), (131, 17)], heads, kv_heads, size, 32, BF16
+    )
+    for mask, window in (("causal", -1), ("sliding_window", 7)):
+        check_paged(cache, mask, window, machine=TILES, workers=workers)
+
+
+ATTENTION = {
+    "dense": (
+        "mok.attention", dense(np.random.default_rng(5), 6, 33, 37, 9),
+        [(BF16, (2, 3, 6, 9))], {"scale": 0.2, "fills": (), "columns": False},
+    ),
+    "paged": (
+        "mo.attention.ragged.paged", make_cache([(3, 4), (0, 13)], 6, 2, 16, 16, BF16).operands(0.3),
+        [(BF16, (17, 6, 16))], {"mask": "causal"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_interpreted_attention(name: str) -> None:
+    symbol, operands, results, attributes = ATTENTION[name]
+    (got,) = run(symbol, operands, results, attributes, machine=TILES)
+    (plain,) = interpreted(symbol, operands, results, attributes, machine=TILES)
+    assert_close(got, plain)
+    with flags.override(MAX_KERNEL_CHECK=1):
+        (checked,) = run(symbol, operands, results, attributes, machine=TILES)
+    np.testing.assert_array_equal(got, checked)
+
+
 # code for a processor with AMX, which need not be this one
 SAPPHIRE_RAPIDS = k.Target(
     frozenset({
@@ -187,19 +253,29 @@ SAPPHIRE_RAPIDS = k.Target(
 )  # fmt: skip
 
 
-def assembly(encoding: str, dtype: DType) -> str:
-    inner = 512
-    if encoding == "rows":
-        weight = library.Operand(DType.bfloat16, (3, panel_elements(inner)))
-    else:
-        weight = library.Operand(DType.uint8, (3, FORMATS[encoding].group_bytes(inner)))
-    operands = [library.Operand(dtype, (100, inner)), weight]
-    results = [library.Operand(DType.float32, (100, 70))]
-    call = library.lower("mok.packed_matmul", operands, results, {"encoding": encoding, **STREAMED})
+def code_of(
+    name: str,
+    operands: Sequence[tuple[DType, tuple[Any, ...]]],
+    results: Sequence[tuple[DType, tuple[Any, ...]]],
+    attributes: Mapping[str, Any],
+) -> str:
+    described = [[library.Operand(*x) for x in group] for group in (operands, results)]
+    call = library.lower(name, described[0], described[1], attributes)
     specs = [k.TensorSpec(arg.dtype, arg.spec_shape()) for arg in call.args]
     ir = k.specialize(call.kernel, specs, call.params, SAPPHIRE_RAPIDS)
     text = k.emit_llvm(ir, SAPPHIRE_RAPIDS)
     return Compiler(Machine.of(SAPPHIRE_RAPIDS)).assembly(text)
+
+
+def assembly(encoding: str, dtype: DType) -> str:
+    inner = 512
+    if encoding == "rows":
+        weight = (DType.bfloat16, (3, panel_elements(inner)))
+    else:
+        weight = (DType.uint8, (3, FORMATS[encoding].group_bytes(inner)))
+    attributes = {"encoding": encoding, **STREAMED}
+    operands = [(dtype, (100, inner)), weight]
+    return code_of("mok.packed_matmul", operands, [(DType.float32, (100, 70))], attributes)
 
 
 def inner_loops(text: str) -> list[list[str]]:
@@ -237,7 +313,7 @@ def test_code_of_panels() -> None:
     assert {sum("prefetcht1" in line for line in loop) for loop in loops} == {0, 4, 32}
 
 
-@pytest.mark.parametrize("encoding", FORMATS)
+@pytest.mark.parametrize("encoding", ["Q4_K", "Q6_K", "Q8_0"])
 def test_code_of_quantised(encoding: str) -> None:
     text = assembly(encoding, DType.float32)
     assert text.count("ldtilecfg") == 1 and "tilerelease" in text and "vpdpbusd" in text
@@ -254,3 +330,21 @@ def test_code_of_quantised(encoding: str) -> None:
     assert scaling
     for body in [loop, scaling[0]]:
         assert not [line for line in body if "(%rsp)" in line], "spills"
+
+
+def test_code_of_attention() -> None:
+    b, u = DType.bfloat16, DType.uint32
+    plain = {"scale": 0.1, "fills": (), "columns": False}
+    operands = [(b, (2, 4, 256, 64)), (b, (2, 256, 64)), (b, (2, 256, 64))]
+    texts = [code_of("mok.attention", operands, [(b, (2, 4, 256, 64))], plain)]
+    operands = [
+        *[(b, ("tokens", 9, 64)), (u, ("ends",)), (b, ("pages", 2, 1, 128, 3, 64))],
+        *[(u, ("batch",)), (u, ("batch", "most")), (u, ("steps", 2)), (u, ()), (DType.float32, ())],
+    ]
+    results = [(b, ("tokens", 9, 64))]
+    texts.append(code_of("mo.attention.ragged.paged", operands, results, {"mask": "causal"}))
+    for text in texts:
+        assert text.count("ldtilecfg") == 1 and "tilerelease" in text
+        loops = [loop for loop in inner_loops(text) if any("tdpbf16ps" in line for line in loop)]
+        assert [sum("tdpbf16ps" in line for line in loop) for loop in loops] == [2, 2]
+        assert not [line for loop in loops for line in loop if "(%rsp)" in line], "spills"
