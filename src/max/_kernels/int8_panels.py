@@ -2,7 +2,7 @@
 
 A panel has 32 columns of the right operand B `[K, N]`, four neighbours in k of each side by side, ``[K / 4][32][4]``, as an instruction for
 products of bytes takes them. Elements are unsigned: 128 is added to each, and 128 times the sum of a row of A is taken from the row's sums.
-Where there are only the instructions of AVX2, whose sums of two products must fit in 16 bits, magnitudes are multiplied, with the signs moved to A.
+Where there are instructions for signed bytes only, 128 is taken off again before. Where there are only the instructions of AVX2, whose sums of two products must fit in 16 bits, magnitudes are multiplied, with the signs moved to A.
 
 One kernel, which branches on the number of rows at run time, as `max._kernels.panels` does. Sums wrap, as all integers.
 """
@@ -105,6 +105,8 @@ def multiply_add(acc: Any, elements: Any, word: Any, rest: bool, magnitude: bool
         value = k.bitcast(elements ^ 128, k.i8)
         x = k.select(value < 0, 0 - x, x)
         return k.dot_i8(acc, k.bitcast(k.abs(value), k.u8), x, narrow=True)
+    if k.target().signed_bytes:
+        return k.dot_i8(acc, k.bitcast(elements ^ 128, k.i8), x)
     return k.dot_i8(acc, elements, x)
 
 
@@ -112,7 +114,7 @@ def multiply_add(acc: Any, elements: Any, word: Any, rest: bool, magnitude: bool
 def note_rows(
     zeros: Any, a: Any, stride: Any, count: Any, depth: Any, magnitude: bool, width: int
 ) -> Any:
-    """Writes -128 times the sum of each row; where magnitudes are multiplied, says instead whether a row has a -128.
+    """Writes -128 times the sum of each row, or 0 where signed bytes are multiplied; where magnitudes are, says instead whether a row has a -128.
 
     Args:
         zeros: Where the sums go.
@@ -131,7 +133,7 @@ def note_rows(
             if magnitude:
                 if k.any(x == -128):
                     lowest = k.i64(1)
-            else:
+            elif not k.target().signed_bytes:
                 total = k.dot_i8(total, k.splat(k.u8(1), FOUR * width), x)
         if not magnitude:
             zeros[r] = k.reduce_add(total) * -128

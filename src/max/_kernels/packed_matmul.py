@@ -119,7 +119,7 @@ def add_products(acc: Any, elements: Any, word: Any, signed: bool, width: int) -
     x = k.bitcast(k.splat(word, width), k.i8)
     if signed:
         elements = k.bitcast(elements ^ 128, k.i8)
-    elif k.target().signed_dot_i8_lanes(width) and not k.target().dot_i8_lanes(width):
+    elif k.target().signed_bytes:
         # less than 128: the same number with a sign
         elements = k.bitcast(elements, k.i8)
     return k.dot_i8(acc, elements, x, narrow=True)

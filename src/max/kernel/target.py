@@ -143,6 +143,12 @@ class Target:
         return 4 if self.is_arm64 and width % 4 == 0 else 0
 
     @property
+    def signed_bytes(self) -> bool:
+        """Whether ``k.dot_i8`` has instructions for signed ``a`` only, as arm64 without ``i8mm``."""
+        width = self.width("i32")
+        return bool(self.signed_dot_i8_lanes(width)) and not self.dot_i8_lanes(width)
+
+    @property
     def tile_instructions(self) -> bool:
         """Whether matrix tiles are registers, and their products instructions."""
         return self.is_x86 and all(map(self.has, _AMX)) and not self.has(EMULATED_TILES)
