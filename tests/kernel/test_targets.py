@@ -194,6 +194,69 @@ def test_narrow_dot_i8(features, width):
     np.testing.assert_array_equal(out, want)
 
 
+@k.kernel
+def signed_dots_i8(
+    out: k.Output[k.i32, 1],
+    a: k.Input[k.i8, 1],
+    b: k.Input[k.i8, 1],
+    *,
+    W: int,
+    narrow: bool = False,
+):
+    acc = k.splat(k.i32(3), W)
+    for j in range(0, a.shape[0], 4 * W):
+        acc = k.dot_i8(acc, a.load(j, width=4 * W), b.load(j, width=4 * W), narrow=narrow)
+    out.store(0, value=acc)
+
+
+ARM_BYTES = [[], ["dotprod"], ["dotprod", "i8mm"]]
+
+
+@pytest.mark.parametrize("width", [2, 4, 8, 16, 48])
+@pytest.mark.parametrize("narrow", [False, True], ids=["all", "narrow"])
+@pytest.mark.parametrize(
+    "features",
+    [["sse2"], ["avx2"], ["avx512f", "avx512bw", "avx512vnni"], *ARM_BYTES],
+    ids=str,
+)
+def test_dots_of_either_sign(features, narrow, width):
+    """Every processor multiplies unsigned and signed bytes, whichever of them it has instructions for."""
+    host = k.host_target()
+    if (features in ARM_BYTES) != host.is_arm64 or not all(host.has(f) for f in features):
+        pytest.skip(f"this machine lacks {features}")
+    target = k.Target(frozenset(features), host.triple, "generic" if host.is_arm64 else "x86-64")
+    rng = np.random.default_rng(0)
+    lowest = -127 if narrow else -128
+    b = rng.integers(lowest, 128, 12 * width).astype(np.int8)
+    b[: 4 * width] = rng.choice([lowest, 127])
+    for kernel, dtype, low, high in (
+        (dots_i8, np.uint8, 0, 128 if narrow else 255),
+        (signed_dots_i8, np.int8, -128, 127),
+    ):
+        a = rng.integers(low, high + 1, 12 * width).astype(dtype)
+        a[: 4 * width] = low or high
+        out = np.zeros(width, np.int32)
+        compiled(kernel, [out, a, b], {"W": width, "narrow": narrow}, target=target)
+        want = 3 + (a.astype(np.int64) * b).reshape(-1, width, 4).sum((0, 2))
+        np.testing.assert_array_equal(out, want)
+        plain = np.zeros(width, np.int32)
+        k.interpret(kernel, [plain, a, b], {"W": width, "narrow": narrow})
+        np.testing.assert_array_equal(plain, want)
+
+
+@pytest.mark.parametrize("width", [2, 4, 8, 48])
+def test_dot_bf16_on_arm(width):
+    host = k.host_target()
+    if not host.is_arm64 or not host.has("bf16"):
+        pytest.skip("this machine has no bfdot")
+    rng = np.random.default_rng(0)
+    a, b = (rng.normal(size=6 * width).astype(BF16) for _ in range(2))
+    out = np.zeros(width, np.float32)
+    compiled(dots, [out, a, b], {"W": width}, target=host)
+    products = (a.astype(np.float64) * b.astype(np.float64)).reshape(-1, width, 2).sum((0, 2))
+    np.testing.assert_allclose(out, 1 + products, rtol=1e-5, atol=1e-5)
+
+
 def test_dot_i8_on_arm():
     target = k.Target(frozenset({"neon", "i8mm"}), ARM.triple, "generic")
     specs_ = [k.TensorSpec(k.i32, (8,)), k.TensorSpec(k.u8, (None,)), k.TensorSpec(k.i8, (None,))]

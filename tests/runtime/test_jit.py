@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from max._config import flags
-from max._runtime import jit
+from max._runtime import jit, platform
 from max._runtime.cache import Cache
 
 CALL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
@@ -130,11 +130,12 @@ def test_the_cache_serves_a_second_process(tmp_path):
 
 def test_keys_depend_on_all_that_decides_the_code():
     host = jit.Machine.host()
+    arm64 = platform.MACHINE == "aarch64"
     machines = [
         host,
-        host._replace(cpu="generic"),
-        host._replace(feature_string=host.feature_string + ",-avx2"),
-        host._replace(triple="aarch64-unknown-linux-gnu", cpu="generic", feature_string=""),
+        host._replace(cpu="cortex-a53" if arm64 else "x86-64"),
+        host._replace(feature_string=host.feature_string + (",-rdm" if arm64 else ",-avx2")),
+        host._replace(triple="aarch64-unknown-linux-gnu", cpu="cortex-a57", feature_string=""),
     ]
     keys = [jit.jit_for(m).object_key("k") for m in machines] + [jit.jit_for(host).object_key("l")]
     assert len(set(keys)) == len(keys)
