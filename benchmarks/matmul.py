@@ -2,8 +2,8 @@
 
 Ours are packed when the graph is loaded. The peers are torch (oneDNN) for floats, ggml with the buffers in which llama.cpp lays its weights
 out anew for quantised ones, and for int8 torch (`_int_mm`), ONNX Runtime (`MatMulInteger` of uint8 rows) and OpenVINO. "int8" is the product of
-int8 rows in 32 bits; "int8, scaled" takes float32 rows, rounds each to int8 with a scale of its own, and scales the product; there ONNX Runtime
-has `DynamicQuantizeMatMul` and OpenVINO compressed weights with dynamic quantisation.
+int8 rows in 32 bits; "int8, scaled" takes float32 rows, rounds each to int8 with a scale of its own, and scales the product; there torch has
+its dynamically quantised layer, ONNX Runtime `DynamicQuantizeMatMul` and OpenVINO compressed weights with dynamic quantisation.
 
 For few rows the figures are the speed at which the weights are read (as many take turns as exceed the caches), else operations a second. "Of
 the limit" compares with what two tiny kernels read from memory and multiply in registers on the same machine (bf16 products for 16-bit
@@ -38,7 +38,7 @@ BYTES = (
 LIMITS = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float32"}
 FEW = 4
 PEERS: dict[str, tuple[str, str | None, Sequence[str]]] = {
-    "matmul_torch": ("torch", None, (*FLOATS, "int8")),
+    "matmul_torch": ("torch", None, (*FLOATS, *INTEGERS)),
     "matmul_ggml": ("ggml", "llama", tuple(BLOCK_FORMATS)),
     "matmul_onnxruntime": ("ONNX Runtime", "onnx", tuple(INTEGERS)),
     "matmul_openvino": ("OpenVINO", "openvino", ("int8, scaled",)),

@@ -1,17 +1,31 @@
-"""torch's linear layer, timed; of int8 its product in 32 bits."""
+"""torch's linear layer, timed; of int8 its product in 32 bits, and its dynamically quantised layer."""
 
 from __future__ import annotations
+
+import warnings
+from typing import Any
 
 import torch
 
 from benchmarks.runner import serve
 from benchmarks.timing import median_time
 
-_made: dict[tuple[int, int, int, str, int], tuple[torch.Tensor, list[torch.Tensor]]] = {}
+_made: dict[tuple[int, int, int, str, int], tuple[torch.Tensor, list[Any]]] = {}
+SCALED = "int8, scaled"
 
 
 def setup() -> dict[str, object]:
     return {"threads": torch.get_num_threads()}
+
+
+def _weight(n: int, k: int, dtype: str) -> Any:
+    if dtype != SCALED:
+        return _random(n, k, dtype)
+    layer = torch.nn.Sequential(torch.nn.Linear(k, n, bias=False))
+    with warnings.catch_warnings():
+        # it is to move to a package of its own
+        warnings.simplefilter("ignore")
+        return torch.ao.quantization.quantize_dynamic(layer, {torch.nn.Linear}, torch.qint8)[0]
 
 
 def _random(rows: int, columns: int, dtype: str) -> torch.Tensor:
@@ -27,8 +41,8 @@ def run(
     if key not in _made:
         _made.clear()
         _made[key] = (
-            _random(m, k, dtype),
-            [_random(n, k, dtype) for _ in range(copies)],
+            _random(m, k, "float32" if dtype == SCALED else dtype),
+            [_weight(n, k, dtype) for _ in range(copies)],
         )
     x, weights = _made[key]
 
@@ -37,6 +51,8 @@ def run(
         for weight in weights:
             if dtype == "int8":
                 made = torch._int_mm(x, weight.t())
+            elif dtype == SCALED:
+                made = weight(x)
             else:
                 made = torch.nn.functional.linear(x, weight)
             if epilogue:
