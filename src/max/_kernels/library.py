@@ -23,6 +23,9 @@ if the call says so. All views are contiguous, row-major, and need no more than 
 `mask` is None for a full vector (compile time), else `SIMD[bool, W]`: pass it on to `extra[i].load(…, mask=mask)`.
 `extra` is the tuple of views given after the kernel's own args. What it returns is converted to the dtype of the result
 view, so a cast to the dtype of the fused result needs nothing but a result `Operand` with that dtype (and a replaced first `Arg`).
+
+`mok.packed_products` takes the attribute `parts` (see `max._kernels.strips`), has a result for each thing that is stored, and an epilogue that
+takes the number of a part and a tuple of sums, and gives a tuple: ``epilogue(part, sums, row, col, mask, extra)``.
 """
 
 from __future__ import annotations
@@ -31,9 +34,9 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from max._kernels.lowering import Arg, KernelCall, Lowering, Operand, Workspace
+from max._kernels.lowering import Arg, KernelCall, Limit, Lowering, Operand, Workspace
 
-__all__ = ["FAMILIES", "Arg", "KernelCall", "Operand", "Workspace", "lower", "supports"]
+__all__ = ["FAMILIES", "Arg", "KernelCall", "Limit", "Operand", "Workspace", "lower", "supports"]
 
 FAMILIES: dict[str, str] = {
     "mo.matmul": "matmul",
