@@ -5,36 +5,10 @@ Rows lie one after the other, filled up to whole tiles with zeros; panels are th
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from max import kernel as k
-from max._kernels.tiles import Tiling
-from max.kernel import Target
-
-HEIGHT = 16
-"""Rows of a tile."""
-STEP = 32
-"""Elements along k of a tile."""
-COLUMNS = 32
-"""Columns of a panel."""
-SHAPES = ((HEIGHT, 64),) * 8
-"""Sums are in tiles 0 and 1, rows in 4, columns in 6 and 7."""
-
-
-def takes_tiles(target: Target, *tilings: Tiling) -> bool:
-    """Whether products are made in matrix tiles: where all multiply pairs of bf16 and panels have 32 columns.
-
-    Args:
-        target: The machine.
-        tilings: Those of the products without them.
-    """
-    return target.tile_products and all(t.pair == 2 and 2 * t.width == COLUMNS for t in tilings)
-
-
-def of_tiles(t: Tiling) -> Tiling:
-    """A tiling with the rows of a tile."""
-    return replace(t, height=HEIGHT)
+from max._kernels.amx_tiles import COLUMNS, DEPTH, HEIGHT
 
 
 @k.inline
@@ -43,12 +17,12 @@ def copy_rows(packed: Any, stride: int, rows: Any) -> None:
 
     Args:
         packed: Where they go, flat.
-        stride: Elements from row to row there, a multiple of `STEP`.
+        stride: Elements from row to row there, a multiple of `DEPTH`.
         rows: `[rows, size]`.
     """
     for r in range(rows.shape[0]):
-        for i, tail in k.vectors(rows.shape[1], STEP):
-            packed.store(r * stride + i, value=rows.load(r, i, width=STEP, mask=tail))
+        for i, tail in k.vectors(rows.shape[1], DEPTH):
+            packed.store(r * stride + i, value=rows.load(r, i, width=DEPTH, mask=tail))
 
 
 @k.inline
@@ -61,22 +35,9 @@ def end_weights(rows: Any, stride: int, count: Any) -> None:
         count: How many there are in a row.
     """
     begin = k.ceildiv(count, 16) * 16
-    if begin % STEP != 0:
+    if begin % DEPTH != 0:
         for r in k.static_range(HEIGHT):
             rows.store(r * stride + begin, value=k.splat(k.bf16(0), 16))
-
-
-@k.inline
-def end_panel(panel: Any, count: Any) -> None:
-    """Sets to zero what follows the last rows of a panel, up to whole tiles.
-
-    Args:
-        panel: Lanes `[lanes, COLUMNS]`, flat.
-        count: How many rows of single elements there are.
-    """
-    for lane in range(k.ceildiv(count, 2), k.ceildiv(count, STEP) * (STEP // 2)):
-        for half in k.static_range(0, COLUMNS, 16):
-            panel.store(lane * COLUMNS + half, value=k.splat(k.i32(0), 16))
 
 
 @k.inline
@@ -86,7 +47,7 @@ def multiply_tile(
     """Multiplies 16 rows by a panel.
 
     Args:
-        tiles: The matrix tiles.
+        tiles: The matrix tiles, of `max._kernels.amx_tiles`.
         c: Sums, flat; set where `first`, else added to.
         c_row: Elements from row to row.
         a: bf16, flat.
@@ -102,7 +63,7 @@ def multiply_tile(
         for half in k.static_range(2):
             tiles.load(half, c, 16 * half, stride=c_row)
     for n in range(steps):
-        tiles.load(4, a, n * STEP, stride=a_row)
+        tiles.load(4, a, n * DEPTH, stride=a_row)
         for side in k.static_range(2):
             tiles.load(6 + side, panel, n * (16 * COLUMNS) + 16 * side, stride=COLUMNS)
             tiles.dot(side, 4, 6 + side, k.bf16)

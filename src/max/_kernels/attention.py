@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max import kernel as k
-from max._kernels import amx_attention
+from max._kernels import amx_attention, amx_tiles
 from max._kernels.lowering import KernelCall, Operand, Workspace, view
 from max._kernels.online_softmax import (
     LOG2_E,
@@ -161,7 +161,7 @@ def add_values(
         for column in range(0, head_dim, 2 * t.width):
             pack_columns(panel, values[:, column:], 2, wide)
             if by_tiles:
-                amx_attention.end_panel(panel, count)
+                amx_tiles.end_panel(panel, count)
             lanes = KEYS // wide.pair
             size = k.ceildiv(count, wide.pair)
             for tile in range(k.ceildiv(rows, t.height)):
@@ -169,7 +169,7 @@ def add_values(
                 left = weights[row * lanes :]
                 target = sums[row * stride + column :]
                 if by_tiles:
-                    steps = k.ceildiv(count, amx_attention.STEP)
+                    steps = k.ceildiv(count, amx_tiles.DEPTH)
                     amx_attention.multiply_tile(
                         tiles, target, stride, left.view(k.bf16), KEYS, panel, steps, False
                     )
@@ -257,9 +257,9 @@ def attention(
     # f32 again, but for pairs of bf16
     pairs = tiling(ctx.target, q.dtype, blocks.dtype)
     wide = pairs if pairs.pair == 2 else t
-    by_tiles = amx_attention.takes_tiles(ctx.target, wide)
+    by_tiles = amx_tiles.takes_tiles(ctx.target, wide)
     if by_tiles:
-        t, wide = amx_attention.of_tiles(t), amx_attention.of_tiles(wide)
+        t, wide = amx_tiles.of_tiles(t), amx_tiles.of_tiles(wide)
     element = k.bf16 if wide.pair == 2 else k.f32
     step = rows_at_once(group, ctx.target)
     short_tokens = max(TASK_ROWS // group, 1)
@@ -301,7 +301,7 @@ def attention(
     if q.shape[0] * heads <= max(SPLIT_ROWS, heads) and tasks < 4 * ctx.num_workers:
         splits = k.min(k.ceildiv(8 * ctx.num_workers, k.max(tasks, 1)), longest // SPLIT_KEYS)
         splits = k.max(k.min(splits, MAX_SPLITS), 1)
-    tiles = k.matrix_tiles(amx_attention.SHAPES)
+    tiles = k.matrix_tiles(amx_tiles.SHAPES)
     if by_tiles:
         if most_tokens * group > FEW_ROWS:
             tiles.configure()

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max import kernel as k
-from max._kernels import amx_attention
+from max._kernels import amx_tiles
 from max._kernels.attention_rows import few_rows, many_rows, plan
 from max._kernels.lowering import KernelCall, Operand, Workspace, view
 from max._kernels.online_softmax import MAX_SPLITS, SPLIT_KEYS, SPLIT_ROWS, merge_parts
@@ -105,7 +105,7 @@ def attention_dense(
         splits = k.ceildiv(8 * ctx.num_workers, k.max(batches * blocks, 1))
         splits = k.max(k.min(k.min(splits, length // SPLIT_KEYS), MAX_SPLITS), 1)
     share = k.ceildiv(length, splits)
-    matrix_tiles = k.matrix_tiles(amx_attention.SHAPES)
+    matrix_tiles = k.matrix_tiles(amx_tiles.SHAPES)
     if p.by_tiles:
         if task_rows > p.few:
             matrix_tiles.configure()

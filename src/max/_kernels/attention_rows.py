@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from max import kernel as k
-from max._kernels import amx_attention
+from max._kernels import amx_attention, amx_tiles
 from max._kernels.online_softmax import (
     LOG2_E,
     NEGATIVE_INFINITY,
@@ -98,9 +98,9 @@ def plan(
         pairs if (pairs := tiling(target, *both)).pair == 2 else t
         for both in ((dtypes[0], dtypes[1]), (dtypes[3], dtypes[2]))
     )
-    by_tiles = amx_attention.takes_tiles(target, left, right)
+    by_tiles = amx_tiles.takes_tiles(target, left, right)
     if by_tiles:
-        t, left, right = (amx_attention.of_tiles(x) for x in (t, left, right))
+        t, left, right = (amx_tiles.of_tiles(x) for x in (t, left, right))
     late = not fills and scale > 0
     return Plan(
         plain=t,
@@ -381,7 +381,7 @@ def many_rows(
             panel = value_panels[column * value_lanes :]
             pack_columns(panel, values[key : key + count, column:], 2, right)
             if p.by_tiles:
-                amx_attention.end_panel(panel, count)
+                amx_tiles.end_panel(panel, count)
         for tile in range(tiles):
             top = tile * t.height
             above = sums[tile * p.places * p.stride :]
@@ -435,7 +435,7 @@ def many_rows(
                 target = above[column:]
                 start = key == begin
                 if p.by_tiles:
-                    steps = k.ceildiv(count, amx_attention.STEP)
+                    steps = k.ceildiv(count, amx_tiles.DEPTH)
                     amx_attention.multiply_tile(
                         matrix_tiles, target, p.stride, rounded, p.keys, panel, steps, start
                     )

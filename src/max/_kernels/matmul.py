@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max import kernel as k
+from max._kernels import amx_tiles
 from max._kernels.lowering import Arg, KernelCall, Operand, Workspace, product, view
 from max._kernels.tiles import (
     Tiling,
@@ -34,8 +35,8 @@ FEW_COLUMNS = 32
 LANES_K = 256
 """Lanes of a K block: a panel of B of two vectors' width then takes 32 KB (AVX-512) of the L1 cache."""
 BLOCK_ROWS = 504
-"""Most rows of a block, a multiple of each tile height: its sums stay in the L2 cache."""
-MAX_TILE_ROWS, MAX_WIDTH = 12, 16
+"""Most rows of a block, in whole tiles: its sums stay in the L2 cache."""
+MAX_TILE_ROWS, MAX_WIDTH = 16, 16
 """What rows and k are filled up to at most when A is packed."""
 
 
@@ -79,15 +80,23 @@ def few_rows(
 
 
 @k.inline
-def pack_a(packed: Any, a: Any, tile: Any, tiles: Any, block: Any, t: Tiling) -> None:
-    """Packs one row tile of A `[M, K]`: the K blocks one after the other, in each the row tiles."""
+def pack_a(
+    packed: Any, a: Any, tile: Any, tiles: Any, block: Any, by_tiles: bool, t: Tiling
+) -> None:
+    """Packs one row tile of A `[M, K]`: the K blocks one after the other, in each the row tiles.
+
+    Where `by_tiles` they are matrix tiles.
+    """
     for n in range(k.ceildiv(a.shape[1], block)):
         begin = n * block
         length = k.min(block, a.shape[1] - begin)
         depth = round_up(k.ceildiv(length, t.pair), t.width)
         start = (begin // t.pair * tiles + tile * depth) * t.height
         rows = a[tile * t.height :, begin : begin + length]
-        for r in k.static_range(0, t.height, t.width):
+        if by_tiles:
+            here = k.min(t.height, rows.shape[0])
+            amx_tiles.copy_tiles(packed[start:].view(k.bf16), rows[:here])
+        for r in k.static_range(0, 0 if by_tiles else t.height, t.width):
             if r == 0 or tile * t.height + r < a.shape[0]:
                 pack_rows(packed[start + r :], t.height, rows[r:], min(t.width, t.height - r), t)
 
@@ -107,6 +116,8 @@ def many_rows(
     columns: Any,
     workers: Any,
     transpose_b: bool,
+    matrix_tiles: Any,
+    by_tiles: bool,
     t: Tiling,
 ) -> None:
     """A block of columns for some row tiles of the packed A, into `c`; `b` begins at the block."""
@@ -122,7 +133,27 @@ def many_rows(
                 )
         else:
             pack_columns(panel, b[begin : begin + length, :columns], 2, t)
-        for tile in range(first_tile, last_tile):
+        if by_tiles:
+            amx_tiles.end_panel(panel, length)
+            if transpose_b:
+                # as below, before the products
+                last = begin + block >= size
+                ahead = b[2 * t.width * workers if last else 0 :, 0 if last else begin + block :]
+                for row in range(2 * t.width):
+                    for i in range(0, length, 32):
+                        ahead.prefetch(row, i)
+            steps = k.ceildiv(length, amx_tiles.DEPTH)
+            for tile in range(first_tile, last_tile, 2):
+                start = (begin // t.pair * tiles + tile * round_up(depth, t.width)) * t.height
+                sums = c[(tile - first_tile) * t.height * stride :]
+                left = packed[start:].view(k.bf16)
+                for high in k.static_range(1, 3):
+                    if (last_tile - tile == 1) == (high == 1):
+                        amx_tiles.multiply_rows(
+                            matrix_tiles, sums, left, panel.view(k.bf16), steps, n == 0, high, None,
+                            0, 0,
+                        )  # fmt: skip
+        for tile in range(first_tile, first_tile if by_tiles else last_tile):
             start = (begin // t.pair * tiles + tile * round_up(depth, t.width)) * t.height
             sums = c[(tile - first_tile) * t.height * stride :]
             left = packed[start:]
@@ -148,11 +179,15 @@ def matmul(
 ) -> None:
     """`out[batch * M, N] = epilogue(a[batch, M, K] @ b[batch, K, N])`; with `transpose_b`, `b` is `[batch, N, K]`."""
     t = tiling(ctx.target, a.dtype, b.dtype)
+    by_tiles = amx_tiles.takes_tiles(ctx.target, t)
+    if by_tiles:
+        t = amx_tiles.of_tiles(t)
+    most_rows = BLOCK_ROWS // t.height * t.height
     batches = a.shape[0]
     rows = a.shape[1]
     size = a.shape[2]
     columns = out.shape[1]
-    c = ctx.scratch(t.sums, (BLOCK_ROWS * 2 * t.width,))
+    c = ctx.scratch(t.sums, (most_rows * 2 * t.width,))
     panel = ctx.scratch(t.lane, (LANES_K * 2 * t.width,))
     packed = workspace.view(t.lane)
 
@@ -165,14 +200,17 @@ def matmul(
     packed_size = tiles * t.height * round_up(k.ceildiv(size, t.pair), t.width)
     stride = k.i64(FEW_COLUMNS if transpose_b else 4 * t.width)
     row_blocks = k.i64(1)
+    matrix_tiles = k.matrix_tiles(amx_tiles.SHAPES)
     if many:
         for batch, tile in ctx.parallel((batches, tiles)):
-            pack_a(packed[batch * packed_size :], a[batch], tile, tiles, block, t)
+            pack_a(packed[batch * packed_size :], a[batch], tile, tiles, block, by_tiles, t)
         ctx.barrier()
+        if by_tiles:
+            matrix_tiles.configure()
         stride = k.i64(2 * t.width)
         # enough blocks for every worker, unless that makes them less than four tiles high
         wanted = k.ceildiv(4 * ctx.num_workers, k.max(k.ceildiv(columns, stride) * batches, 1))
-        row_blocks = k.max(k.ceildiv(rows, BLOCK_ROWS), k.min(wanted, k.ceildiv(tiles, 4)))
+        row_blocks = k.max(k.ceildiv(rows, most_rows), k.min(wanted, k.ceildiv(tiles, 4)))
     tiles_a_block = k.ceildiv(tiles, row_blocks)
 
     shape = (batches, row_blocks, k.ceildiv(columns, stride))
@@ -202,6 +240,8 @@ def matmul(
                 here,
                 ctx.num_workers,
                 transpose_b,
+                matrix_tiles,
+                by_tiles,
                 t,
             )
         else:
@@ -211,6 +251,9 @@ def matmul(
             for j, mask in k.vectors(here, t.width):
                 v = c.load(i * stride + j, width=t.width)
                 out.store(at, column + j, value=epilogue(v, at, column + j, mask, extra), mask=mask)
+    if by_tiles:
+        if many:
+            matrix_tiles.release()
 
 
 def _lower_matmul(
