@@ -30,6 +30,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
     # rows of the table, their size, how many are wanted
     "gather": ((32000, 2048, 16), (32000, 2048, 1024), (1001, 77, 33)),
     "top 50 of logits": ((1, 128256), (16, 128256)),
+    "sampling of the top 50": ((1, 128256), (16, 128256)),
     "sum of axis 0": CUBES,
     "sum of axis 1": CUBES,
     "sum of axis 2": CUBES,
@@ -136,6 +137,11 @@ def inputs_of(block: str, shape: Sequence[int]) -> tuple[list[Any], list[Any]]:
         n, h, w, c, out = shape
         size = int(block[5])
         return [floats(n, h, w, c)], [floats(size, size, c, out) / math.sqrt(c), floats(out)]
+    if block.startswith("sampling"):
+        logits = floats(*shape)
+        # one token of each row is so likely that all draw it: what is drawn can be compared
+        logits[np.arange(len(logits)), rng.integers(0, shape[-1], len(logits))] = 100
+        return [logits], []
     last = shape[-1]
     weights = {"rms_norm": 1, "layer_norm": 2}.get(block, 0)
     inputs = 2 if block in ("gelu chain", "swiglu") else 1

@@ -17,6 +17,7 @@ from max.driver import CPU, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, Weight, ops
+from max.nn.kernels import topk_fused_sampling
 
 DEVICE = DeviceRef.CPU()
 state: dict[str, Any] = {}
@@ -62,6 +63,7 @@ BLOCKS: dict[str, Callable[..., Any]] = {
     "rope": rope,
     "gather": lambda table, ids: ops.gather(table, ids, 0),
     "top 50 of logits": top_k,
+    "sampling of the top 50": lambda x: topk_fused_sampling(x, 50, temperature=0.8),
     "sum of axis 0": lambda x: ops.sum(x, 0),
     "sum of axis 1": lambda x: ops.sum(x, 1),
     "sum of axis 2": lambda x: ops.sum(x, 2),

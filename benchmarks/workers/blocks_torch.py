@@ -26,6 +26,11 @@ def top_k(logits: torch.Tensor) -> list[torch.Tensor]:
     return [torch.softmax(values, -1), indices]
 
 
+def sample(logits: torch.Tensor) -> torch.Tensor:
+    values, indices = torch.topk(logits.float() / 0.8, 50)
+    return indices.gather(-1, torch.multinomial(torch.softmax(values, -1), 1))
+
+
 def conv(stride: int, padding: int) -> Callable[..., torch.Tensor]:
     def build(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         # the inputs are [N, H, W, C] and [R, S, C, F]: views in torch's channels-last format
@@ -45,6 +50,7 @@ BLOCKS: dict[str, Callable[..., Any]] = {
     "rope": rope,
     "gather": lambda table, ids: f.embedding(ids, table),
     "top 50 of logits": top_k,
+    "sampling of the top 50": sample,
     "sum of axis 0": lambda x: x.sum(0),
     "sum of axis 1": lambda x: x.sum(1),
     "sum of axis 2": lambda x: x.sum(2),
