@@ -200,7 +200,7 @@ def test_what_is_merged() -> None:
     assert launches_of(apart) == ["packed_matmul"] * 3
     assert launches_of(met) == ["packed_matmul", "packed_matmul+sub"]
     assert launches_of(three) == ["packed_matmul", "packed_matmul", "packed_matmul+mul+sub"]
-    assert launches_of(waits) == ["packed_products+tanh", "cumsum", "mul"]
+    assert launches_of(waits) == ["packed_products+tanh", "cumsum", "packed_matmul+mul"]
     assert launches_of(twice) == ["packed_products", "copy"]
 
 

@@ -29,8 +29,8 @@ def merge_products(block: Block) -> None:
     """Merges `mok.packed_matmul` ops of one x into `mok.packed_products`, whose weights are packed into one buffer.
 
     Two products of equal sizes whose results meet in element-wise ops, as those of a gated product, become a pair: they have shares
-    of the same strips, so that one epilogue has both sums. Others whose results meet stay apart, as the later one takes the epilogue.
-    A weight that other products use too is packed once, and stays apart.
+    of the same strips, so that one epilogue has both sums. Others whose results meet stay apart, as the later one takes the epilogue;
+    likewise one whose epilogue waits for another product. A weight that other products use too is packed once, and stays apart.
     """
     ops = ops_of(block)
     groups = _groups(ops)
@@ -38,7 +38,7 @@ def merge_products(block: Block) -> None:
         return
     position = {op: i for i, op in enumerate(ops)}
     made: dict[Plan, SSAValue] = {}
-    for plan, members in _decide(groups):
+    for plan, members in _decide(groups, position):
         _merge(plan, members, position, made)
     for op in ops:
         if op.name == "mok.pack" and op.parent is not None and op.results[0].first_use is None:
@@ -54,7 +54,7 @@ class Plan:
     pairs: tuple[int, ...]
 
 
-def _decide(groups: list[list[MoOp]]) -> list[tuple[Plan, list[MoOp]]]:
+def _decide(groups: list[list[MoOp]], position: dict[MoOp, int]) -> list[tuple[Plan, list[MoOp]]]:
     """What is merged, so that no weight is packed twice."""
     # layers that have their weights in common use the same ones together; what is used otherwise too stays apart
     sets: dict[SSAValue, tuple[SSAValue, ...]] = {}
@@ -68,7 +68,8 @@ def _decide(groups: list[list[MoOp]]) -> list[tuple[Plan, list[MoOp]]]:
     plans: dict[SSAValue, Plan | None] = {}
     for group in groups:
         plan_of: dict[SSAValue, Plan] = {}
-        for parts in _parts([op for op in group if op.operands[1] not in shared]):
+        alone = [op for op in group if op.operands[1] not in shared]
+        for parts in _parts(alone, position):
             plan, members = _plan(parts)
             found.append((plan, members))
             plan_of.update((packed, plan) for packed in plan.packed)
@@ -130,7 +131,26 @@ def _elementwise(op: MoOp) -> bool:
     return op.name in OPS and op.spec.elementwise
 
 
-def _parts(products: list[MoOp]) -> list[list[tuple[MoOp, ...]]]:
+def _waits(op: MoOp, cone: set[MoOp], others: set[MoOp], position: dict[MoOp, int]) -> bool:
+    """Whether element-wise ops after a product wait for other products, through ops that are none."""
+    if not others:
+        return False
+    todo = [v.owner for inner in cone for v in inner.operands if v.owner not in cone]
+    first = min(position[other] for other in others)
+    seen: set[object] = {op}
+    while todo:
+        owner = todo.pop()
+        if owner in seen or not isinstance(owner, MoOp):
+            continue
+        seen.add(owner)
+        if owner in others:
+            return True
+        if position[owner] > first:
+            todo.extend(v.owner for v in owner.operands)
+    return False
+
+
+def _parts(products: list[MoOp], position: dict[MoOp, int]) -> list[list[tuple[MoOp, ...]]]:
     """What is merged: for each launch its single products and pairs. Products that stay apart are left out."""
     if len(products) < 2:
         return []
@@ -139,6 +159,8 @@ def _parts(products: list[MoOp]) -> list[list[tuple[MoOp, ...]]]:
     paired: set[MoOp] = set()
     for op in products:
         others = [other for other in products if other is not op and cones[op] & cones[other]]
+        if _waits(op, cones[op], set(products) - {op, *others}, position):
+            continue
         if not others:
             parts.append((op,))
         elif len(others) == 1 and op not in paired and _is_pair(op, others[0], cones):
