@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from max import _interpreter
+from max._compiler import mok
+from max._compiler.passes.fuse import fuse
 from max._config import flags
 from max._runtime import platform
 from max.driver import CPU
@@ -20,6 +22,7 @@ from max.dtype.blocks import BLOCK_FORMATS, encode
 from max.engine import InferenceSession, _once
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, Weight, ops
 from max.graph.quantization import QuantizationEncoding
+from max.mlir import entry, verify_module
 from tests.engine.test_packed_weights import resident
 from tests.tolerance import assert_close
 
@@ -280,3 +283,28 @@ def test_memory_of_loading(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, rng: 
     assert [re.sub(r"\+.*", "", name) for name in model.kernel_summaries] == ["packed_products"] * 2
     assert len(peaks) == count and max(peaks) < 1.5 * size * size * 4
     assert resident_of_all() < 1 << 16
+
+
+def test_epilogues_that_wait_for_each_other() -> None:
+    """Two launches, each with an epilogue that waits for the other one's first: one of them stays outside."""
+    x, y = "!mo.tensor<[n, 32], f32, cpu:0>", "!mo.tensor<[n, 40], f32, cpu:0>"
+    packed = "!mo.tensor<[4, 1024], f32, cpu:0>"
+    lines: list[str] = []
+    for name, other in (("a", "b"), ("b", "a")):
+        lines.insert(
+            0,
+            f"%{name}1, %{name}2 = mok.packed_products(%{name}x, %{name}w) "
+            '{encoding = "rows", columns = array<i64: 40, 40>, pairs = array<i64>, streamed = false} '
+            f": ({x}, {packed}) -> ({y}, {y}) %{name}n = mo.neg(%{name}1) : ({y}) -> {y} "
+            f"%{name}c = mo.cumsum(%{name}n) {{axis = 1 : i64, exclusive = false, reverse = false}} : ({y}) -> {y}",
+        )
+        lines.append(f"%{name}r = mo.mul(%{name}2, %{other}c) : ({y}, {y}) -> {y}")
+    inputs = ", ".join(f"%{name}x: {x}, %{name}w: {packed}" for name in "ab")
+    body = " ".join([*lines, f"mo.output(%ar, %br) : ({y}, {y}) -> ()"])
+    module = mok.parse(f"builtin.module {{ mo.graph @g({inputs}) -> ({y}, {y}) {{ {body} }} }}")
+    verify_module(module)
+    fuse(entry(module).block)
+    verify_module(module)
+    regions = [op for op in entry(module).block.ops if isinstance(op, mok.RegionOp)]
+    assert sorted(region.kind for region in regions) == ["library", "library", "map"]
+    assert sorted(len(region.results) for region in regions) == [1, 2, 2]
