@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from max import kernel as k
+from max._kernels import amx_int8
 from max._kernels.lowering import KernelCall, Operand, Workspace, product, view
 from max._kernels.matmul import LANES_K, identity, round_up
 from max._kernels.panel_blocks import BLOCK_SUMS, plan, tile_heights
@@ -368,7 +369,10 @@ def matmul_int8(
     copies = workspace[: rows * stride * FOUR]
     words = a.reshape(rows * size).view(k.i32) if in_place else copies.view(k.i32)
     if rows > FEW_ROWS:
-        many_rows(out, words, stride, panels, extra, magnitude, epilogue, t, ctx)
+        if ctx.target.tile_products:
+            amx_int8.many_rows(out, words, stride, panels, extra, epilogue, t, ctx)
+        else:
+            many_rows(out, words, stride, panels, extra, magnitude, epilogue, t, ctx)
         return
     c = ctx.scratch(k.i32, (FEW_ROWS * COLUMNS,))
     zeros = ctx.scratch(k.i32, (FEW_ROWS,))
