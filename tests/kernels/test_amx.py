@@ -23,6 +23,7 @@ from max.dtype.blocks import decode
 from tests.kernels.harness import Runner, interpreted, run
 from tests.kernels.test_attention import check as check_paged
 from tests.kernels.test_attention import make_cache
+from tests.kernels.test_int8_matmul import check as check_int8
 from tests.quantised import assert_product, random_weight
 from tests.tolerance import assert_close
 
@@ -202,6 +203,18 @@ def test_interpreted_and_bounds(name: str) -> None:
     np.testing.assert_array_equal(got, checked)
 
 
+@settings(max_examples=6, deadline=None)
+@given(
+    st.integers(9, 300),
+    st.integers(1, 100),
+    st.integers(1, 1300),
+    st.booleans(),
+    st.sampled_from([1, 2]),
+)
+def test_int8(m: int, n: int, inner: int, by_rows: bool, workers: int) -> None:
+    check_int8(m, n, inner, by_rows, workers=workers, machine=TILES)
+
+
 def dense(
     rng: np.random.Generator, rows: int, size: int, keys: int, width: int
 ) -> list[np.ndarray]:
@@ -246,6 +259,14 @@ OTHERS = {
     "matmul": (
         "mo.matmul", [random(np.random.default_rng(6), 1, *shape) for shape in ((35, 45), (45, 40))],
         [(F32, (1, 35, 40))], {},
+    ),
+    "int8": (
+        "mok.packed_matmul",
+        [
+            np.random.default_rng(8).integers(-128, 128, (17, 38)).astype(np.int8),
+            np.random.default_rng(9).integers(0, 256, (2, panel_elements(38))).astype(np.uint8),
+        ],
+        [(np.int32, (17, 40))], {"encoding": "int8 rows", **STREAMED},
     ),
     "matmul by rows": (
         "mo.matmul", [random(np.random.default_rng(7), 1, *shape) for shape in ((35, 35), (40, 35))],
@@ -393,3 +414,15 @@ def test_code_of_matmul() -> None:
     loops = [loop for loop in inner_loops(text) if any("tdpbf16ps" in line for line in loop)]
     assert sorted(sum("tdpbf16ps" in line for line in loop) for loop in loops) == [2, 4]
     assert not [line for loop in loops for line in loop if "(%rsp)" in line], "spills"
+
+
+def test_code_of_int8() -> None:
+    operands = [(DType.int8, (100, 512)), (DType.uint8, (3, panel_elements(512)))]
+    attributes = {"encoding": "int8 rows", **STREAMED}
+    text = code_of("mok.packed_matmul", operands, [(DType.int32, (100, 70))], attributes)
+    assert text.count("ldtilecfg") == 1 and "tilerelease" in text
+    loops = [loop for loop in inner_loops(text) if any("tdpbsud" in line for line in loop)]
+    assert [sum("tdpbsud" in line for line in loop) for loop in loops] == [2, 2]
+    assert {sum("prefetcht1" in line for line in loop) for loop in loops} == {0, 32}
+    for loop in loops:
+        assert not [line for line in loop if re.search(r"zmm|, -?\d*\(%rsp\)$", line)], "spills"
