@@ -101,6 +101,7 @@ CASES = [
     ("a, b = 1, 2, 3\n^", "cannot unpack 3 values into 2", ValueError),
     ("k.static_assert(x.rank == 3, 'rank 3')\n^", "rank 3", ValueError),
     ("v = k.select(n, 1, 2)\n    ^", "takes a mask first", TypeError),
+    ("v = k.select(n > 0, x, x[0])\n    ^", "one element type and rank", TypeError),
     ("v = k.exp(n)\n    ^", "convert it", TypeError),
     ("assert n > 0\n^", "k.static_assert", SyntaxError),
     ("return n\n^", "returns nothing", TypeError),

@@ -700,6 +700,23 @@ def test_each_index_is_handed_out_once(grain):
     assert (x == 1).all()
 
 
+def test_one_of_two_views():
+    text = """
+    def choose(out: k.Output[k.f32, 2], x: k.Input[k.f32, 2], y: k.Input[k.f32, 1], n: k.i64):
+        for i in range(out.shape[0]):
+            row = k.select(i < n, x[i, 1:], y)
+            for j in range(k.min(row.shape[0], out.shape[1])):
+                out[i, j] = row[j]
+            out[i, 3] = k.f32(row.shape[0])
+    """
+    x, y = np.arange(24, dtype=np.float32).reshape(4, 6), -np.ones(7, np.float32)
+    out, *_ = both(
+        k.from_source(text, "choose", {"k": k}), [np.zeros((4, 4), np.float32), x, y, np.int64(2)]
+    )
+    np.testing.assert_array_equal(out[:2, :3], x[:2, 1:4])
+    assert (out[2:, :3] == -1).all() and out[:, 3].tolist() == [5, 5, 7, 7]
+
+
 def test_specialised_code_is_equal_for_equal_kernels():
     spec = k.TensorSpec(k.f32, ("n",))
     one = k.specialize(saxpy, [spec, spec, spec, k.f32], {"W": 8})

@@ -109,6 +109,24 @@ def test_random(case: Case, packed: bool, machine: str, workers: int) -> None:
     case.check(packed and not alone, machine=machine, workers=workers)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.float16])
+@pytest.mark.parametrize(
+    ("taps", "channels", "groups"),
+    [((3, 3), 40, 1), ((3, 2), 36, 2), ((2, 3), 4, 3), ((9, 8), 33, 1)],
+)
+def test_padding(taps: tuple[int, int], channels: int, groups: int, dtype: Any) -> None:
+    """Taps in the padding, where patches are read in place and where they are not; more taps than have bits; odd channels of 16 bits."""
+    for padding, dilation in (((2, 1, 1, 3), (1, 1)), ((3, 3, 2, 4), (2, 3))):
+        case = Case(2, (17, 23), taps, channels, 34, groups, (1, 2), dilation, padding, dtype)
+        case.check(True, workers=2)
+
+
+@pytest.mark.parametrize("positions", [1, 3, 12, 13, 16, 17, 25, 27, 49, 98])
+def test_few_positions(positions: int) -> None:
+    """Tiles of all heights."""
+    Case(1, (1, positions), (1, 3), 16, 33, 1, (1, 1), (1, 1), (0, 0, 1, 1)).check(True)
+
+
 @pytest.mark.parametrize("machine", ["host", "avx2", "generic"])
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])

@@ -19,24 +19,40 @@ from typing import Any
 
 from max import kernel as k
 from max._kernels.conv_depthwise import POSITIONS, depthwise
-from max._kernels.conv_input import image_axes, pad_input
+from max._kernels.conv_input import image_axes, pad_input, padded_sizes
+from max._kernels.conv_patches import (
+    MAX_HEIGHT,
+    MOST_TAPS,
+    copy_patches,
+    find_patches,
+    multiply_patches,
+)
 from max._kernels.lowering import Arg, KernelCall, Operand, Workspace, product, view
-from max._kernels.matmul import BLOCK_ROWS, LANES_K, identity, round_up
+from max._kernels.matmul import LANES_K, identity, round_up
 from max._kernels.panel_blocks import (
+    BLOCK_ROWS,
+    BLOCK_SUMS,
     COLUMNS,
-    multiply_step,
+    COPY_STRIDE,
+    STEP,
+    plan,
     storage,
     widen_block,
 )
-from max._kernels.strips import store_tile
+from max._kernels.strips import ask_for_tile, store_tile
 from max._kernels.tiles import Tiling, pack_columns, tiling
 from max.dtype import DType
 from max.kernel import Target
 
-MAX_HEIGHT = 12
-"""Most positions of a tile."""
-TASKS_A_WORKER = 8
-"""So many tasks keep workers equally busy, one of which may be slowed down by others."""
+LEAST_RUN = 16
+"""Patches with fewer lanes of channels are not read in place: each run of neighbours takes some time."""
+MOST_RUNS = 512
+"""Most runs of neighbours in a patch that is not copied."""
+VECTOR = 64
+"""Most elements of a vector."""
+MODES = ("in_place", "padded", "copied")
+"""How patches are read: in place, with zeros for what lies in the padding; from a copy of the input that has its padding around it and is
+made first; from copies of K blocks of patches, which each task makes from that."""
 
 
 def conv_tiling(target: Target, x: k.ScalarType, weight: k.ScalarType) -> Tiling:
@@ -70,13 +86,30 @@ def filter_tiling(target: Target, dtype: k.ScalarType, t: Tiling) -> Tiling:
 
 
 def tile_heights(t: Tiling) -> tuple[int, ...]:
-    """The heights of tiles: most positions, two thirds of them, a third."""
-    return (t.height, t.height * 2 // 3, t.height // 3)
+    """The heights of tiles: a common one, two thirds of it, and one more than it where there are registers for that."""
+    common = (t.height, t.height * 2 // 3)
+    return (*common, t.height + 1) if t.height >= 12 else common
+
+
+@k.inline
+def choose_height(rest: Any, t: Tiling) -> Any:
+    """The height of the next tile, of `rest` positions.
+
+    A remainder is spread over tiles that are one higher. Where that does not suffice, two lower ones take less time than a high one
+    and a remainder.
+    """
+    common, lower = tile_heights(t)[:2]
+    height = k.i64(common)
+    if len(tile_heights(t)) == 3 and rest % common != 0 and rest // common >= rest % common:
+        height = k.i64(common + 1)
+    elif rest <= lower or (rest > common and rest <= 2 * lower):
+        height = k.i64(lower)
+    return height
 
 
 @k.inline
 def pack_strips(packed: Any, weight: Any, groups: int, stored: Tiling, ctx: Any) -> None:
-    """Packs a filter `[taps…, C / groups, F]` as `[groups, strips, taps * channels][COLUMNS][pair]`; what is not there is 0.
+    """Packs a filter `[taps…, C / groups, F]` as `[groups, strips, taps * channels][COLUMNS]`, pairs of rows side by side; what is not there is 0.
 
     Args:
         packed: Flat view of lanes.
@@ -85,17 +118,17 @@ def pack_strips(packed: Any, weight: Any, groups: int, stored: Tiling, ctx: Any)
         stored: How lanes are packed.
         ctx: The context.
     """
-    taps = weight.shape[0] * weight.shape[1] * weight.shape[2]
-    channels = weight.shape[3]
-    lanes = k.ceildiv(channels, stored.pair)
+    size = weight.shape[0] * weight.shape[1] * weight.shape[2] * weight.shape[3]
+    lanes = k.ceildiv(size, stored.pair)
     features = weight.shape[4] // groups
     strips = k.ceildiv(features, COLUMNS)
-    rows = weight.reshape(taps * channels, weight.shape[4])
-    for g, strip, tap in ctx.parallel((groups, strips, taps)):
+    rows = weight.reshape(size, weight.shape[4])
+    chunk = LANES_K * stored.pair
+    for g, strip, part in ctx.parallel((groups, strips, k.ceildiv(size, chunk))):
         column = g * features + strip * COLUMNS
         last = k.min(column + COLUMNS, (g + 1) * features)
-        at = ((g * strips + strip) * taps + tap) * lanes * COLUMNS
-        source = rows[tap * channels : (tap + 1) * channels, column:last]
+        at = ((g * strips + strip) * lanes + part * LANES_K) * COLUMNS
+        source = rows[part * chunk : k.min(part * chunk + chunk, size), column:last]
         pack_columns(packed[at:], source, COLUMNS // stored.width, stored)
 
 
@@ -109,202 +142,167 @@ def pack_filter(out: k.Output, weight: k.Input, ctx: k.Context, *, groups: int) 
 
 
 @k.inline
-def find_starts(starts: Any, first: Any, count: Any, shape: Any, steps: Any) -> None:
-    """Where the patches of `count` positions from `first` on begin in the input; some more equal the last.
-
-    Args:
-        starts: What is found, with room for `count + MAX_HEIGHT`.
-        first: The first position.
-        count: How many.
-        shape: `[N, D, H, W]` of the result.
-        steps: Lanes of the input from image to image, and from position to position along D, H and W.
-    """
-    w = first % shape[3]
-    h = first // shape[3] % shape[2]
-    d = first // (shape[3] * shape[2]) % shape[1]
-    n = first // (shape[3] * shape[2] * shape[1])
-    for i in range(count + MAX_HEIGHT):
-        starts[i] = n * steps[0] + d * steps[1] + h * steps[2] + w * steps[3]
-        if i + 1 < count:
-            w += 1
-            if w == shape[3]:
-                w = k.i64(0)
-                h += 1
-            if h == shape[2]:
-                h = k.i64(0)
-                d += 1
-            if d == shape[1]:
-                d = k.i64(0)
-                n += 1
-
-
-@k.inline
-def multiply_patches(
-    c: Any, a: Any, starts: Any, b: Any, first_run: Any, last_run: Any, begin: Any, length: Any,
-    taps: Any, steps: Any, first: Any, height: int, t: Tiling,
-) -> None:  # fmt: skip
-    """Multiplies some runs of `height` patches by rows of a strip: a register tile of sums.
-
-    Args:
-        c: The sums, `COLUMNS` a row; set where `first`, else added to.
-        a: The input, flat lanes.
-        starts: Where each patch begins.
-        b: Rows of the strip, `COLUMNS` lanes each.
-        first_run: The first run of neighbouring elements of a patch.
-        last_run: After the last.
-        begin: The first lane of each run.
-        length: How many lanes of each run.
-        taps: How many there are along the second axis, and runs of a line.
-        steps: Lanes of the input from tap to tap along the axes.
-        first: Whether nothing was summed yet.
-        height: Positions.
-        t: The tiling.
-    """
-    sums = k.tile(t.sums, (height, 2), width=t.width, fill=0)
-    if not first:
-        for i in k.static_range(height):
-            for j in k.static_range(2):
-                sums[i, j] = c.load(i * COLUMNS + j * t.width, width=t.width)
-    at = [starts[i] for i in k.static_range(height)]
-    for run in range(first_run, last_run):
-        q = run // (taps[0] * taps[1])
-        r = run // taps[1] % taps[0]
-        s = run % taps[1]
-        here = a[q * steps[0] + r * steps[1] + s * steps[2] + begin :]
-        rows = b[(run - first_run) * length * COLUMNS :]
-        for n in range(length):
-            multiply_step(sums, here, at, rows, n, height, t)
-    for i in k.static_range(height):
-        for j in k.static_range(2):
-            c.store(i * COLUMNS + j * t.width, value=sums[i, j])
-
-
-@k.inline
 def convolve(
-    out: Any, a: Any, weight: Any, packed: Any, extra: Any, taps: Any, channels: Any, stride: Any,
-    dilation: Any, sizes: Any, groups: int, stored: Tiling, t: Tiling, epilogue: Any, ctx: Any,
+    out: Any, x: Any, padded: Any, weight: Any, packed: Any, extra: Any, taps: Any, channels: Any,
+    stride: Any, dilation: Any, padding: Any, groups: int, mode: str, stored: Tiling, t: Tiling,
+    epilogue: Any, ctx: Any,
 ) -> None:  # fmt: skip
-    """Multiplies patches of the padded input by strips.
+    """Multiplies patches by strips.
 
     Args:
         out: `[N, D, H, W, F]`.
-        a: The padded input `[N, groups, *sizes, channels]`, flat lanes.
+        x: The input `[N, D, H, W, C]`.
+        padded: The input with its padding, flat, `[N, groups, D, H, W, C / groups]`, where it is read.
         weight: The filter, for its element type.
         packed: The packed filter, flat lanes.
         extra: The epilogue's views.
         taps: `[Q, R, S]`.
-        channels: Lanes of a position of a group.
+        channels: Channels of a group.
         stride: From position to position along the axes.
         dilation: From tap to tap along the axes.
-        sizes: Of the padded input.
+        padding: Before and after each axis.
         groups: Into how many groups channels and columns are split.
+        mode: How patches are read; see `MODES`.
         stored: How the filter's lanes are packed.
         t: The tiling.
         epilogue: The epilogue.
         ctx: The context.
     """
     heights = tile_heights(t)
-    c = ctx.scratch(t.sums, ((BLOCK_ROWS + MAX_HEIGHT) * COLUMNS,))
+    copied = mode == "copied"
+    in_place = mode == "in_place"
+    bounded = in_place and any(padding)
+    c = ctx.scratch(t.sums, (BLOCK_SUMS + MAX_HEIGHT * COLUMNS,))
     wide = ctx.scratch(t.lane, (LANES_K * COLUMNS if stored.pair != t.pair else 1,))
-    starts = ctx.scratch(k.i64, (BLOCK_ROWS + MAX_HEIGHT,))
+    room = BLOCK_ROWS + MAX_HEIGHT
+    copy = ctx.scratch(t.lane, (room * COPY_STRIDE if copied else 1,))
+    starts = ctx.scratch(k.i64, (room,))
+    # the bits of taps that are in the input
+    valid = ctx.scratch(k.i64, (room if bounded else 1,))
+    offsets = ctx.scratch(k.i64, (1 if copied else MOST_RUNS,))
+    zeros = ctx.scratch(t.lane, (LANES_K,))
     features = out.shape[4] // groups
     strips = k.ceildiv(features, COLUMNS)
     positions = out.shape[0] * out.shape[1] * out.shape[2] * out.shape[3]
     rows = out.reshape(positions, out.shape[4])
-    # without dilation the taps of a line lie side by side
-    whole = dilation[2] == 1
-    run = taps[2] * channels if whole else channels
+    size = taps[0] * taps[1] * taps[2] * channels
+    strip_lanes = k.ceildiv(size, stored.pair) * COLUMNS
+    # neighbouring taps of a line lie side by side where groups do not lie between them
+    whole = dilation[2] == 1 and (groups == 1 or not in_place) and not bounded
     pieces = 1 if whole else taps[2]
     runs = taps[0] * taps[1] * pieces
-    line = sizes[2] * channels
-    tap_steps = (dilation[0] * sizes[1] * line, dilation[1] * line, dilation[2] * channels)
-    image = sizes[0] * sizes[1] * line
-    steps = (groups * image, stride[0] * sizes[1] * line, stride[1] * line, stride[2] * channels)
-    # a K block is a part of a run, or some runs
-    parts = k.max(k.ceildiv(run, LANES_K), 1)
-    part = round_up(k.ceildiv(run, parts), 2)
-    at_once = k.max(LANES_K // k.max(run, 1), 1)
-    blocks = k.ceildiv(runs, at_once) * parts
-    tiles = k.ceildiv(positions, t.height)
-    wanted = k.ceildiv(TASKS_A_WORKER * ctx.num_workers, k.max(strips * groups, 1))
-    row_blocks = k.max(k.ceildiv(positions, BLOCK_ROWS), k.min(wanted, k.ceildiv(tiles, 4)))
-    block_rows = k.ceildiv(tiles, k.max(row_blocks, 1)) * t.height
-    row_blocks = k.ceildiv(positions, k.max(block_rows, 1))
-    for g, row_block, strip in ctx.parallel((groups, row_blocks, strips), grain=1):
+    run = taps[2] * channels if whole else channels
+    pixel = x.shape[4] if in_place else channels
+    low = (padding[0], padding[2], padding[4]) if in_place else (0, 0, 0)
+    spread = x.shape[1:4] if in_place else padded_sizes(x, padding)
+    sizes = (1 if in_place else groups, *spread)
+    line = dilation[1] * sizes[3] * pixel
+    plane = dilation[0] * sizes[2] * sizes[3] * pixel
+    if copied:
+        blocks = k.ceildiv(size, LANES_K * t.pair)
+        part = k.max(round_up(k.ceildiv(size, k.max(blocks, 1)), STEP), STEP)
+        blocks = k.ceildiv(size, part)
+        parts, at_once = k.i64(1), k.i64(1)
+        offsets[0] = 0
+    else:
+        # from here on all is counted in lanes
+        run = run // t.pair
+        pixel = pixel // t.pair
+        # a K block is a part of a run, or some runs
+        parts = k.max(k.ceildiv(run, LANES_K), 1)
+        part = round_up(k.ceildiv(run, parts), 2)
+        at_once = k.max(LANES_K // k.max(run, 1), 1)
+        at_once = k.max(k.ceildiv(runs, k.max(k.ceildiv(runs, at_once), 1)), 1)
+        blocks = k.ceildiv(runs, at_once) * parts
+        for i in range(runs):
+            q, r, s = i // (taps[1] * pieces), i // pieces % taps[1], i % pieces
+            offsets[i] = (q * plane + r * line) // t.pair + s * dilation[2] * pixel
+        for i in k.static_range(0, LANES_K, t.width):
+            zeros.store(i, value=k.splat(k.cast(k.i32(0), t.lane), t.width))
+    # one block at least: it sets the sums to 0 where there is nothing to sum
+    blocks = k.max(blocks, 1)
+    tiles, wanted = plan(
+        positions, features, k.ceildiv(ctx.num_workers, groups), t, repeats=taps[0] * taps[1] * taps[2]
+    )  # fmt: skip
+    block_rows = tiles * t.height
+    tasks = (groups, k.ceildiv(positions, block_rows), k.ceildiv(strips, wanted))
+    for g, row_block, strip_group in ctx.parallel(tasks, grain=1):
         first = row_block * block_rows
         count = k.min(block_rows, positions - first)
-        column = strip * COLUMNS
-        here = k.min(features - column, COLUMNS)
+        first_strip = strip_group * wanted
+        here = k.min(wanted, strips - first_strip)
+        first_lane = (g * strips + first_strip) * strip_lanes
         mine = rows[:, : (g + 1) * features]
-        find_starts(starts, first, count, out.shape, steps)
-        group = a[g * image :]
-        filter_at = (g * strips + strip) * runs * run
-        # one block at least: it sets the sums to 0 where there is nothing to sum
-        for block in range(k.max(blocks, 1)):
-            first_run = block // parts * at_once
-            last_run = k.min(first_run + at_once, runs)
-            begin = block % parts * part
-            length = k.min(part, run - begin)
+        find_patches(
+            starts, valid if bounded else None, first, count, out.shape, sizes,
+            (stride, dilation, low), pixel, taps,
+        )  # fmt: skip
+        if in_place:
+            left = x.reshape(x.size)[g * channels :].view(t.lane)
+        else:
+            left = padded if copied else padded.view(t.lane)
+            left = left[g * sizes[1] * sizes[2] * sizes[3] * pixel :]
+        # what changes from block to block is kept in variables, so that the inner loops do not compute it anew
+        block, first_run, begin, from_row = k.i64(0), k.i64(0), k.i64(0), k.i64(0)
+        last_run = k.i64(1) if copied else k.min(at_once, runs)
+        length = k.ceildiv(k.min(part, size), t.pair) if copied else k.min(part, run)
+        while block < blocks:
             depth = (last_run - first_run) * length
-            from_lane = (filter_at + first_run * run + begin) // (stored.pair // t.pair)
-            b = packed[from_lane * COLUMNS :]
-            if stored.pair != t.pair:
-                widen_block(wide, b, depth // 2, weight.dtype, t)
-            right = wide if stored.pair != t.pair else b
-            row = k.i64(0)
-            while row < count:
-                left = count - row
-                done = k.i64(0)
-                for height in k.unroll(heights):
-                    smaller = height - heights[2]
-                    if done == 0 and (left > smaller or smaller == 0):
-                        for half in k.static_range(0, COLUMNS, 2 * t.width):
-                            if half < here:
-                                multiply_patches(
-                                    c[row * COLUMNS + half :], group, starts[row:], right[half:],
-                                    first_run, last_run, begin, length, (taps[1], pieces),
-                                    tap_steps, block == 0, height, t,
-                                )  # fmt: skip
-                        done = k.min(left, height)
-                if block + 1 >= blocks:
-                    store_tile(
-                        mine, c[row * COLUMNS :], first + row, done, g * features + column, extra,
-                        epilogue, t.width,
-                    )  # fmt: skip
-                row += done
-
-
-@k.inline
-def is_direct(x: Any, t: Tiling, plain: bool) -> bool:
-    """Whether an input is multiplied where it is."""
-    return plain and (x.dtype == t.lane or t.pair == 2)
-
-
-@k.inline
-def flat_lanes(x: Any, t: Tiling) -> Any:
-    """All lanes of a view."""
-    return x.reshape(x.size).view(t.lane)
-
-
-@k.inline
-def prepare(
-    padded: Any, x: Any, padding: Any, groups: int, stored: Tiling, t: Tiling, ctx: Any
-) -> None:
-    """Makes the padded input."""
-    sizes = padded_sizes(x, padding)
-    elements = padded.view(x.dtype if t.pair == 2 else t.lane)
-    low = (padding[0], padding[2], padding[4])
-    pad_input(elements, x, low, sizes, groups, stored.pair, ctx)
-
-
-@k.inline
-def padded_sizes(x: Any, padding: Any) -> Any:
-    """The sizes of the spatial axes with their padding."""
-    return (
-        x.shape[1] + padding[0] + padding[1],
-        x.shape[2] + padding[2] + padding[3],
-        x.shape[3] + padding[4] + padding[5],
-    )
+            if copied:
+                copy_patches(
+                    copy, left, starts, count, block * part, k.min(block * part + part, size), run,
+                    (pixel * dilation[2], line, plane, k.max(pieces, 1), k.max(taps[1], 1)), t.pair,
+                )  # fmt: skip
+            for strip in range(here):
+                b = packed[first_lane + strip * strip_lanes + from_row * COLUMNS :]
+                if stored.pair != t.pair:
+                    widen_block(wide, b, k.ceildiv(depth, 2), weight.dtype, t)
+                right = wide if stored.pair != t.pair else b
+                # what comes next is asked for while the first tiles are multiplied: the next strip, or the next block of the first one
+                after = (strip + 1) * strip_lanes + from_row * COLUMNS
+                if strip + 1 == here:
+                    after = (from_row + depth * t.pair // stored.pair) * COLUMNS
+                ahead = packed[first_lane + after :]
+                column = g * features + (first_strip + strip) * COLUMNS
+                columns = k.min(COLUMNS, features - (first_strip + strip) * COLUMNS)
+                row = k.i64(0)
+                while row < count:
+                    rest = count - row
+                    wanted_height = choose_height(rest, t)
+                    place = row + strip * block_rows if blocks > 1 else k.i64(0)
+                    sums = c[place * COLUMNS :]
+                    if block == blocks - 1:
+                        ask_for_tile(mine, extra, first + row, column, t.height)
+                    for height in k.unroll(heights):
+                        if height == wanted_height:
+                            for half in k.static_range(0, COLUMNS, 2 * t.width):
+                                if half < columns:
+                                    multiply_patches(
+                                        sums[half:], copy[row * COPY_STRIDE :] if copied else left,
+                                        None if copied else starts[row:],
+                                        valid[row:] if bounded else None, zeros, offsets,
+                                        right[half:], first_run, last_run, begin, length, block == 0,
+                                        ahead if half == 0 else None, row // t.height * depth,
+                                        height, t,
+                                    )  # fmt: skip
+                    done = k.min(rest, wanted_height)
+                    if block == blocks - 1:
+                        store_tile(
+                            mine, sums, first + row, done, column, extra, epilogue, t.width
+                        )  # fmt: skip
+                    row += done
+            block += 1
+            if copied:
+                from_row = block * part // stored.pair
+                length = k.ceildiv(k.min(part, size - block * part), t.pair)
+            else:
+                begin += part
+                if begin >= run:
+                    begin = k.i64(0)
+                    first_run += at_once
+                    last_run = k.min(first_run + at_once, runs)
+                length = k.min(part, run - begin)
+                from_row = (first_run * run + begin) * t.pair // stored.pair
 
 
 @k.kernel
@@ -312,31 +310,30 @@ def conv(
     out: k.Output,
     x: k.Input,
     weight: k.Input,
-    padded: k.InOut,
     packed: k.InOut,
+    padded: k.InOut,
     *extra: k.Input,
     ctx: k.Context,
     stride: Any,
     dilation: Any,
     padding: Any,
     groups: int,
-    plain: bool,
+    mode: str,
     epilogue: Any = identity,
 ) -> None:
     """`out` `[N, D, H, W, F]` from `x` `[N, D, H, W, C]` and `weight` `[Q, R, S, C / groups, F]`."""
     t = conv_tiling(ctx.target, x.dtype, weight.dtype)
     stored = filter_tiling(ctx.target, weight.dtype, t)
     strips = packed.view(stored.lane)
-    if not is_direct(x, t, plain):
-        prepare(padded, x, padding, groups, stored, t, ctx)
+    how = mode_of(mode, x, t)
     pack_strips(strips, weight, groups, stored, ctx)
+    if how != "in_place":
+        pad(padded, x, padding, groups, t, ctx)
     ctx.barrier()
-    a = flat_lanes(x, t) if is_direct(x, t, plain) else padded.view(t.lane)
     taps = (weight.shape[0], weight.shape[1], weight.shape[2])
-    channels = round_up(weight.shape[3], stored.pair) // t.pair
     convolve(
-        out, a, weight, strips, extra, taps, channels, stride, dilation, padded_sizes(x, padding),
-        groups, stored, t, epilogue, ctx,
+        out, x, padded_elements(padded, x, t), weight, strips, extra, taps, weight.shape[3], stride, dilation,
+        padding, groups, how, stored, t, epilogue, ctx,
     )  # fmt: skip
 
 
@@ -353,21 +350,43 @@ def conv_packed(
     dilation: Any,
     padding: Any,
     groups: int,
-    plain: bool,
+    mode: str,
     epilogue: Any = identity,
 ) -> None:
     """`conv` with a packed filter, `[groups * strips, elements]`, of `taps` `[Q, R, S]`."""
     t = conv_tiling(ctx.target, x.dtype, weight.dtype)
     stored = filter_tiling(ctx.target, weight.dtype, t)
-    if not is_direct(x, t, plain):
-        prepare(padded, x, padding, groups, stored, t, ctx)
+    strips = weight.reshape(weight.size).view(stored.lane)
+    how = mode_of(mode, x, t)
+    if how != "in_place":
+        pad(padded, x, padding, groups, t, ctx)
         ctx.barrier()
-    a = flat_lanes(x, t) if is_direct(x, t, plain) else padded.view(t.lane)
-    channels = round_up(x.shape[4] // groups, stored.pair) // t.pair
     convolve(
-        out, a, weight, flat_lanes(weight, stored), extra, taps, channels, stride, dilation,
-        padded_sizes(x, padding), groups, stored, t, epilogue, ctx,
+        out, x, padded_elements(padded, x, t), weight, strips, extra, taps, x.shape[4] // groups, stride,
+        dilation, padding, groups, how, stored, t, epilogue, ctx,
     )  # fmt: skip
+
+
+@k.inline
+def mode_of(mode: str, x: Any, t: Tiling) -> str:
+    """How patches are read: in place only where elements are multiplied as they are."""
+    if mode == "in_place" and x.dtype != t.lane and t.pair == 1:
+        return "padded"
+    return mode
+
+
+@k.inline
+def padded_elements(padded: Any, x: Any, t: Tiling) -> Any:
+    """The padded input: elements of pairs, or lanes."""
+    return padded.view(x.dtype if t.pair == 2 else t.lane)
+
+
+@k.inline
+def pad(padded: Any, x: Any, padding: Any, groups: int, t: Tiling, ctx: Any) -> None:
+    """Makes the padded input."""
+    elements = padded_elements(padded, x, t)
+    low = (padding[0], padding[2], padding[4])
+    pad_input(elements, x, low, padded_sizes(x, padding), groups, 1, ctx)
 
 
 def filter_elements(taps: Sequence[int], channels: int, dtype: DType) -> int:
@@ -379,7 +398,7 @@ def filter_elements(taps: Sequence[int], channels: int, dtype: DType) -> int:
         dtype: Element type of the filter.
     """
     pair = 2 if dtype in (DType.bfloat16, DType.float16) else 1
-    return product(taps) * (-(-channels // pair) * pair) * COLUMNS
+    return -(-product(taps) * channels // pair) * pair * COLUMNS
 
 
 def sum_dtype(*dtypes: DType) -> DType:
@@ -400,19 +419,37 @@ def _window(attributes: Mapping[str, Any], rank: int) -> dict[str, Any]:
     return {"stride": stride, "dilation": dilation, "padding": padding}
 
 
-def _padded(
-    x: Operand, weight_dtype: DType, window: Mapping[str, Any], groups: int
-) -> tuple[bool, Workspace]:
-    """Whether the input has no padding and may be read where it is, and memory for the padded one."""
-    padding, channels = window["padding"][10 - 2 * len(x.shape) :], x.shape[-1]
-    pairs = weight_dtype in (DType.bfloat16, DType.float16)
-    plain = groups == 1 and not any(padding)
-    plain = plain and (not pairs or (isinstance(channels, int) and channels % 2 == 0))
-    sums = sum_dtype(x.dtype, weight_dtype)
-    if plain and x.dtype == weight_dtype == sums:
-        return True, Workspace(sums, (1,))
+def _mode(
+    x: Operand,
+    taps: Sequence[Any],
+    channels: Any,
+    kind: DType,
+    window: Mapping[str, Any],
+    groups: int,
+) -> tuple[str, Workspace]:
+    """How patches are read (see `MODES`), and memory for a padded input.
+
+    Args:
+        x: The input.
+        taps: How many there are along the axes.
+        channels: Channels of a group.
+        kind: Element type of the filter.
+        window: Stride, dilation and padding.
+        groups: Into how many groups channels are split.
+    """
+    sums = sum_dtype(x.dtype, kind)
+    pair = 2 if kind in (DType.bfloat16, DType.float16) else 1
+    known = isinstance(channels, int) and all(isinstance(n, int) for n in taps)
+    padding = window["padding"][10 - 2 * len(x.shape) :]
     sizes = [n + padding[2 * i] + padding[2 * i + 1] for i, n in enumerate(x.shape[1:-1])]
-    return plain, Workspace(sums, (product((x.shape[0], *sizes, channels + groups * pairs)),))
+    # vectors that are copied may begin with the last element
+    padded = Workspace(sums, (product((x.shape[0], *sizes, x.shape[-1])) + VECTOR,))
+    if not known or product(taps) > MOST_RUNS or channels % pair:
+        return "copied", padded
+    if channels // pair >= LEAST_RUN and (product(taps) <= MOST_TAPS or not any(padding)):
+        # elements that are not multiplied as they are have to be converted first
+        return "in_place", Workspace(sums, (1,)) if x.dtype == sums else padded
+    return "padded", padded
 
 
 def _lower_conv(
@@ -429,17 +466,18 @@ def _lower_conv(
     ]
     if weight.shape[-2] == 1 and weight.shape[-1] == groups:
         return lower_depthwise(args, x, weight, window)
-    plain, padded = _padded(x, weight.dtype, window, groups)
     pairs = weight.dtype in (DType.bfloat16, DType.float16)
-    depth = product((*weight.shape[:-2], weight.shape[-2] + pairs))
+    depth = product(weight.shape[:-1])
     kind = weight.dtype if pairs else sum_dtype(x.dtype, weight.dtype)
-    packed = Workspace(kind, (depth * (weight.shape[-1] + groups * COLUMNS),))
+    # a strip may have a column less than 32, and a row of padding
+    strips = Workspace(kind, ((depth + pairs) * (weight.shape[-1] + groups * COLUMNS),))
+    mode, padded = _mode(x, weight.shape[:-2], weight.shape[-2], weight.dtype, window, groups)
     args += [
-        view("workspace", 0, padded, static=False),
-        view("workspace", 1, packed, static=False),
+        view("workspace", 0, strips, static=False),
+        view("workspace", 1, padded, static=False),
     ]
-    params = {**window, "groups": groups, "plain": plain}
-    return KernelCall(conv, tuple(args), params, epilogue=True, workspaces=(padded, packed))
+    params = {**window, "groups": groups, "mode": mode}
+    return KernelCall(conv, tuple(args), params, epilogue=True, workspaces=(strips, padded))
 
 
 def lower_depthwise(
@@ -483,8 +521,9 @@ def _lower_packed_conv(
     x, weight = operands
     rank, groups = len(x.shape), int(attributes["groups"])
     window = _window(attributes, rank)
-    plain, padded = _padded(x, weight.dtype, window, groups)
     taps = tuple(int(n) for n in attributes["taps"])
+    channels = x.shape[-1] // groups if isinstance(x.shape[-1], int) else None
+    mode, padded = _mode(x, taps, channels, weight.dtype, window, groups)
     args = (
         view("result", 0, results[0], image_axes(rank), static=False),
         view("operand", 0, x, image_axes(rank), static=False),
@@ -495,7 +534,7 @@ def _lower_packed_conv(
         **window,
         "taps": taps if rank == 5 else (1, *taps),
         "groups": groups,
-        "plain": plain,
+        "mode": mode,
     }
     return KernelCall(conv_packed, args, params, epilogue=True, workspaces=(padded,))
 

@@ -18,6 +18,14 @@ def image_axes(rank: int) -> list[Sequence[int]]:
 
 
 @k.inline
+def inside(first: Any, step: Any, taps: Any, size: Any) -> Any:
+    """The taps of a window from `first` on that lie in `[0, size)`: the first, and one after the last."""
+    begin = k.max(k.ceildiv(-first, step), 0)
+    end = k.min(k.ceildiv(size - first, step), taps)
+    return begin, end
+
+
+@k.inline
 def fill_zero(row: Any, width: int) -> None:
     """Sets a row to 0."""
     zero = k.splat(k.cast(k.i32(0), row.dtype), width)
@@ -72,3 +80,18 @@ def pad_input(
                     fill_zero(there[channels:], width)
         else:
             fill_zero(target, width)
+
+
+@k.inline
+def padded_sizes(x: Any, padding: Any) -> Any:
+    """The sizes of the spatial axes with their padding.
+
+    Args:
+        x: The input `[N, D, H, W, C]`.
+        padding: Before and after each axis.
+    """
+    return (
+        x.shape[1] + padding[0] + padding[1],
+        x.shape[2] + padding[2] + padding[3],
+        x.shape[3] + padding[4] + padding[5],
+    )

@@ -23,7 +23,7 @@ BLOCK_PANELS = 16
 """Most panels of a task."""
 BLOCK_SUMS = 1 << 16
 """Most sums of a task, which stay in the L2 cache between K blocks."""
-LEAST_TILES, LEAST_PANELS = 4, 2
+LEAST_TILES, LEAST_PANELS = 4, 1
 """Tasks are not made smaller than this for the sake of more of them."""
 TASKS_A_WORKER = 8
 """So many tasks keep workers equally busy, one of which may be slowed down by others."""
@@ -138,7 +138,7 @@ def multiply_rows(
 @k.inline
 def plan(
     rows: Any, columns: Any, workers: Any, t: Tiling, most_rows: int = BLOCK_ROWS,
-    most_sums: int = BLOCK_SUMS,
+    most_sums: int = BLOCK_SUMS, repeats: Any = 1,
 ) -> Any:  # fmt: skip
     """How many tiles of rows and how many panels a task has.
 
@@ -152,6 +152,7 @@ def plan(
         t: The tiling.
         most_rows: Most rows of a task.
         most_sums: Most sums of a task.
+        repeats: How often an element of A is multiplied by a column, as in the patches of a convolution.
     """
     tiles = k.max(k.ceildiv(rows, t.height), 1)
     strips = k.max(k.ceildiv(columns, COLUMNS), 1)
@@ -163,7 +164,7 @@ def plan(
     while k.ceildiv(tiles, high) * k.ceildiv(strips, panels) < wanted and (
         high > LEAST_TILES or panels > LEAST_PANELS
     ):
-        longer = high * t.height >= panels * COLUMNS or panels <= LEAST_PANELS
+        longer = high * t.height >= panels * COLUMNS * repeats or panels <= LEAST_PANELS
         if longer and high > LEAST_TILES:
             blocks += 1
             high = k.max(k.ceildiv(tiles, blocks), LEAST_TILES)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max import kernel as k
+from max._kernels.conv_input import inside
 from max._kernels.lowering import KernelCall, Lowering, Operand, view
 
 
@@ -15,14 +16,6 @@ def summed(dtype: Any) -> Any:
     if dtype.bits >= 32:
         return dtype
     return k.f32 if dtype.is_float else k.i32
-
-
-@k.inline
-def inside(first: Any, step: int, taps: int, size: Any) -> Any:
-    """The taps of a window from `first` on that lie in `[0, size)`: the first, and one after the last."""
-    begin = k.max(k.ceildiv(-first, step), 0)
-    end = k.min(k.ceildiv(size - first, step), taps)
-    return begin, end
 
 
 @k.kernel

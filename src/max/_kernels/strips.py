@@ -116,10 +116,7 @@ def store_strip(
 def ask_for_strip(out: Any, extra: Any, row: Any, strip: Any, height: int, parts: Parts) -> None:
     """Asks for the memory of some rows of a strip's results, and of what an epilogue reads there."""
     if not parts:
-        ask_for(out, row, strip * COLUMNS, height, COLUMNS, True)
-        for other in k.unroll(extra):
-            if other.rank == 2:
-                ask_for(other, row, strip * COLUMNS, height, COLUMNS, False)
+        ask_for_tile(out, extra, row, strip * COLUMNS, height)
     else:
         outs = (out, *extra[: number_of_results(parts) - 1])
         begin = k.i64(0)
@@ -131,6 +128,15 @@ def ask_for_strip(out: Any, extra: Any, row: Any, strip: Any, height: int, parts
                 for target in outs[at : at + parts[part][1]]:
                     ask_for(target, row, (strip - begin) * share, height, share, True)
             begin = end
+
+
+@k.inline
+def ask_for_tile(out: Any, extra: Any, row: Any, column: Any, height: int) -> None:
+    """Asks for the memory of a tile of the result, and of what an epilogue reads there."""
+    ask_for(out, row, column, height, COLUMNS, True)
+    for other in k.unroll(extra):
+        if other.rank == 2:
+            ask_for(other, row, column, height, COLUMNS, False)
 
 
 @k.inline

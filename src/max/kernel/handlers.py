@@ -35,7 +35,15 @@ from max.kernel.types import (
     u8,
     vector,
 )
-from max.kernel.views import Index, View, as_mask, checked_width, make_tile, scratch_view
+from max.kernel.views import (
+    Index,
+    View,
+    as_mask,
+    checked_width,
+    make_tile,
+    scratch_view,
+    select_view,
+)
 
 Handler = Callable[..., Any]
 HANDLERS: dict[Any, Handler] = {}
@@ -149,6 +157,8 @@ def emit_select(fe: Expressions, mask: Any, a: Any, b: Any) -> Any:
         getattr(mask, "value", None), tuple
     ):
         mask = bool(mask.value if isinstance(mask, Const) else mask)
+    if isinstance(a, View) and isinstance(b, View):
+        return select_view(fe, mask, a, b)
     if isinstance(mask, bool):
         if not is_runtime(a) and not is_runtime(b):
             return a if mask else b

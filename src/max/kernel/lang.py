@@ -83,7 +83,9 @@ def bitcast(x: Any, dtype: Any) -> Any:
 
 # ***** lanes *****
 def select(mask: Any, a: Any, b: Any) -> Any:
-    """``a`` where ``mask`` holds, else ``b``, lane by lane."""
+    """``a`` where ``mask`` holds, else ``b``, lane by lane. Of two views, with a condition that is a scalar, the one or the other."""
+    if hasattr(a, "strides") and hasattr(b, "strides"):
+        return a if mask else b
     return v.select(mask, a, b)
 
 

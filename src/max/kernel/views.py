@@ -472,6 +472,29 @@ def subview(fe: Host, view: View, indices: tuple[Any, ...]) -> View:
     )
 
 
+def select_view(fe: Host, cond: Any, a: View, b: View) -> View:
+    """``k.select(cond, x, y)`` of views: one element type, rank and layout, whose sizes may differ."""
+    cond = fe.truth(cond)
+    if (
+        a.dtype is not b.dtype
+        or a.rank != b.rank
+        or not (is_contiguous(fe, a) and is_contiguous(fe, b))
+    ):
+        fe.fail(f"k.select takes contiguous views of one element type and rank, got {a} and {b}")
+    if not isinstance(cond, Ref):
+        return a if cond else b
+
+    def chosen(x: Index, y: Index) -> Index:
+        if x is y or (isinstance(x, int) and x == y):
+            return x
+        return fe.b.op("select", (cond, fe.b.index(x), fe.b.index(y)), INDEX)
+
+    shape = tuple(chosen(x, y) for x, y in zip(a.shape, b.shape, strict=True))
+    base = fe.b.op("select", (cond, a.base, b.base), POINTER)
+    writable = a.writable and b.writable
+    return View(base, a.dtype, shape, contiguous_strides(fe, shape), a.name, writable)
+
+
 def assign(fe: Host, view: View, index: Any, value: Any) -> None:
     """``x[i, j] = v``."""
     indices = index if isinstance(index, tuple) else (index,)
