@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# tests of what is measured ask for it
+os.environ.setdefault("MAX_AUTOTUNE", "0")
 # every module is verified after each pass, every kernel before it is lowered
 os.environ.setdefault("MAX_CHECK", "2")
 

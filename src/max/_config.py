@@ -100,8 +100,8 @@ def _boolean(text: str) -> bool:
     raise ValueError("expected 1 or 0 (or true, false, yes, no, on, off)")
 
 
-def _bool_flag(help: str, read: str) -> Flag[bool]:
-    return Flag(_boolean, False, help, read, "`0`, `1`")
+def _bool_flag(help: str, read: str, default: bool = False) -> Flag[bool]:
+    return Flag(_boolean, default, help, read, "`0`, `1`")
 
 
 def _int_flag(default: int, low: int, high: int, help: str, read: str) -> Flag[int]:
@@ -214,6 +214,11 @@ class Flags:
         "Runs models on the NumPy interpreter instead of compiling them.", "at `load`"
     )
     MAX_PROFILE = _bool_flag("Collects the time of each launch.", "when a model is loaded")
+    MAX_AUTOTUNE = _bool_flag(
+        "Measures on this machine for how many rows products take one way or another, once; the disk cache remembers it.",
+        "when a model is loaded",
+        default=True,
+    )
     MAX_LOG_LEVEL = _choice_flag(
         ("debug", "info", "warning", "error", "critical"),
         "warning",

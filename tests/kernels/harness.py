@@ -53,6 +53,7 @@ class Runner:
         machine: str = "host",
         params: Mapping[str, Any] | None = None,
         extra: Sequence[np.ndarray] = (),
+        few: int | None = None,
     ) -> None:
         self.operands = [np.ascontiguousarray(x) if x.ndim else np.array(x) for x in operands]
         self.results = [np.empty(shape, dtype) for dtype, shape in results]
@@ -63,9 +64,15 @@ class Runner:
         self.call = call = library.lower(name, described[0], described[1], attributes or {})
         self.workspaces = [_aligned(w.dtype.to_numpy(), w.shape) for w in call.workspaces]
         sources = {"operand": self.operands, "result": self.results, "workspace": self.workspaces}
-        specs: list[k.TensorSpec] = []
+        specs: list[k.TensorSpec | k.ScalarType] = []
         values = [0]
         for arg in call.args:
+            if isinstance(arg, library.Limit):
+                specs.append(k.i64)
+                # tiles of AMX shall have all rows
+                guess = 0 if machine.startswith("tiles ") else arg.guess
+                values.append(guess if few is None else few)
+                continue
             specs.append(k.TensorSpec(arg.dtype, arg.spec_shape()))
             array = sources[arg.source][arg.index]
             values.append(array.ctypes.data)
@@ -151,6 +158,11 @@ def interpreted(
     call = library.lower(name, described[0], described[1], attributes or {})
     workspaces = [np.zeros(w.shape, w.dtype.to_numpy()) for w in call.workspaces]
     sources = {"operand": operands, "result": outputs, "workspace": workspaces}
-    views = [sources[arg.source][arg.index].reshape(arg.shape) for arg in call.args]
+    views = [
+        arg.guess
+        if isinstance(arg, library.Limit)
+        else sources[arg.source][arg.index].reshape(arg.shape)
+        for arg in call.args
+    ]
     k.interpret(call.kernel, views, call.params, num_workers=workers, target=target(machine))
     return outputs

@@ -17,11 +17,12 @@ from max._compiler.sizes import Size, simplify
 from max._compiler.template import (
     Buffer,
     Check,
+    Chosen,
     Discover,
     KernelInfo,
     Launch,
     Number,
-    Pointer,
+    Slot,
     TensorInfo,
 )
 from max.dtype import DType
@@ -61,6 +62,17 @@ class LaunchCode:
     name: str
     jump: str = ""
     target: int = -1
+    choice: ChoiceCode | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceCode:
+    """A slot of a launch whose constant is a limit that is known when the program is loaded: see `max._kernels.lowering.Limit`."""
+
+    slot: int
+    name: str
+    most: int
+    rows: SlotCode
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +191,10 @@ class _Emitter:
     def launch(self, launch: Launch, barrier: bool, start: int = 0) -> None:
         """Adds a launch; `start` is the position of the program's first one."""
         slots = tuple([self.slot(slot) for slot in launch.slots])
-        code = LaunchCode(launch.kernel, slots, barrier, launch.serial, launch.name)
+        choice = next(
+            (self.choice(i, s) for i, s in enumerate(launch.slots) if type(s) is Chosen), None
+        )
+        code = LaunchCode(launch.kernel, slots, barrier, launch.serial, launch.name, choice=choice)
         if launch.jump is not None:
             kind, label = launch.jump.kind, launch.jump.label
             target = (
@@ -229,7 +244,12 @@ class _Emitter:
             self.code.values.append(value)
         return self.numbers[value]
 
-    def slot(self, slot: Pointer | Number) -> SlotCode:
+    def choice(self, index: int, chosen: Chosen) -> ChoiceCode:
+        return ChoiceCode(index, chosen.name, chosen.most, self.slot(Number(chosen.rows)))
+
+    def slot(self, slot: Slot) -> SlotCode:
+        if isinstance(slot, Chosen):
+            return self.code_of(NO_BASE, -1, slot.guess, -1)
         if isinstance(slot, Number):
             return self.code_of(NO_BASE, -1, slot.value, -1)
         buffer = self.buffers[slot.buffer]

@@ -10,6 +10,7 @@ from max._compiler.template import (
     Buffer,
     CallStep,
     Check,
+    Chosen,
     Discover,
     IfStep,
     Jump,
@@ -288,6 +289,8 @@ class _Flattener:
         for slot in launch.slots:
             if type(slot) is Pointer:
                 slots.append(self.pointer(slot, places, env))
+            elif isinstance(slot, Chosen):
+                slots.append(replace(slot, rows=substitute(slot.rows, env)))
             else:
                 assert isinstance(slot, Number)
                 slots.append(

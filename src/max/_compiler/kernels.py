@@ -12,7 +12,7 @@ from max import kernel as k
 from max._compiler.codegen import functions
 from max._compiler.codegen.nest import ArgView, NestText
 from max._compiler.sizes import Size
-from max._compiler.template import KernelInfo, Number, Pointer, Slot
+from max._compiler.template import Chosen, KernelInfo, Number, Pointer, Slot
 from max._kernels.tiles import transpose
 
 __all__ = ["Argument", "KernelTable"]
@@ -82,13 +82,13 @@ class KernelTable:
     def library(
         self,
         kernel: Any,
-        arguments: Sequence[Argument],
+        arguments: Sequence[Argument | Chosen],
         scalars: Sequence[Size],
         params: Mapping[str, Any],
         epilogue: str | None,
     ) -> tuple[str, tuple[Slot, ...]]:
         """A kernel written as a Python function, with the text of an epilogue or None."""
-        specs = [argument.spec() for argument in arguments]
+        specs = [k.i64 if isinstance(a, Chosen) else a.spec() for a in arguments]
         key = (
             id(kernel),
             tuple(specs),
@@ -127,7 +127,7 @@ class KernelTable:
 
     @staticmethod
     def slots(
-        ir: k.KernelIR, arguments: Sequence[Argument], scalars: Sequence[Size]
+        ir: k.KernelIR, arguments: Sequence[Argument | Chosen], scalars: Sequence[Size]
     ) -> tuple[Slot, ...]:
         """What goes into each slot of a kernel."""
         slots: list[Slot] = []
@@ -136,6 +136,9 @@ class KernelTable:
                 slots.append(Number(scalars[slot.arg - len(arguments)]))
                 continue
             argument = arguments[slot.arg]
+            if isinstance(argument, Chosen):
+                slots.append(argument)
+                continue
             if slot.kind == "pointer":
                 slots.append(argument.pointer)
             elif slot.kind == "dim":

@@ -29,6 +29,7 @@ from max._compiler.template import (
     Buffer,
     CallStep,
     Check,
+    Chosen,
     Discover,
     IfStep,
     Launch,
@@ -698,23 +699,29 @@ class GraphLowering:
         tables = {"operand": places, "result": outputs, "workspace": workspaces}
         may_write = self.kernels.writes(call.kernel)
         arguments: list[Argument] = []
+        given: list[Argument | Chosen] = []
         written: list[bool] = []
         both: list[int] = []
         for position, arg in enumerate(call.args):
+            if isinstance(arg, library.Limit):
+                given.append(Chosen(arg.name, arg.guess, arg.most, simplify(arg.rows)))
+                continue
             place = tables[arg.source][arg.index]
             shape = tuple(simplify(dim) for dim in arg.shape)
             arguments.append(
                 Argument(place.pointer(), ArgView(arg.dtype, shape, None, True), arg.static)
             )
+            given.append(arguments[-1])
             writes = arg.source != "operand" or may_write is None or position in may_write
             written.append(writes)
             if writes and arg.source == "operand":
                 both.append(place.buffer)
         for (place, offset), view in zip(sources, epilogue.args if epilogue else (), strict=True):
             arguments.append(Argument(place.pointer(offset), view))
+            given.append(arguments[-1])
             written.append(False)
         text = None if epilogue is None else epilogue.source
-        kernel = self.kernels.library(call.kernel, arguments, (), call.params, text)
+        kernel = self.kernels.library(call.kernel, given, (), call.params, text)
         self.launch(kernel, arguments, written, call.serial, label, in_place, both, parts, flops)
 
     def attention(self, op: MoOp) -> None:
@@ -735,6 +742,7 @@ class GraphLowering:
         layouts = {"operand": views[1:], "result": views[:1]}
         arguments: list[Argument] = []
         for arg in call.args:
+            assert isinstance(arg, library.Arg)
             pointer = tables[arg.source][arg.index].pointer()
             strides: tuple[Size, ...] | None = None
             if arg.source in layouts:
@@ -744,7 +752,7 @@ class GraphLowering:
             known = tuple([axis == len(arg.shape) - 1 for axis in range(len(arg.shape))])
             arguments.append(Argument(pointer, view, arg.static, known))
         kernel = self.kernels.library(call.kernel, arguments, (), call.params, None)
-        written = [arg.source != "operand" for arg in call.args]
+        written = [isinstance(arg, library.Arg) and arg.source != "operand" for arg in call.args]
         flops = products(op.name, op.operands, op.results)
         self.launch(kernel, arguments, written, call.serial, "attention", flops=flops)
 

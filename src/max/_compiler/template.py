@@ -15,6 +15,7 @@ __all__ = [
     "Buffer",
     "CallStep",
     "Check",
+    "Chosen",
     "Discover",
     "IfStep",
     "Jump",
@@ -71,7 +72,17 @@ class Number:
     value: Size
 
 
-Slot = Pointer | Number
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A slot with a limit that is known when a program is loaded; see `max._kernels.lowering.Limit`."""
+
+    name: str
+    guess: int
+    most: int
+    rows: Size
+
+
+Slot = Pointer | Number | Chosen
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,9 +34,9 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from max._kernels.lowering import Arg, KernelCall, Lowering, Operand, Workspace
+from max._kernels.lowering import Arg, KernelCall, Limit, Lowering, Operand, Workspace
 
-__all__ = ["FAMILIES", "Arg", "KernelCall", "Operand", "Workspace", "lower", "supports"]
+__all__ = ["FAMILIES", "Arg", "KernelCall", "Limit", "Operand", "Workspace", "lower", "supports"]
 
 FAMILIES: dict[str, str] = {
     "mo.matmul": "matmul",

@@ -56,6 +56,26 @@ class Arg:
 
 
 @dataclass(frozen=True)
+class Limit:
+    """A scalar parameter of a kernel: up to so many rows it takes one of two ways, which give the same result.
+
+    It is given when a program is loaded: what the machine was measured to be best at, else the guess. The guess must follow from the
+    target alone, by a count of what both ways cost.
+
+    Args:
+        name: What the measurement stands for: launches with equal names get the same limit.
+        guess: The limit where nothing was measured.
+        most: The greatest that the kernel can take.
+        rows: How many rows the launch has: an int, or a symbolic dim.
+    """
+
+    name: str
+    guess: int
+    most: int
+    rows: Any
+
+
+@dataclass(frozen=True)
 class Workspace:
     """Memory that lives for one launch; its contents are undefined at the start.
 
@@ -74,7 +94,7 @@ class KernelCall:
 
     Args:
         kernel: The kernel function; `k.specialize(kernel, args=[…], params=params, target=target)` takes it.
-        args: Its tensor parameters in order. Views for `*extra` come after them.
+        args: Its tensor parameters, and a limit, in order. Views for `*extra` come after them.
         params: Compile-time parameters. `epilogue`, where the kernel takes one, is left out: its default is the identity.
         serial: The kernel does not split its work: launch it on worker 0 only.
         epilogue: The kernel takes an `epilogue` parameter and `*extra` views (see `max._kernels.library`). It calls the epilogue once
@@ -84,7 +104,7 @@ class KernelCall:
     """
 
     kernel: Any
-    args: tuple[Arg, ...]
+    args: tuple[Arg | Limit, ...]
     params: Mapping[str, Any] = field(default_factory=dict[str, Any])
     serial: bool = False
     epilogue: bool = False

@@ -15,7 +15,7 @@ from typing import Any
 
 from max import kernel as k
 from max._kernels import amx_packed, int8_panels, panels
-from max._kernels.lowering import KernelCall, Operand, Workspace, product, view
+from max._kernels.lowering import KernelCall, Limit, Operand, Workspace, product, view
 from max._kernels.matmul import identity
 from max._kernels.packed import BLOCK, FORMATS, LINE, ROWS, PackedFormat
 from max._kernels.strips import Parts, further_results, store_strip, unchanged
@@ -25,8 +25,8 @@ from max.kernel import Target
 
 COLUMNS = ROWS
 """Columns of a strip: a group of rows of the weight."""
-FEW_ROWS = 32
-"""Up to so many rows of x nothing is unpacked to memory."""
+FEW_ROWS = 64
+"""Up to so many rows of x, where nothing was measured, no weight is unpacked to memory."""
 FEW_AT_ONCE = (4, 2, 1)
 """Rows of x that are multiplied at once then."""
 BLOCK_ROWS = 240
@@ -343,6 +343,7 @@ def qmatmul_packed(
     x: k.Input,
     w: k.Input,
     workspace: k.InOut,
+    few: k.i64,  # pyright: ignore
     *extra: k.InOut,
     ctx: k.Context,
     encoding: str,
@@ -352,7 +353,7 @@ def qmatmul_packed(
 ) -> None:
     """`out` `[M, N]` = `epilogue(x wᵀ)` from `x` `[M, K]` and packed groups `w` `[groups, bytes]`.
 
-    With `parts` there are several products; see `max._kernels.strips`.
+    Up to `few` rows are multiplied by what is unpacked in registers. With `parts` there are several products; see `max._kernels.strips`.
     """
     form = FORMATS[encoding]
     width = ctx.target.width(k.f32)
@@ -363,7 +364,7 @@ def qmatmul_packed(
     zero = 0 if signed else form.zero
     rows, strips, inner = x.shape[0], w.shape[0], x.shape[1]
     blocks = inner // BLOCK
-    many = rows > FEW_ROWS
+    many = rows > k.min(few, BLOCK_ROWS)
     # x is rounded into tiles of rows: blocks of 32 one after the other, in each 8 words a row
     height = k.i64(tile) if many else rows
     tiles = k.ceildiv(rows, k.max(height, 1))
@@ -497,6 +498,9 @@ def _lower_packed_matmul(
         view("operand", 0, x, (range(last), (last,)), static=False),
         view("operand", 1, operands[1], static=False),
         view("workspace", 0, workspace, static=False),
+        Limit(
+            f"{attributes['encoding']}, k {inner}", FEW_ROWS, BLOCK_ROWS, product(x.shape[:last])
+        ),
         *further_results(results),
     )
     params: dict[str, Any] = {"encoding": attributes["encoding"], "locality": locality}

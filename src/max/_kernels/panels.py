@@ -17,7 +17,7 @@ from typing import Any
 
 from max import kernel as k
 from max._kernels import amx_panels
-from max._kernels.lowering import KernelCall, Operand, view
+from max._kernels.lowering import KernelCall, Limit, Operand, product, view
 from max._kernels.matmul import identity
 from max._kernels.panel_blocks import (
     COLUMNS,
@@ -33,7 +33,9 @@ from max.dtype import DType
 CHUNK = 512
 """Elements along k of a panel that a worker packs at once."""
 FEW_ROWS = 8
-"""Up to so many rows all of them are multiplied by a panel at once."""
+"""Up to so many rows, where nothing was measured, are multiplied by a panel before the next one is."""
+MOST_FEW_ROWS = 64
+"""The most that this can be done with."""
 FEW_AT_ONCE = (8, 4, 2, 1)
 """Rows that are multiplied at once then, at most the half of them where there are few registers."""
 DTYPES = (DType.float32, DType.bfloat16, DType.float16)
@@ -134,6 +136,7 @@ def matmul_panels(
     out: k.Output,
     a: k.Input,
     panels: k.Input,
+    few: k.i64,  # pyright: ignore
     *extra: k.InOut,
     ctx: k.Context,
     in_place: bool,
@@ -142,19 +145,19 @@ def matmul_panels(
 ) -> None:
     """`out` `[M, N]` = `epilogue(a @ b)` from `a` `[M, K]` and the panels `[panels, elements]` of b.
 
-    Where `in_place`, rows are whole lanes whatever a lane is. With `parts` there are several products; see `max._kernels.strips`.
+    Up to `few` rows are multiplied panel by panel. Where `in_place`, rows are whole lanes whatever a lane is. With `parts` there are several products; see `max._kernels.strips`.
     """
     t = tiling(ctx.target, a.dtype, panels.dtype)
     rows, size, strips = a.shape[0], a.shape[1], panels.shape[0]
     # rows of an odd number of elements are not rows of pairs
-    if rows > FEW_ROWS or size % t.pair == 1:
+    if rows > k.min(few, MOST_FEW_ROWS) or size % t.pair == 1:
         if a.dtype == k.bf16 and panels.dtype == k.bf16 and ctx.target.tile_products:
             amx_panels.many_rows(out, a, panels, extra, epilogue, parts, t, ctx)
         else:
             direct = in_place and (t.pair == 2 or a.dtype == t.lane)
             many_rows(out, a, panels, extra, direct, epilogue, parts, t, ctx)
         return
-    c = ctx.scratch(t.sums, (FEW_ROWS * COLUMNS,))
+    c = ctx.scratch(t.sums, (MOST_FEW_ROWS * COLUMNS,))
     # panels one after the other, as long runs are read fastest
     run = k.max(strips // (4 * ctx.num_workers), 1)
     for strip in ctx.parallel(strips, grain=run):
@@ -199,10 +202,12 @@ def lower_matmul(
     x, out = operands[0], results[0]
     last = len(x.shape) - 1
     inner = x.shape[last]
+    kinds = f"{x.dtype.name} by panels of {operands[1].dtype.name}, k {inner}"
     args = (
         view("result", 0, out, (range(last), (last,)), static=False),
         view("operand", 0, x, (range(last), (last,)), static=False),
         view("operand", 1, operands[1], static=False),
+        Limit(kinds, FEW_ROWS, MOST_FEW_ROWS, product(x.shape[:last])),
         *further_results(results),
     )
     # a row of an odd number of elements does not end with a pair

@@ -6,7 +6,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +86,7 @@ class LinkedProgram:
         addresses: The addresses of the kernels by key.
         fixed: The addresses of the fixed buffers.
         pool: Who runs it.
+        limits: Limits of launches, by name; where there is none the launch keeps its guess.
     """
 
     def __init__(
@@ -95,11 +96,15 @@ class LinkedProgram:
         addresses: dict[str, int],
         fixed: Sequence[int],
         pool: Pool,
+        limits: Mapping[str, int] | None = None,
     ) -> None:
         kernels = compiled.kernels
         launches: list[Launch] = []
         for launch in code.launches:
             slots = [self._slot(slot, fixed) for slot in launch.slots]
+            choice = launch.choice
+            if choice is not None and limits and choice.name in limits:
+                slots[choice.slot] = (slots[choice.slot][0], limits[choice.name])
             if launch.jump:
                 jump = Jump(
                     0, slots, phases=0, name=launch.name, kind=launch.jump, target=launch.target

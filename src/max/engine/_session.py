@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from max import kernel as k
 from max._compiler import pipeline
 from max._compiler.emit import Compiled, ProgramCode
 from max._compiler.memory import ALIGNMENT
@@ -29,6 +30,7 @@ from max._runtime.pool import Pool, shared_pool
 from max._version import __version__
 from max.driver import CPU, Device
 from max.engine._interpreted import interpreted_model
+from max.engine._limits import find_limits
 from max.engine._model import Linked, Model
 from max.engine._once import run_once
 from max.engine._opaque import with_buffers
@@ -218,7 +220,7 @@ class InferenceSession:
             weights = bind_weights(graph.name, declared, registry)
             return interpreted_model(graph, input_names(module), weights, arena_of(self._pool))
         compiled, addresses = self._compile(module)
-        backend = _Backend(self._pool, addresses, declared, _arrays(module, compiled))
+        backend = _Backend(self._pool, self._target, addresses, declared, _arrays(module, compiled))
         linked = backend.link(compiled, registry, True)
         loaded = Model(compiled, linked, backend, arena_of(self._pool))
         self._models.add(loaded)
@@ -370,11 +372,13 @@ class _Backend:
     def __init__(
         self,
         pool: Pool,
+        target: k.Target,
         addresses: dict[str, int],
         declared: dict[str, WeightInfo],
         arrays: dict[int, np.ndarray[Any, Any]],
     ) -> None:
         self.pool = pool
+        self.target = target
         self.addresses = addresses
         self.declared = declared
         self.arrays = arrays
@@ -398,17 +402,18 @@ class _Backend:
             else:
                 fixed.append(next(places))
 
-        def linked(part: ProgramCode) -> LinkedProgram:
-            return LinkedProgram(compiled, part, self.addresses, fixed, self.pool)
+        def linked(part: ProgramCode, limits: Mapping[str, int] | None = None) -> LinkedProgram:
+            return LinkedProgram(compiled, part, self.addresses, fixed, self.pool, limits)
 
         if compiled.once.launches:
             # what only this needs must not be kept
             for index in run_once(compiled, linked, fixed, arena_of(self.pool)):
                 owners.pop(index)
-        main = linked(compiled.main)
+        limits = find_limits(compiled, linked, self.target, self.pool.num_threads)
+        main = linked(compiled.main, limits)
         if log := dump_log("program"):
             log.info("// ----- %s -----\n%s", compiled.name, main.executor.program)
-        later = [linked(part) for part in compiled.later]
+        later = [linked(part, limits) for part in compiled.later]
         keep_for_exit([main, *later])
         return Linked(main, later, [memory, *owners.values()])
 

@@ -1,0 +1,209 @@
+"""Which of two ways kernels take for how many rows: measured where a program is loaded, and remembered.
+
+A kernel that multiplies few rows otherwise than many takes the limit as an argument (`max._kernels.lowering.Limit`). Where it is best depends
+on the processor, its caches and the shape. So the first model with such a product on a machine runs some of its own launches both ways, on
+memory of its own, for rows around the guess; a tenth of a second each. Both ways give the same result: nothing but time depends on it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from max import kernel as k
+from max._compiler.emit import ChoiceCode, Compiled, LaunchCode, ProgramCode
+from max._compiler.sizes import product, size_function
+from max._config import flags
+from max._runtime import platform
+from max._runtime.cache import content_key, default_cache, source_fingerprint
+from max.engine._program import LinkedProgram
+
+__all__ = ["Linker", "find_limits"]
+
+logger = logging.getLogger("max.engine")
+
+Linker = Callable[[ProgramCode, Mapping[str, int]], LinkedProgram]
+"""Makes a program with given limits."""
+
+LEAST_BYTES = 1 << 20
+"""Of weights; with less of them it matters little."""
+SAMPLE_BYTES = 8 << 20
+"""Of weights that are multiplied in a measurement, about."""
+MOST_INPUT_BYTES = 64 << 20
+"""Launches that read or write more of what comes from outside are not measured."""
+MOST_ROWS = 128
+ROUNDS = 4
+"""Runs of each way, in turn."""
+CLEARLY = 0.9
+"""A guess is left for a way that takes at most this part of the time: the machine may be busy meanwhile."""
+
+_known: dict[str, int] = {}
+
+
+def find_limits(
+    compiled: Compiled, link: Linker, target: k.Target, num_workers: int
+) -> dict[str, int]:
+    """The limits of a program's launches that are known or can be measured, by name.
+
+    Args:
+        compiled: The program; what is computed once was computed.
+        link: Makes parts of it ready.
+        target: What it was compiled for.
+        num_workers: Who share the work.
+    """
+    groups: dict[str, list[LaunchCode]] = {}
+    for launch in compiled.main.launches:
+        if launch.choice is not None:
+            groups.setdefault(launch.choice.name, []).append(launch)
+    if not groups or not flags.MAX_AUTOTUNE or flags.MAX_KERNEL_INTERPRET:
+        return {}
+    found: dict[str, int] = {}
+    cache = default_cache()
+    makers = [source_fingerprint(package) for package in ("_kernels", "kernel")]
+    for name, launches in groups.items():
+        sample = _sample(compiled, launches)
+        if not sample:
+            continue
+        key = content_key(
+            name, target.triple, target.cpu, ",".join(sorted(target.features)), str(num_workers),
+            *makers,
+        )  # fmt: skip
+        limit = _known.get(key)
+        if limit is None and (stored := cache.get("limits", key)) is not None:
+            limit = int.from_bytes(stored, "little")
+        if limit is None:
+            start = time.perf_counter()
+            limit = _Measurement(compiled, link, sample).limit()
+            if limit is None:
+                continue
+            logger.info(
+                "%s: up to %d rows are few (%.0f ms)",
+                name,
+                limit,
+                1e3 * (time.perf_counter() - start),
+            )
+            cache.put("limits", key, limit.to_bytes(4, "little"))
+        found[name] = _known[key] = limit
+    return found
+
+
+def _sample(compiled: Compiled, launches: Sequence[LaunchCode]) -> list[LaunchCode]:
+    """Some launches, those with small weights first; none where all together have little."""
+    sizes = [
+        sum(compiled.fixed[slot.fixed].bytes for slot in launch.slots if slot.fixed >= 0)
+        for launch in launches
+    ]
+    if sum(sizes) < LEAST_BYTES:
+        return []
+    order = sorted(range(len(launches)), key=sizes.__getitem__)
+    ends = itertools.accumulate(sizes[i] for i in order)
+    taken = [launches[i] for i, end in zip(order, ends, strict=True) if end <= SAMPLE_BYTES]
+    return taken or [launches[order[0]]]
+
+
+@dataclass
+class _Ready:
+    """Both ways for a number of rows."""
+
+    offsets: npt.NDArray[np.int64]
+    bases: npt.NDArray[np.int64]
+    memory: list[npt.NDArray[np.uint8]]
+
+
+class _Measurement:
+    """Runs launches of a program by themselves.
+
+    Args:
+        compiled: The program.
+        link: Makes parts of it ready.
+        launches: The launches; they have a limit of the same name.
+    """
+
+    def __init__(self, compiled: Compiled, link: Linker, launches: Sequence[LaunchCode]) -> None:
+        self._compiled = compiled
+        choice = launches[0].choice
+        assert choice is not None
+        self._choice: ChoiceCode = choice
+        guess = launches[0].slots[choice.slot].addend
+        self._most = min(choice.most, MOST_ROWS)
+        self._guess = min(guess, self._most)
+        # all wait for each other, as in the program
+        part = replace(
+            compiled.main,
+            launches=[replace(launch, barrier=True) for launch in launches],
+            discoveries=[], checks=[], outputs=[],
+        )  # fmt: skip
+        self._ways = [link(part, {choice.name: limit}) for limit in (choice.most, 0)]
+        used = {
+            part.values[slot.value].base
+            for launch in launches
+            for slot in (*launch.slots, choice.rows)
+        }
+        given = [*compiled.inputs, *compiled.outputs]
+        self._given = sorted(base - 2 for base in used if 2 <= base < 2 + len(given))
+        self._other = any(base >= 2 + len(given) for base in used)
+        sizes = [product(given[i].shape) * given[i].dtype.size_in_bytes for i in self._given]
+        self._sizes = size_function(sizes, compiled.symbols)
+
+    def limit(self) -> int | None:
+        """Up to how many rows the first way is taken; None where the program cannot have the rows that are needed."""
+        few, many = 1, self._most + 1
+        rows = self._guess
+        while few < rows < many:
+            faster = self._few_is_faster(rows)
+            if faster is None:
+                return None
+            if faster:
+                few, rows = rows, min(2 * rows, self._most)
+            else:
+                many, rows = rows, rows // 2
+        between = (few + many) // 2
+        if few < between < many and many <= self._most and self._few_is_faster(between):
+            few = between
+        # the greatest that was measured stands for all beyond
+        return self._choice.most if few == self._most else few
+
+    def _few_is_faster(self, rows: int) -> bool | None:
+        ready = self._prepare(rows)
+        if ready is None:
+            return None
+        best = [float("inf")] * 2
+        for turn in range(ROUNDS + 1):
+            for way, program in enumerate(self._ways):
+                start = time.perf_counter()
+                program.executor.run_at(ready.bases, program.bases, ready.offsets)
+                if turn:
+                    best[way] = min(best[way], time.perf_counter() - start)
+        if rows <= self._guess:
+            return best[1] > CLEARLY * best[0]
+        return best[0] <= CLEARLY * best[1]
+
+    def _prepare(self, rows: int) -> _Ready | None:
+        """Sizes and memory with which the launches have so many rows; None where there are none."""
+        program, count = self._ways[0], len(self._compiled.symbols)
+        if self._other:
+            return None
+        one = [1] * count
+        tries = [(rows,) * count, *[(*one[:i], rows, *one[i + 1 :]) for i in range(count)]]
+        for symbols in tries:
+            instance = program.instance(symbols)
+            bases = np.zeros(2 + len(self._compiled.inputs) + len(self._compiled.outputs), np.int64)
+            slot = self._choice.rows
+            have = bases.take(program.bases)[slot.value] + instance.offsets[slot.value]
+            sizes = self._sizes(symbols)
+            if have + slot.addend != rows or sum(sizes) > MOST_INPUT_BYTES:
+                continue
+            memory = [platform.allocate(max(size, 1)) for size in (instance.arena_bytes, *sizes)]
+            for block in memory:
+                block[:] = 0
+            places = [1, *[2 + i for i in self._given]]
+            for base, block in zip(places, memory, strict=True):
+                bases[base] = block.ctypes.data
+            return _Ready(instance.offsets, bases, memory)
+        return None
