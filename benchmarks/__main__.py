@@ -7,8 +7,10 @@ import datetime
 import json
 import math
 import os
+import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -271,6 +273,7 @@ def main() -> None:
     models = Path(tempfile.gettempdir()) / f"supremum-bench-{os.getuid()}"
     total = sum(SECTIONS[name].minutes for name in args.sections)
     print(f"About {total} minutes; --sections, --shapes and --encodings choose a part.", flush=True)
+    failed: list[str] = []
     for name in args.sections:
         rows: list[str] = []
         begin = time.monotonic()
@@ -279,6 +282,10 @@ def main() -> None:
             for row in SECTIONS[name].rows(args, models):
                 print(row, flush=True)
                 rows.append(row)
+        except RuntimeError:
+            # an engine died: the other sections need not
+            traceback.print_exc()
+            failed.append(name)
         finally:
             # what was measured before an interruption is kept
             entry = {
@@ -292,6 +299,8 @@ def main() -> None:
                 file.write(json.dumps(entry, ensure_ascii=False) + "\n")
             write_page()
         print(f"{name}: {entry['seconds'] / 60:.1f} minutes", flush=True)
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -146,10 +147,21 @@ def measure(cases: Iterable[Case], runs: int = 5) -> Iterator[str]:
             limits[limit] = max(limits[limit], value)
         few = case.m <= FEW
         copies = max(int((CACHES if few else CACHES / 8) // case.size), 1)
-        found = interleave(
-            [ours, *started.values()], "run", runs, seconds=0.05, m=case.m, n=case.n, k=case.k,
-            dtype=case.dtype, copies=copies, epilogue=case.epilogue,
-        )  # fmt: skip
+        arguments = {"m": case.m, "n": case.n, "k": case.k, "dtype": case.dtype}
+        arguments |= {"copies": copies, "epilogue": case.epilogue}
+        found: dict[str, dict[str, Samples]] | None = None
+        while found is None:
+            workers = [ours, *started.values()]
+            try:
+                found = interleave(workers, "run", runs, seconds=0.05, **arguments)
+            except RuntimeError as error:
+                # a peer that cannot do a case is left out of it, and begins anew with the next
+                dead = [name for name, worker in started.items() if worker.ended]
+                if not dead:
+                    raise
+                print(f"{case}: {error}", file=sys.stderr)
+                for name in dead:
+                    started.pop(name)
         peers = {PEERS[name][0]: found[name]["seconds"] for name in started}
         limit = limits["read" if few else LIMITS.get(case.dtype, "bytes")]
         yield row(case, found["matmul_ours"]["seconds"], peers, limit)

@@ -58,6 +58,11 @@ class Worker:
             raise RuntimeError(f"{self.name} died with exit code {self.process.wait()} in {op}")
         return json.loads(line)
 
+    @property
+    def ended(self) -> bool:
+        """Whether the process has ended, of itself or by an error."""
+        return self.process.poll() is not None
+
     def close(self) -> None:
         if self.process.stdin is not None:
             self.process.stdin.close()
