@@ -69,9 +69,7 @@ class Runner:
         for arg in call.args:
             if isinstance(arg, library.Limit):
                 specs.append(k.i64)
-                # tiles of AMX shall have all rows
-                guess = 0 if machine.startswith("tiles ") else arg.guess
-                values.append(guess if few is None else few)
+                values.append(_guess(arg, machine) if few is None else few)
                 continue
             specs.append(k.TensorSpec(arg.dtype, arg.spec_shape()))
             array = sources[arg.source][arg.index]
@@ -135,6 +133,11 @@ def run(
     return Runner(name, operands, results, attributes, **options)()
 
 
+def _guess(limit: library.Limit, machine: str) -> int:
+    # tiles of AMX shall have all rows
+    return 0 if machine.startswith("tiles ") else limit.guess
+
+
 def _aligned(dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
     size = int(np.prod(shape)) * dtype.itemsize
     memory = platform.allocate(max(size, 64))
@@ -159,7 +162,7 @@ def interpreted(
     workspaces = [np.zeros(w.shape, w.dtype.to_numpy()) for w in call.workspaces]
     sources = {"operand": operands, "result": outputs, "workspace": workspaces}
     views = [
-        arg.guess
+        _guess(arg, machine)
         if isinstance(arg, library.Limit)
         else sources[arg.source][arg.index].reshape(arg.shape)
         for arg in call.args

@@ -52,7 +52,7 @@ def packed_groups(w: np.ndarray, inner: int, encoding: str) -> np.ndarray:
     return run("mok.pack", [w], [(np.uint8, shape)], {"encoding": encoding})[0].copy()
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=7, deadline=None)
 @given(
     st.integers(FEW_ROWS + 1, 300),
     st.integers(1, 170),
