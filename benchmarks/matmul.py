@@ -31,6 +31,8 @@ ROWS = [1, 2, 4, 8, 16, 32, 128, 512, 2048]
 WITH_EPILOGUE = (1, 32, 512)
 """Rows for which products are measured with an epilogue too: SiLU, and a sum."""
 CACHES = 256 << 20
+MOST_COPIES = 2048
+"""More products make graphs that take long to compile."""
 FLOATS = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 INTEGERS = {"int8": 1.0, "int8, scaled": 1.0}
 BYTES = (
@@ -146,7 +148,7 @@ def measure(cases: Iterable[Case], runs: int = 5) -> Iterator[str]:
         for limit, value in ours.call("limits").items():
             limits[limit] = max(limits[limit], value)
         few = case.m <= FEW
-        copies = max(int((CACHES if few else CACHES / 8) // case.size), 1)
+        copies = min(max(int((CACHES if few else CACHES / 8) // case.size), 1), MOST_COPIES)
         arguments = {"m": case.m, "n": case.n, "k": case.k, "dtype": case.dtype}
         arguments |= {"copies": copies, "epilogue": case.epilogue}
         found: dict[str, dict[str, Samples]] | None = None
