@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from max import kernel as k
-from max._runtime import jit
+from max._runtime import amx, jit
 from max._runtime.pool import Pool
 from max._runtime.program import Executor, Launch, Program
 
@@ -57,8 +57,23 @@ def multiply(out: k.Output, x: k.Input, ctx: k.Context, *, kind: str) -> None:
         out[worker] = k.reduce_add(total)
 
 
+@k.kernel
+def multiply_tiles(out: k.Output, x: k.Input, ctx: k.Context, *, kind: str, steps: int) -> None:
+    """Multiplies two matrix tiles by two, as products do."""
+    tiles = k.matrix_tiles(((16, 64),) * 8)
+    tiles.configure()
+    for worker in ctx.parallel(ctx.num_workers, grain=1):
+        for tile in k.static_range(4, 8):
+            tiles.load(tile, x, 0, stride=16)
+        for _ in range(steps):
+            for i in k.static_range(4):
+                tiles.dot(i, 4 + i // 2, 6 + i % 2, k.bf16 if kind == "bfloat16" else k.i8)
+        tiles.store(0, out, worker * 256, stride=16)
+    tiles.release()
+
+
 def _best_seconds(pool: Pool, kernel: Any, arrays: Sequence[np.ndarray], **params: Any) -> float:
-    target = k.host_target()
+    target = amx.native_target()
     specs = [k.TensorSpec(x.dtype, x.shape) for x in arrays]
     ir = k.specialize(kernel, args=specs, params=params, target=target)
     entry = jit.compile_kernels([ir], target)[ir.key]
@@ -75,8 +90,8 @@ def _best_seconds(pool: Pool, kernel: Any, arrays: Sequence[np.ndarray], **param
 
 
 def measure(pool: Pool) -> dict[str, float]:
-    """Bytes a second read from memory, and operations a second on float32, on pairs of bfloat16, on fours of bytes."""
-    target = k.host_target()
+    """Bytes a second read from memory, and operations a second on float32, on bfloat16 and on bytes, in the matrix tiles of AMX where they are used."""
+    target = amx.native_target()
     big = _big()
     out = np.zeros(READ_BYTES // 4 // CHUNK, np.float32)
     small = np.zeros(64, np.float32)
@@ -87,6 +102,13 @@ def measure(pool: Pool) -> dict[str, float]:
         limits[kind] = pack * flops / _best_seconds(pool, multiply, [out, small], kind=kind)
     if not target.has("avx512bf16"):
         limits["bfloat16"] = limits["float32"]
+    if target.tile_instructions:
+        sums, tile = np.zeros(256 * pool.num_threads, np.float32), np.zeros(256, np.float32)
+        flops = 4 * 2 * 16 * 16 * 32 * STEPS * pool.num_threads
+        for kind, pack in (("bfloat16", 1), ("bytes", 2)):
+            params = {"kind": kind, "steps": STEPS}
+            seconds = _best_seconds(pool, multiply_tiles, [sums, tile], **params)
+            limits[kind] = pack * flops / seconds
     return limits
 
 
