@@ -24,7 +24,9 @@ AMX = {"amx-tile", "amx-bf16", "amx-int8"}
 @pytest.fixture
 def processor(monkeypatch: pytest.MonkeyPatch):
     """A processor that has AMX, as far as LLVM tells."""
-    features = frozenset({*AMX, "avx512fp16", "avx512vl", "avx512vnni", "avx512bf16", "fma"})
+    features = frozenset(
+        {*AMX, "amx-fp16", "avx512fp16", "avx512vl", "avx512vnni", "avx512bf16", "fma"}
+    )
     present = replace(HOST, features=features).closure
     monkeypatch.setattr(targets, "host_features", lambda: present)
     monkeypatch.setattr(llvm, "get_host_cpu_name", lambda: "rocketlake")
@@ -86,7 +88,7 @@ def test_what_is_used(processor, monkeypatch, caplog, granted, right, used) -> N
     ("text", "present", "absent"),
     [
         ("native", {"amx-bf16", "avx2"}, {"amx-emulated"}),
-        ("-amx-tile", {"avx2"}, AMX),
+        ("-amx-tile", {"avx2"}, {*AMX, "amx-fp16"}),
         ("native,-amx-int8", {"amx-tile", "amx-bf16"}, {"amx-int8"}),
         ("avx2,fma", {"avx2", "fma", "avx"}, {"avx512f", *AMX}),
         ("avx2,amx-bf16", {"amx-bf16", "amx-tile"}, {"amx-int8"}),

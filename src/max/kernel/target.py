@@ -34,8 +34,10 @@ _IMPLIED = {
     "fp16fml": ("fullfp16",),
     **dict.fromkeys(("bf16", "dotprod", "fullfp16", "i8mm", "rdm"), ("neon",)),
     "neon": ("fp-armv8",),
-    "amx-bf16": ("amx-tile",),
-    "amx-int8": ("amx-tile",),
+    **dict.fromkeys(
+        [f"amx-{x}" for x in ("bf16", "int8", "fp16", "complex", "avx512", "fp8", "movrs", "tf32")],
+        ("amx-tile",),
+    ),
 }
 _AMX = ("amx-tile", "amx-bf16", "amx-int8")
 _AMX_CPU = "sapphirerapids"
