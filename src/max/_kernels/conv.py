@@ -21,6 +21,7 @@ from max import kernel as k
 from max._kernels.conv_depthwise import POSITIONS, depthwise
 from max._kernels.conv_input import image_axes, pad_input, padded_sizes
 from max._kernels.conv_patches import (
+    LINE,
     MAX_HEIGHT,
     MOST_TAPS,
     copy_patches,
@@ -35,8 +36,10 @@ from max._kernels.panel_blocks import (
     COLUMNS,
     COPY_STRIDE,
     STEP,
+    choose_height,
     plan,
     storage,
+    tile_heights,
     widen_block,
 )
 from max._kernels.strips import ask_for_tile, store_tile
@@ -46,6 +49,10 @@ from max.kernel import Target
 
 LEAST_RUN = 16
 """Patches with fewer lanes of channels are not read in place: each run of neighbours takes some time."""
+TASK_BYTES = 1 << 18
+"""Bytes of the input that a task reads again for each strip, if they are no more: they stay in the L2 cache."""
+COPY_ROWS = 84
+"""Most patches of a task that are copied: the L1 cache holds those of few channels."""
 MOST_RUNS = 512
 """Most runs of neighbours in a patch that is not copied."""
 VECTOR = 64
@@ -83,28 +90,6 @@ def filter_tiling(target: Target, dtype: k.ScalarType, t: Tiling) -> Tiling:
         t: The tiling of the products.
     """
     return storage(target, dtype) if is_pairs(dtype) else t
-
-
-def tile_heights(t: Tiling) -> tuple[int, ...]:
-    """The heights of tiles: a common one, two thirds of it, and one more than it where there are registers for that."""
-    common = (t.height, t.height * 2 // 3)
-    return (*common, t.height + 1) if t.height >= 12 else common
-
-
-@k.inline
-def choose_height(rest: Any, t: Tiling) -> Any:
-    """The height of the next tile, of `rest` positions.
-
-    A remainder is spread over tiles that are one higher. Where that does not suffice, two lower ones take less time than a high one
-    and a remainder.
-    """
-    common, lower = tile_heights(t)[:2]
-    height = k.i64(common)
-    if len(tile_heights(t)) == 3 and rest % common != 0 and rest // common >= rest % common:
-        height = k.i64(common + 1)
-    elif rest <= lower or (rest > common and rest <= 2 * lower):
-        height = k.i64(lower)
-    return height
 
 
 @k.inline
@@ -204,8 +189,11 @@ def convolve(
         blocks = k.ceildiv(size, part)
         parts, at_once = k.i64(1), k.i64(1)
         offsets[0] = 0
+        # room for what a vector brings too much
+        copy_step = k.min(round_up(part // t.pair, LINE) + LINE, COPY_STRIDE)
     else:
         # from here on all is counted in lanes
+        copy_step = k.i64(COPY_STRIDE)
         run = run // t.pair
         pixel = pixel // t.pair
         # a K block is a part of a run, or some runs
@@ -221,8 +209,13 @@ def convolve(
             zeros.store(i, value=k.splat(k.cast(k.i32(0), t.lane), t.width))
     # one block at least: it sets the sums to 0 where there is nothing to sum
     blocks = k.max(blocks, 1)
+    all_taps = taps[0] * taps[1] * taps[2]
+    # where the input of a task stays in the L2 cache it has one strip, whose sums need little of it
+    alone = all_taps > 1 and BLOCK_ROWS * channels * x.dtype.size <= TASK_BYTES
+    most_sums = k.i64(BLOCK_ROWS * COLUMNS) if alone else k.i64(BLOCK_SUMS)
     tiles, wanted = plan(
-        positions, features, k.ceildiv(ctx.num_workers, groups), t, repeats=taps[0] * taps[1] * taps[2]
+        positions, features, k.ceildiv(ctx.num_workers, groups), t,
+        COPY_ROWS if copied else BLOCK_ROWS, most_sums, all_taps,
     )  # fmt: skip
     block_rows = tiles * t.height
     tasks = (groups, k.ceildiv(positions, block_rows), k.ceildiv(strips, wanted))
@@ -251,7 +244,8 @@ def convolve(
             if copied:
                 copy_patches(
                     copy, left, starts, count, block * part, k.min(block * part + part, size), run,
-                    (pixel * dilation[2], line, plane, k.max(pieces, 1), k.max(taps[1], 1)), t.pair,
+                    (pixel * dilation[2], line, plane, k.max(pieces, 1), k.max(taps[1], 1)),
+                    copy_step, t.pair,
                 )  # fmt: skip
             for strip in range(here):
                 b = packed[first_lane + strip * strip_lanes + from_row * COLUMNS :]
@@ -278,8 +272,8 @@ def convolve(
                             for half in k.static_range(0, COLUMNS, 2 * t.width):
                                 if half < columns:
                                     multiply_patches(
-                                        sums[half:], copy[row * COPY_STRIDE :] if copied else left,
-                                        None if copied else starts[row:],
+                                        sums[half:], copy[row * copy_step :] if copied else left,
+                                        None if copied else starts[row:], copy_step,
                                         valid[row:] if bounded else None, zeros, offsets,
                                         right[half:], first_run, last_run, begin, length, block == 0,
                                         ahead if half == 0 else None, row // t.height * depth,
@@ -453,7 +447,9 @@ def _mode(
 
 
 def _lower_conv(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
 ) -> KernelCall:
     x, weight = operands
     rank, groups = len(x.shape), int(attributes["groups"])
@@ -503,7 +499,9 @@ def lower_depthwise(
 
 
 def _lower_pack_filter(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
 ) -> KernelCall:
     weight = operands[0]
     rank = len(weight.shape)
@@ -516,7 +514,9 @@ def _lower_pack_filter(
 
 
 def _lower_packed_conv(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
 ) -> KernelCall:
     x, weight = operands
     rank, groups = len(x.shape), int(attributes["groups"])

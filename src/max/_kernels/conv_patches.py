@@ -12,7 +12,7 @@ from typing import Any
 
 from max import kernel as k
 from max._kernels.conv_input import inside
-from max._kernels.panel_blocks import COLUMNS, COPY_STRIDE
+from max._kernels.panel_blocks import COLUMNS
 from max._kernels.tiles import Tiling, multiply_add
 
 MAX_HEIGHT = 13
@@ -112,14 +112,14 @@ def find_patches(
 @k.inline
 def copy_patches(
     copy: Any, x: Any, starts: Any, count: Any, begin: Any, end: Any, run: Any, offsets: Any,
-    pair: int,
+    step: Any, pair: int,
 ) -> None:  # fmt: skip
     """Copies elements `[begin, end)` of some patches.
 
     Whole vectors are copied, and what they bring too much is overwritten by the next run or read by nobody.
 
     Args:
-        copy: Flat lanes, `COPY_STRIDE` a patch.
+        copy: Flat lanes.
         x: The input, flat, with room for a vector behind it.
         starts: Where patches begin.
         count: How many.
@@ -128,10 +128,10 @@ def copy_patches(
         run: Elements of a run of neighbours.
         offsets: Where runs begin in a patch: elements from a run to the next of its line, from line to line, from plane to plane, and
             how many runs a line and lines a plane have.
+        step: Lanes of the copy from patch to patch.
         pair: Elements of a lane.
     """
     elements = copy.view(x.dtype) if pair == 2 else copy
-    step = COPY_STRIDE * pair
     width = k.target().width(elements.dtype)
     for i in range(begin // k.max(run, 1), k.ceildiv(end, k.max(run, 1))):
         apart = i % offsets[3] * offsets[0] + i // offsets[3] % offsets[4] * offsets[1]
@@ -143,15 +143,15 @@ def copy_patches(
             source = starts[n] + apart + first
             for j in range(0, last - first, width):
                 value = x.load(source + j, width=width)
-                elements.store(n * step + target + j, value=value)
+                elements.store(n * step * pair + target + j, value=value)
     if pair == 2 and (end - begin) % 2 == 1:
         for n in range(count):
-            elements[n * step + end - begin] = k.cast(k.f32(0), elements.dtype)
+            elements[n * step * pair + end - begin] = k.cast(k.f32(0), elements.dtype)
 
 
 @k.inline
 def multiply_patches(
-    c: Any, a: Any, starts: Any, valid: Any, zeros: Any, offsets: Any, b: Any, first_run: Any,
+    c: Any, a: Any, starts: Any, step: Any, valid: Any, zeros: Any, offsets: Any, b: Any, first_run: Any,
     last_run: Any, begin: Any, length: Any, first: Any, ahead: Any, line: Any, height: int, t: Tiling,
 ) -> None:  # fmt: skip
     """Multiplies runs of `height` patches by rows of a strip: a register tile of sums.
@@ -159,7 +159,8 @@ def multiply_patches(
     Args:
         c: The sums, `COLUMNS` a row; set where `first`, else added to.
         a: The input, flat lanes.
-        starts: Lanes before each patch; None: they are `COPY_STRIDE` apart.
+        starts: Lanes before each patch; None: they are `step` apart.
+        step: Lanes from patch to patch.
         valid: The bits of the runs that are in the input; None: all are.
         zeros: What is read for others.
         offsets: Lanes from the beginning of a patch to each run.
@@ -182,7 +183,7 @@ def multiply_patches(
     for run in range(first_run, last_run):
         offset = offsets[run] + begin
         if starts is None:
-            rows = [a[i * COPY_STRIDE + offset :] for i in k.static_range(height)]
+            rows = [a[i * step + offset :] for i in k.static_range(height)]
         else:
             rows = [a[starts[i] + offset :] for i in k.static_range(height)]
         if valid is not None:

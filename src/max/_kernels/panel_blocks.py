@@ -39,9 +39,25 @@ def storage(target: Target, dtype: k.ScalarType) -> Tiling:
     return Tiling(k.f32, k.f32, 1, width, 0, 0)
 
 
-def tile_heights(t: Tiling) -> tuple[int, int]:
-    """The heights of tiles: most rows, and two thirds of them."""
-    return (t.height, t.height * 2 // 3)
+def tile_heights(t: Tiling) -> tuple[int, ...]:
+    """The heights of tiles: a common one, two thirds of it, and one more than it where there are registers for that."""
+    common = (t.height, t.height * 2 // 3)
+    return (*common, t.height + 1) if t.height >= 12 else common
+
+
+@k.inline
+def choose_height(rest: Any, t: Tiling) -> Any:
+    """The height of the next tile, of `rest` rows.
+
+    The last tiles are one higher, where that takes in a remainder. Else two lower ones take less time than a high one and a remainder.
+    """
+    common, lower = tile_heights(t)[:2]
+    height = k.i64(common)
+    if len(tile_heights(t)) == 3 and rest % common != 0 and rest == rest % common * (common + 1):
+        height = k.i64(common + 1)
+    elif rest <= lower or (rest > common and rest <= 2 * lower):
+        height = k.i64(lower)
+    return height
 
 
 @k.inline
@@ -194,14 +210,14 @@ def many_rows(
     """
     stored = storage(k.target(), panels.dtype)
     rows, size, strips = a.shape[0], a.shape[1], panels.shape[0]
-    c = ctx.scratch(t.sums, (BLOCK_SUMS + t.height * COLUMNS,))
+    c = ctx.scratch(t.sums, (BLOCK_SUMS + (t.height + 1) * COLUMNS,))
     wide = ctx.scratch(t.lane, (LANES_K * COLUMNS if stored.pair != t.pair else 1,))
     copy = ctx.scratch(t.lane, (1 if in_place else BLOCK_ROWS * COPY_STRIDE,))
     # K is cut into equal blocks of whole vectors; there is one at least, which sets the sums to 0 where K is 0
     blocks = k.max(k.ceildiv(size, LANES_K * t.pair), 1)
     block = k.max(round_up(k.ceildiv(size, blocks), STEP), STEP)
     blocks = k.max(k.ceildiv(size, block), 1)
-    low = tile_heights(t)[1]
+    heights = tile_heights(t)
     high, wanted = plan(rows, strips * COLUMNS, ctx.num_workers, t)
     tasks = (k.ceildiv(rows, high * t.height), k.ceildiv(strips, wanted))
     copied = k.i64(-1)
@@ -237,18 +253,17 @@ def many_rows(
             row = k.i64(0)
             while row < count:
                 rest = count - row
-                # two lower tiles take less time than a high one and a remainder
-                lower = rest <= low or (rest > t.height and rest <= 2 * low)
+                height_here = choose_height(rest, t)
                 # sums that nothing is added to later are no longer needed once they are stored
                 place = row + strip * high * t.height if blocks > 1 else k.i64(0)
                 sums = c[place * COLUMNS :]
                 here_strip = first_strip + strip
                 if n == blocks - 1:
                     ask_for_strip(out, extra, first_row + row, here_strip, t.height, parts)
-                for height in k.unroll((t.height, low)):
-                    if lower == (height == low):
+                for height in k.unroll(heights):
+                    if height == height_here:
                         for half in k.static_range(0, COLUMNS, 2 * t.width):
-                            if half == 0 and (row == 0 or height == low):
+                            if half == 0 and height != t.height or half == 0 and row == 0:
                                 multiply_rows(
                                     sums, left, stride, row, count - 1, right, depth, n == 0,
                                     height, ahead, False, t,
@@ -263,7 +278,7 @@ def many_rows(
                                     sums[half:], left, stride, row, count - 1, right[half:], depth,
                                     n == 0, height, None, False, t,
                                 )  # fmt: skip
-                done = k.min(rest, k.i64(low) if lower else k.i64(t.height))
+                done = k.min(rest, height_here)
                 if n == blocks - 1:
                     store_strip(
                         out, sums, first_row + row, done, here_strip, extra, epilogue, parts, t.width
