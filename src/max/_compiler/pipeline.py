@@ -12,7 +12,7 @@ from max._compiler import mok
 from max._compiler.emit import Compiled, emit
 from max._compiler.flatten import flatten
 from max._compiler.kernels import KernelTable
-from max._compiler.lower import lower_graph, scopes
+from max._compiler.lower import lower_graph
 from max._compiler.passes.attention import fuse_attention
 from max._compiler.passes.base import GraphPass, Pass
 from max._compiler.passes.canonicalise import canonicalise
@@ -28,6 +28,7 @@ from max._compiler.passes.pack import pack_weights
 from max._compiler.passes.split import split_concats
 from max._compiler.passes.views import push_views
 from max._compiler.record import Compilation, recorded
+from max._compiler.scopes import scopes
 from max._config import dump_log, flags
 from max.mlir import (
     VerifyError,

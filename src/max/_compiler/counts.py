@@ -1,0 +1,59 @@
+"""What launches compute, in operations and in words: for profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.ir import SSAValue
+
+from max._compiler.mok import BodyOp
+from max._compiler.passes.base import ops_of
+from max._compiler.shapes import shape_of
+from max._compiler.sizes import Size, product, simplify
+from max._kernels.strips import COLUMNS
+from max.mlir import OPS
+
+
+def operations(op: BodyOp) -> Size:
+    """The operations of a region on numbers: one for each element and op that computes."""
+    total: Size = 0
+    for inner in ops_of(op.block):
+        counted = inner.spec.elementwise if inner.name in OPS else False
+        if inner.name.startswith("mo.reduce_") or inner.name in _ROWWISE or counted:
+            if inner.name != "mo.cast":
+                weight = _ROWWISE.get(inner.name, 1)
+                total = simplify(total + weight * product(shape_of(inner.operands[0])))
+    return total
+
+
+_ROWWISE = {"mo.softmax": 4, "mo.logsoftmax": 4, "mo.layer_norm": 6, "mo.rms_norm": 4}
+"""Ops over rows, and about how many operations an element takes."""
+
+
+def products(name: str, operands: Sequence[SSAValue], results: Sequence[SSAValue]) -> Size:
+    """Twice the products that a matmul or a convolution sums; 0 for other ops."""
+    if name in ("mo.matmul", "mo.qmatmul", "mok.packed_matmul"):
+        return simplify(2 * product(shape_of(results[0])) * shape_of(operands[0])[-1])
+    if name == "mok.packed_products":
+        columns: Size = 0
+        for result in results:
+            columns = simplify(columns + shape_of(result)[-1])
+        return simplify(2 * product(shape_of(operands[0])) * columns)
+    if name == "mok.attention":
+        q, keys, values = (shape_of(v) for v in operands[:3])
+        return simplify(2 * product(q[:-1]) * keys[-2] * (q[-1] + values[-1]))
+    if name == "mo.conv":
+        taps = product(shape_of(operands[1])[:-1])
+        return simplify(2 * product(shape_of(results[0])) * taps)
+    if name == "mok.packed_conv":
+        strip = shape_of(operands[1])[-1]
+        return simplify(2 * product(shape_of(results[0])) * (strip // COLUMNS))
+    return 0
+
+
+def region_name(op: BodyOp) -> str:
+    """What a region does, in the order of its ops."""
+    names = [o.name.partition(".")[2] for o in ops_of(op.block)]
+    hidden = {"yield", "constant", "reshape", "rebind", "transfer", "broadcast_to"}
+    shown = [name for name in names if name not in hidden]
+    return "+".join(shown) or "copy"

@@ -1,0 +1,273 @@
+"""Launches of library kernels, of attention, of packing, and of custom kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from max import kernel as k
+from max._compiler.attention import attention_views
+from max._compiler.codegen.epilogue import EpilogueText, write_epilogue
+from max._compiler.codegen.nest import ArgView
+from max._compiler.codegen.spec import Leaf, RegionSpec
+from max._compiler.counts import operations, products, region_name
+from max._compiler.kernels import Argument
+from max._compiler.mok import MatmulOp, PackOp, RegionOp
+from max._compiler.placing import Place, Placing, described
+from max._compiler.region import RegionParts
+from max._compiler.shapes import shape_of
+from max._compiler.sizes import Size, simplify
+from max._compiler.template import Chosen, Discover, UnsupportedOpError
+from max._kernels import library
+from max.mlir import BufferType, DimExpr, MoOp, ShapedType
+from max.mlir.types import short_types
+
+DISCOVERING = {"mo.range": "range", "mo.slice_dynamic": "slice", "mo.nonzero": "count"}
+"""Ops whose operands tell sizes when the program runs, and how."""
+
+
+class LibraryLowering(Placing):
+    """Lowers what is not a region of element-wise ops."""
+
+    @staticmethod
+    def in_place(
+        spec: RegionSpec,
+        results: Sequence[tuple[Place, Size]],
+        sources: Sequence[tuple[Place, Size]],
+        others: Sequence[Place] = (),
+    ) -> tuple[tuple[int, int], ...]:
+        """Pairs of result and operand buffers that may share memory: each is read before it is written.
+
+        Args:
+            spec: What is computed; where a kernel computes it after its own work, the first leaf has no source.
+            results: Where the results are.
+            sources: Where the leaves are.
+            others: What the kernel reads besides, in an order of its own.
+        """
+        leaves = [v for v in spec.values if isinstance(v, Leaf)]
+        leaves = leaves[len(leaves) - len(sources) :]
+        elsewhere = {place.buffer for place in others}
+        last = max(spec.stage, default=0)
+        # an earlier walk must not overwrite what a later one reads
+        if any(
+            spec.stage[r.value] != last and r.strides and r.strides[-1] != 0 for r in spec.results
+        ):
+            return ()
+        pairs: list[tuple[int, int]] = []
+        for result, (target, _) in zip(spec.results, results, strict=True):
+            for leaf, (source, offset) in zip(leaves, sources, strict=True):
+                alone = sum(place.buffer == source.buffer for place, _ in sources) == 1
+                alone = alone and source.buffer not in elsewhere
+                whole = source.layout.is_contiguous and source.layout.offset == 0 and offset == 0
+                same = (
+                    leaf.strides == result.strides
+                    and leaf.dtype.size_in_bytes == result.dtype.size_in_bytes
+                )
+                if alone and whole and same:
+                    pairs.append((target.buffer, source.buffer))
+        return tuple(pairs)
+
+    def discover(self, op: MoOp) -> None:
+        """Notes which sizes of an op's results are told by its operands only when the program runs.
+
+        Raises:
+            UnsupportedOpError: A size that nothing tells.
+        """
+        for result in op.results:
+            if not isinstance(result.type, ShapedType):
+                continue
+            unknown = [dim for dim in result.type.shape if not self.known.issuperset(dim.symbols)]
+            if not unknown:
+                continue
+            rule = DISCOVERING.get(op.name)
+            symbols = [dim.symbol_name if dim in unknown else "" for dim in result.type.shape]
+            if rule is None or None in symbols:
+                raise UnsupportedOpError(
+                    f"{op.name}: the size {unknown[0]} of its result does not follow from the inputs of "
+                    f"{self.graph.sym_name}"
+                )
+            sliced = rule == "slice"
+            bounds = [self.place(v) for v in op.operands[0 if rule == "range" else 1 :]]
+            shape = shape_of(op.operands[0]) if sliced else ()
+            pointers = tuple([place.pointer() for place in bounds])
+            names = tuple([name or "" for name in symbols])
+            self.launches.append(Discover(rule, names, pointers, bounds[0].dtype, shape))
+            self.known.update(filter(None, names))
+
+    def library(self, op: MoOp, outer: MoOp, epilogue: RegionParts | None) -> None:
+        """A launch of a library kernel; `outer` is the region whose results it writes, or the op itself."""
+        operands = [v for v in op.operands if isinstance(v.type, ShapedType)]
+        results = [v for v in outer.results if isinstance(v.type, ShapedType)]
+        name, attributes = op.name, op.attrs
+        if op.name == "mo.custom":
+            name, attributes = op.attr("symbol"), op.attr("parameters")
+            if not library.supports(name):
+                self.custom(op, name, attributes)
+                return
+        elif isinstance(op, MatmulOp):
+            name = "mo.matmul"
+        if not library.supports(name):
+            types = short_types([v.type for v in op.operands])
+            raise UnsupportedOpError(
+                f"{op.name}: the compiler has no kernel for this op on {types}"
+            )
+        self.discover(op)
+        call = library.lower(
+            name,
+            [described(v) for v in operands],
+            [described(v) for v in results],
+            plain(attributes),
+        )
+        places = [self.place(v) for v in operands]
+        outputs = [self.allocate(v) for v in results]
+        made: EpilogueText | None = None
+        sources: list[tuple[Place, Size]] = []
+        in_place = tuple([(outputs[r].buffer, places[o].buffer) for r, o in call.in_place])
+        if epilogue is not None:
+            made = write_epilogue(epilogue.spec)
+            outers = [self.place(v) for v in outer.operands]
+            sources = [(outers[index], offset) for index, offset in epilogue.sources]
+            results_at = [(place, 0) for place in outputs]
+            in_place = self.in_place(epilogue.spec, results_at, sources, places)
+        flops = products(name, operands, results)
+        if isinstance(outer, RegionOp) and epilogue is not None:
+            flops = simplify(flops + operations(outer))
+        label = region_name(outer) if isinstance(outer, RegionOp) else name.partition(".")[2]
+        self.launch_call(call, places, outputs, label, made, sources, in_place, flops)
+
+    def launch_call(
+        self,
+        call: library.KernelCall,
+        places: Sequence[Place],
+        outputs: Sequence[Place],
+        label: str,
+        epilogue: EpilogueText | None = None,
+        sources: Sequence[tuple[Place, Size]] = (),
+        in_place: tuple[tuple[int, int], ...] = (),
+        flops: Size = 0,
+        parts: Sequence[int] = (),
+    ) -> None:
+        """The launch of a library kernel.
+
+        Args:
+            call: What the library says of it.
+            places: Where the operands are.
+            outputs: Where the results are.
+            label: The launch's name.
+            epilogue: What the kernel does before it stores.
+            sources: What the epilogue reads.
+            in_place: Pairs of result and operand buffers that may share memory.
+            flops: Its operations.
+            parts: Buffers of which it writes a part that no other launch writes.
+        """
+        workspaces = [self.workspace(w) for w in call.workspaces]
+        tables = {"operand": places, "result": outputs, "workspace": workspaces}
+        may_write = self.kernels.writes(call.kernel)
+        arguments: list[Argument] = []
+        given: list[Argument | Chosen] = []
+        written: list[bool] = []
+        both: list[int] = []
+        for position, arg in enumerate(call.args):
+            if isinstance(arg, library.Limit):
+                given.append(Chosen(arg.name, arg.guess, arg.most, simplify(arg.rows)))
+                continue
+            place = tables[arg.source][arg.index]
+            shape = tuple(simplify(dim) for dim in arg.shape)
+            arguments.append(
+                Argument(place.pointer(), ArgView(arg.dtype, shape, None, True), arg.static)
+            )
+            given.append(arguments[-1])
+            writes = arg.source != "operand" or may_write is None or position in may_write
+            written.append(writes)
+            if writes and arg.source == "operand":
+                both.append(place.buffer)
+        for (place, offset), view in zip(sources, epilogue.args if epilogue else (), strict=True):
+            arguments.append(Argument(place.pointer(offset), view))
+            given.append(arguments[-1])
+            written.append(False)
+        text = None if epilogue is None else epilogue.source
+        kernel = self.kernels.library(call.kernel, given, (), call.params, text)
+        self.launch(kernel, arguments, written, call.serial, label, in_place, both, parts, flops)
+
+    def attention(self, op: MoOp) -> None:
+        """A launch of the attention kernel, over views of any strides."""
+        result = self.allocate(op.results[0])
+        places = [self.place(v) for v in op.operands]
+        views, columns = attention_views(
+            result.layout, [place.layout for place in places], op.attr("axis")
+        )
+        described = [
+            library.Operand(place.dtype, layout.shape)
+            for place, layout in zip([result, *places], views, strict=True)
+        ]
+        params = {"scale": op.attr("scale"), "fills": op.attr("fills"), "columns": columns}
+        call = library.lower(op.name, described[1:], described[:1], params)
+        workspaces = [self.workspace(w) for w in call.workspaces]
+        tables = {"operand": places, "result": [result], "workspace": workspaces}
+        layouts = {"operand": views[1:], "result": views[:1]}
+        arguments: list[Argument] = []
+        for arg in call.args:
+            assert isinstance(arg, library.Arg)
+            pointer = tables[arg.source][arg.index].pointer()
+            strides: tuple[Size, ...] | None = None
+            if arg.source in layouts:
+                strides = layouts[arg.source][arg.index].strides
+            view = ArgView(arg.dtype, tuple(arg.shape), strides, arg.source != "operand")
+            # strides come when the program runs, but for those of neighbours
+            known = tuple([axis == len(arg.shape) - 1 for axis in range(len(arg.shape))])
+            arguments.append(Argument(pointer, view, arg.static, known))
+        kernel = self.kernels.library(call.kernel, arguments, (), call.params, None)
+        written = [isinstance(arg, library.Arg) and arg.source != "operand" for arg in call.args]
+        flops = products(op.name, op.operands, op.results)
+        self.launch(kernel, arguments, written, call.serial, "attention", flops=flops)
+
+    def pack(self, op: MoOp) -> None:
+        """A launch for each weight, into its part of the packed one."""
+        assert isinstance(op, PackOp)
+        whole = self.allocate(op.results[0])
+        elements = shape_of(op.results[0])[1]
+        for w, (first, strips, shares, share) in zip(op.operands, op.places(), strict=True):
+            shape = (strips, elements)
+            target = replace(whole, layout=whole.layout.slice([first, 0], [1, 1], shape))
+            attributes = {"encoding": op.attr("encoding"), "shares": shares, "share": share}
+            result = library.Operand(whole.dtype, shape)
+            call = library.lower(op.name, [described(w)], [result], attributes)
+            shared = [whole.buffer] if len(op.operands) > 1 else []
+            self.launch_call(call, [self.place(w)], [target], "pack", parts=shared)
+
+    def custom(self, op: MoOp, symbol: str, parameters: Mapping[str, Any]) -> None:
+        """A kernel that was registered under the op's symbol: results first, then operands."""
+        self.discover(op)
+        kernel = k.registered(symbol)
+        values = [v for v in (*op.results, *op.operands) if isinstance(v.type, ShapedType)]
+        for result in op.results:
+            if isinstance(result.type, ShapedType):
+                self.allocate(result)
+        may_write = self.kernels.writes(kernel)
+        arguments, written, both = list[Argument](), list[bool](), list[int]()
+        num_results = sum(isinstance(v.type, ShapedType) for v in op.results)
+        for position, value in enumerate(values):
+            place = self.place(value)
+            arguments.append(
+                Argument(place.pointer(), ArgView(place.dtype, place.layout.shape, None, True))
+            )
+            mutable = isinstance(value.type, BufferType) and (
+                may_write is None or position in may_write
+            )
+            written.append(position < num_results or mutable)
+            if mutable:
+                both.append(place.buffer)
+        made = self.kernels.library(kernel, arguments, (), dict(parameters), None)
+        self.launch(made, arguments, written, False, symbol, (), both)
+
+
+def plain(value: Any) -> Any:
+    """An attribute's value with ints for dims that are static."""
+    if isinstance(value, DimExpr):
+        return simplify(value)
+    if isinstance(value, Mapping):
+        return {name: plain(item) for name, item in cast("Mapping[str, Any]", value).items()}
+    if isinstance(value, tuple):
+        return tuple([plain(item) for item in cast("tuple[Any, ...]", value)])
+    return value

@@ -1,0 +1,189 @@
+"""Launches of regions: element-wise ops over an iteration space, and library ops with their epilogues."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from xdsl.ir import SSAValue
+
+from max._compiler.codegen.epilogue import write_part_epilogues
+from max._compiler.codegen.expressions import KERNEL_NAME, compute_dtype
+from max._compiler.codegen.nest import write_nest
+from max._compiler.codegen.spec import Leaf, RegionSpec, Result
+from max._compiler.counts import operations, products, region_name
+from max._compiler.kernels import Argument
+from max._compiler.layout import collapse
+from max._compiler.lower_library import LibraryLowering
+from max._compiler.mok import MatmulOp, PackedProductsOp, RegionOp
+from max._compiler.passes.base import ops_of
+from max._compiler.placing import Place, described
+from max._compiler.products import plan_products
+from max._compiler.region import epilogue_parts, region_parts
+from max._compiler.shapes import is_view, shape_of
+from max._compiler.sizes import Size, simplify
+from max._kernels import library
+from max.mlir import MoOp
+
+SERIAL_ELEMENTS = 2048
+"""Regions of so few elements are not worth waking other workers for."""
+
+
+class RegionLowering(LibraryLowering):
+    """Lowers regions, and what is copied."""
+
+    def copy(self, source: Place, target: Place, name: str, parts: Sequence[int] = ()) -> None:
+        """A launch that copies from one layout to another."""
+        shape = source.layout.shape
+        dims, (read, written) = collapse(shape, [source.layout.strides, target.layout.strides])
+        spec = RegionSpec(
+            dims, False, (Leaf(source.dtype, read),), (Result(0, target.dtype, written),)
+        )
+        self.nest(spec, [(target, 0)], [(source, 0)], name, parts)
+
+    def concat(self, op: MoOp) -> None:
+        """Each operand is copied to its part of the result, where it was not computed there."""
+        for index, operand in enumerate(op.operands):
+            part = self.part_of_concat(op, index)
+            source = self.place(operand)
+            if source.buffer != part.buffer:
+                self.copy(source, part, "concat", parts=[part.buffer])
+
+    def part_of_concat(self, op: MoOp, index: int) -> Place:
+        """Where an operand of a concatenation is in the result."""
+        axis: int = op.attr("axis")
+        result = self.places.get(op.results[0]) or self.allocate(op.results[0])
+        shape = shape_of(op.operands[index])
+        starts: list[Size] = [0] * len(shape)
+        for operand in op.operands[:index]:
+            starts[axis] = simplify(starts[axis] + shape_of(operand)[axis])
+        return replace(result, layout=result.layout.slice(starts, [1] * len(shape), shape))
+
+    def place_result(self, value: SSAValue) -> tuple[Place, bool]:
+        """Where a region writes a result: a buffer of its own, or its part of the concatenation that alone needs it."""
+        uses = list(value.uses)
+        user = uses[0].operation if len(uses) == 1 else None
+        if isinstance(user, MoOp) and user.name == "mo.concat":
+            place = self.places[value] = self.part_of_concat(user, uses[0].index)
+            return place, True
+        return self.allocate(value), False
+
+    def region(self, op: RegionOp) -> None:
+        if op.kind == "library":
+            self.library_region(op)
+            return
+        placed = [self.place_result(v) for v in op.results]
+        parts = region_parts(op, layouts=[place.layout for place, _ in placed])
+        operands = [self.place(v) for v in op.operands]
+        results: list[tuple[Place, Size]] = [(place, 0) for place, _ in placed]
+        sources = [(operands[index], offset) for index, offset in parts.sources]
+        shared = [place.buffer for place, is_part in placed if is_part]
+        self.nest(parts.spec, results, sources, region_name(op), shared, operations(op))
+
+    def nest(
+        self,
+        spec: RegionSpec,
+        results: Sequence[tuple[Place, Size]],
+        sources: Sequence[tuple[Place, Size]],
+        name: str,
+        parts: Sequence[int] = (),
+        flops: Size = 0,
+    ) -> None:
+        """A launch of the kernel of a region; places come with an offset in elements."""
+        text = write_nest(spec, self.native_width(spec))
+        count = len(results) + len(sources)
+        workspaces = [
+            self.workspace(library.Workspace(v.dtype, v.shape)) for v in text.args[count:]
+        ]
+        places = [*results, *sources, *((place, 0) for place in workspaces)]
+        arguments = [
+            Argument(place.pointer(offset), view)
+            for (place, offset), view in zip(places, text.args, strict=True)
+        ]
+        size = spec.size
+        serial = not text.parallel or (size is not None and size <= SERIAL_ELEMENTS)
+        kernel = self.kernels.region(text, arguments)
+        written = [True] * len(results) + [False] * len(sources) + [True] * len(workspaces)
+        in_place = self.in_place(spec, results, sources)
+        self.launch(kernel, arguments, written, serial, name, in_place, parts=parts, flops=flops)
+
+    def native_width(self, spec: RegionSpec) -> int:
+        widest = max((compute_dtype(v.dtype) for v in spec.values), key=lambda d: d.size_in_bytes)
+        return min(
+            self.kernels.target.width(KERNEL_NAME[widest]), self.kernels.target.width("f32") * 2
+        )
+
+    def library_region(self, op: RegionOp) -> None:
+        """A library op with its epilogues; one that cannot be written is a launch of its own."""
+        for argument, value in zip(op.block.args, op.operands, strict=True):
+            self.places[argument] = self.place(value)
+        inner = ops_of(op.block)
+        main = next(o for o in inner if isinstance(o, MatmulOp) or library.supports(o.name))
+        for other in inner:
+            if other is main:
+                break
+            if is_view(other):
+                self.view(other)
+        if isinstance(main, PackedProductsOp):
+            self.packed_products(main, op)
+            return
+        parts = epilogue_parts(op, main)
+        if parts is not None:
+            self.library(main, op, parts)
+            return
+        self.library(main, main, None)
+        self.rest(op, main, 0)
+
+    def rest(self, op: RegionOp, main: MoOp, number: int) -> None:
+        """What a library region computes after its first op for one of its results, as a launch of its own."""
+        parts = region_parts(op, main, only=op.yielded[number])
+        operands = [self.place(v) for v in op.operands]
+        sources = [
+            (self.place(main.results[-1 - index]) if index < 0 else operands[index], offset)
+            for index, offset in parts.sources
+        ]
+        result = self.allocate(op.results[number])
+        self.nest(parts.spec, [(result, 0)], sources, region_name(op))
+
+    def packed_products(self, op: PackedProductsOp, outer: RegionOp | None = None) -> None:
+        """A launch that makes several products, with an epilogue for each part of them."""
+        jobs = plan_products(op, outer)
+        operands = list(op.operands)
+        outputs = [[self.allocate(v) for v in job.results] for job in jobs]
+        attributes = {
+            "encoding": op.attr("encoding"),
+            "streamed": op.attr("streamed"),
+            "parts": tuple([(job.products, len(job.results)) for job in jobs]),
+        }
+        results = [described(v) for job in jobs for v in job.results]
+        call = library.lower(op.name, [described(v) for v in operands], results, attributes)
+        places = [self.place(v) for v in operands]
+        outers = [self.place(v) for v in outer.operands] if outer is not None else []
+        read = [
+            [(outers[index], offset) for index, offset in job.epilogue.sources]
+            if job.epilogue is not None
+            else []
+            for job in jobs
+        ]
+        specs = [(job.epilogue.spec, job.products) if job.epilogue else None for job in jobs]
+        made = write_part_epilogues(specs) if any(specs) else None
+        in_place: list[tuple[int, int]] = []
+        for number, job in enumerate(jobs):
+            if job.epilogue is not None:
+                others = [
+                    place for n, views in enumerate(read) if n != number for place, _ in views
+                ]
+                target = (outputs[number][0], 0)
+                in_place += self.in_place(
+                    job.epilogue.spec, [target], read[number], [*places, *others]
+                )
+        flops = products(op.name, operands, op.results)
+        if outer is not None:
+            flops = simplify(flops + operations(outer))
+        label = region_name(outer) if outer is not None else "packed_products"
+        everywhere = [place for places_ in outputs for place in places_]
+        views = [view for views in read for view in views]
+        self.launch_call(call, places, everywhere, label, made, views, tuple(in_place), flops)
+        for number in (job.later for job in jobs):
+            if number is not None and outer is not None:
+                self.rest(outer, op, number)

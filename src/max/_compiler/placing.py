@@ -1,0 +1,161 @@
+"""Where the values of a graph are, and the launches that write them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from xdsl.ir import Operation, SSAValue
+
+from max._compiler.counts import region_name
+from max._compiler.kernels import Argument, KernelTable
+from max._compiler.layout import Layout
+from max._compiler.mok import RegionOp
+from max._compiler.passes.base import constant_of
+from max._compiler.shapes import shape_of, view_layout
+from max._compiler.sizes import Size, may_be_negative, product, simplify
+from max._compiler.template import Buffer, Check, Launch, Pointer, Template
+from max._kernels import library
+from max.dtype import DType
+from max.mlir import GraphOp, MoOp, ResourceAttr, ShapedType, SubgraphOp
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value is: a buffer and a layout, counted in elements."""
+
+    buffer: int
+    layout: Layout
+    dtype: DType
+
+    def pointer(self, offset: Size = 0) -> Pointer:
+        """The address of an element."""
+        elements = simplify(self.layout.offset + offset)
+        return Pointer(self.buffer, simplify(elements * self.dtype.size_in_bytes))
+
+
+class Placing:
+    """The buffers and launches of one graph that is being lowered.
+
+    Args:
+        graph: The graph.
+        kernels: The kernels of the compilation.
+        subgraphs: The subgraphs of the module, for the symbols of calls.
+        scope: Symbols that mean here what they mean in the graph around.
+    """
+
+    def __init__(
+        self,
+        graph: GraphOp,
+        kernels: KernelTable,
+        subgraphs: Mapping[str, SubgraphOp],
+        scope: Iterable[str] = (),
+    ) -> None:
+        self.graph = graph
+        self.kernels = kernels
+        self.subgraphs = subgraphs
+        self.template = Template(graph.sym_name)
+        self.places: dict[SSAValue, Place] = {}
+        self.launches: list[Any] = self.template.steps
+        self.kept: set[SSAValue] = set()
+        self.least: dict[Check, None] = {}
+        """Sizes that must not be negative."""
+        self.known: set[str] = set(scope)
+        """The symbols whose sizes are known where the lowering is."""
+
+    def buffer(self, buffer: Buffer) -> int:
+        self.template.buffers.append(buffer)
+        return len(self.template.buffers) - 1
+
+    def allocate(self, value: SSAValue) -> Place:
+        """A fresh buffer for a value."""
+        type_ = value.type
+        assert isinstance(type_, ShapedType)
+        shape = shape_of(value)
+        size = simplify(product(shape) * type_.dtype.size_in_bytes)
+        kind = "kept" if value in self.kept else "temp"
+        place = Place(self.buffer(Buffer(kind, size)), Layout.contiguous(shape), type_.dtype)
+        self.places[value] = place
+        self.check_size(value, shape)
+        return place
+
+    def check_size(self, value: SSAValue, shape: Sequence[Size]) -> None:
+        """Notes what must not be negative when the program runs."""
+        if any(map(may_be_negative, shape)):
+            owner = value.owner
+            assert isinstance(owner, Operation)  # sizes of inputs are bound, not computed
+            name = region_name(owner) if isinstance(owner, RegionOp) else owner.name
+            message = f"a result of {name.removeprefix('mo.')} would have a size of less than 0"
+            self.least.update(
+                (Check(dim, 0, message, least=True), None) for dim in shape if may_be_negative(dim)
+            )
+
+    def place(self, value: SSAValue) -> Place:
+        """Where a value is."""
+        found = self.places.get(value)
+        if found is None:
+            array = constant_of(value.owner)
+            assert array is not None, f"{value.owner} has no place"
+            owner = value.owner
+            assert isinstance(owner, MoOp)
+            attr = owner.attributes["value"]
+            key = attr.key if isinstance(attr, ResourceAttr) else ""
+            index = self.buffer(Buffer("constant", array.nbytes, key, np.ascontiguousarray(array)))
+            found = Place(index, Layout.contiguous(array.shape), DType.from_numpy(array.dtype))
+            self.places[value] = found
+        return found
+
+    def pointers(self, values: Sequence[SSAValue]) -> list[Pointer]:
+        """Where values are; those without memory are left out."""
+        return [self.place(v).pointer() for v in values if isinstance(v.type, ShapedType)]
+
+    def view(self, op: MoOp) -> None:
+        source = self.place(op.operands[0])
+        layout = view_layout(op, source.layout)
+        assert layout is not None, f"{op.name} has no layout"
+        self.places[op.results[0]] = replace(source, layout=layout)
+
+    def workspace(self, workspace: library.Workspace) -> Place:
+        shape = tuple(simplify(dim) for dim in workspace.shape)
+        size = simplify(product(shape) * workspace.dtype.size_in_bytes)
+        return Place(self.buffer(Buffer("temp", size)), Layout.contiguous(shape), workspace.dtype)
+
+    def launch(
+        self,
+        kernel: tuple[str, tuple[Any, ...]],
+        arguments: Sequence[Argument],
+        written: Sequence[bool],
+        serial: bool,
+        name: str,
+        in_place: tuple[tuple[int, int], ...] = (),
+        both: Sequence[int] = (),
+        parts: Sequence[int] = (),
+        flops: Size = 0,
+    ) -> None:
+        key, slots = kernel
+        reads = {a.pointer.buffer for a, w in zip(arguments, written, strict=True) if not w} | set(
+            both
+        )
+        writes = {a.pointer.buffer for a, w in zip(arguments, written, strict=True) if w}
+        self.launches.append(
+            Launch(
+                kernel=key,
+                slots=slots,
+                reads=tuple(sorted(reads)),
+                writes=tuple(sorted(writes)),
+                serial=serial,
+                name=name,
+                in_place=in_place,
+                parts=tuple(parts),
+                flops=flops,
+            )
+        )
+
+
+def described(value: SSAValue) -> library.Operand:
+    """A value for the library."""
+    type_ = value.type
+    assert isinstance(type_, ShapedType)
+    return library.Operand(type_.dtype, shape_of(value))

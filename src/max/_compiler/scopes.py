@@ -1,0 +1,39 @@
+"""Symbols that branches and loops' bodies have in common with the graphs around them."""
+
+from __future__ import annotations
+
+from xdsl.dialects.builtin import ModuleOp
+
+from max.mlir import GraphOp, IfOp, ShapedType, WhileOp
+
+
+def scopes(module: ModuleOp) -> dict[str, set[str]]:
+    """For each branch and body the symbols of the graphs around it, which mean the same there."""
+    graphs = {op.sym_name: op for op in module.body.block.ops if isinstance(op, GraphOp)}
+    inner: dict[str, set[str]] = {}
+
+    def visit(name: str, around: set[str]) -> None:
+        here = around | _symbols_of(graphs[name])
+        for op in graphs[name].body:
+            if isinstance(op, IfOp | WhileOp):
+                for callee in op.callees:
+                    inner.setdefault(callee, set()).update(here)
+                    visit(callee, here)
+
+    branches = {
+        callee
+        for graph in graphs.values()
+        for op in graph.body
+        if isinstance(op, IfOp | WhileOp)
+        for callee in op.callees
+    }
+    for name in graphs:
+        if name not in branches:
+            visit(name, set())
+    return inner
+
+
+def _symbols_of(graph: GraphOp) -> set[str]:
+    values = [*graph.args, *[result for op in graph.body for result in op.results]]
+    types = [v.type for v in values if isinstance(v.type, ShapedType)]
+    return {name for type_ in types for dim in type_.shape for name in dim.symbols}
