@@ -6,10 +6,10 @@ JOBS   ?= 2
 export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-test install-dev demo test test-portable test-long check-wheel smoke lint types bench bench-peers clean
+.PHONY: help install install-test install-dev demo test test-portable test-arm64 test-long check-wheel smoke lint types bench bench-peers clean
 
 help:  ## show this help
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(VENV)/.base: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -39,6 +39,9 @@ test-portable: $(VENV)/.test  ## the engine's part on an AVX2-only machine witho
 	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "not long" \
 	tests/kernel tests/kernels tests/runtime tests/compiler tests/engine tests/architectures tests/test_smoke.py
 
+test-arm64: $(VENV)/.base  ## on an emulated arm64 processor, on Debian; ARGS="tests/kernels -k matmul"
+	tests/arm64/run $(ARGS)
+
 check-wheel: $(VENV)/.dev  ## build the wheel; a graph runs in a fresh venv with the engine's four dependencies
 	rm -rf dist && $(PY) -m build --wheel --outdir dist . > /dev/null
 	$(PYTHON) -m venv --clear dist/venv
@@ -67,4 +70,4 @@ bench-peers: $(VENV)/.test  ## install what we are measured against: llama.cpp, 
 	$(PY) -m benchmarks.peers
 
 clean:  ## remove the environment and caches
-	rm -rf $(VENV) dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .arm64 dist .pytest_cache .ruff_cache .hypothesis
