@@ -82,7 +82,10 @@ def code(
 ) -> str:
     described = [[library.Operand(*x) for x in group] for group in (operands, [result])]
     call = library.lower(name, *described, attributes)
-    specs = [k.TensorSpec(arg.dtype, arg.spec_shape()) for arg in call.args]
+    specs = [
+        k.i64 if isinstance(arg, library.Limit) else k.TensorSpec(arg.dtype, arg.spec_shape())
+        for arg in call.args
+    ]
     ir = k.specialize(call.kernel, args=specs, params=call.params, target=target(features))
     return assembly(ir, features)
 
