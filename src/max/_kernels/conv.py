@@ -47,8 +47,8 @@ from max._kernels.tiles import Tiling, pack_columns, tiling
 from max.dtype import DType
 from max.kernel import Target
 
-LEAST_RUN = 16
-"""Patches with fewer lanes of channels are not read in place: each run of neighbours takes some time."""
+LEAST_RUN = 48
+"""Patches with fewer lanes of channels are not read in place, where taps are to be checked one by one: each takes some time."""
 TASK_BYTES = 1 << 18
 """Bytes of the input that a task reads again for each strip, if they are no more: they stay in the L2 cache."""
 COPY_ROWS = 84
@@ -440,7 +440,9 @@ def _mode(
     padded = Workspace(sums, (product((x.shape[0], *sizes, x.shape[-1])) + VECTOR,))
     if not known or product(taps) > MOST_RUNS or channels % pair:
         return "copied", padded
-    if channels // pair >= LEAST_RUN and (product(taps) <= MOST_TAPS or not any(padding)):
+    plain = not any(padding)
+    long = channels // pair >= LEAST_RUN and (plain or product(taps) <= MOST_TAPS)
+    if long or (plain and groups == 1):
         # elements that are not multiplied as they are have to be converted first
         return "in_place", Workspace(sums, (1,)) if x.dtype == sums else padded
     return "padded", padded
