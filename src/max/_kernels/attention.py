@@ -25,7 +25,7 @@ from max._kernels.online_softmax import (
     SPLIT_ROWS,
     add_weights,
     greater,
-    greatest_lane,
+    greatest_lanes,
     merge_parts,
     padded,
 )
@@ -178,39 +178,46 @@ def add_values(
 
 
 @k.inline
-def softmax_row(
+def softmax_rows(
     scores: Any,
     factor: Any,
     low: Any,
     high: Any,
     count: Any,
-    maximum: Any,
-    total: Any,
+    maxima: Any,
+    totals: Any,
     sums: Any,
+    stride: int,
     weights: Any,
+    rows: int,
     t: Tiling,
 ) -> None:
-    """Turns a row's scores, times a factor, into weights, relative to its maximum so far, to which its sums are brought.
+    """Turns the scores of one row or of four, times a factor, into weights, relative to their maxima so far, to which their sums are brought.
 
-    Keys from `low` to `high` are seen. The row's maximum and total of weights are at the start of their views.
+    Each row sees the keys from its `low` to its `high`. Rows of scores and weights are `KEYS` apart, those of sums `stride`.
     """
+    whole = count % t.width == 0
+    for r in k.static_range(rows):
+        whole = whole and low[r] <= 0 and high[r] >= count - 1
     # NaN is not caught here: it makes the weights NaN
-    largest = k.splat(k.f32(NEGATIVE_INFINITY), t.width)
-    if low <= 0 and high >= count - 1 and count % t.width == 0:
+    largest = k.tile(k.f32, (rows,), width=t.width, fill=NEGATIVE_INFINITY)
+    if whole:
         for j in range(0, count, t.width):
-            largest = greater(scores.load(j, width=t.width), largest)
+            for i in k.static_range(rows):
+                largest[i] = greater(scores.load(i * KEYS + j, width=t.width), largest[i])
     else:
         for j in range(0, count, t.width):
             key = k.iota(k.i32, t.width)
-            seen = (key >= k.i32(low - j)) & (key <= k.i32(high - j))
-            score = k.select(seen, scores.load(j, width=t.width), NEGATIVE_INFINITY)
-            scores.store(j, value=score)
-            largest = greater(score, largest)
-    greatest = k.splat(greatest_lane(largest), 1)
-    size = sums.shape[0]
+            for i in k.static_range(rows):
+                seen = (key >= k.i32(low[i] - j)) & (key <= k.i32(high[i] - j))
+                score = k.select(seen, scores.load(i * KEYS + j, width=t.width), NEGATIVE_INFINITY)
+                scores.store(i * KEYS + j, value=score)
+                largest[i] = greater(score, largest[i])
+    greatest = greatest_lanes(largest, rows, t.width)
     add_weights(
-        scores, 0, greatest, factor, False, count, maximum, total, sums, 0, size, weights, 1, t
-    )
+        scores, KEYS, greatest, factor, False, count, maxima, totals, sums, stride, stride, weights,
+        rows, t,
+    )  # fmt: skip
 
 
 @k.inline
@@ -352,17 +359,24 @@ def attention(
             scores_of_block(
                 scores, queries, packed, keys, rows, panel, step, tiles, by_tiles, t, wide
             )
-            for i in range(rows):
-                low = first_key(position + i // group, mask, window) - key
-                high = k.min(last_key(position + i // group, total, mask) - key, count - 1)
-                mine = scores[i * KEYS :]
-                row_sums = sums[i * stride : (i + 1) * stride]
-                maximum, weight = maxima[i:], totals[i:]
-                if wide.pair == 2 and rows > FEW_ROWS:
-                    rough = rounded[i * KEYS :]
-                    softmax_row(mine, factor, low, high, count, maximum, weight, row_sums, rough, t)
-                else:
-                    softmax_row(mine, factor, low, high, count, maximum, weight, row_sums, mine, t)
+            i = k.i64(0)
+            for some in k.unroll((4, 1)):
+                while i + some <= rows:
+                    places = [position + (i + r) // group for r in k.static_range(some)]
+                    low = [first_key(at, mask, window) - key for at in places]
+                    high = [k.min(last_key(at, total, mask) - key, count - 1) for at in places]
+                    mine, above = scores[i * KEYS :], sums[i * stride :]
+                    if wide.pair == 2 and rows > FEW_ROWS:
+                        softmax_rows(
+                            mine, factor, low, high, count, maxima[i:], totals[i:], above, stride,
+                            rounded[i * KEYS :], some, t,
+                        )  # fmt: skip
+                    else:
+                        softmax_rows(
+                            mine, factor, low, high, count, maxima[i:], totals[i:], above, stride,
+                            mine, some, t,
+                        )  # fmt: skip
+                    i += some
             weights = rounded.view(k.i32) if wide.pair == 2 else scores
             add_values(
                 sums, stride, scores, weights, values, rows, panel, step, tiles, by_tiles, t, wide
