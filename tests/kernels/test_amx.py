@@ -159,7 +159,7 @@ def test_matmul(m: int, n: int, inner: int, by_rows: bool, workers: int, batch: 
 
 
 @pytest.mark.parametrize("encoding", FORMATS)
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(st.integers(33, 300), st.integers(1, 100), st.integers(1, 5), st.sampled_from([1, 2]))
 def test_quantised(encoding: str, m: int, n: int, units: int, workers: int) -> None:
     rng = np.random.default_rng(m * 1000 + n)
@@ -222,7 +222,7 @@ def dense(
     return [random(rng, *shape) for shape in shapes]
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(
     st.integers(17, 300),
     st.integers(1, 130),
