@@ -37,6 +37,7 @@ from max._kernels.panel_blocks import (
     COPY_STRIDE,
     STEP,
     choose_height,
+    higher_from,
     plan,
     storage,
     tile_heights,
@@ -224,6 +225,7 @@ def convolve(
         count = k.min(block_rows, positions - first)
         first_strip = strip_group * wanted
         here = k.min(wanted, strips - first_strip)
+        higher = higher_from(count, t)
         first_lane = (g * strips + first_strip) * strip_lanes
         mine = rows[:, : (g + 1) * features]
         find_patches(
@@ -262,7 +264,7 @@ def convolve(
                 row = k.i64(0)
                 while row < count:
                     rest = count - row
-                    wanted_height = choose_height(rest, t)
+                    wanted_height = choose_height(row, count, higher, t)
                     place = row + strip * block_rows if blocks > 1 else k.i64(0)
                     sums = c[place * COLUMNS :]
                     if block == blocks - 1:

@@ -46,14 +46,29 @@ def tile_heights(t: Tiling) -> tuple[int, ...]:
 
 
 @k.inline
-def choose_height(rest: Any, t: Tiling) -> Any:
-    """The height of the next tile, of `rest` rows.
+def higher_from(count: Any, t: Tiling) -> Any:
+    """The first of `count` rows from which tiles are one higher, where that takes in a remainder; else `count`."""
+    rows = count % t.height * (t.height + 1)
+    first = count
+    if len(tile_heights(t)) == 3 and rows <= count:
+        first = count - rows
+    return first
 
-    The last tiles are one higher, where that takes in a remainder. Else two lower ones take less time than a high one and a remainder.
+
+@k.inline
+def choose_height(row: Any, count: Any, higher: Any, t: Tiling) -> Any:
+    """The height of the tile from `row` on, of `count` rows. Two lower ones take less time than a high one and a remainder.
+
+    Args:
+        row: The tile's first row.
+        count: How many rows there are.
+        higher: From which row on tiles are one higher.
+        t: The tiling.
     """
     common, lower = tile_heights(t)[:2]
+    rest = count - row
     height = k.i64(common)
-    if len(tile_heights(t)) == 3 and rest % common != 0 and rest == rest % common * (common + 1):
+    if row >= higher:
         height = k.i64(common + 1)
     elif rest <= lower or (rest > common and rest <= 2 * lower):
         height = k.i64(lower)
@@ -226,6 +241,7 @@ def many_rows(
         count = k.min(high * t.height, rows - first_row)
         first_strip = group * wanted
         here = k.min(wanted, strips - first_strip)
+        higher = higher_from(count, t)
         for turn in range(blocks * here):
             n, strip = turn // here, turn % here
             begin = n * block
@@ -253,7 +269,7 @@ def many_rows(
             row = k.i64(0)
             while row < count:
                 rest = count - row
-                height_here = choose_height(rest, t)
+                height_here = choose_height(row, count, higher, t)
                 # sums that nothing is added to later are no longer needed once they are stored
                 place = row + strip * high * t.height if blocks > 1 else k.i64(0)
                 sums = c[place * COLUMNS :]
