@@ -126,7 +126,7 @@ SECTIONS: dict[str, Section] = {
     "matmul": Section(
         "Matmul",
         matmul.__doc__,
-        lambda a, _: matmul.measure(matmul.listed(), runs=min(a.runs, 3)),
+        lambda a, _: matmul.measure(matmul.listed(a.dtypes, a.rows), runs=min(a.runs, 3)),
         4,
         75,
     ),
@@ -267,6 +267,11 @@ def main() -> None:
         "--encodings", nargs="+", default=list(generation.ENCODINGS),
         choices=list(generation.ENCODINGS), help="theirs, where blocks fit",
     )  # fmt: skip
+    parser.add_argument(
+        "--dtypes", nargs="+", default=list(matmul.BYTES), choices=list(matmul.BYTES),
+        help="of matmul",
+    )  # fmt: skip
+    parser.add_argument("--rows", type=int, nargs="+", default=list(matmul.ROWS), help="of matmul")
     parser.add_argument("--unseen", type=int, default=8, help="random sizes of each dtype")
     parser.add_argument("--seed", type=int, default=2026, help="that they are drawn with")
     args = parser.parse_args()
