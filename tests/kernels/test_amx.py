@@ -182,12 +182,12 @@ for _m, _n, _inner in ((9, 20, 33), (45, 40, 290)):
     _operands = [random(_rng, _m, _inner), random(_rng, 2, panel_elements(_inner))]
     SMALL[f"panels {_m} {_n} {_inner}"] = (_operands, (_m, _n), "rows")
 for _encoding, _inner in (("Q4_0", 64), ("Q6_K", 256)):
-    _bytes = (2, FORMATS[_encoding].group_bytes(_inner))
+    _bytes = (1, FORMATS[_encoding].group_bytes(_inner))
     _operands = [
-        _rng.standard_normal((34, _inner)).astype(F32),
+        _rng.standard_normal((18, _inner)).astype(F32),
         _rng.integers(0, 60, _bytes).astype(np.uint8),
     ]
-    SMALL[_encoding] = (_operands, (34, 35), _encoding)
+    SMALL[_encoding] = (_operands, (18, 30), _encoding)
 
 
 @pytest.mark.parametrize("name", SMALL)
