@@ -205,3 +205,13 @@ def test_the_last_request_gives_its_pages_back():
 def test_limits_are_checked():
     with pytest.raises(ValueError, match="max_batch_size is 0"):
         SchedulerLimits(max_batch_size=0)
+
+
+@pytest.mark.parametrize("pages", [7, 8])
+@pytest.mark.parametrize("steps", [1, 6])
+def test_further_steps_take_pages_from_nobody(pages, steps):
+    engine = Engine(pages, 2, False, SchedulerLimits(max_batch_size=3, max_num_steps=steps))
+    for length, new in ((1, 9), (2, 7), (3, 9)):
+        engine.add(list(range(length)), new)
+    engine.run()
+    assert engine.scheduler.preemptions == 0

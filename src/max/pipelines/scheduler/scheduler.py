@@ -310,7 +310,7 @@ class TextScheduler:
         return False
 
     def _steps(self) -> int:
-        """How many tokens the running requests can get in one step: as many as the nearest end."""
+        """How many tokens the running requests can get in one execution: as many as the nearest end, and as pages are there for."""
         left = [
             context.compute_num_available_steps(context.max_length)
             for context in self._running.values()
@@ -321,7 +321,10 @@ class TextScheduler:
             # the first step of all tells how long one takes
             step = self._step_seconds
             most = 1 if step is None else min(most, int(self._limits.max_seconds / max(step, 1e-6)))
-        return max(1, min([most, *left]))
+        most = max(1, min([most, *left]))
+        # nobody shall give pages back for the sake of further steps
+        pages = len(self._running) * (1 + most // self._pages.page_size)
+        return most if self._pages.free_pages >= pages else 1
 
     def _decodable(
         self, steps: int, keep: Iterable[TextGenerationContext]
