@@ -1,14 +1,14 @@
 """Convolutions over images and volumes, as products of patches that are never made.
 
 The filter is packed as strips of 32 columns: for filters that a graph holds once, when it is loaded (`mok.pack_filter`), for others by
-all workers before they begin. The input is copied into a workspace that has its padding around it and a group's channels side by side;
-without padding it is read where it is. Then no index is checked any more, and each position of the result is an offset into the input.
+all workers before they begin. Each position of the result is an offset into the input, which is read where it is, or from a workspace
+that has its padding around it and a group's channels side by side, or from copies of patches (see `MODES`, `max._kernels.conv_patches`).
 
-A task is some hundred positions by a strip: K block by K block, whose part of the strip stays in the L1 cache, tiles of 12
-positions by two vectors are multiplied in registers. The taps of a row lie side by side where they are not dilated, so a first
+A task is some hundred positions by some strips: K block by K block, whose part of a strip stays in the L1 cache, tiles of 12
+positions by two vectors are multiplied in registers. Without dilation the taps of a row lie side by side in the workspace, so a first
 layer with three channels has runs of 21 for a 7×7 filter.
 
-Filters are `[taps…, C, F]`. bf16 is multiplied in pairs of neighbouring channels where the machine can.
+Filters are `[taps…, C, F]`. bf16 is multiplied in pairs of neighbours where the machine can.
 """
 
 from __future__ import annotations
@@ -382,7 +382,7 @@ def pad(padded: Any, x: Any, padding: Any, groups: int, t: Tiling, ctx: Any) -> 
     """Makes the padded input."""
     elements = padded_elements(padded, x, t)
     low = (padding[0], padding[2], padding[4])
-    pad_input(elements, x, low, padded_sizes(x, padding), groups, 1, ctx)
+    pad_input(elements, x, low, padded_sizes(x, padding), groups, ctx)
 
 
 def filter_elements(taps: Sequence[int], channels: int, dtype: DType) -> int:

@@ -72,7 +72,7 @@ def depthwise(
     high = x.shape[1] + padding[0] + padding[1]
     tall = x.shape[2] + padding[2] + padding[3]
     wide = x.shape[3] + padding[4] + padding[5]
-    pad_input(padded, x, (padding[0], padding[2], padding[4]), (high, tall, wide), 1, 1, ctx)
+    pad_input(padded, x, (padding[0], padding[2], padding[4]), (high, tall, wide), 1, ctx)
     ctx.barrier()
     rows = out.reshape(out.shape[0] * out.shape[1] * out.shape[2] * out.shape[3], channels)
     lines = (tall * wide * channels, wide * channels, channels)

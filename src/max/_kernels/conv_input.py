@@ -42,9 +42,7 @@ def copy_cast(target: Any, source: Any, width: int) -> None:
 
 
 @k.inline
-def pad_input(
-    padded: Any, x: Any, low: Any, sizes: Any, groups: int, multiple: int, ctx: Any
-) -> None:
+def pad_input(padded: Any, x: Any, low: Any, sizes: Any, groups: int, ctx: Any) -> None:
     """Copies `x` `[N, D, H, W, C]` to `[N, groups, *sizes, channels]`, with `low` zeros before each spatial axis.
 
     Args:
@@ -53,31 +51,28 @@ def pad_input(
         low: For each spatial axis the zeros before it.
         sizes: The sizes of the spatial axes with all their padding.
         groups: Into how many groups channels are split.
-        multiple: A group's channels are filled up with zeros to a multiple of this.
         ctx: The context.
     """
     width = ctx.target.width(padded.dtype)
     channels = x.shape[4] // groups
-    pixel = (channels + multiple - 1) // multiple * multiple
-    line = sizes[2] * pixel
+    line = sizes[2] * channels
     for n, g, d, h in ctx.parallel((x.shape[0], groups, sizes[0], sizes[1])):
         at = (((n * groups + g) * sizes[0] + d) * sizes[1] + h) * line
         target = padded[at : at + line]
         from_d = d - low[0]
         from_h = h - low[1]
         if from_d >= 0 and from_d < x.shape[1] and from_h >= 0 and from_h < x.shape[2]:
-            begin = low[2] * pixel
-            size = x.shape[3] * pixel
+            begin = low[2] * channels
+            size = x.shape[3] * channels
             fill_zero(target[:begin], width)
             fill_zero(target[begin + size :], width)
             row = x[n, from_d, from_h]
-            if pixel == x.shape[4]:
+            if groups == 1:
                 copy_cast(target[begin : begin + size], row.reshape(size), width)
             else:
                 for w in range(x.shape[3]):
-                    there = target[begin + w * pixel : begin + (w + 1) * pixel]
-                    copy_cast(there[:channels], row[w, g * channels : (g + 1) * channels], width)
-                    fill_zero(there[channels:], width)
+                    there = target[begin + w * channels : begin + (w + 1) * channels]
+                    copy_cast(there, row[w, g * channels : (g + 1) * channels], width)
         else:
             fill_zero(target, width)
 

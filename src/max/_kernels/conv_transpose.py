@@ -111,7 +111,7 @@ def conv_transpose(
     strips = k.ceildiv(taps[3], 2 * width)
     tall = x.shape[2] + margin[0] + margin[1]
     wide = x.shape[3] + margin[2] + margin[3]
-    pad_input(padded, x, (0, margin[0], margin[2]), (1, tall, wide), 1, 1, ctx)
+    pad_input(padded, x, (0, margin[0], margin[2]), (1, tall, wide), 1, ctx)
     pack_filter(packed, weight.reshape(depth, taps[3]), 1, ctx)
     ctx.barrier()
     rows = out.reshape(out.shape[0] * out.shape[2] * out.shape[3], taps[3])
