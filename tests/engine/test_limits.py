@@ -112,7 +112,8 @@ def test_results_do_not_depend_on_the_limit(monkeypatch, tmp_path, encoding: str
             np.testing.assert_array_equal(run(other, rows, encoding), out)
 
 
-def test_a_real_measurement_runs_the_programs_own_launches(caplog) -> None:
+def test_a_real_measurement_runs_the_programs_own_launches(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(_limits, "UNDISTURBED", 0)
     with caplog.at_level("INFO", "max.engine"):
         model = product_model("float32")
     (record,) = [r for r in caplog.records if "rows are few" in r.message]
@@ -123,13 +124,20 @@ def test_a_real_measurement_runs_the_programs_own_launches(caplog) -> None:
 
 
 @pytest.mark.parametrize(
-    "why", ["switched off", "little weights", "rows are static", "a clear guess"]
+    "why", ["switched off", "little weights", "rows are static", "a clear guess", "a busy machine"]
 )
 def test_the_guess_stays(monkeypatch, why: str) -> None:
     if why == "a clear guess":
         # neither way is clearly faster
         monkeypatch.setattr(_limits.time, "perf_counter", itertools.count().__next__)
+        monkeypatch.setattr(_limits.time, "process_time", itertools.count(0, 1000).__next__)
         assert limits_of(product_model("float32")) == {8}
+        return
+
+    if why == "a busy machine":
+        monkeypatch.setattr(_limits.time, "process_time", lambda: 0.0)
+        assert limits_of(product_model("float32")) == {8}
+        assert not _limits._known, "it is measured anew the next time"
         return
 
     def never(self: object, rows: int) -> bool:

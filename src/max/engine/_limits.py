@@ -38,10 +38,12 @@ SAMPLE_BYTES = 8 << 20
 MOST_INPUT_BYTES = 64 << 20
 """Launches that read or write more of what comes from outside are not measured."""
 MOST_ROWS = 128
-ROUNDS = 4
+ROUNDS = 8
 """Runs of each way, in turn."""
 CLEARLY = 0.9
-"""A guess is left for a way that takes at most this part of the time: the machine may be busy meanwhile."""
+"""A guess is left for a way that takes at most this part of the time, in each half of the runs."""
+UNDISTURBED = 0.9
+"""Of the time of its workers the process must have had this part: on a busy machine the way with smaller tasks would seem faster."""
 
 _known: dict[str, int] = {}
 
@@ -65,7 +67,7 @@ def find_limits(
         return {}
     found: dict[str, int] = {}
     cache = default_cache()
-    makers = [source_fingerprint(package) for package in ("_kernels", "kernel")]
+    makers = [source_fingerprint(package) for package in ("_kernels", "kernel", "engine")]
     for name, launches in groups.items():
         sample = _sample(compiled, launches)
         if not sample:
@@ -81,7 +83,7 @@ def find_limits(
             start = time.perf_counter()
             limit = _Measurement(compiled, link, sample).limit()
             if limit is None:
-                continue
+                continue  # the guess, until the next time
             logger.info(
                 "%s: up to %d rows are few (%.0f ms)",
                 name,
@@ -152,7 +154,7 @@ class _Measurement:
         self._sizes = size_function(sizes, compiled.symbols)
 
     def limit(self) -> int | None:
-        """Up to how many rows the first way is taken; None where the program cannot have the rows that are needed."""
+        """Up to how many rows the first way is taken; None where the program cannot have the rows that are needed, or others use the processor."""
         few, many = 1, self._most + 1
         rows = self._guess
         while few < rows < many:
@@ -164,8 +166,11 @@ class _Measurement:
             else:
                 many, rows = rows, rows // 2
         between = (few + many) // 2
-        if few < between < many and many <= self._most and self._few_is_faster(between):
-            few = between
+        if few < between < many <= self._most:
+            faster = self._few_is_faster(between)
+            if faster is None:
+                return None
+            few = between if faster else few
         # the greatest that was measured stands for all beyond
         return self._choice.most if few == self._most else few
 
@@ -173,16 +178,24 @@ class _Measurement:
         ready = self._prepare(rows)
         if ready is None:
             return None
-        best = [float("inf")] * 2
+        taken: tuple[list[float], list[float]] = ([], [])
+        begin, cpu = 0.0, 0.0
         for turn in range(ROUNDS + 1):
-            for way, program in enumerate(self._ways):
+            if turn == 1:  # the first touches memory, and wakes workers
+                begin, cpu = time.perf_counter(), time.process_time()
+            for way, program in zip(taken, self._ways, strict=True):
                 start = time.perf_counter()
                 program.executor.run_at(ready.bases, program.bases, ready.offsets)
-                if turn:
-                    best[way] = min(best[way], time.perf_counter() - start)
+                way.append(time.perf_counter() - start)
+        had = time.process_time() - cpu
+        workers = self._ways[0].executor.pool.num_threads
+        if had < UNDISTURBED * workers * (time.perf_counter() - begin):
+            return None
+        halves = slice(1, ROUNDS // 2 + 1), slice(ROUNDS // 2 + 1, None)
+        best = [[min(way[half]) for way in taken] for half in halves]
         if rows <= self._guess:
-            return best[1] > CLEARLY * best[0]
-        return best[0] <= CLEARLY * best[1]
+            return any(many > CLEARLY * few for few, many in best)
+        return all(few <= CLEARLY * many for few, many in best)
 
     def _prepare(self, rows: int) -> _Ready | None:
         """Sizes and memory with which the launches have so many rows; None where there are none."""
