@@ -33,7 +33,9 @@ def processor(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(llvm, "get_process_triple", lambda: "x86_64-unknown-linux-gnu")
     targets._host.cache_clear()
     amx._allowed.cache_clear()
-    yield
+    # whatever the suite runs with
+    with flags.override(MAX_CPU_FEATURES="native"):
+        yield
     targets._host.cache_clear()
     amx._allowed.cache_clear()
 
