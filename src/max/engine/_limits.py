@@ -33,13 +33,15 @@ Linker = Callable[[ProgramCode, Mapping[str, int]], LinkedProgram]
 
 LEAST_BYTES = 1 << 20
 """Of weights; with less of them it matters little."""
-SAMPLE_BYTES = 8 << 20
-"""Of weights that are multiplied in a measurement, about."""
+SAMPLE_BYTES = 48 << 20
+"""Of weights that are multiplied in a measurement, about: more than caches hold, as in a model, where each is read once a step."""
 MOST_INPUT_BYTES = 64 << 20
 """Launches that read or write more of what comes from outside are not measured."""
 MOST_ROWS = 128
-ROUNDS = 8
+ROUNDS, FEWEST_ROUNDS = 8, 4
 """Runs of each way, in turn."""
+ENOUGH_SECONDS = 0.1
+"""After that much no further rounds are begun."""
 CLEARLY = 0.9
 """A guess is left for a way that takes at most this part of the time, in each half of the runs."""
 UNDISTURBED = 0.9
@@ -183,6 +185,8 @@ class _Measurement:
         for turn in range(ROUNDS + 1):
             if turn == 1:  # the first touches memory, and wakes workers
                 begin, cpu = time.perf_counter(), time.process_time()
+            elif turn > FEWEST_ROUNDS and time.perf_counter() - begin > ENOUGH_SECONDS:
+                break
             for way, program in zip(taken, self._ways, strict=True):
                 start = time.perf_counter()
                 program.executor.run_at(ready.bases, program.bases, ready.offsets)
@@ -191,7 +195,8 @@ class _Measurement:
         workers = self._ways[0].executor.pool.num_threads
         if had < UNDISTURBED * workers * (time.perf_counter() - begin):
             return None
-        halves = slice(1, ROUNDS // 2 + 1), slice(ROUNDS // 2 + 1, None)
+        middle = (len(taken[0]) + 1) // 2
+        halves = slice(1, middle), slice(middle, None)
         best = [[min(way[half]) for way in taken] for half in halves]
         if rows <= self._guess:
             return any(many > CLEARLY * few for few, many in best)
