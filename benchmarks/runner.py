@@ -9,6 +9,7 @@ import re
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,6 +102,10 @@ class Samples:
         return f"{self.median:.4g} ({min(self.values):.4g}–{max(self.values):.4g})"
 
 
+PAUSE = 0.05
+"""Seconds between two turns: threads of ONNX Runtime go on spinning after a run, which took half of a core from who came next."""
+
+
 def interleave(
     workers: Sequence[Worker], op: str, runs: int, warmups: int = 1, **arguments: Any
 ) -> dict[str, dict[str, Samples]]:
@@ -111,6 +116,7 @@ def interleave(
     out: dict[str, dict[str, Samples]] = {worker.name: {} for worker in workers}
     for _ in range(runs):
         for worker in workers:
+            time.sleep(PAUSE)
             for figure, value in worker.call(op, **arguments).items():
                 out[worker.name].setdefault(figure, Samples()).values.append(value)
     return out
