@@ -83,7 +83,6 @@ class KernelTable:
         self,
         kernel: Any,
         arguments: Sequence[Argument | Chosen],
-        scalars: Sequence[Size],
         params: Mapping[str, Any],
         epilogue: str | None,
     ) -> tuple[str, tuple[Slot, ...]]:
@@ -100,8 +99,8 @@ class KernelTable:
             inline = {} if epilogue is None else {"epilogue": self._inline(epilogue)}
             return kernel, {**params, **inline}
 
-        ir = self._specialise(key, make, [*specs, *[k.i64] * len(scalars)])
-        return ir.key, self.slots(ir, arguments, scalars)
+        ir = self._specialise(key, make, specs)
+        return ir.key, self.slots(ir, arguments)
 
     def _inline(self, text: str) -> Any:
         if text not in self._inlines:
@@ -127,7 +126,7 @@ class KernelTable:
 
     @staticmethod
     def slots(
-        ir: k.KernelIR, arguments: Sequence[Argument | Chosen], scalars: Sequence[Size]
+        ir: k.KernelIR, arguments: Sequence[Argument | Chosen], scalars: Sequence[Size] = ()
     ) -> tuple[Slot, ...]:
         """What goes into each slot of a kernel."""
         slots: list[Slot] = []

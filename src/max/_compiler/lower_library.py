@@ -187,7 +187,7 @@ class LibraryLowering(Placing):
             given.append(arguments[-1])
             written.append(False)
         text = None if epilogue is None else epilogue.source
-        kernel = self.kernels.library(call.kernel, given, (), call.params, text)
+        kernel = self.kernels.library(call.kernel, given, call.params, text)
         self.launch(kernel, arguments, written, call.serial, label, in_place, both, parts, flops)
 
     def attention(self, op: MoOp) -> None:
@@ -217,7 +217,7 @@ class LibraryLowering(Placing):
             # strides come when the program runs, but for those of neighbours
             known = tuple([axis == len(arg.shape) - 1 for axis in range(len(arg.shape))])
             arguments.append(Argument(pointer, view, arg.static, known))
-        kernel = self.kernels.library(call.kernel, arguments, (), call.params, None)
+        kernel = self.kernels.library(call.kernel, arguments, call.params, None)
         written = [isinstance(arg, library.Arg) and arg.source != "operand" for arg in call.args]
         flops = products(op.name, op.operands, op.results)
         self.launch(kernel, arguments, written, call.serial, "attention", flops=flops)
@@ -258,7 +258,7 @@ class LibraryLowering(Placing):
             written.append(position < num_results or mutable)
             if mutable:
                 both.append(place.buffer)
-        made = self.kernels.library(kernel, arguments, (), dict(parameters), None)
+        made = self.kernels.library(kernel, arguments, dict(parameters), None)
         self.launch(made, arguments, written, False, symbol, (), both)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,9 @@ from max.graph import BufferType, DeviceRef, Graph, TensorType, ops
 from max.interfaces import TextGenerationContext
 from max.nn.kv_cache.manager import RaggedKVCacheInputs
 from max.pipelines.lib.interfaces import ModelInputs, PipelineModel
+from max.pipelines.lib.sampling.inputs import SEED_MASK
 
 _NO_TOKEN = -1
-_MASK = (1 << 64) - 1
 
 
 def next_step_graph() -> Graph:
@@ -116,16 +116,17 @@ class DecodeLoop:
         inputs.update(sampling=sampling)
         history = np.empty((steps, len(batch)), np.int64)
         done = np.zeros(1, np.int64)
-        first_seeds = np.array([c.sampling_params.seed & _MASK for c in batch], np.uint64)
+        first_seeds = np.array([c.sampling_params.seed & SEED_MASK for c in batch], np.uint64)
         interrupted, again = self._flags
         read = [Tensor.from_numpy(array) for array in (first_seeds, _ends(batch))]
         changed = [
             tokens, cache.cache_lengths, cache.max_lengths, sampling.seed,
             *map(Tensor.from_numpy, (history, done)), again,
         ]  # fmt: skip
-        after: Callable[[list[Tensor]], list[Tensor]] = lambda outputs: [  # noqa: E731
-            outputs[0], *read, interrupted, *changed,
-        ]  # fmt: skip
+
+        def after(outputs: list[Tensor]) -> list[Tensor]:
+            return [outputs[0], *read, interrupted, *changed]
+
         self._loop.run(self._pipeline_model.decoding_inputs(inputs), after, again)
         self._interrupted[0] = 0
         return inputs, tokens, history[: int(done[0])]

@@ -18,7 +18,8 @@ from max.dtype import DType
 from max.graph import DeviceRef, TensorType, TensorValue, ops
 from max.interfaces import TextGenerationContext
 
-_MASK = (1 << 64) - 1
+SEED_MASK = (1 << 64) - 1
+"""Seeds have 64 bits."""
 
 
 def step_seed(seed: int, position: int) -> int:
@@ -33,9 +34,9 @@ def step_seed(seed: int, position: int) -> int:
     Returns:
         64 well mixed bits (splitmix64).
     """
-    z = (seed + (position + 1) * 0x9E3779B97F4A7C15) & _MASK
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    z = (seed + (position + 1) * 0x9E3779B97F4A7C15) & SEED_MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & SEED_MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & SEED_MASK
     return z ^ (z >> 31)
 
 
