@@ -700,6 +700,29 @@ def test_each_index_is_handed_out_once(grain):
     assert (x == 1).all()
 
 
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("grain", [0, 5])
+@pytest.mark.parametrize("multiple", [1, 4])
+@pytest.mark.parametrize("total", [0, 1, 7, 23, 1001])
+def test_chunks_are_long_at_first_and_short_at_the_end(total, multiple, grain, workers):
+    text = """
+    def note(ends: k.InOut[k.i64, 1], grain: k.i64, ctx: k.Context, *, multiple):
+        for lo, hi in ctx.chunks(ends.shape[0], grain, multiple):
+            for i in range(lo, hi):
+                ends[i] += hi
+    """
+    given = [np.zeros(total, np.int64), np.int64(grain)]
+    ends, _ = both(k.from_source(text, "note", {"k": k}), given, {"multiple": multiple}, workers)
+    share = max(total // (4 * workers), 1)
+    long, short = (grain, grain) if grain else (share, max(share // 4, 1))
+    expected, begin = np.zeros_like(ends), 0
+    while begin < total:
+        size = long if begin < 3 * workers * (-(-long // multiple) * multiple) else short
+        end = total if workers == 1 else min(begin + -(-size // multiple) * multiple, total)
+        expected[begin:end], begin = end, end
+    np.testing.assert_array_equal(ends, expected)
+
+
 def test_one_of_two_views():
     text = """
     def choose(out: k.Output[k.f32, 2], x: k.Input[k.f32, 2], y: k.Input[k.f32, 1], n: k.i64):

@@ -17,7 +17,7 @@ from max._kernels import amx_int8
 from max._kernels.lowering import KernelCall, Operand, Workspace, product, view
 from max._kernels.matmul import LANES_K, identity, round_up
 from max._kernels.panel_blocks import BLOCK_SUMS, plan, tile_heights
-from max._kernels.strips import COLUMNS, ask_for_strip, run_of, store_strip
+from max._kernels.strips import COLUMNS, ask_for_strip, store_strip
 from max._kernels.tiles import Tiling
 from max.dtype import DType
 from max.kernel import Target
@@ -378,7 +378,7 @@ def matmul_int8(
     zeros = ctx.scratch(k.i32, (FEW_ROWS,))
     lowest = note_rows(zeros, words, stride, rows, stride, magnitude, t.width)
     strips = k.ceildiv(columns, COLUMNS)
-    for strip in ctx.parallel(strips, grain=run_of(strips, ctx.num_workers)):
+    for strip in ctx.parallel(strips):
         i = k.i64(0)
         while i < rows:
             left = rows - i

@@ -18,7 +18,7 @@ from max._kernels import amx_packed, int8_panels, panels
 from max._kernels.lowering import KernelCall, Limit, Operand, Workspace, product, view
 from max._kernels.matmul import identity
 from max._kernels.packed import BLOCK, FORMATS, LINE, ROWS, PackedFormat
-from max._kernels.strips import Parts, further_results, run_of, store_strip, unchanged
+from max._kernels.strips import Parts, further_results, store_strip, unchanged
 from max._kernels.tiles import FIRST_4, LAST_4
 from max.dtype import DType
 from max.kernel import Target
@@ -406,7 +406,7 @@ def qmatmul_packed(
         wanted = k.ceildiv(4 * ctx.num_workers, k.max(strips, 1))
         row_blocks = k.max(k.ceildiv(rows, BLOCK_ROWS), k.min(wanted, k.ceildiv(tiles, 4)))
     tiles_a_block = k.ceildiv(tiles, row_blocks)
-    run = k.i64(1) if many else run_of(strips, ctx.num_workers)
+    run = k.i64(1) if many else k.i64(0)
     for row_block, strip in ctx.parallel((row_blocks, strips), grain=run):
         groups = w[strip:]
         row = k.i64(0)

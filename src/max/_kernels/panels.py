@@ -26,7 +26,7 @@ from max._kernels.panel_blocks import (
     storage,
     widened,
 )
-from max._kernels.strips import Parts, further_results, run_of, store_strip, unchanged
+from max._kernels.strips import Parts, further_results, store_strip, unchanged
 from max._kernels.tiles import Tiling, multiply_add, pack_columns, pack_rows, tiling
 from max.dtype import DType
 
@@ -161,7 +161,7 @@ def matmul_panels(
             many_rows(out, a, panels, extra, direct, epilogue, parts, t, ctx)
         return
     c = ctx.scratch(t.sums, (MOST_FEW_ROWS * COLUMNS,))
-    for strip in ctx.parallel(strips, grain=run_of(strips, ctx.num_workers)):
+    for strip in ctx.parallel(strips):
         i = k.i64(0)
         flat = a.reshape(rows * size)
         while i < rows:

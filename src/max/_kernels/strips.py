@@ -46,12 +46,6 @@ def _rows(index: int, out: Operand) -> Arg:
 
 
 @k.inline
-def run_of(strips: Any, workers: Any) -> Any:
-    """How many strips a worker takes one after the other, for few rows: long runs are read fastest, and quarters of a share keep workers equally busy."""
-    return k.max(strips // (4 * workers), 1)
-
-
-@k.inline
 def unchanged(part: int, sums: Any, row: Any, col: Any, mask: Any, extra: Any) -> Any:
     """The epilogue of parts that changes nothing."""
     return sums

@@ -19,6 +19,7 @@ import numpy as np
 
 from max.kernel import lang, values
 from max.kernel.errors import KernelTypeError
+from max.kernel.ir import LONG_SHARE, LONGS, SHORT_SHARE
 from max.kernel.source import Kernel
 from max.kernel.target import Target, host_target
 from max.kernel.types import Access, Context, InOut, Input, Output, ScalarType, scalar_type
@@ -238,14 +239,16 @@ class RunContext:
         if self.num_workers == 1:
             yield 0, total
             return
-        parts = 4 * self.num_workers
-        size = grain if grain > 0 else max((total + parts - 1) // parts, 1)
-        size = (size + multiple - 1) // multiple * multiple
+        long = grain if grain > 0 else max(total // (LONG_SHARE * self.num_workers), 1)
+        short = grain if grain > 0 else max(long // SHORT_SHARE, 1)
+        long, short = (-(-size // multiple) * multiple for size in (long, short))
+        longs = LONGS * self.num_workers
         while True:
             number = next_chunk()
-            if number * size >= total:
+            begin = min(number, longs) * long + max(number - longs, 0) * short
+            if begin >= total:
                 return
-            yield number * size, min((number + 1) * size, total)
+            yield begin, min(begin + (long if number < longs else short), total)
 
     def parallel(self, shape: Any, grain: Any = 0) -> Iterator[Any]:
         """All indices of this worker's chunks."""

@@ -137,11 +137,16 @@ class Leave:
     label: int
 
 
+LONG_SHARE, LONGS, SHORT_SHARE = 4, 3, 4
+"""Where no grain is given a worker's share is this many long chunks, of which this many come first, each as long as so many short ones."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Parallel:
     """Hands out ``[begin, end)`` chunks of ``[0, total)`` to the workers, from the counter line ``phase``.
 
-    ``grain`` 0 means about four chunks a worker; chunk sizes are multiples of ``multiple``.
+    ``grain`` 0 means long chunks first, of a quarter of a worker's share, and for the last quarter of the work short ones of a sixteenth:
+    long runs are read fastest, and nobody waits long for who took the last. Chunk sizes are multiples of ``multiple``.
     """
 
     begin: Ref

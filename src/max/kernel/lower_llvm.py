@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from max.kernel.ir import (
+    LONG_SHARE,
+    LONGS,
+    SHORT_SHARE,
     Alloc,
     Assign,
     Atom,
@@ -29,8 +32,6 @@ from max.kernel.lower_tiles import uses_tiles
 from max.kernel.lower_types import MEMORY, atom_text, llvm_type
 from max.kernel.target import Target
 from max.kernel.types import f64
-
-_CHUNKS_PER_WORKER = 4
 
 
 def emit_llvm(ir: KernelIR, target: Target) -> str:
@@ -215,7 +216,7 @@ class _Lowering(OpLowering):
         single = self.temp(f"icmp eq i64 {workers}, 1")
         some = self.temp(f"icmp sgt i64 {total}, 0")
         # before the branch: they are used where a chunk of the single worker could, for all LLVM knows, come by too
-        grain = self._grain(s, total, workers)
+        long, short, longs = self._chunk_sizes(s, total, workers)
         counters = self.context(2, "ptr")
         counter = self.temp(f"getelementptr inbounds i8, ptr {counters}, i64 {64 * s.phase}")
         self.out(f"br i1 {single}, label %{first}, label %{fetch}")
@@ -223,9 +224,19 @@ class _Lowering(OpLowering):
         self.out(f"br i1 {some}, label %{chunk}, label %{done}")
         self.start(fetch)
         number = self.temp(f"atomicrmw add ptr {counter}, i64 1 monotonic, align 8")
-        from_ = self.temp(f"mul i64 {number}, {grain}")
+        if longs:
+            is_long = self.temp(f"icmp slt i64 {number}, {longs}")
+            size = self.temp(f"select i1 {is_long}, i64 {long}, i64 {short}")
+            longs_before = self.temp(f"select i1 {is_long}, i64 {number}, i64 {longs}")
+            in_longs = self.temp(f"mul i64 {longs_before}, {long}")
+            shorts_before = self.temp(f"sub i64 {number}, {longs_before}")
+            in_shorts = self.temp(f"mul i64 {shorts_before}, {short}")
+            from_ = self.temp(f"add i64 {in_longs}, {in_shorts}")
+        else:
+            size = long
+            from_ = self.temp(f"mul i64 {number}, {long}")
         more = self.temp(f"icmp slt i64 {from_}, {total}")
-        after = self.temp(f"add i64 {from_}, {grain}")
+        after = self.temp(f"add i64 {from_}, {size}")
         inside = self.temp(f"icmp slt i64 {after}, {total}")
         to = self.temp(f"select i1 {inside}, i64 {after}, i64 {total}")
         self.out(f"br i1 {more}, label %{chunk}, label %{done}")
@@ -238,24 +249,32 @@ class _Lowering(OpLowering):
         self.out(f"br i1 {single}, label %{done}, label %{fetch}")
         self.start(done)
 
-    def _grain(self, s: Parallel, total: str, workers: str) -> str:
-        grain = self.atom(s.grain)
-        automatic = grain == "0"
-        if automatic or isinstance(s.grain, Ref):
-            parts = self.temp(f"mul i64 {workers}, {_CHUNKS_PER_WORKER}")
-            rounded = self.temp(f"add i64 {total}, {parts}")
-            share = self.temp(f"sub i64 {rounded}, 1")
-            chosen = self.temp(f"udiv i64 {share}, {parts}")
-            if not automatic:
-                given = self.temp(f"icmp sgt i64 {grain}, 0")
-                chosen = self.temp(f"select i1 {given}, i64 {grain}, i64 {chosen}")
-            positive = self.temp(f"icmp sgt i64 {chosen}, 0")
-            grain = self.temp(f"select i1 {positive}, i64 {chosen}, i64 1")
-        if s.multiple > 1:
-            up = self.temp(f"add i64 {grain}, {s.multiple - 1}")
-            count = self.temp(f"udiv i64 {up}, {s.multiple}")
-            grain = self.temp(f"mul i64 {count}, {s.multiple}")
-        return grain
+    def _chunk_sizes(self, s: Parallel, total: str, workers: str) -> tuple[str, str, str]:
+        """The sizes of long and short chunks, and how many long ones there are; the last is empty where all have one size."""
+        given = self.atom(s.grain)
+        if not isinstance(s.grain, Ref) and given != "0":
+            return self._whole(given, s.multiple), "", ""
+        parts = self.temp(f"mul i64 {workers}, {LONG_SHARE}")
+        long = self._at_least_one(self.temp(f"udiv i64 {total}, {parts}"))
+        short = self._at_least_one(self.temp(f"udiv i64 {long}, {SHORT_SHARE}"))
+        if isinstance(s.grain, Ref):
+            wanted = self.temp(f"icmp sgt i64 {given}, 0")
+            long = self.temp(f"select i1 {wanted}, i64 {given}, i64 {long}")
+            short = self.temp(f"select i1 {wanted}, i64 {given}, i64 {short}")
+        longs = self.temp(f"mul i64 {workers}, {LONGS}")
+        return self._whole(long, s.multiple), self._whole(short, s.multiple), longs
+
+    def _at_least_one(self, size: str) -> str:
+        positive = self.temp(f"icmp sgt i64 {size}, 0")
+        return self.temp(f"select i1 {positive}, i64 {size}, i64 1")
+
+    def _whole(self, size: str, multiple: int) -> str:
+        """`size`, rounded up to multiples."""
+        if multiple == 1:
+            return size
+        up = self.temp(f"add i64 {size}, {multiple - 1}")
+        count = self.temp(f"udiv i64 {up}, {multiple}")
+        return self.temp(f"mul i64 {count}, {multiple}")
 
     def _barrier(self, s: Barrier) -> None:
         """A barrier lets everyone through once a worker has raised, wherever it did: the run is over, all return.
