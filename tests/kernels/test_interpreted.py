@@ -334,6 +334,26 @@ CASES: dict[
         for dtype in (F32, BF16, np.float16)
         for rows in (3, 9)
     },
+    **{
+        f"norm and packed_matmul {encoding} {np.dtype(dtype)}, {rows} rows": (
+            "mok.packed_matmul",
+            [
+                floats(rows, inner, dtype=dtype),
+                RNG.integers(0, 60, (1, FORMATS["Q4_0"].group_bytes(inner)), np.uint8)
+                if encoding == "Q4_0"
+                else floats(1, panel_elements(inner), dtype=dtype),
+                floats(inner, dtype=dtype),
+            ],
+            [(dtype, (rows, 5))],
+            {"encoding": encoding, "columns": 5, "streamed": False, "norm": (1e-5, 0.5, first)},
+        )
+        for encoding, dtype, rows, inner, first in (
+            ("Q4_0", F32, 3, 64, True),
+            ("Q4_0", F32, 65, 64, True),
+            ("rows", BF16, 2, 34, False),
+            ("rows", F32, 130, 34, False),
+        )
+    },
     # several tiles, panels and K blocks, and pairs that do not fill a lane
     **{
         f"packed_matmul {np.dtype(dtype)}, [{rows}, {inner}], {columns} columns": (

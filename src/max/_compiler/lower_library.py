@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+from xdsl.ir import SSAValue
+
 from max import kernel as k
 from max._compiler.attention import attention_views
 from max._compiler.codegen.epilogue import EpilogueText, write_epilogue
@@ -14,8 +16,9 @@ from max._compiler.codegen.spec import Leaf, RegionSpec
 from max._compiler.counts import operations, products, region_name
 from max._compiler.kernels import Argument
 from max._compiler.mok import MatmulOp, PackOp, RegionOp
+from max._compiler.passes.fuse import PACKED_PRODUCTS
 from max._compiler.placing import Place, Placing, described
-from max._compiler.region import RegionParts
+from max._compiler.region import RegionParts, norm_before
 from max._compiler.shapes import shape_of
 from max._compiler.sizes import Size, simplify
 from max._compiler.template import Chosen, Discover, UnsupportedOpError
@@ -97,9 +100,10 @@ class LibraryLowering(Placing):
 
     def library(self, op: MoOp, outer: MoOp, epilogue: RegionParts | None) -> None:
         """A launch of a library kernel; `outer` is the region whose results it writes, or the op itself."""
-        operands = [v for v in op.operands if isinstance(v.type, ShapedType)]
+        values, attributes = with_norm(op)
+        operands = [v for v in values if isinstance(v.type, ShapedType)]
         results = [v for v in outer.results if isinstance(v.type, ShapedType)]
-        name, attributes = op.name, op.attrs
+        name = op.name
         if op.name == "mo.custom":
             name, attributes = op.attr("symbol"), op.attr("parameters")
             if not library.supports(name):
@@ -130,7 +134,7 @@ class LibraryLowering(Placing):
             sources = [(outers[index], offset) for index, offset in epilogue.sources]
             results_at = [(place, 0) for place in outputs]
             in_place = self.in_place(epilogue.spec, results_at, sources, places)
-        flops = products(name, operands, results)
+        flops = products(name, op.operands, results)
         if isinstance(outer, RegionOp) and epilogue is not None:
             flops = simplify(flops + operations(outer))
         label = region_name(outer) if isinstance(outer, RegionOp) else name.partition(".")[2]
@@ -260,6 +264,16 @@ class LibraryLowering(Placing):
                 both.append(place.buffer)
         made = self.kernels.library(kernel, arguments, dict(parameters), None)
         self.launch(made, arguments, written, False, symbol, (), both)
+
+
+def with_norm(op: MoOp) -> tuple[list[SSAValue], Mapping[str, Any]]:
+    """The operands and attributes of an op's launch; where it computes a norm, the norm's x instead of its result, gamma last, and `norm`."""
+    norm = norm_before(op) if op.name in PACKED_PRODUCTS else None
+    if norm is None:
+        return list(op.operands), op.attrs
+    x, gamma = norm.operands
+    what = (norm.attr("epsilon"), norm.attr("weight_offset"), norm.attr("multiply_before_cast"))
+    return [x, *op.operands[1:], gamma], {**op.attrs, "norm": what}
 
 
 def plain(value: Any) -> Any:

@@ -14,7 +14,7 @@ from max._compiler.codegen.spec import Leaf, RegionSpec, Result
 from max._compiler.counts import operations, products, region_name
 from max._compiler.kernels import Argument
 from max._compiler.layout import collapse
-from max._compiler.lower_library import LibraryLowering
+from max._compiler.lower_library import LibraryLowering, with_norm
 from max._compiler.mok import MatmulOp, PackedProductsOp, RegionOp
 from max._compiler.passes.base import ops_of
 from max._compiler.placing import Place, described
@@ -127,6 +127,9 @@ class RegionLowering(LibraryLowering):
         if isinstance(main, PackedProductsOp):
             self.packed_products(main, op)
             return
+        if op.yielded == tuple(main.results):
+            self.library(main, op, None)
+            return
         parts = epilogue_parts(op, main)
         if parts is not None:
             self.library(main, op, parts)
@@ -148,11 +151,10 @@ class RegionLowering(LibraryLowering):
     def packed_products(self, op: PackedProductsOp, outer: RegionOp | None = None) -> None:
         """A launch that makes several products, with an epilogue for each part of them."""
         jobs = plan_products(op, outer)
-        operands = list(op.operands)
+        operands, attributes = with_norm(op)
         outputs = [[self.allocate(v) for v in job.results] for job in jobs]
         attributes = {
-            "encoding": op.attr("encoding"),
-            "streamed": op.attr("streamed"),
+            **attributes,
             "parts": tuple([(job.products, len(job.results)) for job in jobs]),
         }
         results = [described(v) for job in jobs for v in job.results]
@@ -177,7 +179,7 @@ class RegionLowering(LibraryLowering):
                 in_place += self.in_place(
                     job.epilogue.spec, [target], read[number], [*places, *others]
                 )
-        flops = products(op.name, operands, op.results)
+        flops = products(op.name, op.operands, op.results)
         if outer is not None:
             flops = simplify(flops + operations(outer))
         label = region_name(outer) if outer is not None else "packed_products"

@@ -18,7 +18,7 @@ from max._compiler.sizes import Size, Sizes
 from max.dtype import DType
 from max.mlir import MoOp, ShapedType
 
-__all__ = ["RegionParts", "epilogue_parts", "needed_ops", "region_parts"]
+__all__ = ["RegionParts", "epilogue_parts", "needed_ops", "norm_before", "region_parts"]
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,13 @@ class _Builder:
     strip = True
     """Whether axes of size 1 are no part of the iteration space."""
 
-    def __init__(self, region: BodyOp, only: SSAValue | None = None) -> None:
+    def __init__(
+        self, region: BodyOp, only: SSAValue | None = None, main: MoOp | None = None
+    ) -> None:
         self.yielded = region.yielded if only is None else (only,)
-        self.ops = ops_of(region.block)[:-1] if only is None else needed_ops(only)
+        ops = ops_of(region.block)[:-1] if only is None else needed_ops(only)
+        norm = None if main is None else norm_before(main)
+        self.ops = [op for op in ops if op is not norm]
         self.values: list[Value] = []
         self.sources: list[tuple[int, Size]] = []
         self.known: dict[Value, int] = {}
@@ -208,7 +212,7 @@ def region_parts(
         layouts: How the results lie in memory; contiguous by default.
         only: Of what the region yields, the value that is computed; all by default.
     """
-    builder = _Builder(region, only)
+    builder = _Builder(region, only, main)
     for index, argument in enumerate(region.block.args):
         builder.layouts[argument] = (index, Layout.contiguous(shape_of(argument)))
     for op in builder.ops:
@@ -226,6 +230,12 @@ def region_parts(
         strides = builder.strides(layout)
         results.append(Result(builder.operand(value), type_.dtype, strides))
     return RegionParts(_collapsed(builder, results), tuple(builder.sources))
+
+
+def norm_before(main: MoOp) -> MoOp | None:
+    """The norm that a product in the body of a library region makes of its left operand itself."""
+    owner = main.operands[0].owner if main.operands else None
+    return owner if isinstance(owner, MoOp) and owner.name == "mo.rms_norm" else None
 
 
 def needed_ops(value: SSAValue) -> list[MoOp]:
@@ -259,7 +269,7 @@ def epilogue_parts(
     Returns:
         The parts, without sources for the first leaves; None where an operand does not lie regularly over the rows.
     """
-    builder = _Builder(region, only)
+    builder = _Builder(region, only, op)
     products = op.results[:1] if products is None else products
     shape = shape_of(products[0])
     builder.space, builder.axis = shape, -1

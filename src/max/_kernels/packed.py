@@ -106,6 +106,8 @@ FORMATS: Mapping[str, PackedFormat] = {
         PackedFormat("Q6_K", 6, 32, parts=2),
     )
 }
+DENSE = ("rows", "columns")
+"""The encodings of weights that are no blocks: how a row of them lies."""
 
 
 @k.inline

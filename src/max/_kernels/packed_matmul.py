@@ -18,6 +18,7 @@ from max._kernels import amx_packed, int8_panels, panels
 from max._kernels.lowering import KernelCall, Limit, Operand, Workspace, product, view
 from max._kernels.matmul import identity
 from max._kernels.packed import BLOCK, FORMATS, LINE, ROWS, PackedFormat
+from max._kernels.row_norms import Norm, norm_arguments, normalise
 from max._kernels.strips import Parts, further_results, store_strip, unchanged
 from max._kernels.tiles import FIRST_4, LAST_4
 from max.dtype import DType
@@ -337,24 +338,12 @@ def multiply_strip(
             c.store(r * COLUMNS + first + v * width, value=total[r, v])
 
 
-@k.kernel
-def qmatmul_packed(
-    out: k.Output,
-    x: k.Input,
-    w: k.Input,
-    workspace: k.InOut,
-    few: k.i64,  # pyright: ignore
-    *extra: k.InOut,
-    ctx: k.Context,
-    encoding: str,
-    locality: int = KEPT,
-    parts: Parts = (),
-    epilogue: Any = identity,
-) -> None:
-    """`out` `[M, N]` = `epilogue(x wᵀ)` from `x` `[M, K]` and packed groups `w` `[groups, bytes]`.
-
-    Up to `few` rows are multiplied by what is unpacked in registers. With `parts` there are several products; see `max._kernels.strips`.
-    """
+@k.inline
+def multiply(
+    out: Any, x: Any, w: Any, workspace: Any, few: Any, extra: Any, ctx: Any, encoding: str, locality: int,
+    parts: Parts, epilogue: Any,
+) -> None:  # fmt: skip
+    """The products of a launch; see `qmatmul_packed`."""
     form = FORMATS[encoding]
     width = ctx.target.width(k.f32)
     by_tiles = ctx.target.tile_products
@@ -476,14 +465,57 @@ def qmatmul_packed(
             matrix_tiles.release()
 
 
+@k.kernel
+def qmatmul_packed(
+    out: k.Output,
+    x: k.Input,
+    w: k.Input,
+    workspace: k.InOut,
+    few: k.i64,  # pyright: ignore
+    *extra: k.InOut,
+    ctx: k.Context,
+    encoding: str,
+    locality: int = KEPT,
+    parts: Parts = (),
+    epilogue: Any = identity,
+) -> None:
+    """`out` `[M, N]` = `epilogue(x wᵀ)` from `x` `[M, K]` and packed groups `w` `[groups, bytes]`.
+
+    Up to `few` rows are multiplied by what is unpacked in registers. With `parts` there are several products; see `max._kernels.strips`.
+    """
+    multiply(out, x, w, workspace, few, extra, ctx, encoding, locality, parts, epilogue)
+
+
+@k.kernel
+def qmatmul_normalised(
+    out: k.Output,
+    x: k.Input,
+    w: k.Input,
+    workspace: k.InOut,
+    gamma: k.Input,
+    memory: k.InOut,
+    few: k.i64,  # pyright: ignore
+    *extra: k.InOut,
+    ctx: k.Context,
+    encoding: str,
+    norm: Norm,
+    locality: int = KEPT,
+    parts: Parts = (),
+    epilogue: Any = identity,
+) -> None:
+    """`qmatmul_packed` of `x`, normalised; see `max._kernels.row_norms`."""
+    rows = normalise(x, gamma, memory, norm, ctx)
+    multiply(out, rows, w, workspace, few, extra, ctx, encoding, locality, parts, epilogue)
+
+
 def _lower_packed_matmul(
     operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
 ) -> KernelCall:
     if attributes["encoding"] in int8_panels.ENCODINGS:
         return int8_panels.lower_matmul(operands, results)
-    parts: Parts = attributes.get("parts", ())
     if attributes["encoding"] not in FORMATS:
-        return panels.lower_matmul(operands, results, parts)
+        return panels.lower_matmul(operands, results, attributes)
+    parts: Parts = attributes.get("parts", ())
     locality = STREAMED if attributes["streamed"] else KEPT
     form = FORMATS[attributes["encoding"]]
     x, out = operands[0], results[0]
@@ -492,20 +524,23 @@ def _lower_packed_matmul(
     words = inner // BLOCK * (8 + 1 + form.parts)
     rows = product(x.shape[:last]) + amx_packed.TILE_ROWS
     workspace = Workspace(DType.float32, (rows * words + ALONE_WORKERS * ALONE_WORDS,))
+    norm_args, norm_params, memory = norm_arguments(operands, attributes, 1)
     args = (
         view("result", 0, out, (range(last), (last,)), static=False),
         view("operand", 0, x, (range(last), (last,)), static=False),
         view("operand", 1, operands[1], static=False),
         view("workspace", 0, workspace, static=False),
+        *norm_args,
         Limit(
             f"{attributes['encoding']}, k {inner}", FEW_ROWS, BLOCK_ROWS, product(x.shape[:last])
         ),
         *further_results(results),
     )
-    params: dict[str, Any] = {"encoding": attributes["encoding"], "locality": locality}
+    params = {"encoding": attributes["encoding"], "locality": locality, **norm_params}
     if parts:
         params |= {"parts": parts, "epilogue": unchanged}
-    return KernelCall(qmatmul_packed, args, params, epilogue=True, workspaces=(workspace,))
+    kernel = qmatmul_normalised if memory else qmatmul_packed
+    return KernelCall(kernel, args, params, epilogue=True, workspaces=(workspace, *memory))
 
 
 LOWERINGS = {"mok.packed_matmul": _lower_packed_matmul, "mok.packed_products": _lower_packed_matmul}

@@ -12,7 +12,7 @@ One kernel, which branches on the number of rows at run time:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max import kernel as k
@@ -26,6 +26,7 @@ from max._kernels.panel_blocks import (
     storage,
     widened,
 )
+from max._kernels.row_norms import Norm, norm_arguments, normalise
 from max._kernels.strips import Parts, further_results, store_strip, unchanged
 from max._kernels.tiles import Tiling, multiply_add, pack_columns, pack_rows, tiling
 from max.dtype import DType
@@ -131,22 +132,12 @@ def few_rows(
             c.store(r * COLUMNS + first + v * t.width, value=sums[r, v])
 
 
-@k.kernel
-def matmul_panels(
-    out: k.Output,
-    a: k.Input,
-    panels: k.Input,
-    few: k.i64,  # pyright: ignore
-    *extra: k.InOut,
-    ctx: k.Context,
-    in_place: bool,
-    parts: Parts = (),
-    epilogue: Any = identity,
-) -> None:
-    """`out` `[M, N]` = `epilogue(a @ b)` from `a` `[M, K]` and the panels `[panels, elements]` of b.
-
-    Up to `few` rows are multiplied panel by panel. Where `in_place`, rows are whole lanes whatever a lane is. With `parts` there are several products; see `max._kernels.strips`.
-    """
+@k.inline
+def multiply(
+    out: Any, a: Any, panels: Any, few: Any, extra: Any, ctx: Any, in_place: bool, parts: Parts,
+    epilogue: Any,
+) -> None:  # fmt: skip
+    """The products of a launch; see `matmul_panels`."""
     t = tiling(ctx.target, a.dtype, panels.dtype)
     rows, size, strips = a.shape[0], a.shape[1], panels.shape[0]
     by_tiles = a.dtype == k.bf16 and panels.dtype == k.bf16 and ctx.target.tile_products
@@ -181,6 +172,45 @@ def matmul_panels(
         store_strip(out, c, k.i64(0), rows, strip, extra, epilogue, parts, t.width)
 
 
+@k.kernel
+def matmul_panels(
+    out: k.Output,
+    a: k.Input,
+    panels: k.Input,
+    few: k.i64,  # pyright: ignore
+    *extra: k.InOut,
+    ctx: k.Context,
+    in_place: bool,
+    parts: Parts = (),
+    epilogue: Any = identity,
+) -> None:
+    """`out` `[M, N]` = `epilogue(a @ b)` from `a` `[M, K]` and the panels `[panels, elements]` of b.
+
+    Up to `few` rows are multiplied panel by panel. Where `in_place`, rows are whole lanes whatever a lane is. With `parts` there are several products; see `max._kernels.strips`.
+    """
+    multiply(out, a, panels, few, extra, ctx, in_place, parts, epilogue)
+
+
+@k.kernel
+def matmul_normalised(
+    out: k.Output,
+    a: k.Input,
+    panels: k.Input,
+    gamma: k.Input,
+    memory: k.InOut,
+    few: k.i64,  # pyright: ignore
+    *extra: k.InOut,
+    ctx: k.Context,
+    in_place: bool,
+    norm: Norm,
+    parts: Parts = (),
+    epilogue: Any = identity,
+) -> None:
+    """`matmul_panels` of `a`, normalised; see `max._kernels.row_norms`."""
+    rows = normalise(a, gamma, memory, norm, ctx)
+    multiply(out, rows, panels, few, extra, ctx, in_place, parts, epilogue)
+
+
 def lower_pack(
     operands: Sequence[Operand],
     results: Sequence[Operand],
@@ -197,10 +227,12 @@ def lower_pack(
 
 
 def lower_matmul(
-    operands: Sequence[Operand], results: Sequence[Operand], parts: Parts = ()
+    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
 ) -> KernelCall:
-    """The product of x `[…, K]` and panels, or with `parts` several."""
+    """The product of x `[…, K]` and panels, or with `parts` several, or of x normalised."""
     x, out = operands[0], results[0]
+    parts: Parts = attributes.get("parts", ())
+    norm_args, norm_params, memory = norm_arguments(operands, attributes, 0)
     last = len(x.shape) - 1
     inner = x.shape[last]
     kinds = f"{x.dtype.name} by panels of {operands[1].dtype.name}, k {inner}"
@@ -208,13 +240,15 @@ def lower_matmul(
         view("result", 0, out, (range(last), (last,)), static=False),
         view("operand", 0, x, (range(last), (last,)), static=False),
         view("operand", 1, operands[1], static=False),
+        *norm_args,
         Limit(kinds, FEW_ROWS, MOST_FEW_ROWS, product(x.shape[:last])),
         *further_results(results),
     )
     # a row of an odd number of elements does not end with a pair
     pairs = DType.bfloat16 in (x.dtype, operands[1].dtype)
     in_place = not pairs or (isinstance(inner, int) and inner % 2 == 0)
-    params: dict[str, Any] = {"in_place": in_place}
+    params = {"in_place": in_place, **norm_params}
     if parts:
         params |= {"parts": parts, "epilogue": unchanged}
-    return KernelCall(matmul_panels, args, params, epilogue=True)
+    kernel = matmul_normalised if memory else matmul_panels
+    return KernelCall(kernel, args, params, epilogue=True, workspaces=memory)

@@ -4,7 +4,8 @@ Ops are taken in program order. An element-wise op joins the group that makes on
 same iteration space; a reduction or a row-wise op joins when the group's values have its operand's shape. Groups whose
 values meet in one op become one. A join is refused where it would make two groups wait for each other.
 
-Afterwards an element-wise group whose only input from a matmul is its result becomes that kernel's epilogue.
+Afterwards an element-wise group whose only input from a matmul is its result becomes that kernel's epilogue. An RMS norm that only
+a product by packed weights needs is computed in its kernel.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from max._compiler.passes.materialise import base_of
 from max._compiler.passes.outline import Unit, rebuild
 from max._compiler.shapes import is_view, shape_of, strip
 from max._compiler.sizes import Sizes, nominal, product
+from max._kernels.packed import DENSE, FORMATS
 from max.mlir import OPS, MoOp, ShapedType
 
 __all__ = ["REDUCES", "ROWWISE", "fuse"]
@@ -38,6 +40,8 @@ MATMULS = frozenset(
         "mo.conv_transpose",
     }
 )
+
+PACKED_PRODUCTS = frozenset({"mok.packed_matmul", "mok.packed_products"})
 
 MAX_OPS = 96
 """Ops of a region, where those over rows count as often as what they are made of."""
@@ -91,6 +95,18 @@ def _space(op: MoOp) -> tuple[Sizes, int]:
     return strip(shape, axis), len(strip(shape[:axis]))
 
 
+def product_of_norm(op: MoOp) -> MoOp | None:
+    """The product that alone needs an op, which is an RMS norm that its kernel can compute."""
+    if op.name != "mo.rms_norm" or any(is_view(v.owner) for v in op.operands):
+        return None
+    uses = list(op.results[0].uses)
+    user = uses[0].operation if len(uses) == 1 and uses[0].index == 0 else None
+    if not isinstance(user, MoOp) or user.name not in PACKED_PRODUCTS:
+        return None
+    encoding = user.attr("encoding")
+    return user if encoding in FORMATS or encoding in DENSE else None
+
+
 class Fuser:
     """Groups the ops of one block."""
 
@@ -98,6 +114,8 @@ class Fuser:
         self.ops = ops_of(block)
         self.position = {op: i for i, op in enumerate(self.ops)}
         self.group_of: dict[MoOp, Group] = {}
+        self.norms = {user: op for op in self.ops if (user := product_of_norm(op)) is not None}
+        """For products the norms that their kernels compute."""
         self.epilogues: dict[MoOp, list[Group]] = {}
         """The groups that became epilogues of ops with several results, which all wait together."""
         self.owners: dict[Group, MoOp] = {}
@@ -153,8 +171,9 @@ class Fuser:
 
     def run(self) -> list[Group]:
         groups: list[Group] = []
+        norms = set(self.norms.values())
         for position, op in enumerate(self.ops):
-            if not fusable(op):
+            if op in norms or not fusable(op):
                 continue
             space, axis = _space(op)
             chosen: Group | None = None
@@ -384,6 +403,8 @@ def fuse(block: Block) -> None:
     for group, matmul in epilogues.items():
         ops = sorted(group.ops, key=fuser.position.__getitem__)
         joined.setdefault(matmul, [matmul]).extend(ops)
+    for matmul, norm in fuser.norms.items():
+        joined.setdefault(matmul, [matmul]).insert(0, norm)
     units = [Unit(ops, "library") for ops in joined.values()]
     for group in alone:
         ops = sorted(group.ops, key=fuser.position.__getitem__)

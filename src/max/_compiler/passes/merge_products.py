@@ -11,7 +11,7 @@ from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalise import insert_before
 from max._compiler.passes.fuse import MATMULS
 from max._compiler.shapes import shape_of
-from max._kernels.packed import FORMATS
+from max._kernels.packed import DENSE, FORMATS
 from max.mlir import OPS, MoOp
 
 __all__ = ["merge_products"]
@@ -22,7 +22,6 @@ CONE_OPS = 32
 """Element-wise ops after a product that are looked at."""
 APART = MATMULS | {"mok.attention", "mo.custom", "mo.call", "mo.if", "mo.while"}
 """Products on both sides of one of these stay apart: their results would wait in memory."""
-DENSE = ("rows", "columns")
 
 
 def merge_products(block: Block) -> None:
