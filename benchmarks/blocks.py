@@ -9,12 +9,13 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from benchmarks.runner import Samples, Worker, machine, ratio
+from benchmarks.runner import MOST_TURNS, PAUSE, Samples, Worker, machine, ratio, settled
 
 ROWS = ((128, 2048), (2048, 4096), (37, 1001))
 CUBES = ((16, 128, 512), (64, 256, 1024), (7, 33, 129))
@@ -157,8 +158,12 @@ def measure(cases: Iterable[Case], runs: int = 5, seconds: float = 0.1) -> Itera
         if abs(sums[0] - sums[1]) > 0.02 * abs(sums[1]):
             raise RuntimeError(f"{block} of {shape} {dtype}: sums {sums} differ")
         times = {name: Samples() for name in ("ours", "eager", "compiled")}
-        for turn in range(runs + 1):
+        for turn in range(max(runs, MOST_TURNS) + 1):
+            if turn > max(runs, 2) and settled(times["ours"], [times["eager"], times["compiled"]]):
+                break
+            time.sleep(PAUSE)
             found = {"ours": ours.call("run", seconds=seconds)["seconds"]}
+            time.sleep(PAUSE)
             found |= peer.call("run", seconds=seconds)
             if turn:
                 for name, value in found.items():

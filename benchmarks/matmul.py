@@ -132,7 +132,7 @@ def measure(cases: Iterable[Case], runs: int = 5) -> Iterator[str]:
     """The lines of a table, as they are measured."""
     ours = Worker("benchmarks.workers.matmul_ours")
     started: dict[str, Worker] = {}
-    limits = dict.fromkeys(("read", "float32", "bfloat16", "bytes"), 0.0)
+    limits: dict[str, float] = dict.fromkeys(("read", "float32", "bfloat16", "bytes"), 0.0)
     yield from HEAD
     for case in cases:
         wanted = [name for name, (_, _, dtypes) in PEERS.items() if case.dtype in dtypes]
@@ -155,7 +155,9 @@ def measure(cases: Iterable[Case], runs: int = 5) -> Iterator[str]:
         while found is None:
             workers = [ours, *started.values()]
             try:
-                found = interleave(workers, "run", runs, seconds=0.05, **arguments)
+                found = interleave(
+                    workers, "run", runs, settle="seconds", seconds=0.05, **arguments
+                )
             except RuntimeError as error:
                 # a peer that cannot do a case is left out of it, and begins anew with the next
                 dead = [name for name, worker in started.items() if worker.ended]

@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,15 +106,40 @@ PAUSE = 0.05
 """Seconds between two turns: threads of ONNX Runtime go on spinning after a run, which took half of a core from who came next."""
 
 
+MOST_TURNS, SETTLED = 9, 1.08
+"""Short measurements go on for so many turns, until the middle half of the ratios lies within this factor."""
+
+
+def settled(ours: Samples, peers: Iterable[Samples]) -> bool:
+    """Whether the turns agree on what ours takes against each peer."""
+    for peer in peers:
+        low, _, high = statistics.quantiles(_ratios(ours, peer), n=4)
+        if high > SETTLED * low:
+            return False
+    return True
+
+
 def interleave(
-    workers: Sequence[Worker], op: str, runs: int, warmups: int = 1, **arguments: Any
+    workers: Sequence[Worker],
+    op: str,
+    runs: int,
+    warmups: int = 1,
+    settle: str | None = None,
+    **arguments: Any,
 ) -> dict[str, dict[str, Samples]]:
-    """Ask each worker in turn, ``runs`` times after ``warmups``; ``result[worker][figure]``."""
+    """Ask each worker in turn, ``runs`` times after ``warmups``; ``result[worker][figure]``.
+
+    With a figure to ``settle`` there are up to `MOST_TURNS`, until the first worker's and the others' are `settled`.
+    """
     for _ in range(warmups):
         for worker in workers:
             worker.call(op, **arguments)
     out: dict[str, dict[str, Samples]] = {worker.name: {} for worker in workers}
-    for _ in range(runs):
+    for turn in range(max(runs, MOST_TURNS) if settle else runs):
+        if settle and turn >= max(runs, 2):
+            ours, *peers = (out[worker.name][settle] for worker in workers)
+            if settled(ours, peers):
+                break
         for worker in workers:
             time.sleep(PAUSE)
             for figure, value in worker.call(op, **arguments).items():
@@ -124,7 +149,11 @@ def interleave(
 
 def ratio(ours: Samples, peer: Samples) -> float:
     """Median of the pairwise ratios ours / peer: robust when the machine's speed drifts."""
-    return statistics.median(a / b for a, b in zip(ours.values, peer.values, strict=True))
+    return statistics.median(_ratios(ours, peer))
+
+
+def _ratios(ours: Samples, peer: Samples) -> list[float]:
+    return [a / b for a, b in zip(ours.values, peer.values, strict=True)]
 
 
 def machine() -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks import blocks, generation, matmul
+from benchmarks import blocks, generation, matmul, runner
 from benchmarks.__main__ import SECTIONS, beside, geometric_mean, merge, ratios_of, with_seed
 from benchmarks.models import fits
 from benchmarks.runner import Samples, ratio
@@ -56,6 +57,32 @@ def test_means() -> None:
 def test_ratios_are_of_neighbouring_runs() -> None:
     """The machine became twice as slow between two runs: the ratio did not."""
     assert ratio(Samples([10.0, 5.0, 10.0]), Samples([5.0, 2.5, 4.0])) == 2.0
+
+
+class Engine:
+    """Answers with given figures, one a turn, after a warm-up."""
+
+    def __init__(self, name: str, *figures: float) -> None:
+        self.name, self.figures = name, iter([0.0, *figures])
+
+    def call(self, op: str, **_: object) -> dict[str, float]:
+        return {"seconds": next(self.figures)}
+
+
+def test_turns_go_on_until_they_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "PAUSE", 0.0)
+
+    def turns(ours: list[float], peer: list[float], settle: str | None = "seconds") -> int:
+        engines: Any = [Engine("ours", *ours), Engine("peer", *peer)]
+        found = runner.interleave(engines, "run", 3, settle=settle)
+        return len(found["peer"]["seconds"].values)
+
+    steady, drifting = [1.0] * 20, [1.0, 2.0, 1.0, 2.0, 1.0, 2.0] * 4
+    assert turns(steady, steady) == turns(drifting, drifting) == 3
+    assert turns(steady, drifting) == runner.MOST_TURNS
+    assert turns(steady, drifting, None) == 3
+    # one turn was disturbed
+    assert 3 < turns(steady, [1.0, 3.0, *[1.0] * 20]) < runner.MOST_TURNS
 
 
 def test_the_best_peer_counts() -> None:
