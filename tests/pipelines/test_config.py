@@ -69,7 +69,11 @@ def test_fields_of_all_parts_are_keywords(fake):
         ({"max_num_steps": 0}, "max_num_steps is 0", "-1 or >= 1"),
         ({"kv_cache_page_size": 100}, "kv_cache_page_size is 100", "multiple of 128"),
         ({"device_memory_utilization": 1.5}, "device_memory_utilization is 1.5", "at most 1"),
-        ({"max_length": 513}, "max_length 513 is more than the model can do", "--max-length"),
+        (
+            {"max_length": 513},
+            "max_length 513 is more than the model's max_position_embeddings, 512",
+            "--max-length",
+        ),
         ({"quantization_encoding": "q4_k"}, "does not run with encoding q4_k", "float32, bfloat16"),
         ({"custom_architectures": "no_such_module"}, "cannot be imported", "folder:module"),
         ({"custom_architectures": ["json"]}, "has no list ARCHITECTURES", "ARCHITECTURES ="),

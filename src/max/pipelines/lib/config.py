@@ -306,7 +306,6 @@ class PipelineConfig(StrictConfig):
             )
 
     def _resolve_length(self, architecture: SupportedArchitecture) -> None:
-        asked = self.max_length
         try:
             config = self.model_config.huggingface_config
             self.max_length = architecture.pipeline_model.calculate_max_seq_len(self, config)
@@ -317,10 +316,7 @@ class PipelineConfig(StrictConfig):
         except ConfigError:
             raise
         except ValueError as error:
-            raise ConfigError(
-                f"max_length {asked} is more than the model can do: {error}",
-                "Give a smaller --max-length.",
-            ) from error
+            raise ConfigError(str(error), "Give a smaller --max-length.") from error
 
     def _resolve_batch(self, architecture: SupportedArchitecture) -> None:
         if self.max_batch_size is None:
