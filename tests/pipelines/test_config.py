@@ -71,7 +71,7 @@ def test_fields_of_all_parts_are_keywords(fake):
         ({"device_memory_utilization": 1.5}, "device_memory_utilization is 1.5", "at most 1"),
         (
             {"max_length": 513},
-            "max_length 513 is more than the model's max_position_embeddings, 512",
+            "max_length 513: 513 is over the upper bound, 512",
             "--max-length",
         ),
         ({"quantization_encoding": "q4_k"}, "does not run with encoding q4_k", "float32, bfloat16"),

@@ -306,6 +306,7 @@ class PipelineConfig(StrictConfig):
             )
 
     def _resolve_length(self, architecture: SupportedArchitecture) -> None:
+        asked = self.max_length
         try:
             config = self.model_config.huggingface_config
             self.max_length = architecture.pipeline_model.calculate_max_seq_len(self, config)
@@ -316,7 +317,9 @@ class PipelineConfig(StrictConfig):
         except ConfigError:
             raise
         except ValueError as error:
-            raise ConfigError(str(error), "Give a smaller --max-length.") from error
+            # the architecture's own words, where they say what they are about
+            named = "" if "max_length" in str(error) else f"max_length {asked}: "
+            raise ConfigError(f"{named}{error}", "Give a smaller --max-length.") from error
 
     def _resolve_batch(self, architecture: SupportedArchitecture) -> None:
         if self.max_batch_size is None:
