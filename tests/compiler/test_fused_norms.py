@@ -107,7 +107,7 @@ def test_products_of_what_is_normalised(data: st.DataObject) -> None:
 @pytest.mark.parametrize("machine", ["", "avx2,fma"])
 @pytest.mark.parametrize("rows", [1, 9, 200])
 def test_a_block(kind: str, machine: str, rows: int) -> None:
-    """The sum is stored by the product before it, and the norm belongs to the product after it: three launches."""
+    """The sum is stored by the product before it, and the norm belongs to the products after it, which are one launch: two in all."""
     rng = np.random.default_rng(1)
     inner = 256
     weights = Weights(kind, inner, rng)

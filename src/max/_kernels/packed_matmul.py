@@ -18,7 +18,7 @@ from max._kernels import amx_packed, int8_panels, panels
 from max._kernels.lowering import KernelCall, Limit, Operand, Workspace, product, view
 from max._kernels.matmul import identity
 from max._kernels.packed import BLOCK, FORMATS, LINE, ROWS, PackedFormat
-from max._kernels.row_norms import Norm, norm_arguments, normalise
+from max._kernels.row_norms import ALONE, ALONE_WORKERS, Norm, is_alone, norm_arguments, normalise
 from max._kernels.strips import Parts, further_results, store_strip, unchanged
 from max._kernels.tiles import FIRST_4, LAST_4
 from max.dtype import DType
@@ -38,10 +38,8 @@ PANEL = 24
 """Blocks of k that are unpacked at once, whole units: with their scales they fit in the L1 cache."""
 ROUNDED = 8
 """Blocks of a tile of x that a worker rounds at once."""
-ALONE, ALONE_WORKERS = 4096, 64
-"""Up to so many elements of x each of up to so many workers rounds all for itself, which takes less time than to wait for the others."""
 ALONE_WORDS = ALONE // BLOCK * 12
-"""Words of the workspace that a worker has then, in whole cache lines."""
+"""Words of the workspace that a worker has who rounds a small x for itself, in whole cache lines."""
 
 
 AHEAD = 4096
@@ -358,7 +356,7 @@ def multiply(
     height = k.i64(tile) if many else rows
     tiles = k.ceildiv(rows, k.max(height, 1))
     size = blocks * height
-    alone = not many and rows * inner <= ALONE and ctx.num_workers <= ALONE_WORKERS
+    alone = not many and is_alone(rows * inner, ctx)
     mine = workspace[(ctx.worker * ALONE_WORDS if alone else k.i64(0)) :]
     q = mine.view(k.i32)
     scales = mine[tiles * size * 8 :]

@@ -19,6 +19,12 @@ Norm = tuple[float, float, bool]
 
 
 @k.inline
+def is_alone(elements: Any, ctx: Any) -> Any:
+    """Whether each worker computes so many elements of x for itself."""
+    return elements <= ALONE and ctx.num_workers <= ALONE_WORKERS
+
+
+@k.inline
 def normalise_row(out: Any, x: Any, gamma: Any, norm: Norm, width: int) -> None:
     """`out` `[K]` = `x / sqrt(mean(x²) + epsilon) * (gamma + offset)`."""
     epsilon, offset, multiply_first = norm
@@ -43,7 +49,7 @@ def normalise(x: Any, gamma: Any, memory: Any, norm: Norm, ctx: Any) -> Any:
     """The rows of `x` `[M, K]`, normalised, in `memory`; when it returns this worker may read all of them."""
     rows, size = x.shape[0], x.shape[1]
     width = ctx.target.width(k.f32)
-    alone = rows * size <= ALONE and ctx.num_workers <= ALONE_WORKERS
+    alone = is_alone(rows * size, ctx)
     out = memory[(ctx.worker * ALONE if alone else k.i64(0)) :]
     if alone:
         for r in range(rows):
