@@ -257,6 +257,17 @@ def test_dot_bf16_on_arm(width):
     np.testing.assert_allclose(out, 1 + products, rtol=1e-5, atol=1e-5)
 
 
+def test_a_virtual_machine_hides_features():
+    """The processor's name promises AVX-512; a hypervisor has switched it off."""
+    host = k.host_target()
+    if not host.is_x86 or not host.has("avx2"):
+        pytest.skip("not an x86 machine with avx2")
+    hidden = k.Target(frozenset({"avx2", "fma", "f16c", "bmi2"}), host.triple, "znver4")
+    ir = k.specialize(everything, specs(k.bf16), {"W": 16}, hidden)
+    assert "vfmadd" in assembly(ir, hidden)
+    assert not re.search(r"zmm|%[xy]mm(1[6-9]|2\d|3[01])|vcvtneps2bf16", assembly(ir, hidden))
+
+
 def test_dot_i8_on_arm():
     target = k.Target(frozenset({"neon", "i8mm"}), ARM.triple, "generic")
     specs_ = [k.TensorSpec(k.i32, (8,)), k.TensorSpec(k.u8, (None,)), k.TensorSpec(k.i8, (None,))]

@@ -58,6 +58,12 @@ def _from_macos() -> frozenset[str]:
 
 
 @functools.cache
+def known_features() -> frozenset[str]:
+    """LLVM's names of the CPU features of this machine's family, present or not."""
+    return frozenset(llvm.get_host_cpu_features())
+
+
+@functools.cache
 def host_features() -> frozenset[str]:
     """LLVM's names of the CPU features that code may use here."""
     found = frozenset(name for name, on in llvm.get_host_cpu_features().items() if on)

@@ -10,7 +10,7 @@ from typing import Any
 import llvmlite.binding as llvm
 
 from max._config import FlagError, flags
-from max.kernel.host import ARM64_BASE, ARM64_FEATURES, host_features
+from max.kernel.host import ARM64_BASE, ARM64_FEATURES, host_features, known_features
 from max.kernel.types import scalar_type
 
 _X86_BASE = frozenset({"sse", "sse2", "cx8", "fxsr", "mmx", "64bit", "cmov"})
@@ -41,6 +41,7 @@ _IMPLIED = {
 }
 _AMX = ("amx-tile", "amx-bf16", "amx-int8")
 _AMX_CPU = "sapphirerapids"
+_GENERIC_X86 = "x86-64"
 #: A feature of ours: kernels take their paths for matrix tiles, which memory stands in for.
 EMULATED_TILES = "amx-emulated"
 #: In ``MAX_CPU_FEATURES``: all that the machine has.
@@ -171,10 +172,16 @@ class Target:
         base = _X86_BASE if self.is_x86 else ARM64_BASE if self.is_arm64 else frozenset[str]()
         names = self.closure | base
         on = [f"+{name}" for name in sorted(names - {EMULATED_TILES})]
-        # the processor's name would bring them back
-        told = ARM64_FEATURES if self.is_arm64 else _AMX if self.cpu == _AMX_CPU else ()
-        off = [f"-{name}" for name in sorted(told) if name not in names]
+        # the processor's name would bring them back, though a virtual machine may hide them
+        off = [f"-{name}" for name in sorted(self._told) if name not in names]
         return ",".join([*on, *off, *(["-prefer-256-bit"] if self.has("avx512f") else [])])
+
+    @property
+    def _told(self) -> frozenset[str]:
+        """The features that LLVM may take from the processor's name."""
+        if self.is_arm64:
+            return ARM64_FEATURES
+        return known_features() if self.is_x86 and self.cpu != _GENERIC_X86 else frozenset()
 
     @functools.cached_property
     def name(self) -> str:
@@ -252,7 +259,7 @@ def _host(allowed: frozenset[str] | None) -> Target:
     if chosen - {EMULATED_TILES} == present:
         return Target(chosen, triple, cpu)
     # a restricted target must not bring back features through the processor's name
-    generic = "x86-64" if triple.startswith("x86_64") else "generic"
+    generic = _GENERIC_X86 if triple.startswith("x86_64") else "generic"
     return Target(chosen, triple, generic)
 
 
