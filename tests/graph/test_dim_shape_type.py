@@ -147,7 +147,10 @@ def test_types_through_mlir(type_: Type) -> None:
 
 def test_types() -> None:
     tensor = TensorType(DType.float32, ("n", 4), driver.CPU())
-    assert tensor.device == CPU and tensor.rank == 2 and tensor.num_elements == Dim("n") * 4
+    assert tensor.device == CPU and tensor.rank == 2 and tensor.cast(DType.int8).dtype is DType.int8
+    assert TensorType(DType.bool, (3, 4), CPU).num_elements() == 12
+    with pytest.raises(RuntimeError, match="no fixed number of elements"):
+        tensor.num_elements()
     assert tensor.as_buffer().as_tensor() == tensor and tensor.as_buffer() != tensor
     assert tensor != TensorType(DType.float32, ("m", 4), CPU) and tensor != 3
     for layout in (FilterLayout.QRSCF, ConvInputLayout.NCHW):

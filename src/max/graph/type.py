@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import lru_cache
@@ -12,9 +13,9 @@ from xdsl.ir import Attribute
 
 from max import mlir
 from max.dtype import DType
-from max.graph.dim import Dim
 from max.graph.shape import Shape, ShapeLike
 from max.mlir.attributes import from_attr, to_attr
+from max.mlir.errors import ArgumentError
 from max.mlir.types import DeviceRefAttr
 
 if TYPE_CHECKING:
@@ -224,7 +225,7 @@ class _ShapedType(Type[MlirType]):
         self.device = DeviceRef.CPU() if device is None else DeviceRef.from_device(device)
         for axis, dim in enumerate(self.shape):
             if dim.expr.is_static and dim.expr.value < 0:
-                raise ValueError(
+                raise ArgumentError(
                     f"{type(self).__name__}: axis {axis} has size {dim}, expected 0 or more"
                 )
 
@@ -233,13 +234,15 @@ class _ShapedType(Type[MlirType]):
         """The number of dimensions."""
         return len(self.shape)
 
-    @property
-    def num_elements(self) -> Dim:
-        """The product of the dimensions."""
-        product = Dim(1)
-        for dim in self.shape:
-            product = product * dim
-        return product
+    def num_elements(self) -> int:
+        """The product of the dimensions.
+
+        Raises:
+            RuntimeError: A dimension is not static.
+        """
+        if not Shape.is_static(self.shape):
+            raise RuntimeError(f"{self} has no fixed number of elements: a dimension is symbolic")
+        return math.prod(dim.dim for dim in self.shape)
 
     def __repr__(self) -> str:
         return (
@@ -271,6 +274,10 @@ class TensorType(_ShapedType[mlir.TensorType]):
     ) -> None:
         super().__init__(dtype, shape, device)
         self._layout = _layout
+
+    def cast(self, dtype: DType) -> TensorType:
+        """The tensor type of another element type, with this shape and device."""
+        return TensorType(dtype, self.shape, self.device, self._layout)
 
     def as_buffer(self) -> BufferType:
         """The buffer type of this element type, shape and device."""

@@ -9,6 +9,7 @@ from xdsl.ir import Attribute
 
 from max.graph import graph as _graph
 from max.graph.value import TensorValue, TensorValueLike, Value, tensor_of
+from max.mlir.errors import AxisError
 
 
 def as_tensor(value: TensorValueLike) -> TensorValue:
@@ -32,14 +33,14 @@ def normalize_axis(op: str, axis: int, rank: int, what: str = "axis") -> int:
 
     Raises:
         TypeError: The axis is not an int.
-        ValueError: The axis is out of range.
+        AxisError: The axis is out of range.
     """
     if isinstance(axis, bool) or not hasattr(axis, "__index__"):
         raise TypeError(f"{op}: {what} is {axis!r}, expected an int")
     index = axis.__index__()
     if not -rank <= index < rank:
         expected = f"{-rank} to {rank - 1}" if rank else "a tensor of rank 1 or more"
-        raise ValueError(
+        raise AxisError(
             f"{op}: {what} {index} is out of range for a tensor of rank {rank}; expected {expected}"
         )
     return index + rank if index < 0 else index
