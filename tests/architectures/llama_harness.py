@@ -16,9 +16,9 @@ from max.dtype import DType
 from max.graph.weights import WeightData
 from max.nn.kv_cache import KVCacheParams
 from max.nn.transformer import ReturnLogits
-from max.pipelines.architectures.llama3.config import Llama3Config
-from max.pipelines.architectures.llama3.model import build_graph, weights_registry
-from max.pipelines.architectures.llama3.weights import convert_state_dict
+from max.pipelines.architectures.llama3.llama3 import build_graph, weights_registry
+from max.pipelines.architectures.llama3.model_config import Llama3Config
+from max.pipelines.architectures.llama3.weight_adapters import convert_safetensor_state_dict
 from tests.nn.harness import Array, session
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -124,7 +124,7 @@ class Server:
     ) -> None:
         config = Llama3Config.from_huggingface(huggingface_config, max_seq_len)
         params = KVCacheParams(dtype, config.num_kv_heads, config.head_dim, page_size=page_size)
-        registry = weights_registry(config, params, dtype, convert_state_dict(weights))
+        registry = weights_registry(config, params, dtype, convert_safetensor_state_dict(weights))
         self.graph = build_graph(
             config, params, dtype, return_logits, with_sampling, use_subgraphs=use_subgraphs
         )

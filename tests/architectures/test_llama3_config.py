@@ -20,9 +20,9 @@ from max.nn.rotary_embedding import (
     YarnRotaryEmbedding,
 )
 from max.nn.transformer import ReturnLogits
-from max.pipelines.architectures.llama3.config import Llama3Config
-from max.pipelines.architectures.llama3.model import Llama3, build_graph, weights_registry
-from max.pipelines.architectures.llama3.weights import convert_state_dict
+from max.pipelines.architectures.llama3.llama3 import Llama3, build_graph, weights_registry
+from max.pipelines.architectures.llama3.model_config import Llama3Config
+from max.pipelines.architectures.llama3.weight_adapters import convert_safetensor_state_dict
 
 LLAMA3 = {
     "factor": 8.0,
@@ -131,7 +131,7 @@ def test_names_of_checkpoints() -> None:
     found = checkpoint(made, params, np.float32)
     buffer = "model.layers.0.self_attn.rotary_emb.inv_freq"
     found[buffer] = WeightData.from_numpy(np.ones(4, np.float32), buffer)
-    converted = convert_state_dict(found)
+    converted = convert_safetensor_state_dict(found)
     assert "layers.1.self_attn.q_proj.weight" in converted
     assert "lm_head.weight" in converted and "embed_tokens.weight" in converted
     assert set(converted) == set(Llama3(made, params, DType.float32).raw_state_dict())
@@ -140,10 +140,10 @@ def test_names_of_checkpoints() -> None:
 def test_weights_are_converted_once_and_shared_where_they_fit() -> None:
     made, params = parts()
     bf16 = checkpoint(made, params, ml_dtypes.bfloat16)
-    same = weights_registry(made, params, DType.bfloat16, convert_state_dict(bf16))
+    same = weights_registry(made, params, DType.bfloat16, convert_safetensor_state_dict(bf16))
     name = "layers.0.mlp.up_proj.weight"
     assert same[name] is bf16[f"model.{name}"].data
-    wide = weights_registry(made, params, DType.float32, convert_state_dict(bf16))
+    wide = weights_registry(made, params, DType.float32, convert_safetensor_state_dict(bf16))
     assert {Tensor.from_dlpack(v).dtype for v in wide.values()} == {DType.float32}
 
 
@@ -151,10 +151,10 @@ def test_a_tied_output_layer_needs_no_weight() -> None:
     made, params = parts(tie_word_embeddings=True)
     found = checkpoint(made, params, np.float32)
     assert "lm_head.weight" not in found
-    weights_registry(made, params, DType.float32, convert_state_dict(found))
+    weights_registry(made, params, DType.float32, convert_safetensor_state_dict(found))
     # some checkpoints have the embedding twice
     found["lm_head.weight"] = found["model.embed_tokens.weight"]
-    registry = weights_registry(made, params, DType.float32, convert_state_dict(found))
+    registry = weights_registry(made, params, DType.float32, convert_safetensor_state_dict(found))
     assert "lm_head.weight" not in registry
 
 
@@ -165,7 +165,7 @@ def test_mistakes_in_checkpoints_are_named() -> None:
     found["model.norm.weight"] = WeightData.from_numpy(np.ones(31, np.float32), "")
     found["model.extra"] = WeightData.from_numpy(np.ones(3, np.float32), "")
     with pytest.raises(ValueError) as error:
-        weights_registry(made, params, DType.float32, convert_state_dict(found))
+        weights_registry(made, params, DType.float32, convert_safetensor_state_dict(found))
     text = str(error.value)
     for part in ("norm.weight has shape [31], the model takes [32]", "missing: lm_head", "extra"):
         assert part in text

@@ -17,6 +17,7 @@
     assert y.to_numpy().tolist() == [2.0, 4.0]
 """
 
+from max._earlier import earlier_names
 from max.engine._model import Model, MojoValue, TensorSpec
 from max.engine._session import (
     AssertLevel,
@@ -38,3 +39,5 @@ __all__ = [
     "SplitKReductionPrecision",
     "TensorSpec",
 ]
+
+__getattr__ = earlier_names(__name__)

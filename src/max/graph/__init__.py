@@ -13,6 +13,7 @@
         graph.output(ops.silu(gate) * x)
 """
 
+from max._earlier import earlier_names
 from max.graph.dim import AlgebraicDim, Dim, DimLike, StaticDim, SymbolicDim
 from max.graph.shape import Shape, ShapeLike
 from max.graph.sharding import ShardingStrategy
@@ -79,3 +80,5 @@ __all__ = [
     "ops",
     "quantization",
 ]
+
+__getattr__ = earlier_names(__name__)

@@ -6,6 +6,7 @@ only talks to clients, stays light.
 
 from __future__ import annotations
 
+from max._earlier import earlier_names
 from max.interfaces.audio_generation import (
     AudioGenerationContextType,
     AudioGenerationInputs,
@@ -140,3 +141,5 @@ __all__ = [
     "msgpack_numpy_decoder",
     "msgpack_numpy_encoder",
 ]
+
+__getattr__ = earlier_names(__name__)

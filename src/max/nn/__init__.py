@@ -1,5 +1,6 @@
 """Layers, attention over a paged KV cache, transformers."""
 
+from max._earlier import earlier_names
 from max.nn.attention import (
     AttentionWithRope,
     DataParallelAttentionWithRope,
@@ -126,3 +127,5 @@ __all__ = [
     "clear_hooks",
     "recursive_named_layers",
 ]
+
+__getattr__ = earlier_names(__name__)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
+from max._earlier import earlier_names
 from max.graph import DeviceRef, Graph, ShardingStrategy, TensorValue, Type, Value, Weight
 from max.nn._repr import module_tree
 from max.nn._weight_values import (
@@ -444,3 +445,6 @@ def recursive_named_layers(parent: Module, prefix: str = "") -> Iterable[tuple[s
         yield name, layer
         for part, sublayer in layer.sublayers.items():
             queue.append((f"{name}.{part}" if name else part, cast(Module, sublayer)))
+
+
+__getattr__ = earlier_names(__name__)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from max._earlier import earlier_names
 from max.dtype import DType
 from max.graph import (
     BufferValue,
@@ -589,3 +590,6 @@ class MLPV1(Layer):
             x: ``[…, hidden_dim]``.
         """
         return self.down_proj(ops.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+__getattr__ = earlier_names(__name__)

@@ -5,8 +5,9 @@ The names here are loaded when they are first used, so that importing a part doe
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from max._earlier import earlier_names
 
 if TYPE_CHECKING:
     from max.pipelines.core import TextAndVisionContext, TextContext
@@ -97,12 +98,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_WHERE[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = earlier_names(__name__, _WHERE)
 
 
 def __dir__() -> list[str]:

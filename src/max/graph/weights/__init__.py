@@ -19,4 +19,5 @@ from max.graph.weights._pytorch import PytorchWeights as PytorchWeights
 from max.graph.weights._safetensors import SafetensorWeights as SafetensorWeights
 from max.graph.weights._safetensors_file import WeightsFileError as WeightsFileError
 from max.graph.weights._weight_data import WeightData as WeightData
+from max.graph.weights._weight_data import WeightsAdapter as WeightsAdapter
 from max.graph.weights._weights import Weights as Weights

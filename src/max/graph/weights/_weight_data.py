@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -98,3 +99,7 @@ class WeightData:
     def __dlpack_device__(self) -> tuple[int, int]:
         """The DLPack device of the data."""
         return self.data.__dlpack_device__()
+
+
+WeightsAdapter: TypeAlias = Callable[..., dict[str, WeightData]]
+"""Renames the weights of a checkpoint to those of a model: ``adapter(dict(weights.items()), …)``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from max._earlier import earlier_names
 from max.pipelines.core.context import TextAndVisionContext, TextContext, TTSContext
 from max.pipelines.core.exceptions import ConfigError, InputError, ModelFilesError, UserError
 from max.pipelines.core.validation import (
@@ -30,3 +31,5 @@ __all__ = [
     "validate_requires_vision_context",
     "validate_vision_position_ids",
 ]
+
+__getattr__ = earlier_names(__name__)

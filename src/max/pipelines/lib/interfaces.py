@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,8 @@ import numpy.typing as npt
 from max.driver import Device, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession, Model
-from max.graph.weights import WeightData, Weights
+from max.graph.weights import Weights
+from max.graph.weights import WeightsAdapter as WeightsAdapter
 from max.interfaces import (
     BaseContextType,
     LogProbabilities,
@@ -52,8 +53,6 @@ if TYPE_CHECKING:
     from max.pipelines.lib.model_config import KVCacheConfig
 
 logger = logging.getLogger("max.pipelines")
-
-WeightsAdapter: TypeAlias = Callable[..., dict[str, WeightData]]
 
 
 class ModelInputs:

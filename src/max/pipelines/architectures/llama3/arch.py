@@ -1,387 +1,54 @@
-"""Llama for the pipelines: how its graph is loaded, fed and run."""
+"""Llama as the registry knows it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
-
-import numpy as np
-
-from max.driver import Device, Tensor
-from max.dtype import DType
-from max.engine import InferenceSession, Model
-from max.graph import DeviceRef
-from max.graph.weights import Weights, WeightsFormat
+from max.graph.weights import WeightsFormat
 from max.interfaces import PipelineTask
-from max.nn.kv_cache.cache_params import KVCacheParams, KVCacheStrategy
-from max.nn.kv_cache.manager import KVCacheInputs
-from max.nn.transformer.transformer import ReturnLogits
-from max.pipelines.architectures.llama3.config import Llama3Config, stores_plain_zeros
-from max.pipelines.architectures.llama3.model import build_graph, weights_registry
-from max.pipelines.architectures.llama3.weights import (
+from max.nn.kv_cache.cache_params import KVCacheStrategy
+from max.pipelines.architectures.llama3.model import Llama3Model
+from max.pipelines.architectures.llama3.weight_adapters import (
     convert_gguf_state_dict,
-    convert_state_dict,
-    gptq_v1,
+    convert_safetensor_state_dict,
 )
-from max.pipelines.core import TextContext
-from max.pipelines.kv_cache.memory import cache_bytes
-from max.pipelines.lib.config import PipelineConfig
 from max.pipelines.lib.config_enums import RopeType, SupportedEncoding
-from max.pipelines.lib.hf_config import HuggingFaceConfig
-from max.pipelines.lib.interfaces import (
-    KVCacheMixin,
-    ModelInputs,
-    ModelOutputs,
-    PipelineModel,
-    WeightsAdapter,
-    upper_bounded_default,
-)
-from max.pipelines.lib.model_config import KVCacheConfig
 from max.pipelines.lib.registry import SupportedArchitecture
 from max.pipelines.lib.tokenizer import TextTokenizer
 
-__all__ = ["ARCHITECTURES", "Llama3Inputs", "Llama3Model"]
-
-
-class Llama3Inputs(ModelInputs):
-    """What a step takes.
-
-    Args:
-        tokens: The new tokens of all requests, int64 ``[total_seq_len]``.
-        input_row_offsets: Where each request begins in them, uint32 ``[batch + 1]``.
-        return_n_logits: Of how many last tokens logits are returned, int64 ``[1]``.
-        kv_cache_inputs: The cache.
-    """
-
-    def __init__(
-        self,
-        tokens: Tensor,
-        input_row_offsets: Tensor,
-        return_n_logits: Tensor,
-        kv_cache_inputs: KVCacheInputs,
-    ) -> None:
-        self.tokens = tokens
-        self.input_row_offsets = input_row_offsets
-        self.return_n_logits = return_n_logits
-        self.kv_cache_inputs = kv_cache_inputs
-
-
-class Llama3Model(PipelineModel[TextContext], KVCacheMixin):
-    """A Llama model that picks the next tokens in its graph."""
-
-    samples_in_graph = True
-
-    model: Model
-    """The loaded graph."""
-
-    def __init__(
-        self,
-        pipeline_config: PipelineConfig,
-        session: InferenceSession,
-        huggingface_config: HuggingFaceConfig,
-        encoding: SupportedEncoding,
-        devices: list[Device],
-        kv_cache_config: KVCacheConfig,
-        weights: Weights,
-        adapter: WeightsAdapter | None = None,
-        return_logits: ReturnLogits = ReturnLogits.LAST_TOKEN,
-    ) -> None:
-        super().__init__(
-            pipeline_config,
-            session,
-            huggingface_config,
-            encoding,
-            devices,
-            kv_cache_config,
-            weights,
-            adapter,
-            return_logits,
-        )
-        self.model = self.load_model(session)
-
-    def load_model(self, session: InferenceSession) -> Model:
-        """Builds, compiles and loads the graph.
-
-        Args:
-            session: The session that runs it.
-
-        Raises:
-            ValueError: The config or the weights do not fit the architecture.
-        """
-        config = Llama3Config.from_huggingface(self.huggingface_config, self.max_seq_len)
-        params = self.get_kv_params(
-            self.huggingface_config,
-            len(self.devices),
-            self.kv_cache_config,
-            self.encoding.cache_dtype,
-        )
-        convert = convert_state_dict if self.adapter is None else self.adapter
-        state_dict = convert(
-            dict(self.weights.items()),
-            huggingface_config=self.huggingface_config,
-            pipeline_config=self.pipeline_config,
-        )
-        if self.pipeline_config.model_config.weights_format is WeightsFormat.gguf:
-            # their queries and keys have rotated pairs side by side; an output layer of its own is there or not
-            tied = "lm_head.weight" not in state_dict
-            config = replace(config, interleaved_rope=True, tie_word_embeddings=tied)
-        elif config.quantization is not None and stores_plain_zeros(self.huggingface_config):
-            state_dict = gptq_v1(state_dict, config.quantization.bits)
-        registry = weights_registry(config, params, self.dtype, state_dict)
-        graph = build_graph(
-            config,
-            params,
-            self.dtype,
-            self.return_logits,
-            with_sampling=True,
-            device=DeviceRef.from_device(self.devices[0]),
-            use_subgraphs=self.pipeline_config.model_config.use_subgraphs,
-            state_dict=state_dict,
-        )
-        return session.load(graph, weights_registry=registry)
-
-    @property
-    def decoding_graph(self) -> Model:
-        """The loaded graph."""
-        return self.model
-
-    def decoding_inputs(self, model_inputs: ModelInputs) -> Sequence[Tensor]:
-        """The inputs of the graph, in its order.
-
-        Args:
-            model_inputs: Made by one of the ``prepare_*`` methods, with ``sampling`` set.
-
-        Raises:
-            TypeError: They are another model's inputs.
-            ValueError: The sampling parameters are missing.
-        """
-        if not isinstance(model_inputs, Llama3Inputs):
-            raise TypeError(
-                f"Llama3Model: got {type(model_inputs).__name__}, expected Llama3Inputs"
-            )
-        if model_inputs.sampling is None or model_inputs.kv_cache_inputs is None:
-            raise ValueError("Llama3Model: the inputs lack sampling or kv_cache_inputs")
-        return (
-            model_inputs.tokens,
-            model_inputs.input_row_offsets,
-            model_inputs.return_n_logits,
-            *model_inputs.kv_cache_inputs,
-            *model_inputs.sampling,
-        )
-
-    def execute(self, model_inputs: ModelInputs) -> ModelOutputs:
-        """Runs a step.
-
-        Args:
-            model_inputs: As for :meth:`decoding_inputs`.
-
-        Raises:
-            TypeError: They are another model's inputs.
-            ValueError: The sampling parameters are missing.
-        """
-        next_tokens, last, *more = self.model.execute(*self.decoding_inputs(model_inputs))
-        if not more:
-            return ModelOutputs(last, next_token_logits=last, next_tokens=next_tokens)
-        logits, offsets = more
-        return ModelOutputs(logits, last, offsets, next_tokens)
-
-    def prepare_initial_token_inputs(
-        self,
-        context_batch: Sequence[TextContext],
-        kv_cache_inputs: KVCacheInputs | None = None,
-        return_n_logits: int = 1,
-    ) -> Llama3Inputs:
-        """The inputs of a batch's first step, out of each request's ``next_tokens``.
-
-        Args:
-            context_batch: The requests.
-            kv_cache_inputs: The cache's pages and tables for them.
-            return_n_logits: Of how many last tokens to return logits.
-
-        Raises:
-            ValueError: The batch is empty, or there is no cache.
-        """
-        if not context_batch or kv_cache_inputs is None:
-            raise ValueError("Llama3Model: a step needs requests and a KV cache")
-        parts = [context.next_tokens for context in context_batch]
-        offsets = np.cumsum([0, *map(len, parts)], dtype=np.uint32)
-        return Llama3Inputs(
-            self._place(np.concatenate(parts).astype(np.int64)),
-            self._place(offsets),
-            Tensor.from_numpy(np.array([return_n_logits], np.int64)),
-            kv_cache_inputs,
-        )
-
-    def prepare_next_token_inputs(
-        self, next_tokens: Tensor, prev_model_inputs: ModelInputs
-    ) -> Llama3Inputs:
-        """The inputs of a further step of the same batch.
-
-        Args:
-            next_tokens: The tokens that the last step chose ``[batch]``.
-            prev_model_inputs: The last step's inputs; ``kv_cache_inputs`` is up to date already.
-
-        Raises:
-            TypeError: They are another model's inputs.
-        """
-        if not isinstance(prev_model_inputs, Llama3Inputs):
-            raise TypeError(
-                f"Llama3Model: got {type(prev_model_inputs).__name__}, expected Llama3Inputs"
-            )
-        cache = prev_model_inputs.kv_cache_inputs
-        assert cache is not None
-        offsets = prev_model_inputs.input_row_offsets
-        # as many tokens as requests: one each, as now
-        if prev_model_inputs.tokens.shape != next_tokens.shape:
-            offsets = self._place(np.arange(next_tokens.shape[0] + 1, dtype=np.uint32))
-        return Llama3Inputs(next_tokens, offsets, prev_model_inputs.return_n_logits, cache)
-
-    def _place(self, array: Any) -> Tensor:
-        tensor = Tensor.from_numpy(array)
-        device = self.devices[0]
-        return tensor if device.is_host else tensor.to(device)
-
-    @classmethod
-    def calculate_max_seq_len(
-        cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
-    ) -> int:
-        """The configured ``max_length``, at most what the model can do.
-
-        Args:
-            pipeline_config: The configuration of the pipeline.
-            huggingface_config: The model's config.json.
-
-        Raises:
-            ValueError: ``max_length`` is more than the model can do.
-        """
-        longest = Llama3Config.from_huggingface(huggingface_config).max_position_embeddings
-        try:
-            return upper_bounded_default(longest, pipeline_config.max_length)
-        except ValueError as error:
-            raise ValueError(
-                f"max_length {pipeline_config.max_length} is more than the model's "
-                f"max_position_embeddings, {longest}"
-            ) from error
-
-    @classmethod
-    def get_kv_params(
-        cls,
-        huggingface_config: HuggingFaceConfig,
-        n_devices: int,
-        kv_cache_config: KVCacheConfig,
-        cache_dtype: DType,
-    ) -> KVCacheParams:
-        """The form of the cache.
-
-        Args:
-            huggingface_config: The model's config.json.
-            n_devices: The number of devices.
-            kv_cache_config: How the cache is set up.
-            cache_dtype: The cache's dtype.
-        """
-        config = Llama3Config.from_huggingface(huggingface_config)
-        swaps = kv_cache_config.enable_kvcache_swapping_to_host
-        return KVCacheParams(
-            dtype=cache_dtype,
-            n_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            enable_prefix_caching=kv_cache_config.enable_prefix_caching,
-            enable_kvcache_swapping_to_host=swaps,
-            host_kvcache_swap_space_gb=(
-                kv_cache_config.host_kvcache_swap_space_gb if swaps else None
-            ),
-            page_size=kv_cache_config.kv_cache_page_size,
-            n_devices=n_devices,
-        )
-
-    @classmethod
-    def get_num_layers(cls, huggingface_config: HuggingFaceConfig) -> int:
-        """The number of layers.
-
-        Args:
-            huggingface_config: The model's config.json.
-        """
-        return Llama3Config.from_huggingface(huggingface_config).num_layers
-
-    @classmethod
-    def estimate_kv_cache_size(
-        cls,
-        pipeline_config: PipelineConfig,
-        available_cache_memory: int,
-        devices: list[Device],
-        huggingface_config: HuggingFaceConfig,
-        kv_cache_config: KVCacheConfig,
-        cache_dtype: DType,
-    ) -> int:
-        """The bytes that the cache will take: a full batch's, or what is available.
-
-        Args:
-            pipeline_config: The configuration of the pipeline.
-            available_cache_memory: Bytes for the cache.
-            devices: Where the model runs.
-            huggingface_config: The model's config.json.
-            kv_cache_config: How the cache is set up.
-            cache_dtype: The cache's dtype.
-        """
-        params = cls.get_kv_params(huggingface_config, len(devices), kv_cache_config, cache_dtype)
-        wanted = cache_bytes(
-            params,
-            cls.get_num_layers(huggingface_config),
-            max_batch_size=pipeline_config.max_batch_size or 1,
-            max_seq_len=cls.calculate_max_seq_len(pipeline_config, huggingface_config),
-        )
-        return min(available_cache_memory, wanted)
-
-    @classmethod
-    def estimate_activation_memory(
-        cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
-    ) -> int:
-        """The bytes of one step's hidden states and logits, generously.
-
-        Args:
-            pipeline_config: The configuration of the pipeline.
-            huggingface_config: The model's config.json.
-        """
-        config = Llama3Config.from_huggingface(huggingface_config)
-        tokens = cls.calculate_max_seq_len(pipeline_config, huggingface_config)
-        batch = pipeline_config.max_batch_size or 1
-        a_token = 4 * config.hidden_size + 2 * config.intermediate_size
-        return 4 * (tokens * a_token + batch * config.vocab_size)
-
+__all__ = ["ARCHITECTURES", "llama_arch"]
 
 _PAGED = [KVCacheStrategy.PAGED]
 
-ARCHITECTURES = [
-    SupportedArchitecture(
-        name="LlamaForCausalLM",
-        example_repo_ids=[
-            "HuggingFaceTB/SmolLM2-135M-Instruct",
-            "meta-llama/Llama-3.2-1B-Instruct",
-            "meta-llama/Llama-3.1-8B-Instruct",
-        ],
-        default_encoding=SupportedEncoding.float32,
-        supported_encodings={
-            SupportedEncoding.float32: _PAGED,
-            SupportedEncoding.bfloat16: _PAGED,
-            SupportedEncoding.float16: _PAGED,
-            SupportedEncoding.q4_0: _PAGED,
-            SupportedEncoding.q4_k: _PAGED,
-            SupportedEncoding.q5_k: _PAGED,
-            SupportedEncoding.q6_k: _PAGED,
-            SupportedEncoding.q8_0: _PAGED,
-            SupportedEncoding.gptq: _PAGED,
-        },
-        pipeline_model=Llama3Model,
-        task=PipelineTask.TEXT_GENERATION,
-        tokenizer=TextTokenizer,
-        default_weights_format=WeightsFormat.safetensors,
-        rope_type=RopeType.neox,
-        weight_adapters={
-            WeightsFormat.safetensors: convert_state_dict,
-            WeightsFormat.pytorch: convert_state_dict,
-            WeightsFormat.gguf: convert_gguf_state_dict,
-        },
-    )
-]
+llama_arch = SupportedArchitecture(
+    name="LlamaForCausalLM",
+    example_repo_ids=[
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+        "meta-llama/Llama-3.2-1B-Instruct",
+        "meta-llama/Llama-3.1-8B-Instruct",
+    ],
+    default_encoding=SupportedEncoding.float32,
+    supported_encodings={
+        SupportedEncoding.float32: _PAGED,
+        SupportedEncoding.bfloat16: _PAGED,
+        SupportedEncoding.float16: _PAGED,
+        SupportedEncoding.q4_0: _PAGED,
+        SupportedEncoding.q4_k: _PAGED,
+        SupportedEncoding.q5_k: _PAGED,
+        SupportedEncoding.q6_k: _PAGED,
+        SupportedEncoding.q8_0: _PAGED,
+        SupportedEncoding.gptq: _PAGED,
+    },
+    pipeline_model=Llama3Model,
+    task=PipelineTask.TEXT_GENERATION,
+    tokenizer=TextTokenizer,
+    default_weights_format=WeightsFormat.safetensors,
+    rope_type=RopeType.neox,
+    weight_adapters={
+        WeightsFormat.safetensors: convert_safetensor_state_dict,
+        WeightsFormat.pytorch: convert_safetensor_state_dict,
+        WeightsFormat.gguf: convert_gguf_state_dict,
+    },
+)
+"""All models of the class ``LlamaForCausalLM``."""
+
+ARCHITECTURES = [llama_arch]
 """What this package offers to the registry."""

@@ -1,336 +1,353 @@
-"""The graph of a Llama model: from a ragged batch of tokens to logits, and to the next tokens.
-
-Inputs, in this order (``batch``, ``total_seq_len``, … are symbols; see `input_types`):
-
-==================  ============================  ==============================================
-tokens              si64 ``[total_seq_len]``      the new tokens of all sequences, one after
-                                                  the other
-input_row_offsets   u32 ``[batch + 1]``           where each sequence begins in ``tokens``
-return_n_logits     si64 ``[1]``, on the CPU      for ``ReturnLogits.VARIABLE``: of how many last
-                                                  tokens of each sequence; else not read
-blocks              buffer, the cache's dtype     ``[pages, 2, layers, page_size, kv_heads,
-                                                  head_dim]``, changed in place
-cache_lengths       u32 ``[batch]``               tokens of each sequence that are cached
-lookup_table        u32 ``[batch, max_pages]``    the pages of each sequence
-max_lengths         u32 ``[steps, 2]``            the most new and the most cached tokens
-==================  ============================  ==============================================
-
-``with_sampling`` adds those of `max.pipelines.lib.sampling.inputs.sampling_input_types`: temperature,
-top_k, top_p, min_p, seed, each ``[batch]``.
-
-Outputs, in this order:
-
-1. with sampling: the next tokens, si64 ``[batch]``;
-2. the logits of the last token of each sequence, float32 ``[batch, vocab]``;
-3. for ``ReturnLogits.ALL`` and ``VARIABLE``: the logits of all (the last n) tokens, float32
-   ``[rows, vocab]``, and where each sequence begins in them, u32 ``[batch + 1]``.
-
-Weights are named as `convert_state_dict` of ``weights.py`` gives them. `weights_registry` checks and
-converts them for ``session.load(graph, weights_registry=…)``.
-"""
+"""Llama for the pipelines: how its graph is loaded, fed and run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from max.driver import DLPackArray
+import numpy as np
+
+from max.driver import Device, Tensor
 from max.dtype import DType
-from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, Type
-from max.graph.quantization import QuantizationConfig
-from max.graph.weights import WeightData
-from max.nn.attention import AttentionWithRope
-from max.nn.embedding import Embedding
-from max.nn.kv_cache import KVCacheParams, PagedCacheValues, paged_cache_types
-from max.nn.linear import MLP, GPTQLinear, Linear
-from max.nn.norm import RMSNorm
-from max.nn.rotary_embedding import RotaryEmbedding
-from max.nn.transformer import ReturnLogits, Transformer, TransformerBlock
-from max.pipelines.architectures.llama3.config import Llama3Config
-from max.pipelines.lib.sampling.inputs import sample_tokens, sampling_input_types
+from max.engine import InferenceSession, Model
+from max.graph import DeviceRef
+from max.graph.weights import Weights, WeightsFormat
+from max.nn.kv_cache.cache_params import KVCacheParams
+from max.nn.kv_cache.manager import KVCacheInputs
+from max.nn.transformer.transformer import ReturnLogits
+from max.pipelines.architectures.llama3.llama3 import build_graph, weights_registry
+from max.pipelines.architectures.llama3.model_config import Llama3Config, stores_plain_zeros
+from max.pipelines.architectures.llama3.weight_adapters import (
+    convert_safetensor_state_dict,
+    gptq_v1,
+)
+from max.pipelines.core import TextContext
+from max.pipelines.kv_cache.memory import cache_bytes
+from max.pipelines.lib.config import PipelineConfig
+from max.pipelines.lib.config_enums import SupportedEncoding
+from max.pipelines.lib.hf_config import HuggingFaceConfig
+from max.pipelines.lib.interfaces import (
+    KVCacheMixin,
+    ModelInputs,
+    ModelOutputs,
+    PipelineModel,
+    WeightsAdapter,
+    upper_bounded_default,
+)
+from max.pipelines.lib.model_config import KVCacheConfig
 
-__all__ = ["Llama3", "build_graph", "input_types", "weights_registry"]
+__all__ = ["Llama3Inputs", "Llama3Model"]
 
 
-class Llama3(Transformer):
-    """A Llama model.
+class Llama3Inputs(ModelInputs):
+    """What a step takes.
 
     Args:
-        config: Its form.
-        kv_params: The form of its cache.
-        dtype: The dtype of the weights.
-        device: Where it runs.
-        return_logits: Of which tokens logits are returned.
-        linear_cls: Makes the projections of the blocks.
+        tokens: The new tokens of all requests, int64 ``[total_seq_len]``.
+        input_row_offsets: Where each request begins in them, uint32 ``[batch + 1]``.
+        return_n_logits: Of how many last tokens logits are returned, int64 ``[1]``.
+        kv_cache_inputs: The cache.
     """
 
     def __init__(
         self,
-        config: Llama3Config,
-        kv_params: KVCacheParams,
-        dtype: DType,
-        device: DeviceRef | None = None,
-        return_logits: ReturnLogits = ReturnLogits.LAST_TOKEN,
-        linear_cls: Callable[..., Linear] = Linear,
+        tokens: Tensor,
+        input_row_offsets: Tensor,
+        return_n_logits: Tensor,
+        kv_cache_inputs: KVCacheInputs,
     ) -> None:
-        self.config = config
-        device = DeviceRef.CPU() if device is None else device
-        rope = config.rope.layer(
-            dim=config.hidden_size,
-            n_heads=config.num_heads,
-            head_dim=config.head_dim,
-            max_seq_len=config.max_seq_len,
-            interleaved=config.interleaved_rope,
-        )
-        embedding = Embedding(config.vocab_size, config.hidden_size, dtype, device)
-        output = Linear(config.hidden_size, config.vocab_size, dtype, device)
-        if config.tie_word_embeddings:
-            output.set_shared_weight("weight", embedding.weight)
+        self.tokens = tokens
+        self.input_row_offsets = input_row_offsets
+        self.return_n_logits = return_n_logits
+        self.kv_cache_inputs = kv_cache_inputs
+
+
+class Llama3Model(PipelineModel[TextContext], KVCacheMixin):
+    """A Llama model that picks the next tokens in its graph."""
+
+    samples_in_graph = True
+
+    attention_bias: bool = False
+    """Whether the projections to queries, keys and values have biases, whatever config.json says; for subclasses."""
+
+    model: Model
+    """The loaded graph."""
+
+    def __init__(
+        self,
+        pipeline_config: PipelineConfig,
+        session: InferenceSession,
+        huggingface_config: HuggingFaceConfig,
+        encoding: SupportedEncoding,
+        devices: list[Device],
+        kv_cache_config: KVCacheConfig,
+        weights: Weights,
+        adapter: WeightsAdapter | None = None,
+        return_logits: ReturnLogits = ReturnLogits.LAST_TOKEN,
+    ) -> None:
         super().__init__(
-            dim=config.hidden_size,
-            n_heads=config.num_heads,
-            layers=[
-                _block(config, kv_params, dtype, device, rope, linear_cls)
-                for _ in range(config.num_layers)
-            ],
-            norm=_norm(config, dtype),
-            output=output,
-            embedding=embedding,
-            kv_params=kv_params,
-            rope=rope,
-            return_logits=return_logits,
+            pipeline_config,
+            session,
+            huggingface_config,
+            encoding,
+            devices,
+            kv_cache_config,
+            weights,
+            adapter,
+            return_logits,
+        )
+        self.model = self.load_model(session)
+
+    def load_model(self, session: InferenceSession) -> Model:
+        """Builds, compiles and loads the graph.
+
+        Args:
+            session: The session that runs it.
+
+        Raises:
+            ValueError: The config or the weights do not fit the architecture.
+        """
+        config = Llama3Config.from_huggingface(self.huggingface_config, self.max_seq_len)
+        params = self.get_kv_params(
+            self.huggingface_config,
+            len(self.devices),
+            self.kv_cache_config,
+            self.encoding.cache_dtype,
+        )
+        convert = convert_safetensor_state_dict if self.adapter is None else self.adapter
+        state_dict = convert(
+            dict(self.weights.items()),
+            huggingface_config=self.huggingface_config,
+            pipeline_config=self.pipeline_config,
+        )
+        if self.attention_bias and not config.attention_bias:
+            # of the projection back the checkpoint tells
+            back = "layers.0.self_attn.o_proj.bias" in state_dict
+            config = replace(config, attention_bias=True, attention_output_bias=back)
+        if self.pipeline_config.model_config.weights_format is WeightsFormat.gguf:
+            # their queries and keys have rotated pairs side by side; an output layer of its own is there or not
+            tied = "lm_head.weight" not in state_dict
+            config = replace(config, interleaved_rope=True, tie_word_embeddings=tied)
+        elif config.quantization is not None and stores_plain_zeros(self.huggingface_config):
+            state_dict = gptq_v1(state_dict, config.quantization.bits)
+        registry = weights_registry(config, params, self.dtype, state_dict)
+        graph = build_graph(
+            config,
+            params,
+            self.dtype,
+            self.return_logits,
+            with_sampling=True,
+            device=DeviceRef.from_device(self.devices[0]),
+            use_subgraphs=self.pipeline_config.model_config.use_subgraphs,
+            state_dict=state_dict,
+        )
+        return session.load(graph, weights_registry=registry)
+
+    @property
+    def decoding_graph(self) -> Model:
+        """The loaded graph."""
+        return self.model
+
+    def decoding_inputs(self, model_inputs: ModelInputs) -> Sequence[Tensor]:
+        """The inputs of the graph, in its order.
+
+        Args:
+            model_inputs: Made by one of the ``prepare_*`` methods, with ``sampling`` set.
+
+        Raises:
+            TypeError: They are another model's inputs.
+            ValueError: The sampling parameters are missing.
+        """
+        if not isinstance(model_inputs, Llama3Inputs):
+            raise TypeError(
+                f"Llama3Model: got {type(model_inputs).__name__}, expected Llama3Inputs"
+            )
+        if model_inputs.sampling is None or model_inputs.kv_cache_inputs is None:
+            raise ValueError("Llama3Model: the inputs lack sampling or kv_cache_inputs")
+        return (
+            model_inputs.tokens,
+            model_inputs.input_row_offsets,
+            model_inputs.return_n_logits,
+            *model_inputs.kv_cache_inputs,
+            *model_inputs.sampling,
         )
 
+    def execute(self, model_inputs: ModelInputs) -> ModelOutputs:
+        """Runs a step.
 
-def _norm(config: Llama3Config, dtype: DType) -> RMSNorm:
-    # hidden states are float32: nothing is rounded before the product with the weight
-    return RMSNorm(config.hidden_size, dtype, config.rms_norm_eps)
+        Args:
+            model_inputs: As for :meth:`decoding_inputs`.
 
+        Raises:
+            TypeError: They are another model's inputs.
+            ValueError: The sampling parameters are missing.
+        """
+        next_tokens, last, *more = self.model.execute(*self.decoding_inputs(model_inputs))
+        if not more:
+            return ModelOutputs(last, next_token_logits=last, next_tokens=next_tokens)
+        logits, offsets = more
+        return ModelOutputs(logits, last, offsets, next_tokens)
 
-def _block(
-    config: Llama3Config,
-    kv_params: KVCacheParams,
-    dtype: DType,
-    device: DeviceRef,
-    rope: RotaryEmbedding,
-    linear_cls: Callable[..., Linear],
-) -> TransformerBlock:
-    attention = AttentionWithRope(
-        rope=rope,
-        num_attention_heads=config.num_heads,
-        num_key_value_heads=config.num_kv_heads,
-        hidden_size=config.hidden_size,
-        kv_params=kv_params,
-        devices=[device],
-        dtype=dtype,
-        linear_cls=linear_cls,
-        has_bias=config.attention_bias,
-    )
-    if config.attention_bias:
-        # of Hugging Face's Llama the projection back has a bias too
-        width = config.num_heads * config.head_dim
-        attention.o_proj = linear_cls(width, config.hidden_size, dtype, device, has_bias=True)
-    mlp = MLP(
-        dtype,
-        None,
-        config.hidden_size,
-        config.intermediate_size,
-        [device],
-        linear_cls=linear_cls,
-        has_bias=config.mlp_bias,
-        activation_function=config.activation,
-    )
-    return TransformerBlock(attention, mlp, _norm(config, dtype), _norm(config, dtype))
+    def prepare_initial_token_inputs(
+        self,
+        context_batch: Sequence[TextContext],
+        kv_cache_inputs: KVCacheInputs | None = None,
+        return_n_logits: int = 1,
+    ) -> Llama3Inputs:
+        """The inputs of a batch's first step, out of each request's ``next_tokens``.
 
+        Args:
+            context_batch: The requests.
+            kv_cache_inputs: The cache's pages and tables for them.
+            return_n_logits: Of how many last tokens to return logits.
 
-def input_types(
-    config: Llama3Config,
-    kv_params: KVCacheParams,
-    device: DeviceRef | None = None,
-    with_sampling: bool = False,
-) -> list[Type[Any]]:
-    """The types of the graph's inputs, in their order.
-
-    Args:
-        config: The form of the model.
-        kv_params: The form of its cache.
-        device: Where it runs.
-        with_sampling: Whether the graph picks the next tokens.
-    """
-    device = DeviceRef.CPU() if device is None else device
-    return [
-        TensorType(DType.int64, ["total_seq_len"], device),
-        TensorType(DType.uint32, [Dim("batch") + 1], device),
-        TensorType(DType.int64, [1], DeviceRef.CPU()),
-        *paged_cache_types(kv_params, config.num_layers, device, "batch"),
-        *(sampling_input_types(device, "batch") if with_sampling else ()),
-    ]
-
-
-def build_graph(
-    config: Llama3Config,
-    kv_params: KVCacheParams,
-    dtype: DType,
-    return_logits: ReturnLogits = ReturnLogits.LAST_TOKEN,
-    with_sampling: bool = False,
-    *,
-    device: DeviceRef | None = None,
-    use_subgraphs: bool = True,
-    state_dict: Mapping[str, WeightData] | None = None,
-) -> Graph:
-    """The graph of a Llama model; see the module's documentation for its inputs and outputs.
-
-    Args:
-        config: The form of the model.
-        kv_params: The form of its cache.
-        dtype: The dtype of the weights.
-        return_logits: Of which tokens logits are returned.
-        with_sampling: Whether the graph picks the next tokens.
-        device: Where it runs; the CPU by default.
-        use_subgraphs: Whether equal blocks are staged once.
-        state_dict: The weights, where they are quantised: the graph takes them in their encodings.
-
-    Raises:
-        ValueError: The cache does not fit the model, or the weights do not.
-    """
-    if (kv_params.n_kv_heads, kv_params.head_dim) != (config.num_kv_heads, config.head_dim):
-        raise ValueError(
-            f"build_graph: a cache of {kv_params.n_kv_heads} heads of {kv_params.head_dim}; the "
-            f"model has {config.num_kv_heads} of {config.head_dim}"
-        )
-    if state_dict is not None and is_quantised(state_dict):
-        model = quantised_model(config, kv_params, state_dict, device, return_logits)
-    else:
-        model = Llama3(config, kv_params, dtype, device, return_logits)
-        model.name_weights()
-    model.use_subgraphs = use_subgraphs
-    types = input_types(config, kv_params, device, with_sampling)
-    with Graph("llama3", input_types=types) as graph:
-        tokens, offsets, return_n_logits, *rest = graph.inputs
-        cache, sampling = rest[:4], rest[4:]
-        outputs = model(
-            tokens.tensor, PagedCacheValues.of(cache), return_n_logits.tensor, offsets.tensor
-        )
-        chosen: list[TensorValue] = []
-        if with_sampling:
-            chosen = [sample_tokens(outputs[0], *(value.tensor for value in sampling))]
-        graph.output(*chosen, *outputs)
-    return graph
-
-
-def weights_registry(
-    config: Llama3Config,
-    kv_params: KVCacheParams,
-    dtype: DType,
-    state_dict: Mapping[str, WeightData],
-) -> dict[str, DLPackArray]:
-    """Checks a checkpoint's weights against the model, and converts them to its dtype.
-
-    Weights that have the dtype already are not copied; those of quantised checkpoints stay as they are.
-
-    Args:
-        config: The form of the model.
-        kv_params: The form of its cache.
-        dtype: The dtype of the weights.
-        state_dict: The weights, by the names of `convert_state_dict`.
-
-    Raises:
-        ValueError: A weight is missing, is not one of the model, or has another shape.
-    """
-    if is_quantised(state_dict):
-        return quantised_model(config, kv_params, state_dict).state_dict()
-    values = _own_values(config, state_dict)
-    floats = {
-        name: value.astype(dtype) if value.dtype.is_float() else value
-        for name, value in values.items()
-    }
-    model = Llama3(config, kv_params, dtype)
-    model.load_state_dict(floats)
-    return model.state_dict()
-
-
-def _own_values(
-    config: Llama3Config, state_dict: Mapping[str, WeightData]
-) -> dict[str, WeightData]:
-    values = dict(state_dict)
-    if config.tie_word_embeddings:
-        values.pop("lm_head.weight", None)
-    return values
-
-
-def is_quantised(state_dict: Mapping[str, WeightData]) -> bool:
-    """Whether any weight of a checkpoint is in encoded blocks, or in the parts of GPTQ.
-
-    Args:
-        state_dict: The weights.
-    """
-    return any(
-        value.quantization_encoding is not None or name.endswith(".qweight")
-        for name, value in state_dict.items()
-    )
-
-
-def quantised_model(
-    config: Llama3Config,
-    kv_params: KVCacheParams,
-    state_dict: Mapping[str, WeightData],
-    device: DeviceRef | None = None,
-    return_logits: ReturnLogits = ReturnLogits.LAST_TOKEN,
-) -> Llama3:
-    """A model whose matrices are encoded as a checkpoint has them, each in its own way; vectors are float32.
-
-    Args:
-        config: The form of the model; of a GPTQ checkpoint with `quantization`.
-        kv_params: The form of its cache.
-        state_dict: The weights, by the names of `convert_state_dict`.
-        device: Where it runs.
-        return_logits: Of which tokens logits are returned.
-
-    Raises:
-        ValueError: A weight is missing, is not one of the model, or has another shape.
-    """
-    values = _own_values(config, state_dict)
-    linear_cls: Callable[..., Linear] = Linear
-    if any(name.endswith(".qweight") for name in values):
-        if config.quantization is None:
-            raise ValueError("the weights are GPTQ's, and config.json has no quantization_config")
-        values = _gptq_values(values, config.quantization)
-        linear_cls = _gptq_linear(config.quantization)
-    model = Llama3(config, kv_params, DType.float32, device, return_logits, linear_cls)
-    for name, weight in model.raw_state_dict().items():
-        value = values.get(name)
-        if value is None or value.quantization_encoding is not None or not value.dtype.is_float():
-            continue
-        if weight.rank > 1 and value.dtype is not DType.float64:
-            weight.dtype = value.dtype
-        values[name] = value.astype(weight.dtype)
-    model.load_state_dict(values, override_quantization_encoding=True)
-    return model
-
-
-def _gptq_values(
-    values: Mapping[str, WeightData], quantization: QuantizationConfig
-) -> dict[str, WeightData]:
-    """The weights without the trivial groups of inputs that files have where they are in order."""
-    return {
-        name: value
-        for name, value in values.items()
-        if quantization.desc_act or not name.endswith(".g_idx")
-    }
-
-
-def _gptq_linear(quantization: QuantizationConfig) -> Callable[..., Linear]:
-    def linear(
-        in_dim: int,
-        out_dim: int,
-        dtype: DType,
-        device: DeviceRef,
-        has_bias: bool = False,
-        clip_weight: float | None = None,
-        **options: Any,
-    ) -> Linear:
-        return GPTQLinear(
-            in_dim, out_dim, dtype, device, has_bias, quantization_config=quantization
+        Raises:
+            ValueError: The batch is empty, or there is no cache.
+        """
+        if not context_batch or kv_cache_inputs is None:
+            raise ValueError("Llama3Model: a step needs requests and a KV cache")
+        parts = [context.next_tokens for context in context_batch]
+        offsets = np.cumsum([0, *map(len, parts)], dtype=np.uint32)
+        return Llama3Inputs(
+            self._place(np.concatenate(parts).astype(np.int64)),
+            self._place(offsets),
+            Tensor.from_numpy(np.array([return_n_logits], np.int64)),
+            kv_cache_inputs,
         )
 
-    return linear
+    def prepare_next_token_inputs(
+        self, next_tokens: Tensor, prev_model_inputs: ModelInputs
+    ) -> Llama3Inputs:
+        """The inputs of a further step of the same batch.
+
+        Args:
+            next_tokens: The tokens that the last step chose ``[batch]``.
+            prev_model_inputs: The last step's inputs; ``kv_cache_inputs`` is up to date already.
+
+        Raises:
+            TypeError: They are another model's inputs.
+        """
+        if not isinstance(prev_model_inputs, Llama3Inputs):
+            raise TypeError(
+                f"Llama3Model: got {type(prev_model_inputs).__name__}, expected Llama3Inputs"
+            )
+        cache = prev_model_inputs.kv_cache_inputs
+        assert cache is not None
+        offsets = prev_model_inputs.input_row_offsets
+        # as many tokens as requests: one each, as now
+        if prev_model_inputs.tokens.shape != next_tokens.shape:
+            offsets = self._place(np.arange(next_tokens.shape[0] + 1, dtype=np.uint32))
+        return Llama3Inputs(next_tokens, offsets, prev_model_inputs.return_n_logits, cache)
+
+    def _place(self, array: Any) -> Tensor:
+        tensor = Tensor.from_numpy(array)
+        device = self.devices[0]
+        return tensor if device.is_host else tensor.to(device)
+
+    @classmethod
+    def calculate_max_seq_len(
+        cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
+    ) -> int:
+        """The configured ``max_length``, at most what the model can do.
+
+        Args:
+            pipeline_config: The configuration of the pipeline.
+            huggingface_config: The model's config.json.
+
+        Raises:
+            ValueError: ``max_length`` is more than the model can do.
+        """
+        longest = Llama3Config.from_huggingface(huggingface_config).max_position_embeddings
+        try:
+            return upper_bounded_default(longest, pipeline_config.max_length)
+        except ValueError as error:
+            raise ValueError(
+                f"max_length {pipeline_config.max_length} is more than the model's "
+                f"max_position_embeddings, {longest}"
+            ) from error
+
+    @classmethod
+    def get_kv_params(
+        cls,
+        huggingface_config: HuggingFaceConfig,
+        n_devices: int,
+        kv_cache_config: KVCacheConfig,
+        cache_dtype: DType,
+    ) -> KVCacheParams:
+        """The form of the cache.
+
+        Args:
+            huggingface_config: The model's config.json.
+            n_devices: The number of devices.
+            kv_cache_config: How the cache is set up.
+            cache_dtype: The cache's dtype.
+        """
+        config = Llama3Config.from_huggingface(huggingface_config)
+        swaps = kv_cache_config.enable_kvcache_swapping_to_host
+        return KVCacheParams(
+            dtype=cache_dtype,
+            n_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            enable_prefix_caching=kv_cache_config.enable_prefix_caching,
+            enable_kvcache_swapping_to_host=swaps,
+            host_kvcache_swap_space_gb=(
+                kv_cache_config.host_kvcache_swap_space_gb if swaps else None
+            ),
+            page_size=kv_cache_config.kv_cache_page_size,
+            n_devices=n_devices,
+        )
+
+    @classmethod
+    def get_num_layers(cls, huggingface_config: HuggingFaceConfig) -> int:
+        """The number of layers.
+
+        Args:
+            huggingface_config: The model's config.json.
+        """
+        return Llama3Config.from_huggingface(huggingface_config).num_layers
+
+    @classmethod
+    def estimate_kv_cache_size(
+        cls,
+        pipeline_config: PipelineConfig,
+        available_cache_memory: int,
+        devices: list[Device],
+        huggingface_config: HuggingFaceConfig,
+        kv_cache_config: KVCacheConfig,
+        cache_dtype: DType,
+    ) -> int:
+        """The bytes that the cache will take: a full batch's, or what is available.
+
+        Args:
+            pipeline_config: The configuration of the pipeline.
+            available_cache_memory: Bytes for the cache.
+            devices: Where the model runs.
+            huggingface_config: The model's config.json.
+            kv_cache_config: How the cache is set up.
+            cache_dtype: The cache's dtype.
+        """
+        params = cls.get_kv_params(huggingface_config, len(devices), kv_cache_config, cache_dtype)
+        wanted = cache_bytes(
+            params,
+            cls.get_num_layers(huggingface_config),
+            max_batch_size=pipeline_config.max_batch_size or 1,
+            max_seq_len=cls.calculate_max_seq_len(pipeline_config, huggingface_config),
+        )
+        return min(available_cache_memory, wanted)
+
+    @classmethod
+    def estimate_activation_memory(
+        cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
+    ) -> int:
+        """The bytes of one step's hidden states and logits, generously.
+
+        Args:
+            pipeline_config: The configuration of the pipeline.
+            huggingface_config: The model's config.json.
+        """
+        config = Llama3Config.from_huggingface(huggingface_config)
+        tokens = cls.calculate_max_seq_len(pipeline_config, huggingface_config)
+        batch = pipeline_config.max_batch_size or 1
+        a_token = 4 * config.hidden_size + 2 * config.intermediate_size
+        return 4 * (tokens * a_token + batch * config.vocab_size)

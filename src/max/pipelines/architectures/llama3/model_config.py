@@ -174,7 +174,8 @@ class Llama3Config:
         max_seq_len: The longest sequence that is wanted.
         rope: How positions are rotated.
         tie_word_embeddings: Whether the output layer has the embedding's weight.
-        attention_bias: Whether the attention's projections have biases.
+        attention_bias: Whether the projections to queries, keys and values have biases.
+        attention_output_bias: Whether the attention's projection back has one.
         mlp_bias: Whether the MLP's projections have biases.
         activation: The MLP's activation, by the names of `max.nn.MLP`.
         interleaved_rope: Whether the elements of a rotated pair are neighbours; in Hugging Face
@@ -195,6 +196,7 @@ class Llama3Config:
     rope: RopeConfig = RopeConfig()
     tie_word_embeddings: bool = False
     attention_bias: bool = False
+    attention_output_bias: bool = False
     mlp_bias: bool = False
     activation: str = "silu"
     interleaved_rope: bool = False
@@ -241,7 +243,9 @@ class Llama3Config:
             max_seq_len=longest if max_seq_len is None else max_seq_len,
             rope=RopeConfig.from_huggingface(config),
             tie_word_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
+            # of Hugging Face's Llama the projection back has a bias too
             attention_bias=bool(getattr(config, "attention_bias", False)),
+            attention_output_bias=bool(getattr(config, "attention_bias", False)),
             mlp_bias=bool(getattr(config, "mlp_bias", False)),
             activation=ACTIVATIONS[activation],
             quantization=_quantization(getattr(config, "quantization_config", None)),

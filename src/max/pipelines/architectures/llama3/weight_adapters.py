@@ -10,7 +10,7 @@ import numpy as np
 from max.driver import Tensor
 from max.graph.weights import WeightData
 
-__all__ = ["convert_gguf_state_dict", "convert_state_dict"]
+__all__ = ["convert_gguf_state_dict", "convert_safetensor_state_dict"]
 
 PREFIX = "model."
 """Hugging Face puts all but the output layer into a part of this name."""
@@ -19,7 +19,9 @@ UNUSED = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")
 """Buffers that old checkpoints have and that are computed here."""
 
 
-def convert_state_dict(state_dict: Mapping[str, Any], **kwargs: Any) -> dict[str, WeightData]:
+def convert_safetensor_state_dict(
+    state_dict: Mapping[str, Any], **kwargs: Any
+) -> dict[str, WeightData]:
     """The weights of a safetensors or PyTorch checkpoint by the names of `Llama3`.
 
     ==============================================  ==============================================

@@ -1,0 +1,182 @@
+"""Names as other versions of the API have them, and where they are here.
+
+Two tables. `MODULES`: modules that stand elsewhere here; a finder of `sys.meta_path` makes them when they
+are imported. `NAMES`: names that a module had or will have, for the module's own ``__getattr__``::
+
+    __getattr__ = earlier_names(__name__)
+
+Objects are the same ones under each name. Nothing of `max` is imported before somebody asks for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+LIB = "max.pipelines.lib."
+
+MODULES: dict[str, tuple[str, ...]] = {
+    "max.driver.buffer": ("max.driver",),
+    "max.driver.driver": ("max.driver",),
+    "max.driver.tensor": ("max.driver",),
+    "max.engine.api": ("max.engine",),
+    "max.graph.dtype": ("max.dtype",),
+    "max.graph.dtype_promotion": ("max.graph.ops.promotion", "max.graph"),
+    "max.graph.weights.load": ("max.graph.weights",),
+    "max.graph.weights.weights": ("max.graph.weights",),
+    "max.nn.layer.layer": ("max.nn.layer",),
+    "max.nn.layer.layer_list": ("max.nn.layer",),
+    "max.nn.legacy": ("max.nn",),
+    "max.nn.norm.group_norm": ("max.nn.norm",),
+    "max.nn.norm.layer_norm": ("max.nn.norm",),
+    "max.nn.norm.rms_norm": ("max.nn.norm",),
+    "max.pipelines.architectures.llama3_legacy": ("max.pipelines.architectures.llama3",),
+    "max.pipelines.context": ("max.pipelines.core", "max.interfaces"),
+    "max.pipelines.interfaces": ("max.interfaces", LIB + "interfaces"),
+    "max.pipelines.lib.config.config_enums": (LIB + "config_enums",),
+    "max.pipelines.lib.config.kv_cache_config": (LIB + "model_config",),
+    "max.pipelines.lib.config.model_config": (LIB + "model_config",),
+    "max.pipelines.lib.interfaces.kv_cache": (LIB + "interfaces",),
+    "max.pipelines.lib.interfaces.pipeline_model": (LIB + "interfaces", "max.nn.transformer"),
+    "max.pipelines.lib.max_config": (LIB + "model_config",),
+    "max.pipelines.lib.pipeline": (LIB + "interfaces", "max.pipelines"),
+    "max.pipelines.nn": ("max.nn",),
+    "max.pipelines.registry": (LIB + "registry",),
+    "max.pipelines.tokenizer": (LIB + "tokenizer",),
+}
+"""A module of another version, and the modules that have its names; submodules go along."""
+
+NAMES: dict[str, dict[str, str]] = {
+    "max.engine": {"DType": "max.dtype"},
+    "max.graph": {"DType": "max.dtype"},
+    "max.interfaces": {"InputContext": "max.interfaces.TextGenerationContext"},
+    "max.nn": {
+        "EmbeddingV2": "max.nn.Embedding",
+        "LayerNormV2": "max.nn.LayerNorm",
+        "LayerV2": "max.nn.Module",
+        "LinearV2": "max.nn.Linear",
+        "MLPV2": "max.nn.MLP",
+        "RMSNormV2": "max.nn.RMSNorm",
+    },
+    "max.nn.layer": {"LayerV2": "max.nn.layer.Module"},
+    "max.nn.linear": {"LinearV2": "max.nn.linear.Linear", "MLPV2": "max.nn.linear.MLP"},
+    "max.pipelines": {"PipelineTask": "max.interfaces"},
+    "max.pipelines.core": {"PipelineTask": "max.interfaces"},
+    "max.pipelines.kv_cache": {
+        "KVCacheParams": "max.nn.kv_cache",
+        "KVCacheStrategy": "max.nn.kv_cache",
+    },
+}
+"""For each module, names of other versions; the value is a module, or a module and another name in it."""
+
+# parents of MODULES that are files here: they count as packages, so that their submodules can be imported
+_PARENTS = frozenset(name.rpartition(".")[0] for name in MODULES)
+
+
+def _target(name: str) -> tuple[str, ...] | None:
+    """The modules that stand for a name: by its longest beginning in `MODULES`."""
+    head, tail = name, ""
+    while head:
+        if head in MODULES:
+            return tuple(module + tail for module in MODULES[head])
+        head, dot, last = head.rpartition(".")
+        tail = dot + last + tail
+    return None
+
+
+class _Alias(Loader):
+    """Makes a module whose names are those of others."""
+
+    def __init__(self, targets: tuple[str, ...]) -> None:
+        self.targets = targets
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        targets = [importlib.import_module(target) for target in self.targets]
+        public = [
+            name
+            for target in targets
+            for name in getattr(target, "__all__", [n for n in dir(target) if n[0] != "_"])
+        ]
+
+        def lookup(name: str) -> Any:
+            for target in targets:
+                try:
+                    return getattr(target, name)
+                except AttributeError:
+                    continue
+            where = " or ".join(self.targets)
+            raise AttributeError(
+                f"module {module.__name__!r} has no attribute {name!r}; its names are in {where}"
+            )
+
+        module.__dict__.update(
+            __doc__=f"Another version's name of {', '.join(self.targets)}.",
+            __all__=sorted(set(public)),
+            __getattr__=lookup,
+            __dir__=lambda: sorted(set(public)),
+        )
+
+
+class _Finder(MetaPathFinder):
+    """Finds the modules of `MODULES`."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not fullname.startswith("max."):
+            return None
+        if fullname in _PARENTS:
+            spec = PathFinder.find_spec(fullname, path, target)
+            if spec is not None and spec.submodule_search_locations is None:
+                spec.submodule_search_locations = []
+            return spec
+        modules = _target(fullname)
+        if modules is None:
+            return None
+        found = tuple(module for module in modules if _exists(module))
+        return ModuleSpec(fullname, _Alias(found), is_package=True) if found else None
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def install() -> None:
+    """Lets the modules of `MODULES` be imported."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+def earlier_names(module: str, own: Mapping[str, str] | None = None) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a module that has names in `NAMES`, or loads its own when they are used.
+
+    Args:
+        module: Its ``__name__``.
+        own: Names of its own, and the modules that define them.
+    """
+    names = {**NAMES.get(module, {}), **(own or {})}
+
+    def lookup(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        where, last = names[name], name
+        # modules are lower case, classes are not
+        if where.rpartition(".")[2][0].isupper():
+            where, _, last = where.rpartition(".")
+        value = getattr(importlib.import_module(where), last)
+        setattr(sys.modules[module], name, value)
+        return value
+
+    return lookup

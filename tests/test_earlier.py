@@ -1,0 +1,90 @@
+"""Names of other versions of the API lead to the same objects."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+from max._earlier import MODULES, NAMES, earlier_names
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_of_other_versions_have_the_names_of_ours(name: str) -> None:
+    module = importlib.import_module(name)
+    targets = [importlib.import_module(target) for target in MODULES[name]]
+    assert module.__all__
+    for public in module.__all__:
+        assert any(getattr(module, public) is getattr(t, public, None) for t in targets)
+
+
+@pytest.mark.parametrize(("module", "name"), [(m, n) for m, names in NAMES.items() for n in names])
+def test_names_of_other_versions(module: str, name: str) -> None:
+    where, _, last = NAMES[module][name].rpartition(".")
+    if not last[0].isupper():
+        where, last = f"{where}.{last}", name
+    assert getattr(importlib.import_module(module), name) is getattr(
+        importlib.import_module(where), last
+    )
+
+
+def test_submodules_go_along() -> None:
+    from max.nn import Linear
+    from max.nn.legacy.linear import Linear as legacy
+    from max.pipelines.architectures.llama3_legacy import weight_adapters
+    from max.pipelines.nn.linear import Linear as first
+
+    assert legacy is Linear and first is Linear
+    assert weight_adapters.convert_gguf_state_dict
+
+
+def test_a_class_is_one_class_under_all_its_names() -> None:
+    from max.engine import InferenceSession
+    from max.engine.api import InferenceSession as earlier
+    from max.nn.layer import Module
+    from max.nn.layer.layer import Module as later
+
+    assert earlier is InferenceSession and later is Module
+    assert isinstance(earlier(), InferenceSession)
+
+
+def test_star_imports_of_an_alias() -> None:
+    names: dict[str, object] = {}
+    exec("from max.engine.api import *", names)
+    assert {"InferenceSession", "Model", "TensorSpec"} <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import max.nn.legacy.no_such", "max.nn.legacy.no_such"),
+        ("import max.nothing", "max.nothing"),
+        ("from max.engine.api import Nothing", "Nothing"),
+        ("from max.nn import Nothing", "Nothing"),
+        ("from max.pipelines.lib import Nothing", "Nothing"),
+    ],
+)
+def test_what_is_nowhere_is_an_import_error(code: str, said: str) -> None:
+    with pytest.raises(ImportError, match=said):
+        exec(code)
+
+
+def test_an_unknown_name_of_an_alias_says_where_its_names_are() -> None:
+    module = importlib.import_module("max.pipelines.context")
+    with pytest.raises(AttributeError, match=r"max\.pipelines\.core or max\.interfaces"):
+        _ = module.nothing
+
+
+def test_names_are_kept_once_found() -> None:
+    import max.engine
+
+    found = earlier_names("max.engine")("DType")
+    assert vars(max.engine)["DType"] is found
+
+
+def test_importing_max_loads_no_part_of_it() -> None:
+    code = "import sys, max; print(sorted(m for m in sys.modules if m.startswith('max')))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "['max', 'max._earlier', 'max._version']"
