@@ -63,6 +63,8 @@ class LaunchCode:
     jump: str = ""
     target: int = -1
     choice: ChoiceCode | None = None
+    site: int = -1
+    check: Check | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,16 @@ class _Emitter:
         choice = next(
             (self.choice(i, s) for i, s in enumerate(launch.slots) if type(s) is Chosen), None
         )
-        code = LaunchCode(launch.kernel, slots, barrier, launch.serial, launch.name, choice=choice)
+        code = LaunchCode(
+            launch.kernel,
+            slots,
+            barrier,
+            launch.serial,
+            launch.name,
+            choice=choice,
+            site=launch.site,
+            check=launch.check,
+        )
         if launch.jump is not None:
             kind, label = launch.jump.kind, launch.jump.label
             target = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from max._compiler.sizes import Size, simplify, substitute
@@ -37,15 +37,16 @@ def callees_of(step: Step) -> tuple[str, ...]:
     return (step.condition.callee, step.body.callee) if isinstance(step, WhileStep) else ()
 
 
+def found_by(step: Step) -> tuple[str, ...]:
+    """The symbols whose sizes a step finds out."""
+    if isinstance(step, Discover):
+        return tuple(filter(None, step.symbols))
+    return step.reveals if isinstance(step, CallStep) else ()
+
+
 def found_out(template: Template) -> list[str]:
     """The symbols whose sizes a template, or what it calls for it, finds out."""
-    found: list[str] = []
-    for step in template.steps:
-        if isinstance(step, Discover):
-            found.extend(filter(None, step.symbols))
-        elif isinstance(step, CallStep):
-            found.extend(step.reveals)
-    return found
+    return [symbol for step in template.steps for symbol in found_by(step)]
 
 
 def symbols_of(size: Size) -> tuple[str, ...]:
@@ -71,9 +72,14 @@ class Flat:
     """The first launch of each loop, and the one after its last."""
 
 
+Guard = Callable[[bool], str]
+"""Gives the key of the kernel that raises where two numbers are not equal (True), or the first is less (False)."""
+
+
 class _Flattener:
-    def __init__(self, templates: Mapping[str, Template]) -> None:
+    def __init__(self, templates: Mapping[str, Template], guard: Guard) -> None:
         self.templates = templates
+        self.guard = guard
         self.flat = Flat()
         self.weights: dict[str, int] = {}
         self.constants: dict[object, int] = {}
@@ -87,6 +93,7 @@ class _Flattener:
         prefix: str,
         path: str,
         given: Mapping[str, Size] | None = None,
+        conditional: bool = False,
     ) -> Mapping[str, Size]:
         """Adds a template's launches.
 
@@ -97,6 +104,8 @@ class _Flattener:
             prefix: What is put before the names of its weights.
             path: The same for the names of its launches.
             given: Names for sizes that it finds out.
+            conditional: Whether it is part of a branch or a loop. Its checks are then launches: they
+                must not be made where the branch is not taken.
 
         Returns:
             What its symbols stand for, those that it finds out too.
@@ -106,6 +115,14 @@ class _Flattener:
             if index not in places:
                 places[index] = Pointer(self.add(buffer, env, prefix))
         self.flat.once.extend([self.bind(launch, places, env, path) for launch in template.once])
+        checks = self.bound_checks(template.checks, env, path)
+        unknown = (
+            {str(env[symbol]) for symbol in found_out(template)} if conditional else set[str]()
+        )
+        if conditional:
+            checks = self.guards(checks, unknown)
+        else:
+            self.flat.checks += checks
         for step in template.steps:
             if isinstance(step, Launch):
                 self.flat.launches.append(self.bind(step, places, env, path))
@@ -116,12 +133,39 @@ class _Flattener:
             elif isinstance(step, WhileStep):
                 self.loop(step, places, env, prefix, path)
             else:
-                self.call(step, places, env, prefix)
-        for check in template.checks:
-            have, want = substitute(check.have, env), substitute(check.want, env)
-            if have != want:
-                self.flat.checks.append(replace(check, have=have, want=want))
+                self.call(step, places, env, prefix, conditional)
+            if unknown:
+                unknown -= {str(env[symbol]) for symbol in found_by(step)}
+                checks = self.guards(checks, unknown)
         return env
+
+    @staticmethod
+    def bound_checks(checks: Iterable[Check], env: Mapping[str, Size], path: str) -> list[Check]:
+        """Checks over the program's symbols, without those that always hold."""
+        bound = [
+            replace(
+                check,
+                have=substitute(check.have, env),
+                want=substitute(check.want, env),
+                message=f"{path}{check.message}",
+            )
+            for check in checks
+        ]
+        return [check for check in bound if not check.always_holds]
+
+    def guards(self, checks: Iterable[Check], unknown: set[str]) -> list[Check]:
+        """Adds launches for the checks whose sizes are known; gives the others."""
+        waiting: list[Check] = []
+        for check in checks:
+            if unknown.intersection((*symbols_of(check.have), *symbols_of(check.want))):
+                waiting.append(check)
+                continue
+            slots = (Number(check.have), Number(check.want))
+            kernel, op = self.guard(check.exact), check.message.partition(":")[0]
+            self.flat.launches.append(
+                Launch(kernel, slots, (), (), False, op, site=check.site, check=check)
+            )
+        return waiting
 
     def add(self, buffer: Buffer, env: Mapping[str, Size], prefix: str) -> int:
         """A buffer of the program for one of a template; weights of one name and equal constants are one buffer."""
@@ -151,10 +195,10 @@ class _Flattener:
             # the results' memory is there on both ways
             self.mark(tuple([places[result].buffer for result in step.then.results]))
         self.jump("if_zero", other, host, self.pointer(step.predicate, places, env))
-        self.call(step.then, places, env, prefix)
+        self.call(step.then, places, env, prefix, conditional=True)
         self.jump("always", end, host)
         self.place_label(other, host)
-        self.call(step.otherwise, places, env, prefix)
+        self.call(step.otherwise, places, env, prefix, conditional=True)
         self.place_label(end, host)
 
     def loop(
@@ -169,9 +213,9 @@ class _Flattener:
         host = self.needs_host(step)
         head, end = self.label(), self.label()
         self.place_label(head, host)
-        self.call(step.condition, places, env, prefix)
+        self.call(step.condition, places, env, prefix, conditional=True)
         self.jump("if_zero", end, host, self.pointer(step.predicate, places, env))
-        self.call(step.body, places, env, prefix)
+        self.call(step.body, places, env, prefix, conditional=True)
         self.flat.launches.extend([self.bind(launch, places, env, path) for launch in step.update])
         self.jump("back", head, host)
         self.place_label(end, host)
@@ -226,8 +270,9 @@ class _Flattener:
         places: dict[int, Pointer],
         env: Mapping[str, Size],
         prefix: str,
+        conditional: bool,
     ) -> None:
-        """Adds a call."""
+        """Adds a call; see `instantiate`."""
         callee = self.templates[step.callee]
         bound = {name: substitute(size, env) for name, size in step.env}
         if step.inherit:
@@ -240,13 +285,20 @@ class _Flattener:
                 inner[index] = places[result]
         whole = prefix + step.prefix
         given = {symbol: env[symbol] for symbol in step.reveals}
-        found = self.instantiate(callee, inner, bound, whole, whole, given)
+        found = self.instantiate(callee, inner, bound, whole, whole, given, conditional)
         outputs = {s for _, info in callee.outputs for dim in info.shape for s in symbols_of(dim)}
-        for symbol in sorted(outputs.intersection(found_out(callee)) - set(step.reveals)):
-            # the same size was found out before: the graph says that all calls agree
-            if symbol in env and found[symbol] != env[symbol]:
-                message = f"another call of {step.callee} gave it"
-                self.flat.checks.append(Check(found[symbol], env[symbol], message))
+        # the same size was found out before: the graph says that all calls agree
+        agree = [
+            Check(
+                found[symbol], env[symbol], f"call: two calls of {step.callee} differ in {symbol}"
+            )
+            for symbol in sorted(outputs.intersection(found_out(callee)) - set(step.reveals))
+            if symbol in env and found[symbol] != env[symbol]
+        ]
+        if conditional:
+            self.guards(agree, set())
+        else:
+            self.flat.checks += agree
 
     def names_of_discoveries(
         self, template: Template, given: Mapping[str, Size]
@@ -310,17 +362,19 @@ class _Flattener:
             ),
             tuple([places[b].buffer for b in launch.parts]),
             flops=substitute(launch.flops, env),
+            site=launch.site,
         )
 
 
-def flatten(templates: Mapping[str, Template], entry: str) -> Flat:
+def flatten(templates: Mapping[str, Template], entry: str, guard: Guard) -> Flat:
     """The program of the entry graph, with all calls expanded.
 
     Args:
         templates: All graphs by name.
         entry: The name of the entry graph.
+        guard: Makes the kernels of checks in branches and loops; called where there are any.
     """
-    flattener = _Flattener(templates)
+    flattener = _Flattener(templates, guard)
     template = templates[entry]
     sizes = [dim for _, info in template.inputs for dim in info.shape]
     flattener.taken = {name for dim in sizes if not isinstance(dim, int) for name in dim.symbols}

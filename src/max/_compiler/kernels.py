@@ -19,6 +19,13 @@ __all__ = ["Argument", "KernelTable"]
 
 _GLOBALS = {"k": k, "fn": functions, "transpose": transpose, "nan": math.nan, "inf": math.inf}
 
+_GUARD = """
+def guard(have: k.i64, want: k.i64, ctx: k.Context):
+    if have {relation} want:
+        raise ValueError("have {{}}, want {{}}", have, want)
+"""
+"""Every worker looks for itself, and leaves the program before its next launch: no barrier is needed."""
+
 
 @dataclass(frozen=True)
 class Argument:
@@ -101,6 +108,15 @@ class KernelTable:
 
         ir = self._specialise(key, make, specs)
         return ir.key, self.slots(ir, arguments)
+
+    def guard(self, exact: bool) -> str:
+        """The kernel that raises where two numbers are not equal, or where the first is less; gives its key."""
+        text = _GUARD.format(relation="!=" if exact else "<")
+
+        def make() -> tuple[Any, dict[str, Any]]:
+            return k.from_source(text, "guard", _GLOBALS), {}
+
+        return self._specialise(text, make, [k.i64, k.i64]).key
 
     def _inline(self, text: str) -> Any:
         if text not in self._inlines:

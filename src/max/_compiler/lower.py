@@ -12,11 +12,12 @@ from max._compiler.codegen.nest import ArgView, NestText
 from max._compiler.kernels import Argument, KernelTable
 from max._compiler.layout import Layout
 from max._compiler.lower_regions import RegionLowering
-from max._compiler.mok import OnceOp, RegionOp
+from max._compiler.mok import CheckOp, OnceOp, RegionOp
 from max._compiler.passes.base import constant_of, ops_of
 from max._compiler.passes.materialise import base_of
 from max._compiler.placing import Place
 from max._compiler.shapes import is_view, shape_of
+from max._compiler.sites import site_of
 from max._compiler.sizes import product, simplify
 from max._compiler.template import (
     Buffer,
@@ -70,22 +71,10 @@ class GraphLowering(RegionLowering):
             self.places[argument] = Place(index, Layout.contiguous(shape), type_.dtype)
         for op in ops_of(self.graph.block):
             self.visit(op)
-        template.checks = [*self.checks(), *self.least]
         return template
 
-    def checks(self) -> list[Check]:
-        """What rebinds promise, those inside of regions too."""
-        found: dict[Check, None] = {}
-        for op in self.graph.walk():
-            if isinstance(op, MoOp) and op.name == "mo.rebind":
-                pairs = zip(shape_of(op.operands[0]), shape_of(op.results[0]), strict=True)
-                message = op.attr("message")
-                found.update(
-                    (Check(have, want, message), None) for have, want in pairs if have != want
-                )
-        return list(found)
-
     def visit(self, op: MoOp) -> None:
+        self.site = site_of(op)
         if isinstance(op, OnceOp):
             self.once(op)
         elif isinstance(op, RegionOp):
@@ -105,6 +94,13 @@ class GraphLowering(RegionLowering):
 
     def nothing(self, op: MoOp) -> None:
         """Ops that have no launch of their own."""
+
+    def check(self, op: CheckOp) -> None:
+        condition = op.condition
+        have, want = simplify(condition.have), simplify(condition.want)
+        self.template.checks.append(
+            Check(have, want, condition.message, condition.exact, self.site)
+        )
 
     def external(self, op: MoOp) -> None:
         type_ = op.results[0].type
@@ -280,6 +276,7 @@ class GraphLowering(RegionLowering):
         "mo.concat": RegionLowering.concat,
         "mo.shape_to_tensor": shape_to_tensor,
         "mo.print": print,
+        "mok.check": check,
         "mok.attention": RegionLowering.attention,
         "mok.pack": RegionLowering.pack,
         "mok.packed_products": RegionLowering.packed_products,

@@ -8,6 +8,7 @@
   `mok.packed_products`: one x with each of several.
 - `mok.pack_filter` and `mok.packed_conv`: the same for convolutions.
 - `mok.attention`: attention over keys and values that are plain tensors.
+- `mok.check`: a condition over dims that an execution's sizes must meet.
 - `mok.yield`: ends the body of a region or of a `mok.once`.
 """
 
@@ -30,6 +31,7 @@ from max._kernels.strips import COLUMNS, strips_of
 from max.dtype import DType
 from max.dtype.blocks import BLOCK_FORMATS
 from max.mlir import MO, DimExpr, MoOp, OpSpec, TensorType, to_attr
+from max.mlir.conditions import Condition
 from max.mlir.operation import OPS
 from max.mlir.types import short_types
 
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AttentionOp",
     "BodyOp",
+    "CheckOp",
     "MatmulOp",
     "OnceOp",
     "PackFilterOp",
@@ -60,6 +63,38 @@ class YieldOp(MoOp):
     name = "mok.yield"
     spec = OpSpec("mok.yield", (0, None), 0, pure=False, terminator=True)
     traits = OpTraits(lambda: (IsTerminator(),))
+
+
+class CheckOp(MoOp):
+    """A condition: the first of the `sides` is at least the second one; where it is `exact`, equal to it."""
+
+    name = "mok.check"
+    spec = OpSpec(
+        "mok.check",
+        (0, 0),
+        0,
+        attributes={"sides": tuple, "exact": bool, "message": str},
+        pure=False,
+    )
+    traits = OpTraits(lambda: ())
+
+    @classmethod
+    def of(cls, condition: Condition, location: LocationAttr) -> CheckOp:
+        """The check of a condition; `location` is the place of the op that has it."""
+        attrs = {
+            "sides": (condition.have, condition.want),
+            "exact": condition.exact,
+            "message": condition.message,
+        }
+        return cls.create(
+            attributes={name: to_attr(value) for name, value in attrs.items()}, location=location
+        )
+
+    @property
+    def condition(self) -> Condition:
+        """What is checked."""
+        have, want = self.attr("sides")
+        return Condition(have, want, self.attr("message"), self.attr("exact"))
 
 
 def _infer_matmul(types: Sequence[Attribute], attrs: Any) -> Sequence[Attribute]:
@@ -488,6 +523,7 @@ MOK = Dialect(
     "mok",
     [
         YieldOp,
+        CheckOp,
         MatmulOp,
         PackOp,
         PackedMatmulOp,

@@ -16,6 +16,7 @@ from max._compiler.lower import lower_graph
 from max._compiler.passes.attention import fuse_attention
 from max._compiler.passes.base import GraphPass, Pass
 from max._compiler.passes.canonicalise import canonicalise
+from max._compiler.passes.checks import insert_checks
 from max._compiler.passes.collectives import expand_collectives
 from max._compiler.passes.constants import fold_constants
 from max._compiler.passes.cse import merge_equal_ops
@@ -29,6 +30,7 @@ from max._compiler.passes.split import split_concats
 from max._compiler.passes.views import push_views
 from max._compiler.record import Compilation, recorded
 from max._compiler.scopes import scopes
+from max._compiler.sites import number_sites
 from max._config import dump_log, flags
 from max.mlir import (
     VerifyError,
@@ -45,6 +47,8 @@ __all__ = ["PASSES", "CompileStats", "compile_module", "optimise", "stats"]
 
 
 PASSES: tuple[Pass, ...] = (
+    GraphPass("drop-unused-ops", drop_dead_ops),
+    GraphPass("insert-checks", insert_checks),
     GraphPass("expand-collectives", expand_collectives),
     GraphPass("canonicalise", canonicalise),
     GraphPass("fold-constants", fold_constants),
@@ -144,6 +148,7 @@ def compile_module(
         verify_module(module)
     start = stats.add("verify", start)
     work = clone_module(module)
+    number_sites(work)
     start = stats.add("clone", start)
     kept = recorded()
     optimise(work, kept=kept)
@@ -158,7 +163,7 @@ def compile_module(
     start = stats.add("lower", start)
     name = entry(work).sym_name
     template = templates[name]
-    flat = flatten(templates, name)
+    flat = flatten(templates, name, table.guard)
     start = stats.add("flatten", start)
     compiled = emit(
         name,

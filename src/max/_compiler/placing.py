@@ -7,16 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import SSAValue
 
-from max._compiler.counts import region_name
 from max._compiler.kernels import Argument, KernelTable
 from max._compiler.layout import Layout
-from max._compiler.mok import RegionOp
 from max._compiler.passes.base import constant_of
 from max._compiler.shapes import shape_of, view_layout
-from max._compiler.sizes import Size, may_be_negative, product, simplify
-from max._compiler.template import Buffer, Check, Launch, Pointer, Template
+from max._compiler.sizes import Size, product, simplify
+from max._compiler.template import Buffer, Launch, Pointer, Template
 from max._kernels import library
 from max.dtype import DType
 from max.mlir import GraphOp, MoOp, ResourceAttr, ShapedType, SubgraphOp
@@ -60,8 +58,8 @@ class Placing:
         self.places: dict[SSAValue, Place] = {}
         self.launches: list[Any] = self.template.steps
         self.kept: set[SSAValue] = set()
-        self.least: dict[Check, None] = {}
-        """Sizes that must not be negative."""
+        self.site = -1
+        """The number of the staged op that is being lowered."""
         self.known: set[str] = set(scope)
         """The symbols whose sizes are known where the lowering is."""
 
@@ -78,19 +76,7 @@ class Placing:
         kind = "kept" if value in self.kept else "temp"
         place = Place(self.buffer(Buffer(kind, size)), Layout.contiguous(shape), type_.dtype)
         self.places[value] = place
-        self.check_size(value, shape)
         return place
-
-    def check_size(self, value: SSAValue, shape: Sequence[Size]) -> None:
-        """Notes what must not be negative when the program runs."""
-        if any(map(may_be_negative, shape)):
-            owner = value.owner
-            assert isinstance(owner, Operation)  # sizes of inputs are bound, not computed
-            name = region_name(owner) if isinstance(owner, RegionOp) else owner.name
-            message = f"a result of {name.removeprefix('mo.')} would have a size of less than 0"
-            self.least.update(
-                (Check(dim, 0, message, least=True), None) for dim in shape if may_be_negative(dim)
-            )
 
     def place(self, value: SSAValue) -> Place:
         """Where a value is."""
@@ -150,6 +136,7 @@ class Placing:
                 in_place=in_place,
                 parts=tuple(parts),
                 flops=flops,
+                site=self.site,
             )
         )
 

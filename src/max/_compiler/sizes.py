@@ -10,7 +10,6 @@ __all__ = [
     "Size",
     "Sizes",
     "divide",
-    "may_be_negative",
     "nominal",
     "product",
     "simplify",
@@ -48,17 +47,6 @@ def divide(total: Size, divisor: Size) -> Size | None:
     return None if quotient is None else simplify(quotient)
 
 
-def may_be_negative(size: Size) -> bool:
-    """Whether a size could be less than 0 for some sizes of the inputs."""
-    if isinstance(size, int):
-        return size < 0
-    return any(
-        coefficient < 0
-        or any(isinstance(atom, FloorDiv) and may_be_negative(atom.numerator) for atom, _ in powers)
-        for powers, coefficient in size.terms
-    )
-
-
 def substitute(size: Size, env: Mapping[str, Size]) -> Size:
     """The size with symbols replaced."""
     return size if isinstance(size, int) or not env else simplify(size.substitute(env))
@@ -77,7 +65,11 @@ def _text(expr: DimExpr, names: Mapping[str, str]) -> str:
         factors = [str(coefficient)] if coefficient != 1 or not monomial else []
         for atom, power in monomial:
             if isinstance(atom, FloorDiv):
-                factor = f"(({_text(atom.numerator, names)})//({_text(atom.denominator, names)}))"
+                divisor = _text(atom.denominator, names)
+                if not atom.denominator.is_static:
+                    # checks refuse 0; what is computed beside them must only not raise
+                    divisor = f"({divisor}) or 1"
+                factor = f"(({_text(atom.numerator, names)})//({divisor}))"
             else:
                 factor = names[atom]
             factors.extend([factor] * power)

@@ -10,6 +10,8 @@ from typing import Any
 
 from max._compiler.sizes import Size
 from max.dtype import DType
+from max.mlir.conditions import unmet
+from max.mlir.dims import DimExpr, may_be_negative
 
 __all__ = [
     "Buffer",
@@ -110,6 +112,38 @@ class Jump:
 
 
 @dataclass(frozen=True, slots=True)
+class Check:
+    """Two sizes that must be equal, or the first at least the second, when the program runs.
+
+    Args:
+        have: The one.
+        want: The other.
+        message: What is wrong where it does not hold.
+        exact: Whether both must be equal.
+        site: The number of the staged op that it comes from; -1: none.
+    """
+
+    have: Size
+    want: Size
+    message: str
+    exact: bool = True
+    site: int = -1
+
+    @property
+    def always_holds(self) -> bool:
+        """Whether it holds for all sizes of the symbols."""
+        return self.have == self.want or (
+            not self.exact and not may_be_negative(DimExpr.of(self.have) - self.want)
+        )
+
+    def failure(self, have: int, want: int) -> str | None:
+        """The message for values that do not fit, else None."""
+        if have == want if self.exact else have >= want:
+            return None
+        return unmet(self.message, str(self.have), have, str(self.want), want, self.exact)
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """One kernel with its arguments, or a jump, which has no kernel.
 
@@ -124,6 +158,8 @@ class Launch:
         parts: Buffers of which it writes a part that no other launch writes.
         jump: Of a jump, where to.
         flops: Its operations on numbers; 0 where it is not known.
+        site: The number of the staged op that it comes from; -1: none.
+        check: Of a launch that only checks a condition, the condition.
     """
 
     kernel: str
@@ -136,6 +172,8 @@ class Launch:
     parts: tuple[int, ...] = ()
     jump: Jump | None = None
     flops: Size = 0
+    site: int = -1
+    check: Check | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,23 +255,6 @@ class Discover:
     shape: tuple[Size, ...] = ()
     label: str = ""
     target: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """Two sizes that must be equal when the program runs.
-
-    Args:
-        have: The one.
-        want: The other.
-        message: What the error says besides.
-        least: Whether `have` may be more than `want`.
-    """
-
-    have: Size
-    want: Size
-    message: str
-    least: bool = False
 
 
 @dataclass(frozen=True, slots=True)

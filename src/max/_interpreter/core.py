@@ -13,6 +13,7 @@ from xdsl.ir import Attribute, SSAValue
 from max import mlir
 from max.dtype import DType
 from max.mlir import MoOp
+from max.mlir.conditions import first_unmet
 from max.mlir.ops.control import CallOp, GraphOp, IfOp, WhileOp
 from max.mlir.types import ShapedType, short_types
 
@@ -100,14 +101,30 @@ class Frame:
         values: dict[SSAValue, Array] = {}
         parameters = [a for a in graph.args if not isinstance(a.type, mlir.ChainType)]
         values.update(zip(parameters, args, strict=True))
+        live = _live_ops(graph)
         for op in graph.body:
+            if op not in live:
+                continue
             operands = [values[v] for v in op.operands if not isinstance(v.type, mlir.ChainType)]
             if op.name == "mo.output":
                 return operands
+            self.check(op)
             kept = [r for r in op.results if not isinstance(r.type, mlir.ChainType)]
             for result, array in zip(kept, self._evaluate_op(op, operands), strict=True):
                 values[result] = array
+            # what the op itself tells is known now
+            self.check(op)
         raise InterpreterError(f"graph {graph.sym_name}: the outputs are not set")
+
+    def check(self, op: MoOp) -> None:
+        """Checks the conditions of an op whose sizes are known.
+
+        Raises:
+            InterpreterError: The sizes do not meet one.
+        """
+        failure = first_unmet(op.conditions(), self.sizes)
+        if failure is not None:
+            raise InterpreterError(failure)
 
     def _evaluate_op(self, op: MoOp, operands: Sequence[Array]) -> Sequence[Array]:
         implementation = IMPLEMENTATIONS.get(op.name)
@@ -178,6 +195,15 @@ class Frame:
             raise InterpreterError(f"the weight {full!r} is {array.dtype}, expected {type_.short}")
         self.bind(f"the weight {full!r}", type_, array)
         return array
+
+
+def _live_ops(graph: GraphOp) -> set[MoOp]:
+    """The ops that a result or an effect depends on; an op that nothing uses has no meaning, and raises nothing."""
+    live: set[MoOp] = set()
+    for op in reversed(list(graph.body)):
+        if not op.is_pure or any(use.operation in live for r in op.results for use in r.uses):
+            live.add(op)
+    return live
 
 
 def to_array(value: Any) -> Array:

@@ -34,6 +34,7 @@ class Launch:
         name: For errors and profiles.
         messages: For each number of a ``raise`` in the kernel, its message; a text has ``{}`` for
             each word of the error record.
+        where: Where it comes from, for the end of an error's message.
     """
 
     entry: int
@@ -43,6 +44,7 @@ class Launch:
     serial: bool = False
     name: str = "kernel"
     messages: tuple[KernelMessage | str, ...] = ()
+    where: str = ""
 
 
 @dataclass(frozen=True)
@@ -345,7 +347,7 @@ class Executor:
         exception = "RuntimeError" if isinstance(message, str) else message.exception
         text = message.format(*values) if isinstance(message, str) else message.format(values)
         return kernel_error_class(exception)(
-            f"{launch.name}: {text}", launch.name, exception, values
+            f"{launch.name}: {text}{launch.where}", launch.name, exception, values
         )
 
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from max._compiler.emit import Compiled, DiscoveryCode, ProgramCode, SlotCode
 from max._compiler.memory import ALIGNMENT
 from max._compiler.sizes import Size, size_function
+from max._compiler.template import Check
 from max._runtime import platform
 from max._runtime.pool import Pool
 from max._runtime.program import Executor, Jump, Launch, Program
@@ -77,6 +78,18 @@ class Instance:
     symbols: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _CheckMessage:
+    """The message of a launch that checks a condition; the launch has the name of the op."""
+
+    check: Check
+    exception: str = "ValueError"
+
+    def format(self, values: Sequence[int]) -> str:
+        have, want = int(values[0]), int(values[1])
+        return (self.check.failure(have, want) or "").partition(": ")[2]
+
+
 class LinkedProgram:
     """A program, or a segment of one, with addresses.
 
@@ -87,6 +100,7 @@ class LinkedProgram:
         fixed: The addresses of the fixed buffers.
         pool: Who runs it.
         limits: Limits of launches, by name; where there is none the launch keeps its guess.
+        sites: For each op of the staged module its file and line, for errors.
     """
 
     def __init__(
@@ -97,7 +111,9 @@ class LinkedProgram:
         fixed: Sequence[int],
         pool: Pool,
         limits: Mapping[str, int] | None = None,
+        sites: Sequence[str] = (),
     ) -> None:
+        self._sites = sites
         kernels = compiled.kernels
         launches: list[Launch] = []
         for launch in code.launches:
@@ -120,7 +136,10 @@ class LinkedProgram:
                     phases=kernel.phases,
                     serial=launch.serial,
                     name=launch.name,
-                    messages=kernel.messages,
+                    messages=kernel.messages
+                    if launch.check is None
+                    else (_CheckMessage(launch.check),),
+                    where=self._where(launch.site),
                 )
             )
         used = {launch.kernel for launch in code.launches if not launch.jump}
@@ -135,8 +154,9 @@ class LinkedProgram:
         sizes = [value.size for value in code.values]
         sizes += [size for _, block in code.blocks for size in block]
         sizes += [dim for shape in self._shapes for dim in shape]
-        sizes += [side for check in code.checks for side in (check.have, check.want)]
         self._sizes = size_function(sizes, compiled.symbols)
+        sides = [side for check in code.checks for side in (check.have, check.want)]
+        self._sides = size_function(sides, compiled.symbols)
         self._instances: dict[tuple[int, ...], Instance] = {}
         self._symbols = compiled.symbols
         self._watchers = 0
@@ -148,6 +168,11 @@ class LinkedProgram:
     def _slot(slot: SlotCode, fixed: Sequence[int]) -> tuple[int, int]:
         return slot.value, slot.addend if slot.fixed < 0 else slot.addend + fixed[slot.fixed]
 
+    def _where(self, site: int) -> str:
+        """Where a launch or a check comes from, as the end of a message."""
+        place = self._sites[site] if 0 <= site < len(self._sites) else ""
+        return f" (staged at {place})" if place else ""
+
     def instance(self, symbols: tuple[int, ...]) -> Instance:
         """What the program needs to run with these sizes.
 
@@ -155,7 +180,7 @@ class LinkedProgram:
             symbols: The sizes that are known, in the order of the model's symbols.
 
         Raises:
-            ValueError: Sizes that a `rebind` says are equal are not.
+            ValueError: The sizes do not meet a condition of an op.
         """
         found = self._instances.get(symbols)
         if found is None:
@@ -168,25 +193,20 @@ class LinkedProgram:
     def _make_instance(self, symbols: tuple[int, ...]) -> Instance:
         code = self.code
         unknown = (0,) * (self._num_symbols - len(symbols))
+        sides = iter(self._sides(symbols + unknown))
+        for check in code.checks:
+            if failure := check.failure(next(sides), next(sides)):
+                raise ValueError(failure + self._where(check.site))
         numbers = iter(self._sizes(symbols + unknown))
         offsets = [next(numbers) for _ in code.values]
         ends = list(code.static_bytes)
         starts: list[int] = []
         for segment, block in code.blocks:
             starts.append(ends[segment])
-            longest = max([next(numbers) for _ in block])
+            # sizes of a branch that is not taken may be negative
+            longest = max(0, *[next(numbers) for _ in block])
             ends[segment] += -(-longest // ALIGNMENT) * ALIGNMENT
         shapes = tuple(tuple([next(numbers) for _ in shape]) for shape in self._shapes)
-        for check in code.checks:
-            have, want = next(numbers), next(numbers)
-            if check.least:
-                if have < want:
-                    raise ValueError(f"{check.message}: {check.have} is {have}")
-            elif have != want:
-                note = f": {check.message}" if check.message else ""
-                raise ValueError(
-                    f"rebind: {check.have} is {have}, but {check.want} is {want}{note}"
-                )
         for index, value in enumerate(code.values):
             if value.block >= 0:
                 offsets[index] += starts[value.block]

@@ -22,6 +22,7 @@ from max._compiler import pipeline
 from max._compiler.emit import Compiled, ProgramCode
 from max._compiler.memory import ALIGNMENT
 from max._compiler.record import is_recording
+from max._compiler.sites import sites_of
 from max._config import dump_log, flags
 from max._kernels import library
 from max._runtime import amx, jit, platform
@@ -220,7 +221,8 @@ class InferenceSession:
             weights = bind_weights(graph.name, declared, registry)
             return interpreted_model(graph, input_names(module), weights, arena_of(self._pool))
         compiled, addresses = self._compile(module)
-        backend = _Backend(self._pool, self._target, addresses, declared, _arrays(module, compiled))
+        arrays = _arrays(module, compiled)
+        backend = _Backend(self._pool, self._target, addresses, declared, arrays, sites_of(module))
         linked = backend.link(compiled, registry, True)
         loaded = Model(compiled, linked, backend, arena_of(self._pool))
         self._models.add(loaded)
@@ -376,12 +378,14 @@ class _Backend:
         addresses: dict[str, int],
         declared: dict[str, WeightInfo],
         arrays: dict[int, np.ndarray[Any, Any]],
+        sites: Sequence[str],
     ) -> None:
         self.pool = pool
         self.target = target
         self.addresses = addresses
         self.declared = declared
         self.arrays = arrays
+        self.sites = sites
 
     def link(self, compiled: Compiled, registry: Mapping[str, Any], strict: bool) -> Linked:
         """Programs with the weights of a registry; runs what is to be computed once."""
@@ -403,7 +407,9 @@ class _Backend:
                 fixed.append(next(places))
 
         def linked(part: ProgramCode, limits: Mapping[str, int] | None = None) -> LinkedProgram:
-            return LinkedProgram(compiled, part, self.addresses, fixed, self.pool, limits)
+            return LinkedProgram(
+                compiled, part, self.addresses, fixed, self.pool, limits, self.sites
+            )
 
         if compiled.once.launches:
             # what only this needs must not be kept

@@ -23,7 +23,15 @@ from enum import Enum
 from functools import lru_cache, reduce
 from typing import NamedTuple, Protocol
 
-__all__ = ["POC", "DimExpr", "DimParseError", "FloorDiv", "is_symbol_name", "parse_dim"]
+__all__ = [
+    "POC",
+    "DimExpr",
+    "DimParseError",
+    "FloorDiv",
+    "is_symbol_name",
+    "may_be_negative",
+    "parse_dim",
+]
 
 _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEYWORDS = frozenset({"floordiv"})
@@ -128,6 +136,11 @@ class DimExpr:
     def constant(value: int) -> DimExpr:
         """The expression of an integer."""
         return _constant(value)
+
+    @staticmethod
+    def from_terms(terms: Mapping[Monomial, int]) -> DimExpr:
+        """The sum of monomials of another expression, each times its coefficient."""
+        return _from_terms(terms)
 
     # Structure
 
@@ -474,6 +487,18 @@ def _floor_divide_by_constant(x: DimExpr, divisor: int) -> DimExpr:
                     atom.numerator + inner_divisor * offset, inner_divisor * divisor
                 )
     return _from_terms({((FloorDiv(x, _constant(divisor)), 1),): 1})
+
+
+def may_be_negative(expr: DimExpr) -> bool:
+    """Whether an expression could be less than 0 for some sizes of its symbols, which are never negative.
+
+    False is a proof; True may only mean that none was found.
+    """
+    return any(
+        coefficient < 0
+        or any(isinstance(atom, FloorDiv) and may_be_negative(atom.numerator) for atom, _ in powers)
+        for powers, coefficient in expr.terms
+    )
 
 
 class POC(Enum):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,7 +12,8 @@ from xdsl.traits import IsTerminator, OpTrait, Pure
 from xdsl.utils.exceptions import VerifyException
 
 from max.mlir.attributes import from_attr, to_attr
-from max.mlir.types import BufferType, ChainType, TensorType, short_types
+from max.mlir.conditions import Condition, size_conditions
+from max.mlir.types import BufferType, ChainType, ShapedType, TensorType, short_types
 
 if TYPE_CHECKING:
     from xdsl.parser import Parser
@@ -24,6 +25,7 @@ Types = Sequence[Attribute]
 Attrs = Mapping[str, Any]
 Infer = Callable[[Types, Attrs], Types]
 Check = Callable[[Types, Types, Attrs], None]
+Conditions = Callable[[Types, Types, Attrs], Iterable[Condition]]
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,9 @@ class OpSpec:
     """The Python types of the attributes that may be left out."""
     infer: Infer | None = None
     check: Check | None = None
+    conditions: Conditions | None = None
+    """What the sizes of an execution must meet so that the op stays inside its operands, from the types of operands
+    and results and the attributes. Staging has refused what no sizes meet; what all sizes meet may be among them."""
     elementwise: bool = False
     """Whether result element i depends on the operands' elements i only; all shapes are equal."""
     pure: bool = True
@@ -93,6 +98,19 @@ class MoOp(Operation):
         return self.spec.pure and not any(
             isinstance(v.type, ChainType) for v in (*self._operands, *self.results)
         )
+
+    def conditions(self) -> list[Condition]:
+        """What must hold at run time: the conditions of the op's spec, and that its results have sizes."""
+        spec = self.spec
+        found: list[Condition] = []
+        if spec.conditions is not None:
+            operand_types = [v.type for v in self._operands]
+            result_types = [v.type for v in self.results]
+            found += spec.conditions(operand_types, result_types, self.attrs)
+        for result in self.results:
+            if isinstance(result.type, ShapedType):
+                found += size_conditions(spec.mnemonic, result.type.shape)
+        return [condition for condition in found if not condition.always_holds]
 
     def verify_(self) -> None:
         spec = self.spec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from xdsl.dialects.builtin import UNKNOWN_LOC
 from xdsl.ir import Block, Operation, SSAValue
 
 from max._compiler.mok import MatmulOp
@@ -16,9 +17,11 @@ Rule = Callable[[MoOp], "SSAValue | None"]
 
 
 def insert_before(anchor: Operation, op: MoOp) -> SSAValue:
-    """Puts an op before another one; gives its first result."""
+    """Puts an op before another one, with its location if it has none; gives its first result."""
     block = anchor.parent_block()
     assert block is not None
+    if op.location == UNKNOWN_LOC:
+        op.location = anchor.location
     block.insert_op_before(op, anchor)
     return op.results[0]
 

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from max.mlir.conditions import Condition
 from max.mlir.operation import Attrs, OpSpec, Types, define, tensor
-from max.mlir.ops.shape import SLICE_ATTRIBUTES, check_slice_bounds, check_slice_result, slice_shape
+from max.mlir.ops.shape import (
+    SLICE_ATTRIBUTES,
+    check_slice_bounds,
+    check_slice_result,
+    slice_conditions,
+    slice_shape,
+)
 from max.mlir.types import BufferType, ChainType, short_types
 
 _CHAIN = ChainType.get()
@@ -65,6 +72,12 @@ def _infer_store_slice(types: Types, attrs: Attrs) -> Types:
     return (_CHAIN,)
 
 
+def _store_slice_conditions(operands: Types, results: Types, attrs: Attrs) -> list[Condition]:
+    op = "buffer_store_slice"
+    source, buffer = tensor(op, operands, 0), _buffer(op, operands, 1)
+    return slice_conditions(op, buffer.shape, source.shape, attrs)
+
+
 define(
     OpSpec(
         "mo.buffer_store_slice",
@@ -72,6 +85,7 @@ define(
         1,
         attributes=SLICE_ATTRIBUTES,
         infer=_infer_store_slice,
+        conditions=_store_slice_conditions,
         pure=False,
     )
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from max.dtype import DType
+from max.mlir.conditions import Condition
 from max.mlir.operation import Attrs, OpSpec, Types, axis_of, define, same_device, tensor
 from max.mlir.types import TensorType, dims_text
 
@@ -83,7 +84,29 @@ def _infer_scatter(types: Types, attrs: Attrs) -> Types:
     return (x,)
 
 
-define(OpSpec("mo.scatter", (3, 3), 1, attributes={"axis": int}, infer=_infer_scatter))
+def _scatter_conditions(operands: Types, results: Types, attrs: Attrs) -> list[Condition]:
+    x, updates = tensor("scatter", operands, 0), tensor("scatter", operands, 1)
+    return [
+        Condition.at_least(
+            x.shape[axis],
+            updates.shape[axis],
+            f"scatter: axis {axis} of the updates {updates.short} is longer than of the input {x.short}",
+        )
+        for axis in range(x.rank)
+        if axis != attrs["axis"]
+    ]
+
+
+define(
+    OpSpec(
+        "mo.scatter",
+        (3, 3),
+        1,
+        attributes={"axis": int},
+        infer=_infer_scatter,
+        conditions=_scatter_conditions,
+    )
+)
 
 
 def _infer_scatter_nd(types: Types, attrs: Attrs) -> Types:

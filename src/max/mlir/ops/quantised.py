@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from max.dtype import DType
 from max.dtype.blocks import BLOCK_FORMATS, BlockFormat
+from max.mlir.conditions import Condition
 from max.mlir.dims import DimExpr
-from max.mlir.operation import Attrs, OpSpec, Types, define, same_device, tensor
+from max.mlir.operation import Attrs, Conditions, OpSpec, Types, define, same_device, tensor
 from max.mlir.types import TensorType
 
 QUANTISERS = ("Q4_0", "Q8_0")
@@ -39,6 +40,19 @@ def _blocks_of(op: str, x: TensorType, attrs: Attrs, size: int, what: str) -> Di
     return last // size
 
 
+def _whole_blocks(op: str, attribute: str, operand: int = 0) -> Conditions:
+    """The last dimension of an operand is a whole number of blocks."""
+
+    def conditions(operands: Types, results: Types, attrs: Attrs) -> list[Condition]:
+        x = tensor(op, operands, operand)
+        size: int = getattr(BLOCK_FORMATS[attrs["encoding"]], attribute)
+        last = x.shape[-1]
+        message = f"{op}: the last dimension of {x.short} is not a multiple of {size} {attribute}"
+        return [Condition.equal(last, last // size * size, message)]
+
+    return conditions
+
+
 def _infer_dequantize(types: Types, attrs: Attrs) -> Types:
     x = tensor("dequantize", types, 0)
     form = _form("dequantize", attrs)
@@ -49,7 +63,16 @@ def _infer_dequantize(types: Types, attrs: Attrs) -> Types:
     return (TensorType.get(DType.float32, shape, x.device),)
 
 
-define(OpSpec("mo.dequantize", (1, 1), 1, attributes={"encoding": str}, infer=_infer_dequantize))
+define(
+    OpSpec(
+        "mo.dequantize",
+        (1, 1),
+        1,
+        attributes={"encoding": str},
+        infer=_infer_dequantize,
+        conditions=_whole_blocks("dequantize", "bytes"),
+    )
+)
 
 
 def _infer_quantize(types: Types, attrs: Attrs) -> Types:
@@ -62,7 +85,16 @@ def _infer_quantize(types: Types, attrs: Attrs) -> Types:
     return (TensorType.get(DType.uint8, shape, x.device),)
 
 
-define(OpSpec("mo.quantize", (1, 1), 1, attributes={"encoding": str}, infer=_infer_quantize))
+define(
+    OpSpec(
+        "mo.quantize",
+        (1, 1),
+        1,
+        attributes={"encoding": str},
+        infer=_infer_quantize,
+        conditions=_whole_blocks("quantize", "elements"),
+    )
+)
 
 
 def _check_left(op: str, x: TensorType) -> None:
@@ -92,7 +124,16 @@ def _infer_qmatmul(types: Types, attrs: Attrs) -> Types:
     return (x.with_shape([*x.shape[:-1], w.shape[0]]),)
 
 
-define(OpSpec("mo.qmatmul", (2, 2), 1, attributes={"encoding": str}, infer=_infer_qmatmul))
+define(
+    OpSpec(
+        "mo.qmatmul",
+        (2, 2),
+        1,
+        attributes={"encoding": str},
+        infer=_infer_qmatmul,
+        conditions=_whole_blocks("qmatmul", "bytes", operand=1),
+    )
+)
 
 
 def _infer_qmatmul_gptq(types: Types, attrs: Attrs) -> Types:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from max.dtype import DType
+from max.mlir.conditions import Condition
 from max.mlir.dims import DimExpr
-from max.mlir.operation import Attrs, Infer, OpSpec, Types, axis_of, define, tensor
+from max.mlir.operation import Attrs, Conditions, Infer, OpSpec, Types, axis_of, define, tensor
 from max.mlir.types import TensorType
 
 REDUCTIONS = {
@@ -54,14 +55,42 @@ def _along_axis(op: str, floats: bool) -> Infer:
     return infer
 
 
+def _elements_conditions(op: str) -> Conditions:
+    """The axis has an element: the op has no value for none."""
+
+    def conditions(operands: Types, results: Types, attrs: Attrs) -> list[Condition]:
+        x, axis = tensor(op, operands, 0), attrs["axis"]
+        return [Condition.at_least(x.shape[axis], 1, f"{op}: axis {axis} of {x.short} is empty")]
+
+    return conditions
+
+
 _AXIS = {"axis": int}
 
 for _name, _op in REDUCTIONS.items():
-    _infer = _reduction(_op, None, needs_elements=_op in ("max", "min"))
-    define(OpSpec(f"mo.{_name}", (1, 1), 1, attributes=_AXIS, infer=_infer))
+    _extreme = _op in ("max", "min")
+    define(
+        OpSpec(
+            f"mo.{_name}",
+            (1, 1),
+            1,
+            attributes=_AXIS,
+            infer=_reduction(_op, None, needs_elements=_extreme),
+            conditions=_elements_conditions(_op) if _extreme else None,
+        )
+    )
 for _name, _op in ARG_REDUCTIONS.items():
     _infer = _reduction(_op, DType.int64, needs_elements=True)
-    define(OpSpec(f"mo.{_name}", (1, 1), 1, attributes=_AXIS, infer=_infer))
+    define(
+        OpSpec(
+            f"mo.{_name}",
+            (1, 1),
+            1,
+            attributes=_AXIS,
+            infer=_infer,
+            conditions=_elements_conditions(_op),
+        )
+    )
 for _name, _op in SCANS.items():
     define(OpSpec(f"mo.{_name}", (1, 1), 1, attributes=_AXIS, infer=_along_axis(_op, floats=True)))
 
@@ -89,7 +118,22 @@ def _infer_top_k(types: Types, attrs: Attrs) -> Types:
     return (values, values.with_dtype(DType.int64))
 
 
-define(OpSpec("mo.top_k", (1, 1), 2, attributes={"k": int, "axis": int}, infer=_infer_top_k))
+def _top_k_conditions(operands: Types, results: Types, attrs: Attrs) -> list[Condition]:
+    x, k, axis = tensor("top_k", operands, 0), attrs["k"], attrs["axis"]
+    message = f"top_k: k is {k}, more than axis {axis} of {x.short} has elements"
+    return [Condition.at_least(x.shape[axis], k, message)]
+
+
+define(
+    OpSpec(
+        "mo.top_k",
+        (1, 1),
+        2,
+        attributes={"k": int, "axis": int},
+        infer=_infer_top_k,
+        conditions=_top_k_conditions,
+    )
+)
 
 
 def _infer_argsort(types: Types, attrs: Attrs) -> Types:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from max.dtype import DType
+from max.mlir.conditions import Condition
 from max.mlir.dims import DimExpr
 from max.mlir.operation import (
     Attrs,
@@ -71,7 +72,25 @@ def _check_rebind(operands: Types, results: Types, attrs: Attrs) -> None:
             )
 
 
-define(OpSpec("mo.rebind", (1, 1), 1, attributes={"message": str}, check=_check_rebind))
+def _rebind_conditions(operands: Types, results: Types, attrs: Attrs) -> list[Condition]:
+    x, y = tensor("rebind", operands, 0), tensor("rebind", results, 0)
+    note = f" ({attrs['message']})" if attrs.get("message") else ""
+    return [
+        Condition.equal(have, want, f"rebind: axis {axis} of {x.short} to {y.short}{note}")
+        for axis, (have, want) in enumerate(zip(x.shape, y.shape, strict=True))
+    ]
+
+
+define(
+    OpSpec(
+        "mo.rebind",
+        (1, 1),
+        1,
+        attributes={"message": str},
+        check=_check_rebind,
+        conditions=_rebind_conditions,
+    )
+)
 
 
 def _infer_transpose(types: Types, attrs: Attrs) -> Types:
@@ -144,7 +163,41 @@ def check_slice_result(op: str, expected: tuple[DimExpr, ...], actual: tuple[Dim
         )
 
 
-define(OpSpec("mo.slice", (1, 1), 1, attributes=SLICE_ATTRIBUTES, check=_check_slice))
+def slice_conditions(
+    op: str, shape: tuple[DimExpr, ...], result: tuple[DimExpr, ...], attrs: Attrs
+) -> list[Condition]:
+    """The conditions under which a normalised slice of a tensor of that shape is inside of it, and of the result's shape."""
+    bounds = (attrs["start"], attrs["stop"], attrs["step"])
+    sizes = slice_shape(op, shape, *bounds)
+    found: list[Condition] = []
+    for axis, (dim, size, given, start, stop, step) in enumerate(
+        zip(shape, sizes, result, *bounds, strict=True)
+    ):
+        if size != 0:
+            lowest, highest = (start, stop) if step.value > 0 else (stop + 1, start + 1)
+            message = f"{op}: {start}:{stop}:{step} is out of range for axis {axis} of size {dim}"
+            found.append(Condition.at_least(lowest, 0, message))
+            found.append(Condition.at_least(dim, highest, message))
+        message = f"{op}: {start}:{stop}:{step} of axis {axis} has another size than the result"
+        found.append(Condition.equal(size, given, message))
+    return found
+
+
+def _slice_conditions(operands: Types, results: Types, attrs: Attrs) -> list[Condition]:
+    x, y = tensor("slice", operands, 0), tensor("slice", results, 0)
+    return slice_conditions("slice", x.shape, y.shape, attrs)
+
+
+define(
+    OpSpec(
+        "mo.slice",
+        (1, 1),
+        1,
+        attributes=SLICE_ATTRIBUTES,
+        check=_check_slice,
+        conditions=_slice_conditions,
+    )
+)
 
 
 def check_slice_bounds(op: str, types: Types, rank: int) -> None:
@@ -217,6 +270,14 @@ def _infer_pad(types: Types, attrs: Attrs) -> Types:
     return (x.with_shape(shape),)
 
 
+def _pad_conditions(operands: Types, results: Types, attrs: Attrs) -> list[Condition]:
+    return [
+        Condition.at_least(amount, 0, f"pad: the padding {amount} of axis {axis} is negative")
+        for axis, amounts in enumerate(zip(attrs["low"], attrs["high"], strict=True))
+        for amount in amounts
+    ]
+
+
 define(
     OpSpec(
         "mo.pad",
@@ -224,6 +285,7 @@ define(
         1,
         attributes={"low": tuple, "high": tuple, "mode": str, "value": (int, float)},
         infer=_infer_pad,
+        conditions=_pad_conditions,
     )
 )
 

@@ -7,8 +7,11 @@ Attributes have a number for each spatial axis, paddings two: before and after.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import mul
 
 from max.dtype import DType
+from max.mlir.conditions import Condition
 from max.mlir.dims import DimExpr
 from max.mlir.operation import Attrs, Infer, OpSpec, Types, define, same_device, tensor
 from max.mlir.types import TensorType
@@ -223,7 +226,25 @@ def _check_resize(operands: Types, results: Types, attrs: Attrs) -> None:
             raise ValueError(f"resize: axis {axis} of {x.short} is empty")
 
 
-define(OpSpec("mo.resize", (1, 1), 1, attributes={"mode": str}, check=_check_resize))
+def _resize_conditions(operands: Types, results: Types, attrs: Attrs) -> list[Condition]:
+    x, y = tensor("resize", operands, 0), tensor("resize", results, 0)
+    return [
+        Condition.at_least(x.shape[axis], 1, f"resize: axis {axis} of {x.short} is empty")
+        for axis in (2, 3)
+        if y.shape[axis] != 0
+    ]
+
+
+define(
+    OpSpec(
+        "mo.resize",
+        (1, 1),
+        1,
+        attributes={"mode": str},
+        check=_check_resize,
+        conditions=_resize_conditions,
+    )
+)
 
 
 def _check_fold(operands: Types, results: Types, attrs: Attrs) -> None:
@@ -238,15 +259,43 @@ def _check_fold(operands: Types, results: Types, attrs: Attrs) -> None:
         raise ValueError(
             f"fold: axis 1 of {x.short} must be C * {taps}, the window's elements, for {y.short}"
         )
-    blocks = DimExpr.constant(1)
-    for i in range(2):
-        size, dilation, stride = (int(attrs[n][i]) for n in ("kernel", "dilation", "stride"))
-        padding = sum(attrs["padding"][2 * i : 2 * i + 2])
-        window = DimExpr.constant(size)
-        blocks *= _window_size("fold", y, 2 + i, window, dilation, stride, padding)
+    blocks = reduce(mul, _fold_windows(y, attrs))
     missing = blocks - x.shape[2]
     if missing.is_static and missing.value:
         raise ValueError(f"fold: {x.short} has {x.shape[2]} blocks, {y.short} has {blocks}")
 
 
-define(OpSpec("mo.fold", (1, 1), 1, attributes={"kernel": tuple, **_WINDOW}, check=_check_fold))
+def _fold_windows(y: TensorType, attrs: Attrs) -> list[DimExpr]:
+    """How many windows each spatial axis of the result of a fold has."""
+    windows: list[DimExpr] = []
+    for i in range(2):
+        size, dilation, stride = (int(attrs[n][i]) for n in ("kernel", "dilation", "stride"))
+        padding = sum(attrs["padding"][2 * i : 2 * i + 2])
+        window = DimExpr.constant(size)
+        windows.append(_window_size("fold", y, 2 + i, window, dilation, stride, padding))
+    return windows
+
+
+def _fold_conditions(operands: Types, results: Types, attrs: Attrs) -> list[Condition]:
+    x, y = tensor("fold", operands, 0), tensor("fold", results, 0)
+    windows = _fold_windows(y, attrs)
+    fits = [
+        Condition.at_least(
+            count, 0, f"fold: the window does not fit into axis {2 + i} of {y.short}"
+        )
+        for i, count in enumerate(windows)
+    ]
+    message = f"fold: {x.short} has {x.shape[2]} blocks, which do not fill {y.short}"
+    return [*fits, Condition.equal(x.shape[2], reduce(mul, windows), message)]
+
+
+define(
+    OpSpec(
+        "mo.fold",
+        (1, 1),
+        1,
+        attributes={"kernel": tuple, **_WINDOW},
+        check=_check_fold,
+        conditions=_fold_conditions,
+    )
+)

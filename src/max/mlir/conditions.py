@@ -1,0 +1,119 @@
+"""Conditions over dimensions: what must hold at run time so that an op stays inside its operands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from max.mlir.dims import DimExpr, FloorDiv, may_be_negative
+
+__all__ = ["Condition", "first_unmet", "size_conditions", "unmet"]
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """``have >= want``, or with `exact` ``have == want``, over the sizes of one execution.
+
+    Args:
+        have: One side.
+        want: The other side.
+        message: What is wrong where it does not hold: starts with the op's name, without a period.
+        exact: Whether both sides must be equal.
+    """
+
+    have: DimExpr
+    want: DimExpr
+    message: str
+    exact: bool = False
+
+    @staticmethod
+    def at_least(have: DimExpr, want: DimExpr | int, message: str) -> Condition:
+        """``have >= want``, with negative terms moved to the other side: ``n - 5 >= 0`` reads ``n >= 5``."""
+        difference = have - want
+        positive = {m: c for m, c in difference.terms if c > 0}
+        left = DimExpr.from_terms(positive)
+        return Condition(left, left - difference, message)
+
+    @staticmethod
+    def equal(have: DimExpr, want: DimExpr, message: str) -> Condition:
+        """``have == want``."""
+        return Condition(have, want, message, exact=True)
+
+    @property
+    def always_holds(self) -> bool:
+        """Whether it holds for all sizes of the symbols, which are never negative."""
+        return self.have == self.want or (
+            not self.exact and not may_be_negative(self.have - self.want)
+        )
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The symbols that it depends on."""
+        return tuple(dict.fromkeys((*self.have.symbols, *self.want.symbols)))
+
+    def holds(self, have: int, want: int) -> bool:
+        """Whether it holds for values of both sides."""
+        return have == want if self.exact else have >= want
+
+    def text(self, have: int, want: int) -> str:
+        """The message for values that do not fit: what came, and what would fit."""
+        return unmet(self.message, str(self.have), have, str(self.want), want, self.exact)
+
+
+def unmet(message: str, have: str, have_value: int, want: str, want_value: int, exact: bool) -> str:
+    """The message of a condition that does not hold.
+
+    Args:
+        message: What is wrong.
+        have: The expression of one side.
+        have_value: Its value.
+        want: The expression of the other side.
+        want_value: Its value.
+        exact: Whether both must be equal.
+    """
+    came = have if have == str(have_value) else f"{have} is {have_value}"
+    fits = want if want == str(want_value) else f"{want}, which is {want_value}"
+    return f"{message}: {came}, expected {'' if exact else 'at least '}{fits}"
+
+
+def first_unmet(conditions: Iterable[Condition], sizes: Mapping[str, int]) -> str | None:
+    """The message of the first condition that does not hold; those over unknown symbols are passed over."""
+    for condition in conditions:
+        if all(name in sizes for name in condition.symbols):
+            have, want = condition.have.evaluate(sizes), condition.want.evaluate(sizes)
+            if not condition.holds(have, want):
+                return condition.text(have, want)
+    return None
+
+
+def size_conditions(op: str, shape: Sequence[DimExpr]) -> list[Condition]:
+    """The conditions under which a result's sizes are sizes: not negative, and no quotient by 0.
+
+    Args:
+        op: The op's name, for messages.
+        shape: The dimensions of the result.
+    """
+    conditions: list[Condition] = []
+    for axis, dim in enumerate(shape):
+        if dim.is_static:
+            continue
+        message = f"{op}: axis {axis} of the result has size {dim}"
+        conditions += [
+            Condition.at_least(divisor, 1, f"{message}, which divides by {divisor}")
+            for divisor in _divisors(dim)
+        ]
+        if may_be_negative(dim):
+            conditions.append(Condition.at_least(dim, 0, f"{message}, which must not be negative"))
+    return conditions
+
+
+def _divisors(expr: DimExpr) -> list[DimExpr]:
+    """The symbolic divisors in an expression, inner ones first."""
+    found: list[DimExpr] = []
+    for monomial, _ in expr.terms:
+        for atom, _ in monomial:
+            if isinstance(atom, FloorDiv):
+                found += [*_divisors(atom.numerator), *_divisors(atom.denominator)]
+                if not atom.denominator.is_static:
+                    found.append(atom.denominator)
+    return found
