@@ -38,6 +38,30 @@ def graph(inputs: str, outputs: str, body: str) -> str:
 
 
 SOURCES: dict[str, tuple[str, str]] = {
+    "drop_unused_ops": (
+        "drop-unused-ops",
+        graph(
+            f"%x: {X}",
+            X,
+            f"""
+            %a = mo.slice(%x) {{start = #mo.shape<[5, 0]>, stop = #mo.shape<[6, 8]>, step = #mo.shape<[1, 1]>}} : ({X}) -> !mo.tensor<[1, 8], {F}>
+            %b = mo.neg(%x) : ({X}) -> {X}
+            mo.output(%b) : ({X}) -> ()""",
+        ),
+    ),
+    "insert_checks": (
+        "insert-checks",
+        graph(
+            f"%x: {X}, %y: !mo.tensor<[m, 8], {F}>",
+            f"!mo.tensor<[n - 2, 8], {F}>, !mo.tensor<[1, 8], {F}>, !mo.tensor<[2, 8], {F}>, {X}",
+            f"""
+            %a = mo.slice(%x) {{start = #mo.shape<[2, 0]>, stop = #mo.shape<[n, 8]>, step = #mo.shape<[1, 1]>}} : ({X}) -> !mo.tensor<[n - 2, 8], {F}>
+            %b = mo.reduce_max(%x) {{axis = 0 : i64}} : ({X}) -> !mo.tensor<[1, 8], {F}>
+            %c = mo.slice(%x) {{start = #mo.shape<[n - 2, 0]>, stop = #mo.shape<[n, 8]>, step = #mo.shape<[1, 1]>}} : ({X}) -> !mo.tensor<[2, 8], {F}>
+            %d = mo.rebind(%y) {{message = "as long as x"}} : (!mo.tensor<[m, 8], {F}>) -> {X}
+            mo.output(%a, %b, %c, %d) : (!mo.tensor<[n - 2, 8], {F}>, !mo.tensor<[1, 8], {F}>, !mo.tensor<[2, 8], {F}>, {X}) -> ()""",
+        ),
+    ),
     "expand_collectives": (
         "expand-collectives",
         graph(

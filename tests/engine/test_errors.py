@@ -81,7 +81,7 @@ def test_buffers_must_be_writable(load: Load) -> None:
 def test_rebind_is_checked(load: Load) -> None:
     model = load([tensor("n"), tensor("m")], lambda x, y: x + y.rebind(("n",), "one size, please"))
     assert model.execute(np.ones(2, F), np.ones(2, F))[0].to_numpy().tolist() == [2, 2]
-    with pytest.raises(ValueError, match="m is 3, but n is 2: one size, please"):
+    with pytest.raises(ValueError, match="one size, please.*: m is 3, expected n, which is 2"):
         model.execute(np.ones(2, F), np.ones(3, F))
 
 

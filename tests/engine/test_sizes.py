@@ -95,7 +95,10 @@ def test_sizes_below_zero_are_refused(load: Load) -> None:
     model = load([tensor("n", "h", "w", 2)], build)
     assert model.execute(np.ones((1, 2, 4, 2), np.float32))[0].shape == (1, 0, 2, 2)
     # both sizes would be -1, and their product is not
-    with pytest.raises(ValueError, match="max_pool would have a size of less than 0: h - 2 is -1"):
+    with pytest.raises(
+        ValueError,
+        match="max_pool: axis 1 of the result has size h - 2, .*: h is 1, expected at least 2",
+    ):
         model.execute(np.ones((1, 1, 1, 2), np.float32))
 
 
@@ -118,5 +121,5 @@ def test_counts_of_true_elements(load: Load) -> None:
 def test_blocks_of_a_fold_must_fit(load: Load) -> None:
     model = load([tensor(1, 4, "l")], lambda x: ops.fold(x, (3, 4), (2, 2)))
     assert model.execute(np.ones((1, 4, 6), np.float32))[0].to_numpy().sum() == 24
-    with pytest.raises(ValueError, match=r"fold: 5 blocks, expected 2 \* 3"):
+    with pytest.raises(ValueError, match=r"fold: .* has l blocks, .*: l is 5, expected 6"):
         model.execute(np.ones((1, 4, 5), np.float32))

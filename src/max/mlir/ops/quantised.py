@@ -46,7 +46,7 @@ def _whole_blocks(op: str, attribute: str, operand: int = 0) -> Conditions:
     def conditions(operands: Types, results: Types, attrs: Attrs) -> list[Condition]:
         x = tensor(op, operands, operand)
         size: int = getattr(BLOCK_FORMATS[attrs["encoding"]], attribute)
-        last = x.shape[-1]
+        last: DimExpr = x.shape[-1]
         message = f"{op}: the last dimension of {x.short} is not a multiple of {size} {attribute}"
         return [Condition.equal(last, last // size * size, message)]
 

@@ -59,7 +59,8 @@ def _elements_conditions(op: str) -> Conditions:
     """The axis has an element: the op has no value for none."""
 
     def conditions(operands: Types, results: Types, attrs: Attrs) -> list[Condition]:
-        x, axis = tensor(op, operands, 0), attrs["axis"]
+        x = tensor(op, operands, 0)
+        axis: int = attrs["axis"]
         return [Condition.at_least(x.shape[axis], 1, f"{op}: axis {axis} of {x.short} is empty")]
 
     return conditions
@@ -119,7 +120,9 @@ def _infer_top_k(types: Types, attrs: Attrs) -> Types:
 
 
 def _top_k_conditions(operands: Types, results: Types, attrs: Attrs) -> list[Condition]:
-    x, k, axis = tensor("top_k", operands, 0), attrs["k"], attrs["axis"]
+    x = tensor("top_k", operands, 0)
+    k: int = attrs["k"]
+    axis: int = attrs["axis"]
     message = f"top_k: k is {k}, more than axis {axis} of {x.short} has elements"
     return [Condition.at_least(x.shape[axis], k, message)]
 

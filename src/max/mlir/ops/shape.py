@@ -167,7 +167,7 @@ def slice_conditions(
     op: str, shape: tuple[DimExpr, ...], result: tuple[DimExpr, ...], attrs: Attrs
 ) -> list[Condition]:
     """The conditions under which a normalised slice of a tensor of that shape is inside of it, and of the result's shape."""
-    bounds = (attrs["start"], attrs["stop"], attrs["step"])
+    bounds: list[tuple[DimExpr, ...]] = [attrs[name] for name in SLICE_ATTRIBUTES]
     sizes = slice_shape(op, shape, *bounds)
     found: list[Condition] = []
     for axis, (dim, size, given, start, stop, step) in enumerate(
