@@ -49,6 +49,18 @@ SOURCES: dict[str, tuple[str, str]] = {
             mo.output(%b) : ({X}) -> ()""",
         ),
     ),
+    "resolve_sizes": (
+        "resolve-sizes",
+        graph(
+            f"%x: {X}",
+            f"!mo.tensor<[rest + rows, 8], {F}>",
+            f"""
+            %a = mo.slice(%x) {{start = #mo.shape<[2, 0]>, stop = #mo.shape<[n, 8]>, step = #mo.shape<[1, 1]>}} : ({X}) -> !mo.tensor<[rest, 8], {F}>
+            %b = mo.rebind(%x) {{message = ""}} : ({X}) -> !mo.tensor<[rows, 8], {F}>
+            %c = mo.concat(%a, %b) {{axis = 0 : i64}} : (!mo.tensor<[rest, 8], {F}>, !mo.tensor<[rows, 8], {F}>) -> !mo.tensor<[rest + rows, 8], {F}>
+            mo.output(%c) : (!mo.tensor<[rest + rows, 8], {F}>) -> ()""",
+        ),
+    ),
     "insert_checks": (
         "insert-checks",
         graph(

@@ -14,7 +14,7 @@ from max._compiler.flatten import flatten
 from max._compiler.kernels import KernelTable
 from max._compiler.lower import lower_graph
 from max._compiler.passes.attention import fuse_attention
-from max._compiler.passes.base import GraphPass, Pass
+from max._compiler.passes.base import GraphPass, ModulePass, Pass
 from max._compiler.passes.canonicalise import canonicalise
 from max._compiler.passes.checks import insert_checks
 from max._compiler.passes.collectives import expand_collectives
@@ -26,6 +26,7 @@ from max._compiler.passes.materialise import materialise
 from max._compiler.passes.merge_products import merge_products
 from max._compiler.passes.once import compute_once
 from max._compiler.passes.pack import pack_weights
+from max._compiler.passes.resolve import resolve_sizes
 from max._compiler.passes.split import split_concats
 from max._compiler.passes.views import push_views
 from max._compiler.record import Compilation, recorded
@@ -48,6 +49,7 @@ __all__ = ["PASSES", "CompileStats", "compile_module", "optimise", "stats"]
 
 PASSES: tuple[Pass, ...] = (
     GraphPass("drop-unused-ops", drop_dead_ops),
+    ModulePass("resolve-sizes", resolve_sizes),
     GraphPass("insert-checks", insert_checks),
     GraphPass("expand-collectives", expand_collectives),
     GraphPass("canonicalise", canonicalise),

@@ -13,7 +13,7 @@ from xdsl.ir import Block
 from max._compiler.mok import OnceOp
 from max.mlir import DenseAttr, GraphOp, MoOp, ResourceAttr, graphs
 
-__all__ = ["GraphPass", "Pass", "blocks", "constant_of", "ops_of"]
+__all__ = ["GraphPass", "ModulePass", "Pass", "blocks", "constant_of", "ops_of"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,16 @@ class GraphPass(Pass):
         for graph in graphs(module):
             for block in blocks(graph):
                 self.function(block)
+
+
+@dataclass(frozen=True)
+class ModulePass(Pass):
+    """A step that treats the whole module."""
+
+    function: Callable[[ModuleOp], object]
+
+    def run(self, module: ModuleOp) -> None:
+        self.function(module)
 
 
 def blocks(graph: GraphOp) -> Iterator[Block]:

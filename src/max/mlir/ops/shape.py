@@ -170,16 +170,17 @@ def slice_conditions(
     bounds: list[tuple[DimExpr, ...]] = [attrs[name] for name in SLICE_ATTRIBUTES]
     sizes = slice_shape(op, shape, *bounds)
     found: list[Condition] = []
-    for axis, (dim, size, given, start, stop, step) in enumerate(
-        zip(shape, sizes, result, *bounds, strict=True)
+    for axis, (dim, (start, stop, step)) in enumerate(
+        zip(shape, zip(*bounds, strict=True), strict=True)
     ):
-        if size != 0:
+        index = f"{op}: {start}:{stop}:{step}"
+        if sizes[axis] != 0:
             lowest, highest = (start, stop) if step.value > 0 else (stop + 1, start + 1)
-            message = f"{op}: {start}:{stop}:{step} is out of range for axis {axis} of size {dim}"
+            message = f"{index} is out of range for axis {axis} of size {dim}"
             found.append(Condition.at_least(lowest, 0, message))
             found.append(Condition.at_least(dim, highest, message))
-        message = f"{op}: {start}:{stop}:{step} of axis {axis} has another size than the result"
-        found.append(Condition.equal(size, given, message))
+        message = f"{index} of axis {axis} has another size than the result"
+        found.append(Condition.equal(sizes[axis], result[axis], message))
     return found
 
 

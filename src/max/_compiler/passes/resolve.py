@@ -1,0 +1,153 @@
+"""Replaces symbols that results introduce by what they stand for, where that follows from the sizes of operands.
+
+``x[(slice(2, n), "rest")]`` names the size ``n - 2`` of its result, a `mo.rebind` names a size anew, and a call's
+results have the sizes of its subgraph's. Behind this pass a symbol is a size of an input, or one that is discovered
+when the program runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Attribute
+from xdsl.rewriter import Rewriter
+
+from max._compiler.passes.base import ops_of
+from max._compiler.passes.outline import DISCOVERING
+from max._compiler.template import UnsupportedOpError
+from max.mlir import (
+    CallOp,
+    DimAttr,
+    DimExpr,
+    GraphOp,
+    IfOp,
+    MoOp,
+    ShapeAttr,
+    ShapedType,
+    SubgraphOp,
+    WhileOp,
+    bind_call,
+    entry,
+    subgraphs,
+    substitute_type,
+)
+from max.mlir.ops.shape import SLICE_ATTRIBUTES, slice_shape
+
+__all__ = ["resolve_sizes"]
+
+Env = dict[str, DimExpr]
+
+
+def resolve_sizes(module: ModuleOp) -> None:
+    """Replaces each symbol that a slice, a rebind or a call introduces, in all graphs.
+
+    Raises:
+        UnsupportedOpError: A result has a symbol that nothing tells.
+    """
+    resolver = _Resolver(subgraphs(module))
+    resolver.graph(entry(module), set(), {})
+    for graph in resolver.subgraphs.values():
+        # those that nothing calls
+        resolver.callee(graph)
+
+
+class _Resolver:
+    """Resolves the graphs of a module, callees before their callers' results."""
+
+    def __init__(self, subgraphs: Mapping[str, SubgraphOp]) -> None:
+        self.subgraphs = subgraphs
+        self.done: set[str] = set()
+
+    def callee(self, graph: SubgraphOp) -> None:
+        """A subgraph of calls, which has only symbols of its own."""
+        if graph.sym_name not in self.done:
+            self.graph(graph, set(), {})
+
+    def graph(self, graph: GraphOp, around: set[str], outer: Env) -> None:
+        """One graph.
+
+        Args:
+            graph: The graph.
+            around: Symbols that mean here what they mean around it (of branches and loops).
+            outer: What symbols around it were found to stand for.
+        """
+        self.done.add(graph.sym_name)
+        own = _symbols(graph.input_types)
+        known = around | own
+        env = {name: dim for name, dim in outer.items() if name not in own}
+        for op in ops_of(graph.block):
+            if env:
+                _substitute(op, env)
+            if isinstance(op, IfOp | WhileOp):
+                for name in op.callees:
+                    if name not in self.done:
+                        self.graph(self.subgraphs[name], known, env)
+            elif isinstance(op, CallOp):
+                self.callee(self.subgraphs[op.callee])
+            found = self.sizes_named_by(op, known)
+            if found:
+                env.update(found)
+                _substitute(op, found)
+            self.check(op, graph, known)
+
+    def sizes_named_by(self, op: MoOp, known: set[str]) -> Env:
+        """What the symbols stand for that an op's results introduce."""
+        found: Env = {}
+        for result, computed in zip(op.results, self.computed(op), strict=False):
+            if not isinstance(result.type, ShapedType):
+                continue
+            for dim, size in zip(result.type.shape, computed, strict=True):
+                name = dim.symbol_name
+                if name is None or name in known or name in found:
+                    continue
+                if known.issuperset(size.symbols):
+                    found[name] = size
+        return found
+
+    def computed(self, op: MoOp) -> Sequence[Sequence[DimExpr]]:
+        """The shapes of an op's results as they follow from its operands, for ops that may name sizes."""
+        if op.name == "mo.slice":
+            bounds: list[tuple[DimExpr, ...]] = [op.attr(name) for name in SLICE_ATTRIBUTES]
+            return [slice_shape("slice", _shape(op.operands[0].type), *bounds)]
+        if op.name == "mo.rebind":
+            return [_shape(op.operands[0].type)]
+        if isinstance(op, CallOp):
+            callee = self.subgraphs[op.callee]
+            env = bind_call(op.callee, callee.input_types, [v.type for v in op.operands])
+            return [_shape(substitute_type(t, env)) for t in callee.output_types]
+        return []
+
+    def check(self, op: MoOp, graph: GraphOp, known: set[str]) -> None:
+        """Notes the symbols that an op discovers when the program runs; all others must be known."""
+        discovers = op.name in DISCOVERING or isinstance(op, CallOp)
+        for result in op.results:
+            for dim in _shape(result.type):
+                unknown = set(dim.symbols) - known
+                if unknown and not (discovers and dim.symbol_name is not None):
+                    raise UnsupportedOpError(
+                        f"{op.name}: the size {dim} of its result does not follow from the inputs of "
+                        f"{graph.sym_name}"
+                    )
+                known |= unknown
+
+
+def _shape(type_: Attribute) -> tuple[DimExpr, ...]:
+    return type_.shape if isinstance(type_, ShapedType) else ()
+
+
+def _symbols(types: Iterable[Attribute]) -> set[str]:
+    return {name for type_ in types for dim in _shape(type_) for name in dim.symbols}
+
+
+def _substitute(op: MoOp, env: Env) -> None:
+    """Replaces symbols in the types of an op's results, and in its attributes."""
+    for result in list(op.results):
+        type_ = substitute_type(result.type, env)
+        if type_ is not result.type:
+            Rewriter.replace_value_with_new_type(result, type_)
+    for name, attr in op.attributes.items():
+        if isinstance(attr, ShapeAttr):
+            op.attributes[name] = ShapeAttr.of([dim.substitute(env) for dim in attr.data])
+        elif isinstance(attr, DimAttr):
+            op.attributes[name] = DimAttr(attr.data.substitute(env))
