@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).parents[1] / "src" / "max"
-EVERY = {"_config", "_earlier", "_version", "dtype"}
+EVERY = {"_config", "_earlier", "_errors", "_version", "dtype"}
 ENGINE_BASE = EVERY | {"driver", "mlir", "graph"}
 
 # package -> the packages of `max` that it may import; function-local and TYPE_CHECKING imports count too
@@ -18,7 +18,8 @@ ALLOWED: dict[str, set[str]] = {
     "_version": set(),
     "_earlier": set(),
     "_config": set(),
-    "dtype": {"_config"},
+    "_errors": set(),
+    "dtype": {"_config", "_errors"},
     "interfaces": EVERY,
     "driver": EVERY,
     "mlir": EVERY,

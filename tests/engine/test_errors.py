@@ -34,7 +34,7 @@ def model(load: Load) -> Model:
         (("text", 2, 3), TypeError, ["got str"]),
         ((np.zeros((2, 4)), 0, 0), TypeError, ["input 'input0'", "float32[batch, 4]", "got dtype float64", "[2, 4]"]),
         ((np.zeros((2, 4), F), np.zeros((2, 2), F), 1.5), TypeError, ["'input2'", "int32[]", "1.5", "float"]),
-        ((np.zeros((2, 4), F), np.zeros((2, 2), F), np.int64(1)), TypeError, ["'input2'", "int64"]),
+        ((np.zeros((2, 4), F), np.zeros((2, 2), F), np.complex64(1)), TypeError, ["'input2'", "complex64"]),
         ((np.zeros((2, 4), F), np.zeros((2, 2), F), 1 << 40), ValueError, ["'input2'"]),
         ((np.zeros(4, F), np.zeros((2, 2), F), 1), ValueError, ["'input0'", "got rank 1 (shape [4])", "expected rank 2"]),
         ((np.zeros((2, 5), F), np.zeros((2, 2), F), 1), ValueError, ["got shape [2, 5]", "axis 1 is 5, expected 4"]),

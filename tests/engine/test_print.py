@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from max import _interpreter
+from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession, Model
 from max.graph import BufferType, Graph, ops
@@ -96,3 +98,49 @@ def test_mistakes() -> None:
             graph.inputs[0].tensor.print(4)  # pyright: ignore[reportArgumentType]
         with pytest.raises(ValueError, match="print: expected either a tensor or"):
             graph.stage_effect("mo.print", (), {"label": "x"})
+
+
+@pytest.mark.parametrize("interpret", [False, True])
+def test_print_options(
+    interpret: bool,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The options of a session hold for its models, loaded before or after; other sessions keep theirs."""
+    if interpret:
+        monkeypatch.setenv("MAX_INTERPRET", "1")
+    one, other = InferenceSession([CPU()]), InferenceSession([CPU()])
+    with Graph("shown", input_types=[tensor("n")]) as graph:
+        graph.inputs[0].tensor.print("a/x")
+        graph.output(graph.inputs[0])
+    models = [one.load(graph), other.load(graph)]
+    x = np.arange(2000, dtype=np.float32) / 3
+
+    def shown(index: int) -> str:
+        models[index].execute(x)
+        return capsys.readouterr().out
+
+    usual = shown(0)
+    assert "..., " in usual and usual == shown(1)
+    one.set_debug_print_options("FULL", precision=2)
+    full = shown(0)
+    assert full.startswith("a/x: float32[2000]\n[0.00e+00, 3.33e-01, ") and "..." not in full
+    assert shown(1) == usual
+    one.set_debug_print_options("NONE")
+    assert shown(0) == ""
+    one.set_debug_print_options("BINARY", output_directory=tmp_path)
+    assert shown(0) == ""
+    assert (tmp_path / "a_x").read_bytes() == x.tobytes()
+    one.set_debug_print_options()
+    assert shown(0) == usual
+
+
+def test_print_options_that_do_not_fit() -> None:
+    session = InferenceSession([CPU()])
+    for options in (("full",), (3,), ("FULL", -1), ("FULL", "a"), ("FULL", 2.5)):
+        with pytest.raises(TypeError, match="set_debug_print_options: the (style|precision) is"):
+            session.set_debug_print_options(*options)
+    for folder in (None, "", "/no/such/folder"):
+        with pytest.raises(ValueError, match="writes to the folder output_directory"):
+            session.set_debug_print_options("BINARY", output_directory=folder)

@@ -4,26 +4,53 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextvars import ContextVar
 
 import numpy as np
 
 from max._interpreter.core import Array, Frame, implements
 from max.dtype import DType
+from max.graph.print_options import PrintOptions
 from max.mlir import MoOp
 
-__all__ = ["tensor_text", "write"]
+__all__ = ["CURRENT", "show", "tensor_text", "write"]
+
+CURRENT: ContextVar[PrintOptions] = ContextVar("CURRENT", default=PrintOptions())  # noqa: B039
+"""The options of the interpreter's runs."""
 
 
-def tensor_text(label: str, array: Array) -> str:
-    """A label, dtype and shape of a tensor, and its elements as NumPy shows them: of many the first and last ones.
+def tensor_text(label: str, array: Array, options: PrintOptions) -> str:
+    """A label, dtype and shape of a tensor, and its elements as NumPy shows them.
 
     Args:
         label: The label.
         array: The tensor.
+        options: The style and precision.
     """
     sizes = ", ".join(str(size) for size in array.shape)
-    elements = np.array2string(array, separator=", ")
+    if options.style == "FULL":
+        digits = options.precision
+        elements = np.array2string(
+            array, separator=", ", threshold=array.size + 1,
+            formatter={"float_kind": lambda x: f"{float(x):.{digits}e}"},
+        )  # fmt: skip
+    else:
+        elements = np.array2string(array, separator=", ")
     return f"{label}: {DType.from_numpy(array.dtype).name}[{sizes}]\n{elements}"
+
+
+def show(label: str, array: Array, options: PrintOptions) -> None:
+    """Shows a tensor, or writes it to a file, as the options say.
+
+    Args:
+        label: The label.
+        array: The tensor.
+        options: The options.
+    """
+    if options.style == "BINARY" and options.folder is not None:
+        (options.folder / label.replace("/", "_")).write_bytes(array.tobytes())
+    elif options.style != "NONE":
+        write(tensor_text(label, array, options))
 
 
 def write(text: str) -> None:
@@ -40,4 +67,7 @@ def write(text: str) -> None:
 def _print(frame: Frame, op: MoOp, operands: Sequence[Array]) -> None:
     label: str = op.attr("label")
     text = op.attr_or("text", None)
-    write(tensor_text(label, operands[0]) if text is None else f"{label}: {text}")
+    if text is None:
+        show(label, operands[0], CURRENT.get())
+    else:
+        write(f"{label}: {text}")

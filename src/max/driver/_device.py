@@ -181,6 +181,8 @@ class CPU(Device):
 
     def can_access(self, other: Device) -> bool:
         """Whether the other device is a CPU device too: they share their memory."""
+        if not isinstance(other, Device):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"can_access: expected a Device, got {type(other).__name__}")
         return other.is_host
 
     def synchronize(self) -> None:
@@ -200,7 +202,7 @@ class Accelerator(Device):
         device_memory_limit: The most bytes to allocate on it; -1 is 99 % of its free memory.
 
     Raises:
-        RuntimeError: There is no accelerator of that id that models can run on.
+        ValueError: There is no accelerator of that id that models can run on.
     """
 
     __module__ = "max.driver"
@@ -210,7 +212,7 @@ class Accelerator(Device):
         if id < -1:
             raise ValueError(f"Accelerator: id {id} is not a device; expected -1, 0, 1, …")
         which = "no accelerator" if id < 0 else f"no accelerator with id {id}"
-        raise RuntimeError(
+        raise ValueError(
             f"Accelerator: {which}: accelerator_count() is {accelerator_count()}, models run on "
             "the CPU here; use CPU()"
         )
@@ -267,7 +269,7 @@ class DeviceStream:
         other.synchronize()
 
     def __repr__(self) -> str:
-        return f"DeviceStream({self._device!r})"
+        return f"{self._device.label}[{self._device.id}]"
 
 
 @dataclass(frozen=True)
@@ -287,6 +289,8 @@ class DeviceSpec:
     def __post_init__(self) -> None:
         if self.device_type not in ("cpu", "gpu"):
             raise ValueError(f"DeviceSpec: device_type {self.device_type!r} is not cpu or gpu")
+        if type(self.id) is not int:
+            raise TypeError(f"DeviceSpec: the id is {self.id!r}, expected an integer")
         if self.id < -1:
             raise ValueError(f"DeviceSpec: id {self.id} is not a device; expected -1, 0, 1, …")
 
@@ -315,7 +319,7 @@ def accelerator_architecture_name() -> str:
     """The architecture name of the accelerator.
 
     Raises:
-        RuntimeError: There is no accelerator.
+        ValueError: There is no accelerator.
     """
     return Accelerator().architecture_name
 

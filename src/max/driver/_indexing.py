@@ -6,6 +6,8 @@ import operator
 from types import EllipsisType
 from typing import Any, NamedTuple, TypeAlias
 
+from max._errors import AxisError
+
 Index: TypeAlias = "int | slice | EllipsisType | None"
 
 
@@ -57,16 +59,16 @@ def apply_index(
     """Resolves an index against a shape.
 
     Raises:
-        IndexError: Too many indices, or one out of range.
+        AxisError: Too many indices, or one out of range.
         TypeError: An index that is not basic.
     """
     items: tuple[Any, ...] = index if isinstance(index, tuple) else (index,)
     ellipses = sum(item is Ellipsis for item in items)
     if ellipses > 1:
-        raise IndexError("Tensor index: an index can have only one ellipsis (...)")
+        raise AxisError("Tensor index: an index can have only one ellipsis (...)")
     taken = sum(item is not None and item is not Ellipsis for item in items)
     if taken > len(shape):
-        raise IndexError(f"Tensor index: {taken} indices for a tensor of rank {len(shape)}")
+        raise AxisError(f"Tensor index: {taken} indices for a tensor of rank {len(shape)}")
     if not ellipses:
         items = (*items, Ellipsis)
 
@@ -94,7 +96,7 @@ def apply_index(
             position = _as_integer(item)
             size = shape[axis]
             if not -size <= position < size:
-                raise IndexError(
+                raise AxisError(
                     f"Tensor index: {position} is out of range for axis {axis} of size {size}"
                 )
             offset += (position % size) * strides[axis]

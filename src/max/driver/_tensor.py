@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, cast, overload
 
 import numpy as np
 
+from max._errors import ArgumentError, ForeignTypeError
 from max.driver import _dlpack
 from max.driver._device import CPU, Device, DeviceStream
 from max.driver._indexing import Index, apply_index, contiguous_strides, is_contiguous
@@ -36,7 +37,7 @@ def _as_shape(op: str, shape: Any) -> tuple[int, ...]:
     except TypeError as error:
         raise TypeError(f"{op}: expected shape as integers, got {shape!r}") from error
     if any(size < 0 for size in sizes):
-        raise ValueError(f"{op}: sizes are not negative, got shape {sizes}")
+        raise ArgumentError(f"{op}: sizes are not negative, got shape {sizes}")
     return sizes
 
 
@@ -78,21 +79,21 @@ class Tensor:
         dtype: The element type. A NumPy array in its place, with a device next, is copied there.
         shape: The sizes; a size may be 0.
         device: Where to allocate, the CPU if not given; or a stream.
-        pinned: Page-locked host memory for an accelerator.
+        pinned: Page-locked memory, for copies to an accelerator. Without one it is ordinary memory.
         stream: The stream that the tensor belongs to; its device is the tensor's.
 
     The elements are not initialised; :meth:`zeros` gives zeros. Memory is aligned to 64 bytes.
 
     Raises:
         TypeError: An argument of a wrong type.
-        ValueError: A negative size, or ``pinned`` on a CPU.
+        ArgumentError: A negative size.
         MemoryError: There is not as much memory.
     """
 
     __module__ = "max.driver"
     __slots__ = (
-        "__weakref__", "_device", "_dtype", "_owner", "_ptr", "_read_only", "_shape", "_stream",
-        "_strides",
+        "__weakref__", "_device", "_dtype", "_owner", "_pinned", "_ptr", "_read_only", "_shape",
+        "_stream", "_strides",
     )  # fmt: skip
 
     _ptr: int
@@ -154,11 +155,9 @@ class Tensor:
         pinned: bool = False,
     ) -> None:
         device, stream = _place("Tensor", target)
-        if pinned and device.is_host:
-            raise ValueError(f"Tensor: pinned memory serves an accelerator, not {device}")
         self._ptr, self._owner = allocate("Tensor", dtype, shape, zero)
         self._dtype, self._shape, self._strides = dtype, shape, None
-        self._read_only = False
+        self._read_only, self._pinned = False, pinned
         self._device, self._stream = device, stream
 
     @classmethod
@@ -167,7 +166,7 @@ class Tensor:
         tensor = cls.__new__(cls)
         tensor._ptr, tensor._owner = allocate("Tensor", dtype, shape, zero=False)
         tensor._dtype, tensor._shape, tensor._strides = dtype, shape, None
-        tensor._read_only = False
+        tensor._read_only = tensor._pinned = False
         tensor._device, tensor._stream = device, device.default_stream
         return tensor
 
@@ -197,7 +196,7 @@ class Tensor:
         if strides is not None and is_contiguous(shape, strides):
             strides = None
         self._ptr, self._dtype, self._shape, self._strides = ptr, dtype, shape, strides
-        self._owner, self._read_only = owner, read_only
+        self._owner, self._read_only, self._pinned = owner, read_only, False
         self._device, self._stream = _place("Tensor", target)
         return self
 
@@ -206,7 +205,9 @@ class Tensor:
     ) -> Tensor:
         """A view of this tensor's memory; ``offset`` in elements of this tensor."""
         ptr = self._ptr + offset * self._dtype.size_in_bytes
-        return Tensor._wrap(ptr, dtype, shape, strides, self._owner, self._stream, self._read_only)
+        view = Tensor._wrap(ptr, dtype, shape, strides, self._owner, self._stream, self._read_only)
+        view._pinned = self._pinned
+        return view
 
     # ----- making tensors
 
@@ -225,7 +226,7 @@ class Tensor:
             shape: The sizes.
             dtype: The element type.
             device: Where to allocate, the CPU if not given; or a stream.
-            pinned: Page-locked host memory for an accelerator.
+            pinned: As for the constructor.
             stream: The stream that the tensor belongs to.
         """
         if device is not None and stream is not None:
@@ -255,6 +256,7 @@ class Tensor:
 
         Raises:
             OverflowError: An integer that the type cannot hold.
+            ValueError: A number that an integer type holds only in part, such as 1.5 or NaN.
         """
         tensor = Tensor.zeros((), dtype, device, stream=stream)
         tensor[()] = value
@@ -272,11 +274,11 @@ class Tensor:
 
         Raises:
             TypeError: ``arr`` is not a NumPy array.
-            ValueError: No DType corresponds to the array's.
+            ForeignTypeError: No DType corresponds to the array's.
         """
         if not isinstance(arr, np.ndarray):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"Tensor.from_numpy: expected a NumPy array, got {type(arr).__name__}")
-        dtype = DType.from_numpy(arr.dtype)
+        dtype = _dtype_of("Tensor.from_numpy", arr)
         flags = arr.flags
         if not (flags.c_contiguous and flags.aligned):
             arr = arr.copy(order="C")
@@ -300,7 +302,7 @@ class Tensor:
                 forbids.
         """
         if isinstance(array, Tensor):
-            shared = array._derive(array._dtype, array._shape, array._strides)
+            shared = array
         elif isinstance(array, np.ndarray):
             shared = Tensor._from_strided(cast("Array", array), copy)
         else:
@@ -317,7 +319,7 @@ class Tensor:
 
     @staticmethod
     def _from_strided(array: Array, copy: bool | None) -> Tensor:
-        dtype, itemsize = DType.from_numpy(array.dtype), array.dtype.itemsize
+        dtype, itemsize = _dtype_of("Tensor.from_dlpack", array), array.dtype.itemsize
         if not array.flags.aligned or any(stride % itemsize for stride in array.strides):
             if copy is False:
                 raise BufferError(
@@ -411,8 +413,8 @@ class Tensor:
 
     @property
     def pinned(self) -> bool:
-        """Whether the memory is page-locked; never on a CPU device."""
-        return False
+        """Whether page-locked memory was asked for."""
+        return self._pinned
 
     # ----- data in and out
 
@@ -476,7 +478,7 @@ class Tensor:
         """A view, by NumPy's basic indexing: integers, slices, ``...`` and ``None``.
 
         Raises:
-            IndexError: Too many indices, or one out of range.
+            AxisError: Too many indices, or one out of range: an IndexError and a ValueError.
             TypeError: Index arrays and masks.
         """
         offset, shape, strides = apply_index(index, self._shape, self.strides)
@@ -486,8 +488,9 @@ class Tensor:
         """Writes a number, array or tensor into a part of the tensor, with broadcasting.
 
         Raises:
-            ValueError: The tensor is read-only, or the shapes do not broadcast.
-            TypeError: The value's dtype does not convert to the tensor's, as floats to integers.
+            ValueError: The tensor is read-only, the shapes do not broadcast, or an integer type
+                holds a number only in part.
+            TypeError: The value is no number, or its dtype does not convert to the tensor's.
         """
         self[index]._write(value)
 
@@ -503,6 +506,10 @@ class Tensor:
                 raise TypeError(
                     f"Tensor: {given} does not convert to {array.dtype}; use astype first"
                 )
+        elif value is None:
+            raise TypeError(f"Tensor: expected a number or an array to write, got {value}")
+        elif isinstance(value, float) and not value.is_integer() and self._dtype.is_integral():
+            raise ValueError(f"Tensor: {value} is no integer, the tensor is {self._dtype}")
         try:
             array[...] = value
         except ValueError as error:
@@ -624,10 +631,9 @@ class Tensor:
             return self.copy(stream)
         if stream is self._stream or isinstance(target, Device):
             return self
-        return Tensor._wrap(
-            self._ptr, self._dtype, self._shape, self._strides, self._owner, stream,
-            self._read_only,
-        )  # fmt: skip
+        moved = self._derive(self._dtype, self._shape, self._strides)
+        moved._stream = stream
+        return moved
 
     def inplace_copy_from(self, src: Tensor) -> None:
         """Overwrites this tensor with the contents of another one, of any device.
@@ -663,10 +669,14 @@ class Tensor:
         return _restore, (data, self._dtype, self._shape, self._device)
 
     def __repr__(self) -> str:
-        return (
-            f"max.driver.Tensor(dtype={self._dtype!r}, shape={self._shape}, "
-            f"device={self._device!r})"
-        )
+        return f"max.driver.Tensor({self._dtype}, {self._shape}, {self._stream!r})"
+
+
+def _dtype_of(op: str, array: Array) -> DType:
+    try:
+        return DType.from_numpy(array.dtype)
+    except ValueError as error:
+        raise ForeignTypeError(f"{op}: {str(error).removeprefix('DType.from_numpy: ')}") from error
 
 
 def _restore(data: bytes, dtype: DType, shape: tuple[int, ...], device: Device) -> Tensor:

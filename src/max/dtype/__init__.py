@@ -29,8 +29,8 @@ __all__ = ["DType"]
 class DType(Enum):
     """The tensor data type.
 
-    Members compare by identity and hash fast. ``DType(81)`` and ``DType("float32")`` both give
-    ``DType.float32``.
+    Members compare by identity and hash fast. ``DType(81)``, ``DType("float32")`` and ``DType("f32")``
+    give ``DType.float32``.
     """
 
     bool = 1
@@ -59,10 +59,12 @@ class DType(Enum):
 
     @classmethod
     def _missing_(cls, value: object) -> DType | None:
-        return cls.__members__.get(value) if isinstance(value, str) else None
+        if not isinstance(value, str):
+            return None
+        return cls.__members__.get(value) or _FROM_MLIR.get(value)
 
     def __repr__(self) -> str:
-        return f"DType.{self.name}"
+        return self.name
 
     def __str__(self) -> str:
         return f"DType.{self.name}"

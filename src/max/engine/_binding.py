@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from max._compiler.template import TensorInfo
+from max._errors import ArgumentError, ForeignTypeError
 from max.driver import CPU, Tensor
 from max.dtype import DType
 
@@ -93,7 +94,7 @@ class InputBinder:
         """The inputs as tensors, and the values of the symbols.
 
         Raises:
-            TypeError: A wrong number of inputs, an input of a wrong type or dtype.
+            ArgumentError: A wrong number of inputs, an input of a wrong type or dtype.
             ValueError: An input of a wrong rank, size or device; or sizes that disagree.
         """
         if len(args) != len(self.inputs):
@@ -129,13 +130,13 @@ class InputBinder:
             f"{name}: {info.dtype.name}{_shape_text(info.shape)}"
             for name, info in zip(self.names, self.inputs, strict=True)
         )
-        raise TypeError(f"{self.model} takes {len(self.inputs)} inputs ({names}), got {count}")
+        raise ArgumentError(f"{self.model} takes {len(self.inputs)} inputs ({names}), got {count}")
 
     def _convert(self, index: int, arg: Any) -> Tensor:
         """A tensor of what was passed.
 
         Raises:
-            TypeError: It is no tensor, or has a wrong dtype.
+            ArgumentError: It is no tensor, or has a wrong dtype.
             ValueError: It is on another device, or cannot be written.
         """
         info = self.inputs[index]
@@ -151,13 +152,13 @@ class InputBinder:
             try:
                 tensor = Tensor.from_dlpack(arg)
             except (BufferError, ValueError, TypeError) as error:
-                raise TypeError(f"{self.what(index)}: {error}") from error
+                raise ForeignTypeError(f"{self.what(index)}: {error}") from error
         else:
-            raise TypeError(
+            raise ArgumentError(
                 f"{self.what(index)}: got {type(arg).__name__}; a Tensor, a NumPy array or another DLPack array fits"
             )
         if tensor.dtype is not info.dtype:
-            raise TypeError(
+            raise ArgumentError(
                 f"{self.what(index)}: got dtype {tensor.dtype.name} (shape {_shape_text(tensor.shape)})"
             )
         if info.mutable:
@@ -173,26 +174,27 @@ class InputBinder:
     def _scalar(self, index: int, arg: Any) -> Tensor:
         info = self.inputs[index]
         if info.mutable:
-            raise TypeError(
+            raise ArgumentError(
                 f"{self.what(index)}: the model writes to it, a {type(arg).__name__} cannot change"
             )
         if info.shape:
             raise ValueError(
                 f"{self.what(index)}: got the scalar {arg!r}, expected rank {len(info.shape)}"
             )
-        dtype: np.dtype[Any] = np.asarray(arg).dtype
-        name = str(type(arg).__name__)
-        if isinstance(arg, np.generic):
-            fits = dtype == info.dtype.to_numpy()
-        else:
-            # a Python number fits where no part of it gets lost
-            fits = {"b": True, "i": info.dtype is not DType.bool}.get(
-                dtype.kind, info.dtype.is_float()
-            )
+        name = type(cast("object", arg)).__name__
+        # a number fits where its kind can hold it; NumPy's are taken as Python's
+        number: object = cast("Any", arg).item() if isinstance(arg, np.generic) else arg
+        match number:
+            case bool():
+                fits = True
+            case int():
+                fits = info.dtype is not DType.bool
+            case _:
+                fits = isinstance(number, float) and info.dtype.is_float()
         if not fits:
-            raise TypeError(f"{self.what(index)}: got {arg!r} ({name})")
+            raise ArgumentError(f"{self.what(index)}: got {arg!r} ({name})")
         try:
-            return Tensor.scalar(arg, info.dtype, self.devices[index])
+            return Tensor.scalar(number, info.dtype, self.devices[index])
         except OverflowError as error:
             raise ValueError(f"{self.what(index)}: {error}") from error
 

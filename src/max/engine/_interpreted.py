@@ -14,6 +14,7 @@ from max.driver import Tensor
 from max.engine._model import Linked, Model
 from max.engine._program import Arena
 from max.graph import Graph
+from max.graph.print_options import PrintOptions
 from max.mlir import BufferType, ShapedType, entry
 
 __all__ = ["interpreted_model"]
@@ -33,15 +34,20 @@ class _NoBackend:
 class _Run:
     """Runs a graph with the interpreter."""
 
-    def __init__(self, graph: Graph, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, graph: Graph, weights: Mapping[str, Tensor], printing: PrintOptions) -> None:
         self.graph = graph
+        self.printing = printing
         self.weights = {name: tensor.to_numpy() for name, tensor in weights.items()}
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         from max import _interpreter  # NumPy only, and seldom needed
 
         arrays = [tensor.to_numpy() for tensor in inputs]
-        results = _interpreter.run(self.graph, arrays, self.weights)
+        token = _interpreter.printing.CURRENT.set(self.printing)
+        try:
+            results = _interpreter.run(self.graph, arrays, self.weights)
+        finally:
+            _interpreter.printing.CURRENT.reset(token)
         outputs: list[Tensor] = []
         for result in results:
             same = next((t for t, a in zip(inputs, arrays, strict=True) if result is a), None)
@@ -52,7 +58,11 @@ class _Run:
 
 
 def interpreted_model(
-    graph: Graph, names: list[str], weights: Mapping[str, Tensor], arena: Arena
+    graph: Graph,
+    names: list[str],
+    weights: Mapping[str, Tensor],
+    arena: Arena,
+    printing: PrintOptions,
 ) -> Model:
     """A model that runs on the interpreter.
 
@@ -61,6 +71,7 @@ def interpreted_model(
         names: The names of its inputs.
         weights: The values of its weights.
         arena: The session's arena, which is not used.
+        printing: How it shows tensors.
     """
     top = entry(graph.to_mlir())
     inputs = [_info(t) for t in top.input_types if isinstance(t, ShapedType)]
@@ -76,4 +87,4 @@ def interpreted_model(
     compiled = Compiled(
         graph.name, tuple(symbols), inputs, names, outputs, [-1] * len(outputs), none, none, [], [], {}
     )  # fmt: skip
-    return Model(compiled, None, _NoBackend(), arena, _Run(graph, weights))
+    return Model(compiled, None, _NoBackend(), arena, _Run(graph, weights, printing))

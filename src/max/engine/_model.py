@@ -80,7 +80,7 @@ class TensorSpec:
         return hash((tuple(self._shape or ()), self._dtype, self._name))
 
     def __repr__(self) -> str:
-        return f"TensorSpec(shape={self._shape}, dtype={self._dtype}, name={self._name!r})"
+        return f"TensorSpec(shape={self._shape}, dtype={self._dtype}, name={self._name})"
 
     def __str__(self) -> str:
         dims = (
@@ -88,11 +88,7 @@ class TensorSpec:
             if self._shape is None
             else "x".join("-1" if d is None else str(d) for d in self._shape)
         )
-        return (
-            f"{self._name}: {dims}x{self._dtype.name}"
-            if dims
-            else f"{self._name}: {self._dtype.name}"
-        )
+        return f"{dims}x{self._dtype.name}" if dims else self._dtype.name
 
 
 @dataclass(slots=True)
@@ -250,9 +246,7 @@ class Model:
         return [] if linked is None else [linked.main, *linked.later]
 
     def __repr__(self) -> str:
-        inputs = ", ".join(map(str, self.input_metadata))
-        outputs = ", ".join(map(str, self.output_metadata))
-        return f"Model({self._compiled.name!r}, inputs=[{inputs}], outputs=[{outputs}])"
+        return f"Model(inputs={self.input_metadata})"
 
     # execution ---------------------------------------------------------------------------------
 

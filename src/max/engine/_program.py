@@ -22,6 +22,7 @@ from max._runtime.pool import Pool
 from max._runtime.program import Executor, Jump, Launch, Program
 from max.driver import Tensor
 from max.dtype import DType
+from max.graph.print_options import PrintOptions
 
 __all__ = ["Arena", "Instance", "LinkedProgram", "arena_of"]
 
@@ -101,6 +102,7 @@ class LinkedProgram:
         pool: Who runs it.
         limits: Limits of launches, by name; where there is none the launch keeps its guess.
         sites: For each op of the staged module its file and line, for errors.
+        printing: How it shows tensors.
     """
 
     def __init__(
@@ -112,8 +114,10 @@ class LinkedProgram:
         pool: Pool,
         limits: Mapping[str, int] | None = None,
         sites: Sequence[str] = (),
+        printing: PrintOptions | None = None,
     ) -> None:
         self._sites = sites
+        self._printing = printing or PrintOptions()
         kernels = compiled.kernels
         launches: list[Launch] = []
         for launch in code.launches:
@@ -316,7 +320,7 @@ class LinkedProgram:
             return
         elements = math.prod(shape)
         array = self._read(self._value(code.bounds[0], values), code.dtype, max(elements, 1))
-        printing.write(printing.tensor_text(code.label, array[:elements].reshape(shape)))
+        printing.show(code.label, array[:elements].reshape(shape), self._printing)
 
     def _value(self, slot: SlotCode, values: npt.NDArray[np.int64]) -> int:
         value, addend = self._slot(slot, self._fixed)

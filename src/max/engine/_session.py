@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from enum import Enum, StrEnum
+from enum import Enum
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from max._compiler.memory import ALIGNMENT
 from max._compiler.record import is_recording
 from max._compiler.sites import sites_of
 from max._config import dump_log, flags
+from max._errors import ArgumentError
 from max._kernels import library
 from max._runtime import amx, jit, platform
 from max._runtime.cache import content_key, default_cache, source_fingerprint
@@ -39,6 +40,7 @@ from max.engine._profile import Profile, keep_for_exit, recording
 from max.engine._program import LinkedProgram, arena_of
 from max.engine._weights import WeightInfo, bind_weights, declared_weights
 from max.graph import Graph
+from max.graph.print_options import STYLES, PrintOptions
 from max.graph.saved import saved_weights
 from max.kernel.extensions import load_extensions
 from max.mlir import ChainType, ModuleOp, entry, print_module, resources, walk
@@ -53,7 +55,7 @@ logger = logging.getLogger("max.engine")
 CustomExtensionsType = list[str | Path | Any] | str | Path | Any
 
 
-class GPUProfilingMode(StrEnum):
+class GPUProfilingMode(str, Enum):
     """The supported modes for GPU profiling."""
 
     __module__ = "max.engine"
@@ -63,7 +65,7 @@ class GPUProfilingMode(StrEnum):
     DETAILED = "detailed"
 
 
-class LogLevel(StrEnum):
+class LogLevel(str, Enum):
     """The LogLevel specifies the log level of the ops."""
 
     __module__ = "max.engine"
@@ -77,7 +79,7 @@ class LogLevel(StrEnum):
     CRITICAL = "critical"
 
 
-class AssertLevel(StrEnum):
+class AssertLevel(str, Enum):
     """Which assertions of kernels are kept in the compiled model."""
 
     __module__ = "max.engine"
@@ -88,7 +90,7 @@ class AssertLevel(StrEnum):
     ALL = "all"
 
 
-class SplitKReductionPrecision(StrEnum):
+class SplitKReductionPrecision(str, Enum):
     """The precision of the sums of large matrix products that are split along their inner dimension."""
 
     __module__ = "max.engine"
@@ -115,7 +117,7 @@ def _choice(kind: type[Enum], what: str, value: Any) -> Any:
         ):
             return member
     known = ", ".join(repr(member.value) for member in kind)
-    raise ValueError(f"{what}: {value!r} is not one of {known}")
+    raise ArgumentError(f"{what}: {value!r} is not one of {known}")
 
 
 class InferenceSession:
@@ -147,6 +149,10 @@ class InferenceSession:
         *,
         custom_extensions: CustomExtensionsType | None = None,
     ) -> None:
+        if isinstance(devices, Device | str) or not isinstance(devices, Iterable | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                f"InferenceSession: devices is {devices!r}, expected a list of devices such as [CPU()]"
+            )
         given: list[Any] = [CPU()] if devices is None else list(devices)
         self._devices: list[Device] = list(dict.fromkeys(given))
         for device in given:
@@ -161,6 +167,7 @@ class InferenceSession:
         self._pool: Pool = shared_pool(num_threads)
         self._target = amx.native_target()
         self._lock = threading.Lock()
+        self._printing = PrintOptions()
         self._models: weakref.WeakSet[Model] = weakref.WeakSet()
         load_extensions(custom_extensions)
 
@@ -219,10 +226,14 @@ class InferenceSession:
         self._check_devices(module)
         if flags.MAX_INTERPRET:
             weights = bind_weights(graph.name, declared, registry)
-            return interpreted_model(graph, input_names(module), weights, arena_of(self._pool))
+            return interpreted_model(
+                graph, input_names(module), weights, arena_of(self._pool), self._printing
+            )
         compiled, addresses = self._compile(module)
-        arrays = _arrays(module, compiled)
-        backend = _Backend(self._pool, self._target, addresses, declared, arrays, sites_of(module))
+        arrays, sites = _arrays(module, compiled), sites_of(module)
+        backend = _Backend(
+            self._pool, self._target, addresses, declared, arrays, sites, self._printing
+        )
         linked = backend.link(compiled, registry, True)
         loaded = Model(compiled, linked, backend, arena_of(self._pool))
         self._models.add(loaded)
@@ -313,6 +324,39 @@ class InferenceSession:
             checked, __version__, sys.version, np.__version__, *makers,
         )  # fmt: skip
 
+    def set_debug_print_options(
+        self,
+        style: str = "COMPACT",
+        precision: int = 6,
+        output_directory: str | Path | None = None,
+    ) -> None:
+        """Sets how the models of this session show the tensors that :func:`max.graph.ops.print` prints.
+
+        Args:
+            style: ``COMPACT`` shows the first and last elements of many, ``FULL`` all of them, ``BINARY`` writes the
+                elements to a file with the label's name, ``NONE`` shows no tensor.
+            precision: The digits after the point, for ``FULL``.
+            output_directory: The folder of the files of ``BINARY``.
+
+        Raises:
+            TypeError: An unknown style, or a precision that is no integer of 0 or more.
+            ValueError: ``BINARY`` without a folder that exists.
+        """
+        op = "set_debug_print_options"
+        if style not in STYLES:
+            raise ArgumentError(
+                f"{op}: the style is {style!r}, expected one of {', '.join(STYLES)}"
+            )
+        if type(precision) is not int or precision < 0:
+            raise ArgumentError(f"{op}: the precision is {precision!r}, expected 0 or more digits")
+        folder = Path(output_directory) if output_directory else None
+        if style == "BINARY" and (folder is None or not folder.is_dir()):
+            raise ValueError(
+                f"{op}: BINARY writes to the folder output_directory, which is {output_directory!r}"
+            )
+        options = self._printing
+        options.style, options.precision, options.folder = style, precision, folder
+
     # settings that other engines have -----------------------------------------------------------
 
     def gpu_profiling(self, mode: GPUProfilingMode) -> None:
@@ -379,8 +423,10 @@ class _Backend:
         declared: dict[str, WeightInfo],
         arrays: dict[int, np.ndarray[Any, Any]],
         sites: Sequence[str],
+        printing: PrintOptions,
     ) -> None:
         self.pool = pool
+        self.printing = printing
         self.target = target
         self.addresses = addresses
         self.declared = declared
@@ -408,7 +454,7 @@ class _Backend:
 
         def linked(part: ProgramCode, limits: Mapping[str, int] | None = None) -> LinkedProgram:
             return LinkedProgram(
-                compiled, part, self.addresses, fixed, self.pool, limits, self.sites
+                compiled, part, self.addresses, fixed, self.pool, limits, self.sites, self.printing
             )
 
         if compiled.once.launches:

@@ -1,16 +1,7 @@
-"""Errors of arguments: of each class that a caller may catch them by."""
+"""Errors of arguments; see `max._errors`."""
 
 from __future__ import annotations
 
+from max._errors import ArgumentError, AxisError
+
 __all__ = ["ArgumentError", "AxisError"]
-
-
-class ArgumentError(ValueError, TypeError):
-    """An argument does not fit: its dtype, shape or kind.
-
-    Both a ValueError and a TypeError, as versions of the API differ in which of the two they raise.
-    """
-
-
-class AxisError(ArgumentError, IndexError):
-    """An axis or index is out of range: an `ArgumentError` and, as NumPy's, an IndexError."""
