@@ -17,6 +17,7 @@ import pytest
 from max._version import __version__
 
 ROOT = Path(__file__).parents[2]
+PATH = f"{ROOT / 'src'}:{ROOT}"
 TINY = ROOT / "models" / "tiny-chat"
 NORWAY = "What is the capital of Norway?"
 CALL = [sys.executable, "-c", "from max.entrypoints.cli import main; main()"]
@@ -24,7 +25,7 @@ CALL = [sys.executable, "-c", "from max.entrypoints.cli import main; main()"]
 
 def environment(**more: str) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith("MAX_") or k == "MAX_CACHE_DIR"}
-    return {**kept, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), **more}
+    return {**kept, "HF_HUB_OFFLINE": "1", "PYTHONPATH": PATH, **more}
 
 
 def max_(*arguments: str, cwd: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:
@@ -241,7 +242,6 @@ def test_broken_models(folder):
     weights.write_bytes(whole)
     config = json.loads((folder / "config.json").read_text())
     for change, problem in (
-        ({"architectures": ["LamaForCausalLM"]}, "LamaForCausalLM is not supported; did you mean 'LlamaForCausalLM'?"),
         ({"hidden_size": 512}, "do not fit its architecture"),
         ({"num_hidden_layers": 9}, "do not fit its architecture"),
         ({"num_hidden_layers": 7}, "do not fit its architecture"),
@@ -304,13 +304,66 @@ def test_text_comes_as_it_is_generated(tmp_path):
         process.kill()
 
 
-def test_a_reader_that_leaves():
-    done = subprocess.run(
-        f"{sys.executable} -c 'from max.entrypoints.cli import main; main()' generate --model {TINY} "
-        "--prompt 'import os' --no-chat-template --max-new-tokens 200 --ignore-eos --no-stats | head -c 3",
-        shell=True, capture_output=True, text=True, timeout=120, env=environment(), cwd=ROOT,
+def shell(line: str) -> subprocess.CompletedProcess[str]:
+    call = f"{sys.executable} -c 'from max.entrypoints.cli import main; main()'"
+    return subprocess.run(
+        ["bash", "-c", line.replace("MAX", call).replace("TINY", str(TINY))],
+        capture_output=True, text=True, timeout=120, env=environment(), cwd=ROOT,
     )  # fmt: skip
+
+
+LONG = (
+    "MAX generate --model TINY --prompt 'import os' --no-chat-template --max-new-tokens 200 "
+    "--ignore-eos --no-stats"
+)
+
+
+def test_a_reader_that_leaves():
+    done = shell(f"set -o pipefail; {LONG} | head -c 3")
     assert len(done.stdout) == 3 and "Traceback" not in done.stderr and "error" not in done.stderr
+    assert done.returncode == 0
+
+
+def test_output_that_cannot_be_written():
+    check_error(shell("MAX list >&-"), "stdout is closed", "Redirect it")
+    for line in ("MAX list > /dev/full", "MAX --version > /dev/full", f"{LONG} > /dev/full"):
+        check_error(shell(line), "the output cannot be written", "No space left on device")
+    quiet = shell(f"MAX generate --model TINY --prompt '{NORWAY}' 2>&-")
+    assert quiet.stdout == "The capital of Norway is Oslo.\n" and quiet.returncode == 0
+
+
+def test_text_that_is_no_utf8():
+    call = "MAX generate --model TINY --prompt "
+    problem, remedy = "the text is not UTF-8: byte 0xff at character 2", "Give the text in UTF-8"
+    check_error(shell(rf"{call} $'ab\xff'"), problem, remedy)
+    check_error(shell(rf"printf 'ab\xff' | {call} - --no-chat-template"), problem, remedy)
+    check_error(shell(rf"{call} x --stop $'ab\xff'"), problem, remedy)
+    check_error(shell(f"{call} - <&-"), "stdin, which is closed", "--help")
+
+
+def test_no_command_shows_the_help():
+    done = max_()
+    assert done.returncode == 2 and done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("Usage: max ") and any(x.startswith("  generate ") for x in lines)
+
+
+@pytest.mark.parametrize("command", ["serve", "encode", "warm-cache", "benchmark"])
+def test_commands_that_are_absent(command):
+    done = max_(command, "--model", "x")
+    check_error(done, f"`max {command}` is not in this release", "`")
+
+
+def test_another_architecture_is_no_misspelling(folder):
+    config = json.loads((folder / "config.json").read_text())
+    for names, problem in (
+        (["MistralForCausalLM"], "architecture MistralForCausalLM is not supported"),
+        ([], "config.json names no architectures"),
+    ):
+        (folder / "config.json").write_text(json.dumps({**config, "architectures": names}))
+        done = max_("generate", "--model", str(folder), "--prompt", "x")
+        check_error(done, problem, "This release runs LlamaForCausalLM")
+        assert "did you mean" not in done.stderr
 
 
 NO_NETWORK = """
@@ -323,7 +376,7 @@ socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse
 
 def test_a_local_path_never_touches_the_network(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(NO_NETWORK)
-    kept = environment(PYTHONPATH=f"{tmp_path}:{ROOT}")
+    kept = environment(PYTHONPATH=f"{tmp_path}:{PATH}")
     del kept["HF_HUB_OFFLINE"]
     done = subprocess.run(
         [*CALL, "generate", "--model", str(TINY), "--prompt", NORWAY],
@@ -335,7 +388,7 @@ def test_a_local_path_never_touches_the_network(tmp_path):
 def test_generate_needs_neither_torch_nor_transformers(tmp_path):
     for name in ("torch", "transformers", "pydantic", "rich"):
         (tmp_path / f"{name}.py").write_text(f"raise ImportError('{name} is not installed')\n")
-    done = generate("--prompt", NORWAY, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    done = generate("--prompt", NORWAY, PYTHONPATH=f"{tmp_path}:{PATH}")
     assert done.stdout == "The capital of Norway is Oslo.\n", done.stderr
 
 

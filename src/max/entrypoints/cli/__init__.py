@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from max._version import __version__
-from max.entrypoints.cli.errors import report
+from max.entrypoints.cli.errors import CommandError, report
 
 # name -> where the command is, and its line in `max --help`; a command is imported when it is run
 COMMANDS = {
@@ -21,6 +21,14 @@ COMMANDS = {
         "Show what the compiler makes of a graph or model.",
     ),
     "list": ("max.entrypoints.cli.list:list_architectures", "Show the architectures that can run."),
+}
+# commands of MAX that this release lacks, and what does their work here
+ABSENT = {
+    "serve": "`max generate` runs one prompt; max.entrypoints.llm.LLM runs many, from any thread.",
+    "encode": "Only text generation is there; `max list` shows the architectures.",
+    "warm-cache": "`max generate --max-new-tokens 1` compiles a model and fills the cache.",
+    "warm-interpreter-cache": "`max generate --max-new-tokens 1` fills the cache of compiled code.",
+    "benchmark": "`max generate --num-warmups 1` times a prompt; `make bench` measures the engine.",
 }
 LEVELS = click.Choice(["debug", "info", "warning", "error", "critical"], case_sensitive=False)
 
@@ -67,6 +75,8 @@ class LazyGroup(click.Group):
             ctx: The call.
             args: The arguments from the command's name on.
         """
+        if args and args[0] in ABSENT:
+            raise CommandError(f"`max {args[0]}` is not in this release", ABSENT[args[0]])
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
             import difflib
 

@@ -16,6 +16,19 @@ from max._config import FlagError, flags
 _MENDED, _FAILED, _INTERRUPTED = 2, 1, 130
 
 
+class CommandError(Exception):
+    """What the command line itself cannot do; `UserError` is for the layers below.
+
+    Args:
+        problem: One line: what is wrong.
+        remedy: One line: what to do.
+    """
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(problem)
+        self.problem, self.remedy = problem, remedy
+
+
 def report(command: click.Command, arguments: Sequence[str]) -> int:
     """Runs a command; an error becomes two lines on stderr.
 
@@ -26,6 +39,7 @@ def report(command: click.Command, arguments: Sequence[str]) -> int:
     Returns:
         The exit code: 0; 2 for what the user can mend; 130 for an interrupt; 1 for the rest.
     """
+    output = sys.stdout
     try:
         level = flags.MAX_LOG_LEVEL
         if level != "warning":
@@ -33,19 +47,29 @@ def report(command: click.Command, arguments: Sequence[str]) -> int:
             logging.getLogger("max").setLevel(level.upper())
         for line in flags.misspelt():
             click.echo(f"max: warning: {line}", err=True)
+        if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
+            raise CommandError("stdout is closed", "Redirect it to a file, or to /dev/null.")
         command.main(args=list(arguments), prog_name="max", standalone_mode=False)
         sys.stdout.flush()
         return 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return _MENDED
     except click.exceptions.Exit as error:
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         click.echo("max: interrupted", err=True)
         return _INTERRUPTED
-    except BrokenPipeError:
-        # the reader has gone; nothing more can be written, not even by the interpreter's exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (BrokenPipeError, SystemExit) as error:
+        # the reader has gone; click makes an exit of it, and wraps stdout
+        if isinstance(error, SystemExit) and sys.stdout is output:
+            raise
+        _discard_output()
         return 0
     except Exception as error:
+        if _of_output(error):
+            error = CommandError("the output cannot be written", str(error))
+            _discard_output()
         problem, remedy, code = _lines(error)
         if _debug(arguments):
             traceback.print_exc()
@@ -53,6 +77,20 @@ def report(command: click.Command, arguments: Sequence[str]) -> int:
         if remedy:
             click.echo(f"    {remedy}", err=True)
         return code
+
+
+def _of_output(error: Exception) -> bool:
+    """Whether an error came from writing to stdout: here, or in click."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    writers = (click.echo.__code__, report.__code__)
+    return isinstance(error, OSError) and trace is not None and trace.tb_frame.f_code in writers
+
+
+def _discard_output() -> None:
+    """Lets the interpreter's exit write what stdout's buffer holds nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _debug(arguments: Sequence[str]) -> bool:

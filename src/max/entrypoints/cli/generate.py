@@ -52,7 +52,7 @@ def generate(prompt: str, chat: bool, num_warmups: int, stats: bool, **options: 
     values = given(options)
     wanted = sampling_input(values)
     if prompt == "-":
-        prompt = sys.stdin.read()
+        prompt = _from_stdin()
     begin = time.perf_counter()
     progress = _Progress()
     values.setdefault("max_batch_size", 1)  # there is one prompt, so the cache need hold no more
@@ -79,10 +79,16 @@ def generate(prompt: str, chat: bool, num_warmups: int, stats: bool, **options: 
     timing.start()
     for piece in runner.run(context, timing):
         click.echo(piece, nl=False)
-        sys.stdout.flush()
     click.echo()
     if stats:
         click.echo(timing.summary(), err=True)
+
+
+def _from_stdin() -> str:
+    """All of stdin; bytes that are no UTF-8 are for the tokenizer to refuse."""
+    if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]
+        raise click.UsageError("--prompt - reads the prompt from stdin, which is closed")
+    return sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
 
 
 class _Runner:
@@ -215,7 +221,7 @@ class _Progress:
     """What is being done, on stderr: one line that is written over, where it is a terminal."""
 
     def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
+        self._terminal = sys.stderr is not None and sys.stderr.isatty()  # pyright: ignore[reportUnnecessaryComparison]
 
     @contextmanager
     def stage(self, what: str) -> Iterator[None]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from max.interfaces import Pipeline, PipelineTask, PipelineTokenizer
-from max.pipelines.core.exceptions import ConfigError, UserError, did_you_mean
+from max.pipelines.core.exceptions import ConfigError, UserError
 from max.pipelines.lib.config_enums import RopeType, SupportedEncoding
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class PipelineRegistry:
             override: The name of an architecture to take instead.
 
         Raises:
-            UserError: There is none; the message has the nearest name.
+            UserError: There is none; the message has those that there are.
         """
         self.load_own()
         self.load_custom(pipeline_config.custom_architectures)
@@ -210,12 +210,12 @@ class PipelineRegistry:
         else:
             architecture, names = self.architectures.get(override), [override]
         if architecture is None:
-            name = names[0] if names else None
-            what = f"architecture {name}" if name else "config.json names no architecture, which"
-            near = did_you_mean(name or "", self.architectures)
             raise UserError(
-                f"{repo.repo_id}: {what} is not supported{near}",
-                "`max list` shows the architectures; --custom-architectures adds your own.",
+                f"{repo.repo_id}: architecture {', '.join(names)} is not supported"
+                if names
+                else f"{repo.repo_id}: config.json names no architectures",
+                f"This release runs {', '.join(sorted(self.architectures))}; "
+                "--custom-architectures adds your own.",
             )
         return architecture
 

@@ -200,17 +200,39 @@ def text_of_content(content: str | list[dict[str, Any]] | None) -> str | None:
         content: The text, or OpenAI's list of parts.
 
     Raises:
-        InputError: A part is not text.
+        InputError: A part is not text, or not UTF-8.
     """
     if content is None or isinstance(content, str):
-        return content
+        return content if content is None else utf8(content)
     other = [part.get("type") for part in content if part.get("type") != "text"]
     if other:
         raise InputError(
             f"the model takes text, and a message has a part of type {other[0]!r}",
             "Give messages of text.",
         )
-    return "\n".join(str(part.get("text", part.get("content", ""))) for part in content)
+    return utf8("\n".join(str(part.get("text", part.get("content", ""))) for part in content))
+
+
+def utf8(text: str) -> str:
+    """A text, checked: one that came from bytes, as arguments do, may hold what no UTF-8 has.
+
+    Args:
+        text: The text.
+
+    Raises:
+        InputError: It cannot be written as UTF-8.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        # Python keeps a byte that is no UTF-8 as U+DC00 plus the byte
+        is_byte = 0xDC80 <= code <= 0xDCFF
+        what = f"byte {code - 0xDC00:#x}" if is_byte else f"the surrogate U+{code:X}"
+        raise InputError(
+            f"the text is not UTF-8: {what} at character {error.start}", "Give the text in UTF-8."
+        ) from None
+    return text
 
 
 class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest]):
@@ -306,12 +328,9 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
             add_special_tokens: Whether to add begin and end tokens.
 
         Raises:
-            InputError: It is longer than the model's context.
+            InputError: It is longer than the model's context, or is not UTF-8.
         """
-        if isinstance(prompt, str):
-            ids = self.delegate.encode(prompt, add_special_tokens=add_special_tokens)
-        else:
-            ids = prompt
+        ids = self._ids(prompt, add_special_tokens) if isinstance(prompt, str) else prompt
         tokens = np.array(ids, np.int64)
         if self.max_length is not None and len(tokens) > self.max_length:
             raise InputError(
@@ -319,6 +338,9 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
                 "Give a shorter prompt, or a greater --max-length where the model allows it.",
             )
         return tokens
+
+    def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        return self.delegate.encode(utf8(text), add_special_tokens=add_special_tokens)
 
     async def encode(self, prompt: str | Sequence[int], add_special_tokens: bool = True) -> Tokens:
         """Turns a prompt into tokens.
@@ -402,7 +424,7 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
             "eos_token_ids": set(self._eos_token_ids),
             "eos_sequences": [
                 *([token] for token in params.stop_token_ids or []),
-                *(self.delegate.encode(stop, add_special_tokens=False) for stop in stops),
+                *(self._ids(stop, add_special_tokens=False) for stop in stops),
             ],
             "log_probabilities": request.logprobs,
             "log_probabilities_echo": request.echo,
