@@ -234,9 +234,9 @@ def test_broken_models(folder):
         check_error(max_("generate", "--model", str(folder), "--prompt", "x"), problem, remedy)
 
     weights.write_bytes(whole[: len(whole) // 2])
-    run("model.safetensors is cut off", "again")
+    run("bytes of data: it is truncated", "again")
     weights.write_bytes(whole[:4])
-    run("has only 4 bytes", "again")
+    run("it has 4 bytes", "again")
     weights.unlink()
     run("has no weight files", "*.safetensors")
     weights.write_bytes(whole)
@@ -246,7 +246,8 @@ def test_broken_models(folder):
         ({"num_hidden_layers": 9}, "do not fit its architecture"),
         ({"num_hidden_layers": 7}, "do not fit its architecture"),
         ({"tie_word_embeddings": False}, "do not fit its architecture"),
-        ({"hidden_act": "none"}, "hidden_act is 'none'"),
+        ({"num_hidden_layers": 0}, "config.json: num_hidden_layers is 0; expected an integer from 1"),
+        ({"hidden_act": "none"}, "config.json: hidden_act is 'none'"),
     ):  # fmt: skip
         (folder / "config.json").write_text(json.dumps({**config, **change}))
         run(problem, "")

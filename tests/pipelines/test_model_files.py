@@ -100,15 +100,14 @@ def test_any_damage_is_an_error_of_ours(tmp_path_factory, cut, flip, byte):
 
 def test_a_file_that_is_cut_off(folder):
     path = folder / "model.safetensors"
-    size = path.stat().st_size
-    path.write_bytes(path.read_bytes()[: size // 2])
-    with pytest.raises(ModelFilesError, match=f"is cut off: its tensors end at byte {size}"):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(ModelFilesError, match="the file has .* bytes of data: it is truncated"):
         HuggingFaceRepo(str(folder)).encoding_for_file("model.safetensors")
     path.write_bytes(struct.pack("<Q", 2**40))
-    with pytest.raises(ModelFilesError, match="is cut off, or is no safetensors file"):
+    with pytest.raises(ModelFilesError, match="it is truncated, or not a safetensors file"):
         read_safetensors_header(path)
     path.write_bytes(b"abc")
-    with pytest.raises(ModelFilesError, match="has only 3 bytes"):
+    with pytest.raises(ModelFilesError, match="it has 3 bytes"):
         read_safetensors_header(path)
     with pytest.raises(ModelFilesError, match="cannot be read: No such file"):
         read_safetensors_header(folder / "none.safetensors")
@@ -195,11 +194,11 @@ def test_a_config_has_the_files_keys_as_attributes(folder):
     assert getattr(config, "head_dim", None) is None and config.get("head_dim", 3) == 3
     with pytest.raises(AttributeError, match="has no 'head_dim'"):
         _ = config.head_dim
-    with pytest.raises(AttributeError, match="text_config has no 'z'"):
+    with pytest.raises(AttributeError, match="text_config of .*config.json has no 'z'"):
         _ = config.text_config.z
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", "\xff"])
+@pytest.mark.parametrize("text", ["{", "[1]", "\xff", '{"a": "\\ud800"}', "[" * 100_000])
 def test_a_config_that_is_no_json(folder, text):
     (folder / "config.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(ModelFilesError, match=r"config\.json"):

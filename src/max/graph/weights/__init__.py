@@ -17,6 +17,7 @@ from max.graph.weights._gguf_file import GGUFTensor as GGUFTensor
 from max.graph.weights._load import load_weights as load_weights
 from max.graph.weights._pytorch import PytorchWeights as PytorchWeights
 from max.graph.weights._safetensors import SafetensorWeights as SafetensorWeights
+from max.graph.weights._safetensors_file import SafetensorsFile as SafetensorsFile
 from max.graph.weights._safetensors_file import WeightsFileError as WeightsFileError
 from max.graph.weights._weight_data import WeightData as WeightData
 from max.graph.weights._weight_data import WeightsAdapter as WeightsAdapter

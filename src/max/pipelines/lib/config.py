@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from max.pipelines.core.exceptions import ConfigError, ModelFilesError
+from max.pipelines.core.exceptions import ConfigError, ModelFilesError, UserError
 from max.pipelines.lib.base_config import (
     StrictConfig,
     converted,
@@ -306,19 +306,21 @@ class PipelineConfig(StrictConfig):
             )
 
     def _resolve_length(self, architecture: SupportedArchitecture) -> None:
-        asked = self.max_length
         try:
             config = self.model_config.huggingface_config
             self.max_length = architecture.pipeline_model.calculate_max_seq_len(self, config)
+        except UserError:
+            raise
         except AttributeError as error:
             raise ModelFilesError(
                 str(error), f"config.json must have what {architecture.name} needs."
             ) from error
-        except ConfigError:
-            raise
         except ValueError as error:
-            # the architecture's own words, where they say what they are about
-            named = "" if "max_length" in str(error) else f"max_length {asked}: "
+            # an architecture's own words: about the length, or about its config.json
+            if self.max_length is None:
+                remedy = f"config.json must have what {architecture.name} needs."
+                raise ModelFilesError(str(error), remedy) from error
+            named = "" if "max_length" in str(error) else f"max_length {self.max_length}: "
             raise ConfigError(f"{named}{error}", "Give a smaller --max-length.") from error
 
     def _resolve_batch(self, architecture: SupportedArchitecture) -> None:

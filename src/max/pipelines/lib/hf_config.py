@@ -8,9 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from max.interfaces import SamplingParamsGenerationConfigDefaults
 from max.pipelines.core.exceptions import ModelFilesError
+from max.pipelines.lib.config_keys import ConfigKeys
 
 if TYPE_CHECKING:
     from max.pipelines.lib.hf_utils import HuggingFaceRepo
+
+
+_JSON_NAMES: dict[type, str] = {
+    list: "an array",
+    str: "a text",
+    int: "a number",
+    float: "a number",
+    bool: "true or false",
+    type(None): "null",
+}
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -23,18 +34,21 @@ def read_json(path: Path) -> dict[str, Any]:
         ModelFilesError: It cannot be read, or holds something else.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        value = json.loads(text)
+        if "\\ud" in text.lower():
+            json.dumps(value, ensure_ascii=False).encode()  # raises for half a pair
     except OSError as error:
         raise ModelFilesError(
             f"{path} cannot be read: {error.strerror or error}", "Check the model's folder."
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelFilesError(
             f"{path} is no JSON: {error}", "Copy or download the model's files again."
         ) from error
     if not isinstance(value, dict):
         raise ModelFilesError(
-            f"{path} holds a {type(value).__name__}; expected a JSON object",
+            f"{path} holds {_JSON_NAMES[type(value)]}; expected a JSON object",
             "Copy or download the model's files again.",
         )
     return value
@@ -48,14 +62,16 @@ class HuggingFaceConfig:
 
     Args:
         values: The file's object.
-        name: Names the model in messages.
+        name: Names the file in messages.
     """
 
     def __init__(self, values: dict[str, Any], name: str = "config.json") -> None:
         self._values, self._name = values, name
         for key, value in values.items():
+            if hasattr(self, key):
+                continue  # a method, or a property that reads the values
             if key.endswith("_config") and isinstance(value, dict):
-                value = HuggingFaceConfig(value, f"{name}: {key}")
+                value = HuggingFaceConfig(value, f"{key} of {name}")
             setattr(self, key, value)
 
     @classmethod
@@ -80,20 +96,31 @@ class HuggingFaceConfig:
                 "Give a model folder in the Hugging Face layout: config.json, tokenizer.json, "
                 "*.safetensors.",
             )
-        return cls(read_json(path), str(repo.repo_id))
+        return cls(read_json(path), str(path))
 
     def __getattr__(self, key: str) -> Any:
         raise AttributeError(f"{self.__dict__.get('_name', 'config.json')} has no {key!r}")
 
     @property
-    def architectures(self) -> list[str]:
-        """The names of the model's class."""
-        found = self._values.get("architectures") or []
-        return [str(name) for name in found]
+    def source(self) -> str:
+        """The file that it came from."""
+        return self._name
 
-    @architectures.setter
-    def architectures(self, value: Any) -> None:
-        """Set from the file; kept in the values."""
+    @property
+    def architectures(self) -> list[str]:
+        """The names of the model's class.
+
+        Raises:
+            ModelFilesError: The file has something else there.
+        """
+        found = self._values.get("architectures")
+        if found is None:
+            return []
+        if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+            raise ConfigKeys(self._values, file=self._name).error(
+                "architectures", 'a list of names, as ["LlamaForCausalLM"]'
+            )
+        return found
 
     @property
     def checkpoint_dtype(self) -> str | None:
@@ -118,18 +145,28 @@ class HuggingFaceConfig:
         return f"HuggingFaceConfig({self._name!r}, {self._values!r})"
 
 
-_SAMPLING_KEYS = (
-    "temperature", "top_p", "top_k", "repetition_penalty", "max_new_tokens", "min_new_tokens",
-    "do_sample",
-)  # fmt: skip
-
-
-def sampling_defaults(generation_config: dict[str, Any]) -> SamplingParamsGenerationConfigDefaults:
+def sampling_defaults(
+    generation_config: dict[str, Any], file: str = "generation_config.json"
+) -> SamplingParamsGenerationConfigDefaults:
     """What a generation_config.json says about sampling.
 
     Args:
         generation_config: The file's object; empty where there is no file.
+        file: Names the file in messages.
+
+    Raises:
+        ModelFilesError: A value does not fit.
     """
+    keys = ConfigKeys(generation_config, file=file)
     return SamplingParamsGenerationConfigDefaults(
-        **{key: generation_config.get(key) for key in _SAMPLING_KEYS}
+        temperature=keys.number("temperature", least=0, default=None),
+        top_p=keys.number("top_p", over=0, most=1, default=None),
+        top_k=keys.integer("top_k", -1, _MOST, None),
+        repetition_penalty=keys.number("repetition_penalty", over=0, default=None),
+        max_new_tokens=keys.integer("max_new_tokens", 1, _MOST, None),
+        min_new_tokens=keys.integer("min_new_tokens", 0, _MOST, None),
+        do_sample=keys.flag("do_sample") if keys.value("do_sample") is not None else None,
     )
+
+
+_MOST = 2**31 - 1

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from max.pipelines.core.exceptions import InputError, ModelFilesError
 from max.pipelines.lib.chat_template import render_chat
+from max.pipelines.lib.config_enums import RepoType
+from max.pipelines.lib.config_keys import ConfigKeys
 from max.pipelines.lib.hf_config import read_json
 
 if TYPE_CHECKING:
@@ -23,13 +25,43 @@ if TYPE_CHECKING:
     from max.pipelines.lib.hf_utils import HuggingFaceRepo
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")  # fmt: skip
+_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 # what a WordPiece decoder leaves: a space before these
 _TIGHT = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
 
-def _content(token: Any) -> str | None:
-    """A special token's text, which a config holds bare or as an object."""
-    return token.get("content") if isinstance(token, dict) else token
+# files that only transformers reads
+_OLDER = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model")
+
+
+def _special_tokens(keys: ConfigKeys) -> dict[str, str]:
+    """The texts of the special tokens, which a config holds bare or as an object."""
+    found: dict[str, str] = {}
+    for name in _SPECIAL:
+        token = keys.value(name)
+        text = token.get("content") if isinstance(token, dict) else token
+        if text is not None and not isinstance(text, str):
+            raise keys.error(name, "a text, or an object with a text as content")
+        if text is not None:
+            found[name] = text
+    return found
+
+
+def _added_tokens(keys: ConfigKeys) -> list[dict[str, Any]]:
+    """The entries of added_tokens_decoder, in the order of their numbers."""
+    found = keys.object("added_tokens_decoder")
+    if found is None:
+        return []
+    numbered: dict[int, dict[str, Any]] = {}
+    for number, entry in keys.value("added_tokens_decoder").items():
+        kinds = {"content": str, **dict.fromkeys(_TOKEN_FLAGS, bool)}
+        fits = isinstance(entry, dict) and "content" in entry
+        if not fits or not all(isinstance(entry[k], t) for k, t in kinds.items() if k in entry):
+            raise found.error(number, "an object with a text as content, and true or false flags")
+        if not number.isdecimal():
+            raise keys.error("added_tokens_decoder", "an object whose keys are numbers of tokens")
+        numbered[int(number)] = entry
+    return [numbered[number] for number in sorted(numbered)]
 
 
 class HFTokenizer:
@@ -42,35 +74,39 @@ class HFTokenizer:
         tokenizer: The tokenizer.
         config: The object of tokenizer_config.json.
         templates: Chat templates by name, ``default`` among them.
+        file: Names the config in messages.
+
+    Raises:
+        ModelFilesError: The config has a value that does not fit.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, config: dict[str, Any], templates: dict[str, str]
+        self,
+        tokenizer: Tokenizer,
+        config: dict[str, Any],
+        templates: dict[str, str],
+        file: str = "tokenizer_config.json",
     ) -> None:
+        keys = ConfigKeys(config, file=file)
         self.backend_tokenizer = tokenizer
         self.config = config
         self.templates = templates
-        self.special_tokens_map: dict[str, Any] = {
-            name: text for name in _SPECIAL if (text := _content(config.get(name))) is not None
-        }
+        self.special_tokens_map: dict[str, Any] = {**_special_tokens(keys)}
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        self._add_missing_tokens()
+        self._add_missing_tokens(_added_tokens(keys))
 
-    def _add_missing_tokens(self) -> None:
+    def _add_missing_tokens(self, entries: list[dict[str, Any]]) -> None:
         """Adds the tokens that only tokenizer_config.json knows."""
         from tokenizers import AddedToken
 
         added = self.backend_tokenizer.get_added_tokens_decoder()
         known = {token.content for token in added.values()}
         missing: list[AddedToken] = []
-        decoder = self.config.get("added_tokens_decoder") or {}
-        for _, entry in sorted(decoder.items(), key=lambda item: int(item[0])):
+        for entry in entries:
             if entry["content"] not in known:
-                flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
-                missing.append(
-                    AddedToken(entry["content"], **{f: entry[f] for f in flags if f in entry})
-                )
+                set_flags = {f: entry[f] for f in _TOKEN_FLAGS if f in entry}
+                missing.append(AddedToken(entry["content"], **set_flags))
                 known.add(entry["content"])
         for text in self.special_tokens_map.values():
             if text not in known:
@@ -192,16 +228,31 @@ class HFTokenizer:
         )
 
 
-def _templates(repo: HuggingFaceRepo, config: dict[str, Any]) -> dict[str, str]:
+def _named_templates(inside: Any) -> dict[str, str] | None:
+    """Templates in a list of objects, or by name; None where they are neither."""
+    if isinstance(inside, list):
+        if not all(isinstance(e, dict) and {"name", "template"} <= e.keys() for e in inside):
+            return None
+        inside = {entry["name"]: entry["template"] for entry in inside}
+    if not isinstance(inside, dict):
+        return None
+    texts = all(isinstance(text, str) for pair in inside.items() for text in pair)
+    return {**inside} if texts else None
+
+
+def _templates(repo: HuggingFaceRepo, config: dict[str, Any], file: str) -> dict[str, str]:
     """The chat templates of a model, wherever its files have them."""
     found: dict[str, str] = {}
     inside = config.get("chat_template")
     if isinstance(inside, str):
         found["default"] = inside
-    elif isinstance(inside, list):
-        found.update({entry["name"]: entry["template"] for entry in inside})
-    elif isinstance(inside, dict):
-        found.update(inside)
+    elif inside is not None:
+        named = _named_templates(inside)
+        if named is None:
+            raise ConfigKeys(config, file=file).error(
+                "chat_template", "a text, or a list of objects with name and template"
+            )
+        found.update(named)
     if repo.file_exists("chat_template.json") and (path := repo.file("chat_template.json")):
         template = read_json(path).get("chat_template")
         if isinstance(template, str):
@@ -252,10 +303,15 @@ def load_tokenizer(repo: HuggingFaceRepo) -> Any:
         raise ModelFilesError(
             f"{path} is no tokenizer: {error}", "Copy or download the model's files again."
         ) from error
-    return HFTokenizer(tokenizer, config, _templates(repo, config))
+    file = str(config_path)
+    return HFTokenizer(tokenizer, config, _templates(repo, config, file), file)
 
 
 def _load_with_transformers(repo: HuggingFaceRepo) -> Any:
+    if repo.repo_type == RepoType.local and not any(map(repo.file_exists, _OLDER)):
+        raise ModelFilesError(
+            f"{repo.repo_id} has no tokenizer.json", "Copy or download the model's files again."
+        )
     try:
         from transformers import AutoTokenizer
     except ImportError as error:

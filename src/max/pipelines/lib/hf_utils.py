@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from max.pipelines.core.exceptions import ModelFilesError, did_you_mean
 from max.pipelines.lib.config_enums import RepoType, SupportedEncoding
+from max.pipelines.lib.config_keys import ConfigKeys
 from max.pipelines.lib.hf_config import read_json
 from max.pipelines.lib.weight_files import (
     TensorEntry,
@@ -296,7 +297,12 @@ class HuggingFaceRepo:
             raise ModelFilesError(
                 f"{index} has no weight_map", "Copy or download the model's files again."
             )
-        shards = sorted({str(name) for name in weight_map.values()})
+        strange = [key for key, name in weight_map.items() if not isinstance(name, str)]
+        if strange:
+            raise ConfigKeys(weight_map, "weight_map", str(index)).error(
+                strange[0], "the name of a weight file"
+            )
+        shards = sorted(set(weight_map.values()))
         missing = [name for name in shards if name not in self._sizes]
         if missing:
             raise ModelFilesError(

@@ -12,6 +12,7 @@ from max.interfaces import SamplingParamsGenerationConfigDefaults
 from max.pipelines.core.exceptions import ConfigError, ModelFilesError, did_you_mean
 from max.pipelines.lib.base_config import StrictConfig, option
 from max.pipelines.lib.config_enums import RepoType, RopeType, SupportedEncoding
+from max.pipelines.lib.config_keys import ConfigKeys
 from max.pipelines.lib.hf_config import HuggingFaceConfig, read_json, sampling_defaults
 from max.pipelines.lib.hf_utils import HuggingFaceRepo
 from max.pipelines.lib.weight_files import (
@@ -261,7 +262,16 @@ class MAXModelConfig(StrictConfig):
     @cached_property
     def sampling_params_defaults(self) -> SamplingParamsGenerationConfigDefaults:
         """What the model says about sampling."""
-        return sampling_defaults(self.generation_config)
+        return sampling_defaults(self.generation_config, self._generation_config_file)
+
+    @property
+    def generation_keys(self) -> ConfigKeys:
+        """The keys of the model's generation_config.json."""
+        return ConfigKeys(self.generation_config, file=self._generation_config_file)
+
+    @property
+    def _generation_config_file(self) -> str:
+        return str(Path(self.model_path) / "generation_config.json")
 
     @property
     def graph_quantization_encoding(self) -> QuantizationEncoding | None:

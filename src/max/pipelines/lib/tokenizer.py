@@ -21,6 +21,7 @@ from max.interfaces import (
 )
 from max.pipelines.core import TextContext
 from max.pipelines.core.exceptions import InputError
+from max.pipelines.lib.config_keys import ConfigKeys
 from max.pipelines.lib.hf_utils import HuggingFaceRepo
 
 if TYPE_CHECKING:
@@ -185,11 +186,8 @@ def _eos_ids(pipeline_config: PipelineConfig | None, own: int | None) -> set[int
     found: set[int] = set() if own is None else {own}
     if pipeline_config is not None:
         model = pipeline_config.model_config
-        for value in (
-            getattr(model.huggingface_config, "eos_token_id", None),
-            model.generation_config.get("eos_token_id"),
-        ):
-            found |= {value} if isinstance(value, int) else set(value or [])
+        for keys in (ConfigKeys(model.huggingface_config), model.generation_keys):
+            found |= set(keys.token_ids("eos_token_id"))
     return found
 
 

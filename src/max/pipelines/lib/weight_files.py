@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.lib.config_enums import SupportedEncoding
@@ -16,8 +15,7 @@ if TYPE_CHECKING:
 
 _AGAIN = "Copy or download the model's files again."
 _BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2}
-# the safetensors library refuses longer headers too
-_LONGEST_HEADER = 100_000_000
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class TensorEntry:
         name: Its name.
         dtype: Its dtype, as the format spells it.
         shape: Its shape.
-        begin: Its first byte in the data section.
+        begin: Its first byte in the file.
         end: One past its last byte.
     """
 
@@ -48,49 +46,13 @@ def read_safetensors_header(path: Path) -> list[TensorEntry]:
     Raises:
         ModelFilesError: The file is missing, cut off, or no safetensors file.
     """
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            start = file.read(8)
-            if len(start) < 8:
-                raise ModelFilesError(f"weight file {path} has only {size} bytes", _AGAIN)
-            (length,) = struct.unpack("<Q", start)
-            if length > min(size - 8, _LONGEST_HEADER):
-                raise ModelFilesError(
-                    f"weight file {path} is cut off, or is no safetensors file: its header should "
-                    f"have {length} bytes, and the file has {size}",
-                    _AGAIN,
-                )
-            header = json.loads(file.read(length))
-    except OSError as error:
-        raise ModelFilesError(
-            f"weight file {path} cannot be read: {error.strerror or error}", _AGAIN
-        ) from error
-    except ValueError as error:
-        if isinstance(error, ModelFilesError):
-            raise
-        raise ModelFilesError(f"weight file {path} has a broken header: {error}", _AGAIN) from error
-    entries = _entries(path, header)
-    data = max((entry.end for entry in entries), default=0)
-    if 8 + length + data > size:
-        raise ModelFilesError(
-            f"weight file {path} is cut off: its tensors end at byte {8 + length + data}, and the "
-            f"file has {size}",
-            _AGAIN,
-        )
-    return entries
+    from max.graph.weights import SafetensorsFile
 
-
-def _entries(path: Path, header: object) -> list[TensorEntry]:
-    try:
-        assert isinstance(header, dict)
-        return [
-            TensorEntry(name, entry["dtype"], tuple(entry["shape"]), *entry["data_offsets"])
-            for name, entry in header.items()
-            if name != "__metadata__"
-        ]
-    except (AssertionError, KeyError, TypeError) as error:
-        raise ModelFilesError(f"weight file {path} has a broken header", _AGAIN) from error
+    entries = _opened(SafetensorsFile, path).entries
+    return [
+        TensorEntry(name, e.stored, e.shape, e.begin, e.begin + e.nbytes)
+        for name, e in entries.items()
+    ]
 
 
 def read_gguf_entries(path: Path) -> list[TensorEntry]:
@@ -119,8 +81,12 @@ def open_gguf(path: Path) -> GGUFFile:
     """
     from max.graph.weights import GGUFFile
 
+    return _opened(GGUFFile, path)
+
+
+def _opened(kind: Callable[[Path], T], path: Path) -> T:
     try:
-        return GGUFFile(path)
+        return kind(path)
     except OSError as error:
         raise ModelFilesError(
             f"weight file {path} cannot be read: {error.strerror or error}", _AGAIN

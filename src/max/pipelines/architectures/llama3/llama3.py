@@ -248,9 +248,29 @@ def weights_registry(
     return model.state_dict()
 
 
+def check_layers(config: Llama3Config, state_dict: Mapping[str, WeightData]) -> None:
+    """Compares the number of layers before as many are made.
+
+    Args:
+        config: The form of the model.
+        state_dict: The weights, by the names of `convert_safetensor_state_dict`.
+
+    Raises:
+        ValueError: The checkpoint has more layers, or fewer.
+    """
+    names = (name.split(".") for name in state_dict if name.startswith("layers."))
+    held = len({parts[1] for parts in names})
+    if held != config.num_layers:
+        raise ValueError(
+            f"config.json has num_hidden_layers {config.num_layers}, the weight files have the "
+            f"weights of {held} layers"
+        )
+
+
 def _own_values(
     config: Llama3Config, state_dict: Mapping[str, WeightData]
 ) -> dict[str, WeightData]:
+    check_layers(config, state_dict)
     values = dict(state_dict)
     if config.tie_word_embeddings:
         values.pop("lm_head.weight", None)

@@ -23,6 +23,7 @@ from max.pipelines.architectures.llama3.weight_adapters import (
     gptq_v1,
 )
 from max.pipelines.core import TextContext
+from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.kv_cache.memory import cache_bytes
 from max.pipelines.lib.config import PipelineConfig
 from max.pipelines.lib.config_enums import SupportedEncoding
@@ -256,15 +257,16 @@ class Llama3Model(PipelineModel[TextContext], KVCacheMixin):
             huggingface_config: The model's config.json.
 
         Raises:
-            ValueError: ``max_length`` is more than the model can do.
+            ConfigError: ``max_length`` is more than the model can do.
         """
         longest = Llama3Config.from_huggingface(huggingface_config).max_position_embeddings
         try:
             return upper_bounded_default(longest, pipeline_config.max_length)
         except ValueError as error:
-            raise ValueError(
+            raise ConfigError(
                 f"max_length {pipeline_config.max_length} is more than the model's "
-                f"max_position_embeddings, {longest}"
+                f"max_position_embeddings, {longest}",
+                "Give a smaller --max-length.",
             ) from error
 
     @classmethod

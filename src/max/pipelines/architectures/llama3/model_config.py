@@ -18,6 +18,7 @@ from max.nn.rotary_embedding import (
     YarnRotaryEmbedding,
     YarnScalingParams,
 )
+from max.pipelines.lib.config_keys import ConfigKeys
 
 __all__ = ["Llama3Config", "RopeConfig", "stores_plain_zeros"]
 
@@ -31,10 +32,9 @@ ACTIVATIONS = {
 }
 """Hugging Face's names of activations, and those of `max.nn.MLP`."""
 
-_NEEDED = (
-    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size",
-    "rms_norm_eps",
-)  # fmt: skip
+MOST_LAYERS = 1000
+LARGEST_SIZE = 2**24
+LONGEST_SEQUENCE = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -59,39 +59,38 @@ class RopeConfig:
             config: The model's config.json.
 
         Raises:
-            ValueError: The kind is unknown, lacks a parameter, or has one that is not supported.
+            ModelFilesError: The kind is unknown, lacks a parameter, or has one that does not fit.
         """
-        found = getattr(config, "rope_parameters", None)
-        if found is None:
-            found = {
-                "rope_theta": getattr(config, "rope_theta", 10000.0),
-                **(getattr(config, "rope_scaling", None) or {}),
-            }
-        values = dict(found)
-        kind = str(values.pop("rope_type", None) or values.pop("type", None) or "default")
-        values.pop("type", None)
-        theta = float(values.pop("rope_theta", None) or getattr(config, "rope_theta", 10000.0))
-        if kind not in _ROPES:
-            raise ValueError(
-                f"config.json: rope_type is {kind!r}, expected one of {', '.join(_ROPES)}"
-            )
-        if float(values.get("partial_rotary_factor") or 1.0) != 1.0:
-            raise ValueError(
-                "config.json: partial_rotary_factor is "
-                f"{values['partial_rotary_factor']}, a Llama rotates whole heads"
-            )
+        keys = ConfigKeys(config)
+        found = keys.object("rope_parameters") or keys.object("rope_scaling")
+        rope = ConfigKeys({}) if found is None else found
+        kind = rope.choice(
+            "type" if rope.value("rope_type") is None else "rope_type", tuple(_ROPES), "default"
+        )
+        theta = rope.number(
+            "rope_theta", over=0, default=keys.number("rope_theta", over=0, default=10000.0)
+        )
+        if rope.number("partial_rotary_factor", over=0, default=1.0) != 1.0:
+            raise rope.error("partial_rotary_factor", "1: a Llama rotates whole heads")
         for name in ("attention_factor", "mscale", "mscale_all_dim"):
-            if values.get(name) is not None:
-                raise ValueError(f"config.json: rope_type {kind} with {name} is not supported")
-        original = values.get("original_max_position_embeddings") or getattr(
-            config, "original_max_position_embeddings", None
-        )
-        values["original_max_position_embeddings"] = original or getattr(
-            config, "max_position_embeddings", None
-        )
-        lacking = [name for name in _ROPES[kind] if values.get(name) is None]
-        if lacking:
-            raise ValueError(f"config.json: rope_type {kind} lacks {', '.join(lacking)}")
+            if rope.value(name) is not None:
+                raise rope.error(name, f"none: with rope_type {kind} it is not supported")
+        longest = keys.integer("max_position_embeddings", 1, LONGEST_SEQUENCE, None)
+        own = keys.integer("original_max_position_embeddings", 1, LONGEST_SEQUENCE, longest)
+        values: dict[str, Any] = {
+            "original_max_position_embeddings": rope.integer(
+                "original_max_position_embeddings", 1, LONGEST_SEQUENCE, own
+            ),
+            "truncate": rope.flag("truncate", True),
+        }
+        for name in ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"):
+            values[name] = rope.number(name, over=0, default=None)
+        values["factors"] = rope.numbers("factors", over=0)
+        for name in _ROPES[kind]:
+            if values.get(name) is None:
+                raise rope.error(name, f"what rope_type {kind} needs")
+        if kind == "llama3" and values["low_freq_factor"] >= values["high_freq_factor"]:
+            raise rope.error("low_freq_factor", "less than high_freq_factor")
         return cls(kind, theta, values)
 
     def layer(
@@ -211,73 +210,74 @@ class Llama3Config:
             max_seq_len: The longest sequence that is wanted; the model's by default.
 
         Raises:
-            ValueError: A value is missing, or not one that this architecture has.
+            ModelFilesError: A value is missing, or not one that this architecture has.
         """
-        lacking = [name for name in _NEEDED if getattr(config, name, None) is None]
-        if lacking:
-            raise ValueError(f"config.json lacks {', '.join(lacking)}")
-        activation = str(getattr(config, "hidden_act", None) or "silu")
-        if activation not in ACTIVATIONS:
-            raise ValueError(
-                f"config.json: hidden_act is {activation!r}, expected one of "
-                f"{', '.join(ACTIVATIONS)}"
-            )
-        heads = int(config.num_attention_heads)
-        kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+        keys = ConfigKeys(config)
+        hidden = keys.integer("hidden_size", 1, LARGEST_SIZE)
+        heads = keys.integer("num_attention_heads", 1, LARGEST_SIZE)
+        kv_heads = keys.integer("num_key_value_heads", 1, LARGEST_SIZE, heads)
         if heads % kv_heads:
-            raise ValueError(
-                f"config.json: {heads} num_attention_heads cannot share {kv_heads} "
-                "num_key_value_heads"
+            raise keys.error(
+                "num_key_value_heads", f"a divisor of num_attention_heads, which is {heads}"
             )
-        longest = int(getattr(config, "max_position_embeddings", None) or 2048)
+        head_dim = keys.integer("head_dim", 2, LARGEST_SIZE, None)
+        if head_dim is None and hidden % heads:
+            raise keys.error(
+                "num_attention_heads", f"a divisor of hidden_size, which is {hidden}, or a head_dim"
+            )
+        head_dim = head_dim or hidden // heads
+        if head_dim % 2:
+            raise keys.error(
+                "num_attention_heads" if keys.value("head_dim") is None else "head_dim",
+                f"heads of an even size, as halves are rotated; they have {head_dim} elements",
+            )
+        rope = RopeConfig.from_huggingface(config)
+        if rope.kind == "factors" and len(rope.parameters["factors"]) != head_dim // 2:
+            raise keys.error("rope_parameters", f"{head_dim // 2} factors, half of head_dim")
+        longest = keys.integer("max_position_embeddings", 1, LONGEST_SEQUENCE, 2048)
         return cls(
-            hidden_size=int(config.hidden_size),
-            intermediate_size=int(config.intermediate_size),
-            num_layers=int(config.num_hidden_layers),
+            hidden_size=hidden,
+            intermediate_size=keys.integer("intermediate_size", 1, LARGEST_SIZE),
+            num_layers=keys.integer("num_hidden_layers", 1, MOST_LAYERS),
             num_heads=heads,
             num_kv_heads=kv_heads,
-            head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
-            vocab_size=int(config.vocab_size),
-            rms_norm_eps=float(config.rms_norm_eps),
+            head_dim=head_dim,
+            vocab_size=keys.integer("vocab_size", 1, LARGEST_SIZE),
+            rms_norm_eps=keys.number("rms_norm_eps", over=0, most=1),
             max_position_embeddings=longest,
             max_seq_len=longest if max_seq_len is None else max_seq_len,
-            rope=RopeConfig.from_huggingface(config),
-            tie_word_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
+            rope=rope,
+            tie_word_embeddings=keys.flag("tie_word_embeddings"),
             # of Hugging Face's Llama the projection back has a bias too
-            attention_bias=bool(getattr(config, "attention_bias", False)),
-            attention_output_bias=bool(getattr(config, "attention_bias", False)),
-            mlp_bias=bool(getattr(config, "mlp_bias", False)),
-            activation=ACTIVATIONS[activation],
-            quantization=_quantization(getattr(config, "quantization_config", None)),
+            attention_bias=keys.flag("attention_bias"),
+            attention_output_bias=keys.flag("attention_bias"),
+            mlp_bias=keys.flag("mlp_bias"),
+            activation=ACTIVATIONS[keys.choice("hidden_act", tuple(ACTIVATIONS), "silu")],
+            quantization=_quantization(keys),
         )
 
 
-def _quantization(found: Any) -> QuantizationConfig | None:
+def _quantization(keys: ConfigKeys) -> QuantizationConfig | None:
     """What ``quantization_config`` says of a GPTQ checkpoint.
 
     Raises:
-        ValueError: It is of another method, or of bits that no kernel has.
+        ModelFilesError: It is of another method, or of bits that no kernel has.
     """
+    found = keys.object("quantization_config")
     if found is None:
         return None
-
-    def value(name: str, default: Any = None) -> Any:
-        return found.get(name, default)
-
-    method = str(value("quant_method"))
-    if method != "gptq":
-        raise ValueError(f"config.json: quant_method is {method!r}, expected gptq")
-    bits, group = value("bits"), value("group_size", 128)
-    if bits not in (2, 4, 8) or not isinstance(group, int) or (group < 1 and group != -1):
-        raise ValueError(
-            f"config.json: GPTQ of {bits!r} bits in groups of {group!r}, expected 2, 4 or 8 bits and "
-            "groups of 1 or more inputs, or -1"
-        )
-    if value("lm_head"):
-        raise ValueError("config.json: a GPTQ lm_head is not supported")
-    return QuantizationConfig(
-        method, bits, group, bool(value("desc_act", False)), bool(value("sym", True))
-    )
+    method = found.choice("quant_method", ("gptq",), "")
+    if not method:
+        raise found.error("quant_method", "gptq")
+    bits = found.integer("bits", 2, 8)
+    if bits not in (2, 4, 8):
+        raise found.error("bits", "2, 4 or 8")
+    group = found.integer("group_size", -1, LARGEST_SIZE, 128)
+    if group == 0:
+        raise found.error("group_size", "at least 1, or -1")
+    if found.flag("lm_head"):
+        raise found.error("lm_head", "false: a GPTQ lm_head is not supported")
+    return QuantizationConfig(method, bits, group, found.flag("desc_act"), found.flag("sym", True))
 
 
 def stores_plain_zeros(config: Any) -> bool:
