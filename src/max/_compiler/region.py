@@ -13,6 +13,7 @@ from max._compiler.layout import Layout, collapse, contiguous_strides
 from max._compiler.mok import BodyOp
 from max._compiler.passes.base import constant_of, ops_of
 from max._compiler.passes.fuse import ROWWISE
+from max._compiler.precision import KEEPS, holds
 from max._compiler.shapes import is_view, shape_of, strip, view_layout
 from max._compiler.sizes import Size, Sizes
 from max.dtype import DType
@@ -47,6 +48,9 @@ class _Builder:
         self.sources: list[tuple[int, Size]] = []
         self.known: dict[Value, int] = {}
         self.leaves: dict[tuple[int, Sizes, Size], int] = {}
+        self.sums: set[int] = set()
+        """Leaves that are not read from memory: sums, which are not rounded yet."""
+        self.fitting: dict[int, DType | None] = {}
         # what a value of the body is: a layout of an argument, or the number of a computed value
         self.layouts: dict[SSAValue, tuple[int, Layout]] = {}
         self.numbers: dict[SSAValue, int] = {}
@@ -103,6 +107,13 @@ class _Builder:
         assert isinstance(type_, ShapedType)
         return self.leaf(argument, type_.dtype, self.strides(layout), layout.offset)
 
+    def result(self, value: SSAValue) -> int:
+        """The number of a value that is stored: where it is rounded for other values too, of what was rounded."""
+        number = self.operand(value)
+        type_ = value.type
+        assert isinstance(type_, ShapedType)
+        return self.known.get(Node("round_to", (number,), type_.dtype), number)
+
     def column(self, value: SSAValue) -> int:
         """The number of a vector over the reduction axis, the same for all rows."""
         if value in self.numbers:
@@ -138,6 +149,11 @@ class _Builder:
             self.layouts[op.results[0]] = (argument, made)
         elif op.name in ROWWISE:
             self.numbers[op.results[0]] = self.rowwise(op)
+        elif op.name == "mo.cast":
+            before, after = op.operands[0].type, op.results[0].type
+            assert isinstance(before, ShapedType) and isinstance(after, ShapedType)
+            value = self.operand(op.operands[0])
+            self.numbers[op.results[0]] = self.cast(value, before.dtype, after.dtype)
         else:
             result = op.results[0].type
             assert isinstance(result, ShapedType)
@@ -147,12 +163,44 @@ class _Builder:
                 op.name.removeprefix("mo."), args, result.dtype, attr
             )
 
-    def cast(self, value: int, dtype: DType) -> int:
-        """A conversion, none where both are computed in one type."""
-        source = self.values[value].dtype
-        if compute_dtype(source) is compute_dtype(dtype):
+    def cast(self, value: int, before: DType, after: DType) -> int:
+        """A conversion that was staged: what it takes and what it gives are values of their dtypes.
+
+        But sums that are widened are taken as they are: this is how a product of narrow factors with a wide result is written.
+        """
+        if value not in self.sums or not holds(after, before):
+            value = self.rounded(value, before)
+        return self.rounded(self.node("cast", (value,), after), after)
+
+    def rounded(self, value: int, dtype: DType) -> int:
+        """A value of the compute type of `dtype`, rounded to `dtype` where it may have to be."""
+        fits = self.fits(value)
+        if fits is not None and holds(dtype, fits):
             return value
-        return self.node("cast", (value,), dtype)
+        return self.node("round_to", (value,), dtype)
+
+    def fits(self, number: int) -> DType | None:
+        """The narrowest dtype that a value is known to be one of; None where it has excess precision."""
+        if number not in self.fitting:
+            self.fitting[number] = self._fits(number)
+        return self.fitting[number]
+
+    def _fits(self, number: int) -> DType | None:
+        value = self.values[number]
+        dtype = value.dtype
+        own = dtype if compute_dtype(dtype) is dtype else None
+        if not isinstance(value, Node):
+            return own if number in self.sums else dtype
+        if value.op == "round_to":
+            return dtype
+        if value.op == "cast":
+            inner = self.fits(value.args[0])
+            return inner if inner is not None and holds(dtype, inner) else own
+        if value.op in KEEPS:
+            found = {self.fits(a) for a in value.args[value.op == "select" :]}
+            if all(fits is not None and holds(dtype, fits) for fits in found):
+                return found.pop() if len(found) == 1 else dtype
+        return own
 
     def rowwise(self, op: MoOp) -> int:
         """Softmax, normalisations and reductions as sums, maxima and element-wise nodes."""
@@ -175,6 +223,8 @@ class _Builder:
             case "mo.rms_norm":
                 square = self.mean(self.node("mul", (x, x), dtype), dtype)
                 scaled = self.node("mul", (x, self.inverse_root(square, op, dtype)), dtype)
+                if not op.attr("multiply_before_cast"):
+                    scaled = self.rounded(scaled, dtype)
                 gamma = self.column(op.operands[1])
                 offset = op.attr("weight_offset")
                 if offset:
@@ -228,7 +278,7 @@ def region_parts(
         assert isinstance(type_, ShapedType)
         layout = layouts[index] if layouts is not None else Layout.contiguous(shape_of(value))
         strides = builder.strides(layout)
-        results.append(Result(builder.operand(value), type_.dtype, strides))
+        results.append(Result(builder.result(value), type_.dtype, strides))
     return RegionParts(_collapsed(builder, results), tuple(builder.sources))
 
 
@@ -280,6 +330,7 @@ def epilogue_parts(
         assert isinstance(product.type, ShapedType)
         builder.values.append(Leaf(product.type.dtype, own))
         builder.numbers[product] = number
+        builder.sums.add(number)
     builder.strip = False
     for other in builder.ops:
         if other is not op:
@@ -298,7 +349,7 @@ def epilogue_parts(
         replace(v, strides=next(strides)) if isinstance(v, Leaf) else v for v in builder.values
     )
     value = builder.yielded[0]
-    number = builder.operand(value)
+    number = builder.result(value)
     type_ = value.type
     assert isinstance(type_, ShapedType)
     spec = RegionSpec(dims, False, values, (Result(number, type_.dtype, contiguous_strides(dims)),))

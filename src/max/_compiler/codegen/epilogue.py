@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from max._compiler.codegen.expressions import KERNEL_NAME, cast, compute_dtype, expression, literal
-from max._compiler.codegen.nest import ArgView, cast_loaded
+from max._compiler.codegen.expressions import (
+    KERNEL_NAME,
+    cast,
+    compute_dtype,
+    expression,
+    literal,
+    loaded,
+    rounded,
+)
+from max._compiler.codegen.nest import ArgView, converted
 from max._compiler.codegen.spec import Leaf, Literal, Node, RegionSpec, SizeOf
 from max._compiler.layout import contiguous_strides
 
@@ -33,6 +41,10 @@ class _Writer:
     def value(self, i: int) -> str:
         if i in self.names:
             return self.names[i]
+        if (same := converted(self.spec, i)) != i:
+            name = self.value(same)
+            self.vectors[i] = self.vectors[same]
+            return name
         value = self.spec.values[i]
         match value:
             case Literal():
@@ -46,6 +58,9 @@ class _Writer:
             case Node():
                 text, vector = self.node(value)
         name = f"t{i}"
+        if isinstance(value, Node) and value.op == "round_to":
+            self.lines.append(f"    r{i} = {text}")
+            text = loaded(f"r{i}", value.dtype)
         self.lines.append(f"    {name} = {text}")
         self.names[i], self.vectors[i] = name, vector
         return name
@@ -56,10 +71,10 @@ class _Writer:
         ]
         view = f"extra[{self.extra[i]}]"
         if leaf.strides[1] != 0:
-            return cast_loaded(
+            return loaded(
                 f"{view}.load({', '.join(where)}, width=v.width, mask=mask)", leaf.dtype
             ), True
-        return cast_loaded(f"{view}[{where[0] if where else '0'}]", leaf.dtype), False
+        return loaded(f"{view}[{where[0] if where else '0'}]", leaf.dtype), False
 
     def node(self, node: Node) -> tuple[str, bool]:
         texts = [self.value(a) for a in node.args]
@@ -72,6 +87,8 @@ class _Writer:
         first = self.spec.values[node.args[1] if node.op == "select" else node.args[0]]
         if node.op == "cast":
             return cast(texts[0], first.dtype, node.dtype), vector
+        if node.op == "round_to":
+            return rounded(texts[0], node.dtype), vector
         return expression(node.op, node.attr, first.dtype, texts), vector
 
     def write(self, products: list[str]) -> str:
@@ -92,8 +109,12 @@ class _Writer:
                 dense = not axes or strides == contiguous_strides(shape)
                 self.extra[i] = len(self.args)
                 self.args.append(ArgView(value.dtype, shape, None if dense else strides, False))
-        number = self.spec.results[0].value
+        number, dtype = self.spec.results[0].value, self.spec.results[0].dtype
         name = self.value(number)
+        number = converted(self.spec, number)
+        value = self.spec.values[number]
+        if isinstance(value, Node) and value.op == "round_to" and value.dtype is dtype:
+            name = f"r{number}"
         return name if self.vectors[number] else f"k.splat({name}, v.width)"
 
 

@@ -1,6 +1,6 @@
 """One node of a region as an expression of the kernel language.
 
-Floats of 16 bits or fewer are computed in f32, everything else in its own type. A value is a vector where it varies
+Floats of 16 bits or fewer are computed in f32, everything else in its own type. ``round_to`` rounds a value to its dtype. A value is a vector where it varies
 along the vectorised axis, else a scalar; operands of one operation are brought to one shape by the caller.
 """
 
@@ -19,6 +19,8 @@ __all__ = [
     "expression",
     "identity",
     "literal",
+    "loaded",
+    "rounded",
     "supported",
 ]
 
@@ -157,12 +159,7 @@ def expression(op: str, attr: str, operand_dtype: DType, args: Sequence[str]) ->
 
 
 def cast(text: str, source: DType, target: DType) -> str:
-    """A conversion between compute types; ``text`` itself where they are one.
-
-    A conversion to an 8-bit float rounds where it stands: who asks for it means the rounding.
-    """
-    if target.is_float() and target.size_in_bytes == 1 and source is not target:
-        return f"k.cast(k.cast({text}, k.{KERNEL_NAME[target]}), k.f32)"
+    """A conversion between compute types; ``text`` itself where they are one."""
     source, target = compute_dtype(source), compute_dtype(target)
     if source is target:
         return text
@@ -171,6 +168,17 @@ def cast(text: str, source: DType, target: DType) -> str:
     return f"k.cast({text}, k.{KERNEL_NAME[target]})"
 
 
+def rounded(text: str, dtype: DType) -> str:
+    """A value of the compute type of `dtype`, rounded to `dtype`, which it then has."""
+    return f"k.cast({text}, k.{KERNEL_NAME[dtype]})"
+
+
+def loaded(text: str, dtype: DType) -> str:
+    """A value of type `dtype` in the compute type of `dtype`."""
+    target = compute_dtype(dtype)
+    return text if target is dtype else f"k.cast({text}, k.{KERNEL_NAME[target]})"
+
+
 def supported(op: str) -> bool:
     """Whether the code generator has the op."""
-    return op in _TABLE or op == "cast"
+    return op in _TABLE or op in ("cast", "round_to")

@@ -23,6 +23,8 @@ from max._compiler.codegen.expressions import (
     expression,
     identity,
     literal,
+    loaded,
+    rounded,
 )
 from max._compiler.codegen.spec import REDUCTIONS, Leaf, Literal, Node, RegionSpec, Result, SizeOf
 from max._compiler.layout import contiguous_strides
@@ -89,6 +91,8 @@ class _NestWriter:
         self.out = _Lines()
         self.names: dict[int, str] = {}
         self.scope: dict[int, str] | None = None
+        self.narrow: dict[str, tuple[str, DType]] = {}
+        """Of variables that were rounded the one that holds the rounded value, in the dtype that it was rounded to."""
         self.counter = 0
         self._vector: dict[int, bool] = {}
         self.scalars: list[Size] = []
@@ -155,6 +159,8 @@ class _NestWriter:
         if self.scope is not None and i in self.scope:
             return self.scope[i]
         value = self.spec.values[i]
+        if (same := converted(self.spec, i)) != i:
+            return self.value(same)
         match value:
             case Literal():
                 text = literal(value.value, value.dtype)
@@ -165,6 +171,10 @@ class _NestWriter:
             case Node():
                 text = self.node(i, value)
         name = self.fresh()
+        if isinstance(value, Node) and value.op == "round_to":
+            self.out.add(f"{name} = {text}")
+            self.narrow[(wide := self.fresh())] = name, value.dtype
+            name, text = wide, loaded(name, value.dtype)
         self.out.add(f"{name} = {text}")
         # inside the innermost loop only what varies there may be written: the rest was written before it
         target = self.names if self.scope is None else self.scope
@@ -180,7 +190,7 @@ class _NestWriter:
             text = f"{name}.load({where}, width={self.width}, mask=m)"
         else:
             text = f"{name}[{', '.join(self.index[axis] for axis in axes) or '0'}]"
-        return cast_loaded(text, leaf.dtype)
+        return loaded(text, leaf.dtype)
 
     def node(self, i: int, node: Node) -> str:
         args = node.args
@@ -189,10 +199,15 @@ class _NestWriter:
         first = self.spec.values[args[1] if node.op == "select" else args[0]]
         if node.op == "cast":
             return cast(texts[0], first.dtype, node.dtype)
+        if node.op == "round_to":
+            return rounded(texts[0], node.dtype)
         return expression(node.op, node.attr, first.dtype, texts)
 
-    def operand(self, i: int, vector: bool) -> str:
+    def operand(self, i: int, vector: bool, stored: DType | None = None) -> str:
         text = self.value(i)
+        half, dtype = self.narrow.get(text, (text, None))
+        if dtype is not None and dtype is stored:
+            text = half
         return f"k.splat({text}, {self.width})" if vector and not self.vector(i) else text
 
     def view_order(self, axes: list[int]) -> list[int]:
@@ -207,7 +222,7 @@ class _NestWriter:
         axes = self.view_order([axis for axis, stride in enumerate(result.strides) if stride != 0])
         where = ", ".join(self.index[axis] for axis in axes)
         lanes = self.lane_axis >= 0 and self.lane_axis in axes
-        text = self.operand(result.value, lanes)
+        text = self.operand(result.value, lanes, result.dtype)
         if lanes:
             self.out.add(f"o{position}.store({where}, value={text}, mask=m)")
         else:
@@ -333,7 +348,7 @@ class _NestWriter:
             out.add(f"at = k.min({start} + r, {lanes} - 1)")
             along = axes.index(self.tile_axis)
             text = f"a{self.leaves.index(i)}.load({where}, width={width}, mask=here, axis={along})"
-            out.add(f"{names[i]}[r] = {cast_loaded(text, leaf.dtype)}")
+            out.add(f"{names[i]}[r] = {loaded(text, leaf.dtype)}")
             out.depth = depth
             out.add(f"transpose({names[i]}, {width})")
         out.open(f"for r in k.static_range({width}):")
@@ -486,10 +501,14 @@ class _NestWriter:
         return ArgView(dtype, shape, None if own == contiguous_strides(shape) else own, written)
 
 
-def cast_loaded(text: str, dtype: DType) -> str:
-    """A loaded value in its compute type."""
-    target = compute_dtype(dtype)
-    return text if target is dtype else f"k.cast({text}, k.{KERNEL_NAME[target]})"
+def converted(spec: RegionSpec, i: int) -> int:
+    """The value that a conversion leaves as it is, as both types are computed in one; `i` itself for other values."""
+    value = spec.values[i]
+    if isinstance(value, Node) and value.op == "cast":
+        source = spec.values[value.args[0]].dtype
+        if compute_dtype(source) is compute_dtype(value.dtype):
+            return converted(spec, value.args[0])
+    return i
 
 
 def _is_reduction(value: object) -> bool:

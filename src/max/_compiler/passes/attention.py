@@ -4,7 +4,7 @@ Its scores never go to memory, and its operands are read as the strided views th
 
 - the scale as a product with, or a division by, a constant, of the scores, of q or of k;
 - masks that are added, and selections between the scores and a constant;
-- casts between floats, and reshapes that regroup the batch axes;
+- casts of the scores to wider floats, a cast of the probabilities before their product, and reshapes that regroup the batch axes;
 - key heads that are repeated for the query heads that share them: a broadcast, merged into the heads.
 
 Where the scores or the probabilities are used elsewhere they are computed as they are written.
@@ -22,6 +22,7 @@ from max._compiler.mok import AttentionOp
 from max._compiler.passes.base import constant_of, ops_of
 from max._compiler.passes.canonicalise import canonicalise, insert_before, producer
 from max._compiler.passes.once import weights_only
+from max._compiler.precision import holds
 from max._compiler.shapes import shape_of
 from max._compiler.sizes import Size, Sizes, product
 from max.dtype import DType
@@ -113,6 +114,7 @@ class _Fusion:
     def _weighted_sum(self) -> MoOp | None:
         """The product of the probabilities, which nothing else uses, with the values."""
         value = self.softmax.results[0]
+        narrowed = False
         while value.has_one_use():
             (use,) = value.uses
             user = use.operation
@@ -120,8 +122,10 @@ class _Fusion:
                 return None
             if user.name in MATMULS:
                 return user if use.index == 0 else None
-            if not _same_places(user):
+            # what is narrowed and cast again is meant to be rounded there
+            if not _same_places(user) or (narrowed and user.name == "mo.cast"):
                 return None
+            narrowed = narrowed or _is_narrowing(user)
             value = user.results[0]
         return None
 
@@ -133,7 +137,7 @@ class _Fusion:
         if op.name in MATMULS:
             return Scores(op)
         if _same_places(op):
-            return self._scores(op.operands[0], shape)
+            return None if _is_narrowing(op) else self._scores(op.operands[0], shape)
         if op.name in ("mo.mul", "mo.div"):
             inner, factor = _scaled(op)
             found = self._scores(inner, shape) if factor is not None else None
@@ -201,7 +205,8 @@ class _Fusion:
                 return value, factor
             inner, by = op.operands[0] if op.operands else value, 1.0
             if op.name == "mo.cast" and _is_widening(op):
-                pass
+                # a product in the narrower dtype is rounded before it is widened
+                scaled = False
             elif scaled and op.name in ("mo.mul", "mo.div") and op.results[0].has_one_use():
                 inner, found = _scaled(op)
                 if found is None or (view is not None and not view.results[0].has_one_use()):
@@ -324,6 +329,15 @@ def _is_widening(op: MoOp) -> bool:
     )
 
 
+def _is_narrowing(op: MoOp) -> bool:
+    """Whether an op is a cast that rounds."""
+    if op.name != "mo.cast":
+        return False
+    before, after = op.operands[0].type, op.results[0].type
+    assert isinstance(before, TensorType) and isinstance(after, TensorType)
+    return not holds(after.dtype, before.dtype)
+
+
 def _same_places(op: MoOp) -> bool:
     """Whether an op leaves each score at its query and key: a cast between floats, or a reshape of the batch axes."""
     if op.name == "mo.cast":
@@ -337,14 +351,21 @@ def _same_places(op: MoOp) -> bool:
 
 def _number(value: SSAValue) -> float | None:
     """The number that a value is everywhere, if it is a constant."""
+    casts: list[DType] = []
     while (owner := value.owner) and isinstance(owner, MoOp) and owner.name in (
         "mo.broadcast_to",
         "mo.reshape",
         "mo.cast",
     ):  # fmt: skip
+        if isinstance(type_ := value.type, TensorType) and owner.name == "mo.cast":
+            casts.append(type_.dtype)
         value = owner.operands[0]
     array = constant_of(value.owner)
-    return None if array is None or array.size != 1 else float(array.reshape(-1)[0])
+    if array is None or array.size != 1:
+        return None
+    for dtype in reversed(casts):
+        array = array.astype(dtype.to_numpy())
+    return float(array.reshape(-1)[0])
 
 
 def _scaled(op: MoOp) -> tuple[SSAValue, float | None]:

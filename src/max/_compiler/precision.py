@@ -1,0 +1,37 @@
+"""Which element types hold every value of which others."""
+
+from __future__ import annotations
+
+from max.dtype import DType
+
+__all__ = ["KEEPS", "holds"]
+
+KEEPS = frozenset(
+    {"neg", "abs", "relu", "max", "min", "select", "floor", "ceil", "round", "trunc", "reduce_max", "reduce_min"}
+)  # fmt: skip
+"""Nodes whose results are values of their dtype where their operands are."""
+
+_FORMATS: dict[DType, tuple[int, int, int]] = {
+    DType.float64: (53, 1024, -1074), DType.float32: (24, 128, -149),
+    DType.bfloat16: (8, 128, -133), DType.float16: (11, 16, -24),
+    DType.float8_e4m3fn: (4, 9, -9), DType.float8_e4m3fnuz: (4, 8, -10),
+    DType.float8_e5m2: (3, 16, -16), DType.float8_e5m2fnuz: (3, 16, -17),
+    DType.float4_e2m1fn: (2, 3, -1),
+}  # fmt: skip
+"""Of floats the significant bits, the power of 2 that all are below, and that of the least subnormal number."""
+_WIDE = frozenset({DType.float64, DType.float32, DType.bfloat16, DType.float16})
+"""Floats that have infinities, NaN and a negative zero, as any narrower one may."""
+
+
+def holds(wide: DType, narrow: DType) -> bool:
+    """Whether a conversion from `narrow` to the float `wide` is exact, NaN, infinities and signs of zero included."""
+    if wide is narrow or narrow is DType.bool:
+        return True
+    if wide not in _WIDE:
+        return False
+    bits, top, least = _FORMATS[wide]
+    if not narrow.is_float():
+        # the least value of a signed type is a power of two
+        return narrow.size_in_bits - narrow.is_signed_integral() <= bits
+    inner = _FORMATS[narrow]
+    return inner[0] <= bits and inner[1] <= top and inner[2] >= least
