@@ -16,10 +16,12 @@ def _check(op: str, indices: Array, size: int) -> Array:
     Raises:
         IndexError: An index is out of range.
     """
-    wide = indices.astype(np.int64)
-    wrong = (wide < -size) | (wide >= size)
+    wrong = (indices < -size) | (indices >= size)
     if wrong.any():
-        raise IndexError(f"{op}: index {wide[wrong][0]} is out of range for an axis of size {size}")
+        raise IndexError(
+            f"{op}: index {indices[wrong][0]} is out of range for an axis of size {size}"
+        )
+    wide = indices.astype(np.int64)
     return np.where(wide < 0, wide + size, wide)
 
 

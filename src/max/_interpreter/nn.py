@@ -15,6 +15,50 @@ from max._interpreter.core import Array, register
 __all__ = ["uniform"]
 
 
+def _check_offsets(what: str, offsets: Array, batch: int, rows: int, exact: bool = True) -> None:
+    """Checks where the sequences of a ragged batch begin.
+
+    Args:
+        what: The name of the offsets.
+        offsets: ``[batch + 1]``: rising, and none is greater than `rows`.
+        batch: The number of sequences.
+        rows: The number of rows.
+        exact: Whether each row belongs to a sequence: the first offset is 0 and the last one `rows`.
+
+    Raises:
+        ValueError: They are not as they should be.
+    """
+    bounds = [int(n) for n in offsets]
+    if len(bounds) != batch + 1 or not bounds:
+        raise ValueError(f"{what} has size {len(bounds)}, expected {batch + 1}")
+    if exact and (bounds[0] != 0 or bounds[-1] != rows):
+        raise ValueError(f"{what} are {bounds}, expected to begin at 0 and to end at {rows}")
+    if bounds != sorted(bounds) or bounds[-1] > rows:
+        raise ValueError(f"{what} are {bounds}, expected to rise, up to {rows}")
+
+
+def _check_batch(
+    offsets: Array,
+    rows: int,
+    blocks: Array,
+    cache_lengths: Array,
+    lookup_table: Array,
+    layer: Array,
+) -> None:
+    """Checks that offsets, lengths, page table and layer describe a ragged batch over a cache.
+
+    Raises:
+        ValueError: The offsets are not those of the batch, or a size differs.
+        IndexError: The cache has no such layer.
+    """
+    batch = len(cache_lengths)
+    if len(lookup_table) != batch:
+        raise ValueError(f"lookup_table has size {len(lookup_table)}, expected {batch}")
+    _check_offsets("input_row_offsets", offsets, batch, rows)
+    if layer >= blocks.shape[2]:
+        raise IndexError(f"layer {layer}; the cache has {blocks.shape[2]} layers")
+
+
 def _tokens(offsets: Array, cache_lengths: Array) -> Iterator[tuple[int, int, int]]:
     """Row, sequence and position of each new token."""
     for sequence, cached in enumerate(cache_lengths):
@@ -53,6 +97,7 @@ def _kv_store(
     max_lengths: Array,
     layer: Array,
 ) -> None:
+    _check_batch(offsets, len(k), blocks, cache_lengths, lookup_table, layer)
     heads, head_dim = blocks.shape[4:]
     for row, sequence, position in _tokens(offsets, cache_lengths):
         page, place = _slot(lookup_table, blocks, sequence, position)
@@ -86,6 +131,7 @@ def _rope(
     layer: Array,
     interleaved: bool = True,
 ) -> Array:
+    _check_batch(offsets, len(q), blocks, cache_lengths, lookup_table, layer)
     out = np.empty_like(q)
     for row, sequence, position in _tokens(offsets, cache_lengths):
         if position >= freqs_cis.shape[0]:
@@ -117,6 +163,17 @@ def _visible(mask: str, window: int, position: int, length: int) -> Array:
             raise ValueError(f"the mask {mask!r} has no meaning here")
 
 
+def _first_key(mask: str, window: int, position: int) -> int:
+    """The first key that a query at a position sees, and with it all later ones."""
+    match mask:
+        case "sliding_window":
+            return max(position - window + 1, 0)
+        case "chunked_causal":
+            return position // window * window
+        case _:
+            return 0
+
+
 @register("mo.attention.ragged.paged")
 def _attention(
     q: Array,
@@ -130,6 +187,7 @@ def _attention(
     mask: str = "causal",
     local_window_size: int = -1,
 ) -> Array:
+    _check_batch(offsets, len(q), blocks, cache_lengths, lookup_table, layer)
     heads, head_dim = q.shape[1:]
     kv_heads = blocks.shape[4]
     group = heads // kv_heads
@@ -140,13 +198,15 @@ def _attention(
         if begin == end:
             continue
         length = int(cached) + end - begin
-        places = [_slot(lookup_table, blocks, sequence, p) for p in range(length)]
+        # pages that no query sees need not be there
+        first = _first_key(mask, local_window_size, int(cached))
+        places = [_slot(lookup_table, blocks, sequence, p) for p in range(first, length)]
         pages, rows = (np.array(side) for side in zip(*places, strict=True))
         keys = blocks[pages, 0, int(layer), rows].astype(np.float64)
         values = blocks[pages, 1, int(layer), rows].astype(np.float64)
         seen = np.stack(
             [_visible(mask, local_window_size, int(cached) + i, length) for i in range(end - begin)]
-        )
+        )[:, first:]
         queries = q[begin:end].astype(np.float64).reshape(-1, kv_heads, group, head_dim)
         scores = np.einsum("tkgd,skd->kgts", queries, keys) * np.float64(scale)
         scores = np.where(seen[None, None], scores, -np.inf)
@@ -176,6 +236,10 @@ def _sample_row(
     logits: Array, temperature: float, top_k: int, top_p: float, min_p: float, seed: int
 ) -> int:
     """The token of one row; see `max._kernels.sampling` for the order of the cuts."""
+    if not temperature >= 0:
+        raise ValueError(f"the temperature is {temperature}, expected 0 or more")
+    if not (0 <= top_p <= 1 and 0 <= min_p <= 1):
+        raise ValueError(f"top_p is {top_p}, min_p {min_p}; expected 0 to 1")
     usable: Array = np.where(np.isnan(logits), -np.inf, logits.astype(np.float64))
     best = int(np.argmax(usable))
     peak = usable[best]
@@ -184,7 +248,7 @@ def _sample_row(
     if peak == np.inf:
         weights: Array = (usable == np.inf).astype(np.float64)
     else:
-        weights = np.exp((usable - peak) / temperature)
+        weights = np.where(usable > -np.inf, np.exp((usable - peak) / temperature), 0.0)
     order = np.argsort(-usable, kind="stable")
     if top_k > 0:
         order = order[:top_k]
@@ -233,7 +297,9 @@ def _next_step(
 ) -> None:
     step = int(steps[0])
     if not 0 <= step < len(history):
-        raise IndexError(f"step {step} of {len(history)}")
+        raise IndexError(f"step {step}; the history has {len(history)} rows")
+    if (cache_lengths == np.iinfo(cache_lengths.dtype).max).any():
+        raise ValueError(f"cache_lengths are {cache_lengths}: one cannot become greater")
     history[step] = tokens[:] = next_tokens
     cache_lengths += np.uint32(1)
     max_lengths[0, 1] += np.uint32(1)
@@ -242,6 +308,22 @@ def _next_step(
     steps[0] = step + 1
     ended = bool(interrupted[0]) or bool((ends == next_tokens[:, None]).any())
     again[0] = not ended and step + 1 < len(history)
+
+
+@register("mo.check.counts")
+def _counts(counts: Array, what: str) -> Array:
+    numbers = [int(n) for n in counts]
+    if min(numbers, default=0) < 0:
+        raise ValueError(f"{what} are {numbers}, expected 0 or more")
+    if sum(numbers) > 2**62:
+        raise ValueError(f"{what} add up to {sum(numbers)}, more than 2**62")
+    return counts
+
+
+@register("mo.check.offsets")
+def _row_offsets(offsets: Array, rows: Array, what: str) -> Array:
+    _check_offsets(what, offsets, len(offsets) - 1, int(rows))
+    return offsets
 
 
 @register("mo.penalties")
@@ -254,6 +336,7 @@ def _penalties(
     presence: Array,
     repetition: Array,
 ) -> Array:
+    _check_offsets("offsets", offsets, len(logits), len(tokens), exact=False)
     out = logits.astype(np.float32, copy=True)
     for row in range(len(out)):
         for i in range(int(offsets[row]), int(offsets[row + 1])):

@@ -91,10 +91,20 @@ def _range(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     start, stop, step = (x.item() for x in operands)
     if step == 0:
         raise InterpreterError("range: the step is 0")
-    count = max(0, math.ceil((stop - start) / step))
     dtype = operands[0].dtype
-    exact = np.int64 if dtype.kind in "iu" else np.float64
-    return (exact(start) + np.arange(count, dtype=exact) * exact(step)).astype(dtype)
+    if dtype.kind in "iu":
+        count = max(0, -((start - stop) // step))
+    else:
+        exact = (stop - start) / step
+        if not exact <= 2**62:
+            raise InterpreterError(f"range: from {start} to {stop} in steps of {step} is no range")
+        count = math.ceil(max(0, exact))
+    type_ = op.results[0].type
+    assert isinstance(type_, ShapedType)
+    # a wrong size is an error before it is memory
+    frame.bind(op.name, type_, np.broadcast_to(np.zeros((), dtype), (count,)))
+    wide = {"i": np.int64, "u": np.uint64}.get(dtype.kind, np.float64)
+    return (wide(start) + np.arange(count, dtype=wide) * wide(step)).astype(dtype)
 
 
 @implements("shape_to_tensor")

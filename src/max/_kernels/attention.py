@@ -29,7 +29,7 @@ from max._kernels.online_softmax import (
     merge_parts,
     padded,
 )
-from max._kernels.paged import layer_of, page_of
+from max._kernels.paged import check_batch, check_size, layer_of, page_of, unsigned
 from max._kernels.tiles import (
     Tiling,
     dot_rows,
@@ -287,6 +287,8 @@ def attention(
     panel = ctx.scratch(wide.lane, (max(depth, KEYS) // wide.pair * 2 * t.width,))
 
     layer = layer_of(blocks, layer_index)
+    check_batch(offsets, q.shape[0], blocks, cache_lengths, lookup_table, t.width)
+    check_size("the result", out.shape[0], q.shape[0])
     # scores are scaled when they become weights; what is masked must stay the least there
     query_factor = k.f32(1) if scale[0] > 0 else k.f32(scale[0])
     factor = (k.f32(scale[0]) if scale[0] > 0 else k.f32(1)) * LOG2_E
@@ -419,6 +421,7 @@ def _lower_attention(
     operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
 ) -> KernelCall:
     q, blocks = operands[0], operands[2]
+    unsigned("mo.attention.ragged.paged", [operands[1], *operands[3:7]])
     mask = attributes.get("mask", "causal")
     window = int(attributes.get("local_window_size", -1))
     if mask not in MASKS:

@@ -20,9 +20,15 @@ def copy_row(target: Any, source: Any, width: int) -> None:
 def checked_index(index: Any, size: Any, axis: int) -> Any:
     """An index as a position: negative ones count from the end; raises where it is out of range."""
     at = k.i64(index)
-    if at < -size or at >= size:
-        raise IndexError("index {} is out of range for axis {} of size {}", at, axis, size)
-    return at + size if at < 0 else at
+    if index.dtype.kind == "u":
+        # the greatest of 64 bits would become negative
+        if k.u64(index) >= k.u64(size):
+            raise IndexError("index {} is out of range for axis {} of size {}", index, axis, size)
+        return at
+    else:
+        if at < -size or at >= size:
+            raise IndexError("index {} is out of range for axis {} of size {}", at, axis, size)
+        return at + size if at < 0 else at
 
 
 @k.inline
@@ -41,8 +47,12 @@ def as_rows(x: Any, axes: Any) -> Any:
 def gather(out: k.Output, x: k.Input, indices: k.Input, ctx: k.Context, *, axis: int) -> None:
     """`out[o, i] = x[o, indices[i]]` for rows: `x` is `[outer, size, inner]`, `indices` `[n]`, `out` `[outer, n, inner]`."""
     width = ctx.target.width(out.dtype)
-    for o, i in ctx.parallel((out.shape[0], out.shape[1])):
-        copy_row(out[o, i], x[o, checked_index(indices[i], x.shape[1], axis)], width)
+    outer = out.shape[0]
+    # indices are checked even where nothing is picked
+    for o, i in ctx.parallel((k.max(outer, 1), out.shape[1])):
+        at = checked_index(indices[i], x.shape[1], axis)
+        if outer > 0:
+            copy_row(out[o, i], x[o, at], width)
 
 
 @k.kernel

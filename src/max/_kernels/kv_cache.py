@@ -7,7 +7,7 @@ from typing import Any
 
 from max import kernel as k
 from max._kernels.lowering import KernelCall, Operand, view
-from max._kernels.paged import layer_of, page_of, sequence_of
+from max._kernels.paged import check_batch, check_size, layer_of, page_of, sequence_of, unsigned
 
 
 @k.kernel
@@ -27,6 +27,10 @@ def kv_store(
     layer = layer_of(blocks, layer_index)
     batch = cache_lengths.shape[0]
     size = keys.shape[1]
+    check_batch(offsets, keys.shape[0], blocks, cache_lengths, lookup_table, width)
+    check_size("a key", size, blocks.shape[4] * blocks.shape[5])
+    check_size("a value", values.shape[1], size)
+    check_size("values", values.shape[0], keys.shape[0])
     for token in ctx.parallel(keys.shape[0]):
         sequence = sequence_of(offsets, batch, token)
         position = k.i64(cache_lengths[sequence]) + token - k.i64(offsets[sequence])
@@ -43,6 +47,7 @@ def _lower_kv_store(
     operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
 ) -> KernelCall:
     blocks = operands[3]
+    unsigned("mo.kv_store.ragged.paged", [operands[2], *operands[4:8]])
     args = (
         view("operand", 0, operands[0]),
         view("operand", 1, operands[1]),

@@ -46,6 +46,8 @@ FAMILIES: dict[str, str] = {
     "mo.sample.token": "sampling",
     "mo.penalties": "penalties",
     "mo.next_step.ragged.paged": "next_step",
+    "mo.check.counts": "checks",
+    "mo.check.offsets": "checks",
     "mo.gather": "gather",
     "mo.gather_nd": "gather",
     "mo.scatter": "scatter",

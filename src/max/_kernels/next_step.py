@@ -7,7 +7,11 @@ from typing import Any
 
 from max import kernel as k
 from max._kernels.lowering import KernelCall, Operand, view
+from max._kernels.paged import check_size, unsigned
 from max._kernels.sampling import splitmix64
+
+LONGEST = 2**32 - 1
+"""A length that cannot become one greater."""
 
 
 @k.kernel
@@ -33,9 +37,19 @@ def next_step(
     for _ in ctx.parallel(1):
         step = k.i64(steps[0])
         if step < 0 or step >= history.shape[0]:
-            raise IndexError("next_step: step {} of {}", step, history.shape[0])
+            raise IndexError("step {}; the history has {} rows", step, history.shape[0])
+        batch = tokens.shape[0]
+        check_size("next tokens", next_tokens.shape[0], batch)
+        check_size("first seeds", first_seeds.shape[0], batch)
+        check_size("ends", ends.shape[0], batch)
+        check_size("cache_lengths", cache_lengths.shape[0], batch)
+        check_size("seeds", seeds.shape[0], batch)
+        check_size("a row of the history", history.shape[1], batch)
+        for row in range(batch):
+            if cache_lengths[row] == LONGEST:
+                raise ValueError("cache_lengths[{}] is {}, expected less", row, cache_lengths[row])
         ended = k.i64(interrupted[0])
-        for row in range(tokens.shape[0]):
+        for row in range(batch):
             token = next_tokens[row]
             history[step, row] = token
             tokens[row] = token
@@ -55,6 +69,7 @@ def next_step(
 def _lower_next_step(
     operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
 ) -> KernelCall:
+    unsigned("mo.next_step.ragged.paged", operands[5:7])
     args = tuple(view("operand", i, operand, static=False) for i, operand in enumerate(operands))
     return KernelCall(next_step, args)
 

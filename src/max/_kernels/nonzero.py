@@ -36,7 +36,7 @@ def nonzero(out: k.Output, mask: k.Input, starts: k.InOut, ctx: k.Context) -> No
             total += here
         if total != out.shape[0]:
             raise ValueError(
-                "nonzero: {} elements are not 0, but the result has {} rows", total, out.shape[0]
+                "{} elements are not 0, but the result has {} rows", total, out.shape[0]
             )
     ctx.barrier()
     for chunk in ctx.parallel(chunks):

@@ -8,6 +8,7 @@ from typing import Any
 from max import kernel as k
 from max._kernels.gather import copy_row
 from max._kernels.lowering import KernelCall, Operand, view
+from max._kernels.paged import check_rising, check_size, unsigned
 
 
 @k.kernel
@@ -28,14 +29,28 @@ def penalties(
     """
     width = ctx.target.width(k.f32)
     vocabulary = logits.shape[1]
+    batch = logits.shape[0]
+    check_size("the result", out.shape[0], batch)
+    check_size("the result's rows", out.shape[1], vocabulary)
+    check_size("counts", counts.shape[0], tokens.shape[0])
+    check_size("offsets", offsets.shape[0], batch + 1)
+    check_size("frequency penalties", frequency.shape[0], batch)
+    check_size("presence penalties", presence.shape[0], batch)
+    check_size("repetition penalties", repetition.shape[0], batch)
+    if k.i64(offsets[batch]) > tokens.shape[0]:
+        raise ValueError(
+            "offsets[{}] is {}, expected {} or less, the number of tokens",
+            batch,
+            offsets[batch],
+            tokens.shape[0],
+        )
+    check_rising("offsets", offsets, width)
     for row in ctx.parallel(logits.shape[0]):
         copy_row(out[row], logits[row], width)
         for i in range(k.i64(offsets[row]), k.i64(offsets[row + 1])):
             token = k.i64(tokens[i])
             if token < 0 or token >= vocabulary:
-                raise IndexError(
-                    "penalties: token {} is out of range for {} logits", token, vocabulary
-                )
+                raise IndexError("token {} is out of range for {} logits", token, vocabulary)
             if counts[i] > 0:
                 logit = out[row, token]
                 logit = logit / repetition[row] if logit > 0 else logit * repetition[row]
@@ -45,6 +60,7 @@ def penalties(
 def _lower_penalties(
     operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
 ) -> KernelCall:
+    unsigned("mo.penalties", operands[3:4])
     args = (
         view("result", 0, results[0]),
         *(view("operand", i, operand, static=i == 0) for i, operand in enumerate(operands)),

@@ -110,7 +110,8 @@ def qmatmul_gptq(
     decoded = ctx.scratch(k.f32, (GPTQ_DEPTH, width))
     sums = ctx.scratch(k.f32, (ROWS, width))
     inner = x.shape[1]
-    tasks = (k.ceildiv(out.shape[0], ROWS), k.ceildiv(out.shape[1], width))
+    # groups are checked even where there are no rows or columns
+    tasks = (k.max(k.ceildiv(out.shape[0], ROWS), 1), k.max(k.ceildiv(out.shape[1], width), 1))
     for row_block, column_block in ctx.parallel(tasks):
         first = row_block * ROWS
         rows = k.min(out.shape[0] - first, ROWS)
@@ -133,7 +134,7 @@ def qmatmul_gptq(
                     if of != group:
                         if of < 0 or of >= scales.shape[0]:
                             raise IndexError(
-                                "qmatmul_gptq: g_idx has the group {}, there are {}",
+                                "g_idx has the group {}, there are {}",
                                 of,
                                 scales.shape[0],
                             )

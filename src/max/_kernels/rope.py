@@ -7,7 +7,7 @@ from typing import Any
 
 from max import kernel as k
 from max._kernels.lowering import KernelCall, Operand, view
-from max._kernels.paged import layer_of, page_of, sequence_of
+from max._kernels.paged import check_batch, check_size, layer_of, page_of, sequence_of, unsigned
 
 
 @k.inline
@@ -56,6 +56,9 @@ def rope(
     layer = layer_of(blocks, layer_index)
     batch = cache_lengths.shape[0]
     rotated = freqs_cis.shape[1]
+    check_batch(offsets, q.shape[0], blocks, cache_lengths, lookup_table, width)
+    check_size("the result", out.shape[0], q.shape[0])
+    check_size("a key", blocks.shape[5], q.shape[2])
     for token in ctx.parallel(q.shape[0]):
         sequence = sequence_of(offsets, batch, token)
         position = k.i64(cache_lengths[sequence]) + token - k.i64(offsets[sequence])
@@ -80,6 +83,7 @@ def _lower_rope(
     operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
 ) -> KernelCall:
     q, freqs_cis, blocks = operands[0], operands[2], operands[3]
+    unsigned("mo.rope.ragged.paged", [operands[1], *operands[4:8]])
     rotated, head_dim = freqs_cis.shape[1], q.shape[2]
     if (
         not isinstance(rotated, int)

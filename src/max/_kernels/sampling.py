@@ -16,6 +16,7 @@ from typing import Any
 
 from max import kernel as k
 from max._kernels.lowering import KernelCall, Operand, view
+from max._kernels.paged import check_size
 from max._kernels.selection import NEGATIVE_INFINITY, better, keep_best, sort_heap
 
 SMALL_K = 256
@@ -271,8 +272,26 @@ def sample_token(
     width = ctx.target.width(k.f32)
     values = ctx.scratch(k.f32, (SMALL_K,))
     places = ctx.scratch(k.i64, (SMALL_K,))
+    batch = logits.shape[0]
+    if logits.shape[1] == 0 and batch > 0:
+        raise ValueError("the logits have 0 columns, expected 1 or more")
+    check_size("the result", out.shape[0], batch)
+    check_size("temperature", temperature.shape[0], batch)
+    check_size("top_k", top_k.shape[0], batch)
+    check_size("top_p", top_p.shape[0], batch)
+    check_size("min_p", min_p.shape[0], batch)
+    check_size("seed", seed.shape[0], batch)
     for b in ctx.parallel(logits.shape[0], grain=1):
         row = logits[b]
+        # NaN is no number that fits
+        if not temperature[b] >= 0:
+            raise ValueError(
+                "the temperature of row {} is {}, expected 0 or more", b, temperature[b]
+            )
+        if not (top_p[b] >= 0 and top_p[b] <= 1):
+            raise ValueError("top_p of row {} is {}, expected 0 to 1", b, top_p[b])
+        if not (min_p[b] >= 0 and min_p[b] <= 1):
+            raise ValueError("min_p of row {} is {}, expected 0 to 1", b, min_p[b])
         peak, best = greatest(row, width)
         token = best
         count = k.i64(top_k[b])

@@ -52,6 +52,27 @@ def concat(out: k.Output, *inputs: k.Input, ctx: k.Context) -> None:
         column = column + x.shape[1]
 
 
+@k.inline
+def elements_between(first: Any, last: Any, by: Any) -> Any:
+    """How many elements a range has, as an unsigned integer: none is too many for it; raises where the step leads nowhere."""
+    if by == 0:
+        raise ValueError("the step is 0")
+    if first.dtype.is_float:
+        exact = k.ceil((k.f64(last) - k.f64(first)) / k.f64(by))
+        if not exact <= 2.0**62:
+            raise ValueError("from {} to {} in steps of {} is no range", first, last, by)
+        return k.u64(k.max(k.i64(exact), 0))
+    else:
+        # differences of 64 bits wrap to what they are without a sign
+        span = k.u64(last) - k.u64(first)
+        size = k.u64(by)
+        if by < 0:
+            span = k.u64(0) - span
+            size = k.u64(0) - size
+        ahead = last > first if by > 0 else last < first
+        return (span - k.u64(1)) // size + k.u64(1) if ahead else k.u64(0)
+
+
 @k.kernel
 def number_range(
     out: k.Output, start: k.Input, stop: k.Input, step: k.Input, ctx: k.Context
@@ -59,16 +80,9 @@ def number_range(
     """`out[i] = start + i * step`; raises where `out` is not as long as the range up to `stop`."""
     first = start[0]
     by = step[0]
-    if by == 0:
-        raise ValueError("range: the step is 0")
-    if out.dtype.is_float:
-        length = k.i64(k.ceil((k.f64(stop[0]) - k.f64(first)) / k.f64(by)))
-    else:
-        sign = 1 if by > 0 else -1
-        length = (k.i64(stop[0]) - k.i64(first) + k.i64(by) - sign) // k.i64(by)
-    length = k.max(length, 0)
-    if length != out.shape[0]:
-        raise ValueError("range: {} elements, but the result has {}", length, out.shape[0])
+    length = elements_between(first, stop[0], by)
+    if length != k.u64(out.shape[0]):
+        raise ValueError("{} elements, but the result has {}", length, out.shape[0])
     for i in ctx.parallel(out.shape[0]):
         if out.dtype.is_float:
             out[i] = (
@@ -94,28 +108,27 @@ def slice_bounds(
     """First index and step of `whole[start:stop:step]` along each axis, as in Python; raises where a size is not that of `part`."""
     for axis in k.static_range(whole.rank):
         size = whole.shape[axis]
-        stride = k.i64(step[axis])
-        if stride == 0:
-            raise ValueError("slice: the step along axis {} is 0", axis)
-        count = k.i64(0)
+        if step[axis] == 0:
+            raise ValueError("the step along axis {} is 0", axis)
+        # a longer one leads beyond the end just as well
+        stride = k.min(k.max(k.i64(step[axis]), -size - 1), size + 1)
+        way = k.i64(0)
         if stride > 0:
             begin[axis] = clamped(k.i64(start[axis]), size, 0, size)
-            count = (clamped(k.i64(stop[axis]), size, 0, size) - begin[axis] + stride - 1) // stride
+            way = clamped(k.i64(stop[axis]), size, 0, size) - begin[axis]
         else:
             begin[axis] = clamped(k.i64(start[axis]), size, -1, size - 1)
-            count = (
-                begin[axis] - clamped(k.i64(stop[axis]), size, -1, size - 1) - stride - 1
-            ) // -stride
+            way = begin[axis] - clamped(k.i64(stop[axis]), size, -1, size - 1)
         by[axis] = stride
-        count = k.max(count, 0)
+        count = (way - 1) // k.abs(stride) + 1 if way > 0 else k.i64(0)
         if count != part.shape[axis]:
             raise ValueError(
-                "slice: axis {} has {} elements from {} to {} by {}; the result has {}",
+                "axis {} has {} elements from {} to {} by {}; the result has {}",
                 axis,
                 count,
                 start[axis],
                 stop[axis],
-                stride,
+                step[axis],
                 part.shape[axis],
             )
 

@@ -331,18 +331,31 @@ class LinkedProgram:
         return Tensor._wrap(address, dtype, (count,)).to_numpy()  # pyright: ignore[reportPrivateUsage]
 
 
+MOST_ELEMENTS = 1 << 47
+"""No tensor has more: addresses have 47 bits."""
+
+
 def range_size(start: npt.NDArray[Any], stop: npt.NDArray[Any], step: npt.NDArray[Any]) -> int:
     """The number of elements of a range.
 
     Raises:
-        ValueError: The step is 0.
+        ValueError: The step is 0, the bounds are no numbers, or no memory holds the range.
     """
     first, last, by = start[0].item(), stop[0].item(), step[0].item()
     if by == 0:
         raise ValueError("range: the step is 0")
     if isinstance(first, float):
-        return max(math.ceil((last - first) / by), 0)
-    return len(range(first, last, by))
+        exact = (last - first) / by
+        if math.isnan(exact) or exact == math.inf:
+            raise ValueError(f"range: from {first} to {last} in steps of {by} is no range")
+        size = math.ceil(max(exact, 0))
+    else:
+        size = -((first - last) // by)
+    if size > MOST_ELEMENTS:
+        raise ValueError(
+            f"range: from {first} to {last} in steps of {by} has {size} elements; no memory holds them"
+        )
+    return max(size, 0)
 
 
 def slice_sizes(

@@ -490,7 +490,8 @@ def merge_ragged_tensors(
         The rows ``[a_rows + b_rows, …]``, and where each sequence begins in them.
 
     Raises:
-        ValueError: A shape does not fit.
+        ValueError: A shape does not fit. Offsets that do not begin at 0, rise, and end at the number of rows are
+            an error when the graph runs.
         TypeError: The dtypes differ.
     """
     op = "merge_ragged_tensors"
@@ -503,6 +504,8 @@ def merge_ragged_tensors(
             f"{op}: the offsets are {a_row_offsets!r} and {b_row_offsets!r}; expected vectors of "
             "one size"
         )
+    a_row_offsets = _checked_offsets(f"{op}: a_row_offsets", a_row_offsets, a)
+    b_row_offsets = _checked_offsets(f"{op}: b_row_offsets", b_row_offsets, b)
     a_bounds, b_bounds = (ops.cast(o, DType.int64) for o in (a_row_offsets, b_row_offsets))
     a_places = _shifted_rows(a.shape[0], a_bounds, b_bounds[:-1], a.device)
     b_places = _shifted_rows(b.shape[0], b_bounds, a_bounds[1:], a.device)
@@ -516,6 +519,17 @@ def merge_ragged_tensors(
         ops.reshape(places, [total, 1]),
     )
     return ops.gather(rows, order, axis=0), a_row_offsets + b_row_offsets
+
+
+def _checked_offsets(what: str, offsets: TensorValue, rows: TensorValue) -> TensorValue:
+    """Where each sequence begins in some rows, checked when the graph runs."""
+    return ops.custom(
+        "mo.check.offsets",
+        device=offsets.device,
+        values=[offsets, TensorValue(rows.shape[0])],
+        out_types=[offsets.type],
+        parameters={"what": what},
+    )[0].tensor
 
 
 def _shifted_rows(

@@ -185,7 +185,7 @@ def repeat_interleave(
 
     Raises:
         ValueError: `repeats` is not positive or of a wrong shape, the axis is out of range, or
-            `out_dim` is missing.
+            `out_dim` is missing. A tensor with a negative number is an error when the graph runs.
     """
     tensor = as_tensor(x)
     if axis is None:
@@ -206,6 +206,8 @@ def _sum_of_constant(repeats: TensorValue, size: Dim) -> Dim:
     if not isinstance(op, mlir.MoOp) or op.name != "mo.constant":
         raise ValueError("repeat_interleave: repeats is a tensor; say the size: out_dim")
     counts = op.attr("value")
+    if (counts < 0).any():
+        raise ValueError(f"repeat_interleave: repeats are {counts.tolist()}, expected 0 or more")
     return Dim(int(counts.sum())) if counts.size > 1 else size * int(counts.sum())
 
 
@@ -213,6 +215,7 @@ def _repeat_by_tensor(
     x: TensorValue, repeats: TensorValue, axis: int, out_dim: DimLike | None
 ) -> TensorValue:
     """Element i of the result is element j of `x` where i first lies below the sum of repeats[:j+1]."""
+    from max.graph.ops.custom import custom
     from max.graph.ops.gather import gather
     from max.graph.ops.range import range
     from max.graph.ops.reduction import cumsum, sum
@@ -225,6 +228,9 @@ def _repeat_by_tensor(
     if out_dim is None:
         out_dim = _sum_of_constant(repeats, size)
     counts = cast_to(repeats, DType.int64).to(x.device)
+    what = {"what": "repeat_interleave: repeats"}
+    checked = custom("mo.check.counts", x.device, [counts], [counts.type], what)
+    counts = checked[0].tensor
     if counts.shape[0] == 1 and size != 1:
         counts = broadcast_to(counts, [size])
     if counts.shape[0] != size:
