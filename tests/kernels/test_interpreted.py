@@ -118,6 +118,13 @@ CASES: dict[
         [(I64, (1,))],
         {},
     ),
+    "checked counts": ("mo.check.counts", [np.array([2, 0, 3])], [(I64, (3,))], {"what": "n"}),
+    "checked offsets": (
+        "mo.check.offsets",
+        [np.array([0, 2, 5], np.uint32), np.array(5)],
+        [(np.uint32, (3,))],
+        {"what": "n"},
+    ),
     "penalties": (
         "mo.penalties",
         [

@@ -297,7 +297,7 @@ def _next_step(
 ) -> None:
     step = int(steps[0])
     if not 0 <= step < len(history):
-        raise IndexError(f"step {step}; the history has {len(history)} rows")
+        raise IndexError(f"step {step} of {len(history)}, the rows of the history")
     if (cache_lengths == np.iinfo(cache_lengths.dtype).max).any():
         raise ValueError(f"cache_lengths are {cache_lengths}: one cannot become greater")
     history[step] = tokens[:] = next_tokens

@@ -37,7 +37,7 @@ def next_step(
     for _ in ctx.parallel(1):
         step = k.i64(steps[0])
         if step < 0 or step >= history.shape[0]:
-            raise IndexError("step {}; the history has {} rows", step, history.shape[0])
+            raise IndexError("step {} of {}, the rows of the history", step, history.shape[0])
         batch = tokens.shape[0]
         check_size("next tokens", next_tokens.shape[0], batch)
         check_size("first seeds", first_seeds.shape[0], batch)
