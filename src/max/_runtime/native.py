@@ -1,12 +1,15 @@
 """The native part of the pool and the executor, as LLVM IR: workers, barrier, walk over a program.
 
-All workers walk the same program (SPMD). Four functions are exported:
+All workers walk the same program (SPMD). These functions are exported:
 
 * ``max_run(pool, program, values) -> i64``: the caller, as worker 0, runs a program; 0, or the
-  error state;
+  error state; ``RUNNING`` where the pool is in a run already;
 * ``max_worker(pool, worker)``: the life of another worker: waits for runs until the pool stops;
 * ``max_barrier(ctx)``: the barrier that kernels call through their context;
-* ``max_stop(pool)``: lets the workers leave ``max_worker``.
+* ``max_stop(pool)``: lets the workers leave ``max_worker``;
+* ``max_nudge(pool)``: makes all workers of a run come to ``max_poll`` soon, those that sleep too;
+* ``max_poll(ctx) -> i64``: what workers with a set alert word call: looks whether the run is to be
+  interrupted, and on the calling thread lets Python handle signals; the error state.
 
 The layouts of the structs are the offsets below; docs/runtime.md explains the protocols.
 """
@@ -15,7 +18,13 @@ from __future__ import annotations
 
 from max._runtime import platform
 
-EXPORTS = ("max_run", "max_worker", "max_barrier", "max_stop")
+EXPORTS = ("max_run", "max_worker", "max_barrier", "max_stop", "max_nudge", "max_poll")
+PYTHON_FUNCTIONS = (
+    "PyGILState_Ensure",
+    "PyGILState_Release",
+    "PyErr_CheckSignals",
+    "PyErr_Fetch",
+)
 
 # the pool's struct: whatever is written while workers spin has two cache lines for itself, as processors
 # fetch lines in pairs (a barrier takes four times as long when its two words are neighbours)
@@ -38,11 +47,21 @@ RUN_SPINS = PROGRAM + 48  # i64: pauses before a worker sleeps in a run
 CONTEXTS = PROGRAM + 56  # ptr: one context a worker
 ERROR = 9 * LINE_PAIR  # the error record of the contract, 8 x i64
 PARKING = 10 * LINE_PAIR
-POOL_BYTES = PARKING + platform.PARKING_BYTES
+RUN = PARKING + platform.PARKING_BYTES  # i64: twice the runs begun, less 1 during a run
+INTERRUPT = RUN + 8  # i64: the run that is to end early
+CHECK = RUN + 16  # i64: the run whose caller is to look for signals
+CALLER = RUN + 24  # i64: the thread that began the last run
+RAISED = RUN + 32  # 3 ptr: type, value and traceback of what a signal handler raised
+POOL_BYTES = RUN + LINE_PAIR
 
-# a worker's context: fields 0 to 8 are the contract with the kernels, the rest is ours
+# states of the error record: what a kernel sets, and what ends an interrupted run
+FAILED, INTERRUPTED = 1, 2
+RUNNING = -1  # no state: a signal handler began a run inside of a run
+
+# a worker's context: fields 0 to 8, 10 and 11 are the contract with the kernels, the rest is ours
 CTX_WORKER, CTX_WORKERS, CTX_COUNTERS, CTX_BARRIER, CTX_POOL = 0, 8, 16, 24, 32
 CTX_ERROR, CTX_SCRATCH, CTX_SCRATCH_BYTES, CTX_LAUNCH, CTX_ARGS = 40, 48, 56, 64, 72
+CTX_ALERT, CTX_POLL = 80, 88
 CONTEXT_BYTES = 128
 
 # a program: header, then instructions of eight 64-bit fields
@@ -67,10 +86,110 @@ _TEXT = """
 {primitives}
 
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1 immarg)
+declare i32 @PyGILState_Ensure()
+declare void @PyGILState_Release(i32)
+declare i32 @PyErr_CheckSignals()
+declare void @PyErr_Fetch(ptr, ptr, ptr)
+
+; The error state, after a look at whether the run is to be interrupted and, on the calling thread, at signals.
+define i64 @max_poll(ptr %ctx) noinline cold {{
+entry:
+  %alert.p = getelementptr i8, ptr %ctx, i64 {CTX_ALERT}
+  store atomic i64 0, ptr %alert.p seq_cst, align 8
+  %pool.p = getelementptr i8, ptr %ctx, i64 {CTX_POOL}
+  %pool = load ptr, ptr %pool.p, align 8
+  %run.p = getelementptr i8, ptr %pool, i64 {RUN}
+  %run = load atomic i64, ptr %run.p seq_cst, align 8
+  %error.p = getelementptr i8, ptr %pool, i64 {ERROR}
+  %error = load atomic i64, ptr %error.p acquire, align 8
+  %sound = icmp eq i64 %error, 0
+  br i1 %sound, label %ask, label %done
+ask:
+  ; what was meant for an earlier run is none of this one's
+  %interrupt.p = getelementptr i8, ptr %pool, i64 {INTERRUPT}
+  %interrupt = load atomic i64, ptr %interrupt.p seq_cst, align 8
+  %wanted = icmp eq i64 %interrupt, %run
+  br i1 %wanted, label %stop, label %who
+who:
+  %worker = load i64, ptr %ctx, align 8
+  %caller = icmp eq i64 %worker, 0
+  %check.p = getelementptr i8, ptr %pool, i64 {CHECK}
+  %check = load atomic i64, ptr %check.p seq_cst, align 8
+  %mine = icmp eq i64 %check, %run
+  %looks = and i1 %caller, %mine
+  br i1 %looks, label %look, label %done
+look:
+  store atomic i64 0, ptr %check.p seq_cst, align 8
+  %gil = call i32 @PyGILState_Ensure()
+  %handled = call i32 @PyErr_CheckSignals()
+  %quiet = icmp eq i32 %handled, 0
+  br i1 %quiet, label %calm, label %fetch
+calm:
+  call void @PyGILState_Release(i32 %gil)
+  br label %done
+fetch:
+  %type.p = getelementptr i8, ptr %pool, i64 {RAISED}
+  %value.p = getelementptr i8, ptr %type.p, i64 8
+  %trace.p = getelementptr i8, ptr %type.p, i64 16
+  call void @PyErr_Fetch(ptr %type.p, ptr %value.p, ptr %trace.p)
+  call void @PyGILState_Release(i32 %gil)
+  br label %stop
+stop:
+  %pair = cmpxchg ptr %error.p, i64 0, i64 {INTERRUPTED} acq_rel monotonic, align 8
+  %generation.p = getelementptr i8, ptr %pool, i64 {GENERATION}
+  %sleepers.p = getelementptr i8, ptr %pool, i64 {GENERATION_SLEEPERS}
+  call void @max_advance(ptr %pool, ptr %generation.p, ptr %sleepers.p)
+  br label %done
+done:
+  %state = load atomic i64, ptr %error.p acquire, align 8
+  ret i64 %state
+}}
+
+; Sets the alert words of all workers, and wakes those of a run.
+define void @max_nudge(ptr %pool) noinline {{
+entry:
+  %contexts.p = getelementptr i8, ptr %pool, i64 {CONTEXTS}
+  %contexts = load ptr, ptr %contexts.p, align 8
+  %active.p = getelementptr i8, ptr %pool, i64 {ACTIVE}
+  %active = load i64, ptr %active.p, align 8
+  br label %each
+each:
+  %i = phi i64 [ 0, %entry ], [ %i.next, %each ]
+  %offset = mul i64 %i, {CONTEXT_BYTES}
+  %ctx = getelementptr i8, ptr %contexts, i64 %offset
+  %alert.p = getelementptr i8, ptr %ctx, i64 {CTX_ALERT}
+  store atomic i64 1, ptr %alert.p seq_cst, align 8
+  %i.next = add i64 %i, 1
+  %more = icmp ult i64 %i.next, %active
+  br i1 %more, label %each, label %wake
+wake:
+  %generation.p = getelementptr i8, ptr %pool, i64 {GENERATION}
+  call void @max_wake(ptr %pool, ptr %generation.p)
+  %finished.p = getelementptr i8, ptr %pool, i64 {FINISHED}
+  call void @max_wake(ptr %pool, ptr %finished.p)
+  ret void
+}}
+
+; Lets a worker that waits look up where its alert word is set; %ctx is null where there is nothing to look for.
+define internal void @max_heed(ptr %ctx) noinline {{
+entry:
+  %nobody = icmp eq ptr %ctx, null
+  br i1 %nobody, label %done, label %look
+look:
+  %alert.p = getelementptr i8, ptr %ctx, i64 {CTX_ALERT}
+  %alert = load atomic i64, ptr %alert.p monotonic, align 8
+  %quiet = icmp eq i64 %alert, 0
+  br i1 %quiet, label %done, label %poll
+poll:
+  %state = call i64 @max_poll(ptr %ctx)
+  br label %done
+done:
+  ret void
+}}
 
 ; Returns when the word has another value than %old: spins first, gives way to other threads, then
 ; sleeps.
-define internal void @max_wait(ptr %pool, ptr %word, i32 %old, ptr %sleepers, i64 %limit) noinline {{
+define internal void @max_wait(ptr %pool, ptr %word, i32 %old, ptr %sleepers, i64 %limit, ptr %ctx) noinline {{
 entry:
   %mask.p = getelementptr i8, ptr %pool, i64 {YIELD_MASK}
   %mask = load i64, ptr %mask.p, align 8
@@ -93,6 +212,7 @@ pause:
   br label %spin
 yield:
   call void @max_yield()
+  call void @max_heed(ptr %ctx)
   br label %spin
 sleep:
   %before = atomicrmw add ptr %sleepers, i32 1 seq_cst, align 4
@@ -103,6 +223,7 @@ check:
   br i1 %still, label %park, label %awake
 park:
   call void @max_park(ptr %pool, ptr %word, i32 %old)
+  call void @max_heed(ptr %ctx)
   br label %check
 awake:
   %after = atomicrmw sub ptr %sleepers, i32 1 seq_cst, align 4
@@ -158,7 +279,7 @@ open:
 wait:
   %spins.p = getelementptr i8, ptr %pool, i64 {RUN_SPINS}
   %spins = load i64, ptr %spins.p, align 8
-  call void @max_wait(ptr %pool, ptr %generation.p, i32 %generation, ptr %sleepers.p, i64 %spins)
+  call void @max_wait(ptr %pool, ptr %generation.p, i32 %generation, ptr %sleepers.p, i64 %spins, ptr %ctx)
   br label %done
 done:
   ret void
@@ -182,6 +303,7 @@ entry:
   store i64 %active, ptr %workers.p, align 8
   %counters.p = getelementptr i8, ptr %ctx, i64 {CTX_COUNTERS}
   %launch.p = getelementptr i8, ptr %ctx, i64 {CTX_LAUNCH}
+  %alert.p = getelementptr i8, ptr %ctx, i64 {CTX_ALERT}
   %args.p = getelementptr i8, ptr %ctx, i64 {CTX_ARGS}
   %args = load ptr, ptr %args.p, align 8
   %first = getelementptr i8, ptr %program, i64 {HEADER_BYTES}
@@ -197,6 +319,13 @@ entry:
 
 fetch:
   %ip = phi ptr [ %first, %entry ], [ %ip.next, %next ], [ %ip.target, %follow ]
+  %alert = load atomic i64, ptr %alert.p monotonic, align 8
+  %quiet = icmp eq i64 %alert, 0
+  br i1 %quiet, label %decode, label %alarm
+alarm:
+  %polled = call i64 @max_poll(ptr %ctx)
+  br label %decode
+decode:
   %opcode = load i64, ptr %ip, align 8
   switch i64 %opcode, label %leave [
     i64 {OP_LAUNCH}, label %launch
@@ -374,6 +503,20 @@ done:
 
 define i64 @max_run(ptr %pool, ptr %program, ptr %values) noinline {{
 entry:
+  %run.p = getelementptr i8, ptr %pool, i64 {RUN}
+  %idle = load atomic i64, ptr %run.p monotonic, align 8
+  %running = and i64 %idle, 1
+  %nested = icmp ne i64 %running, 0
+  br i1 %nested, label %refuse, label %begin
+refuse:
+  ret i64 {RUNNING}
+begin:
+  %run = add i64 %idle, 1
+  %ended = add i64 %idle, 2
+  %self = call i64 @max_self()
+  %caller.p = getelementptr i8, ptr %pool, i64 {CALLER}
+  store atomic i64 %self, ptr %caller.p monotonic, align 8
+  store atomic i64 %run, ptr %run.p release, align 8
   %program.p = getelementptr i8, ptr %pool, i64 {PROGRAM}
   store ptr %program, ptr %program.p, align 8
   %values.p = getelementptr i8, ptr %pool, i64 {VALUES}
@@ -407,10 +550,13 @@ many:
   call void @max_walk(ptr %pool, i64 0)
   %spins.p = getelementptr i8, ptr %pool, i64 {RUN_SPINS}
   %spins = load i64, ptr %spins.p, align 8
-  call void @max_wait(ptr %pool, ptr %finished.p, i32 %finished, ptr %finished.sleepers, i64 %spins)
+  %contexts.p = getelementptr i8, ptr %pool, i64 {CONTEXTS}
+  %mine = load ptr, ptr %contexts.p, align 8
+  call void @max_wait(ptr %pool, ptr %finished.p, i32 %finished, ptr %finished.sleepers, i64 %spins, ptr %mine)
   br label %done
 done:
   %error = load atomic i64, ptr %error.p acquire, align 8
+  store atomic i64 %ended, ptr %run.p release, align 8
   ret i64 %error
 }}
 
@@ -428,7 +574,7 @@ entry:
 idle:
   ; a fresh pool is at epoch 0: a thread that starts late still joins the first run
   %seen = phi i32 [ 0, %entry ], [ %epoch, %work ], [ %epoch, %report ]
-  call void @max_wait(ptr %pool, ptr %epoch.p, i32 %seen, ptr %epoch.sleepers, i64 %spins)
+  call void @max_wait(ptr %pool, ptr %epoch.p, i32 %seen, ptr %epoch.sleepers, i64 %spins, ptr null)
   %epoch = load atomic i32, ptr %epoch.p acquire, align 4
   %stop = load atomic i64, ptr %stop.p acquire, align 8
   %stopping = icmp ne i64 %stop, 0
@@ -462,7 +608,7 @@ def native_ir(primitives: platform.Primitives, triple: str) -> str:
     """The LLVM IR of the native part.
 
     Args:
-        primitives: Pause, yield, park, wake and clock of the platform.
+        primitives: Pause, yield, park, wake, clock and thread of the platform.
         triple: The target, for the reader's sake only.
     """
     offsets = {

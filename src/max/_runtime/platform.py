@@ -234,7 +234,8 @@ class Primitives:
 
     ``ir`` defines ``@max_pause()``, ``@max_yield()``, ``@max_park(ptr pool, ptr word, i32 old)``
     (sleep while the word has that value; may return early), ``@max_wake(ptr pool, ptr word)`` (wake
-    all sleepers on the word) and ``i64 @max_clock()`` (monotonic, in ``1 / clock_hz`` seconds).
+    all sleepers on the word), ``i64 @max_clock()`` (monotonic, in ``1 / clock_hz`` seconds) and
+    ``i64 @max_self()`` (the calling thread, as ``threading.get_ident`` has it).
     ``symbols`` has the addresses of the functions that it declares.
     """
 
@@ -260,11 +261,12 @@ _PAUSE = {
 
 # by way of parking: libraries (None: the process itself) and what is called in them
 _FUNCTIONS: dict[str, dict[str | None, tuple[str, ...]]] = {
-    "futex": {None: ("sched_yield", "clock_gettime", "syscall")},
+    "futex": {None: ("sched_yield", "clock_gettime", "pthread_self", "syscall")},
     "pthread": {
         None: (
             "sched_yield",
             "clock_gettime",
+            "pthread_self",
             "pthread_mutex_lock",
             "pthread_mutex_unlock",
             "pthread_cond_wait",
@@ -273,7 +275,7 @@ _FUNCTIONS: dict[str, dict[str | None, tuple[str, ...]]] = {
     },
     "address": {
         "api-ms-win-core-synch-l1-2-0.dll": ("WaitOnAddress", "WakeByAddressAll"),
-        "kernel32.dll": ("SwitchToThread", "QueryPerformanceCounter"),
+        "kernel32.dll": ("SwitchToThread", "QueryPerformanceCounter", "GetCurrentThreadId"),
     },
 }
 
@@ -289,14 +291,12 @@ entry:
   %mutex = getelementptr i8, ptr %area, i64 {mutex}
   %condition = getelementptr i8, ptr %area, i64 {condition}
   %locked = call i32 @pthread_mutex_lock(ptr %mutex)
-  br label %check
-check:
   %now = load atomic i32, ptr %word seq_cst, align 4
   %same = icmp eq i32 %now, %old
   br i1 %same, label %wait, label %leave
 wait:
   %waited = call i32 @pthread_cond_wait(ptr %condition, ptr %mutex)
-  br label %check
+  br label %leave
 leave:
   %unlocked = call i32 @pthread_mutex_unlock(ptr %mutex)
   ret void
@@ -348,6 +348,12 @@ define internal void @max_wake(ptr %pool, ptr %word) noinline {
 _POSIX_CLOCK = """
 declare i32 @sched_yield()
 declare i32 @clock_gettime(i32, ptr)
+declare i64 @pthread_self()
+
+define internal i64 @max_self() noinline {{
+  %self = call i64 @pthread_self()
+  ret i64 %self
+}}
 
 define internal void @max_yield() noinline {{
   %result = call i32 @sched_yield()
@@ -369,6 +375,13 @@ define internal i64 @max_clock() noinline {{
 _WINDOWS_CLOCK = """
 declare i32 @SwitchToThread()
 declare i32 @QueryPerformanceCounter(ptr)
+declare i32 @GetCurrentThreadId()
+
+define internal i64 @max_self() noinline {
+  %id = call i32 @GetCurrentThreadId()
+  %self = zext i32 %id to i64
+  ret i64 %self
+}
 
 define internal void @max_yield() noinline {
   %result = call i32 @SwitchToThread()

@@ -14,11 +14,12 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
-from max._runtime import jit, native, platform
+from max._runtime import interrupts, jit, native, platform
 from max._runtime.cache import content_key
 
 logger = logging.getLogger("max.runtime")
@@ -32,6 +33,13 @@ _JOIN_SECONDS = 5.0
 _RUN = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 _WORKER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
 _STOP = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_RESTORE = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(
+    ("PyErr_Restore", ctypes.pythonapi)
+)
+_NESTED = (
+    "a signal handler cannot run a model while the thread that it interrupts is running one; "
+    "note what came, and run it later"
+)
 
 
 class _Functions:
@@ -42,12 +50,21 @@ class _Functions:
         primitives = platform.primitives(native.PARKING, parking)
         text = native.native_ir(primitives, machine.triple)
         unit = jit.Unit(f"pool-{content_key(text)}", native.EXPORTS, lambda: text, optimize=False)
-        addresses = jit.jit_for(machine).load([unit], primitives.symbols)[unit.key]
+        symbols = primitives.symbols | _python_functions()
+        addresses = jit.jit_for(machine).load([unit], symbols)[unit.key]
         self.run = _RUN(addresses["max_run"])
         self.worker = _WORKER(addresses["max_worker"])
         self.stop = _STOP(addresses["max_stop"])
+        self.nudge = _STOP(addresses["max_nudge"])
         self.barrier = addresses["max_barrier"]
+        self.poll = addresses["max_poll"]
         self.clock_hz = primitives.clock_hz
+
+
+def _python_functions() -> dict[str, int]:
+    """Addresses of what the native part calls in Python."""
+    found = {name: getattr(ctypes.pythonapi, name) for name in native.PYTHON_FUNCTIONS}
+    return {name: ctypes.cast(f, ctypes.c_void_p).value or 0 for name, f in found.items()}
 
 
 _functions: dict[str, _Functions] = {}
@@ -74,15 +91,18 @@ class Pool:
         self._native = _functions[self.parking]
         self._scratch_bytes = 0
         self._num_slots = 0
-        self._lock = threading.Lock()
+        # a signal handler that begins a run inside of a run is told so; it must not wait for itself
+        self._lock = threading.RLock()
+        self._buffers_lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._closed = False
         self._finalizer: weakref.finalize[..., Any] | None = None
         self._new_memory()
         _pools.add(self)
+        interrupts.pools.add(self)
 
     @property
-    def lock(self) -> threading.Lock:
+    def lock(self) -> AbstractContextManager[object]:
         """Held while a program runs: one at a time."""
         return self._lock
 
@@ -100,9 +120,12 @@ class Pool:
         """
         with self._lock:
             if scratch_bytes > self._scratch_bytes or num_slots > self._num_slots:
+                if self.run_number() % 2:
+                    raise RuntimeError(_NESTED)
                 self._scratch_bytes = max(self._scratch_bytes, scratch_bytes)
                 self._num_slots = max(self._num_slots, num_slots)
-                self._place_buffers()
+                with self._buffers_lock:
+                    self._place_buffers()
 
     def run(self, program: int, values: int) -> int:
         """Runs a program with all workers; the caller is worker 0.
@@ -114,14 +137,57 @@ class Pool:
         Returns:
             0, or the state of the error record; call it with :attr:`lock` held, which guards the
             record too.
+
+        Raises:
+            RuntimeError: A signal handler calls it inside of a run.
         """
         if len(self._threads) != self.num_threads - 1:
             self._start()
-        return self._native.run(self._address, program, values)
+        if not interrupts.awake:
+            interrupts.wake()
+        state = self._native.run(self._address, program, values)
+        if state == native.RUNNING:
+            raise RuntimeError(_NESTED)
+        return state
 
     def error_record(self) -> np.ndarray:
         """A copy of the error record of the last run: eight ``int64``."""
         return self._words(native.ERROR, 8).copy()
+
+    def raise_interruption(self) -> None:
+        """Raises what ended the last run early: what a signal handler raised, or the error for an event."""
+        raised = self._words(native.RAISED, 3)
+        type_, value, trace = (int(word) for word in raised)
+        raised[:] = 0
+        if type_:
+            # Python takes the references back, and raises
+            _RESTORE(type_, value or None, trace or None)
+        raise interrupts.ExecutionInterrupted("the execution was interrupted: its event was set")
+
+    def run_number(self) -> int:
+        """Twice the runs begun, less 1 during a run."""
+        return int(self._words(native.RUN, 1)[0])
+
+    def caller(self) -> int:
+        """The thread that began the last run, as `threading.get_ident` has it."""
+        return int(self._words(native.CALLER, 1).view(np.uint64)[0])
+
+    def nudge(self, run: int, check_signals: bool, interrupt: bool) -> None:
+        """Makes the workers of a run look up.
+
+        Args:
+            run: Its number; another one is not disturbed.
+            check_signals: Whether the caller is to let Python handle signals.
+            interrupt: Whether it is to end.
+        """
+        if not check_signals and not interrupt and not self._words(native.ERROR, 1)[0]:
+            return
+        with self._buffers_lock:
+            if check_signals:
+                self._words(native.CHECK, 1)[0] = run
+            if interrupt:
+                self._words(native.INTERRUPT, 1)[0] = run
+            self._native.nudge(self._address)
 
     def close(self) -> None:
         """Lets the workers go; later runs are done by the calling thread alone."""
@@ -139,6 +205,10 @@ class Pool:
     # Native memory -----------------------------------------------------------------------------
 
     def _new_memory(self) -> None:
+        with self._buffers_lock:
+            self._make_memory()
+
+    def _make_memory(self) -> None:
         self._memory = memory = platform.allocate(native.POOL_BYTES, native.LINE_PAIR)
         memory[:] = 0
         self._address = memory.ctypes.data
@@ -179,6 +249,7 @@ class Pool:
             row[native.CTX_ERROR // 8] = self._address + native.ERROR
             row[native.CTX_SCRATCH // 8] = self._scratch.ctypes.data + worker * scratch_stride
             row[native.CTX_SCRATCH_BYTES // 8] = self._scratch_bytes
+            row[native.CTX_POLL // 8] = self._native.poll
             row[native.CTX_ARGS // 8] = self._args.ctypes.data + worker * stride
         self._words(native.CONTEXTS, 1)[0] = self._contexts.ctypes.data
 
@@ -213,7 +284,8 @@ class Pool:
 
     def _reset_after_fork(self) -> None:
         # the threads stayed in the parent; its native memory and lock may be in the middle of a run
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._buffers_lock = threading.Lock()
         self._threads = []
         self._closed = False
         self._new_memory()

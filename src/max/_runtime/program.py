@@ -279,7 +279,11 @@ class Executor:
         """Runs with the values at an address, the pool's lock held; gives the error record if there is an error."""
         failed = self.pool.run(self._address, values)
         self.runs += 1
-        return self.pool.error_record() if failed else None
+        if not failed:
+            return None
+        if failed == native.INTERRUPTED:
+            self.pool.raise_interruption()
+        return self.pool.error_record()
 
     def set_profiling(self, on: bool) -> None:
         """Begins or ends keeping the time of each launch; what was kept stays."""

@@ -18,6 +18,7 @@
 """
 
 from max._earlier import earlier_names
+from max._runtime.interrupts import ExecutionInterrupted, interrupt_on
 from max.engine._model import Model, MojoValue, TensorSpec
 from max.engine._session import (
     AssertLevel,
@@ -31,6 +32,7 @@ from max.engine._session import (
 __all__ = [
     "AssertLevel",
     "CustomExtensionsType",
+    "ExecutionInterrupted",
     "GPUProfilingMode",
     "InferenceSession",
     "LogLevel",
@@ -38,6 +40,7 @@ __all__ = [
     "MojoValue",
     "SplitKReductionPrecision",
     "TensorSpec",
+    "interrupt_on",
 ]
 
 __getattr__ = earlier_names(__name__)

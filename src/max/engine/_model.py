@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from max._compiler.emit import Compiled
 from max._runtime import platform
+from max._runtime.interrupts import check_interrupt
 from max.driver import CPU, Device, Tensor
 from max.dtype import DType
 from max.engine._binding import InputBinder
@@ -342,6 +343,7 @@ class Model:
         parts = (linked.main, *linked.later)
         segment = 0
         while segment < len(parts):
+            check_interrupt()
             part = parts[segment]
             instance = part.instance(tuple([sizes.get(name, 0) for name in self._compiled.symbols]))
             arenas[segment] = platform.allocate(max(instance.arena_bytes, 1))

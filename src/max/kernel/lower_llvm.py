@@ -50,6 +50,8 @@ class _Lowering(OpLowering):
         self.ir = ir
         self.slots: dict[int, str] = {}
         self.labels = 0
+        self.loops = 0
+        self.polls = False
         self.block = "entry"
         self._statements: dict[type[Any], Callable[[Any], None]] = {
             Let: self.let,
@@ -92,6 +94,7 @@ class _Lowering(OpLowering):
             "}",
             *(f"declare {signature}" for signature in sorted(self.declarations)),
             self._attributes(),
+            *(['!0 = !{!"branch_weights", i32 1048576, i32 1}'] if self.polls else []),
         ]
         return "\n".join(lines) + "\n"
 
@@ -161,7 +164,14 @@ class _Lowering(OpLowering):
         self.jump(body)
         self.start(body)
         self.out(f"{var} = phi i64 [ {start}, %{enter} ], [ {var}.next, %{latch} ]")
-        if self.body(s.body):
+        self.loops += 1
+        falls = self.body(s.body)
+        self.loops -= 1
+        if falls:
+            # counted loops end; those that may take long look up
+            inner = _depth(s.body)
+            if inner > 1 or (inner == 1 and self.loops == 0):
+                self._poll()
             self.jump(latch)
         self.start(latch)
         self.out(f"{var}.next = add nsw i64 {var}, {s.step}")
@@ -176,7 +186,11 @@ class _Lowering(OpLowering):
         if self.body(s.head):
             self.out(f"br i1 {self.atom(s.cond)}, label %{body}, label %{exit}")
         self.start(body)
-        if self.body(s.body):
+        self.loops += 1
+        falls = self.body(s.body)
+        self.loops -= 1
+        if falls:
+            self._poll()
             self.jump(head)
         self.start(exit)
 
@@ -244,6 +258,7 @@ class _Lowering(OpLowering):
         self.out(f"{begin} = phi i64 [ 0, %{first} ], [ {from_}, %{fetch} ]")
         self.out(f"{end} = phi i64 [ {total}, %{first} ], [ {to}, %{fetch} ]")
         if self.body(s.body):
+            self._poll()
             self.jump(latch)
         self.start(latch)
         self.out(f"br i1 {single}, label %{done}, label %{fetch}")
@@ -285,12 +300,33 @@ class _Lowering(OpLowering):
         self.out(f"call void {barrier}(ptr %ctx)")
         record = self.context(5, "ptr")
         state = self.temp(f"load atomic i64, ptr {record} acquire, align 8")
+        on = self.label("on")
+        self._leave_if_raised(state, on)
+        self.start(on)
+
+    def _leave_if_raised(self, state: str, on: str) -> None:
         raised = self.temp(f"icmp ne i64 {state}, 0")
-        stop, on = self.label("failed"), self.label("on")
+        stop = self.label("failed")
         self.out(f"br i1 {raised}, label %{stop}, label %{on}")
         self.start(stop)
         self.tiles.leave()
         self.out("ret void")
+
+    def _poll(self) -> None:
+        """Looks up where the worker's alert word is set: leaves when the run has failed or was interrupted.
+
+        The load is volatile and not atomic, as an atomic one would keep LLVM from moving others across it.
+        """
+        self.polls = True
+        pointer = self.temp("getelementptr inbounds i64, ptr %ctx, i64 10")
+        alert = self.temp(f"load volatile i64, ptr {pointer}, align 8")
+        quiet = self.temp(f"icmp eq i64 {alert}, 0")
+        alarm, on = self.label("alarm"), self.label("on")
+        self.out(f"br i1 {quiet}, label %{on}, label %{alarm}, !prof !0")
+        self.start(alarm)
+        poll = self.context(11, "ptr")
+        state = self.temp(f"call i64 {poll}(ptr %ctx)")
+        self._leave_if_raised(state, on)
         self.start(on)
 
     def _raise(self, s: Raise) -> None:
@@ -340,6 +376,23 @@ def _allocs(body: Iterable[Stmt]) -> Iterable[Alloc]:
             yield from _allocs(s.body)  # type: ignore[union-attr]
         elif kind in (For, Parallel, Block):
             yield from _allocs(s.body)  # type: ignore[union-attr]
+
+
+def _depth(body: Iterable[Stmt]) -> int:
+    """How many run-time loops stand in each other."""
+    deepest = 0
+    for s in body:
+        kind = s.__class__
+        if kind is If:
+            found = max(_depth(s.then), _depth(s.orelse))  # type: ignore[union-attr]
+        elif kind is For or kind is While or kind is Parallel:
+            found = 1 + _depth(s.body)  # type: ignore[union-attr]
+        elif kind is Block:
+            found = _depth(s.body)  # type: ignore[union-attr]
+        else:
+            continue
+        deepest = max(deepest, found)
+    return deepest
 
 
 def _alignment(s: Alloc) -> int:
