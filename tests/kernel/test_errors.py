@@ -285,3 +285,9 @@ def test_dump(caplog):
     with flags.override(MAX_DUMP="kernels"), caplog.at_level(logging.INFO, "max.dump"):
         k.specialize(gather, [F32_1, F32_1, k.TensorSpec(k.i64, (None,))])
     assert "kernel gather" in caplog.text and "parallel" in caplog.text
+
+
+def test_brief_stands_in_a_loop():
+    text = "def f(out: k.Output[k.i64, 1], n: k.i64):\n    k.brief()\n    out[0] = n\n"
+    with pytest.raises(k.KernelError, match="stands in a loop"):
+        k.specialize(k.from_source(text, "f", {"k": k}), [k.TensorSpec(k.i64, (None,)), k.i64])

@@ -21,6 +21,7 @@ def sift_down(values: Any, indices: Any, size: Any, value: Any, index: Any) -> N
     hole = k.i64(0)
     moving = True
     while moving:
+        k.brief()
         child = 2 * hole + 1
         moving = child < size
         if moving:
@@ -47,6 +48,7 @@ def sift_up(values: Any, indices: Any, last: Any, value: Any, index: Any) -> Non
     hole = k.i64(last)
     moving = hole > 0
     while moving:
+        k.brief()
         parent = (hole - 1) // 2
         moving = better(values[parent], k.i64(indices[parent]), value, index)
         if moving:
@@ -103,6 +105,7 @@ def keep_best(
         if row.dtype.kind != "b" and row.strides[0] == 1:
             worst = values[0]
             while at + width <= size and not k.any(~(row.load(at, width=width) <= worst)):
+                k.brief()
                 at += width
             end = k.min(at + width, size)
         for j in range(at, end):

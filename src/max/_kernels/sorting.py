@@ -56,6 +56,7 @@ def merged_from_first(
     low = k.max(count - b_size, 0)
     high = k.min(count, a_size)
     while low < high:
+        k.brief()
         middle = (low + high) // 2
         if before(values[b + count - middle - 1], values[a + middle], ascending):
             high = middle
@@ -76,6 +77,7 @@ def sort_run(
             hole = k.i64(i)
             moving = before(value, values[hole - 1], ascending)
             while moving:
+                k.brief()
                 values[hole] = values[hole - 1]
                 indices[hole] = indices[hole - 1]
                 hole -= 1

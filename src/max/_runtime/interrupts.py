@@ -13,7 +13,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -52,7 +52,7 @@ class Interruptible(Protocol):
 
 pools: weakref.WeakSet[Interruptible] = weakref.WeakSet()
 awake = False
-"""Whether the thread looks; begins a run: wakes it where it does not."""
+"""Whether the thread looks; a run that begins wakes it where it does not."""
 _events: dict[int, list[threading.Event]] = {}
 _lock = threading.Lock()
 _wanted = threading.Event()
@@ -60,7 +60,7 @@ _thread: threading.Thread | None = None
 
 
 @contextmanager
-def interrupt_on(event: threading.Event) -> Iterator[None]:
+def interrupt_on(event: threading.Event) -> Generator[None]:
     """Lets an event end the executions that this thread makes in a ``with`` block.
 
     An execution that is going on when another thread sets the event ends within a tenth of a second, and raises

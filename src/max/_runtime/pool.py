@@ -162,6 +162,10 @@ class Pool:
         if type_:
             # Python takes the references back, and raises
             _RESTORE(type_, value or None, trace or None)
+        if kept := int(self.error_record()[3]):
+            error: Any = ctypes.cast(kept, ctypes.py_object).value
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(error))
+            raise error
         raise interrupts.ExecutionInterrupted("the execution was interrupted: its event was set")
 
     def run_number(self) -> int:

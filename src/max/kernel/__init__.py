@@ -62,8 +62,9 @@ abs, all, any, max, min, pow, print, round = (
     lang.print,
     lang.round,
 )
-assume, static_assert, static_range, unroll = (
+assume, brief, static_assert, static_range, unroll = (
     lang.assume,
+    lang.brief,
     lang.static_assert,
     lang.static_range,
     lang.unroll,

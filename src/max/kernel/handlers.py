@@ -575,6 +575,13 @@ def emit_assume(fe: Expressions, cond: Any) -> None:
         fe.b.effect("assume", (cond,))
 
 
+@_emits(lang.brief)
+def emit_brief(fe: Any) -> None:
+    if not fe.loop_depth:
+        fe.fail("k.brief() stands in a loop, of which it says that it is over soon")
+    fe.b.effect("brief", ())
+
+
 @_emits(lang.static_assert)
 def emit_static_assert(
     fe: Expressions, cond: Any, message: str = "the condition does not hold"

@@ -23,7 +23,10 @@ from max.kernel.types import ScalarType, TensorSpec, scalar_type
 
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 _BARRIER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_POLL = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
 _WORKER, _WORKERS, _COUNTERS, _BARRIER_FN, _RECORD, _SCRATCH, _LAUNCH = 0, 1, 2, 3, 5, 6, 8
+_ALERT, _POLL_FN = 10, 11
+_INTERRUPTED = 2  # a state of the error record
 _lock = threading.Lock()
 _entries: list[Any] = []  # native code has their addresses: they stay
 
@@ -48,14 +51,16 @@ class _NativeContext(RunContext):
 
     def __init__(self, ctx: int, target: Target) -> None:
         self.pointer = ctx
-        self.fields = _words(ctx, 9)
+        self.fields = _words(ctx, 12)
         self.target = target
         self.worker, self.num_workers = int(self.fields[_WORKER]), int(self.fields[_WORKERS])
-        self.record = _words(int(self.fields[_RECORD]), 3)
+        self.record = _words(int(self.fields[_RECORD]), 4)
         self.phase_numbers = itertools.count()
         self.scratch_offset = 0
 
     def _next_chunk(self, phase: int) -> int:
+        if self.fields[_ALERT] and _POLL(int(self.fields[_POLL_FN]))(self.pointer):
+            raise _Left
         counter = _words(int(self.fields[_COUNTERS]) + 64 * phase, 1)
         with _lock:
             number = int(counter[0])
@@ -133,6 +138,8 @@ class _Runner:
             return
         except Exception as error:  # whatever it is, it reaches the caller through the error record
             self._report(context, formatted(error))
+        except BaseException as error:  # Ctrl-C: it cannot pass through native code
+            self._interrupt(context, error)
         finally:
             lang.pop_target()
 
@@ -144,6 +151,14 @@ class _Runner:
                 context.record[1] = context.fields[_LAUNCH]
                 context.record[2] = len(self.ir.messages) - 1
                 context.record[0] = 1
+
+    def _interrupt(self, context: _NativeContext, error: BaseException) -> None:
+        with _lock:
+            if context.record[0] == 0:
+                # the reference is for the caller, who raises it again
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(error))
+                context.record[3] = id(error)
+                context.record[0] = _INTERRUPTED
 
     def _views(self, args: int) -> list[Any]:
         words = _words(args, max(len(self.ir.slots), 1))

@@ -277,6 +277,13 @@ def assume(cond: Any) -> None:
         raise AssertionError("k.assume: the condition does not hold")
 
 
+def brief() -> None:
+    """Says that the loop around it is over soon: its turns are not interrupted.
+
+    Other ``while`` loops look each turn whether the execution is to end (Ctrl-C, an event).
+    """
+
+
 def static_assert(cond: Any, message: str = "") -> None:
     """Stops the compilation where a condition known at compile time does not hold."""
     if not cond:

@@ -155,29 +155,61 @@ class _Lowering(OpLowering):
     # ***** control flow *****
     def _for(self, s: For) -> None:
         start, stop = self.atom(s.start), self.atom(s.stop)
-        var = f"%v{s.var.id}"
-        enter, body, latch, exit = (self.label(k) for k in ("enter", "body", "latch", "exit"))
         compare = "slt" if s.step > 0 else "sgt"
+        enter, exit = self.label("enter"), self.label("exit")
         run = self.temp(f"icmp {compare} i64 {start}, {stop}")
         self.out(f"br i1 {run}, label %{enter}, label %{exit}")
         self.start(enter)
+        inner = _depth(s.body)
+        turns = _turns(s)
+        if inner or (turns <= _PART if turns is not None else self.loops > _OUTER):
+            # counted loops end: only those that may take long look up
+            polls = inner > 1 or (inner == 1 and self.loops < _OUTER)
+            self._count(s, enter, start, stop, exit, polls)
+        else:
+            self._count_in_parts(s, start, stop, exit)
+        self.start(exit)
+
+    def _count(self, s: For, before: str, start: str, stop: str, exit: str, polls: bool) -> None:
+        """The turns from `start` to `stop`, of which there is one at least; goes on at `exit`."""
+        var = f"%v{s.var.id}"
+        compare = "slt" if s.step > 0 else "sgt"
+        body, latch = self.label("body"), self.label("latch")
         self.jump(body)
         self.start(body)
-        self.out(f"{var} = phi i64 [ {start}, %{enter} ], [ {var}.next, %{latch} ]")
+        self.out(f"{var} = phi i64 [ {start}, %{before} ], [ {var}.next, %{latch} ]")
         self.loops += 1
         falls = self.body(s.body)
         self.loops -= 1
         if falls:
-            # counted loops end; those that may take long look up
-            inner = _depth(s.body)
-            if inner > 1 or (inner == 1 and self.loops == 0):
+            if polls:
                 self._poll()
             self.jump(latch)
         self.start(latch)
         self.out(f"{var}.next = add nsw i64 {var}, {s.step}")
         again = self.temp(f"icmp {compare} i64 {var}.next, {stop}")
         self.out(f"br i1 {again}, label %{body}, label %{exit}")
-        self.start(exit)
+
+    def _count_in_parts(self, s: For, start: str, stop: str, exit: str) -> None:
+        """A loop of many short turns looks up between parts of them."""
+        enter, compare = self.block, "slt" if s.step > 0 else "sgt"
+        part, rest = self.label("part"), self.label("rest")
+        more = f"%v{s.var.id}.next"
+        self.jump(part)
+        self.start(part)
+        base = f"%v{s.var.id}.part"
+        self.out(f"{base} = phi i64 [ {start}, %{enter} ], [ {more}, %{rest}.on ]")
+        far = self.temp(f"add nsw i64 {base}, {_PART * s.step}")
+        inside = self.temp(f"icmp {compare} i64 {far}, {stop}")
+        end = self.temp(f"select i1 {inside}, i64 {far}, i64 {stop}")
+        self._count(s, part, base, end, rest, False)
+        self.start(rest)
+        self._poll()
+        again = self.temp(f"icmp {compare} i64 {more}, {stop}")
+        # one block of a known name comes back, however the poll is made
+        self.out(f"br i1 {again}, label %{rest}.on, label %{exit}")
+        self.start(f"{rest}.on")
+        self.jump(part)
 
     def _while(self, s: While) -> None:
         head, body, exit = (self.label(k) for k in ("head", "body", "exit"))
@@ -190,7 +222,8 @@ class _Lowering(OpLowering):
         falls = self.body(s.body)
         self.loops -= 1
         if falls:
-            self._poll()
+            if not _brief(s.body):
+                self._poll()
             self.jump(head)
         self.start(exit)
 
@@ -376,6 +409,27 @@ def _allocs(body: Iterable[Stmt]) -> Iterable[Alloc]:
             yield from _allocs(s.body)  # type: ignore[union-attr]
         elif kind in (For, Parallel, Block):
             yield from _allocs(s.body)  # type: ignore[union-attr]
+
+
+_OUTER = 2
+"""Loops in fewer others look up where those within them are done soon; in at most so many, where they may be long themselves."""
+_PART = 1 << 16
+"""Turns without a loop in them, between two looks."""
+
+
+def _brief(body: Iterable[Stmt]) -> bool:
+    """Whether a loop says that it is over soon."""
+    return any(
+        (isinstance(s, Effect) and s.op == "brief") or (isinstance(s, Block) and _brief(s.body))
+        for s in body
+    )
+
+
+def _turns(s: For) -> int | None:
+    """How many turns a loop takes at most, where that is known."""
+    if isinstance(s.start, Ref) or isinstance(s.stop, Ref):
+        return None
+    return -(-abs(s.stop.value - s.start.value) // abs(s.step))
 
 
 def _depth(body: Iterable[Stmt]) -> int:

@@ -751,6 +751,8 @@ class OpLowering:
         elif s.op == "assume":
             self.declarations.add("void @llvm.assume(i1)")
             self.out(f"call void @llvm.assume(i1 {self.atom(s.args[0])})")
+        elif s.op == "brief":
+            pass
         elif s.op == "print":
             self._print(s)
         elif s.op.startswith("tile_"):

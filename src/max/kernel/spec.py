@@ -208,7 +208,7 @@ OPS: dict[str, tuple[int | None, Rule]] = {
     "ctx": (0, _no_args),
 }
 _EFFECTS = {
-    *("prefetch", "assume", "print", "scatter"),
+    *("prefetch", "assume", "brief", "print", "scatter"),
     *(f"tile_{name}" for name in ("configure", "release", "zero", "load", "store", "dot")),
 }
 
