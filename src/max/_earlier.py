@@ -30,12 +30,14 @@ MODULES: dict[str, tuple[str, ...]] = {
     "max.graph.dtype_promotion": ("max.graph.ops.promotion", "max.graph"),
     "max.graph.weights.load": ("max.graph.weights",),
     "max.graph.weights.weights": ("max.graph.weights",),
+    "max.kv_cache": ("max.pipelines.kv_cache.manager",),
     "max.nn.layer.layer": ("max.nn.layer",),
     "max.nn.layer.layer_list": ("max.nn.layer",),
     "max.nn.legacy": ("max.nn",),
     "max.nn.norm.group_norm": ("max.nn.norm",),
     "max.nn.norm.layer_norm": ("max.nn.norm",),
     "max.nn.norm.rms_norm": ("max.nn.norm",),
+    "max.torch.torch": ("max.torch",),
     "max.pipelines.architectures.llama3_legacy": ("max.pipelines.architectures.llama3",),
     "max.pipelines.context": ("max.pipelines.core", "max.interfaces"),
     "max.pipelines.interfaces": ("max.interfaces", LIB + "interfaces"),
@@ -63,6 +65,10 @@ NAMES: dict[str, dict[str, str]] = {
         "LinearV2": "max.nn.Linear",
         "MLPV2": "max.nn.MLP",
         "RMSNormV2": "max.nn.RMSNorm",
+    },
+    "max.nn.kv_cache": {
+        name: "max.pipelines.kv_cache.manager"
+        for name in ("PagedKVCacheManager", "estimate_kv_cache_size", "load_kv_manager")
     },
     "max.nn.layer": {"LayerV2": "max.nn.layer.Module"},
     "max.nn.linear": {"LinearV2": "max.nn.linear.Linear", "MLPV2": "max.nn.linear.MLP"},

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 
+import torch
 from max.driver import CPU, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession
@@ -93,6 +93,13 @@ def test_errors_list_every_name(session: InferenceSession) -> None:
         assert part in str(caught.value)
     with pytest.raises(TypeError, match="weight 'w'"):
         session.load(linear(), weights_registry={"w": "no array", "b": B})
+
+
+def test_what_the_graph_does_not_take_is_not_read(session: InferenceSession) -> None:
+    registry = {"w": W, "b": B, "tied": W, "step": 3}
+    model = session.load(linear(), weights_registry=registry)
+    x = np.ones((1, 3), np.float32)
+    assert_close(model.execute(x)[0].to_numpy(), x @ W.T + B)
 
 
 def test_equal_layers_compile_one_layer(

@@ -123,8 +123,9 @@ def test_devices() -> None:
     assert DeviceKind.from_string("gpu") is DeviceKind.GPU and str(DeviceKind.CPU) == "cpu"
     with pytest.raises(ValueError, match="'tpu' is not a kind of device; expected cpu, gpu"):
         DeviceRef("tpu")
-    with pytest.raises(ValueError, match="the id is -1"):
-        DeviceRef.CPU(-1)
+    assert DeviceRef.CPU(-1) == DeviceRef("cpu", -1) == DeviceRef.CPU()
+    with pytest.raises(ValueError, match="the id is -2"):
+        DeviceRef.CPU(-2)
 
 
 @pytest.mark.parametrize(

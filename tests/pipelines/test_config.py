@@ -207,3 +207,14 @@ def test_a_length_that_nobody_asked_for_fits_the_memory(fake, monkeypatch, caplo
         assert config(fake, max_batch_size=7).max_length == 384
     assert "max_length is 384 (--max-length sets it)" in caplog.text
     assert config(fake, max_length=512).max_length == 512, "who asks is told when it does not fit"
+
+
+def test_the_device_is_named_where_nobody_did() -> None:
+    from max.driver import DeviceSpec
+    from max.pipelines.lib import MAXModelConfig
+
+    config = MAXModelConfig()
+    assert config.device_specs == []
+    config.resolve_devices()
+    assert config.device_specs == [DeviceSpec.cpu()]
+    assert [device.label for device in config.devices] == ["cpu"]

@@ -73,19 +73,18 @@ def bind_weights(
     Args:
         model: The model's name, for messages.
         declared: The weights that the graph has.
-        registry: Values by name: NumPy arrays, torch tensors, `Tensor`, or other DLPack arrays.
-        strict: Whether a name that the graph does not have is an error.
+        registry: Values by name: NumPy arrays, torch tensors, `Tensor`, or other DLPack arrays. A
+            checkpoint may hold more than the graph takes; the rest is not read.
+        strict: Whether an error also names what the graph does not take, as a wrong name is there twice.
 
     Raises:
-        ValueError: Weights are missing, unknown, or have a wrong shape or dtype; the message lists all of them.
+        ValueError: Weights are missing, or have a wrong shape or dtype; the message lists all of them.
         TypeError: A value is no array.
     """
     registry = {} if registry is None else registry
     problems: list[str] = []
     if missing := [name for name in declared if name not in registry]:
         problems.append(f"{len(missing)} missing: {_names(missing)}")
-    if strict and (unknown := [name for name in registry if name not in declared]):
-        problems.append(f"{len(unknown)} that the graph does not have: {_names(unknown)}")
     tensors: dict[str, Tensor] = {}
     for name, info in declared.items():
         if name not in registry:
@@ -99,6 +98,8 @@ def bind_weights(
             continue
         tensors[name] = tensor if tensor.is_contiguous else tensor.contiguous()
     if problems:
+        if strict and (unknown := [name for name in registry if name not in declared]):
+            problems.append(f"{len(unknown)} that the graph does not have: {_names(unknown)}")
         raise ValueError(
             f"{model}: the weights_registry does not fit the graph: " + "; ".join(problems)
         )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import cast
 
 from max import mlir
 
@@ -18,18 +20,19 @@ class KernelLibrary:
     when the graph is loaded, not before; here they are only read.
 
     Args:
-        context: Not used: MLIR contexts are implicit. For compatibility.
+        context: Not used: MLIR contexts are implicit. Without `paths` these are the files and folders.
         paths: The files and folders.
 
     Raises:
-        FileNotFoundError: A path does not exist.
-        ValueError: A path is neither a ``.py`` file nor a folder.
+        FileNotFoundError: A path does not exist (also a ValueError).
+        ValueError: A path is neither a ``.py`` file nor a folder, or has kernels in Mojo.
     """
 
-    def __init__(self, context: object = None, paths: Iterable[Path] = []) -> None:
+    def __init__(self, context: object = None, paths: Iterable[Path] | None = None) -> None:
         self._paths: list[Path] = []
         self._symbols: dict[str, Path] = {}
-        self.load_paths(context, paths)
+        if context is not None or paths is not None:
+            self.load_paths(context, paths)
 
     def add_path(self, path: Path) -> None:
         """Adds a file or folder.
@@ -43,12 +46,17 @@ class KernelLibrary:
         """
         path = Path(path)
         if not path.exists():
-            raise FileNotFoundError(f"KernelLibrary: {path} does not exist")
+            raise MissingLibraryError(
+                f"KernelLibrary: {path} does not exist; expected a .py file with ops registered by "
+                "max.kernel.register, or a folder of such files"
+            )
         if path.is_file() and path.suffix != ".py":
             raise ValueError(
                 f"KernelLibrary: {path} is not a library of custom ops; expected a .py file with "
-                "ops registered by max.kernel.register, or a folder of such files"
+                f"ops registered by max.kernel.register, or a folder of such files{_mojo([path])}"
             )
+        if path.is_dir() and not any(path.glob("**/*.py")) and (said := _mojo(path.glob("**/*"))):
+            raise ValueError(f"KernelLibrary: the folder {path} has no .py file{said}")
         if path in self._paths:
             return
         self._paths.append(path)
@@ -60,22 +68,29 @@ class KernelLibrary:
         """The files and folders that were added."""
         return list(self._paths)
 
+    def symbols(self) -> list[str]:
+        """The names of the ops that the files register."""
+        return sorted(self._symbols)
+
     def file_of(self, symbol: str) -> Path | None:
         """The file that registers an op; None where none does."""
         return self._symbols.get(symbol)
 
-    def load_paths(self, context: object, custom_extensions: Iterable[Path]) -> None:
+    def load_paths(self, context: object, custom_extensions: Iterable[Path] | None = None) -> None:
         """Adds files and folders.
 
         Args:
-            context: Not used.
+            context: Not used; alone it is `custom_extensions`.
             custom_extensions: The files and folders.
 
         Raises:
             FileNotFoundError: A path does not exist.
             ValueError: A path is neither a ``.py`` file nor a folder.
         """
-        for path in custom_extensions:
+        paths: object = context if custom_extensions is None else custom_extensions
+        if isinstance(paths, (str, os.PathLike)) or not isinstance(paths, Iterable):
+            raise TypeError(f"KernelLibrary: got {paths!r}, expected a list of files and folders")
+        for path in cast("Iterable[Path]", paths):
             self.add_path(path)
 
     def verify_custom_op(self, custom_op: mlir.MoOp) -> None:
@@ -93,6 +108,24 @@ class KernelLibrary:
         if symbol not in self._symbols:
             known = ", ".join(sorted(self._symbols)) or "none"
             raise ValueError(f"custom: no library registers {symbol!r}; registered: {known}")
+
+
+class MissingLibraryError(FileNotFoundError, ValueError):
+    """A path of custom ops does not exist."""
+
+
+MOJO = {".mojo", ".mojopkg", ".🔥"}
+
+
+def _mojo(files: Iterable[Path]) -> str:
+    """What to do about kernels in Mojo; empty where there are none."""
+    found = sorted(file.name for file in files if file.suffix in MOJO)
+    if not found:
+        return ""
+    return (
+        f"; {found[0]} is a kernel in Mojo, which is not compiled here: write it in the kernel language, "
+        "a Python function under @max.kernel.register(name), and graphs that use it stay as they are"
+    )
 
 
 def _registered(source: Path) -> Iterator[str]:

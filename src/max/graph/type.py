@@ -97,7 +97,7 @@ class DeviceRef:
 
     Args:
         device_type: The kind of the device.
-        id: Its number among those of its kind.
+        id: Its number among those of its kind; -1, as in ``DeviceSpec.cpu()``, for the first.
     """
 
     __slots__ = ("device_type", "id")
@@ -106,10 +106,10 @@ class DeviceRef:
     id: int
 
     def __init__(self, device_type: DeviceKind | str, id: int = 0) -> None:
-        if id < 0:
+        if id < -1:
             raise ValueError(f"DeviceRef: the id is {id}, expected 0 or more")
         self.device_type = DeviceKind.from_string(device_type)
-        self.id = id
+        self.id = max(id, 0)
 
     @staticmethod
     def CPU(id: int = 0) -> DeviceRef:

@@ -128,6 +128,29 @@ def check_call(
         raise failure.kind([failure.diagnostic]) from None
 
 
+def tensor_roles(fn: Kernel) -> list[str]:
+    """What a kernel does with each of its tensors, in their order: input, output or inout.
+
+    Args:
+        fn: the kernel.
+
+    Raises:
+        KernelError: a parameter has no annotation, or one that is none of a kernel's.
+    """
+    bound = _Parameters(Frontend(host_target(), False), fn, [], {})
+    bound.fe.frame = Frame(fn.source, {}, 0)
+    try:
+        annotations = [bound.annotation(p) for p in _positional(fn)]
+    except Failure as failure:
+        raise failure.kind([failure.diagnostic]) from None
+    return [annotation.kind for annotation in annotations if isinstance(annotation, Access)]
+
+
+def _positional(fn: Kernel) -> list[ast.arg]:
+    a = fn.source.node.args
+    return [*a.posonlyargs, *a.args]
+
+
 _SHOWN = {"input": "Input", "output": "Output", "inout": "InOut"}
 
 
@@ -154,12 +177,12 @@ class _Parameters:
             self._fail(a.kwarg, "a kernel has no **parameters")
         try:
             for p in (*a.posonlyargs, *a.args):
-                annotation = self._annotation(p)
+                annotation = self.annotation(p)
                 env[p.arg] = (
                     ContextValue() if annotation is Context else self._argument(p, annotation)
                 )
             if a.vararg is not None:
-                annotation, items = self._annotation(a.vararg), []
+                annotation, items = self.annotation(a.vararg), []
                 while self.position < len(self.args):
                     items.append(
                         self._argument(a.vararg, annotation, f"{a.vararg.arg}[{len(items)}]")
@@ -189,7 +212,8 @@ class _Parameters:
 
     refuse = _fail
 
-    def _annotation(self, p: ast.arg) -> Any:
+    def annotation(self, p: ast.arg) -> Any:
+        """What a parameter is: an `Access`, an element type, or `Context`."""
         if p.annotation is None:
             self._fail(
                 p,
@@ -288,4 +312,4 @@ def _freeze(body: Iterable[Stmt]) -> tuple[Stmt, ...]:
     return tuple(out)
 
 
-__all__ = ["KernelError", "Suppressed", "check_call", "specialize"]
+__all__ = ["KernelError", "Suppressed", "check_call", "specialize", "tensor_roles"]

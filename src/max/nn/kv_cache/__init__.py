@@ -1,5 +1,6 @@
 """Caches of keys and values: their parameters, their tensors, their values in graphs."""
 
+from max._earlier import earlier_names
 from max.nn.kv_cache.cache_params import KVCacheParams, KVCacheStrategy
 from max.nn.kv_cache.cache_values import PagedCacheValues, paged_cache_types
 from max.nn.kv_cache.manager import KVCacheInputs, KVCacheInputsSequence, RaggedKVCacheInputs
@@ -13,3 +14,5 @@ __all__ = [
     "RaggedKVCacheInputs",
     "paged_cache_types",
 ]
+
+__getattr__ = earlier_names(__name__)

@@ -16,7 +16,7 @@ from max.interfaces import TextGenerationContext
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.manager import RaggedKVCacheInputs
 from max.pipelines.kv_cache.context_pages import ContextPages
-from max.pipelines.kv_cache.memory import page_bytes
+from max.pipelines.kv_cache.memory import cache_bytes, page_bytes, pages_for_memory
 from max.pipelines.kv_cache.page_manager import PageManager
 
 logger = logging.getLogger("max.pipelines")
@@ -164,3 +164,74 @@ class PagedKVCacheManager(ContextPages):
     def _place(self, array: Any) -> Tensor:
         tensor = Tensor.from_numpy(array)
         return tensor if self.device == CPU() else tensor.to(self.device)
+
+
+def load_kv_manager(
+    params: KVCacheParams,
+    max_batch_size: int | None,
+    max_seq_len: int,
+    num_layers: int,
+    devices: Sequence[Device],
+    session: InferenceSession,
+    available_cache_memory: int | None = None,
+    page_size: int | None = None,
+) -> PagedKVCacheManager:
+    """Makes a manager with as many pages as a full batch needs, or as memory allows.
+
+    Args:
+        params: The cache's shape.
+        max_batch_size: Requests at once; 1 where nobody says.
+        max_seq_len: The longest sequence.
+        num_layers: The number of layers.
+        devices: Where the model runs; one device.
+        session: The model's session.
+        available_cache_memory: Bytes for the cache; None: no bound.
+        page_size: Tokens a page, as `params` has it.
+
+    Raises:
+        ValueError: `page_size` is not that of `params`, or not even one sequence of full length fits.
+    """
+    if page_size not in (None, params.page_size):
+        raise ValueError(
+            f"load_kv_manager: page_size is {page_size}, and the cache's shape has {params.page_size}"
+        )
+    batch = max_batch_size or 1
+    return PagedKVCacheManager(
+        params,
+        num_layers=num_layers,
+        num_pages=pages_for_memory(
+            params,
+            num_layers,
+            max_batch_size=batch,
+            max_seq_len=max_seq_len,
+            available_bytes=available_cache_memory,
+        ),
+        max_batch_size=batch,
+        max_seq_len=max_seq_len,
+        devices=devices,
+        session=session,
+    )
+
+
+def estimate_kv_cache_size(
+    params: KVCacheParams,
+    max_batch_size: int | None,
+    max_seq_len: int,
+    num_layers: int,
+    available_cache_memory: int,
+    devices: Sequence[Device],
+) -> int:
+    """The bytes that a cache will take: a full batch's, or what is available.
+
+    Args:
+        params: The cache's shape.
+        max_batch_size: Requests at once; 1 where nobody says.
+        max_seq_len: The longest sequence.
+        num_layers: The number of layers.
+        available_cache_memory: Bytes for the cache.
+        devices: Where the model runs; not read.
+    """
+    wanted = cache_bytes(
+        params, num_layers, max_batch_size=max_batch_size or 1, max_seq_len=max_seq_len
+    )
+    return min(available_cache_memory, wanted)

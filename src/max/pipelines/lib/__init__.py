@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from max.pipelines.lib.model_config import (
         KVCacheConfig,
         MAXModelConfig,
+        MAXModelConfigBase,
         ProfilingConfig,
         SamplingConfig,
     )
@@ -68,6 +69,7 @@ _WHERE = {
     "upper_bounded_default": _LIB + "interfaces",
     "KVCacheConfig": _LIB + "model_config",
     "MAXModelConfig": _LIB + "model_config",
+    "MAXModelConfigBase": _LIB + "model_config",
     "ProfilingConfig": _LIB + "model_config",
     "SamplingConfig": _LIB + "model_config",
     "TextGenerationPipeline": _LIB + "pipeline_variants.text_generation",
@@ -89,6 +91,7 @@ __all__ = [
     "KVCacheConfig",
     "KVCacheMixin",
     "MAXModelConfig",
+    "MAXModelConfigBase",
     "ModelInputs",
     "ModelOutputs",
     "PIPELINE_REGISTRY",

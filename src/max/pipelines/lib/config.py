@@ -257,6 +257,7 @@ class PipelineConfig(StrictConfig):
         # a missing model is told before anything is imported for it
         _ = self.model_config.huggingface_config
         architecture = PIPELINE_REGISTRY.architecture_of(self)
+        self.model_config.resolve_devices()
         self._resolve_encoding(architecture)
         self._resolve_arguments(architecture)
         shorten = self.max_length is None

@@ -42,8 +42,8 @@ from max.interfaces import (
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.manager import KVCacheInputs
 from max.nn.transformer.transformer import ReturnLogits
-from max.pipelines.kv_cache.manager import PagedKVCacheManager
-from max.pipelines.kv_cache.memory import cache_bytes, pages_for_memory
+from max.pipelines.kv_cache.manager import PagedKVCacheManager, load_kv_manager
+from max.pipelines.kv_cache.memory import cache_bytes
 from max.pipelines.lib.config_enums import SupportedEncoding
 from max.pipelines.lib.sampling.inputs import SamplingInputs
 
@@ -350,22 +350,14 @@ class KVCacheMixin(Protocol):
             model.kv_cache_config,
             model.encoding.cache_dtype,
         )
-        layers = self.get_num_layers(model.huggingface_config)
-        batch = model.pipeline_config.max_batch_size or 1
-        return PagedKVCacheManager(
+        return load_kv_manager(
             params,
-            num_layers=layers,
-            num_pages=pages_for_memory(
-                params,
-                layers,
-                max_batch_size=batch,
-                max_seq_len=model.max_seq_len,
-                available_bytes=available_cache_memory,
-            ),
-            max_batch_size=batch,
-            max_seq_len=model.max_seq_len,
-            devices=model.devices,
-            session=session,
+            model.pipeline_config.max_batch_size,
+            model.max_seq_len,
+            self.get_num_layers(model.huggingface_config),
+            model.devices,
+            session,
+            available_cache_memory,
         )
 
     @classmethod

@@ -170,6 +170,11 @@ class ProfilingConfig(StrictConfig):
     )
 
 
+@dataclass
+class MAXModelConfigBase:
+    """Base of what an architecture takes out of config.json: a dataclass without fields of its own."""
+
+
 @dataclass(kw_only=True)
 class MAXModelConfig(StrictConfig):
     """The model: its files, how it is computed with, and where."""
@@ -279,6 +284,13 @@ class MAXModelConfig(StrictConfig):
         encoding = self.quantization_encoding
         return None if encoding is None else encoding.quantization_encoding
 
+    def resolve_devices(self) -> None:
+        """Names the device in ``device_specs`` where nobody did: the CPU."""
+        from max.driver import DeviceSpec
+
+        if not self.device_specs:
+            self.device_specs = [DeviceSpec.cpu()]
+
     @cached_property
     def devices(self) -> list[Device]:
         """Where the model runs.
@@ -286,10 +298,9 @@ class MAXModelConfig(StrictConfig):
         Raises:
             ConfigError: A device is not there.
         """
-        from max.driver import CPU, load_devices
+        from max.driver import load_devices
 
-        if not self.device_specs:
-            return [CPU()]
+        self.resolve_devices()
         try:
             return list(load_devices(self.device_specs))
         except (ValueError, RuntimeError, NotImplementedError) as error:

@@ -102,13 +102,17 @@ class PipelineRegistry:
         """Registers the architectures of modules of the user's.
 
         Args:
-            modules: ``module``, or ``folder:module``. Each has a list ``ARCHITECTURES``.
+            modules: ``module``, ``folder:module``, or the path of a package's folder. Each has a list
+                ``ARCHITECTURES``.
 
         Raises:
             ConfigError: A module cannot be imported, or has no such list.
         """
         for entry in modules:
             folder, _, name = entry.rpartition(":")
+            if not folder and Path(entry).expanduser().is_dir():
+                package = Path(entry).expanduser().resolve()
+                folder, name = str(package.parent), package.name
             if folder and (path := str(Path(folder).expanduser().resolve())) not in sys.path:
                 sys.path.insert(0, path)
             try:

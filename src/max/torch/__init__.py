@@ -1,0 +1,37 @@
+"""Graphs and custom ops as operations of PyTorch.
+
+::
+
+    import torch
+    from max.graph import ops
+    from max.torch import graph_op
+
+    @graph_op
+    def scaled(x, y):
+        return ops.softmax(x) * y
+
+    x, y = torch.rand(3, 4), torch.rand(3, 4)
+    out = torch.empty_like(x)
+    scaled(out, x, y)                # results come first, and are written
+
+Needs torch: ``pip install 'supremum[torch]'``.
+"""
+
+from __future__ import annotations
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:
+    raise ImportError(f"max.torch needs torch: {error}") from error
+
+from max.torch._convert import max_device_ref, max_dtype_to_torch, torch_dtype_to_max
+from max.torch._library import CustomOpLibrary
+from max.torch._operation import graph_op
+
+__all__ = [
+    "CustomOpLibrary",
+    "graph_op",
+    "max_device_ref",
+    "max_dtype_to_torch",
+    "torch_dtype_to_max",
+]

@@ -1,0 +1,255 @@
+"""Operations of torch whose kernels are compiled graphs."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Any, overload
+from weakref import WeakValueDictionary
+
+import torch
+from max.driver import CPU, Tensor
+from max.engine import InferenceSession, Model
+from max.graph import Graph, KernelLibrary, TensorType, Value
+from max.torch._convert import type_of, view_of
+
+Forward = Callable[..., "Iterable[Value[Any]] | Value[Any] | None"]
+Form = tuple[Any, ...]
+
+
+@cache
+def session() -> InferenceSession:
+    """The session of all operations."""
+    return InferenceSession(devices=[CPU()])
+
+
+def library_of(kernels: Path | KernelLibrary | None) -> KernelLibrary | None:
+    """The library that a user names by a path or hands over."""
+    if kernels is None or isinstance(kernels, KernelLibrary):
+        return kernels
+    return KernelLibrary(paths=[Path(kernels)])
+
+
+class Compiled:
+    """Loaded graphs, one for each form of the arguments: dtypes, and shapes where they are not symbols.
+
+    Args:
+        name: The operation's name, for messages.
+        roles: What is done with each argument: the first ones are ``output``, the others ``input`` or ``inout``.
+        build: Makes the graph for given arguments, results included.
+        by_shape: Whether the graph depends on the arguments' shapes.
+    """
+
+    def __init__(
+        self, name: str, roles: Sequence[str], build: Callable[..., Graph], by_shape: bool = True
+    ) -> None:
+        self.name, self.roles, self.build, self.by_shape = name, roles, build, by_shape
+        self.outputs = roles.count("output")
+        self.models: dict[Form, Model] = {}
+        self.lock = threading.Lock()
+
+    def model_for(self, tensors: Sequence[torch.Tensor]) -> Model:
+        """The graph for the form of the arguments, compiled when it is first needed."""
+        form = tuple(
+            (t.dtype, t.device, tuple(t.shape) if self.by_shape else t.dim()) for t in tensors
+        )
+        with self.lock:
+            if form not in self.models:
+                self.models[form] = session().load(self.build(*tensors))
+            return self.models[form]
+
+    def __call__(self, *tensors: torch.Tensor) -> None:
+        """Runs the graph and writes its results into the first arguments.
+
+        Raises:
+            ValueError: A result has another shape or dtype than the argument that is to take it, or an argument
+                that is changed in place is not contiguous.
+        """
+        outputs = tensors[: self.outputs]
+        results = self.model_for(tensors).execute(*map(self._operand, self._read(tensors)))
+        if len(results) != len(outputs):
+            raise ValueError(
+                f"{self.name}: the graph has {len(results)} results, and {len(outputs)} are expected; "
+                "num_outputs or output_types says how many"
+            )
+        for index, (out, result) in enumerate(zip(outputs, results, strict=True)):
+            value = torch.from_dlpack(result)
+            if value.shape != out.shape or value.dtype != out.dtype:
+                raise ValueError(
+                    f"{self.name}: result {index} is {value.dtype} {list(value.shape)}, and the tensor "
+                    f"that is to take it is {out.dtype} {list(out.shape)}"
+                )
+            out.detach().copy_(value)
+
+    def _read(self, tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, str]]:
+        return list(zip(tensors, self.roles, strict=True))[self.outputs :]
+
+    def _operand(self, argument: tuple[torch.Tensor, str]) -> Tensor:
+        tensor, role = argument
+        if role == "inout" and not tensor.is_contiguous():
+            raise ValueError(
+                f"{self.name}: a tensor of shape {list(tensor.shape)} is changed in place, and is not "
+                "contiguous; give a contiguous one and copy it back"
+            )
+        return view_of(tensor.contiguous())
+
+
+# torch keeps what is registered for ever, so one operation serves all graphs of a name and a form; the last
+# argument says which of them, and they go when nobody has them any more
+_running: WeakValueDictionary[int, Compiled] = WeakValueDictionary()
+_numbers = count()
+
+
+@cache
+def _registered(name: str, roles: tuple[str, ...]) -> Callable[..., None]:
+    """The operation of torch of a name, whose tensors are read or written."""
+
+    def run(*arguments: Any) -> None:
+        *tensors, number = arguments
+        _running[number](*tensors)
+
+    terms = [
+        f"Tensor x{i}" if role == "input" else f"Tensor(a{i}!) x{i}" for i, role in enumerate(roles)
+    ]
+    mutated = [f"x{i}" for i, role in enumerate(roles) if role != "input"]
+    schema = f"({', '.join([*terms, 'int graph'])}) -> ()"
+    short = "".join({"output": "o", "inout": "m"}.get(role, "i") for role in roles)
+    operation = torch.library.custom_op(
+        f"max::{name}_{short}", run, mutates_args=mutated, schema=schema
+    )
+    operation.register_fake(lambda *arguments: None)
+    return operation
+
+
+class Operation:
+    """An operation of torch: called with tensors, eagerly or within `torch.compile`.
+
+    Args:
+        run: What it does with plain tensors.
+    """
+
+    def __init__(self, run: Compiled) -> None:
+        self.name = run.name
+        self._run = run  # as long as this lives
+        self._number = next(_numbers)
+        _running[self._number] = run
+        name = "".join(c if c.isascii() and c.isalnum() else "_" for c in run.name)
+        self._operation = _registered(name, tuple(run.roles))
+
+    def __repr__(self) -> str:
+        return f"<operation {self.name}>"
+
+    def __call__(self, *tensors: torch.Tensor) -> None:
+        """Runs it: the first tensors are written.
+
+        Args:
+            tensors: The tensors for the results, then the operands.
+
+        Raises:
+            ValueError: A result has another shape or dtype than the tensor that is to take it, or a tensor is not
+                on the CPU.
+        """
+        self._operation(*tensors, self._number)
+
+
+@overload
+def graph_op(
+    fn: Forward,
+    name: str | None = None,
+    kernel_library: Path | KernelLibrary | None = None,
+    input_types: Sequence[TensorType] | None = None,
+    output_types: Sequence[TensorType] | None = None,
+    num_outputs: int | None = None,
+) -> Operation: ...
+
+
+@overload
+def graph_op(
+    fn: None = None,
+    name: str | None = None,
+    kernel_library: Path | KernelLibrary | None = None,
+    input_types: Sequence[TensorType] | None = None,
+    output_types: Sequence[TensorType] | None = None,
+    num_outputs: int | None = None,
+) -> Callable[[Forward], Operation]: ...
+
+
+def graph_op(
+    fn: Forward | None = None,
+    name: str | None = None,
+    kernel_library: Path | KernelLibrary | None = None,
+    input_types: Sequence[TensorType] | None = None,
+    output_types: Sequence[TensorType] | None = None,
+    num_outputs: int | None = None,
+) -> Operation | Callable[[Forward], Operation]:
+    """Makes an operation of torch out of a function that stages a graph.
+
+    The operation takes the tensors for the results first, and writes them. It is compiled for each form
+    of its arguments; sizes that vary are symbols in `input_types`. `torch.compile` takes it as it is. It
+    has no gradient: give it detached tensors, in a `torch.autograd.Function`.
+
+    Args:
+        fn: Stages the graph out of its inputs, and returns its results. Without it, a decorator.
+        name: The operation's name; the function's by default.
+        kernel_library: Custom ops that the graph uses.
+        input_types: The types of the graph's inputs; those of the arguments by default.
+        output_types: The types of the results, checked against what the function returns.
+        num_outputs: How many results there are; 1 by default.
+
+    Returns:
+        The operation.
+
+    Raises:
+        TypeError: The function takes arguments that are not positional.
+        ValueError: `output_types` and `num_outputs` do not go together. When the operation is called: a result has
+            another shape or dtype than the tensor that is to take it, or a tensor is not on the CPU.
+    """
+    if fn is None:
+        return lambda fn: graph_op(fn, name, kernel_library, input_types, output_types, num_outputs)
+    base = name or getattr(fn, "__name__", type(fn).__name__)
+    if output_types is not None and num_outputs not in (None, len(output_types)):
+        raise ValueError(
+            f"graph_op {base}: num_outputs is {num_outputs}, and {len(output_types)} output_types are given"
+        )
+    outputs = len(output_types) if output_types is not None else num_outputs or 1
+    library = library_of(kernel_library)
+
+    def build(*tensors: torch.Tensor) -> Graph:
+        types = input_types
+        if types is None:
+            types = [type_of(tensor) for tensor in tensors[outputs:]]
+        graph = Graph(base, fn, input_types=types, kernel_library=library)
+        if output_types is not None and list(graph.output_types) != list(output_types):
+            raise ValueError(
+                f"graph_op {base}: the function returns {graph.output_types}, and output_types is "
+                f"{list(output_types)}"
+            )
+        return graph
+
+    roles = ["output"] * outputs + ["input"] * _count(base, fn, input_types)
+    return Operation(Compiled(base, roles, build, by_shape=input_types is None))
+
+
+def _count(base: str, fn: Forward, input_types: Sequence[TensorType] | None) -> int:
+    """The number of a function's inputs."""
+    count = 0
+    for parameter in inspect.signature(fn).parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL and input_types is not None:
+            count = max(count, len(input_types))
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            count += 1
+        else:
+            raise TypeError(
+                f"graph_op {base}: {parameter} is no positional argument; each argument of the function is "
+                "a tensor of the operation"
+            )
+    if input_types is not None and count != len(input_types):
+        raise TypeError(
+            f"graph_op {base}: the function takes {count} arguments, and {len(input_types)} "
+            "input_types are given"
+        )
+    return count

@@ -1,0 +1,65 @@
+"""Libraries of custom ops: how they are given, and what cannot be one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from max.dtype import DType
+from max.graph import DeviceRef, Graph, KernelLibrary, TensorType
+
+KERNEL = """
+from max import kernel as k
+
+@k.register("library_twice")
+def twice(out: k.Output[k.f32, 1], x: k.Input[k.f32, 1], ctx: k.Context):
+    for i in ctx.parallel(x.shape[0]):
+        out[i] = x[i] * 2
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "ops.py").write_text(KERNEL)
+    return tmp_path
+
+
+def test_paths_come_with_and_without_a_context(folder: Path) -> None:
+    for library in (
+        KernelLibrary(None, [folder]),
+        KernelLibrary([folder]),
+        KernelLibrary(paths=[folder]),
+        KernelLibrary(object(), [folder]),
+    ):
+        assert library.symbols() == ["library_twice"]
+        assert library.library_paths() == [folder]
+    late = KernelLibrary()
+    late.load_paths([folder])
+    late.load_paths(None, [folder])
+    assert late.library_paths() == [folder]
+    assert KernelLibrary(object(), []).symbols() == []
+
+
+@pytest.mark.parametrize("wrong", ["ops.py", 3, Path("ops.py")])
+def test_a_single_path_is_no_list(wrong: object) -> None:
+    with pytest.raises(TypeError, match="expected a list of files and folders"):
+        KernelLibrary().load_paths(wrong)
+
+
+def test_kernels_in_mojo_are_told_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "grayscale.mojo").write_text("fn main(): pass")
+    types = [TensorType(DType.float32, [4], DeviceRef.CPU())]
+    for path in (tmp_path, tmp_path / "deep" / "grayscale.mojo"):
+        with pytest.raises(ValueError, match=r"grayscale\.mojo is a kernel in Mojo.*max\.kernel"):
+            Graph("gray", input_types=types, custom_extensions=[path])
+    # beside kernels of ours it does not disturb
+    (tmp_path / "ops.py").write_text(KERNEL)
+    assert KernelLibrary([tmp_path]).symbols() == ["library_twice"]
+
+
+def test_a_path_that_is_not_there_is_an_error_of_both_kinds(tmp_path: Path) -> None:
+    for kind in (FileNotFoundError, ValueError):
+        with pytest.raises(kind, match="does not exist"):
+            KernelLibrary([tmp_path / "none"])
