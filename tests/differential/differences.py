@@ -102,12 +102,6 @@ GRAPH: tuple[Difference, ...] = (
         here="^!ValueError",
     ),
     Difference(
-        "`DeviceRef.CPU(-1)` is an error",
-        "a guard: there it is the device 0",
-        _TYPES,
-        program=r"DeviceRef\.CPU\(-1\)",
-    ),
-    Difference(
         "a `TensorValue` has a hash and iterates over its first axis",
         "more than there: a TypeError there",
         _TYPES,
