@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from tests.differential.program import CRASH, FOLDER, HANG, agree, answer, load
 
 OLDER, NEWER = "25.7", "26.7"
-#: In the newer version a name that is gone is no judgement of what the older one answered.
+#: A name that one version does not have is no judgement of what the other answered.
 GONE = ("!AttributeError", "!NameError", "!ImportError", "!ModuleNotFoundError")
 
 
@@ -33,7 +33,11 @@ def answers_there(family: str) -> dict[str, list[str]]:
     found = {p: [a] for p, a in read(OLDER, family).items()}
     for program, newer in read(NEWER, family).items():
         if program in found and not newer.startswith(GONE):
-            found[program].append(newer)
+            # a name that the older version did not have
+            older = found[program]
+            if older[0].startswith(GONE) and not newer.startswith("!"):
+                older = []
+            found[program] = [*older, newer]
     return found
 
 

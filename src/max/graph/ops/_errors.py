@@ -9,19 +9,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
+from max.mlir.errors import ArgumentError, AxisError
+
 __all__ = ["naming"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _PACKAGE = str(Path(__file__).parents[2])
 _NAMED = re.compile(r"(\w+)[: ]")
 _LONGEST = 60
+_PLAIN = (TypeError, AttributeError, ValueError, IndexError)
 
 
 def naming(function: _F) -> _F:
-    """Lets an op's mistakes of its caller name the op.
+    """Lets an op's mistakes of its caller name the op, and be caught as ValueError and as TypeError.
 
-    A TypeError, ValueError or AttributeError that Python raised inside of the op, such as for the length of None, comes
-    with the op's name and arguments. Errors that name an op already, and those of the user's own functions, stay as they are.
+    A TypeError, ValueError, IndexError or AttributeError of the op becomes an `ArgumentError`; one that Python raised, such
+    as for the length of None, comes with the op's name and arguments. Errors of the user's own functions stay as they are.
 
     Args:
         function: The op.
@@ -32,15 +35,16 @@ def naming(function: _F) -> _F:
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
-        except (TypeError, AttributeError, ValueError) as error:
+        except _PLAIN as error:
+            if type(error) not in _PLAIN or _of_user(error.__traceback__):
+                raise
             text = str(error)
             first = _NAMED.match(text)
             told = first is not None and first[1] != "constant" and text.startswith(f"{first[1]}:")
-            plain = type(error) in (TypeError, AttributeError, ValueError)
-            if told or name in text[: len(name) + 12] or not plain or _of_user(error.__traceback__):
-                raise
+            kind = AxisError if isinstance(error, IndexError) else ArgumentError
+            if told or name in text[: len(name) + 12]:
+                raise kind(text).with_traceback(error.__traceback__) from error.__cause__
             given = [_short(v) for v in args] + [f"{k}={_short(v)}" for k, v in kwargs.items()]
-            kind = ValueError if isinstance(error, ValueError) else TypeError
             raise kind(f"{name}: {text}; the op was called with ({', '.join(given)})") from error
 
     return cast(_F, call)

@@ -32,11 +32,10 @@ def normalize_axis(op: str, axis: int, rank: int, what: str = "axis") -> int:
     """An axis that may count from the last, as one that counts from the first.
 
     Raises:
-        TypeError: The axis is not an int.
-        AxisError: The axis is out of range.
+        AxisError: The axis is not an int, or out of range.
     """
     if isinstance(axis, bool) or not hasattr(axis, "__index__"):
-        raise TypeError(f"{op}: {what} is {axis!r}, expected an int")
+        raise AxisError(f"{op}: {what} is {axis!r}, expected an int")
     index = axis.__index__()
     if not -rank <= index < rank:
         expected = f"{-rank} to {rank - 1}" if rank else "a tensor of rank 1 or more"

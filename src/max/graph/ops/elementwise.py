@@ -153,8 +153,7 @@ def div(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
         rhs: The divisor; broadcasts with the dividend.
 
     Returns:
-        The quotient: of the promoted dtype where that is a float, else float64 for operands of
-        64 bits, float32 for narrower ones.
+        The quotient: of the promoted dtype where that is a float, else float64.
 
     Raises:
         ValueError: The shapes do not broadcast.
@@ -174,7 +173,7 @@ def _floating(value: TensorValueLike) -> TensorValueLike:
 def _float_tensor(x: TensorValue) -> TensorValue:
     if not x.dtype.is_integral():
         return x
-    return cast_to(x, DType.float64 if x.dtype.size_in_bits == 64 else DType.float32)
+    return cast_to(x, DType.float64)
 
 
 def floor_div(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:

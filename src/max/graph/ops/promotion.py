@@ -1,8 +1,9 @@
 """Element types of mixed operands.
 
 - Operands of one dtype keep it.
-- Numbers, arrays and dimensions take the dtype of the tensor that they meet, where it can hold them:
-  a float does not become an int, and an int out of range is an error.
+- Numbers and arrays take the dtype of the tensor that they meet, where it can hold them: a float does not become an int,
+  and an int out of range is an error.
+- Dimensions are int64; where they meet a tensor of floats they take its dtype.
 - Of two tensors, the result has the higher category (bool, unsigned, signed, float) and the greater
   width of both; a signed integer that meets an unsigned one of its width or more is widened so that all
   values fit, and ``float16`` with ``bfloat16`` gives ``float32``.
@@ -90,6 +91,14 @@ def promote_weak(op: str, value: Any, dtype: DType, device: DeviceRef) -> Tensor
     return constant(value, dtype, device)
 
 
+def _dims_as_tensor(value: TensorValueLike, other: TensorValueLike) -> TensorValueLike:
+    """Dimensions that meet a tensor of integers, as int64 on its device; all else as it is."""
+    if not isinstance(value, Dim | Shape) or is_weak(other):
+        return value
+    tensor = as_tensor(other)
+    return value if tensor.dtype.is_float() else as_tensor(value).to(tensor.device)
+
+
 def promoted(op: str, x: TensorValueLike, y: TensorValueLike) -> tuple[TensorValue, TensorValue]:
     """Two operands as tensors of one dtype.
 
@@ -97,6 +106,7 @@ def promoted(op: str, x: TensorValueLike, y: TensorValueLike) -> tuple[TensorVal
         TypeError: No dtype fits both.
         ValueError: A number is out of range.
     """
+    x, y = _dims_as_tensor(x, y), _dims_as_tensor(y, x)
     x_weak, y_weak = is_weak(x), is_weak(y)
     if x_weak and not y_weak:
         tensor = as_tensor(y)

@@ -170,6 +170,9 @@ def rebind(
     tensor = as_tensor(x)
     type_ = tensor.mlir_type
     dims = Shape(shape).exprs
+    for axis, dim in enumerate(dims):
+        if dim.is_static and dim.value < 0:
+            raise ValueError(f"rebind: dimension {axis} of {dims_text(dims)} is negative")
     name = type_.layout if layout is None else layout.value
     target = TensorType.get(type_.dtype, dims, type_.device, name)
     if target == type_:
