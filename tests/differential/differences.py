@@ -290,6 +290,14 @@ OPS: tuple[Difference, ...] = (
 
 MOVES: tuple[Difference, ...] = (
     Difference(
+        "the shape tensor of `broadcast_to` has an element for each of `out_dims`",
+        "a guard: the dims would be of another rank than the result",
+        _MOVES,
+        program=r"broadcast_to\(x, y",
+        there="^[^!]",
+        here=_ERROR,
+    ),
+    Difference(
         "wrong paddings are a ValueError",
         "an assertion there",
         _MOVES,

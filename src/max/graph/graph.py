@@ -187,6 +187,7 @@ class Graph:
         self._subgraphs: dict[str, Graph] = {}
         self._weights: dict[str, _AddedWeight] = {}
         self._symbols: set[str] = set()
+        self._new_symbols = 0
         self._chain: SSAValue | None = None
         self._chain_input: BlockArgument | None = None
         self._ready_chain: _ChainValue | None = None
@@ -394,6 +395,12 @@ class Graph:
                         f"{op}: the dimension {name!r} is unknown in the graph {self.name}; "
                         f"known: {known}"
                     )
+
+    def new_symbol(self, stem: str) -> str:
+        """A name that no dimension of the graph has yet, for a size that only a run tells."""
+        self._new_symbols += 1
+        name = f"{stem}_{self._new_symbols}"
+        return name if name not in self._symbols else self.new_symbol(stem)
 
     # Random numbers
 

@@ -9,6 +9,7 @@ from types import FunctionType
 from max.graph.ops import allreduce, random
 from max.graph.ops._errors import naming
 from max.graph.ops.allgather import allgather
+from max.graph.ops.broadcast import broadcast_to
 from max.graph.ops.buffer import buffer_create, buffer_load, buffer_store, buffer_store_slice
 from max.graph.ops.call import call
 from max.graph.ops.concat import chunk, concat, pad, repeat_interleave, split, stack, tile
@@ -83,7 +84,6 @@ from max.graph.ops.reduction import (
 from max.graph.ops.resize import InterpolationMode, fold, resize
 from max.graph.ops.shape import (
     as_interleaved_complex,
-    broadcast_to,
     flatten,
     permute,
     rebind,

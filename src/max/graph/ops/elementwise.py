@@ -107,8 +107,22 @@ def _unary(op: str, x: TensorValueLike) -> TensorValue:
     return stage(op, (as_tensor(x),))
 
 
+_OF_BOOLS = {"mul": "and", "max": "or", "min": "and"}
+"""What products and extremes of bools are."""
+
+
 def _binary(op: str, name: str, lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
-    return stage(op, broadcast_all(name, promoted(name, lhs, rhs)))
+    operands = broadcast_all(name, promoted(name, lhs, rhs))
+    if op in _OF_BOOLS and operands[0].dtype is DType.bool:
+        op = _OF_BOOLS[op]
+    return stage(op, operands)
+
+
+def _test(op: str, x: TensorValueLike) -> TensorValue:
+    tensor = as_tensor(x)
+    if not tensor.dtype.is_float():
+        return stage("not_equal", (tensor, tensor))
+    return stage(op, (tensor,))
 
 
 def add(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
@@ -136,7 +150,7 @@ def sub(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
 
 
 def mul(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
-    """``lhs * rhs``, element by element; operands as of `add`.
+    """``lhs * rhs``, element by element; operands as of `add`. Of bools it is ``and``.
 
     Args:
         lhs: The left operand.
@@ -287,12 +301,12 @@ def logical_not(x: TensorValueLike) -> TensorValue:
 
 
 def maximum(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
-    """The greater of both, element by element."""
+    """The greater of both, element by element; of bools ``or``."""
     return _binary("max", "max", lhs, rhs)
 
 
 def minimum(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
-    """The lesser of both, element by element."""
+    """The lesser of both, element by element; of bools ``and``."""
     return _binary("min", "min", lhs, rhs)
 
 
@@ -519,15 +533,15 @@ def is_nan(x: TensorValueLike) -> TensorValue:
     """Whether an element is not a number; bool.
 
     Args:
-        x: The operand, of a floating-point type.
+        x: The operand; no integer is.
     """
-    return _unary("is_nan", x)
+    return _test("is_nan", x)
 
 
 def is_inf(x: TensorValueLike) -> TensorValue:
     """Whether an element is infinite; bool.
 
     Args:
-        x: The operand, of a floating-point type.
+        x: The operand; no integer is.
     """
-    return _unary("is_inf", x)
+    return _test("is_inf", x)

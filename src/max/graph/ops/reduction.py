@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import operator
 
+from max.dtype import DType
 from max.graph import graph as _graph
 from max.graph.ops._stage import as_tensor, normalize_axis, stage
 from max.graph.ops.elementwise import maximum, minimum
+from max.graph.ops.promotion import cast_to
 from max.graph.value import TensorValue, TensorValueLike, tensor_of
 
 __all__ = [
@@ -26,7 +28,11 @@ __all__ = [
 
 def _reduce(name: str, op: str, x: TensorValueLike, axis: int) -> TensorValue:
     tensor = as_tensor(x)
-    return stage(op, (tensor,), {"axis": normalize_axis(name, axis, tensor.rank)})
+    attrs = {"axis": normalize_axis(name, axis, tensor.rank)}
+    if name in ("max", "min") and tensor.dtype is DType.bool:
+        # whether any, or all, elements are true
+        return cast_to(stage(op, (cast_to(tensor, DType.uint8),), attrs), DType.bool)
+    return stage(op, (tensor,), attrs)
 
 
 def sum(x: TensorValueLike, axis: int = -1) -> TensorValue:
@@ -69,7 +75,7 @@ def max(
 
     Raises:
         ValueError: The axis is out of range or empty, or the shapes do not broadcast.
-        TypeError: The operand is bool, or no dtype fits both.
+        TypeError: No dtype fits both.
     """
     if y is not None:
         return maximum(x, y)
@@ -88,7 +94,7 @@ def min(
 
     Raises:
         ValueError: The axis is out of range or empty, or the shapes do not broadcast.
-        TypeError: The operand is bool, or no dtype fits both.
+        TypeError: No dtype fits both.
     """
     if y is not None:
         return minimum(x, y)

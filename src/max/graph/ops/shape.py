@@ -115,29 +115,17 @@ def flatten(x: TensorValueLike, start_dim: int = 0, end_dim: int = -1) -> Tensor
     return reshape(tensor, [*before, merged, *after])
 
 
-def broadcast_to(
-    x: StrongTensorValueLike,
-    shape: TensorValue | ShapeLike,
-    out_dims: ShapeLike | None = None,
-) -> TensorValue:
+def broadcast_to(x: StrongTensorValueLike, shape: ShapeLike) -> TensorValue:
     """Repeats elements along axes of size 1, and along new axes in front.
 
     Args:
         x: The tensor.
-        shape: The new dimensions. A tensor only says that they are known late; `out_dims` counts.
-        out_dims: The new dimensions, where `shape` is a tensor.
+        shape: The new dimensions.
 
     Raises:
-        ValueError: A dimension is neither 1 nor equal, a symbolic dimension is not one of the
-            graph, or `shape` is a tensor and `out_dims` is None.
+        ValueError: A dimension is neither 1 nor equal, or a symbolic dimension is not one of the graph.
     """
     tensor = as_tensor(x)
-    if isinstance(shape, TensorValue):
-        if out_dims is None:
-            raise ValueError("broadcast_to: a shape that is a tensor needs out_dims")
-        shape = out_dims
-    elif out_dims is not None:
-        raise ValueError("broadcast_to: out_dims is for a shape that is a tensor")
     dims = _dims("broadcast_to", shape)
     type_ = tensor.mlir_type
     if dims == type_.shape:

@@ -1,0 +1,69 @@
+"""Broadcasting to a shape that the graph knows, or that a tensor tells when it runs."""
+
+from __future__ import annotations
+
+from max.dtype import DType
+from max.graph import graph as _graph
+from max.graph.dim import Dim
+from max.graph.ops import shape as _shape
+from max.graph.ops._stage import as_tensor
+from max.graph.ops.elementwise import minimum
+from max.graph.ops.gather import gather
+from max.graph.ops.range import range as range_
+from max.graph.ops.slicing import slice_tensor
+from max.graph.shape import Shape, ShapeLike
+from max.graph.type import DeviceRef
+from max.graph.value import StrongTensorValueLike, TensorValue
+
+__all__ = ["broadcast_to"]
+
+
+def broadcast_to(
+    x: StrongTensorValueLike,
+    shape: TensorValue | ShapeLike,
+    out_dims: ShapeLike | None = None,
+) -> TensorValue:
+    """Repeats elements along axes of size 1, and along new axes in front.
+
+    Args:
+        x: The tensor.
+        shape: The new dimensions; or a tensor of them, of rank 1 and an integer type, which is read when the graph runs.
+        out_dims: The dimensions of the result, where `shape` is a tensor, which must then be equal to them. A name that is
+            new to the graph stands for what the tensor says.
+
+    Raises:
+        ValueError: A dimension is neither 1 nor equal, a symbolic dimension is not one of the
+            graph, or `shape` is a tensor and `out_dims` is None or of another length.
+        TypeError: `shape` is a tensor, but not of integers or not of rank 1.
+    """
+    if isinstance(shape, TensorValue):
+        if out_dims is None:
+            raise ValueError("broadcast_to: a shape that is a tensor needs out_dims")
+        return _by_tensor(as_tensor(x), shape, Shape(out_dims))
+    if out_dims is not None:
+        raise ValueError("broadcast_to: out_dims is for a shape that is a tensor")
+    return _shape.broadcast_to(x, shape)
+
+
+def _by_tensor(x: TensorValue, shape: TensorValue, out_dims: Shape) -> TensorValue:
+    if not shape.dtype.is_integral() or shape.rank != 1:
+        raise TypeError(f"broadcast_to: the shape is {shape!r}, expected integers of rank 1")
+    rank = len(out_dims)
+    if shape.shape[0] != rank:
+        raise ValueError(
+            f"broadcast_to: the shape has {shape.shape[0]} elements, out_dims {rank}: {out_dims}"
+        )
+    if x.rank > rank:
+        raise ValueError(f"broadcast_to: {x!r} has more axes than the shape, which has {rank}")
+    graph = _graph.Graph.current
+    sizes = shape.cast(DType.int64).to(DeviceRef.CPU())
+    told = [Dim(graph.new_symbol(f"broadcast_{axis}")) for axis in range(rank)]
+    x = _shape.reshape(x, [*[1] * (rank - x.rank), *x.shape])
+    single = [dim == 1 for dim in x.shape]
+    # an axis that is not repeated has the size that the tensor tells: checked when the graph runs
+    x = _shape.rebind(x, [1 if one else dim for one, dim in zip(single, told, strict=True)])
+    for axis, (one, dim) in enumerate(zip(single, told, strict=True)):
+        size = slice_tensor(sizes, [axis])
+        index = range_(0, size, 1, dim, dtype=DType.int64, device=x.device)
+        x = gather(x, minimum(index, 0) if one else index, axis)
+    return _shape.rebind(x, out_dims)
