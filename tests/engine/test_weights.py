@@ -5,8 +5,8 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-
 import torch
+
 from max.driver import CPU, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession

@@ -389,9 +389,8 @@ def generated(folder: Path, prompt: list[int], new: int, **config) -> list[int]:
 
 def llama_with_biases() -> None:
     """An own subclass of `Llama3Model`, from a folder, gives the tokens of transformers."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
     import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(1)
     vocab = json.loads((TINY / "config.json").read_text())["vocab_size"]
@@ -419,9 +418,8 @@ def llama_with_biases() -> None:
 
 def model_without_a_cache() -> None:
     """A `PipelineModel` of modules of one's own, found by its folder's path."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
     import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(2)
     vocab = json.loads((TINY / "config.json").read_text())["vocab_size"]

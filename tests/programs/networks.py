@@ -69,9 +69,8 @@ def relu_mlp_of_constants() -> None:
 
 def digits() -> None:
     """A CNN on NCHW images, turned to NHWC by transposes of neighbours."""
-    import torch.nn.functional as F
-
     import torch
+    import torch.nn.functional as F
 
     filters, bias, head = normal(6, 1, 3, 3), normal(6), normal(10, 6 * 7 * 7, scale=0.1)
 
@@ -135,9 +134,8 @@ def detector() -> None:
     outputs = [t.to_numpy() for t in model.execute(driver.Tensor.from_numpy(image))]
     assert [o.shape for o in outputs] == [(1, 5, 8, 8)] * 2
 
-    import torch.nn.functional as F
-
     import torch
+    import torch.nn.functional as F
 
     def conv(x, name, stride=1):
         weight = torch.tensor(registry[f"{name}.weight"]).permute(3, 2, 0, 1)
@@ -290,9 +288,8 @@ def gpt2_weights(config) -> dict[str, np.ndarray]:
 
 def language_model() -> None:
     """GPT-2 against transformers: lists of layers, tied weights, a registry with more than the graph takes."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
     import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
     config = GPT2Config(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from max.driver import Tensor
 from max.dtype import DType
 from max.graph import BufferType, DeviceRef, TensorType

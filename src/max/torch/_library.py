@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from max.dtype import DType
 from max.graph import Graph, KernelLibrary, ops
 from max.kernel.extensions import load_extensions

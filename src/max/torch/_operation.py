@@ -12,6 +12,7 @@ from typing import Any, overload
 from weakref import WeakValueDictionary
 
 import torch
+
 from max.driver import CPU, Tensor
 from max.engine import InferenceSession, Model
 from max.graph import Graph, KernelLibrary, TensorType, Value
