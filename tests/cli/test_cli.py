@@ -11,10 +11,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from max._version import __version__
+from max.entrypoints.cli import cli
+from max.entrypoints.cli.errors import ABSENT_OPTIONS, report
+from max.entrypoints.cli.generate import generate as generate_command
+from max.pipelines.lib.registry import PIPELINE_REGISTRY
 
 ROOT = Path(__file__).parents[2]
 PATH = f"{ROOT / 'src'}:{ROOT}"
@@ -32,6 +37,19 @@ def max_(*arguments: str, cwd: Path | None = None, **more: str) -> subprocess.Co
     return subprocess.run(
         [*CALL, *arguments], capture_output=True, text=True, timeout=120, env=environment(**more), cwd=cwd or ROOT
     )  # fmt: skip
+
+
+@pytest.fixture
+def here(capfd):
+    """Runs the command line in this process, which is quick: for what ends in an error."""
+
+    def run(*arguments: str) -> SimpleNamespace:
+        PIPELINE_REGISTRY.reset()
+        code = report(cli, arguments)
+        out, err = capfd.readouterr()
+        return SimpleNamespace(returncode=code, stdout=out, stderr=err)
+
+    return run
 
 
 def generate(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -122,7 +140,7 @@ def test_bare_text_warmups_and_no_timing():
     warm = generate("--prompt", NORWAY, "--num-warmups", "2", "--use-vendor-blas", "true")
     assert warm.stdout == "The capital of Norway is Oslo.\n"
     assert "warm-up 2 of 2" in warm.stderr
-    assert "use_vendor_blas has no effect" in warm.stderr
+    assert "max: warning: use_vendor_blas has no effect" in warm.stderr
 
 
 def test_sampling_options():
@@ -178,8 +196,46 @@ ERRORS = {
     "device": (["--devices", "gpuu"], "did you mean 'gpu'?", "cpu, gpu"),
     "template": (["--chat-template", "no.jinja"], "no.jinja cannot be read", "--chat-template"),
     "weights": (["--weight-path", "no.safetensors"], "weight file no.safetensors does not exist", "--weight-path"),
+    "page": (["--kv-cache-page-size", "1280000000000"], "KV cache: one sequence", "smaller --kv-cache-page-size"),
+    "suffix": (["--weight-path", "README.md"], "README.md has no known suffix", "Check --weight-path"),
+    "top_k": (["--top-k", "9" * 30], "top_k is 999", "See `max generate --help`"),
+    "penalty": (["--presence-penalty", "nan"], "presence_penalty is nan", "See `max generate --help`"),
+    "stop": (["--stop-token-ids", "4096"], "stop_token_ids has 4096; the model's tokens are 0 to 4095", "Give numbers"),
+    "rope": (["--rope-type", "yarn"], "rope_type is yarn; a Llama rotates as normal or neox", "config.json"),
+    "role": (["--pipeline-role", "prefill_only"], "pipeline_role is prefill_only, which is not in this", "Leave out"),
+    "copies": (["--data-parallel-degree", "2"], "data_parallel_degree is 2, which is not in this", "Leave out"),
+    "schema": (["--enable-structured-output"], "enable_structured_output is True, which is not", "Leave out"),
+    "draft": (["--draft-model", "x"], "--draft-model is not in this release: there is no speculative", "Leave it out"),
+    "lora": (["--lora-paths", "a=b"], "--lora-paths is not in this release: there are no LoRA", "Leave it out"),
     "custom": (["--custom-architectures", "no_such"], "'no_such' cannot be imported", "folder:module"),
 }  # fmt: skip
+
+
+MAX_OPTIONS = """
+--model --model-path --weight-path --served-model-name --quantization-encoding
+--allow-safetensors-weights-fp32-bf6-bidirectional-cast --huggingface-model-revision --huggingface-weight-revision
+--trust-remote-code --force-download --vision-config-overrides --rope-type --use-subgraphs --data-parallel-degree
+--chat-template --custom-architectures --force --draft-model --draft-weight-path --draft-devices --devices
+--device-memory-utilization --gpu-profiling --use-vendor-blas --use-experimental-kernels --max-length --max-batch-size
+--max-ce-batch-size --max-queue-size-tg --min-batch-size-tg --max-num-steps --max-batch-context-length
+--prefill-chunk-size --enable-chunked-prefill --enable-in-flight-batching --ce-delay-ms
+--enable-prioritize-first-decode --experimental-background-queue --execute-empty-batches --ep-size --pipeline-role
+--zmq-endpoint-base --cache-strategy --kv-cache-page-size --enable-prefix-caching --enable-kvcache-swapping-to-host
+--host-kvcache-swap-space-gb --enable-structured-output --enable-penalties --enable-min-tokens
+--enable-variable-logits --enable-echo --pool-embeddings --enable-lora --lora-paths --max-lora-rank --max-num-loras
+--prompt --image_url --num-warmups --top-k --top-p --min-p --temperature --frequency-penalty --presence-penalty
+--repetition-penalty --max-new-tokens --min-new-tokens --ignore-eos --stop --stop-token-ids --detokenize --seed
+--max-batch-input-tokens --max-batch-total-tokens --tool-parser --reasoning-parser --speculative-method
+--num-speculative-tokens --config-file --kv-connector-config
+""".split()  # fmt: skip
+
+
+def test_each_option_of_max_is_taken_or_said_to_be_absent():
+    """The names are those of MAX 25.7 and 26: a script that gives one learns what becomes of it."""
+    known = {name for param in generate_command.params for name in param.opts}
+    unknown = [name for name in MAX_OPTIONS if name not in known]
+    assert [n for n in unknown if not any(map(n.startswith, ABSENT_OPTIONS))] == []
+    assert not [n for n in known if any(map(n.startswith, ABSENT_OPTIONS))]
 
 
 def check_error(done: subprocess.CompletedProcess[str], problem: str, remedy: str) -> None:
@@ -192,10 +248,15 @@ def check_error(done: subprocess.CompletedProcess[str], problem: str, remedy: st
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_errors_are_two_lines_and_exit_code_2(name):
+def test_errors_are_two_lines_and_exit_code_2(here, name):
     arguments, problem, remedy = ERRORS[name]
     given = [] if "--prompt" in arguments else ["--prompt", NORWAY]
-    check_error(generate(*given, *arguments), problem, remedy)
+    check_error(here("generate", "--model", str(TINY), *given, *arguments), problem, remedy)
+
+
+def test_an_error_in_a_process_of_its_own():
+    arguments, problem, remedy = ERRORS["encoding"]
+    check_error(generate("--prompt", NORWAY, *arguments), problem, remedy)
 
 
 @pytest.mark.parametrize(
@@ -213,25 +274,24 @@ def test_errors_are_two_lines_and_exit_code_2(name):
         ("models/tiny-chat/config.json", "is a file, not a folder", "path of a model folder"),
     ],
 )
-def test_a_model_that_is_not_there(model, problem, remedy):
-    done = max_("generate", "--model", model, "--prompt", "x")
-    check_error(done, problem, remedy)
+def test_a_model_that_is_not_there(here, model, problem, remedy):
+    check_error(here("generate", "--model", model, "--prompt", "x"), problem, remedy)
 
 
-def test_no_model_and_no_command():
-    check_error(max_("generate", "--prompt", "x"), "no model is given", "--model")
-    check_error(max_("generate"), "Missing option '--prompt'", "max generate --help")
+def test_no_model_and_no_command(here):
+    check_error(here("generate", "--prompt", "x"), "no model is given", "--model")
+    check_error(here("generate"), "Missing option '--prompt'", "max generate --help")
     check_error(
-        max_("generat"), "No such command 'generat'. Did you mean 'generate'?", "max --help"
+        here("generat"), "No such command 'generat'. Did you mean 'generate'?", "max --help"
     )
 
 
-def test_broken_models(folder):
+def test_broken_models(here, folder):
     weights = folder / "model.safetensors"
     whole = weights.read_bytes()
 
     def run(problem: str, remedy: str) -> None:
-        check_error(max_("generate", "--model", str(folder), "--prompt", "x"), problem, remedy)
+        check_error(here("generate", "--model", str(folder), "--prompt", "x"), problem, remedy)
 
     weights.write_bytes(whole[: len(whole) // 2])
     run("bytes of data: it is truncated", "again")
@@ -350,19 +410,19 @@ def test_no_command_shows_the_help():
 
 
 @pytest.mark.parametrize("command", ["serve", "encode", "warm-cache", "benchmark"])
-def test_commands_that_are_absent(command):
-    done = max_(command, "--model", "x")
+def test_commands_that_are_absent(here, command):
+    done = here(command, "--model", "x")
     check_error(done, f"`max {command}` is not in this release", "`")
 
 
-def test_another_architecture_is_no_misspelling(folder):
+def test_another_architecture_is_no_misspelling(here, folder):
     config = json.loads((folder / "config.json").read_text())
     for names, problem in (
         (["MistralForCausalLM"], "architecture MistralForCausalLM is not supported"),
         ([], "config.json names no architectures"),
     ):
         (folder / "config.json").write_text(json.dumps({**config, "architectures": names}))
-        done = max_("generate", "--model", str(folder), "--prompt", "x")
+        done = here("generate", "--model", str(folder), "--prompt", "x")
         check_error(done, problem, "This release runs LlamaForCausalLM")
         assert "did you mean" not in done.stderr
 

@@ -126,11 +126,15 @@ class SamplingParams:
                 value = getattr(self, name)
                 raise ValueError(f"SamplingParams: {name} is {value!r}; it must be {what}")
 
-        need(self.top_k == -1 or self.top_k >= 1, "top_k", "-1 (all tokens) or at least 1")
+        top_k_fits = self.top_k == -1 or 1 <= self.top_k < 2**31
+        need(top_k_fits, "top_k", "-1 (all tokens), or from 1 to 2**31 - 1")
         need(0 < self.top_p <= 1, "top_p", "over 0 and at most 1")
         need(0 <= self.min_p <= 1, "min_p", "from 0 to 1")
         need(0 <= self.temperature < float("inf"), "temperature", "at least 0 (0 is greedy)")
-        need(self.repetition_penalty > 0, "repetition_penalty", "over 0 (1 is none)")
+        repetition_fits = 0 < self.repetition_penalty < float("inf")
+        need(repetition_fits, "repetition_penalty", "a number over 0 (1 is none)")
+        for name in ("frequency_penalty", "presence_penalty"):
+            need(abs(getattr(self, name)) < float("inf"), name, "a number (0 is none)")
         need(
             self.max_new_tokens is None or self.max_new_tokens >= 1,
             "max_new_tokens",
@@ -138,6 +142,8 @@ class SamplingParams:
         )
         need(self.min_new_tokens >= 0, "min_new_tokens", "at least 0")
         need(0 <= self.seed < 2**64, "seed", "from 0 to 2**64 - 1")
+        stops = self.stop_token_ids or ()
+        need(all(0 <= t < 2**31 for t in stops), "stop_token_ids", "numbers of tokens")
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise ValueError(
                 f"SamplingParams: min_new_tokens is {self.min_new_tokens}, more than "

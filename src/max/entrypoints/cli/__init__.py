@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import click
 
 from max._version import __version__
-from max.entrypoints.cli.errors import CommandError, report
+from max.entrypoints.cli.errors import CommandError, report, set_up_logging
 
 # name -> where the command is, and its line in `max --help`; a command is imported when it is run
 COMMANDS = {
@@ -96,8 +95,7 @@ def set_log_level(ctx: click.Context, param: click.Parameter, value: str | None)
     """
     if value is not None:
         ctx.find_root().meta["log_level"] = value.lower()
-        logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-        logging.getLogger("max").setLevel(value.upper())
+        set_up_logging(value)
     return value
 
 

@@ -13,6 +13,30 @@ import click
 
 from max._config import FlagError, flags
 
+_ADAPTERS = "there are no LoRA adapters"
+_IMAGES = "models take text alone"
+_SERVER = "there is no server"
+ABSENT_OPTIONS = {
+    "--draft-": "there is no speculative decoding",
+    "--speculative-method": "there is no speculative decoding",
+    "--num-speculative-tokens": "there is no speculative decoding",
+    "--enable-lora": _ADAPTERS,
+    "--lora-paths": _ADAPTERS,
+    "--max-lora-rank": _ADAPTERS,
+    "--max-num-loras": _ADAPTERS,
+    "--image_url": _IMAGES,
+    "--image-url": _IMAGES,
+    "--vision-config-overrides": _IMAGES,
+    "--zmq-endpoint-base": _SERVER,
+    "--tool-parser": _SERVER,
+    "--reasoning-parser": _SERVER,
+    "--kv-connector-config": "the KV cache stays in one process",
+    "--detokenize": "text is what is printed",
+    "--no-detokenize": "text is what is printed",
+    "--config-file": "options are given one by one",
+}
+"""Beginnings of options that MAX has in its versions, and why they are absent."""
+
 _MENDED, _FAILED, _INTERRUPTED = 2, 1, 130
 
 
@@ -29,6 +53,30 @@ class CommandError(Exception):
         self.problem, self.remedy = problem, remedy
 
 
+class _ToStderr(logging.Handler):
+    """Writes warnings as errors are written, and what developers ask for with the logger's name."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text, level = self.format(record), record.levelname
+        if record.levelno >= logging.WARNING:
+            text = f"max: {level.lower()}: {text}"
+        elif record.name != "max.dump":
+            text = f"{level} {record.name}: {text}"
+        click.echo(text, err=True)
+
+
+def set_up_logging(level: str) -> None:
+    """Lets the loggers of `max` write to stderr.
+
+    Args:
+        level: The least level that is shown.
+    """
+    logger = logging.getLogger("max")
+    if not any(isinstance(handler, _ToStderr) for handler in logger.handlers):
+        logger.addHandler(_ToStderr())
+    logger.setLevel(level.upper())
+
+
 def report(command: click.Command, arguments: Sequence[str]) -> int:
     """Runs a command; an error becomes two lines on stderr.
 
@@ -41,10 +89,7 @@ def report(command: click.Command, arguments: Sequence[str]) -> int:
     """
     output = sys.stdout
     try:
-        level = flags.MAX_LOG_LEVEL
-        if level != "warning":
-            logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-            logging.getLogger("max").setLevel(level.upper())
+        set_up_logging(flags.MAX_LOG_LEVEL)
         for line in flags.misspelt():
             click.echo(f"max: warning: {line}", err=True)
         if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
@@ -109,6 +154,13 @@ def _lines(error: Exception) -> tuple[str, str, int]:
     """What is wrong, what to do, and the exit code."""
     if isinstance(error, click.NoSuchOption):
         where = error.ctx.command_path if error.ctx is not None else "max"
+        absent = [why for name, why in ABSENT_OPTIONS.items() if error.option_name.startswith(name)]
+        if absent:
+            return (
+                f"{error.option_name} is not in this release: {absent[0]}",
+                f"Leave it out; `{where} --help` lists the options.",
+                _MENDED,
+            )
         near = error.possibilities or _near_options(error)
         hint = f"Did you mean {near[0]}? " if near else ""
         return (

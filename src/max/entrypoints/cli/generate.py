@@ -51,6 +51,10 @@ def generate(prompt: str, chat: bool, num_warmups: int, stats: bool, **options: 
     """
     values = given(options)
     wanted = sampling_input(values)
+    if values.pop("enable_echo", False):
+        click.echo(
+            "max: warning: --enable-echo has no effect: the text is all that is printed", err=True
+        )
     if prompt == "-":
         prompt = _from_stdin()
     begin = time.perf_counter()
@@ -62,7 +66,7 @@ def generate(prompt: str, chat: bool, num_warmups: int, stats: bool, **options: 
         try:
             params = sampling_params_for(wanted, defaults)
         except ValueError as error:
-            raise click.UsageError(str(error)) from error
+            raise click.UsageError(str(error).removeprefix("SamplingParams: ")) from error
     model = config.model_config
     runner = _Runner(config, params)
     context = runner.context(prompt, chat)  # a prompt that is too long is told before loading

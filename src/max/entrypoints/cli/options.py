@@ -19,6 +19,9 @@ from max.pipelines.lib.config import PipelineConfig
 _NAMES = {
     "model_path": ("--model", "--model-path"),
     "device_specs": ("--devices",),
+    # the second ones are of later versions
+    "prefill_chunk_size": ("--prefill-chunk-size", "--max-batch-input-tokens"),
+    "max_batch_context_length": ("--max-batch-context-length", "--max-batch-total-tokens"),
 }
 _NOT_OPTIONS = {"in_dtype", "out_dtype", "zmq_endpoint_base"}
 
@@ -98,8 +101,8 @@ def config_options(command: Any) -> Any:
         for name, f in options_of(cls).items():
             if name not in _NOT_OPTIONS:
                 hint = str if name == "device_specs" else hints[name]
-                # what does nothing here is taken, for scripts that give it, and not shown
-                hidden = bool(f.metadata["no_effect"])
+                # what does nothing here is taken, for scripts that give it, and not shown; so is what is refused
+                hidden = bool(f.metadata["no_effect"] or f.metadata["unsupported"])
                 made.append(_option(name, hint, f.metadata["help"], f.default, hidden))
     for decorate in reversed(made):
         command = decorate(command)

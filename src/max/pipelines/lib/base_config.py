@@ -25,6 +25,7 @@ def option(
     default_factory: Any = dataclasses.MISSING,
     parse: Callable[[Any], Any] | None = None,
     no_effect: str = "",
+    unsupported: str = "",
 ) -> Any:
     """A field of a configuration.
 
@@ -33,9 +34,10 @@ def option(
         default: Its default.
         default_factory: Makes its default.
         parse: Turns what came into the value; else its annotation says what fits.
-        no_effect: Why it does nothing in this engine; who sets it is told so.
+        no_effect: Why it does nothing in this engine; a value other than the default gives a warning.
+        unsupported: Why this release cannot do it; a value other than the default is refused.
     """
-    metadata = {"help": help, "parse": parse, "no_effect": no_effect}
+    metadata = {"help": help, "parse": parse, "no_effect": no_effect, "unsupported": unsupported}
     if default_factory is not dataclasses.MISSING:
         return dataclasses.field(default_factory=default_factory, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -115,7 +117,7 @@ def _convert(value: Any, hint: Any) -> Any:
             return value
         if isinstance(value, str):
             for member in hint:
-                if value in (member.value, member.name):
+                if value.lower() in (str(member.value).lower(), member.name.lower()):
                     return member
             raise _Unfit(did_you_mean(value, [str(member.value) for member in hint]))
     raise _Unfit("")
@@ -181,6 +183,21 @@ class StrictConfig:
         if unknown := [name for name in values if name not in known]:
             raise unknown_fields(unknown, known, cls.__name__)
         return cls(**values)
+
+    def check_supported(self) -> None:
+        """Refuses what this release cannot do.
+
+        Raises:
+            ConfigError: A field has a value that needs it.
+        """
+        for name, f in options_of(type(self)).items():
+            why, value = f.metadata.get("unsupported"), getattr(self, name)
+            if why and value != f.default:
+                shown = value.value if isinstance(value, Enum) else value
+                raise ConfigError(
+                    f"{name} is {shown}, which is not in this release: {why}",
+                    f"Leave out --{name.replace('_', '-')}.",
+                )
 
     def without_effect(self) -> dict[str, str]:
         """The fields that were set and do nothing in this engine, and why."""

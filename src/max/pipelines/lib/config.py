@@ -18,7 +18,7 @@ from max.pipelines.lib.base_config import (
     options_of,
     unknown_fields,
 )
-from max.pipelines.lib.config_enums import PipelineRole, SupportedEncoding
+from max.pipelines.lib.config_enums import PipelineRole, RopeType, SupportedEncoding
 from max.pipelines.lib.model_config import (
     PLAIN_FLOATS,
     KVCacheConfig,
@@ -118,9 +118,16 @@ class PipelineConfig(StrictConfig):
     pipeline_role: PipelineRole = option(
         "What the pipeline does: prefill_and_decode, prefill_only or decode_only.",
         default=PipelineRole.PrefillAndDecode,
+        unsupported="one process reads prompts and generates",
     )
-    pool_embeddings: bool = option("Pool the embeddings of a text's tokens.", default=True)
-    ep_size: int = option("Devices that share a model's experts.", default=1, no_effect=_GPU)
+    pool_embeddings: bool = option(
+        "Pool the embeddings of a text's tokens.",
+        default=True,
+        no_effect="there are no pipelines of embeddings",
+    )
+    ep_size: int = option(
+        "Devices that share a model's experts.", default=1, unsupported="models run on one device"
+    )
     ce_delay_ms: float = option(
         "Wait so long before a step that reads prompts.", default=0.0, no_effect=_TTS
     )
@@ -252,10 +259,12 @@ class PipelineConfig(StrictConfig):
         from max.pipelines.lib.registry import PIPELINE_REGISTRY
 
         for part in (self, *(getattr(self, name) for name in self.PARTS)):
+            part.check_supported()
             for name, why in part.without_effect().items():
                 logger.warning("%s has no effect: %s", name, why)
         # a missing model is told before anything is imported for it
         _ = self.model_config.huggingface_config
+        self.model_config.warn_of_hub_options()
         architecture = PIPELINE_REGISTRY.architecture_of(self)
         self.model_config.resolve_devices()
         self._resolve_encoding(architecture)
@@ -299,6 +308,12 @@ class PipelineConfig(StrictConfig):
                 if hasattr(part, name) and getattr(part, name) != value:
                     logger.warning("%s needs %s to be %s", architecture.name, name, value)
                     setattr(part, name, value)
+        rope_type = self.model_config.rope_type
+        if rope_type not in (None, RopeType.none) and architecture.rope_type is RopeType.none:
+            raise ConfigError(
+                f"rope_type is {rope_type.value}, and {architecture.name} rotates nothing",
+                "Leave out --rope-type.",
+            )
         if len(self.model_config.devices) > 1 and not architecture.multi_gpu_supported:
             raise ConfigError(
                 f"{architecture.name} runs on one device, and {len(self.model_config.devices)} "

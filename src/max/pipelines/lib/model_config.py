@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from max.interfaces import SamplingParamsGenerationConfigDefaults
 from max.pipelines.core.exceptions import ConfigError, ModelFilesError, did_you_mean
-from max.pipelines.lib.base_config import StrictConfig, option
+from max.pipelines.lib.base_config import StrictConfig, option, options_of
 from max.pipelines.lib.config_enums import RepoType, RopeType, SupportedEncoding
 from max.pipelines.lib.config_keys import ConfigKeys
 from max.pipelines.lib.hf_config import HuggingFaceConfig, read_json, sampling_defaults
@@ -135,16 +135,24 @@ class SamplingConfig(StrictConfig):
         "The dtype of returned logits; float32.", default=None, parse=lambda value: _dtype(value)
     )
     enable_structured_output: bool = option(
-        "Hold the text to a JSON schema where a request has one.", default=False
+        "Hold the text to a JSON schema where a request has one.",
+        default=False,
+        unsupported="texts are not held to a schema",
     )
     enable_variable_logits: bool = option(
-        "Return logits of more than the last token.", default=False
+        "Return logits of more than the last token.",
+        default=False,
+        no_effect="enable_echo returns them",
     )
     enable_min_tokens: bool = option(
-        "Keep end-of-sequence tokens from coming before a request's minimum.", default=False
+        "Keep end-of-sequence tokens from coming before a request's minimum.",
+        default=False,
+        no_effect="requests with a minimum have it kept",
     )
     enable_penalties: bool = option(
-        "Apply frequency, presence and repetition penalties.", default=False
+        "Apply frequency, presence and repetition penalties.",
+        default=False,
+        no_effect="requests with penalties have them applied",
     )
 
 
@@ -213,15 +221,29 @@ class MAXModelConfig(StrictConfig):
         "Where the model runs: cpu, gpu, gpu:0,1.", default_factory=list, parse=parse_devices
     )
     force_download: bool = option(
-        "Fetch a model on the hub again, though it is in the cache.", default=False
+        "Fetch the weights of a model on the hub again, though they are in the cache.",
+        default=False,
     )
     rope_type: RopeType | None = option(
-        "How queries and keys are rotated; the model says where it is not given.", default=None
+        "Which elements of queries and keys rotate together: normal (neighbours) or neox (those half a head "
+        "apart). Not set: as the format of the weights has it.",
+        default=None,
     )
     use_subgraphs: bool = option("Stage equal layers once, as a subgraph.", default=True)
     data_parallel_degree: int = option(
-        "Copies of the model that share the requests.", default=1, no_effect=_NO_GPU
+        "Copies of the model that share the requests.",
+        default=1,
+        unsupported="models run on one device",
     )
+
+    def warn_of_hub_options(self) -> None:
+        """Tells which options for models on the hub are given for one that is a local path."""
+        if self.huggingface_model_repo.repo_type == RepoType.online:
+            return
+        hub = ("huggingface_model_revision", "huggingface_weight_revision", "force_download")
+        for name in hub:
+            if getattr(self, name) != options_of(MAXModelConfig)[name].default:
+                logger.warning("%s has no effect: %s is a local path", name, self.model_path)
 
     @property
     def model_name(self) -> str:
@@ -342,7 +364,13 @@ class MAXModelConfig(StrictConfig):
         """
         from max.graph.weights import weights_format
 
-        return weights_format(self.weight_paths())
+        paths = self.weight_paths()
+        try:
+            return weights_format(paths)
+        except ValueError as error:
+            raise ModelFilesError(
+                str(error).removeprefix("weights_format: "), "Check --weight-path."
+            ) from error
 
     def weight_paths(self) -> list[Path]:
         """The weight files on this machine, fetched where they must be.
@@ -367,7 +395,8 @@ class MAXModelConfig(StrictConfig):
                 f"{self.model_path} has no weight files",
                 "The folder must hold *.safetensors; give --weight-path where they are elsewhere.",
             )
-        if repo.folder is not None:
+        fetch_again = self.force_download and repo.repo_type == RepoType.online
+        if repo.folder is not None and not fetch_again:
             inside = [repo.folder / name for name in names]
             if all(path.is_file() for path in inside):
                 return inside
@@ -414,4 +443,5 @@ class MAXModelConfig(StrictConfig):
         """
         from max.graph.weights import load_weights
 
+        _ = self.weights_format  # a file of no format is told in the user's words
         return load_weights(self.weight_paths())

@@ -409,6 +409,13 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
         params = request.sampling_params
         stops = [request.stop] if isinstance(request.stop, str) else list(request.stop or [])
         stops += params.stop or []
+        for token in params.stop_token_ids or ():
+            if token >= len(self.delegate):
+                raise InputError(
+                    f"stop_token_ids has {token}; the model's tokens are 0 to "
+                    f"{len(self.delegate) - 1}",
+                    "Give numbers of the model's tokens.",
+                )
         room = max_tokens_to_generate(len(tokens), self.max_length, params.max_new_tokens)
         wanted = request.response_format
         schema = None

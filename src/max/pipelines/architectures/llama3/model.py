@@ -26,7 +26,7 @@ from max.pipelines.core import TextContext
 from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.kv_cache.memory import cache_bytes
 from max.pipelines.lib.config import PipelineConfig
-from max.pipelines.lib.config_enums import SupportedEncoding
+from max.pipelines.lib.config_enums import RopeType, SupportedEncoding
 from max.pipelines.lib.hf_config import HuggingFaceConfig
 from max.pipelines.lib.interfaces import (
     KVCacheMixin,
@@ -132,6 +132,9 @@ class Llama3Model(PipelineModel[TextContext], KVCacheMixin):
             config = replace(config, interleaved_rope=True, tie_word_embeddings=tied)
         elif config.quantization is not None and stores_plain_zeros(self.huggingface_config):
             state_dict = gptq_v1(state_dict, config.quantization.bits)
+        rope_type = self.pipeline_config.model_config.rope_type
+        if rope_type is not None:
+            config = replace(config, interleaved_rope=_interleaved(rope_type))
         registry = weights_registry(config, params, self.dtype, state_dict)
         graph = build_graph(
             config,
@@ -353,3 +356,13 @@ class Llama3Model(PipelineModel[TextContext], KVCacheMixin):
         batch = pipeline_config.max_batch_size or 1
         a_token = 4 * config.hidden_size + 2 * config.intermediate_size
         return 4 * (tokens * a_token + batch * config.vocab_size)
+
+
+def _interleaved(rope_type: RopeType) -> bool:
+    """Whether rotated pairs are neighbours, as the user says."""
+    if rope_type not in (RopeType.normal, RopeType.neox):
+        raise ConfigError(
+            f"rope_type is {rope_type.value}; a Llama rotates as normal or neox",
+            "How frequencies are scaled is for rope_parameters of config.json to say.",
+        )
+    return rope_type is RopeType.normal

@@ -125,11 +125,6 @@ class TextGenerationPipeline(
             raise ValueError(
                 "TextGenerationPipeline: quantization_encoding is not set; resolve the config"
             )
-        if pipeline_config.sampling_config.enable_structured_output:
-            raise ValueError(
-                "TextGenerationPipeline: structured output is not supported yet; leave out "
-                "enable_structured_output"
-            )
         self._pipeline_config = pipeline_config
         self._tokenizer = tokenizer
         self._devices = model_config.devices
@@ -175,18 +170,19 @@ class TextGenerationPipeline(
             ) from error
 
     def _load_cache(self) -> PagedKVCacheManager:
-        model = self._pipeline_model
+        model, config = self._pipeline_model, self._pipeline_config
         if not isinstance(model, KVCacheMixin):
             raise TypeError(f"{type(model).__name__} has no KV cache: it lacks KVCacheMixin")
         try:
             return cast(
                 PagedKVCacheManager,
-                model.load_kv_manager(
-                    self._session, self._pipeline_config.available_cache_memory()
-                ),
+                model.load_kv_manager(self._session, config.available_cache_memory()),
             )
         except ValueError as error:
-            raise UserError(str(error), "Give a smaller --max-length.") from error
+            page, length = config.kv_cache_config.kv_cache_page_size, config.max_length
+            too_big = length is not None and page > length + page // 2
+            option = "--kv-cache-page-size" if too_big else "--max-length"
+            raise UserError(str(error), f"Give a smaller {option}.") from error
 
     @property
     def pipeline_config(self) -> PipelineConfig:
