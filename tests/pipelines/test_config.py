@@ -42,12 +42,12 @@ def test_what_is_left_open_is_found_out(fake):
 def test_fields_of_all_parts_are_keywords(fake):
     made = config(
         str(fake), max_length=64, kv_cache_page_size=256, enable_prefix_caching=False, devices="cpu",
-        enable_penalties=True, pipeline_role="decode_only", quantization_encoding="bfloat16",
+        enable_penalties=True, pipeline_role="prefillanddecode", quantization_encoding="bfloat16",
     )  # fmt: skip
     assert made.kv_cache_config.kv_cache_page_size == 256
     assert not made.kv_cache_config.enable_prefix_caching
     assert made.sampling_config.enable_penalties
-    assert made.pipeline_role is PipelineRole.DecodeOnly
+    assert made.pipeline_role is PipelineRole.PrefillAndDecode
     assert made.model_config.quantization_encoding is SupportedEncoding.bfloat16
     assert made.model_config.device_specs == [DeviceSpec.cpu()]
     assert made.model_config.weights_size() == 8, "converted"
@@ -125,8 +125,29 @@ def test_a_field_without_effect_is_told(fake, caplog):
     text = caplog.text
     assert "use_vendor_blas has no effect" in text and "enable_kvcache_swapping_to_host" in text
     caplog.clear()
+    with caplog.at_level(logging.WARNING, "max.pipelines"):
+        config(fake, huggingface_model_revision="a", force_download=True)
+    assert "huggingface_model_revision has no effect: " in caplog.text
+    assert "force_download has no effect: " in caplog.text
+    caplog.clear()
     config(fake)
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"pipeline_role": "decode_only"}, "pipeline_role is decode_only"),
+        ({"data_parallel_degree": 2}, "data_parallel_degree is 2"),
+        ({"ep_size": 4}, "ep_size is 4"),
+        ({"enable_structured_output": True}, "enable_structured_output is True"),
+        ({"rope_type": "normal"}, "rope_type is normal, and FakeForCausalLM rotates nothing"),
+    ],
+)
+def test_what_this_release_lacks_is_refused(fake, values, problem):
+    with pytest.raises(ConfigError, match=problem) as error:
+        config(fake, **values)
+    assert "Leave out --" in error.value.remedy
 
 
 def test_required_arguments_are_set(fake, caplog):
