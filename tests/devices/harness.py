@@ -66,5 +66,5 @@ def run(
     ]
     outputs = model.execute(*tensors)
     for output, type_ in zip(outputs, graph.output_types, strict=True):
-        assert str(output.device) == str(type_.device)  # type: ignore[attr-defined]
+        assert output.device == type_.device.to_device()  # type: ignore[attr-defined]
     return [np.array(y.to_numpy()) for y in outputs]

@@ -38,7 +38,7 @@ def test_properties() -> None:
     cpu = CPU(1)
     assert (cpu.id, cpu.label, cpu.api) == (1, "cpu", "cpu")
     assert cpu.is_host and cpu.is_compatible and cpu.can_access(CPU(0))
-    assert str(cpu) == "cpu:1" and repr(cpu) == "Device(type=cpu,id=1)"
+    assert str(cpu) == repr(cpu) == "Device(type=cpu,id=1)"
     cpu.synchronize()
     with pytest.raises(ValueError, match="cpu:1 has no architecture name"):
         _ = cpu.architecture_name

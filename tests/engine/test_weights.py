@@ -91,6 +91,10 @@ def test_errors_list_every_name(session: InferenceSession) -> None:
         "'b' is float64[4]",
     ):
         assert part in str(caught.value)
+    extra = session.load(linear(), weights_registry={"w": W, "b": B, "extra": "no array"})
+    assert_close(extra.execute(np.ones((1, 3), np.float32))[0].to_numpy(), [W.sum(1) + B])
+    with pytest.raises(TypeError, match="a list, expected a mapping"):
+        session.load(linear(), weights_registry=[("w", W), ("b", B)])
     with pytest.raises(TypeError, match="weight 'w'"):
         session.load(linear(), weights_registry={"w": "no array", "b": B})
 

@@ -90,9 +90,6 @@ class Device:
     def __repr__(self) -> str:
         return f"Device(type={self.label},id={self.id})"
 
-    def __str__(self) -> str:
-        return f"{self.label}:{self.id}"
-
     def __copy__(self) -> Device:
         return self
 
@@ -150,7 +147,9 @@ class CPU(Device):
         Raises:
             ValueError: Always; only accelerators have an architecture name.
         """
-        raise ValueError(f"{self} has no architecture name; only accelerators have one")
+        raise ValueError(
+            f"{self.label}:{self.id} has no architecture name; only accelerators have one"
+        )
 
     @property
     def is_compatible(self) -> bool:

@@ -425,7 +425,9 @@ class Tensor:
             ValueError: The tensor is not on the host.
         """
         if not self._device.is_host:
-            raise ValueError(f"Tensor.to_numpy: the tensor is on {self._device}; use to(CPU())")
+            raise ValueError(
+                f"Tensor.to_numpy: the tensor is on {self._device.label}:{self._device.id}; use to(CPU())"
+            )
         memory = Memory(self._ptr, self._owner)
         return array_at(memory, self._dtype, self._shape, self._strides, self._read_only)
 
@@ -448,10 +450,12 @@ class Tensor:
                 too old to know.
         """
         if stream is not None:
-            raise BufferError(f"Tensor.__dlpack__: {self._device} has no streams, got {stream!r}")
+            raise BufferError(
+                f"Tensor.__dlpack__: {self._device.label}:{self._device.id} has no streams, got {stream!r}"
+            )
         if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
             raise BufferError(
-                f"Tensor.__dlpack__: the tensor is on {self._device}, not on DLPack device "
+                f"Tensor.__dlpack__: the tensor is on {self._device.label}:{self._device.id}, not on DLPack device "
                 f"{tuple(dl_device)}"
             )
         source = self.copy() if copy else self
@@ -500,6 +504,8 @@ class Tensor:
         if isinstance(value, Tensor):
             value = value.to_numpy()
         array = self.to_numpy()
+        if isinstance(value, np.generic) and self._dtype.to_numpy().isbuiltin == 1:
+            value = cast("Any", value).item()
         if isinstance(value, (np.ndarray, np.generic)):
             given = np.dtype(cast("Any", value).dtype)
             if given != array.dtype and not np.can_cast(given, array.dtype, "same_kind"):

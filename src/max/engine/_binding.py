@@ -146,7 +146,7 @@ class InputBinder:
             tensor = arg
             if tensor.device is not self.devices[index]:
                 raise ValueError(
-                    f"{self.what(index)}: got a tensor on {tensor.device}; move it with .to(device) first"
+                    f"{self.what(index)}: got a tensor on {tensor.device.label}:{tensor.device.id}; move it with .to(device) first"
                 )
         elif hasattr(arg, "__dlpack__") or isinstance(arg, np.ndarray):
             try:

@@ -26,7 +26,7 @@ def _info(type_: ShapedType) -> TensorInfo:
 
 
 class _NoBackend:
-    def link(self, compiled: Compiled, registry: Mapping[str, Any], strict: bool) -> Linked:
+    def link(self, compiled: Compiled, registry: Mapping[str, Any] | None) -> Linked:
         """Never called: an interpreted model is not linked."""
         raise RuntimeError(f"{compiled.name} is interpreted")
 

@@ -89,7 +89,7 @@ class TensorSpec:
             if self._shape is None
             else "x".join("-1" if d is None else str(d) for d in self._shape)
         )
-        return f"{dims}x{self._dtype.name}" if dims else self._dtype.name
+        return f"{dims}x{self._dtype.name}"
 
 
 @dataclass(slots=True)
@@ -104,7 +104,7 @@ class Linked:
 class Backend(Protocol):
     """How a session makes the parts of a model; a model calls it again for a reload."""
 
-    def link(self, compiled: Compiled, registry: Mapping[str, Any], strict: bool) -> Linked:
+    def link(self, compiled: Compiled, registry: Mapping[str, Any] | None) -> Linked:
         """Programs with the weights of a registry."""
         ...
 
@@ -374,11 +374,11 @@ class Model:
             weights_registry: Model weight names mapped to their new values.
 
         Raises:
-            ValueError: Weights are missing, unknown, or of a wrong shape or dtype.
+            ValueError: Weights are missing, or of a wrong shape or dtype.
         """
         if self._linked is None:
             raise RuntimeError(f"{self._compiled.name}: an interpreted model cannot be reloaded")
-        linked = self._backend.link(self._compiled, weights_registry, True)
+        linked = self._backend.link(self._compiled, weights_registry)
         with self._lock:
             self._linked = linked
             self._captures.clear()

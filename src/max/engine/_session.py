@@ -182,7 +182,7 @@ class InferenceSession:
         return self._pool.num_threads
 
     def __repr__(self) -> str:
-        names = ", ".join(map(str, self._devices))
+        names = ", ".join(f"{d.label}:{d.id}" for d in self._devices)
         return f"InferenceSession(devices=[{names}], num_threads={self.num_threads})"
 
     # loading -----------------------------------------------------------------------------------
@@ -214,10 +214,10 @@ class InferenceSession:
 
         Raises:
             RuntimeError: If the path provided is invalid.
-            ValueError: Weights are missing, unknown, or of a wrong shape or dtype, or a device is not the session's.
+            ValueError: Weights are missing, or of a wrong shape or dtype, or a device is not the session's.
         """
         graph, saved = self._graph(model)
-        registry = {**saved, **(weights_registry or {})}
+        registry = {**saved, **(weights_registry or {})} if saved else weights_registry
         for extensions in (custom_ops_path, custom_extensions):
             load_extensions(extensions)
         load_extensions(list(graph.kernel_libraries_paths))
@@ -234,7 +234,7 @@ class InferenceSession:
         backend = _Backend(
             self._pool, self._target, addresses, declared, arrays, sites, self._printing
         )
-        linked = backend.link(compiled, registry, True)
+        linked = backend.link(compiled, registry)
         loaded = Model(compiled, linked, backend, arena_of(self._pool))
         self._models.add(loaded)
         return loaded
@@ -271,7 +271,7 @@ class InferenceSession:
             if device is not None and device.data not in known:
                 inputs = len(graph.input_types)
                 what = f"input {index}" if index < inputs else f"output {index - inputs}"
-                names = ", ".join(map(str, self._devices))
+                names = ", ".join(f"{d.label}:{d.id}" for d in self._devices)
                 raise ValueError(
                     f"load: {what} of {graph.sym_name} is on {device.text}, the session has {names}; "
                     "give the device to InferenceSession(devices=...)"
@@ -433,9 +433,9 @@ class _Backend:
         self.arrays = arrays
         self.sites = sites
 
-    def link(self, compiled: Compiled, registry: Mapping[str, Any], strict: bool) -> Linked:
+    def link(self, compiled: Compiled, registry: Mapping[str, Any] | None) -> Linked:
         """Programs with the weights of a registry; runs what is to be computed once."""
-        weights = bind_weights(compiled.name, self.declared, registry, strict=strict)
+        weights = bind_weights(compiled.name, self.declared, registry)
         fixed: list[int] = []
         owners: dict[int, object] = {}
         # what is computed once lies in one piece, so that it gets huge pages

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from max._errors import ArgumentError
 from max.driver import Tensor
 from max.dtype import DType
 from max.mlir import CallOp, GraphOp, ModuleOp, ShapedType, control_callees, entry, subgraphs
@@ -65,23 +66,24 @@ def bind_weights(
     model: str,
     declared: Mapping[str, WeightInfo],
     registry: Mapping[str, Any] | None,
-    *,
-    strict: bool = True,
 ) -> dict[str, Tensor]:
     """A contiguous tensor for each weight, on the registry's memory where that is possible.
 
     Args:
         model: The model's name, for messages.
         declared: The weights that the graph has.
-        registry: Values by name: NumPy arrays, torch tensors, `Tensor`, or other DLPack arrays. A
-            checkpoint may hold more than the graph takes; the rest is not read.
-        strict: Whether an error also names what the graph does not take, as a wrong name is there twice.
+        registry: Values by name: NumPy arrays, torch tensors, `Tensor`, or other DLPack arrays.
+            Names that the graph does not have are left out.
 
     Raises:
         ValueError: Weights are missing, or have a wrong shape or dtype; the message lists all of them.
-        TypeError: A value is no array.
+        TypeError: The registry is no mapping, or a value no array.
     """
     registry = {} if registry is None else registry
+    if not isinstance(registry, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ArgumentError(
+            f"{model}: the weights_registry is a {type(registry).__name__}, expected a mapping from names to arrays"
+        )
     problems: list[str] = []
     if missing := [name for name in declared if name not in registry]:
         problems.append(f"{len(missing)} missing: {_names(missing)}")
@@ -98,7 +100,7 @@ def bind_weights(
             continue
         tensors[name] = tensor if tensor.is_contiguous else tensor.contiguous()
     if problems:
-        if strict and (unknown := [name for name in registry if name not in declared]):
+        if unknown := [str(name) for name in registry if name not in declared]:
             problems.append(f"{len(unknown)} that the graph does not have: {_names(unknown)}")
         raise ValueError(
             f"{model}: the weights_registry does not fit the graph: " + "; ".join(problems)
