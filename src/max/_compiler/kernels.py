@@ -44,10 +44,10 @@ class Argument:
     static_strides: tuple[bool, ...] | None = None
 
     def spec(self) -> k.TensorSpec:
-        """What is known at compile time."""
+        """What is known at compile time. A dim of 0 is not: code that never runs may divide by it."""
         static = self.static or (True,) * len(self.view.shape)
         shape = tuple(
-            dim if known and isinstance(dim, int) else None
+            dim if known and isinstance(dim, int) and dim else None
             for dim, known in zip(self.view.shape, static, strict=True)
         )
         strides = self.view.strides

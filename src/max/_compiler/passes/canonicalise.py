@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 from xdsl.dialects.builtin import UNKNOWN_LOC
 from xdsl.ir import Block, Operation, SSAValue
 
 from max._compiler.mok import MatmulOp
 from max._compiler.passes.base import constant_of, ops_of
-from max.mlir import MoOp, ShapedType, TensorType, build, to_attr
+from max.mlir import DenseAttr, MoOp, ShapedType, TensorType, build, to_attr
 
 __all__ = ["canonicalise", "insert_before"]
 
@@ -176,7 +177,44 @@ def _pow(op: MoOp) -> SSAValue | None:
             return None
 
 
+def _pad(op: MoOp) -> SSAValue | None:
+    """Padding by sizes that only a run knows is a concatenation, axis by axis; the kernel takes constants."""
+    low, high = op.attr("low"), op.attr("high")
+    if all(amount.is_static for amount in (*low, *high)):
+        return None
+    value = op.operands[0]
+    type_ = value.type
+    assert isinstance(type_, TensorType)
+    fill = np.asarray(op.attr("value")).astype(type_.dtype.to_numpy())
+    scalar_type = TensorType.get(type_.dtype, (), type_.device)
+    scalar = insert_before(
+        op, build("mo.constant", (), {"value": DenseAttr.of(fill)}, (scalar_type,))
+    )
+    for axis, amounts in enumerate(zip(low, high, strict=True)):
+        assert isinstance(value.type, TensorType)
+        shape = value.type.shape
+        margins = [
+            insert_before(
+                op,
+                build(
+                    "mo.broadcast_to",
+                    (scalar,),
+                    {},
+                    (type_.with_shape([*shape[:axis], amount, *shape[axis + 1 :]]),),
+                ),
+            )
+            if amount != 0
+            else None
+            for amount in amounts
+        ]
+        parts = [part for part in (margins[0], value, margins[1]) if part is not None]
+        if len(parts) > 1:
+            value = insert_before(op, build("mo.concat", parts, {"axis": axis}))
+    return value
+
+
 RULES: dict[str, Rule] = {
+    "mo.pad": _pad,
     "mo.pow": _pow,
     "mo.cast": _same_type,
     "mo.reshape": _reshape,
