@@ -476,8 +476,7 @@ def test_custom_op_errors() -> None:
             ops.custom("f", CPU, [x], [3])  # type: ignore[list-item]
         with pytest.raises(ValueError, match="the name of the op is empty"):
             ops.custom("", CPU, [x], [x.type])
-        ops.custom("test.unknown", CPU, [x], [x.type])
-        graph.output()
+        graph.output(*ops.custom("test.unknown", CPU, [x], [x.type]))
     with pytest.raises(NotImplementedError, match="'test.unknown' has no NumPy reference"):
         run(graph, np.zeros(2, np.float32), np.zeros(2, np.float32))
 

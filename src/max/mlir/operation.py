@@ -251,6 +251,9 @@ def build(
                 result_types = spec.infer(operand_types, values)
         if spec.check is not None:
             spec.check(operand_types, result_types, values)
+    for result_type in result_types:
+        if isinstance(result_type, ShapedType):
+            _check_sizes(spec.mnemonic, result_type)
     return cls.create(
         operands=operands,
         result_types=result_types,
@@ -258,6 +261,12 @@ def build(
         location=UNKNOWN_LOC if location is None else location,
         regions=regions,
     )
+
+
+def _check_sizes(op: str, type_: ShapedType) -> None:
+    for axis, dim in enumerate(type_.shape):
+        if dim.is_static and dim.value < 0:
+            raise ValueError(f"{op}: axis {axis} of the result would have size {dim}")
 
 
 # Helpers of the families' infer and check functions

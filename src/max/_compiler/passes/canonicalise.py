@@ -180,6 +180,8 @@ def _pow(op: MoOp) -> SSAValue | None:
 def _pad(op: MoOp) -> SSAValue | None:
     """Padding by sizes that only a run knows is a concatenation, axis by axis; the kernel takes constants."""
     low, high = op.attr("low"), op.attr("high")
+    if not low:
+        return op.operands[0]
     if all(amount.is_static for amount in (*low, *high)):
         return None
     value = op.operands[0]
