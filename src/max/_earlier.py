@@ -59,6 +59,10 @@ NAMES: dict[str, dict[str, str]] = {
     "max.graph": {"DType": "max.dtype"},
     "max.interfaces": {"InputContext": "max.interfaces.TextGenerationContext"},
     "max.nn": {
+        "Conv1d": "max.nn.Conv1D",
+        "Conv2D": "max.nn.Conv2d",
+        "Conv2DV1": "max.nn.Conv2dV1",
+        "Conv3d": "max.nn.Conv3D",
         "EmbeddingV2": "max.nn.Embedding",
         "LayerNormV2": "max.nn.LayerNorm",
         "LayerV2": "max.nn.Module",

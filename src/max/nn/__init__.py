@@ -12,6 +12,8 @@ from max.nn.attention import (
     TensorParallelAttentionWithRope,
 )
 from max.nn.comm import Allreduce, Signals
+from max.nn.conv import Conv1D, Conv1DV1, Conv2d, Conv2dV1, Conv3D, Conv3DV1
+from max.nn.conv_transpose import ConvTranspose1d, WeightNormConvTranspose1d
 from max.nn.embedding import Embedding, EmbeddingV1, VocabParallelEmbedding
 from max.nn.float8_config import (
     Float8Config,
@@ -75,6 +77,13 @@ __all__ = [
     "AttentionWithRope",
     "ColumnParallelLinear",
     "ConstantLayerNorm",
+    "Conv1D",
+    "Conv1DV1",
+    "Conv2d",
+    "Conv2dV1",
+    "Conv3D",
+    "Conv3DV1",
+    "ConvTranspose1d",
     "DataParallelAttentionWithRope",
     "DeepseekYarnRopeScalingParams",
     "DeepseekYarnRotaryEmbedding",
@@ -121,6 +130,7 @@ __all__ = [
     "Transformer",
     "TransformerBlock",
     "VocabParallelEmbedding",
+    "WeightNormConvTranspose1d",
     "YarnRotaryEmbedding",
     "YarnScalingParams",
     "add_layer_hook",

@@ -1,0 +1,214 @@
+"""Transposed convolutions over sequences."""
+
+from __future__ import annotations
+
+from max.dtype import DType
+from max.graph import (
+    ConvInputLayout,
+    DeviceRef,
+    FilterLayout,
+    TensorValue,
+    TensorValueLike,
+    Weight,
+    ops,
+)
+from max.nn.layer import Module
+
+__all__ = ["ConvTranspose1d", "WeightNormConvTranspose1d"]
+
+
+def _of_length(layer: str, what: str, value: int | tuple[int, ...], height: int) -> tuple[int, int]:
+    """Numbers for height and width of a sequence that is an image of height 1.
+
+    Raises:
+        ValueError: There are not two.
+    """
+    found = (height, value) if isinstance(value, int) else tuple(value)
+    if len(found) != 2:
+        raise ValueError(
+            f"{layer}: {what} is {value!r}, expected a number, or two: of the height, which is 1, and of the "
+            "length"
+        )
+    return found[0], found[1]
+
+
+class ConvTranspose1d(Module):
+    """The transpose of a convolution over sequences: each element adds a window to the result.
+
+    Shapes: ``[N, L, in_channels]`` gives ``[N, OL, out_channels]``, with `permute` channels second;
+    OL = (L - 1) stride - padding + dilation (length - 1) + 1 + output_padding.
+
+    Args:
+        length: The filter's length.
+        in_channels: The channels of the input.
+        out_channels: The channels of the result.
+        dtype: The dtype of filter and bias.
+        stride: How many elements of the result each element of the input steps over.
+        padding: What is cut from the result before and after: a number, or (0, 0, before, after).
+        dilation: The distance of a window's taps.
+        output_padding: What is added to the result at its end.
+        device: Where it is computed; the CPU by default.
+        has_bias: Whether there is a bias.
+        permute: Whether channels come second, and the filter is ``[in, out, taps]`` as in PyTorch.
+        name: What comes before the names of the weights.
+
+    Raises:
+        ValueError: An argument has a wrong number of numbers.
+    """
+
+    weight: Weight
+    """``[taps, out_channels, in_channels]``; with `permute` ``[in_channels, out_channels, taps]``."""
+
+    bias: Weight | None
+    """``[out_channels]``."""
+
+    def __init__(
+        self,
+        length: int,
+        in_channels: int,
+        out_channels: int,
+        dtype: DType,
+        stride: int | tuple[int, int] = 1,
+        padding: int | tuple[int, int, int, int] = 0,
+        dilation: int | tuple[int, int] = 1,
+        output_padding: int | tuple[int, int] = 0,
+        device: DeviceRef | None = None,
+        has_bias: bool = False,
+        permute: bool = False,
+        name: str | None = None,
+    ) -> None:
+        layer = type(self).__name__
+        self.device = DeviceRef.CPU() if device is None else device
+        self.permute = permute
+        self.stride = _of_length(layer, "stride", stride, 1)
+        self.dilation = _of_length(layer, "dilation", dilation, 1)
+        self.output_padding = _of_length(layer, "output_padding", output_padding, 0)
+        self.padding = (0, 0, padding, padding) if isinstance(padding, int) else tuple(padding)
+        if len(self.padding) != 4:
+            raise ValueError(f"{layer}: padding is {padding!r}, expected a number, or 4 of them")
+        shape = (
+            (in_channels, out_channels, length) if permute else (length, out_channels, in_channels)
+        )
+        prefix = f"{name}." if name else ""
+        self.weight = Weight(f"{prefix}weight", dtype, shape, self.device)
+        self.bias = (
+            Weight(f"{prefix}bias", dtype, (out_channels,), self.device) if has_bias else None
+        )
+
+    def __call__(self, x: TensorValue) -> TensorValue:
+        """The transposed convolution.
+
+        Args:
+            x: ``[N, L, in_channels]``, or ``[N, in_channels, L]`` with `permute`.
+
+        Raises:
+            ValueError: The input has another rank or other channels.
+        """
+        return self.apply(x, self.weight, self.bias)
+
+    def apply(
+        self, x: TensorValue, weight: TensorValueLike, bias: TensorValueLike | None
+    ) -> TensorValue:
+        """The transposed convolution with a filter that was computed.
+
+        Args:
+            x: The input.
+            weight: The filter, of the shape of `weight`.
+            bias: The bias.
+        """
+        if x.rank != 3:
+            raise ValueError(f"{type(self).__name__}: the input is {x!r}, expected rank 3")
+        axis = 2 if self.permute else 1
+        y = ops.conv2d_transpose(
+            ops.unsqueeze(x, axis),
+            ops.unsqueeze(weight, 2 if self.permute else 0),
+            stride=self.stride,
+            dilation=self.dilation,
+            padding=self.padding,  # pyright: ignore[reportArgumentType]
+            output_paddings=self.output_padding,
+            bias=bias,
+            input_layout=ConvInputLayout.NCHW if self.permute else ConvInputLayout.NHWC,
+            filter_layout=FilterLayout.CFRS if self.permute else FilterLayout.RSCF,
+        )
+        return ops.squeeze(y, axis)
+
+
+class WeightNormConvTranspose1d(Module):
+    """A `ConvTranspose1d` whose filter is ``g v / |v|`` (https://arxiv.org/abs/1602.07868).
+
+    The norm is over all axes but that of the input's channels.
+
+    Args:
+        length: The filter's length.
+        in_channels: The channels of the input.
+        out_channels: The channels of the result.
+        dtype: The dtype of the weights.
+        stride: As for `ConvTranspose1d`.
+        padding: As for `ConvTranspose1d`.
+        dilation: As for `ConvTranspose1d`.
+        output_padding: As for `ConvTranspose1d`.
+        device: Where it is computed; the CPU by default.
+        has_bias: Whether there is a bias.
+        permute: As for `ConvTranspose1d`.
+        name: What comes before the names of the weights.
+
+    Raises:
+        ValueError: An argument has a wrong number of numbers.
+    """
+
+    weight_g: Weight
+    """The lengths: ``[in_channels, 1, 1]``."""
+
+    weight_v: Weight
+    """The directions, of the shape of a `ConvTranspose1d`'s filter."""
+
+    bias: Weight | None
+    """``[out_channels]``."""
+
+    def __init__(
+        self,
+        length: int,
+        in_channels: int,
+        out_channels: int,
+        dtype: DType,
+        stride: int | tuple[int, int] = 1,
+        padding: int | tuple[int, int, int, int] = 0,
+        dilation: int | tuple[int, int] = 1,
+        output_padding: int | tuple[int, int] = 0,
+        device: DeviceRef | None = None,
+        has_bias: bool = False,
+        permute: bool = False,
+        name: str | None = None,
+    ) -> None:
+        conv = ConvTranspose1d(
+            length, in_channels, out_channels, dtype, stride, padding, dilation, output_padding, device,
+            has_bias, permute, name,
+        )  # fmt: skip
+        prefix = f"{name}." if name else ""
+        self.device = conv.device
+        # its weights are this layer's: it only computes
+        self._conv = (conv,)
+        self.weight_g = Weight(f"{prefix}weight_g", dtype, (in_channels, 1, 1), conv.device)
+        self.weight_v = Weight(f"{prefix}weight_v", dtype, conv.weight.shape, conv.device)
+        self.bias = conv.bias
+
+    @property
+    def conv(self) -> ConvTranspose1d:
+        """The convolution without its weights."""
+        return self._conv[0]
+
+    def __call__(self, x: TensorValue) -> TensorValue:
+        """The transposed convolution.
+
+        Args:
+            x: As for `ConvTranspose1d`.
+        """
+        direction: TensorValue = self.weight_v
+        lengths: TensorValue = self.weight_g
+        axes = (1, 2) if self.conv.permute else (0, 1)
+        if not self.conv.permute:
+            lengths = ops.transpose(lengths, 0, 2)
+        square = direction * direction
+        for axis in axes:
+            square = ops.sum(square, axis=axis)
+        return self.conv.apply(x, direction * (lengths * ops.rsqrt(square)), self.bias)
