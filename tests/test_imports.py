@@ -17,6 +17,7 @@ ENGINE_BASE = EVERY | {"driver", "mlir", "graph"}
 ALLOWED: dict[str, set[str]] = {
     "_version": set(),
     "_earlier": set(),
+    "_traceback": {"_config"},
     "_config": set(),
     "_errors": set(),
     "dtype": {"_config", "_errors"},

@@ -4,7 +4,8 @@ Importing ``max`` loads nothing else; import the part you use: ``max.graph``, ``
 Modules that other versions of the API have elsewhere are found under those names too (`max._earlier`).
 """
 
-from max import _earlier
+from max import _earlier, _traceback
 from max._version import __version__ as __version__
 
 _earlier.install()
+_traceback.install()

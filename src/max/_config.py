@@ -219,6 +219,12 @@ class Flags:
         "when a model is loaded",
         default=True,
     )
+    MAX_TRACEBACK = _choice_flag(
+        ("short", "full"),
+        "short",
+        "Whether tracebacks of errors that nobody caught leave out the frames of `max`, so that the last line shown is the user's.",
+        "when a traceback is shown",
+    )
     MAX_LOG_LEVEL = _choice_flag(
         ("debug", "info", "warning", "error", "critical"),
         "warning",
