@@ -15,6 +15,7 @@ from max._runtime import jit, platform
 from max._runtime.pool import Pool
 from max._runtime.program import Executor, Launch, Program
 from max.dtype import DType
+from tests.guarded import Margins
 
 AVX2 = frozenset({"avx2", "fma", "f16c", "bmi", "bmi2"})
 
@@ -40,7 +41,10 @@ def target(name: str) -> k.Target:
 
 
 class Runner:
-    """A kernel compiled for some operands, which can be run again and again."""
+    """A kernel compiled for some operands, which can be run again and again.
+
+    With ``margins`` operands, results and workspaces lie between pages that cannot be touched, at the end or the beginning of what is between.
+    """
 
     def __init__(
         self,
@@ -49,6 +53,8 @@ class Runner:
         results: Sequence[tuple[Any, tuple[int, ...]]],
         attributes: Mapping[str, Any] | None = None,
         *,
+        margins: Margins | None = None,
+        end: bool = True,
         workers: int = 2,
         machine: str = "host",
         params: Mapping[str, Any] | None = None,
@@ -57,12 +63,17 @@ class Runner:
     ) -> None:
         self.operands = [np.ascontiguousarray(x) if x.ndim else np.array(x) for x in operands]
         self.results = [np.empty(shape, dtype) for dtype, shape in results]
+        if margins is not None:
+            self.operands = [margins.guard(x, end) for x in self.operands]
+            self.results = [margins.guard(x, end) for x in self.results]
         described = [
             [library.Operand(DType.from_numpy(x.dtype), x.shape) for x in group]
             for group in (self.operands, self.results)
         ]
         self.call = call = library.lower(name, described[0], described[1], attributes or {})
         self.workspaces = [_aligned(w.dtype.to_numpy(), w.shape) for w in call.workspaces]
+        if margins is not None:
+            self.workspaces = [margins.guard(x, end, platform.CACHE_LINE) for x in self.workspaces]
         sources = {"operand": self.operands, "result": self.results, "workspace": self.workspaces}
         specs: list[k.TensorSpec | k.ScalarType] = []
         values = [0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -121,6 +122,18 @@ def _gelu(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
             return (0.5 * x * (1 + erf((x / math.sqrt(2)).astype(x.dtype)))).astype(x.dtype)
 
 
+def _to_integers(x: Array, dtype: np.dtype[Any]) -> Array:
+    """Floats truncated; those beyond the ends of the dtype become its ends, NaN becomes 0."""
+    info = np.iinfo(dtype)
+    # the greatest integer of 64 bits is no float64, the one after it is
+    low, high = float(info.min), 2.0 ** (info.bits - (dtype.kind == "i"))
+    whole = np.trunc(x.astype(np.float64))
+    inside = (whole >= low) & (whole < high)
+    ends = np.where(whole >= high, dtype.type(info.max), dtype.type(info.min))
+    ends = np.where(np.isnan(whole), dtype.type(0), ends)
+    return np.where(inside, np.where(inside, whole, 0).astype(dtype), ends)
+
+
 @implements("cast")
 def _cast(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     x = operands[0]
@@ -129,7 +142,7 @@ def _cast(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     if target.dtype is DType.bool:
         return widen(x) != 0
     if target.dtype.is_integral() and x.dtype.kind not in "biu":
-        return np.trunc(widen(x)).astype(target.dtype.to_numpy())
+        return _to_integers(widen(x), target.dtype.to_numpy())
     return x.astype(target.dtype.to_numpy())
 
 
