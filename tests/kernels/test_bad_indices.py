@@ -633,9 +633,10 @@ def test_engine_answers_as_the_interpreter_or_both_raise(name: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_engine_answers_as_the_interpreter_or_both_raise_for_long(name: str) -> None:
-    @settings(max_examples=4000)
+    @settings(max_examples=1000)
     @given(st.data(), st.booleans())
     def check(data: st.DataObject, end: bool) -> None:
         compare(name, made(name)[0].draw(data.draw), end)

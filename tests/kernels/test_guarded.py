@@ -12,7 +12,6 @@ from tests.kernels.harness import Runner, run
 from tests.kernels.test_interpreted import CASES
 from tests.tolerance import assert_close
 
-
 OTHERS = [pytest.param(machine, marks=pytest.mark.long) for machine in ("avx2", "generic")]
 
 

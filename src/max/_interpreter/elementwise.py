@@ -129,9 +129,10 @@ def _to_integers(x: Array, dtype: np.dtype[Any]) -> Array:
     low, high = float(info.min), 2.0 ** (info.bits - (dtype.kind == "i"))
     whole = np.trunc(x.astype(np.float64))
     inside = (whole >= low) & (whole < high)
-    ends = np.where(whole >= high, dtype.type(info.max), dtype.type(info.min))
-    ends = np.where(np.isnan(whole), dtype.type(0), ends)
-    return np.where(inside, np.where(inside, whole, 0).astype(dtype), ends)
+    result: Array = np.where(inside, whole, 0).astype(dtype)
+    result[whole >= high] = info.max
+    result[whole < low] = info.min
+    return result
 
 
 @implements("cast")
