@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from max import _interpreter
+from max import _interpreter, nn
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession
@@ -245,3 +245,13 @@ def test_errors_of_kernels_name_the_line() -> None:
         graph.output(ops.gather(x, indices, 0))
     with pytest.raises(IndexError, match=r"index 3 .*\(staged at .*test_violations.py:\d+\)"):
         SESSION.load(graph).execute(X, np.array([0, 3]))
+
+
+def test_errors_in_a_layer_name_the_line_that_calls_it() -> None:
+    embed = nn.Embedding(4, 8, DType.float32, DEVICE)
+    with Graph("layer", input_types=[TensorType(DType.int64, ("k",), DEVICE)]) as graph:
+        graph.output(embed(graph.inputs[0].tensor))
+    weights = {name: np.zeros((4, 8), np.float32) for name in embed.raw_state_dict()}
+    model = SESSION.load(graph, weights_registry=weights)
+    with pytest.raises(IndexError, match=r"index 7 .*\(staged at .*test_violations.py:\d+\)"):
+        model.execute(np.array([0, 7]))

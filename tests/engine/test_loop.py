@@ -185,3 +185,18 @@ def test_an_error_ends_the_loop(session) -> None:
         with pytest.raises(KernelError, match="4"):
             loop.run([np.ones(4, np.float32), where], lambda made: [where, flag], flag)
         assert index[0] == 4
+
+
+def test_sizes_are_checked_before_a_loop_writes(session) -> None:
+    types = [TensorType(DType.float32, ["n", 24], DEVICE)]
+    with Graph("short", input_types=types) as graph:
+        x = graph.inputs[0].tensor
+        graph.output(x * 2 + x[4], ops.sum(x, axis=1))
+    loop = ModelLoop(session.load(graph), feed(session))
+    state, count, again = np.ones((3, 24), np.float32), np.zeros(1, np.int64), np.zeros(1, np.bool_)
+    given = [Tensor.from_numpy(array) for array in (state, count, again)]
+    with pytest.raises(ValueError, match="slice: .*: n is 3, expected at least 5"):
+        loop.run(
+            [given[0]], partial(feed_inputs, 2, given), Tensor.from_numpy(again.view(np.uint8))
+        )
+    assert count[0] == 0 and state.sum() == 72

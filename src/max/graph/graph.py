@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["Graph"]
 
 _CURRENT: ContextVar[tuple[Graph, ...]] = ContextVar("max.graph.current", default=())
-_HERE = str(Path(__file__).parent)
+_STAGING = tuple([str(Path(__file__).parents[1] / name) for name in ("graph", "nn")])
+"""Packages whose frames stage ops for their callers."""
 _CHAIN = mlir.ChainType.get()
 
 INTRODUCES_SYMBOLS = frozenset(
@@ -59,9 +60,9 @@ def _block_of(value: SSAValue) -> Block | None:
 
 
 def _user_location() -> LocationAttr:
-    """The place of the innermost call that comes from outside this package."""
+    """The place of the innermost call that comes from outside of the packages that stage ops."""
     frame = sys._getframe(2)
-    while frame.f_code.co_filename.startswith(_HERE) and frame.f_back is not None:
+    while frame.f_code.co_filename.startswith(_STAGING) and frame.f_back is not None:
         frame = frame.f_back
     return _location(frame.f_code.co_filename, frame.f_lineno)
 
