@@ -89,3 +89,16 @@ def test_threads_get_memory_of_their_own(plus_one: Model) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_many_outputs_of_one_value_are_few_kernels() -> None:
+    """A full group of ops does not keep those that come after it from meeting each other."""
+    count = 300
+    with Graph("many", input_types=[TensorType(DType.float32, ["n", 8], DeviceRef.CPU())]) as graph:
+        x = graph.inputs[0].tensor
+        graph.output(*[x * (i + 2.0) + 1.0 for i in range(count)])
+    model = InferenceSession(devices=[CPU()]).load(graph)
+    assert len(model.kernel_summaries) <= 12
+    array = np.random.default_rng(0).standard_normal((5, 8)).astype(np.float32)
+    for i, y in enumerate(model.execute(array)):
+        np.testing.assert_allclose(y.to_numpy(), array * (i + 2.0) + 1.0, rtol=1e-6)

@@ -331,11 +331,12 @@ class Fuser:
                     current = group
                     while current.merged is not None:
                         current = current.merged
-                    if (
-                        first is not current
-                        and self.compatible(first, current)
-                        and not self.would_cycle(first, current)
-                    ):
+                    if first is current:
+                        continue
+                    if first.size + current.size > MAX_OPS:
+                        # the first is full: those that come meet this one
+                        readers[base] = current
+                    elif self.compatible(first, current) and not self.would_cycle(first, current):
                         self.merge(first, current)
         return [group for group in groups if group.merged is None]
 
