@@ -4,6 +4,7 @@
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -16,9 +17,17 @@ from max.dtype import DType
 
 __all__ = ["InputBinder"]
 
+MOST_PAIRS = 64
+"""Of a mutable input and another one, that are compared one by one."""
+
 
 def _shape_text(shape: Sequence[object]) -> str:
     return f"[{', '.join(map(str, shape))}]"
+
+
+def _end(tensor: Tensor) -> int:
+    """The address behind a contiguous tensor."""
+    return tensor._ptr + math.prod(tensor._shape) * tensor._dtype.size_in_bytes
 
 
 class InputBinder:
@@ -41,6 +50,8 @@ class InputBinder:
         self.dtypes = [info.dtype for info in inputs]
         self.devices = [CPU(info.device[1]) for info in inputs]
         self._bind = self._make_bind()
+        self._written = [i for i, info in enumerate(inputs) if info.mutable]
+        self._overlap = self._make_overlap() if self._written else None
 
     def _make_bind(self) -> Callable[[list[tuple[int, ...]]], tuple[int, ...] | None]:
         """A function from shapes to the values of the symbols, or None where a shape does not fit."""
@@ -79,6 +90,70 @@ class InputBinder:
         exec(compile("\n".join(lines), "<bind>", "exec"), scope)
         return scope["bind"]
 
+    def _make_overlap(self) -> Callable[[list[Tensor]], bool]:
+        """A function from the inputs to whether a mutable one may share memory with another."""
+        pairs = [(m, i) for m in self._written for i in range(len(self.inputs)) if i != m]
+        if len(pairs) > MOST_PAIRS:
+            return self._overlap_of_many
+        lines = ["def overlap(tensors):"]
+        lines += [f"    p{i} = tensors[{i}]._ptr" for i in range(len(self.inputs))]
+        for m in self._written:
+            lines.append(f"    e{m} = p{m} + {self._bytes_text(m)}")
+            lines += [
+                f"    if p{i} < e{m} and p{i} + {self._bytes_text(i)} > p{m}: return True"
+                for i in range(len(self.inputs))
+                # two buffers are compared once
+                if i != m and not (self.inputs[i].mutable and i < m)
+            ]
+        lines.append("    return False")
+        scope: dict[str, Any] = {"prod": math.prod}
+        exec(compile("\n".join(lines), "<overlap>", "exec"), scope)
+        return scope["overlap"]
+
+    def _bytes_text(self, index: int) -> str:
+        info = self.inputs[index]
+        if all(isinstance(dim, int) for dim in info.shape):
+            return str(math.prod(cast(Any, info.shape)) * info.dtype.size_in_bytes)
+        return f"prod(tensors[{index}]._shape) * {info.dtype.size_in_bytes}"
+
+    def _overlap_of_many(self, tensors: list[Tensor]) -> bool:
+        """The same, for many inputs: all that is written is compared with what lies before it, and the other way round."""
+        spans = sorted(
+            (t._ptr, _end(t), i.mutable) for t, i in zip(tensors, self.inputs, strict=True)
+        )
+        end = written = 0
+        for start, stop, mutable in spans:
+            if start < (end if mutable else written):
+                return True
+            end = max(end, stop)
+            written = max(written, stop) if mutable else written
+        return False
+
+    def _separate(self, tensors: list[Tensor], may_copy: bool) -> None:
+        """Puts copies in place of what a mutable input shares memory with.
+
+        Raises:
+            ValueError: Two mutable inputs share memory; or it is to be written and read again and again.
+        """
+        for m in self._written:
+            start, stop = tensors[m]._ptr, _end(tensors[m])
+            for i, tensor in enumerate(tensors):
+                if i == m or not (tensor._ptr < stop and _end(tensor) > start):
+                    continue
+                if tensor._ptr == _end(tensor) or start == stop:
+                    continue  # an empty tensor has no memory
+                if self.inputs[i].mutable:
+                    raise ValueError(
+                        f"{self.what(m)} and {self.what(i)} share memory, and the model writes to both; "
+                        "pass buffers with memory of their own"
+                    )
+                if not may_copy:
+                    raise ValueError(
+                        f"{self.what(m)} and {self.what(i)} share memory: repeated executions would read what "
+                        "earlier ones wrote; pass a copy of one of them, such as tensor.copy()"
+                    )
+                tensors[i] = tensor.copy()
+
     def _direct(self, check: str, known: dict[str, str]) -> str:
         place, _, rest = check.partition(" != ")
         if not rest.startswith("sizes"):
@@ -90,12 +165,21 @@ class InputBinder:
         name = None if isinstance(dim, int) else dim.symbol_name
         return check if name is None else f"{place} != {known[name]}"
 
-    def bind(self, args: Sequence[Any]) -> tuple[list[Tensor], tuple[int, ...]]:
+    def bind(
+        self, args: Sequence[Any], may_copy: bool = True
+    ) -> tuple[list[Tensor], tuple[int, ...]]:
         """The inputs as tensors, and the values of the symbols.
+
+        A tensor that shares memory with a mutable input is read as it is before the execution: from a copy.
+
+        Args:
+            args: What was passed.
+            may_copy: Whether such a copy will do; not where the inputs are read again and again.
 
         Raises:
             ArgumentError: A wrong number of inputs, an input of a wrong type or dtype.
-            ValueError: An input of a wrong rank, size or device; or sizes that disagree.
+            ValueError: An input of a wrong rank, size or device; sizes that disagree; or two mutable inputs that
+                share memory.
         """
         if len(args) != len(self.inputs):
             self._wrong_count(len(args))
@@ -115,6 +199,8 @@ class InputBinder:
         if values is None:
             self._wrong_shape([tensor._shape for tensor in tensors])
             raise AssertionError("a shape that does not fit was not found again")
+        if self._overlap is not None and self._overlap(tensors):
+            self._separate(tensors, may_copy)
         return tensors, values
 
     def what(self, index: int) -> str:

@@ -383,6 +383,18 @@ class Model:
             self._linked = linked
             self._captures.clear()
 
+    def trim(self) -> None:
+        """Gives back memory that is kept from one execution to the next.
+
+        That is: blocks for outputs that nobody holds any more, and the memory for what lives during one execution, which
+        models on the same workers share. Executions that are going on keep theirs, and the next one allocates again, which
+        costs it some page faults. Weights, captures and tensors that were given out stay. Blocks for outputs are given
+        back without a call when little memory is left.
+        """
+        self._output_memory.trim()
+        self._arena.trim()
+        platform.release_free_memory()
+
     # capture and replay ------------------------------------------------------------------------
 
     def capture(self, graph_keys: int | Sequence[int], *inputs: Tensor) -> list[Tensor]:
@@ -403,7 +415,7 @@ class Model:
             ValueError: If any key is out of uint64 range, or no input buffers are provided.
         """
         keys = self._keys(graph_keys, inputs)
-        tensors, symbols = self._binder.bind(inputs)
+        tensors, symbols = self._binder.bind(inputs, may_copy=False)
         linked = self._linked
         if linked is None:
             raise RuntimeError(f"{self._compiled.name}: an interpreted model cannot be captured")
@@ -434,7 +446,7 @@ class Model:
         if all(given is known for given, known in zip(inputs, capture.inputs, strict=False)):
             self._run(capture.linked, capture.instance, capture.inputs, capture.outputs)
             return
-        tensors, symbols = self._binder.bind(inputs)
+        tensors, symbols = self._binder.bind(inputs, may_copy=False)
         if symbols != capture.symbols:
             raise ValueError(
                 f"{self._compiled.name}: replay with shapes {[t.shape for t in tensors]}, captured were "

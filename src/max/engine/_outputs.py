@@ -7,18 +7,23 @@ Fresh memory from the system costs a page fault every few KiB or MiB, for large 
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
+import logging
 import math
 import sys
+import weakref
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from max._runtime import platform
 from max.driver import Device, Tensor
 from max.driver._memory import ALIGNMENT, address
 from max.dtype import DType
 
-__all__ = ["OutputMemory"]
+__all__ = ["OutputMemory", "trim_all", "under_pressure"]
+
+logger = logging.getLogger("max.engine")
 
 LEAST = 64 << 10
 """Bytes from which on memory is kept; below, the allocator of the process is fast."""
@@ -26,6 +31,12 @@ KEPT = 2
 """Blocks that are kept for an output: a loop holds the last result while the next one is computed."""
 WASTE = 4
 """A block at most so many times too large is used."""
+LARGE = 1 << 20
+"""Bytes from which on a fresh block is reason to look how much memory is left."""
+LEFT_SHARE = 0.1
+"""Of all memory that is left free: with less, nothing is kept."""
+KEPT_SHARE = 0.25
+"""Of all memory that the blocks of all models may take at most."""
 
 
 class OutputMemory:
@@ -37,6 +48,16 @@ class OutputMemory:
 
     def __init__(self, count: int) -> None:
         self._kept: list[list[npt.NDArray[np.uint8]]] = [[] for _ in range(count)]
+        _all.add(self)
+
+    def trim(self) -> None:
+        """Gives back the blocks that nobody holds, and forgets the others."""
+        for kept in self._kept:
+            kept.clear()
+
+    def kept_bytes(self) -> int:
+        """The size of all blocks, held or not."""
+        return sum(block.size for kept in self._kept for block in list(kept))
 
     def tensor(self, index: int, dtype: DType, shape: tuple[int, ...], device: Device) -> Tensor:
         """A tensor for an output, not initialised, in memory that nothing else holds.
@@ -55,14 +76,27 @@ class OutputMemory:
             return Tensor._empty(dtype, shape, device)
         block = self._free_block(self._kept[index], nbytes)
         if block is None:
+            return self._fresh(index, dtype, shape, device, nbytes)
+        start = -(-address(block) // ALIGNMENT) * ALIGNMENT
+        return Tensor._wrap(start, dtype, shape, owner=block, target=device)
+
+    def _fresh(
+        self, index: int, dtype: DType, shape: tuple[int, ...], device: Device, nbytes: int
+    ) -> Tensor:
+        crowded = nbytes >= LARGE and under_pressure(nbytes)
+        if crowded:
+            trim_all()
+        try:
             tensor = Tensor._empty(dtype, shape, device)
+        except MemoryError:
+            trim_all()
+            return Tensor._empty(dtype, shape, device)
+        if not crowded:
             owner: Any = tensor._owner
             kept = self._kept[index]
             kept.append(owner)
             del kept[:-KEPT]
-            return tensor
-        start = -(-address(block) // ALIGNMENT) * ALIGNMENT
-        return Tensor._wrap(start, dtype, shape, owner=block, target=device)
+        return tensor
 
     def _free_block(
         self, kept: list[npt.NDArray[np.uint8]], nbytes: int
@@ -80,3 +114,26 @@ class OutputMemory:
             if free:
                 return block
         return None
+
+
+_all: weakref.WeakSet[OutputMemory] = weakref.WeakSet()
+
+
+def under_pressure(nbytes: int) -> bool:
+    """Whether so many more bytes should not be kept: little memory is left, or much is kept already.
+
+    Args:
+        nbytes: The size of the block.
+    """
+    memory = platform.system_memory()
+    if memory.available - nbytes < LEFT_SHARE * memory.total:
+        return True
+    return nbytes + sum(each.kept_bytes() for each in list(_all)) > KEPT_SHARE * memory.total
+
+
+def trim_all() -> None:
+    """Gives back what all models keep for their outputs and nobody holds."""
+    logger.debug("little memory is left: what is kept for outputs is given back")
+    for each in list(_all):
+        each.trim()
+    platform.release_free_memory()

@@ -50,6 +50,11 @@ class Arena:
         return taken
 
 
+    def trim(self) -> None:
+        """Gives the memory back; a run that is going on holds its own."""
+        self._memory = self._make(ALIGNMENT)
+
+
 _arenas: weakref.WeakKeyDictionary[Pool, Arena] = weakref.WeakKeyDictionary()
 _arenas_lock = threading.Lock()
 

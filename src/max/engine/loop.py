@@ -132,7 +132,7 @@ class ModelLoop:
         outputs: list[Tensor] = []
         kept: list[list[Tensor]] = []
         for model, linked in zip((self._body, self._after), self._linked, strict=True):
-            inputs, symbols = model._binder.bind(given)
+            inputs, symbols = model._binder.bind(given, may_copy=False)
             instance = linked.main.instance(symbols)
             results = model._new_outputs(inputs, instance)
             arena = max(arena, instance.arena_bytes)
