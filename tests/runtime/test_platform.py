@@ -69,6 +69,52 @@ def test_control_groups_limit_the_cpus(tmp_path, files, limit):
     assert platform.cgroup_cpu_limit(tmp_path / "cg", tmp_path / "proc") == limit
 
 
+MEMINFO = "MemTotal:    8000 kB\nMemFree:   10 kB\nMemAvailable:   5000 kB\nHugePages_Total:  0\n"
+
+
+@pytest.mark.skipif(not platform.LINUX, reason="reads procfs")
+@pytest.mark.parametrize(
+    ("files", "total", "available"),
+    [
+        ({}, math.inf, math.inf),
+        ({"proc/meminfo": "rubbish"}, math.inf, math.inf),
+        ({"proc/meminfo": MEMINFO}, 8000 * 1024, 5000 * 1024),
+        (
+            {
+                "proc/meminfo": MEMINFO,
+                "proc/self/cgroup": "0::/a/b\n",
+                "cg/a/b/memory.max": "max\n",
+                "cg/a/b/memory.current": "70\n",
+                "cg/a/memory.max": "100000\n",
+                "cg/a/memory.current": "70000\n",
+                "cg/a/memory.stat": "anon 1\ninactive_file 5000\n",
+            },
+            100_000,
+            35_000,
+        ),
+        (
+            {
+                "proc/meminfo": MEMINFO,
+                "proc/self/cgroup": "4:memory:/q\n3:cpu:/q\n",
+                "cg/memory/q/memory.limit_in_bytes": "3000\n",
+                "cg/memory/q/memory.usage_in_bytes": "3500\n",
+                "cg/memory/memory.limit_in_bytes": "9223372036854771712\n",
+                "cg/memory/memory.usage_in_bytes": "3500\n",
+            },
+            3000,
+            0,
+        ),
+    ],
+)
+def test_memory_of_machine_and_control_groups(tmp_path, files, total, available):
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    found = platform.system_memory(tmp_path / "cg", tmp_path / "proc")
+    assert (found.total, found.available) == (total, available)
+
+
 def test_siblings_count_as_one_core(tmp_path):
     write(
         tmp_path,

@@ -130,9 +130,7 @@ class SystemMemory:
     available: float
 
 
-def system_memory(
-    root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")
-) -> SystemMemory:
+def system_memory(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> SystemMemory:
     """What the machine, and the process' control group and its parents, have and have left.
 
     Memory that holds files counts as left, as the system takes it back. Takes some 0.1 ms.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import sys
+import time
 import weakref
 from typing import Any
 
@@ -35,6 +36,8 @@ LARGE = 1 << 20
 """Bytes from which on a fresh block is reason to look how much memory is left."""
 LEFT_SHARE = 0.1
 """Of all memory that is left free: with less, nothing is kept."""
+FRESH_SECONDS = 0.05
+"""How long it is taken to be so."""
 KEPT_SHARE = 0.25
 """Of all memory that the blocks of all models may take at most."""
 
@@ -116,6 +119,7 @@ class OutputMemory:
         return None
 
 
+_seen, _seen_at = platform.SystemMemory(math.inf, math.inf), -math.inf
 _all: weakref.WeakSet[OutputMemory] = weakref.WeakSet()
 
 
@@ -125,7 +129,11 @@ def under_pressure(nbytes: int) -> bool:
     Args:
         nbytes: The size of the block.
     """
-    memory = platform.system_memory()
+    global _seen, _seen_at
+    now = time.monotonic()
+    if now - _seen_at > FRESH_SECONDS:
+        _seen, _seen_at = platform.system_memory(), now
+    memory = _seen
     if memory.available - nbytes < LEFT_SHARE * memory.total:
         return True
     return nbytes + sum(each.kept_bytes() for each in list(_all)) > KEPT_SHARE * memory.total

@@ -22,6 +22,7 @@ from max._runtime.pool import Pool
 from max._runtime.program import Executor, Jump, Launch, Program
 from max.driver import Tensor
 from max.dtype import DType
+from max.engine._outputs import trim_all
 from max.graph.print_options import PrintOptions
 
 __all__ = ["Arena", "Instance", "LinkedProgram", "arena_of"]
@@ -46,9 +47,13 @@ class Arena:
         taken = self._memory
         if taken[1].size < size:
             # others may still run on the old memory, which they hold
-            taken = self._memory = self._make(max(size, taken[1].size + taken[1].size // 2))
+            try:
+                taken = self._memory = self._make(max(size, taken[1].size + taken[1].size // 2))
+            except MemoryError:
+                self.trim()
+                trim_all()
+                taken = self._memory = self._make(size)
         return taken
-
 
     def trim(self) -> None:
         """Gives the memory back; a run that is going on holds its own."""
