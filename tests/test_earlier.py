@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from max._earlier import MODULES, NAMES, earlier_names
+from max._earlier import ABSENT, MODULES, NAMES, earlier_names
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -71,6 +71,16 @@ def test_what_is_nowhere_is_an_import_error(code: str, said: str) -> None:
         exec(code)
 
 
+@pytest.mark.parametrize("name", ABSENT)
+def test_what_is_not_here_says_what_to_use(name: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match=f"no module {name}: .+") as caught:
+        importlib.import_module(name)
+    assert caught.value.name == name
+    # programs that look for an optional module go on
+    with pytest.raises(ImportError):
+        exec(f"import {name}.something")
+
+
 def test_an_unknown_name_of_an_alias_says_where_its_names_are() -> None:
     module = importlib.import_module("max.pipelines.context")
     with pytest.raises(AttributeError, match=r"max\.pipelines\.core or max\.interfaces"):
@@ -90,3 +100,18 @@ def test_importing_max_loads_no_part_of_it() -> None:
     assert out.stdout.strip() == (
         "['max', 'max._config', 'max._earlier', 'max._traceback', 'max._version']"
     )
+
+
+def test_what_custom_architectures_import() -> None:
+    from max.pipelines import lib
+    from max.pipelines.architectures.llama3 import Llama3Model, llama_arch, weight_adapters
+    from max.pipelines.architectures.llama3.model import Llama3Model as by_module
+    from max.pipelines.lib.config.kv_cache_config import KVCacheConfig
+    from max.pipelines.lib.interfaces.pipeline_model import PipelineModel, ReturnLogits
+
+    assert by_module is Llama3Model is llama_arch.pipeline_model
+    assert weight_adapters.convert_safetensor_state_dict
+    assert KVCacheConfig is lib.KVCacheConfig and PipelineModel is lib.PipelineModel
+    assert ReturnLogits.LAST_TOKEN
+    for name in lib.__all__:
+        assert getattr(lib, name) is not None

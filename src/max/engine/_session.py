@@ -99,6 +99,17 @@ class SplitKReductionPrecision(str, Enum):
     OUTPUT = "OUTPUT"
 
 
+FOREIGN = {
+    ".mef": "a compiled model of MAX",
+    ".onnx": "an ONNX model",
+    ".pb": "a TensorFlow model",
+    ".pt": "a PyTorch file",
+    ".pth": "a PyTorch file",
+    ".pt2": "an exported PyTorch program",
+    ".torchscript": "a TorchScript model",
+}
+"""Suffixes of models that people hand to `load`, and what they are."""
+
 _LEVELS = {
     "notset": 0,
     "trace": 5,
@@ -258,6 +269,11 @@ class InferenceSession:
         path = Path(model)
         if not path.exists():
             raise RuntimeError(f"load: {path} does not exist")
+        if (format := FOREIGN.get(path.suffix.lower())) is not None:
+            raise RuntimeError(
+                f"load: {path} is {format}, which is not read here; build a max.graph.Graph with its weights "
+                "(max.graph.weights reads safetensors, GGUF and PyTorch files)"
+            )
         try:
             return Graph(path.stem, path=path), saved_weights(path)
         except (ValueError, OSError) as error:

@@ -32,6 +32,7 @@ from max.nn.kv_cache.cache_values import PagedCacheValues
 
 __all__ = [
     "apply_penalties_to_logits",
+    "flash_attention_gpu",
     "flash_attention_ragged",
     "fused_qk_ragged_rope",
     "fused_qkv_ragged_matmul",
@@ -62,6 +63,20 @@ def _check(op: str, what: str, value: TensorValue, dtype: DType, rank: int) -> N
 def _check_ragged(op: str, input_row_offsets: TensorValue, layer_idx: TensorValue) -> None:
     _check(op, "input_row_offsets", input_row_offsets, DType.uint32, 1)
     _check(op, "layer_idx", layer_idx, DType.uint32, 0)
+
+
+def _check_mask(op: str, mask: MHAMaskVariant, window: int) -> None:
+    if mask not in MASKS:
+        raise NotImplementedError(
+            f"{op}: the mask {mask.name} has no kernel yet; there are "
+            f"{', '.join(m.name for m in MASKS)}"
+        )
+    windowed = (MHAMaskVariant.CHUNKED_CAUSAL_MASK, MHAMaskVariant.SLIDING_WINDOW_CAUSAL_MASK)
+    if mask in windowed and window < 1:
+        raise ValueError(
+            f"{op}: the mask {mask.name} with local_window_size {window}; expected a positive "
+            "number of tokens"
+        )
 
 
 def _check_cache(op: str, params: KVCacheParams, kv: PagedCacheValues) -> None:
@@ -300,17 +315,7 @@ def flash_attention_ragged(
     op = "flash_attention_ragged"
     if sink_weights is not None:
         raise NotImplementedError(f"{op}: sink_weights have no kernel yet")
-    if mask_variant not in MASKS:
-        raise NotImplementedError(
-            f"{op}: the mask {mask_variant.name} has no kernel yet; there are "
-            f"{', '.join(m.name for m in MASKS)}"
-        )
-    windowed = (MHAMaskVariant.CHUNKED_CAUSAL_MASK, MHAMaskVariant.SLIDING_WINDOW_CAUSAL_MASK)
-    if mask_variant in windowed and local_window_size < 1:
-        raise ValueError(
-            f"{op}: the mask {mask_variant.name} with local_window_size {local_window_size}; "
-            "expected a positive number of tokens"
-        )
+    _check_mask(op, mask_variant, local_window_size)
     _check_ragged(op, input_row_offsets, layer_idx)
     _check_cache(op, kv_params, kv_collection)
     heads = kv_params.n_kv_heads_per_device
@@ -334,6 +339,97 @@ def flash_attention_ragged(
         out_types=[TensorType(out_dtype or input.dtype, input.shape, input.device)],
         parameters={"mask": MASKS[mask_variant], "local_window_size": local_window_size},
     )[0].tensor
+
+
+def flash_attention_gpu(
+    q: TensorValue,
+    k: TensorValue,
+    v: TensorValue,
+    mask_variant: MHAMaskVariant,
+    scale: float,
+    local_window_size: int = -1,
+    valid_length: TensorValue | None = None,
+) -> TensorValue:
+    """``softmax(scale * q kᵀ + mask) v`` of padded sequences, on any device.
+
+    Sums and softmax are computed in float32. Query head ``i`` takes key head ``i // (n_heads // kv_heads)``.
+
+    Args:
+        q: The queries ``[batch, seq_len, n_heads, head_dim]``.
+        k: The keys ``[batch, seq_len, kv_heads, head_dim]``; without a mask their number is their own.
+        v: The values, of the shape of the keys.
+        mask_variant: Which keys a query sees.
+        scale: What scores are multiplied by.
+        local_window_size: The window of the sliding mask, the chunk of the chunked one.
+        valid_length: The length of each sequence, uint32 ``[batch]``: keys behind it are not seen, and rows behind it
+            have no meaning.
+
+    Returns:
+        The attended values, of the queries' shape and dtype.
+
+    Raises:
+        ValueError: A shape does not fit, or the window is missing.
+        TypeError: A dtype does not fit.
+        NotImplementedError: There is no kernel for the mask.
+    """
+    op = "flash_attention_gpu"
+    _check_mask(op, mask_variant, local_window_size)
+    for what, value in (("q", q), ("k", k), ("v", v)):
+        if value.rank != 4 or value.dtype is not q.dtype:
+            raise ValueError(f"{op}: {what} is {value!r}, expected {q.dtype.name} of rank 4")
+    batch, length, heads, size = q.shape
+    keys, kv_heads = k.shape[1], k.shape[2]
+    if k.shape != v.shape or k.shape[0] != batch or k.shape[3] != size:
+        raise ValueError(f"{op}: queries {q!r}, keys {k!r} and values {v!r} do not go together")
+    if mask_variant is not MHAMaskVariant.NULL_MASK and keys != length:
+        raise ValueError(
+            f"{op}: {length} queries and {keys} keys; with the mask {mask_variant.name} there are as "
+            "many of both"
+        )
+    if int(heads) % int(kv_heads):
+        raise ValueError(f"{op}: {heads} query heads cannot share {kv_heads} key heads")
+    group = int(heads) // int(kv_heads)
+    # heads of one key head are rows of one product: [batch, kv_heads, group, tokens, size]
+    rows = ops.permute(
+        ops.reshape(ops.cast(q, DType.float32), [batch, length, kv_heads, group, size]),
+        [0, 2, 3, 1, 4],
+    )
+    columns, values = (
+        ops.unsqueeze(ops.permute(ops.cast(x, DType.float32), [0, 2, 1, 3]), 2) for x in (k, v)
+    )
+    scores = ops.matmul(rows, ops.transpose(columns, 3, 4)) * scale
+    seen = _seen(length, keys, mask_variant, local_window_size, q.device)
+    if valid_length is not None:
+        _check(op, "valid_length", valid_length, DType.uint32, 1)
+        lengths = ops.reshape(ops.cast(valid_length, DType.int64), [batch, 1, 1, 1, 1])
+        inside = ops.greater(lengths, _positions(keys, q.device))
+        seen = inside if seen is None else ops.logical_and(seen, inside)
+    if seen is not None:
+        # not -inf: a row that sees nothing is no NaN
+        hidden = ops.constant(float(np.finfo(np.float32).min), DType.float32, q.device)
+        scores = ops.where(seen, scores, hidden)
+    attended = ops.permute(ops.matmul(ops.softmax(scores), values), [0, 3, 1, 2, 4])
+    return ops.cast(ops.reshape(attended, q.shape), q.dtype)
+
+
+def _positions(length: Dim, device: DeviceRef) -> TensorValue:
+    return ops.range(0, length, 1, out_dim=length, dtype=DType.int64, device=device)
+
+
+def _seen(
+    length: Dim, keys: Dim, mask: MHAMaskVariant, window: int, device: DeviceRef
+) -> TensorValue | None:
+    """Which keys each query sees, ``[queries, keys]``; None for all."""
+    if mask is MHAMaskVariant.NULL_MASK:
+        return None
+    row = ops.unsqueeze(_positions(length, device), 1)
+    column = ops.unsqueeze(_positions(keys, device), 0)
+    seen = ops.greater_equal(row, column)
+    if mask is MHAMaskVariant.SLIDING_WINDOW_CAUSAL_MASK:
+        return ops.logical_and(seen, ops.greater(column + window, row))
+    if mask is MHAMaskVariant.CHUNKED_CAUSAL_MASK:
+        return ops.logical_and(seen, ops.equal(row // window, column // window))
+    return seen
 
 
 def swish_glu(a: TensorValueLike, b0: TensorValueLike, b1: TensorValueLike) -> TensorValue:
