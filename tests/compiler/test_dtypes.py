@@ -9,10 +9,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from max import _interpreter
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType, ops
+from max.graph.ops._stage import stage
 from tests.tolerance import assert_close
 
 SESSION = InferenceSession(devices=[CPU()])
@@ -175,3 +177,29 @@ def test_nan_and_infinities() -> None:
     assert np.isnan(results[7]).all() and np.isnan(results[8]).all()
     np.testing.assert_array_equal(results[9], np.isnan(x))
     np.testing.assert_array_equal(results[10], np.isfinite(x))
+
+
+@pytest.mark.parametrize("dtype", [DType.from_numpy(d) for d in INTEGERS], ids=str)
+def test_integers_by_zero_and_at_the_ends(dtype: DType) -> None:
+    """A divisor of 0 gives 0 (as max 25.7 does on the CPU), the least number by -1 wraps: compiled, folded, interpreted."""
+    info = np.iinfo(dtype.to_numpy())
+    wanted = (info.min, info.min + 1, -1, 0, 1, 2, 7, info.max)
+    ends = [number for number in wanted if number >= info.min]
+    x, y = (np.ravel(side) for side in np.meshgrid(*[np.array(ends, dtype.to_numpy())] * 2))
+    with Graph("divide", input_types=[TensorType(dtype, ["n"], DeviceRef.CPU())] * 2) as graph:
+        operands = [value.tensor for value in graph.inputs]
+        folded = [ops.constant(side, device=DeviceRef.CPU()) for side in (x, y)]
+        results = [stage(op, pair) for op in ("div", "mod") for pair in (operands, folded)]
+        # lanes of a row's end, in a region with other ops
+        results.append(operands[0] % operands[1] + 1)
+        graph.output(*results)
+    kernels = SESSION.load(graph)
+    with np.errstate(all="ignore"):
+        quotients, remainders = x // y, x % y
+    quotients[y == 0] = remainders[y == 0] = 0
+    for outputs in (kernels.execute(x, y), _interpreter.run(graph, [x, y])):
+        arrays = [np.from_dlpack(out) if hasattr(out, "to_numpy") else out for out in outputs]
+        for array, expected in zip(
+            arrays, [quotients] * 2 + [remainders] * 2 + [remainders + 1], strict=True
+        ):
+            np.testing.assert_array_equal(array, expected.astype(dtype.to_numpy()))

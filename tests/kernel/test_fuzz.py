@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from max import kernel as k
-from tests.kernel.harness import both
+from tests.kernel.harness import both, compiled, interpreted
 
 WIDTH = 4
 
@@ -37,14 +37,24 @@ class Program:
             f"({p} + {q})",
             f"({p} - {q})",
             f"({p} * {self.random.randint(-3, 3)})",
-            f"({p} // {self.pick('2', '3', '-4', '7')})",
-            f"({p} % {self.pick('2', '3', '5')})",
+            f"({p} // {self.divisor(q)})",
+            f"({p} % {self.divisor(q)})",
             f"k.min({p}, {q})",
             f"k.max({p}, {q})",
             f"({p} if {self.condition(depth - 1)} else {q})",
             f"({p} & 63 | 2)",
             f"helper({p}, {q})",
         )
+
+    def divisor(self, q: str) -> str:
+        """A literal, a size, or, rarely, what may be 0."""
+        if self.random.random() < 0.1:
+            return self.pick(q, "n", "k.max(n, 0)")
+        size = "data.shape[0]"
+        return self.pick(
+            "2", "3", "-4", "-1", "7", size, f"k.min({size}, {size} * 2)", f"k.max({q}, 1)",
+            f"(abs({q}) + 1)", f"-({size} + 1)", f"({q} | 1)", f"({q} & 7 | 8)",
+        )  # fmt: skip
 
     def small(self) -> str:
         """An f32 that stays exact."""
@@ -155,9 +165,14 @@ class Program:
 def check(seed: int, n: int) -> None:
     text = Program(seed).text()
     fn = k.from_source(text, "program", {"k": k})
-    data = np.arange(8) * 3 - 7
+    args = [np.zeros(3, np.int64), np.zeros((6, WIDTH), np.float32), np.arange(8) * 3 - 7, np.int64(n)]  # fmt: skip
     try:
-        both(fn, [np.zeros(3, np.int64), np.zeros((6, WIDTH), np.float32), data, np.int64(n)])
+        try:
+            both(fn, args)
+        except ZeroDivisionError:
+            for run in (compiled, interpreted):
+                with pytest.raises(ZeroDivisionError):
+                    run(fn, args)
     except Exception as error:
         raise AssertionError(f"seed {seed}, n {n}\n{text}") from error
 

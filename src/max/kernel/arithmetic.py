@@ -361,7 +361,13 @@ class Arithmetic:
             if op == "floordiv":
                 return quotient
             return self.b.op("sub", (x, self.b.op("mul", (quotient, y), x.type)), x.type)
+        if op in ("floordiv", "mod"):
+            return self.integer_division(op, x, y)
         return self.b.op(op, (x, y), x.type)
+
+    def integer_division(self, op: str, x: Atom, y: Atom) -> Atom:
+        """``x // y`` or ``x % y`` of integers of one type."""
+        raise NotImplementedError
 
     def _at_compile_time(self, op: str, a: Any, b: Any) -> Any:
         try:

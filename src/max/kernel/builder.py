@@ -22,6 +22,8 @@ _FIXED = frozenset(
         "atomic_add",
         "floordiv",
         "mod",
+        "udiv",
+        "umod",
         "libm",
     }
 )
@@ -32,7 +34,16 @@ _IMPURE = frozenset({"load", "masked_load", "gather", "masked_gather", "read", "
 class Scope:
     """A body under construction."""
 
-    __slots__ = ("body", "generation", "home", "home_generation", "is_open", "kind")
+    __slots__ = (
+        "body",
+        "generation",
+        "home",
+        "home_generation",
+        "is_open",
+        "kind",
+        "nonzero",
+        "positive",
+    )
 
     def __init__(self, kind: str) -> None:
         self.kind = kind  # "loop" bodies let invariant values out
@@ -41,11 +52,16 @@ class Scope:
         self.home: Scope | None = None  # the scope that this one's statements were moved to
         self.home_generation = 0
         self.generation = 0  # grows when statements are dropped
+        self.positive: set[int] = set()  # values known to be greater than 0 in this body
+        self.nonzero: set[int] = set()  # values known to differ from 0 in this body
 
     def forget(self, length: int) -> None:
         """Drops the statements from ``length`` on."""
         del self.body[length:]
         self.generation += 1
+        # what was known may have been what a dropped test said
+        self.positive.clear()
+        self.nonzero.clear()
 
 
 class Builder:
@@ -59,6 +75,10 @@ class Builder:
         self.line = 0
         self.constants: dict[Any, Const] = {}
         self.shared: dict[Any, tuple[Ref, Scope, int]] = {}
+        self.definitions: dict[int, Let] = {}
+        """Scalar and vector values that are no memory accesses, by the numbers of their names."""
+        self.intervals: dict[int, tuple[int, int]] = {}
+        """The least and the greatest value of arguments and of variables of loops."""
 
     # ***** atoms *****
     def const(self, value: Any, type: Type) -> Const:
@@ -105,8 +125,10 @@ class Builder:
         self.next_id += 1
         ref = Ref(self.next_id, type, target)
         scope = scopes[target]
-        scope.body.append(Let(ref, name, args, attr, self.line))
+        let = Let(ref, name, args, attr, self.line)
+        scope.body.append(let)
         if key is not None:
+            self.definitions[ref.id] = let
             self.shared[key] = (ref, scope, scope.generation)
         return ref
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from max.kernel import lang
 from max.kernel.arithmetic import describe, is_number, is_runtime, plain_number
+from max.kernel.division import MAX_SIZE, note_condition
 from max.kernel.errors import KernelIndexError, KernelNameError, KernelSyntaxError, KernelValueError
 from max.kernel.expressions import Expressions, Method, RangeValue
 from max.kernel.ir import Atom, Barrier, Const, Ref
@@ -573,6 +574,7 @@ def emit_assume(fe: Expressions, cond: Any) -> None:
         fe.fail("k.assume: the condition does not hold", KernelValueError)
     if isinstance(cond, Ref):
         fe.b.effect("assume", (cond,))
+        note_condition(fe.b, fe.b.scopes[-1], cond, True)
 
 
 @_emits(lang.brief)
@@ -684,10 +686,11 @@ def context_attribute(fe: Expressions, ctx: Any, name: str) -> Any:
         return None
     if name in _CONTEXT_METHODS:
         return Method(_CONTEXT_METHODS[name], ctx)
-    if name == "worker":
-        return fe.b.op("ctx", (), INDEX, 0)
-    if name == "num_workers":
-        return fe.b.op("ctx", (), INDEX, 1)
+    if name in ("worker", "num_workers"):
+        field = ("worker", "num_workers").index(name)
+        number = fe.b.op("ctx", (), INDEX, field)
+        fe.b.intervals[number.id] = field, MAX_SIZE
+        return number
     if name == "target":
         return fe.target
     return None

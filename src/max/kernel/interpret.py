@@ -298,6 +298,7 @@ def interpret(
         positional, keywords = arguments(
             fn, args, dict(params or {}), RunContext(launch, worker, target)
         )
+        values.begin_run()
         try:
             fn(*positional, **keywords)
         except threading.BrokenBarrierError:

@@ -20,6 +20,7 @@ from max.kernel.ir import KernelIR
 from max.kernel.source import Kernel
 from max.kernel.target import Target
 from max.kernel.types import ScalarType, TensorSpec, scalar_type
+from max.kernel.values import begin_run
 
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 _BARRIER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -131,6 +132,7 @@ class _Runner:
     def __call__(self, args: int, ctx: int) -> None:
         context = _NativeContext(ctx, self.target)
         lang.push_target(self.target)
+        begin_run()
         try:
             positional, keywords = arguments(self.fn, self._views(args), dict(self.params), context)
             self.fn(*positional, **keywords)

@@ -256,9 +256,12 @@ def vectors(*args: Any) -> Iterator[tuple[int, Any]]:
     start, stop = int(start), int(stop)
     full = start + (builtins.max(stop - start, 0) // width) * width
     for j in range(start, full, width):
-        yield j, None
+        with v.tail(None):
+            yield j, None
     if full < stop:
-        yield full, Value(np.arange(width) < stop - full, bool_)
+        mask = Value(np.arange(width) < stop - full, bool_)
+        with v.tail(mask):
+            yield full, mask
 
 
 def static_range(*args: int) -> range:

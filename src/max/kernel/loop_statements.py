@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from max.kernel.arithmetic import Runtime, SlotVar, describe, is_number
+from max.kernel.division import MAX_SIZE, interval, note_chunk, note_loop, note_positive
 from max.kernel.errors import KernelSyntaxError
 from max.kernel.expressions import POISON, RangeValue, Unbound
 from max.kernel.inlining import Inlining
@@ -144,6 +145,7 @@ class Loops(Inlining):
             len(self.calls),
             self.frame,
             len(self.diagnostics),
+            len(self.tail_masks),
         )
         return (self.depth, self.loop_depth, lengths, *counts, *nesting)
 
@@ -155,6 +157,7 @@ class Loops(Inlining):
             self.loops[state[6] :],
             self.calls[state[8] :],
             self.diagnostics[state[10] :],
+            self.tail_masks[state[11] :],
         )
         self.depth, self.loop_depth, self.phases, self.scratch_bytes = (
             state[0],
@@ -188,6 +191,7 @@ class Loops(Inlining):
             loop = Loop(self.depth, False, True)
             var = self.b.ref(INDEX)
             scope = self.b.open("loop")
+            note_loop(self.b, scope, var, start, stop, domain.step)
             self.node = node.target
             self.bind_target(node.target, var)
             self.loop_body(node, loop)
@@ -320,6 +324,7 @@ class Loops(Inlining):
             self.phases = phase + 1
             begin, end = self.b.ref(INDEX), self.b.ref(INDEX)
             scope = self.b.open("loop")
+            note_chunk(self.b, scope, begin, end, total)
             self.parallel_depth += 1
             fill(begin, end)
             self.parallel_depth -= 1
@@ -354,6 +359,7 @@ class Loops(Inlining):
     ) -> None:
         var = self.b.ref(INDEX)
         scope = self.b.open("loop")
+        note_loop(self.b, scope, var, self.b.index(begin), self.b.index(end), 1)
         self.node = node.target
         self.bind_target(node.target, indices(var))
         self.loop_body(node, loop)
@@ -376,6 +382,7 @@ class Loops(Inlining):
         b.close()
         body = b.open("loop")
         position = b.read(slot, INDEX)
+        b.intervals[position.id] = 0, MAX_SIZE
         rest: Any = position
         outer: list[Any] = []
         for size in reversed(shape[1:]):
@@ -421,6 +428,7 @@ class Loops(Inlining):
             rest = self.binary("mod", count, width)
             full = b.op("sub", (count, rest), INDEX, "nsw")
         full_stop = b.add(start, full)
+        from_zero = interval(b, b.index(start))[0] >= 0
 
         def build() -> None:
             loop = Loop(self.depth, False, True)
@@ -428,9 +436,14 @@ class Loops(Inlining):
             if full != 0:
                 var = b.ref(INDEX)
                 scope = b.open("loop")
+                note_loop(b, scope, var, b.index(start), b.index(full_stop), width)
+                if from_zero:
+                    note_positive(b, scope, domain.stop)
                 self.node = node.target
                 self.bind_target(node.target, (var, None))
+                self.tail_masks.append(None)
                 self.loop_body(node, loop)
+                self.tail_masks.pop()
                 b.close()
                 b.emit(
                     For(
@@ -445,9 +458,13 @@ class Loops(Inlining):
             if rest != 0:
                 mask = self.tail_mask(rest, width)
                 tail = b.open("branch")
+                if from_zero:
+                    note_positive(b, tail, domain.stop)
                 self.node = node.target
                 self.bind_target(node.target, (b.index(full_stop), mask))
+                self.tail_masks.append(mask)
                 self.loop_body(node, loop)
+                self.tail_masks.pop()
                 b.close()
                 some = (
                     True

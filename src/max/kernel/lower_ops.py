@@ -580,6 +580,13 @@ class OpLowering:
             return
         flags = vector_name("i1", a.type.width)
         zero = "zeroinitializer" if a.type.width else "0"
+        minus_one = ""
+        if s.attr == "wrap":
+            # the least number divided by -1 traps: by 1 instead, and the quotient is set below
+            ones = _constants(a.type.width)(f"i{a.type.dtype.bits}", -1)
+            minus_one = self.temp(f"icmp eq {t} {y}, {ones}")
+            one = _constants(a.type.width)(f"i{a.type.dtype.bits}", 1)
+            y = self.temp(f"select {flags} {minus_one}, {t} {one}, {t} {y}")
         remainder = self.temp(f"{rest} {t} {x}, {y}")
         # C truncates: step down where the remainder has the other sign than the divisor
         nonzero = self.temp(f"icmp ne {t} {remainder}, {zero}")
@@ -592,7 +599,12 @@ class OpLowering:
         else:
             quotient = self.temp(f"{divide} {t} {x}, {y}")
             step = self.temp(f"sext {flags} {adjust} to {t}")
-            self.out(f"%v{s.ref.id} = add {t} {quotient}, {step}")
+            if not minus_one:
+                self.out(f"%v{s.ref.id} = add {t} {quotient}, {step}")
+                return
+            floor = self.temp(f"add {t} {quotient}, {step}")
+            negated = self.temp(f"sub {t} {zero}, {x}")
+            self.out(f"%v{s.ref.id} = select {flags} {minus_one}, {t} {negated}, {t} {floor}")
 
     def _shift(self, s: Let) -> None:
         a, b = s.args

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from max._config import dump_log, flags
 from max.kernel.arithmetic import Failure, Suppressed
+from max.kernel.division import MAX_SIZE
 from max.kernel.errors import KernelError, KernelTypeError
 from max.kernel.expressions import Frame
 from max.kernel.frontend import Frontend
@@ -270,7 +271,10 @@ class _Parameters:
 
     def _slot(self, slot: ArgSlot, type: Any) -> Any:
         self.slots.append(slot)
-        return self.fe.b.op("arg", (), type, len(self.slots) - 1)
+        value = self.fe.b.op("arg", (), type, len(self.slots) - 1)
+        if slot.kind == "dim":
+            self.fe.b.intervals[value.id] = 0, MAX_SIZE
+        return value
 
     def _view(self, spec: TensorSpec, position: int, name: str, writable: bool) -> View:
         base = self._slot(ArgSlot(position, name, "pointer", 0, spec.dtype), POINTER)

@@ -7,7 +7,7 @@ import linecache
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from max.kernel import handlers, mathlib
+from max.kernel import division, handlers, mathlib
 from max.kernel.arithmetic import Failure, SlotVar, Suppressed, describe, is_number, is_runtime
 from max.kernel.builder import Scope
 from max.kernel.errors import (
@@ -66,6 +66,8 @@ class Statements(Expressions):
         self.parallel_depth = 0
         self.loop_depth = 0
         self.loops: list[Loop] = []
+        # of the vector loops around; None for one that is not in its tail
+        self.tail_masks: list[Atom | None] = []
         self.calls: list[Location] = []
         self.diagnostics: list[Diagnostic] = []
         self.error_kind: type[KernelError] = KernelError
@@ -116,7 +118,7 @@ class Statements(Expressions):
                 self.b.line = node.lineno
             visit = self.statements.get(node.__class__)
             scopes, depth = len(self.b.scopes), self.depth
-            loops, parallel = len(self.loops), self.parallel_depth
+            loops, parallel, tails = len(self.loops), self.parallel_depth, len(self.tail_masks)
             frame, env, calls = self.frame, self.frame.env, len(self.calls)
             try:
                 if visit is None:
@@ -129,7 +131,7 @@ class Statements(Expressions):
                 if isinstance(error, Failure):
                     self.report(error)
                 self.b.unwind(scopes)
-                del self.loops[loops:], self.calls[calls:]
+                del self.loops[loops:], self.calls[calls:], self.tail_masks[tails:]
                 self.depth, self.parallel_depth, self.frame, frame.env = depth, parallel, frame, env
                 for name in assigned_names([node]):
                     self.frame.env[name] = POISON
@@ -259,6 +261,7 @@ class Statements(Expressions):
         for branch in (node.body, node.orelse):
             self.frame.env = dict(before)
             scope = self.b.open("branch")
+            division.note_condition(self.b, scope, cond, branch is node.body)
             signal = self.body(branch)
             self.b.close()
             ends.append((signal, self.frame.env, scope))
@@ -269,6 +272,7 @@ class Statements(Expressions):
         if s1 == DEAD and s2 == DEAD:
             pass
         elif s1 == DEAD or s2 == DEAD:
+            division.note_condition(self.b, self.b.scopes[-1], cond, s2 == DEAD)
             survivor = env2 if s1 == DEAD else env1
             before.clear()
             before.update(survivor)
@@ -386,10 +390,22 @@ class Statements(Expressions):
         self.b.emit(Raise(len(self.messages) - 1, values, self.b.line))
 
     def guard(self, cond: Atom, exception: str, text: str, values: tuple[Atom, ...]) -> None:
+        self.refuse(self.b.op("not", (cond,), cond.type), exception, text, values)
+
+    def refuse(self, bad: Atom, exception: str, text: str, values: tuple[Atom, ...]) -> None:
+        at = self.location(self.node)
+        place = f"{at.file}:{at.line}".replace("{", "{{").replace("}", "}}")
         scope = self.b.open("branch")
-        self.raise_at_run_time(exception, text, values)
+        self.raise_at_run_time(exception, f"{text} ({place})", values)
         self.b.close()
-        self.b.emit(If(self.b.op("not", (cond,), cond.type), tuple(scope.body), (), self.b.line))
+        self.b.emit(If(bad, tuple(scope.body), (), self.b.line))
+
+    def active_lanes(self, width: int) -> Atom | None:
+        mask = self.tail_masks[-1] if self.tail_masks else None
+        return mask if mask is not None and mask.type.width == width else None
+
+    def integer_division(self, op: str, x: Atom, y: Atom) -> Atom:
+        return division.divide(self, op, x, y)
 
     def context_attribute(self, value: Any, name: str) -> Any:
         return handlers.context_attribute(self, value, name)

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -165,12 +167,54 @@ def together(*xs: Any) -> tuple[list[Array], ScalarType]:
     return arrays, dtype
 
 
+class _Tails(threading.local):
+    """The masks of the vector loops around, in this thread; None for one that is not in its tail."""
+
+    def __init__(self) -> None:
+        self.masks: list[Array | None] = []
+
+
+_tails = _Tails()
+
+
+def begin_run() -> None:
+    """No vector loops are around, whatever an earlier run in this thread left."""
+    _tails.masks = []
+
+
+@contextmanager
+def tail(mask: Value | None) -> Generator[None]:
+    """The body of a vector loop; in its tail the lanes that the mask leaves out do not count as divisors."""
+    masks = _tails.masks
+    masks.append(None if mask is None else mask.data)
+    try:
+        yield
+    finally:
+        masks.pop()
+
+
+def _check_divisor(a: Array, b: Array, sign: str, what: str) -> None:
+    zero = b == 0
+    if b.ndim and _tails.masks and (mask := _tails.masks[-1]) is not None:
+        zero = zero & mask if mask.shape == zero.shape else zero
+    if zero.any():
+        if np.broadcast(a, b).ndim:
+            raise ZeroDivisionError(f"integer {what} by zero in a vector")
+        raise ZeroDivisionError(f"{a} {sign} 0: integer {what} by zero")
+
+
 def _mod(a: Array, b: Array) -> Array:
-    return a - np.floor(a / b) * b if a.dtype.kind == "f" else np.mod(a, b)
+    if a.dtype.kind == "f":
+        return a - np.floor(a / b) * b
+    _check_divisor(a, b, "%", "modulo")
+    return np.mod(a, b)
 
 
 def _floordiv(a: Array, b: Array) -> Array:
-    return np.floor(a / b) if a.dtype.kind == "f" else np.floor_divide(a, b)
+    if a.dtype.kind == "f":
+        return np.floor(a / b)
+    _check_divisor(a, b, "//", "division")
+    return np.floor_divide(a, b)
 
 
 def _shift(fn: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:

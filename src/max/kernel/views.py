@@ -72,7 +72,15 @@ class Host(Arithmetic):
         raise NotImplementedError
 
     def guard(self, cond: Atom, exception: str, text: str, values: tuple[Atom, ...]) -> None:
-        """Emits ``if not cond: raise``."""
+        """Emits ``if not cond: raise``; the message gets the place in the source."""
+        raise NotImplementedError
+
+    def refuse(self, bad: Atom, exception: str, text: str, values: tuple[Atom, ...]) -> None:
+        """Emits ``if bad: raise``; the message gets the place in the source."""
+        raise NotImplementedError
+
+    def active_lanes(self, width: int) -> Atom | None:
+        """The mask of the vector loop's tail that is being compiled, where vectors have its width."""
         raise NotImplementedError
 
 

@@ -99,12 +99,9 @@ def _by_kind(floats: Writer, integers: Writer) -> Writer:
     return lambda dtype, attr, args: (floats if dtype.is_float() else integers)(dtype, attr, args)
 
 
-def _integer(name: str) -> Writer:
-    def call(dtype: DType, attr: str, args: Sequence[str]) -> str:
-        kind = "signed" if dtype.is_signed_integral() else "unsigned"
-        return f"fn.{kind}_{name}({', '.join(args)})"
-
-    return call
+def _integer_pow(dtype: DType, attr: str, args: Sequence[str]) -> str:
+    kind = "signed" if dtype.is_signed_integral() else "unsigned"
+    return f"fn.{kind}_pow({', '.join(args)})"
 
 
 _GELU = {"none": "gelu", "tanh": "gelu_tanh", "quick": "gelu_quick"}
@@ -130,9 +127,9 @@ _TABLE: dict[str, Writer] = {
     "add": _infix("+"),
     "sub": _infix("-"),
     "mul": _infix("*"),
-    "div": _by_kind(_infix("/"), _integer("div")),
-    "mod": _by_kind(_call("fn.floor_mod"), _integer("mod")),
-    "pow": _by_kind(_call("k.pow"), _integer("pow")),
+    "div": _by_kind(_infix("/"), _call("fn.floor_div")),
+    "mod": _by_kind(_call("fn.floor_mod"), _call("fn.integer_mod")),
+    "pow": _by_kind(_call("k.pow"), _integer_pow),
     "and": _infix("&"),
     "or": _infix("|"),
     "xor": _infix("^"),

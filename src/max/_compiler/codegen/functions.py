@@ -10,8 +10,8 @@ from typing import Any
 from max import kernel as k
 
 __all__ = [
-    "acos", "floor_mod", "gelu", "gelu_quick", "gelu_tanh", "signed_div", "signed_mod", "signed_pow",
-    "unsigned_div", "unsigned_mod", "unsigned_pow",
+    "acos", "floor_div", "floor_mod", "gelu", "gelu_quick", "gelu_tanh", "integer_mod", "signed_pow",
+    "unsigned_pow",
 ]  # fmt: skip
 
 
@@ -66,30 +66,15 @@ def floor_mod(x: Any, y: Any) -> Any:
 
 
 @k.inline
-def signed_div(x: Any, y: Any) -> Any:
-    """Floor division; 0 where `y` is 0, and wrapped where the quotient has no room."""
-    safe = k.select((y == 0) | (y == -1), 1, y)
-    return k.select(y == 0, 0, k.select(y == -1, -x, x // safe))
-
-
-@k.inline
-def unsigned_div(x: Any, y: Any) -> Any:
-    """Division rounded down; 0 where `y` is 0."""
+def floor_div(x: Any, y: Any) -> Any:
+    """Division of integers, rounded down; 0 where `y` is 0."""
     return k.select(y == 0, 0, x // k.select(y == 0, 1, y))
 
 
 @k.inline
-def signed_mod(x: Any, y: Any) -> Any:
-    """The remainder with the sign of `y`; 0 where `y` is 0."""
-    safe = k.select((y == 0) | (y == -1), 1, y)
-    return k.select((y == 0) | (y == -1), 0, x - (x // safe) * safe)
-
-
-@k.inline
-def unsigned_mod(x: Any, y: Any) -> Any:
-    """The remainder; 0 where `y` is 0."""
-    safe = k.select(y == 0, 1, y)
-    return k.select(y == 0, 0, x - (x // safe) * safe)
+def integer_mod(x: Any, y: Any) -> Any:
+    """The remainder of integers, with the sign of `y`; 0 where `y` is 0."""
+    return k.select(y == 0, 0, x % k.select(y == 0, 1, y))
 
 
 @k.inline
