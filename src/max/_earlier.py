@@ -19,6 +19,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
+from max import _absent
+
 LIB = "max.pipelines.lib."
 
 MODULES: dict[str, tuple[str, ...]] = {
@@ -196,7 +198,7 @@ def earlier_names(module: str, own: Mapping[str, str] | None = None) -> Callable
 
     def lookup(name: str) -> Any:
         if name not in names:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+            raise _absent.missing(module, name)
         where, last = names[name], name
         # modules are lower case, classes are not
         if where.rpartition(".")[2][0].isupper():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from max._earlier import earlier_names
 from max.dtype import DType
 
 __all__ = [
@@ -165,3 +166,6 @@ class Float8Config:
     def is_dynamic(self) -> bool:
         """Whether inputs are scaled by what they are."""
         return self.input_scale.origin is Float8ScaleOrigin.DYNAMIC
+
+
+__getattr__ = earlier_names(__name__)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from max._earlier import earlier_names
 from max.dtype import DType
 from max.graph import (
     BufferValue,
@@ -660,3 +661,6 @@ def scatter_set_constant(
         raise ValueError(f"{op}: data {tensor!r} and indices {where!r}; expected rank 2 and [n, 2]")
     values = ops.broadcast_to(ops.constant(fill_val, tensor.dtype, tensor.device), [where.shape[0]])
     ops.buffer_store(buffer, ops.scatter_nd(tensor, values, where))
+
+
+__getattr__ = earlier_names(__name__)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from max._earlier import earlier_names
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, DimLike, TensorValue, TensorValueLike, ops
 from max.nn.layer import Module
@@ -579,3 +580,6 @@ class LongRoPERotaryEmbedding(RotaryEmbedding):
             return scale
         # the correction is for queries and for keys
         return scale * (1 + math.log(self._stretch()) / math.log(p.original_max_position))
+
+
+__getattr__ = earlier_names(__name__)

@@ -1,5 +1,6 @@
 """Attention layers and their masks."""
 
+from max._earlier import earlier_names
 from max.nn.attention.mask_config import (
     AttentionMaskVariant,
     MHAMaskConfig,
@@ -28,3 +29,6 @@ __all__ = [
     "RaggedAttention",
     "TensorParallelAttentionWithRope",
 ]
+
+
+__getattr__ = earlier_names(__name__)

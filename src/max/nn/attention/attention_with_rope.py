@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from max._earlier import earlier_names
 from max.dtype import DType
 from max.graph import BufferValue, DeviceRef, ShardingStrategy, TensorValue, ops
 from max.nn._sharding import check_strategy, part_of, shard_devices
@@ -436,3 +437,6 @@ class DataParallelAttentionWithRope(_AttentionOverDevices):
             ValueError: The number of values is not that of the devices, or a shape does not fit.
         """
         return self._each(layer_idx, x, kv_collections, freqs_cis, input_row_offsets)
+
+
+__getattr__ = earlier_names(__name__)

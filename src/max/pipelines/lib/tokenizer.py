@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from max._earlier import earlier_names
 from max.interfaces import (
     BaseContextType,
     PipelineTokenizer,
@@ -439,3 +440,6 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
             "model_name": request.model_name,
             "target_endpoint": request.target_endpoint,
         }
+
+
+__getattr__ = earlier_names(__name__)

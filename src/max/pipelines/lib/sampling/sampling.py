@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from max._earlier import earlier_names
 from max.driver import Tensor
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
@@ -114,3 +115,6 @@ def token_sampler(
         else:
             graph.output(tokens)
     return graph
+
+
+__getattr__ = earlier_names(__name__)

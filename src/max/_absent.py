@@ -1,0 +1,136 @@
+"""Documented parts of MAX that this release lacks, and what does their work here.
+
+One table of patterns. A finder at the end of `sys.meta_path` tells of modules, a module's ``__getattr__``
+(`max._earlier`) of names. What exists is found before either is asked.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+_GRAPHS = "Stage a max.graph.Graph, and run it with max.engine.InferenceSession."
+_OWN_KERNEL = "Write it with max.graph.ops, or as a custom op (docs/custom-ops.md)."
+_NO_GPU = "GPUs are not supported."
+_EXPERTS = "Layers of experts are absent; write them as a max.nn.Module."
+_FLOAT8 = "Cast to DType.float8_e4m3fn and back with ops.cast, and multiply what it gives."
+_ADAPTERS = "LoRA adapters are absent; merge one into the weights before they are loaded."
+_LATENT = "Multi-head latent attention is absent; max.nn.AttentionWithRope is attention with GQA."
+_DRAFTS = "Speculative decoding is absent; TextGenerationPipeline generates without a draft model."
+_FORMATS = "Weights in GGUF and GPTQ encodings are for max.nn.Linear and max.nn.GPTQLinear."
+
+ABSENT: dict[str, str] = {
+    "max.diagnostics": _NO_GPU,
+    "max.experimental": f"Eager tensors are absent. {_GRAPHS}",
+    "max.nn.module_v3": f"It builds on eager tensors, which are absent; use max.nn.Module. {_GRAPHS}",
+    "max.profiler": "Model.profile(), InferenceSession.profile() and MAX_PROFILE=1 show where the time goes.",
+    "max.serve": "max.entrypoints.llm.LLM runs prompts from any thread, `max generate` one of them.",
+    "max.benchmark": "`max generate --num-warmups 1` times a prompt.",
+    "max.support": "It is of MAX's own tools.",
+    "max.nn.hooks": "Call a layer's parts yourself, and add what they give to the graph's outputs.",
+    "max.nn.lora": _ADAPTERS,
+    "max.nn.*LoRA*": _ADAPTERS,
+    "max.pipelines.lib.*lora*": _ADAPTERS,
+    "max.nn.moe": _EXPERTS,
+    "max.nn.MoE*": _EXPERTS,
+    "max.nn.sampling": "max.pipelines.lib.sampling has the graphs that pick tokens.",
+    "max.nn.*Sampler*": "max.pipelines.lib.sampling has the graphs that pick tokens.",
+    "max.nn.attention.multi_latent_attention": _LATENT,
+    "max.nn.*LatentAttention*": _LATENT,
+    "max.nn.attention.*.GGUFQAttentionWithRope": _FORMATS,
+    "max.nn.attention.*.GPTQAttentionWithRope": _FORMATS,
+    "max.nn.GGUFQAttentionWithRope": _FORMATS,
+    "max.nn.GPTQAttentionWithRope": _FORMATS,
+    "max.nn.*GPTQLinearV1": _FORMATS,
+    "max.nn.attention.*.AttentionWithRopeNoOpaque": "max.nn.AttentionWithRope is attention over the paged cache.",
+    "max.nn.*DynamicRotaryEmbedding": "max.nn.RotaryEmbedding with max_seq_len for the longest sequence does its work.",
+    "max.nn.*parse_float8_config": _FLOAT8,
+    "max.nn.kernels.*fp8*": _FLOAT8,
+    "max.nn.kernels.*float8*": _FLOAT8,
+    "max.nn.kernels.*e4m3*": _FLOAT8,
+    "max.nn.kernels.dynamic_scaled_matmul": _FLOAT8,
+    "max.nn.kernels.*quantized": _FORMATS,
+    "max.nn.kernels.flare_mla_*": _LATENT,
+    "max.nn.kernels.*_gpu": f"{_NO_GPU} max.nn.kernels.flash_attention_ragged runs on the CPU.",
+    "max.nn.kernels.*lora*": _ADAPTERS,
+    "max.nn.kernels.sgmv_*": _ADAPTERS,
+    "max.nn.kernels.grouped_*": _EXPERTS,
+    "max.nn.kernels.moe_*": _EXPERTS,
+    **dict.fromkeys(
+        (
+            f"max.nn.kernels.{name}"
+            for name in (
+                "cross_attention_ragged", "k_cache_to_buffer", "kv_cache_get_max_seq_len",
+                "kv_cache_ragged_radd", "matmul_k_cache_ragged", "rms_norm_key_cache",
+                "update_frequency_data",
+            )
+        ),
+        _OWN_KERNEL,
+    ),  # fmt: skip
+    "max.pipelines.architectures.*": "There is llama3; --custom-architectures adds your own (docs/pipelines.md).",
+    "max.pipelines.lib.embeddings_pipeline": "Only text generation is there.",
+    "max.pipelines.*EmbeddingsPipeline": "Only text generation is there.",
+    "max.pipelines.*speculative_decoding": _DRAFTS,
+    "max.pipelines.*SpeculativeDecoding*": _DRAFTS,
+    "max.pipelines.*rejection_sampler*": _DRAFTS,
+    "max.pipelines.*TextAndVisionTokenizer": "Models of images are absent; TextTokenizer is for text.",
+    "modular.engine": "Its work is done by max.engine.InferenceSession, which loads a max.graph.Graph.",
+}  # fmt: skip
+"""Patterns of dotted names, and what to do instead. A pattern stands for all that is in what it names, too."""
+
+
+def message(name: str) -> str | None:
+    """What to say of a name that was not found; None where MAX has none either.
+
+    Args:
+        name: Its dotted name.
+    """
+    parts = name.split(".")
+    for end in range(2, len(parts) + 1):
+        found = ".".join(parts[:end])
+        for pattern, instead in ABSENT.items():
+            if fnmatchcase(found, pattern):
+                return f"{found} is not in this release. {instead}"
+    return None
+
+
+def missing(module: str, name: str, depth: int = 2) -> AttributeError | ImportError:
+    """The error for a name that a module has not.
+
+    Args:
+        module: The module.
+        name: The name.
+        depth: How many calls up the user's frame is.
+    """
+    text = message(f"{module}.{name}")
+    if text is None:
+        text = f"module {module!r} has no attribute {name!r}"
+    else:
+        frame = sys._getframe(depth)
+        # `from module import name` would put a text of its own in the place of an AttributeError's
+        if frame.f_code.co_code[frame.f_lasti] == dis.opmap["IMPORT_FROM"]:
+            return ImportError(text, name=module)
+    return AttributeError(text, name=name, obj=sys.modules.get(module))
+
+
+class _Finder(MetaPathFinder):
+    """Tells of modules that are absent; finds none."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname.startswith(("max.", "modular.")) and (text := message(fullname)):
+            # with the module's name `from package import module` would put a text of its own in its place
+            raise ModuleNotFoundError(text)
+        return None
+
+
+def install() -> None:
+    """Lets imports of absent modules say that they are."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.append(_Finder())

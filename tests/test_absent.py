@@ -1,0 +1,73 @@
+"""Documented names that this release lacks say so, whichever way they are asked for."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+from max import _absent
+
+IMPORTS = [
+    "import max.experimental.tensor",
+    "from max import experimental",
+    "from max.experimental import functional as F",
+    "import max.profiler",
+    "from max.serve import config",
+    "from max.nn.module_v3 import Linear",
+    "from max.nn import MoE",
+    "from max.nn.lora import LinearLoRA",
+    "from max.nn.kernels import moe_create_indices, sgmv_kernel",
+    "from max.nn.kernels import quantize_static_scaled_float8",
+    "from max.nn.attention.multi_latent_attention import LatentAttentionWithRope",
+    "from max.pipelines.lib.tokenizer import TextAndVisionTokenizer",
+    "from max.pipelines.lib import EmbeddingsPipeline",
+    "from max.pipelines.architectures.mistral import model",
+    "from max.diagnostics import gpu",
+    "import modular.engine",
+    "from modular.engine import InferenceSession",
+]
+
+
+@pytest.mark.parametrize("line", IMPORTS)
+def test_an_import_says_that_it_is_absent_and_what_to_do_instead(line: str) -> None:
+    """In a process of its own, that an import of another test may not have changed."""
+    code = f"try:\n    {line}\nexcept ImportError as e:\n    print(e)\nelse:\n    print('found')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    # what a later version has is no longer absent
+    assert " is not in this release. " in done.stdout or done.stdout == "found\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [("max", "experimental"), ("max.nn", "MoE"), ("max.nn.kernels", "flare_mla_decode_ragged")],
+)
+def test_an_attribute_too(module: str, name: str) -> None:
+    found = importlib.import_module(module)
+    assert not hasattr(found, name)
+    with pytest.raises(AttributeError, match=f"{module}.{name} is not in this release"):
+        getattr(found, name)
+
+
+def test_names_that_max_has_not_are_told_as_python_does() -> None:
+    kernels = importlib.import_module("max.nn.kernels")
+    with pytest.raises(
+        AttributeError, match=r"module 'max\.nn\.kernels' has no attribute"
+    ) as error:
+        _ = kernels.flash_attention_raged
+    assert error.value.obj is kernels and error.value.name == "flash_attention_raged"
+    with pytest.raises(ImportError, match="cannot import name 'nothing' from 'max.nn.kernels'"):
+        exec("from max.nn.kernels import nothing")
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'max\.nothing'"):
+        importlib.import_module("max.nothing")
+
+
+def test_each_entry_says_what_to_do() -> None:
+    for pattern, instead in _absent.ABSENT.items():
+        assert pattern.startswith(("max.", "modular.")) and instead.endswith(".")
+        plain = pattern.replace("*", "X")
+        assert _absent.message(f"{plain}.below") == _absent.message(plain)
+        assert _absent.message(plain) is not None
+    assert _absent.message("max.graph.ops.add") is None and _absent.message("numpy.nothing") is None
