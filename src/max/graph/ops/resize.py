@@ -94,11 +94,10 @@ def fold(
             f"the result is {output_size!r}, expected height and width"
         )
     taps = kernel[0] * kernel[1]
-    channels = x.mlir_type.shape[1].exact_quotient(taps)
-    if channels is None:
+    depth = x.mlir_type.shape[1]
+    if depth.is_static and depth.value % taps:
         raise ValueError(
-            f"fold: axis 1 of {x.mlir_type.short} is {x.shape[1]}, which is not known to be a multiple "
-            f"of {taps}, the elements of a window"
+            f"fold: axis 1 of {x.mlir_type.short} is no multiple of {taps}, the elements of a window"
         )
     attrs = {
         "kernel": kernel,
@@ -108,7 +107,7 @@ def fold(
     }
     result = mlir.TensorType.get(
         x.dtype,
-        (x.mlir_type.shape[0], channels, *(Dim(n).expr for n in size)),
+        (x.mlir_type.shape[0], depth // taps, *(Dim(n).expr for n in size)),
         x.mlir_type.device,
     )
     return stage("fold", (x,), attrs, result)

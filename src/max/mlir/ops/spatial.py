@@ -63,6 +63,12 @@ def _operands(op: str, types: Types, ranks: Sequence[int]) -> tuple[TensorType, 
     return x, weight
 
 
+def _differ(x: DimExpr, y: DimExpr) -> bool:
+    """Whether two dimensions can never be equal."""
+    missing = x - y
+    return missing.is_static and missing.value != 0
+
+
 def _infer_conv(types: Types, attrs: Attrs) -> Types:
     x, weight = _operands("conv", types, (4, 5))
     _counts("conv", attrs, x.rank - 2)
@@ -70,15 +76,15 @@ def _infer_conv(types: Types, attrs: Attrs) -> Types:
     if groups < 1:
         raise ValueError(f"conv: groups is {groups}, expected 1 or more")
     channels, features = weight.shape[-2:]
-    if channels * groups != x.shape[-1]:
+    if _differ(channels * groups, x.shape[-1]):
         raise ValueError(
             f"conv: the input {x.short} has {x.shape[-1]} channels; the filter {weight.short} takes "
             f"{channels} in each of {groups} groups"
         )
-    if features.exact_quotient(groups) is None:
+    if features.is_static and features.value % groups:
         raise ValueError(
-            f"conv: the filter {weight.short} gives {features} channels, which is not known to be a "
-            f"multiple of groups, {groups}"
+            f"conv: the filter {weight.short} gives {features} channels, which is no multiple of "
+            f"groups, {groups}"
         )
     padding: tuple[int, ...] = attrs["padding"]
     sizes = [
@@ -91,15 +97,41 @@ def _infer_conv(types: Types, attrs: Attrs) -> Types:
     return (x.with_shape([x.shape[0], *sizes, features]),)
 
 
+def _conv_conditions(operands: Types, results: Types, attrs: Attrs) -> list[Condition]:
+    x, weight = tensor("conv", operands, 0), tensor("conv", operands, 1)
+    groups: int = attrs["groups"]
+    channels, features = weight.shape[-2:]
+    found = [
+        Condition.equal(
+            x.shape[-1],
+            channels * groups,
+            f"conv: the channels of {x.short} are not those of {groups} groups of {weight.short}",
+        )
+    ]
+    if groups > 1:
+        message = f"conv: the features of {weight.short} are no multiple of groups, {groups}"
+        found.append(Condition.equal(features, features // groups * groups, message))
+    return found
+
+
 _WINDOW = {"stride": tuple, "dilation": tuple, "padding": tuple}
 
-define(OpSpec("mo.conv", (2, 2), 1, attributes={**_WINDOW, "groups": int}, infer=_infer_conv))
+define(
+    OpSpec(
+        "mo.conv",
+        (2, 2),
+        1,
+        attributes={**_WINDOW, "groups": int},
+        infer=_infer_conv,
+        conditions=_conv_conditions,
+    )
+)
 
 
 def _infer_conv_transpose(types: Types, attrs: Attrs) -> Types:
     x, weight = _operands("conv_transpose", types, (4,))
     _counts("conv_transpose", attrs, 2)
-    if weight.shape[-2] != x.shape[-1]:
+    if _differ(weight.shape[-2], x.shape[-1]):
         raise ValueError(
             f"conv_transpose: the input {x.short} has {x.shape[-1]} channels, the filter "
             f"{weight.short} takes {weight.shape[-2]}"
@@ -128,6 +160,14 @@ def _infer_conv_transpose(types: Types, attrs: Attrs) -> Types:
     return (x.with_shape([x.shape[0], *sizes, weight.shape[-1]]),)
 
 
+def _conv_transpose_conditions(
+    operands: Types, results: Types, attrs: Attrs
+) -> list[Condition]:
+    x, weight = tensor("conv_transpose", operands, 0), tensor("conv_transpose", operands, 1)
+    message = f"conv_transpose: the channels of {x.short} are not those of {weight.short}"
+    return [Condition.equal(x.shape[-1], weight.shape[-2], message)]
+
+
 define(
     OpSpec(
         "mo.conv_transpose",
@@ -135,6 +175,7 @@ define(
         1,
         attributes={**_WINDOW, "output_padding": tuple},
         infer=_infer_conv_transpose,
+        conditions=_conv_transpose_conditions,
     )
 )
 
@@ -255,7 +296,7 @@ def _check_fold(operands: Types, results: Types, attrs: Attrs) -> None:
             f"fold: {x.short} to {y.short}; expected numbers [N, C * kernel, L] to [N, C, H, W]"
         )
     taps = int(attrs["kernel"][0]) * int(attrs["kernel"][1])
-    if y.shape[0] != x.shape[0] or y.shape[1] * taps != x.shape[1]:
+    if y.shape[0] != x.shape[0] or _differ(y.shape[1] * taps, x.shape[1]):
         raise ValueError(
             f"fold: axis 1 of {x.short} must be C * {taps}, the window's elements, for {y.short}"
         )
@@ -285,6 +326,9 @@ def _fold_conditions(operands: Types, results: Types, attrs: Attrs) -> list[Cond
         )
         for i, count in enumerate(windows)
     ]
+    taps = int(attrs["kernel"][0]) * int(attrs["kernel"][1])
+    message = f"fold: axis 1 of {x.short} is no multiple of {taps}, the elements of a window"
+    fits.append(Condition.equal(x.shape[1], y.shape[1] * taps, message))
     message = f"fold: {x.short} has {x.shape[2]} blocks, which do not fill {y.short}"
     return [*fits, Condition.equal(x.shape[2], reduce(mul, windows), message)]
 
