@@ -396,6 +396,44 @@ def test_weight_on_a_device() -> None:
     assert "mo.transfer" not in str(graph) and "gpu:0" in str(graph)
 
 
+def test_branches_share_weights_of_one_name() -> None:
+    def weight(size: int = 2) -> Weight:
+        return Weight("w", DType.float32, (size,), CPU)
+
+    def forward(x: TensorValue, pick: TensorValue) -> Any:
+        return ops.cond(pick, [x.type], lambda: weight() + x, lambda: weight() * x)
+
+    graph = Graph("g", forward, [f32(2), TensorType(DType.bool, [], CPU)])
+    x, w = np.array([2, 3], np.float32), np.array([5, 7], np.float32)
+    for pick, expected in ((True, x + w), (False, x * w)):
+        (out,) = _interpreter.run(graph, [x, np.array(pick)], {"w": w})
+        np.testing.assert_array_equal(out, expected)
+    for wrong in (
+        lambda x, pick: ops.cond(pick, [x.type], lambda: weight() + x, lambda: weight(1) * x),
+        lambda x, pick: ops.cond(pick, [x.type], lambda: weight() + weight() + x, lambda: x),
+    ):
+        with pytest.raises(ValueError, match="another weight of the name 'w'"):
+            Graph("g", wrong, [f32(2), TensorType(DType.bool, [], CPU)])
+    with Graph("g", input_types=[f32(2), TensorType(DType.bool, [], CPU)]) as graph:
+        x, pick = (v.tensor for v in graph.inputs)
+        graph.add_weight(weight())
+        with pytest.raises(ValueError, match="another weight of the name 'w'"):
+            forward(x, pick)
+
+
+def test_placeholders_in_subgraphs_are_named_by_calls() -> None:
+    def body(x: TensorValue) -> TensorValue:
+        return x + Weight("w", DType.float32, (2,), CPU, _placeholder=True)
+
+    with Graph("g", input_types=[f32(2)]) as graph:
+        sub = graph.add_subgraph("layer", body, [f32(2)])
+        (x,) = ops.call(sub, graph.inputs[0], prefix="0.")
+        graph.output(*ops.call(sub, x, prefix="1."))
+    weights = {"0.w": np.array([1, 2], np.float32), "1.w": np.array([10, 20], np.float32)}
+    (out,) = _interpreter.run(graph, [np.zeros(2, np.float32)], weights)
+    assert out.tolist() == [11, 22]
+
+
 def test_weight_errors() -> None:
     w = Weight("w", DType.float32, (2,), CPU)
     with pytest.raises(LookupError, match="no graph is being built"):
@@ -404,8 +442,8 @@ def test_weight_errors() -> None:
         graph.add_weight(w)
         with pytest.raises(ValueError, match="another weight of the name 'w' is in the graph"):
             graph.add_weight(Weight("w", DType.float32, (2,), CPU))
-        with pytest.raises(ValueError, match="Weight 'p' is a placeholder"):
-            Weight("p", DType.float32, (2,), CPU, _placeholder=True) + 1
+        with pytest.raises(ValueError, match="the outputs are not set yet"):
+            _ = graph.output_types
     with pytest.raises(ValueError, match="the name is empty"):
         Weight("", DType.float32, (2,), CPU)
 

@@ -133,7 +133,10 @@ class Branch(Graph):
 
     def add_weight(self, weight: Weight, force_initial_weight_on_host: bool = True) -> TensorValue:
         """Adds a weight to the enclosing graph, whose weights the branch shares."""
-        return self.outer.add_weight(weight, force_initial_weight_on_host)
+        return self.add_weight_of(self, weight, force_initial_weight_on_host)
+
+    def add_weight_of(self, branch: Graph | None, weight: Weight, on_host: bool) -> TensorValue:
+        return self.outer.add_weight_of(branch, weight, on_host)
 
     def finish(self, outputs: Iterable[Value[Any]], has_chain: bool) -> None:
         """Sets the outputs; the branch gets its place in the module, before those that run it."""

@@ -17,6 +17,7 @@ from xdsl.dialects.builtin import FileLineColLoc, IntAttr, LocationAttr, StringA
 from xdsl.ir import Attribute, Block, BlockArgument, OpResult, Region, SSAValue
 
 from max import mlir
+from max._errors import ArgumentError
 from max.graph.kernel_library import KernelLibrary
 from max.graph.saved import load_module, save_module
 from max.graph.type import DeviceRef, Type, _ChainType
@@ -95,6 +96,8 @@ class _DeviceChainMap(MutableMapping[DeviceRef, _ChainValue]):
 class _AddedWeight(NamedTuple):
     weight: Weight
     value: TensorValue
+    branch: Graph | None
+    """The branch of a `cond` or `while_loop` that added it."""
 
 
 class _CurrentGraph:
@@ -135,7 +138,7 @@ class Graph:
         context: Not used: MLIR contexts are implicit. For compatibility.
         kernel_library: Custom ops that are loaded already.
         module: The module to build the graph in; a new one where None.
-        kwargs: More arguments of `forward`.
+        kwargs: More arguments of `forward`. Without it `output_types` is taken and not used, as programs of old give it.
 
     Raises:
         ValueError: The name is empty, or a symbol of an input type cannot be known from the inputs.
@@ -244,7 +247,7 @@ class Graph:
         kwargs: Mapping[str, Any],
     ) -> None:
         if forward is None:
-            if args or kwargs:
+            if args or set(kwargs) - {"output_types"}:
                 raise TypeError(f"Graph {self.name}: arguments for forward, but no forward")
             return
         with self:
@@ -272,7 +275,7 @@ class Graph:
     @property
     def inputs(self) -> Sequence[Value[Any]]:
         """The inputs."""
-        return [value_of(arg) for arg in self._block.args[: self._num_inputs]]
+        return tuple([value_of(arg) for arg in self._block.args[: self._num_inputs]])
 
     @property
     def has_output(self) -> bool:
@@ -316,8 +319,10 @@ class Graph:
         """The types of the outputs.
 
         Raises:
-            ValueError: The outputs are not set yet.
+            ArgumentError: The outputs are not set yet.
         """
+        if not self.has_output:
+            raise ArgumentError(f"Graph {self.name}: the outputs are not set yet")
         types = [Type.from_mlir(t) for t in self.mlir_op.output_types]
         return [t for t in types if not isinstance(t, _ChainType)]
 
@@ -471,6 +476,8 @@ class Graph:
         Raises:
             ValueError: The module has a graph of this name.
         """
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"add_subgraph: the name is {name!r}, expected text")
         root = self.root
         if name in root._subgraphs or name == root.name:
             raise ValueError(f"Graph {root.name}: there is a graph of the name {name!r} already")
@@ -510,19 +517,28 @@ class Graph:
         Raises:
             ValueError: Another weight of this name is in the graph.
         """
+        return self.add_weight_of(None, weight, force_initial_weight_on_host)
+
+    def add_weight_of(self, branch: Graph | None, weight: Weight, on_host: bool) -> TensorValue:
+        """`add_weight` for a branch of this graph. Branches share weights of one name and type.
+
+        Raises:
+            ValueError: Another weight of this name is in the graph or in the same branch, or is of another type.
+        """
         from max.graph.weight import stage_weight
 
         added = self._weights.get(weight.name)
         if added is not None:
-            if added.weight is not weight:
+            shared = added.branch not in (None, branch) and added.weight.type == weight.type
+            if added.weight is not weight and not shared:
                 raise ValueError(
                     f"Graph {self.name}: another weight of the name {weight.name!r} is in the "
                     "graph already"
                 )
             return added.value
         with self if _CURRENT.get()[-1:] != (self,) else nullcontext():
-            value = stage_weight(weight, force_initial_weight_on_host)
-        self._weights[weight.name] = _AddedWeight(weight, value)
+            value = stage_weight(weight, on_host)
+        self._weights[weight.name] = _AddedWeight(weight, value, branch)
         return value
 
     @property

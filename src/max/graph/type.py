@@ -12,10 +12,10 @@ from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Attribute
 
 from max import mlir
+from max._errors import ArgumentError
 from max.dtype import DType
 from max.graph.shape import Shape, ShapeLike
 from max.mlir.attributes import from_attr, to_attr
-from max.mlir.errors import ArgumentError
 from max.mlir.types import DeviceRefAttr
 
 if TYPE_CHECKING:

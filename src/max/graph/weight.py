@@ -39,7 +39,7 @@ class Weight(TensorValue):
             then a uint8 matrix of blocks.
         align: The least alignment of the values in bytes.
         sharding_strategy: How the weight is split over devices.
-        _placeholder: Whether a value must be given before use; using the weight raises.
+        _placeholder: Whether the name is one that calls complete with their prefix; `is_placeholder` tells.
         _has_alias: Whether another weight shares the values.
 
     Raises:
@@ -66,6 +66,8 @@ class Weight(TensorValue):
         _placeholder: bool = False,
         _has_alias: bool = False,
     ) -> None:
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"Weight: the name is {name!r}, expected text")
         if not name:
             raise ValueError("Weight: the name is empty")
         self.name = name
@@ -122,7 +124,7 @@ class Weight(TensorValue):
 
     @property
     def is_placeholder(self) -> bool:
-        """Whether the weight cannot be used before it is given values."""
+        """Whether the name is one that calls complete with their prefix."""
         return self._placeholder
 
     @property
@@ -233,7 +235,7 @@ class _Shard(Weight):
 
     @property
     def is_placeholder(self) -> bool:
-        """Whether the weight cannot be used before it is given values."""
+        """Whether the name is one that calls complete with their prefix."""
         return self._whole.is_placeholder
 
     @property
@@ -321,10 +323,6 @@ def _encoded_type(type_: TensorType, encoding: QuantizationEncoding, name: str) 
 
 def stage_weight(weight: Weight, on_host: bool) -> TensorValue:
     """Stages the op that stands for a weight in the current graph."""
-    if weight.is_placeholder:
-        raise ValueError(
-            f"Weight {weight.name!r} is a placeholder without values; load a state dict first"
-        )
     graph = _graph.Graph.current
     wanted = weight.mlir_type
     on_cpu = mlir.TensorType.get(wanted.dtype, wanted.shape)

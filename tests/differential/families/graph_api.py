@@ -44,14 +44,31 @@ def programs(seed: int) -> list[str]:
     draw = Draw(seed)
     found = [line(GIVEN, p) for p in (*GRAPHS, *WEIGHTS)]
     for types, yes, no in BRANCHES:
-        for form in ("ops.cond(w, {0}, {1}, {2})", "ops.cond(pred=w, out_types={0}, then_fn={1}, else_fn={2})"):
+        for form in (
+            "ops.cond(w, {0}, {1}, {2})",
+            "ops.cond(pred=w, out_types={0}, then_fn={1}, else_fn={2})",
+        ):
             found.append(line(GIVEN, f"T = {T}; " + form.format(types, yes, no)))
-    for predicate in ("x", "x[0] > 0", "True", "1", "None", "w.cast(si32)", "w.reshape([1])", "z", "Dim(1)"):
+    for predicate in (
+        "x",
+        "x[0] > 0",
+        "True",
+        "1",
+        "None",
+        "w.cast(si32)",
+        "w.reshape([1])",
+        "z",
+        "Dim(1)",
+    ):
         found.append(line(GIVEN, f"ops.cond({predicate}, [{T}], lambda: x, lambda: x)"))
     for start, test, body in LOOPS:
         found.append(line(GIVEN, f"ops.while_loop({start}, {test}, {body})"))
         if draw.random() < 0.4:
-            found.append(line(GIVEN, f"ops.while_loop(initial_values={start}, predicate={test}, body={body})"))
+            found.append(
+                line(
+                    GIVEN, f"ops.while_loop(initial_values={start}, predicate={test}, body={body})"
+                )
+            )
     found += [line(GIVEN, f"T = {T}; {p}") for p in CALLS]
     return found
 

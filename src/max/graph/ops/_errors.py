@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
-from max.mlir.errors import ArgumentError, AxisError
+from max._errors import ArgumentError, AxisError
 
 __all__ = ["naming"]
 

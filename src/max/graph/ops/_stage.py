@@ -7,9 +7,10 @@ from typing import Any
 
 from xdsl.ir import Attribute
 
+from max._errors import ArgumentError, AxisError
 from max.graph import graph as _graph
 from max.graph.value import TensorValue, TensorValueLike, Value, tensor_of
-from max.mlir.errors import AxisError
+from max.mlir.types import TensorType
 
 
 def as_tensor(value: TensorValueLike) -> TensorValue:
@@ -24,6 +25,10 @@ def stage(
     result_type: Attribute | None = None,
 ) -> TensorValue:
     """Stages an op of one tensor result into the current graph."""
+    if isinstance(result_type, TensorType):
+        for axis, dim in enumerate(result_type.shape):
+            if dim.is_static and dim.value < 0:
+                raise ArgumentError(f"{name}: axis {axis} of the result has size {dim}")
     types = None if result_type is None else (result_type,)
     return tensor_of(_graph.Graph.current.stage(f"mo.{name}", operands, attrs, types)[0])
 

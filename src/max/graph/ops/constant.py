@@ -156,5 +156,8 @@ def constant_external(name: str, type: TensorType) -> TensorValue:
 
     Raises:
         ValueError: The name is empty.
+        TypeError: The name is not text.
     """
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"constant_external: the name is {name!r}, expected text")
     return stage("constant.external", (), {"name": name}, type.to_mlir())

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from max._errors import AxisError
 from max.dtype import DType
 from max.graph.dim import Dim, DimLike
 from max.graph.ops._stage import as_tensor, stage
@@ -205,7 +206,7 @@ def _bound(op: str, axis: int, dim: DimExpr, value: Any, excess: int) -> DimExpr
     if dim.is_static and index.is_static:
         size, at = dim.value, index.value
         if not -size <= at <= size + excess:
-            raise ValueError(
+            raise AxisError(
                 f"{op}: index {at} is out of range for axis {axis} of size {size}; expected "
                 f"{-size} to {size + excess}"
             )

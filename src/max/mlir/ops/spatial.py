@@ -160,9 +160,7 @@ def _infer_conv_transpose(types: Types, attrs: Attrs) -> Types:
     return (x.with_shape([x.shape[0], *sizes, weight.shape[-1]]),)
 
 
-def _conv_transpose_conditions(
-    operands: Types, results: Types, attrs: Attrs
-) -> list[Condition]:
+def _conv_transpose_conditions(operands: Types, results: Types, attrs: Attrs) -> list[Condition]:
     x, weight = tensor("conv_transpose", operands, 0), tensor("conv_transpose", operands, 1)
     message = f"conv_transpose: the channels of {x.short} are not those of {weight.short}"
     return [Condition.equal(x.shape[-1], weight.shape[-2], message)]
