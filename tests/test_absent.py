@@ -51,6 +51,15 @@ def test_an_attribute_too(module: str, name: str) -> None:
         getattr(found, name)
 
 
+@pytest.mark.parametrize("name", ["max.experimental", "max.serve", "max.kernels", "max.tensor"])
+def test_programs_that_look_for_an_optional_module_go_on(name: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match=f"{name} is not in this release") as caught:
+        importlib.import_module(name)
+    assert caught.value.name == name
+    with pytest.raises(ImportError, match="is not in this release"):
+        exec(f"import {name}.something")
+
+
 def test_names_that_max_has_not_are_told_as_python_does() -> None:
     kernels = importlib.import_module("max.nn.kernels")
     with pytest.raises(

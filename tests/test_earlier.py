@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from max._earlier import ABSENT, MODULES, NAMES, earlier_names
+from max._earlier import MODULES, NAMES, earlier_names
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -69,16 +69,6 @@ def test_star_imports_of_an_alias() -> None:
 def test_what_is_nowhere_is_an_import_error(code: str, said: str) -> None:
     with pytest.raises(ImportError, match=said):
         exec(code)
-
-
-@pytest.mark.parametrize("name", ABSENT)
-def test_what_is_not_here_says_what_to_use(name: str) -> None:
-    with pytest.raises(ModuleNotFoundError, match=f"no module {name}: .+") as caught:
-        importlib.import_module(name)
-    assert caught.value.name == name
-    # programs that look for an optional module go on
-    with pytest.raises(ImportError):
-        exec(f"import {name}.something")
 
 
 def test_an_unknown_name_of_an_alias_says_where_its_names_are() -> None:

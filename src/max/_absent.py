@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 
 _GRAPHS = "Stage a max.graph.Graph, and run it with max.engine.InferenceSession."
+_EAGER = f"Eager tensors are absent. {_GRAPHS}"
 _OWN_KERNEL = "Write it with max.graph.ops, or as a custom op (docs/custom-ops.md)."
 _NO_GPU = "GPUs are not supported."
 _EXPERTS = "Layers of experts are absent; write them as a max.nn.Module."
@@ -25,12 +27,16 @@ _DRAFTS = "Speculative decoding is absent; TextGenerationPipeline generates with
 _FORMATS = "Weights in GGUF and GPTQ encodings are for max.nn.Linear and max.nn.GPTQLinear."
 
 ABSENT: dict[str, str] = {
-    "max.diagnostics": _NO_GPU,
-    "max.experimental": f"Eager tensors are absent. {_GRAPHS}",
-    "max.nn.module_v3": f"It builds on eager tensors, which are absent; use max.nn.Module. {_GRAPHS}",
+    "max.diagnostics": f"{_NO_GPU} Device.stats has what is known about a device.",
+    "max.experimental": _EAGER,
+    "max.nn.module_v3": f"{_EAGER} Layers are of max.nn.Module.",
     "max.profiler": "Model.profile(), InferenceSession.profile() and MAX_PROFILE=1 show where the time goes.",
     "max.serve": "max.entrypoints.llm.LLM runs prompts from any thread, `max generate` one of them.",
-    "max.benchmark": "`max generate --num-warmups 1` times a prompt.",
+    "max.benchmark": "`max generate` and Model.profile() say how fast a model is.",
+    "max.kernels": "Kernels are written in Python: max.kernel.register makes a custom op of one (docs/custom-ops.md).",
+    "max.functional": _EAGER,
+    "max.random": _EAGER,
+    "max.tensor": _EAGER,
     "max.support": "It is of MAX's own tools.",
     "max.nn.hooks": "Call a layer's parts yourself, and add what they give to the graph's outputs.",
     "max.nn.lora": _ADAPTERS,
@@ -118,6 +124,24 @@ def missing(module: str, name: str, depth: int = 2) -> AttributeError | ImportEr
     return AttributeError(text, name=name, obj=sys.modules.get(module))
 
 
+_MOJO = {".mojo", ".mojopkg", ".🔥"}
+
+
+def mojo_hint(files: Iterable[Path]) -> str:
+    """A clause on what to do about kernels in Mojo; empty where there are none.
+
+    Args:
+        files: Files, any of which may be one.
+    """
+    found = sorted(file.name for file in files if file.suffix in _MOJO)
+    if not found:
+        return ""
+    return (
+        f"; {found[0]} is a kernel in Mojo, which is not compiled here: write it in the kernel language, "
+        "a Python function under @max.kernel.register(name), and graphs that use it stay as they are"
+    )
+
+
 class _Finder(MetaPathFinder):
     """Tells of modules that are absent; finds none."""
 
@@ -126,8 +150,18 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname.startswith(("max.", "modular.")) and (text := message(fullname)):
             # with the module's name `from package import module` would put a text of its own in its place
-            raise ModuleNotFoundError(text)
+            raise ModuleNotFoundError(text, name=None if _in_from_import() else fullname)
         return None
+
+
+def _in_from_import() -> bool:
+    """Whether a module is looked for as a name of a package."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
+        if frame.f_code.co_name == "_handle_fromlist":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def install() -> None:

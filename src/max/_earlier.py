@@ -1,7 +1,8 @@
 """Names as other versions of the API have them, and where they are here.
 
-Three tables. `MODULES`: modules that stand elsewhere here; a finder of `sys.meta_path` makes them when they
-are imported. `ABSENT`: modules that are not here, and what to use instead. `NAMES`: names that a module had or will have, for the module's own ``__getattr__``::
+Two tables. `MODULES`: modules that stand elsewhere here; a finder of `sys.meta_path` makes them when they
+are imported. `NAMES`: names that a module had or will have, for the
+module's own ``__getattr__``, which also tells of names that are absent (`max._absent`)::
 
     __getattr__ = earlier_names(__name__)
 
@@ -87,20 +88,6 @@ NAMES: dict[str, dict[str, str]] = {
 }
 """For each module, names of other versions; the value is a module, or a module and another name in it."""
 
-EAGER = "eager tensors are not here: build a max.graph.Graph with max.graph.ops, and run it with max.engine"
-ABSENT: dict[str, str] = {
-    "max.benchmark": "benchmarks of a server are not here: `max generate` and Model.profile() say how fast a model is",
-    "max.diagnostics": "GPUs are not supported yet: Device.stats has what is known about a device",
-    "max.experimental": EAGER,
-    "max.functional": EAGER,
-    "max.kernels": "write kernels in Python: max.kernel.register makes a custom op of one (docs/custom-ops.md)",
-    "max.nn.module_v3": EAGER,
-    "max.random": EAGER,
-    "max.serve": "there is no server yet: max.entrypoints.llm.LLM and `max generate` run models in this process",
-    "max.tensor": EAGER,
-}
-"""Modules of other versions that are not here, and what does their work."""
-
 # parents of MODULES that are files here: they count as packages, so that their submodules can be imported
 _PARENTS = frozenset(name.rpartition(".")[0] for name in MODULES)
 
@@ -165,8 +152,6 @@ class _Finder(MetaPathFinder):
             if spec is not None and spec.submodule_search_locations is None:
                 spec.submodule_search_locations = []
             return spec
-        if (instead := ABSENT.get(fullname)) is not None:
-            raise ModuleNotFoundError(f"no module {fullname}: {instead}", name=fullname)
         modules = _target(fullname)
         if modules is None:
             return None

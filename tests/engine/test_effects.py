@@ -131,6 +131,14 @@ def test_custom_extensions(tmp_path: Path, rng: np.random.Generator) -> None:
     session = InferenceSession()
     model = session.load(graph, custom_extensions=tmp_path)
     assert model.execute(np.ones(3, np.float32))[0].to_numpy().tolist() == [2, 2, 2]
+    mojo = tmp_path / "mojo"
+    mojo.mkdir()
+    (mojo / "add.mojo").write_text("fn main(): pass")
+    for path in (mojo, mojo / "add.mojo"):
+        with pytest.raises(
+            ValueError, match=r"add\.mojo is a kernel in Mojo.*max\.kernel\.register"
+        ):
+            InferenceSession(custom_extensions=path)
     with pytest.raises(FileNotFoundError, match="custom_extensions"):
         InferenceSession(custom_extensions=[tmp_path / "none.py"])
     (tmp_path / "ops.txt").write_text("")

@@ -116,15 +116,29 @@ def test_a_newer_format_is_refused(graph: Graph, tmp_path: Path) -> None:
 def test_missing_constants_are_an_error(graph: Graph, tmp_path: Path) -> None:
     graph.save(tmp_path / "model.mo")
     (tmp_path / "model.constants.safetensors").unlink()
-    with pytest.raises(RuntimeError, match="not a saved graph"):
+    with pytest.raises(RuntimeError, match=r"model\.constants\.safetensors is missing; it has the"):
+        InferenceSession(devices=[CPU()]).load(tmp_path / "model.mo")
+
+
+@pytest.mark.parametrize("what", ["weights", "constants"])
+def test_a_damaged_file_beside_a_graph_is_named(
+    graph: Graph, rng: np.random.Generator, tmp_path: Path, what: str
+) -> None:
+    graph.save(tmp_path / "model.mo", weights={"layer.w": weight(rng)})
+    beside = tmp_path / f"model.{what}.safetensors"
+    beside.write_bytes(beside.read_bytes()[:200])
+    expected = (
+        rf"load: the {what} of .*model\.mo are damaged: .*model\.{what}\.safetensors: .*truncated"
+    )
+    with pytest.raises(RuntimeError, match=expected):
         InferenceSession(devices=[CPU()]).load(tmp_path / "model.mo")
 
 
 def test_damaged_files_are_refused(graph: Graph, tmp_path: Path, rng: np.random.Generator) -> None:
     """Bytes changed or cut at random: one clear error, or a graph that is still valid."""
-    graph.save(tmp_path / "model.mo")
+    graph.save(tmp_path / "model.mo", weights={"layer.w": np.zeros((64, 48), ml_dtypes.bfloat16)})
     session = InferenceSession(devices=[CPU()])
-    for name in ("model.mo", "model.constants.safetensors"):
+    for name in ("model.mo", "model.constants.safetensors", "model.weights.safetensors"):
         path = tmp_path / name
         sound = path.read_bytes()
         for _ in range(25):

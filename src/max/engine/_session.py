@@ -42,6 +42,7 @@ from max.engine._weights import WeightInfo, bind_weights, declared_weights
 from max.graph import Graph
 from max.graph.print_options import STYLES, PrintOptions
 from max.graph.saved import saved_weights
+from max.graph.weights import WeightsFileError
 from max.kernel.extensions import load_extensions
 from max.mlir import ChainType, ModuleOp, entry, print_module, resources, walk
 
@@ -276,6 +277,8 @@ class InferenceSession:
             )
         try:
             return Graph(path.stem, path=path), saved_weights(path)
+        except WeightsFileError as error:
+            raise RuntimeError(f"load: {error}") from error
         except (ValueError, OSError) as error:
             raise RuntimeError(f"load: {path} is not a saved graph: {error}") from error
 

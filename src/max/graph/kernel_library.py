@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from max import mlir
+from max._absent import mojo_hint
 
 __all__ = ["KernelLibrary"]
 
@@ -53,9 +54,13 @@ class KernelLibrary:
         if path.is_file() and path.suffix != ".py":
             raise ValueError(
                 f"KernelLibrary: {path} is not a library of custom ops; expected a .py file with "
-                f"ops registered by max.kernel.register, or a folder of such files{_mojo([path])}"
+                f"ops registered by max.kernel.register, or a folder of such files{mojo_hint([path])}"
             )
-        if path.is_dir() and not any(path.glob("**/*.py")) and (said := _mojo(path.glob("**/*"))):
+        if (
+            path.is_dir()
+            and not any(path.glob("**/*.py"))
+            and (said := mojo_hint(path.glob("**/*")))
+        ):
             raise ValueError(f"KernelLibrary: the folder {path} has no .py file{said}")
         if path in self._paths:
             return
@@ -112,20 +117,6 @@ class KernelLibrary:
 
 class MissingLibraryError(FileNotFoundError, ValueError):
     """A path of custom ops does not exist."""
-
-
-MOJO = {".mojo", ".mojopkg", ".🔥"}
-
-
-def _mojo(files: Iterable[Path]) -> str:
-    """What to do about kernels in Mojo; empty where there are none."""
-    found = sorted(file.name for file in files if file.suffix in MOJO)
-    if not found:
-        return ""
-    return (
-        f"; {found[0]} is a kernel in Mojo, which is not compiled here: write it in the kernel language, "
-        "a Python function under @max.kernel.register(name), and graphs that use it stay as they are"
-    )
 
 
 def _registered(source: Path) -> Iterator[str]:

@@ -25,6 +25,11 @@ from xdsl.dialects.builtin import ModuleOp
 
 from max import mlir
 from max.driver import Tensor
+from max.graph.weights._safetensors_file import (
+    SafetensorsFile,
+    WeightsFileError,
+    write_safetensors,
+)
 
 __all__ = ["FORMAT_VERSION", "load_module", "saved_weights", "save_module"]
 
@@ -49,8 +54,6 @@ def save_module(module: ModuleOp, path: Path, weights: Mapping[str, Any] | None)
     Raises:
         ValueError: A weight's value has a dtype that no checkpoint can hold, or the graph has no such weight.
     """
-    from max.graph.weights._safetensors_file import write_safetensors
-
     declared = {
         op.attr("name")
         for op in module.walk()
@@ -84,11 +87,10 @@ def load_module(path: Path) -> ModuleOp:
     """Reads and verifies a saved module; its big constants are mapped.
 
     Raises:
+        WeightsFileError: The file with its constants is damaged or missing.
         ValueError: The text is no valid module, of a newer format, or a constant is missing or of another shape.
         OSError: The file cannot be read.
     """
-    from max.graph.weights._safetensors_file import SafetensorsFile
-
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -99,19 +101,35 @@ def load_module(path: Path) -> ModuleOp:
             f"{path} has format {header[1]}, this version reads up to {FORMAT_VERSION}"
         )
     constants: dict[str, npt.NDArray[Any]] = {}
-    if _beside(path, "constants").exists():
-        file = SafetensorsFile(_beside(path, "constants"))
+    if (file := _open_beside(path, "constants")) is not None:
         constants = {name: file.read(name).to_numpy() for name in file.entries}
-    module = mlir.parse_module(text, constants)
+    elif "#mo.resource<" in text:
+        raise WeightsFileError(
+            f"{_beside(path, 'constants')} is missing; it has the constants of {path}"
+        )
+    module = mlir.parse_module(text, constants, str(path))
     mlir.verify_module(module)
     return module
 
 
 def saved_weights(path: Path) -> dict[str, Tensor]:
     """The values of weights that were saved with a graph, mapped; empty where there are none."""
-    from max.graph.weights._safetensors_file import SafetensorsFile
+    file = _open_beside(path, "weights")
+    return {} if file is None else {name: file.read(name) for name in file.entries}
 
-    if not _beside(path, "weights").exists():
-        return {}
-    file = SafetensorsFile(_beside(path, "weights"))
-    return {name: file.read(name) for name in file.entries}
+
+def _open_beside(path: Path, what: str) -> SafetensorsFile | None:
+    """A file beside a saved module; None where there is none.
+
+    Raises:
+        WeightsFileError: It is damaged.
+    """
+    beside = _beside(path, what)
+    if not beside.exists():
+        return None
+    try:
+        return SafetensorsFile(beside)
+    except WeightsFileError as error:
+        raise WeightsFileError(
+            f"the {what} of {path} are damaged: {error}; save the graph again"
+        ) from error

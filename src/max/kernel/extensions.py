@@ -7,6 +7,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+from max._absent import mojo_hint
+
 __all__ = ["load_extensions"]
 
 _extensions: dict[Path, ModuleType] = {}
@@ -21,7 +23,7 @@ def load_extensions(extensions: Any) -> None:
 
     Raises:
         FileNotFoundError: A path does not exist.
-        ValueError: A file is no Python file.
+        ValueError: A file is no Python file, or a folder has kernels in Mojo only.
     """
     if extensions is None:
         return
@@ -34,10 +36,13 @@ def load_extensions(extensions: Any) -> None:
         if not path.exists():
             raise FileNotFoundError(f"custom_extensions: {path} does not exist")
         files = sorted(path.glob("**/*.py")) if path.is_dir() else [path]
+        if not files and (hint := mojo_hint(path.glob("**/*"))):
+            raise ValueError(f"custom_extensions: the folder {path} has no .py file{hint}")
         for file in files:
             if file.suffix != ".py":
                 raise ValueError(
-                    f"custom_extensions: {file} is not a Python file with ops registered by k.register"
+                    f"custom_extensions: {file} is not a Python file with ops registered by "
+                    f"k.register{mojo_hint([file])}"
                 )
             if file not in _extensions:
                 spec = importlib.util.spec_from_file_location(

@@ -133,12 +133,17 @@ def print_module(module: Operation, locations: bool = False) -> str:
     return stream.getvalue()
 
 
-def parse_module(text: str, resources: Mapping[str, npt.NDArray[Any]] | None = None) -> ModuleOp:
+def parse_module(
+    text: str,
+    resources: Mapping[str, npt.NDArray[Any]] | None = None,
+    name: str = "<unknown>",
+) -> ModuleOp:
     """Reads a module.
 
     Args:
         text: What `print_module` gives.
         resources: The big constants, by name (`resources(module)`).
+        name: Names the text in messages.
 
     Raises:
         ParseError: The text is not a module, or a resource is missing.
@@ -155,7 +160,7 @@ def parse_module(text: str, resources: Mapping[str, npt.NDArray[Any]] | None = N
     context.load_dialect(Builtin)
     context.load_dialect(MO)
     try:
-        return Parser(context, text).parse_module()
+        return Parser(context, text, name).parse_module()
     except (exceptions.ParseError, exceptions.MultipleSpansParseError) as error:
         raise ParseError(str(error)) from error
     except exceptions.VerifyException as error:
