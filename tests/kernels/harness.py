@@ -28,7 +28,13 @@ def pool(workers: int) -> Pool:
 
 @functools.cache
 def target(name: str) -> k.Target:
-    """``"host"``, ``"avx2"`` or ``"generic"`` (what every machine of the architecture has); after ``"tiles "`` with emulated tiles of AMX."""
+    """``"host"``, ``"avx2"`` or ``"generic"`` (what every machine of the architecture has), or ``"pairs"``; after ``"tiles "`` with emulated tiles of AMX, after ``"invariant "`` with results that do not depend on other rows."""
+    if name == "pairs":
+        # products of pairs of bf16, whatever this machine has: for plain Python
+        features = frozenset({"avx512bf16", "avx512vl"})
+        return k.Target(features, "x86_64-unknown-linux-gnu", "x86-64")
+    if name.startswith("invariant "):
+        return target(name.removeprefix("invariant ")).batch_invariantly()
     if name.startswith("tiles "):
         plain = target(name.removeprefix("tiles "))
         return replace(plain, features=plain.features | {"amx-emulated"})

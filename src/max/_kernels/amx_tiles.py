@@ -32,7 +32,9 @@ def takes_tiles(target: Target, *tilings: Tiling) -> bool:
         target: The machine.
         tilings: Those of the products without them.
     """
-    return target.tile_products and all(t.pair == 2 and 2 * t.width == COLUMNS for t in tilings)
+    return target.float_tile_products and all(
+        t.pair == 2 and 2 * t.width == COLUMNS for t in tilings
+    )
 
 
 def of_tiles(t: Tiling) -> Tiling:

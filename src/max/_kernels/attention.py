@@ -5,6 +5,9 @@ queries of one key head. Tasks with many rows pack keys and values and multiply 
 read the cache in place. Where there are too few tasks for the workers, each is split over the context, and a second phase
 merges the parts.
 
+Where results must not depend on the rest of the batch (`Target.batch_invariant`), all tasks pack keys and values, those with few rows into lower
+register tiles, none is split, and blocks of keys begin where they would for a prompt's first token.
+
 Where queries and cache are bf16 and the machine multiplies pairs of bf16, tasks with many rows do so: weights (not their total) are
 rounded to bf16, sums are f32.
 """
@@ -12,6 +15,7 @@ rounded to bf16, sums are f32.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from max import kernel as k
@@ -63,6 +67,28 @@ def rows_at_once(group: int, target: k.Target) -> int:
     return next((count for count in (4, 3, 5, 2) if group % count == 0), 1 if group == 1 else 4)
 
 
+def few_limit(target: k.Target) -> int:
+    """Up to so many rows a task reads the cache in place."""
+    return 0 if target.batch_invariant else FEW_ROWS
+
+
+def tile_heights(group: int, t: Tiling, target: k.Target) -> tuple[int, ...]:
+    """The heights of register tiles: of many rows, and where few are multiplied in tiles too, a lower one for them.
+
+    Args:
+        group: Query heads of a key head.
+        t: The tiling.
+        target: The machine.
+    """
+    low = min(group, FEW_ROWS)
+    return (t.height, low) if target.batch_invariant and low < t.height else (t.height,)
+
+
+def of_height(t: Tiling, height: int) -> Tiling:
+    """A tiling with register tiles of another height."""
+    return replace(t, height=height)
+
+
 @k.inline
 def first_key(position: Any, mask: str, window: int) -> Any:
     """The first key that a query at a position sees."""
@@ -103,7 +129,7 @@ def scores_of_block(
     """
     count = keys.shape[0]
     head_dim = keys.shape[1]
-    if rows <= FEW_ROWS:
+    if rows <= few_limit(k.target()):
         for j in range(0, count, 4):
             for i in range(0, rows, step):
                 dot_rows(scores[i * KEYS + j :], KEYS, queries[i:], keys[j:], step, 1, False, t)
@@ -146,7 +172,7 @@ def add_values(
     """
     count = values.shape[0]
     head_dim = values.shape[1]
-    if rows <= FEW_ROWS:
+    if rows <= few_limit(k.target()):
         few = scores.reshape(-1, KEYS)
         for column in k.static_range(0, stride, 4 * t.width):
             strip = values[:, column : min(column + 4 * t.width, head_dim)]
@@ -271,6 +297,8 @@ def attention(
     step = rows_at_once(group, ctx.target)
     short_tokens = max(TASK_ROWS // group, 1)
     long_tokens = max(LONG_TASKS * TASK_ROWS // group, 1)
+    few = few_limit(ctx.target)
+    heights = tile_heights(group, t, ctx.target)
     few_rows = 2 * FEW_ROWS
     most_rows = padded(max(long_tokens * group, few_rows), t.height)
     # packed queries and keys are filled up to whole vectors, rows of sums to whole strips of columns
@@ -307,7 +335,9 @@ def attention(
         tokens_a_task = k.i64(long_tokens)
         tasks = long_tasks
     splits = k.i64(1)
-    if q.shape[0] * heads <= max(SPLIT_ROWS, heads) and tasks < 4 * ctx.num_workers:
+    if ctx.target.batch_invariant:
+        pass  # the parts would depend on how many tasks there are
+    elif q.shape[0] * heads <= max(SPLIT_ROWS, heads) and tasks < 4 * ctx.num_workers:
         splits = k.min(k.ceildiv(8 * ctx.num_workers, k.max(tasks, 1)), longest // SPLIT_KEYS)
         splits = k.max(k.min(splits, MAX_SPLITS), 1)
     tiles = k.matrix_tiles(amx_tiles.SHAPES)
@@ -328,7 +358,7 @@ def attention(
             query = q[first_row + i // group, kv_head * group + i % group]
             for j, tail in k.vectors(head_dim, t.width):
                 v = k.cast(query.load(j, width=t.width, mask=tail), k.f32) * query_factor
-                if rows <= FEW_ROWS:
+                if rows <= few:
                     queries.store(i, j, value=v, mask=tail)
                 else:
                     unpacked.store(i, j, value=v, mask=tail)
@@ -336,18 +366,27 @@ def attention(
             totals[i] = 0
             for j in range(0, stride, t.width):
                 sums.store(i * stride + j, value=k.splat(k.f32(0), t.width))
-        if rows > FEW_ROWS:
+        tall = k.i64(t.height)
+        if len(heights) == 2:
+            if rows <= FEW_ROWS:
+                tall = k.i64(heights[1])
+        if rows > few:
             if by_tiles:
                 amx_attention.copy_rows(packed.view(k.bf16), depth, unpacked[:rows])
-            for tile in range(0 if by_tiles else k.ceildiv(rows, t.height)):
-                for r in k.static_range(0, t.height, t.width):
-                    if r == 0 or tile * t.height + r < rows:
-                        source = unpacked[tile * t.height + r : rows]
-                        target = packed[tile * t.height * (depth // wide.pair) + r :]
-                        pack_rows(target, t.height, source, min(t.width, t.height - r), wide)
+            for height in k.unroll(heights):
+                if height == tall:
+                    for tile in range(0 if by_tiles else k.ceildiv(rows, height)):
+                        for r in k.static_range(0, height, t.width):
+                            if r == 0 or tile * height + r < rows:
+                                source = unpacked[tile * height + r : rows]
+                                target = packed[tile * height * (depth // wide.pair) + r :]
+                                pack_rows(target, height, source, min(t.width, height - r), wide)
 
         # the part of the context that this task sees, in blocks that lie in one page
         key = first_key(position, mask, window)
+        if ctx.target.batch_invariant:
+            # where a block begins, counted from its page's first key
+            key -= key % page_size % KEYS
         end = last_key(position + tokens - 1, total, mask) + 1
         share = k.ceildiv(end - key, splits)
         key += split * share
@@ -358,9 +397,12 @@ def attention(
             count = k.min(k.min(page_size - slot, KEYS), end - key)
             keys = blocks[page, 0, layer][slot : slot + count, kv_head]
             values = blocks[page, 1, layer][slot : slot + count, kv_head]
-            scores_of_block(
-                scores, queries, packed, keys, rows, panel, step, tiles, by_tiles, t, wide
-            )
+            for height in k.unroll(heights):
+                if height == tall:
+                    scores_of_block(
+                        scores, queries, packed, keys, rows, panel, step, tiles, by_tiles,
+                        of_height(t, height), of_height(wide, height),
+                    )  # fmt: skip
             i = k.i64(0)
             for some in k.unroll((4, 1)):
                 while i + some <= rows:
@@ -368,7 +410,7 @@ def attention(
                     low = [first_key(at, mask, window) - key for at in places]
                     high = [k.min(last_key(at, total, mask) - key, count - 1) for at in places]
                     mine, above = scores[i * KEYS :], sums[i * stride :]
-                    if wide.pair == 2 and rows > FEW_ROWS:
+                    if wide.pair == 2 and rows > few:
                         softmax_rows(
                             mine, factor, low, high, count, maxima[i:], totals[i:], above, stride,
                             rounded[i * KEYS :], some, t,
@@ -380,9 +422,12 @@ def attention(
                         )  # fmt: skip
                     i += some
             weights = rounded.view(k.i32) if wide.pair == 2 else scores
-            add_values(
-                sums, stride, scores, weights, values, rows, panel, step, tiles, by_tiles, t, wide
-            )
+            for height in k.unroll(heights):
+                if height == tall:
+                    add_values(
+                        sums, stride, scores, weights, values, rows, panel, step, tiles, by_tiles,
+                        of_height(t, height), of_height(wide, height),
+                    )  # fmt: skip
             key += count
 
         for i in range(rows):

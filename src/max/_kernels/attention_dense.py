@@ -79,7 +79,7 @@ def attention_dense(
     )
     t = p.plain
     most_rows = TASK_ROWS // t.height * t.height
-    queries = ctx.scratch(k.f32, (p.few, size))
+    queries = ctx.scratch(k.f32, (max(p.few, 1), size))
     unpacked = ctx.scratch(k.bf16 if p.left.pair == 2 else k.f32, (most_rows, size))
     packed = ctx.scratch(p.left.lane, (most_rows * p.depth,))
     key_panels = ctx.scratch(p.left.lane, (p.keys * p.depth,))
@@ -101,7 +101,9 @@ def attention_dense(
     blocks = k.max(k.ceildiv(row_count, k.min(k.max(wanted, LEAST_ROWS), most_rows)), 1)
     task_rows = k.ceildiv(k.ceildiv(row_count, blocks), t.height) * t.height
     splits = k.i64(1)
-    if batches * row_count <= SPLIT_ROWS and batches * blocks < 4 * ctx.num_workers:
+    if ctx.target.batch_invariant:
+        pass  # the parts would depend on how many there are
+    elif batches * row_count <= SPLIT_ROWS and batches * blocks < 4 * ctx.num_workers:
         splits = k.ceildiv(8 * ctx.num_workers, k.max(batches * blocks, 1))
         splits = k.max(k.min(k.min(splits, length // SPLIT_KEYS), MAX_SPLITS), 1)
     share = k.ceildiv(length, splits)

@@ -106,7 +106,7 @@ def plan(
         plain=t,
         left=left,
         right=right,
-        few=FEW_ROWS * t.few,
+        few=0 if target.batch_invariant else FEW_ROWS * t.few,
         depth=padded(size, left.step) // left.pair,
         stride=padded(width, 4 * t.width),
         keys=max(64, min(MOST_KEYS, BLOCK_ELEMENTS // (size + width) // 64 * 64)),

@@ -191,7 +191,7 @@ def matmul(
     panel = ctx.scratch(t.lane, (LANES_K * 2 * t.width,))
     packed = workspace.view(t.lane)
 
-    many = rows > FEW_ROWS * t.few
+    many = rows > (0 if ctx.target.batch_invariant else FEW_ROWS * t.few)
     tiles = k.ceildiv(rows, t.height)
     # K is cut into equal blocks of whole vectors
     blocks = k.max(k.ceildiv(size, LANES_K * t.pair), 1)

@@ -127,7 +127,11 @@ def add_weights(
             weights.store(i * stride + j, value=weight)
             parts[i] = parts[i] + weight
     maxima.store(0, value=now)
-    if rows == 1:
+    if rows == 1 and k.target().batch_invariant:
+        # in the order of four rows
+        one = four_sums(parts[0], parts[0], parts[0], parts[0], t.width)[0]
+        totals.store(0, value=totals.load(0, width=1) * change + one)
+    elif rows == 1:
         totals.store(0, value=totals.load(0, width=1) * change + k.reduce_add(parts[0]))
     else:
         four = four_sums(parts[0], parts[1], parts[2], parts[3], t.width)

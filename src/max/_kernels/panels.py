@@ -140,7 +140,7 @@ def multiply(
     """The products of a launch; see `matmul_panels`."""
     t = tiling(ctx.target, a.dtype, panels.dtype)
     rows, size, strips = a.shape[0], a.shape[1], panels.shape[0]
-    by_tiles = a.dtype == k.bf16 and panels.dtype == k.bf16 and ctx.target.tile_products
+    by_tiles = a.dtype == k.bf16 and panels.dtype == k.bf16 and ctx.target.float_tile_products
     # sums in matrix tiles are rounded in another order, and a measurement must not change results
     limit = k.i64(FEW_ROWS) if by_tiles else k.min(few, MOST_FEW_ROWS)
     # rows of an odd number of elements are not rows of pairs

@@ -146,6 +146,7 @@ class InferenceSession:
             on your machine.
         custom_extensions: The extensions to load for the model: paths of Python files with ops written in the kernel
             language, or of folders of such files.
+        batch_invariant: Whether each row of a result is summed in an order that does not depend on the other rows.
 
     Raises:
         ValueError: ``num_threads`` is less than 1.
@@ -160,6 +161,7 @@ class InferenceSession:
         num_threads: int | None = None,
         *,
         custom_extensions: CustomExtensionsType | None = None,
+        batch_invariant: bool = False,
     ) -> None:
         if isinstance(devices, Device | str) or not isinstance(devices, Iterable | None):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
@@ -177,7 +179,8 @@ class InferenceSession:
                 f"InferenceSession: num_threads is {num_threads!r}, expected 1 or more"
             )
         self._pool: Pool = shared_pool(num_threads)
-        self._target = amx.native_target()
+        target = amx.native_target()
+        self._target = target.batch_invariantly() if batch_invariant else target
         self._lock = threading.Lock()
         self._printing = PrintOptions()
         self._models: weakref.WeakSet[Model] = weakref.WeakSet()

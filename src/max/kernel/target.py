@@ -44,6 +44,9 @@ _AMX_CPU = "sapphirerapids"
 _GENERIC_X86 = "x86-64"
 #: A feature of ours: kernels take their paths for matrix tiles, which memory stands in for.
 EMULATED_TILES = "amx-emulated"
+#: A feature of ours: each row of a result is summed in an order that does not depend on the other rows.
+BATCH_INVARIANT = "batch-invariant"
+_OURS = frozenset({EMULATED_TILES, BATCH_INVARIANT})
 #: In ``MAX_CPU_FEATURES``: all that the machine has.
 NATIVE = "native"
 
@@ -161,6 +164,20 @@ class Target:
         """Whether kernels should multiply matrix tiles."""
         return self.tile_instructions or self.has(EMULATED_TILES)
 
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether kernels must sum each row of a result in an order that does not depend on how many rows there are."""
+        return self.has(BATCH_INVARIANT)
+
+    @property
+    def float_tile_products(self) -> bool:
+        """Whether kernels should multiply floats in matrix tiles, which round in an order of their own."""
+        return self.tile_products and not self.batch_invariant
+
+    def batch_invariantly(self) -> Target:
+        """The same processor, with kernels that are `batch_invariant`."""
+        return replace(self, features=self.features | {BATCH_INVARIANT})
+
     def without_tiles(self) -> Target:
         """The same processor without AMX."""
         kept = frozenset(name for name in self.features if not _is_amx(name))
@@ -171,7 +188,7 @@ class Target:
         """LLVM's ``target-features``."""
         base = _X86_BASE if self.is_x86 else ARM64_BASE if self.is_arm64 else frozenset[str]()
         names = self.closure | base
-        on = [f"+{name}" for name in sorted(names - {EMULATED_TILES})]
+        on = [f"+{name}" for name in sorted(names - _OURS)]
         # the processor's name would bring them back, though a virtual machine may hide them
         off = [f"-{name}" for name in sorted(self._told) if name not in names]
         return ",".join([*on, *off, *(["-prefer-256-bit"] if self.has("avx512f") else [])])
@@ -197,6 +214,7 @@ class Target:
             "avx512vnni",
             *_AMX,
             EMULATED_TILES,
+            BATCH_INVARIANT,
             "dotprod",
             "i8mm",
             "bf16",

@@ -99,6 +99,11 @@ class PipelineConfig(StrictConfig):
     enable_in_flight_batching: bool = option(
         "Read prompts and generate tokens in the same step.", default=False
     )
+    batch_invariant: bool = option(
+        "Compute each request's logits to the same bits whatever runs beside it, however its prompt is cut, and after its "
+        "pages were taken.",
+        default=False,
+    )
     enable_echo: bool = option(
         "Let requests have the log-probabilities of their prompt.", default=False
     )

@@ -128,7 +128,9 @@ class TextGenerationPipeline(
         self._pipeline_config = pipeline_config
         self._tokenizer = tokenizer
         self._devices = model_config.devices
-        self._session = InferenceSession(devices=self._devices)
+        self._session = InferenceSession(
+            devices=self._devices, batch_invariant=pipeline_config.batch_invariant
+        )
         pipeline_config.configure_session(self._session)
         self._eos_token_id = {eos_token_id}
         self.batch_infos: list[BatchInfo] = []
