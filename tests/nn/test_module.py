@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
 import pytest
 
 from max import nn
-from max.driver import Tensor
+from max.driver import CPU, Tensor
 from max.dtype import DType
+from max.engine import InferenceSession
 from max.graph import Graph, TensorType, TensorValue, Weight, ops
 from max.graph.quantization import QuantizationEncoding
 from max.graph.weights import WeightData
@@ -363,3 +365,47 @@ def test_abstract_modules_and_layers() -> None:
         nn.Module()  # type: ignore[abstract]
     with pytest.raises(NotImplementedError, match="Layer does not define __call__"):
         nn.Layer()()
+
+
+def test_state_dict_fills_symbols() -> None:
+    """A weight with symbols takes on the sizes of its value; one symbol is one size."""
+
+    class Table(nn.Module):
+        def __init__(self, *shape: Any) -> None:
+            self.weight = Weight("weight", DType.float32, shape, CPU_REF)
+
+        def __call__(self, x: TensorValue) -> TensorValue:
+            return x @ self.weight
+
+    table = Table("n", 3)
+    value = np.ones((4, 3), np.float32)
+    table.load_state_dict({"weight": value})
+    assert table.weight.shape == [4, 3]
+    graph = Graph("t", table, input_types=[TensorType(DType.float32, (2, 4), CPU_REF)])
+    model = InferenceSession([CPU()]).load(graph, weights_registry=table.state_dict())
+    np.testing.assert_array_equal(
+        model.execute(np.ones((2, 4), np.float32))[0].to_numpy(), np.full((2, 3), 4.0)
+    )
+    with pytest.raises(ValueError, match=r"weight has shape \[4, 3\], the model takes \[n, n\]"):
+        Table("n", "n").load_state_dict({"weight": value})
+    with pytest.raises(ValueError, match=r"the model takes \[n, 5\]"):
+        Table("n", 5).load_state_dict({"weight": value})
+
+
+def test_modules_are_copied_without_a_graph() -> None:
+    layer = nn.Linear(3, 2, DType.float32, CPU_REF, has_bias=True)
+    copied = copy.deepcopy(layer)
+    assert copied.weight is not layer.weight and list(copied.raw_state_dict()) == ["weight", "bias"]
+    copied.weight.shape = (5, 3)
+    assert layer.weight.shape == [2, 3] and copied.weight.dtype is DType.float32
+
+
+def test_state_dict_and_lists_check_what_they_get() -> None:
+    layer = nn.Linear(3, 2, DType.float32, CPU_REF)
+    with pytest.raises(ValueError, match=r"weight: .*got list.*NumPy array"):
+        layer.load_state_dict({"weight": [[1.0] * 3] * 2})  # type: ignore[dict-item]
+    with pytest.raises(TypeError, match="is a list, expected a mapping"):
+        layer.load_state_dict([("weight", 3)])  # type: ignore[arg-type]
+    layer.load_state_dict({"weight": np.ones((2, 3), np.float32)}, weight_alignment=0)
+    with pytest.raises(ValueError, match="LayerList: layer 1 is 3"):
+        nn.LayerList([layer, 3])  # type: ignore[list-item]

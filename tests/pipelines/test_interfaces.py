@@ -55,7 +55,7 @@ def test_request_ids_are_unique_and_compare_by_value():
 @pytest.mark.parametrize(
     ("field", "value", "fits"),
     [
-        ("top_k", 0, "-1"), ("top_k", -2, "-1"), ("top_p", 0, "over 0"), ("top_p", 1.1, "at most 1"),
+        ("top_k", -2, "-1"), ("top_p", 0, "over 0"), ("top_p", 1.1, "at most 1"),
         ("min_p", -0.1, "from 0 to 1"), ("temperature", -1, "at least 0"),
         ("temperature", float("inf"), "at least 0"), ("repetition_penalty", 0, "over 0"),
         ("max_new_tokens", 0, "at least 1"), ("min_new_tokens", -1, "at least 0"), ("seed", -1, "2\\*\\*64"),
@@ -200,3 +200,13 @@ def test_msgpack_compares_and_refuses():
     with pytest.raises(TypeError, match="cannot encode object"):
         msgpack_numpy_encoder()(object())
     assert SharedMemoryArray("n", (1,), "f4").shape == (1,)
+
+
+def test_sampling_params_may_be_set_and_normalise() -> None:
+    params = SamplingParams(top_k=0, seed=None)  # type: ignore[arg-type]
+    assert params.top_k == -1 and isinstance(params.seed, int)
+    params.top_k = 5
+    assert params.top_k == 5
+    assert SamplingParams(temperature=0, top_k=40).top_k == 1
+    with pytest.raises(TypeError, match="temperature is 'a'; it must be a number"):
+        SamplingParams(temperature="a")  # type: ignore[arg-type]

@@ -192,6 +192,10 @@ class Weight(TensorValue):
     def mlir_type(self) -> mlir.TensorType:
         return self._type.to_mlir()
 
+    def __getstate__(self) -> dict[str, Any]:
+        # copies are not in a graph, whose value the inherited slot would give
+        return dict(vars(self))
+
     def __repr__(self) -> str:
         dims = ", ".join(str(dim) for dim in self.shape)
         encoding = self.quantization_encoding

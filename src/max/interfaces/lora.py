@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum
 
 LORA_REQUEST_ENDPOINT = "lora_request"
 LORA_RESPONSE_ENDPOINT = "lora_response"
 
 
-class LoRAType(StrEnum):
+class LoRAType(Enum):
     """The matrices of an adapter, as their weights are named."""
 
     A = "lora_A"
@@ -20,7 +20,7 @@ class LoRAType(StrEnum):
     """The bias that is added to B's result."""
 
 
-class LoRAOperation(StrEnum):
+class LoRAOperation(Enum):
     """What a request wants done."""
 
     LOAD = "load"
@@ -28,7 +28,7 @@ class LoRAOperation(StrEnum):
     LIST = "list"
 
 
-class LoRAStatus(StrEnum):
+class LoRAStatus(Enum):
     """How an operation ended."""
 
     SUCCESS = "success"
@@ -38,6 +38,7 @@ class LoRAStatus(StrEnum):
     UNLOAD_ERROR = "unload_error"
     LOAD_INVALID_PATH = "load_invalid_path"
     LOAD_INVALID_ADAPTER = "load_invalid_adapter"
+    UNSPECIFIED_ERROR = "unspecified_error"
 
 
 @dataclass

@@ -23,7 +23,7 @@ class RequestID:
         return self.value
 
     def __repr__(self) -> str:
-        return f"RequestID({self.value!r})"
+        return f"RequestID(value={self.value!r})"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import logging
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 if TYPE_CHECKING:
     from max.interfaces.logit_processors import ProcessorInputs
@@ -64,30 +64,28 @@ class SamplingParamsGenerationConfigDefaults:
 
     @property
     def values_to_update(self) -> dict[str, float | int]:
-        """The values that are set, as fields of :class:`SamplingParams`.
-
-        ``do_sample=False`` becomes ``temperature`` 0 and ``top_k`` 1, which is what it means.
-        """
-        values = {
-            f.name: value
-            for f in fields(self)
-            if f.name != "do_sample" and (value := getattr(self, f.name)) is not None
-        }
-        if self.do_sample is False:
-            # Hugging Face's 0 and 50 for top_k of a greedy model are not meant
-            values |= {"temperature": 0, "top_k": 1}
-        return values
+        """The values that are set, by the names of the fields."""
+        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
 
 
-@dataclass(frozen=True)
+_NUMBERS = (
+    "top_k", "top_p", "min_p", "temperature", "frequency_penalty", "presence_penalty", "repetition_penalty",
+)  # fmt: skip
+
+
+def _random_seed() -> int:
+    return secrets.randbits(32)
+
+
+@dataclass
 class SamplingParams:
     """How the next token of a request is chosen, and when its generation ends.
 
     Args:
-        top_k: Sample among the k likeliest tokens; -1 for all, 1 for greedy.
+        top_k: Sample among the k likeliest tokens; -1 or 0 for all, 1 for greedy.
         top_p: Sample among the likeliest tokens that together reach this probability.
         min_p: Drops tokens below this share of the likeliest one's probability, in [0, 1].
-        temperature: Divides the logits; higher is more varied, 0 is greedy.
+        temperature: Divides the logits; higher is more varied, 0 is greedy and sets top_k to 1.
         frequency_penalty: Taken from a token's logit for each time it was generated.
         presence_penalty: Taken from a token's logit once it was generated.
         repetition_penalty: Divides the logit of a generated token (multiplies a negative one).
@@ -97,7 +95,7 @@ class SamplingParams:
         stop: Texts that end the generation.
         stop_token_ids: Tokens that end the generation.
         detokenize: Whether to turn the tokens into text.
-        seed: Of the random numbers; from the system's random source where it is not given.
+        seed: Of the random numbers; from the system's random source where it is not given, or None.
         logits_processors: Callables that change the logits before sampling.
 
     Raises:
@@ -117,7 +115,7 @@ class SamplingParams:
     stop: list[str] | None = None
     stop_token_ids: list[int] | None = None
     detokenize: bool = True
-    seed: int = field(default_factory=lambda: secrets.randbits(32))
+    seed: int = field(default_factory=_random_seed)
     logits_processors: LogitsProcessors | None = None
 
     def __post_init__(self) -> None:
@@ -126,6 +124,16 @@ class SamplingParams:
                 value = getattr(self, name)
                 raise ValueError(f"SamplingParams: {name} is {value!r}; it must be {what}")
 
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise TypeError(f"SamplingParams: {name} is {value!r}; it must be a number")
+        if cast("int | None", self.seed) is None:
+            self.seed = _random_seed()
+        if self.top_k == 0:
+            self.top_k = -1
+        if self.temperature == 0:
+            self.top_k = 1
         top_k_fits = self.top_k == -1 or 1 <= self.top_k < 2**31
         need(top_k_fits, "top_k", "-1 (all tokens), or from 1 to 2**31 - 1")
         need(0 < self.top_p <= 1, "top_p", "over 0 and at most 1")
@@ -173,14 +181,12 @@ class SamplingParams:
             if (value := getattr(input_params, f.name)) is not None
         }
         model: dict[str, Any] = dict(sampling_params_defaults.values_to_update)
-        if model.get("top_k") == 0:
-            model["top_k"] = -1  # Hugging Face spells "all tokens" as 0
-        if sampling_params_defaults.do_sample is False and (
-            {"temperature", "top_k", "top_p", "min_p"} & given.keys()
-        ):
-            # who asks for a way to sample does not want the model's greedy default
-            model.pop("temperature", None)
-            model.pop("top_k", None)
+        if model.pop("do_sample", None) is False:
+            # Hugging Face's 0 and 50 for top_k of a greedy model are not meant
+            model |= {"temperature": 0, "top_k": 1}
+            if {"temperature", "top_k", "top_p", "min_p"} & given.keys():
+                # who asks for a way to sample does not want the model's greedy default
+                del model["temperature"], model["top_k"]
         limit = given.get("max_new_tokens")
         if limit is not None and model.get("min_new_tokens", 0) > limit:
             model["min_new_tokens"] = limit

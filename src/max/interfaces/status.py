@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import Enum
 
 
-class GenerationStatus(StrEnum):
+class GenerationStatus(str, Enum):
     """Where the generation of one request stands."""
 
     ACTIVE = "active"
     """The generation is going on."""
-    CANCELLED = "cancelled"
-    """The user has cancelled the generation."""
     END_OF_SEQUENCE = "end_of_sequence"
     """A stop token, stop sequence or stop string was generated."""
     MAXIMUM_LENGTH = "maximum_length"
     """The limit on new tokens, or the context length, is reached."""
+    CANCELLED = "cancelled"
+    """The user has cancelled the generation."""
 
     @property
     def is_done(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import Enum
 from typing import Any
 
 from max.interfaces.audio_generation import AudioGenerationOutput
@@ -12,7 +12,7 @@ from max.interfaces.scheduler import SchedulerResult
 from max.interfaces.text_generation import TextGenerationOutput
 
 
-class PipelineTask(StrEnum):
+class PipelineTask(str, Enum):
     """What a pipeline makes."""
 
     TEXT_GENERATION = "text_generation"

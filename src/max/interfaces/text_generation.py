@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum
 from typing import Any, Generic, Literal, Protocol, TypedDict, TypeVar, runtime_checkable
 
 import numpy as np
@@ -109,7 +109,7 @@ class TextGenerationRequest(Request):
             raise ValueError(f"TextGenerationRequest: logprobs is {self.logprobs}; expected >= 0")
 
 
-class BatchType(StrEnum):
+class BatchType(Enum):
     """What a batch does."""
 
     CE = "CE"

@@ -11,6 +11,7 @@ from max.nn.attention import (
     RaggedAttention,
     TensorParallelAttentionWithRope,
 )
+from max.nn.clamp import clamp
 from max.nn.comm import Allreduce, Signals
 from max.nn.conv import Conv1D, Conv1DV1, Conv2d, Conv2dV1, Conv3D, Conv3DV1
 from max.nn.conv_transpose import ConvTranspose1d, WeightNormConvTranspose1d
@@ -72,6 +73,7 @@ from max.nn.transformer import (
 )
 
 __all__ = [
+    "clamp",
     "MLP",
     "Allreduce",
     "AttentionWithRope",

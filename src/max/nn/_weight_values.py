@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from max._errors import ArgumentError
 from max.driver import DLPackArray, Tensor
-from max.graph import Weight
+from max.graph import Dim, StaticDim, Weight
 from max.graph.weights import WeightData
 
 MOST_LISTED = 8
@@ -58,15 +59,29 @@ def check_value(name: str, weight: Weight, value: Any, override: bool) -> str | 
     if isinstance(value, WeightData):
         dtype, shape = value.dtype, [int(dim) for dim in value.shape]
     else:
-        tensor = as_tensor(value)
+        try:
+            tensor = as_tensor(value)
+        except (TypeError, ValueError, BufferError) as error:
+            raise ArgumentError(
+                f"{name}: {error}; a NumPy array, a Tensor, a WeightData or another DLPack array fits"
+            ) from error
         dtype, shape = tensor.dtype, list(tensor.shape)
-    if list(weight.shape) != shape:
+    if not _fits(weight.shape, shape):
         return f"{name} has shape {shape}, the model takes {list(map(str, weight.shape))}".replace(
             "'", ""
         )
     if dtype is not weight.dtype:
         return f"{name} is {dtype.name}, the model takes {weight.dtype.name}"
     return None
+
+
+def _fits(dims: Sequence[Dim], sizes: Sequence[int]) -> bool:
+    """Whether sizes are those of dimensions, of which a symbol stands for any size."""
+    known: dict[Dim, int] = {}
+    return len(dims) == len(sizes) and all(
+        size == (dim if isinstance(dim, StaticDim) else known.setdefault(dim, size))
+        for dim, size in zip(dims, sizes, strict=True)
+    )
 
 
 def _override_error(name: str, weight: Weight, value: WeightData) -> str | None:
@@ -90,7 +105,7 @@ def alignment_error(name: str, value: Any, alignment: int | None) -> str | None:
     data = value_of(value)
     # not by way of a tensor, which would copy what is not aligned
     array = data if isinstance(data, np.ndarray) else as_tensor(data).to_numpy()
-    if array.ctypes.data % (array.dtype.itemsize if alignment is None else alignment):
+    if array.ctypes.data % (alignment or array.dtype.itemsize):
         return (
             f"{name} is at an address that is not a multiple of {alignment or array.dtype.itemsize} "
             "bytes; copy it, or say its alignment with weight_alignment"

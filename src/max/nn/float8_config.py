@@ -32,6 +32,9 @@ class Float8ScaleGranularity(Enum):
     BLOCK = "block"
     """A block of rows and columns."""
 
+    def __str__(self) -> str:
+        return str(self.value)
+
 
 class Float8ScaleOrigin(Enum):
     """Where an input's scale comes from."""
@@ -147,6 +150,7 @@ class Float8Config:
         mlp_in_float8: The layers whose MLP is in float8.
         attn_qkv_in_float8: The layers whose attention projections are in float8.
         embedding_output_dtype: The dtype of the embedding's output.
+        bias_dtype: The dtype of biases, the layer's if not given.
         quant_method: The method that made the checkpoint, such as ``fbgemm_fp8``.
     """
 
@@ -155,6 +159,7 @@ class Float8Config:
     mlp_in_float8: set[int]
     attn_qkv_in_float8: set[int]
     embedding_output_dtype: DType | None = None
+    bias_dtype: DType | None = None
     quant_method: str | None = None
 
     @property

@@ -10,10 +10,21 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
 from max._earlier import earlier_names
-from max.graph import DeviceRef, Graph, ShardingStrategy, TensorValue, Type, Value, Weight
+from max._errors import ArgumentError
+from max.graph import (
+    DeviceRef,
+    Graph,
+    ShardingStrategy,
+    StaticDim,
+    TensorValue,
+    Type,
+    Value,
+    Weight,
+)
 from max.nn._repr import module_tree
 from max.nn._weight_values import (
     alignment_error,
+    as_tensor,
     check_value,
     state_dict_error,
     value_of,
@@ -132,7 +143,8 @@ class Module(Layer, ABC):
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._forget(name)
+        if not (isinstance(value, Module) and name in vars(self).get("_sublayers", {})):
+            self._forget(name)
         if isinstance(value, Module):
             vars(self).setdefault("_sublayers", {})[name] = value
         elif isinstance(value, Weight):
@@ -235,18 +247,24 @@ class Module(Layer, ABC):
     ) -> None:
         """Sets the values of all weights. Nothing is copied, and nothing is set if this raises.
 
+        A weight with symbols in its shape takes on the sizes of its value.
+
         Args:
             state_dict: A value for each weight, by full name.
             override_quantization_encoding: Whether a weight takes on the encoding (with dtype and
                 shape) of a `WeightData`, or its lack of one.
             weight_alignment: The alignment of the values in bytes that kernels may count on; by
-                default that of their dtype, which is then checked.
+                default, and for 0, that of their dtype, which is then checked.
             strict: Whether a missing or an unused value is an error.
 
         Raises:
             ValueError: A value is missing or not used (and `strict`), has another dtype, shape or
-                encoding, or is not aligned.
+                encoding, is not aligned, or is no array.
         """
+        if not isinstance(state_dict, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                f"load_state_dict: the state dict is a {type(state_dict).__name__}, expected a mapping from names to arrays"
+            )
         owned = list(self._owned())
         names = {name for name, *_ in owned}
         missing = [name for name in names if name not in state_dict]
@@ -268,11 +286,13 @@ class Module(Layer, ABC):
             )
         for name, _, _, weight in owned:
             weight.name = name
-            if weight_alignment is not None:
+            if weight_alignment:
                 weight.align = weight_alignment
         for _, layer, key, weight, value in found:
             if override_quantization_encoding:
                 _take_encoding(weight, value)
+            if any(not isinstance(dim, StaticDim) for dim in weight.shape):
+                weight.shape = as_tensor(value).shape
             vars(layer).setdefault("_weight_values", {})[key] = value_of(value)
 
     def build_subgraph(
@@ -352,6 +372,19 @@ def _take_encoding(weight: Weight, value: Any) -> None:
         weight.dtype, weight.shape = value.dtype, value.shape
 
 
+def check_layers(what: str, layers: Iterable[Any]) -> list[Any]:
+    """The layers as a list.
+
+    Raises:
+        ArgumentError: One of them cannot be called.
+    """
+    found = list(layers)
+    for index, layer in enumerate(found):
+        if not callable(layer):
+            raise ArgumentError(f"{what}: layer {index} is {layer!r}, expected a Module")
+    return found
+
+
 def _flat_values(outputs: Any) -> list[Value[Any] | TensorValue]:
     if outputs is None:
         return []
@@ -373,7 +406,7 @@ class LayerList(Module):
     """
 
     def __init__(self, layers: Sequence[Layer]) -> None:
-        self.layers: list[Layer] = list(layers)
+        self.layers: list[Layer] = check_layers("LayerList", layers)
 
     @property
     def sublayers(self) -> dict[str, Module]:

@@ -329,6 +329,7 @@ class GroupNorm(Module):
                 f"GroupNorm: {num_channels} channels cannot be divided into {num_groups} groups"
             )
         self.num_groups, self.num_channels, self.eps = num_groups, num_channels, eps
+        self.affine = affine
         self.weight: Weight | None = None
         self.bias: Weight | None = None
         if affine:

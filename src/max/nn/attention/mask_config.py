@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum
 
 __all__ = [
     "AttentionMaskVariant",
@@ -13,7 +13,7 @@ __all__ = [
 ]
 
 
-class MHAMaskVariant(StrEnum):
+class MHAMaskVariant(str, Enum):
     """The mask of an attention layer, with its positional encoding."""
 
     CAUSAL_MASK = "0"
@@ -32,7 +32,7 @@ class MHAMaskVariant(StrEnum):
     """A token sees itself and the ``local_window_size - 1`` tokens before it."""
 
 
-class AttentionMaskVariant(StrEnum):
+class AttentionMaskVariant(str, Enum):
     """The mask of an attention layer alone."""
 
     NULL_MASK = "null"
@@ -51,7 +51,7 @@ class AttentionMaskVariant(StrEnum):
     """A token sees itself and a fixed number of tokens before it."""
 
 
-class PositionalEncodingVariant(StrEnum):
+class PositionalEncodingVariant(str, Enum):
     """How an attention layer takes account of positions."""
 
     NO_POS = "no_pos"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
+from enum import Enum
 
 from max.dtype import DType
 
 __all__ = ["KVCacheParams", "KVCacheStrategy"]
 
 
-class KVCacheStrategy(StrEnum):
+class KVCacheStrategy(str, Enum):
     """How the keys and values of past tokens are kept."""
 
     MODEL_DEFAULT = "model_default"
@@ -79,7 +79,7 @@ class KVCacheParams:
         tensor_parallel = self.n_devices // self.data_parallel_degree
         if self.is_mla:
             # the latent head is the same on every device
-            self.n_kv_heads_per_device = self.n_kv_heads
+            self.n_kv_heads_per_device = 1
         elif self.n_kv_heads % tensor_parallel:
             raise ValueError(
                 f"KVCacheParams: {self.n_kv_heads} key heads cannot be split over "
@@ -87,7 +87,7 @@ class KVCacheParams:
             )
         else:
             self.n_kv_heads_per_device = self.n_kv_heads // tensor_parallel
-        if self.cache_strategy is KVCacheStrategy.PAGED and (
+        if self.cache_strategy == KVCacheStrategy.PAGED and (
             self.page_size is None or self.page_size < 1
         ):
             raise ValueError(

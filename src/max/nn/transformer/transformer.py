@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["ReturnLogits", "Transformer", "TransformerBlock"]
 
 
-class ReturnLogits(StrEnum):
+class ReturnLogits(str, Enum):
     """Of which tokens a model returns logits."""
 
     LAST_TOKEN = "last_token"

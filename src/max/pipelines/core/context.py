@@ -142,8 +142,8 @@ class TextContext:
 
     @property
     def current_length(self) -> int:
-        """The number of tokens that are in the cache or in the next step."""
-        return self._active_idx
+        """The number of tokens so far: prompt and generated, processed or not."""
+        return self._end_idx
 
     @property
     def all_tokens(self) -> Tokens:

@@ -80,7 +80,7 @@ class ContextPages:
         Raises:
             OutOfPagesError: There are too few free pages; nothing was changed.
         """
-        self.pages.reserve(context.request_id, context.current_length + num_steps - 1)
+        self.pages.reserve(context.request_id, context.active_idx + num_steps - 1)
 
     def step(self, batch: Sequence[TextGenerationContext]) -> None:
         """Tells that a batch's tokens are in the cache, after its contexts were updated.
