@@ -334,7 +334,81 @@ def image_pipeline() -> None:
     np.testing.assert_array_equal(got, np.repeat(want[..., None] * 255, 3, -1))
 
 
+def lazy_arrays() -> None:
+    """Arrays that stage a graph when somebody looks, with compiled models kept by what they compute."""
+    models: dict[str, object] = {}
+
+    class Array:
+        def __init__(self, shape, dtype=DType.float32, device=None, data=None) -> None:
+            self.shape, self.dtype, self.device = shape, dtype, device or CPU()
+            self.data, self.args, self.rule, self.value = data, (), None, None
+
+        @classmethod
+        def of(cls, data: Tensor) -> Array:
+            return cls(data.shape, data.dtype, data.device, data)
+
+        def numpy(self) -> np.ndarray:
+            realize(self)
+            return self.data.to(CPU()).to_numpy()
+
+    def node(rule, shape, *args) -> Array:
+        made = Array(shape, args[0].dtype)
+        made.rule, made.args = rule, args
+        return made
+
+    def realize(output: Array) -> None:
+        if output.data is not None:
+            return
+        trace: list[Array] = []
+
+        def visit(array: Array) -> None:
+            for arg in array.args if array.data is None else ():
+                visit(arg)
+            if array not in trace:
+                trace.append(array)
+
+        visit(output)
+        leaves = [array for array in trace if array.data is not None]
+        key = "-".join(f"{a.shape}{a.dtype}{a.rule and a.rule.__name__}" for a in trace)
+        if key not in models:
+            types = [
+                TensorType(dtype=a.dtype, shape=a.shape, device=DeviceRef.from_device(a.device))
+                for a in leaves
+            ]
+            devices = []
+            for array in leaves:
+                if array.device not in devices:
+                    devices.append(array.device)
+            with Graph("lazy", input_types=types) as graph:
+                for array, value in zip(leaves, graph.inputs, strict=True):
+                    array.value = value
+                for array in trace:
+                    if array.data is None:
+                        array.value = array.rule(*(arg.value for arg in array.args))
+                graph.output(output.value)
+            models[key] = InferenceSession(devices=devices).load(graph)
+        output.data = models[key].execute(*(array.data for array in leaves))[0]
+
+    def multiply(x, y):
+        return x * y
+
+    empty = Tensor(DType.float32, (3, 4), device=CPU())
+    assert tuple(empty.shape) == (3, 4) and empty.dtype == DType.float32
+    for _ in range(2):
+        a, b = normal(3, 3), normal(3, 3)
+        x, y = Array.of(Tensor.from_numpy(a)), Array.of(Tensor.from_numpy(b))
+        product = node(multiply, (3, 3), x, y)
+        for _ in range(5):
+            product = node(ops.matmul, (3, 3), product, y)
+        want = a * b
+        for _ in range(5):
+            want = want @ b
+        np.testing.assert_allclose(product.numpy(), want, rtol=1e-3, atol=1e-3)
+    assert len(models) == 1
+
+
 PROGRAMS = [
     cosine_search, frame_of_columns, frame_without_gaps, group_totals, recurrence,
     training_in_place, state_space_pieces, eager_frontend, tracing_backend, image_pipeline,
+    lazy_arrays,
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from max import driver, engine, nn
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession
-from max.graph import DeviceRef, Graph, Shape, TensorType, TensorValue, Weight, ops
+from max.graph import DeviceRef, Dim, Graph, Shape, TensorType, TensorValue, Weight, ops
 from max.graph.ops import InterpolationMode, elementwise
 from max.graph.weights import WeightData, load_weights
 
@@ -437,7 +437,137 @@ def gated_norm() -> None:
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
+def speech_features() -> None:
+    """Strided convolutions over a symbolic length, norms over channels by reshapes with -1, a grouped convolution."""
+    import torch
+    import torch.nn.functional as F
+
+    batch, heads = 2, 2
+    first, second, position = (
+        normal(6, 1, 5, scale=0.5),
+        normal(8, 6, 3, scale=0.3),
+        normal(8, 4, 4, scale=0.3),
+    )
+    gamma, beta = normal(6), normal(6)
+
+    def const(array):
+        return ops.constant(np.ascontiguousarray(array, dtype=np.float32), device=REF)
+
+    def rscf(weight):
+        return const(weight.transpose(2, 1, 0)[:, None])
+
+    with Graph("features", input_types=[TensorType(F32, [batch, Dim("L"), 1, 1], REF)]) as graph:
+        x = ops.conv2d(graph.inputs[0], rscf(first), stride=(2, 1))
+        x = ops.reshape(x, [batch, -1, 6])
+        rows = ops.reshape(ops.transpose(x, 1, 2), [batch * 6, -1])
+        centred = ops.sub(rows, ops.mean(rows, axis=1))
+        spread = ops.sqrt(
+            ops.add(ops.mean(ops.mul(centred, centred), axis=1), const(np.array(1e-5)))
+        )
+        scale = ops.reshape(ops.tile(ops.reshape(const(gamma), [1, 6]), [batch, 1]), [batch * 6, 1])
+        shift = ops.reshape(ops.tile(ops.reshape(const(beta), [1, 6]), [batch, 1]), [batch * 6, 1])
+        rows = ops.add(ops.mul(ops.div(centred, spread), scale), shift)
+        x = ops.transpose(ops.reshape(rows, [batch, 6, -1]), 1, 2)
+        x = ops.conv2d(ops.reshape(ops.gelu(x), [batch, -1, 1, 6]), rscf(second), stride=(2, 1))
+        x = ops.reshape(x, [batch, -1, 8])
+        padded = ops.pad(ops.reshape(x, [batch, -1, 1, 8]), [0, 0, 2, 1, 0, 0, 0, 0])
+        near = ops.conv2d(padded, rscf(position), stride=(1, 1), groups=2)
+        x = ops.add(x, ops.gelu(ops.reshape(near, [batch, -1, 8])))
+        split = ops.transpose(ops.reshape(x, [batch, -1, heads, 4]), 1, 2)
+        scores = ops.mul(ops.matmul(split, ops.transpose(split, 2, 3)), const(np.array(0.5)))
+        merged = ops.transpose(ops.matmul(ops.softmax(scores, axis=-1), split), 1, 2)
+        graph.output(ops.reshape(merged, [batch, -1, 8]))
+
+    audio = normal(batch, 41)
+    got = run(graph, audio.reshape(batch, -1, 1, 1))[0]
+    x = F.conv1d(torch.tensor(audio)[:, None], torch.tensor(first), stride=2)
+    x = F.group_norm(x, 6, torch.tensor(gamma), torch.tensor(beta))
+    x = F.conv1d(F.gelu(x), torch.tensor(second), stride=2)
+    x = x + F.gelu(F.conv1d(F.pad(x, (2, 1)), torch.tensor(position), groups=2))
+    x = x.transpose(1, 2)
+    split = x.reshape(batch, -1, heads, 4).transpose(1, 2)
+    out = torch.softmax(split @ split.transpose(2, 3) * 0.5, -1) @ split
+    want = out.transpose(1, 2).reshape(batch, -1, 8).numpy()
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
+
+
+def boxes() -> None:
+    """Weights as external constants with a registry filled on the way, chunks, distances turned to boxes."""
+    registry: dict[str, np.ndarray] = {}
+
+    def external(name: str, array: np.ndarray) -> TensorValue:
+        registry[name] = np.ascontiguousarray(array)
+        return ops.constant_external(name, TensorType(F32, array.shape, device=REF))
+
+    cells, bins = 6, 4
+    mix, bias = normal(4 * bins, 4 * bins + 2, scale=0.4), normal(4 * bins + 2)
+    anchors = np.stack([np.arange(cells) + 0.5, np.full(cells, 0.5)], -1).astype(np.float32)
+    with Graph("decode", input_types=[TensorType(F32, (1, cells, 8 * bins), device=REF)]) as graph:
+        left, right = ops.chunk(graph.inputs[0], 2, axis=2)
+        x = ops.reshape(ops.mul(left, right), (cells, 4 * bins))
+        x = ops.add(ops.matmul(x, external("mix", mix)), external("bias", bias))
+        box, score = ops.split(ops.reshape(x, (1, cells, -1)), [4 * bins, 2], axis=2)
+        share = ops.softmax(ops.reshape(box, (1, cells, 4, bins)))
+        steps = ops.constant(
+            np.arange(bins, dtype=np.float32).reshape(1, 1, 1, bins), F32, device=REF
+        )
+        distances = ops.reshape(ops.sum(ops.mul(share, steps), axis=3), (1, cells, 4))
+        before, after = ops.split(distances, [2, 2], axis=2)
+        anchor = ops.constant(anchors.reshape(1, cells, 2), F32, device=REF)
+        low, high = ops.sub(anchor, before), ops.add(anchor, after)
+        centre = ops.mul(ops.add(low, high), ops.constant(np.float32(0.5), F32, device=REF))
+        out = ops.concat([centre, ops.sub(high, low), ops.sigmoid(score)], axis=2)
+        graph.output(ops.permute(out, [0, 2, 1]))
+    x = normal(1, cells, 8 * bins)
+    got = run(graph, x, weights_registry=registry)[0]
+    y = (x[0, :, : 4 * bins] * x[0, :, 4 * bins :]) @ mix + bias
+    share = softmax(y[:, : 4 * bins].reshape(cells, 4, bins)) @ np.arange(bins)
+    low, high = anchors - share[:, :2], anchors + share[:, 2:]
+    want = np.concatenate([(low + high) / 2, high - low, 1 / (1 + np.exp(-y[:, 4 * bins :]))], 1)
+    np.testing.assert_allclose(got[0], want.T, rtol=1e-3, atol=1e-4)
+
+
+def heads_with_a_mask() -> None:
+    """Attention in classes that are no modules: a mask added in place, scores divided by a number."""
+
+    class Linear:
+        def __init__(self, d_in: int, d_out: int) -> None:
+            self.array = normal(d_out, d_in, scale=0.5)
+
+        def __call__(self, x):
+            weight = ops.constant(self.array, dtype=F32, device=REF)
+            return x @ ops.transpose(weight, -1, -2)
+
+    query, key, value = (Linear(6, 8) for _ in range(3))
+
+    def forward(x):
+        b, tokens, _ = x.shape
+        q, k, v = (
+            layer(x).reshape((b, tokens, 2, 4)).transpose(1, 2) for layer in (query, key, value)
+        )
+        scores = q @ k.transpose(2, 3)
+        low = ops.constant(float("-inf"), dtype=x.dtype, device=x.device).broadcast_to(
+            (tokens, tokens)
+        )
+        scores += ops.band_part(low, num_lower=None, num_upper=0, exclude=True)
+        weights = ops.softmax(scores / 4**0.5)
+        return (weights @ v).transpose(1, 2).reshape((b, tokens, 8))
+
+    graph = Graph("heads", forward, input_types=[TensorType(F32, ("batch", "tokens", 6), REF)])
+    x = normal(2, 5, 6)
+    got = run(graph, x)[0]
+    q, k, v = (
+        (x @ layer.array.T).reshape(2, 5, 2, 4).transpose(0, 2, 1, 3)
+        for layer in (query, key, value)
+    )
+    mask = np.triu(np.full((5, 5), -np.inf), 1)
+    want = softmax((q @ k.swapaxes(2, 3) + mask) / 2) @ v
+    np.testing.assert_allclose(
+        got, want.transpose(0, 2, 1, 3).reshape(2, 5, 8), rtol=1e-3, atol=1e-4
+    )
+
+
 PROGRAMS = [
     relu_mlp_of_constants, digits, detector, projection_of_a_checkpoint, audio_encoder,
-    language_model, sentiment, layers_in_a_row, gated_norm,
+    language_model, sentiment, layers_in_a_row, gated_norm, speech_features, boxes, heads_with_a_mask,
 ]  # fmt: skip
