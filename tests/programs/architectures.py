@@ -331,6 +331,44 @@ def convert_state_dict(state_dict: dict[str, Any], **kwargs: Any) -> dict[str, A
 """A model without a cache, that reads all tokens anew in each step."""
 
 
+LATER = {
+    "__init__.py": """
+from .arch import own_arch
+
+ARCHITECTURES = [own_arch]
+""",
+    "arch.py": """
+from max.graph.weights import WeightsFormat
+from max.interfaces import PipelineTask
+from max.pipelines.architectures.llama3_legacy import weight_adapters
+from max.pipelines.architectures.llama3.model import Llama3Model
+from max.pipelines.core import TextContext
+from max.pipelines.lib import SupportedArchitecture, TextTokenizer
+
+
+class OwnModel(Llama3Model):
+    pass
+
+
+own_arch = SupportedArchitecture(
+    name="LlamaForCausalLM",
+    task=PipelineTask.TEXT_GENERATION,
+    example_repo_ids=["own/model"],
+    default_encoding="float32",
+    supported_encodings={"float32", "bfloat16"},
+    pipeline_model=OwnModel,
+    tokenizer=TextTokenizer,
+    context_type=TextContext,
+    rope_type="normal",
+    default_weights_format=WeightsFormat.safetensors,
+    multi_gpu_supported=False,
+    weight_adapters={WeightsFormat.safetensors: weight_adapters.convert_safetensor_state_dict},
+)
+""",
+}
+"""Llama as it is, declared as later versions do: names instead of enumerations."""
+
+
 def random_checkpoint(folder: Path, model) -> None:
     """A folder with a random model of transformers, and the tokenizer of the tests' tiny model."""
     model.save_pretrained(folder)
@@ -441,4 +479,35 @@ def model_without_a_cache() -> None:
     assert got == reference(model, prompt, 8)
 
 
-PROGRAMS = [llama_with_biases, model_without_a_cache]
+def llama_as_it_is() -> None:
+    """A subclass that changes nothing takes the place of the architecture of its name."""
+    from max.pipelines import PIPELINE_REGISTRY
+
+    prompt = [5, 17, 240, 33]
+    want = generated(TINY, prompt, 6)
+    with package("own_llama", LATER) as code:
+        try:
+            got = generated(TINY, prompt, 6, custom_architectures=[str(code)])
+            model = PIPELINE_REGISTRY.architectures["LlamaForCausalLM"].pipeline_model
+            assert model.__name__ == "OwnModel"
+        finally:
+            PIPELINE_REGISTRY.reset()
+    assert got == want and len(got) == 6
+
+
+def offline_inference() -> None:
+    """Texts of a list of prompts."""
+    from max.entrypoints.llm import LLM
+    from max.pipelines import PipelineConfig
+
+    llm = LLM(PipelineConfig(model_path=str(TINY), max_length=64))
+    prompts = ["In the beginning, there was", "I believe the meaning of life is", "Hello"]
+    responses = llm.generate(prompts, max_new_tokens=5)
+    assert len(responses) == len(prompts)
+    for prompt, response in zip(prompts, responses, strict=True):
+        assert isinstance(prompt + response, str)
+    # the same alone
+    assert llm.generate(prompts[0], max_new_tokens=5) == [responses[0]]
+
+
+PROGRAMS = [llama_with_biases, model_without_a_cache, llama_as_it_is, offline_inference]

@@ -16,6 +16,8 @@ from max.engine import InferenceSession
 from max.graph import DeviceRef, Dim, Graph, Shape, TensorType, TensorValue, Weight, ops
 from max.graph.ops import InterpolationMode, elementwise
 from max.graph.weights import WeightData, load_weights
+from max.nn.attention import mask_config
+from max.nn.kernels import flash_attention_gpu
 
 rng = np.random.default_rng(7)
 REF = DeviceRef.CPU()
@@ -217,13 +219,15 @@ class CausalSelfAttention(nn.Module):
         assert C == self.n_embd
         q, k, v = ops.split(self.c_attn(x), [self.n_embd] * 3, axis=2)
         size = self.n_embd // self.n_head
-        q, k, v = (ops.reshape(y, [B, T, self.n_head, size]).transpose(1, 2) for y in (q, k, v))
-        scores = (q @ k.transpose(2, 3)) * (1 / math.sqrt(int(k.shape[-1])))
-        rows = ops.range(0, T, out_dim=T, dtype=DType.int64, device=self.device)
-        earlier = ops.greater_equal(ops.unsqueeze(rows, 1), ops.unsqueeze(rows, 0))
-        lowest = ops.constant(float("-inf"), dtype=F32, device=self.device)
-        scores = ops.where(earlier, scores, lowest)
-        y = (ops.softmax(scores) @ v).transpose(1, 2).reshape((B, T, C))
+        q, k, v = (ops.reshape(y, [B, T, self.n_head, size]) for y in (q, k, v))
+        y = flash_attention_gpu(
+            q,
+            k,
+            v,
+            mask_variant=mask_config.MHAMaskVariant.CAUSAL_MASK,
+            scale=1 / math.sqrt(int(k.shape[-1])),
+        )
+        y = y.reshape((B, T, C))
         return self.c_proj(y)
 
 
@@ -235,7 +239,7 @@ class Block(nn.Module):
         self.attn = CausalSelfAttention(n_head, n_embd, device)
         self.c_fc = nn.Linear(n_embd, 4 * n_embd, F32, device, has_bias=True)
         self.c_proj = nn.Linear(4 * n_embd, n_embd, F32, device, has_bias=True)
-        self.ln_1 = LayerNorm(n_embd, [device], F32, eps=epsilon)
+        self.ln_1 = LayerNorm(n_embd, device, F32, eps=epsilon)
         self.ln_2 = LayerNorm(n_embd, [device], F32, eps=epsilon)
 
     def __call__(self, x: TensorValue) -> TensorValue:

@@ -147,7 +147,7 @@ class LayerNorm(Module):
 
     Args:
         dims: The size of the last dimension.
-        devices: Where it is computed: the first of them.
+        devices: Where it is computed: the first of them; or that device alone, as earlier versions had it.
         dtype: The dtype of the parameters.
         eps: What is added to the variance.
         use_bias: Whether there is a bias.
@@ -159,11 +159,13 @@ class LayerNorm(Module):
     def __init__(
         self,
         dims: int,
-        devices: Sequence[DeviceRef],
+        devices: Sequence[DeviceRef] | DeviceRef,
         dtype: DType,
         eps: float = 1e-5,
         use_bias: bool = True,
     ) -> None:
+        if isinstance(devices, DeviceRef):
+            devices = [devices]
         if not devices:
             raise ValueError("LayerNorm: no device is given")
         self.eps = eps

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -36,7 +36,8 @@ class SupportedArchitecture:
         name: The class's name in ``architectures`` of config.json, such as ``LlamaForCausalLM``.
         example_repo_ids: Models of this architecture on the Hugging Face hub.
         default_encoding: The encoding when neither the user nor the checkpoint says.
-        supported_encodings: The encodings it runs with, and the cache strategies of each.
+        supported_encodings: The encodings it runs with, and the cache strategies of each; the encodings alone, as later
+            versions have them, are for the paged cache.
         pipeline_model: The model's class.
         task: What it makes.
         tokenizer: Makes its tokenizer.
@@ -47,6 +48,13 @@ class SupportedArchitecture:
         required_arguments: Values that fields of the configuration must have.
         context_validators: Check each request before the model sees it.
         supports_empty_batches: Whether it can run with no requests.
+        context_type: The class of its requests' state in later versions; not read: it is `TextContext`.
+        config: The class of its form in later versions; not read: the model's class knows it.
+
+    Names stand for members of enumerations too: ``"bfloat16"``, ``"paged"``, ``"normal"``.
+
+    Raises:
+        ValueError: One of these names is unknown.
     """
 
     name: str
@@ -67,6 +75,21 @@ class SupportedArchitecture:
         default_factory=list
     )
     supports_empty_batches: bool = False
+    context_type: type[Any] | None = None
+    config: type[Any] | None = None
+
+    def __post_init__(self) -> None:
+        from max.nn.kv_cache.cache_params import KVCacheStrategy
+
+        self.default_encoding = SupportedEncoding(self.default_encoding)
+        self.rope_type = RopeType(self.rope_type)
+        given: Any = self.supported_encodings
+        if not isinstance(given, Mapping):
+            given = {encoding: [KVCacheStrategy.PAGED] for encoding in sorted(given)}
+        self.supported_encodings = {
+            SupportedEncoding(encoding): [KVCacheStrategy(strategy) for strategy in strategies]
+            for encoding, strategies in given.items()
+        }
 
     @property
     def tokenizer_cls(self) -> type[PipelineTokenizer[Any, Any, Any]]:
