@@ -151,7 +151,7 @@ IMAGES: tuple[Difference, ...] = (
 
 INDEX: tuple[Difference, ...] = (
     Difference(
-        "numbers and arrays are values to store, scatter and gather",
+        "numbers and arrays are stored, scattered and gathered; NumPy integers, dims and their names are indices",
         "more than there: a TypeError",
         _INDEX,
         there="!TypeError",
@@ -166,8 +166,8 @@ INDEX: tuple[Difference, ...] = (
         here="^[^!]",
     ),
     Difference(
-        "symbols bound what the axes are compared with when the graph runs",
-        "more than there: slices whose bounds may be out of range are errors when they are staged",
+        "slices go backwards, may be empty, and have tensors of any integer type as bounds and indices",
+        "more than there: errors when they are staged; the reference reverses a tensor by a slice",
         _INDEX,
         program=r"x\[",
         there="!(ValueError|AssertionError)",

@@ -13,12 +13,15 @@ from __future__ import annotations
 import ast
 import builtins
 import importlib
+import math
 import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 FOLDER = Path(__file__).parent
 
@@ -157,6 +160,13 @@ def describe(value: Any, first: Callable[[Any], str | None] = lambda value: None
     return f"object {names[0]}"
 
 
+def describe_values(value: np.ndarray) -> str:
+    """An array by its dtype, shape and elements."""
+    whole = value.dtype.kind in "biu"
+    flat = [str(int(v)) if whole else f"{float(v):.6g}" for v in value.reshape(-1)]
+    return f"values {value.dtype}{list(value.shape)} {' '.join(flat)}"
+
+
 def _class_names(value: Any) -> list[str]:
     return [c.__name__ for c in type(value).__mro__]
 
@@ -223,6 +233,8 @@ def agree(there: str, here: str) -> bool:
     """
     if there == here:
         return True
+    if "values " in there:
+        return _close(there, here)
     if there.startswith("!") or here.startswith("!"):
         return there.startswith("!") and here.startswith("!") and _serves(there[1:], here[1:])
     split = re.compile(r"\[([^\[\]]*)\]")
@@ -231,6 +243,23 @@ def agree(there: str, here: str) -> bool:
     return all(
         _same_dims(a, b) for a, b in zip(split.findall(there), split.findall(here), strict=True)
     )
+
+
+def _close(there: str, here: str) -> bool:
+    """Whether arrays are of one dtype and shape, and their numbers equal but for rounding."""
+    words = [re.split(r"[ ,;\[\]]+", text) for text in (there, here)]
+    return len(words[0]) == len(words[1]) and all(map(_same_word, *words))
+
+
+def _same_word(there: str, here: str) -> bool:
+    if there == here:
+        return True
+    try:
+        if there.lstrip("-").isdigit() and here.lstrip("-").isdigit():
+            return int(there) == int(here)
+        return math.isclose(float(there), float(here), rel_tol=2e-3, abs_tol=1e-5)
+    except ValueError:
+        return False
 
 
 def _serves(there: str, here: str) -> bool:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.differential import facts, page
 from tests.differential.differences import DIFFERENCES
-from tests.differential.program import CRASH, agree, dim_text, family_names
+from tests.differential.program import CRASH, agree, dim_text, family_names, load
 from tests.differential.record import run_all
 
 
@@ -25,6 +25,13 @@ def test_answers_as_recorded(family: str) -> None:
     assert not unexplained, f"{len(unexplained)} differences:\n" + "\n".join(unexplained[:40])
     idle = [d.what for d in DIFFERENCES if family in d.families and d not in used]
     assert not idle, f"rules that cover no difference in {family}: {idle}"
+
+
+@pytest.mark.parametrize("family", family_names())
+def test_facts_are_of_the_programs(family: str) -> None:
+    """The facts are of the programs that the family makes now: else record them again."""
+    assert set(facts.read(facts.OLDER, family)) == set(load(family).programs(0))
+    assert set(facts.read(facts.NEWER, family)) <= set(load(family).programs(0))
 
 
 def test_families_of_rules_exist() -> None:
@@ -63,6 +70,11 @@ def test_dims_of_the_other_system_are_read() -> None:
         ("!ValueError", "f32[a]", False),
         ("f32[a]", "!ValueError", False),
         (CRASH, "!ValueError", False),
+        ("[values f32[2] 1.5 nan]", "[values f32[2] 1.5001 nan]", True),
+        ("[values f32[2] 1.5 2]", "[values f32[2] 1.6 2]", False),
+        ("[values f32[2] 1.5 2]", "[values f32[2, 1] 1.5 2]", False),
+        ("[values int64[1] 100000]", "[values int64[1] 100001]", False),
+        ("[values bool[1] 1]", "!ValueError", False),
     ],
 )
 def test_agreement(there: str, here: str, serves: bool) -> None:
