@@ -130,7 +130,9 @@ def index(size: int, dtype: type = np.int64) -> st.SearchStrategy[int]:
     low, high = max(-size, int(info.min)), size - 1
     usual = st.integers(low, high) if size else st.sampled_from(wild)
     # most fit, so that a whole array often does
-    return st.integers(0, 7).flatmap(lambda n: st.sampled_from(wild) if n == 0 else usual)
+    edge = [n for n in (-size - 1, size) if n >= info.min]
+    kinds = {0: st.sampled_from(wild), 1: st.sampled_from(edge)}
+    return st.integers(0, 15).flatmap(lambda n: kinds.get(n, usual))
 
 
 def indices(draw: Draw, shape: Sequence[int], size: int, dtype: type = np.int64) -> Array:
@@ -532,7 +534,7 @@ def paged(draw: Draw) -> tuple[int, list[Array]]:
         entries = draw(st.permutations(range(pages)))
     if draw(st.integers(0, 9)) == 0 and entries:
         at = draw(st.integers(0, len(entries) - 1))
-        entries[at] = draw(st.sampled_from([pages, pages + 1, 2**31, 2**32 - 1]))
+        entries[at] = draw(st.sampled_from([pages, pages, pages, pages + 1, 2**31, 2**32 - 1]))
     layer = draw(st.sampled_from([0, 1, 1, 1, 1, 1, 1, 1, LAYERS, 2**31, 2**32 - 1]))
     blocks = np.random.default_rng(0).standard_normal(
         (pages, 2, LAYERS, PAGE_SIZE, KV_HEADS, HEAD_DIM)
@@ -615,6 +617,101 @@ CASES["rope"] = functools.partial(rope_case, True)
 CASES["rope_halves"] = functools.partial(rope_case, False)
 for _mask, _window in (("causal", -1), ("null", -1), ("sliding_window", 3), ("chunked_causal", 5)):
     CASES[f"attention_{_mask}"] = functools.partial(attention_case, _mask, _window)
+
+
+def batch_of(
+    excess: int,
+    *,
+    offset: int = 0,
+    first: int = 0,
+    length: int = 0,
+    page: int = 0,
+    layer: int = 0,
+) -> list[Array]:
+    """Two sequences of 2 and 3 rows that fill their two pages each; what is named goes beyond by `excess`."""
+    shape = (4, 2, LAYERS, PAGE_SIZE, KV_HEADS, HEAD_DIM)
+    return [
+        np.array([first * excess, 2, 5 + offset * excess], np.uint32),
+        np.random.default_rng(1).standard_normal(shape).astype(np.float32),
+        np.array([6, 5 + length * excess], np.uint32),
+        np.array([[1, 0], [2, 3 + page * excess]], np.uint32),
+        np.array([[3, 8]], np.uint32),
+        np.array(LAYERS - 1 + layer * excess, np.uint32),
+    ]
+
+
+def with_rows(name: str, cache: list[Array], positions: int = 8) -> list[Array]:
+    """The inputs of a case over a cache."""
+    rng = np.random.default_rng(2)
+    k, v = rng.standard_normal((2, 5, KV_HEADS * HEAD_DIM)).astype(np.float32)
+    q = rng.standard_normal((5, HEADS, HEAD_DIM)).astype(np.float32)
+    freqs = rng.standard_normal((positions, HEAD_DIM)).astype(np.float32)
+    match name:
+        case "kv_store":
+            return [k, v, *cache]
+        case "rope":
+            return [q, cache[0], freqs, *cache[1:]]
+        case _:
+            return [q, *cache, np.array(0.5, np.float32)]
+
+
+PAGED_CASES = ("kv_store", "rope", "attention_causal", "attention_null")
+BEYOND = ("offset", "first", "length", "page", "layer")
+
+
+@pytest.mark.parametrize("end", [True, False])
+@pytest.mark.parametrize("what", BEYOND)
+@pytest.mark.parametrize("name", PAGED_CASES)
+def test_one_beyond_in_a_cache(name: str, what: str, end: bool) -> None:
+    assert compare(name, with_rows(name, batch_of(0, **{what: 1})), end)
+    assert not compare(name, with_rows(name, batch_of(1, **{what: 1})), end)
+
+
+def test_one_position_beyond_the_rotations() -> None:
+    assert compare("rope", with_rows("rope", batch_of(0)))
+    assert not compare("rope", with_rows("rope", batch_of(0), positions=7))
+
+
+def with_index(name: str, at: int) -> list[Array]:
+    """The inputs of a case with axes of 3, an index among them."""
+    x = np.arange(27, dtype=np.float32).reshape(3, 3, 3)
+    flat = np.array([0, at])
+    match name:
+        case "gather_0_int64" | "gather_1_int64" | "gather_2_int64":
+            return [x, flat]
+        case "gather_nd_0_2":
+            return [x[..., None], np.array([[0, 1], [2, at]])]
+        case "scatter_1":
+            return [x[0], x[1, :, :2].copy(), np.array([[0, 1], [2, 1], [1, at]])]
+        case "scatter_nd_2_int64":
+            return [x, x[0, :2], np.array([[0, 1], [at, 2]])]
+        case "scatter_set_constant":
+            return [x[0].copy(), np.array([[0, 1], [at, 2]])]
+        case _:
+            return [x[0], np.array(at), np.array(1)]
+
+
+INDEXED = (
+    "gather_0_int64", "gather_1_int64", "gather_2_int64", "gather_nd_0_2", "scatter_1", "scatter_nd_2_int64",
+    "scatter_set_constant", "element",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_one_index_beyond(name: str) -> None:
+    for fits in (-3, -1, 0, 2):
+        assert compare(name, with_index(name, fits))
+    for beyond in (-4, 3, -(2**63), 2**63 - 1):
+        assert not compare(name, with_index(name, beyond))
+
+
+@pytest.mark.parametrize(
+    ("token", "offset", "fits"), [(3, 2, True), (4, 2, False), (-1, 2, False), (3, 3, False)]
+)
+def test_penalties_one_beyond(token: int, offset: int, fits: bool) -> None:
+    logits = np.ones((2, 4), np.float32)
+    data = np.array([[1, 2], [token, 1]], np.int32)
+    assert compare("penalties", [logits, data, np.array([0, 1, offset], np.uint32)]) == fits
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
