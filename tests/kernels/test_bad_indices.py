@@ -714,6 +714,60 @@ def test_penalties_one_beyond(token: int, offset: int, fits: bool) -> None:
     assert compare("penalties", [logits, data, np.array([0, 1, offset], np.uint32)]) == fits
 
 
+SAMPLED: dict[str, tuple[Sequence[float], Sequence[float]]] = {
+    "temperature": ([0, -0.0, 1e-45, 3e38, np.inf], [-1e-45, -1, -np.inf, np.nan]),
+    "top_k": ([-(2**63), -1, 0, 5, 6, 300, 2**62], []),
+    "top_p": ([-0.0, 0, 1e-45, 1], [-1e-45, 1.0000001, np.nan, np.inf, -np.inf]),
+    "min_p": ([-0.0, 0, 1e-45, 1], [-1e-45, 1.0000001, np.nan, np.inf, -np.inf]),
+}
+
+
+@pytest.mark.parametrize("what", SAMPLED)
+def test_parameters_of_sampling(what: str) -> None:
+    for fits, values in zip((True, False), SAMPLED[what], strict=True):
+        for value in values:
+            given = {"temperature": 0.7, "top_k": 4, "top_p": 0.9, "min_p": 0.1, what: value}
+            logits = np.array([[0, 3, -np.inf, 2, np.nan], [5, 5, 1, 2, 3]], np.float32)
+            kinds = (np.float32, np.int64, np.float32, np.float32)
+            each = [np.full(2, n, t) for n, t in zip(given.values(), kinds, strict=True)]
+            assert compare("sampling", [logits, *each, np.arange(2, dtype=np.uint64)]) == fits, (
+                value
+            )
+
+
+@pytest.mark.parametrize(
+    "row", [[-np.inf] * 3, [np.nan] * 3, [np.inf] * 3, [np.nan, -np.inf, np.nan]], ids=str
+)
+@pytest.mark.parametrize("temperature", [0, 1, np.inf])
+@pytest.mark.parametrize("top_k", [0, 2])
+def test_rows_without_a_distribution(row: list[float], temperature: float, top_k: int) -> None:
+    per_row = [
+        np.array([n], t)
+        for n, t in (
+            (temperature, np.float32),
+            (top_k, np.int64),
+            (0.5, np.float32),
+            (0, np.float32),
+            (3, np.uint64),
+        )
+    ]
+    assert compare("sampling", [np.array([row], np.float32), *per_row])
+
+
+@pytest.mark.parametrize("name", ["repeat_interleave", "repeat_interleave_known"])
+def test_repeats(name: str) -> None:
+    x = np.arange(6, dtype=np.float32).reshape(3, 2)
+    for repeats, total in (
+        ([2, 0, 1], 3),
+        ([0, 0, 0], 0),
+        ([3, -1, 1], 3),
+        ([-1, 1, 3], 3),
+        ([2**62, 0, 1], 3),
+    ):
+        fits = min(repeats) >= 0 and sum(repeats) == total
+        assert compare(name, [x, np.array(repeats), np.zeros(total, np.float32)]) == fits
+
+
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_engine_answers_as_the_interpreter_or_both_raise(name: str) -> None:
     answered: list[bool] = []
