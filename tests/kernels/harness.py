@@ -47,10 +47,7 @@ def target(name: str) -> k.Target:
 
 
 class Runner:
-    """A kernel compiled for some operands, which can be run again and again.
-
-    With ``margins`` operands, results and workspaces lie between pages that cannot be touched, at the end or the beginning of what is between.
-    """
+    """A kernel compiled for some operands, which can be run again and again."""
 
     def __init__(
         self,
@@ -59,8 +56,6 @@ class Runner:
         results: Sequence[tuple[Any, tuple[int, ...]]],
         attributes: Mapping[str, Any] | None = None,
         *,
-        margins: Margins | None = None,
-        end: bool = True,
         workers: int = 2,
         machine: str = "host",
         params: Mapping[str, Any] | None = None,
@@ -69,18 +64,14 @@ class Runner:
     ) -> None:
         self.operands = [np.ascontiguousarray(x) if x.ndim else np.array(x) for x in operands]
         self.results = [np.empty(shape, dtype) for dtype, shape in results]
-        if margins is not None:
-            self.operands = [margins.guard(x, end) for x in self.operands]
-            self.results = [margins.guard(x, end) for x in self.results]
         described = [
             [library.Operand(DType.from_numpy(x.dtype), x.shape) for x in group]
             for group in (self.operands, self.results)
         ]
         self.call = call = library.lower(name, described[0], described[1], attributes or {})
         self.workspaces = [_aligned(w.dtype.to_numpy(), w.shape) for w in call.workspaces]
-        if margins is not None:
-            self.workspaces = [margins.guard(x, end, platform.CACHE_LINE) for x in self.workspaces]
         sources = {"operand": self.operands, "result": self.results, "workspace": self.workspaces}
+        self.pointers: list[tuple[int, str, int]] = []
         specs: list[k.TensorSpec | k.ScalarType] = []
         values = [0]
         for arg in call.args:
@@ -90,6 +81,7 @@ class Runner:
                 continue
             specs.append(k.TensorSpec(arg.dtype, arg.spec_shape()))
             array = sources[arg.source][arg.index]
+            self.pointers.append((len(values), arg.source, arg.index))
             values.append(array.ctypes.data)
             values += [
                 int(dim)
@@ -118,6 +110,15 @@ class Runner:
             pool(workers), Program([self.launch], len(values), self.ir.scratch_bytes)
         )
         self.values = np.array(values, np.int64)
+
+    def place(self, margins: Margins, end: bool) -> None:
+        """Moves operands, results and workspaces between pages that cannot be touched, to the end or the beginning of what is between."""
+        self.operands = [margins.guard(x, end) for x in self.operands]
+        self.results = [margins.guard(x, end) for x in self.results]
+        self.workspaces = [margins.guard(x, end, platform.CACHE_LINE) for x in self.workspaces]
+        sources = {"operand": self.operands, "result": self.results, "workspace": self.workspaces}
+        for position, source, index in self.pointers:
+            self.values[position] = sources[source][index].ctypes.data
 
     def __call__(self) -> list[np.ndarray]:
         self.executor.run(self.values)

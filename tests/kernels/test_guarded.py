@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.guarded import Margins
-from tests.kernels.harness import Runner, run
+from tests.kernels.harness import Runner
 from tests.kernels.test_interpreted import CASES
 from tests.tolerance import assert_close
 
@@ -18,15 +18,16 @@ OTHERS = [pytest.param(machine, marks=pytest.mark.long) for machine in ("avx2", 
 @pytest.mark.parametrize("machine", ["host", *OTHERS])
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_outside_is_touched(name: str, machine: str) -> None:
-    symbol, operands, results, attributes = CASES[name]
-    ours = copy.deepcopy(operands)
-    want = run(symbol, ours, results, attributes, machine=machine)
+    runner = Runner(*CASES[name], machine=machine)
+    before = copy.deepcopy(runner.operands)
+    want = [x.copy() for x in (*runner(), *runner.operands)]
     for end in (True, False):
         margins = Margins()
-        runner = Runner(symbol, operands, results, attributes, machine=machine, margins=margins, end=end)  # fmt: skip
-        got = runner()
+        runner.operands = before
+        runner.place(margins, end)
+        got = [*runner(), *runner.operands]
         margins.check()
-        for have, expected in zip([*got, *runner.operands], [*want, *ours], strict=True):
+        for have, expected in zip(got, want, strict=True):
             if have.dtype.kind in "iub":
                 np.testing.assert_array_equal(have, expected)
             else:

@@ -316,7 +316,8 @@ def attention(
 
     layer = layer_of(blocks, layer_index)
     check_batch(offsets, q.shape[0], blocks, cache_lengths, lookup_table, t.width)
-    check_size("the result", out.shape[0], q.shape[0])
+    for d in k.static_range(3):
+        check_size("the result", out.shape[d], q.shape[d])
     # scores are scaled when they become weights; what is masked must stay the least there
     query_factor = k.f32(1) if scale[0] > 0 else k.f32(scale[0])
     factor = (k.f32(scale[0]) if scale[0] > 0 else k.f32(1)) * LOG2_E

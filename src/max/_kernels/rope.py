@@ -57,7 +57,8 @@ def rope(
     batch = cache_lengths.shape[0]
     rotated = freqs_cis.shape[1]
     check_batch(offsets, q.shape[0], blocks, cache_lengths, lookup_table, width)
-    check_size("the result", out.shape[0], q.shape[0])
+    for d in k.static_range(3):
+        check_size("the result", out.shape[d], q.shape[d])
     check_size("a key", blocks.shape[5], q.shape[2])
     for token in ctx.parallel(q.shape[0]):
         sequence = sequence_of(offsets, batch, token)
