@@ -129,7 +129,6 @@ def index(size: int, dtype: type = np.int64) -> st.SearchStrategy[int]:
     wild = [n for n in (*ends, -size - 1, -size, size - 1, size) if info.min <= n <= info.max]
     low, high = max(-size, int(info.min)), size - 1
     usual = st.integers(low, high) if size else st.sampled_from(wild)
-    # most fit, so that a whole array often does
     edge = [n for n in (-size - 1, size) if n >= info.min]
     kinds = {0: st.sampled_from(wild), 1: st.sampled_from(edge)}
     return st.integers(0, 15).flatmap(lambda n: kinds.get(n, usual))
@@ -137,7 +136,10 @@ def index(size: int, dtype: type = np.int64) -> st.SearchStrategy[int]:
 
 def indices(draw: Draw, shape: Sequence[int], size: int, dtype: type = np.int64) -> Array:
     count = int(np.prod(shape))
-    flat = draw(st.lists(index(size, dtype), min_size=count, max_size=count))
+    one = index(size, dtype)
+    if size and draw(st.booleans()):
+        one = st.integers(max(-size, int(np.iinfo(dtype).min)), size - 1)
+    flat = draw(st.lists(one, min_size=count, max_size=count))
     return np.array(flat, dtype).reshape(tuple(shape))
 
 
@@ -494,6 +496,7 @@ def gptq() -> Case:
         rows, groups = pick(st.integers(0, 2)), 2
         words = np.random.default_rng(pick(st.integers(0, 3))).integers(-(2**31), 2**31, (2, 8))
         group = index(groups, np.int32).map(lambda g: g + groups if -groups <= g < 0 else g)
+        group = st.integers(0, groups - 1) if pick(st.booleans()) else group
         g_idx = pick(st.lists(group, min_size=16, max_size=16))
         return [
             numbers(pick, [rows, 16]), words.astype(np.int32), numbers(pick, [groups, 1], np.int32),
