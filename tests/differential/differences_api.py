@@ -33,7 +33,7 @@ DRIVER: tuple[Difference, ...] = (
     Difference(
         "an argument of a wrong type is a TypeError or ValueError",
         "there an AttributeError from inside",
-        (*_TENSOR, "engine"),
+        (*_TENSOR, "engine", "nn_modules"),
         there="!AttributeError",
         here="^!(TypeError|ValueError|TypeError ValueError)$",
     ),
@@ -184,4 +184,114 @@ ENGINE: tuple[Difference, ...] = (
     ),
 )
 
-API: tuple[Difference, ...] = (*DRIVER, *DTYPE, *ENGINE)
+_MODULES, _LAYERS, _INTERFACES = ("nn_modules",), ("nn_layers",), ("interfaces",)
+
+NN: tuple[Difference, ...] = (
+    Difference(
+        "`DeviceRef.from_device` of what is no device is a TypeError",
+        "there an AttributeError from inside",
+        ("graph_types",),
+        program="from_device",
+        there="!AttributeError",
+    ),
+    Difference(
+        "an argument that fits no layer is a TypeError or ValueError where it is given",
+        "a guard: there wrong dtypes, devices and sizes are found when the layer is used, or by an accident inside",
+        (*_MODULES, *_LAYERS),
+        here=r"^!(TypeError|ValueError|TypeError ValueError|NotImplementedError)$",
+        program=r"cpu,f32\)|3\.0|4\.0|-3,4|\"float32\"|\"f32\"|\"cpu\"|RMSNorm|GroupNorm\(0|\[\]\)|activation_function|n_devices=0|n_kv_heads=0|"
+        r"page_size=0|Layer\(\)|set_shared_weight\(\"w2\",3|,3\]\)|\[3\]\)|\]\)\(3\)|list\(sd",
+    ),
+    Difference(
+        "layer_norm takes an input whose last dimension is known to be that of its weight",
+        "a guard: there a wrong size is read beyond the weight's memory",
+        _LAYERS,
+        program=r"LayerNorm\(4,\[cpu\],f32\),T\(\"a\",\"b\"\)",
+    ),
+    Difference(
+        "weights of column-parallel layers stand on the first of their devices; a tied weight is its owner's",
+        "there they stand on the CPU, and a checkpoint has to hold the tied weight twice",
+        _LAYERS,
+        program="ColumnParallelLinear",
+    ),
+    Difference(
+        "`LayerNorm` takes a device beside a list of them",
+        "more than there: a TypeError there",
+        _LAYERS,
+        program=r"LayerNorm\(.*\bcpu,f32|LayerNorm\(dims=4,devices?=cpu",
+        there="!TypeError",
+    ),
+    Difference(
+        "one symbol of a weight's shape is one size",
+        "a guard: there each dimension takes any size",
+        _MODULES,
+        program=r'\("n","n"\).*A\(4,5\)',
+    ),
+    Difference(
+        "state dicts have a shared weight once, under its owner's name, and no attribute that was set to None",
+        "the reference says so; there shared weights are listed again, and old layers stay",
+        _MODULES,
+        program=r"set_shared_weight|m\.b\.weight=m\.a\.weight|m\.a=None",
+        there=r"^\[",
+    ),
+    Difference(
+        "`Sequential` begins with a function too",
+        "more than there: a ValueError there",
+        _MODULES,
+        program=r"Sequential\(\[ops\.relu",
+    ),
+)
+
+INTERFACES: tuple[Difference, ...] = (
+    Difference(
+        "sampling parameters, requests and contexts check their values",
+        "a guard: there values without meaning are kept",
+        _INTERFACES,
+        program=r"SamplingParams\((top_p|temperature|max_new_tokens|min_new_tokens|seed)=|messages=|np\.array\(\[\],|max_length=5|start_idx=-1",
+        here="^!(ValueError|TypeError)$",
+    ),
+    Difference(
+        "`top_k` may be above 255; a seed of None is drawn",
+        "more than there: a limit of its kernels there",
+        _INTERFACES,
+        program=r"top_k=25[67]|seed=None",
+    ),
+    Difference(
+        "who gives `top_k` or a temperature gets sampling, where the model's `do_sample` is false",
+        "the reference: values of the user go first",
+        _INTERFACES,
+        program="do_sample=False",
+    ),
+    Difference(
+        "`LoRAOperation.LIST`, and a `LoRARequest` without a name",
+        "the reference has both",
+        _INTERFACES,
+        program="LoRAOperation",
+    ),
+    Difference(
+        "a context's tokens are int64",
+        "one dtype, whatever came; there it is the caller's",
+        _INTERFACES,
+        program=r"np\.int32\)\)\.tokens\.dtype",
+    ),
+    Difference(
+        "generated tokens stay generated after `reset`",
+        "penalties and minimum lengths count them, so that a text is the same after preemption; there they become prompt",
+        _INTERFACES,
+        program=r"c\.reset\(\)",
+    ),
+    Difference(
+        "`compute_num_available_steps` is the number of tokens that can still be generated",
+        "the reference says so; there the active tokens are not counted",
+        _INTERFACES,
+        program="compute_num_available_steps",
+    ),
+    Difference(
+        "more than one token to process is context encoding, after `jump_ahead` too",
+        "the steps that generate take one token a request",
+        _INTERFACES,
+        program="jump_ahead",
+    ),
+)
+
+API: tuple[Difference, ...] = (*DRIVER, *DTYPE, *ENGINE, *NN, *INTERFACES)

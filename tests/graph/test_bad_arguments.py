@@ -91,3 +91,9 @@ def test_the_message_says_what_was_given() -> None:
     with Graph("told", input_types=[TensorType(DType.float32, [4], DEVICE)]) as graph:
         with pytest.raises(TypeError, match=r"^split: .*called with \(TensorValue.*, None\)$"):
             ops.split(graph.inputs[0].tensor, None)  # type: ignore[arg-type]
+
+
+def test_devices_are_no_texts() -> None:
+    for make in (lambda: TensorType(DType.float32, (4,), "cpu"), lambda: DeviceRef.from_device(3)):
+        with pytest.raises(TypeError, match=r"the device is .*expected a DeviceRef"):
+            make()

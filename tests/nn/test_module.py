@@ -409,3 +409,10 @@ def test_state_dict_and_lists_check_what_they_get() -> None:
     layer.load_state_dict({"weight": np.ones((2, 3), np.float32)}, weight_alignment=0)
     with pytest.raises(ValueError, match="LayerList: layer 1 is 3"):
         nn.LayerList([layer, 3])  # type: ignore[list-item]
+
+
+def test_layers_name_what_they_take() -> None:
+    with pytest.raises(TypeError, match="the device is 'cpu', expected a DeviceRef"):
+        nn.Linear(3, 2, DType.float32, "cpu")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="set_shared_weight: 'w' is 3, expected a Weight"):
+        nn.Linear(3, 2, DType.float32, CPU_REF).set_shared_weight("w", 3)  # type: ignore[arg-type]

@@ -260,3 +260,8 @@ def test_llm_refuses(fake):
         llm.generate("word " * 40)
     with pytest.raises(ValueError, match="max_new_tokens is 0"):
         llm.generate("a", max_new_tokens=0)
+
+
+def test_llm_takes_a_configuration() -> None:
+    with pytest.raises(TypeError, match=r"LLM: the argument is 'path', expected a PipelineConfig"):
+        LLM("path")  # type: ignore[arg-type]

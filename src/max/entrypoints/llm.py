@@ -34,6 +34,11 @@ class LLM:
     """
 
     def __init__(self, pipeline_config: PipelineConfig) -> None:
+        if not isinstance(pipeline_config, PipelineConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                f"LLM: the argument is {pipeline_config!r}, expected a PipelineConfig, such as "
+                "LLM(PipelineConfig(model_path=...))"
+            )
         pipeline_config.resolve()
         self._config = pipeline_config
         tokenizer, self._pipeline = PIPELINE_REGISTRY.retrieve(

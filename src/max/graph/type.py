@@ -123,9 +123,17 @@ class DeviceRef:
 
     @staticmethod
     def from_device(device: Device | DeviceRef) -> DeviceRef:
-        """The reference to a device of the driver; a reference is returned as it is."""
+        """The reference to a device of the driver; a reference is returned as it is.
+
+        Raises:
+            TypeError: It is no device.
+        """
         if isinstance(device, DeviceRef):
             return device
+        if not isinstance(getattr(device, "label", None), str):
+            raise TypeError(
+                f"the device is {device!r}, expected a DeviceRef such as DeviceRef.CPU(), or a Device of max.driver"
+            )
         return DeviceRef(DeviceKind.from_string(device.label), max(device.id, 0))
 
     def to_device(self) -> Device:

@@ -186,6 +186,8 @@ class Module(Layer, ABC):
             name: The attribute.
             weight: The weight; state dicts have it under its owner's name only.
         """
+        if not isinstance(weight, Weight):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"set_shared_weight: {name!r} is {weight!r}, expected a Weight")
         setattr(self, name, weight)
         vars(self).setdefault("_shared_weights", set()).add(vars(self)["_weight_keys"][name])
 

@@ -75,8 +75,17 @@ class Linear(Module):
     weight: Weight
     """``[out_dim, in_dim]``, or its rows in encoded blocks."""
 
-    bias: Weight | None
+    bias: Weight | None = None
     """``[out_dim]``."""
+
+    input_scale: Weight | None = None
+    """The scale of a float8 layer's inputs, where it is part of the checkpoint."""
+
+    weight_scale: Weight | None = None
+    """The scales of a float8 weight."""
+
+    float8_config: Float8Config | None = None
+    """How float8 is scaled."""
 
     device: DeviceRef
     """Where the product is computed."""
