@@ -11,41 +11,21 @@ What lies between an array and the page on its other side has a pattern, which `
 
 from __future__ import annotations
 
-import ctypes
-import mmap
-import sys
 from typing import Any
 
 import numpy as np
 
+from max._runtime import guard
+
 PATTERN = 0xA5
 """The byte that lies between an array and the page on its other side."""
-PAGE = mmap.PAGESIZE
-CAN_PROTECT = sys.platform != "win32"
-"""Whether pages can be made inaccessible here; elsewhere only the margins are compared."""
-
 Array = np.ndarray[Any, Any]
-
-
-def _protect(address: int, size: int) -> None:
-    if not CAN_PROTECT:
-        return
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), 0) != 0:
-        raise OSError(ctypes.get_errno(), "mprotect")
 
 
 def _placed(nbytes: int, end: bool, align: int) -> tuple[Array, Array, int]:
     """Bytes between two inaccessible pages, all that lies between them, and where in that the bytes begin."""
-    room = -(-max(nbytes, 1) // PAGE) * PAGE
-    memory = mmap.mmap(-1, room + 2 * PAGE)
-    whole = np.frombuffer(memory, np.uint8)
-    inner = whole[PAGE : PAGE + room]
-    inner[:] = PATTERN
-    start = (room - nbytes) // align * align if end else 0
-    address = whole.ctypes.data
-    _protect(address, PAGE)
-    _protect(address + PAGE + room, PAGE)
+    inner = guard.between_pages(nbytes, PATTERN)
+    start = (inner.size - nbytes) // align * align if end else 0
     return inner[start : start + nbytes], inner, start
 
 

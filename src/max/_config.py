@@ -210,6 +210,11 @@ class Flags:
         "Compiles kernels with bounds checks: an access out of range raises, with the line.",
         "at each compilation",
     )
+    MAX_GUARD = _bool_flag(
+        "For tests: each tensor that a model allocates (outputs, what lives during an execution, copies of weights and "
+        "constants) ends at a page that nothing may touch, and begins as a pattern, at each execution.",
+        "when a model is loaded",
+    )
     MAX_INTERPRET = _bool_flag(
         "Runs models on the NumPy interpreter instead of compiling them.", "at `load`"
     )

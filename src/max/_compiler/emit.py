@@ -25,6 +25,7 @@ from max._compiler.template import (
     Slot,
     TensorInfo,
 )
+from max._config import flags
 from max.dtype import DType
 
 __all__ = ["Compiled", "DiscoveryCode", "Fixed", "ProgramCode", "SlotCode", "ValueCode", "emit"]
@@ -149,6 +150,7 @@ class Compiled:
         later: The parts after that.
         fixed: What stays in memory for the life of the model.
         kernels: The kernels by key.
+        guarded: Whether all memory is to lie between guard pages; see `max._runtime.guard`.
     """
 
     name: str
@@ -162,6 +164,7 @@ class Compiled:
     later: list[ProgramCode]
     fixed: list[Fixed]
     kernels: dict[str, KernelInfo]
+    guarded: bool = False
 
     @property
     def input_symbols(self) -> tuple[str, ...]:
@@ -236,7 +239,7 @@ class _Emitter:
         """Static blocks get offsets now, symbolic ones when the program runs."""
         offsets = [0] * (self.code.segment + 1)
         for number, block in enumerate(blocks):
-            if all(isinstance(size, int) for size in block.sizes):
+            if not flags.MAX_GUARD and all(isinstance(size, int) for size in block.sizes):
                 self.block_offset[number] = offsets[block.segment]
                 longest = max(size for size in block.sizes if isinstance(size, int))
                 offsets[block.segment] += -(-longest // ALIGNMENT) * ALIGNMENT
@@ -318,7 +321,7 @@ def emit(
             fixed[index] = len(table)
             table.append(_fixed(buffer))
     symbols = dict.fromkeys(name for info in inputs for dim in info.shape for name in _symbols(dim))
-    plan = plan_memory(flat.buffers, flat.once)
+    plan = plan_memory(flat.buffers, flat.once, share=not flags.MAX_GUARD)
     once = _Emitter(flat, plan, 0, fixed, len(inputs))
     for launch, barrier in zip(flat.once, plan.barriers, strict=True):
         once.launch(launch, barrier)
@@ -340,6 +343,7 @@ def emit(
         later=parts[1:],
         fixed=table,
         kernels={key: info for key, info in kernels.items() if key in used},
+        guarded=flags.MAX_GUARD,
     )
 
 
@@ -357,7 +361,9 @@ def _segments(
     """The parts of the main program; adds the symbols that they discover to `symbols`."""
     cuts = sorted({position for position, _ in flat.discoveries})
     held = [(at, pointer.buffer) for at, found in flat.discoveries for pointer in found.bounds]
-    plan = plan_memory(flat.buffers, flat.launches, cuts, held, flat.labels, flat.loops)
+    plan = plan_memory(
+        flat.buffers, flat.launches, cuts, held, flat.labels, flat.loops, not flags.MAX_GUARD
+    )
     starts, ends = [0, *cuts], [*cuts, len(flat.launches)]
     outputs_left = dict(enumerate(outputs))
     checks_left = list(flat.checks)

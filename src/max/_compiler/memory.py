@@ -50,8 +50,10 @@ class _Planner:
         held: Sequence[tuple[int, int]],
         labels: Iterable[int],
         loops: Sequence[tuple[int, int]],
+        share: bool,
     ) -> None:
         self.buffers = buffers
+        self.share = share
         self.launches = launches
         self.cuts = frozenset(cuts)
         self.segment = 0
@@ -181,6 +183,8 @@ class _Planner:
         return reused
 
     def in_place_source(self, buffer: int, launch: Launch, index: int) -> int | None:
+        if not self.share:
+            return None
         for written, read in launch.in_place:
             if (
                 written == buffer
@@ -202,7 +206,7 @@ class _Planner:
         """A free block that fits well, or a new one."""
         wanted = nominal(size)
         best, best_waste = -1, 0
-        for position, block in enumerate(self.free):
+        for position, block in enumerate(self.free if self.share else ()):
             candidate = self.plan.blocks[block]
             if size in candidate.sizes:
                 best = position
@@ -234,6 +238,7 @@ def plan_memory(
     held: Sequence[tuple[int, int]] = (),
     labels: Iterable[int] = (),
     loops: Sequence[tuple[int, int]] = (),
+    share: bool = True,
 ) -> MemoryPlan:
     """Assigns temporaries to arena blocks, and barriers to launches.
 
@@ -244,5 +249,6 @@ def plan_memory(
         held: Positions and buffers that are read between the launches there, and must last until then.
         labels: Positions of launches that jumps lead to.
         loops: For each loop the positions of its first launch and of the one after its last, inner loops first.
+        share: Whether buffers share memory.
     """
-    return _Planner(buffers, launches, cuts, held, labels, loops).run()
+    return _Planner(buffers, launches, cuts, held, labels, loops, share).run()

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from max._compiler.emit import Compiled
-from max._runtime import platform
+from max._runtime import guard, platform
 from max._runtime.interrupts import check_interrupt
 from max.driver import CPU, Device, Tensor
 from max.dtype import DType
@@ -158,7 +158,7 @@ class Model:
         )
         self._num_inputs = len(compiled.inputs)
         self._output_dtypes = [info.dtype for info in compiled.outputs]
-        self._output_memory = OutputMemory(len(compiled.outputs))
+        self._output_memory = OutputMemory(len(compiled.outputs), compiled.guarded)
         self._output_devices = [CPU(info.device[1]) for info in compiled.outputs]
         self._given_back = compiled.output_buffers
         self._captures: dict[int, _Capture] = {}
@@ -320,7 +320,7 @@ class Model:
         if linked.main.empty:
             return
         # held by this frame until the run is over
-        address, _memory = self._arena.take(instance.arena_bytes)
+        address, _memory = self._arena.take(instance.arena_bytes, instance.holes)
         bases = [0, address]
         bases.extend([tensor._ptr for tensor in inputs])
         bases.extend([tensor._ptr for tensor in outputs])
@@ -346,14 +346,21 @@ class Model:
             check_interrupt()
             part = parts[segment]
             instance = part.instance(tuple([sizes.get(name, 0) for name in self._compiled.symbols]))
-            arenas[segment] = platform.allocate(max(instance.arena_bytes, 1))
+            arenas[segment] = (
+                guard.with_holes(instance.arena_bytes, instance.holes)
+                if instance.holes
+                else platform.allocate(max(instance.arena_bytes, 1))
+            )
             bases[1 if segment == 0 else first_output + count + segment - 1] = arenas[
                 segment
             ].ctypes.data
             for index, shape in zip(part.code.outputs, instance.output_shapes, strict=True):
                 if self._given_back[index] < 0 and not bases[first_output + index]:
-                    outputs[index] = Tensor(
-                        self._output_dtypes[index], shape, self._output_devices[index]
+                    kind = self._output_dtypes[index], shape, self._output_devices[index]
+                    outputs[index] = (
+                        self._output_memory.tensor(index, *kind)
+                        if self._compiled.guarded
+                        else Tensor(*kind)
                     )
                     bases[first_output + index] = outputs[index]._ptr
             if not part.empty:

@@ -43,7 +43,7 @@ def run_once(
     for launches, over in _parts(compiled):
         program = link(replace(compiled.once, launches=launches))
         instance = program.instance((0,) * len(compiled.symbols))
-        address, _memory = arena.take(instance.arena_bytes)
+        address, _memory = arena.take(instance.arena_bytes, instance.holes)
         bases = np.zeros(2 + len(compiled.inputs) + len(compiled.outputs), np.int64)
         bases[1] = address
         program.run(instance, bases)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from max._runtime import platform
+from max._runtime import guard, platform
 from max.driver import Device, Tensor
 from max.driver._memory import ALIGNMENT, address
 from max.dtype import DType
@@ -47,9 +47,11 @@ class OutputMemory:
 
     Args:
         count: How many outputs there are.
+        guarded: Whether each is made between guard pages, and nothing is kept.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, guarded: bool = False) -> None:
+        self._guarded = guarded
         self._kept: list[list[npt.NDArray[np.uint8]]] = [[] for _ in range(count)]
         _all.add(self)
 
@@ -75,6 +77,9 @@ class OutputMemory:
             MemoryError: There is not as much memory.
         """
         nbytes = math.prod(shape) * dtype.size_in_bytes
+        if self._guarded:
+            memory = guard.allocate(nbytes)
+            return Tensor._wrap(address(memory), dtype, shape, owner=memory, target=device)
         if nbytes < LEAST:
             return Tensor._empty(dtype, shape, device)
         block = self._free_block(self._kept[index], nbytes)

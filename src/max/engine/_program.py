@@ -17,7 +17,7 @@ from max._compiler.emit import Compiled, DiscoveryCode, ProgramCode, SlotCode
 from max._compiler.memory import ALIGNMENT
 from max._compiler.sizes import Size, size_function
 from max._compiler.template import Check
-from max._runtime import platform
+from max._runtime import guard, platform
 from max._runtime.pool import Pool
 from max._runtime.program import Executor, Jump, Launch, Program
 from max.driver import Tensor
@@ -42,8 +42,16 @@ class Arena:
         memory = platform.allocate(size)
         return memory.ctypes.data, memory
 
-    def take(self, size: int) -> tuple[int, npt.NDArray[np.uint8]]:
-        """The address of at least `size` bytes, and the array that holds them; the caller keeps it until its run is over."""
+    def take(self, size: int, holes: tuple[int, ...] = ()) -> tuple[int, npt.NDArray[np.uint8]]:
+        """The address of at least `size` bytes, and the array that holds them; the caller keeps it until its run is over.
+
+        Args:
+            size: How many.
+            holes: Where pages are to be that nothing may touch; the memory is then fresh.
+        """
+        if holes:
+            memory = guard.with_holes(size, holes)
+            return memory.ctypes.data, memory
         taken = self._memory
         if taken[1].size < size:
             # others may still run on the old memory, which they hold
@@ -81,12 +89,14 @@ class Instance:
         arena_bytes: The size of the arena.
         output_shapes: The shapes of the outputs that are known here, in the order of the program's list.
         symbols: The sizes.
+        holes: Where pages of the arena are that nothing may touch.
     """
 
     offsets: npt.NDArray[np.int64]
     arena_bytes: int
     output_shapes: tuple[tuple[int, ...], ...]
     symbols: tuple[int, ...] = ()
+    holes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +174,7 @@ class LinkedProgram:
         self.bases = np.array([value.base for value in code.values], np.intp)
         self._fixed = fixed
         self._num_symbols = len(compiled.symbols)
+        self._guarded = compiled.guarded
         self._shapes = [compiled.outputs[index].shape for index in code.outputs]
         sizes = [value.size for value in code.values]
         sizes += [size for _, block in code.blocks for size in block]
@@ -215,16 +226,28 @@ class LinkedProgram:
         offsets = [next(numbers) for _ in code.values]
         ends = list(code.static_bytes)
         starts: list[int] = []
+        holes: list[int] = []
         for segment, block in code.blocks:
-            starts.append(ends[segment])
             # sizes of a branch that is not taken may be negative
             longest = max(0, *[next(numbers) for _ in block])
+            if self._guarded:
+                # it ends where a page begins that nothing may touch
+                before = [] if ends[segment] else [0]
+                end = (ends[segment] or guard.PAGE) + -(-longest // guard.PAGE) * guard.PAGE
+                starts.append(end - longest)
+                ends[segment] = end + guard.PAGE
+                if segment == code.segment:
+                    holes += [*before, end]
+                continue
+            starts.append(ends[segment])
             ends[segment] += -(-longest // ALIGNMENT) * ALIGNMENT
         shapes = tuple(tuple([next(numbers) for _ in shape]) for shape in self._shapes)
         for index, value in enumerate(code.values):
             if value.block >= 0:
                 offsets[index] += starts[value.block]
-        return Instance(np.array(offsets, np.int64), ends[code.segment], shapes, symbols)
+        return Instance(
+            np.array(offsets, np.int64), ends[code.segment], shapes, symbols, tuple(holes)
+        )
 
     def run(self, instance: Instance, bases: npt.NDArray[np.int64]) -> None:
         """Runs the program.

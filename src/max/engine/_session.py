@@ -19,18 +19,19 @@ import numpy as np
 
 from max import kernel as k
 from max._compiler import pipeline
-from max._compiler.emit import Compiled, ProgramCode
+from max._compiler.emit import Compiled, Fixed, ProgramCode
 from max._compiler.memory import ALIGNMENT
 from max._compiler.record import is_recording
 from max._compiler.sites import sites_of
 from max._config import dump_log, flags
 from max._errors import ArgumentError
 from max._kernels import library
-from max._runtime import amx, jit, platform
+from max._runtime import amx, guard, jit, platform
 from max._runtime.cache import content_key, default_cache, source_fingerprint
 from max._runtime.pool import Pool, shared_pool
 from max._version import __version__
-from max.driver import CPU, Device
+from max.driver import CPU, Device, Tensor
+from max.dtype import DType
 from max.engine._interpreted import interpreted_model
 from max.engine._limits import find_limits
 from max.engine._model import Linked, Model
@@ -339,7 +340,7 @@ class InferenceSession:
             source_fingerprint(package)
             for package in ("_compiler", "kernel", "_kernels", "mlir", "_runtime")
         ]
-        checked = str(bool(flags.MAX_KERNEL_CHECK))
+        checked = f"{flags.MAX_KERNEL_CHECK}{flags.MAX_GUARD}"
         target = self._target
         return content_key(
             print_module(module), "\n".join(names), target.triple, target.cpu, ",".join(sorted(target.features)),
@@ -462,10 +463,13 @@ class _Backend:
         owners: dict[int, object] = {}
         # what is computed once lies in one piece, so that it gets huge pages
         sizes = [-(-i.bytes // ALIGNMENT) * ALIGNMENT for i in compiled.fixed if i.kind == "kept"]
-        memory = platform.allocate(sum(sizes))
+        memory = platform.allocate(0 if compiled.guarded else sum(sizes))
         places = iter(accumulate(sizes, initial=memory.ctypes.data))
         for index, item in enumerate(compiled.fixed):
-            if item.kind == "weight":
+            if compiled.guarded:
+                owners[index] = array = self._guarded(index, item, weights)
+                fixed.append(array.ctypes.data)
+            elif item.kind == "weight":
                 owners[index] = tensor = weights[item.name]
                 fixed.append(tensor._ptr)  # pyright: ignore[reportPrivateUsage]
             elif item.kind == "constant":
@@ -490,6 +494,19 @@ class _Backend:
         later = [linked(part, limits) for part in compiled.later]
         keep_for_exit([main, *later])
         return Linked(main, later, [memory, *owners.values()])
+
+    def _guarded(
+        self, index: int, item: Fixed, weights: Mapping[str, Tensor]
+    ) -> np.ndarray[Any, Any]:
+        """A fixed buffer between guard pages: a copy, or room for what is computed once."""
+        if item.kind == "kept":
+            return guard.allocate(item.bytes)
+        if item.kind == "weight":
+            tensor = weights[item.name]
+            given: Any = tensor.view(DType.uint8, (item.bytes,)).to_numpy()
+        else:
+            given = self.arrays[index].reshape(-1).view(np.uint8)
+        return guard.copied(given)
 
 
 def _arrays(module: ModuleOp, compiled: Compiled) -> dict[int, np.ndarray[Any, Any]]:

@@ -129,6 +129,7 @@ class ModelLoop:
         bases = [0, 0]
         offsets: list[npt.NDArray[np.int64]] = []
         arena, given = 0, body_inputs
+        holes: list[tuple[int, ...]] = []
         outputs: list[Tensor] = []
         kept: list[list[Tensor]] = []
         for model, linked in zip((self._body, self._after), self._linked, strict=True):
@@ -136,13 +137,16 @@ class ModelLoop:
             instance = linked.main.instance(symbols)
             results = model._new_outputs(inputs, instance)
             arena = max(arena, instance.arena_bytes)
+            holes.append(instance.holes)
             offsets.append(instance.offsets)
             bases += [tensor._ptr for tensor in (*inputs, *results)]
             kept += [inputs, results]
             if model is self._body:
                 outputs, given = results, after_inputs(results)
         # held by this frame until the run is over
-        bases[1], _memory = self._body._arena.take(arena)
+        bases[1], _memory = self._body._arena.take(
+            arena, tuple(set(holes[0]).intersection(holes[1]))
+        )
         bases.append(again._ptr)
         self._executor.run_at(
             np.array(bases, np.int64), self._bases, np.concatenate([*offsets, _NO_OFFSET])

@@ -1,0 +1,87 @@
+"""Memory between pages that nothing may touch, filled with a pattern: for tests (``MAX_GUARD=1``).
+
+A read or a write behind the end of what lies there ends the process where it happens; what is read before it
+was written is the pattern: -2.6e36 as f32, -67372037 as a 32-bit integer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["CAN_PROTECT", "PAGE", "PATTERN", "allocate", "between_pages", "copied", "with_holes"]
+
+PATTERN = 0xFB
+"""The byte that fresh memory consists of."""
+PAGE = mmap.PAGESIZE
+CAN_PROTECT = sys.platform != "win32"
+"""Whether pages can be made inaccessible here; elsewhere memory has the pattern only."""
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@functools.cache
+def _mprotect() -> Any:
+    function = ctypes.CDLL(None, use_errno=True).mprotect
+    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return function
+
+
+def _protect(address: int, num_bytes: int, protection: int = 0) -> None:
+    if CAN_PROTECT and num_bytes and _mprotect()(address, num_bytes, protection) != 0:
+        raise OSError(ctypes.get_errno(), f"mprotect of {num_bytes} bytes failed")
+
+
+def _mapped(num_bytes: int) -> Bytes:
+    """Whole pages of their own; the array holds them."""
+    return np.frombuffer(mmap.mmap(-1, num_bytes), np.uint8)
+
+
+def _whole_pages(num_bytes: int) -> int:
+    return -(-num_bytes // PAGE) * PAGE
+
+
+def between_pages(num_bytes: int, pattern: int = PATTERN) -> Bytes:
+    """Whole pages, one at least, with room for so many bytes, between two pages that cannot be touched."""
+    room = _whole_pages(max(num_bytes, 1))
+    whole = _mapped(room + 2 * PAGE)
+    whole[PAGE:-PAGE] = pattern
+    address = whole.ctypes.data
+    _protect(address, PAGE)
+    _protect(address + PAGE + room, PAGE)
+    return whole[PAGE : PAGE + room]
+
+
+def allocate(num_bytes: int) -> Bytes:
+    """Bytes of the pattern, of which the last is the last before a page that cannot be touched.
+
+    The address is a multiple of all powers of two that divide the size, up to that of a page.
+    """
+    room = between_pages(num_bytes)
+    return room[room.size - num_bytes :]
+
+
+def copied(source: Bytes) -> Bytes:
+    """The same bytes as `allocate` places them, not to be written."""
+    room = between_pages(source.size)
+    part = room[room.size - source.size :]
+    part[:] = source
+    _protect(room.ctypes.data, room.size, mmap.PROT_READ)
+    part.flags.writeable = False
+    return part
+
+
+def with_holes(num_bytes: int, holes: Iterable[int]) -> Bytes:
+    """Whole pages of the pattern, of which those at some offsets cannot be touched."""
+    whole = _mapped(_whole_pages(max(num_bytes, 1)))
+    whole[:] = PATTERN
+    for offset in holes:
+        _protect(whole.ctypes.data + offset, PAGE)
+    return whole
