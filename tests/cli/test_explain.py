@@ -8,14 +8,18 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from benchmarks.gguf_files import write_gguf
 from max.dtype import DType
 from max.engine.explain import explain_graph
 from max.entrypoints.cli.explain import page, summary
 from max.graph import DeviceRef, Graph, TensorType, Weight, ops
+from tests.pipelines.broken_files import CONFIG, make_model
 
 ROOT = Path(__file__).parents[2]
+
 TINY = ROOT / "models" / "tiny-chat"
 DEVICE = DeviceRef.CPU()
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -45,7 +49,8 @@ def test_the_data_are_those_of_the_program(graph: Graph) -> None:
         "softmax",
     ]
     assert told["bytes"]["weights"] == 4 * (64 * 128 + 128 * 32)
-    assert [p["name"] for p in told["passes"]][:2] == ["as staged", "expand-collectives"]
+    passes = [p["name"] for p in told["passes"]]
+    assert passes[0] == "as staged" and {"expand-collectives", "fuse"} <= set(passes)
     assert told["passes"][0]["ops"] == 7
     assert sum(len(one["launches"]) for one in told["kernels"]) == 3
     # what lives at the same time does not overlap
@@ -117,11 +122,39 @@ def test_a_model(tmp_path: Path) -> None:
     assert 100_000 < (tmp_path / "tiny.html").stat().st_size < 5_000_000
 
 
+def test_a_gguf_file(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model", np.random.default_rng(3))
+    file = write_gguf(model, tmp_path / "model.gguf", "q8_0")
+    done = explain(str(file))
+    assert done.returncode == 0, done.stderr
+    assert "llama3(" in done.stdout and "attention.ragged.paged" in done.stdout
+
+
+def test_only_what_is_touched_of_a_cache_counts(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model", np.random.default_rng(3))
+    told = json.loads(explain(str(model), "--json").stdout)[0]
+    heads, dim, layers = (
+        CONFIG[x] for x in ("num_key_value_heads", "head_dim", "num_hidden_layers")
+    )
+    a_token = 2 * heads * dim * 4
+    paged = [x for x in told["launches"] if x["name"].endswith(".ragged.paged")]
+    assert len(paged) == 3 * layers
+    for launch in paged:
+        assert launch["cached"] == a_token * ("attention" in launch["name"])
+        # new keys and values, queries and results, each of 64 to 256 tokens; a page has 128
+        assert a_token * 64 <= launch["bytes"] < 16 * a_token * 256
+    gathers = [x["bytes"] for x in told["launches"] if x["name"].endswith("gather")]
+    assert max(gathers) < CONFIG["vocab_size"] * CONFIG["hidden_size"] * 4, "the rows alone"
+    assert f"attention reads {layers * a_token} B more" in summary(told)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["nothing.mo"], "nothing.mo does not exist"),
-        (["README.md"], "README.md is not a saved graph"),
+        (["README.md"], "README.md is not a saved graph: it cannot be read at README.md:1:1"),
+        (["README.md", "--max-length", "3"], "--max-length is for models, and README.md is a file"),
+        (["models/tiny-chat/model.safetensors"], "holds weights alone; give the model's folder"),
         (["models/none"], "models/none"),
         ([], "FILE_OR_MODEL"),
         (["README.md", "--htm", "x"], "no such option: --htm"),

@@ -12,13 +12,18 @@ from max import kernel as k
 from max._compiler import pipeline
 from max._compiler.memory import ALIGNMENT
 from max._compiler.record import Compilation, record
-from max._compiler.sizes import Size, nominal
+from max._compiler.sizes import NOMINAL, Size, nominal
+from max._compiler.template import Buffer, Launch, TensorInfo
 from max._runtime import amx
 from max.engine._opaque import with_buffers
 from max.engine._session import input_names
 from max.graph import Graph
 from max.kernel.extensions import load_extensions
 
+_PAGED = ".ragged.paged"
+_GATHERING = ("gather", "rope.ragged.paged")
+_READS_CACHE = "attention.ragged.paged"
+_CACHE_RANK = 6
 _LAYER = re.compile(r"^.*\d\.")
 
 __all__ = ["as_data", "explain_graph", "explanations"]
@@ -59,7 +64,8 @@ def as_data(kept: Compilation) -> dict[str, Any]:
     """A compilation as dictionaries, lists, numbers and texts.
 
     Sizes are in bytes; where they depend on symbols, ``bytes`` is what they would be with each symbol at a nominal size, and
-    ``size`` the formula.
+    ``size`` the formula. Of a KV cache ``bytes`` of a launch counts the new tokens; ``cached`` is what the launch reads for each
+    token that is in the cache already. Of a table that rows are gathered from, the rows count.
 
     Args:
         kept: The compilation.
@@ -74,8 +80,13 @@ def as_data(kept: Compilation) -> dict[str, Any]:
             first.setdefault(buffer, position)
             last[buffer] = position
     launches: list[dict[str, Any]] = []
+    # the first buffers are the inputs
+    caches = {
+        b: _token_bytes(info)
+        for b, info in enumerate(compiled.inputs)
+        if info.mutable and len(info.shape) == _CACHE_RANK
+    }
     for position, (launch, barrier) in enumerate(zip(flat.launches, plan.barriers, strict=True)):
-        touched = dict.fromkeys((*launch.reads, *launch.writes))
         launches.append(
             {
                 "index": position,
@@ -86,7 +97,10 @@ def as_data(kept: Compilation) -> dict[str, Any]:
                 "serial": launch.serial,
                 "reads": list(launch.reads),
                 "writes": list(launch.writes),
-                "bytes": sum(nominal(buffers[b].bytes) for b in touched),
+                "bytes": _touched(launch, buffers, caches),
+                "cached": sum(caches[b] for b in launch.reads if b in caches)
+                if launch.name.endswith(_READS_CACHE)
+                else 0,
             }
         )
     all_launches = [*flat.once, *flat.launches]
@@ -135,6 +149,24 @@ def as_data(kept: Compilation) -> dict[str, Any]:
         },
         "symbols": list(compiled.symbols),
     }
+
+
+def _token_bytes(cache: TensorInfo) -> int:
+    """The bytes of the keys and values of one token in one layer of a paged cache."""
+    _, pair, _, _, heads, size = cache.shape
+    return nominal(pair * heads * size) * cache.dtype.size_in_bytes
+
+
+def _touched(launch: Launch, buffers: list[Buffer], caches: dict[int, int]) -> int:
+    """The bytes that a launch reads and writes, with each symbol at a nominal size."""
+    sizes = {b: nominal(buffers[b].bytes) for b in (*launch.reads, *launch.writes)}
+    written = sum(sizes[b] for b in launch.writes if b not in caches)
+    if launch.name.endswith(_PAGED):
+        sizes |= {b: NOMINAL * size for b, size in caches.items() if b in sizes}
+    if launch.name.endswith(_GATHERING):
+        table = max((b for b in launch.reads if b not in caches), key=lambda b: sizes[b])
+        sizes[table] = min(sizes[table], written)
+    return sum(sizes.values())
 
 
 def _tensor(info: Any) -> str:

@@ -16,6 +16,9 @@ PASS_TEXT_LIMIT = 400_000
 """Characters of the modules between the passes that a page may have; beyond, the first and the last are kept."""
 
 
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
+
+
 @click.command("explain", short_help="Show what the compiler makes of a graph or model.")
 @click.argument("target", metavar="FILE_OR_MODEL")
 @click.option(
@@ -34,7 +37,8 @@ def explain(
 ) -> None:
     """Show what the compiler makes of a graph or model: passes, kernels, memory.
 
-    FILE_OR_MODEL is a saved graph (Graph.save), a file with MLIR text, or a model as max generate takes it. It is compiled, not run.
+    FILE_OR_MODEL is a saved graph (Graph.save), a file with MLIR text, or a model as max generate takes it (a folder, a GGUF file, a
+    name on the hub). It is compiled, not run.
     """
     graphs = _explain(target, quantization_encoding, max_length)
     if html is not None:
@@ -52,11 +56,19 @@ def explain(
 
 def _explain(target: str, encoding: str | None, max_length: int | None) -> list[dict[str, Any]]:
     path = Path(target)
-    if path.is_file():
+    if path.suffix in _WEIGHTS and path.is_file():
+        raise click.UsageError(
+            f"{target} holds weights alone; give the model's folder, or a graph that was saved"
+        )
+    if path.is_file() and path.suffix != ".gguf":
+        given = {"--quantization-encoding": encoding, "--max-length": max_length}
+        if wrong := [option for option, value in given.items() if value is not None]:
+            raise click.UsageError(f"{wrong[0]} is for models, and {target} is a file with a graph")
         try:
             return [explain_graph(path)]
         except (ValueError, OSError) as error:
             first = (str(error).strip().splitlines() or ["unreadable"])[0]
+            first = first if " " in first else f"it cannot be read at {first}"
             raise click.UsageError(f"{target} is not a saved graph: {first}") from error
     if not path.exists() and path.suffix in (".mo", ".mlir"):
         raise click.UsageError(f"{target} does not exist")
@@ -109,6 +121,10 @@ def summary(graph: dict[str, Any]) -> str:
         f"{'pass':<20} {'ops':>6} {'ms':>8}",
     ]
     lines += [f"{p['name']:<20} {p['ops']:>6} {p['milliseconds']:>8.2f}" for p in passes[1:]]
+    if cached := sum(x["cached"] for x in launches):
+        lines.append(
+            f"attention reads {_bytes(cached)} more for each token of a sequence in the cache"
+        )
     lines += ["", f"{'kernel':<18} {'launches':>8} {'bytes':>10}  holds"]
     for one in graph["kernels"]:
         touched = sum(graph["launches"][i]["bytes"] for i in one["launches"])
