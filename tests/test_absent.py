@@ -15,6 +15,7 @@ IMPORTS = [
     "from max import experimental",
     "from max.experimental import functional as F",
     "import max.profiler",
+    "from max.engine import TorchInputSpec",
     "from max.tensor import Tensor",
     "import max.functional as F",
     "from max import random",

@@ -25,6 +25,7 @@ _ADAPTERS = "LoRA adapters are absent; merge one into the weights before they ar
 _LATENT = "Multi-head latent attention is absent; max.nn.AttentionWithRope is attention with GQA."
 _DRAFTS = "Speculative decoding is absent; TextGenerationPipeline generates without a draft model."
 _FORMATS = "Weights in GGUF and GPTQ encodings are for max.nn.Linear and max.nn.GPTQLinear."
+_FOREIGN = f"ONNX and TorchScript models are not read, nor by MAX any more. {_GRAPHS}"
 
 ABSENT: dict[str, str] = {
     "max.diagnostics": f"{_NO_GPU} Device.stats has what is known about a device.",
@@ -35,6 +36,8 @@ ABSENT: dict[str, str] = {
     "max.benchmark": "`max generate` and Model.profile() say how fast a model is.",
     "max.kernels": "Kernels are written in Python: max.kernel.register makes a custom op of one (docs/custom-ops.md).",
     "max.functional": _EAGER,
+    "max.engine.InputSpec": _FOREIGN,
+    "max.engine.Torch*": _FOREIGN,
     "max.random": _EAGER,
     "max.tensor": _EAGER,
     "max.support": "It is of MAX's own tools.",

@@ -58,6 +58,7 @@ MODULES: dict[str, tuple[str, ...]] = {
 """A module of another version, and the modules that have its names; submodules go along."""
 
 NAMES: dict[str, dict[str, str]] = {
+    "max.driver": {"CUDA": "max.driver.Accelerator"},
     "max.engine": {"DType": "max.dtype"},
     "max.graph": {"DType": "max.dtype"},
     "max.interfaces": {"InputContext": "max.interfaces.TextGenerationContext"},

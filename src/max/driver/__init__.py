@@ -9,6 +9,7 @@
 Tensors share memory with NumPy, torch and others through DLPack, for every dtype.
 """
 
+from max._earlier import earlier_names
 from max.driver._device import CPU as CPU
 from max.driver._device import Accelerator as Accelerator
 from max.driver._device import Device as Device
@@ -23,3 +24,5 @@ from max.driver._device import scan_available_devices as scan_available_devices
 from max.driver._dlpack import DLPackArray as DLPackArray
 from max.driver._tensor import Buffer as Buffer
 from max.driver._tensor import Tensor as Tensor
+
+__getattr__ = earlier_names(__name__)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -182,7 +182,7 @@ class InputBinder:
                 share memory.
         """
         if len(args) != len(self.inputs):
-            self._wrong_count(len(args))
+            self._wrong_count(args)
         tensors: list[Tensor] = []
         for index, arg in enumerate(args):
             if (
@@ -211,12 +211,18 @@ class InputBinder:
         type_ = f"{info.dtype.name}{_shape_text(info.shape)}"
         return f"input {self.names[index]!r} of {self.model} (a {kind} {type_}{where})"
 
-    def _wrong_count(self, count: int) -> None:
+    def _wrong_count(self, args: Sequence[Any]) -> None:
         names = ", ".join(
             f"{name}: {info.dtype.name}{_shape_text(info.shape)}"
             for name, info in zip(self.names, self.inputs, strict=True)
         )
-        raise ArgumentError(f"{self.model} takes {len(self.inputs)} inputs ({names}), got {count}")
+        got = str(len(args))
+        only: Any = args[0] if len(args) == 1 else None
+        if type(only) in (list, tuple):
+            got = f"one {type(only).__name__} of {len(only)}: give its items one by one, execute(*inputs)"
+        elif isinstance(only, Mapping):
+            got = "a dictionary: give its values one by one, in the order of the inputs"
+        raise ArgumentError(f"{self.model} takes {len(self.inputs)} inputs ({names}), got {got}")
 
     def _convert(self, index: int, arg: Any) -> Tensor:
         """A tensor of what was passed.
