@@ -6,7 +6,7 @@ JOBS   ?= 2
 export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-test install-dev demo test test-portable test-arm64 test-long check-wheel smoke lint types bench bench-peers clean
+.PHONY: help install install-test install-dev demo test test-portable test-checked test-arm64 test-long check-wheel smoke lint types bench bench-peers clean
 
 help:  ## show this help
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -36,6 +36,11 @@ test: $(VENV)/.test  ## the whole suite, without the long fuzzers
 
 test-portable: $(VENV)/.test  ## the engine's part on an AVX2-only machine without futex
 	MAX_CPU_FEATURES=avx2,fma MAX_PARKING=portable \
+	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "not long" \
+	tests/kernel tests/kernels tests/runtime tests/compiler tests/engine tests/architectures tests/test_smoke.py
+
+test-checked: $(VENV)/.test  ## the engine's part with every load and store compared with its tensor's memory
+	MAX_KERNEL_CHECK=2 \
 	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "not long" \
 	tests/kernel tests/kernels tests/runtime tests/compiler tests/engine tests/architectures tests/test_smoke.py
 

@@ -43,7 +43,8 @@ def test_environment_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
         ("MAX_CHECK", "4", "expected an integer from 0 to 3"),
         ("MAX_DUMP", "kernel", "did you mean 'kernels'"),
         ("MAX_PARKING", "futux", "did you mean 'futex'"),
-        ("MAX_KERNEL_CHECK", "maybe", "expected 1 or 0"),
+        ("MAX_KERNEL_CHECK", "maybe", "expected an integer from 0 to 2"),
+        ("MAX_INTERPRET", "maybe", "expected 1 or 0"),
         ("MAX_CPU_FEATURES", "+avx2", "LLVM feature names"),
         ("MAX_LOG_LEVEL", "loud", "is none of debug, info"),
     ],
@@ -62,10 +63,10 @@ def test_override_nests_and_restores(monkeypatch: pytest.MonkeyPatch) -> None:
         with flags.override(MAX_CHECK=3, MAX_DUMP={"asm", "llvm"}):
             assert flags.MAX_CHECK == 3 and flags.MAX_DUMP == frozenset({"asm", "llvm"})
         assert flags.MAX_CHECK == 2
-        with pytest.raises(RuntimeError), flags.override(MAX_KERNEL_CHECK=True):
-            assert flags.MAX_KERNEL_CHECK is True
+        with pytest.raises(RuntimeError), flags.override(MAX_INTERPRET=True):
+            assert flags.MAX_INTERPRET is True
             raise RuntimeError
-        assert flags.MAX_KERNEL_CHECK is False
+        assert flags.MAX_INTERPRET is False
     assert flags.MAX_CHECK == 1 and flags.MAX_DUMP == frozenset()
 
 

@@ -206,8 +206,12 @@ class Flags:
     MAX_KERNEL_INTERPRET = _bool_flag(
         "Runs kernels in plain Python instead of compiling them.", "at each launch"
     )
-    MAX_KERNEL_CHECK = _bool_flag(
-        "Compiles kernels with bounds checks: an access out of range raises, with the line.",
+    MAX_KERNEL_CHECK = _int_flag(
+        0,
+        0,
+        2,
+        "Compiles kernels with checks, which raise with the line: `1` compares indices with the sizes of views, `2` also "
+        "every load and store with the memory of the tensor that it belongs to.",
         "at each compilation",
     )
     MAX_GUARD = _bool_flag(

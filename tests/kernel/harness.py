@@ -34,24 +34,6 @@ def spec_of(arg: Any, static: bool = False) -> Any:
     return k.scalar_type(arg.dtype)
 
 
-def slot_values(ir: k.KernelIR, args: Sequence[Any]) -> list[int]:
-    """The argument block."""
-    words = list[int]()
-    for slot in ir.slots:
-        arg = args[slot.arg]
-        if slot.kind == "pointer":
-            words.append(arg.ctypes.data)
-        elif slot.kind == "dim":
-            words.append(arg.shape[slot.axis])
-        elif slot.kind == "stride":
-            words.append(arg.strides[slot.axis] // arg.itemsize)
-        else:
-            raw = np.zeros(8, np.uint8)
-            raw[: arg.dtype.itemsize] = np.atleast_1d(arg).view(np.uint8)
-            words.append(int(raw.view(np.int64)[0]))
-    return words
-
-
 def compiled(
     fn: k.Kernel,
     args: Sequence[Any],
@@ -66,7 +48,7 @@ def compiled(
     ir = k.specialize(fn, specs or [spec_of(a, static) for a in args], params, target)
     verify(ir)
     entry = compile_kernels([ir], target)[ir.key]
-    slots = [(0, word) for word in slot_values(ir, args)]
+    slots = [(0, word) for word in ir.words(args)]
     launch = Launch(entry, slots, True, ir.phases, False, ir.name, ir.messages)
     Executor(pool(num_workers), Program([launch], 1, ir.scratch_bytes)).run(np.zeros(1, np.int64))
     return ir

@@ -273,7 +273,7 @@ BOUNDS = [
 @pytest.mark.parametrize(("what", "good", "bad", "message"), BOUNDS, ids=[b[0] for b in BOUNDS])
 def test_bounds_checks(what, good, bad, message):
     x = np.zeros((2, 5), np.float32)
-    with flags.override(MAX_KERNEL_CHECK=True):
+    with flags.override(MAX_KERNEL_CHECK=1):
         compiled(out_of_bounds, [np.zeros(1, np.float32), x, np.int64(good)], {"what": what})
         with pytest.raises(IndexError, match=message):
             compiled(out_of_bounds, [np.zeros(1, np.float32), x, np.int64(bad)], {"what": what})

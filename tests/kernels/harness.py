@@ -70,34 +70,21 @@ class Runner:
         ]
         self.call = call = library.lower(name, described[0], described[1], attributes or {})
         self.workspaces = [_aligned(w.dtype.to_numpy(), w.shape) for w in call.workspaces]
-        sources = {"operand": self.operands, "result": self.results, "workspace": self.workspaces}
-        self.pointers: list[tuple[int, str, int]] = []
-        specs: list[k.TensorSpec | k.ScalarType] = []
-        values = [0]
-        for arg in call.args:
-            if isinstance(arg, library.Limit):
-                specs.append(k.i64)
-                values.append(_guess(arg, machine) if few is None else few)
-                continue
-            specs.append(k.TensorSpec(arg.dtype, arg.spec_shape()))
-            array = sources[arg.source][arg.index]
-            self.pointers.append((len(values), arg.source, arg.index))
-            values.append(array.ctypes.data)
-            values += [
-                int(dim)
-                for dim, known in zip(arg.shape, arg.spec_shape(), strict=True)
-                if known is None
-            ]
-        for array in extra:
-            specs.append(k.TensorSpec(DType.from_numpy(array.dtype), (None,) * array.ndim))
-            values += [array.ctypes.data, *array.shape]
         self.extra = extra
+        self.limit = few
+        self.machine = machine
+        specs: list[k.TensorSpec | k.ScalarType] = [
+            k.i64 if isinstance(arg, library.Limit) else k.TensorSpec(arg.dtype, arg.spec_shape())
+            for arg in call.args
+        ]
+        specs += [k.TensorSpec(DType.from_numpy(x.dtype), (None,) * x.ndim) for x in extra]
         compiled_for = target(machine)
         self.ir = k.specialize(
             call.kernel, args=specs, params={**call.params, **(params or {})}, target=compiled_for
         )
+        self.values = np.array([0, *self.ir.words(self.arguments())], np.int64)
         entry = jit.compile_kernels([self.ir], compiled_for)[self.ir.key]
-        slots = [(i, 0) for i in range(1, len(values))]
+        slots = [(i, 0) for i in range(1, len(self.values))]
         self.launch = Launch(
             entry,
             slots,
@@ -107,18 +94,30 @@ class Runner:
             messages=self.ir.messages,
         )
         self.executor = Executor(
-            pool(workers), Program([self.launch], len(values), self.ir.scratch_bytes)
+            pool(workers), Program([self.launch], len(self.values), self.ir.scratch_bytes)
         )
-        self.values = np.array(values, np.int64)
+
+    def arguments(self) -> list[Any]:
+        """What the kernel is called with."""
+        sources = {"operand": self.operands, "result": self.results, "workspace": self.workspaces}
+        given: list[Any] = []
+        for arg in self.call.args:
+            if isinstance(arg, library.Limit):
+                guess = _guess(arg, self.machine) if self.limit is None else self.limit
+                given.append(np.int64(guess))
+                continue
+            array = sources[arg.source][arg.index]
+            view = array.reshape([int(dim) for dim in arg.shape])
+            assert view.ctypes.data == array.ctypes.data or not array.size
+            given.append(view)
+        return [*given, *self.extra]
 
     def place(self, margins: Margins, end: bool) -> None:
         """Moves operands, results and workspaces between pages that cannot be touched, to the end or the beginning of what is between."""
         self.operands = [margins.guard(x, end) for x in self.operands]
         self.results = [margins.guard(x, end) for x in self.results]
         self.workspaces = [margins.guard(x, end, platform.CACHE_LINE) for x in self.workspaces]
-        sources = {"operand": self.operands, "result": self.results, "workspace": self.workspaces}
-        for position, source, index in self.pointers:
-            self.values[position] = sources[source][index].ctypes.data
+        self.values = np.array([0, *self.ir.words(self.arguments())], np.int64)
 
     def __call__(self) -> list[np.ndarray]:
         self.executor.run(self.values)

@@ -12,7 +12,7 @@ from max import kernel as k
 from max._compiler.codegen import functions
 from max._compiler.codegen.nest import ArgView, NestText
 from max._compiler.sizes import Size
-from max._compiler.template import Chosen, KernelInfo, Number, Pointer, Slot
+from max._compiler.template import Border, Chosen, KernelInfo, Number, Pointer, Slot
 from max._kernels.tiles import transpose
 
 __all__ = ["Argument", "KernelTable"]
@@ -75,7 +75,9 @@ class KernelTable:
         self._inlines: dict[str, Any] = {}
         self._written: dict[Any, frozenset[int] | None] = {}
 
-    def region(self, text: NestText, arguments: Sequence[Argument]) -> tuple[str, tuple[Slot, ...]]:
+    def region(
+        self, text: NestText, arguments: Sequence[Argument]
+    ) -> tuple[str, tuple[Slot | Border, ...]]:
         """The kernel of a region, and its slots."""
         specs = [argument.spec() for argument in arguments]
         key = (text.source, tuple(specs))
@@ -92,7 +94,7 @@ class KernelTable:
         arguments: Sequence[Argument | Chosen],
         params: Mapping[str, Any],
         epilogue: str | None,
-    ) -> tuple[str, tuple[Slot, ...]]:
+    ) -> tuple[str, tuple[Slot | Border, ...]]:
         """A kernel written as a Python function, with the text of an epilogue or None."""
         specs = [k.i64 if isinstance(a, Chosen) else a.spec() for a in arguments]
         key = (
@@ -143,9 +145,9 @@ class KernelTable:
     @staticmethod
     def slots(
         ir: k.KernelIR, arguments: Sequence[Argument | Chosen], scalars: Sequence[Size] = ()
-    ) -> tuple[Slot, ...]:
+    ) -> tuple[Slot | Border, ...]:
         """What goes into each slot of a kernel."""
-        slots: list[Slot] = []
+        slots: list[Slot | Border] = []
         for slot in ir.slots:
             if slot.arg >= len(arguments):
                 slots.append(Number(scalars[slot.arg - len(arguments)]))
@@ -156,6 +158,8 @@ class KernelTable:
                 continue
             if slot.kind == "pointer":
                 slots.append(argument.pointer)
+            elif slot.kind in ("begin", "end"):
+                slots.append(Border(argument.pointer.buffer, slot.kind == "end"))
             elif slot.kind == "dim":
                 slots.append(Number(argument.view.shape[slot.axis]))
             else:

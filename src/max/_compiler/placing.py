@@ -14,7 +14,7 @@ from max._compiler.layout import Layout
 from max._compiler.passes.base import constant_of
 from max._compiler.shapes import shape_of, view_layout
 from max._compiler.sizes import Size, product, simplify
-from max._compiler.template import Buffer, Launch, Pointer, Template
+from max._compiler.template import Border, Buffer, Launch, Pointer, Slot, Template
 from max._kernels import library
 from max.dtype import DType
 from max.mlir import GraphOp, MoOp, ResourceAttr, ShapedType, SubgraphOp
@@ -108,9 +108,14 @@ class Placing:
         size = simplify(product(shape) * workspace.dtype.size_in_bytes)
         return Place(self.buffer(Buffer("temp", size)), Layout.contiguous(shape), workspace.dtype)
 
+    def border(self, border: Border) -> Pointer:
+        """Where a buffer begins or ends."""
+        size = self.template.buffers[border.buffer].bytes
+        return Pointer(border.buffer, size if border.end else 0)
+
     def launch(
         self,
-        kernel: tuple[str, tuple[Any, ...]],
+        kernel: tuple[str, tuple[Slot | Border, ...]],
         arguments: Sequence[Argument],
         written: Sequence[bool],
         serial: bool,
@@ -128,7 +133,7 @@ class Placing:
         self.launches.append(
             Launch(
                 kernel=key,
-                slots=slots,
+                slots=tuple([self.border(s) if isinstance(s, Border) else s for s in slots]),
                 reads=tuple(sorted(reads)),
                 writes=tuple(sorted(writes)),
                 serial=serial,

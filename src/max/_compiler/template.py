@@ -14,6 +14,7 @@ from max.mlir.conditions import unmet
 from max.mlir.dims import DimExpr, may_be_negative
 
 __all__ = [
+    "Border",
     "Buffer",
     "CallStep",
     "Check",
@@ -82,6 +83,14 @@ class Chosen:
     guess: int
     most: int
     rows: Size
+
+
+@dataclass(frozen=True, slots=True)
+class Border:
+    """The address where a buffer begins, or where it ends; a pointer once the buffer's size is known."""
+
+    buffer: int
+    end: bool
 
 
 Slot = Pointer | Number | Chosen

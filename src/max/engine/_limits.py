@@ -100,7 +100,11 @@ def find_limits(
 def _sample(compiled: Compiled, launches: Sequence[LaunchCode]) -> list[LaunchCode]:
     """Some launches, those with small weights first; none where all together have little."""
     sizes = [
-        sum(compiled.fixed[slot.fixed].bytes for slot in launch.slots if slot.fixed >= 0)
+        sum(
+            compiled.fixed[fixed].bytes
+            for fixed in {slot.fixed for slot in launch.slots}
+            if fixed >= 0
+        )
         for launch in launches
     ]
     if sum(sizes) < LEAST_BYTES:

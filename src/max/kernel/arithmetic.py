@@ -151,6 +151,18 @@ class Arithmetic:
         """Reports an error at ``node`` or at the node at hand."""
         raise NotImplementedError
 
+    def guard(self, cond: Atom, exception: str, text: str, values: tuple[Atom, ...]) -> None:
+        """Emits ``if not cond: raise``; the message gets the place in the source."""
+        raise NotImplementedError
+
+    def refuse(self, bad: Atom, exception: str, text: str, values: tuple[Atom, ...]) -> None:
+        """Emits ``if bad: raise``; the message gets the place in the source."""
+        raise NotImplementedError
+
+    def active_lanes(self, width: int) -> Atom | None:
+        """The mask of the vector loop's tail that is being compiled, where vectors have its width."""
+        raise NotImplementedError
+
     # ***** types *****
     def type_of(self, v: Any) -> Type:
         """The type that a number or an atom has when it stands alone."""

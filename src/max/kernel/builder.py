@@ -36,6 +36,7 @@ class Scope:
 
     __slots__ = (
         "body",
+        "checked",
         "generation",
         "home",
         "home_generation",
@@ -54,6 +55,7 @@ class Scope:
         self.generation = 0  # grows when statements are dropped
         self.positive: set[int] = set()  # values known to be greater than 0 in this body
         self.nonzero: set[int] = set()  # values known to differ from 0 in this body
+        self.checked: set[object] = set()  # conditions and accesses that were tested in this body
 
     def forget(self, length: int) -> None:
         """Drops the statements from ``length`` on."""
@@ -62,6 +64,7 @@ class Scope:
         # what was known may have been what a dropped test said
         self.positive.clear()
         self.nonzero.clear()
+        self.checked.clear()
 
 
 class Builder:

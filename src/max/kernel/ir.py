@@ -11,9 +11,13 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+import numpy as np
+from numpy.lib.array_utils import byte_bounds
 
 from max.kernel.types import ScalarType, Type
 
@@ -199,7 +203,7 @@ class ArgSlot:
 
     arg: int  # position among the run-time arguments, variadic ones counted singly
     name: str
-    kind: str  # "pointer", "dim", "stride" or "scalar"
+    kind: str  # "pointer", "dim", "stride", "scalar", or "begin" or "end" of the tensor's memory
     axis: int  # of a dim or stride, else 0
     dtype: ScalarType
 
@@ -234,6 +238,20 @@ def _float_from_bits(raw: int) -> float:
     return struct.unpack("<d", struct.pack("<Q", raw))[0]
 
 
+def _word(slot: ArgSlot, x: Any) -> int:
+    if slot.kind == "scalar":
+        raw = np.zeros(8, np.uint8)
+        raw[: x.dtype.itemsize] = np.atleast_1d(x).view(np.uint8)
+        return int(raw.view(np.int64)[0])
+    if slot.kind == "dim":
+        return int(x.shape[slot.axis])
+    if slot.kind == "stride":
+        return int(x.strides[slot.axis] // x.itemsize)
+    if slot.kind == "pointer":
+        return int(x.ctypes.data)
+    return int(byte_bounds(x)[slot.kind == "end"])
+
+
 @dataclass(frozen=True, eq=False)
 class KernelIR:
     """A kernel specialised for its arguments, its compile-time parameters and a target. Equal keys are equal kernels."""
@@ -253,6 +271,14 @@ class KernelIR:
     def key(self) -> str:
         """The hash of the printed IR; names and source lines are not part of it."""
         return hashlib.sha256(self.text.encode()).hexdigest()
+
+    def words(self, args: Sequence[Any]) -> list[int]:
+        """The argument block for NumPy arrays and scalars, which must outlive it.
+
+        Args:
+            args: what the slots' ``arg`` count: an array for each view, a NumPy scalar for each scalar.
+        """
+        return [_word(slot, args[slot.arg]) for slot in self.slots]
 
     def __str__(self) -> str:
         return self.text

@@ -24,7 +24,7 @@ _MAX_RETRIES = 64
 class Loops(Inlining):
     """``for`` and ``while``."""
 
-    def __init__(self, target: Target, check: bool) -> None:
+    def __init__(self, target: Target, check: int) -> None:
         super().__init__(target, check)
         self.statements.update(
             {

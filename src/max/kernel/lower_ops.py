@@ -58,6 +58,7 @@ class OpLowering:
             "gep": self._gep,
             "arg": self._arg,
             "ctx": lambda s: self.alias(s, self.context(s.attr, llvm_type(s.ref.type))),
+            "address": self._address,
             "splat": self._splat,
             "extract": self._extract,
             "insert": self._insert,
@@ -189,6 +190,9 @@ class OpLowering:
         self.out(
             f"%v{s.ref.id} = getelementptr inbounds {MEMORY[s.attr.name]}, ptr {self.atom(pointer)}, i64 {self.atom(offset)}"
         )
+
+    def _address(self, s: Let) -> None:
+        self.out(f"%v{s.ref.id} = ptrtoint ptr {self.atom(s.args[0])} to i64")
 
     def from_memory(self, loaded: str, type: Type) -> str:
         """A loaded element as a value: bools are bytes in memory."""

@@ -198,6 +198,7 @@ OPS: dict[str, tuple[int | None, Rule]] = {
             and isinstance(s.attr, ScalarType)
         ),
     ),
+    "address": (1, lambda s: _types(s) == [POINTER] and s.ref.type is INDEX),
     "load": (1, lambda s: _types(s) == [POINTER]),
     "masked_load": (3, _masked_load),
     "gather": (2, _gather),

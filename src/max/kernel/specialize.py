@@ -19,6 +19,7 @@ from max.kernel.frontend import Frontend
 from max.kernel.interpreted_entry import PythonMessage
 from max.kernel.ir import ArgSlot, Block, For, If, KernelIR, Parallel, Stmt, While
 from max.kernel.loops import ContextValue
+from max.kernel.memory import memory_of
 from max.kernel.printer import print_kernel
 from max.kernel.source import Kernel
 from max.kernel.spec import verify
@@ -59,6 +60,7 @@ def specialize(
     """
     target = target or host_target()
     fe = Frontend(target, flags.MAX_KERNEL_CHECK)
+    fe.name = fn.name
     slots = _Parameters(fe, fn, args, params or {}).bind()
     node = fn.source.node
     assert isinstance(node, ast.FunctionDef)
@@ -66,6 +68,9 @@ def specialize(
     body = _freeze(fe.b.scopes[0].body)
     text = print_kernel(body, slots, fe.phases, fe.scratch_bytes, target.name)
     file, line = fn.location
+    if fe.check:
+        # checks name views and places: kernels that differ in them are not one
+        text += "".join(f"{m.exception} {m.text}\n" for m in fe.messages)
     messages: list[Any] = list(fe.messages)
     if flags.MAX_KERNEL_INTERPRET:
         messages.append(PythonMessage())
@@ -107,7 +112,7 @@ def check_call(
             read; with the place of the kernel's parameter.
     """
     bound = _Parameters(
-        Frontend(host_target(), False), fn, [*results, *(spec for spec, _ in operands)], params
+        Frontend(host_target(), 0), fn, [*results, *(spec for spec, _ in operands)], params
     )
     bound.bind()
     try:
@@ -138,7 +143,7 @@ def tensor_roles(fn: Kernel) -> list[str]:
     Raises:
         KernelError: a parameter has no annotation, or one that is none of a kernel's.
     """
-    bound = _Parameters(Frontend(host_target(), False), fn, [], {})
+    bound = _Parameters(Frontend(host_target(), 0), fn, [], {})
     bound.fe.frame = Frame(fn.source, {}, 0)
     try:
         annotations = [bound.annotation(p) for p in _positional(fn)]
@@ -295,7 +300,14 @@ class _Parameters:
                 else self._slot(ArgSlot(position, name, "stride", axis, spec.dtype), INDEX)
                 for axis, s in enumerate(spec.strides)
             )
-        return View(base, spec.dtype, tuple(shape), strides, name, writable)
+        memory = None
+        if self.fe.check >= 2:
+            begin, end = (
+                self._slot(ArgSlot(position, name, kind, 0, spec.dtype), INDEX)
+                for kind in ("begin", "end")
+            )
+            memory = memory_of(begin, end, name, self.fe)
+        return View(base, spec.dtype, tuple(shape), strides, name, writable, memory)
 
 
 def _freeze(body: Iterable[Stmt]) -> tuple[Stmt, ...]:

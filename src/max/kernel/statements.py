@@ -57,11 +57,13 @@ class Loop:
 class Statements(Expressions):
     """Straight-line statements, ``if``, ``return`` and ``raise``."""
 
-    def __init__(self, target: Target, check: bool) -> None:
+    def __init__(self, target: Target, check: int) -> None:
         super().__init__()
         self.target = target
         self.check = check
         self.handlers = handlers.HANDLERS
+        self.name = ""
+        """The kernel's, for errors of checks."""
         self.depth = 0  # nesting of run-time control flow
         self.parallel_depth = 0
         self.loop_depth = 0
@@ -393,8 +395,12 @@ class Statements(Expressions):
         self.refuse(self.b.op("not", (cond,), cond.type), exception, text, values)
 
     def refuse(self, bad: Atom, exception: str, text: str, values: tuple[Atom, ...]) -> None:
+        if any(bad in scope.checked for scope in self.b.scopes):
+            return
+        self.b.scopes[-1].checked.add(bad)
         at = self.location(self.node)
-        place = f"{at.file}:{at.line}".replace("{", "{{").replace("}", "}}")
+        kernel = f" in kernel {self.name}" if self.name else ""
+        place = f"{at.file}:{at.line}{kernel}".replace("{", "{{").replace("}", "}}")
         scope = self.b.open("branch")
         self.raise_at_run_time(exception, f"{text} ({place})", values)
         self.b.close()

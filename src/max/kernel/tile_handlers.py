@@ -13,6 +13,7 @@ from max.kernel import tile_values as rules
 from max.kernel.arithmetic import Runtime, describe
 from max.kernel.errors import KernelError, KernelIndexError, KernelTypeError, KernelValueError
 from max.kernel.ir import Atom, Const, Ref
+from max.kernel.memory import check_bytes
 from max.kernel.views import Host, Index, View, address, check_indices
 
 _KINDS: dict[type[Exception], type[KernelError]] = {
@@ -64,7 +65,13 @@ def zero(fe: Host, tiles: TilesValue, tile: Any) -> None:
 
 
 def _memory(
-    fe: Host, tiles: TilesValue, tile: Any, view: Any, indices: tuple[Any, ...], stride: Any
+    fe: Host,
+    tiles: TilesValue,
+    tile: Any,
+    view: Any,
+    indices: tuple[Any, ...],
+    stride: Any,
+    what: str,
 ) -> tuple[Atom, Atom, tuple[int, int, int]]:
     """Where a tile is in memory: its address, bytes from row to row, and the tile with its shape."""
     rows, size = shape = _checked(fe, rules.check_tile, tiles.shapes, tile)
@@ -90,6 +97,9 @@ def _memory(
         last = fe.b.add(fe.as_index(indices[-1]), fe.b.mul(step, rows - 1))
         check_indices(fe, view, (*indices[:-1], last), count)
     pointer = address(fe, view, indices)
+    below = fe.b.gep(pointer, fe.b.mul(step, rows - 1), view.dtype)
+    for row in (pointer, below):
+        check_bytes(fe, view.memory, row, size, what)
     return pointer, fe.b.index(fe.b.mul(step, view.dtype.size)), (tile, rows, size)
 
 
@@ -97,7 +107,7 @@ def load(
     fe: Host, tiles: TilesValue, tile: Any, view: Any, *indices: Any, stride: Any = None
 ) -> None:
     """``tiles.load(tile, view, i, j)``."""
-    pointer, step, attr = _memory(fe, tiles, tile, view, indices, stride)
+    pointer, step, attr = _memory(fe, tiles, tile, view, indices, stride, "read")
     fe.b.effect("tile_load", (pointer, step), attr)
 
 
@@ -105,7 +115,7 @@ def store(
     fe: Host, tiles: TilesValue, tile: Any, view: Any, *indices: Any, stride: Any = None
 ) -> None:
     """``tiles.store(tile, view, i, j)``."""
-    pointer, step, attr = _memory(fe, tiles, tile, view, indices, stride)
+    pointer, step, attr = _memory(fe, tiles, tile, view, indices, stride, "write")
     if not view.writable:
         fe.fail(f"{view.name} is a k.Input and cannot be written; declare it k.Output or k.InOut")
     fe.b.effect("tile_store", (pointer, step), attr)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 from max.kernel.arithmetic import Arithmetic, Runtime, describe, is_number
 from max.kernel.errors import KernelIndexError, KernelTypeError, KernelValueError
 from max.kernel.ir import Atom, Const, Ref
+from max.kernel.memory import Memory, check_bytes, check_lanes, chosen_memory, scratch_memory
 from max.kernel.target import Target
 from max.kernel.types import (
     BOOL,
@@ -40,6 +42,8 @@ class View(Runtime):
     strides: tuple[Index, ...]
     name: str
     writable: bool
+    memory: Memory | None = None
+    """What its accesses are checked against, at the second level of ``MAX_KERNEL_CHECK``."""
 
     @property
     def rank(self) -> int:
@@ -65,22 +69,11 @@ class Host(Arithmetic):
     """What views need of the frontend."""
 
     target: Target
-    check: bool
+    check: int
+    """``MAX_KERNEL_CHECK``."""
 
     def raise_at_run_time(self, exception: str, text: str, values: tuple[Atom, ...]) -> None:
         """Emits a ``raise``."""
-        raise NotImplementedError
-
-    def guard(self, cond: Atom, exception: str, text: str, values: tuple[Atom, ...]) -> None:
-        """Emits ``if not cond: raise``; the message gets the place in the source."""
-        raise NotImplementedError
-
-    def refuse(self, bad: Atom, exception: str, text: str, values: tuple[Atom, ...]) -> None:
-        """Emits ``if bad: raise``; the message gets the place in the source."""
-        raise NotImplementedError
-
-    def active_lanes(self, width: int) -> Atom | None:
-        """The mask of the vector loop's tail that is being compiled, where vectors have its width."""
         raise NotImplementedError
 
 
@@ -221,10 +214,13 @@ def _axis(fe: Host, view: View, axis: Any) -> int:
     return axis % view.rank
 
 
+def _iota(fe: Host, width: int) -> Atom:
+    return fe.b.const(tuple(range(width)), vector(INDEX.dtype, width))
+
+
 def _lane_offsets(fe: Host, stride: Index, width: int) -> Atom:
-    lanes = vector(INDEX.dtype, width)
-    iota = fe.b.const(tuple(range(width)), lanes)
-    return fe.b.op("mul", (iota, fe.splat(fe.b.index(stride), width)), lanes, "nsw")
+    iota = _iota(fe, width)
+    return fe.b.op("mul", (iota, fe.splat(fe.b.index(stride), width)), iota.type, "nsw")
 
 
 def load(
@@ -240,7 +236,9 @@ def load(
     indices = _full_indices(fe, view, indices, "load")
     if width is None:
         check_indices(fe, view, indices)
-        return fe.b.op("load", (address(fe, view, indices),), scalar(view.dtype))
+        pointer = address(fe, view, indices)
+        check_bytes(fe, view.memory, pointer, view.dtype.size, "read")
+        return fe.b.op("load", (pointer,), scalar(view.dtype))
     width = checked_width(fe, width)
     axis = _axis(fe, view, axis)
     type = vector(view.dtype, width)
@@ -249,15 +247,25 @@ def load(
     pointer = address(fe, view, indices)
     stride = view.strides[axis]
     if not (isinstance(stride, int) and stride == 1):
-        return _gather_lanes(fe, pointer, _lane_offsets(fe, stride, width), type, mask, other)
+        offsets = _lane_offsets(fe, stride, width)
+        return _gather_lanes(fe, view.memory, pointer, offsets, type, mask, other)
     if mask is None:
+        check_bytes(fe, view.memory, pointer, width * view.dtype.size, "read")
         return fe.b.op("load", (pointer,), type)
+    check_lanes(fe, view.memory, pointer, _iota(fe, width), view.dtype.size, mask, "read")
     return fe.b.op("masked_load", (pointer, mask, fe.coerce(other, type)), type)
 
 
 def _gather_lanes(
-    fe: Host, pointer: Atom, offsets: Atom, type: Type, mask: Atom | None, other: Any
+    fe: Host,
+    memory: Memory | None,
+    pointer: Atom,
+    offsets: Atom,
+    type: Type,
+    mask: Atom | None,
+    other: Any,
 ) -> Atom:
+    check_lanes(fe, memory, pointer, offsets, type.dtype.size, mask, "read")
     if mask is None:
         return fe.b.op("gather", (pointer, offsets), type)
     return fe.b.op("masked_gather", (pointer, offsets, mask, fe.coerce(other, type)), type)
@@ -279,7 +287,9 @@ def store(
         if mask is not None:
             fe.fail(f"{view.name}.store: a mask goes with a vector, got {describe(value)}")
         check_indices(fe, view, indices)
-        fe.b.store(address(fe, view, indices), value)
+        pointer = address(fe, view, indices)
+        check_bytes(fe, view.memory, pointer, view.dtype.size, "write")
+        fe.b.store(pointer, value)
         return
     axis = _axis(fe, view, axis)
     mask = as_mask(fe, mask, width)
@@ -287,12 +297,19 @@ def store(
     pointer = address(fe, view, indices)
     stride = view.strides[axis]
     if isinstance(stride, int) and stride == 1:
+        if mask is None:
+            check_bytes(fe, view.memory, pointer, width * view.dtype.size, "write")
+        else:
+            check_lanes(fe, view.memory, pointer, _iota(fe, width), view.dtype.size, mask, "write")
         fe.b.store(pointer, value, mask)
     else:
-        _scatter_lanes(fe, pointer, _lane_offsets(fe, stride, width), value, mask)
+        _scatter_lanes(fe, view.memory, pointer, _lane_offsets(fe, stride, width), value, mask)
 
 
-def _scatter_lanes(fe: Host, pointer: Atom, offsets: Atom, value: Atom, mask: Atom | None) -> None:
+def _scatter_lanes(
+    fe: Host, memory: Memory | None, pointer: Atom, offsets: Atom, value: Atom, mask: Atom | None
+) -> None:
+    check_lanes(fe, memory, pointer, offsets, value.type.dtype.size, mask, "write")
     args = (pointer, offsets, value) if mask is None else (pointer, offsets, value, mask)
     fe.b.effect("scatter", args)
 
@@ -341,7 +358,8 @@ def gather(fe: Host, view: View, indices: Any, mask: Any = None, other: Any = 0)
             indices = fe.b.op("select", (mask, indices, fe.literal(0, indices.type)), indices.type)
     offsets = _lane_indices(fe, view, indices, "gather")
     type = vector(view.dtype, offsets.type.width)
-    return _gather_lanes(fe, view.base, offsets, type, as_mask(fe, mask, type.width), other)
+    mask = as_mask(fe, mask, type.width)
+    return _gather_lanes(fe, view.memory, view.base, offsets, type, mask, other)
 
 
 def scatter(fe: Host, view: View, indices: Any, value: Any, mask: Any = None) -> None:
@@ -353,7 +371,8 @@ def scatter(fe: Host, view: View, indices: Any, value: Any, mask: Any = None) ->
             indices = fe.b.op("select", (mask, indices, fe.literal(0, indices.type)), indices.type)
     offsets = _lane_indices(fe, view, indices, "scatter")
     value = fe.coerce(value, vector(view.dtype, offsets.type.width))
-    _scatter_lanes(fe, view.base, offsets, value, as_mask(fe, mask, offsets.type.width))
+    mask = as_mask(fe, mask, offsets.type.width)
+    _scatter_lanes(fe, view.memory, view.base, offsets, value, mask)
 
 
 def atomic_add(fe: Host, view: View, *indices: Any, value: Any) -> Atom:
@@ -363,9 +382,11 @@ def atomic_add(fe: Host, view: View, *indices: Any, value: Any) -> Atom:
     if view.dtype.kind == "b" or view.dtype.is_narrow_float:
         fe.fail(f"{view.name}.atomic_add takes integers, f32 and f64, got {view.dtype.name}")
     check_indices(fe, view, indices)
+    pointer = address(fe, view, indices)
+    check_bytes(fe, view.memory, pointer, view.dtype.size, "write")
     return fe.b.op(
         "atomic_add",
-        (address(fe, view, indices), fe.coerce(value, scalar(view.dtype))),
+        (pointer, fe.coerce(value, scalar(view.dtype))),
         scalar(view.dtype),
     )
 
@@ -500,7 +521,8 @@ def select_view(fe: Host, cond: Any, a: View, b: View) -> View:
     shape = tuple(chosen(x, y) for x, y in zip(a.shape, b.shape, strict=True))
     base = fe.b.op("select", (cond, a.base, b.base), POINTER)
     writable = a.writable and b.writable
-    return View(base, a.dtype, shape, contiguous_strides(fe, shape), a.name, writable)
+    memory = chosen_memory(fe, cond, a.memory, b.memory)
+    return View(base, a.dtype, shape, contiguous_strides(fe, shape), a.name, writable, memory)
 
 
 def assign(fe: Host, view: View, index: Any, value: Any) -> None:
@@ -602,7 +624,10 @@ def scratch_view(
 ) -> View:
     """A view of the worker's scratch memory."""
     base = fe.b.gep(pointer, offset, u8)
-    return View(base, dtype, shape, contiguous_strides(fe, shape), "scratch", True)
+    memory = None
+    if fe.check >= 2:
+        memory = scratch_memory(fe, base, math.prod(shape) * dtype.size)
+    return View(base, dtype, shape, contiguous_strides(fe, shape), "scratch", True, memory)
 
 
 __all__ = ["POINTER", "Host", "Tile", "View", "i32"]
