@@ -708,6 +708,13 @@ def test_one_index_beyond(name: str) -> None:
         assert not compare(name, with_index(name, beyond))
 
 
+def test_an_element_out_of_range_is_an_index_error() -> None:
+    x = np.zeros((3, 3), np.float32)
+    for at in (3, -4, 2**63 - 2):
+        with pytest.raises(IndexError, match=f"index {at} is out of range for axis 1 of size 3"):
+            made("element")[2].execute(x, np.array(0), np.array(at))
+
+
 @pytest.mark.parametrize(
     ("token", "offset", "fits"), [(3, 2, True), (4, 2, False), (-1, 2, False), (3, 3, False)]
 )

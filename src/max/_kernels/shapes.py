@@ -122,6 +122,10 @@ def slice_bounds(
         by[axis] = stride
         count = (way - 1) // k.abs(stride) + 1 if way > 0 else k.i64(0)
         if count != part.shape[axis]:
+            if count == 0 and part.shape[axis] == 1 and stop[axis] == start[axis] + 1:
+                raise IndexError(
+                    "index {} is out of range for axis {} of size {}", start[axis], axis, size
+                )
             raise ValueError(
                 "axis {} has {} elements from {} to {} by {}; the result has {}",
                 axis,
