@@ -20,6 +20,9 @@ from max.engine import ExecutionInterrupted, InferenceSession, interrupt_on
 from max.engine.loop import ModelLoop
 from max.graph import BufferType, DeviceRef, Graph, TensorType, ops
 
+# what hangs in native code takes no signal
+pytestmark = pytest.mark.timeout(120, method="thread")
+
 DEVICE = DeviceRef.CPU()
 SECONDS = 0.1
 """What is promised; the machine of the tests may be busy."""
@@ -194,7 +197,8 @@ def test_a_model_loop_ends_too():
 
 
 PRELUDE = """
-import os, signal, sys, threading, time, warnings
+import faulthandler, os, signal, sys, threading, time, warnings
+faulthandler.dump_traceback_later(90, exit=True)
 warnings.simplefilter("ignore", DeprecationWarning)
 import numpy as np
 import tests.engine.test_interrupts as t

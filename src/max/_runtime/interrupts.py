@@ -50,11 +50,11 @@ class Interruptible(Protocol):
         ...
 
 
-pools: weakref.WeakSet[Interruptible] = weakref.WeakSet()
+_pools: weakref.WeakSet[Interruptible] = weakref.WeakSet()
 awake = False
 """Whether the thread looks; a run that begins wakes it where it does not."""
 _events: dict[int, list[threading.Event]] = {}
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal handler may come while the main thread holds it
 _wanted = threading.Event()
 _thread: threading.Thread | None = None
 
@@ -111,11 +111,16 @@ def _is_set(thread: int) -> bool:
     return any(event.is_set() for event in _events.get(thread, ()))
 
 
+def watch(pool: Interruptible) -> None:
+    """Looks at a pool from now on, as long as it lives."""
+    with _lock:
+        _pools.add(pool)
+
+
 def wake() -> None:
     """Makes the thread look; called when a run begins and :data:`awake` is false."""
     global awake, _thread
     with _lock:
-        awake = True
         _wanted.set()
         if _thread is None or not _thread.is_alive():
             _thread = threading.Thread(target=_watch, name="max-interrupts", daemon=True)
@@ -124,6 +129,7 @@ def wake() -> None:
             except RuntimeError:  # no thread to be had, or the interpreter is leaving
                 logger.debug("executions cannot be interrupted: no thread", exc_info=True)
                 _thread = None
+        awake = True
 
 
 def _watch() -> None:
@@ -150,7 +156,9 @@ def _look(seen: weakref.WeakKeyDictionary[Interruptible, int]) -> bool:
     """Nudges what runs for long; whether anything ran since the last look."""
     ran = False
     main = threading.main_thread().ident
-    for pool in list(pools):
+    with _lock:
+        pools = list(_pools)
+    for pool in pools:
         run, before = pool.run_number(), seen.get(pool, 0)
         seen[pool] = run
         ran |= run != before or run % 2 == 1
@@ -162,7 +170,7 @@ def _look(seen: weakref.WeakKeyDictionary[Interruptible, int]) -> bool:
 
 def _after_fork() -> None:
     global awake, _thread, _lock, _wanted
-    awake, _thread, _lock, _wanted = False, None, threading.Lock(), threading.Event()
+    awake, _thread, _lock, _wanted = False, None, threading.RLock(), threading.Event()
 
 
 if hasattr(os, "register_at_fork"):

@@ -99,7 +99,7 @@ class Pool:
         self._finalizer: weakref.finalize[..., Any] | None = None
         self._new_memory()
         _pools.add(self)
-        interrupts.pools.add(self)
+        interrupts.watch(self)
 
     @property
     def lock(self) -> AbstractContextManager[object]:

@@ -278,7 +278,8 @@ class Model:
 
         Args:
             args: The inputs in order: tensors, NumPy arrays, other DLPack arrays; for inputs of rank 0 Python numbers
-                too. Tensors and arrays are used where they are, without a copy if they are contiguous.
+                too. Tensors and arrays are used where they are, without a copy if they are contiguous and share no
+                memory with a buffer that the model writes to.
 
         Returns:
             The outputs, in memory of their own; a buffer that the graph gives out is the tensor that came in.
@@ -287,6 +288,8 @@ class Model:
             TypeError: A wrong number of inputs, or an input of a wrong type or dtype.
             ValueError: An input of a wrong rank, size or device, or sizes that disagree with each other.
             KernelError: A kernel raised; outputs and buffers that are written are then undefined.
+            ExecutionInterrupted: An event was set, see :func:`interrupt_on`; likewise. In the main thread Ctrl-C ends
+                an execution too, with ``KeyboardInterrupt``.
         """
         tensors, symbols = self._binder.bind(args)
         linked = self._linked

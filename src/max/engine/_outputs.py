@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import sys
+import threading
 import time
 import weakref
 from typing import Any
@@ -53,7 +54,8 @@ class OutputMemory:
     def __init__(self, count: int, guarded: bool = False) -> None:
         self._guarded = guarded
         self._kept: list[list[npt.NDArray[np.uint8]]] = [[] for _ in range(count)]
-        _all.add(self)
+        with _all_lock:
+            _all.add(self)
 
     def trim(self) -> None:
         """Gives back the blocks that nobody holds, and forgets the others."""
@@ -126,6 +128,12 @@ class OutputMemory:
 
 _seen, _seen_at = platform.SystemMemory(math.inf, math.inf), -math.inf
 _all: weakref.WeakSet[OutputMemory] = weakref.WeakSet()
+_all_lock = threading.RLock()
+
+
+def _everything() -> list[OutputMemory]:
+    with _all_lock:
+        return list(_all)
 
 
 def under_pressure(nbytes: int) -> bool:
@@ -141,12 +149,12 @@ def under_pressure(nbytes: int) -> bool:
     memory = _seen
     if memory.available - nbytes < LEFT_SHARE * memory.total:
         return True
-    return nbytes + sum(each.kept_bytes() for each in list(_all)) > KEPT_SHARE * memory.total
+    return nbytes + sum(each.kept_bytes() for each in _everything()) > KEPT_SHARE * memory.total
 
 
 def trim_all() -> None:
     """Gives back what all models keep for their outputs and nobody holds."""
     logger.debug("little memory is left: what is kept for outputs is given back")
-    for each in list(_all):
+    for each in _everything():
         each.trim()
     platform.release_free_memory()
