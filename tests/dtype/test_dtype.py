@@ -96,3 +96,12 @@ def test_members_are_singletons() -> None:
         assert {dtype: 1}[DType(dtype.value)] == 1
         assert repr(dtype) == dtype.name
     assert DType.__module__ == "max.dtype"
+
+
+def test_a_name_that_no_dtype_has() -> None:
+    with pytest.raises(
+        AttributeError, match="DType has no 'float31'; did you mean 'float32'"
+    ) as error:
+        _ = DType.float31
+    assert error.value.name == "float31"
+    assert not hasattr(DType, "_nothing_") and getattr(DType, "float32") is DType["float32"]  # noqa: B009

@@ -17,6 +17,7 @@ from max.graph import (
     DeviceRef,
     Dim,
     FilterLayout,
+    Graph,
     Shape,
     StaticDim,
     SymbolicDim,
@@ -165,3 +166,11 @@ def test_type_errors() -> None:
         BufferType(DType.float32, (2, -1), CPU)
     with pytest.raises(TypeError, match="not a type of a graph's value"):
         Type.from_mlir(mlir.to_attr(3))
+
+
+def test_what_is_no_sequence_is_told() -> None:
+    device = DeviceRef.CPU()
+    with pytest.raises(TypeError, match=r"the shape is 3, expected a sequence of dimensions"):
+        TensorType(DType.float32, 3, device)
+    with pytest.raises(TypeError, match=r"Graph g: input_types is TensorType.*expected a list"):
+        Graph("g", input_types=TensorType(DType.float32, (3,), device))

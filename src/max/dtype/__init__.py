@@ -13,7 +13,8 @@
 from __future__ import annotations
 
 import builtins
-from enum import Enum
+import difflib
+from enum import Enum, EnumMeta
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -26,7 +27,20 @@ if TYPE_CHECKING:
 __all__ = ["DType"]
 
 
-class DType(Enum):
+class _Names(EnumMeta):
+    """Tells which names there are when one is not found."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name in cls._member_map_:
+            return cls._member_map_[name]
+        if name.startswith("_"):
+            raise AttributeError(name)
+        close = difflib.get_close_matches(name, cls._member_map_, n=1, cutoff=0.5)
+        near = f"; did you mean {close[0]!r}?" if close else ""
+        raise AttributeError(f"{cls.__name__} has no {name!r}{near}", name=name)
+
+
+class DType(Enum, metaclass=_Names):
     """The tensor data type.
 
     Members compare by identity and hash fast. ``DType(81)``, ``DType("float32")`` and ``DType("f32")``

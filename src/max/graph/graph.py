@@ -176,6 +176,11 @@ class Graph:
             self._load(Path(path))
             return
         self._module = mlir.new_module() if module is None else module
+        if isinstance(input_types, Type):
+            raise TypeError(
+                f"Graph {name}: input_types is {input_types!r}, expected a list of types, such as "
+                "[TensorType(...)]"
+            )
         self._build("mo.graph", list(input_types))
         self._module.body.block.add_op(self.mlir_op)
         self._forward(forward, args, kwargs)

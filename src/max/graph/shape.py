@@ -26,7 +26,13 @@ class Shape(list[Dim]):
     """
 
     def __init__(self, dims: ShapeLike = ()) -> None:
-        super().__init__([d if isinstance(d, Dim) else Dim(d) for d in dims])
+        try:
+            given = iter(dims)
+        except TypeError:
+            raise TypeError(
+                f"the shape is {dims!r}, expected a sequence of dimensions, such as (2, 'n')"
+            ) from None
+        super().__init__([d if isinstance(d, Dim) else Dim(d) for d in given])
 
     @classmethod
     def from_exprs(cls, exprs: Iterable[DimExpr]) -> Shape:
