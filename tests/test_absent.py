@@ -14,7 +14,6 @@ IMPORTS = [
     "import max.experimental.tensor",
     "from max import experimental",
     "from max.experimental import functional as F",
-    "import max.profiler",
     "from max.engine import TorchInputSpec",
     "from max.tensor import Tensor",
     "import max.functional as F",

@@ -32,6 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "_compiler": ENGINE_BASE | {"kernel", "_runtime", "_kernels"},
     "_interpreter": ENGINE_BASE | {"kernel"},
     "engine": ENGINE_BASE | {"kernel", "_runtime", "_kernels", "_compiler", "_interpreter"},
+    "profiler": EVERY,
     "torch": ENGINE_BASE | {"kernel", "engine"},
     "nn": ENGINE_BASE | {"kernel", "engine", "interfaces"},
     "pipelines": ENGINE_BASE | {"kernel", "engine", "interfaces", "nn"},

@@ -31,7 +31,6 @@ ABSENT: dict[str, str] = {
     "max.diagnostics": f"{_NO_GPU} Device.stats has what is known about a device.",
     "max.experimental": _EAGER,
     "max.nn.module_v3": f"{_EAGER} Layers are of max.nn.Module.",
-    "max.profiler": "Model.profile(), InferenceSession.profile() and MAX_PROFILE=1 show where the time goes.",
     "max.serve": "max.entrypoints.llm.LLM runs prompts from any thread, `max generate` one of them.",
     "max.benchmark": "`max generate` and Model.profile() say how fast a model is.",
     "max.kernels": "Kernels are written in Python: max.kernel.register makes a custom op of one (docs/custom-ops.md).",

@@ -222,7 +222,10 @@ class Flags:
     MAX_INTERPRET = _bool_flag(
         "Runs models on the NumPy interpreter instead of compiling them.", "at `load`"
     )
-    MAX_PROFILE = _bool_flag("Collects the time of each launch.", "when a model is loaded")
+    MAX_PROFILE = _bool_flag(
+        "Collects the time of each launch, and logs spans of `max.profiler`.",
+        "when a model is loaded",
+    )
     MAX_AUTOTUNE = _bool_flag(
         "Measures on this machine for how many rows products take one way or another, once; the disk cache remembers it.",
         "when a model is loaded",
