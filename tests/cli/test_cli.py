@@ -196,6 +196,8 @@ ERRORS = {
     "device": (["--devices", "gpuu"], "did you mean 'gpu'?", "cpu, gpu"),
     "template": (["--chat-template", "no.jinja"], "no.jinja cannot be read", "--chat-template"),
     "weights": (["--weight-path", "no.safetensors"], "weight file no.safetensors does not exist", "--weight-path"),
+    "case": (["--quantization-encoding", "BF16"], "'BF16', which does not fit; did you mean 'bfloat16'?", "float32"),
+    "quotes": (["--prompt", "What", "is"], "unexpected extra argument (is)", "Put a text with spaces in quotes"),
     "page": (["--kv-cache-page-size", "1280000000000"], "KV cache: one sequence", "smaller --kv-cache-page-size"),
     "suffix": (["--weight-path", "README.md"], "README.md has no known suffix", "Check --weight-path"),
     "top_k": (["--top-k", "9" * 30], "top_k is 999", "See `max generate --help`"),

@@ -7,6 +7,7 @@ import shutil
 import struct
 from pathlib import Path
 
+import huggingface_hub
 import ml_dtypes
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from max.pipelines.lib.hf_utils import (
     try_to_load_from_cache,
     validate_hf_repo_access,
 )
+from max.pipelines.lib.model_config import MAXModelConfig
 from max.pipelines.lib.weight_files import bytes_of, encoding_of, read_safetensors_header
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
@@ -236,3 +238,23 @@ def test_encodings_know_their_dtypes():
     assert SupportedEncoding.q4_k.cache_dtype == DType.float32
     assert SupportedEncoding.q4_k.quantization_encoding is not None
     assert SupportedEncoding.float32.quantization_encoding is None
+
+
+def test_force_download_fetches_cached_weights_again(tmp_path, monkeypatch):
+    """A model in the hub's cache: its weights come from there, unless they are asked for anew."""
+    base = tmp_path / "hub" / "models--owner--model"
+    shutil.copytree(TINY, base / "snapshots" / "abc")
+    (base / "refs").mkdir()
+    (base / "refs" / "main").write_text("abc")
+    asked: list[tuple[str, bool]] = []
+
+    def download(repo: str, filename: str, **options: object) -> str:
+        asked.append((filename, bool(options.get("force_download"))))
+        return str(base / "snapshots" / "abc" / filename)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    cached = base / "snapshots" / "abc" / "model.safetensors"
+    plain = MAXModelConfig(model_path="owner/model")
+    assert plain.weight_paths() == [cached] and not asked
+    again = MAXModelConfig(model_path="owner/model", force_download=True)
+    assert again.weight_paths() == [cached] and asked == [("model.safetensors", True)]

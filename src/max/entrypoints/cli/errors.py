@@ -170,7 +170,10 @@ def _lines(error: Exception) -> tuple[str, str, int]:
         )
     if isinstance(error, click.UsageError):
         where = error.ctx.command_path if error.ctx is not None else "max"
-        return _one_line(error.format_message()), f"See `{where} --help`.", _MENDED
+        text, remedy = _one_line(error.format_message()), f"See `{where} --help`."
+        if text.startswith("Got unexpected extra argument"):
+            remedy = f"Put a text with spaces in quotes; `{where} --help` lists the options."
+        return text, remedy, _MENDED
     if isinstance(error, click.ClickException):
         return _one_line(error.format_message()), "", _MENDED
     if isinstance(error, FlagError):

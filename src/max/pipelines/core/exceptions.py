@@ -38,5 +38,6 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
         word: What came.
         known: What would have been known.
     """
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    lower = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.lower(), lower, n=1, cutoff=0.5)
+    return f"; did you mean {lower[close[0]]!r}?" if close else ""
