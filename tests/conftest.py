@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+from max._config import flags
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # tests of what is measured ask for it
@@ -46,6 +48,16 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.environ["MAX_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
     yield
     del os.environ["MAX_CACHE_DIR"]
+
+
+@pytest.fixture(autouse=True)
+def _plain_code(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests of kernels' code see it without checks, also when the suite runs with ``MAX_KERNEL_CHECK``."""
+    if request.node.get_closest_marker("plain_code") is None:
+        yield
+        return
+    with flags.override(MAX_KERNEL_CHECK=0):
+        yield
 
 
 @pytest.fixture

@@ -87,6 +87,7 @@ def with_literals(out: k.Output, x: k.Input, *, divisors=()):
             out[i, 2 * n + 1] = x[i] % d
 
 
+@pytest.mark.plain_code
 @EACH_DTYPE
 def test_divisors_known_at_compile_time(dtype):
     x, _ = numbers(dtype, 3)
@@ -207,6 +208,7 @@ def proven(out: k.Output, x: k.Input, ctx: k.Context, n: k.i64):
     out[0, 0] += k.f32(9 // n)
 
 
+@pytest.mark.plain_code
 @pytest.mark.parametrize("n", [-3, 0, 4])
 def test_sizes_of_loops_that_run_are_known_to_be_positive(n):
     x = np.arange(15, dtype=np.float32).reshape(3, 5)
@@ -222,6 +224,7 @@ def once_each(out: k.Output, n: k.i64):
         out[i] += i % n
 
 
+@pytest.mark.plain_code
 def test_equal_divisors_are_tested_once():
     ir = k.specialize(once_each, [k.TensorSpec(k.i64, (None,)), k.i64])
     assert len(ir.messages) == 1

@@ -740,6 +740,7 @@ def test_one_of_two_views():
     assert (out[2:, :3] == -1).all() and out[:, 3].tolist() == [5, 5, 7, 7]
 
 
+@pytest.mark.plain_code
 def test_specialised_code_is_equal_for_equal_kernels():
     spec = k.TensorSpec(k.f32, ("n",))
     one = k.specialize(saxpy, [spec, spec, spec, k.f32], {"W": 8})
@@ -751,6 +752,7 @@ def test_specialised_code_is_equal_for_equal_kernels():
     ]  # fmt: skip
 
 
+@pytest.mark.plain_code
 def test_static_strides_take_no_slots():
     spec = k.TensorSpec(k.f32, (None, 8), (16, 1))
     ir = k.specialize(copy_any, [spec, k.TensorSpec("float32", (None, 8), (None, 1))])

@@ -194,6 +194,7 @@ def test_bounds(rows: int, columns: int) -> None:
         compiled(products, args, params)
 
 
+@pytest.mark.plain_code
 def test_instructions() -> None:
     """Code for AMX: the configuration, the instructions, and the release, also where a kernel raises."""
     source = """

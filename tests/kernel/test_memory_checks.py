@@ -178,6 +178,7 @@ def test_matrix_tiles(monkeypatch: pytest.MonkeyPatch):
             compiled(tile_rows, [x[:3].copy(), x, np.int64(1)])
 
 
+@pytest.mark.plain_code
 def test_one_check_for_a_read_and_a_write_of_one_element():
     @k.kernel
     def add(out: k.InOut, n: k.i64):

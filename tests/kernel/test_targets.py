@@ -330,6 +330,7 @@ def test_no_helper_calls_that_do_not_resolve(name):
         assert not {c for c in called if c.startswith("__")}, called
 
 
+@pytest.mark.plain_code
 def test_instructions_are_used_where_the_target_has_them():
     target = k.Target(frozenset(X86["avx512bf16"]), "x86_64-unknown-linux-gnu", "x86-64")
     ir = k.specialize(
@@ -342,6 +343,7 @@ def test_instructions_are_used_where_the_target_has_them():
     assert not re.search(r"\bcall", text)
 
 
+@pytest.mark.plain_code
 def test_tile_elements_live_in_registers():
     """A 14 x 2 tile of vectors stays out of memory in the inner loop."""
     text = """

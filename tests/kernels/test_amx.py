@@ -346,6 +346,7 @@ def inner_loops(text: str) -> list[list[str]]:
     return loops
 
 
+@pytest.mark.plain_code
 def test_code_of_panels() -> None:
     text = assembly("rows", DType.bfloat16)
     assert text.count("ldtilecfg") == 1 and "tilerelease" in text and "vdpbf16ps" in text
@@ -368,6 +369,7 @@ def test_code_of_panels() -> None:
     assert {sum("prefetcht1" in line for line in loop) for loop in loops} == {0, 4, 32}
 
 
+@pytest.mark.plain_code
 @pytest.mark.parametrize("encoding", ["Q4_K", "Q6_K", "Q8_0"])
 def test_code_of_quantised(encoding: str) -> None:
     text = assembly(encoding, DType.float32)
@@ -387,6 +389,7 @@ def test_code_of_quantised(encoding: str) -> None:
         assert not [line for line in body if "(%rsp)" in line], "spills"
 
 
+@pytest.mark.plain_code
 def test_code_of_attention() -> None:
     b, u = DType.bfloat16, DType.uint32
     plain = {"scale": 0.1, "fills": (), "columns": False}
@@ -405,6 +408,7 @@ def test_code_of_attention() -> None:
         assert not [line for loop in loops for line in loop if "(%rsp)" in line], "spills"
 
 
+@pytest.mark.plain_code
 def test_code_of_matmul() -> None:
     b = DType.bfloat16
     results = [(DType.float32, (1, 300, 300))]
@@ -416,6 +420,7 @@ def test_code_of_matmul() -> None:
     assert not [line for loop in loops for line in loop if "(%rsp)" in line], "spills"
 
 
+@pytest.mark.plain_code
 def test_code_of_int8() -> None:
     operands = [(DType.int8, (100, 512)), (DType.uint8, (3, panel_elements(512)))]
     attributes = {"encoding": "int8 rows", **STREAMED}

@@ -29,6 +29,8 @@ LIBRARY = {"memset", "memcpy", "memmove"}
 # processors by what they have: of 2016 (Cortex-A72), 2019 (Neoverse N1, Apple M1), 2021 (Neoverse V1, Apple M2)
 PLAIN, DOT, MATRIX = (), ("dotprod",), ("dotprod", "i8mm", "bf16")
 
+pytestmark = pytest.mark.plain_code
+
 
 class Loop(NamedTuple):
     """The instructions of a loop, and how often it has each."""
