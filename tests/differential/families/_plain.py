@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import enum
 import warnings
 from collections.abc import Callable, Mapping
@@ -68,7 +69,8 @@ def plain_family(
                     raise SystemExit(
                         f"the names of the programs cannot be made: {error}"
                     ) from error
-        return evaluate(line, made)
+        # a graph that a program of another family left open is not seen here
+        return contextvars.Context().run(evaluate, line, made)
 
     return Family(
         programs=lambda seed: listed(text) + more(seed),
