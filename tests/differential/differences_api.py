@@ -294,4 +294,39 @@ INTERFACES: tuple[Difference, ...] = (
     ),
 )
 
-API: tuple[Difference, ...] = (*DRIVER, *DTYPE, *ENGINE, *NN, *INTERFACES)
+_CONFIGS = ("pipeline_configs",)
+
+PIPELINES: tuple[Difference, ...] = (
+    Difference(
+        "`SupportedEncoding` has float16, q5_k, q8_0 and float4 too, and bfloat16 and gptq run on the CPU",
+        "more than there",
+        _CONFIGS,
+        program=r"for m in SupportedEncoding",
+    ),
+    Difference(
+        "an encoding is found in a file's name however it is spelt",
+        "more than there",
+        _CONFIGS,
+        program="parse_from_file_name",
+    ),
+    Difference(
+        "configurations check their values, and convert texts and paths",
+        "a guard: there any value is kept",
+        _CONFIGS,
+        program=r"KVCacheConfig\((kv_cache_page_size|device_memory)|weight_path=",
+    ),
+    Difference(
+        "`gpu_profiling` and `cache_strategy` of configurations are the texts that their enums equal",
+        "reading a configuration imports no engine",
+        _CONFIGS,
+        program=r"gpu_profiling|str\(KVCacheConfig",
+    ),
+    Difference(
+        "a configuration may be made before its model is known; the devices are found when it is resolved",
+        "more than there: a ValueError there",
+        _CONFIGS,
+        program=r"^PipelineConfig\(|device_specs",
+    ),
+)
+
+API: tuple[Difference, ...] = (*DRIVER, *DTYPE, *ENGINE, *NN, *INTERFACES, *PIPELINES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import sys
@@ -21,7 +22,7 @@ from max.pipelines.core import ConfigError, ModelFilesError, UserError
 from max.pipelines.lib.base_config import options_of
 from max.pipelines.lib.config import AudioGenerationConfig, PrependPromptSpeechTokens
 from max.pipelines.lib.config_enums import PipelineRole
-from max.pipelines.lib.model_config import KVCacheConfig, SamplingConfig
+from max.pipelines.lib.model_config import KVCacheConfig, MAXModelConfig, SamplingConfig
 from tests.pipelines import fake_architecture
 
 
@@ -239,3 +240,27 @@ def test_the_device_is_named_where_nobody_did() -> None:
     config.resolve_devices()
     assert config.device_specs == [DeviceSpec.cpu()]
     assert [device.label for device in config.devices] == ["cpu"]
+
+
+def test_the_parts_have_what_programs_read() -> None:
+    config = PipelineConfig(kv_cache_page_size=256)
+    model = config.model_config
+    assert model.kv_cache_config is config.kv_cache_config
+    assert model.kv_cache_config.kv_cache_page_size == 256
+    assert copy.deepcopy(config).model_config.kv_cache_config.kv_cache_page_size == 256
+    assert MAXModelConfig().kv_cache_config == KVCacheConfig()
+    assert MAXModelConfig().default_device_spec == DeviceSpec.cpu()
+    assert set(KVCacheConfig.help()) < set(PipelineConfig.help())
+    assert KVCacheConfig.help()["kv_cache_page_size"] and "_kv_cache_config" not in model.help()
+
+
+def test_encodings_know_their_devices() -> None:
+    cpu = DeviceSpec.cpu()
+    assert SupportedEncoding.q4_k.supported_on(cpu)
+    assert not SupportedEncoding.float8_e4m3fn.supported_on(cpu)
+    assert not SupportedEncoding.q4_k.supported_on(DeviceSpec.accelerator())
+    assert (
+        str(SupportedEncoding.q4_k) == "SupportedEncoding.q4_k" and SupportedEncoding.q4_k == "q4_k"
+    )
+    parse = SupportedEncoding.parse_from_file_name
+    assert parse("model-fp8.safetensors") is SupportedEncoding.float8_e4m3fn

@@ -70,7 +70,9 @@ def generate(prompt: str, chat: bool, num_warmups: int, stats: bool, **options: 
     model = config.model_config
     runner = _Runner(config, params)
     context = runner.context(prompt, chat)  # a prompt that is too long is told before loading
-    with progress.stage(f"loading {model.model_path} ({model.quantization_encoding})"):
+    encoding = model.quantization_encoding
+    shown = "" if encoding is None else f" ({encoding.value})"
+    with progress.stage(f"loading {model.model_path}{shown}"):
         runner.load()
     ready = time.perf_counter() - begin
     for i in range(num_warmups):

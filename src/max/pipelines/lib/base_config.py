@@ -170,6 +170,11 @@ class StrictConfig:
             object.__setattr__(self, name, converted(type(self), name, getattr(self, name)))
 
     @classmethod
+    def help(cls) -> dict[str, str]:
+        """The fields, and what they do."""
+        return {name: f.metadata.get("help", "") for name, f in options_of(cls).items()}
+
+    @classmethod
     def of(cls, **values: Any) -> Any:
         """Makes a configuration.
 

@@ -6,7 +6,7 @@ import logging
 import secrets
 import sys
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -182,6 +182,7 @@ class PipelineConfig(StrictConfig):
             setattr(self, name, part.of(**mine))
         if unknown := [name for name in values if name not in own]:
             raise unknown_fields(unknown, self.help(), "PipelineConfig")
+        self._model_config.kv_cache_config = self._kv_cache_config
         for name, f in own.items():
             default = f.default_factory() if callable(f.default_factory) else f.default
             setattr(self, name, converted(PipelineConfig, name, values.get(name, default)))
@@ -203,12 +204,12 @@ class PipelineConfig(StrictConfig):
         if self.max_num_steps != -1 and self.max_num_steps < 1:
             raise ConfigError(f"max_num_steps is {self.max_num_steps}", "It must be -1 or >= 1.")
 
-    @staticmethod
-    def help() -> dict[str, str]:
+    @classmethod
+    def help(cls) -> dict[str, str]:
         """The fields of this class and its parts, and what they do."""
-        entries: dict[str, str] = {}
-        for cls in (PipelineConfig, *PipelineConfig.PARTS.values()):
-            entries |= {n: f.metadata.get("help", "") for n, f in options_of(cls).items()}
+        entries = super().help()
+        for part in cls.PARTS.values():
+            entries |= part.help()
         return entries
 
     @property
@@ -431,8 +432,8 @@ class PipelineConfig(StrictConfig):
         logger.info("Pipeline")
         for name, value in {
             "model": model.model_name,
-            "encoding": model.quantization_encoding,
-            "devices": ", ".join(str(device) for device in model.devices),
+            "encoding": model.quantization_encoding and model.quantization_encoding.value,
+            "devices": ", ".join(f"{d.label}:{d.id}" for d in model.devices),
             "max_length": self.max_length,
             "max_batch_size": self.max_batch_size,
         }.items():
@@ -453,7 +454,7 @@ class PipelineConfig(StrictConfig):
                 logger.info("    %-24s : %s", name, getattr(part, name))
 
 
-class PrependPromptSpeechTokens(StrEnum):
+class PrependPromptSpeechTokens(str, Enum):
     """When the voice's speech tokens go to the audio decoder."""
 
     NEVER = "never"
@@ -464,7 +465,7 @@ class PrependPromptSpeechTokens(StrEnum):
     """With the first block, and with later ones as far as the buffer needs them."""
 
 
-class PrometheusMetricsMode(StrEnum):
+class PrometheusMetricsMode(str, Enum):
     """How metrics are offered."""
 
     INSTRUMENT_ONLY = "instrument_only"
@@ -508,7 +509,7 @@ class AudioGenerationConfig(PipelineConfig):
         chunk_size: list[int] | None = None,
         buffer: int = 0,
         block_causal: bool = False,
-        prepend_prompt_speech_tokens: PrependPromptSpeechTokens = PrependPromptSpeechTokens.ONCE,
+        prepend_prompt_speech_tokens: PrependPromptSpeechTokens = PrependPromptSpeechTokens.NEVER,
         prepend_prompt_speech_tokens_causal: bool = False,
         run_model_test_mode: bool = False,
         prometheus_metrics_mode: PrometheusMetricsMode = PrometheusMetricsMode.INSTRUMENT_ONLY,
@@ -526,8 +527,8 @@ class AudioGenerationConfig(PipelineConfig):
         self.audio_decoder_config = {}
         super().__init__(**kwargs)
 
-    @staticmethod
-    def help() -> dict[str, str]:
+    @classmethod
+    def help(cls) -> dict[str, str]:
         """The fields and what they do."""
         own = {
             "audio_decoder": "The architecture of the audio decoder.",
@@ -539,7 +540,7 @@ class AudioGenerationConfig(PipelineConfig):
             "prepend_prompt_speech_tokens_causal": "They attend to the current block.",
             "prometheus_metrics_mode": "How metrics are offered.",
         }
-        return {**own, **PipelineConfig.help()}
+        return {**own, **super().help()}
 
     @classmethod
     def from_flags(cls, audio_flags: dict[str, str], **config_flags: Any) -> AudioGenerationConfig:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import Enum
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
+    from max.driver import DeviceSpec
     from max.dtype import DType
     from max.graph.quantization import QuantizationEncoding
 
 
-class SupportedEncoding(StrEnum):
+class SupportedEncoding(str, Enum):
     """How a model's weights are stored and computed with."""
 
     float32 = "float32"
@@ -55,6 +56,17 @@ class SupportedEncoding(StrEnum):
             return getattr(DType, self.value)
         return DType.bfloat16 if self.value in packed_bf16 else DType.float32
 
+    def supported_on(self, device_spec: DeviceSpec) -> bool:
+        """Whether models with such weights run on a device.
+
+        Args:
+            device_spec: The device.
+        """
+        only_gpu = {"float8_e4m3fn", "float4_e2m1fnx2"}
+        if device_spec.device_type == "cpu":
+            return self.value not in only_gpu
+        return self.value in only_gpu | {"float32", "float16", "bfloat16", "gptq"}
+
     @classmethod
     def of_dtype(cls, dtype: str) -> SupportedEncoding | None:
         """The encoding of weights of a dtype.
@@ -85,6 +97,7 @@ class SupportedEncoding(StrEnum):
             cls.q5_k: ("q5_k",),
             cls.q6_k: ("q6_k",),
             cls.q8_0: ("q8_0",),
+            cls.float8_e4m3fn: ("fp8", "float8", "f8_e4m3"),
             cls.bfloat16: ("bf16", "bfloat16"),
             cls.float16: ("f16", "fp16", "float16"),
             cls.float32: ("f32", "fp32", "float32"),
@@ -93,7 +106,7 @@ class SupportedEncoding(StrEnum):
         return next((e for e, words in marks.items() if any(w in low for w in words)), None)
 
 
-class RopeType(StrEnum):
+class RopeType(str, Enum):
     """How a model rotates its queries and keys."""
 
     none = "none"
@@ -103,14 +116,14 @@ class RopeType(StrEnum):
     yarn = "yarn"
 
 
-class RepoType(StrEnum):
+class RepoType(str, Enum):
     """Where a model's files are."""
 
     online = "online"
     local = "local"
 
 
-class PipelineRole(StrEnum):
+class PipelineRole(str, Enum):
     """What part of the work a pipeline does."""
 
     PrefillAndDecode = "prefill_and_decode"

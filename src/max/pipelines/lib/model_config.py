@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -235,6 +235,23 @@ class MAXModelConfig(StrictConfig):
         default=1,
         unsupported="models run on one device",
     )
+    _kv_cache_config: KVCacheConfig = field(default_factory=KVCacheConfig)
+
+    @property
+    def kv_cache_config(self) -> KVCacheConfig:
+        """The KV cache; of a `PipelineConfig` the same object as its own."""
+        return self._kv_cache_config
+
+    @kv_cache_config.setter
+    def kv_cache_config(self, config: KVCacheConfig) -> None:
+        self._kv_cache_config = config
+
+    @property
+    def default_device_spec(self) -> DeviceSpec:
+        """The first of the devices, or of those of the machine where none is given."""
+        from max.driver import scan_available_devices
+
+        return (self.device_specs or scan_available_devices())[0]
 
     def warn_of_hub_options(self) -> None:
         """Tells which options for models on the hub are given for one that is a local path."""
