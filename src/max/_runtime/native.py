@@ -92,7 +92,7 @@ declare i32 @PyErr_CheckSignals()
 declare void @PyErr_Fetch(ptr, ptr, ptr)
 
 ; The error state, after a look at whether the run is to be interrupted and, on the calling thread, at signals.
-define i64 @max_poll(ptr %ctx) noinline cold {{
+define preserve_mostcc i64 @max_poll(ptr %ctx) noinline cold {{
 entry:
   %alert.p = getelementptr i8, ptr %ctx, i64 {CTX_ALERT}
   store atomic i64 0, ptr %alert.p seq_cst, align 8
@@ -181,7 +181,7 @@ look:
   %quiet = icmp eq i64 %alert, 0
   br i1 %quiet, label %done, label %poll
 poll:
-  %state = call i64 @max_poll(ptr %ctx)
+  %state = call preserve_mostcc i64 @max_poll(ptr %ctx)
   br label %done
 done:
   ret void
@@ -323,7 +323,7 @@ fetch:
   %quiet = icmp eq i64 %alert, 0
   br i1 %quiet, label %decode, label %alarm
 alarm:
-  %polled = call i64 @max_poll(ptr %ctx)
+  %polled = call preserve_mostcc i64 @max_poll(ptr %ctx)
   br label %decode
 decode:
   %opcode = load i64, ptr %ip, align 8

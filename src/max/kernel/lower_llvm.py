@@ -164,7 +164,7 @@ class _Lowering(OpLowering):
         turns = _turns(s)
         if inner or (turns <= _PART if turns is not None else self.loops > _OUTER):
             # counted loops end: only those that may take long look up
-            polls = inner > 1 or (inner == 1 and self.loops < _OUTER)
+            polls = inner > 0 and self.loops < _OUTER + min(inner - 1, 1)
             self._count(s, enter, start, stop, exit, polls)
         else:
             self._count_in_parts(s, start, stop, exit)
@@ -358,7 +358,7 @@ class _Lowering(OpLowering):
         self.out(f"br i1 {quiet}, label %{on}, label %{alarm}, !prof !0")
         self.start(alarm)
         poll = self.context(11, "ptr")
-        state = self.temp(f"call i64 {poll}(ptr %ctx)")
+        state = self.temp(f"call preserve_mostcc i64 {poll}(ptr %ctx)")
         self._leave_if_raised(state, on)
         self.start(on)
 
@@ -412,7 +412,7 @@ def _allocs(body: Iterable[Stmt]) -> Iterable[Alloc]:
 
 
 _OUTER = 2
-"""Loops in fewer others look up where those within them are done soon; in at most so many, where they may be long themselves."""
+"""Loops in fewer others look up, or in one more where loops within them have loops too; those in at most so many, where they may be long themselves."""
 _PART = 1 << 16
 """Turns without a loop in them, between two looks."""
 
