@@ -23,7 +23,7 @@ DEVICE = DeviceRef.CPU()
 
 
 def run_seeds(first: int, count: int, timeout: float) -> None:
-    """Runs random graphs in a process of their own: an access outside of a tensor ends it."""
+    """Runs random graphs in a process of their own, all tensors guarded: an access outside of one ends it."""
     command = [
         sys.executable,
         "-m",
@@ -34,7 +34,7 @@ def run_seeds(first: int, count: int, timeout: float) -> None:
         str(count),
     ]
     made = subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout, env={**os.environ, "PYTHONFAULTHANDLER": "1"}
+        command, capture_output=True, text=True, timeout=timeout, env={**os.environ, "PYTHONFAULTHANDLER": "1", "MAX_GUARD": "1"}
     )  # fmt: skip
     assert made.returncode == 0, f"{made.stdout[-6000:]}\n{made.stderr[-300:]}"
 

@@ -3,7 +3,7 @@
 Each graph has symbolic axes; its slices, windows, paddings, stores and so on are drawn without regard to what the
 symbols will be. It is loaded once and executed for several sets of sizes, 0 and 1 among them. Inputs, buffers and what
 the interpreter is given lie between inaccessible pages, so that an access outside of them ends the process, or changes
-bytes that are compared.
+bytes that are compared; with ``MAX_GUARD=1`` outputs and temporaries do too, and begin as a pattern.
 
 ``python -m tests.ops.violating --first SEED --count N`` runs graphs one by one and prints each seed before it runs, so
 that the last line names the graph that ended the process. ``--show SEED`` prints a graph and its sizes.
