@@ -25,7 +25,7 @@ SEED_MASK = (1 << 64) - 1
 def step_seed(seed: int, position: int) -> int:
     """The seed of one token: it depends on the request's seed and the token's place alone.
 
-    So a request's text is the same alone, in a batch, and after it was preempted.
+    So where its logits are the same alone, in a batch, and after it was preempted, a request's text is.
 
     Args:
         seed: The request's seed.
