@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextvars
 import importlib
 import math
 import re
@@ -79,7 +80,8 @@ def answer(family: Family, line: str) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            value = family.run(line)
+            # a program that leaves a graph open leaves it to itself
+            value = contextvars.copy_context().run(family.run, line)
         except Exception as error:
             return describe_error(error)
         return describe(value, family.describe)
