@@ -372,6 +372,11 @@ def compile_llvm(texts: Mapping[str, str], target: TargetMachineOptions) -> dict
     return {key: loaded[unit.key][unit.exports[0]] for key, unit in units.items()}
 
 
+def _optimized() -> bool:
+    """Whether LLVM optimises kernels: not where every access is checked, as it would take five times as long."""
+    return flags.MAX_KERNEL_CHECK < 2
+
+
 def compile_kernels(irs: Iterable[kernel.KernelIR], target: kernel.Target) -> dict[str, int]:
     """Addresses of kernels by their key; only those absent from the cache become LLVM IR.
 
@@ -388,6 +393,7 @@ def compile_kernels(irs: Iterable[kernel.KernelIR], target: kernel.Target) -> di
             f"{ir.key}.{fingerprint}",
             (f"k_{ir.key}",),
             functools.partial(kernel.emit_llvm, ir, target),
+            _optimized(),
         )
         for ir in irs
     }
@@ -409,7 +415,7 @@ def load_kernels(keys: Iterable[str], target: TargetMachineOptions) -> dict[str,
     def absent() -> str:
         raise _AbsentError
 
-    units = {key: Unit(f"{key}.{fingerprint}", (f"k_{key}",), absent) for key in keys}
+    units = {key: Unit(f"{key}.{fingerprint}", (f"k_{key}",), absent, _optimized()) for key in keys}
     try:
         loaded = jit_for(Machine.of(target)).load(list(units.values()))
     except _AbsentError:
