@@ -48,7 +48,7 @@ from max.dtype import DType
 KEYS = 128
 """Keys of a block; a block lies in one page."""
 FEW_ROWS = 8
-"""Up to so many rows a task reads the cache in place."""
+"""The row threshold below which a task reads the cache in place."""
 TASK_ROWS = 48
 """Rows of a task, but for more query heads a key head."""
 LONG_TASKS = 4
@@ -68,7 +68,7 @@ def rows_at_once(group: int, target: k.Target) -> int:
 
 
 def few_limit(target: k.Target) -> int:
-    """Up to so many rows a task reads the cache in place."""
+    """The row threshold below which a task reads the cache in place."""
     return 0 if target.batch_invariant else FEW_ROWS
 
 

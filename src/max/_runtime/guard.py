@@ -49,7 +49,7 @@ def _whole_pages(num_bytes: int) -> int:
 
 
 def between_pages(num_bytes: int, pattern: int = PATTERN) -> Bytes:
-    """Whole pages, one at least, with room for so many bytes, between two pages that cannot be touched."""
+    """One or more whole pages that hold the given number of bytes, between two inaccessible pages."""
     room = _whole_pages(max(num_bytes, 1))
     whole = _mapped(room + 2 * PAGE)
     whole[PAGE:-PAGE] = pattern

@@ -137,7 +137,7 @@ def _everything() -> list[OutputMemory]:
 
 
 def under_pressure(nbytes: int) -> bool:
-    """Whether so many more bytes should not be kept: little memory is left, or much is kept already.
+    """Whether a block of this size should not be kept: little memory is left, or much is kept already.
 
     Args:
         nbytes: The size of the block.

@@ -346,7 +346,7 @@ class _Lowering(OpLowering):
         self.out("ret void")
 
     def _poll(self) -> None:
-        """Looks up where the worker's alert word is set: leaves when the run has failed or was interrupted.
+        """Polls the worker's alert word, and leaves the kernel when the run has failed or was interrupted.
 
         The load is volatile and not atomic, as an atomic one would keep LLVM from moving others across it.
         """
@@ -412,13 +412,16 @@ def _allocs(body: Iterable[Stmt]) -> Iterable[Alloc]:
 
 
 _OUTER = 2
-"""Loops in fewer others look up, or in one more where loops within them have loops too; those in at most so many, where they may be long themselves."""
+"""Counted loops that contain loops poll for interrupts above this nesting depth, one level deeper if three or more loops nest.
+
+An innermost loop at most this deep, if its length is unknown, polls every `_PART` iterations.
+"""
 _PART = 1 << 16
-"""Turns without a loop in them, between two looks."""
+"""Iterations of an innermost loop between two polls."""
 
 
 def _brief(body: Iterable[Stmt]) -> bool:
-    """Whether a loop says that it is over soon."""
+    """Whether a loop is marked with `k.brief`: it ends soon and needs no polls."""
     return any(
         (isinstance(s, Effect) and s.op == "brief") or (isinstance(s, Block) and _brief(s.body))
         for s in body
@@ -426,14 +429,14 @@ def _brief(body: Iterable[Stmt]) -> bool:
 
 
 def _turns(s: For) -> int | None:
-    """How many turns a loop takes at most, where that is known."""
+    """The greatest number of iterations of a loop, if its bounds are constants."""
     if isinstance(s.start, Ref) or isinstance(s.stop, Ref):
         return None
     return -(-abs(s.stop.value - s.start.value) // abs(s.step))
 
 
 def _depth(body: Iterable[Stmt]) -> int:
-    """How many run-time loops stand in each other."""
+    """The nesting depth of run-time loops."""
     deepest = 0
     for s in body:
         kind = s.__class__

@@ -93,7 +93,7 @@ def _offset(fe: Arithmetic, memory: Memory, pointer: Atom) -> Atom:
 
 
 def _limit(fe: Arithmetic, memory: Memory, size: int) -> Atom:
-    """The first offset from which so many bytes do not fit; 0 where they fit nowhere."""
+    """The first offset at which an access of this size does not fit; 0 if it fits nowhere."""
     b = fe.b
     return b.op("max", (b.index(b.add(memory.size, 1 - size)), b.index(0)), INDEX)
 
