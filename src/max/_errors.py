@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ArgumentError", "AxisError", "ForeignTypeError"]
+__all__ = ["ArgumentError", "AxisError", "ForeignTypeError", "NoAcceleratorError"]
 
 
 class ArgumentError(ValueError, TypeError):
@@ -18,3 +18,7 @@ class AxisError(ArgumentError, IndexError):
 
 class ForeignTypeError(ArgumentError, BufferError):
     """An array has an element type that no `DType` corresponds to; a BufferError as DLPack's own."""
+
+
+class NoAcceleratorError(ValueError, RuntimeError):
+    """No accelerator has the id; programs catch a ValueError or a RuntimeError before they fall back to the CPU."""

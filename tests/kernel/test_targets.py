@@ -330,6 +330,12 @@ def test_no_helper_calls_that_do_not_resolve(name):
         assert not {c for c in called if c.startswith("__")}, called
 
 
+def without_polls(text: str) -> str:
+    """Assembly without the blocks that call the poll function (the context's field 11), which run on an interrupt only."""
+    blocks = re.split(r"^(?=\.L\w+:)", text, flags=re.M)
+    return "".join(block for block in blocks if not re.search(r"\bcallq?\s+\*88\(%\w+\)", block))
+
+
 @pytest.mark.plain_code
 def test_instructions_are_used_where_the_target_has_them():
     target = k.Target(frozenset(X86["avx512bf16"]), "x86_64-unknown-linux-gnu", "x86-64")
@@ -340,7 +346,7 @@ def test_instructions_are_used_where_the_target_has_them():
     ir = k.specialize(everything, specs(k.bf16), {"W": 16}, target)
     text = assembly(ir, target)
     assert "vcvtneps2bf16" in text and "vscalefps" in text and "zmm" in text
-    assert not re.search(r"\bcall", text)
+    assert not re.search(r"\bcall", without_polls(text))
 
 
 @pytest.mark.plain_code
@@ -361,7 +367,7 @@ def test_tile_elements_live_in_registers():
     target = k.Target(frozenset(X86["avx512"]), "x86_64-unknown-linux-gnu", "x86-64")
     spec = k.TensorSpec(k.f32, (None, None))
     ir = k.specialize(k.from_source(text, "gemm", {"k": k}), [spec] * 3, {}, target)
-    lines = assembly(ir, target).split("\n")
+    lines = without_polls(assembly(ir, target)).split("\n")
     spills = [line for line in lines if re.search(r"zmm\d+, -?\d*\(%rsp\)|\(%rsp\), %zmm", line)]
     assert not spills, spills
 

@@ -7,6 +7,8 @@ import threading
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
+from max._errors import NoAcceleratorError
+
 
 class Device:
     """A device that holds tensors and runs models.
@@ -201,7 +203,7 @@ class Accelerator(Device):
         device_memory_limit: The most bytes to allocate on it; -1 is 99 % of its free memory.
 
     Raises:
-        ValueError: There is no accelerator of that id that models can run on.
+        ValueError: No accelerator of that id can run models; the error is a RuntimeError too.
     """
 
     __module__ = "max.driver"
@@ -211,7 +213,7 @@ class Accelerator(Device):
         if id < -1:
             raise ValueError(f"Accelerator: id {id} is not a device; expected -1, 0, 1, …")
         which = "no accelerator" if id < 0 else f"no accelerator with id {id}"
-        raise ValueError(
+        raise NoAcceleratorError(
             f"Accelerator: {which}: accelerator_count() is {accelerator_count()}, models run on "
             "the CPU here; use CPU()"
         )
