@@ -170,7 +170,7 @@ def ends(where, write, at):
     [("output", True), ("arena", True), ("arena", False), ("weight", False), ("constant", False)],
 )
 def test_the_first_element_behind_the_end_cannot_be_touched(where, write):
-    with flags.override(MAX_KERNEL_CHECK=False):
+    with flags.override(MAX_KERNEL_CHECK=0):
         (y,) = reaching(where, write).execute(np.zeros(5, np.float32), np.array([4]))
     assert ends(where, write, 5) < 0  # a signal
     if where == "output":  # nothing wrote its other elements

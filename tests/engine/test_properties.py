@@ -461,7 +461,7 @@ def forms(draw: Draw, name: str) -> Any:
     if name == "band_part":
         shape = draw.shape(low=2, high=3)
         x = draw.floats(shape)
-        lower, upper = (draw.choice([None, 0, min(1, size), size]) for size in shape[-2:])
+        lower, upper = (draw.choice([None, 0, max(size - 1, 0)]) for size in shape[-2:])
         row, column = np.indices(shape[-2:])
         inside = (lower is None or (row - column <= lower)) & (
             upper is None or (column - row <= upper)

@@ -289,8 +289,8 @@ def test_gptq(bits, desc_act, v2, tmp_path, rng):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"bits": 3}, "GPTQ of 3 bits in groups of 32, expected 2, 4 or 8 bits"),
-        ({"quant_method": "awq"}, "quant_method is 'awq', expected gptq"),
+        ({"bits": 3}, "quantization_config.bits is 3; expected 2, 4 or 8"),
+        ({"quant_method": "awq"}, "quant_method is 'awq'; expected one of gptq"),
         ({"lm_head": True}, "a GPTQ lm_head is not supported"),
     ],
 )

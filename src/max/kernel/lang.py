@@ -281,9 +281,9 @@ def assume(cond: Any) -> None:
 
 
 def brief() -> None:
-    """Says that the loop around it is over soon: its turns are not interrupted.
+    """Promises that the enclosing loop ends within microseconds: it does not poll for interrupts.
 
-    Other ``while`` loops look each turn whether the execution is to end (Ctrl-C, an event).
+    Other ``while`` loops poll in each iteration, long counted loops now and then (Ctrl-C, an event).
     """
 
 

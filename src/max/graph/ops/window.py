@@ -42,7 +42,9 @@ def band_part(
     rows, columns = tensor.shape[-2:]
     for what, number, size in (("num_lower", num_lower, rows), ("num_upper", num_upper, columns)):
         limit = size.expr.value if size.expr.is_static else None
-        if number is not None and (number < 0 or (limit is not None and number >= limit)):
+        if number is not None and (
+            number < 0 or (limit is not None and number > max(limit - 1, 0))
+        ):
             raise ValueError(
                 f"band_part: {what} is {number}, expected 0 or more and less than {size} for {tensor!r}"
             )
