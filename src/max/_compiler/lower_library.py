@@ -17,6 +17,7 @@ from max._compiler.counts import operations, products, region_name
 from max._compiler.kernels import Argument
 from max._compiler.mok import MatmulOp, PackOp, RegionOp
 from max._compiler.passes.fuse import PACKED_PRODUCTS
+from max._compiler.passes.outline import DISCOVERING
 from max._compiler.placing import Place, Placing, described
 from max._compiler.region import RegionParts, norm_before
 from max._compiler.shapes import shape_of
@@ -25,9 +26,6 @@ from max._compiler.template import Chosen, Discover, UnsupportedOpError
 from max._kernels import library
 from max.mlir import BufferType, DimExpr, MoOp, ShapedType
 from max.mlir.types import short_types
-
-DISCOVERING = {"mo.range": "range", "mo.slice_dynamic": "slice", "mo.nonzero": "count"}
-"""Ops whose operands tell sizes when the program runs, and how."""
 
 
 class LibraryLowering(Placing):

@@ -15,8 +15,8 @@ from max.mlir import DimExpr, MoOp, ShapeAttr, ShapedType
 
 __all__ = ["DISCOVERING", "Unit", "rebuild"]
 
-DISCOVERING = frozenset({"mo.range", "mo.slice_dynamic", "mo.nonzero"})
-"""Ops that tell sizes when the program runs."""
+DISCOVERING = {"mo.range": "range", "mo.slice_dynamic": "slice", "mo.nonzero": "count"}
+"""Ops whose operands tell sizes when the program runs, and the rule of each; see `max._compiler.template.Discover`."""
 
 
 @dataclass(eq=False)
