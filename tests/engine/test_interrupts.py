@@ -55,7 +55,7 @@ def divergent(y: k.Output[k.f32, 1], x: k.Input[k.f32, 1], ctx: k.Context):
     ctx.barrier()
     if ctx.worker == 0:
         ctx.barrier()
-    y[ctx.worker] = x[0]
+    y[ctx.worker % y.shape[0]] = x[0]
 
 
 @k.register("test_interrupt_rows")
