@@ -580,7 +580,7 @@ def emit_assume(fe: Expressions, cond: Any) -> None:
 @_emits(lang.brief)
 def emit_brief(fe: Any) -> None:
     if not fe.loop_depth:
-        fe.fail("k.brief() outside of a loop: it promises that the enclosing loop ends soon")
+        fe.fail("k.brief() stands in a loop: it promises that the loop ends soon")
     fe.b.effect("brief", ())
 
 
