@@ -151,7 +151,7 @@ class _Flattener:
             )
             for check in checks
         ]
-        return [check for check in bound if not check.always_holds]
+        return [check for check in bound if not check.condition.always_holds]
 
     def guards(self, checks: Iterable[Check], unknown: set[str]) -> list[Check]:
         """Adds launches for the checks whose sizes are known; gives the others."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from max._compiler.sizes import Size
 from max.dtype import DType
-from max.mlir.conditions import unmet
-from max.mlir.dims import DimExpr, may_be_negative
+from max.mlir.conditions import Condition
+from max.mlir.dims import DimExpr
 
 __all__ = [
     "Border",
@@ -139,17 +139,16 @@ class Check:
     site: int = -1
 
     @property
-    def always_holds(self) -> bool:
-        """Whether it holds for all sizes of the symbols."""
-        return self.have == self.want or (
-            not self.exact and not may_be_negative(DimExpr.of(self.have) - self.want)
-        )
+    def condition(self) -> Condition:
+        """What is checked."""
+        return Condition(DimExpr.of(self.have), DimExpr.of(self.want), self.message, self.exact)
 
     def failure(self, have: int, want: int) -> str | None:
         """The message for values that do not fit, else None."""
+        # a condition is made for the message only: this runs for each new set of sizes
         if have == want if self.exact else have >= want:
             return None
-        return unmet(self.message, str(self.have), have, str(self.want), want, self.exact)
+        return self.condition.text(have, want)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from max.mlir.dims import DimExpr, FloorDiv, may_be_negative
 
-__all__ = ["Condition", "first_unmet", "size_conditions", "unmet"]
+__all__ = ["Condition", "first_unmet", "size_conditions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +57,9 @@ class Condition:
 
     def text(self, have: int, want: int) -> str:
         """The message for values that do not fit: what came, and what would fit."""
-        return unmet(self.message, str(self.have), have, str(self.want), want, self.exact)
-
-
-def unmet(message: str, have: str, have_value: int, want: str, want_value: int, exact: bool) -> str:
-    """The message of a condition that does not hold.
-
-    Args:
-        message: What is wrong.
-        have: The expression of one side.
-        have_value: Its value.
-        want: The expression of the other side.
-        want_value: Its value.
-        exact: Whether both must be equal.
-    """
-    came = have if have == str(have_value) else f"{have} is {have_value}"
-    fits = want if want == str(want_value) else f"{want}, which is {want_value}"
-    return f"{message}: {came}, expected {'' if exact else 'at least '}{fits}"
+        came = str(self.have) if self.have.is_static else f"{self.have} is {have}"
+        fits = str(self.want) if self.want.is_static else f"{self.want}, which is {want}"
+        return f"{self.message}: {came}, expected {'' if self.exact else 'at least '}{fits}"
 
 
 def first_unmet(conditions: Iterable[Condition], sizes: Mapping[str, int]) -> str | None:
