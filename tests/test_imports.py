@@ -28,10 +28,10 @@ ALLOWED: dict[str, set[str]] = {
     "graph": EVERY | {"driver", "mlir", "kernel"},  # kernels' signatures, for custom ops
     "kernel": EVERY,
     "_runtime": EVERY | {"kernel"},
-    "_kernels": EVERY | {"kernel"},
-    "_compiler": ENGINE_BASE | {"kernel", "_runtime", "_kernels"},
+    "_kernel_library": EVERY | {"kernel"},
+    "_compiler": ENGINE_BASE | {"kernel", "_runtime", "_kernel_library"},
     "_interpreter": ENGINE_BASE | {"kernel"},
-    "engine": ENGINE_BASE | {"kernel", "_runtime", "_kernels", "_compiler", "_interpreter"},
+    "engine": ENGINE_BASE | {"kernel", "_runtime", "_kernel_library", "_compiler", "_interpreter"},
     "profiler": EVERY,
     "torch": ENGINE_BASE | {"kernel", "engine"},
     "nn": ENGINE_BASE | {"kernel", "engine", "interfaces"},
@@ -40,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 THIRD_PARTY_ENGINE = {"numpy", "ml_dtypes", "llvmlite", "xdsl"}
 ENGINE_PACKAGES = {
-    "_config", "dtype", "driver", "mlir", "graph", "kernel", "_runtime", "_kernels", "_compiler", "_interpreter", "engine",
+    "_config", "dtype", "driver", "mlir", "graph", "kernel", "_runtime", "_kernel_library", "_compiler", "_interpreter", "engine",
 }  # fmt: skip
 # optional, and only where a user hands the object in or asks for the format
 OPTIONAL_ENGINE = {"torch", "gguf", "safetensors"}

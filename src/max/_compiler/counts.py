@@ -10,7 +10,7 @@ from max._compiler.mok import BodyOp
 from max._compiler.passes.base import ops_of
 from max._compiler.shapes import shape_of
 from max._compiler.sizes import Size, product, simplify
-from max._kernels.strips import COLUMNS
+from max._kernel_library.tiles.strips import COLUMNS
 from max.mlir import OPS
 
 

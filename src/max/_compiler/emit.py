@@ -70,7 +70,7 @@ class LaunchCode:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceCode:
-    """A slot of a launch whose constant is a limit that is known when the program is loaded: see `max._kernels.lowering.Limit`."""
+    """A slot of a launch whose constant is a limit that is known when the program is loaded: see `max._kernel_library.lowering.Limit`."""
 
     slot: int
     name: str

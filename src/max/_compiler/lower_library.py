@@ -23,7 +23,7 @@ from max._compiler.region import RegionParts, norm_before
 from max._compiler.shapes import shape_of
 from max._compiler.sizes import Size, simplify
 from max._compiler.template import Chosen, Discover, UnsupportedOpError
-from max._kernels import library
+from max._kernel_library import library
 from max.mlir import BufferType, DimExpr, MoOp, ShapedType
 from max.mlir.types import short_types
 

@@ -22,7 +22,7 @@ from max._compiler.products import plan_products
 from max._compiler.region import epilogue_parts, region_parts
 from max._compiler.shapes import is_view, shape_of
 from max._compiler.sizes import Size, simplify
-from max._kernels import library
+from max._kernel_library import library
 from max.mlir import MoOp
 
 SERIAL_ELEMENTS = 2048

@@ -23,11 +23,11 @@ from xdsl.ir import Attribute, Block, Dialect, Operation, OpTraits, Region, SSAV
 from xdsl.traits import IsolatedFromAbove, IsTerminator, Pure
 from xdsl.utils.exceptions import VerifyException
 
-from max._kernels.conv import filter_elements
-from max._kernels.int8_panels import ENCODINGS as INT8
-from max._kernels.packed import FORMATS
-from max._kernels.panels import panel_elements
-from max._kernels.strips import COLUMNS, strips_of
+from max._kernel_library.products.dense.panels import panel_elements
+from max._kernel_library.products.int8.int8_panels import ENCODINGS as INT8
+from max._kernel_library.products.quantised.packed import FORMATS
+from max._kernel_library.spatial.conv import filter_elements
+from max._kernel_library.tiles.strips import COLUMNS, strips_of
 from max.dtype import DType
 from max.dtype.blocks import BLOCK_FORMATS
 from max.mlir import MO, DimExpr, MoOp, OpSpec, TensorType, to_attr
@@ -159,9 +159,9 @@ def _panel_sizes(w: TensorType, encoding: str) -> tuple[int, int]:
 class PackOp(MoOp):
     """A weight as kernels like it best, or several, one after the other; the `pairs` have shares of the same strips.
 
-    The encoding is that of quantised blocks, laid out as `max._kernels.packed` has it; of a dense weight ``"rows"`` (`[N, K]`) or
-    ``"columns"`` (`[K, N]`), which become panels as `max._kernels.panels` has them; of 8-bit integers ``"int8 rows"`` or ``"int8 columns"``,
-    as `max._kernels.int8_panels` has them.
+    The encoding is that of quantised blocks, laid out as `max._kernel_library.products.quantised.packed` has it; of a dense weight ``"rows"`` (`[N, K]`) or
+    ``"columns"`` (`[K, N]`), which become panels as `max._kernel_library.products.dense.panels` has them; of 8-bit integers ``"int8 rows"`` or ``"int8 columns"``,
+    as `max._kernel_library.products.int8.int8_panels` has them.
     """
 
     name = "mok.pack"
@@ -311,7 +311,7 @@ def _infer_pack_filter(types: Sequence[Attribute], attrs: Any) -> Sequence[Attri
 
 
 class PackFilterOp(MoOp):
-    """A filter `[taps…, C / groups, F]` as `max._kernels.conv` likes it best."""
+    """A filter `[taps…, C / groups, F]` as `max._kernel_library.spatial.conv` likes it best."""
 
     name = "mok.pack_filter"
     spec = OpSpec(

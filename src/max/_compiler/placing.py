@@ -15,7 +15,7 @@ from max._compiler.passes.base import constant_of
 from max._compiler.shapes import shape_of, view_layout
 from max._compiler.sizes import Size, product, simplify
 from max._compiler.template import Border, Buffer, Launch, Pointer, Slot, Template
-from max._kernels import library
+from max._kernel_library import library
 from max.dtype import DType
 from max.mlir import GraphOp, MoOp, ResourceAttr, ShapedType, SubgraphOp
 

@@ -77,7 +77,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A slot with a limit that is known when a program is loaded; see `max._kernels.lowering.Limit`."""
+    """A slot with a limit that is known when a program is loaded; see `max._kernel_library.lowering.Limit`."""
 
     name: str
     guess: int

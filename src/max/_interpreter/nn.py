@@ -235,7 +235,7 @@ def _splitmix64(seed: int, index: int) -> int:
 def _sample_row(
     logits: Array, temperature: float, top_k: int, top_p: float, min_p: float, seed: int
 ) -> int:
-    """The token of one row; see `max._kernels.sampling` for the order of the cuts."""
+    """The token of one row; see `max._kernel_library.generation.sampling` for the order of the cuts."""
     if not temperature >= 0:
         raise ValueError(f"the temperature is {temperature}, expected 0 or more")
     if not (0 <= top_p <= 1 and 0 <= min_p <= 1):

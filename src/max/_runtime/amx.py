@@ -2,7 +2,7 @@
 
 The tiles are registers that the system keeps for a process only once it has asked (:func:`max._runtime.platform.request_amx`).
 What was granted is tried out before anything relies on it: every worker of a small pool multiplies tiles as the kernels of
-``max._kernels`` do, and the results must be those of the same kernel in plain Python.
+``max._kernel_library`` do, and the results must be those of the same kernel in plain Python.
 """
 
 from __future__ import annotations

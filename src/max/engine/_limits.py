@@ -1,6 +1,6 @@
 """Which of two ways kernels take for how many rows: measured where a program is loaded, and remembered.
 
-A kernel that multiplies few rows otherwise than many takes the limit as an argument (`max._kernels.lowering.Limit`). Where it is best depends
+A kernel that multiplies few rows otherwise than many takes the limit as an argument (`max._kernel_library.lowering.Limit`). Where it is best depends
 on the processor, its caches and the shape. So the first model with such a product on a machine runs some of its own launches both ways, on
 memory of its own, for rows around the guess; a tenth of a second each. Both ways give the same result: nothing but time depends on it.
 """
@@ -69,7 +69,7 @@ def find_limits(
         return {}
     found: dict[str, int] = {}
     cache = default_cache()
-    makers = [source_fingerprint(package) for package in ("_kernels", "kernel", "engine")]
+    makers = [source_fingerprint(package) for package in ("_kernel_library", "kernel", "engine")]
     for name, launches in groups.items():
         sample = _sample(compiled, launches)
         if not sample:

@@ -25,7 +25,7 @@ from max._compiler.record import is_recording
 from max._compiler.sites import sites_of
 from max._config import dump_log, flags
 from max._errors import ArgumentError
-from max._kernels import library
+from max._kernel_library import library
 from max._runtime import amx, guard, jit, platform
 from max._runtime.cache import content_key, default_cache, source_fingerprint
 from max._runtime.pool import Pool, shared_pool
@@ -338,7 +338,7 @@ class InferenceSession:
                 return None
         makers = [
             source_fingerprint(package)
-            for package in ("_compiler", "kernel", "_kernels", "mlir", "_runtime")
+            for package in ("_compiler", "kernel", "_kernel_library", "mlir", "_runtime")
         ]
         checked = f"{flags.MAX_KERNEL_CHECK}{flags.MAX_GUARD}"
         target = self._target

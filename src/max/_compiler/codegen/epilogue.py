@@ -132,7 +132,7 @@ def write_epilogue(spec: RegionSpec) -> EpilogueText:
 
 
 def write_part_epilogues(specs: Sequence[tuple[RegionSpec, int] | None]) -> EpilogueText:
-    """Writes the epilogue ``epilogue(part, sums, row, col, mask, extra)`` of a kernel with several results; see `max._kernels.strips`.
+    """Writes the epilogue ``epilogue(part, sums, row, col, mask, extra)`` of a kernel with several results; see `max._kernel_library.tiles.strips`.
 
     Args:
         specs: For each part a region as that of `write_epilogue`, whose first values are so many products; None where sums are stored.

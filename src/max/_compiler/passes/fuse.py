@@ -22,7 +22,7 @@ from max._compiler.passes.materialise import base_of
 from max._compiler.passes.outline import Unit, rebuild
 from max._compiler.shapes import is_view, shape_of, strip
 from max._compiler.sizes import Sizes, nominal, product
-from max._kernels.packed import DENSE, FORMATS
+from max._kernel_library.products.quantised.packed import DENSE, FORMATS
 from max.mlir import OPS, MoOp, ShapedType
 
 __all__ = ["REDUCES", "ROWWISE", "fuse"]

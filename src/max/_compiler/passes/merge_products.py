@@ -11,7 +11,7 @@ from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalise import insert_before
 from max._compiler.passes.fuse import MATMULS
 from max._compiler.shapes import shape_of
-from max._kernels.packed import DENSE, FORMATS
+from max._kernel_library.products.quantised.packed import DENSE, FORMATS
 from max.mlir import OPS, MoOp
 
 __all__ = ["merge_products"]

@@ -12,8 +12,8 @@ from max._compiler.passes.canonicalise import insert_before, producer
 from max._compiler.passes.dce import drop_dead_ops
 from max._compiler.passes.once import weights_only
 from max._compiler.shapes import shape_of
-from max._kernels.packed import FORMATS
-from max._kernels.panels import DTYPES
+from max._kernel_library.products.dense.panels import DTYPES
+from max._kernel_library.products.quantised.packed import FORMATS
 from max.dtype import DType
 from max.mlir import MoOp, TensorType, build
 

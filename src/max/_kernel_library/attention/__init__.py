@@ -1,0 +1,1 @@
+"""Attention, the paged KV cache and rotary position embedding."""

@@ -1,0 +1,71 @@
+"""Storing new keys and values of a ragged batch in the paged cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from max import kernel as k
+from max._kernel_library.attention.paged_cache import (
+    check_batch,
+    check_size,
+    layer_of,
+    page_of,
+    sequence_of,
+    unsigned,
+)
+from max._kernel_library.lowering import KernelCall, Operand, view
+
+
+@k.kernel
+def kv_store(
+    keys: k.Input,
+    values: k.Input,
+    offsets: k.Input,
+    blocks: k.InOut,
+    cache_lengths: k.Input,
+    lookup_table: k.Input,
+    max_lengths: k.Input,
+    layer_index: k.Input,
+    ctx: k.Context,
+) -> None:
+    """Writes row `i` of `keys` and `values` `[total, kv_heads * head_dim]` to its token's slot, after those cached already."""
+    width = ctx.target.width(k.f32)
+    layer = layer_of(blocks, layer_index)
+    batch = cache_lengths.shape[0]
+    size = keys.shape[1]
+    check_batch(offsets, keys.shape[0], blocks, cache_lengths, lookup_table, width)
+    check_size("a key", size, blocks.shape[4] * blocks.shape[5])
+    check_size("a value", values.shape[1], size)
+    check_size("values", values.shape[0], keys.shape[0])
+    for token in ctx.parallel(keys.shape[0]):
+        sequence = sequence_of(offsets, batch, token)
+        position = k.i64(cache_lengths[sequence]) + token - k.i64(offsets[sequence])
+        page = page_of(blocks, lookup_table, sequence, position)
+        slot = position % blocks.shape[3]
+        key_row = blocks[page, 0, layer, slot].reshape(size)
+        value_row = blocks[page, 1, layer, slot].reshape(size)
+        for j, mask in k.vectors(size, width):
+            key_row.store(j, value=keys.load(token, j, width=width, mask=mask), mask=mask)
+            value_row.store(j, value=values.load(token, j, width=width, mask=mask), mask=mask)
+
+
+def _lower_kv_store(
+    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+) -> KernelCall:
+    blocks = operands[3]
+    unsigned("mo.kv_store.ragged.paged", [operands[2], *operands[4:8]])
+    args = (
+        view("operand", 0, operands[0]),
+        view("operand", 1, operands[1]),
+        view("operand", 2, operands[2], static=False),
+        view("operand", 3, blocks, static=(False, True, False, True, True, True)),
+        view("operand", 4, operands[4], static=False),
+        view("operand", 5, operands[5], static=False),
+        view("operand", 6, operands[6], static=False),
+        view("operand", 7, operands[7], ((),)),
+    )
+    return KernelCall(kv_store, args)
+
+
+LOWERINGS = {"mo.kv_store.ragged.paged": _lower_kv_store}

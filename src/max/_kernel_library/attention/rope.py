@@ -1,0 +1,120 @@
+"""Rotary position embedding of the queries of a ragged batch, and of its keys in the paged cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from max import kernel as k
+from max._kernel_library.attention.paged_cache import (
+    check_batch,
+    check_size,
+    layer_of,
+    page_of,
+    sequence_of,
+    unsigned,
+)
+from max._kernel_library.lowering import KernelCall, Operand, view
+
+
+@k.inline
+def rotate_head(
+    target: Any, source: Any, angles: Any, rotated: Any, interleaved: bool, width: int
+) -> None:
+    """Rotates the first `rotated` elements of a head by `angles` (cosine and sine in turn), and copies the rest.
+
+    `target` and `source` may be the same head.
+    """
+    half = rotated // 2
+    for j, mask in k.vectors(half, width):
+        pairs = None if mask is None else k.iota(k.i64, 2 * width) < 2 * (half - j)
+        cosine, sine = k.deinterleave(angles.load(2 * j, width=2 * width, mask=pairs))
+        if interleaved:
+            x, y = k.deinterleave(k.cast(source.load(2 * j, width=2 * width, mask=pairs), k.f32))
+            target.store(
+                2 * j, value=k.interleave(x * cosine - y * sine, x * sine + y * cosine), mask=pairs
+            )
+        else:
+            x = k.cast(source.load(j, width=width, mask=mask), k.f32)
+            y = k.cast(source.load(half + j, width=width, mask=mask), k.f32)
+            target.store(j, value=x * cosine - y * sine, mask=mask)
+            target.store(half + j, value=x * sine + y * cosine, mask=mask)
+    for j, mask in k.vectors(rotated, source.shape[0], width):
+        target.store(j, value=source.load(j, width=width, mask=mask), mask=mask)
+
+
+@k.kernel
+def rope(
+    out: k.Output,
+    q: k.Input,
+    offsets: k.Input,
+    freqs_cis: k.Input[k.f32, 2],
+    blocks: k.InOut,
+    cache_lengths: k.Input,
+    lookup_table: k.Input,
+    max_lengths: k.Input,
+    layer_index: k.Input,
+    ctx: k.Context,
+    *,
+    interleaved: bool,
+) -> None:
+    """`out[token, head]` is `q[token, head]` rotated by its position's row of `freqs_cis`; the new keys in the cache are rotated in place."""
+    width = ctx.target.width(k.f32)
+    layer = layer_of(blocks, layer_index)
+    batch = cache_lengths.shape[0]
+    rotated = freqs_cis.shape[1]
+    check_batch(offsets, q.shape[0], blocks, cache_lengths, lookup_table, width)
+    for d in k.static_range(3):
+        check_size("the result", out.shape[d], q.shape[d])
+    check_size("a key", blocks.shape[5], q.shape[2])
+    for token in ctx.parallel(q.shape[0]):
+        sequence = sequence_of(offsets, batch, token)
+        position = k.i64(cache_lengths[sequence]) + token - k.i64(offsets[sequence])
+        if position >= freqs_cis.shape[0]:
+            raise IndexError(
+                "position {} of sequence {}; freqs_cis has {} rows",
+                position,
+                sequence,
+                freqs_cis.shape[0],
+            )
+        page = page_of(blocks, lookup_table, sequence, position)
+        slot = position % blocks.shape[3]
+        angles = freqs_cis[position]
+        for head in range(q.shape[1]):
+            rotate_head(out[token, head], q[token, head], angles, rotated, interleaved, width)
+        for head in range(blocks.shape[4]):
+            key = blocks[page, 0, layer, slot, head]
+            rotate_head(key, key, angles, rotated, interleaved, width)
+
+
+def _lower_rope(
+    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+) -> KernelCall:
+    q, freqs_cis, blocks = operands[0], operands[2], operands[3]
+    unsigned("mo.rope.ragged.paged", [operands[1], *operands[4:8]])
+    rotated, head_dim = freqs_cis.shape[1], q.shape[2]
+    if (
+        not isinstance(rotated, int)
+        or not isinstance(head_dim, int)
+        or rotated % 2
+        or rotated > head_dim
+    ):
+        raise NotImplementedError(
+            f"mo.rope.ragged.paged: freqs_cis of {rotated} columns for heads of {head_dim}; an even number up to that fits"
+        )
+    args = (
+        view("result", 0, results[0]),
+        view("operand", 0, q),
+        view("operand", 1, operands[1], static=False),
+        view("operand", 2, freqs_cis, static=(False, True)),
+        view("operand", 3, blocks, static=(False, True, False, True, True, True)),
+        view("operand", 4, operands[4], static=False),
+        view("operand", 5, operands[5], static=False),
+        view("operand", 6, operands[6], static=False),
+        view("operand", 7, operands[7], ((),)),
+    )
+    params = {"interleaved": bool(attributes.get("interleaved", True))}
+    return KernelCall(rope, args, params, in_place=((0, 0),))
+
+
+LOWERINGS = {"mo.rope.ragged.paged": _lower_rope}

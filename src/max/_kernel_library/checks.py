@@ -1,0 +1,65 @@
+"""Checks of what ops that are made of others rely on: each gives its first operand as it is, or raises."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from max import kernel as k
+from max._kernel_library.attention.paged_cache import check_offsets, check_size
+from max._kernel_library.lowering import KernelCall, Operand, view
+
+MOST = 2**62
+"""What counts may add up to."""
+
+
+@k.kernel
+def check_counts(out: k.Output, counts: k.Input, ctx: k.Context, *, what: str) -> None:
+    """`out = counts` `[n]`; raises where one is negative, or where they add up to more than `MOST`."""
+    check_size("the result", out.shape[0], counts.shape[0])
+    total = k.i64(0)
+    for i in range(counts.shape[0]):
+        count = k.i64(counts[i])
+        if count < 0:
+            raise ValueError("{}[{}] is {}, expected 0 or more", what, i, counts[i])
+        if count > MOST - total:
+            raise ValueError("{} add up to more than {}", what, MOST)
+        total += count
+        out[i] = counts[i]
+
+
+@k.kernel
+def check_row_offsets(
+    out: k.Output, offsets: k.Input, rows: k.Input, ctx: k.Context, *, what: str
+) -> None:
+    """`out = offsets` `[batch + 1]`; raises unless they begin at 0, never fall, and end at `rows`."""
+    check_size("the result", out.shape[0], offsets.shape[0])
+    check_offsets(what, offsets, k.i64(rows[0]), ctx.target.width(k.i64))
+    for i in range(offsets.shape[0]):
+        out[i] = offsets[i]
+
+
+def _lower_counts(
+    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+) -> KernelCall:
+    args = (
+        view("result", 0, results[0], static=False),
+        view("operand", 0, operands[0], static=False),
+    )
+    params = {"what": attributes["what"]}
+    return KernelCall(check_counts, args, params, serial=True, in_place=((0, 0),))
+
+
+def _lower_offsets(
+    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+) -> KernelCall:
+    args = (
+        view("result", 0, results[0], static=False),
+        view("operand", 0, operands[0], static=False),
+        view("operand", 1, operands[1], ((),)),
+    )
+    params = {"what": attributes["what"]}
+    return KernelCall(check_row_offsets, args, params, serial=True, in_place=((0, 0),))
+
+
+LOWERINGS = {"mo.check.counts": _lower_counts, "mo.check.offsets": _lower_offsets}

@@ -1,0 +1,1 @@
+"""Sampling of tokens and the state of a decoding step."""

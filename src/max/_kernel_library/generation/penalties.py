@@ -1,0 +1,71 @@
+"""Frequency, presence and repetition penalties on logits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from max import kernel as k
+from max._kernel_library.attention.paged_cache import check_rising, check_size, unsigned
+from max._kernel_library.indexing.gather import copy_row
+from max._kernel_library.lowering import KernelCall, Operand, view
+
+
+@k.kernel
+def penalties(
+    out: k.Output,
+    logits: k.Input,
+    tokens: k.Input,
+    counts: k.Input,
+    offsets: k.Input,
+    frequency: k.Input,
+    presence: k.Input,
+    repetition: k.Input,
+    ctx: k.Context,
+) -> None:
+    """Lowers the logits of tokens that occurred: `tokens` and `counts` `[n]` belong to row `b` from `offsets[b]` to `offsets[b + 1]`.
+
+    A positive logit is divided by the repetition penalty, a negative one multiplied; then `frequency * count` and `presence` are taken off.
+    """
+    width = ctx.target.width(k.f32)
+    vocabulary = logits.shape[1]
+    batch = logits.shape[0]
+    check_size("the result", out.shape[0], batch)
+    check_size("the result's rows", out.shape[1], vocabulary)
+    check_size("counts", counts.shape[0], tokens.shape[0])
+    check_size("offsets", offsets.shape[0], batch + 1)
+    check_size("frequency penalties", frequency.shape[0], batch)
+    check_size("presence penalties", presence.shape[0], batch)
+    check_size("repetition penalties", repetition.shape[0], batch)
+    if k.i64(offsets[batch]) > tokens.shape[0]:
+        raise ValueError(
+            "offsets[{}] is {}, expected {} or less, the number of tokens",
+            batch,
+            offsets[batch],
+            tokens.shape[0],
+        )
+    check_rising("offsets", offsets, width)
+    for row in ctx.parallel(logits.shape[0]):
+        copy_row(out[row], logits[row], width)
+        for i in range(k.i64(offsets[row]), k.i64(offsets[row + 1])):
+            token = k.i64(tokens[i])
+            if token < 0 or token >= vocabulary:
+                raise IndexError("token {} is out of range for {} logits", token, vocabulary)
+            if counts[i] > 0:
+                logit = out[row, token]
+                logit = logit / repetition[row] if logit > 0 else logit * repetition[row]
+                out[row, token] = logit - frequency[row] * k.f32(counts[i]) - presence[row]
+
+
+def _lower_penalties(
+    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+) -> KernelCall:
+    unsigned("mo.penalties", operands[3:4])
+    args = (
+        view("result", 0, results[0]),
+        *(view("operand", i, operand, static=i == 0) for i, operand in enumerate(operands)),
+    )
+    return KernelCall(penalties, args, in_place=((0, 0),))
+
+
+LOWERINGS = {"mo.penalties": _lower_penalties}

@@ -1,0 +1,1 @@
+"""Gather, scatter, selection, sorting and data movement."""

@@ -1,0 +1,117 @@
+"""Writing updates into a copy of a tensor, by indices along one axis or by index vectors; of equal indices the last one stays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from max import kernel as k
+from max._kernel_library.indexing.gather import as_rows, checked_index, copy_row
+from max._kernel_library.lowering import KernelCall, Operand, view
+
+COPY = 16384
+"""Elements that a worker copies at once."""
+
+
+@k.inline
+def copy_all(out: Any, x: Any, ctx: Any) -> None:
+    """Copies a tensor, all workers together; a barrier has to follow."""
+    size = out.size
+    flat_out = out.reshape(size)
+    flat_x = x.reshape(size)
+    for chunk in ctx.parallel(k.ceildiv(size, COPY), grain=1):
+        begin = chunk * COPY
+        end = k.min(begin + COPY, size)
+        copy_row(flat_out[begin:end], flat_x[begin:end], ctx.target.width(out.dtype))
+
+
+@k.kernel
+def scatter(
+    out: k.Output, x: k.Input, updates: k.Input, indices: k.Input, ctx: k.Context, *, axis: int
+) -> None:
+    """`out = x`, then `out[…, indices[i], …] = updates[i]` along `axis`, for each place `i` of `indices`, which has the rank of `x`."""
+    copy_all(out, x, ctx)
+    ctx.barrier()
+    sizes = indices.shape
+    others = k.i64(1)
+    for other in k.static_range(len(sizes)):
+        if other != axis:
+            others = others * sizes[other]
+    out_strides = out.strides
+    places = indices.reshape(indices.size)
+    values = updates.reshape(updates.size)
+    target = out.reshape(out.size)
+    # one worker writes all updates along the axis, in order
+    for column in ctx.parallel(others):
+        rest = k.i64(column)
+        at = k.i64(0)
+        place = k.i64(0)
+        for reverse in k.static_range(len(sizes)):
+            d = len(sizes) - 1 - reverse
+            if d != axis:
+                coordinate = rest % sizes[d]
+                rest = rest // sizes[d]
+                at += coordinate * out_strides[d]
+                place += coordinate * indices.strides[d]
+        for i in range(sizes[axis]):
+            here = place + i * indices.strides[axis]
+            target[at + checked_index(places[here], x.shape[axis], axis) * out_strides[axis]] = (
+                values[here]
+            )
+
+
+@k.kernel
+def scatter_nd(
+    out: k.Output, x: k.Input, updates: k.Input, indices: k.Input, ctx: k.Context
+) -> None:
+    """`out = x`, then `out[*indices[i]] = updates[i]` for rows: `x` is `[d0, d1, …, inner]`, `indices` `[n, depth]`, `updates` `[n, inner]`."""
+    copy_all(out, x, ctx)
+    ctx.barrier()
+    depth = indices.shape[1]
+    width = ctx.target.width(out.dtype)
+    rows = as_rows(out, depth)
+    # each worker writes the rows that are its own, in order: equal indices never meet
+    for part in ctx.parallel(ctx.num_workers, grain=1):
+        for i in range(indices.shape[0]):
+            row = k.i64(0)
+            for d in k.static_range(depth):
+                row = row * x.shape[d] + checked_index(indices[i, d], x.shape[d], d)
+            if row % ctx.num_workers == part:
+                copy_row(rows[row], updates[i], width)
+
+
+def _lower_scatter(
+    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+) -> KernelCall:
+    x, updates, indices = operands
+    axis = int(attributes.get("axis", -1)) % len(x.shape)
+    args = (
+        view("result", 0, results[0]),
+        view("operand", 0, x),
+        view("operand", 1, updates),
+        view("operand", 2, indices),
+    )
+    return KernelCall(scatter, args, {"axis": axis}, in_place=((0, 0),))
+
+
+def _lower_scatter_nd(
+    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+) -> KernelCall:
+    x, updates, indices = operands
+    depth, rank = indices.shape[-1], len(x.shape)
+    if not isinstance(depth, int) or depth > rank:
+        raise NotImplementedError(
+            f"mo.scatter_nd: index vectors of {depth} for rank {rank}; a static length up to the rank fits"
+        )
+    groups = (*((d,) for d in range(depth)), range(depth, rank))
+    leading = len(indices.shape) - 1
+    args = (
+        view("result", 0, results[0], groups),
+        view("operand", 0, x, groups),
+        view("operand", 1, updates, (range(leading), range(leading, len(updates.shape)))),
+        view("operand", 2, indices, (range(leading), (leading,))),
+    )
+    return KernelCall(scatter_nd, args, in_place=((0, 0),))
+
+
+LOWERINGS = {"mo.scatter": _lower_scatter, "mo.scatter_nd": _lower_scatter_nd}

@@ -1,0 +1,187 @@
+"""Sorting along an axis: stable merge sort of (value, index) pairs.
+
+Columns are cut into up to 16 runs, which workers sort by themselves. Four times pairs of runs are then merged, by all workers: where
+a piece of the merged run begins is found by bisection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from max import kernel as k
+from max._kernel_library.indexing.selection import beats
+from max._kernel_library.lowering import KernelCall, Operand, Workspace, product, view
+from max.dtype import DType
+
+LEVELS = 4
+"""Merges of pairs of runs after the runs are sorted."""
+SHORTEST = 1024
+"""Elements of a run at least."""
+INSERTED = 16
+"""Elements that are sorted by insertion."""
+
+
+@k.inline
+def before(a: Any, b: Any, ascending: bool) -> Any:
+    """Whether `a` has to come before `b`; NaN is greater than all numbers."""
+    return beats(b, a, 1) if ascending else beats(a, b, 1)
+
+
+@k.inline
+def merge(
+    values: Any, indices: Any, from_values: Any, from_indices: Any,
+    at: Any, a: Any, a_end: Any, b: Any, b_end: Any, end: Any, ascending: bool,
+) -> None:  # fmt: skip
+    """Merges the sorted elements from `a` and from `b` on into those from `at` to `end`."""
+    while at < end:
+        second = b < b_end
+        if second and a < a_end:
+            second = before(from_values[b], from_values[a], ascending)
+        here = b if second else a
+        values[at] = from_values[here]
+        indices[at] = from_indices[here]
+        if second:
+            b += 1
+        else:
+            a += 1
+        at += 1
+
+
+@k.inline
+def merged_from_first(
+    values: Any, a: Any, a_size: Any, b: Any, b_size: Any, count: Any, ascending: bool
+) -> Any:
+    """How many of the first `count` elements of two merged runs come from the first run."""
+    low = k.max(count - b_size, 0)
+    high = k.min(count, a_size)
+    while low < high:
+        k.brief()
+        middle = (low + high) // 2
+        if before(values[b + count - middle - 1], values[a + middle], ascending):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@k.inline
+def sort_run(
+    values: Any, indices: Any, other_values: Any, other_indices: Any, size: Any, ascending: bool
+) -> None:
+    """Sorts the first `size` elements; the other views are room for as many."""
+    for start in range(0, size, INSERTED):
+        for i in range(start + 1, k.min(start + INSERTED, size)):
+            value = values[i]
+            index = k.i64(indices[i])
+            hole = k.i64(i)
+            moving = before(value, values[hole - 1], ascending)
+            while moving:
+                k.brief()
+                values[hole] = values[hole - 1]
+                indices[hole] = indices[hole - 1]
+                hole -= 1
+                moving = hole > start
+                if moving:
+                    moving = before(value, values[hole - 1], ascending)
+            values[hole] = value
+            indices[hole] = index
+    width = k.i64(INSERTED)
+    while width < size:
+        # there and back, so that the elements end where they began
+        merge_pairs(other_values, other_indices, values, indices, width, size, ascending)
+        merge_pairs(values, indices, other_values, other_indices, 2 * width, size, ascending)
+        width = 4 * width
+
+
+@k.inline
+def merge_pairs(
+    values: Any, indices: Any, from_values: Any, from_indices: Any, width: Any, size: Any,
+    ascending: bool,
+) -> None:  # fmt: skip
+    """Merges each pair of neighbouring runs of `width` elements."""
+    start = k.i64(0)
+    while start < size:
+        middle = k.min(start + width, size)
+        end = k.min(middle + width, size)
+        merge(
+            values, indices, from_values, from_indices,
+            start, start, middle, middle, end, end, ascending,
+        )  # fmt: skip
+        start = end
+
+
+@k.kernel
+def argsort(
+    out: k.Output,
+    x: k.Input,
+    values: k.InOut,
+    indices: k.InOut,
+    ctx: k.Context,
+    *,
+    ascending: bool,
+) -> None:
+    """The order of each column of `x` `[outer, n, inner]`; the workspaces are `[2, outer * inner * n]`."""
+    size = x.shape[1]
+    columns = x.shape[0] * x.shape[2]
+    run = k.max(k.ceildiv(size, 2**LEVELS), SHORTEST)
+    pieces = k.ceildiv(size, run)
+    for column, piece in ctx.parallel((columns, pieces), grain=1):
+        begin = piece * run
+        length = k.min(run, size - begin)
+        at = column * size + begin
+        o = column // x.shape[2]
+        inner = column % x.shape[2]
+        for i in range(length):
+            values[0, at + i] = x[o, begin + i, inner]
+            indices[0, at + i] = begin + i
+        sort_run(
+            values[0, at:], indices[0, at:], values[1, at:], indices[1, at:], length, ascending
+        )
+    ctx.barrier()
+    for level in k.static_range(LEVELS):
+        # a single run is sorted already: nothing moves
+        if pieces > 1:
+            source = level % 2
+            pair = run * 2 ** (level + 1)
+            for column, piece in ctx.parallel((columns, pieces), grain=1):
+                first = piece * run
+                start = first // pair * pair
+                middle = k.min(start + pair // 2, size)
+                end = k.min(start + pair, size)
+                stop = k.min(first + run, end)
+                base = column * size
+                here = values[source, base:]
+                a = merged_from_first(
+                    here, start, middle - start, middle, end - middle, first - start, ascending
+                )
+                merge(
+                    values[1 - source, base:], indices[1 - source, base:],
+                    here, indices[source, base:],
+                    first, start + a, middle, middle + first - start - a, end, stop, ascending,
+                )  # fmt: skip
+            ctx.barrier()
+    for column, piece in ctx.parallel((columns, pieces), grain=1):
+        o = column // x.shape[2]
+        inner = column % x.shape[2]
+        for i in range(piece * run, k.min((piece + 1) * run, size)):
+            out[o, i, inner] = indices[0, column * size + i]
+
+
+def _lower_argsort(
+    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+) -> KernelCall:
+    x = operands[0]
+    axis = int(attributes["axis"])
+    groups = (range(axis), (axis,), range(axis + 1, len(x.shape)))
+    workspaces = tuple(Workspace(dtype, (2, product(x.shape))) for dtype in (x.dtype, DType.int64))
+    args = (
+        view("result", 0, results[0], groups, static=False),
+        view("operand", 0, x, groups, static=False),
+        *(view("workspace", i, space, static=(True, False)) for i, space in enumerate(workspaces)),
+    )
+    params = {"ascending": bool(attributes["ascending"])}
+    return KernelCall(argsort, args, params, workspaces=workspaces)
+
+
+LOWERINGS = {"mo.argsort": _lower_argsort}

@@ -1,0 +1,72 @@
+"""The greatest elements along an axis: `top_k`, `argmax`, `argmin`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from max import kernel as k
+from max._kernel_library.indexing.selection import best_of_row, keep_best, sort_heap
+from max._kernel_library.lowering import KernelCall, Lowering, Operand, view
+
+
+@k.kernel
+def top_k(values: k.Output, indices: k.Output, x: k.Input, ctx: k.Context) -> None:
+    """The `values.shape[1]` greatest elements of each column of `x` `[outer, n, inner]`, the greatest first (NaN before all); of equals the first."""
+    count = values.shape[1]
+    width = 4 * ctx.target.width(k.f32)
+    if count > 0:
+        for o, i in ctx.parallel((x.shape[0], x.shape[2])):
+            # the results' own memory holds the heap
+            best = values[o][:, i]
+            places = indices[o][:, i]
+            keep_best(best, places, x[o][:, i], count, True, width)
+            sort_heap(best, places, count)
+
+
+@k.kernel
+def arg_best(out: k.Output, x: k.Input, ctx: k.Context, *, sign: int) -> None:
+    """Index of the greatest (`sign` 1) or smallest (-1) element of each column of `x` `[outer, n, inner]`."""
+    width = ctx.target.width(k.i64)
+    for o, i in ctx.parallel((x.shape[0], x.shape[2])):
+        _, index = best_of_row(x[o][:, i], sign, width)
+        out[o, 0, i] = index
+
+
+def _lower_top_k(
+    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+) -> KernelCall:
+    x = operands[0]
+    rank = len(x.shape)
+    axis = int(attributes.get("axis", -1)) % rank
+    groups = (range(axis), (axis,), range(axis + 1, rank))
+    args = (
+        view("result", 0, results[0], groups),
+        view("result", 1, results[1], groups),
+        view("operand", 0, x, groups),
+    )
+    return KernelCall(top_k, args)
+
+
+def _lower_arg(sign: int) -> Lowering:
+    def lower(
+        operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    ) -> KernelCall:
+        x = operands[0]
+        rank = len(x.shape)
+        axis = int(attributes.get("axis", -1)) % rank
+        if x.shape[axis] == 0:
+            raise NotImplementedError(
+                f"arg{'max' if sign > 0 else 'min'} over an axis of size 0 (axis {axis})"
+            )
+        groups = (range(axis), (axis,), range(axis + 1, rank))
+        return KernelCall(
+            arg_best,
+            (view("result", 0, results[0], groups), view("operand", 0, x, groups)),
+            {"sign": sign},
+        )
+
+    return lower
+
+
+LOWERINGS = {"mo.top_k": _lower_top_k, "mo.argmax": _lower_arg(1), "mo.argmin": _lower_arg(-1)}

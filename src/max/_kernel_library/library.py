@@ -1,0 +1,120 @@
+"""The library kernels: from an op to the kernel that carries it out.
+
+The compiler asks `lower(name, operands, results, attributes)`, with
+
+- `name`: the name of a `mo` op (`"mo.matmul"`) or the symbol of a `mo.custom` (`"mo.attention.ragged.paged"`);
+- `operands` and `results`: `Operand(dtype, shape)` in the op's own order, **without chains**. A buffer is an operand like any other.
+  Symbolic dims may be any objects that multiply with `*`; static dims must be ints;
+- `attributes`: the op's attributes (for `mo.custom` its `parameters`) as plain Python values.
+
+and gets a `KernelCall`. To launch it: allocate its `workspaces`; for each `Arg` make a `k.TensorSpec(arg.dtype, arg.spec_shape())`
+and pass the pointer, then each dim that is None in `spec_shape()`; specialise `call.kernel` with `call.params`; a launch is `serial`
+if the call says so. All views are contiguous, row-major, and need no more than the alignment of their dtype.
+
+`mo.matmul` takes one attribute that the op has not: `transpose_b` (default False). A compiler that sees
+`mo.matmul(x, mo.transpose(w, perm=[1, 0]))` passes `w` itself, `[N, K]`, with `transpose_b=True`.
+
+**Epilogues.** Where `call.epilogue` is true the kernel has a compile-time parameter `epilogue`, an `@k.inline` function
+
+    def epilogue(v, row, col, mask, extra): return v
+
+`v` is a `SIMD[f32, W]` (`SIMD[f64, W]` or an integer vector when the op's operands have that dtype) of results in columns
+`col … col+W-1` of row `row`, where the result is seen as `[rows, columns]`: all dims but the last, flattened, and the last.
+`mask` is None for a full vector (compile time), else `SIMD[bool, W]`: pass it on to `extra[i].load(…, mask=mask)`.
+`extra` is the tuple of views given after the kernel's own args. What it returns is converted to the dtype of the result
+view, so a cast to the dtype of the fused result needs nothing but a result `Operand` with that dtype (and a replaced first `Arg`).
+
+`mok.packed_products` takes the attribute `parts` (see `max._kernel_library.tiles.strips`), has a result for each thing that is stored, and an epilogue that
+takes the number of a part and a tuple of sums, and gives a tuple: ``epilogue(part, sums, row, col, mask, extra)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+from max._kernel_library.lowering import Arg, KernelCall, Limit, Lowering, Operand, Workspace
+
+__all__ = ["FAMILIES", "Arg", "KernelCall", "Limit", "Operand", "Workspace", "lower", "supports"]
+
+FAMILIES: dict[str, str] = {
+    "mo.matmul": "products.matmul",
+    "mo.attention.ragged.paged": "attention.paged_attention",
+    "mo.kv_store.ragged.paged": "attention.kv_store",
+    "mo.rope.ragged.paged": "attention.rope",
+    "mo.sample.token": "generation.sampling",
+    "mo.penalties": "generation.penalties",
+    "mo.next_step.ragged.paged": "generation.next_step",
+    "mo.check.counts": "checks",
+    "mo.check.offsets": "checks",
+    "mo.gather": "indexing.gather",
+    "mo.gather_nd": "indexing.gather",
+    "mo.scatter": "indexing.scatter",
+    "mo.scatter_nd": "indexing.scatter",
+    "mo.cumsum": "numeric.cumsum",
+    "mo.top_k": "indexing.top_k",
+    "mo.argmax": "indexing.top_k",
+    "mo.argmin": "indexing.top_k",
+    "mo.pad": "indexing.movement",
+    "mo.range": "indexing.movement",
+    "mo.slice_dynamic": "indexing.movement",
+    "mo.buffer_store_slice_dynamic": "indexing.movement",
+    "mo.concat": "indexing.movement",
+    "mo.argsort": "indexing.sorting",
+    "mo.nonzero": "indexing.nonzero",
+    "mo.conv": "spatial.conv",
+    "mo.conv_transpose": "spatial.conv_transpose",
+    "mok.pack_filter": "spatial.conv",
+    "mok.packed_conv": "spatial.conv",
+    "mo.resize": "spatial.resize",
+    "mo.fold": "spatial.fold",
+    "mo.irfft": "numeric.fourier",
+    "mo.random": "numeric.random",
+    "mo.dequantize": "products.quantised.dequantise",
+    "mo.quantize": "products.quantised.dequantise",
+    "mo.qmatmul": "products.quantised.qmatmul",
+    "mo.qmatmul_gptq": "products.quantised.qmatmul",
+    "mok.attention": "attention.dense_attention",
+    "mok.pack": "products.quantised.packed",
+    "mok.packed_matmul": "products.quantised.packed_matmul",
+    "mok.packed_products": "products.quantised.packed_matmul",
+    "mo.max_pool": "spatial.pooling",
+    "mo.avg_pool": "spatial.pooling",
+}
+"""Op or custom symbol to the file that holds its kernels; files are imported when first asked for."""
+
+
+def supports(name: str) -> bool:
+    """Whether there is a library kernel for an op.
+
+    Args:
+        name: The op's name or a custom op's symbol.
+    """
+    return name in FAMILIES
+
+
+def lower(
+    name: str,
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+) -> KernelCall:
+    """Describes the launch that carries out an op.
+
+    Args:
+        name: The op's name or a custom op's symbol.
+        operands: The operands without chains.
+        results: The results without chains.
+        attributes: The op's attributes as Python values.
+
+    Raises:
+        KeyError: There is no library kernel of that name.
+        NotImplementedError: The kernel does not take these dtypes or attributes.
+    """
+    if name not in FAMILIES:
+        raise KeyError(f"no library kernel for {name!r}; there are {', '.join(sorted(FAMILIES))}")
+    lowerings: Mapping[str, Lowering] = import_module(
+        f"max._kernel_library.{FAMILIES[name]}"
+    ).LOWERINGS
+    return lowerings[name](operands, results, attributes)

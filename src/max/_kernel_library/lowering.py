@@ -1,0 +1,155 @@
+"""What the compiler needs to know to launch a library kernel: plain data, no compiler types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from max.dtype import DType
+
+Dims = tuple[Any, ...]
+"""Dims of a view: ints, or whatever the compiler calls a symbolic dim, multiplied with `*` only."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An operand or a result of an op, as the compiler sees it.
+
+    Args:
+        dtype: The element type.
+        shape: The dims, ints where they are static.
+    """
+
+    dtype: DType
+    shape: Dims
+
+
+@dataclass(frozen=True)
+class Arg:
+    """One tensor parameter of a kernel.
+
+    Args:
+        source: Where the memory comes from: an operand of the op, a result, or zero-filled workspace.
+        index: Which operand or result. For a workspace: its number in `KernelCall.workspaces`.
+        dtype: Element type of the view.
+        shape: Dims of the contiguous view that the kernel takes of that memory (already flattened).
+        static: For each dim, whether a dim that is known at compile time is put in the `TensorSpec`.
+            Where it is False the dim is always passed at run time, so that one compiled kernel serves all sizes.
+    """
+
+    source: Literal["operand", "result", "workspace"]
+    index: int
+    dtype: DType
+    shape: Dims
+    static: tuple[bool, ...]
+
+    def spec_shape(self) -> tuple[int | None, ...]:
+        """The shape for `k.TensorSpec`: ints for compile-time dims, None for dims that take a slot.
+
+        A dim of 0 takes a slot: code that never runs may divide by it.
+        """
+        return tuple(
+            dim if known and isinstance(dim, int) and dim else None
+            for dim, known in zip(self.shape, self.static, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A scalar parameter of a kernel: up to so many rows it takes one of two ways, which give the same result.
+
+    It is given when a program is loaded: what the machine was measured to be best at, else the guess. The guess must follow from the
+    target alone, by a count of what both ways cost.
+
+    Args:
+        name: What the measurement stands for: launches with equal names get the same limit.
+        guess: The limit where nothing was measured.
+        most: The greatest that the kernel can take.
+        rows: How many rows the launch has: an int, or a symbolic dim.
+    """
+
+    name: str
+    guess: int
+    most: int
+    rows: Any
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Memory that lives for one launch; its contents are undefined at the start.
+
+    Args:
+        dtype: The element type.
+        shape: Its dims (symbolic where an operand's are).
+    """
+
+    dtype: DType
+    shape: Dims
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """One launch of one kernel, which carries out one op.
+
+    Args:
+        kernel: The kernel function; `k.specialize(kernel, args=[…], params=params, target=target)` takes it.
+        args: Its tensor parameters, and a limit, in order. Views for `*extra` come after them.
+        params: Compile-time parameters. `epilogue`, where the kernel takes one, is left out: its default is the identity.
+        serial: The kernel does not split its work: launch it on worker 0 only.
+        epilogue: The kernel takes an `epilogue` parameter and `*extra` views (see `max._kernel_library.library`). It calls the epilogue once
+            for each element, right before it stores the element: a view that lies like the result may be the result's own memory.
+        workspaces: Memory that the launch needs besides operands and results.
+        in_place: Pairs (result, operand): the result may use the operand's memory.
+    """
+
+    kernel: Any
+    args: tuple[Arg | Limit, ...]
+    params: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    serial: bool = False
+    epilogue: bool = False
+    workspaces: tuple[Workspace, ...] = ()
+    in_place: tuple[tuple[int, int], ...] = ()
+
+
+Lowering = Callable[[Sequence[Operand], Sequence[Operand], Mapping[str, Any]], KernelCall]
+"""`(operands, results, attributes) -> KernelCall`: raises `NotImplementedError` for what the kernel cannot do."""
+
+
+def product(dims: Sequence[Any]) -> Any:
+    """Multiplies dims; the product of none is 1.
+
+    Args:
+        dims: Ints or symbolic dims.
+    """
+    total: Any = 1
+    for dim in dims:
+        total = dim if isinstance(total, int) and total == 1 else total * dim
+    return total
+
+
+def view(
+    source: Literal["operand", "result", "workspace"],
+    index: int,
+    tensor: Operand | Workspace,
+    groups: Sequence[Sequence[int]] | None = None,
+    *,
+    static: bool | Sequence[bool] = True,
+) -> Arg:
+    """Describes a contiguous view whose dims are products of a tensor's dims.
+
+    Args:
+        source: Where the memory comes from.
+        index: Its number.
+        tensor: Its dtype and shape.
+        groups: For each dim of the view the axes that are multiplied into it, in order; an empty group is a dim of size 1.
+            None takes the shape as it is.
+        static: Whether known dims become compile-time constants, for all dims or dim by dim.
+    """
+    shape = (
+        tuple(tensor.shape)
+        if groups is None
+        else tuple(product([tensor.shape[axis] for axis in group]) for group in groups)
+    )
+    known = (static,) * len(shape) if isinstance(static, bool) else tuple(static)
+    return Arg(source, index, tensor.dtype, shape, known)

@@ -1,0 +1,1 @@
+"""Scans, Fourier transforms and random numbers."""

@@ -1,0 +1,1 @@
+"""Matrix products: what dense, quantised and int8 weights share."""

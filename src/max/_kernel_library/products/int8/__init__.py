@@ -1,0 +1,1 @@
+"""Exact matrix products with 8-bit integer weights."""

@@ -1,0 +1,195 @@
+"""Quantised blocks to floats and back, element by element as `max.dtype.blocks` has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from max import kernel as k
+from max._kernel_library.lowering import KernelCall, Operand, view
+from max.dtype.blocks import BLOCK_FORMATS
+
+WIDTH = 16
+"""Lanes of a vector: what the halves of a block of 32 have."""
+
+
+@k.inline
+def half_at(block: Any, at: int) -> Any:
+    """The float16 at a byte of a block, which need not be aligned."""
+    bits = k.u16(block[at]) | k.u16(block[at + 1]) << 8
+    return k.f32(k.bitcast(bits, k.f16))
+
+
+@k.inline
+def store_half(block: Any, at: int, value: Any) -> None:
+    """Writes a float16 at a byte of a block."""
+    bits = k.bitcast(k.f16(value), k.u16)
+    block[at] = k.u8(bits & 255)
+    block[at + 1] = k.u8(bits >> 8)
+
+
+@k.inline
+def store_scaled(out: Any, at: Any, q: Any, scale: Any, offset: Any) -> None:
+    """Writes ``scale q - offset``."""
+    out.store(at, value=k.cast(q, k.f32) * scale - offset)
+
+
+@k.inline
+def decode_q4_0(out: Any, block: Any) -> None:
+    """A block of Q4_0."""
+    d = half_at(block, 0)
+    q = block.load(2, width=16)
+    out.store(0, value=d * (k.cast(q & 15, k.f32) - 8.0))
+    out.store(16, value=d * (k.cast(q >> 4, k.f32) - 8.0))
+
+
+@k.inline
+def decode_q8_0(out: Any, block: Any) -> None:
+    """A block of Q8_0."""
+    d = half_at(block, 0)
+    for i in k.static_range(0, 32, WIDTH):
+        q = k.bitcast(block.load(2 + i, width=WIDTH), k.i8)
+        out.store(i, value=d * k.cast(q, k.f32))
+
+
+@k.inline
+def scale_and_offset(block: Any, part: int) -> Any:
+    """The 6-bit scale and offset of an eighth of a block of Q4_K or Q5_K."""
+    if part < 4:
+        return block[4 + part] & 63, block[8 + part] & 63
+    scale = block[8 + part] & 15 | block[part] >> 6 << 4
+    offset = block[8 + part] >> 4 | block[4 + part] >> 6 << 4
+    return scale, offset
+
+
+@k.inline
+def decode_affine(out: Any, block: Any, fifth: bool) -> None:
+    """A block of Q4_K, or of Q5_K, which has a fifth bit of each element in bytes of their own."""
+    d = half_at(block, 0)
+    m = half_at(block, 2)
+    halves = 48 if fifth else 16
+    for part in k.static_range(8):
+        scale, offset = scale_and_offset(block, part)
+        s = d * k.f32(scale)
+        o = m * k.f32(offset)
+        for i in k.static_range(0, 32, WIDTH):
+            q = block.load(halves + part // 2 * 32 + i, width=WIDTH)
+            q = q >> 4 if part % 2 else q & 15
+            if fifth:
+                q = q | (block.load(16 + i, width=WIDTH) >> part & 1) << 4
+            store_scaled(out, part * 32 + i, q, s, o)
+
+
+@k.inline
+def decode_q6_k(out: Any, block: Any) -> None:
+    """A block of Q6_K."""
+    d = half_at(block, 208)
+    for half in k.static_range(2):
+        for group in k.static_range(4):
+            for i in k.static_range(0, 32, WIDTH):
+                low = block.load(half * 64 + group % 2 * 32 + i, width=WIDTH)
+                low = low >> 4 if group // 2 else low & 15
+                upper = block.load(128 + half * 32 + i, width=WIDTH) >> (2 * group) & 3
+                part = half * 8 + group * 2 + i // 16
+                s = d * k.f32(k.bitcast(block[192 + part], k.i8))
+                q = k.cast(low | upper << 4, k.f32) - 32.0
+                out.store(half * 128 + group * 32 + i, value=s * q)
+
+
+@k.inline
+def decode_block(out: Any, block: Any, encoding: str) -> None:
+    """The elements of a block.
+
+    Args:
+        out: A flat view of float32, from the block's first element.
+        block: A flat view of uint8, from the block's first byte.
+        encoding: The format.
+    """
+    if encoding == "Q4_0":
+        decode_q4_0(out, block)
+    if encoding == "Q8_0":
+        decode_q8_0(out, block)
+    if encoding == "Q4_K":
+        decode_affine(out, block, False)
+    if encoding == "Q5_K":
+        decode_affine(out, block, True)
+    if encoding == "Q6_K":
+        decode_q6_k(out, block)
+
+
+@k.kernel
+def dequantise(out: k.Output, x: k.Input, ctx: k.Context, *, encoding: str) -> None:
+    """`out` `[blocks * elements]` from `x` `[blocks * bytes]`."""
+    elements, size = BLOCK_FORMATS[encoding]
+    for b in ctx.parallel(x.shape[0] // size):
+        decode_block(out[b * elements :], x[b * size :], encoding)
+
+
+@k.inline
+def inverse(scale: Any) -> Any:
+    """1 / scale; 0 for 0."""
+    return k.f32(0) if scale == 0.0 else 1.0 / scale
+
+
+@k.inline
+def encode_q8_0(out: Any, x: Any) -> None:
+    """A block of Q8_0; halves are rounded away from zero."""
+    top = k.splat(k.f32(0), WIDTH)
+    for i in k.static_range(0, 32, WIDTH):
+        top = k.max(top, k.abs(k.cast(x.load(i, width=WIDTH), k.f32)))
+    d = k.reduce_max(top) / 127.0
+    store_half(out, 0, d)
+    for i in k.static_range(0, 32, WIDTH):
+        scaled = k.cast(x.load(i, width=WIDTH), k.f32) * inverse(d)
+        size = k.abs(scaled)
+        whole = k.floor(size)
+        q = k.copysign(whole + k.floor(2.0 * (size - whole)), scaled)
+        out.store(2 + i, value=k.bitcast(k.cast(q, k.i8), k.u8))
+
+
+@k.inline
+def encode_q4_0(out: Any, x: Any) -> None:
+    """A block of Q4_0: the largest element becomes -8."""
+    largest = k.f32(0)
+    for i in range(32):
+        value = k.f32(x[i])
+        if k.abs(value) > k.abs(largest):
+            largest = value
+    d = largest / -8.0
+    store_half(out, 0, d)
+    scale = k.f64(inverse(d))
+    for i in range(16):
+        # in f64 and then in f32, as the reference rounds
+        low = k.f32(k.f64(k.f32(x[i])) * scale + 8.5)
+        high = k.f32(k.f64(k.f32(x[i + 16])) * scale + 8.5)
+        out[2 + i] = k.u8(k.min(low, 15.0)) | k.u8(k.min(high, 15.0)) << 4
+
+
+@k.kernel
+def quantise(out: k.Output, x: k.Input, ctx: k.Context, *, encoding: str) -> None:
+    """`out` `[blocks * bytes]` from `x` `[blocks * elements]`."""
+    elements, size = BLOCK_FORMATS[encoding]
+    for b in ctx.parallel(x.shape[0] // elements):
+        if encoding == "Q8_0":
+            encode_q8_0(out[b * size :], x[b * elements :])
+        else:
+            encode_q4_0(out[b * size :], x[b * elements :])
+
+
+def _lower_flat(kernel: Any) -> Any:
+    """The lowering of a kernel that sees its operand and result as rows of blocks without end."""
+
+    def lowered(
+        operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    ) -> KernelCall:
+        out, x = results[0], operands[0]
+        args = (
+            view("result", 0, out, (range(len(out.shape)),), static=False),
+            view("operand", 0, x, (range(len(x.shape)),), static=False),
+        )
+        return KernelCall(kernel, args, {"encoding": attributes["encoding"]})
+
+    return lowered
+
+
+LOWERINGS = {"mo.dequantize": _lower_flat(dequantise), "mo.quantize": _lower_flat(quantise)}

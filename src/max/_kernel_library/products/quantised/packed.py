@@ -1,0 +1,240 @@
+"""Quantised weights as kernels like them best: packed once, when a model is loaded.
+
+Rows of a weight are taken in groups of 32, side by side. A group is a row of units, one for each block that the encoding has along k
+(32 or 256 elements); a unit has its scales first, then its elements, 32 of a row at once in 4, 5, 6 or 8 lines of 128 bytes:
+
+- 4 bits: byte ``4 r + i`` of line ``j`` has elements ``4 j + i`` (low half) and ``16 + 4 j + i`` (high half) of row ``r``;
+- 5 and 6 bits: one or two lines more have the upper bits, of element ``4 j + i`` at bit ``j`` of the line, or at bits
+  ``2 (j % 4)`` of line ``j // 4``;
+- 8 bits: byte ``4 r + i`` of line ``j`` has element ``4 j + i``.
+
+So four neighbours in k of each row lie together, which is what an instruction for products of bytes takes, for vectors of any size, and what
+is read lies one after the other. Elements are unsigned: what is subtracted from them (`zero`) comes in through the sums of x.
+
+Scales are 32 halves; where units have 256 elements, 32 halves (and 32 more for the offsets), and then bytes that multiply them, 32 for
+each part of 32 elements (Q6_K: of 16), those of the offsets after all of the scales'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from max import kernel as k
+from max._kernel_library.lowering import KernelCall, Operand, view
+from max._kernel_library.products.dense import panels
+from max._kernel_library.products.int8 import int8_panels
+from max._kernel_library.products.quantised.dequantise import scale_and_offset
+from max.dtype.blocks import BLOCK_FORMATS
+
+ROWS = 32
+"""Rows of a group."""
+BLOCK = 32
+"""Elements of a block along k."""
+LINE = 4 * ROWS
+"""Bytes of a line."""
+
+
+@dataclass(frozen=True)
+class PackedFormat:
+    """How a packed weight is laid out.
+
+    Args:
+        encoding: The encoding that it comes from.
+        bits: Of an element: 4, 5, 6 or 8.
+        zero: What is subtracted from the unsigned elements.
+        parts: Scales of a block of 32.
+        affine: Whether there are offsets, which are subtracted from what is scaled.
+    """
+
+    encoding: str
+    bits: int
+    zero: int
+    parts: int = 1
+    affine: bool = False
+
+    @property
+    def lines(self) -> int:
+        """Lines of a block."""
+        return self.bits
+
+    @property
+    def super_block(self) -> int:
+        """Elements of a row in a unit: they share a half as scale."""
+        return BLOCK_FORMATS[self.encoding].elements
+
+    @property
+    def two_levels(self) -> bool:
+        """Whether bytes multiply the halves."""
+        return self.super_block > BLOCK
+
+    @property
+    def halves(self) -> int:
+        """Bytes of the halves of a unit."""
+        return 2 * ROWS * (2 if self.affine else 1)
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of the scales of a unit."""
+        if not self.two_levels:
+            return self.halves
+        parts = self.span * self.parts
+        return self.halves + ROWS * parts * (2 if self.affine else 1)
+
+    @property
+    def span(self) -> int:
+        """Blocks of 32 elements of a unit."""
+        return self.super_block // BLOCK
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of a unit."""
+        return self.scale_bytes + self.span * self.lines * LINE
+
+    def group_bytes(self, inner: Any) -> Any:
+        """Bytes of a group of rows of `inner` elements."""
+        return inner // self.super_block * self.unit_bytes
+
+
+FORMATS: Mapping[str, PackedFormat] = {
+    form.encoding: form
+    for form in (
+        PackedFormat("Q4_0", 4, 8),
+        PackedFormat("Q8_0", 8, 128),
+        PackedFormat("Q4_K", 4, 0, affine=True),
+        PackedFormat("Q5_K", 5, 0, affine=True),
+        PackedFormat("Q6_K", 6, 32, parts=2),
+    )
+}
+DENSE = ("rows", "columns")
+"""The encodings of weights that are no blocks: how a row of them lies."""
+
+
+@k.inline
+def store_words(lines: Any, row: Any, first: int, bytes_: Any) -> None:
+    """Writes 16 bytes of a row: four of each line from `first` on."""
+    words = k.bitcast(bytes_, k.u32)
+    for j in k.static_range(4):
+        lines[(first + j) * ROWS + row] = words[j]
+
+
+@k.inline
+def pack_q4_0(lines: Any, scales: Any, row: Any, block: Any) -> None:
+    """A block of Q4_0: its bytes are in order already."""
+    scales.view(k.u16)[row] = k.u16(block[0]) | k.u16(block[1]) << 8
+    store_words(lines, row, 0, block.load(2, width=16))
+
+
+@k.inline
+def pack_q8_0(lines: Any, scales: Any, row: Any, block: Any) -> None:
+    """A block of Q8_0."""
+    scales.view(k.u16)[row] = k.u16(block[0]) | k.u16(block[1]) << 8
+    for half in k.static_range(2):
+        store_words(lines, row, 4 * half, block.load(2 + 16 * half, width=16) ^ 128)
+
+
+@k.inline
+def nibbles(low: Any, high: Any) -> Any:
+    """Elements 0 to 15 and 16 to 31 of a block, less than 16, in one vector of bytes."""
+    return low | high << 4
+
+
+@k.inline
+def pack_affine(lines: Any, scales: Any, row: Any, block: Any, form: PackedFormat) -> None:
+    """A block of Q4_K or Q5_K, which is eight blocks of 32."""
+    halves = scales.view(k.u16)
+    for i in k.static_range(2):
+        halves[ROWS * i + row] = k.u16(block[2 * i]) | k.u16(block[2 * i + 1]) << 8
+    start = 48 if form.bits == 5 else 16
+    for part in k.static_range(8):
+        scale, offset = scale_and_offset(block, part)
+        scales[form.halves + part * ROWS + row] = scale
+        scales[form.halves + (8 + part) * ROWS + row] = offset
+        low = block.load(start + part // 2 * 32, width=16)
+        high = block.load(start + part // 2 * 32 + 16, width=16)
+        here = lines[part * form.lines * ROWS :]
+        if part % 2:
+            store_words(here, row, 0, nibbles(low >> 4, high >> 4))
+        else:
+            store_words(here, row, 0, nibbles(low & 15, high & 15))
+        if form.bits == 5:
+            # element 4 j + i has bit j of byte i
+            word = k.u32(0)
+            for half in k.static_range(2):
+                bits = k.bitcast(block.load(16 + 16 * half, width=16) >> part & 1, k.u32)
+                for j in k.static_range(4):
+                    word = word | bits[j] << (4 * half + j)
+            here[4 * ROWS + row] = word
+
+
+@k.inline
+def pack_q6_k(lines: Any, scales: Any, row: Any, block: Any) -> None:
+    """A block of Q6_K, which is eight blocks of 32 with two scales each."""
+    scales.view(k.u16)[row] = k.u16(block[208]) | k.u16(block[209]) << 8
+    for part in k.static_range(16):
+        scales[2 * ROWS + part * ROWS + row] = block[192 + part]
+    for half in k.static_range(2):
+        for group in k.static_range(4):
+            at = half * 64 + group % 2 * 32
+            low, high = block.load(at, width=16), block.load(at + 16, width=16)
+            here = lines[(half * 4 + group) * 6 * ROWS :]
+            if group // 2:
+                store_words(here, row, 0, nibbles(low >> 4, high >> 4))
+            else:
+                store_words(here, row, 0, nibbles(low & 15, high & 15))
+            for i in k.static_range(2):
+                upper = block.load(128 + half * 32 + 16 * i, width=16) >> (2 * group) & 3
+                bits = k.bitcast(upper, k.u32)
+                word = k.u32(0)
+                for j in k.static_range(4):
+                    word = word | bits[j] << (2 * j)
+                here[(4 + i) * ROWS + row] = word
+
+
+@k.kernel
+def pack(
+    out: k.Output, w: k.Input, ctx: k.Context, *, encoding: str, shares: int = 1, share: int = 0
+) -> None:
+    """`out` `[groups, group_bytes]` from rows of blocks `w` `[N, bytes]`; the last row stands in for those that are not there.
+
+    Where `shares` weights have equal parts of each group, this is number `share`.
+    """
+    form = FORMATS[encoding]
+    size = BLOCK_FORMATS[encoding].bytes
+    here = ROWS // shares
+    for group in ctx.parallel(out.shape[0]):
+        for i in range(here):
+            source = w[k.min(group * here + i, w.shape[0] - 1)]
+            row = share * here + i
+            for b in range(w.shape[1] // size):
+                unit = out[group, b * form.unit_bytes : (b + 1) * form.unit_bytes]
+                scales, lines = unit[: form.scale_bytes], unit[form.scale_bytes :].view(k.u32)
+                block = source[b * size :]
+                if encoding == "Q4_0":
+                    pack_q4_0(lines, scales, row, block)
+                if encoding == "Q8_0":
+                    pack_q8_0(lines, scales, row, block)
+                if form.affine:
+                    pack_affine(lines, scales, row, block, form)
+                if encoding == "Q6_K":
+                    pack_q6_k(lines, scales, row, block)
+
+
+def _lower_pack(
+    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+) -> KernelCall:
+    encoding: str = attributes["encoding"]
+    shares, share = attributes.get("shares", 1), attributes.get("share", 0)
+    if encoding in int8_panels.ENCODINGS:
+        return int8_panels.lower_pack(operands, results, encoding)
+    if encoding not in FORMATS:
+        return panels.lower_pack(operands, results, encoding == "rows", shares, share)
+    args = (
+        view("result", 0, results[0], static=False),
+        view("operand", 0, operands[0], static=False),
+    )
+    return KernelCall(pack, args, {"encoding": encoding, "shares": shares, "share": share})
+
+
+LOWERINGS = {"mok.pack": _lower_pack}

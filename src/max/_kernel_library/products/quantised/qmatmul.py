@@ -1,0 +1,188 @@
+"""Products with quantised weights: parts of the weight are decoded into scratch memory that stays in the cache.
+
+These kernels take any format on any machine; rows of x are not rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from max import kernel as k
+from max._kernel_library.lowering import KernelCall, Operand, view
+from max._kernel_library.products.quantised.dequantise import decode_block
+from max.dtype.blocks import BLOCK_FORMATS
+
+COLUMNS = 4
+"""Rows of the weight that are decoded together."""
+DEPTH = 1024
+"""Elements of each that are decoded at once: a whole number of blocks of every format."""
+ROWS = 64
+"""Most rows of x that share what was decoded."""
+ROWS_AT_ONCE = 2
+"""Rows of x that are multiplied at once."""
+GPTQ_DEPTH = 256
+"""Inputs of a GPTQ weight that are decoded at once."""
+GPTQ_ROWS_AT_ONCE = 4
+
+
+@k.inline
+def add_dots(sums: Any, x: Any, w: Any, depth: Any, rows: int, width: int) -> None:
+    """Adds the dot products of rows of `x` and of decoded rows `w` `[COLUMNS, DEPTH]` to `sums` `[rows, COLUMNS]`."""
+    acc = k.tile(k.f32, (rows, COLUMNS), width=width, fill=0.0)
+    for p in range(0, depth, width):
+        right = [w.load(c, p, width=width) for c in k.static_range(COLUMNS)]
+        for r in k.static_range(rows):
+            left = k.cast(x.load(r, p, width=width), k.f32)
+            for c in k.static_range(COLUMNS):
+                acc[r, c] = k.fma(left, right[c], acc[r, c])
+    for r in k.static_range(rows):
+        for c in k.static_range(COLUMNS):
+            sums[r, c] += k.reduce_add(acc[r, c])
+
+
+@k.kernel
+def qmatmul(out: k.Output, x: k.Input, w: k.Input, ctx: k.Context, *, encoding: str) -> None:
+    """`out` `[M, N]` from `x` `[M, K]` and rows of blocks `w` `[N, bytes]`."""
+    elements, size = BLOCK_FORMATS[encoding]
+    width = ctx.target.width(k.f32)
+    decoded = ctx.scratch(k.f32, (COLUMNS, DEPTH))
+    sums = ctx.scratch(k.f32, (ROWS, COLUMNS))
+    inner = x.shape[1]
+    tasks = (k.ceildiv(out.shape[0], ROWS), k.ceildiv(out.shape[1], COLUMNS))
+    for row_block, column_block in ctx.parallel(tasks):
+        first = row_block * ROWS
+        rows = k.min(out.shape[0] - first, ROWS)
+        column = column_block * COLUMNS
+        for r in range(rows):
+            for c in k.static_range(COLUMNS):
+                sums[r, c] = 0.0
+        for begin in range(0, inner, DEPTH):
+            depth = k.min(inner - begin, DEPTH)
+            for c in k.static_range(COLUMNS):
+                # what is missing of the last columns is decoded again, and not stored
+                at = k.min(column + c, out.shape[1] - 1)
+                for b in range(depth // elements):
+                    block = w[at, (begin // elements + b) * size :]
+                    decode_block(decoded[c, b * elements :], block, encoding)
+            r = k.i64(0)
+            while r + ROWS_AT_ONCE <= rows:
+                add_dots(sums[r:], x[first + r :, begin:], decoded, depth, ROWS_AT_ONCE, width)
+                r += ROWS_AT_ONCE
+            while r < rows:
+                add_dots(sums[r:], x[first + r :, begin:], decoded, depth, 1, width)
+                r += 1
+        for r in range(rows):
+            for c in k.static_range(COLUMNS):
+                if column + c < out.shape[1]:
+                    out[first + r, column + c] = sums[r, c]
+
+
+@k.inline
+def add_outer(sums: Any, x: Any, w: Any, depth: Any, rows: int, width: int) -> None:
+    """Adds the products of rows of `x` with decoded inputs `w` `[depth, width]` to `sums` `[rows, width]`."""
+    acc = k.tile(k.f32, (rows,), width=width)
+    for r in k.static_range(rows):
+        acc[r] = sums.load(r, 0, width=width)
+    for p in range(depth):
+        right = w.load(p, 0, width=width)
+        for r in k.static_range(rows):
+            acc[r] = k.fma(k.splat(k.f32(x[r, p]), width), right, acc[r])
+    for r in k.static_range(rows):
+        sums.store(r, 0, value=acc[r])
+
+
+@k.kernel
+def qmatmul_gptq(
+    out: k.Output,
+    x: k.Input,
+    weight: k.Input,
+    zeros: k.Input,
+    scales: k.Input,
+    *g_idx: k.Input,
+    ctx: k.Context,
+    bits: int,
+    group_size: int,
+) -> None:
+    """`out` `[M, N]` from `x` `[M, K]` and a GPTQ weight; with `g_idx` `[K]` the groups of the inputs are in any order."""
+    width = ctx.target.width(k.f32)
+    packed, mask = 32 // bits, 2**bits - 1
+    decoded = ctx.scratch(k.f32, (GPTQ_DEPTH, width))
+    sums = ctx.scratch(k.f32, (ROWS, width))
+    inner = x.shape[1]
+    # groups are checked even where there are no rows or columns
+    tasks = (k.max(k.ceildiv(out.shape[0], ROWS), 1), k.max(k.ceildiv(out.shape[1], width), 1))
+    for row_block, column_block in ctx.parallel(tasks):
+        first = row_block * ROWS
+        rows = k.min(out.shape[0] - first, ROWS)
+        column = column_block * width
+        lanes = k.iota(k.i64, width) + column
+        inside = lanes < out.shape[1]
+        shifts = k.cast(lanes % packed * bits, k.i32)
+        for r in range(rows):
+            sums.store(r, 0, value=k.splat(k.f32(0), width))
+        group = k.i64(-1)
+        scale = k.splat(k.f32(0), width)
+        zero = k.splat(k.i32(0), width)
+        for begin in range(0, inner, GPTQ_DEPTH):
+            depth = k.min(inner - begin, GPTQ_DEPTH)
+            for word in range(depth // packed):
+                q = weight.load(begin // packed + word, column, width=width, mask=inside)
+                for j in k.static_range(packed):
+                    at = begin + word * packed + j
+                    of = k.i64(g_idx[0][at]) if len(g_idx) else at // group_size
+                    if of != group:
+                        if of < 0 or of >= scales.shape[0]:
+                            raise IndexError(
+                                "g_idx has the group {}, there are {}",
+                                of,
+                                scales.shape[0],
+                            )
+                        group = of
+                        scale = k.cast(scales.load(of, column, width=width, mask=inside), k.f32)
+                        words = zeros[of].gather(lanes // packed, mask=inside)
+                        zero = ((words >> shifts) + 1) & mask
+                    value = k.cast((q >> (bits * j) & mask) - zero, k.f32)
+                    decoded.store(word * packed + j, 0, value=value * scale)
+            r = k.i64(0)
+            while r + GPTQ_ROWS_AT_ONCE <= rows:
+                add_outer(
+                    sums[r:], x[first + r :, begin:], decoded, depth, GPTQ_ROWS_AT_ONCE, width
+                )
+                r += GPTQ_ROWS_AT_ONCE
+            while r < rows:
+                add_outer(sums[r:], x[first + r :, begin:], decoded, depth, 1, width)
+                r += 1
+        for r in range(rows):
+            out.store(first + r, column, value=sums.load(r, 0, width=width), mask=inside)
+
+
+def _rows_and_columns(value: Operand) -> tuple[range, tuple[int]]:
+    last = len(value.shape) - 1
+    return range(last), (last,)
+
+
+def _lower_qmatmul(
+    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+) -> KernelCall:
+    args = (
+        view("result", 0, results[0], _rows_and_columns(results[0]), static=False),
+        view("operand", 0, operands[0], _rows_and_columns(operands[0]), static=False),
+        view("operand", 1, operands[1], static=False),
+    )
+    return KernelCall(qmatmul, args, {"encoding": attributes["encoding"]})
+
+
+def _lower_qmatmul_gptq(
+    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+) -> KernelCall:
+    args = (
+        view("result", 0, results[0], _rows_and_columns(results[0]), static=False),
+        view("operand", 0, operands[0], _rows_and_columns(operands[0]), static=False),
+        *(view("operand", i, operands[i], static=False) for i in range(1, len(operands))),
+    )
+    params = {"bits": attributes["bits"], "group_size": attributes["group_size"]}
+    return KernelCall(qmatmul_gptq, args, params)
+
+
+LOWERINGS = {"mo.qmatmul": _lower_qmatmul, "mo.qmatmul_gptq": _lower_qmatmul_gptq}

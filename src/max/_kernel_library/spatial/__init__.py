@@ -1,0 +1,1 @@
+"""Convolution, pooling, folding and resizing over images and volumes."""

@@ -1,0 +1,198 @@
+"""Transposed convolutions over images.
+
+All workers first copy the input into a workspace that has its margin around it, and the filter as strips of two vectors' width. Columns
+of the result that are a stride apart see the same taps, of neighbouring columns of the input: they make the tiles, whose sums stay in
+registers through all taps and channels. No zeros are multiplied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from max import kernel as k
+from max._kernel_library.lowering import KernelCall, Operand, Workspace, product, view
+from max._kernel_library.products.matmul import identity
+from max._kernel_library.spatial.conv_input import image_axes, pad_input
+from max._kernel_library.tiles.register_tiles import multiply_add
+from max.dtype import DType
+
+MAX_HEIGHT, MAX_STRIP = 12, 32
+"""Most positions of a tile, most columns of a strip."""
+
+
+@k.inline
+def pack_filter(packed: Any, weight: Any, groups: int, ctx: Any) -> None:
+    """Copies a filter `[taps * channels, F]` as `[groups, strips, taps * channels, strip]`; columns that a strip lacks are 0."""
+    width = ctx.target.width(packed.dtype)
+    features = weight.shape[1] // groups
+    strips = k.ceildiv(features, 2 * width)
+    for g, strip, i in ctx.parallel((groups, strips, weight.shape[0])):
+        at = ((g * strips + strip) * weight.shape[0] + i) * (2 * width)
+        for j in k.static_range(2):
+            column = strip * (2 * width) + j * width
+            mask = k.iota(k.i64, width) + column < features
+            value = weight.load(i, g * features + column, width=width, mask=mask)
+            packed.store(at + j * width, value=k.cast(value, packed.dtype))
+
+
+@k.inline
+def add_products(
+    sums: Any, a: Any, at: Any, step: Any, b: Any, start: Any, size: Any, height: int, width: int
+) -> None:
+    """Adds to a tile the products of `size` neighbouring elements of each position with rows of a strip.
+
+    Args:
+        sums: `height` × 2 vectors.
+        a: The padded input, flat.
+        at: Where the first position's elements begin.
+        step: From position to position.
+        b: The packed filter, flat.
+        start: Where the strip's rows begin.
+        size: How many elements.
+        height: Positions.
+        width: Lanes of a vector.
+    """
+    for n in range(size):
+        low = b.load(start + n * (2 * width), width=width)
+        high = b.load(start + n * (2 * width) + width, width=width)
+        for i in k.static_range(height):
+            left = k.splat(a[at + n + i * step], width)
+            sums[i, 0] = multiply_add(sums[i, 0], left, low)
+            sums[i, 1] = multiply_add(sums[i, 1], left, high)
+
+
+@k.inline
+def store_tile(
+    out: Any, row: Any, step: Any, count: Any, col: Any, here: Any, sums: Any, room: Any,
+    height: int, width: int, epilogue: Any, extra: Any,
+) -> None:  # fmt: skip
+    """Writes the first `count` positions of a tile to rows `row + i * step`, and to `here` columns from `col` on."""
+    for i in k.static_range(height):
+        for j in k.static_range(2):
+            room.store((i * 2 + j) * width, value=sums[i, j])
+    for i in range(count):
+        at = row + i * step
+        for j, mask in k.vectors(here, width):
+            v = room.load(i * (2 * width) + j, width=width)
+            out.store(at, col + j, value=epilogue(v, at, col + j, mask, extra), mask=mask)
+
+
+@k.inline
+def heights(ctx: Any) -> Any:
+    """The heights of tiles: most positions, two thirds of them, a third."""
+    return (12, 8, 4) if ctx.target.registers >= 32 else (6, 4, 2)
+
+
+@k.kernel
+def conv_transpose(
+    out: k.Output,
+    x: k.Input,
+    weight: k.Input,
+    padded: k.InOut,
+    packed: k.InOut,
+    *extra: k.Input,
+    ctx: k.Context,
+    stride: Any,
+    dilation: Any,
+    padding: Any,
+    margin: Any,
+    epilogue: Any = identity,
+) -> None:
+    """`out` `[N, 1, H, W, F]` from `x` `[N, 1, H, W, C]` and `weight` `[R, S, C, F]`.
+
+    Columns of the result that are `stride` apart see the same taps, of neighbouring columns of `x`: they make the tiles.
+    `margin` is what `x` gets around it: before and after H, before and after W.
+    """
+    width = ctx.target.width(padded.dtype)
+    taps = weight.shape
+    channels = taps[2]
+    depth = taps[0] * taps[1] * channels
+    strips = k.ceildiv(taps[3], 2 * width)
+    tall = x.shape[2] + margin[0] + margin[1]
+    wide = x.shape[3] + margin[2] + margin[3]
+    pad_input(padded, x, (0, margin[0], margin[2]), (1, tall, wide), 1, ctx)
+    pack_filter(packed, weight.reshape(depth, taps[3]), 1, ctx)
+    ctx.barrier()
+    rows = out.reshape(out.shape[0] * out.shape[2] * out.shape[3], taps[3])
+    room = ctx.scratch(padded.dtype, (MAX_HEIGHT * 2 * width,))
+    for strip, n, h, phase in ctx.parallel((strips, out.shape[0], out.shape[2], stride[1])):
+        column = strip * (2 * width)
+        here = k.min(taps[3] - column, 2 * width)
+        filter_at = strip * depth * (2 * width)
+        row = (n * out.shape[2] + h) * out.shape[3] + phase
+        columns = k.ceildiv(out.shape[3] - phase, stride[1])
+        w = k.i64(0)
+        while w < columns:
+            left = columns - w
+            done = k.i64(0)
+            for height in k.unroll(heights(ctx)):
+                smaller = height - heights(ctx)[2]
+                if done == 0 and (left > smaller or smaller == 0):
+                    sums = k.tile(padded.dtype, (height, 2), width=width, fill=0)
+                    for r in range(taps[0]):
+                        from_h = h + padding[0] - r * dilation[0]
+                        if from_h % stride[0] == 0:
+                            line = (n * tall + from_h // stride[0] + margin[0]) * wide
+                            for s in range(taps[1]):
+                                from_w = phase + padding[2] - s * dilation[1]
+                                if from_w % stride[1] == 0:
+                                    a = line + w + from_w // stride[1] + margin[2]
+                                    b = filter_at + (r * taps[1] + s) * channels * (2 * width)
+                                    add_products(
+                                        sums, padded, a * channels, channels, packed, b, channels,
+                                        height, width,
+                                    )  # fmt: skip
+                    done = k.min(left, height)
+                    store_tile(
+                        rows, row + w * stride[1], stride[1], done, column, here, sums, room,
+                        height, width, epilogue, extra,
+                    )  # fmt: skip
+            w += done
+
+
+def _workspaces(
+    x: Operand, sizes: Sequence[Any], weight: Operand, groups: int, channels: Any, step: int
+) -> tuple[Workspace, Workspace]:
+    """Memory for the padded input, whose positions have `channels` a group, and for the packed filter."""
+    sums = x.dtype
+    if sums.size_in_bytes < 4:
+        sums = DType.float32 if sums.is_float() else DType.int32
+    # tiles at the end of a row read, and drop, what lies behind it
+    beyond = channels * (MAX_HEIGHT * step)
+    padded = product((x.shape[0], *sizes, x.shape[-1])) + beyond
+    depth = product(weight.shape[:-1])
+    packed = depth * (weight.shape[-1] + groups * MAX_STRIP)
+    return Workspace(sums, (padded,)), Workspace(sums, (packed,))
+
+
+def _lower_conv_transpose(
+    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+) -> KernelCall:
+    x, weight = operands
+    names = ("stride", "dilation", "padding", "output_padding")
+    stride, dilation, padding, more = (tuple(int(n) for n in attributes[name]) for name in names)
+    margin: list[int] = []
+    for i in range(2):
+        reach = (weight.shape[i] - 1) * dilation[i]
+        before = max(0, -((padding[2 * i] - reach) // stride[i]))
+        after = max(0, (reach + more[i] - padding[2 * i + 1]) // stride[i])
+        margin += [before, after]
+    sizes = [x.shape[1 + i] + margin[2 * i] + margin[2 * i + 1] for i in range(2)]
+    workspaces = _workspaces(x, sizes, weight, 1, x.shape[-1], 1)
+    args = (
+        view("result", 0, results[0], image_axes(4), static=False),
+        view("operand", 0, x, image_axes(4), static=False),
+        view("operand", 1, weight, static=False),
+        *(view("workspace", i, space, static=False) for i, space in enumerate(workspaces)),
+    )
+    params = {
+        "stride": stride,
+        "dilation": dilation,
+        "padding": padding,
+        "margin": tuple(margin),
+    }
+    return KernelCall(conv_transpose, args, params, epilogue=True, workspaces=workspaces)
+
+
+LOWERINGS = {"mo.conv_transpose": _lower_conv_transpose}

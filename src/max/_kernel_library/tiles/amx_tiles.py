@@ -1,0 +1,121 @@
+"""Products of bf16 in the matrix tiles of AMX: 16 or 32 rows by panels of 32 columns, for all kernels that pack their operands.
+
+Rows lie in tiles of 1 KB, `[tiles of rows][tiles of k][16][32]`, filled up with zeros. A panel has pairs of neighbours in k side by side,
+`[K / 2][32][2]`, as without AMX: a tile of it, 16 pairs of 16 columns, is read where it lies, with rows 128 bytes apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from max import kernel as k
+from max._kernel_library.tiles.register_tiles import Tiling
+from max.kernel import Target
+
+HEIGHT = 16
+"""Rows of a tile."""
+DEPTH = 32
+"""Elements along k of a tile."""
+TILE = HEIGHT * DEPTH
+"""Elements of a tile."""
+COLUMNS = 32
+"""Columns of a panel."""
+SHAPES = ((HEIGHT, 64),) * 8
+"""All tiles are full, what is missing is zero: sums in 0 … 3, rows in 4 and 5, columns in 6 and 7."""
+
+
+def takes_tiles(target: Target, *tilings: Tiling) -> bool:
+    """Whether products are made in matrix tiles: where all multiply pairs of bf16 and panels have 32 columns.
+
+    Args:
+        target: The machine.
+        tilings: Those of the products without them.
+    """
+    return target.float_tile_products and all(
+        t.pair == 2 and 2 * t.width == COLUMNS for t in tilings
+    )
+
+
+def of_tiles(t: Tiling) -> Tiling:
+    """A tiling with the rows of a tile."""
+    return replace(t, height=HEIGHT)
+
+
+@k.inline
+def copy_tiles(packed: Any, rows: Any) -> None:
+    """Copies some rows to tiles.
+
+    Args:
+        packed: Where they go, flat.
+        rows: `[rows, k]`.
+    """
+    count, size = rows.shape[0], rows.shape[1]
+    steps = k.ceildiv(size, DEPTH)
+    for r in range(count):
+        to = r // HEIGHT * steps * TILE + r % HEIGHT * DEPTH
+        for i, mask in k.vectors(size, DEPTH):
+            packed.store(to + i * HEIGHT, value=rows.load(r, i, width=DEPTH, mask=mask))
+    for r in range(count, k.ceildiv(count, HEIGHT) * HEIGHT):
+        to = r // HEIGHT * steps * TILE + r % HEIGHT * DEPTH
+        for i in range(steps):
+            packed.store(to + i * TILE, value=k.splat(k.bf16(0), DEPTH))
+
+
+@k.inline
+def end_panel(panel: Any, count: Any) -> None:
+    """Sets to zero what follows the last rows of a panel, up to whole tiles.
+
+    Args:
+        panel: Lanes `[lanes, COLUMNS]`, flat.
+        count: How many rows of single elements there are.
+    """
+    for lane in range(k.ceildiv(count, 2), k.ceildiv(count, DEPTH) * (DEPTH // 2)):
+        for half in k.static_range(0, COLUMNS, 16):
+            panel.store(lane * COLUMNS + half, value=k.splat(k.i32(0), 16))
+
+
+@k.inline
+def multiply_rows(
+    tiles: Any, c: Any, packed: Any, panel: Any, steps: Any, first: Any, high: int, ahead: Any,
+    part: Any, lines: int,
+) -> None:  # fmt: skip
+    """Multiplies 16 or 32 rows by the columns of a panel.
+
+    Args:
+        tiles: The matrix tiles, of `SHAPES`.
+        c: The sums, `COLUMNS` a row, flat; set where `first`, else added to.
+        packed: The rows from their first tile on, flat.
+        panel: The panel, flat.
+        steps: Tiles along k.
+        first: Whether nothing was summed yet.
+        high: Tiles of rows, 1 or 2.
+        ahead: What is multiplied next, to be asked for meanwhile: a panel, flat.
+        part: Which part of it.
+        lines: Cache lines of a part in each step; none where 0.
+    """
+    if first:
+        for i in k.static_range(2 * high):
+            tiles.zero(i)
+    else:
+        for i in k.static_range(2 * high):
+            tiles.load(i, c, i // 2 * HEIGHT * COLUMNS + i % 2 * 16, stride=COLUMNS)
+    for n in range(steps):
+        right = n * (DEPTH * COLUMNS)
+        next_lines = right + part * (lines * 32)
+        # a product between any two loads: loads take as long as products
+        tiles.load(6, panel, right, stride=2 * COLUMNS)
+        tiles.load(4, packed, n * TILE, stride=DEPTH)
+        tiles.dot(0, 4, 6, k.bf16)
+        for line in k.static_range(0, lines // 2):
+            ahead.prefetch(next_lines + line * 32, locality=2)
+        tiles.load(7, panel, right + 32, stride=2 * COLUMNS)
+        tiles.dot(1, 4, 7, k.bf16)
+        for line in k.static_range(lines // 2, lines):
+            ahead.prefetch(next_lines + line * 32, locality=2)
+        if high == 2:
+            tiles.load(5, packed, (steps + n) * TILE, stride=DEPTH)
+            tiles.dot(2, 5, 6, k.bf16)
+            tiles.dot(3, 5, 7, k.bf16)
+    for i in k.static_range(2 * high):
+        tiles.store(i, c, i // 2 * HEIGHT * COLUMNS + i % 2 * 16, stride=COLUMNS)

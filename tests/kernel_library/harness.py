@@ -1,0 +1,188 @@
+"""Runs a library kernel on NumPy arrays, as the compiler would launch it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from max import kernel as k
+from max._kernel_library import library
+from max._runtime import jit, platform
+from max._runtime.pool import Pool
+from max._runtime.program import Executor, Launch, Program
+from max.dtype import DType
+from tests.guarded import Margins
+
+AVX2 = frozenset({"avx2", "fma", "f16c", "bmi", "bmi2"})
+
+
+@functools.cache
+def pool(workers: int) -> Pool:
+    """One pool for each number of workers."""
+    return Pool(workers)
+
+
+@functools.cache
+def target(name: str) -> k.Target:
+    """``"host"``, ``"avx2"`` or ``"generic"`` (what every machine of the architecture has), or ``"pairs"``; after ``"tiles "`` with emulated tiles of AMX, after ``"invariant "`` with results that do not depend on other rows."""
+    if name == "pairs":
+        # products of pairs of bf16, whatever this machine has: for plain Python
+        features = frozenset({"avx512bf16", "avx512vl"})
+        return k.Target(features, "x86_64-unknown-linux-gnu", "x86-64")
+    if name.startswith("invariant "):
+        return target(name.removeprefix("invariant ")).batch_invariantly()
+    if name.startswith("tiles "):
+        plain = target(name.removeprefix("tiles "))
+        return replace(plain, features=plain.features | {"amx-emulated"})
+    host = k.host_target()
+    if name == "host":
+        return host
+    generic = "x86-64" if host.is_x86 else "generic"
+    wanted = AVX2 & host.features if name == "avx2" else frozenset[str]()
+    return k.Target(wanted, host.triple, generic)
+
+
+class Runner:
+    """A kernel compiled for some operands, which can be run again and again."""
+
+    def __init__(
+        self,
+        name: str,
+        operands: Sequence[np.ndarray],
+        results: Sequence[tuple[Any, tuple[int, ...]]],
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        workers: int = 2,
+        machine: str = "host",
+        params: Mapping[str, Any] | None = None,
+        extra: Sequence[np.ndarray] = (),
+        few: int | None = None,
+    ) -> None:
+        self.operands = [np.ascontiguousarray(x) if x.ndim else np.array(x) for x in operands]
+        self.results = [np.empty(shape, dtype) for dtype, shape in results]
+        described = [
+            [library.Operand(DType.from_numpy(x.dtype), x.shape) for x in group]
+            for group in (self.operands, self.results)
+        ]
+        self.call = call = library.lower(name, described[0], described[1], attributes or {})
+        self.workspaces = [_aligned(w.dtype.to_numpy(), w.shape) for w in call.workspaces]
+        self.extra = extra
+        self.limit = few
+        self.machine = machine
+        specs: list[k.TensorSpec | k.ScalarType] = [
+            k.i64 if isinstance(arg, library.Limit) else k.TensorSpec(arg.dtype, arg.spec_shape())
+            for arg in call.args
+        ]
+        specs += [k.TensorSpec(DType.from_numpy(x.dtype), (None,) * x.ndim) for x in extra]
+        compiled_for = target(machine)
+        self.ir = k.specialize(
+            call.kernel, args=specs, params={**call.params, **(params or {})}, target=compiled_for
+        )
+        self.values = np.array([0, *self.ir.words(self.arguments())], np.int64)
+        entry = jit.compile_kernels([self.ir], compiled_for)[self.ir.key]
+        slots = [(i, 0) for i in range(1, len(self.values))]
+        self.launch = Launch(
+            entry,
+            slots,
+            phases=self.ir.phases,
+            serial=call.serial,
+            name=name,
+            messages=self.ir.messages,
+        )
+        self.executor = Executor(
+            pool(workers), Program([self.launch], len(self.values), self.ir.scratch_bytes)
+        )
+
+    def arguments(self) -> list[Any]:
+        """What the kernel is called with."""
+        sources = {"operand": self.operands, "result": self.results, "workspace": self.workspaces}
+        given: list[Any] = []
+        for arg in self.call.args:
+            if isinstance(arg, library.Limit):
+                guess = _guess(arg, self.machine) if self.limit is None else self.limit
+                given.append(np.int64(guess))
+                continue
+            array = sources[arg.source][arg.index]
+            view = array.reshape([int(dim) for dim in arg.shape])
+            assert view.ctypes.data == array.ctypes.data or not array.size
+            given.append(view)
+        return [*given, *self.extra]
+
+    def place(self, margins: Margins, end: bool) -> None:
+        """Moves operands, results and workspaces between pages that cannot be touched, to the end or the beginning of what is between."""
+        self.operands = [margins.guard(x, end) for x in self.operands]
+        self.results = [margins.guard(x, end) for x in self.results]
+        self.workspaces = [margins.guard(x, end, platform.CACHE_LINE) for x in self.workspaces]
+        self.values = np.array([0, *self.ir.words(self.arguments())], np.int64)
+
+    def __call__(self) -> list[np.ndarray]:
+        self.executor.run(self.values)
+        return self.results
+
+
+def together(runners: Sequence[Runner], workers: int = 2) -> Callable[[], None]:
+    """One program that runs all of them, as a model would."""
+    values = np.zeros(1, np.int64)
+    launches: list[Launch] = []
+    for runner in runners:
+        first = len(values) - 1
+        launches.append(
+            replace(runner.launch, slots=[(first + i, 0) for i, _ in runner.launch.slots])
+        )
+        values = np.concatenate([values, runner.values[1:]])
+    scratch = max(runner.ir.scratch_bytes for runner in runners)
+    executor = Executor(pool(workers), Program(launches, len(values), scratch))
+    return lambda: executor.run(values)
+
+
+def run(
+    name: str,
+    operands: Sequence[np.ndarray],
+    results: Sequence[tuple[Any, tuple[int, ...]]],
+    attributes: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> list[np.ndarray]:
+    """Compiles and runs a kernel once; operands that it changes are changed in place (they must be contiguous)."""
+    return Runner(name, operands, results, attributes, **options)()
+
+
+def _guess(limit: library.Limit, machine: str) -> int:
+    # tiles of AMX shall have all rows
+    return 0 if machine.startswith("tiles ") else limit.guess
+
+
+def _aligned(dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
+    size = int(np.prod(shape)) * dtype.itemsize
+    memory = platform.allocate(max(size, 64))
+    return memory[:size].view(dtype).reshape(shape)
+
+
+def interpreted(
+    name: str,
+    operands: Sequence[np.ndarray],
+    results: Sequence[tuple[Any, tuple[int, ...]]],
+    attributes: Mapping[str, Any] | None = None,
+    workers: int = 1,
+    machine: str = "host",
+) -> list[np.ndarray]:
+    """Runs a kernel in plain Python, which checks every index."""
+    outputs = [np.zeros(shape, dtype) for dtype, shape in results]
+    described = [
+        [library.Operand(DType.from_numpy(x.dtype), x.shape) for x in group]
+        for group in (operands, outputs)
+    ]
+    call = library.lower(name, described[0], described[1], attributes or {})
+    workspaces = [np.zeros(w.shape, w.dtype.to_numpy()) for w in call.workspaces]
+    sources = {"operand": operands, "result": outputs, "workspace": workspaces}
+    views = [
+        _guess(arg, machine)
+        if isinstance(arg, library.Limit)
+        else sources[arg.source][arg.index].reshape(arg.shape)
+        for arg in call.args
+    ]
+    k.interpret(call.kernel, views, call.params, num_workers=workers, target=target(machine))
+    return outputs

@@ -1,0 +1,275 @@
+"""Code for arm64, which needs no such machine: LLVM cross-compiles the main kernels, and their inner loops are read.
+
+A loop is a basic block that jumps back to itself, so what it has is what is done for each step. Numbers of instructions are bounds that a
+change may only lower; they are the speed of these kernels as far as it shows without a machine.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from typing import Any, NamedTuple
+
+import pytest
+
+from max import kernel as k
+from max._compiler.pipeline import compile_module
+from max._kernel_library import library, panels
+from max._kernel_library.products.quantised.packed import FORMATS
+from max._runtime import jit
+from max.dtype import DType
+from max.graph import DeviceRef, Graph, TensorType, ops
+from max.kernel import host
+
+TRIPLE = "aarch64-unknown-linux-gnu"
+F32, BF16, F16 = DType.float32, DType.bfloat16, DType.float16
+# functions that every process has
+LIBRARY = {"memset", "memcpy", "memmove"}
+# processors by what they have: of 2016 (Cortex-A72), 2019 (Neoverse N1, Apple M1), 2021 (Neoverse V1, Apple M2)
+PLAIN, DOT, MATRIX = (), ("dotprod",), ("dotprod", "i8mm", "bf16")
+
+pytestmark = pytest.mark.plain_code
+
+
+class Loop(NamedTuple):
+    """The instructions of a loop, and how often it has each."""
+
+    lines: list[str]
+    ops: Counter[str]
+
+    def spills(self) -> list[str]:
+        """Vectors that are kept on the stack."""
+        return [x for x in self.lines if re.match(r"(ld|st)[a-z]*\s+[qd]\d.*\[sp", x)]
+
+
+def target(features: tuple[str, ...]) -> k.Target:
+    return k.Target(frozenset(features), TRIPLE)
+
+
+def assembly(ir: k.KernelIR, features: tuple[str, ...]) -> str:
+    machine = target(features)
+    text = jit.Compiler(jit.Machine.of(machine)).assembly(k.emit_llvm(ir, machine))
+    called = set(re.findall(r"\bbl\s+(\w+)", text))
+    assert called <= LIBRARY, called
+    return text
+
+
+@functools.cache
+def compiled(kind: str, features: tuple[str, ...]) -> str:
+    """The code of a product with a packed weight of 64 columns."""
+    dtype, encoding, inner = {
+        "f32": (F32, "rows", 64),
+        "bf16": (BF16, "rows", 64),
+        "f16": (F16, "rows", 64),
+        "int8": (DType.int8, "int8 rows", 64),
+    }.get(kind, (F32, kind, 512))
+    packed, result = (2, panels.panel_elements(inner)), dtype
+    stored = dtype
+    if kind in FORMATS:
+        packed, stored = (2, FORMATS[kind].group_bytes(inner)), DType.uint8
+    if kind == "int8":
+        stored, result = DType.uint8, DType.int32
+    return code(
+        "mok.packed_matmul",
+        [(dtype, (7, inner)), (stored, packed)],
+        (result, (7, 64)),
+        {"encoding": encoding, "streamed": False},
+        features,
+    )
+
+
+def code(
+    name: str, operands: Any, result: Any, attributes: dict[str, Any], features: tuple[str, ...]
+) -> str:
+    described = [[library.Operand(*x) for x in group] for group in (operands, [result])]
+    call = library.lower(name, *described, attributes)
+    specs = [
+        k.i64 if isinstance(arg, library.Limit) else k.TensorSpec(arg.dtype, arg.spec_shape())
+        for arg in call.args
+    ]
+    ir = k.specialize(call.kernel, args=specs, params=call.params, target=target(features))
+    return assembly(ir, features)
+
+
+def loops(text: str) -> list[Loop]:
+    """The innermost loops of a function."""
+    found: list[Loop] = []
+    for block in re.split(r"\n(?=\.?\w+:)", text):
+        label, *rest = block.split("\n")
+        name = label.split(":")[0]
+        lines = [re.sub(r"\s*//.*", "", x).strip() for x in rest if re.match(r"\t[a-z]", x)]
+        ends = [n for n, x in enumerate(lines) if x.startswith("b") and re.search(rf"{name}$", x)]
+        if ends:
+            body = lines[: ends[0] + 1]
+            found.append(Loop(body, Counter(x.split()[0] for x in body)))
+    return found
+
+
+def with_most(text: str, instruction: str) -> list[Loop]:
+    """The loops that have this instruction as often as any has."""
+    every = loops(text)
+    most = max(loop.ops[instruction] for loop in every)
+    assert most > 0, f"no loop has {instruction}"
+    return [loop for loop in every if loop.ops[instruction] == most]
+
+
+@pytest.mark.parametrize(
+    ("kind", "features", "instruction"),
+    [
+        ("f32", PLAIN, "fmla"),
+        ("f16", PLAIN, "fmla"),
+        ("bf16", PLAIN, "fmla"),
+        ("bf16", MATRIX, "bfdot"),
+        ("int8", DOT, "sdot"),
+        ("int8", MATRIX, "usdot"),
+    ],
+    ids=lambda x: "+".join(x) if isinstance(x, tuple) else x,
+)
+def test_tiles_of_many_rows(kind: str, features: tuple[str, ...], instruction: str) -> None:
+    """24 products a step in k take two loads of columns and one of each row, which is multiplied as a lane."""
+    text = compiled(kind, features)
+    tiles = [loop for loop in loops(text) if loop.ops[instruction] == 24 and "prfm" not in loop.ops]
+    assert tiles
+    for loop in tiles:
+        assert len(loop.lines) <= 46, "\n".join(loop.lines)
+        assert not loop.spills()
+        assert not {"dup", "ld1r", "fmov", "fcvt"} & loop.ops.keys(), loop.ops
+        assert all("[0]" in line for line in loop.lines if line.startswith(instruction))
+
+
+@pytest.mark.parametrize(
+    ("features", "instruction", "products", "most"),
+    [(PLAIN, "fmla", 32, 68), (MATRIX, "bfdot", 16, 32)],
+    ids=("widened", "pairs"),
+)
+def test_few_rows_of_bf16(
+    features: tuple[str, ...], instruction: str, products: int, most: int
+) -> None:
+    """Eight rows by two vectors: elements of 16 bits stay in vector registers on their way to f32."""
+    every = loops(compiled("bf16", features))
+    few = [x for x in every if x.ops[instruction] == products and "prfm" not in x.ops]
+    assert few
+    for loop in few:
+        assert len(loop.lines) <= most, "\n".join(loop.lines)
+        assert not {"dup", "ldrh", "fmov", "uzp1"} & loop.ops.keys(), loop.ops
+
+
+@pytest.mark.parametrize(
+    ("encoding", "features", "instruction", "most"),
+    [
+        ("Q4_0", DOT, "sdot", 225),
+        ("Q4_0", MATRIX, "usdot", 225),
+        ("Q8_0", DOT, "sdot", 225),
+        ("Q8_0", MATRIX, "usdot", 160),
+        ("Q4_K", MATRIX, "usdot", 340),
+        ("Q6_K", DOT, "sdot", 530),
+        ("Q4_0", PLAIN, "smull", 480),
+    ],
+    ids=lambda x: "+".join(x) if isinstance(x, tuple) else str(x),
+)
+def test_products_of_bytes(
+    encoding: str, features: tuple[str, ...], instruction: str, most: int
+) -> None:
+    """A block of 32 by 32 elements takes 64 products of 16 bytes, and one row or four of x with what unpacks and scales it."""
+    text = compiled(encoding, features)
+    blocks = with_most(text, instruction)
+    assert blocks[0].ops[instruction] == 64
+    for loop in blocks:
+        assert len(loop.lines) <= most, "\n".join(loop.lines)
+        # products are made of bytes, not of what they are widened to
+        assert not {"mla", "mul", "sshr"} & loop.ops.keys(), loop.ops
+        if features:
+            assert all(".4b[" in line for line in loop.lines if line.startswith(instruction))
+    if encoding in ("Q4_0", "Q8_0") and features:
+        # four loops of four rows, one of a single row: a column of each of three loops may wait on the stack, as the
+        # outer loops' polls for interrupts keep no vector register on arm64
+        assert sum(len(loop.spills()) for loop in blocks) <= 10
+
+
+def test_attention() -> None:
+    operands = [
+        (BF16, ("tokens", 6, 64)),
+        (DType.uint32, ("offsets",)),
+        (BF16, ("pages", 2, 4, 128, 2, 64)),
+        (DType.uint32, ("batch",)),
+        (DType.uint32, ("batch", "most")),
+        (DType.uint32, ("steps", 2)),
+        (DType.uint32, ()),
+        (F32, ()),
+    ]
+    attributes = {"mask": "causal", "local_window_size": -1}
+    text = code("mo.attention.ragged.paged", operands, operands[0], attributes, MATRIX)
+    for loop in with_most(text, "bfdot"):
+        assert not loop.spills()
+    # one token: keys are widened in vectors, and no lane by itself
+    assert not re.search(r"\bfcvt\s|\bumov\b", text)
+
+
+@functools.cache
+def regions(features: tuple[str, ...], dtype: DType) -> str:
+    """The code of fused ops over rows and columns."""
+    device = DeviceRef.CPU()
+    with Graph("regions", input_types=[TensorType(dtype, ("n", 256), device)] * 2) as graph:
+        x, y = (value.tensor for value in graph.inputs)
+        graph.output(
+            ops.softmax(y),
+            ops.silu(x) * y,
+            ops.gelu(x),
+            ops.max(x, axis=1),
+            ops.sum(y, axis=0),
+            ops.cast(x, F16),
+            ops.cast(x, DType.int8),
+        )
+    module = graph.to_mlir()
+    irs = compile_module(module, [f"input{i}" for i in range(2)], target(features))[1]
+    return "\n".join(assembly(ir, features) for ir in irs.values())
+
+
+@pytest.mark.parametrize("features", [PLAIN, MATRIX], ids="+".join)
+def test_regions_convert_in_vectors(features: tuple[str, ...]) -> None:
+    text = regions(features, BF16)
+    assert not re.search(r"\b(umov|smov|fcvt)\s", text)
+    assert ("bfcvtn" in text) == bool(features)
+    assert re.search(r"fcvtn\s+v\d+\.4h, v\d+\.4s", text)
+    # minima and maxima that keep NaN are one instruction
+    assert "fmaxv" in text and "fcmgt" not in text
+
+
+def test_features_are_told_to_llvm() -> None:
+    machine = target(DOT)
+    assert machine.feature_string == (
+        "+dotprod,+fp-armv8,+neon,-bf16,-fp16fml,-fullfp16,-i8mm,-lse,-rcpc,-rdm,-sve,-sve2"
+    )
+    assert machine.width(k.f32) == 4 and machine.registers == 32
+    assert machine.signed_bytes and not target(MATRIX).signed_bytes
+    assert target(("sve2",)).has("neon")
+
+
+@pytest.mark.parametrize(
+    ("words", "want"),
+    [
+        ({16: 0b11}, {"fp-armv8", "neon"}),
+        ({16: 0b11 | 1 << 20, 26: 1 << 13 | 1 << 14}, {"fp-armv8", "neon", "dotprod", "i8mm", "bf16"}),
+    ],
+)  # fmt: skip
+def test_linux_says_what_a_processor_has(
+    monkeypatch: pytest.MonkeyPatch, words: dict[int, int], want: set[str]
+) -> None:
+    class Library:
+        @staticmethod
+        def getauxval(vector: int) -> int:
+            return words.get(vector, 0)
+
+    class Function:
+        restype = argtypes = None
+
+        def __call__(self, vector: int) -> int:
+            return Library.getauxval(vector)
+
+    fake = type("libc", (), {"getauxval": Function()})
+    monkeypatch.setattr(host.ctypes, "CDLL", lambda _: fake)
+    monkeypatch.setattr(host.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(host.llvm, "get_host_cpu_features", lambda: {"neon": True, "dotprod": True})
+    monkeypatch.setattr(host.sys, "platform", "linux")
+    assert host.host_features.__wrapped__() == want

@@ -1,0 +1,231 @@
+"""Ragged paged attention against NumPy in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from max._runtime.program import KernelError
+from tests.kernel_library.harness import run
+from tests.tolerance import assert_close
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
+
+
+@dataclass
+class Cache:
+    """A filled paged cache and a ragged batch of queries over it."""
+
+    q: np.ndarray
+    offsets: np.ndarray
+    blocks: np.ndarray
+    cache_lengths: np.ndarray
+    lookup_table: np.ndarray
+    layer: int
+
+    def operands(self, scale: float) -> list[np.ndarray]:
+        new = np.diff(self.offsets.astype(np.int64))
+        longest = [[max(new, default=0), max(self.cache_lengths + new, default=0)]]
+        return [
+            self.q,
+            self.offsets,
+            self.blocks,
+            self.cache_lengths,
+            self.lookup_table,
+            np.array(longest, np.uint32),
+            np.array(self.layer, np.uint32),
+            np.array(scale, np.float32),
+        ]
+
+
+def make_cache(
+    lengths: list[tuple[int, int]],
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    dtype: np.dtype,
+    seed: int = 0,
+) -> Cache:
+    """``lengths``: cached and new tokens of each sequence."""
+    rng = np.random.default_rng(seed)
+    needed = [-(-(cached + new) // page_size) for cached, new in lengths]
+    pages, layers, layer = sum(needed) + 3, 2, 1
+    order = rng.permutation(pages)
+    lookup = np.zeros((len(lengths), max([*needed, 1])), np.uint32)
+    at = 0
+    for row, count in enumerate(needed):
+        lookup[row, :count] = order[at : at + count]
+        at += count
+    total = sum(new for _, new in lengths)
+    blocks = rng.standard_normal(
+        (pages, 2, layers, page_size, kv_heads, head_dim), np.float32
+    ).astype(dtype)
+    q = rng.standard_normal((total, heads, head_dim), np.float32).astype(dtype)
+    offsets = np.cumsum([0, *(new for _, new in lengths)]).astype(np.uint32)
+    return Cache(
+        q, offsets, blocks, np.array([cached for cached, _ in lengths], np.uint32), lookup, layer
+    )
+
+
+def reference(cache: Cache, scale: float, mask: str, window: int) -> np.ndarray:
+    heads, kv_heads = cache.q.shape[1], cache.blocks.shape[4]
+    page_size = cache.blocks.shape[3]
+    out = np.zeros(cache.q.shape)
+    for b, cached in enumerate(cache.cache_lengths.astype(int)):
+        begin, end = int(cache.offsets[b]), int(cache.offsets[b + 1])
+        total = cached + end - begin
+        tokens = np.arange(total)
+        rows = cache.blocks[
+            cache.lookup_table[b][tokens // page_size], :, cache.layer, tokens % page_size
+        ].astype(np.float64)
+        for i in range(begin, end):
+            position = cached + i - begin
+            if mask == "null":
+                seen = np.ones(total, bool)
+            else:
+                seen = tokens <= position
+            if mask == "sliding_window":
+                seen &= tokens > position - window
+            if mask == "chunked_causal":
+                seen &= tokens // window == position // window
+            for h in range(heads):
+                keys, values = (
+                    rows[seen, 0, h * kv_heads // heads],
+                    rows[seen, 1, h * kv_heads // heads],
+                )
+                scores = keys @ cache.q[i, h].astype(np.float64) * scale
+                weights = np.exp(scores - scores.max())
+                out[i, h] = weights @ values / weights.sum()
+    return out
+
+
+def check(
+    cache: Cache,
+    mask: str = "causal",
+    window: int = -1,
+    scale: float | None = None,
+    **options: object,
+) -> None:
+    scale = cache.q.shape[2] ** -0.5 if scale is None else scale
+    want = reference(cache, scale, mask, window)
+    attributes = {"mask": mask, "local_window_size": window}
+    (got,) = run(
+        "mo.attention.ragged.paged",
+        cache.operands(scale),
+        [(cache.q.dtype, cache.q.shape)],
+        attributes,
+        **options,
+    )
+    assert_close(got, want.astype(cache.q.dtype), dtype=cache.q.dtype)
+
+
+@pytest.mark.parametrize("machine", ["host", "avx2", "generic"])
+@pytest.mark.parametrize("dtype", [F32, BF16, F16], ids=str)
+def test_prefill_and_decode_together(dtype: np.dtype, machine: str) -> None:
+    check(make_cache([(0, 19), (70, 1), (3, 50), (200, 2)], 6, 2, 64, 32, dtype), machine=machine)
+
+
+@settings(max_examples=30)
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 150), st.integers(1, 60)), min_size=1, max_size=4),
+    heads=st.sampled_from([(1, 1), (4, 4), (9, 3), (8, 1)]),
+    head_dim=st.sampled_from([16, 24, 33, 64, 80]),
+    dtype=st.sampled_from([F32, BF16]),
+    page_size=st.sampled_from([1, 7, 16, 128]),
+    mask=st.sampled_from(["causal", "null", "sliding_window", "chunked_causal"]),
+    window=st.sampled_from([1, 5, 33]),
+    workers=st.sampled_from([1, 2]),
+)
+def test_shapes_and_masks(
+    lengths: list[tuple[int, int]],
+    heads: tuple[int, int],
+    head_dim: int,
+    dtype: np.dtype,
+    page_size: int,
+    mask: str,
+    window: int,
+    workers: int,
+) -> None:
+    check(
+        make_cache(lengths, *heads, head_dim, page_size, dtype, seed=sum(map(sum, lengths))),
+        mask,
+        window,
+        workers=workers,
+    )
+
+
+@pytest.mark.parametrize("length", [255, 256, 1000, 5000])
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_a_long_context_is_split(length: int, workers: int) -> None:
+    check(make_cache([(length, 1)], 9, 3, 64, 128, F32), workers=workers)
+
+
+@pytest.mark.parametrize("machine", ["host", "avx2"])
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_long_prompts(dtype: np.dtype, machine: str) -> None:
+    """So many tokens that tasks have many rows."""
+    cache = make_cache([(5, 300), (130, 77), (0, 129)], 6, 2, 48, 32, dtype)
+    check(cache, machine=machine, workers=1)
+    check(cache, "sliding_window", 60, machine=machine, workers=1)
+
+
+def test_queries_of_another_type_than_the_cache() -> None:
+    cache = make_cache([(40, 70), (3, 1)], 4, 2, 64, 32, BF16)
+    cache.q = np.random.default_rng(1).standard_normal(cache.q.shape).astype(F32)
+    want = reference(cache, 0.125, "causal", -1)
+    attributes = {"mask": "causal", "local_window_size": -1}
+    (got,) = run(
+        "mo.attention.ragged.paged",
+        cache.operands(0.125),
+        [(F32, cache.q.shape)],
+        attributes,
+        workers=2,
+    )
+    assert_close(got, want.astype(F32))
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.3])
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_scales_that_turn_scores_around(dtype: np.dtype, scale: float) -> None:
+    check(make_cache([(70, 1), (3, 50)], 4, 2, 64, 32, dtype), scale=scale)
+
+
+def test_split_with_a_window() -> None:
+    check(make_cache([(3000, 2)], 4, 2, 32, 128, F32), "sliding_window", 1500, workers=4)
+
+
+def test_many_query_heads_of_one_key_head() -> None:
+    check(make_cache([(5, 9), (100, 1)], 71, 1, 64, 16, F32))
+
+
+def test_large_scores_do_not_overflow() -> None:
+    check(make_cache([(100, 3)], 2, 2, 64, 16, F32), scale=30.0)
+
+
+def test_a_batch_of_nothing() -> None:
+    check(make_cache([(5, 0), (3, 0)], 2, 2, 16, 16, F32))
+
+
+@pytest.mark.parametrize("bad", ["page", "length", "layer"])
+def test_what_lies_outside_of_the_cache_raises(bad: str) -> None:
+    cache = make_cache([(20, 2)], 2, 2, 16, 8, F32)
+    if bad == "page":
+        cache.lookup_table[0, 1] = 1000
+    if bad == "length":
+        cache.cache_lengths[0] = 500
+    if bad == "layer":
+        cache.layer = 7
+    with pytest.raises(KernelError, match="page|layer"):
+        run(
+            "mo.attention.ragged.paged",
+            cache.operands(1.0),
+            [(F32, cache.q.shape)],
+            {"mask": "causal"},
+        )
