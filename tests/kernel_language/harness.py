@@ -11,7 +11,7 @@ from max import kernel as k
 from max._runtime.jit import compile_kernels
 from max._runtime.pool import Pool
 from max._runtime.program import Executor, Launch, Program
-from max.kernel.spec import verify
+from max.kernel.ir.spec import verify
 
 _pools: dict[int, Pool] = {}
 

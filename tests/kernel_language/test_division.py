@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from max import kernel as k
 from max._runtime.program import KernelError
-from max.kernel.builder import Builder
-from max.kernel.division import interval, note_condition, note_positive
-from max.kernel.ir import Atom, Ref
+from max.kernel.frontend.builder import Builder
+from max.kernel.frontend.division import interval, note_condition, note_positive
+from max.kernel.ir.nodes import Atom, Ref
 from max.kernel.types import BOOL, INDEX
 from tests.kernel_language.harness import both, compiled, interpreted
 

@@ -75,7 +75,7 @@ def arguments(n: int, m: int) -> list[Any]:
 @pytest.fixture
 def only_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the checks of indices, which would come first."""
-    import max.kernel.views as views
+    import max.kernel.frontend.views as views
 
     monkeypatch.setattr(views, "check_indices", lambda *args, **kwargs: None)
     monkeypatch.setattr(views, "_lane_indices", unchecked(views._lane_indices))
@@ -166,7 +166,7 @@ def tile_rows(out: k.Output[k.bf16, 2], x: k.Input[k.bf16, 2], i: k.i64):
 
 
 def test_matrix_tiles(monkeypatch: pytest.MonkeyPatch):
-    import max.kernel.tile_handlers as handlers
+    import max.kernel.frontend.tile_handlers as handlers
 
     monkeypatch.setattr(handlers, "check_indices", lambda *args, **kwargs: None)
     x = np.zeros((5, 16), np.uint16).view(k.bf16.numpy)

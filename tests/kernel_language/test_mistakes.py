@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from max import kernel as k
-from max.kernel.source import FunctionSource, Kernel
-from max.kernel.spec import verify
+from max.kernel.ir.spec import verify
+from max.kernel.language.source import FunctionSource, Kernel
 from tests.kernel_language import test_language as language
 from tests.kernel_language import test_targets as targets
 

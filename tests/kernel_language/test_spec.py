@@ -7,8 +7,20 @@ from dataclasses import replace
 import pytest
 
 from max import kernel as k
-from max.kernel.ir import Barrier, Const, For, If, Leave, Let, Parallel, Raise, Ref, Stmt, Store
-from max.kernel.spec import IRError, verify
+from max.kernel.ir.nodes import (
+    Barrier,
+    Const,
+    For,
+    If,
+    Leave,
+    Let,
+    Parallel,
+    Raise,
+    Ref,
+    Stmt,
+    Store,
+)
+from max.kernel.ir.spec import IRError, verify
 from max.kernel.types import BOOL, INDEX, POINTER, f32, scalar, vector
 from tests.kernel_language.test_language import saxpy
 

@@ -20,7 +20,7 @@ from max._kernel_library.products.quantised.packed import FORMATS
 from max._runtime import jit
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType, ops
-from max.kernel import host
+from max.kernel.targets import host
 
 TRIPLE = "aarch64-unknown-linux-gnu"
 F32, BF16, F16 = DType.float32, DType.bfloat16, DType.float16

@@ -78,8 +78,8 @@ class Machine(NamedTuple):
 def _host_machine() -> Machine:
     triple, cpu = llvm.get_process_triple(), llvm.get_host_cpu_name()
     if platform.MACHINE == "aarch64":  # LLVM does not know all of them
-        from max.kernel.host import host_features
-        from max.kernel.target import Target
+        from max.kernel.targets.host import host_features
+        from max.kernel.targets.target import Target
 
         return Machine.of(Target(host_features(), triple, cpu))
     return Machine(triple, cpu, llvm.get_host_cpu_features().flatten())

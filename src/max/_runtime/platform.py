@@ -1,4 +1,4 @@
-"""The one module that knows operating systems and processor families apart, but for the processor's features (`max.kernel.host`).
+"""The one module that knows operating systems and processor families apart, but for the processor's features (`max.kernel.targets.host`).
 
 Everything else of the engine asks here: how many CPUs it may use, how a thread sleeps and is woken,
 which LLVM code model the linker of the platform takes, whether AMX may be used. The primitives that

@@ -44,7 +44,7 @@ from max.graph import Graph
 from max.graph.print_options import STYLES, PrintOptions
 from max.graph.saved import saved_weights
 from max.graph.weights import WeightsFileError
-from max.kernel.extensions import load_extensions
+from max.kernel.language.extensions import load_extensions
 from max.mlir import ChainType, ModuleOp, entry, print_module, resources, walk
 
 __all__ = [

@@ -18,7 +18,7 @@ from max._runtime import amx
 from max.engine._opaque import with_buffers
 from max.engine._session import input_names
 from max.graph import Graph
-from max.kernel.extensions import load_extensions
+from max.kernel.language.extensions import load_extensions
 
 _PAGED = ".ragged.paged"
 _GATHERING = ("gather", "rope.ragged.paged")

@@ -3,7 +3,6 @@
 >>> from max import kernel as k
 """
 
-from max.kernel import lang, mathlib
 from max.kernel.errors import (
     Diagnostic,
     KernelError,
@@ -13,14 +12,15 @@ from max.kernel.errors import (
     KernelTypeError,
     KernelValueError,
 )
-from max.kernel.interpret import interpret
-from max.kernel.interpreted_entry import interpreted_entry
-from max.kernel.ir import ArgSlot, KernelIR, Message
-from max.kernel.lower_llvm import emit_llvm
-from max.kernel.registry import register, registered, registered_names
-from max.kernel.source import InlineFunction, Kernel, from_source, inline, kernel
-from max.kernel.specialize import specialize
-from max.kernel.target import Target, host_target
+from max.kernel.frontend.specialize import specialize
+from max.kernel.interpreter.entry import interpreted_entry
+from max.kernel.interpreter.interpret import interpret
+from max.kernel.ir.nodes import ArgSlot, KernelIR, Message
+from max.kernel.language import lang, mathlib
+from max.kernel.language.registry import register, registered, registered_names
+from max.kernel.language.source import InlineFunction, Kernel, from_source, inline, kernel
+from max.kernel.lowering.module import emit_llvm
+from max.kernel.targets.target import Target, host_target
 from max.kernel.types import (
     SIMD,
     Context,

@@ -18,7 +18,7 @@ class ScalarType:
 
     __slots__ = ("bits", "kind", "long_name", "name", "numpy")
 
-    #: How a call converts a value in plain Python; set by ``max.kernel.values``.
+    #: How a call converts a value in plain Python; set by ``max.kernel.language.values``.
     convert: Callable[[Any, ScalarType], Any]
 
     def __init__(self, name: str, long_name: str, kind: str, bits: int, numpy: Any) -> None:
@@ -216,9 +216,7 @@ def _access(kind: str, parameters: Any) -> Access:
 
 
 class _View:
-    if (
-        TYPE_CHECKING
-    ):  # what the body of a kernel does with a view: `max.kernel.views` and the interpreter do it
+    if TYPE_CHECKING:  # what the body of a kernel does with a view: `max.kernel.frontend.views` and the interpreter do it
         shape: tuple[Any, ...]
         strides: tuple[Any, ...]
         rank: int

@@ -10,9 +10,9 @@ import torch
 
 from max.dtype import DType
 from max.graph import Graph, KernelLibrary, ops
-from max.kernel.extensions import load_extensions
-from max.kernel.registry import registered
-from max.kernel.specialize import tensor_roles
+from max.kernel.frontend.specialize import tensor_roles
+from max.kernel.language.extensions import load_extensions
+from max.kernel.language.registry import registered
 from max.torch._convert import buffer_type_of, max_device_ref, type_of
 from max.torch._operation import Compiled, Operation, library_of
 

@@ -115,9 +115,9 @@ def _check(
 ) -> None:
     """Checks the op against its kernel's signature, where the kernel is known already."""
     from max.kernel import KernelError, TensorSpec
-    from max.kernel.extensions import load_extensions
-    from max.kernel.registry import registered, registered_names
-    from max.kernel.specialize import check_call
+    from max.kernel.frontend.specialize import check_call
+    from max.kernel.language.extensions import load_extensions
+    from max.kernel.language.registry import registered, registered_names
     from max.kernel.types import scalar_type
 
     if (file := graph.file_of_kernel(name)) is not None:

@@ -1,0 +1,1 @@
+"""From a syntax tree to kernel IR, for given argument types."""

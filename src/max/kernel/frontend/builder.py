@@ -1,0 +1,248 @@
+"""Builds the IR: nested bodies, one binding a value, equal values computed once, loop-invariant ones outside of loops."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from max.kernel.ir.nodes import Alloc, Assign, Atom, Const, Effect, Let, Ref, Stmt, Store
+from max.kernel.types import INDEX, POINTER, ScalarType, Type
+
+#: Ops that are computed as far out as their operands allow.
+_CHEAP = frozenset({"add", "sub", "mul", "gep", "splat", "neg", "cast", "shl"})
+#: Ops that may trap or depend on memory or on control flow: never moved.
+_FIXED = frozenset(
+    {
+        "load",
+        "masked_load",
+        "gather",
+        "masked_gather",
+        "read",
+        "atomic_add",
+        "floordiv",
+        "mod",
+        "udiv",
+        "umod",
+        "libm",
+    }
+)
+#: Ops whose value depends on more than their operands: never shared.
+_IMPURE = frozenset({"load", "masked_load", "gather", "masked_gather", "read", "atomic_add"})
+
+
+class Scope:
+    """A body under construction."""
+
+    __slots__ = (
+        "body",
+        "checked",
+        "generation",
+        "home",
+        "home_generation",
+        "is_open",
+        "kind",
+        "nonzero",
+        "positive",
+    )
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind  # "loop" bodies let invariant values out
+        self.body: list[Stmt] = []
+        self.is_open = True
+        self.home: Scope | None = None  # the scope that this one's statements were moved to
+        self.home_generation = 0
+        self.generation = 0  # grows when statements are dropped
+        self.positive: set[int] = set()  # values known to be greater than 0 in this body
+        self.nonzero: set[int] = set()  # values known to differ from 0 in this body
+        self.checked: set[object] = set()  # conditions and accesses that were tested in this body
+
+    def forget(self, length: int) -> None:
+        """Drops the statements from ``length`` on."""
+        del self.body[length:]
+        self.generation += 1
+        # what was known may have been what a dropped test said
+        self.positive.clear()
+        self.nonzero.clear()
+        self.checked.clear()
+
+
+class Builder:
+    """Emits statements into a stack of scopes."""
+
+    def __init__(self) -> None:
+        self.scopes: list[Scope] = [Scope("kernel")]
+        self.next_id = 0
+        self.next_slot = 0
+        self.next_label = 0
+        self.line = 0
+        self.constants: dict[Any, Const] = {}
+        self.shared: dict[Any, tuple[Ref, Scope, int]] = {}
+        self.definitions: dict[int, Let] = {}
+        """Scalar and vector values that are no memory accesses, by the numbers of their names."""
+        self.intervals: dict[int, tuple[int, int]] = {}
+        """The least and the greatest value of arguments and of variables of loops."""
+
+    # ***** atoms *****
+    def const(self, value: Any, type: Type) -> Const:
+        """A literal of ``type``; equal literals are one object."""
+        key = (repr(value), type)
+        found = self.constants.get(key)
+        if found is None:
+            found = self.constants[key] = Const(value, type)
+        return found
+
+    def index(self, value: int | Atom) -> Atom:
+        """An index as an atom."""
+        return self.const(value, INDEX) if isinstance(value, int) else value
+
+    def ref(self, type: Type) -> Ref:
+        """A fresh name for a value bound by the body that is opened next."""
+        self.next_id += 1
+        return Ref(self.next_id, type, len(self.scopes))
+
+    # ***** values *****
+    def op(self, name: str, args: tuple[Atom, ...], type: Type, attr: Any = None) -> Ref:
+        """Binds ``name(args)``, or gives the value where it is already there."""
+        scopes = self.scopes
+        top = len(scopes) - 1
+        if name in _IMPURE:
+            target = top
+            key = None
+        else:
+            level = 0
+            for arg in args:
+                if isinstance(arg, Ref) and arg.level > level:
+                    level = arg.level
+            key = (name, args, type, attr)
+            found = self.shared.get(key)
+            if found is not None:
+                ref, scope, generation = found
+                while scope.generation == generation:
+                    if scope.home is None:
+                        if scope.is_open:
+                            return ref
+                        break
+                    scope, generation = scope.home, scope.home_generation
+            target = self._place(name, level, top, type)
+        self.next_id += 1
+        ref = Ref(self.next_id, type, target)
+        scope = scopes[target]
+        let = Let(ref, name, args, attr, self.line)
+        scope.body.append(let)
+        if key is not None:
+            self.definitions[ref.id] = let
+            self.shared[key] = (ref, scope, scope.generation)
+        return ref
+
+    def _place(self, name: str, level: int, top: int, type: Type) -> int:
+        if level >= top or name in _FIXED:
+            return top
+        if name in _CHEAP and (name == "splat" or type is INDEX or type is POINTER):
+            return level
+        while top > level and self.scopes[top].kind == "loop":
+            top -= 1
+        return top
+
+    def effect(self, name: str, args: tuple[Atom, ...], attr: Any = None) -> None:
+        """Emits an op that has no value."""
+        self.emit(Effect(name, args, attr, self.line))
+
+    def store(self, pointer: Atom, value: Atom, mask: Atom | None = None) -> None:
+        """Writes to memory."""
+        self.emit(Store(pointer, value, mask, self.line))
+
+    # ***** index arithmetic, folded where it is known *****
+    def add(self, a: int | Atom, b: int | Atom) -> int | Atom:
+        """``a + b`` of indices, which does not overflow."""
+        if isinstance(a, int):
+            if isinstance(b, int):
+                return a + b
+            a, b = b, a
+        if isinstance(b, int):
+            if b == 0:
+                return a
+            b = self.const(b, INDEX)
+        return self.op("add", (a, b), INDEX, "nsw")
+
+    def mul(self, a: int | Atom, b: int | Atom) -> int | Atom:
+        """``a * b`` of indices, which does not overflow."""
+        if isinstance(a, int):
+            if isinstance(b, int):
+                return a * b
+            a, b = b, a
+        if isinstance(b, int):
+            if b in (0, 1):
+                return a if b else 0
+            b = self.const(b, INDEX)
+        return self.op("mul", (a, b), INDEX, "nsw")
+
+    def sub(self, a: int | Atom, b: int | Atom) -> int | Atom:
+        """``a - b`` of indices, which does not overflow."""
+        if isinstance(b, int):
+            return self.add(a, -b)
+        return self.op("sub", (self.index(a), b), INDEX, "nsw")
+
+    def gep(self, pointer: Atom, offset: int | Atom, dtype: ScalarType) -> Atom:
+        """The address ``offset`` elements on."""
+        if offset == 0 and isinstance(offset, int):
+            return pointer
+        return self.op("gep", (pointer, self.index(offset)), POINTER, dtype)
+
+    # ***** slots *****
+    def alloc(self, type: Type, count: int = 1) -> int:
+        """A new slot."""
+        self.next_slot += 1
+        self.emit(Alloc(self.next_slot, type, count))
+        return self.next_slot
+
+    def read(self, slot: int, type: Type, index: int | Atom = 0) -> Ref:
+        """The slot's present value."""
+        return self.op("read", (self.index(index),), type, slot)
+
+    def assign(self, slot: int, value: Atom, index: int | Atom = 0) -> None:
+        """Sets the slot."""
+        self.emit(Assign(slot, self.index(index), value, self.line))
+
+    # ***** bodies *****
+    def emit(self, stmt: Stmt) -> None:
+        """Appends to the innermost body."""
+        self.scopes[-1].body.append(stmt)
+
+    def label(self) -> int:
+        """A new block label."""
+        self.next_label += 1
+        return self.next_label
+
+    def open(self, kind: str) -> Scope:
+        """Starts a nested body."""
+        scope = Scope(kind)
+        self.scopes.append(scope)
+        return scope
+
+    def close(self) -> Scope:
+        """Ends the innermost body."""
+        scope = self.scopes.pop()
+        scope.is_open = False
+        return scope
+
+    @contextmanager
+    def reopened(self, scope: Scope) -> Generator[None]:
+        """Emits at the end of a body that was closed, still nested in the same place."""
+        self.scopes.append(scope)
+        scope.is_open = True
+        try:
+            yield
+        finally:
+            self.close()
+
+    def splice(self, scope: Scope) -> None:
+        """Puts a closed body into the present one."""
+        self.scopes[-1].body.extend(scope.body)
+        scope.home = self.scopes[-1]
+        scope.home_generation = scope.home.generation
+
+    def unwind(self, depth: int) -> None:
+        """Drops the innermost bodies, so that ``depth`` are left."""
+        while len(self.scopes) > depth:
+            self.close()

@@ -1,0 +1,222 @@
+"""Division and remainder of integers: what is known of the operands, and the tests that are left.
+
+An integer has an interval: sizes are not negative, the variable of a loop lies between its bounds. Where a loop runs, its
+bound is positive, and so are the sizes whose product it is. A divisor that may be 0 is tested before the division; a
+test holds to the end of its body. The least number divided by -1 wraps.
+"""
+
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# values of constants are Any
+
+from __future__ import annotations
+
+from max.kernel.frontend.builder import Builder, Scope
+from max.kernel.frontend.views import Host
+from max.kernel.ir.nodes import Atom, Const, Let, Ref
+from max.kernel.types import BOOL, ScalarType
+
+MAX_SIZE = 1 << 48
+"""No size, and no number of bytes, is greater: addresses have 48 bits."""
+
+_DEPTH = 12  # how far definitions are followed
+Interval = tuple[int, int]
+
+
+def _type_interval(dtype: ScalarType) -> Interval:
+    if dtype.kind == "i":
+        return -(1 << (dtype.bits - 1)), (1 << (dtype.bits - 1)) - 1
+    return 0, (1 << dtype.bits) - 1
+
+
+def interval(b: Builder, a: Atom, depth: int = _DEPTH) -> Interval:
+    """The least and the greatest value that an integer may have; of a vector, in any lane."""
+    low, high = whole = _type_interval(a.type.dtype)
+    if isinstance(a, Const):
+        values = a.value if isinstance(a.value, tuple) else (a.value,)
+        return min(map(int, values)), max(map(int, values))
+    if a.id in b.intervals:
+        low, high = b.intervals[a.id]
+    elif depth and (let := b.definitions.get(a.id)) is not None:
+        low, high = _of_op(b, let, whole, depth - 1)
+    if low < 1 and any(a.id in scope.positive for scope in b.scopes):
+        low = 1
+    return low, max(low, high)  # less than nothing is left where code never runs
+
+
+def _of_op(b: Builder, let: Let, whole: Interval, depth: int) -> Interval:
+    """The interval of an op's value: that of its type where nothing better is known."""
+    op, args = let.op, let.args
+    if op == "cast" and not args[0].type.dtype.is_integer:
+        return whole
+    spans = [interval(b, a, depth) for a in args if a.type.dtype.is_integer]
+    if op in ("cast", "splat"):
+        return _fit(spans[0], whole, False)
+    if op == "select":
+        (a, c), (d, e) = spans[-2:]
+        return min(a, d), max(c, e)
+    if len(spans) != 2:
+        return whole
+    (a, c), (d, e) = spans
+    nsw = let.attr == "nsw"
+    if op == "add":
+        return _fit((a + d, c + e), whole, nsw)
+    if op == "sub":
+        return _fit((a - e, c - d), whole, nsw)
+    if op == "mul":
+        corners = (a * d, a * e, c * d, c * e)
+        return _fit((min(corners), max(corners)), whole, nsw)
+    if op == "min":
+        return min(a, d), min(c, e)
+    if op == "max":
+        return max(a, d), max(c, e)
+    if op == "and" and (a >= 0 or d >= 0):
+        return 0, min(side for low, side in spans if low >= 0)
+    if op == "shr" and d == e and 0 <= d < args[0].type.dtype.bits:
+        return a >> d, c >> d
+    if op in ("floordiv", "udiv") and a >= 0 and d >= 1:
+        return a // e, c // d
+    if op in ("mod", "umod") and d >= 1 and (op == "mod" or a >= 0):
+        return 0, min(e - 1, c) if a >= 0 else e - 1
+    return whole
+
+
+def _fit(span: Interval, whole: Interval, nsw: bool) -> Interval:
+    """A result's interval, where it does not wrap."""
+    if nsw:
+        return max(span[0], whole[0]), min(span[1], whole[1])
+    return span if whole[0] <= span[0] and span[1] <= whole[1] else whole
+
+
+# ***** facts *****
+def note_loop(b: Builder, scope: Scope, var: Ref, start: Atom, stop: Atom, step: int) -> None:
+    """The body of a loop runs: what that says of its variable and bounds."""
+    (low, first), (last, high) = interval(b, start), interval(b, stop)
+    if step > 0:
+        b.intervals[var.id] = low, high - 1
+        if low >= 0:
+            note_positive(b, scope, stop)
+    else:
+        b.intervals[var.id] = last + 1, first
+
+
+def note_chunk(b: Builder, scope: Scope, begin: Ref, end: Ref, total: Atom) -> None:
+    """A chunk of a parallel loop is not empty."""
+    high = interval(b, total)[1]
+    b.intervals[begin.id] = 0, high - 1
+    b.intervals[end.id] = 1, high
+    note_positive(b, scope, total)
+
+
+def note_positive(b: Builder, scope: Scope, a: Atom | int) -> None:
+    """Notes that a value is greater than 0 in a body, and what follows from it for what it was made of."""
+    if not isinstance(a, Ref):
+        return
+    scope.positive.add(a.id)
+    let = b.definitions.get(a.id)
+    if let is None:
+        return
+    if let.op == "mul":
+        # a product that is not 0, of factors that are not negative
+        if all(interval(b, x)[0] >= 0 for x in let.args):
+            for x in let.args:
+                note_positive(b, scope, x)
+    elif let.op in ("min", "cast"):
+        for x in let.args:
+            if x.type.dtype.kind == "i":
+                note_positive(b, scope, x)
+    elif let.op in ("udiv", "floordiv", "sub", "add", "shr"):
+        x, y = let.args
+        low, high = interval(b, y)
+        smaller = high <= 0 if let.op == "add" else low >= 0
+        exact = let.op not in ("add", "sub") or let.attr == "nsw"
+        if smaller and exact and interval(b, x)[0] >= 0:
+            note_positive(b, scope, x)
+
+
+def note_condition(b: Builder, scope: Scope, cond: Atom, holds: bool) -> None:
+    """Notes what a condition says of its operands, where it holds or does not."""
+    let = b.definitions.get(cond.id) if isinstance(cond, Ref) else None
+    if let is None:
+        return
+    if let.op == "not":
+        note_condition(b, scope, let.args[0], not holds)
+        return
+    if let.op == ("and" if holds else "or"):
+        for x in let.args:
+            note_condition(b, scope, x, holds)
+        return
+    if len(let.args) != 2 or not all(a.type.dtype.is_integer for a in let.args):
+        return
+    x, y = let.args
+    op = let.op if holds else _NEGATED.get(let.op)
+    if op in ("lt", "le"):
+        x, y, op = y, x, "gt" if op == "lt" else "ge"
+    low = interval(b, y)[0]
+    if (op == "gt" and low >= 0) or (op == "ge" and low >= 1):
+        note_positive(b, scope, x)
+    elif op == "ne":
+        for one, other in ((x, y), (y, x)):
+            if isinstance(one, Ref) and isinstance(other, Const) and other.value == 0:
+                scope.nonzero.add(one.id)
+                if interval(b, one)[0] >= 0:
+                    note_positive(b, scope, one)
+
+
+_NEGATED = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
+
+
+# ***** division *****
+def divide(fe: Host, op: str, x: Atom, y: Atom) -> Atom:
+    """``x // y`` (``floordiv``) or ``x % y`` (``mod``) of integers of one type."""
+    b, type = fe.b, x.type
+    low = interval(b, x)[0]
+    least, most = interval(b, y)
+    if (least, most) == (-1, -1):
+        return b.op("neg", (x,), type) if op == "floordiv" else b.const(0, type)
+    if least <= 0 <= most and not _is_nonzero(b, y):
+        active = fe.active_lanes(type.width)
+        zero = b.op("eq", (y, b.const(0, type)), type.with_dtype(BOOL.dtype))
+        counts = zero if active is None else b.op("and", (zero, active), zero.type)
+        raised = b.op("any", (counts,), BOOL) if type.width else counts
+        sign, what = ("//", "division") if op == "floordiv" else ("%", "modulo")
+        text = f"integer {what} by zero"
+        if type.width:
+            fe.refuse(raised, "ZeroDivisionError", f"{text} in a vector", ())
+        else:
+            fe.refuse(raised, "ZeroDivisionError", f"{{}} {sign} 0: {text}", (x,))
+        if active is not None:
+            # lanes that do not count give 0
+            one, none = b.const(1, type), b.const(0, type)
+            safe = b.op("select", (zero, one, y), type)
+            return b.op("select", (zero, none, _quotient(b, op, x, safe, True)), type)
+        if isinstance(y, Ref):
+            b.scopes[-1].nonzero.add(y.id)
+            if least == 0:
+                b.scopes[-1].positive.add(y.id)
+    wraps = least <= -1 <= most and low == _type_interval(type.dtype)[0] < 0
+    if low >= 0 and least >= 0:
+        return b.op("udiv" if op == "floordiv" else "umod", (x, y), type)
+    return _quotient(b, op, x, y, wraps)
+
+
+def _quotient(b: Builder, op: str, x: Atom, y: Atom, wraps: bool) -> Atom:
+    signed = x.type.dtype.kind == "i"
+    return b.op(op, (x, y), x.type, "wrap" if wraps and signed else None)
+
+
+def _is_nonzero(b: Builder, y: Atom) -> bool:
+    if isinstance(y, Const):
+        values = y.value if isinstance(y.value, tuple) else (y.value,)
+        return all(values)
+    if any(y.id in scope.nonzero for scope in b.scopes):
+        return True
+    let = b.definitions.get(y.id)
+    if let is None or let.op != "select":
+        return False
+    # k.select(y == 0, 1, y)
+    cond, chosen, other = let.args
+    test = b.definitions.get(cond.id) if isinstance(cond, Ref) else None
+    if test is None or test.op != "eq" or not isinstance(test.args[1], Const):
+        return False
+    zero = test.args[0] is other and test.args[1].value == 0
+    return zero and isinstance(chosen, Const) and _is_nonzero(b, chosen)

@@ -1,0 +1,331 @@
+"""From a kernel and its argument types to kernel IR."""
+
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# values of the user's program are Any: what they are is what these functions find out
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from max._config import dump_log, flags
+from max.kernel.errors import KernelError, KernelTypeError
+from max.kernel.frontend.arithmetic import Failure, Suppressed
+from max.kernel.frontend.division import MAX_SIZE
+from max.kernel.frontend.expressions import Frame
+from max.kernel.frontend.frontend import Frontend
+from max.kernel.frontend.loops import ContextValue
+from max.kernel.frontend.memory import memory_of
+from max.kernel.frontend.views import Index, View, contiguous_strides
+from max.kernel.interpreter.entry import PythonMessage
+from max.kernel.ir.nodes import ArgSlot, Block, For, If, KernelIR, Parallel, Stmt, While
+from max.kernel.ir.printer import print_kernel
+from max.kernel.ir.spec import verify
+from max.kernel.language.source import Kernel
+from max.kernel.targets.target import Target, host_target
+from max.kernel.types import (
+    INDEX,
+    POINTER,
+    Access,
+    Context,
+    InOut,
+    Input,
+    Output,
+    ScalarType,
+    TensorSpec,
+    scalar,
+    scalar_type,
+)
+
+
+def specialize(
+    fn: Kernel,
+    args: Sequence[TensorSpec | ScalarType],
+    params: Mapping[str, Any] | None = None,
+    target: Target | None = None,
+) -> KernelIR:
+    """Compiles a kernel for given arguments.
+
+    Args:
+        fn: the kernel.
+        args: one spec a run-time parameter, in order: a ``TensorSpec`` for a view, an element type for a scalar;
+            those beyond the named parameters go to ``*extra``. The context takes none.
+        params: the values of the keyword-only parameters.
+        target: the processor to compile for; this machine by default.
+
+    Raises:
+        KernelError: the kernel does not compile for these arguments; the message has the places in its source.
+    """
+    target = target or host_target()
+    fe = Frontend(target, flags.MAX_KERNEL_CHECK)
+    fe.name = fn.name
+    slots = _Parameters(fe, fn, args, params or {}).bind()
+    node = fn.source.node
+    assert isinstance(node, ast.FunctionDef)
+    fe.run(node)
+    body = _freeze(fe.b.scopes[0].body)
+    text = print_kernel(body, slots, fe.phases, fe.scratch_bytes, target.name)
+    file, line = fn.location
+    if fe.check:
+        # checks name views and places: kernels that differ in them are not one
+        text += "".join(f"{m.exception} {m.text}\n" for m in fe.messages)
+    messages: list[Any] = list(fe.messages)
+    if flags.MAX_KERNEL_INTERPRET:
+        messages.append(PythonMessage())
+    ir = KernelIR(
+        fn.symbol or fn.name,
+        slots,
+        fe.phases,
+        fe.scratch_bytes,
+        tuple(messages),
+        body,
+        text,
+        file,
+        line,
+        (fn, tuple(args), dict(params or {})),
+    )
+    if flags.MAX_CHECK >= 2:
+        verify(ir)
+    if dump := dump_log("kernels"):
+        dump.info("kernel %s (%s:%d), key %s\n%s", ir.name, file, line, ir.key, text)
+    return ir
+
+
+def check_call(
+    fn: Kernel,
+    results: Sequence[TensorSpec],
+    operands: Sequence[tuple[TensorSpec, bool]],
+    params: Mapping[str, Any],
+) -> None:
+    """Checks an op's values against its kernel's signature, without compiling.
+
+    Args:
+        fn: the kernel.
+        results: what the kernel writes: its first parameters.
+        operands: what it reads, and whether it may write to it.
+        params: the values of the keyword-only parameters.
+
+    Raises:
+        KernelError: a count, a dtype, a rank or a parameter does not fit, or the kernel writes to what it may only
+            read; with the place of the kernel's parameter.
+    """
+    bound = _Parameters(
+        Frontend(host_target(), 0), fn, [*results, *(spec for spec, _ in operands)], params
+    )
+    bound.bind()
+    try:
+        for position, (p, name, access) in enumerate(bound.views):
+            if position < len(results):
+                if access.kind != "output":
+                    bound.refuse(
+                        p,
+                        f"{name} is k.{_SHOWN[access.kind]}, but stands where result {position} of the op "
+                        "comes: results are the first parameters, as k.Output",
+                    )
+            elif not operands[position - len(results)][1] and access.writable:
+                bound.refuse(
+                    p,
+                    f"{name} is k.{_SHOWN[access.kind]}, but operand {position - len(results)} of the op is "
+                    "a tensor, which cannot be written; ops.inplace_custom with a buffer fits",
+                )
+    except Failure as failure:
+        raise failure.kind([failure.diagnostic]) from None
+
+
+def tensor_roles(fn: Kernel) -> list[str]:
+    """What a kernel does with each of its tensors, in their order: input, output or inout.
+
+    Args:
+        fn: the kernel.
+
+    Raises:
+        KernelError: a parameter has no annotation, or one that is none of a kernel's.
+    """
+    bound = _Parameters(Frontend(host_target(), 0), fn, [], {})
+    bound.fe.frame = Frame(fn.source, {}, 0)
+    try:
+        annotations = [bound.annotation(p) for p in _positional(fn)]
+    except Failure as failure:
+        raise failure.kind([failure.diagnostic]) from None
+    return [annotation.kind for annotation in annotations if isinstance(annotation, Access)]
+
+
+def _positional(fn: Kernel) -> list[ast.arg]:
+    a = fn.source.node.args
+    return [*a.posonlyargs, *a.args]
+
+
+_SHOWN = {"input": "Input", "output": "Output", "inout": "InOut"}
+
+
+class _Parameters:
+    """Binds a kernel's parameters, and lays out its argument block."""
+
+    def __init__(
+        self, fe: Frontend, fn: Kernel, args: Sequence[Any], params: Mapping[str, Any]
+    ) -> None:
+        self.fe, self.fn, self.args, self.params = fe, fn, list(args), dict(params)
+        self.slots: list[ArgSlot] = []
+        self.sizes: dict[str, Any] = {}
+        self.position = 0
+        self.views: list[tuple[ast.arg, str, Access]] = []
+        """The tensor parameters in their order."""
+
+    def bind(self) -> tuple[ArgSlot, ...]:
+        """Gives each parameter its value in the frontend's first frame."""
+        fe, source = self.fe, self.fn.source
+        env: dict[str, Any] = {}
+        fe.frame = Frame(source, env, 0)
+        a = source.node.args
+        if a.kwarg is not None:
+            self._fail(a.kwarg, "a kernel has no **parameters")
+        try:
+            for p in (*a.posonlyargs, *a.args):
+                annotation = self.annotation(p)
+                env[p.arg] = (
+                    ContextValue() if annotation is Context else self._argument(p, annotation)
+                )
+            if a.vararg is not None:
+                annotation, items = self.annotation(a.vararg), []
+                while self.position < len(self.args):
+                    items.append(
+                        self._argument(a.vararg, annotation, f"{a.vararg.arg}[{len(items)}]")
+                    )
+                env[a.vararg.arg] = tuple(items)
+            for p, default in zip(a.kwonlyargs, a.kw_defaults, strict=True):
+                self._keyword(p, default, env)
+            if self.position < len(self.args):
+                takes = ", ".join(p.arg for p in (*a.posonlyargs, *a.args))
+                self._fail(
+                    source.node,
+                    f"{source.name} takes {self.position} arguments ({takes}), got {len(self.args)}",
+                )
+            if self.params:
+                known = ", ".join(p.arg for p in a.kwonlyargs) or "none"
+                wrong = ", ".join(sorted(self.params))
+                self._fail(
+                    source.node,
+                    f"{source.name} has no parameter {wrong}; its compile-time parameters: {known}",
+                )
+        except Failure as failure:
+            raise failure.kind([failure.diagnostic]) from None
+        return tuple(self.slots)
+
+    def _fail(self, node: ast.AST, message: str) -> NoReturn:
+        self.fe.fail(message, KernelTypeError, node)
+
+    refuse = _fail
+
+    def annotation(self, p: ast.arg) -> Any:
+        """What a parameter is: an `Access`, an element type, or `Context`."""
+        if p.annotation is None:
+            self._fail(
+                p,
+                f"parameter {p.arg} needs an annotation: k.Input, k.Output, k.InOut, k.Context or an element type",
+            )
+        assert p.annotation is not None
+        annotation = self.fe.evaluate_in(self.fn.source, p.annotation)
+        if annotation in (Input, Output, InOut):
+            return annotation.access
+        if annotation is Context or isinstance(annotation, (Access, ScalarType)):
+            return annotation
+        self._fail(p, f"{p.arg}: {annotation!r} is no annotation of a kernel's parameter")
+        return None
+
+    def _keyword(self, p: ast.arg, default: ast.expr | None, env: dict[str, Any]) -> None:
+        if (
+            p.annotation is not None
+            and self.fe.evaluate_in(self.fn.source, p.annotation) is Context
+        ):
+            env[p.arg] = ContextValue()
+        elif p.arg in self.params:
+            env[p.arg] = self.params.pop(p.arg)
+        elif default is not None:
+            env[p.arg] = self.fe.evaluate_in(self.fn.source, default)
+        else:
+            self._fail(p, f"{self.fn.name} needs a value for its compile-time parameter {p.arg!r}")
+
+    def _argument(self, p: ast.arg, annotation: Any, name: str | None = None) -> Any:
+        name = name or p.arg
+        if self.position >= len(self.args):
+            self._fail(p, f"{self.fn.name} got {len(self.args)} arguments, and none for {name!r}")
+        spec = self.args[self.position]
+        position = self.position
+        self.position += 1
+        if isinstance(annotation, ScalarType):
+            if not isinstance(spec, TensorSpec) and scalar_type(spec) is annotation:
+                return self._slot(
+                    ArgSlot(position, name, "scalar", 0, annotation), scalar(annotation)
+                )
+            self._fail(p, f"{name} is a scalar {annotation.name}, got {spec!r}")
+        if not isinstance(spec, TensorSpec):
+            self._fail(p, f"{name} is a tensor, got {spec!r}; a k.TensorSpec fits")
+        if not isinstance(annotation, Access):
+            self._fail(
+                p, f"{name} is no tensor: k.Context fits one parameter, which takes no argument"
+            )
+        access = annotation
+        self.views.append((p, name, access))
+        if access.dtype is not None and spec.dtype is not access.dtype:
+            self._fail(p, f"{name} has dtype {access.dtype.name}, got {spec.dtype.name}")
+        if access.rank is not None and spec.rank != access.rank:
+            self._fail(p, f"{name} has rank {access.rank}, got {spec.rank}")
+        return self._view(spec, position, name, access.writable)
+
+    def _slot(self, slot: ArgSlot, type: Any) -> Any:
+        self.slots.append(slot)
+        value = self.fe.b.op("arg", (), type, len(self.slots) - 1)
+        if slot.kind == "dim":
+            self.fe.b.intervals[value.id] = 0, MAX_SIZE
+        return value
+
+    def _view(self, spec: TensorSpec, position: int, name: str, writable: bool) -> View:
+        base = self._slot(ArgSlot(position, name, "pointer", 0, spec.dtype), POINTER)
+        shape: list[Index] = []
+        for axis, size in enumerate(spec.shape):
+            if isinstance(size, int):
+                shape.append(size)
+                continue
+            value = self._slot(ArgSlot(position, name, "dim", axis, spec.dtype), INDEX)
+            # equal names are equal sizes: one value for all of them
+            shape.append(value if size is None else self.sizes.setdefault(size, value))
+        if spec.strides is None:
+            strides = contiguous_strides(self.fe, tuple(shape))
+        else:
+            strides = tuple(
+                s
+                if s is not None
+                else self._slot(ArgSlot(position, name, "stride", axis, spec.dtype), INDEX)
+                for axis, s in enumerate(spec.strides)
+            )
+        memory = None
+        if self.fe.check >= 2:
+            begin, end = (
+                self._slot(ArgSlot(position, name, kind, 0, spec.dtype), INDEX)
+                for kind in ("begin", "end")
+            )
+            memory = memory_of(begin, end, name, self.fe)
+        return View(base, spec.dtype, tuple(shape), strides, name, writable, memory)
+
+
+def _freeze(body: Iterable[Stmt]) -> tuple[Stmt, ...]:
+    """The body with tuples for lists, without empty blocks."""
+    out: list[Stmt] = []
+    for s in body:
+        if isinstance(s, (For, Parallel)):
+            s = replace(s, body=_freeze(s.body))
+        elif isinstance(s, Block):
+            s = replace(s, body=_freeze(s.body))
+            if not s.body:
+                continue
+        elif isinstance(s, While):
+            s = replace(s, head=_freeze(s.head), body=_freeze(s.body))
+        elif isinstance(s, If):
+            s = replace(s, then=_freeze(s.then), orelse=_freeze(s.orelse))
+        out.append(s)
+    return tuple(out)
+
+
+__all__ = ["KernelError", "Suppressed", "check_call", "specialize", "tensor_roles"]

@@ -1,0 +1,139 @@
+"""What the methods of matrix tiles emit when a kernel is compiled."""
+
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# values of the user's program are Any: what they are is what these functions find out
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from max.kernel.errors import KernelError, KernelIndexError, KernelTypeError, KernelValueError
+from max.kernel.frontend.arithmetic import Runtime, describe
+from max.kernel.frontend.memory import check_bytes
+from max.kernel.frontend.views import Host, Index, View, address, check_indices
+from max.kernel.ir.nodes import Atom, Const, Ref
+from max.kernel.language import tile_values as rules
+
+_KINDS: dict[type[Exception], type[KernelError]] = {
+    IndexError: KernelIndexError,
+    TypeError: KernelTypeError,
+    ValueError: KernelValueError,
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TilesValue(Runtime):
+    """``k.matrix_tiles(shapes)``: which tiles there are; they themselves are registers."""
+
+    shapes: rules.Shapes
+
+    def __str__(self) -> str:
+        return f"{len(self.shapes)} matrix tiles"
+
+
+def _checked(fe: Host, rule: Callable[..., Any], *args: Any) -> Any:
+    for x in args:
+        if isinstance(x, (Ref, Const)):
+            fe.fail(f"matrix tiles are known at compile time, got {describe(x)}")
+    try:
+        return rule(*args)
+    except (IndexError, TypeError, ValueError) as error:
+        fe.fail(str(error), _KINDS[type(error)])
+
+
+def emit_matrix_tiles(fe: Host, shapes: Any) -> TilesValue:
+    """``k.matrix_tiles(shapes)``."""
+    return TilesValue(_checked(fe, rules.tile_shapes, shapes))
+
+
+def configure(fe: Host, tiles: TilesValue) -> None:
+    """``tiles.configure()``."""
+    fe.b.effect("tile_configure", (), tiles.shapes)
+
+
+def release(fe: Host, tiles: TilesValue) -> None:
+    """``tiles.release()``."""
+    fe.b.effect("tile_release", ())
+
+
+def zero(fe: Host, tiles: TilesValue, tile: Any) -> None:
+    """``tiles.zero(tile)``."""
+    _checked(fe, rules.check_tile, tiles.shapes, tile)
+    fe.b.effect("tile_zero", (), (tile,))
+
+
+def _memory(
+    fe: Host,
+    tiles: TilesValue,
+    tile: Any,
+    view: Any,
+    indices: tuple[Any, ...],
+    stride: Any,
+    what: str,
+) -> tuple[Atom, Atom, tuple[int, int, int]]:
+    """Where a tile is in memory: its address, bytes from row to row, and the tile with its shape."""
+    rows, size = shape = _checked(fe, rules.check_tile, tiles.shapes, tile)
+    if not isinstance(view, View):
+        fe.fail(f"a matrix tile is loaded from and stored to a view, got {describe(view)}")
+    count = _checked(fe, rules.check_elements, shape, view.dtype)
+    if len(indices) == 1 and isinstance(indices[0], tuple):
+        indices = indices[0]
+    if len(indices) != view.rank or view.rank == 0:
+        fe.fail(f"{view.name} takes {view.rank} indices, got {len(indices)}", KernelIndexError)
+    if view.strides[-1] != 1:
+        fe.fail(f"{view.name}: rows of a matrix tile have no gaps")
+    if stride is None and view.rank < 2:
+        fe.fail(f"{view.name} has no rows; stride= says how far they are apart")
+    step: Index = view.strides[-2] if stride is None else fe.as_index(stride)
+    check_indices(fe, view, indices, count)
+    if stride is None:
+        below = list(indices)
+        below[-2] = fe.b.add(fe.as_index(below[-2]), rows - 1)
+        check_indices(fe, view, tuple(below))
+    else:
+        # the rows lie in the view if the first and the last one do
+        last = fe.b.add(fe.as_index(indices[-1]), fe.b.mul(step, rows - 1))
+        check_indices(fe, view, (*indices[:-1], last), count)
+    pointer = address(fe, view, indices)
+    below = fe.b.gep(pointer, fe.b.mul(step, rows - 1), view.dtype)
+    for row in (pointer, below):
+        check_bytes(fe, view.memory, row, size, what)
+    return pointer, fe.b.index(fe.b.mul(step, view.dtype.size)), (tile, rows, size)
+
+
+def load(
+    fe: Host, tiles: TilesValue, tile: Any, view: Any, *indices: Any, stride: Any = None
+) -> None:
+    """``tiles.load(tile, view, i, j)``."""
+    pointer, step, attr = _memory(fe, tiles, tile, view, indices, stride, "read")
+    fe.b.effect("tile_load", (pointer, step), attr)
+
+
+def store(
+    fe: Host, tiles: TilesValue, tile: Any, view: Any, *indices: Any, stride: Any = None
+) -> None:
+    """``tiles.store(tile, view, i, j)``."""
+    pointer, step, attr = _memory(fe, tiles, tile, view, indices, stride, "write")
+    if not view.writable:
+        fe.fail(f"{view.name} is a k.Input and cannot be written; declare it k.Output or k.InOut")
+    fe.b.effect("tile_store", (pointer, step), attr)
+
+
+def dot(fe: Host, tiles: TilesValue, c: Any, a: Any, b: Any, left: Any, right: Any = None) -> None:
+    """``tiles.dot(c, a, b, k.bf16)``."""
+    name = _checked(fe, rules.check_product, tiles.shapes, c, a, b, left, right)
+    fe.b.effect("tile_dot", (), (name, c, a, b, tiles.shapes[c][0], tiles.shapes[b][0]))
+
+
+METHODS: dict[str, Callable[..., Any]] = {
+    "configure": configure,
+    "release": release,
+    "zero": zero,
+    "load": load,
+    "store": store,
+    "dot": dot,
+}
+
+__all__ = ["METHODS", "TilesValue", "emit_matrix_tiles"]

@@ -1,0 +1,639 @@
+"""Tensor views, tiles and the context at compile time, and what their methods emit."""
+
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# values of the user's program are Any: what they are is what these functions find out
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from max.kernel.errors import KernelIndexError, KernelTypeError, KernelValueError
+from max.kernel.frontend.arithmetic import Arithmetic, Runtime, describe, is_number
+from max.kernel.frontend.memory import (
+    Memory,
+    check_bytes,
+    check_lanes,
+    chosen_memory,
+    scratch_memory,
+)
+from max.kernel.ir.nodes import Atom, Const, Ref
+from max.kernel.targets.target import Target
+from max.kernel.types import (
+    BOOL,
+    INDEX,
+    POINTER,
+    ScalarType,
+    Type,
+    i32,
+    scalar,
+    scalar_type,
+    u8,
+    vector,
+)
+
+Index = int | Atom
+MAX_WIDTH = 4096
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class View(Runtime):
+    """A tensor view: sizes and strides are ints where they are static."""
+
+    base: Atom
+    dtype: ScalarType
+    shape: tuple[Index, ...]
+    strides: tuple[Index, ...]
+    name: str
+    writable: bool
+    memory: Memory | None = None
+    """What its accesses are checked against, at the second level of ``MAX_KERNEL_CHECK``."""
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    def __str__(self) -> str:
+        return f"the view {self.name} ({self.dtype.name}, rank {self.rank})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tile(Runtime):
+    """An array of values on the worker's stack, in registers where all indices are known."""
+
+    slot: int
+    type: Type
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"a tile {list(self.shape)} of {self.type.describe()}"
+
+
+class Host(Arithmetic):
+    """What views need of the frontend."""
+
+    target: Target
+    check: int
+    """``MAX_KERNEL_CHECK``."""
+
+    def raise_at_run_time(self, exception: str, text: str, values: tuple[Atom, ...]) -> None:
+        """Emits a ``raise``."""
+        raise NotImplementedError
+
+
+class Method(Protocol):
+    def __call__(self, fe: Host, view: View, /, *args: Any, **kwargs: Any) -> Any: ...
+
+
+def contiguous_strides(fe: Host, shape: tuple[Index, ...]) -> tuple[Index, ...]:
+    """Row-major strides in elements."""
+    strides: list[Index] = []
+    step: Index = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step = fe.b.mul(step, size)
+    return tuple(reversed(strides))
+
+
+def product(fe: Host, shape: tuple[Index, ...]) -> Index:
+    """Number of elements."""
+    total: Index = 1
+    for size in shape:
+        total = fe.b.mul(total, size)
+    return total
+
+
+def is_contiguous(fe: Host, view: View) -> bool:
+    """Whether the view is known to be row-major without gaps (the stride of an axis of size 1 does not matter)."""
+    expected = contiguous_strides(fe, view.shape)
+    return all(
+        a is b or a == b or n == 1
+        for a, b, n in zip(view.strides, expected, view.shape, strict=True)
+    )
+
+
+def address(fe: Host, view: View, indices: tuple[Any, ...]) -> Atom:
+    """The address of an element; terms known further out are added further out."""
+    terms: list[tuple[int, Index]] = []
+    constant = 0
+    for index, stride in zip(indices, view.strides, strict=False):
+        index = fe.as_index(index)
+        term = fe.b.mul(index, stride)
+        if isinstance(term, int):
+            constant += term
+        else:
+            terms.append((term.level if isinstance(term, Ref) else 0, term))
+    pointer = view.base
+    for _, term in sorted(terms, key=lambda t: t[0]):
+        pointer = fe.b.gep(pointer, term, view.dtype)
+    return fe.b.gep(pointer, constant, view.dtype)
+
+
+def check_indices(
+    fe: Host,
+    view: View,
+    indices: tuple[Any, ...],
+    width: int = 0,
+    axis: int = -1,
+    mask: Atom | None = None,
+) -> None:
+    """Checks indices: known ones now, others at run time where ``MAX_KERNEL_CHECK`` is set."""
+    axis %= max(view.rank, 1)
+    for k, (index, size) in enumerate(zip(indices, view.shape, strict=False)):
+        if index is None:  # a slice: it may be of an axis of size 0
+            continue
+        index = fe.as_index(index)
+        lanes = width if k == axis and width and mask is None else 1
+        if isinstance(index, int):
+            if index < 0 or (isinstance(size, int) and mask is None and index + lanes > size):
+                what = f"index {index}" if lanes == 1 else f"lanes {index} … {index + lanes - 1}"
+                fe.fail(
+                    f"{view.name}: {what} out of range for axis {k} of size {_shown(size)}",
+                    KernelIndexError,
+                )
+            if isinstance(size, int) and mask is None:
+                continue
+        if not fe.check or (k == axis and mask is not None):
+            continue
+        last = fe.b.index(fe.b.add(index, lanes - 1))
+        bound = fe.b.index(size)
+        inside = fe.b.op("ult", (last, bound), BOOL)
+        text = f"{view.name}: index {{}} is out of range for axis {k} of size {{}}"
+        fe.guard(inside, "IndexError", text, (last, bound))
+    if fe.check and mask is not None:
+        _check_masked(fe, view, indices[axis], axis, width, mask)
+
+
+def _check_masked(fe: Host, view: View, index: Any, axis: int, width: int, mask: Atom) -> None:
+    lanes = vector(INDEX.dtype, width)
+    first = fe.splat(fe.b.index(fe.as_index(index)), width)
+    position = fe.b.op("add", (first, fe.b.const(tuple(range(width)), lanes)), lanes)
+    size = fe.b.index(view.shape[axis])
+    outside = fe.b.op("uge", (position, fe.splat(size, width)), vector(BOOL.dtype, width))
+    bad = fe.b.op("any", (fe.b.op("and", (outside, mask), outside.type),), BOOL)
+    text = f"{view.name}: lanes from index {{}} are out of range for axis {axis} of size {{}}"
+    fe.guard(
+        fe.b.op("not", (bad,), BOOL), "IndexError", text, (fe.b.index(fe.as_index(index)), size)
+    )
+
+
+def _shown(size: Index) -> str:
+    return str(size) if isinstance(size, int) else "known at run time"
+
+
+def checked_width(fe: Host, width: Any) -> int:
+    if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width <= MAX_WIDTH:
+        came = describe(width)
+        fe.fail(f"width is an integer in [1, {MAX_WIDTH}] known at compile time, got {came}")
+    return width
+
+
+def as_mask(fe: Host, mask: Any, width: int) -> Atom | None:
+    """A mask argument: None or ``SIMD[bool, width]``; a bool stands for all lanes."""
+    if mask is None:
+        return None
+    if isinstance(mask, bool):
+        return None if mask else fe.b.const(False, vector(BOOL.dtype, width))
+    if not isinstance(mask, (Ref, Const)) or mask.type.dtype is not BOOL.dtype:
+        fe.fail(f"mask is None or SIMD[bool, {width}], got {describe(mask)}")
+    return fe.coerce(mask, vector(BOOL.dtype, width))
+
+
+def _full_indices(fe: Host, view: View, indices: tuple[Any, ...], what: str) -> tuple[Any, ...]:
+    if len(indices) == 1 and isinstance(indices[0], tuple):
+        indices = indices[0]
+    if len(indices) != view.rank:
+        fe.fail(
+            f"{view.name}.{what} takes {view.rank} indices, got {len(indices)}", KernelIndexError
+        )
+    return indices
+
+
+def _axis(fe: Host, view: View, axis: Any) -> int:
+    if not isinstance(axis, int) or not -view.rank <= axis < view.rank:
+        fe.fail(
+            f"axis is an integer in [{-view.rank}, {view.rank}), got {describe(axis)}",
+            KernelIndexError,
+        )
+    return axis % view.rank
+
+
+def _iota(fe: Host, width: int) -> Atom:
+    return fe.b.const(tuple(range(width)), vector(INDEX.dtype, width))
+
+
+def _lane_offsets(fe: Host, stride: Index, width: int) -> Atom:
+    iota = _iota(fe, width)
+    return fe.b.op("mul", (iota, fe.splat(fe.b.index(stride), width)), iota.type, "nsw")
+
+
+def load(
+    fe: Host,
+    view: View,
+    *indices: Any,
+    width: Any = None,
+    mask: Any = None,
+    axis: Any = -1,
+    other: Any = 0,
+) -> Atom:
+    """``x.load(i, j, width=16, mask=None)``."""
+    indices = _full_indices(fe, view, indices, "load")
+    if width is None:
+        check_indices(fe, view, indices)
+        pointer = address(fe, view, indices)
+        check_bytes(fe, view.memory, pointer, view.dtype.size, "read")
+        return fe.b.op("load", (pointer,), scalar(view.dtype))
+    width = checked_width(fe, width)
+    axis = _axis(fe, view, axis)
+    type = vector(view.dtype, width)
+    mask = as_mask(fe, mask, width)
+    check_indices(fe, view, indices, width, axis, mask)
+    pointer = address(fe, view, indices)
+    stride = view.strides[axis]
+    if not (isinstance(stride, int) and stride == 1):
+        offsets = _lane_offsets(fe, stride, width)
+        return _gather_lanes(fe, view.memory, pointer, offsets, type, mask, other)
+    if mask is None:
+        check_bytes(fe, view.memory, pointer, width * view.dtype.size, "read")
+        return fe.b.op("load", (pointer,), type)
+    check_lanes(fe, view.memory, pointer, _iota(fe, width), view.dtype.size, mask, "read")
+    return fe.b.op("masked_load", (pointer, mask, fe.coerce(other, type)), type)
+
+
+def _gather_lanes(
+    fe: Host,
+    memory: Memory | None,
+    pointer: Atom,
+    offsets: Atom,
+    type: Type,
+    mask: Atom | None,
+    other: Any,
+) -> Atom:
+    check_lanes(fe, memory, pointer, offsets, type.dtype.size, mask, "read")
+    if mask is None:
+        return fe.b.op("gather", (pointer, offsets), type)
+    return fe.b.op("masked_gather", (pointer, offsets, mask, fe.coerce(other, type)), type)
+
+
+def store(
+    fe: Host, view: View, *indices: Any, value: Any, mask: Any = None, axis: Any = -1
+) -> None:
+    """``x.store(i, j, value=v, mask=None)``."""
+    indices = _full_indices(fe, view, indices, "store")
+    _writable(fe, view)
+    if is_number(value):
+        value = fe.coerce(value, scalar(view.dtype))
+    if not isinstance(value, (Ref, Const)):
+        fe.fail(f"{view.name}.store takes a scalar or a vector, got {describe(value)}")
+    value = fe.cast(value, view.dtype)
+    width = value.type.width
+    if width == 0:
+        if mask is not None:
+            fe.fail(f"{view.name}.store: a mask goes with a vector, got {describe(value)}")
+        check_indices(fe, view, indices)
+        pointer = address(fe, view, indices)
+        check_bytes(fe, view.memory, pointer, view.dtype.size, "write")
+        fe.b.store(pointer, value)
+        return
+    axis = _axis(fe, view, axis)
+    mask = as_mask(fe, mask, width)
+    check_indices(fe, view, indices, width, axis, mask)
+    pointer = address(fe, view, indices)
+    stride = view.strides[axis]
+    if isinstance(stride, int) and stride == 1:
+        if mask is None:
+            check_bytes(fe, view.memory, pointer, width * view.dtype.size, "write")
+        else:
+            check_lanes(fe, view.memory, pointer, _iota(fe, width), view.dtype.size, mask, "write")
+        fe.b.store(pointer, value, mask)
+    else:
+        _scatter_lanes(fe, view.memory, pointer, _lane_offsets(fe, stride, width), value, mask)
+
+
+def _scatter_lanes(
+    fe: Host, memory: Memory | None, pointer: Atom, offsets: Atom, value: Atom, mask: Atom | None
+) -> None:
+    check_lanes(fe, memory, pointer, offsets, value.type.dtype.size, mask, "write")
+    args = (pointer, offsets, value) if mask is None else (pointer, offsets, value, mask)
+    fe.b.effect("scatter", args)
+
+
+def _writable(fe: Host, view: View) -> None:
+    if not view.writable:
+        fe.fail(f"{view.name} is a k.Input and cannot be written; declare it k.Output or k.InOut")
+
+
+def _lane_indices(fe: Host, view: View, indices: Any, what: str) -> Atom:
+    if view.rank != 1:
+        fe.fail(
+            f"{view.name}.{what} takes a view of rank 1, got rank {view.rank}; index the leading axes first"
+        )
+    if (
+        not isinstance(indices, (Ref, Const))
+        or not indices.type.is_vector
+        or not indices.type.dtype.is_integer
+    ):
+        fe.fail(f"{view.name}.{what} takes a vector of integers, got {describe(indices)}")
+    lanes = fe.cast(indices, INDEX.dtype)
+    if fe.check:
+        bool_lanes = lanes.type.with_dtype(BOOL.dtype)
+        size = fe.splat(fe.b.index(view.shape[0]), lanes.type.width)
+        outside = fe.b.op("uge", (lanes, size), bool_lanes)
+        inside = fe.b.op("not", (fe.b.op("any", (outside,), BOOL),), BOOL)
+        fe.guard(
+            inside,
+            "IndexError",
+            f"{view.name}.{what}: an index is out of range for size {{}}",
+            (fe.b.index(view.shape[0]),),
+        )
+    stride = view.strides[0]
+    if isinstance(stride, int) and stride == 1:
+        return lanes
+    return fe.b.op(
+        "mul", (lanes, fe.splat(fe.b.index(stride), lanes.type.width)), lanes.type, "nsw"
+    )
+
+
+def gather(fe: Host, view: View, indices: Any, mask: Any = None, other: Any = 0) -> Atom:
+    """``x.gather(indices)``: one element a lane, of a view of rank 1."""
+    if mask is not None and isinstance(indices, (Ref, Const)) and indices.type.is_vector:
+        mask = as_mask(fe, mask, indices.type.width)
+        if mask is not None and fe.check:
+            indices = fe.b.op("select", (mask, indices, fe.literal(0, indices.type)), indices.type)
+    offsets = _lane_indices(fe, view, indices, "gather")
+    type = vector(view.dtype, offsets.type.width)
+    mask = as_mask(fe, mask, type.width)
+    return _gather_lanes(fe, view.memory, view.base, offsets, type, mask, other)
+
+
+def scatter(fe: Host, view: View, indices: Any, value: Any, mask: Any = None) -> None:
+    """``x.scatter(indices, value)``: one element a lane; of equal indices the last lane's value stays."""
+    _writable(fe, view)
+    if mask is not None and isinstance(indices, (Ref, Const)) and indices.type.is_vector:
+        mask = as_mask(fe, mask, indices.type.width)
+        if mask is not None and fe.check:
+            indices = fe.b.op("select", (mask, indices, fe.literal(0, indices.type)), indices.type)
+    offsets = _lane_indices(fe, view, indices, "scatter")
+    value = fe.coerce(value, vector(view.dtype, offsets.type.width))
+    mask = as_mask(fe, mask, offsets.type.width)
+    _scatter_lanes(fe, view.memory, view.base, offsets, value, mask)
+
+
+def atomic_add(fe: Host, view: View, *indices: Any, value: Any) -> Atom:
+    """``x.atomic_add(i, value=v)``: adds to an element that other workers add to as well; gives the old value."""
+    indices = _full_indices(fe, view, indices, "atomic_add")
+    _writable(fe, view)
+    if view.dtype.kind == "b" or view.dtype.is_narrow_float:
+        fe.fail(f"{view.name}.atomic_add takes integers, f32 and f64, got {view.dtype.name}")
+    check_indices(fe, view, indices)
+    pointer = address(fe, view, indices)
+    check_bytes(fe, view.memory, pointer, view.dtype.size, "write")
+    return fe.b.op(
+        "atomic_add",
+        (pointer, fe.coerce(value, scalar(view.dtype))),
+        scalar(view.dtype),
+    )
+
+
+def prefetch(fe: Host, view: View, *indices: Any, write: Any = False, locality: Any = 3) -> None:
+    """``x.prefetch(i, j)``: asks for a cache line; an index out of range does no harm."""
+    indices = _full_indices(fe, view, indices, "prefetch")
+    if locality not in (0, 1, 2, 3):
+        fe.fail(f"locality is 0 (once) … 3 (keep in all caches), got {describe(locality)}")
+    fe.b.effect("prefetch", (address(fe, view, indices),), (int(bool(write)), locality))
+
+
+def reshape(fe: Host, view: View, *shape: Any) -> View:
+    """``x.reshape(…)``: a contiguous view with other sizes; one of them may be -1."""
+    if len(shape) == 1 and isinstance(shape[0], tuple):
+        shape = shape[0]
+    if not is_contiguous(fe, view):
+        fe.fail(
+            f"{view.name}.reshape takes a contiguous view; this one has strides", KernelTypeError
+        )
+    sizes = [fe.as_index(s) for s in shape]
+    total = product(fe, view.shape)
+    unknown = [k for k, s in enumerate(sizes) if isinstance(s, int) and s == -1]
+    if len(unknown) > 1:
+        fe.fail("reshape: only one size may be -1", KernelValueError)
+    if unknown:
+        rest = product(fe, tuple(s for k, s in enumerate(sizes) if k not in unknown))
+        sizes[unknown[0]] = fe.binary("floordiv", total, rest)
+    new_total = product(fe, tuple(sizes))
+    if isinstance(total, int) and isinstance(new_total, int) and total != new_total:
+        fe.fail(
+            f"{view.name}.reshape: {total} elements do not fill {list(shape)}", KernelValueError
+        )
+    if (
+        fe.check
+        and not (isinstance(total, int) and isinstance(new_total, int))
+        and total is not new_total
+    ):
+        a, b = fe.b.index(total), fe.b.index(new_total)
+        fe.guard(
+            fe.b.op("eq", (a, b), BOOL),
+            "ValueError",
+            f"{view.name}.reshape: {{}} elements do not fill {{}}",
+            (a, b),
+        )
+    return replace(view, shape=tuple(sizes), strides=contiguous_strides(fe, tuple(sizes)))
+
+
+def reinterpret(fe: Host, view: View, dtype: Any) -> View:
+    """``x.view(dtype)``: the same memory with another element type; the last axis grows or shrinks."""
+    dtype = scalar_type(dtype)
+    if dtype.size == view.dtype.size:
+        return replace(view, dtype=dtype)
+    if view.rank == 0 or not is_contiguous(fe, view):
+        fe.fail(f"{view.name}.view takes a contiguous view with at least one axis")
+    if view.dtype.size > dtype.size:
+        last = fe.b.mul(view.shape[-1], view.dtype.size // dtype.size)
+    else:
+        last = fe.binary("floordiv", view.shape[-1], dtype.size // view.dtype.size)
+    shape = (*view.shape[:-1], last)
+    return replace(view, dtype=dtype, shape=shape, strides=contiguous_strides(fe, shape))
+
+
+def transpose(fe: Host, view: View, *axes: Any) -> View:
+    """``x.transpose(1, 0)``: the same memory with the axes in another order."""
+    if len(axes) == 1 and isinstance(axes[0], tuple):
+        axes = axes[0]
+    if sorted(axes) != list(range(view.rank)):
+        fe.fail(
+            f"transpose takes the axes 0 … {view.rank - 1} in some order, got {list(axes)}",
+            KernelIndexError,
+        )
+    return replace(
+        view, shape=tuple(view.shape[a] for a in axes), strides=tuple(view.strides[a] for a in axes)
+    )
+
+
+def subscript(fe: Host, view: View, index: Any) -> Any:
+    """``x[i, j]``: an element; with fewer indices or with slices, a view."""
+    indices = index if isinstance(index, tuple) else (index,)
+    if len(indices) > view.rank:
+        fe.fail(f"{view.name} has {view.rank} axes, got {len(indices)} indices", KernelIndexError)
+    if len(indices) == view.rank and not any(isinstance(i, slice) for i in indices):
+        return load(fe, view, *indices)
+    return subview(fe, view, indices)
+
+
+def subview(fe: Host, view: View, indices: tuple[Any, ...]) -> View:
+    """The part of a view at leading indices and slices."""
+    shape: list[Index] = []
+    strides: list[Index] = []
+    starts: list[Any] = []
+    for k, index in enumerate(indices):
+        if not isinstance(index, slice):
+            starts.append(index)
+            continue
+        if index.step not in (None, 1):
+            fe.fail(f"{view.name}: slices have step 1, got {describe(index.step)}")
+        start: Index = 0 if index.start is None else fe.as_index(index.start)
+        stop: Index = view.shape[k] if index.stop is None else fe.as_index(index.stop)
+        starts.append(start)
+        shape.append(fe.b.sub(stop, start))
+        strides.append(view.strides[k])
+    rest = len(indices)
+    check_indices(fe, view, tuple(None if isinstance(i, slice) else i for i in indices))
+    pointer = address(fe, view, tuple(starts))
+    return replace(
+        view,
+        base=pointer,
+        shape=(*shape, *view.shape[rest:]),
+        strides=(*strides, *view.strides[rest:]),
+    )
+
+
+def select_view(fe: Host, cond: Any, a: View, b: View) -> View:
+    """``k.select(cond, x, y)`` of views: one element type, rank and layout, whose sizes may differ."""
+    cond = fe.truth(cond)
+    if (
+        a.dtype is not b.dtype
+        or a.rank != b.rank
+        or not (is_contiguous(fe, a) and is_contiguous(fe, b))
+    ):
+        fe.fail(f"k.select takes contiguous views of one element type and rank, got {a} and {b}")
+    if not isinstance(cond, Ref):
+        return a if cond else b
+
+    def chosen(x: Index, y: Index) -> Index:
+        if x is y or (isinstance(x, int) and x == y):
+            return x
+        return fe.b.op("select", (cond, fe.b.index(x), fe.b.index(y)), INDEX)
+
+    shape = tuple(chosen(x, y) for x, y in zip(a.shape, b.shape, strict=True))
+    base = fe.b.op("select", (cond, a.base, b.base), POINTER)
+    writable = a.writable and b.writable
+    memory = chosen_memory(fe, cond, a.memory, b.memory)
+    return View(base, a.dtype, shape, contiguous_strides(fe, shape), a.name, writable, memory)
+
+
+def assign(fe: Host, view: View, index: Any, value: Any) -> None:
+    """``x[i, j] = v``."""
+    indices = index if isinstance(index, tuple) else (index,)
+    if len(indices) != view.rank or any(isinstance(i, slice) for i in indices):
+        fe.fail(
+            f"{view.name}[…] = … takes {view.rank} indices, got {len(indices)}", KernelIndexError
+        )
+    if isinstance(value, (Ref, Const)) and value.type.width:
+        fe.fail(
+            f"{view.name}[…] = … takes a scalar, got {describe(value)}; use {view.name}.store(…, value=v)"
+        )
+    store(fe, view, *indices, value=value)
+
+
+def attribute(fe: Host, view: View, name: str) -> Any:
+    """``x.shape`` and the like; None where there is no such attribute."""
+    if name == "shape":
+        return view.shape
+    if name == "strides":
+        return view.strides
+    if name == "rank":
+        return view.rank
+    if name == "dtype":
+        return view.dtype
+    if name == "size":
+        return product(fe, view.shape)
+    if name == "is_contiguous":
+        return is_contiguous(fe, view)
+    return None
+
+
+METHODS: dict[str, Callable[..., Any]] = {
+    "load": load,
+    "store": store,
+    "gather": gather,
+    "scatter": scatter,
+    "atomic_add": atomic_add,
+    "prefetch": prefetch,
+    "reshape": reshape,
+    "view": reinterpret,
+    "transpose": transpose,
+}
+
+
+# ***** tiles *****
+def make_tile(fe: Host, dtype: Any, shape: Any, width: Any = None, fill: Any = None) -> Tile:
+    """``k.tile(dtype, shape, width=None, fill=None)``."""
+    sizes = (shape,) if isinstance(shape, int) else shape
+    if not isinstance(sizes, tuple) or not all(isinstance(s, int) and s >= 0 for s in sizes):
+        fe.fail(f"the shape of a tile is known at compile time, got {describe(shape)}")
+    dtype = scalar_type(dtype)
+    type = scalar(dtype) if width is None else vector(dtype, checked_width(fe, width))
+    count = 1
+    for s in sizes:
+        count *= s
+    tile = Tile(fe.b.alloc(type, count), type, sizes)
+    if fill is not None:
+        value = fe.coerce(fill, type)
+        for k in range(count):
+            fe.b.assign(tile.slot, value, k)
+    return tile
+
+
+def _tile_index(fe: Host, tile: Tile, index: Any) -> Index:
+    indices = index if isinstance(index, tuple) else (index,)
+    if len(indices) != len(tile.shape):
+        fe.fail(f"{tile} takes {len(tile.shape)} indices, got {len(indices)}", KernelIndexError)
+    flat: Index = 0
+    for i, size in zip(indices, tile.shape, strict=True):
+        i = fe.as_index(i)
+        if isinstance(i, int) and not 0 <= i < size:
+            fe.fail(f"index {i} out of range for {tile}", KernelIndexError)
+        if fe.check and not isinstance(i, int):
+            bound = fe.b.index(size)
+            fe.guard(
+                fe.b.op("ult", (i, bound), BOOL),
+                "IndexError",
+                "tile: index {} is out of range for size {}",
+                (i, bound),
+            )
+        flat = fe.b.add(fe.b.mul(flat, size), i)
+    return flat
+
+
+def tile_get(fe: Host, tile: Tile, index: Any) -> Atom:
+    """``t[i, j]``."""
+    return fe.b.read(tile.slot, tile.type, _tile_index(fe, tile, index))
+
+
+def tile_set(fe: Host, tile: Tile, index: Any, value: Any) -> None:
+    """``t[i, j] = v``."""
+    fe.b.assign(tile.slot, fe.coerce(value, tile.type), _tile_index(fe, tile, index))
+
+
+def scratch_view(
+    fe: Host, pointer: Atom, offset: int, dtype: ScalarType, shape: tuple[int, ...]
+) -> View:
+    """A view of the worker's scratch memory."""
+    base = fe.b.gep(pointer, offset, u8)
+    memory = None
+    if fe.check >= 2:
+        memory = scratch_memory(fe, base, math.prod(shape) * dtype.size)
+    return View(base, dtype, shape, contiguous_strides(fe, shape), "scratch", True, memory)
+
+
+__all__ = ["POINTER", "Host", "Tile", "View", "i32"]

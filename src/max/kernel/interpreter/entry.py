@@ -1,0 +1,188 @@
+"""A kernel that runs in plain Python behind the address of a native function (``MAX_KERNEL_INTERPRET=1``).
+
+The program around it stays as it is: workers call the address with the argument block and their context, and the
+function of the kernel runs over arrays in the same memory, under the debugger if there is one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from max.kernel.interpreter.interpret import ArrayView, RunContext, arguments, formatted
+from max.kernel.ir.nodes import KernelIR
+from max.kernel.language import lang
+from max.kernel.language.source import Kernel
+from max.kernel.language.values import begin_run
+from max.kernel.targets.target import Target
+from max.kernel.types import ScalarType, TensorSpec, scalar_type
+
+_ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+_BARRIER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_POLL = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
+_WORKER, _WORKERS, _COUNTERS, _BARRIER_FN, _RECORD, _SCRATCH, _LAUNCH = 0, 1, 2, 3, 5, 6, 8
+_ALERT, _POLL_FN = 10, 11
+_INTERRUPTED = 2  # a state of the error record
+_lock = threading.Lock()
+_entries: list[Any] = []  # native code has their addresses: they stay
+
+
+class PythonMessage:
+    """The message of whatever a kernel raised in plain Python; stands after the numbered ones."""
+
+    def __init__(self) -> None:
+        self.exception, self.text = "RuntimeError", ""
+
+    def format(self, values: Any) -> str:
+        """The text that was raised."""
+        return self.text
+
+
+class _Left(Exception):
+    """Another worker raised: this one leaves."""
+
+
+class _NativeContext(RunContext):
+    """``ctx`` over the worker's native context."""
+
+    def __init__(self, ctx: int, target: Target) -> None:
+        self.pointer = ctx
+        self.fields = _words(ctx, 12)
+        self.target = target
+        self.worker, self.num_workers = int(self.fields[_WORKER]), int(self.fields[_WORKERS])
+        self.record = _words(int(self.fields[_RECORD]), 4)
+        self.phase_numbers = itertools.count()
+        self.scratch_offset = 0
+
+    def _next_chunk(self, phase: int) -> int:
+        if self.fields[_ALERT] and _POLL(int(self.fields[_POLL_FN]))(self.pointer):
+            raise _Left
+        counter = _words(int(self.fields[_COUNTERS]) + 64 * phase, 1)
+        with _lock:
+            number = int(counter[0])
+            counter[0] = number + 1
+        return number
+
+    def _chunks(self, total: int, grain: int, multiple: int) -> Iterator[tuple[int, int]]:
+        phase = next(self.phase_numbers)
+        yield from self._split(total, grain, multiple, lambda: self._next_chunk(phase))
+
+    def barrier(self) -> None:
+        _BARRIER(int(self.fields[_BARRIER_FN]))(self.pointer)
+        if self.record[0] != 0:
+            raise _Left
+
+    def scratch(self, dtype: Any, shape: int | tuple[int, ...]) -> ArrayView:
+        dtype = scalar_type(dtype)
+        sizes = (shape,) if isinstance(shape, int) else shape
+        array = _array(int(self.fields[_SCRATCH]) + self.scratch_offset, dtype, sizes, None)
+        self.scratch_offset += (array.nbytes + 63) // 64 * 64
+        return ArrayView(array, "scratch", True)
+
+
+def _words(address: int, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.ctypeslib.as_array((ctypes.c_int64 * count).from_address(address))
+
+
+class _Memory:
+    def __init__(self, interface: dict[str, Any]) -> None:
+        self.__array_interface__ = interface
+
+
+def _array(
+    address: int, dtype: ScalarType, shape: tuple[int, ...], strides: tuple[int, ...] | None
+) -> np.ndarray[Any, np.dtype[Any]]:
+    """The array at an address; strides in elements."""
+    if 0 in shape or address == 0:
+        return np.zeros(shape, dtype.numpy)
+    plain = np.dtype(f"u{dtype.size}")
+    interface = {
+        "data": (address, False),
+        "shape": shape,
+        "strides": None if strides is None else tuple(s * dtype.size for s in strides),
+        "typestr": plain.str,
+        "version": 3,
+    }
+    return np.asarray(_Memory(interface)).view(dtype.numpy)
+
+
+def interpreted_entry(ir: KernelIR, target: Target) -> int:
+    """The address of a native function that runs the kernel in plain Python.
+
+    Args:
+        ir: the kernel, specialised while ``MAX_KERNEL_INTERPRET`` was set.
+        target: what ``k.target()`` gives.
+    """
+    entry = _ENTRY(_Runner(ir, target))
+    _entries.append(entry)
+    return int(ctypes.cast(entry, ctypes.c_void_p).value or 0)
+
+
+class _Runner:
+    def __init__(self, ir: KernelIR, target: Target) -> None:
+        fn, self.specs, self.params = ir.origin
+        self.fn: Kernel = fn
+        self.ir, self.target = ir, target
+
+    def __call__(self, args: int, ctx: int) -> None:
+        context = _NativeContext(ctx, self.target)
+        lang.push_target(self.target)
+        begin_run()
+        try:
+            positional, keywords = arguments(self.fn, self._views(args), dict(self.params), context)
+            self.fn(*positional, **keywords)
+        except _Left:
+            return
+        except Exception as error:  # whatever it is, it reaches the caller through the error record
+            self._report(context, formatted(error))
+        except BaseException as error:  # Ctrl-C: it cannot pass through native code
+            self._interrupt(context, error)
+        finally:
+            lang.pop_target()
+
+    def _report(self, context: _NativeContext, error: Exception) -> None:
+        message = self.ir.messages[-1]
+        with _lock:
+            if context.record[0] == 0:
+                message.exception, message.text = type(error).__name__, str(error)  # type: ignore[misc]
+                context.record[1] = context.fields[_LAUNCH]
+                context.record[2] = len(self.ir.messages) - 1
+                context.record[0] = 1
+
+    def _interrupt(self, context: _NativeContext, error: BaseException) -> None:
+        with _lock:
+            if context.record[0] == 0:
+                # the reference is for the caller, who raises it again
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(error))
+                context.record[3] = id(error)
+                context.record[0] = _INTERRUPTED
+
+    def _views(self, args: int) -> list[Any]:
+        words = _words(args, max(len(self.ir.slots), 1))
+        found = {
+            (s.arg, s.kind, s.axis): int(w) for s, w in zip(self.ir.slots, words, strict=False)
+        }
+        views: list[Any] = []
+        for position, spec in enumerate(self.specs):
+            if not isinstance(spec, TensorSpec):
+                dtype = scalar_type(spec)
+                raw = np.array([found[position, "scalar", 0]], np.int64).view(np.uint8)
+                views.append(raw[: dtype.size].view(dtype.numpy)[0])
+                continue
+            shape = tuple(
+                s if isinstance(s, int) else found[position, "dim", axis]
+                for axis, s in enumerate(spec.shape)
+            )
+            strides = None
+            if spec.strides is not None:
+                strides = tuple(
+                    found[position, "stride", axis] if s is None else s
+                    for axis, s in enumerate(spec.strides)
+                )
+            views.append(_array(found[position, "pointer", 0], spec.dtype, shape, strides))
+        return views

@@ -1,0 +1,1 @@
+"""The kernel IR: its nodes, its text, and the rules that it obeys."""

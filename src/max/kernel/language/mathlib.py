@@ -1,0 +1,371 @@
+"""Elementary functions, written in the kernel language: scalars and vectors, f32 to 1–2 ulp.
+
+bf16 and f16 arguments are widened to f32; f64 goes to the C library, lane by lane. NaN, infinities and subnormals are
+as in IEEE 754. Polynomials were fitted by Lawson's iteration or are those of Cephes (exp, log, tanh, sin, cos, asin).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max.kernel.language import lang as k
+from max.kernel.language import values
+from max.kernel.language.source import inline
+from max.kernel.types import f32, f64, i32, i64
+
+_INF = float("inf")
+_NAN = float("nan")
+
+
+@inline
+def polynomial(x: Any, *coefficients: float) -> Any:
+    """``c[0] * x**n + … + c[n]`` by Horner's rule."""
+    result = k.fma(x, coefficients[0], coefficients[1])
+    for c in coefficients[2:]:
+        result = k.fma(result, x, c)
+    return result
+
+
+@inline
+def _scaled(y: Any, n: Any) -> Any:
+    """``y * 2**n`` for integral f32 ``n``, rounded once."""
+    if k.target().has("avx512f") and y.is_vector and y.width % 16 == 0:
+        return k.scale_by_power(y, n)
+    m = k.cast_unchecked(n, i32)
+    half = m >> 1
+    a = k.bitcast((half + 127) << 23, f32)
+    b = k.bitcast((m - half + 127) << 23, f32)
+    return y * a * b
+
+
+@inline
+def exp(x: Any) -> Any:
+    """The exponential."""
+    x = k.floating(x)
+    if x.dtype is f64:
+        return k.libm("exp", x)
+    y = k.min(k.max(x, -104.0), 88.72284)
+    n = k.round(y * 1.4426950408889634)
+    r = k.fma(n, -0.693145751953125, y)
+    r = k.fma(n, -1.428606765330187e-06, r)
+    p = polynomial(
+        r,
+        1.9875691500e-4,
+        1.3981999507e-3,
+        8.3334519073e-3,
+        4.1665795894e-2,
+        1.6666665459e-1,
+        5.0000001201e-1,
+    )
+    return _scaled(k.fma(p, r * r, r) + 1.0, n)
+
+
+@inline
+def exp2(x: Any) -> Any:
+    """``2**x``."""
+    x = k.floating(x)
+    if x.dtype is f64:
+        return k.libm("exp2", x)
+    y = k.min(k.max(x, -150.0), 128.0)
+    n = k.round(y)
+    r = y - n
+    p = polynomial(
+        r,
+        1.5353361959569156e-4,
+        1.3398875016719103e-3,
+        9.61843691766262e-3,
+        5.5503323674201965e-2,
+        2.4022647738456726e-1,
+        6.931471824645996e-1,
+    )
+    return _scaled(k.fma(p, r, 1.0), n)
+
+
+@inline
+def _log_parts(x: Any) -> tuple[Any, Any, Any]:
+    """``x`` as ``(1 + f) * 2**e`` with ``1 + f`` in ``[√½, √2)``, and ``log(1 + f) - f``."""
+    tiny = x < 1.1754943508222875e-38
+    bits = k.bitcast(k.select(tiny, x * 8388608.0, x), i32)
+    exponent = (bits - 0x3F3504F3) >> 23
+    f = k.bitcast(bits - (exponent << 23), f32) - 1.0
+    e = f32(exponent) - k.select(tiny, 23.0, 0.0)
+    p = polynomial(
+        f,
+        7.0376836292e-2,
+        -1.1514610310e-1,
+        1.1676998740e-1,
+        -1.2420140846e-1,
+        1.4249322787e-1,
+        -1.6668057665e-1,
+        2.0000714765e-1,
+        -2.4999993993e-1,
+        3.3333331174e-1,
+    )
+    return f, e, f * f * (f * p)
+
+
+@inline
+def _log_edges(x: Any, result: Any) -> Any:
+    result = k.select(x < _INF, result, x)  # inf and NaN
+    result = k.select(x == 0.0, -_INF, result)
+    return k.select(x < 0.0, _NAN, result)
+
+
+@inline
+def log(x: Any) -> Any:
+    """The natural logarithm."""
+    x = k.floating(x)
+    if x.dtype is f64:
+        return k.libm("log", x)
+    f, e, y = _log_parts(x)
+    y = k.fma(f * f, -0.5, k.fma(e, -2.12194440e-4, y))
+    return _log_edges(x, k.fma(e, 0.693359375, f + y))
+
+
+@inline
+def log2(x: Any) -> Any:
+    """The logarithm to base 2."""
+    x = k.floating(x)
+    if x.dtype is f64:
+        return k.libm("log2", x)
+    f, e, y = _log_parts(x)
+    y = k.fma(f * f, -0.5, y)
+    small = k.fma(f, 0.44269504088896340736, y * 0.44269504088896340736)
+    return _log_edges(x, ((small + y) + f) + e)
+
+
+@inline
+def log1p(x: Any) -> Any:
+    """``log(1 + x)``, exact near 0."""
+    x = k.floating(x)
+    if x.dtype is f64:
+        return k.libm("log1p", x)
+    u = 1.0 + x
+    lost = (x - (u - 1.0)) / u  # what rounding took from 1 + x
+    inside = (u > 0.0) & (u < _INF)
+    result = log(u) + k.select(inside, lost, 0.0)
+    return k.select(k.abs(x) < 1e-4, k.fma(x * x, k.fma(x, 0.33333333, -0.5), x), result)
+
+
+@inline
+def tanh(x: Any) -> Any:
+    """The hyperbolic tangent."""
+    x = k.floating(x)
+    if x.dtype is f64:
+        return k.libm("tanh", x)
+    a = k.abs(x)
+    s = x * x
+    p = polynomial(
+        s,
+        -5.70498872745e-3,
+        2.06390887954e-2,
+        -5.37397155531e-2,
+        1.33314422036e-1,
+        -3.33332819422e-1,
+    )
+    small = k.fma(x * s, p, x)
+    large = 1.0 - 2.0 / (exp(a + a) + 1.0)
+    return k.select(a < 0.625, small, k.copysign(large, x))
+
+
+@inline
+def sigmoid(x: Any) -> Any:
+    """``1 / (1 + exp(-x))``."""
+    x = k.floating(x)
+    e = exp(-k.abs(x))
+    return k.select(x < 0.0, e, 1.0) / (1.0 + e)
+
+
+@inline
+def erf(x: Any) -> Any:
+    """The error function."""
+    x = k.floating(x)
+    if x.dtype is f64:
+        return k.libm("erf", x)
+    a = k.abs(x)
+    s = x * x
+    p = polynomial(
+        s,
+        8.316817547893152e-5,
+        -8.130024652928114e-4,
+        5.199907813221216e-3,
+        -2.6858942583203316e-2,
+        1.1283687502145767e-1,
+        -3.7612631916999817e-1,
+        1.2837916612625122e-1,
+    )
+    small = k.fma(p, x, x)
+    t = k.min(a, 4.0)
+    q = polynomial(
+        t,
+        -1.1231275493628345e-5,
+        3.228035639040172e-4,
+        -3.642458003014326e-3,
+        2.3762060329318047e-2,
+        -1.0623687505722046e-1,
+        -6.351513266563416e-1,
+        -1.2864848971366882e-1,
+    )
+    large = 1.0 - exp(k.fma(q, t, -t))
+    return k.select(a < 0.92, small, k.copysign(large, x))
+
+
+@inline
+def _quadrant(x: Any) -> tuple[Any, Any]:
+    """``x`` less its multiple ``n`` of π/2, and ``n`` modulo 4; through f64, for ``|x|`` up to 2**20 or more."""
+    wide = k.cast(x, f64)
+    n = k.round(wide * 0.6366197723675814)
+    # the parts of π/2 are short enough for exact products where there is no fused multiply-add
+    r = k.fma(n, -1.5707963267341256, wide)
+    r = k.fma(n, -6.0771005063039660e-11, r)
+    r = k.fma(n, -2.0222662487959506e-21, r)
+    return k.cast(r, f32), k.cast(n - 4.0 * k.floor(n * 0.25), f32)
+
+
+@inline
+def _sine(x: Any, shift: float, name: str) -> Any:
+    """The sine of ``x + shift * π/2``."""
+    x = k.floating(x)
+    if x.dtype is f64:
+        return k.libm(name, x)
+    r, n = _quadrant(x)
+    if shift != 0.0:
+        n = n + shift
+        n = k.select(n >= 4.0, n - 4.0, n)
+    s = r * r
+    sine = k.fma(polynomial(s, -1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1), s * r, r)
+    cosine = k.fma(
+        polynomial(s, 2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2),
+        s * s,
+        k.fma(s, -0.5, 1.0),
+    )
+    odd = (n == 1.0) | (n == 3.0)
+    result = k.select(odd, cosine, sine)
+    result = k.select(n >= 2.0, -result, result)
+    far = ~(k.abs(x) <= (1099511627776.0 if k.target().has_fma else 1048576.0))
+    if k.any(far):  # as good as never
+        result = k.select(far, k.cast(k.libm(name, k.cast(x, f64)), f32), result)
+    return result
+
+
+@inline
+def sin(x: Any) -> Any:
+    """The sine."""
+    return _sine(x, 0.0, "sin")
+
+
+@inline
+def cos(x: Any) -> Any:
+    """The cosine."""
+    return _sine(x, 1.0, "cos")
+
+
+@inline
+def acos(x: Any) -> Any:
+    """The arc cosine."""
+    x = k.floating(x)
+    if x.dtype is f64:
+        return k.libm("acos", x)
+    a = k.abs(x)
+    outer = a > 0.5
+    s = k.select(outer, 0.5 * (1.0 - a), x * x)
+    root = k.select(outer, k.sqrt(s), x)
+    p = polynomial(
+        s, 4.2163199048e-2, 2.4181311049e-2, 4.5470025998e-2, 7.4953002686e-2, 1.6666752422e-1
+    )
+    asin = k.fma(p, s * root, root)
+    twice = asin + asin
+    far = k.select(x < 0.0, 3.1415927410125732 - (twice + 8.742277657347586e-08), twice)
+    return k.select(outer | k.isnan(x), far, 1.5707963705062866 - (asin + 4.371138828673793e-08))
+
+
+@inline
+def atanh(x: Any) -> Any:
+    """The inverse hyperbolic tangent."""
+    x = k.floating(x)
+    if x.dtype is f64:
+        return k.libm("atanh", x)
+    a = k.abs(x)
+    s = x * x
+    small = k.fma(x * s, polynomial(s, 0.14285714, 0.2, 0.33333333), x)
+    large = 0.5 * log1p((a + a) / (1.0 - a))
+    return k.select(a < 0.1, small, k.copysign(large, x))
+
+
+@inline
+def rsqrt(x: Any) -> Any:
+    """``1 / sqrt(x)``."""
+    x = k.floating(x)
+    return 1.0 / k.sqrt(x)
+
+
+@inline
+def silu(x: Any) -> Any:
+    """``x * sigmoid(x)``."""
+    x = k.floating(x)
+    return x * sigmoid(x)
+
+
+@inline
+def _log2_wide(x: Any) -> Any:
+    """The logarithm to base 2 of f64 values that came from f32, to about 45 bits."""
+    bits = k.bitcast(x, i64)
+    exponent = (bits - 0x3FE6A09E667F3BCD) >> 52
+    m = k.bitcast(bits - (exponent << 52), f64)
+    s = (m - 1.0) / (m + 1.0)
+    z = s * s
+    p = polynomial(z, 2 / 19, 2 / 17, 2 / 15, 2 / 13, 2 / 11, 2 / 9, 2 / 7, 2 / 5, 2 / 3, 2.0)
+    # exponents of f32 fit into 32 bits, from which all targets convert
+    return k.fma(p * s, 1.4426950408889634, f64(k.cast(exponent, i32)))
+
+
+@inline
+def _exp2_wide(x: Any) -> Any:
+    """``2**x`` on f64 to about 45 bits, for results in the range of f32."""
+    y = k.min(k.max(x, -160.0), 130.0)
+    n = k.round(y)
+    r = (y - n) * 0.6931471805599453
+    p = polynomial(
+        r,
+        1 / 39916800,
+        1 / 3628800,
+        1 / 362880,
+        1 / 40320,
+        1 / 5040,
+        1 / 720,
+        1 / 120,
+        1 / 24,
+        1 / 6,
+        0.5,
+        1.0,
+        1.0,
+    )
+    power = k.bitcast((i64(k.cast_unchecked(n, i32)) + 1023) << 52, f64)
+    return p * power
+
+
+@inline
+def pow(x: Any, y: Any) -> Any:
+    """``x ** y``, with the special cases of C's ``pow``; f32 is computed in f64."""
+    x = k.floating(x)
+    y = k.floating(y)
+    if x.dtype is f64 or y.dtype is f64:
+        return k.libm("pow", f64(x), f64(y))
+    a = k.abs(x)
+    base = k.cast(a, f64)
+    exponent = k.cast(y, f64)
+    ordinary = (a > 0.0) & (a < _INF)
+    lg = _log2_wide(k.select(ordinary, base, 1.0))
+    lg = k.select(a == 0.0, -_INF, k.select(ordinary, lg, base))
+    result = k.cast(_exp2_wide(exponent * lg), f32)
+    integral = (k.trunc(y) == y) & (k.abs(y) < _INF) | (k.abs(y) == _INF)
+    odd = integral & (k.trunc(y * 0.5) != y * 0.5) & (k.abs(y) < 16777216.0)
+    negative = k.copysign(1.0, x) < 0.0
+    result = k.select((x < 0.0) & ~integral, _NAN, result)
+    result = k.select(negative & odd, -result, result)
+    # 0 * inf in the exponent; |x| = 1 with infinite y
+    result = k.select((y == 0.0) | (x == 1.0) | ((a == 1.0) & (k.abs(y) == _INF)), 1.0, result)
+    return k.select((k.isnan(x) & (y != 0.0)) | (k.isnan(y) & (x != 1.0)), _NAN, result)
+
+
+values.set_float_power(pow)

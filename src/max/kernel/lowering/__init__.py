@@ -1,0 +1,1 @@
+"""From kernel IR to the text of LLVM IR."""

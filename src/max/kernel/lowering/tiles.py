@@ -1,0 +1,280 @@
+"""Lowers matrix tiles to LLVM IR: to the instructions of AMX, or for other targets to code with the same results.
+
+Without the instructions the eight tiles are 8 KB on the worker's stack, rows 64 bytes apart, and every operation calls a function
+of the module. It is made for running kernels anywhere, not for speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from max.kernel.ir.nodes import Atom, Effect, For, If, Parallel, Stmt, While
+from max.kernel.ir.nodes import Block as IRBlock
+from max.kernel.language.tile_values import MAX_BYTES, MAX_ROWS, MAX_TILES, Shapes
+from max.kernel.targets.target import Target
+
+_TILE_BYTES = MAX_ROWS * MAX_BYTES
+#: Where the emulated tiles are.
+STATE = "%tiles"
+
+_COPY = """define internal void @tile_copy(ptr %to, i64 %to.step, ptr %from, i64 %from.step, i64 %rows, i64 %bytes) #0 {
+entry:
+  br label %row
+row:
+  %r = phi i64 [ 0, %entry ], [ %next, %row ]
+  %to.offset = mul nsw i64 %r, %to.step
+  %from.offset = mul nsw i64 %r, %from.step
+  %p = getelementptr i8, ptr %to, i64 %to.offset
+  %q = getelementptr i8, ptr %from, i64 %from.offset
+  call void @llvm.memcpy.p0.p0.i64(ptr %p, ptr %q, i64 %bytes, i1 false)
+  %next = add nsw i64 %r, 1
+  %again = icmp slt i64 %next, %rows
+  br i1 %again, label %row, label %done
+done:
+  ret void
+}"""
+
+# the sums of the first and of the second elements of the pairs are kept apart, as the instruction keeps them
+_DOT_BF16 = """define internal void @tile_tdpbf16ps(ptr %c, ptr %a, ptr %b, i64 %rows, i64 %steps) #0 {
+entry:
+  br label %row
+row:
+  %r = phi i64 [ 0, %entry ], [ %next.row, %done.row ]
+  %offset = shl i64 %r, 6
+  %left = getelementptr i8, ptr %a, i64 %offset
+  %sums = getelementptr i8, ptr %c, i64 %offset
+  br label %step
+step:
+  %k = phi i64 [ 0, %row ], [ %next, %step ]
+  %first = phi <16 x float> [ zeroinitializer, %row ], [ %first.sum, %step ]
+  %second = phi <16 x float> [ zeroinitializer, %row ], [ %second.sum, %step ]
+  %pair.at = getelementptr i32, ptr %left, i64 %k
+  %pair = load i32, ptr %pair.at, align 4
+  %one = insertelement <16 x i32> poison, i32 %pair, i64 0
+  %x = shufflevector <16 x i32> %one, <16 x i32> poison, <16 x i32> zeroinitializer
+  %step.offset = shl i64 %k, 6
+  %right = getelementptr i8, ptr %b, i64 %step.offset
+  %y = load <16 x i32>, ptr %right, align 64
+  %x.low = shl <16 x i32> %x, splat (i32 16)
+  %y.low = shl <16 x i32> %y, splat (i32 16)
+  %x.high = and <16 x i32> %x, splat (i32 -65536)
+  %y.high = and <16 x i32> %y, splat (i32 -65536)
+  %x0 = bitcast <16 x i32> %x.low to <16 x float>
+  %y0 = bitcast <16 x i32> %y.low to <16 x float>
+  %x1 = bitcast <16 x i32> %x.high to <16 x float>
+  %y1 = bitcast <16 x i32> %y.high to <16 x float>
+  %first.sum = call <16 x float> @llvm.FMA.v16f32(<16 x float> %x0, <16 x float> %y0, <16 x float> %first)
+  %second.sum = call <16 x float> @llvm.FMA.v16f32(<16 x float> %x1, <16 x float> %y1, <16 x float> %second)
+  %next = add nsw i64 %k, 1
+  %again = icmp slt i64 %next, %steps
+  br i1 %again, label %step, label %done.row
+done.row:
+  %both = fadd <16 x float> %first.sum, %second.sum
+  %before = load <16 x float>, ptr %sums, align 64
+  %after = fadd <16 x float> %before, %both
+  store <16 x float> %after, ptr %sums, align 64
+  %next.row = add nsw i64 %r, 1
+  %more = icmp slt i64 %next.row, %rows
+  br i1 %more, label %row, label %done
+done:
+  ret void
+}"""
+
+
+def _dot_bytes(name: str) -> str:
+    """A function for products of bytes, signed or unsigned as the letters of the instruction say."""
+
+    def byte(word: str, result: str, j: int, signed: bool) -> list[str]:
+        if signed:
+            up = f"  {result}.up = shl <16 x i32> {word}, splat (i32 {24 - 8 * j})"
+            return [up, f"  {result} = ashr <16 x i32> {result}.up, splat (i32 24)"]
+        down = f"  {result}.down = lshr <16 x i32> {word}, splat (i32 {8 * j})"
+        return [down, f"  {result} = and <16 x i32> {result}.down, splat (i32 255)"]
+
+    body: list[str] = []
+    total = "%sum"
+    for j in range(4):
+        body += byte("%x", f"%x{j}", j, name[4] == "s")
+        body += byte("%y", f"%y{j}", j, name[5] == "s")
+        body.append(f"  %p{j} = mul <16 x i32> %x{j}, %y{j}")
+        body.append(f"  %s{j} = add <16 x i32> {total}, %p{j}")
+        total = f"%s{j}"
+    lines = "\n".join(body)
+    return f"""define internal void @tile_{name}(ptr %c, ptr %a, ptr %b, i64 %rows, i64 %steps) #0 {{
+entry:
+  br label %row
+row:
+  %r = phi i64 [ 0, %entry ], [ %next.row, %done.row ]
+  %offset = shl i64 %r, 6
+  %left = getelementptr i8, ptr %a, i64 %offset
+  %sums = getelementptr i8, ptr %c, i64 %offset
+  %before = load <16 x i32>, ptr %sums, align 64
+  br label %step
+step:
+  %k = phi i64 [ 0, %row ], [ %next, %step ]
+  %sum = phi <16 x i32> [ %before, %row ], [ %s3, %step ]
+  %quad.at = getelementptr i32, ptr %left, i64 %k
+  %quad = load i32, ptr %quad.at, align 4
+  %one = insertelement <16 x i32> poison, i32 %quad, i64 0
+  %x = shufflevector <16 x i32> %one, <16 x i32> poison, <16 x i32> zeroinitializer
+  %step.offset = shl i64 %k, 6
+  %right = getelementptr i8, ptr %b, i64 %step.offset
+  %y = load <16 x i32>, ptr %right, align 64
+{lines}
+  %next = add nsw i64 %k, 1
+  %again = icmp slt i64 %next, %steps
+  br i1 %again, label %step, label %done.row
+done.row:
+  store <16 x i32> %s3, ptr %sums, align 64
+  %next.row = add nsw i64 %r, 1
+  %more = icmp slt i64 %next.row, %rows
+  br i1 %more, label %row, label %done
+done:
+  ret void
+}}"""
+
+
+def uses_tiles(body: Iterable[Stmt]) -> bool:
+    """Whether a kernel configures matrix tiles."""
+    for s in body:
+        if isinstance(s, Effect):
+            if s.op == "tile_configure":
+                return True
+        elif isinstance(s, If):
+            if uses_tiles(s.then) or uses_tiles(s.orelse):
+                return True
+        elif isinstance(s, While):
+            if uses_tiles(s.head) or uses_tiles(s.body):
+                return True
+        elif isinstance(s, (For, Parallel, IRBlock)) and uses_tiles(s.body):
+            return True
+    return False
+
+
+class TileLowering:
+    """Lowers the effects on tiles of one kernel.
+
+    Args:
+        target: The processor.
+        out: Emits an instruction.
+        declarations: Signatures of functions that are declared.
+        text: What an atom is called.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        out: Callable[[str], None],
+        declarations: set[str],
+        text: Callable[[Atom], str],
+    ) -> None:
+        self.target, self.out, self.declarations, self.text = target, out, declarations, text
+        self.functions: dict[str, str] = {}
+        self.globals: list[str] = []
+        self.emulated = not target.tile_instructions
+        self.configured = False
+        """Whether the kernel uses tiles at all."""
+
+    def entry(self) -> list[str]:
+        """What stands at the start of the kernel."""
+        if not (self.configured and self.emulated):
+            return []
+        lines = [f"  {STATE} = alloca [{MAX_TILES * _TILE_BYTES} x i8], align 64"]
+        for tile in range(MAX_TILES):
+            offset = tile * _TILE_BYTES
+            lines.append(
+                f"  {self._tile(tile)} = getelementptr inbounds i8, ptr {STATE}, i64 {offset}"
+            )
+        return lines
+
+    def leave(self) -> None:
+        """Releases the tiles where a kernel ends early."""
+        if self.configured and not self.emulated:
+            self._call("tilerelease")
+
+    def lower(self, s: Effect) -> None:
+        """Lowers one effect."""
+        if s.op == "tile_configure":
+            self._configure(s.attr)
+        elif s.op == "tile_release":
+            if not self.emulated:
+                self._call("tilerelease")
+        elif s.op == "tile_zero":
+            self._zero(s.attr[0])
+        elif s.op == "tile_dot":
+            self._dot(*s.attr)
+        elif s.op in ("tile_load", "tile_store"):
+            self._move(s)
+        else:
+            raise ValueError(f"the kernel IR has no effect {s.op!r}")
+
+    def _call(self, name: str, *args: tuple[str, Any]) -> None:
+        """Calls an intrinsic of AMX."""
+        types = ", ".join(type for type, _ in args)
+        self.declarations.add(f"void @llvm.x86.{name}({types})")
+        given = ", ".join(f"{type} {value}" for type, value in args)
+        self.out(f"call void @llvm.x86.{name}({given})")
+
+    def _tile(self, tile: int) -> str:
+        """The address of an emulated tile."""
+        return f"{STATE}.{tile}"
+
+    def _configure(self, shapes: Shapes) -> None:
+        if self.emulated:
+            self._set_zero(STATE, MAX_TILES * _TILE_BYTES)
+            return
+        data = bytearray(64)
+        data[0] = 1  # the palette
+        for tile, (rows, size) in enumerate(shapes):
+            data[16 + 2 * tile : 18 + 2 * tile] = size.to_bytes(2, "little")
+            data[48 + tile] = rows
+        name = f"@tiles{len(self.globals)}"
+        content = "".join(f"\\{byte:02X}" for byte in data)
+        self.globals.append(
+            f'{name} = private unnamed_addr constant [64 x i8] c"{content}", align 64'
+        )
+        self._call("ldtilecfg", ("ptr", name))
+
+    def _set_zero(self, pointer: str, size: int) -> None:
+        self.declarations.add("void @llvm.memset.p0.i64(ptr, i8, i64, i1)")
+        self.out(
+            f"call void @llvm.memset.p0.i64(ptr align 64 {pointer}, i8 0, i64 {size}, i1 false)"
+        )
+
+    def _zero(self, tile: int) -> None:
+        if self.emulated:
+            self._set_zero(self._tile(tile), _TILE_BYTES)
+        else:
+            self._call("tilezero", ("i8", tile))
+
+    def _move(self, s: Effect) -> None:
+        tile, rows, size = s.attr
+        pointer, step = (self.text(a) for a in s.args)
+        if not self.emulated:
+            name = "tileloadd64" if s.op == "tile_load" else "tilestored64"
+            self._call(name, ("i8", tile), ("ptr", pointer), ("i64", step))
+            return
+        self.functions["copy"] = _COPY
+        self.declarations.add("void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)")
+        inside = f"ptr {self._tile(tile)}, i64 {MAX_BYTES}"
+        outside = f"ptr {pointer}, i64 {step}"
+        to, from_ = (inside, outside) if s.op == "tile_load" else (outside, inside)
+        self.out(f"call void @tile_copy({to}, {from_}, i64 {rows}, i64 {size})")
+
+    def _dot(self, name: str, c: int, a: int, b: int, rows: int, steps: int) -> None:
+        if not self.emulated:
+            self._call(name, ("i8", c), ("i8", a), ("i8", b))
+            return
+        if name == "tdpbf16ps":
+            fma = "fma" if self.target.has_fma else "fmuladd"
+            self.functions[name] = _DOT_BF16.replace("FMA", fma)
+            vector = "<16 x float>"
+            self.declarations.add(f"{vector} @llvm.{fma}.v16f32({vector}, {vector}, {vector})")
+        else:
+            self.functions[name] = _dot_bytes(name)
+        tiles = ", ".join(f"ptr {self._tile(t)}" for t in (c, a, b))
+        self.out(f"call void @tile_{name}({tiles}, i64 {rows}, i64 {steps})")
+
+
+__all__ = ["TileLowering", "uses_tiles"]

@@ -1,0 +1,90 @@
+"""LLVM's names of types and constants. Floats of 8 and 16 bits are carried as their bits, so that no target needs them as types."""
+
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# values of the user's program are Any: what they are is what these functions find out
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+
+from max.kernel.ir.nodes import Const
+from max.kernel.types import ScalarType, Type, f16, f32
+
+SCALAR = {
+    "i8": "i8",
+    "i16": "i16",
+    "i32": "i32",
+    "i64": "i64",
+    "u8": "i8",
+    "u16": "i16",
+    "u32": "i32",
+    "u64": "i64",
+    "f8e4m3fn": "i8",
+    "f8e4m3fnuz": "i8",
+    "f8e5m2": "i8",
+    "f8e5m2fnuz": "i8",
+    "f4e2m1fn": "i8",
+    "f16": "i16",
+    "bf16": "i16",
+    "f32": "float",
+    "f64": "double",
+    "bool": "i1",
+}
+#: What an element is in memory.
+MEMORY = {**SCALAR, "bool": "i8"}
+_names: dict[Type, str] = {}
+
+
+def llvm_type(type: Type) -> str:
+    """The LLVM type of a value."""
+    name = _names.get(type)
+    if name is None:
+        if type.width < 0:
+            name = "ptr"
+        elif type.width == 0:
+            name = SCALAR[type.dtype.name]
+        else:
+            name = f"<{type.width} x {SCALAR[type.dtype.name]}>"
+        _names[type] = name
+    return name
+
+
+def vector_name(element: str, width: int) -> str:
+    """An LLVM type with as many lanes as a value type (0: scalar)."""
+    return f"<{width} x {element}>" if width > 0 else element
+
+
+def number_text(value: Any, dtype: ScalarType) -> str:
+    """One literal."""
+    if dtype.kind == "b":
+        return "true" if value else "false"
+    if not dtype.is_float:
+        return str(int(value))
+    if dtype.bits == 8:
+        return str(int(np.asarray(value, np.float32).astype(dtype.numpy).view(np.uint8)))
+    if dtype.bits == 16:
+        if dtype is f16:
+            with np.errstate(over="ignore"):
+                return str(int(np.float16(value).view(np.uint16)))
+        return str(int(np.asarray(value, np.float32).astype(dtype.numpy).view(np.uint16)))
+    if dtype is f32:
+        with np.errstate(over="ignore"):
+            value = float(np.float32(value))
+    return "0x" + struct.pack(">d", value).hex().upper()
+
+
+def const_text(c: Const) -> str:
+    """A constant without its type."""
+    dtype, width = c.type.dtype, c.type.width
+    if width <= 0:
+        return number_text(c.value, dtype)
+    element = SCALAR[dtype.name]
+    if isinstance(c.value, tuple):
+        return "<" + ", ".join(f"{element} {number_text(x, dtype)}" for x in c.value) + ">"
+    return f"splat ({element} {number_text(c.value, dtype)})"
+
+
+atom_text = const_text
