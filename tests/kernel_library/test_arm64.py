@@ -15,7 +15,8 @@ import pytest
 
 from max import kernel as k
 from max._compiler.pipeline import compile_module
-from max._kernel_library import library, panels
+from max._kernel_library import library
+from max._kernel_library.products.dense import panels
 from max._kernel_library.products.quantised.packed import FORMATS
 from max._runtime import jit
 from max.dtype import DType
