@@ -1,0 +1,172 @@
+"""The mutation tool: the changes it makes, what it reports, and that its list of equivalents is up to date."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.mutation.mutants import mutants_of, sample
+from tests.mutation.runner import ROOT, Suite, equivalents, run_mutants
+
+
+def changes(source: str) -> list[tuple[str, str]]:
+    return [(mutant.kind, mutant.after) for mutant in mutants_of(source)]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("x < y", [("compare", "x <= y")]),
+        ("x <= y < z", [("compare", "x < y < z"), ("compare", "x <= y <= z")]),
+        ("x is not y", [("compare", "x is y")]),
+        ("not x", [("not", "(x)")]),
+        ("x and y", [("boolean", c) for c in ("(x or y)", "(y)", "(x)")]),
+        ("x + y", [("operator", "(x - y)")]),
+        ("x[a:b]", [("slice", f"x[{c}]") for c in ("(a) + 1:b", "(a) - 1:b", "a:(b) + 1", "a:(b) - 1")]),
+        ("x[1:]", [("constant", "x[2:]"), ("constant", "x[0:]")]),
+        ("0", [("constant", "1"), ("constant", "(-1)")]),
+        ("True", [("constant", "False")]),
+        ("x if y else z", [("branch", "x if not (y) else z")]),
+        ("max(x)", [("call", "min(x)")]),
+        ("f'{x + 1}'", []),
+        ("'a' + x", []),
+        ("zip(x, y, strict=True)", []),
+    ],
+)  # fmt: skip
+def test_the_changes_of_an_expression(line, expected):
+    found = [(kind, after.removeprefix("r = ")) for kind, after in changes(f"r = {line}\n")]
+    assert sorted(found) == sorted(expected)
+
+
+def test_the_changes_of_statements():
+    source = '''
+"""A page's docstring."""
+import a
+from b import c
+
+def f(x: int = 1, *, y: bool = False) -> list[int]:
+    """Text."""
+    z: int = 5
+    assert x > 3
+    logger.info("x %d", 7)
+    if x:
+        raise ValueError(f"{x + 1}")
+    x = g(x)
+    h(x)
+    x.y = z
+    x += z
+    for i in x:  # every one
+        break
+    return z
+'''
+    expected = [
+        ("constant", "def f(x: int = 2, *, y: bool = False) -> list[int]:"),
+        ("constant", "def f(x: int = 0, *, y: bool = False) -> list[int]:"),
+        ("constant", "def f(x: int = 1, *, y: bool = True) -> list[int]:"),
+        ("constant", "z: int = 6"),
+        ("constant", "z: int = 4"),
+        ("branch", "if not (x):"),
+        ("drop", "pass"),  # raise
+        ("drop", "pass"),  # x = g(x)
+        ("drop", "pass"),  # h(x)
+        ("drop", "pass"),  # x.y = z
+        ("drop", "pass"),  # x += z
+        ("operator", "x -= z"),
+        ("drop", "pass"),  # break
+        ("drop", "return None"),
+    ]
+    assert sorted(changes(source)) == sorted(expected)
+    mutants = mutants_of(source)
+    assert {mutant.function for mutant in mutants} == {"f"}
+    assert 'raise ValueError(f"{x + 1}")' in [mutant.before for mutant in mutants]
+    for mutant in mutants:
+        assert mutant.apply(source).count("# every one") == 1, "what is around a mutant stays"
+
+
+def test_a_mutant_that_is_no_python_is_left_out():
+    assert changes("def f(x):\n    while x:\n        continue\n") == [("drop", "pass")]
+
+
+def test_offsets_count_bytes():
+    source = "x = 'ä'; y = 1 < 2\n"
+    (mutant,) = [m for m in mutants_of(source) if m.kind == "compare"]
+    assert mutant.apply(source) == "x = 'ä'; y = 1 <= 2\n"
+
+
+def test_a_sample_is_the_same_for_the_same_seed():
+    mutants = mutants_of((ROOT / "tests/mutation/mutants.py").read_text())
+    assert sample(mutants, 20, 3) == sample(mutants, 20, 3) != sample(mutants, 20, 4)
+    assert [m for m in mutants if m in sample(mutants, 20, 3)] == sample(mutants, 20, 3)
+    assert sample(mutants[:5], 20, 0) == mutants[:5]
+
+
+SOURCE = """
+def clamp(x):
+    if x > 3:
+        return 3
+    while x < 0:
+        x = x + 1
+    return x
+"""
+TEST = """
+from package.clamped import clamp
+
+def test_clamp():
+    assert clamp(7) == 3 and clamp(-2) == 0 and clamp(2) == 2
+"""
+
+
+@pytest.fixture
+def suite(tmp_path):
+    (tmp_path / "source/package").mkdir(parents=True)
+    (tmp_path / "source/package/__init__.py").touch()
+    (tmp_path / "source/package/clamped.py").write_text(SOURCE)
+    (tmp_path / "test_clamped.py").write_text(TEST)
+    return Suite(tmp_path, tmp_path / "source", ("test_clamped.py",))
+
+
+def test_survivors_are_what_the_tests_do_not_notice(suite):
+    file = suite.source / "package/clamped.py"
+    mutants = [
+        m for m in mutants_of(SOURCE)
+        if m.after in ("if x >= 3:", "if x > 4:", "if x > 2:", "x = (x - 1)", "while x <= 0:")
+    ]  # fmt: skip
+    results = {r.mutant.after: r.outcome for r in run_mutants(suite, file, mutants, timeout=6)}
+    assert results == {
+        "if x >= 3:": "survived",  # it returns 3 either way
+        "if x > 4:": "survived",
+        "if x > 2:": "survived",  # 2.5 would tell
+        "while x <= 0:": "killed",
+        "x = (x - 1)": "timeout",
+    }
+    assert file.read_text() == SOURCE
+
+
+def test_tests_that_fail_anyway_are_an_error(suite):
+    (suite.root / "test_clamped.py").write_text(TEST.replace("== 2", "== 3"))
+    file = suite.source / "package/clamped.py"
+    with pytest.raises(RuntimeError, match="the tests fail without a mutant"):
+        list(run_mutants(suite, file, mutants_of(SOURCE)))
+    with pytest.raises(ValueError, match=r"clamped.py is not below .*tests"):
+        list(run_mutants(Suite(ROOT, ROOT / "tests", ()), file, []))
+
+
+def test_the_command_line():
+    command = [sys.executable, "-m", "tests.mutation", "src/max/interfaces/status.py", "--list"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    (line,) = [line for line in done.stdout.splitlines() if "compare" in line]
+    assert line.startswith("src/max/interfaces/status.py:")
+    assert line.endswith("return self is not GenerationStatus.ACTIVE  ->  return self is GenerationStatus.ACTIVE")  # fmt: skip
+
+
+def test_each_equivalent_is_a_mutant_of_its_file():
+    files = {entry.file for entry in equivalents()}
+    mutants = {file: mutants_of(Path(ROOT, file).read_text()) for file in files}
+    stale = [
+        entry for entry in equivalents()
+        if not entry.reason or not any(entry.is_of(entry.file, m) for m in mutants[entry.file])
+    ]  # fmt: skip
+    assert not stale
