@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -769,3 +771,77 @@ def test_print(capfd):
     fn = k.from_source(text, "show", {"k": k})
     compiled(fn, [np.array([1.5, 2.5], np.float32)])
     assert capfd.readouterr().out == "x[1] = 2.5 [1.5, 2.5]%\n"
+
+
+# ***** records *****
+class Line(NamedTuple):
+    elements: Any
+    start: Any
+    width: int
+
+
+class Other(NamedTuple):
+    elements: Any
+    start: Any
+    width: int
+
+
+class Place(NamedTuple):
+    start: Any
+    scale: Any
+
+
+@k.inline
+def place_from(i, width):
+    if i % 3 == 0:
+        return Place(i * width, 2.0)
+    return Place(scale=k.f32(i), start=0)
+
+
+@k.kernel
+def lines(out: k.Output[k.f32, 2], x: k.Input[k.f32, 1], shift: k.i64):
+    for i in range(out.shape[0]):
+        place = place_from(i, 4)
+        line = Line(x, place.start, width=4)
+        if i > shift:
+            line = line._replace(start=line.start + shift)
+        elements, start, _ = line
+        first = Line(elements, start, line.width) if i < 2 else line._replace(start=i)
+        out.store(i, 0, value=elements.load(first.start, width=first.width) * place.scale)
+
+
+@pytest.mark.parametrize("shift", [1, 3])
+def test_records(shift):
+    x = rng().normal(size=64).astype(np.float32)
+    out, *_ = both(lines, [np.zeros((9, 4), np.float32), x, np.int64(shift)])
+    for i in range(9):
+        start = (4 * i if i % 3 == 0 else 0) + (shift if i > shift else 0)
+        start = start if i < 2 else i
+        scale = np.float32(i if i % 3 else 2)
+        np.testing.assert_array_equal(out[i], x[start : start + 4] * scale)
+
+
+@k.kernel
+def records_of_two_kinds(out: k.Output[k.f32, 1], x: k.Input[k.f32, 1], n: k.i64):
+    line = Line(x, 0, 1)
+    if n > 2:
+        line = Other(x, 1, 1)
+    out[0] = line.elements[line.start]
+
+
+@k.kernel
+def record_without_field(out: k.Output[k.f32, 1], x: k.Input[k.f32, 1], n: k.i64):
+    line = Line(x, n, 1)
+    out[0] = line.length
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        (records_of_two_kinds, "a record Other and a record Line, which cannot be chosen"),
+        (record_without_field, "a record Line: .* has no attribute 'length'"),
+    ],
+)
+def test_records_that_do_not_fit(kernel, message):
+    with pytest.raises(k.KernelError, match=message):
+        k.specialize(kernel, [k.TensorSpec(k.f32, (None,)), k.TensorSpec(k.f32, (None,)), k.i64])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -127,6 +127,18 @@ def is_runtime(v: Any) -> bool:
     return False
 
 
+def is_record(v: Any) -> bool:
+    """Whether ``v`` is a `typing.NamedTuple`, or the class of one: a tuple whose items have names."""
+    kind = v if isinstance(v, type) else type(v)
+    return issubclass(kind, tuple) and hasattr(kind, "_fields")
+
+
+def tuple_like(v: tuple[Any, ...], items: Iterable[Any]) -> tuple[Any, ...]:
+    """The items as a tuple of the kind of ``v``: a record where ``v`` is one."""
+    kind: Any = type(v)
+    return kind._make(items) if is_record(v) else tuple(items)
+
+
 def describe(v: Any) -> str:
     """A value's type, for errors."""
     if isinstance(v, (Ref, Const)):
@@ -134,7 +146,7 @@ def describe(v: Any) -> str:
     if isinstance(v, Runtime):
         return str(v)
     if isinstance(v, tuple):
-        return f"a tuple of {len(v)}"
+        return f"a tuple of {len(v)}" if type(v) is tuple else f"a record {type(v).__name__}"
     return repr(v)
 
 

@@ -30,7 +30,9 @@ from max.kernel.frontend.arithmetic import (
     describe,
     is_number,
     is_pure,
+    is_record,
     is_runtime,
+    tuple_like,
 )
 from max.kernel.frontend.builder import Scope
 from max.kernel.frontend.views import METHODS, Host, Tile, View, attribute, subscript, tile_get
@@ -399,9 +401,9 @@ class Expressions(Host):
             not is_runtime(a) and not is_runtime(b) and type(a) is type(b) and _same(a, b)
         ):
             return a, None
-        if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
+        if isinstance(a, tuple) and type(a) is type(b) and len(a) == len(b):
             parts = [self.join(x, then, y, orelse, what) for x, y in zip(a, b, strict=True)]
-            return None, lambda: tuple(v if read is None else read() for v, read in parts)
+            return None, lambda: tuple_like(a, (v if read is None else read() for v, read in parts))
         numeric = (Ref, Const, SlotVar)
         if not all(isinstance(v, numeric) or is_number(v) for v in (a, b)):
             if isinstance(a, Poison) or isinstance(b, Poison):
@@ -491,8 +493,8 @@ class Expressions(Host):
         else:
             try:
                 return getattr(value, name)
-            except AttributeError as error:
-                self.fail(str(error), KernelNameError)
+            except (AttributeError, TypeError) as error:  # a record's property may compute
+                self.fail(f"{describe(value)}: {error}", KernelNameError)
         if found is None:
             self.fail(f"{describe(value)} has no attribute {name!r}", KernelNameError)
         return found
@@ -603,8 +605,10 @@ class Expressions(Host):
             return self._handled(handler, args, kwargs)
         if isinstance(function, (Ref, Const, Runtime)):
             self.fail(f"{describe(function)} cannot be called")
+        owner = getattr(function, "__self__", None)  # of a bound method
+        holds = is_record(function) or (is_record(owner) and function.__name__ == "_replace")
         runtime = [v for v in (*args, *kwargs.values()) if is_runtime(v)]
-        if runtime:
+        if runtime and not holds:
             name = getattr(function, "__qualname__", repr(function))
             self.fail(
                 f"{name} is a Python function and cannot take {describe(runtime[0])}; mark it @k.inline"

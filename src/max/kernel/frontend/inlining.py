@@ -9,7 +9,7 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
-from max.kernel.frontend.arithmetic import Suppressed, describe, is_number, is_runtime
+from max.kernel.frontend.arithmetic import Suppressed, describe, is_number, is_runtime, tuple_like
 from max.kernel.frontend.builder import Scope
 from max.kernel.frontend.expressions import Closure, Frame
 from max.kernel.frontend.statements import FALLS, Statements
@@ -88,12 +88,12 @@ class Inlining(Statements):
         ):
             return lambda: first
         if isinstance(first, tuple) and all(
-            isinstance(v, tuple) and len(v) == len(first) for v in values
+            type(v) is type(first) and len(v) == len(first) for v in values
         ):
             parts = [
                 self._result_slots(frame, [v[k] for v in values], scopes) for k in range(len(first))
             ]
-            return lambda: tuple(part() for part in parts)
+            return lambda: tuple_like(first, (part() for part in parts))
         if not all(isinstance(v, (Ref, Const)) or is_number(v) for v in values):
             shown = ", ".join(describe(v) for v in values)
             self.fail(
