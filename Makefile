@@ -6,7 +6,7 @@ JOBS   ?= 2
 export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-test install-dev demo test test-portable test-checked test-arm64 test-long check-wheel smoke lint types bench bench-peers clean
+.PHONY: help install install-test install-dev demo test test-portable test-checked test-arm64 test-long check-wheel coverage smoke lint types bench bench-peers clean
 
 help:  ## show this help
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -58,6 +58,13 @@ check-wheel: $(VENV)/.dev  ## build the wheel; a graph runs in a fresh venv with
 test-long: $(VENV)/.test  ## long fuzzers and soak tests
 	$(PY) -m pytest -q -n $(JOBS) -m long
 
+coverage: $(VENV)/.dev  ## branch coverage of the suite, as a table and in htmlcov/; tests that count a process's imports see coverage's own and fail
+	rm -rf .coverage .coverage.* htmlcov
+	-$(PY) -m coverage run -m pytest -q -n $(JOBS) --dist worksteal -m "not long" $(ARGS)
+	$(PY) -m coverage combine -q
+	$(PY) -m coverage html -q
+	$(PY) -m coverage report
+
 smoke: $(VENV)/.test  ## a few seconds: one graph through the whole engine
 	$(PY) -m pytest -q -x tests/test_smoke.py
 
@@ -75,4 +82,4 @@ bench-peers: $(VENV)/.test  ## install what we are measured against: llama.cpp, 
 	$(PY) -m benchmarks.peers
 
 clean:  ## remove the environment and caches
-	rm -rf $(VENV) .arm64 dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .arm64 dist .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov

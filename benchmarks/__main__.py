@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import blocks, encoders, generation, matmul, overhead, perplexity, startup
-from benchmarks.runner import ROOT, machine
+from benchmarks.runner import ROOT, commit, machine
 
 HISTORY = ROOT / "benchmarks" / "history.jsonl"
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -275,6 +275,8 @@ def main() -> None:
     parser.add_argument("--unseen", type=int, default=8, help="random sizes of each dtype")
     parser.add_argument("--seed", type=int, default=2026, help="that they are drawn with")
     args = parser.parse_args()
+    # before this run's own tables change the working tree
+    measured_commit = commit()
     models = Path(tempfile.gettempdir()) / f"supremum-bench-{os.getuid()}"
     total = sum(SECTIONS[name].minutes for name in args.sections)
     print(f"About {total} minutes; --sections, --shapes and --encodings choose a part.", flush=True)
@@ -296,6 +298,7 @@ def main() -> None:
             entry = {
                 "section": name,
                 "date": datetime.date.today().isoformat(),
+                "commit": measured_commit,
                 "machine": machine(),
                 "seconds": round(time.monotonic() - begin),
                 "rows": rows,

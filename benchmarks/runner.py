@@ -156,6 +156,17 @@ def _ratios(ours: Samples, peer: Samples) -> list[float]:
     return [a / b for a, b in zip(ours.values, peer.values, strict=True)]
 
 
+def commit() -> str:
+    """The id of the commit that is measured, with ``+changes`` where the working tree differs from it; empty outside of git."""
+    described = subprocess.run(
+        ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+changes"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    return described.stdout.strip()
+
+
 def machine() -> str:
     """One line on the machine, for the head of a table."""
     cpu = platform.processor()
