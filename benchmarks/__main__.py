@@ -18,16 +18,26 @@ from typing import Any
 
 from benchmarks import blocks, encoders, generation, matmul, overhead, perplexity, startup
 from benchmarks.runner import ROOT, commit, machine
+from benchmarks.summary import replaced, summary
 
 HISTORY = ROOT / "benchmarks" / "history.jsonl"
 PAGE = ROOT / "docs" / "benchmarks.md"
-LIMITS = ROOT / "docs" / "benchmarks-limits.md"
+README = ROOT / "README.md"
 HEAD = """# Benchmarks
 
-Written by `make bench` from the newest run of each case; all runs are kept in `benchmarks/history.jsonl`. The whole takes about four hours, and
-25 GB on disk for the models; `python -m benchmarks --sections generation --shapes llama-135m --encodings q4_0` runs a part. Ours and the peers run in processes of their own, in turn (A B A B …), after a warm-up; each figure is the
-median with its range, each ratio the median of the pairwise ratios (above 1: ours is faster). The machine is shared and noisy, and its
-memory bandwidth drifts by half within minutes: trust the ratios. What the limits are is in [what limits us](benchmarks-limits.md).
+The newest figures at a glance; above 1 Supremum is faster. All tables follow, and [what limits us](benchmarks-limits.md) reads them against
+the machine's limits.
+
+<!-- benchmarks -->
+<!-- end -->
+
+## How it is measured
+Supremum and each peer run in processes of their own, in turn (A B A B …), after a warm-up. A figure is the median with its range, a ratio
+the median of the pairwise ratios. The machine is shared, and its memory bandwidth drifts by half within minutes: trust the ratios.
+
+`make bench` measures all of it (about four hours, and 25 GB on disk for the models) and writes this page from the newest run of each case;
+`python -m benchmarks --sections generation --shapes llama-135m --encodings q4_0` measures a part. `benchmarks/history.jsonl` keeps each run
+with its date, commit and machine.
 """
 
 
@@ -233,8 +243,8 @@ def beside(rows: Sequence[str], listed: Sequence[str], group: int) -> str:
     return f"In the mean, here (and of the listed shapes): {', '.join(means)}.\n" if means else ""
 
 
-def write_page() -> None:
-    """Renders the newest tables."""
+def pages() -> dict[Path, str]:
+    """The text of docs/benchmarks.md and README.md with the newest tables."""
     found: dict[str, list[dict[str, Any]]] = {}
     for line in HISTORY.read_text().splitlines():
         entry = json.loads(line)
@@ -252,7 +262,16 @@ def write_page() -> None:
                 parts.append(_mean(rows))
             if section.like in tables:
                 parts.append(beside(rows, tables[section.like], section.group))
-    PAGE.write_text("\n".join(parts))
+    return {
+        PAGE: replaced("\n".join(parts), summary(tables)),
+        README: replaced(README.read_text(), summary(tables, readme=True)),
+    }
+
+
+def write_pages() -> None:
+    """Writes both pages."""
+    for path, text in pages().items():
+        path.write_text(text)
 
 
 def main() -> None:
@@ -305,7 +324,7 @@ def main() -> None:
             }
             with HISTORY.open("a") as file:
                 file.write(json.dumps(entry, ensure_ascii=False) + "\n")
-            write_page()
+            write_pages()
         print(f"{name}: {entry['seconds'] / 60:.1f} minutes", flush=True)
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from benchmarks import blocks, generation, matmul, runner
-from benchmarks.__main__ import SECTIONS, beside, geometric_mean, merge, ratios_of, with_seed
+from benchmarks.__main__ import SECTIONS, beside, geometric_mean, merge, pages, ratios_of, with_seed
 from benchmarks.models import fits
 from benchmarks.runner import Samples, ratio
+from benchmarks.summary import Highlight, figure, replaced, row_of
 from max.dtype.blocks import BLOCK_FORMATS
 
 HEAD = ["| dtype | M | ours | ratio |", "|---|---|---|---|"]
@@ -129,3 +130,36 @@ def test_sections_compare_with_sections_before_them() -> None:
     names = list(SECTIONS)
     for name, section in SECTIONS.items():
         assert not section.like or names.index(section.like) < names.index(name)
+
+
+def test_the_pages_are_those_of_the_history() -> None:
+    for path, text in pages().items():
+        assert path.read_text() == text, f"{path.name}: run `python -m benchmarks --sections` anew"
+
+
+def test_a_row_of_the_summary() -> None:
+    table = [
+        "| model | batch | Supremum | torch | other | ours / best peer |",
+        "|---|---|---|---|---|---|",
+        "| m | 1 | 10 (9–11), 3 GB/s | 1.2e+02 (1–2) | | 0.5 |",
+        "| m | 8 | 250.4 (1–2) | 30 (29–31) | 40 (3–4) | 2.00 |",
+    ]
+    fast = Highlight("rate", "s", ("m", "8"))
+    assert row_of(fast, table) == "| rate | 250 | 40, other | 2.00 |"
+    slow = Highlight("time", "s", ("m", "8"), less_is_better=True)
+    assert row_of(slow, table) == "| time | 250 | 30, torch | 2.00 |"
+    assert (
+        row_of(Highlight("one peer", "s", ("m", "1")), table)
+        == "| one peer | 10 | 120, torch | 0.5 |"
+    )
+    assert row_of(Highlight("mean", "s"), table) == "| mean of 2 | | | 1.00 |"
+    assert row_of(Highlight("absent", "s", ("m", "9")), table) is None
+    assert figure("out of memory") is None
+
+
+def test_the_marks_of_a_page() -> None:
+    assert replaced("a\n<!-- benchmarks -->\nold\n<!-- end -->\nb", ["x", "y"]) == (
+        "a\n<!-- benchmarks -->\nx\ny\n<!-- end -->\nb"
+    )
+    with pytest.raises(ValueError, match="expected one"):
+        replaced("no marks", ["x"])
