@@ -277,7 +277,10 @@ def write_pages() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--sections", nargs="*", default=list(SECTIONS), choices=list(SECTIONS))
+    parser.add_argument(
+        "--sections", nargs="*", default=list(SECTIONS),
+        help=f"none: only write the pages; all by default: {', '.join(SECTIONS)}",
+    )  # fmt: skip
     parser.add_argument(
         "--shapes", nargs="+", default=list(generation.SHAPES), choices=list(generation.SHAPES),
         help="models of generation and loading",
@@ -296,6 +299,8 @@ def main() -> None:
     args = parser.parse_args()
     # before this run's own tables change the working tree
     measured_commit = commit()
+    if unknown := set(args.sections) - set(SECTIONS):
+        parser.error(f"--sections: {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
     models = Path(tempfile.gettempdir()) / f"supremum-bench-{os.getuid()}"
     total = sum(SECTIONS[name].minutes for name in args.sections)
     print(f"About {total} minutes; --sections, --shapes and --encodings choose a part.", flush=True)
@@ -326,6 +331,8 @@ def main() -> None:
                 file.write(json.dumps(entry, ensure_ascii=False) + "\n")
             write_pages()
         print(f"{name}: {entry['seconds'] / 60:.1f} minutes", flush=True)
+    if not args.sections:
+        write_pages()
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 
