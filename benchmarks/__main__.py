@@ -25,7 +25,7 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 README = ROOT / "README.md"
 HEAD = """# Benchmarks
 
-The newest figures at a glance; above 1 Supremum is faster. All tables follow, and [what limits us](benchmarks-limits.md) reads them against
+The newest figures at a glance; above 1 Supremum is faster. All tables follow, and [what limits us](log/2026-11-21-limits.md) reads them against
 the machine's limits.
 
 <!-- benchmarks -->

@@ -12,14 +12,14 @@ _ERROR = "^!"
 GRAPHS: tuple[Difference, ...] = (
     Difference(
         "wrong arguments are a ValueError and a TypeError",
-        "there some end in an AttributeError, IndexError, AssertionError, RuntimeError or ZeroDivisionError inside of the op",
+        "in MAX some end in an AttributeError, IndexError, AssertionError, RuntimeError or ZeroDivisionError inside of the op",
         ("graph_api", "graph_spatial", "graph_indexing"),
         there="^!(AttributeError|IndexError|AssertionError|RuntimeError|ZeroDivisionError)",
         here="^!(FileNotFoundError |IndexError )?(TypeError|ValueError)",
     ),
     Difference(
         "types, conditions and values of loops may be numbers, the device of a weight may be left out",
-        "more than there",
+        "an extension",
         _API,
         program=r"while_loop|ops\.cond\(True|Weight\('w', f32, \[2\], None\)",
         there="!(AttributeError|TypeError)",
@@ -27,7 +27,7 @@ GRAPHS: tuple[Difference, ...] = (
     ),
     Difference(
         "a graph needs no name, and what becomes a tensor is an output",
-        "more than there: TypeErrors",
+        "an extension: TypeErrors",
         _API,
         program=r": (Graph\(|g\.output\()",
         there="!TypeError",
@@ -35,21 +35,21 @@ GRAPHS: tuple[Difference, ...] = (
     ),
     Difference(
         "names of graphs and weights are texts of one letter or more",
-        "a guard: there they may be empty",
+        "a guard: in MAX they may be empty",
         _API,
         program=r"Graph\(None\)|Graph\(''\)|Weight\(''|constant_external\(''",
         here="ValueError",
     ),
     Difference(
         "`Graph(path=…)` alone loads a graph",
-        "more than there: a name is needed",
+        "an extension: a name is needed",
         _API,
         program=r"Graph\(path=",
         here="!FileNotFoundError",
     ),
     Difference(
         "calls bind the symbols of a subgraph's inputs",
-        "more than there: types must be equal",
+        "an extension: types must be equal",
         _API,
         program=r"ops\.call\(.*'k'",
         there="!ValueError",
@@ -57,7 +57,7 @@ GRAPHS: tuple[Difference, ...] = (
     ),
     Difference(
         "a custom op may be unknown until the graph is loaded",
-        "more than there: `load` takes `custom_extensions` too, and names the ops that are missing",
+        "an extension: `load` takes `custom_extensions` too, and names the ops that are missing",
         _API,
         program=r"no_such_op|ops\.custom\(3",
         there="!(ValueError|TypeError)",
@@ -65,7 +65,7 @@ GRAPHS: tuple[Difference, ...] = (
     ),
     Difference(
         "`dequantize` takes Q5_K, and Q8_0 is an encoding",
-        "more than there",
+        "an extension",
         _API,
         program=r"Q5_K|e\.name for e",
     ),
@@ -79,28 +79,28 @@ GRAPHS: tuple[Difference, ...] = (
     ),
     Difference(
         "a graph that is entered by hand is left in order",
-        "a guard: there the graphs' stack is not checked",
+        "a guard: in MAX the graphs' stack is not checked",
         _API,
         program=r"__enter__",
         here="!RuntimeError",
     ),
     Difference(
         "arguments of `Graph` without `forward` are errors, but for `output_types`",
-        "a guard: there a misspelt argument does nothing",
+        "a guard: in MAX a misspelt argument does nothing",
         _API,
         program=r"is_subgraph=|unknown=",
         here="!TypeError",
     ),
     Difference(
         "outputs are tensors, and end the graph",
-        "a guard: there a buffer is staged as output, and ops behind the outputs",
+        "a guard: in MAX a buffer is staged as output, and ops behind the outputs",
         _API,
         program=r"g\.output\((z\); 1|x\); x)",
         here=_ERROR,
     ),
     Difference(
         "collectives take a tensor or more, products fit their weights, shards their strategy's devices",
-        "a guard: there they are staged",
+        "a guard: in MAX they are staged",
         _API,
         program=r"ops\.allgather\(\[\]|ops\.qmatmul|w\.shard\(\[CPU\]\)",
         there="^[^!]",
@@ -117,7 +117,7 @@ IMAGES: tuple[Difference, ...] = (
     ),
     Difference(
         "layouts may be given by their names",
-        "more than there: an AttributeError",
+        "an extension: an AttributeError",
         _IMAGES,
         program=r"filter_layout='|input_layout='",
         there="!AttributeError",
@@ -125,7 +125,7 @@ IMAGES: tuple[Difference, ...] = (
     ),
     Difference(
         "pools take one number for the window, `conv2d_transpose` a bias in its own layout, `conv2d` two dtypes",
-        "more than there",
+        "an extension",
         _IMAGES,
         program=r"avg_pool2d\(x, 2,|conv2d_transpose\(.*bias=z|^si32.*bf16.*conv2d",
         there="!(TypeError|ValueError)",
@@ -133,7 +133,7 @@ IMAGES: tuple[Difference, ...] = (
     ),
     Difference(
         "`irfft` runs on the CPU",
-        "more than there: GPUs only",
+        "an extension: GPUs only",
         _IMAGES,
         program=r"ops\.irfft\(",
         there="!ValueError",
@@ -141,7 +141,7 @@ IMAGES: tuple[Difference, ...] = (
     ),
     Difference(
         "windows, strides, dilations and paddings are of counts and signs that make sense",
-        "a guard: there they are staged, and divide by 0 or read outside",
+        "a guard: in MAX they are staged, and divide by 0 or read outside",
         _IMAGES,
         program=r"ops\.(avg_pool2d|max_pool2d|conv2d|conv2d_transpose|conv3d|fold)\(",
         there="^[^!]",
@@ -152,14 +152,14 @@ IMAGES: tuple[Difference, ...] = (
 INDEX: tuple[Difference, ...] = (
     Difference(
         "numbers and arrays are stored, scattered and gathered; NumPy integers, dims and their names are indices",
-        "more than there: a TypeError",
+        "an extension: a TypeError",
         _INDEX,
         there="!TypeError",
         here="^[^!]",
     ),
     Difference(
         "what is stored in part of a buffer broadcasts",
-        "more than there: shapes must be equal",
+        "an extension: shapes must be equal",
         _INDEX,
         program=r"^buffer.*(\] = |buffer_store_slice)",
         there="!(ValueError|IndexError)",
@@ -167,7 +167,7 @@ INDEX: tuple[Difference, ...] = (
     ),
     Difference(
         "slices go backwards, may be empty, and have tensors of any integer type as bounds and indices",
-        "more than there: errors when they are staged; the reference reverses a tensor by a slice",
+        "an extension: errors when they are staged; the reference reverses a tensor by a slice",
         _INDEX,
         program=r"x\[",
         there="!(ValueError|AssertionError)",
@@ -175,7 +175,7 @@ INDEX: tuple[Difference, ...] = (
     ),
     Difference(
         "`nonzero` of rank 0, `print` of a buffer",
-        "more than there",
+        "an extension",
         _INDEX,
         program=r"ops\.(nonzero|print)\(",
         there="!ValueError",
@@ -183,7 +183,7 @@ INDEX: tuple[Difference, ...] = (
     ),
     Difference(
         "a list is no index, an index tensor is a scalar",
-        "a guard: in NumPy a list picks several; there it is a tuple of indices",
+        "a guard: in NumPy a list picks several; in MAX it is a tuple of indices",
         _INDEX,
         program=r"x\[",
         there="^[^!]",
@@ -191,7 +191,7 @@ INDEX: tuple[Difference, ...] = (
     ),
     Difference(
         "indices are integers, and updates have the shape that the indices say",
-        "a guard: there bools and other shapes are staged, and the kernel would read outside",
+        "a guard: in MAX bools and other shapes are staged, and the kernel would read outside",
         _INDEX,
         program=r"ops\.(gather|scatter|scatter_nd|masked_scatter|buffer_store|buffer_create)\(",
         there="^[^!]",

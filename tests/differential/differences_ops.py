@@ -17,7 +17,7 @@ GRAPH: tuple[Difference, ...] = (
     ),
     Difference(
         "`3 // Dim(…)` works",
-        "endless recursion there",
+        "endless recursion in MAX",
         _TYPES,
         program="//",
         there="!RecursionError",
@@ -32,34 +32,34 @@ GRAPH: tuple[Difference, ...] = (
     ),
     Difference(
         "a static `Dim` is an index and a `range` bound",
-        "more than there: an error there",
+        "an extension: an error in MAX",
         _TYPES,
         program=r"range\(Dim|50\]\[Dim",
         there=_ERROR,
     ),
     Difference(
         "a `Shape` plus any iterable is a `Shape`, and a `Shape` equals a tuple of its dims",
-        "more than there: a list of mixed elements, an error or False there",
+        "an extension: a list of mixed elements, an error or False in MAX",
         _TYPES,
         program=r"^[^:]*: Shape\(.*\) (\+|==) ",
     ),
     Difference(
         "types take a `DType` and a device only",
-        "a guard: the fault shows where it stands; there the type is made, and fails when it is used",
+        "a guard: the fault shows where it stands; in MAX the type is made, and fails when it is used",
         _TYPES,
         program=r"Type\((dtype=)?('float32'|None|np\.float32|3),|Type\(\[2\], 'float32'",
         here="^!TypeError",
     ),
     Difference(
         "the device of a type may be left out: the CPU",
-        "more than there: the reference's examples leave it out",
+        "an extension: the reference's examples leave it out",
         _TYPES,
         program=r"TensorType\(\w+, [^)]*(\)|, None\)|\]\)\]?, None\)|'a'\]\), None\))",
         there=_ERROR,
     ),
     Difference(
         "each argument of a type is checked, in the order of the signature",
-        "the device is looked at first there: an AttributeError",
+        "the device is looked at first in MAX: an AttributeError",
         _TYPES,
         program=r"TensorType\(.*, 'cpu'\)$",
         there="!AttributeError",
@@ -74,14 +74,14 @@ GRAPH: tuple[Difference, ...] = (
     ),
     Difference(
         "a `TensorValue` has a hash and iterates over its first axis",
-        "more than there: a TypeError there",
+        "an extension: a TypeError in MAX",
         _TYPES,
         program=r"iter\(x\)|hash\(x\)",
         there="!TypeError",
     ),
     Difference(
         "`TensorValue(…)` takes numbers and arrays",
-        "more than there: a TypeError there",
+        "an extension: a TypeError in MAX",
         _TYPES,
         program=r"TensorValue\((3|2\.5|np\.ones.*|\[1, 2\])\)",
         there="!TypeError",
@@ -95,8 +95,8 @@ _FLOAT_ONLY = (
     r"ops\.(acos|atanh|cos|erf|exp|floor|gelu|is_inf|is_nan|log|log1p|round|rsqrt|sigmoid|silu|sin|sqrt|tanh|trunc)\("
     r"|round\(x\)|ops\.(softmax|logsoftmax|rms_norm|layer_norm)\(|x\.(stdev|var)\("
 )
-_NOT_LOADED = "there the graph is staged, and cannot be loaded"
-_SIZES_OF_INPUTS = "a guard: there the graph is staged, and nothing gives the name a value"
+_NOT_LOADED = "in MAX the graph is staged, and cannot be loaded"
+_SIZES_OF_INPUTS = "a guard: in MAX the graph is staged, and nothing gives the name a value"
 
 OPS: tuple[Difference, ...] = (
     Difference(
@@ -117,7 +117,7 @@ OPS: tuple[Difference, ...] = (
     ),
     Difference(
         "operands of two dtypes are promoted",
-        "more than there: mixed integers and floats, bfloat16 and float16, signed and unsigned are errors there",
+        "an extension: mixed integers and floats, bfloat16 and float16, signed and unsigned are errors in MAX",
         _OPS,
         there="!ValueError",
         program=r"^\w+\[.*(x, y|x @ y|x [^ ]+ y|rhs=y|y=y)",
@@ -125,7 +125,7 @@ OPS: tuple[Difference, ...] = (
     ),
     Difference(
         "numbers and arrays meet tensors whose dtype holds them but for rounding",
-        "more than there: integers beyond a float's exact range, integers that meet floats, and NumPy's bools are errors there",
+        "an extension: integers beyond a float's exact range, integers that meet floats, and NumPy's bools are errors in MAX",
         ("graph_elementwise",),
         program=r"\d|np\.|Dim|shape|Shape|True|False",
         there="!(ValueError|TypeError)",
@@ -133,7 +133,7 @@ OPS: tuple[Difference, ...] = (
     ),
     Difference(
         "numbers, lists and arrays are operands of every op",
-        "more than there: some ops take tensors only",
+        "an extension: some ops take tensors only",
         ("graph_elementwise", "graph_reduction"),
         program=r"(2\.5|\[1, 2\]|\[1\.0, 2\.0\]|np\.ones\(\(?\d(, 3\))?, np\.float32\))\)$",
         there="!(TypeError|AttributeError)",
@@ -141,7 +141,7 @@ OPS: tuple[Difference, ...] = (
     ),
     Difference(
         "`abs(tensor)` works, and a tensor compares with anything",
-        "more than there: a TypeError",
+        "an extension: a TypeError",
         ("graph_elementwise",),
         program=r": (abs\(x\)|.*[=!]= |.*== )",
         there="!TypeError",
@@ -149,7 +149,7 @@ OPS: tuple[Difference, ...] = (
     ),
     Difference(
         "the dtype and the device of `constant` may be left out, and arrays are converted",
-        "more than there: needed there, and an array's dtype must be the given one",
+        "an extension: needed in MAX, and an array's dtype must be the given one",
         ("graph_elementwise",),
         program=r"ops\.constant\(",
         there="!(TypeError|ValueError|RuntimeError)",
@@ -157,7 +157,7 @@ OPS: tuple[Difference, ...] = (
     ),
     Difference(
         "constants of what is no number are a TypeError and a ValueError",
-        "the conversion's own error there: RuntimeError, OverflowError, RecursionError",
+        "the conversion's own error in MAX: RuntimeError, OverflowError, RecursionError",
         ("graph_elementwise",),
         program=r"ops\.constant\(",
         there="!(RuntimeError|OverflowError|RecursionError)",
@@ -165,7 +165,7 @@ OPS: tuple[Difference, ...] = (
     ),
     Difference(
         "constants that do not fit their dtype are errors",
-        "the reference says so; there 1e300 becomes infinity, 0.5 an integer",
+        "the reference says so; in MAX 1e300 becomes infinity, 0.5 an integer",
         ("graph_elementwise",),
         program=r"1e300|ops\.constant\(|np\.ones\(\(\), np\.float32\)|np\.ones\(4, np\.float32\)",
         there="^[^!]",
@@ -173,7 +173,7 @@ OPS: tuple[Difference, ...] = (
     ),
     Difference(
         "a constant of rank 0 stays of rank 0",
-        "the reference says so; there an array of rank 0 becomes one of rank 1",
+        "the reference says so; in MAX an array of rank 0 becomes one of rank 1",
         ("graph_elementwise",),
         program=r"np\.ones\(\(\), np\.float32\)",
         there=r"\[1\]",
@@ -181,7 +181,7 @@ OPS: tuple[Difference, ...] = (
     ),
     Difference(
         "an array on the left of an operator meets the tensor as a whole",
-        "there NumPy makes an array of tensors, or of truth values",
+        "in MAX NumPy makes an array of tensors, or of truth values",
         ("graph_elementwise",),
         program=r": np\.ones",
         there=r"^array",
@@ -196,7 +196,7 @@ OPS: tuple[Difference, ...] = (
     ),
     Difference(
         "an axis is an int, in range",
-        "a guard: there `True` is 1, and `softmax` takes any axis",
+        "a guard: in MAX `True` is 1, and `softmax` takes any axis",
         ("graph_reduction", "graph_shape"),
         program=r"True|softmax|split",
         there="^[^!]",
@@ -204,7 +204,7 @@ OPS: tuple[Difference, ...] = (
     ),
     Difference(
         "bools divided by a dim are floats",
-        "as integers are; there the quotient is int64",
+        "as integers are; in MAX the quotient is int64",
         ("graph_elementwise",),
         program=r"^bool.*div\(x, Dim",
         there="^si64",
@@ -212,7 +212,7 @@ OPS: tuple[Difference, ...] = (
     ),
     Difference(
         "flags are true or false things, arrays are operands of `matmul` and `max`",
-        "more than there: a TypeError",
+        "an extension: a TypeError",
         ("graph_reduction",),
         program=r"None\)$|np\.ones|ops\.max\(x, \(0, 1\)\)",
         there="!TypeError",
@@ -220,7 +220,7 @@ OPS: tuple[Difference, ...] = (
     ),
     Difference(
         "a `Dim` is an axis, a list of one int too",
-        "more than there",
+        "an extension",
         ("graph_reduction",),
         program=r"Dim\(1\)|\[0\]|Dim\(2\)|np\.int32",
         there="!TypeError",
@@ -228,7 +228,7 @@ OPS: tuple[Difference, ...] = (
     ),
     Difference(
         "the greatest and the least of no elements are errors",
-        "a guard: there the graph is staged",
+        "a guard: in MAX the graph is staged",
         ("graph_reduction",),
         program=r"^\w+\[(0|0, 3|3, 0)\]: ops\.(max|min|argmax|argmin)",
         there="^[^!]",
@@ -236,7 +236,7 @@ OPS: tuple[Difference, ...] = (
     ),
     Difference(
         "`top_k` takes at least one element",
-        "a guard: results without elements there",
+        "a guard: results without elements in MAX",
         ("graph_reduction",),
         program=r"ops\.top_k\(.*(0|False)",
         there="^[^!]",
@@ -244,7 +244,7 @@ OPS: tuple[Difference, ...] = (
     ),
     Difference(
         "`argsort` sorts tensors of any rank, `outer` flattens, `max` takes an axis behind two operands",
-        "more than there; the reference says that `outer` flattens",
+        "an extension; the reference says that `outer` flattens",
         ("graph_reduction",),
         program=r"ops\.(argsort|outer|max|min)\(",
         there="!ValueError",
@@ -252,7 +252,7 @@ OPS: tuple[Difference, ...] = (
     ),
     Difference(
         "the epsilon of a norm is a number, and the norms' operands are floats of rank 1 or more",
-        "a guard: there None is staged; a rank of 0 is an IndexError there",
+        "a guard: in MAX None is staged; a rank of 0 is an IndexError in MAX",
         ("graph_reduction",),
         program=r"ops\.(rms|layer)_norm",
         here=_ERROR,
@@ -270,7 +270,7 @@ MOVES: tuple[Difference, ...] = (
     ),
     Difference(
         "wrong paddings are a ValueError",
-        "an assertion there",
+        "an assertion in MAX",
         _MOVES,
         program=r"ops\.pad\(",
         there="!AssertionError",
@@ -278,7 +278,7 @@ MOVES: tuple[Difference, ...] = (
     ),
     Difference(
         "paddings and chunks may be dims, whole axes of unknown size may be split off",
-        "more than there: a TypeError",
+        "an extension: a TypeError",
         _MOVES,
         program=r"ops\.(pad|chunk|split)\(",
         there="!TypeError",
@@ -286,7 +286,7 @@ MOVES: tuple[Difference, ...] = (
     ),
     Difference(
         "`concat` and `stack` take arrays, tensors of several dtypes, and a tensor for its parts",
-        "more than there",
+        "an extension",
         _MOVES,
         program=r"ops\.(concat|stack)\(",
         there="!(TypeError|ValueError)",
@@ -294,7 +294,7 @@ MOVES: tuple[Difference, ...] = (
     ),
     Difference(
         "`permute`, `pad` and `tile` take tensors of rank 0 and factors of 0",
-        "more than there",
+        "an extension",
         _MOVES,
         program=r"permute\(x, \[\]\)|pad\(x, \[\]\)|tile\(x, \[0\]\)",
         there="!ValueError",
@@ -302,7 +302,7 @@ MOVES: tuple[Difference, ...] = (
     ),
     Difference(
         "`split` and `chunk` want sizes that add up, and one part or more",
-        "a guard: there no parts are no error, and 0 chunks a ZeroDivisionError",
+        "a guard: in MAX no parts are no error, and 0 chunks a ZeroDivisionError",
         _MOVES,
         program=r"ops\.(split|chunk)\(",
         there=r"^\[\]|!ZeroDivisionError",
@@ -310,14 +310,14 @@ MOVES: tuple[Difference, ...] = (
     ),
     Difference(
         "a negative bound of `band_part`, one of a fraction, a repeat or padding that fits no axis are errors when they are staged",
-        "a guard: the reference says that bounds are checked; there some are staged, a fraction is a RuntimeError",
+        "a guard: the reference says that bounds are checked; in MAX some are staged, a fraction is a RuntimeError",
         _MOVES,
         program=r"ops\.(band_part|repeat_interleave|pad)\(",
         here=_ERROR,
     ),
     Difference(
         "what can never be equal is an error when it is staged",
-        "a guard: there `rebind` fails when the graph runs",
+        "a guard: in MAX `rebind` fails when the graph runs",
         _MOVES,
         program=r"rebind\(|out_dim=9",
         there="^[^!]",
@@ -325,13 +325,13 @@ MOVES: tuple[Difference, ...] = (
     ),
     Difference(
         "`range` has an element for each step begun, and a step that is not 0",
-        "as its reference says: up to stop, without it; there the size is rounded down",
+        "as its reference says: up to stop, without it; in MAX the size is rounded down",
         _MOVES,
         program=r"ops\.range\(0, (10, 3|10, 0|Dim\('a'\), 2|1, 0\.1)",
     ),
     Difference(
         "devices and dtypes are checked as arguments",
-        "an AttributeError or KeyError there",
+        "an AttributeError or KeyError in MAX",
         _MOVES,
         program=r"ops\.(range|random\.\w+)\(",
         there="!(AttributeError|KeyError)",
@@ -339,26 +339,26 @@ MOVES: tuple[Difference, ...] = (
     ),
     Difference(
         "random numbers are floats",
-        "there integers are staged",
+        "in MAX integers are staged",
         _MOVES,
         program=r"ops\.random\.\w+\(TensorType\((si|ui|bool)",
         here=_ERROR,
     ),
     Difference(
         "random numbers need no seed, and a seed is any int",
-        "more than there: a RuntimeError without `set_seed`; `True` is no seed here",
+        "an extension: a RuntimeError without `set_seed`; `True` is no seed here",
         _MOVES,
         program=r"^f32\[\]: ops\.random\.|set_seed\((True|2\*\*70|w|1\.5)\)",
     ),
     Difference(
         "the length of a window is an int",
-        "a guard: there `True` is 1 and no device an AttributeError",
+        "a guard: in MAX `True` is 1 and no device an AttributeError",
         _MOVES,
         program=r"ops\.hann_window\((True|4, None)",
     ),
     Difference(
         "`as_interleaved_complex` of rank 0 is a ValueError",
-        "an IndexError there",
+        "an IndexError in MAX",
         _MOVES,
         program=r"^f32\[\]: ops\.as_interleaved",
         there="!IndexError",
