@@ -100,6 +100,78 @@ def test_the_engine_needs_only_its_four_dependencies() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+WITHOUT_CIRCLES = ["pipelines"]
+"""Packages whose files import each other in one direction only, and at the top of the file."""
+
+
+def files_imported_by(path: Path) -> set[Path]:
+    """The files of `max` that a file imports by name, at any depth of the file (TYPE_CHECKING too)."""
+    imported: set[Path] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            # a name may be a submodule: that file is imported, and not what else its package imports
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if file_of(name) else node.module for name in names]
+        else:
+            continue
+        imported |= {file for name in names if (file := file_of(name)) is not None}
+    return imported
+
+
+def file_of(module: str) -> Path | None:
+    """The file of a module of `max`; None where there is none."""
+    if module.split(".")[0] != "max":
+        return None
+    path = SRC.joinpath(*module.split(".")[1:])
+    return next((p for p in (path.with_suffix(".py"), path / "__init__.py") if p.is_file()), None)
+
+
+def circle_of_files(arrows: dict[Path, set[Path]]) -> list[Path]:
+    """A circle in a graph of files, the first file again at its end; empty where there is none."""
+    finished: set[Path] = set()
+
+    def search(file: Path, trail: list[Path]) -> list[Path]:
+        if file in trail:
+            return [*trail[trail.index(file) :], file]
+        if file not in finished:
+            for target in sorted(arrows.get(file, ())):
+                if circle := search(target, [*trail, file]):
+                    return circle
+            finished.add(file)
+        return []
+
+    return next((circle for file in sorted(arrows) if (circle := search(file, []))), [])
+
+
+@pytest.mark.parametrize("package", WITHOUT_CIRCLES)
+def test_files_import_each_other_in_one_direction_only(package: str) -> None:
+    own = [path for path in FILES if package_of(path) == package]
+    circle = circle_of_files({path: files_imported_by(path) & set(own) for path in own})
+    assert not circle, " imports\n".join(str(path.relative_to(SRC)) for path in circle)
+
+
+def test_a_circle_of_files_is_found() -> None:
+    a, b, c, d = (Path(name) for name in "abcd")
+    assert circle_of_files({d: {a}, a: {b}, b: {c}, c: {a}}) == [a, b, c, a]
+    assert circle_of_files({d: {a, b}, a: {b, c}, b: {c}, c: set()}) == []
+
+
+@pytest.mark.parametrize("package", WITHOUT_CIRCLES)
+def test_no_function_imports_from_max(package: str) -> None:
+    wrong = [
+        f"{path.relative_to(SRC)}:{node.lineno} imports {node.module} in {function.name}"
+        for path in FILES
+        if package_of(path) == package
+        for function in ast.walk(ast.parse(path.read_text()))
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for node in ast.walk(function)
+        if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == "max"
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_no_file_is_too_long_to_hold_in_the_head() -> None:
     long = {
         str(p.relative_to(SRC)): n for p in FILES if (n := len(p.read_text().splitlines())) > 1000

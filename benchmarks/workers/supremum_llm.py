@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.runner import peak_memory, serve
 from max.interfaces import PipelineTask, RequestID, SamplingParams
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
-from max.pipelines.lib.generation import Generation
+from max.pipelines.generation.generation import Generation
 
 state: dict[str, Any] = {}
 

@@ -23,6 +23,8 @@ from typing import Any
 from max import _absent
 
 LIB = "max.pipelines.lib."
+CONFIG = "max.pipelines.config."
+_ENUMS = (CONFIG + "enums", "max.pipelines.checkpoints.encodings", "max.pipelines.checkpoints.hub")
 
 MODULES: dict[str, tuple[str, ...]] = {
     "max.driver.buffer": ("max.driver",),
@@ -43,15 +45,16 @@ MODULES: dict[str, tuple[str, ...]] = {
     "max.pipelines.architectures.llama3_legacy": ("max.pipelines.architectures.llama3",),
     "max.pipelines.context": ("max.pipelines.core", "max.interfaces"),
     "max.pipelines.interfaces": ("max.interfaces", LIB + "interfaces"),
-    "max.pipelines.lib.config.config_enums": (LIB + "config_enums",),
-    "max.pipelines.lib.config.kv_cache_config": (LIB + "model_config",),
-    "max.pipelines.lib.config.model_config": (LIB + "model_config",),
+    "max.pipelines.lib.config.config_enums": _ENUMS,
+    "max.pipelines.lib.config.kv_cache_config": (CONFIG + "model_config",),
+    "max.pipelines.lib.config.model_config": (CONFIG + "model_config",),
+    "max.pipelines.lib.config_enums": _ENUMS,
     "max.pipelines.lib.interfaces.kv_cache": (LIB + "interfaces",),
     "max.pipelines.lib.interfaces.pipeline_model": (LIB + "interfaces", "max.nn.transformer"),
-    "max.pipelines.lib.max_config": (LIB + "model_config",),
+    "max.pipelines.lib.max_config": (CONFIG + "model_config",),
+    "max.pipelines.lib.model_config": (CONFIG + "model_config",),
     "max.pipelines.lib.pipeline": (LIB + "interfaces", "max.pipelines"),
     "max.pipelines.nn": ("max.nn",),
-    "max.pipelines.registry": (LIB + "registry",),
     "max.pipelines.tokenizer": (LIB + "tokenizer",),
     "max.torch.torch": ("max.torch",),
 }

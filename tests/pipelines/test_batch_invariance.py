@@ -12,7 +12,7 @@ import pytest
 from benchmarks.gguf_files import write_gguf
 from max.interfaces import PipelineTask, RequestID, SamplingParams, TextGenerationRequest
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
-from max.pipelines.lib.generation import Generation
+from max.pipelines.generation.generation import Generation
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
 NEW = 40

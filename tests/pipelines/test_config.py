@@ -18,8 +18,8 @@ from max.pipelines import (
     SupportedArchitecture,
     SupportedEncoding,
 )
+from max.pipelines.config.options import options_of
 from max.pipelines.core import ConfigError, ModelFilesError, UserError
-from max.pipelines.lib.base_config import options_of
 from max.pipelines.lib.config import AudioGenerationConfig, PrependPromptSpeechTokens
 from max.pipelines.lib.config_enums import PipelineRole
 from max.pipelines.lib.model_config import KVCacheConfig, MAXModelConfig, SamplingConfig

@@ -20,9 +20,9 @@ from max.interfaces import (
     TextGenerationRequest,
 )
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
-from max.pipelines.lib.generation import Generation, limits_of
-from max.pipelines.lib.pipeline_variants.decode_loop import next_step_graph
-from max.pipelines.lib.sampling.inputs import step_seed
+from max.pipelines.generation.decode_loop import next_step_graph
+from max.pipelines.generation.generation import Generation, limits_of
+from max.pipelines.sampling.inputs import step_seed
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
 PROMPTS = ["Hello", "def f(x):", "The capital of", "x = ", "a" * 300]

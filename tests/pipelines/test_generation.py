@@ -12,9 +12,9 @@ import pytest
 
 from max.interfaces import GenerationStatus, RequestID, TextGenerationOutput
 from max.pipelines.core import InputError, TextContext
+from max.pipelines.generation.generation import Generation, RequestText, limits_of, run_async
 from max.pipelines.kv_cache.context_pages import ContextPages
 from max.pipelines.kv_cache.page_manager import PageManager
-from max.pipelines.lib.generation import Generation, RequestText, limits_of, run_async
 from max.pipelines.scheduler import SchedulerLimits
 
 

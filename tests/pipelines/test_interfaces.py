@@ -42,7 +42,7 @@ from max.interfaces import (
     msgpack_numpy_encoder,
 )
 from max.pipelines.core import TextContext
-from max.pipelines.lib.sampling.defaults import sampling_params_for
+from max.pipelines.sampling.defaults import sampling_params_for
 
 
 def test_request_ids_are_unique_and_compare_by_value():

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig, sampling_defaults
+from max.pipelines.checkpoints.weight_files import bytes_of, encoding_of, read_safetensors_header
 from max.pipelines.core import ModelFilesError
 from max.pipelines.lib.config_enums import RepoType, SupportedEncoding
-from max.pipelines.lib.hf_config import HuggingFaceConfig, sampling_defaults
 from max.pipelines.lib.hf_utils import (
     HuggingFaceRepo,
     download_weight_files,
@@ -25,7 +26,6 @@ from max.pipelines.lib.hf_utils import (
     validate_hf_repo_access,
 )
 from max.pipelines.lib.model_config import MAXModelConfig
-from max.pipelines.lib.weight_files import bytes_of, encoding_of, read_safetensors_header
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
 

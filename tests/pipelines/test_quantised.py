@@ -24,8 +24,8 @@ from max.graph.weights import GGUFFile
 from max.pipelines import PipelineConfig
 from max.pipelines.core.exceptions import ConfigError, ModelFilesError
 from max.pipelines.lib.config_enums import SupportedEncoding
-from max.pipelines.lib.hf_tokenizer import load_tokenizer
 from max.pipelines.lib.hf_utils import HuggingFaceRepo
+from max.pipelines.tokenization.hf_tokenizer import load_tokenizer
 from tests.quantised import gptq_weight, rounded_to_8_bits
 
 torch = pytest.importorskip("torch")

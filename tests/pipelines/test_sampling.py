@@ -12,8 +12,8 @@ from max.graph import DeviceRef
 from max.interfaces import SamplingParams
 from max.pipelines import TextContext
 from max.pipelines.lib.model_config import SamplingConfig
-from max.pipelines.lib.sampling.inputs import SamplingInputs, step_seed
 from max.pipelines.lib.sampling.sampling import penalty_inputs, token_sampler
+from max.pipelines.sampling.inputs import SamplingInputs, step_seed
 from tests.tolerance import assert_close
 
 torch = pytest.importorskip("torch")

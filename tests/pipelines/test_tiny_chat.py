@@ -20,7 +20,7 @@ from max.interfaces import (
     TextGenerationRequest,
 )
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
-from max.pipelines.lib.generation import run_async
+from max.pipelines.generation.generation import run_async
 from tests.tolerance import assert_close
 
 torch = pytest.importorskip("torch")
@@ -188,7 +188,7 @@ def test_preemption_changes_nothing(monkeypatch):
     prompts = [text[i * 900 : i * 900 + 380] for i in range(5)]
     together = generated(small, prompts, 40)
     assert together == [generated(small, [prompt], 40)[0] for prompt in prompts]
-    from max.pipelines.lib.generation import Generation
+    from max.pipelines.generation.generation import Generation
 
     assert Generation.of(small).scheduler.preemptions > 0
 

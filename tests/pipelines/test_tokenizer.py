@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from max.interfaces import RequestID, SamplingParams, TextGenerationRequest
 from max.pipelines.core import InputError
-from max.pipelines.lib.hf_tokenizer import HFTokenizer, load_tokenizer
 from max.pipelines.lib.hf_utils import HuggingFaceRepo
-from max.pipelines.lib.text_stream import StopStrings, TextStream
 from max.pipelines.lib.tokenizer import TextTokenizer, max_tokens_to_generate
+from max.pipelines.tokenization.hf_tokenizer import HFTokenizer, load_tokenizer
+from max.pipelines.tokenization.text_stream import StopStrings, TextStream
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
 
@@ -257,9 +257,9 @@ def test_requests_that_do_not_fit():
 
 
 def test_whitespace_fix_keeps_the_space_of_a_single_token(byte_fallback, monkeypatch):
-    from max.pipelines.lib.registry import PIPELINE_REGISTRY
-
-    monkeypatch.setattr(PIPELINE_REGISTRY, "get_active_tokenizer", lambda repo: byte_fallback)
+    monkeypatch.setattr(
+        "max.pipelines.tokenization.tokenizer.active_tokenizer", lambda repo: byte_fallback
+    )
     (token,) = [i for i in byte_fallback.encode("a") if i > 256]
     assert TextTokenizer(str(TINY)).decode_now([token]) == "a"
     assert TextTokenizer(str(TINY), enable_llama_whitespace_fix=True).decode_now([token]) == " a"

@@ -11,11 +11,11 @@ from max.interfaces import (
     TextGenerationContext,
     TextGenerationRequest,
 )
-from max.pipelines.lib.config import PipelineConfig
-from max.pipelines.lib.generation import Generation, RequestText, run_async
-from max.pipelines.lib.registry import PIPELINE_REGISTRY
-from max.pipelines.lib.sampling.defaults import sampling_params_for
-from max.pipelines.lib.tokenizer import TextTokenizer
+from max.pipelines.config.pipeline_config import PipelineConfig
+from max.pipelines.generation.generation import Generation, RequestText, run_async
+from max.pipelines.registry.registry import PIPELINE_REGISTRY
+from max.pipelines.sampling.defaults import sampling_params_for
+from max.pipelines.tokenization.tokenizer import TextTokenizer
 
 __all__ = ["LLM"]
 

@@ -10,63 +10,57 @@ from typing import TYPE_CHECKING
 from max._earlier import earlier_names
 
 if TYPE_CHECKING:
-    from max.pipelines.core import TextAndVisionContext, TextContext
-    from max.pipelines.lib.config import PipelineConfig
-    from max.pipelines.lib.config_enums import PipelineRole, RopeType, SupportedEncoding
-    from max.pipelines.lib.hf_utils import HuggingFaceRepo, download_weight_files
-    from max.pipelines.lib.interfaces import (
-        GenerateMixin,
-        KVCacheMixin,
-        ModelInputs,
-        ModelOutputs,
-        PipelineModel,
-        upper_bounded_default,
-    )
-    from max.pipelines.lib.model_config import (
+    from max.pipelines.checkpoints.encodings import SupportedEncoding
+    from max.pipelines.checkpoints.hub import HuggingFaceRepo, download_weight_files
+    from max.pipelines.config.enums import PipelineRole, RopeType
+    from max.pipelines.config.model_config import (
         KVCacheConfig,
         MAXModelConfig,
         ProfilingConfig,
         SamplingConfig,
     )
-    from max.pipelines.lib.pipeline_variants.text_generation import TextGenerationPipeline
-    from max.pipelines.lib.registry import (
-        PIPELINE_REGISTRY,
-        PipelineRegistry,
-        SupportedArchitecture,
-    )
-    from max.pipelines.lib.tokenizer import (
+    from max.pipelines.config.pipeline_config import PipelineConfig
+    from max.pipelines.core import TextAndVisionContext, TextContext
+    from max.pipelines.generation.mixin import GenerateMixin
+    from max.pipelines.generation.text_generation import TextGenerationPipeline
+    from max.pipelines.models.inputs import ModelInputs, ModelOutputs
+    from max.pipelines.models.kv_cache import KVCacheMixin
+    from max.pipelines.models.pipeline_model import PipelineModel, upper_bounded_default
+    from max.pipelines.registry.architecture import SupportedArchitecture
+    from max.pipelines.registry.registry import PIPELINE_REGISTRY, PipelineRegistry
+    from max.pipelines.tokenization.tokenizer import (
         IdentityPipelineTokenizer,
         PreTrainedPipelineTokenizer,
         TextTokenizer,
     )
 
-_LIB = "max.pipelines.lib."
+_HERE = "max.pipelines."
 _WHERE = {
-    "TextContext": "max.pipelines.core",
-    "TextAndVisionContext": "max.pipelines.core",
-    "PipelineConfig": _LIB + "config",
-    "PipelineRole": _LIB + "config_enums",
-    "RopeType": _LIB + "config_enums",
-    "SupportedEncoding": _LIB + "config_enums",
-    "HuggingFaceRepo": _LIB + "hf_utils",
-    "download_weight_files": _LIB + "hf_utils",
-    "GenerateMixin": _LIB + "interfaces",
-    "KVCacheMixin": _LIB + "interfaces",
-    "ModelInputs": _LIB + "interfaces",
-    "ModelOutputs": _LIB + "interfaces",
-    "PipelineModel": _LIB + "interfaces",
-    "upper_bounded_default": _LIB + "interfaces",
-    "KVCacheConfig": _LIB + "model_config",
-    "MAXModelConfig": _LIB + "model_config",
-    "ProfilingConfig": _LIB + "model_config",
-    "SamplingConfig": _LIB + "model_config",
-    "TextGenerationPipeline": _LIB + "pipeline_variants.text_generation",
-    "PIPELINE_REGISTRY": _LIB + "registry",
-    "PipelineRegistry": _LIB + "registry",
-    "SupportedArchitecture": _LIB + "registry",
-    "IdentityPipelineTokenizer": _LIB + "tokenizer",
-    "PreTrainedPipelineTokenizer": _LIB + "tokenizer",
-    "TextTokenizer": _LIB + "tokenizer",
+    "TextContext": _HERE + "core",
+    "TextAndVisionContext": _HERE + "core",
+    "PipelineConfig": _HERE + "config.pipeline_config",
+    "PipelineRole": _HERE + "config.enums",
+    "RopeType": _HERE + "config.enums",
+    "SupportedEncoding": _HERE + "checkpoints.encodings",
+    "HuggingFaceRepo": _HERE + "checkpoints.hub",
+    "download_weight_files": _HERE + "checkpoints.hub",
+    "GenerateMixin": _HERE + "generation.mixin",
+    "KVCacheMixin": _HERE + "models.kv_cache",
+    "ModelInputs": _HERE + "models.inputs",
+    "ModelOutputs": _HERE + "models.inputs",
+    "PipelineModel": _HERE + "models.pipeline_model",
+    "upper_bounded_default": _HERE + "models.pipeline_model",
+    "KVCacheConfig": _HERE + "config.model_config",
+    "MAXModelConfig": _HERE + "config.model_config",
+    "ProfilingConfig": _HERE + "config.model_config",
+    "SamplingConfig": _HERE + "config.model_config",
+    "TextGenerationPipeline": _HERE + "generation.text_generation",
+    "PIPELINE_REGISTRY": _HERE + "registry.registry",
+    "PipelineRegistry": _HERE + "registry.registry",
+    "SupportedArchitecture": _HERE + "registry.architecture",
+    "IdentityPipelineTokenizer": _HERE + "tokenization.tokenizer",
+    "PreTrainedPipelineTokenizer": _HERE + "tokenization.tokenizer",
+    "TextTokenizer": _HERE + "tokenization.tokenizer",
 }
 
 __all__ = [

@@ -20,9 +20,9 @@ from max.interfaces import (
     TextGenerationContext,
     TextGenerationRequest,
 )
+from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import InputError
-from max.pipelines.lib.config import PipelineConfig
-from max.pipelines.lib.sampling.defaults import sampling_params_for
+from max.pipelines.sampling.defaults import sampling_params_for
 
 
 @click.command("generate", short_help="Generate text from a prompt.")
@@ -101,8 +101,8 @@ class _Runner:
     """A model and one request at a time."""
 
     def __init__(self, config: PipelineConfig, params: SamplingParams) -> None:
-        from max.pipelines.lib.registry import PIPELINE_REGISTRY
-        from max.pipelines.lib.tokenizer import TextTokenizer
+        from max.pipelines.registry.registry import PIPELINE_REGISTRY
+        from max.pipelines.tokenization.tokenizer import TextTokenizer
 
         self.config, self.params = config, params
         tokenizer, self._factory = PIPELINE_REGISTRY.retrieve_factory(
@@ -114,14 +114,14 @@ class _Runner:
 
     def load(self) -> None:
         """Loads and compiles the model."""
-        from max.pipelines.lib.generation import Generation
+        from max.pipelines.generation.generation import Generation
 
         self.pipeline: Any = self._factory()
         self.generation = Generation.of(self.pipeline)
 
     def context(self, prompt: str, chat: bool) -> TextGenerationContext:
         """The state of a request that begins."""
-        from max.pipelines.lib.generation import run_async
+        from max.pipelines.generation.generation import run_async
 
         as_chat = chat and self.tokenizer.has_chat_template
         request = TextGenerationRequest(
@@ -137,7 +137,7 @@ class _Runner:
 
     def run(self, context: TextGenerationContext, timing: _Timing | None = None) -> Iterator[str]:
         """The text of a request, as it comes."""
-        from max.pipelines.lib.generation import RequestText
+        from max.pipelines.generation.generation import RequestText
 
         text = RequestText(
             lambda tokens: self.tokenizer.decode_now(tokens, skip_special_tokens=True),

@@ -20,7 +20,7 @@ from max.entrypoints.cli import log_level_option
 @log_level_option
 def list_architectures(as_json: bool, custom_architectures: tuple[str, ...]) -> None:
     """Show the architectures that can run, their encodings, and models of each."""
-    from max.pipelines.lib.registry import PIPELINE_REGISTRY
+    from max.pipelines.registry.registry import PIPELINE_REGISTRY
 
     PIPELINE_REGISTRY.load_own()
     PIPELINE_REGISTRY.load_custom(list(custom_architectures))

@@ -12,8 +12,8 @@ from typing import Any
 import click
 
 from max.interfaces import SamplingParamsInput
-from max.pipelines.lib.base_config import options_of, type_hints
-from max.pipelines.lib.config import PipelineConfig
+from max.pipelines.config.options import options_of, type_hints
+from max.pipelines.config.pipeline_config import PipelineConfig
 
 # spelt otherwise than their field
 _NAMES = {

@@ -7,79 +7,80 @@ from typing import TYPE_CHECKING
 from max._earlier import earlier_names
 
 if TYPE_CHECKING:
-    from max.pipelines.lib.config import AudioGenerationConfig, PipelineConfig
-    from max.pipelines.lib.config_enums import PipelineRole, RepoType, RopeType, SupportedEncoding
-    from max.pipelines.lib.hf_utils import (
+    from max.pipelines.checkpoints.encodings import SupportedEncoding
+    from max.pipelines.checkpoints.hub import (
         HuggingFaceRepo,
+        RepoType,
         download_weight_files,
         generate_local_model_path,
         try_to_load_from_cache,
     )
-    from max.pipelines.lib.interfaces import (
-        AlwaysSignalBuffersMixin,
-        GenerateMixin,
-        KVCacheMixin,
-        ModelInputs,
-        ModelOutputs,
-        PipelineModel,
-        WeightsAdapter,
-        get_paged_manager,
-        upper_bounded_default,
-    )
-    from max.pipelines.lib.model_config import (
+    from max.pipelines.config.audio_config import AudioGenerationConfig
+    from max.pipelines.config.enums import PipelineRole, RopeType
+    from max.pipelines.config.model_config import (
         KVCacheConfig,
         MAXModelConfig,
         MAXModelConfigBase,
         ProfilingConfig,
         SamplingConfig,
     )
-    from max.pipelines.lib.pipeline_variants.text_generation import TextGenerationPipeline
-    from max.pipelines.lib.registry import (
+    from max.pipelines.config.pipeline_config import PipelineConfig
+    from max.pipelines.generation.mixin import GenerateMixin
+    from max.pipelines.generation.text_generation import TextGenerationPipeline
+    from max.pipelines.models.inputs import ModelInputs, ModelOutputs
+    from max.pipelines.models.kv_cache import KVCacheMixin, get_paged_manager
+    from max.pipelines.models.pipeline_model import (
+        AlwaysSignalBuffersMixin,
+        PipelineModel,
+        WeightsAdapter,
+        upper_bounded_default,
+    )
+    from max.pipelines.registry.architecture import SupportedArchitecture
+    from max.pipelines.registry.registry import (
         PIPELINE_REGISTRY,
         PipelineRegistry,
-        SupportedArchitecture,
         get_pipeline_for_task,
     )
-    from max.pipelines.lib.tokenizer import (
+    from max.pipelines.tokenization.tokenizer import (
         IdentityPipelineTokenizer,
         PreTrainedPipelineTokenizer,
         TextTokenizer,
     )
 
-_LIB = "max.pipelines.lib."
+_HERE = "max.pipelines."
 _WHERE = {
-    "AudioGenerationConfig": _LIB + "config",
-    "PipelineConfig": _LIB + "config",
-    "PipelineRole": _LIB + "config_enums",
-    "RepoType": _LIB + "config_enums",
-    "RopeType": _LIB + "config_enums",
-    "SupportedEncoding": _LIB + "config_enums",
-    "HuggingFaceRepo": _LIB + "hf_utils",
-    "download_weight_files": _LIB + "hf_utils",
-    "generate_local_model_path": _LIB + "hf_utils",
-    "try_to_load_from_cache": _LIB + "hf_utils",
-    "AlwaysSignalBuffersMixin": _LIB + "interfaces",
-    "GenerateMixin": _LIB + "interfaces",
-    "KVCacheMixin": _LIB + "interfaces",
-    "ModelInputs": _LIB + "interfaces",
-    "ModelOutputs": _LIB + "interfaces",
-    "PipelineModel": _LIB + "interfaces",
-    "WeightsAdapter": _LIB + "interfaces",
-    "get_paged_manager": _LIB + "interfaces",
-    "upper_bounded_default": _LIB + "interfaces",
-    "KVCacheConfig": _LIB + "model_config",
-    "MAXModelConfig": _LIB + "model_config",
-    "MAXModelConfigBase": _LIB + "model_config",
-    "ProfilingConfig": _LIB + "model_config",
-    "SamplingConfig": _LIB + "model_config",
-    "TextGenerationPipeline": _LIB + "pipeline_variants.text_generation",
-    "PIPELINE_REGISTRY": _LIB + "registry",
-    "PipelineRegistry": _LIB + "registry",
-    "SupportedArchitecture": _LIB + "registry",
-    "get_pipeline_for_task": _LIB + "registry",
-    "IdentityPipelineTokenizer": _LIB + "tokenizer",
-    "PreTrainedPipelineTokenizer": _LIB + "tokenizer",
-    "TextTokenizer": _LIB + "tokenizer",
+    "AudioGenerationConfig": _HERE + "config.audio_config",
+    "PipelineConfig": _HERE + "config.pipeline_config",
+    "PipelineRole": _HERE + "config.enums",
+    "RepoType": _HERE + "checkpoints.hub",
+    "RopeType": _HERE + "config.enums",
+    "SupportedEncoding": _HERE + "checkpoints.encodings",
+    "HuggingFaceRepo": _HERE + "checkpoints.hub",
+    "download_weight_files": _HERE + "checkpoints.hub",
+    "generate_local_model_path": _HERE + "checkpoints.hub",
+    "try_to_load_from_cache": _HERE + "checkpoints.hub",
+    "AlwaysSignalBuffersMixin": _HERE + "models.pipeline_model",
+    "GenerateMixin": _HERE + "generation.mixin",
+    "KVCacheMixin": _HERE + "models.kv_cache",
+    "ModelInputs": _HERE + "models.inputs",
+    "ModelOutputs": _HERE + "models.inputs",
+    "PipelineModel": _HERE + "models.pipeline_model",
+    "WeightsAdapter": _HERE + "models.pipeline_model",
+    "get_paged_manager": _HERE + "models.kv_cache",
+    "upper_bounded_default": _HERE + "models.pipeline_model",
+    "KVCacheConfig": _HERE + "config.model_config",
+    "MAXModelConfig": _HERE + "config.model_config",
+    "MAXModelConfigBase": _HERE + "config.model_config",
+    "ProfilingConfig": _HERE + "config.model_config",
+    "SamplingConfig": _HERE + "config.model_config",
+    "TextGenerationPipeline": _HERE + "generation.text_generation",
+    "PIPELINE_REGISTRY": _HERE + "registry.registry",
+    "PipelineRegistry": _HERE + "registry.registry",
+    "SupportedArchitecture": _HERE + "registry.architecture",
+    "get_pipeline_for_task": _HERE + "registry.registry",
+    "IdentityPipelineTokenizer": _HERE + "tokenization.tokenizer",
+    "PreTrainedPipelineTokenizer": _HERE + "tokenization.tokenizer",
+    "TextTokenizer": _HERE + "tokenization.tokenizer",
 }
 
 __all__ = [

@@ -10,9 +10,10 @@ from max.pipelines.architectures.llama3.weight_adapters import (
     convert_gguf_state_dict,
     convert_safetensor_state_dict,
 )
-from max.pipelines.lib.config_enums import RopeType, SupportedEncoding
-from max.pipelines.lib.registry import SupportedArchitecture
-from max.pipelines.lib.tokenizer import TextTokenizer
+from max.pipelines.checkpoints.encodings import SupportedEncoding
+from max.pipelines.config.enums import RopeType
+from max.pipelines.registry.architecture import SupportedArchitecture
+from max.pipelines.tokenization.tokenizer import TextTokenizer
 
 __all__ = ["ARCHITECTURES", "llama_arch"]
 

@@ -15,7 +15,7 @@ lookup_table        u32 ``[batch, max_pages]``    the pages of each sequence
 max_lengths         u32 ``[steps, 2]``            the most new and the most cached tokens
 ==================  ============================  ==============================================
 
-``with_sampling`` adds those of `max.pipelines.lib.sampling.inputs.sampling_input_types`: temperature,
+``with_sampling`` adds those of `max.pipelines.sampling.inputs.sampling_input_types`: temperature,
 top_k, top_p, min_p, seed, each ``[batch]``.
 
 Outputs, in this order:
@@ -47,7 +47,7 @@ from max.nn.norm import RMSNorm
 from max.nn.rotary_embedding import RotaryEmbedding
 from max.nn.transformer import ReturnLogits, Transformer, TransformerBlock
 from max.pipelines.architectures.llama3.model_config import Llama3Config
-from max.pipelines.lib.sampling.inputs import sample_tokens, sampling_input_types
+from max.pipelines.sampling.inputs import sample_tokens, sampling_input_types
 
 __all__ = ["Llama3", "build_graph", "input_types", "weights_registry"]
 

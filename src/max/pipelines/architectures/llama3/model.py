@@ -22,21 +22,17 @@ from max.pipelines.architectures.llama3.weight_adapters import (
     convert_safetensor_state_dict,
     gptq_v1,
 )
+from max.pipelines.checkpoints.encodings import SupportedEncoding
+from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
+from max.pipelines.config.enums import RopeType
+from max.pipelines.config.model_config import KVCacheConfig
+from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core import TextContext
 from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.kv_cache.memory import cache_bytes
-from max.pipelines.lib.config import PipelineConfig
-from max.pipelines.lib.config_enums import RopeType, SupportedEncoding
-from max.pipelines.lib.hf_config import HuggingFaceConfig
-from max.pipelines.lib.interfaces import (
-    KVCacheMixin,
-    ModelInputs,
-    ModelOutputs,
-    PipelineModel,
-    WeightsAdapter,
-    upper_bounded_default,
-)
-from max.pipelines.lib.model_config import KVCacheConfig
+from max.pipelines.models.inputs import ModelInputs, ModelOutputs
+from max.pipelines.models.kv_cache import KVCacheMixin
+from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter, upper_bounded_default
 
 __all__ = ["Llama3Inputs", "Llama3Model"]
 

@@ -18,7 +18,7 @@ from max.nn.rotary_embedding import (
     YarnRotaryEmbedding,
     YarnScalingParams,
 )
-from max.pipelines.lib.config_keys import ConfigKeys
+from max.pipelines.checkpoints.config_keys import ConfigKeys
 
 __all__ = ["Llama3Config", "RopeConfig", "stores_plain_zeros"]
 

@@ -1,1 +1,1 @@
-"""The kinds of pipelines."""
+"""Documented path of the kinds of pipelines."""

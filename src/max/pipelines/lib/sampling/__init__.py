@@ -1,1 +1,1 @@
-"""Sampling: the parameters of a batch as tensors, and the graphs that pick its tokens."""
+"""Documented path of the sampling graphs."""

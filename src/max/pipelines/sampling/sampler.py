@@ -17,9 +17,9 @@ from max.driver import Device, Tensor
 from max.engine import InferenceSession, Model
 from max.graph import DeviceRef
 from max.interfaces import ProcessorInputs, TextGenerationContext
-from max.pipelines.lib.model_config import SamplingConfig
-from max.pipelines.lib.sampling.inputs import SamplingInputs
-from max.pipelines.lib.sampling.sampling import has_penalties, penalty_inputs, token_sampler
+from max.pipelines.config.model_config import SamplingConfig
+from max.pipelines.sampling.graph import has_penalties, penalty_inputs, token_sampler
+from max.pipelines.sampling.inputs import SamplingInputs
 
 
 def needs_sampler(context: TextGenerationContext, step: int = 0) -> bool:

@@ -1,6 +1,6 @@
 """The sampling parameters of a batch, as the tensors that a model's graph takes.
 
-A model that samples in its own graph (see :class:`max.pipelines.lib.interfaces.PipelineModel`)
+A model that samples in its own graph (see :class:`max.pipelines.models.pipeline_model.PipelineModel`)
 takes, after its other inputs, those of :func:`sampling_input_types` in that order, and ends in
 :func:`sample_tokens`. So one execution goes from tokens to tokens.
 """

@@ -2,56 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import Any
 
 from max.interfaces import SamplingParamsGenerationConfigDefaults
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.checkpoints.gguf import config_of
+from max.pipelines.checkpoints.hub import HuggingFaceRepo
+from max.pipelines.checkpoints.json_files import read_json
+from max.pipelines.checkpoints.weight_files import open_gguf
 from max.pipelines.core.exceptions import ModelFilesError
-from max.pipelines.lib.config_keys import ConfigKeys
-
-if TYPE_CHECKING:
-    from max.pipelines.lib.hf_utils import HuggingFaceRepo
-
-
-_JSON_NAMES: dict[type, str] = {
-    list: "an array",
-    str: "a text",
-    int: "a number",
-    float: "a number",
-    bool: "true or false",
-    type(None): "null",
-}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON file that holds an object.
-
-    Args:
-        path: The file.
-
-    Raises:
-        ModelFilesError: It cannot be read, or holds something else.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-        value = json.loads(text)
-        if "\\ud" in text.lower():
-            json.dumps(value, ensure_ascii=False).encode()  # raises for half a pair
-    except OSError as error:
-        raise ModelFilesError(
-            f"{path} cannot be read: {error.strerror or error}", "Check the model's folder."
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise ModelFilesError(
-            f"{path} is no JSON: {error}", "Copy or download the model's files again."
-        ) from error
-    if not isinstance(value, dict):
-        raise ModelFilesError(
-            f"{path} holds {_JSON_NAMES[type(value)]}; expected a JSON object",
-            "Copy or download the model's files again.",
-        )
-    return value
 
 
 class HuggingFaceConfig:
@@ -86,9 +46,6 @@ class HuggingFaceConfig:
         """
         path = repo.file("config.json")
         if path is None and repo.gguf_file is not None:
-            from max.pipelines.lib.gguf_model import config_of
-            from max.pipelines.lib.weight_files import open_gguf
-
             return cls(config_of(open_gguf(repo.gguf_file)), str(repo.repo_id))
         if path is None:
             raise ModelFilesError(
@@ -143,6 +100,19 @@ class HuggingFaceConfig:
 
     def __repr__(self) -> str:
         return f"HuggingFaceConfig({self._name!r}, {self._values!r})"
+
+
+@cache
+def active_config(repo: HuggingFaceRepo) -> HuggingFaceConfig:
+    """The config.json of a model, read once a process (``active_config.cache_clear()`` forgets all).
+
+    Args:
+        repo: The model.
+
+    Raises:
+        ModelFilesError: There is none, or it cannot be read.
+    """
+    return HuggingFaceConfig.load(repo)
 
 
 def sampling_defaults(

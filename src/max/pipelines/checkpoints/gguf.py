@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from max.graph.weights import GGUFFile
 from max.pipelines.core.exceptions import ModelFilesError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-    from max.graph.weights import GGUFFile
 
 __all__ = ["config_of", "tokenizer_of"]
 

@@ -1,14 +1,12 @@
-"""The closed sets of values that configurations take."""
+"""The encodings of weights: plain float dtypes and packed blocks."""
 
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Literal, TypeAlias
 
-if TYPE_CHECKING:
-    from max.driver import DeviceSpec
-    from max.dtype import DType
-    from max.graph.quantization import QuantizationEncoding
+from max.driver import DeviceSpec
+from max.dtype import DType
+from max.graph.quantization import QuantizationEncoding
 
 
 class SupportedEncoding(str, Enum):
@@ -32,24 +30,18 @@ class SupportedEncoding(str, Enum):
     @property
     def quantization_encoding(self) -> QuantizationEncoding | None:
         """The packed form of the graph's weights; None for a plain dtype."""
-        from max.graph.quantization import QuantizationEncoding
-
         members: dict[str, QuantizationEncoding] = dict(QuantizationEncoding.__members__)
         return members.get(self.value.upper())
 
     @property
     def dtype(self) -> DType:
         """The dtype of the weights in memory; uint8 for a packed encoding."""
-        from max.dtype import DType
-
         packed = self.quantization_encoding is not None or self == "float4_e2m1fnx2"
         return DType.uint8 if packed else getattr(DType, self.value)
 
     @property
     def cache_dtype(self) -> DType:
         """The dtype of the KV cache of a model with such weights."""
-        from max.dtype import DType
-
         own = {"float32", "float16", "bfloat16"}
         packed_bf16 = {"float8_e4m3fn", "float4_e2m1fnx2", "gptq"}
         if self.value in own:
@@ -104,36 +96,3 @@ class SupportedEncoding(str, Enum):
             cls.gptq: ("gptq",),
         }
         return next((e for e, words in marks.items() if any(w in low for w in words)), None)
-
-
-class RopeType(str, Enum):
-    """How a model rotates its queries and keys."""
-
-    none = "none"
-    normal = "normal"
-    neox = "neox"
-    longrope = "longrope"
-    yarn = "yarn"
-
-
-class RepoType(str, Enum):
-    """Where a model's files are."""
-
-    online = "online"
-    local = "local"
-
-
-class PipelineRole(str, Enum):
-    """What part of the work a pipeline does."""
-
-    PrefillAndDecode = "prefill_and_decode"
-    PrefillOnly = "prefill_only"
-    DecodeOnly = "decode_only"
-
-    @property
-    def uses_dispatch_service(self) -> bool:
-        """Whether requests move between machines."""
-        return self is not PipelineRole.PrefillAndDecode
-
-
-DeviceKind: TypeAlias = Literal["cpu", "gpu"]

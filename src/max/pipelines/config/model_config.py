@@ -6,28 +6,33 @@ import logging
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from max.driver import Device, DeviceSpec, load_devices, scan_available_devices
+from max.dtype import DType
+from max.graph.quantization import QuantizationEncoding
+from max.graph.weights import Weights, WeightsFormat, load_weights
+from max.graph.weights import weights_format as format_of_files
 from max.interfaces import SamplingParamsGenerationConfigDefaults
-from max.pipelines.core.exceptions import ConfigError, ModelFilesError, did_you_mean
-from max.pipelines.lib.base_config import StrictConfig, option, options_of
-from max.pipelines.lib.config_enums import RepoType, RopeType, SupportedEncoding
-from max.pipelines.lib.config_keys import ConfigKeys
-from max.pipelines.lib.hf_config import HuggingFaceConfig, read_json, sampling_defaults
-from max.pipelines.lib.hf_utils import HuggingFaceRepo
-from max.pipelines.lib.weight_files import (
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.checkpoints.encodings import SupportedEncoding
+from max.pipelines.checkpoints.hub import HuggingFaceRepo, RepoType, download_weight_files
+from max.pipelines.checkpoints.huggingface_config import (
+    HuggingFaceConfig,
+    active_config,
+    sampling_defaults,
+)
+from max.pipelines.checkpoints.json_files import read_json
+from max.pipelines.checkpoints.weight_files import (
     bytes_of,
     encoding_of,
     encodings_in,
     read_gguf_entries,
     read_safetensors_header,
 )
-
-if TYPE_CHECKING:
-    from max.driver import Device, DeviceSpec
-    from max.dtype import DType
-    from max.graph.quantization import QuantizationEncoding
-    from max.graph.weights import Weights, WeightsFormat
+from max.pipelines.config.enums import RopeType
+from max.pipelines.config.options import StrictConfig, option, options_of
+from max.pipelines.core.exceptions import ConfigError, ModelFilesError, did_you_mean
 
 logger = logging.getLogger("max.pipelines")
 
@@ -49,8 +54,6 @@ def parse_devices(value: Any) -> list[DeviceSpec]:
     Raises:
         ConfigError: It is none of these.
     """
-    from max.driver import DeviceSpec
-
     if isinstance(value, DeviceSpec):
         return [value]
     if isinstance(value, (list, tuple)):
@@ -157,8 +160,6 @@ class SamplingConfig(StrictConfig):
 
 
 def _dtype(value: Any) -> DType:
-    from max.dtype import DType
-
     if value is None:
         return DType.float32
     if isinstance(value, DType):
@@ -249,8 +250,6 @@ class MAXModelConfig(StrictConfig):
     @property
     def default_device_spec(self) -> DeviceSpec:
         """The first of the devices, or of those of the machine where none is given."""
-        from max.driver import scan_available_devices
-
         return (self.device_specs or scan_available_devices())[0]
 
     def warn_of_hub_options(self) -> None:
@@ -293,9 +292,7 @@ class MAXModelConfig(StrictConfig):
     @cached_property
     def huggingface_config(self) -> HuggingFaceConfig:
         """The model's config.json."""
-        from max.pipelines.lib.registry import PIPELINE_REGISTRY
-
-        return PIPELINE_REGISTRY.get_active_huggingface_config(self.huggingface_model_repo)
+        return active_config(self.huggingface_model_repo)
 
     @cached_property
     def generation_config(self) -> dict[str, Any]:
@@ -325,8 +322,6 @@ class MAXModelConfig(StrictConfig):
 
     def resolve_devices(self) -> None:
         """Names the device in ``device_specs`` where nobody did: the CPU."""
-        from max.driver import DeviceSpec
-
         if not self.device_specs:
             self.device_specs = [DeviceSpec.cpu()]
 
@@ -337,8 +332,6 @@ class MAXModelConfig(StrictConfig):
         Raises:
             ConfigError: A device is not there.
         """
-        from max.driver import load_devices
-
         self.resolve_devices()
         try:
             return list(load_devices(self.device_specs))
@@ -379,11 +372,9 @@ class MAXModelConfig(StrictConfig):
         Raises:
             ModelFilesError: There are no weight files.
         """
-        from max.graph.weights import weights_format
-
         paths = self.weight_paths()
         try:
-            return weights_format(paths)
+            return format_of_files(paths)
         except ValueError as error:
             raise ModelFilesError(
                 str(error).removeprefix("weights_format: "), "Check --weight-path."
@@ -417,16 +408,12 @@ class MAXModelConfig(StrictConfig):
             inside = [repo.folder / name for name in names]
             if all(path.is_file() for path in inside):
                 return inside
-        from max.pipelines.lib.hf_utils import download_weight_files
-
         return download_weight_files(
             self.model_path, names, self.huggingface_weight_revision, self.force_download
         )
 
     def _weight_names(self) -> list[str]:
         """The names of the model's weight files: safetensors, else the GGUF file that fits."""
-        from max.graph.weights import WeightsFormat
-
         repo = self.huggingface_weight_repo
         files = repo.weight_files
         if names := files.get(WeightsFormat.safetensors):
@@ -458,7 +445,5 @@ class MAXModelConfig(StrictConfig):
         Raises:
             ModelFilesError: A file is missing, cut off or broken.
         """
-        from max.graph.weights import load_weights
-
         _ = self.weights_format  # a file of no format is told in the user's words
         return load_weights(self.weight_paths())

@@ -24,8 +24,8 @@ from max.interfaces import (
     TextGenerationOutput,
 )
 from max.pipelines.core.exceptions import UserError
-from max.pipelines.lib.text_stream import StopStrings, TextStream
 from max.pipelines.scheduler import SchedulerLimits, TextScheduler
+from max.pipelines.tokenization.text_stream import StopStrings, TextStream
 
 T = TypeVar("T")
 

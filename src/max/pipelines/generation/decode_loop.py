@@ -15,8 +15,9 @@ from max.engine.loop import ModelLoop
 from max.graph import BufferType, DeviceRef, Graph, TensorType, ops
 from max.interfaces import TextGenerationContext
 from max.nn.kv_cache.manager import RaggedKVCacheInputs
-from max.pipelines.lib.interfaces import ModelInputs, PipelineModel
-from max.pipelines.lib.sampling.inputs import SEED_MASK
+from max.pipelines.models.inputs import ModelInputs
+from max.pipelines.models.pipeline_model import PipelineModel
+from max.pipelines.sampling.inputs import SEED_MASK
 
 _NO_TOKEN = -1
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from max.graph.weights import GGUFFile, SafetensorsFile
+from max.pipelines.checkpoints.encodings import SupportedEncoding
 from max.pipelines.core.exceptions import ModelFilesError
-from max.pipelines.lib.config_enums import SupportedEncoding
-
-if TYPE_CHECKING:
-    from max.graph.weights import GGUFFile
 
 _AGAIN = "Copy or download the model's files again."
 _BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2}
@@ -46,8 +44,6 @@ def read_safetensors_header(path: Path) -> list[TensorEntry]:
     Raises:
         ModelFilesError: The file is missing, cut off, or no safetensors file.
     """
-    from max.graph.weights import SafetensorsFile
-
     entries = _opened(SafetensorsFile, path).entries
     return [
         TensorEntry(name, e.stored, e.shape, e.begin, e.begin + e.nbytes)
@@ -79,8 +75,6 @@ def open_gguf(path: Path) -> GGUFFile:
     Raises:
         ModelFilesError: The file is missing, cut off, or no GGUF file.
     """
-    from max.graph.weights import GGUFFile
-
     return _opened(GGUFFile, path)
 
 

@@ -9,20 +9,20 @@ say: beside that file transformers ignores ``add_bos_token``, and so do we.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.checkpoints.gguf import tokenizer_of
+from max.pipelines.checkpoints.hub import HuggingFaceRepo, RepoType
+from max.pipelines.checkpoints.json_files import read_json
+from max.pipelines.checkpoints.weight_files import open_gguf
 from max.pipelines.core.exceptions import InputError, ModelFilesError
-from max.pipelines.lib.chat_template import render_chat
-from max.pipelines.lib.config_enums import RepoType
-from max.pipelines.lib.config_keys import ConfigKeys
-from max.pipelines.lib.hf_config import read_json
+from max.pipelines.tokenization.chat_template import render_chat
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-    from max.pipelines.lib.hf_utils import HuggingFaceRepo
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")  # fmt: skip
 _TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -287,9 +287,6 @@ def load_tokenizer(repo: HuggingFaceRepo) -> Any:
     """
     path = repo.file("tokenizer.json")
     if path is None and repo.gguf_file is not None:
-        from max.pipelines.lib.gguf_model import tokenizer_of
-        from max.pipelines.lib.weight_files import open_gguf
-
         return HFTokenizer(*tokenizer_of(open_gguf(repo.gguf_file)))
     if path is None:
         return _load_with_transformers(repo)
@@ -305,6 +302,19 @@ def load_tokenizer(repo: HuggingFaceRepo) -> Any:
         ) from error
     file = str(config_path)
     return HFTokenizer(tokenizer, config, _templates(repo, config, file), file)
+
+
+@cache
+def active_tokenizer(repo: HuggingFaceRepo) -> Any:
+    """The tokenizer of a model, loaded once a process (``active_tokenizer.cache_clear()`` forgets all).
+
+    Args:
+        repo: The model.
+
+    Raises:
+        ModelFilesError: The model has no tokenizer, or it is broken.
+    """
+    return load_tokenizer(repo)
 
 
 def _load_with_transformers(repo: HuggingFaceRepo) -> Any:

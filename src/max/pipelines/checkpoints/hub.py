@@ -1,0 +1,516 @@
+"""Models' files: in a folder, or on the Hugging Face hub.
+
+A path of this machine never touches the network; nor does a hub name when ``HF_HUB_OFFLINE`` is
+set, which the huggingface-hub package honours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from max.graph.weights import WeightsFormat
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.checkpoints.encodings import SupportedEncoding
+from max.pipelines.checkpoints.json_files import read_json
+from max.pipelines.checkpoints.weight_files import (
+    TensorEntry,
+    encoding_of,
+    read_gguf_entries,
+    read_safetensors_header,
+)
+from max.pipelines.core.exceptions import ModelFilesError, did_you_mean
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import ModelInfo
+
+T = TypeVar("T")
+
+_INDEX = "model.safetensors.index.json"
+_FORMATS = {".safetensors": "safetensors", ".gguf": "gguf", ".pt": "pytorch", ".bin": "pytorch"}
+
+
+def _looks_local(repo_id: str) -> bool:
+    """Whether a name is a path and not a hub name, though nothing is there.
+
+    So is a name in a folder that is there: whoever misspells ``models/llama`` shall not wait for the
+    hub's answer.
+    """
+    return (
+        ("/" in repo_id and Path(repo_id).parent.is_dir())
+        or Path(repo_id).is_absolute()
+        or repo_id.startswith((".", "~"))
+        or repo_id.count("/") > 1
+        or "\\" in repo_id
+    )
+
+
+def _resolve_hub() -> None:
+    """Finds out at once that there is no network, where huggingface-hub would try for half a minute.
+
+    Raises:
+        OfflineModeIsEnabled: The hub's name does not resolve, and no proxy is set that might resolve it.
+    """
+    import socket
+    from urllib.parse import urlsplit
+    from urllib.request import getproxies
+
+    from huggingface_hub import constants, errors
+
+    host = urlsplit(constants.ENDPOINT).hostname
+    if constants.HF_HUB_OFFLINE or getproxies() or host is None:
+        return
+    try:
+        socket.getaddrinfo(host, 443)
+    except OSError as error:
+        raise errors.OfflineModeIsEnabled(f"{host}: {error}") from error
+
+
+def _hub(action: Callable[[], T], repo_id: str, revision: str | None) -> T:
+    """Runs a call to the hub; its errors become ours, with what to do."""
+    try:
+        from huggingface_hub import errors
+    except ImportError as error:
+        raise ModelFilesError(
+            f"{repo_id} is no folder, and the package huggingface-hub is not installed",
+            "Give a model folder, or pip install huggingface-hub.",
+        ) from error
+    try:
+        _resolve_hub()
+        return action()
+    except errors.GatedRepoError as error:
+        raise ModelFilesError(
+            f"{repo_id} asks for access that this user does not have",
+            f"Ask for it at https://huggingface.co/{repo_id}, then run `hf auth login`.",
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise ModelFilesError(
+            f"{repo_id} is neither a folder nor a model on the Hugging Face hub",
+            "Check the name; for a private model run `hf auth login`.",
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise ModelFilesError(
+            f"{repo_id} has no revision {revision!r}", "Check --huggingface-model-revision."
+        ) from error
+    except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
+        raise ModelFilesError(
+            f"{repo_id} is no folder, is not in the Hugging Face cache, and the hub is not "
+            "reachable (or HF_HUB_OFFLINE is set)",
+            "Give the path of a model folder, or download the model while online: "
+            f"`hf download {repo_id}`.",
+        ) from error
+    except errors.HFValidationError as error:
+        raise ModelFilesError(
+            f"{repo_id!r} is neither a folder nor a name of a model on the Hugging Face hub",
+            "Give the path of a model folder, or a name such as owner/model.",
+        ) from error
+    except (errors.HfHubHTTPError, OSError) as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ModelFilesError(
+            f"{repo_id} cannot be fetched from the Hugging Face hub: {first}",
+            "Check the connection, or give the path of a model folder.",
+        ) from error
+
+
+class RepoType(str, Enum):
+    """Where a model's files are."""
+
+    online = "online"
+    local = "local"
+
+
+@dataclass(frozen=True)
+class HuggingFaceRepo:
+    """The files of a model.
+
+    Args:
+        repo_id: A folder, a GGUF file, or a name on the hub.
+        revision: The branch, tag or commit on the hub.
+        trust_remote_code: Whether code that comes with the model may run.
+        repo_type: Where the files are; found out where it is not given.
+
+    Raises:
+        ModelFilesError: The name is a path, and there is no folder.
+    """
+
+    repo_id: str
+    revision: str = "main"
+    trust_remote_code: bool = False
+    repo_type: RepoType | None = None
+    _headers: dict[str, list[TensorEntry]] = field(
+        default_factory=dict, repr=False, compare=False, hash=False
+    )
+
+    def __post_init__(self) -> None:
+        folder = Path(self.repo_id).expanduser()
+        if self.repo_type is None:
+            local = folder.exists() or _looks_local(self.repo_id)
+            object.__setattr__(self, "repo_type", RepoType.local if local else RepoType.online)
+        if self.repo_type == RepoType.local and not folder.is_dir() and not self._is_gguf_file:
+            what = "is a file, not a folder" if folder.is_file() else "does not exist"
+            if not folder.exists() and folder.parent.is_dir():
+                what += did_you_mean(folder.name, (p.name for p in folder.parent.iterdir()))
+            raise ModelFilesError(
+                f"model folder {self.repo_id} {what}",
+                "Give the path of a model folder (config.json, tokenizer.json, *.safetensors) or of a GGUF file, or "
+                "the name of a model on the Hugging Face hub.",
+            )
+
+    @property
+    def _is_gguf_file(self) -> bool:
+        """Whether the model is one GGUF file, which holds its config and tokenizer."""
+        path = Path(self.repo_id).expanduser()
+        return self.repo_type == RepoType.local and path.suffix == ".gguf" and path.is_file()
+
+    @cached_property
+    def gguf_file(self) -> Path | None:
+        """The GGUF file that tells what the model's folder does not: the model itself, or the only one in its folder."""
+        if self._is_gguf_file:
+            return Path(self.repo_id).expanduser()
+        if self.repo_type == RepoType.online or self.folder is None:
+            return None
+        found = sorted(self.folder.glob("*.gguf"))
+        return found[0] if len(found) == 1 else None
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of a local model; of one on the hub, its snapshot in the cache, if any."""
+        if self.repo_type == RepoType.local:
+            path = Path(self.repo_id).expanduser()
+            return path.parent if self._is_gguf_file else path
+        found = try_to_load_from_cache(self.repo_id, "config.json", self.revision)
+        return Path(found).parent if isinstance(found, str) else None
+
+    @cached_property
+    def info(self) -> ModelInfo:
+        """What the hub says of the model.
+
+        Raises:
+            ValueError: The model is a local folder.
+            ModelFilesError: The hub does not answer.
+        """
+        if self.repo_type == RepoType.local:
+            raise ValueError(f"{self.repo_id} is a folder: the hub knows nothing of it")
+
+        def ask() -> ModelInfo:
+            from huggingface_hub import HfApi
+
+            return HfApi().model_info(self.repo_id, revision=self.revision, files_metadata=True)
+
+        return _hub(ask, self.repo_id, self.revision)
+
+    @cached_property
+    def _sizes(self) -> dict[str, int | None]:
+        """The model's files and their sizes."""
+        folder = self.folder
+        if self._is_gguf_file:
+            path = Path(self.repo_id).expanduser()
+            return {path.name: path.stat().st_size}
+        if self.repo_type == RepoType.online:
+            try:
+                return {file.rfilename: file.size for file in self.info.siblings or []}
+            except ModelFilesError:
+                if folder is None:
+                    raise
+        assert folder is not None
+        return {
+            path.relative_to(folder).as_posix(): path.stat().st_size
+            for path in sorted(folder.rglob("*"))
+            if path.is_file() and not path.relative_to(folder).parts[0].startswith(".")
+        }
+
+    def file_exists(self, filename: str) -> bool:
+        """Whether the model has a file.
+
+        Args:
+            filename: Its name, relative to the model.
+        """
+        if self._is_gguf_file:
+            return filename in self._sizes
+        if self.repo_type == RepoType.local:
+            assert self.folder is not None
+            return (self.folder / filename).is_file()
+        return filename in self._sizes
+
+    def size_of(self, filename: str) -> int | None:
+        """The bytes of a file; None where they are not known.
+
+        Args:
+            filename: Its name, relative to the model.
+        """
+        return self._sizes.get(filename)
+
+    def file(self, filename: str) -> Path | None:
+        """The path of a file on this machine, fetched where it must be; None where there is none.
+
+        Args:
+            filename: Its name, relative to the model.
+
+        Raises:
+            ModelFilesError: The hub does not answer.
+        """
+        folder = self.folder
+        if self._is_gguf_file and filename not in self._sizes:
+            return None
+        if folder is not None and (folder / filename).is_file():
+            return folder / filename
+        if self.repo_type == RepoType.local:
+            return None
+
+        def fetch() -> Path | None:
+            from huggingface_hub import errors, hf_hub_download
+
+            try:
+                return Path(hf_hub_download(self.repo_id, filename, revision=self.revision))
+            except errors.LocalEntryNotFoundError:
+                if folder is not None:
+                    return None  # the cached model has none
+                raise
+            except errors.EntryNotFoundError:
+                return None
+
+        return _hub(fetch, self.repo_id, self.revision)
+
+    @cached_property
+    def weight_files(self) -> dict[WeightsFormat, list[str]]:
+        """The weight files by format; of shards, those that the index names."""
+        found: dict[WeightsFormat, list[str]] = {}
+        for name in sorted(self._sizes):
+            suffix = Path(name).suffix
+            skip = Path(name).name in ("training_args.bin", "optimizer.pt", "scheduler.pt")
+            if suffix in _FORMATS and "/" not in name and not skip:
+                found.setdefault(WeightsFormat[_FORMATS[suffix]], []).append(name)
+        tensors = found.get(WeightsFormat.safetensors, [])
+        if _INDEX in self._sizes:
+            index = self.file(_INDEX)
+            assert index is not None
+            found[WeightsFormat.safetensors] = self._shards(index)
+        elif len(tensors) > 1:
+            # Meta's own files lie beside the converted ones in some repositories, and adapters do
+            own = [n for n in tensors if not n.startswith(("consolidated", "adapter"))]
+            found[WeightsFormat.safetensors] = own or tensors
+        return found
+
+    def _shards(self, index: Path) -> list[str]:
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ModelFilesError(
+                f"{index} has no weight_map", "Copy or download the model's files again."
+            )
+        strange = [key for key, name in weight_map.items() if not isinstance(name, str)]
+        if strange:
+            raise ConfigKeys(weight_map, "weight_map", str(index)).error(
+                strange[0], "the name of a weight file"
+            )
+        shards = sorted(set(weight_map.values()))
+        missing = [name for name in shards if name not in self._sizes]
+        if missing:
+            raise ModelFilesError(
+                f"{self.repo_id} lacks {len(missing)} of {len(shards)} weight files: "
+                f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}",
+                "Copy or download the model's files again.",
+            )
+        return shards
+
+    @property
+    def formats_available(self) -> list[WeightsFormat]:
+        """The formats of its weight files."""
+        return list(self.weight_files)
+
+    def safetensors_entries(self, filename: str) -> list[TensorEntry]:
+        """The tensors of a safetensors file.
+
+        Args:
+            filename: Its name, relative to the model.
+
+        Raises:
+            ModelFilesError: It is missing, cut off or broken.
+        """
+        if filename not in self._headers:
+            path = self.file(filename)
+            if path is None:
+                raise ModelFilesError(
+                    f"{self.repo_id} has no weight file {filename}", "Check the model's folder."
+                )
+            self._headers[filename] = read_safetensors_header(path)
+        return self._headers[filename]
+
+    def encoding_for_file(self, file: str | Path) -> SupportedEncoding:
+        """The encoding of a weight file.
+
+        Args:
+            file: Its name, relative to the model.
+
+        Raises:
+            ModelFilesError: It cannot be found out.
+        """
+        name = str(file)
+        if name.endswith(".safetensors"):
+            encoding = self._safetensors_encoding([name])
+        elif name.endswith(".gguf"):
+            encoding = self._gguf_encoding(name)
+        else:
+            encoding = SupportedEncoding.parse_from_file_name(Path(name).name)
+        if encoding is None:
+            raise ModelFilesError(
+                f"the encoding of weight file {name} is not known",
+                "Give --quantization-encoding; the encodings are "
+                f"{', '.join(SupportedEncoding.__members__)}.",
+            )
+        return encoding
+
+    def _safetensors_encoding(self, names: list[str]) -> SupportedEncoding | None:
+        if self.repo_type == RepoType.local:
+            return encoding_of([e for name in names for e in self.safetensors_entries(name)])
+        # the config tells it without fetching gigabytes
+        path = self.file("config.json")
+        values = read_json(path) if path is not None else {}
+        return SupportedEncoding.of_dtype(str(values.get("dtype") or values.get("torch_dtype")))
+
+    def _gguf_encoding(self, name: str) -> SupportedEncoding | None:
+        """That of most bytes; of a file on the hub what its name tells."""
+        if self.folder is None or not (self.folder / name).is_file():
+            return SupportedEncoding.parse_from_file_name(Path(name).name)
+        if name not in self._headers:
+            self._headers[name] = read_gguf_entries(self.folder / name)
+        return encoding_of(self._headers[name])
+
+    @cached_property
+    def supported_encodings(self) -> list[SupportedEncoding]:
+        """The encodings of its weight files, each once."""
+        found: dict[SupportedEncoding, None] = {}
+        for weights_format, names in self.weight_files.items():
+            if weights_format == WeightsFormat.safetensors:
+                if (encoding := self._safetensors_encoding(names)) is not None:
+                    found[encoding] = None
+            else:
+                is_gguf = weights_format == WeightsFormat.gguf
+                tell = self._gguf_encoding if is_gguf else SupportedEncoding.parse_from_file_name
+                for name in names:
+                    if (encoding := tell(name)) is not None:
+                        found[encoding] = None
+        return list(found)
+
+    def files_for_encoding(
+        self, encoding: SupportedEncoding, weights_format: WeightsFormat | None = None
+    ) -> dict[WeightsFormat, list[Path]]:
+        """The weight files that hold an encoding, by format.
+
+        Args:
+            encoding: The encoding.
+            weights_format: Only those of this format.
+        """
+        found: dict[WeightsFormat, list[Path]] = {}
+        for each, names in self.weight_files.items():
+            if weights_format is not None and each != weights_format:
+                continue
+            if each == WeightsFormat.safetensors:
+                fitting = names if self._safetensors_encoding(names) == encoding else []
+            else:
+                fitting = [n for n in names if self.encoding_for_file(n) == encoding]
+            if fitting:
+                found[each] = [Path(name) for name in fitting]
+        return found
+
+
+def download_weight_files(
+    huggingface_model_id: str,
+    filenames: list[str],
+    revision: str | None = None,
+    force_download: bool = False,
+    max_workers: int = 8,
+) -> list[Path]:
+    """Fetches weight files from the hub; those that are on this machine stay where they are.
+
+    Args:
+        huggingface_model_id: The model's name on the hub, or its folder.
+        filenames: Names relative to the model, or paths of this machine.
+        revision: The branch, tag or commit.
+        force_download: Whether to fetch them again.
+        max_workers: How many to fetch at once.
+
+    Returns:
+        The files' paths, in the order of their names.
+
+    Raises:
+        ModelFilesError: A file cannot be fetched.
+    """
+
+    def fetch(name: str) -> Path:
+        for path in (Path(name), Path(huggingface_model_id) / name):
+            if path.is_file() and not force_download:
+                return path
+
+        def download() -> Path:
+            from huggingface_hub import hf_hub_download
+
+            return Path(
+                hf_hub_download(
+                    huggingface_model_id, name, revision=revision, force_download=force_download
+                )
+            )
+
+        return _hub(download, huggingface_model_id, revision)
+
+    with ThreadPoolExecutor(max_workers=max(1, min(max_workers, len(filenames)))) as pool:
+        return list(pool.map(fetch, filenames))
+
+
+def generate_local_model_path(repo_id: str, revision: str) -> str:
+    """The folder of a model in the cache of the huggingface-hub package.
+
+    Args:
+        repo_id: The model's name on the hub.
+        revision: The commit.
+
+    Raises:
+        FileNotFoundError: It is not there.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    name = repo_folder_name(repo_id=repo_id, repo_type="model")
+    path = Path(constants.HF_HUB_CACHE) / name / "snapshots" / revision
+    if not path.exists():
+        raise FileNotFoundError(f"{repo_id} at {revision} is not in the cache: {path}")
+    return str(path)
+
+
+def try_to_load_from_cache(repo_id: str, filename: str, revision: str) -> str | Any | None:
+    """The path of a model's file in the cache, without the network.
+
+    Args:
+        repo_id: The model's name on the hub.
+        filename: The file's name, relative to the model.
+        revision: The branch, tag or commit.
+
+    Returns:
+        The path; None where it is not there; a marker where the hub is known to have no such file.
+    """
+    from huggingface_hub import try_to_load_from_cache as load
+
+    return _hub(lambda: load(repo_id, filename, revision=revision), repo_id, revision)
+
+
+def validate_hf_repo_access(repo_id: str, revision: str) -> None:
+    """Checks that the hub has a model, and that this user may fetch it.
+
+    Args:
+        repo_id: The model's name on the hub.
+        revision: The branch, tag or commit.
+
+    Raises:
+        ValueError: It has none, or the user may not, or the hub does not answer.
+    """
+
+    def ask() -> None:
+        from huggingface_hub import HfApi
+
+        HfApi().model_info(repo_id, revision=revision)
+
+    _hub(ask, repo_id, revision)

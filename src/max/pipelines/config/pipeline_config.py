@@ -1,0 +1,339 @@
+"""The configuration of a pipeline."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from max.graph.quantization import QuantizationEncoding
+from max.pipelines.config.enums import PipelineRole
+from max.pipelines.config.model_config import (
+    KVCacheConfig,
+    MAXModelConfig,
+    ProfilingConfig,
+    SamplingConfig,
+)
+from max.pipelines.config.options import StrictConfig, converted, option, options_of, unknown_fields
+from max.pipelines.core.exceptions import ConfigError
+
+if TYPE_CHECKING:
+    from max.engine import InferenceSession
+
+logger = logging.getLogger("max.pipelines")
+
+_TTS = "it is for pipelines of speech"
+_GPU = "it is for GPUs"
+
+MOST_STEPS = 8
+"""Tokens per request and execution when ``max_num_steps`` is left open."""
+
+
+def _resolution() -> ModuleType:
+    """What completes a configuration; it lies above this module, since it reads the registry of architectures."""
+    return importlib.import_module("max.pipelines.registry.resolution")
+
+
+def _parse_template(value: Any) -> Path | None:
+    if value is None or isinstance(value, (str, Path)):
+        return None if value is None else Path(value).expanduser()
+    raise ConfigError(f"chat_template is {value!r}", "It must be the path of a template file.")
+
+
+@dataclass(init=False)
+class PipelineConfig(StrictConfig):
+    """The configuration of a pipeline.
+
+    Takes the fields of this class and of its parts, all as keywords::
+
+        PipelineConfig(model_path="models/tiny-chat", max_length=1024, kv_cache_page_size=256)
+
+    The parts are ``model_config`` (:class:`MAXModelConfig`), ``model_config.kv_cache_config``,
+    ``sampling_config`` and ``profiling_config``. ``model`` is a short name of ``model_path``,
+    ``devices`` one of ``device_specs``.
+
+    Args:
+        kwargs: Fields and their values.
+
+    Raises:
+        ConfigError: A field is unknown, or a value does not fit; the message has the nearest name.
+        ModelFilesError: The model is missing, or its files are broken.
+    """
+
+    max_length: int | None = option(
+        "The longest sequence in tokens, prompt included. Not set: what the model can do.",
+        default=None,
+    )
+    max_batch_size: int | None = option(
+        "How many requests run at once. Not set: found out from the memory.", default=None
+    )
+    max_ce_batch_size: int = option(
+        "How many prompts are read in one step; never more than max_batch_size.", default=192
+    )
+    max_queue_size_tg: int | None = option(
+        "How many requests generate at once; max_batch_size where it is not set.", default=None
+    )
+    min_batch_size_tg: int | None = option(
+        "Read no prompts while so many requests generate.", default=None, no_effect=_TTS
+    )
+    max_batch_context_length: int | None = option(
+        "The most tokens that the requests of a batch have together. Not set: no bound.",
+        default=None,
+    )
+    max_num_steps: int = option(
+        "Tokens a request and execution; -1: as many as take no longer than a moment.", default=-1
+    )
+    prefill_chunk_size: int = option(
+        "The most tokens of prompts that are read in one step.", default=8192
+    )
+    enable_chunked_prefill: bool = option(
+        "Read a long prompt in chunks of prefill_chunk_size.", default=True
+    )
+    enable_in_flight_batching: bool = option(
+        "Read prompts and generate tokens in the same step.", default=False
+    )
+    batch_invariant: bool = option(
+        "Compute each request's logits to the same bits whatever runs beside it, however its prompt is cut, and after its "
+        "pages were taken.",
+        default=False,
+    )
+    enable_echo: bool = option(
+        "Let requests have the log-probabilities of their prompt.", default=False
+    )
+    chat_template: Path | None = option(
+        "A file with a chat template to take instead of the model's own.",
+        default=None,
+        parse=_parse_template,
+    )
+    custom_architectures: list[str] = option(
+        "Modules with architectures of your own, as module or folder:module; each has a list "
+        "ARCHITECTURES.",
+        default_factory=list,
+    )
+    force: bool = option(
+        "Do not check the configuration against what the architecture needs.", default=False
+    )
+    pipeline_role: PipelineRole = option(
+        "What the pipeline does: prefill_and_decode, prefill_only or decode_only.",
+        default=PipelineRole.PrefillAndDecode,
+        unsupported="one process reads prompts and generates",
+    )
+    pool_embeddings: bool = option(
+        "Pool the embeddings of a text's tokens.",
+        default=True,
+        no_effect="there are no pipelines of embeddings",
+    )
+    ep_size: int = option(
+        "Devices that share a model's experts.", default=1, unsupported="models run on one device"
+    )
+    ce_delay_ms: float = option(
+        "Wait so long before a step that reads prompts.", default=0.0, no_effect=_TTS
+    )
+    enable_prioritize_first_decode: bool = option(
+        "Generate a first token right after a prompt was read.", default=False, no_effect=_TTS
+    )
+    execute_empty_batches: bool = option(
+        "Run the model when there are no requests.", default=False, no_effect=_GPU
+    )
+    experimental_background_queue: bool = option(
+        "Empty the queue of requests in a thread of its own.",
+        default=False,
+        no_effect="there is no server yet",
+    )
+    pdl_level: str = option("Overlap of kernel launches.", default="0", no_effect=_GPU)
+    use_experimental_kernels: str = option(
+        "Use kernels that are being tried out.", default="false", no_effect="there are none"
+    )
+    use_vendor_blas: str = option(
+        "Use the vendor's matrix library.",
+        default="false",
+        no_effect="all kernels are this engine's own",
+    )
+    zmq_endpoint_base: str = option(
+        "Begins the names of the sockets between a server's processes; random.",
+        default_factory=lambda: f"ipc:///tmp/max-{secrets.token_hex(8)}",
+    )
+    _model_config: MAXModelConfig = field(default_factory=MAXModelConfig)
+    _kv_cache_config: KVCacheConfig = field(default_factory=KVCacheConfig)
+    _sampling_config: SamplingConfig = field(default_factory=SamplingConfig)
+    _profiling_config: ProfilingConfig = field(default_factory=ProfilingConfig)
+
+    PARTS = {
+        "_model_config": MAXModelConfig,
+        "_kv_cache_config": KVCacheConfig,
+        "_sampling_config": SamplingConfig,
+        "_profiling_config": ProfilingConfig,
+    }
+    ALIASES = {"model": "model_path", "devices": "device_specs"}
+
+    def __init__(self, **kwargs: Any) -> None:
+        defer_resolve = kwargs.pop("defer_resolve", False)
+        values = {self.ALIASES.get(name, name): value for name, value in kwargs.items()}
+        own = options_of(PipelineConfig)
+        for name, part in self.PARTS.items():
+            mine = {n: values.pop(n) for n in list(values) if n in options_of(part)}
+            setattr(self, name, part.of(**mine))
+        if unknown := [name for name in values if name not in own]:
+            raise unknown_fields(unknown, self.help(), "PipelineConfig")
+        self._model_config.kv_cache_config = self._kv_cache_config
+        for name, f in own.items():
+            default = f.default_factory() if callable(f.default_factory) else f.default
+            setattr(self, name, converted(PipelineConfig, name, values.get(name, default)))
+        self._check_ranges()
+        self._resolved = False
+        self._finds_num_steps = False
+        if self.model_config.model_path and not defer_resolve:
+            self.resolve()
+
+    def _check_ranges(self) -> None:
+        at_least_1 = (
+            "max_length", "max_batch_size", "max_ce_batch_size", "prefill_chunk_size",
+            "max_batch_context_length", "max_queue_size_tg",
+        )  # fmt: skip
+        for name in at_least_1:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}", "It must be at least 1.")
+        if self.max_num_steps != -1 and self.max_num_steps < 1:
+            raise ConfigError(f"max_num_steps is {self.max_num_steps}", "It must be -1 or >= 1.")
+
+    @classmethod
+    def help(cls) -> dict[str, str]:
+        """The fields of this class and its parts, and what they do."""
+        entries = super().help()
+        for part in cls.PARTS.values():
+            entries |= part.help()
+        return entries
+
+    @property
+    def parts(self) -> tuple[StrictConfig, ...]:
+        """This configuration and its parts: all objects that hold options."""
+        return (self, *(getattr(self, name) for name in self.PARTS))
+
+    @property
+    def model_config(self) -> MAXModelConfig:
+        """The model."""
+        return self._model_config
+
+    @property
+    def draft_model_config(self) -> MAXModelConfig | None:
+        """The model that drafts tokens; None: there is none."""
+        return None
+
+    @property
+    def kv_cache_config(self) -> KVCacheConfig:
+        """The KV cache."""
+        return self._kv_cache_config
+
+    @property
+    def sampling_config(self) -> SamplingConfig:
+        """What the sampling graph must be able to do."""
+        return self._sampling_config
+
+    @property
+    def profiling_config(self) -> ProfilingConfig:
+        """What is measured."""
+        return self._profiling_config
+
+    @property
+    def lora_config(self) -> None:
+        """The adapters; None: adapters are not in use."""
+        return None
+
+    @property
+    def finds_num_steps(self) -> bool:
+        """Whether ``max_num_steps`` was left open: it is then the most, and less where steps take long."""
+        return self._finds_num_steps
+
+    @property
+    def graph_quantization_encoding(self) -> QuantizationEncoding | None:
+        """The packed form of the graph's weights; None for a plain dtype."""
+        return self.model_config.graph_quantization_encoding
+
+    def resolve(self) -> None:
+        """Finds out what was left open, and checks what was given, against the model.
+
+        Sets the encoding, the devices, ``max_length``, ``max_batch_size`` and ``max_num_steps``.
+
+        Raises:
+            UserError: Something does not fit; the message says what, and what to do.
+        """
+        if self._resolved:
+            return
+        for part in self.parts:
+            part.check_supported()
+            for name, why in part.without_effect().items():
+                logger.warning("%s has no effect: %s", name, why)
+        # a missing model is told before the registry and its architectures are imported
+        _ = self.model_config.huggingface_config
+        self.model_config.warn_of_hub_options()
+        _resolution().resolve(self)
+        if self.max_num_steps == -1:
+            self.max_num_steps, self._finds_num_steps = MOST_STEPS, True
+        self._resolved = True
+
+    def available_cache_memory(self) -> int:
+        """Bytes for the KV cache: the share of the free memory, less the weights.
+
+        On a machine that does not tell its free memory, 4 GiB.
+        """
+        free = self.model_config.devices[0].stats.get("free_memory")
+        if not free:
+            return 4 << 30
+        share = int(free * self.kv_cache_config.device_memory_utilization)
+        # the weights may be in the page cache, which counts as used, so they are not taken off twice
+        return max(share - self.model_config.weights_size(), share // 4)
+
+    def retrieve_chat_template(self) -> str | None:
+        """The text of the chat template that was given; None where none was.
+
+        Raises:
+            ConfigError: The file cannot be read.
+        """
+        if self.chat_template is None:
+            return None
+        try:
+            return self.chat_template.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"chat template {self.chat_template} cannot be read: {error}",
+                "Give the path of a template file with --chat-template.",
+            ) from error
+
+    def configure_session(self, session: InferenceSession) -> None:
+        """Sets a session up for this pipeline.
+
+        Args:
+            session: The session.
+        """
+        # all that a session is told today comes from the registry of MAX_* flags
+
+    def log_basic_config(self) -> None:
+        """Logs the model and the limits, at level info."""
+        model = self.model_config
+        logger.info("Pipeline")
+        for name, value in {
+            "model": model.model_name,
+            "encoding": model.quantization_encoding and model.quantization_encoding.value,
+            "devices": ", ".join(f"{d.label}:{d.id}" for d in model.devices),
+            "max_length": self.max_length,
+            "max_batch_size": self.max_batch_size,
+        }.items():
+            logger.info("    %-24s : %s", name, value)
+
+    def log_pipeline_info(self) -> None:
+        """Logs the whole configuration, at level info.
+
+        Raises:
+            ValueError: No architecture fits the model.
+        """
+        self.log_basic_config()
+        name = _resolution().architecture_of(self).name
+        logger.info("    %-24s : %s", "architecture", name)
+        for part in self.parts:
+            for name in options_of(type(part)):
+                logger.info("    %-24s : %s", name, getattr(part, name))

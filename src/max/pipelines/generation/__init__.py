@@ -1,0 +1,1 @@
+"""Text generation: the pipeline that runs batches, and the driver that makes batches of requests."""

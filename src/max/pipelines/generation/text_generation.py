@@ -1,0 +1,444 @@
+"""The pipeline of text: batches of contexts in, tokens out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from max.driver import Tensor
+from max.engine import InferenceSession
+from max.interfaces import (
+    LogProbabilities,
+    Pipeline,
+    PipelineTokenizer,
+    RequestID,
+    TextGenerationContextType,
+    TextGenerationInputs,
+    TextGenerationOutput,
+    TextGenerationRequest,
+)
+from max.pipelines.core.exceptions import UserError
+from max.pipelines.generation.decode_loop import DecodeLoop
+from max.pipelines.generation.mixin import GenerateMixin
+from max.pipelines.kv_cache.manager import PagedKVCacheManager
+from max.pipelines.models.inputs import ModelInputs, ModelOutputs
+from max.pipelines.models.kv_cache import KVCacheMixin
+from max.pipelines.models.loading import load_model
+from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter
+from max.pipelines.sampling.inputs import SamplingInputs
+from max.pipelines.sampling.log_probabilities import of_rows
+from max.pipelines.sampling.sampler import Sampler, needs_sampler
+
+if TYPE_CHECKING:
+    from max.graph.weights import WeightsFormat
+    from max.nn.kv_cache.manager import RaggedKVCacheInputs
+    from max.pipelines.config.pipeline_config import PipelineConfig
+
+logger = logging.getLogger("max.pipelines")
+
+
+@dataclass
+class BatchInfo:
+    """What a batch was, for statistics.
+
+    Args:
+        past_seq_lens: Tokens of each request that were in the cache before.
+        seq_lens: New tokens of each request.
+        num_steps: The steps that were run.
+    """
+
+    past_seq_lens: list[int]
+    seq_lens: list[int]
+    num_steps: int
+
+
+@dataclass
+class _LastStep:
+    """What a step leaves to the next one of the same requests.
+
+    Args:
+        batch: The requests.
+        ends: Where the next step ends for each of them, if it takes the token that this one gave.
+        inputs: The inputs.
+        tokens: The tokens that were chosen.
+    """
+
+    batch: list[Any]
+    ends: list[int]
+    inputs: ModelInputs
+    tokens: Tensor
+
+    @classmethod
+    def of(cls, batch: list[Any], inputs: ModelInputs, tokens: Tensor, steps: int = 1) -> _LastStep:
+        """That of requests that are about to take the tokens of some steps; a chunk of a prompt gives none."""
+        ends = [c.active_idx + steps if c.active_idx == c.end_idx else -1 for c in batch]
+        return cls(batch, ends, inputs, tokens)
+
+    def is_followed_by(self, batch: Sequence[Any]) -> bool:
+        """Whether a batch is the same requests, one token further."""
+        return len(batch) == len(self.batch) and all(
+            context is before and context.active_idx == end and context.start_idx == end - 1
+            for context, before, end in zip(batch, self.batch, self.ends, strict=True)
+        )
+
+
+class TextGenerationPipeline(
+    Pipeline[TextGenerationInputs[TextGenerationContextType], TextGenerationOutput],
+    GenerateMixin[TextGenerationContextType, TextGenerationRequest],
+    Generic[TextGenerationContextType],
+):
+    """Runs a model of text: loads and compiles it, keeps its KV cache, picks its tokens.
+
+    Args:
+        pipeline_config: The configuration, resolved.
+        pipeline_model: The model's class.
+        eos_token_id: Ends a sequence, besides what the model's configs name.
+        weight_adapters: For each format a function that renames a checkpoint's weights.
+        tokenizer: Makes the contexts of requests.
+
+    Raises:
+        ValueError: The configuration has no encoding.
+        UserError: The model's files do not fit the architecture.
+    """
+
+    def __init__(
+        self,
+        pipeline_config: PipelineConfig,
+        pipeline_model: type[PipelineModel[TextGenerationContextType]],
+        eos_token_id: int,
+        weight_adapters: dict[WeightsFormat, WeightsAdapter],
+        tokenizer: PipelineTokenizer[
+            TextGenerationContextType, npt.NDArray[np.integer[Any]], TextGenerationRequest
+        ],
+    ) -> None:
+        model_config = pipeline_config.model_config
+        if model_config.quantization_encoding is None:
+            raise ValueError(
+                "TextGenerationPipeline: quantization_encoding is not set; resolve the config"
+            )
+        self._pipeline_config = pipeline_config
+        self._tokenizer = tokenizer
+        self._devices = model_config.devices
+        self._session = InferenceSession(
+            devices=self._devices, batch_invariant=pipeline_config.batch_invariant
+        )
+        pipeline_config.configure_session(self._session)
+        self._eos_token_id = {eos_token_id}
+        self.batch_infos: list[BatchInfo] = []
+        self.batch_info_output_fname: str | None = None
+        self._last_step: _LastStep | None = None
+        self._pipeline_model = load_model(
+            pipeline_model, weight_adapters, pipeline_config, self._session, self._devices
+        )
+        self._kv_manager = self._load_cache()
+        self._sampler = Sampler(self._session, self._devices[0], pipeline_config.sampling_config)
+        self._loop = DecodeLoop.of(self._session, self._pipeline_model)
+
+    def _load_cache(self) -> PagedKVCacheManager:
+        model, config = self._pipeline_model, self._pipeline_config
+        if not isinstance(model, KVCacheMixin):
+            raise TypeError(f"{type(model).__name__} has no KV cache: it lacks KVCacheMixin")
+        try:
+            return cast(
+                PagedKVCacheManager,
+                model.load_kv_manager(self._session, config.available_cache_memory()),
+            )
+        except ValueError as error:
+            page, length = config.kv_cache_config.kv_cache_page_size, config.max_length
+            too_big = length is not None and page > length + page // 2
+            option = "--kv-cache-page-size" if too_big else "--max-length"
+            raise UserError(str(error), f"Give a smaller {option}.") from error
+
+    @property
+    def pipeline_config(self) -> PipelineConfig:
+        """The configuration."""
+        return self._pipeline_config
+
+    @property
+    def tokenizer(
+        self,
+    ) -> PipelineTokenizer[
+        TextGenerationContextType, npt.NDArray[np.integer[Any]], TextGenerationRequest
+    ]:
+        """The tokenizer."""
+        return self._tokenizer
+
+    @property
+    def kv_managers(self) -> list[Any]:
+        """The managers of the KV caches: one."""
+        return [self._kv_manager]
+
+    @property
+    def session(self) -> InferenceSession:
+        """The session that runs the model."""
+        return self._session
+
+    def calculate_num_steps(self, num_steps: int, context: TextGenerationContextType) -> int:
+        """How many of so many steps a request can take before its sequence is full.
+
+        Args:
+            num_steps: The steps.
+            context: The request.
+
+        Returns:
+            At least 1.
+
+        Raises:
+            ValueError: The sequence is full.
+        """
+        left = context.compute_num_available_steps(self._pipeline_model.max_seq_len)
+        if left <= 0:
+            raise ValueError(
+                f"request {context.request_id} has {context.current_length} tokens, and the context "
+                f"holds {self._pipeline_model.max_seq_len}"
+            )
+        return min(num_steps, left)
+
+    def initialize_bitmask(
+        self, batch: list[TextGenerationContextType]
+    ) -> npt.NDArray[np.int32] | None:
+        """The bitmask of a batch with structured output; None, since that is not enabled.
+
+        Args:
+            batch: The requests.
+        """
+        return None
+
+    def update_for_structured_output(
+        self,
+        context: TextGenerationContextType,
+        bitmask: npt.NDArray[np.int32],
+        index: int,
+    ) -> None:
+        """Checks that a request asks for no structured output, which is not enabled.
+
+        Args:
+            context: The request.
+            bitmask: The batch's bitmask.
+            index: The request's row in it.
+
+        Raises:
+            ValueError: It does.
+        """
+        if context.json_schema is not None:
+            raise ValueError(
+                f"request {context.request_id} has a json_schema, and structured output is not "
+                "enabled"
+            )
+
+    def prepare_batch(
+        self, batches: list[dict[RequestID, TextGenerationContextType]], num_steps: int
+    ) -> tuple[ModelInputs, int, npt.NDArray[np.int32] | None, list[TextGenerationContextType]]:
+        """Makes the inputs of a batch's first step.
+
+        Reserves pages for requests that have none, and fewer steps where a sequence is nearly full.
+
+        Args:
+            batches: One dictionary a replica; there is one replica.
+            num_steps: The steps that are asked for.
+
+        Returns:
+            The inputs, the steps, the bitmask of structured output (None), the requests in order.
+
+        Raises:
+            OutOfPagesError: The cache has too few free pages.
+            ValueError: A sequence is full, or asks for what is not enabled.
+        """
+        flat, num_steps, known = self._reserve(batches, num_steps)
+        return self._inputs(flat, num_steps, known), num_steps, self.initialize_bitmask(flat), flat
+
+    def _reserve(
+        self, batches: list[dict[RequestID, TextGenerationContextType]], num_steps: int
+    ) -> tuple[list[TextGenerationContextType], int, bool]:
+        """The requests in order, with pages for so many steps, and whether all of them had some before."""
+        flat = [context for batch in batches for context in batch.values()]
+        for context in flat:
+            if context.json_schema is not None:
+                self.update_for_structured_output(context, np.zeros((0, 0), np.int32), 0)
+            num_steps = self.calculate_num_steps(num_steps, context)
+            if context.active_idx < context.end_idx or needs_sampler(context):
+                num_steps = 1  # a chunk has no next token; penalties count each token
+        fresh = False
+        for context in flat:
+            if not self._kv_manager.contains(context.request_id):
+                self._kv_manager.claim(context.request_id)
+                self._kv_manager.reuse_prefix(context)
+                fresh = True
+            self._kv_manager.alloc(context, num_steps)
+        return flat, num_steps, not fresh
+
+    def _inputs(
+        self, flat: list[TextGenerationContextType], num_steps: int, known: bool
+    ) -> ModelInputs:
+        """The inputs of the first of some steps."""
+        last, self._last_step = self._last_step, None
+        if last and known and num_steps == 1 and last.is_followed_by(flat):
+            cache = cast("RaggedKVCacheInputs", last.inputs.kv_cache_inputs)
+            last.inputs.update(kv_cache_inputs=self._kv_manager.advance(cache, flat))
+            inputs = self._pipeline_model.prepare_next_token_inputs(last.tokens, last.inputs)
+            if self._pipeline_model.samples_in_graph:
+                sampling = cast("SamplingInputs", last.inputs.sampling)
+                inputs.update(sampling=sampling.advance(flat))
+            return inputs
+        return self._pipeline_model.prepare_initial_token_inputs(
+            context_batch=flat,
+            kv_cache_inputs=self._kv_manager.get_runtime_inputs(flat, num_steps),
+        )
+
+    @property
+    def repeats_steps(self) -> bool:
+        """Whether several steps in one call save time: the model's graph feeds itself, and ends with a sequence."""
+        return self._loop is not None
+
+    def interrupt(self) -> None:
+        """Lets an execution of several steps end after the one that it is at, where it can; from any thread."""
+        if self._loop is not None:
+            self._loop.interrupt()
+
+    def execute(
+        self, inputs: TextGenerationInputs[TextGenerationContextType]
+    ) -> dict[RequestID, TextGenerationOutput]:
+        """Runs a batch for some steps, and updates its contexts.
+
+        Args:
+            inputs: The batch.
+
+        Returns:
+            The new tokens of each request; none for one of which only a chunk was read.
+        """
+        if not inputs:
+            return {}
+        batch, num_steps, known = self._reserve(inputs.batches, inputs.num_steps)
+        loop = self._loop
+        if (
+            num_steps > 1
+            and loop is not None
+            and loop.usable
+            and not inputs.enable_log_probs
+            and all(context.active_length == 1 for context in batch)
+        ):
+            return self._execute_in_loop(loop, batch, num_steps, known)
+        model_inputs = self._inputs(batch, num_steps, known)
+        steps: list[npt.NDArray[np.int64]] = []
+        logs: list[list[LogProbabilities | None]] = []
+        enable_log_probs = inputs.enable_log_probs
+        for step in range(num_steps):
+            if self._pipeline_model.samples_in_graph and (step or model_inputs.sampling is None):
+                device = self._devices[0]
+                model_inputs.update(sampling=SamplingInputs.of(batch, device, step))
+            outputs = self._pipeline_model.execute(model_inputs)
+            tokens = self._next_tokens(outputs, batch, step)
+            steps.append(np.asarray(tokens.to_numpy(), np.int64))
+            if enable_log_probs:
+                logs.append(self._log_probabilities(outputs, batch, steps[-1]))
+            if step + 1 < num_steps:
+                cache = model_inputs.kv_cache_inputs
+                model_inputs.update(
+                    kv_cache_inputs=self._kv_manager.next_step(cast(Any, cache), batch, step + 1)
+                )
+                model_inputs = self._pipeline_model.prepare_next_token_inputs(tokens, model_inputs)
+            elif step == 0:
+                self._last_step = _LastStep.of(batch, model_inputs, tokens)
+        generated = np.array(steps, np.int32).T
+        responses = self.update_context_and_prepare_responses(
+            generated, logs, batch, num_steps, enable_log_probs
+        )
+        self._kv_manager.step(batch)
+        return responses
+
+    def _execute_in_loop(
+        self,
+        loop: DecodeLoop,
+        batch: list[TextGenerationContextType],
+        num_steps: int,
+        known: bool,
+    ) -> dict[RequestID, TextGenerationOutput]:
+        """Runs a decoding batch for some steps, or until one of its sequences ends."""
+        model_inputs = self._inputs(batch, 1, known)
+        if model_inputs.sampling is None:
+            model_inputs.update(sampling=SamplingInputs.of(batch, self._devices[0]))
+        model_inputs, tokens, chosen = loop.run(model_inputs, batch, num_steps)
+        self._last_step = _LastStep.of(batch, model_inputs, tokens, len(chosen))
+        responses = self.update_context_and_prepare_responses(
+            chosen.astype(np.int32).T, [], batch, len(chosen), False
+        )
+        self._kv_manager.step(batch)
+        return responses
+
+    def _next_tokens(
+        self, outputs: ModelOutputs, batch: Sequence[TextGenerationContextType], step: int
+    ) -> Tensor:
+        if outputs.next_tokens is not None and not any(needs_sampler(c, step) for c in batch):
+            return outputs.next_tokens
+        return self._sampler.sample(_last_logits(outputs), batch, step)
+
+    def _log_probabilities(
+        self,
+        outputs: ModelOutputs,
+        batch: Sequence[TextGenerationContextType],
+        tokens: npt.NDArray[np.int64],
+    ) -> list[LogProbabilities | None]:
+        """Those of the chosen tokens; with echo, those of the prompt's tokens before them."""
+        last = _last_logits(outputs).to_numpy()
+        found: list[LogProbabilities | None] = []
+        offsets = None if outputs.logit_offsets is None else outputs.logit_offsets.to_numpy()
+        for row, context in enumerate(batch):
+            if not context.log_probabilities:
+                found.append(None)
+                continue
+            rows, chosen = last[row : row + 1], [int(tokens[row])]
+            if context.log_probabilities_echo and context.is_initial_prompt:
+                if offsets is None:
+                    raise ValueError(
+                        "echo needs the logits of the prompt; set enable_echo in the configuration"
+                    )
+                rows = outputs.logits.to_numpy()[int(offsets[row]) : int(offsets[row + 1])]
+                chosen = [*context.next_tokens[1:].tolist(), *chosen]
+            found.append(of_rows(rows, chosen, context.log_probabilities))
+        return found
+
+    def update_context_and_prepare_responses(
+        self,
+        generated_tokens_host: npt.NDArray[np.int32],
+        batch_log_probabilities: list[list[LogProbabilities | None]],
+        flat_batch: list[TextGenerationContextType],
+        num_steps: int,
+        enable_log_probs: bool,
+    ) -> dict[RequestID, TextGenerationOutput]:
+        """Gives the contexts their tokens, until each one's end, and takes what is to be handed out.
+
+        Args:
+            generated_tokens_host: The tokens ``[batch, steps]``.
+            batch_log_probabilities: For each step those of each request.
+            flat_batch: The requests, in the batch's order.
+            num_steps: The steps.
+            enable_log_probs: Whether there are log-probabilities.
+        """
+        responses: dict[RequestID, TextGenerationOutput] = {}
+        for row, context in enumerate(flat_batch):
+            for step in range(num_steps):
+                if context.is_done:
+                    break
+                logs = batch_log_probabilities[step][row] if enable_log_probs else None
+                context.update(int(generated_tokens_host[row, step]), logs)
+            responses[context.request_id] = context.to_generation_output()
+        return responses
+
+    def release(self, request_id: RequestID) -> None:
+        """Frees the pages of a request.
+
+        Args:
+            request_id: The request.
+        """
+        if self._kv_manager.contains(request_id):
+            self._kv_manager.release(request_id)
+
+
+def _last_logits(outputs: ModelOutputs) -> Tensor:
+    """The logits of each request's last token."""
+    return outputs.logits if outputs.next_token_logits is None else outputs.next_token_logits

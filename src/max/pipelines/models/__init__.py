@@ -1,0 +1,1 @@
+"""The base of models: what a pipeline needs of a model, and how a model is loaded."""

@@ -1,0 +1,76 @@
+"""The inputs and outputs of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from max.driver import Tensor
+from max.nn.kv_cache.manager import KVCacheInputs
+from max.pipelines.sampling.inputs import SamplingInputs
+
+
+class ModelInputs:
+    """Base of what a model takes.
+
+    A subclass has one attribute a tensor; iterating gives its tensors in the order in which they
+    were set.
+
+    Args:
+        kv_cache_inputs: The cache's pages and tables.
+        lora_ids: The adapter of each request.
+        lora_ranks: The rank of each adapter.
+        sampling: The sampling parameters, for a model that samples in its graph.
+    """
+
+    kv_cache_inputs: KVCacheInputs | None = None
+    lora_ids: Tensor | None = None
+    lora_ranks: Tensor | None = None
+    sampling: SamplingInputs | None = None
+
+    def update(self, **kwargs: Any) -> None:
+        """Sets attributes.
+
+        Args:
+            kwargs: Names and their new values.
+
+        Raises:
+            AttributeError: A name is no attribute of these inputs.
+        """
+        for name, value in kwargs.items():
+            if not hasattr(self, name):
+                raise AttributeError(f"{type(self).__name__} has no {name!r}")
+            setattr(self, name, value)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for value in vars(self).values():
+            if isinstance(value, Tensor):
+                yield value
+
+
+class ModelOutputs:
+    """What a model returns.
+
+    Args:
+        logits: Logits of the last token of each request ``[batch, vocab]``, or of more tokens.
+        next_token_logits: Those of the last tokens alone, where ``logits`` has more.
+        logit_offsets: Where each request's rows of ``logits`` begin.
+        next_tokens: The chosen tokens ``[batch]``, int64, of a model that samples in its graph.
+    """
+
+    def __init__(
+        self,
+        logits: Tensor,
+        next_token_logits: Tensor | None = None,
+        logit_offsets: Tensor | None = None,
+        next_tokens: Tensor | None = None,
+    ) -> None:
+        self.logits = logits
+        self.next_token_logits = next_token_logits
+        self.logit_offsets = logit_offsets
+        self.next_tokens = next_tokens
+
+    logits: Tensor
+    next_token_logits: Tensor | None = None
+    logit_offsets: Tensor | None = None
+    next_tokens: Tensor | None = None

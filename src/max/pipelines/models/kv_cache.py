@@ -1,0 +1,109 @@
+"""What a pipeline needs of a model that has a KV cache."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, Protocol, runtime_checkable
+
+from max.driver import Device
+from max.dtype import DType
+from max.engine import InferenceSession
+from max.interfaces import Pipeline
+from max.nn.kv_cache.cache_params import KVCacheParams
+from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
+from max.pipelines.config.model_config import KVCacheConfig
+from max.pipelines.config.pipeline_config import PipelineConfig
+from max.pipelines.kv_cache.manager import PagedKVCacheManager, load_kv_manager
+
+
+@runtime_checkable
+class KVCacheMixin(Protocol):
+    """What a model with a KV cache offers besides."""
+
+    def load_kv_manager(
+        self, session: InferenceSession, available_cache_memory: int | None
+    ) -> PagedKVCacheManager:
+        """Makes the manager of the cache, with as many pages as the batch needs or memory allows.
+
+        Args:
+            session: The session of the model.
+            available_cache_memory: Bytes for the cache; None: what the batch needs.
+        """
+        model: Any = self  # the protocol is mixed into a PipelineModel
+        params = self.get_kv_params(
+            model.huggingface_config,
+            len(model.devices),
+            model.kv_cache_config,
+            model.encoding.cache_dtype,
+        )
+        return load_kv_manager(
+            params,
+            model.pipeline_config.max_batch_size,
+            model.max_seq_len,
+            self.get_num_layers(model.huggingface_config),
+            model.devices,
+            session,
+            available_cache_memory,
+        )
+
+    @classmethod
+    @abstractmethod
+    def get_kv_params(
+        cls,
+        huggingface_config: HuggingFaceConfig,
+        n_devices: int,
+        kv_cache_config: KVCacheConfig,
+        cache_dtype: DType,
+    ) -> KVCacheParams:
+        """The shape of the model's cache.
+
+        Args:
+            huggingface_config: The model's config.json.
+            n_devices: The number of devices.
+            kv_cache_config: How the cache is set up.
+            cache_dtype: The cache's dtype.
+        """
+        ...
+
+    @classmethod
+    @abstractmethod
+    def get_num_layers(cls, huggingface_config: HuggingFaceConfig) -> int:
+        """The number of layers that have a cache.
+
+        Args:
+            huggingface_config: The model's config.json.
+        """
+        ...
+
+    @classmethod
+    @abstractmethod
+    def estimate_kv_cache_size(
+        cls,
+        pipeline_config: PipelineConfig,
+        available_cache_memory: int,
+        devices: list[Device],
+        huggingface_config: HuggingFaceConfig,
+        kv_cache_config: KVCacheConfig,
+        cache_dtype: DType,
+    ) -> int:
+        """The bytes that the cache will take.
+
+        Args:
+            pipeline_config: The configuration of the pipeline.
+            available_cache_memory: Bytes for the cache.
+            devices: Where the model runs.
+            huggingface_config: The model's config.json.
+            kv_cache_config: How the cache is set up.
+            cache_dtype: The cache's dtype.
+        """
+        ...
+
+
+def get_paged_manager(pipeline: Pipeline[Any, Any]) -> PagedKVCacheManager | None:
+    """The manager of a pipeline's KV cache; None where it has none.
+
+    Args:
+        pipeline: The pipeline.
+    """
+    managers = getattr(pipeline, "kv_managers", None) or []
+    return next((m for m in managers if isinstance(m, PagedKVCacheManager)), None)

@@ -1,0 +1,58 @@
+"""Loads a model: opens its weight files and makes an object of its class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from max.driver import Device
+from max.engine import InferenceSession
+from max.graph.weights import WeightsFormat
+from max.interfaces import BaseContextType
+from max.nn.transformer.transformer import ReturnLogits
+from max.pipelines.config.pipeline_config import PipelineConfig
+from max.pipelines.core.exceptions import ModelFilesError, UserError
+from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter
+
+
+def load_model(
+    pipeline_model: type[PipelineModel[BaseContextType]],
+    weight_adapters: Mapping[WeightsFormat, WeightsAdapter],
+    config: PipelineConfig,
+    session: InferenceSession,
+    devices: Sequence[Device],
+) -> PipelineModel[BaseContextType]:
+    """Opens the weight files of a model and makes the model, which compiles its graph.
+
+    Args:
+        pipeline_model: The model's class.
+        weight_adapters: For each format of weights, the function that renames a checkpoint's weights.
+        config: The configuration, resolved.
+        session: Compiles and runs the graph.
+        devices: Where the model runs.
+
+    Raises:
+        UserError: The model's files do not fit the architecture.
+    """
+    model_config = config.model_config
+    encoding = model_config.quantization_encoding
+    assert encoding is not None
+    try:
+        return pipeline_model(
+            pipeline_config=config,
+            session=session,
+            huggingface_config=model_config.huggingface_config,
+            encoding=encoding,
+            devices=list(devices),
+            kv_cache_config=config.kv_cache_config,
+            weights=model_config.load_weights(),
+            adapter=weight_adapters.get(model_config.weights_format),
+            return_logits=ReturnLogits.ALL if config.enable_echo else ReturnLogits.LAST_TOKEN,
+        )
+    except UserError:
+        raise
+    except (KeyError, ValueError) as error:
+        text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+        raise ModelFilesError(
+            f"the weights of {model_config.model_path} do not fit its architecture: {text}",
+            "Check that config.json and the weight files belong together.",
+        ) from error

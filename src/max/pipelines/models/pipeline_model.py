@@ -1,0 +1,284 @@
+"""What an architecture offers to the pipelines: its model, inputs and outputs.
+
+How :class:`~max.pipelines.generation.text_generation.TextGenerationPipeline` uses a
+:class:`PipelineModel`, a step::
+
+    inputs = model.prepare_initial_token_inputs(contexts, kv_cache_inputs)   # the first step
+    inputs.update(sampling=SamplingInputs.of(contexts))                      # if it samples itself
+    outputs = model.execute(inputs)                                          # one execution
+    inputs = model.prepare_next_token_inputs(outputs.next_tokens, inputs)    # a further step
+
+A model with ``samples_in_graph`` takes ``inputs.sampling`` and returns ``outputs.next_tokens``;
+for any other one the pipeline samples from ``outputs.next_token_logits`` (or ``outputs.logits``)
+with a graph of its own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Generic
+
+from max.driver import Device, Tensor
+from max.dtype import DType
+from max.engine import InferenceSession, Model
+from max.graph.weights import Weights
+from max.graph.weights import WeightsAdapter as WeightsAdapter
+from max.interfaces import BaseContextType, LogProbabilities
+from max.nn.kv_cache.manager import KVCacheInputs
+from max.nn.transformer.transformer import ReturnLogits
+from max.pipelines.checkpoints.encodings import SupportedEncoding
+from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
+from max.pipelines.config.model_config import KVCacheConfig
+from max.pipelines.config.pipeline_config import PipelineConfig
+from max.pipelines.kv_cache.memory import cache_bytes
+from max.pipelines.models.inputs import ModelInputs, ModelOutputs
+from max.pipelines.models.kv_cache import KVCacheMixin
+
+
+class PipelineModel(ABC, Generic[BaseContextType]):
+    """A model with what it takes to load it, prepare its inputs, and run it.
+
+    A subclass builds its graph and loads it in its constructor, after ``super().__init__``.
+
+    Args:
+        pipeline_config: The configuration of the pipeline, resolved.
+        session: Compiles and runs the graph.
+        huggingface_config: The model's config.json.
+        encoding: How weights are computed with; weights of another float dtype are converted.
+        devices: Where the model runs.
+        kv_cache_config: How the KV cache is set up.
+        weights: The checkpoint's weights.
+        adapter: Renames the checkpoint's weights to the model's, where the architecture has one.
+        return_logits: Which logits the graph returns.
+    """
+
+    samples_in_graph: bool = False
+    """Whether the graph takes :class:`SamplingInputs` and returns the next tokens."""
+
+    def __init__(
+        self,
+        pipeline_config: PipelineConfig,
+        session: InferenceSession,
+        huggingface_config: HuggingFaceConfig,
+        encoding: SupportedEncoding,
+        devices: list[Device],
+        kv_cache_config: KVCacheConfig,
+        weights: Weights,
+        adapter: WeightsAdapter | None,
+        return_logits: ReturnLogits,
+    ) -> None:
+        self.pipeline_config = pipeline_config
+        self.session = session
+        self.huggingface_config = huggingface_config
+        self.encoding = encoding
+        self.devices = devices
+        self.kv_cache_config = kv_cache_config
+        self.weights = weights
+        self.adapter = adapter
+        self.return_logits = return_logits
+        self.max_seq_len = self.calculate_max_seq_len(pipeline_config, huggingface_config)
+
+    @property
+    def dtype(self) -> DType:
+        """The dtype of the weights."""
+        return self.encoding.dtype
+
+    @property
+    def lora_manager(self) -> None:
+        """The manager of LoRA adapters; None: adapters are not in use."""
+        return None
+
+    @property
+    def signal_buffers(self) -> list[Tensor]:
+        """Buffers of the collectives between devices; none on a single device."""
+        if len(self.devices) > 1:
+            raise NotImplementedError(
+                f"{type(self).__name__}: a model on {len(self.devices)} devices needs collectives, "
+                "which this engine does not have yet; give one device"
+            )
+        return []
+
+    @classmethod
+    @abstractmethod
+    def calculate_max_seq_len(
+        cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
+    ) -> int:
+        """The longest sequence: the configured ``max_length``, bounded by what the model can do.
+
+        Args:
+            pipeline_config: The configuration of the pipeline.
+            huggingface_config: The model's config.json.
+
+        Raises:
+            ValueError: ``max_length`` is more than the model can do.
+        """
+
+    @classmethod
+    def estimate_weights_size(cls, pipeline_config: PipelineConfig) -> int:
+        """The bytes of the weights in memory.
+
+        Args:
+            pipeline_config: The configuration of the pipeline.
+        """
+        return pipeline_config.model_config.weights_size()
+
+    @classmethod
+    def estimate_activation_memory(
+        cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
+    ) -> int:
+        """The bytes of the activations of one execution; 0 where the model gives no estimate.
+
+        Args:
+            pipeline_config: The configuration of the pipeline.
+            huggingface_config: The model's config.json.
+        """
+        return 0
+
+    @classmethod
+    def infer_optimal_batch_size(
+        cls,
+        pipeline_config: PipelineConfig,
+        available_cache_memory: int,
+        huggingface_config: HuggingFaceConfig,
+        devices: list[Device],
+        kv_cache_config: KVCacheConfig,
+        cache_dtype: DType,
+    ) -> int:
+        """How many requests to run at once when nobody says.
+
+        As many as the cache can hold at full length; at least 1, and at most 32 on a CPU, where
+        bigger batches gain no more, or 512 on an accelerator.
+
+        Args:
+            pipeline_config: The configuration of the pipeline.
+            available_cache_memory: Bytes for the cache.
+            huggingface_config: The model's config.json.
+            devices: Where the model runs.
+            kv_cache_config: How the cache is set up.
+            cache_dtype: The cache's dtype.
+        """
+        most = 32 if all(device.is_host for device in devices) else 512
+        if not issubclass(cls, KVCacheMixin):
+            return most
+        params = cls.get_kv_params(huggingface_config, len(devices), kv_cache_config, cache_dtype)
+        layers = cls.get_num_layers(huggingface_config)
+        length = cls.calculate_max_seq_len(pipeline_config, huggingface_config)
+        one = cache_bytes(params, layers, max_batch_size=1, max_seq_len=length)
+        return max(1, min(most, available_cache_memory // max(one, 1)))
+
+    @property
+    def decoding_graph(self) -> Model | None:
+        """The graph that :meth:`execute` runs, where it can be repeated without Python between two steps.
+
+        Its inputs are :meth:`decoding_inputs`, its first output is the next tokens. None by default.
+        """
+        return None
+
+    def decoding_inputs(self, model_inputs: ModelInputs) -> Sequence[Tensor]:
+        """The inputs of :attr:`decoding_graph`, in its order.
+
+        Args:
+            model_inputs: Made by one of the ``prepare_*`` methods.
+
+        Raises:
+            NotImplementedError: There is no such graph.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no decoding graph")
+
+    @abstractmethod
+    def execute(self, model_inputs: ModelInputs) -> ModelOutputs:
+        """Runs the graph.
+
+        Args:
+            model_inputs: Made by one of the ``prepare_*`` methods.
+        """
+
+    @abstractmethod
+    def prepare_initial_token_inputs(
+        self,
+        context_batch: Sequence[BaseContextType],
+        kv_cache_inputs: KVCacheInputs | None = None,
+        return_n_logits: int = 1,
+    ) -> ModelInputs:
+        """Makes the inputs of the first step of a batch, out of each request's ``next_tokens``.
+
+        Args:
+            context_batch: The requests.
+            kv_cache_inputs: The cache's pages and tables for them.
+            return_n_logits: Of how many last tokens to return logits.
+        """
+
+    @abstractmethod
+    def prepare_next_token_inputs(
+        self, next_tokens: Tensor, prev_model_inputs: ModelInputs
+    ) -> ModelInputs:
+        """Makes the inputs of a further step of the same batch.
+
+        Args:
+            next_tokens: The tokens that the last step chose ``[batch]``.
+            prev_model_inputs: The last step's inputs; ``kv_cache_inputs`` is up to date already.
+        """
+
+    def compute_log_probabilities(
+        self,
+        session: InferenceSession,
+        model_inputs: ModelInputs,
+        model_outputs: ModelOutputs,
+        next_tokens: Tensor,
+        batch_top_n: list[int],
+        batch_echo: list[bool],
+    ) -> list[LogProbabilities | None]:
+        """The log-probabilities of the chosen tokens.
+
+        Args:
+            session: Compiles what it takes.
+            model_inputs: The step's inputs.
+            model_outputs: The step's outputs.
+            next_tokens: The chosen tokens ``[batch]``.
+            batch_top_n: How many top ones each request wants; 0 for none.
+            batch_echo: Whether each request wants its prompt's too.
+
+        Raises:
+            NotImplementedError: The model cannot give them.
+        """
+        raise NotImplementedError(f"{type(self).__name__} gives no log-probabilities")
+
+
+class AlwaysSignalBuffersMixin:
+    """For models whose graph has collectives on one device too."""
+
+    devices: list[Device]
+    """Where the model runs."""
+
+    @property
+    def signal_buffers(self) -> list[Tensor]:
+        """One buffer a device, on a single device too.
+
+        Raises:
+            NotImplementedError: There is more than one device.
+        """
+        if len(self.devices) > 1:
+            raise NotImplementedError(
+                f"{type(self).__name__}: a model on {len(self.devices)} devices needs collectives, "
+                "which this engine does not have yet; give one device"
+            )
+        # on one device a collective is the identity, and reads no more than the buffer's existence
+        return [Tensor.zeros((1,), DType.uint8, device) for device in self.devices]
+
+
+def upper_bounded_default(upper_bound: int, default: int | None) -> int:
+    """A configured value, or the bound where there is none.
+
+    Args:
+        upper_bound: The most that it can be.
+        default: The configured value.
+
+    Raises:
+        ValueError: The value is over the bound.
+    """
+    if default is None:
+        return upper_bound
+    if default > upper_bound:
+        raise ValueError(f"{default} is over the upper bound, {upper_bound}")
+    return default

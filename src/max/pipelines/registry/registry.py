@@ -1,0 +1,274 @@
+"""The architectures that pipelines can run, by the names that Hugging Face configs give them."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from max.interfaces import Pipeline, PipelineTask, PipelineTokenizer
+from max.pipelines.checkpoints.hub import HuggingFaceRepo
+from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig, active_config
+from max.pipelines.config.pipeline_config import PipelineConfig
+from max.pipelines.core.exceptions import ConfigError, UserError
+from max.pipelines.registry.architecture import SupportedArchitecture
+from max.pipelines.tokenization.hf_tokenizer import active_tokenizer
+
+PipelineTypes: TypeAlias = Pipeline[Any, Any]
+
+OWN_ARCHITECTURES = ("max.pipelines.architectures.llama3.arch",)
+"""The modules of this package that have a list ``ARCHITECTURES``, imported when a model is looked up."""
+
+PIPELINES = {
+    PipelineTask.TEXT_GENERATION: "max.pipelines.generation.text_generation:TextGenerationPipeline"
+}
+"""The pipeline of each task as ``module:class``, imported when a pipeline is made."""
+
+
+class PipelineRegistry:
+    """Architectures by name, with a cache of the models' configs.
+
+    Args:
+        architectures: The architectures to begin with.
+    """
+
+    def __init__(self, architectures: list[SupportedArchitecture]) -> None:
+        self.architectures = {architecture.name: architecture for architecture in architectures}
+        self._own_loaded = False
+
+    def load_own(self) -> None:
+        """Registers the architectures of this package, once."""
+        if not self._own_loaded:
+            self._own_loaded = True
+            for name in OWN_ARCHITECTURES:
+                for architecture in importlib.import_module(name).ARCHITECTURES:
+                    self.register(architecture, allow_override=True)
+
+    def load_custom(self, modules: list[str]) -> None:
+        """Registers the architectures of modules of the user's.
+
+        Args:
+            modules: ``module``, ``folder:module``, or the path of a package's folder. Each has a list
+                ``ARCHITECTURES``.
+
+        Raises:
+            ConfigError: A module cannot be imported, or has no such list.
+        """
+        for entry in modules:
+            folder, _, name = entry.rpartition(":")
+            if not folder and Path(entry).expanduser().is_dir():
+                package = Path(entry).expanduser().resolve()
+                folder, name = str(package.parent), package.name
+            if folder and (path := str(Path(folder).expanduser().resolve())) not in sys.path:
+                sys.path.insert(0, path)
+            try:
+                module = importlib.import_module(name)
+            except ImportError as error:
+                raise ConfigError(
+                    f"custom architecture {entry!r} cannot be imported: {error}",
+                    "Give a module's name, or the folder that holds it as folder:module.",
+                ) from error
+            found = getattr(module, "ARCHITECTURES", None)
+            if not isinstance(found, list):
+                raise ConfigError(
+                    f"custom architecture {entry!r} has no list ARCHITECTURES",
+                    "Let the module define ARCHITECTURES = [SupportedArchitecture(...)].",
+                )
+            for architecture in found:
+                self.register(architecture, allow_override=True)
+
+    def register(
+        self, architecture: SupportedArchitecture, *, allow_override: bool = False
+    ) -> None:
+        """Adds an architecture.
+
+        Args:
+            architecture: The architecture.
+            allow_override: Whether it may replace one of the same name.
+
+        Raises:
+            ValueError: There is one of that name, and it may not be replaced.
+        """
+        if architecture.name in self.architectures and not allow_override:
+            raise ValueError(
+                f"an architecture named {architecture.name} is registered already; "
+                "allow_override=True replaces it"
+            )
+        self.architectures[architecture.name] = architecture
+
+    def reset(self) -> None:
+        """Forgets all architectures and caches."""
+        self.architectures.clear()
+        active_config.cache_clear()
+        active_tokenizer.cache_clear()
+        self._own_loaded = False
+
+    def get_active_huggingface_config(self, huggingface_repo: HuggingFaceRepo) -> HuggingFaceConfig:
+        """The config.json of a model, read once.
+
+        Args:
+            huggingface_repo: The model.
+        """
+        return active_config(huggingface_repo)
+
+    def get_active_tokenizer(self, huggingface_repo: HuggingFaceRepo) -> Any:
+        """The tokenizer of a model, loaded once.
+
+        Args:
+            huggingface_repo: The model.
+        """
+        return active_tokenizer(huggingface_repo)
+
+    def retrieve_architecture(
+        self, huggingface_repo: HuggingFaceRepo
+    ) -> SupportedArchitecture | None:
+        """The architecture of a model; None where none fits.
+
+        Args:
+            huggingface_repo: The model.
+        """
+        self.load_own()
+        names = self.get_active_huggingface_config(huggingface_repo).architectures
+        return next((self.architectures[n] for n in names if n in self.architectures), None)
+
+    def architecture_of(
+        self, pipeline_config: PipelineConfig, override: str | None = None
+    ) -> SupportedArchitecture:
+        """The architecture of a configuration's model.
+
+        Args:
+            pipeline_config: The configuration.
+            override: The name of an architecture to take instead.
+
+        Raises:
+            UserError: There is none; the message has those that there are.
+        """
+        self.load_own()
+        self.load_custom(pipeline_config.custom_architectures)
+        repo = pipeline_config.model_config.huggingface_model_repo
+        if override is None:
+            architecture = self.retrieve_architecture(repo)
+            names = self.get_active_huggingface_config(repo).architectures
+        else:
+            architecture, names = self.architectures.get(override), [override]
+        if architecture is None:
+            raise UserError(
+                f"{repo.repo_id}: architecture {', '.join(names)} is not supported"
+                if names
+                else f"{repo.repo_id}: config.json names no architectures",
+                f"This release runs {', '.join(sorted(self.architectures))}; "
+                "--custom-architectures adds your own.",
+            )
+        return architecture
+
+    def retrieve_pipeline_task(self, pipeline_config: PipelineConfig) -> PipelineTask:
+        """What the model of a configuration makes.
+
+        Args:
+            pipeline_config: The configuration.
+
+        Raises:
+            ValueError: No architecture fits the model.
+        """
+        return self.architecture_of(pipeline_config).task
+
+    def retrieve_tokenizer(
+        self, pipeline_config: PipelineConfig, override_architecture: str | None = None
+    ) -> PipelineTokenizer[Any, Any, Any]:
+        """Makes the tokenizer of a configuration's model.
+
+        Args:
+            pipeline_config: The configuration.
+            override_architecture: The name of an architecture to take instead.
+
+        Raises:
+            ValueError: No architecture fits the model.
+        """
+        architecture = self.architecture_of(pipeline_config, override_architecture)
+        model = pipeline_config.model_config
+        return architecture.tokenizer(
+            model_path=model.model_path,
+            revision=model.huggingface_model_revision,
+            max_length=pipeline_config.max_length,
+            trust_remote_code=model.trust_remote_code,
+            pipeline_config=pipeline_config,
+            chat_template=pipeline_config.retrieve_chat_template(),
+            context_validators=architecture.context_validators,
+        )
+
+    def retrieve_factory(
+        self,
+        pipeline_config: PipelineConfig,
+        task: PipelineTask = PipelineTask.TEXT_GENERATION,
+        override_architecture: str | None = None,
+    ) -> tuple[PipelineTokenizer[Any, Any, Any], Callable[[], PipelineTypes]]:
+        """Makes the tokenizer, and a function that makes the pipeline (which takes longer).
+
+        Args:
+            pipeline_config: The configuration.
+            task: What the pipeline shall make.
+            override_architecture: The name of an architecture to take instead.
+
+        Raises:
+            ValueError: No architecture fits the model, or it makes something else.
+        """
+        architecture = self.architecture_of(pipeline_config, override_architecture)
+        if architecture.task != task:
+            raise UserError(
+                f"{architecture.name} is for {architecture.task.value}, not for {task.value}",
+                "Give a model of an architecture for this task.",
+            )
+        pipeline_class = get_pipeline_for_task(task, pipeline_config)
+        tokenizer = self.retrieve_tokenizer(pipeline_config, override_architecture)
+
+        def factory() -> PipelineTypes:
+            return pipeline_class(
+                pipeline_config=pipeline_config,
+                pipeline_model=architecture.pipeline_model,
+                eos_token_id=tokenizer.eos,
+                weight_adapters=architecture.weight_adapters,
+                tokenizer=tokenizer,
+            )
+
+        return tokenizer, factory
+
+    def retrieve(
+        self,
+        pipeline_config: PipelineConfig,
+        task: PipelineTask = PipelineTask.TEXT_GENERATION,
+        override_architecture: str | None = None,
+    ) -> tuple[PipelineTokenizer[Any, Any, Any], PipelineTypes]:
+        """Makes the tokenizer and the pipeline; loads and compiles the model.
+
+        Args:
+            pipeline_config: The configuration.
+            task: What the pipeline shall make.
+            override_architecture: The name of an architecture to take instead.
+
+        Raises:
+            ValueError: No architecture fits the model, or it makes something else.
+        """
+        tokenizer, factory = self.retrieve_factory(pipeline_config, task, override_architecture)
+        return tokenizer, factory()
+
+
+def get_pipeline_for_task(task: PipelineTask, pipeline_config: PipelineConfig) -> type[Any]:
+    """The class of the pipelines of a task.
+
+    Args:
+        task: What the pipeline shall make.
+        pipeline_config: The configuration.
+
+    Raises:
+        ValueError: There is no pipeline for it.
+    """
+    if task not in PIPELINES:
+        raise ValueError(f"there is no pipeline for {task.value} yet; text_generation is one")
+    module, _, name = PIPELINES[task].partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+PIPELINE_REGISTRY = PipelineRegistry([])
+"""The registry that pipelines are made from."""

@@ -1,0 +1,160 @@
+"""Completes a configuration: what the user left open is found out from the model's files and its architecture."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from max.pipelines.checkpoints.encodings import SupportedEncoding
+from max.pipelines.config.enums import RopeType
+from max.pipelines.config.model_config import PLAIN_FLOATS
+from max.pipelines.config.pipeline_config import PipelineConfig
+from max.pipelines.core.exceptions import ConfigError, ModelFilesError, UserError
+from max.pipelines.models.kv_cache import KVCacheMixin
+from max.pipelines.registry.architecture import SupportedArchitecture
+from max.pipelines.registry.registry import PIPELINE_REGISTRY
+
+logger = logging.getLogger("max.pipelines")
+
+__all__ = ["architecture_of", "resolve"]
+
+
+def architecture_of(config: PipelineConfig) -> SupportedArchitecture:
+    """The architecture of a configuration's model.
+
+    Args:
+        config: The configuration.
+
+    Raises:
+        UserError: No architecture fits; the message lists those that exist.
+    """
+    return PIPELINE_REGISTRY.architecture_of(config)
+
+
+def resolve(config: PipelineConfig) -> None:
+    """Sets the encoding, the devices, ``max_length`` and ``max_batch_size`` of a configuration.
+
+    Args:
+        config: The configuration, changed in place.
+
+    Raises:
+        UserError: A value does not fit the model; the message says what would.
+    """
+    architecture = architecture_of(config)
+    config.model_config.resolve_devices()
+    _resolve_encoding(config, architecture)
+    _resolve_arguments(config, architecture)
+    length_is_open = config.max_length is None
+    _resolve_length(config, architecture)
+    if length_is_open:
+        _fit_length(config, architecture)
+    _resolve_batch(config, architecture)
+
+
+def _resolve_encoding(config: PipelineConfig, architecture: SupportedArchitecture) -> None:
+    model = config.model_config
+    stored = model.checkpoint_encoding()
+    asked = model.quantization_encoding
+    supported = architecture.supported_encodings
+    encoding = asked or stored or architecture.default_encoding
+    if asked is None and stored is not None and stored not in supported:
+        encoding = stored  # named in the message below
+    if encoding not in supported:
+        raise ConfigError(
+            f"{architecture.name} does not run with encoding {encoding.value}",
+            f"It runs with {', '.join(e.value for e in supported)}.",
+        )
+    plain = {*PLAIN_FLOATS}
+    if stored is not None and stored != encoding and not {stored, encoding} <= plain:
+        raise ConfigError(
+            f"the checkpoint stores {stored.value}, which cannot be converted to {encoding.value}",
+            f"Leave out --quantization-encoding, or give {stored.value}.",
+        )
+    model.quantization_encoding = encoding
+
+
+def _resolve_arguments(config: PipelineConfig, architecture: SupportedArchitecture) -> None:
+    if config.force:
+        return
+    for name, value in architecture.required_arguments.items():
+        for part in config.parts:
+            if hasattr(part, name) and getattr(part, name) != value:
+                logger.warning("%s needs %s to be %s", architecture.name, name, value)
+                setattr(part, name, value)
+    rope_type = config.model_config.rope_type
+    if rope_type not in (None, RopeType.none) and architecture.rope_type is RopeType.none:
+        raise ConfigError(
+            f"rope_type is {rope_type.value}, and {architecture.name} rotates nothing",
+            "Leave out --rope-type.",
+        )
+    if len(config.model_config.devices) > 1 and not architecture.multi_gpu_supported:
+        raise ConfigError(
+            f"{architecture.name} runs on one device, and {len(config.model_config.devices)} "
+            "are given",
+            "Give one device with --devices.",
+        )
+
+
+def _resolve_length(config: PipelineConfig, architecture: SupportedArchitecture) -> None:
+    try:
+        config.max_length = architecture.pipeline_model.calculate_max_seq_len(
+            config, config.model_config.huggingface_config
+        )
+    except UserError:
+        raise
+    except AttributeError as error:
+        raise ModelFilesError(
+            str(error), f"config.json must have what {architecture.name} needs."
+        ) from error
+    except ValueError as error:
+        # an architecture's own words: about the length, or about its config.json
+        if config.max_length is None:
+            remedy = f"config.json must have what {architecture.name} needs."
+            raise ModelFilesError(str(error), remedy) from error
+        named = "" if "max_length" in str(error) else f"max_length {config.max_length}: "
+        raise ConfigError(f"{named}{error}", "Give a smaller --max-length.") from error
+
+
+def _resolve_batch(config: PipelineConfig, architecture: SupportedArchitecture) -> None:
+    if config.max_batch_size is None:
+        model = config.model_config
+        encoding = model.quantization_encoding
+        assert isinstance(encoding, SupportedEncoding)
+        config.max_batch_size = architecture.pipeline_model.infer_optimal_batch_size(
+            config,
+            config.available_cache_memory(),
+            model.huggingface_config,
+            model.devices,
+            config.kv_cache_config,
+            encoding.cache_dtype,
+        )
+
+
+def _fit_length(config: PipelineConfig, architecture: SupportedArchitecture) -> None:
+    """Shortens a ``max_length`` that nobody asked for to what the memory can hold."""
+    pipeline_model, model = architecture.pipeline_model, config.model_config
+    encoding = model.quantization_encoding
+    if config.max_length is None or encoding is None:
+        return
+    if not issubclass(pipeline_model, KVCacheMixin):
+        return
+    needed = pipeline_model.estimate_kv_cache_size(
+        config,
+        sys.maxsize,
+        model.devices,
+        model.huggingface_config,
+        config.kv_cache_config,
+        encoding.cache_dtype,
+    ) // (config.max_batch_size or 1)
+    available = config.available_cache_memory()
+    page = config.kv_cache_config.kv_cache_page_size
+    pages = -(-config.max_length // page)
+    fitting = available // max(needed // pages, 1)
+    if fitting < pages and fitting >= 1:
+        logger.warning(
+            "the KV cache of one sequence of %d tokens does not fit into memory; max_length is "
+            "%d (--max-length sets it)",
+            config.max_length,
+            fitting * page,
+        )
+        config.max_length = fitting * page

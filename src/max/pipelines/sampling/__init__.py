@@ -1,0 +1,1 @@
+"""Sampling: the parameters of a batch as tensors, the graphs that pick its tokens, log-probabilities."""

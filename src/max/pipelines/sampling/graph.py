@@ -1,0 +1,116 @@
+"""The graph that picks tokens from logits, with all that requests can ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from max.driver import Tensor
+from max.dtype import DType
+from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
+from max.interfaces import SamplingParams, TextGenerationContext
+from max.pipelines.config.model_config import SamplingConfig
+from max.pipelines.sampling.inputs import sample_tokens, sampling_input_types
+
+
+def has_penalties(params: SamplingParams) -> bool:
+    """Whether a request asks for penalties.
+
+    Args:
+        params: Its sampling parameters.
+    """
+    return (
+        params.frequency_penalty != 0
+        or params.presence_penalty != 0
+        or params.repetition_penalty != 1
+    )
+
+
+def penalty_input_types(device: DeviceRef, batch: str = "batch") -> tuple[TensorType, ...]:
+    """The types of :func:`penalty_inputs`, in their order.
+
+    Args:
+        device: Where the graph runs.
+        batch: The name of the batch's dimension.
+    """
+    return (
+        TensorType(DType.int32, ["counted"], device),
+        TensorType(DType.int32, ["counted"], device),
+        TensorType(DType.uint32, ["offsets"], device),
+        *(TensorType(DType.float32, [batch], device) for _ in range(3)),
+    )
+
+
+def penalty_inputs(batch: Sequence[TextGenerationContext]) -> list[Tensor]:
+    """What each request has generated, counted, and its penalties.
+
+    Args:
+        batch: The requests, in the batch's order.
+
+    Returns:
+        Token ids and counts int32 ``[counted]``, where each request's begin uint32
+        ``[batch + 1]``, frequency, presence and repetition penalties float32 ``[batch]``.
+    """
+    counted = [np.unique(c.generated_tokens, return_counts=True) for c in batch]
+    offsets = np.cumsum([0, *(len(ids) for ids, _ in counted)])
+    params = [context.sampling_params for context in batch]
+    none = np.zeros(0, np.int32)
+    arrays = (
+        np.concatenate([none, *(ids for ids, _ in counted)]).astype(np.int32),
+        np.concatenate([none, *(counts for _, counts in counted)]).astype(np.int32),
+        offsets.astype(np.uint32),
+        np.array([p.frequency_penalty for p in params], np.float32),
+        np.array([p.presence_penalty for p in params], np.float32),
+        np.array([p.repetition_penalty for p in params], np.float32),
+    )
+    return [Tensor.from_numpy(array) for array in arrays]
+
+
+def apply_penalties(logits: TensorValue, penalties: Sequence[TensorValue]) -> TensorValue:
+    """Stages penalties on logits.
+
+    Args:
+        logits: ``[batch, vocab]``, float32.
+        penalties: As :func:`penalty_inputs` has them.
+    """
+    return ops.custom(
+        "mo.penalties",
+        device=logits.device,
+        values=[logits, *penalties],
+        out_types=[logits.type],
+    )[0].tensor
+
+
+def token_sampler(
+    sampling_config: SamplingConfig, device: DeviceRef, return_logits: bool = False
+) -> Graph:
+    """Builds the graph that picks one token a row of logits.
+
+    Its inputs: logits ``[batch, vocab]`` of ``in_dtype``; those of
+    :func:`~max.pipelines.sampling.inputs.sampling_input_types`; with ``enable_penalties`` those
+    of :func:`penalty_input_types`. Its outputs: tokens int64 ``[batch]``; with ``return_logits``
+    the logits they were picked from, ``out_dtype``.
+
+    Args:
+        sampling_config: What the graph must be able to do.
+        device: Where it runs.
+        return_logits: Whether it returns the logits too.
+    """
+    types = [
+        TensorType(sampling_config.in_dtype, ["batch", "vocab"], device),
+        *sampling_input_types(device),
+        *(penalty_input_types(device) if sampling_config.enable_penalties else ()),
+    ]
+    with Graph("token_sampler", input_types=types) as graph:
+        logits, *rest = (value.tensor for value in graph.inputs)
+        if logits.dtype != DType.float32:
+            logits = ops.cast(logits, DType.float32)
+        if sampling_config.enable_penalties:
+            logits = apply_penalties(logits, rest[5:])
+        tokens = sample_tokens(logits, *rest[:5])
+        if return_logits:
+            graph.output(tokens, ops.cast(logits, sampling_config.out_dtype))
+        else:
+            graph.output(tokens)
+    return graph

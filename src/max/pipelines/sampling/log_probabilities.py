@@ -1,0 +1,154 @@
+"""Log-probabilities of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from max.driver import CPU, Device, Tensor
+from max.dtype import DType
+from max.engine import Model
+from max.graph import DeviceRef, Graph, TensorType, ops
+from max.interfaces import LogProbabilities
+
+Floats = npt.NDArray[np.floating[Any]]
+
+
+def log_softmax(logits: Floats) -> npt.NDArray[np.float32]:
+    """The log-probabilities of rows of logits.
+
+    Args:
+        logits: ``[rows, vocab]``.
+    """
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    total = np.log(np.sum(np.exp(shifted, dtype=np.float64), axis=-1, keepdims=True))
+    return (shifted - total).astype(np.float32)
+
+
+def of_rows(logits: Floats, tokens: Sequence[int], top_n: int) -> LogProbabilities:
+    """The log-probabilities of one token a row, and the likeliest ones of each row.
+
+    Args:
+        logits: ``[rows, vocab]``.
+        tokens: The token of each row.
+        top_n: How many of the likeliest; the row's own token is always among what is returned.
+    """
+    logs = log_softmax(logits)
+    own: list[float] = []
+    top: list[dict[int, float]] = []
+    for row, token in zip(logs, tokens, strict=True):
+        own.append(float(row[token]))
+        # of equal ones the lower token comes first, as in sampling
+        likeliest = np.argsort(-row, kind="stable")[:top_n].tolist()
+        top.append({int(t): float(row[t]) for t in dict.fromkeys([*likeliest, token])})
+    return LogProbabilities(own, top)
+
+
+def log_probabilities_ragged_graph(device: DeviceRef, *, levels: int) -> Graph:
+    """Builds the graph that :func:`compute_log_probabilities_ragged` runs.
+
+    Inputs: logits float32 ``[rows, vocab]``; the token of each row int64 ``[rows]``. Outputs: the
+    log-probability of that token float32 ``[rows]``; the likeliest ones' float32 ``[rows, k]``; their
+    tokens int64 ``[rows, k]``; k is ``2 ** levels - 1``.
+
+    Args:
+        device: Where it runs.
+        levels: The logarithm to base 2 of one more than the most that can be asked for; 3 for the 5
+            of OpenAI's API.
+
+    Raises:
+        ValueError: ``levels`` is less than 1.
+    """
+    if levels < 1:
+        raise ValueError(f"log_probabilities_ragged_graph: levels is {levels}; expected at least 1")
+    types = [
+        TensorType(DType.float32, ["rows", "vocab"], device),
+        TensorType(DType.int64, ["rows"], device),
+    ]
+    with Graph("log_probabilities_ragged", input_types=types) as graph:
+        logits, tokens = (value.tensor for value in graph.inputs)
+        logs = ops.logsoftmax(logits, axis=-1)
+        own = ops.gather_nd(logs, ops.unsqueeze(tokens, -1), batch_dims=1)
+        values, indices = ops.top_k(logs, 2**levels - 1, -1)
+        graph.output(own, values, indices)
+    return graph
+
+
+def compute_log_probabilities_ragged(
+    device: Device,
+    model: Model,
+    *,
+    input_row_offsets: npt.NDArray[np.integer[Any]],
+    logits: Tensor | None,
+    next_token_logits: Tensor,
+    tokens: npt.NDArray[np.integer[Any]],
+    sampled_tokens: npt.NDArray[np.integer[Any]],
+    batch_top_n: Sequence[int],
+    batch_echo: Sequence[bool],
+) -> list[LogProbabilities | None]:
+    """The log-probabilities of a ragged batch: of the sampled tokens, and of prompts where asked for.
+
+    Args:
+        device: Where the graph runs.
+        model: The loaded graph of :func:`log_probabilities_ragged_graph`.
+        input_row_offsets: Where each request begins in ``tokens`` and ``logits``; ``[batch + 1]``.
+        logits: Those of all tokens ``[tokens, vocab]``; not needed without echo.
+        next_token_logits: Those of each request's last token ``[batch, vocab]``.
+        tokens: The tokens that went in ``[tokens]``.
+        sampled_tokens: The tokens that were sampled ``[batch]``.
+        batch_top_n: How many of the likeliest each request wants; None is given where it is 0.
+        batch_echo: Whether a request wants those of its prompt too.
+
+    Returns:
+        For each request its log-probabilities, with echo one position a token of the prompt but the
+        first, then the sampled token's.
+
+    Raises:
+        ValueError: Echo is asked for without ``logits``, or more than the graph gives.
+    """
+    wanted = [i for i, top in enumerate(batch_top_n) if top > 0]
+    if not wanted:
+        return [None] * len(batch_top_n)
+    rows: list[npt.NDArray[Any]] = []
+    chosen: list[npt.NDArray[Any]] = []
+    last = next_token_logits.to(CPU()).to_numpy()
+    every = None if logits is None else logits.to(CPU()).to_numpy()
+    for i in wanted:
+        begin, end = int(input_row_offsets[i]), int(input_row_offsets[i + 1])
+        if batch_echo[i]:
+            if every is None:
+                raise ValueError("log-probabilities with echo need the logits of all tokens")
+            rows.append(every[begin:end])
+            chosen.append(np.append(tokens[begin + 1 : end], sampled_tokens[i]))
+        else:
+            rows.append(last[i : i + 1])
+            chosen.append(sampled_tokens[i : i + 1])
+    given = (
+        np.concatenate(rows).astype(np.float32, copy=False),
+        np.concatenate(chosen).astype(np.int64),
+    )
+    outputs = model.execute(*(Tensor.from_numpy(array).to(device) for array in given))
+    own, values, indices = (cast(Tensor, out).to(CPU()).to_numpy() for out in outputs)
+    if max(batch_top_n) > values.shape[1]:
+        raise ValueError(
+            f"{max(batch_top_n)} log-probabilities a token are asked for, and the graph gives "
+            f"{values.shape[1]}; build it with more levels"
+        )
+    found: list[LogProbabilities | None] = [None] * len(batch_top_n)
+    at = 0
+    for i, part in zip(wanted, rows, strict=True):
+        positions = range(at, at + len(part))
+        at += len(part)
+        top_n = batch_top_n[i]
+        tops: list[dict[int, float]] = []
+        for row in positions:
+            top = dict(
+                zip(indices[row, :top_n].tolist(), values[row, :top_n].tolist(), strict=True)
+            )
+            top.setdefault(int(given[1][row]), float(own[row]))
+            tops.append(top)
+        found[i] = LogProbabilities([float(own[row]) for row in positions], tops)
+    return found

@@ -1,0 +1,438 @@
+"""The tokenizers of pipelines: text to tokens and back, and requests to contexts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from max.interfaces import (
+    BaseContextType,
+    PipelineTokenizer,
+    RequestType,
+    TextGenerationRequest,
+    TextGenerationRequestMessage,
+    TextGenerationRequestTool,
+)
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.checkpoints.hub import HuggingFaceRepo
+from max.pipelines.config.pipeline_config import PipelineConfig
+from max.pipelines.core import TextContext
+from max.pipelines.core.exceptions import InputError
+from max.pipelines.tokenization.hf_tokenizer import active_tokenizer
+
+logger = logging.getLogger("max.pipelines")
+
+Tokens = npt.NDArray[np.integer[Any]]
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+async def run_with_default_executor(
+    fn: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs
+) -> _R:
+    """Runs a function in the event loop's thread pool.
+
+    Args:
+        fn: The function.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+    """
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(None, lambda: fn(*args, **kwargs))
+
+
+def max_tokens_to_generate(
+    prompt_size: int, max_length: int | None, max_new_tokens: int | None = None
+) -> int | None:
+    """How many tokens a request may generate.
+
+    Args:
+        prompt_size: The tokens of its prompt.
+        max_length: The longest sequence; None: no bound.
+        max_new_tokens: What the request asks for; None: as many as fit.
+
+    Returns:
+        The number; None: no bound.
+    """
+    if max_length is None:
+        return max_new_tokens
+    room = max(max_length - prompt_size, 0)
+    return room if max_new_tokens is None else min(room, max_new_tokens)
+
+
+class IdentityPipelineTokenizer(
+    Generic[BaseContextType], PipelineTokenizer[BaseContextType, str, TextGenerationRequest]
+):
+    """Leaves text as it is, for pipelines that take text."""
+
+    @property
+    def eos(self) -> int:
+        """0: there are no tokens."""
+        return 0
+
+    @property
+    def expects_content_wrapping(self) -> bool:
+        """False: parts of messages have OpenAI's form."""
+        return False
+
+    async def new_context(self, request: TextGenerationRequest) -> BaseContextType:
+        """Not offered: a pipeline of text makes its own contexts.
+
+        Args:
+            request: The request.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise NotImplementedError("IdentityPipelineTokenizer makes no contexts; subclass it")
+
+    async def encode(self, prompt: str, add_special_tokens: bool = False) -> str:
+        """Gives the prompt.
+
+        Args:
+            prompt: The text.
+            add_special_tokens: Without effect.
+        """
+        return prompt
+
+    async def decode(self, encoded: str, **kwargs: Any) -> str:
+        """Gives the text.
+
+        Args:
+            encoded: The text.
+            kwargs: Without effect.
+        """
+        return encoded
+
+
+class PreTrainedPipelineTokenizer(
+    Generic[BaseContextType, RequestType], PipelineTokenizer[BaseContextType, Tokens, RequestType]
+):
+    """A tokenizer of the transformers package as a pipeline's tokenizer.
+
+    Args:
+        delegate: The tokenizer of transformers, or one with its methods.
+    """
+
+    def __init__(self, delegate: Any) -> None:
+        missing = [n for n in ("encode", "decode", "eos_token_id") if not hasattr(delegate, n)]
+        if missing:
+            raise TypeError(
+                f"PreTrainedPipelineTokenizer: {type(delegate).__name__} has no {', '.join(missing)}"
+            )
+        self.delegate = delegate
+
+    def apply_chat_template(self, messages: list[TextGenerationRequestMessage]) -> str:
+        """Puts a conversation into the form that the model was trained on.
+
+        Args:
+            messages: The conversation.
+        """
+        text = self.delegate.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
+        return str(text)
+
+    @property
+    def eos(self) -> int:
+        """The token that ends a sequence."""
+        return int(self.delegate.eos_token_id)
+
+    @property
+    def expects_content_wrapping(self) -> bool:
+        """False: parts of messages have OpenAI's form."""
+        return False
+
+    async def new_context(self, request: RequestType) -> BaseContextType:
+        """Not offered: which context it is depends on the pipeline.
+
+        Args:
+            request: The request.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise NotImplementedError("PreTrainedPipelineTokenizer makes no contexts; subclass it")
+
+    async def encode(self, prompt: str, add_special_tokens: bool = False) -> Tokens:
+        """Turns a text into tokens.
+
+        Args:
+            prompt: The text.
+            add_special_tokens: Whether to add begin and end tokens.
+        """
+        ids = self.delegate.encode(prompt, add_special_tokens=add_special_tokens)
+        return np.array(ids, np.int64)
+
+    async def decode(self, encoded: Tokens, **kwargs: Any) -> str:
+        """Turns tokens into text.
+
+        Args:
+            encoded: The tokens.
+            kwargs: For the tokenizer, such as ``skip_special_tokens``.
+        """
+        return str(self.delegate.decode(np.atleast_1d(encoded).tolist(), **kwargs))
+
+
+def _eos_ids(pipeline_config: PipelineConfig | None, own: int | None) -> set[int]:
+    """The tokens that end a sequence, from the tokenizer, config.json and generation_config.json."""
+    found: set[int] = set() if own is None else {own}
+    if pipeline_config is not None:
+        model = pipeline_config.model_config
+        for keys in (ConfigKeys(model.huggingface_config), model.generation_keys):
+            found |= set(keys.token_ids("eos_token_id"))
+    return found
+
+
+def text_of_content(content: str | list[dict[str, Any]] | None) -> str | None:
+    """The text of a message, whose parts are joined by line breaks.
+
+    Args:
+        content: The text, or OpenAI's list of parts.
+
+    Raises:
+        InputError: A part is not text, or not UTF-8.
+    """
+    if content is None or isinstance(content, str):
+        return content if content is None else utf8(content)
+    other = [part.get("type") for part in content if part.get("type") != "text"]
+    if other:
+        raise InputError(
+            f"the model takes text, and a message has a part of type {other[0]!r}",
+            "Give messages of text.",
+        )
+    return utf8("\n".join(str(part.get("text", part.get("content", ""))) for part in content))
+
+
+def utf8(text: str) -> str:
+    """A text, checked: one that came from bytes, as arguments do, may hold what no UTF-8 has.
+
+    Args:
+        text: The text.
+
+    Raises:
+        InputError: It cannot be written as UTF-8.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        # Python keeps a byte that is no UTF-8 as U+DC00 plus the byte
+        is_byte = 0xDC80 <= code <= 0xDCFF
+        what = f"byte {code - 0xDC00:#x}" if is_byte else f"the surrogate U+{code:X}"
+        raise InputError(
+            f"the text is not UTF-8: {what} at character {error.start}", "Give the text in UTF-8."
+        ) from None
+    return text
+
+
+class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest]):
+    """The tokenizer of a model of text.
+
+    Args:
+        model_path: The model's folder, or its name on the hub.
+        revision: The branch, tag or commit on the hub.
+        max_length: The longest sequence; the tokenizer's own bound where it is not given.
+        trust_remote_code: Whether code that comes with the model may run.
+        enable_llama_whitespace_fix: Keep the space before a word that is decoded alone, which
+            tokenizers of the Llama 2 family drop.
+        pipeline_config: The pipeline's configuration; tells further end tokens.
+        chat_template: A template to take instead of the model's own.
+        context_validators: Check each new context.
+        unused_kwargs: Arguments of other tokenizers, which architectures are called with too.
+
+    Raises:
+        ModelFilesError: The model has no tokenizer.
+    """
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        revision: str | None = None,
+        max_length: int | None = None,
+        trust_remote_code: bool = False,
+        enable_llama_whitespace_fix: bool = False,
+        pipeline_config: PipelineConfig | None = None,
+        chat_template: str | None = None,
+        context_validators: list[Callable[[TextContext], None]] | None = None,
+        **unused_kwargs: Any,
+    ) -> None:
+        self.model_path = model_path
+        repo = HuggingFaceRepo(model_path, revision or "main", trust_remote_code)
+        self.delegate = active_tokenizer(repo)
+        self.max_length = max_length or getattr(self.delegate, "model_max_length", None)
+        self._chat_template = chat_template
+        self._validators = list(context_validators or [])
+        self._whitespace_fix = enable_llama_whitespace_fix
+        own = self.delegate.eos_token_id
+        self._eos_token_ids = _eos_ids(pipeline_config, own)
+        self._eos = own if own is not None else min(self._eos_token_ids, default=-1)
+
+    @property
+    def eos(self) -> int:
+        """The token that ends a sequence; -1 where the model has none."""
+        return self._eos
+
+    @property
+    def expects_content_wrapping(self) -> bool:
+        """False: parts of messages have OpenAI's form."""
+        return False
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether a conversation can be put into the model's form."""
+        return bool(self._chat_template or getattr(self.delegate, "chat_template", None))
+
+    def apply_chat_template(
+        self,
+        messages: list[TextGenerationRequestMessage],
+        tools: list[TextGenerationRequestTool] | None,
+        chat_template_options: dict[str, Any] | None = None,
+    ) -> str:
+        """Puts a conversation into the form that the model was trained on.
+
+        Args:
+            messages: The conversation.
+            tools: What the model may call.
+            chat_template_options: Further variables of the template; ``add_generation_prompt`` is
+                True unless it is among them.
+
+        Raises:
+            InputError: The model has no template, or it refuses the conversation.
+        """
+        options = {"add_generation_prompt": True, **(chat_template_options or {})}
+        plain = [{**m, "content": text_of_content(m.get("content"))} for m in messages]
+        if self._chat_template is not None:
+            options["chat_template"] = self._chat_template
+        if type(self.delegate).__module__.startswith("transformers"):
+            options["tokenize"] = False
+        return str(self.delegate.apply_chat_template(plain, tools=tools, **options))
+
+    def encode_now(self, prompt: str | Sequence[int], add_special_tokens: bool = True) -> Tokens:
+        """Turns a prompt into tokens, in this thread.
+
+        Args:
+            prompt: The text, or its tokens.
+            add_special_tokens: Whether to add begin and end tokens.
+
+        Raises:
+            InputError: It is longer than the model's context, or is not UTF-8.
+        """
+        ids = self._ids(prompt, add_special_tokens) if isinstance(prompt, str) else prompt
+        tokens = np.array(ids, np.int64)
+        if self.max_length is not None and len(tokens) > self.max_length:
+            raise InputError(
+                f"the prompt has {len(tokens)} tokens, and the context holds {self.max_length}",
+                "Give a shorter prompt, or a greater --max-length where the model allows it.",
+            )
+        return tokens
+
+    def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        return self.delegate.encode(utf8(text), add_special_tokens=add_special_tokens)
+
+    async def encode(self, prompt: str | Sequence[int], add_special_tokens: bool = True) -> Tokens:
+        """Turns a prompt into tokens.
+
+        Args:
+            prompt: The text, or its tokens.
+            add_special_tokens: Whether to add begin and end tokens.
+
+        Raises:
+            InputError: It is longer than the model's context.
+        """
+        # a big text takes milliseconds, in which the event loop shall go on
+        if isinstance(prompt, str) and len(prompt) > 4096:
+            return await run_with_default_executor(self.encode_now, prompt, add_special_tokens)
+        return self.encode_now(prompt, add_special_tokens)
+
+    def decode_now(self, tokens: Sequence[int] | Tokens, **kwargs: Any) -> str:
+        """Turns tokens into text, in this thread.
+
+        Args:
+            tokens: The tokens.
+            kwargs: For the tokenizer, such as ``skip_special_tokens``.
+        """
+        ids = np.atleast_1d(np.asarray(tokens)).tolist()
+        if self._whitespace_fix and len(ids) == 1:
+            # behind another token it keeps its space
+            before = self.delegate.encode("x", add_special_tokens=False)
+            alone = self.delegate.decode(before, **kwargs)
+            return str(self.delegate.decode([*before, *ids], **kwargs))[len(alone) :]
+        return str(self.delegate.decode(ids, **kwargs))
+
+    async def decode(self, encoded: Tokens, **kwargs: Any) -> str:
+        """Turns tokens into text.
+
+        Args:
+            encoded: The tokens.
+            kwargs: For the tokenizer, such as ``skip_special_tokens``.
+        """
+        return self.decode_now(encoded, **kwargs)
+
+    async def new_context(self, request: TextGenerationRequest) -> TextContext:
+        """The state of a request that begins.
+
+        Args:
+            request: The request: a prompt, or messages.
+
+        Raises:
+            InputError: It has neither, or does not fit the model.
+        """
+        tokens = await self._prompt_tokens(request)
+        context = TextContext(**self._context_arguments(request, tokens))
+        for validate in self._validators:
+            validate(context)
+        return context
+
+    async def _prompt_tokens(self, request: TextGenerationRequest) -> Tokens:
+        if request.prompt is not None:
+            return await self.encode(request.prompt, add_special_tokens=True)
+        if request.messages:
+            text = self.apply_chat_template(
+                request.messages, request.tools, request.chat_template_options
+            )
+            # the template has put the special tokens in
+            return await self.encode(text, add_special_tokens=False)
+        raise InputError("the request has neither a prompt nor messages", "Give one of them.")
+
+    def _context_arguments(self, request: TextGenerationRequest, tokens: Tokens) -> dict[str, Any]:
+        params = request.sampling_params
+        stops = [request.stop] if isinstance(request.stop, str) else list(request.stop or [])
+        stops += params.stop or []
+        for token in params.stop_token_ids or ():
+            if token >= len(self.delegate):
+                raise InputError(
+                    f"stop_token_ids has {token}; the model's tokens are 0 to "
+                    f"{len(self.delegate) - 1}",
+                    "Give numbers of the model's tokens.",
+                )
+        room = max_tokens_to_generate(len(tokens), self.max_length, params.max_new_tokens)
+        wanted = request.response_format
+        schema = None
+        if wanted is not None and wanted.get("type") in ("json_schema", "json_object"):
+            schema = json.dumps(wanted.get("json_schema") or {"type": "object"})
+        return {
+            "request_id": request.request_id,
+            "tokens": tokens,
+            # no room is for the context to refuse, so that its message names the true bound
+            "max_length": len(tokens) + room if room else self.max_length or len(tokens),
+            "eos_token_ids": set(self._eos_token_ids),
+            "eos_sequences": [
+                *([token] for token in params.stop_token_ids or []),
+                *(self._ids(stop, add_special_tokens=False) for stop in stops),
+            ],
+            "log_probabilities": request.logprobs,
+            "log_probabilities_echo": request.echo,
+            "ignore_eos": params.ignore_eos,
+            "json_schema": schema,
+            "sampling_params": params,
+            "model_name": request.model_name,
+            "target_endpoint": request.target_endpoint,
+        }
