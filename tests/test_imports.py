@@ -21,17 +21,19 @@ ALLOWED: dict[str, set[str]] = {
     "_traceback": {"_config"},
     "_config": set(),
     "_errors": set(),
+    "_abi": set(),
     "dtype": {"_config", "_errors"},
     "interfaces": EVERY,
     "driver": EVERY,
     "mlir": EVERY,
     "graph": EVERY | {"driver", "mlir", "kernel"},  # kernels' signatures, for custom ops
-    "kernel": EVERY,
-    "_runtime": EVERY | {"kernel"},
+    "kernel": EVERY | {"_abi"},
+    "_runtime": EVERY | {"_abi", "kernel"},
     "_kernel_library": EVERY | {"kernel"},
-    "_compiler": ENGINE_BASE | {"kernel", "_runtime", "_kernel_library"},
+    "_compiler": ENGINE_BASE | {"_abi", "kernel", "_runtime", "_kernel_library"},
     "_interpreter": ENGINE_BASE | {"kernel"},
-    "engine": ENGINE_BASE | {"kernel", "_runtime", "_kernel_library", "_compiler", "_interpreter"},
+    "engine": ENGINE_BASE
+    | {"_abi", "kernel", "_runtime", "_kernel_library", "_compiler", "_interpreter"},
     "profiler": EVERY,
     "torch": ENGINE_BASE | {"kernel", "engine"},
     "nn": ENGINE_BASE | {"kernel", "engine", "interfaces"},
@@ -40,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 THIRD_PARTY_ENGINE = {"numpy", "ml_dtypes", "llvmlite", "xdsl"}
 ENGINE_PACKAGES = {
-    "_config", "dtype", "driver", "mlir", "graph", "kernel", "_runtime", "_kernel_library", "_compiler", "_interpreter", "engine",
+    "_abi", "_config", "dtype", "driver", "mlir", "graph", "kernel", "_runtime", "_kernel_library", "_compiler", "_interpreter", "engine",
 }  # fmt: skip
 # optional, and only where a user hands the object in or asks for the format
 OPTIONAL_ENGINE = {"torch", "gguf", "safetensors"}

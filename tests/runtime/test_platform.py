@@ -8,6 +8,7 @@ import os
 import llvmlite.binding as llvm
 import pytest
 
+from max._abi import PoolState
 from max._config import flags
 from max._runtime import native, platform
 from max._runtime.jit import Compiler, Machine
@@ -186,7 +187,7 @@ PLATFORMS = [
 
 @pytest.mark.parametrize(("system", "machine", "triple", "mode"), PLATFORMS)
 def test_the_pool_compiles_for_each_platform(system, machine, triple, mode):
-    ir = platform.primitives_ir(system, machine, mode, native.PARKING)
+    ir = platform.primitives_ir(system, machine, mode, PoolState.PARKING.offset)
     primitives = platform.Primitives(mode, ir, {}, 1)
     generic = "generic-rv64" if machine == "riscv64" else "generic"
     features = "+a" if machine == "riscv64" else ""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from max._abi import BaseLayout
 from max._compiler.flatten import Flat
 from max._compiler.memory import ALIGNMENT, Block, MemoryPlan, plan_memory
 from max._compiler.sizes import Size, simplify
@@ -29,9 +30,6 @@ from max._config import flags
 from max.dtype import DType
 
 __all__ = ["Compiled", "DiscoveryCode", "Fixed", "ProgramCode", "SlotCode", "ValueCode", "emit"]
-
-NO_BASE, ARENA = 0, 1
-"""The first bases; after them come the inputs, then the outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +165,11 @@ class Compiled:
     guarded: bool = False
 
     @property
+    def bases(self) -> BaseLayout:
+        """The order of the addresses that an execution hands over."""
+        return BaseLayout(len(self.inputs), len(self.outputs))
+
+    @property
     def input_symbols(self) -> tuple[str, ...]:
         """The symbols of the inputs' shapes."""
         parts = (self.main, *self.later)
@@ -178,7 +181,7 @@ class _Emitter:
     """Emits one segment of a program."""
 
     def __init__(
-        self, flat: Flat, plan: MemoryPlan, segment: int, fixed: dict[int, int], num_inputs: int
+        self, flat: Flat, plan: MemoryPlan, segment: int, fixed: dict[int, int], bases: BaseLayout
     ) -> None:
         self.flat = flat
         self.buffers = flat.buffers
@@ -186,9 +189,9 @@ class _Emitter:
         self.fixed = fixed
         self.code = ProgramCode(segment)
         self.numbers: dict[ValueCode, int] = {}
-        self.value(ValueCode(NO_BASE, -1, 0))
+        self.value(ValueCode(BaseLayout.NOTHING, -1, 0))
         self.outputs = {buffer: position for position, buffer in enumerate(flat.outputs)}
-        self.num_inputs = num_inputs
+        self.bases = bases
         self.block_offset: dict[int, int] = {}
         self.block_number: dict[int, int] = {}
         self.place_blocks([block for block in plan.blocks if block.segment <= segment])
@@ -248,10 +251,6 @@ class _Emitter:
                 self.code.blocks.append((block.segment, tuple(block.sizes)))
         self.code.static_bytes = offsets
 
-    def arena(self, segment: int) -> int:
-        """The base of a segment's arena; the first one comes before the inputs, the others after the outputs."""
-        return ARENA if segment == 0 else 1 + self.num_inputs + len(self.flat.outputs) + segment
-
     def value(self, value: ValueCode) -> int:
         if value not in self.numbers:
             self.numbers[value] = len(self.code.values)
@@ -263,20 +262,19 @@ class _Emitter:
 
     def slot(self, slot: Slot) -> SlotCode:
         if isinstance(slot, Chosen):
-            return self.code_of(NO_BASE, -1, slot.guess, -1)
+            return self.code_of(BaseLayout.NOTHING, -1, slot.guess, -1)
         if isinstance(slot, Number):
-            return self.code_of(NO_BASE, -1, slot.value, -1)
+            return self.code_of(BaseLayout.NOTHING, -1, slot.value, -1)
         buffer = self.buffers[slot.buffer]
         if buffer.kind == "input":
-            return self.code_of(2 + int(buffer.name), -1, slot.offset, -1)
+            return self.code_of(self.bases.input(int(buffer.name)), -1, slot.offset, -1)
         if buffer.kind == "output":
-            return self.code_of(
-                2 + self.num_inputs + self.outputs[slot.buffer], -1, slot.offset, -1
-            )
+            position = self.outputs[slot.buffer]
+            return self.code_of(self.bases.output(position), -1, slot.offset, -1)
         if slot.buffer in self.fixed:
-            return self.code_of(NO_BASE, -1, slot.offset, self.fixed[slot.buffer])
+            return self.code_of(BaseLayout.NOTHING, -1, slot.offset, self.fixed[slot.buffer])
         block = self.plan.block_of[slot.buffer]
-        arena = self.arena(self.plan.blocks[block].segment)
+        arena = self.bases.arena(self.plan.blocks[block].segment)
         if block in self.block_offset:
             made = self.code_of(arena, -1, slot.offset, -1)
             return SlotCode(made.value, made.addend + self.block_offset[block])
@@ -322,7 +320,7 @@ def emit(
             table.append(_fixed(buffer))
     symbols = dict.fromkeys(name for info in inputs for dim in info.shape for name in _symbols(dim))
     plan = plan_memory(flat.buffers, flat.once, share=not flags.MAX_GUARD)
-    once = _Emitter(flat, plan, 0, fixed, len(inputs))
+    once = _Emitter(flat, plan, 0, fixed, BaseLayout(len(inputs), len(outputs)))
     for launch, barrier in zip(flat.once, plan.barriers, strict=True):
         once.launch(launch, barrier)
     parts = _segments(flat, fixed, inputs, outputs, symbols)
@@ -369,7 +367,7 @@ def _segments(
     checks_left = list(flat.checks)
     parts: list[ProgramCode] = []
     for segment, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        emitter = _Emitter(flat, plan, segment, fixed, len(inputs))
+        emitter = _Emitter(flat, plan, segment, fixed, BaseLayout(len(inputs), len(outputs)))
         code = emitter.code
         for launch, barrier in zip(flat.launches[start:end], plan.barriers[start:end], strict=True):
             emitter.launch(launch, barrier, start)

@@ -51,9 +51,10 @@ def source_fingerprint(package: str) -> str:
     Args:
         package: A folder below ``max``, such as ``"kernel"``.
     """
-    root = Path(__file__).parents[1] / package
+    root = Path(__file__).parents[1]
     digest = hashlib.blake2b(digest_size=16)
-    for path in sorted(root.rglob("*.py")):
+    # every code generator writes the layouts of _abi.py into its code
+    for path in (root / "_abi.py", *sorted((root / package).rglob("*.py"))):
         stat = path.stat()
         digest.update(f"{path.relative_to(root)}:{stat.st_size}:{stat.st_mtime_ns};".encode())
     return digest.hexdigest()

@@ -2,20 +2,21 @@
 
 All workers walk the same program (SPMD). These functions are exported:
 
-* ``max_run(pool, program, values) -> i64``: the caller, as worker 0, runs a program; 0, or the
-  error state; ``RUNNING`` where the pool is in a run already;
+* ``max_run(pool, program, values) -> i64``: the caller, as worker 0, runs a program; the result is an
+  `ErrorState`;
 * ``max_worker(pool, worker)``: the life of another worker: waits for runs until the pool stops;
 * ``max_barrier(ctx)``: the barrier that kernels call through their context;
 * ``max_stop(pool)``: lets the workers leave ``max_worker``;
-* ``max_nudge(pool)``: makes all workers of a run come to ``max_poll`` soon, those that sleep too;
-* ``max_poll(ctx) -> i64``: what workers with a set alert word call: looks whether the run is to be
+* ``max_nudge(pool)``: makes all workers of a run call ``max_poll`` soon, and wakes those that sleep;
+* ``max_poll(ctx) -> i64``: a worker with a set alert word calls it: ends the run if it is to be
   interrupted, and on the calling thread lets Python handle signals; the error state.
 
-The layouts of the structs are the offsets below; docs/runtime.md explains the protocols.
+The structs are those of `max._abi`; docs/runtime.md explains the protocols.
 """
 
 from __future__ import annotations
 
+from max import _abi
 from max._runtime import platform
 
 EXPORTS = ("max_run", "max_worker", "max_barrier", "max_stop", "max_nudge", "max_poll")
@@ -25,61 +26,6 @@ PYTHON_FUNCTIONS = (
     "PyErr_CheckSignals",
     "PyErr_Fetch",
 )
-
-# the pool's struct: whatever is written while workers spin has two cache lines for itself, as processors
-# fetch lines in pairs (a barrier takes four times as long when its two words are neighbours)
-LINE_PAIR = 128
-EPOCH = 0 * LINE_PAIR  # i32: runs begun; workers wait for it to change
-EPOCH_SLEEPERS = 1 * LINE_PAIR
-ARRIVED = 2 * LINE_PAIR  # i32: workers at the barrier
-GENERATION = 3 * LINE_PAIR  # i32: barriers passed
-GENERATION_SLEEPERS = 4 * LINE_PAIR
-REMAINING = 5 * LINE_PAIR  # i32: workers that still walk the program
-FINISHED = 6 * LINE_PAIR  # i32: runs finished; the caller waits for it to change
-FINISHED_SLEEPERS = 7 * LINE_PAIR
-PROGRAM = 8 * LINE_PAIR  # these lines are constant during a run
-VALUES = PROGRAM + 8
-ACTIVE = PROGRAM + 16  # i64: number of workers of this run
-STOP = PROGRAM + 24  # i64: workers leave
-IDLE_SPINS = PROGRAM + 32  # i64: pauses before a worker sleeps between runs
-YIELD_MASK = PROGRAM + 40  # i64: yields the CPU when (pauses & mask) == 0
-RUN_SPINS = PROGRAM + 48  # i64: pauses before a worker sleeps in a run
-CONTEXTS = PROGRAM + 56  # ptr: one context a worker
-ERROR = 9 * LINE_PAIR  # the error record of the contract, 8 x i64
-PARKING = 10 * LINE_PAIR
-RUN = PARKING + platform.PARKING_BYTES  # i64: twice the runs begun, less 1 during a run
-INTERRUPT = RUN + 8  # i64: the run that is to end early
-CHECK = RUN + 16  # i64: the run whose caller is to look for signals
-CALLER = RUN + 24  # i64: the thread that began the last run
-RAISED = RUN + 32  # 3 ptr: type, value and traceback of what a signal handler raised
-POOL_BYTES = RUN + LINE_PAIR
-
-# states of the error record: what a kernel sets, and what ends an interrupted run
-FAILED, INTERRUPTED = 1, 2
-RUNNING = -1  # no state: a signal handler began a run inside of a run
-
-# a worker's context: fields 0 to 8, 10 and 11 are the contract with the kernels, the rest is ours
-CTX_WORKER, CTX_WORKERS, CTX_COUNTERS, CTX_BARRIER, CTX_POOL = 0, 8, 16, 24, 32
-CTX_ERROR, CTX_SCRATCH, CTX_SCRATCH_BYTES, CTX_LAUNCH, CTX_ARGS = 40, 48, 56, 64, 72
-CTX_ALERT, CTX_POLL = 80, 88
-CONTEXT_BYTES = 128
-
-# a program: header, then instructions of eight 64-bit fields
-HEADER_COUNTERS, HEADER_COUNTER_BYTES, HEADER_PROFILE, HEADER_EVENTS, HEADER_BYTES = (
-    0,
-    8,
-    16,
-    24,
-    64,
-)
-OP_END, OP_LAUNCH, OP_IF_ZERO, OP_JUMP = 0, 1, 2, 3
-INS_OPCODE, INS_FLAGS, INS_ENTRY, INS_SLOTS, INS_NUM_SLOTS, INS_COUNTERS, INS_LAUNCH = range(7)
-INSTRUCTION_BYTES = 64
-FLAG_BARRIER, FLAG_SERIAL = 1, 2
-# for each launch, summed over runs: time at the barrier before it, time in it (worker 0), how often it ran
-PROFILE_BYTES = 24
-# the log of single launches: how many there are and how many fit, then launch, arrival at the barrier, start, end
-EVENT_LOG_HEADER, EVENT_BYTES = 16, 32
 
 _TEXT = """
 ; {triple}, parking {parking_mode}
@@ -94,26 +40,27 @@ declare void @PyErr_Fetch(ptr, ptr, ptr)
 ; The error state, after a look at whether the run is to be interrupted and, on the calling thread, at signals.
 define preserve_mostcc i64 @max_poll(ptr %ctx) noinline cold {{
 entry:
-  %alert.p = getelementptr i8, ptr %ctx, i64 {CTX_ALERT}
+  %alert.p = getelementptr i64, ptr %ctx, i64 {Context.ALERT}
   store atomic i64 0, ptr %alert.p seq_cst, align 8
-  %pool.p = getelementptr i8, ptr %ctx, i64 {CTX_POOL}
+  %pool.p = getelementptr i64, ptr %ctx, i64 {Context.POOL}
   %pool = load ptr, ptr %pool.p, align 8
-  %run.p = getelementptr i8, ptr %pool, i64 {RUN}
+  %run.p = getelementptr i64, ptr %pool, i64 {PoolState.RUN}
   %run = load atomic i64, ptr %run.p seq_cst, align 8
-  %error.p = getelementptr i8, ptr %pool, i64 {ERROR}
+  %error.p = getelementptr i64, ptr %pool, i64 {ERROR_STATE}
   %error = load atomic i64, ptr %error.p acquire, align 8
   %sound = icmp eq i64 %error, 0
   br i1 %sound, label %ask, label %done
 ask:
   ; what was meant for an earlier run is none of this one's
-  %interrupt.p = getelementptr i8, ptr %pool, i64 {INTERRUPT}
+  %interrupt.p = getelementptr i64, ptr %pool, i64 {PoolState.INTERRUPT}
   %interrupt = load atomic i64, ptr %interrupt.p seq_cst, align 8
   %wanted = icmp eq i64 %interrupt, %run
   br i1 %wanted, label %stop, label %who
 who:
-  %worker = load i64, ptr %ctx, align 8
+  %worker.p = getelementptr i64, ptr %ctx, i64 {Context.WORKER}
+  %worker = load i64, ptr %worker.p, align 8
   %caller = icmp eq i64 %worker, 0
-  %check.p = getelementptr i8, ptr %pool, i64 {CHECK}
+  %check.p = getelementptr i64, ptr %pool, i64 {PoolState.CHECK}
   %check = load atomic i64, ptr %check.p seq_cst, align 8
   %mine = icmp eq i64 %check, %run
   %looks = and i1 %caller, %mine
@@ -128,16 +75,16 @@ calm:
   call void @PyGILState_Release(i32 %gil)
   br label %done
 fetch:
-  %type.p = getelementptr i8, ptr %pool, i64 {RAISED}
-  %value.p = getelementptr i8, ptr %type.p, i64 8
-  %trace.p = getelementptr i8, ptr %type.p, i64 16
+  %type.p = getelementptr i64, ptr %pool, i64 {PoolState.RAISED_TYPE}
+  %value.p = getelementptr i64, ptr %pool, i64 {PoolState.RAISED_VALUE}
+  %trace.p = getelementptr i64, ptr %pool, i64 {PoolState.RAISED_TRACE}
   call void @PyErr_Fetch(ptr %type.p, ptr %value.p, ptr %trace.p)
   call void @PyGILState_Release(i32 %gil)
   br label %stop
 stop:
-  %pair = cmpxchg ptr %error.p, i64 0, i64 {INTERRUPTED} acq_rel monotonic, align 8
-  %generation.p = getelementptr i8, ptr %pool, i64 {GENERATION}
-  %sleepers.p = getelementptr i8, ptr %pool, i64 {GENERATION_SLEEPERS}
+  %pair = cmpxchg ptr %error.p, i64 0, i64 {ErrorState.INTERRUPTED} acq_rel monotonic, align 8
+  %generation.p = getelementptr i64, ptr %pool, i64 {PoolState.GENERATION}
+  %sleepers.p = getelementptr i64, ptr %pool, i64 {PoolState.GENERATION_SLEEPERS}
   call void @max_advance(ptr %pool, ptr %generation.p, ptr %sleepers.p)
   br label %done
 done:
@@ -148,24 +95,24 @@ done:
 ; Sets the alert words of all workers, and wakes those of a run.
 define void @max_nudge(ptr %pool) noinline {{
 entry:
-  %contexts.p = getelementptr i8, ptr %pool, i64 {CONTEXTS}
+  %contexts.p = getelementptr i64, ptr %pool, i64 {PoolState.CONTEXTS}
   %contexts = load ptr, ptr %contexts.p, align 8
-  %active.p = getelementptr i8, ptr %pool, i64 {ACTIVE}
+  %active.p = getelementptr i64, ptr %pool, i64 {PoolState.ACTIVE}
   %active = load i64, ptr %active.p, align 8
   br label %each
 each:
   %i = phi i64 [ 0, %entry ], [ %i.next, %each ]
   %offset = mul i64 %i, {CONTEXT_BYTES}
   %ctx = getelementptr i8, ptr %contexts, i64 %offset
-  %alert.p = getelementptr i8, ptr %ctx, i64 {CTX_ALERT}
+  %alert.p = getelementptr i64, ptr %ctx, i64 {Context.ALERT}
   store atomic i64 1, ptr %alert.p seq_cst, align 8
   %i.next = add i64 %i, 1
   %more = icmp ult i64 %i.next, %active
   br i1 %more, label %each, label %wake
 wake:
-  %generation.p = getelementptr i8, ptr %pool, i64 {GENERATION}
+  %generation.p = getelementptr i64, ptr %pool, i64 {PoolState.GENERATION}
   call void @max_wake(ptr %pool, ptr %generation.p)
-  %finished.p = getelementptr i8, ptr %pool, i64 {FINISHED}
+  %finished.p = getelementptr i64, ptr %pool, i64 {PoolState.FINISHED}
   call void @max_wake(ptr %pool, ptr %finished.p)
   ret void
 }}
@@ -176,7 +123,7 @@ entry:
   %nobody = icmp eq ptr %ctx, null
   br i1 %nobody, label %done, label %look
 look:
-  %alert.p = getelementptr i8, ptr %ctx, i64 {CTX_ALERT}
+  %alert.p = getelementptr i64, ptr %ctx, i64 {Context.ALERT}
   %alert = load atomic i64, ptr %alert.p monotonic, align 8
   %quiet = icmp eq i64 %alert, 0
   br i1 %quiet, label %done, label %poll
@@ -191,7 +138,7 @@ done:
 ; sleeps.
 define internal void @max_wait(ptr %pool, ptr %word, i32 %old, ptr %sleepers, i64 %limit, ptr %ctx) noinline {{
 entry:
-  %mask.p = getelementptr i8, ptr %pool, i64 {YIELD_MASK}
+  %mask.p = getelementptr i64, ptr %pool, i64 {PoolState.YIELD_MASK}
   %mask = load i64, ptr %mask.p, align 8
   br label %spin
 spin:
@@ -249,24 +196,24 @@ done:
 ; All workers of the run have come, or one has set the error record.
 define void @max_barrier(ptr %ctx) noinline {{
 entry:
-  %workers.p = getelementptr i8, ptr %ctx, i64 {CTX_WORKERS}
+  %workers.p = getelementptr i64, ptr %ctx, i64 {Context.WORKERS}
   %workers = load i64, ptr %workers.p, align 8
   %alone = icmp eq i64 %workers, 1
   br i1 %alone, label %done, label %join
 join:
-  %pool.p = getelementptr i8, ptr %ctx, i64 {CTX_POOL}
+  %pool.p = getelementptr i64, ptr %ctx, i64 {Context.POOL}
   %pool = load ptr, ptr %pool.p, align 8
-  %generation.p = getelementptr i8, ptr %pool, i64 {GENERATION}
-  %sleepers.p = getelementptr i8, ptr %pool, i64 {GENERATION_SLEEPERS}
+  %generation.p = getelementptr i64, ptr %pool, i64 {PoolState.GENERATION}
+  %sleepers.p = getelementptr i64, ptr %pool, i64 {PoolState.GENERATION_SLEEPERS}
   ; the generation is read before the error: whoever reads a generation advanced by an error sees
   ; the error
   %generation = load atomic i32, ptr %generation.p acquire, align 4
-  %error.p = getelementptr i8, ptr %pool, i64 {ERROR}
+  %error.p = getelementptr i64, ptr %pool, i64 {ERROR_STATE}
   %error = load atomic i64, ptr %error.p acquire, align 8
   %sound = icmp eq i64 %error, 0
   br i1 %sound, label %arrive, label %done
 arrive:
-  %arrived.p = getelementptr i8, ptr %pool, i64 {ARRIVED}
+  %arrived.p = getelementptr i64, ptr %pool, i64 {PoolState.ARRIVED}
   %before = atomicrmw add ptr %arrived.p, i32 1 acq_rel, align 4
   %workers32 = trunc i64 %workers to i32
   %mine = add i32 %before, 1
@@ -277,7 +224,7 @@ open:
   call void @max_advance(ptr %pool, ptr %generation.p, ptr %sleepers.p)
   br label %done
 wait:
-  %spins.p = getelementptr i8, ptr %pool, i64 {RUN_SPINS}
+  %spins.p = getelementptr i64, ptr %pool, i64 {PoolState.RUN_SPINS}
   %spins = load i64, ptr %spins.p, align 8
   call void @max_wait(ptr %pool, ptr %generation.p, i32 %generation, ptr %sleepers.p, i64 %spins, ptr %ctx)
   br label %done
@@ -288,31 +235,31 @@ done:
 ; One worker's way through the program.
 define internal void @max_walk(ptr %pool, i64 %worker) noinline {{
 entry:
-  %contexts.p = getelementptr i8, ptr %pool, i64 {CONTEXTS}
+  %contexts.p = getelementptr i64, ptr %pool, i64 {PoolState.CONTEXTS}
   %contexts = load ptr, ptr %contexts.p, align 8
   %ctx.offset = mul i64 %worker, {CONTEXT_BYTES}
   %ctx = getelementptr i8, ptr %contexts, i64 %ctx.offset
-  %program.p = getelementptr i8, ptr %pool, i64 {PROGRAM}
+  %program.p = getelementptr i64, ptr %pool, i64 {PoolState.PROGRAM}
   %program = load ptr, ptr %program.p, align 8
-  %values.p = getelementptr i8, ptr %pool, i64 {VALUES}
+  %values.p = getelementptr i64, ptr %pool, i64 {PoolState.VALUES}
   %values = load ptr, ptr %values.p, align 8
-  %active.p = getelementptr i8, ptr %pool, i64 {ACTIVE}
+  %active.p = getelementptr i64, ptr %pool, i64 {PoolState.ACTIVE}
   %active = load i64, ptr %active.p, align 8
-  %error.p = getelementptr i8, ptr %pool, i64 {ERROR}
-  %workers.p = getelementptr i8, ptr %ctx, i64 {CTX_WORKERS}
+  %error.p = getelementptr i64, ptr %pool, i64 {ERROR_STATE}
+  %workers.p = getelementptr i64, ptr %ctx, i64 {Context.WORKERS}
   store i64 %active, ptr %workers.p, align 8
-  %counters.p = getelementptr i8, ptr %ctx, i64 {CTX_COUNTERS}
-  %launch.p = getelementptr i8, ptr %ctx, i64 {CTX_LAUNCH}
-  %alert.p = getelementptr i8, ptr %ctx, i64 {CTX_ALERT}
-  %args.p = getelementptr i8, ptr %ctx, i64 {CTX_ARGS}
+  %counters.p = getelementptr i64, ptr %ctx, i64 {Context.COUNTERS}
+  %launch.p = getelementptr i64, ptr %ctx, i64 {Context.LAUNCH}
+  %alert.p = getelementptr i64, ptr %ctx, i64 {Context.ALERT}
+  %args.p = getelementptr i64, ptr %ctx, i64 {Context.ARGS}
   %args = load ptr, ptr %args.p, align 8
-  %first = getelementptr i8, ptr %program, i64 {HEADER_BYTES}
+  %first = getelementptr i64, ptr %program, i64 {ProgramHeader.END}
   %caller = icmp eq i64 %worker, 0
-  %profile.p = getelementptr i8, ptr %program, i64 {HEADER_PROFILE}
+  %profile.p = getelementptr i64, ptr %program, i64 {ProgramHeader.PROFILE}
   %profile = load ptr, ptr %profile.p, align 8
   %has.profile = icmp ne ptr %profile, null
   %timed = and i1 %caller, %has.profile
-  %events.p = getelementptr i8, ptr %program, i64 {HEADER_EVENTS}
+  %events.p = getelementptr i64, ptr %program, i64 {ProgramHeader.EVENTS}
   %events = load ptr, ptr %events.p, align 8
   %has.events = icmp ne ptr %events, null
   br label %fetch
@@ -326,11 +273,12 @@ alarm:
   %polled = call preserve_mostcc i64 @max_poll(ptr %ctx)
   br label %decode
 decode:
-  %opcode = load i64, ptr %ip, align 8
+  %opcode.p = getelementptr i64, ptr %ip, i64 {Instruction.OPCODE}
+  %opcode = load i64, ptr %opcode.p, align 8
   switch i64 %opcode, label %leave [
-    i64 {OP_LAUNCH}, label %launch
-    i64 {OP_IF_ZERO}, label %choose
-    i64 {OP_JUMP}, label %jump
+    i64 {Opcode.LAUNCH}, label %launch
+    i64 {Opcode.IF_ZERO}, label %choose
+    i64 {Opcode.JUMP}, label %jump
   ]
 
 ; All have come: the predicate is written, and all read the same.
@@ -340,10 +288,11 @@ choose:
   %choose.sound = icmp eq i64 %choose.error, 0
   br i1 %choose.sound, label %test, label %leave
 test:
-  %test.slots.p = getelementptr i64, ptr %ip, i64 {INS_SLOTS}
+  %test.slots.p = getelementptr i64, ptr %ip, i64 {Instruction.SLOTS}
   %test.slot = load ptr, ptr %test.slots.p, align 8
-  %test.index = load i64, ptr %test.slot, align 8
-  %test.addend.p = getelementptr i8, ptr %test.slot, i64 8
+  %test.index.p = getelementptr i64, ptr %test.slot, i64 {SlotPair.VALUE}
+  %test.index = load i64, ptr %test.index.p, align 8
+  %test.addend.p = getelementptr i64, ptr %test.slot, i64 {SlotPair.ADDEND}
   %test.addend = load i64, ptr %test.addend.p, align 8
   %test.value.p = getelementptr i64, ptr %values, i64 %test.index
   %test.value = load i64, ptr %test.value.p, align 8
@@ -355,9 +304,9 @@ test:
 
 ; On the way back to a loop's head its counters are zeroed when all are done with them; the head begins with a barrier.
 jump:
-  %jump.flags.p = getelementptr i64, ptr %ip, i64 {INS_FLAGS}
+  %jump.flags.p = getelementptr i64, ptr %ip, i64 {Instruction.FLAGS}
   %jump.flags = load i64, ptr %jump.flags.p, align 8
-  %jump.bit = and i64 %jump.flags, {FLAG_BARRIER}
+  %jump.bit = and i64 %jump.flags, {Flag.BARRIER}
   %jump.waits = icmp ne i64 %jump.bit, 0
   br i1 %jump.waits, label %back, label %follow
 back:
@@ -368,21 +317,21 @@ back:
 turn:
   br i1 %caller, label %zero, label %follow
 zero:
-  %zero.counters.p = getelementptr i64, ptr %ip, i64 {INS_COUNTERS}
+  %zero.counters.p = getelementptr i64, ptr %ip, i64 {Instruction.COUNTERS}
   %zero.counters = load ptr, ptr %zero.counters.p, align 8
-  %zero.bytes.p = getelementptr i64, ptr %ip, i64 {INS_NUM_SLOTS}
+  %zero.bytes.p = getelementptr i64, ptr %ip, i64 {Instruction.NUM_SLOTS}
   %zero.bytes = load i64, ptr %zero.bytes.p, align 8
   call void @llvm.memset.p0.i64(ptr align 64 %zero.counters, i8 0, i64 %zero.bytes, i1 false)
   br label %follow
 follow:
-  %target.p = getelementptr i64, ptr %ip, i64 {INS_ENTRY}
+  %target.p = getelementptr i64, ptr %ip, i64 {Instruction.ENTRY}
   %ip.target = load ptr, ptr %target.p, align 8
   br label %fetch
 
 launch:
-  %flags.p = getelementptr i64, ptr %ip, i64 {INS_FLAGS}
+  %flags.p = getelementptr i64, ptr %ip, i64 {Instruction.FLAGS}
   %flags = load i64, ptr %flags.p, align 8
-  %index.p = getelementptr i64, ptr %ip, i64 {INS_LAUNCH}
+  %index.p = getelementptr i64, ptr %ip, i64 {Instruction.LAUNCH}
   %index = load i64, ptr %index.p, align 8
   br i1 %timed, label %clock.in, label %order
 clock.in:
@@ -390,7 +339,7 @@ clock.in:
   br label %order
 order:
   %t0 = phi i64 [ 0, %launch ], [ %time.in, %clock.in ]
-  %barrier.bit = and i64 %flags, {FLAG_BARRIER}
+  %barrier.bit = and i64 %flags, {Flag.BARRIER}
   %has.barrier = icmp ne i64 %barrier.bit, 0
   br i1 %has.barrier, label %barrier, label %ready
 barrier:
@@ -401,7 +350,7 @@ ready:
   %sound = icmp eq i64 %error, 0
   br i1 %sound, label %place, label %leave
 place:
-  %serial.bit = and i64 %flags, {FLAG_SERIAL}
+  %serial.bit = and i64 %flags, {Flag.SERIAL}
   %serial = icmp ne i64 %serial.bit, 0
   %other = xor i1 %caller, true
   %skip = and i1 %serial, %other
@@ -410,12 +359,12 @@ prepare:
   %width = select i1 %serial, i64 1, i64 %active
   store i64 %width, ptr %workers.p, align 8
   store i64 %index, ptr %launch.p, align 8
-  %ins.counters.p = getelementptr i64, ptr %ip, i64 {INS_COUNTERS}
+  %ins.counters.p = getelementptr i64, ptr %ip, i64 {Instruction.COUNTERS}
   %ins.counters = load ptr, ptr %ins.counters.p, align 8
   store ptr %ins.counters, ptr %counters.p, align 8
-  %slots.p = getelementptr i64, ptr %ip, i64 {INS_SLOTS}
+  %slots.p = getelementptr i64, ptr %ip, i64 {Instruction.SLOTS}
   %slots = load ptr, ptr %slots.p, align 8
-  %num.p = getelementptr i64, ptr %ip, i64 {INS_NUM_SLOTS}
+  %num.p = getelementptr i64, ptr %ip, i64 {Instruction.NUM_SLOTS}
   %num = load i64, ptr %num.p, align 8
   br label %relocate
 relocate:
@@ -423,9 +372,10 @@ relocate:
   %more = icmp ult i64 %s, %num
   br i1 %more, label %slot, label %enter
 slot:
-  %pair = getelementptr {{ i64, i64 }}, ptr %slots, i64 %s
-  %value.index = load i64, ptr %pair, align 8
-  %addend.p = getelementptr i8, ptr %pair, i64 8
+  %pair = getelementptr [{SlotPair.END} x i64], ptr %slots, i64 %s
+  %value.index.p = getelementptr i64, ptr %pair, i64 {SlotPair.VALUE}
+  %value.index = load i64, ptr %value.index.p, align 8
+  %addend.p = getelementptr i64, ptr %pair, i64 {SlotPair.ADDEND}
   %addend = load i64, ptr %addend.p, align 8
   %value.p = getelementptr i64, ptr %values, i64 %value.index
   %value = load i64, ptr %value.p, align 8
@@ -435,7 +385,7 @@ slot:
   %s.next = add i64 %s, 1
   br label %relocate
 enter:
-  %entry.p = getelementptr i64, ptr %ip, i64 {INS_ENTRY}
+  %entry.p = getelementptr i64, ptr %ip, i64 {Instruction.ENTRY}
   %kernel = load ptr, ptr %entry.p, align 8
   br i1 %timed, label %timed.call, label %plain.call
 plain.call:
@@ -447,44 +397,46 @@ timed.call:
   %t2 = call i64 @max_clock()
   %waited = sub i64 %t1, %t0
   %ran = sub i64 %t2, %t1
-  %record = getelementptr {{ i64, i64, i64 }}, ptr %profile, i64 %index
-  %waited.old = load i64, ptr %record, align 8
+  %record = getelementptr [{ProfileRecord.END} x i64], ptr %profile, i64 %index
+  %waited.p = getelementptr i64, ptr %record, i64 {ProfileRecord.WAIT}
+  %waited.old = load i64, ptr %waited.p, align 8
   %waited.new = add i64 %waited.old, %waited
-  store i64 %waited.new, ptr %record, align 8
-  %ran.p = getelementptr i8, ptr %record, i64 8
+  store i64 %waited.new, ptr %waited.p, align 8
+  %ran.p = getelementptr i64, ptr %record, i64 {ProfileRecord.RUN}
   %ran.old = load i64, ptr %ran.p, align 8
   %ran.new = add i64 %ran.old, %ran
   store i64 %ran.new, ptr %ran.p, align 8
-  %times.p = getelementptr i8, ptr %record, i64 16
+  %times.p = getelementptr i64, ptr %record, i64 {ProfileRecord.COUNT}
   %times.old = load i64, ptr %times.p, align 8
   %times.new = add i64 %times.old, 1
   store i64 %times.new, ptr %times.p, align 8
   br i1 %has.events, label %log, label %after
 log:
-  %logged = load i64, ptr %events, align 8
-  %room.p = getelementptr i8, ptr %events, i64 8
+  %logged.p = getelementptr i64, ptr %events, i64 {EventLog.COUNT}
+  %logged = load i64, ptr %logged.p, align 8
+  %room.p = getelementptr i64, ptr %events, i64 {EventLog.CAPACITY}
   %room = load i64, ptr %room.p, align 8
   %fits = icmp ult i64 %logged, %room
   br i1 %fits, label %append, label %after
 append:
-  %logged.bytes = mul i64 %logged, {EVENT_BYTES}
-  %event.offset = add i64 %logged.bytes, {EVENT_LOG_HEADER}
-  %event = getelementptr i8, ptr %events, i64 %event.offset
-  store i64 %index, ptr %event, align 8
-  %event.t0 = getelementptr i8, ptr %event, i64 8
+  %first.event = getelementptr i64, ptr %events, i64 {EventLog.END}
+  %event = getelementptr [{Event.END} x i64], ptr %first.event, i64 %logged
+  %event.launch = getelementptr i64, ptr %event, i64 {Event.LAUNCH}
+  store i64 %index, ptr %event.launch, align 8
+  %event.t0 = getelementptr i64, ptr %event, i64 {Event.ARRIVAL}
   store i64 %t0, ptr %event.t0, align 8
-  %event.t1 = getelementptr i8, ptr %event, i64 16
+  %event.t1 = getelementptr i64, ptr %event, i64 {Event.START}
   store i64 %t1, ptr %event.t1, align 8
-  %event.t2 = getelementptr i8, ptr %event, i64 24
+  %event.t2 = getelementptr i64, ptr %event, i64 {Event.FINISH}
   store i64 %t2, ptr %event.t2, align 8
   %logged.next = add i64 %logged, 1
-  store i64 %logged.next, ptr %events, align 8
+  store i64 %logged.next, ptr %logged.p, align 8
   br label %after
 after:
   store i64 %active, ptr %workers.p, align 8
   br label %next
 next:
-  %ip.next = getelementptr i8, ptr %ip, i64 {INSTRUCTION_BYTES}
+  %ip.next = getelementptr i64, ptr %ip, i64 {Instruction.END}
   br label %fetch
 
 leave:
@@ -493,8 +445,8 @@ leave:
   br i1 %failed, label %release, label %done
 release:
   ; others may stand at a barrier that will never be full
-  %generation.p = getelementptr i8, ptr %pool, i64 {GENERATION}
-  %sleepers.p = getelementptr i8, ptr %pool, i64 {GENERATION_SLEEPERS}
+  %generation.p = getelementptr i64, ptr %pool, i64 {PoolState.GENERATION}
+  %sleepers.p = getelementptr i64, ptr %pool, i64 {PoolState.GENERATION_SLEEPERS}
   call void @max_advance(ptr %pool, ptr %generation.p, ptr %sleepers.p)
   br label %done
 done:
@@ -503,33 +455,35 @@ done:
 
 define i64 @max_run(ptr %pool, ptr %program, ptr %values) noinline {{
 entry:
-  %run.p = getelementptr i8, ptr %pool, i64 {RUN}
+  %run.p = getelementptr i64, ptr %pool, i64 {PoolState.RUN}
   %idle = load atomic i64, ptr %run.p monotonic, align 8
   %running = and i64 %idle, 1
   %nested = icmp ne i64 %running, 0
   br i1 %nested, label %refuse, label %begin
 refuse:
-  ret i64 {RUNNING}
+  ret i64 {ErrorState.NESTED}
 begin:
   %run = add i64 %idle, 1
   %ended = add i64 %idle, 2
   %self = call i64 @max_self()
-  %caller.p = getelementptr i8, ptr %pool, i64 {CALLER}
+  %caller.p = getelementptr i64, ptr %pool, i64 {PoolState.CALLER}
   store atomic i64 %self, ptr %caller.p monotonic, align 8
   store atomic i64 %run, ptr %run.p release, align 8
-  %program.p = getelementptr i8, ptr %pool, i64 {PROGRAM}
+  %program.p = getelementptr i64, ptr %pool, i64 {PoolState.PROGRAM}
   store ptr %program, ptr %program.p, align 8
-  %values.p = getelementptr i8, ptr %pool, i64 {VALUES}
+  %values.p = getelementptr i64, ptr %pool, i64 {PoolState.VALUES}
   store ptr %values, ptr %values.p, align 8
-  %arrived.p = getelementptr i8, ptr %pool, i64 {ARRIVED}
+  %arrived.p = getelementptr i64, ptr %pool, i64 {PoolState.ARRIVED}
   store atomic i32 0, ptr %arrived.p monotonic, align 4
-  %error.p = getelementptr i8, ptr %pool, i64 {ERROR}
-  call void @llvm.memset.p0.i64(ptr align 64 %error.p, i8 0, i64 64, i1 false)
-  %counters = load ptr, ptr %program, align 8
-  %bytes.p = getelementptr i8, ptr %program, i64 {HEADER_COUNTER_BYTES}
+  %error.p = getelementptr i64, ptr %pool, i64 {ERROR_STATE}
+  %record.p = getelementptr i64, ptr %pool, i64 {PoolState.ERROR}
+  call void @llvm.memset.p0.i64(ptr align 64 %record.p, i8 0, i64 {ErrorRecord.END.offset}, i1 false)
+  %counters.p = getelementptr i64, ptr %program, i64 {ProgramHeader.COUNTERS}
+  %counters = load ptr, ptr %counters.p, align 8
+  %bytes.p = getelementptr i64, ptr %program, i64 {ProgramHeader.COUNTER_BYTES}
   %bytes = load i64, ptr %bytes.p, align 8
   call void @llvm.memset.p0.i64(ptr align 64 %counters, i8 0, i64 %bytes, i1 false)
-  %active.p = getelementptr i8, ptr %pool, i64 {ACTIVE}
+  %active.p = getelementptr i64, ptr %pool, i64 {PoolState.ACTIVE}
   %active = load i64, ptr %active.p, align 8
   %alone = icmp eq i64 %active, 1
   br i1 %alone, label %single, label %many
@@ -539,18 +493,18 @@ single:
 many:
   %others64 = sub i64 %active, 1
   %others = trunc i64 %others64 to i32
-  %remaining.p = getelementptr i8, ptr %pool, i64 {REMAINING}
+  %remaining.p = getelementptr i64, ptr %pool, i64 {PoolState.REMAINING}
   store atomic i32 %others, ptr %remaining.p monotonic, align 4
-  %finished.p = getelementptr i8, ptr %pool, i64 {FINISHED}
+  %finished.p = getelementptr i64, ptr %pool, i64 {PoolState.FINISHED}
   %finished = load atomic i32, ptr %finished.p acquire, align 4
-  %finished.sleepers = getelementptr i8, ptr %pool, i64 {FINISHED_SLEEPERS}
-  %epoch.p = getelementptr i8, ptr %pool, i64 {EPOCH}
-  %epoch.sleepers = getelementptr i8, ptr %pool, i64 {EPOCH_SLEEPERS}
+  %finished.sleepers = getelementptr i64, ptr %pool, i64 {PoolState.FINISHED_SLEEPERS}
+  %epoch.p = getelementptr i64, ptr %pool, i64 {PoolState.EPOCH}
+  %epoch.sleepers = getelementptr i64, ptr %pool, i64 {PoolState.EPOCH_SLEEPERS}
   call void @max_advance(ptr %pool, ptr %epoch.p, ptr %epoch.sleepers)
   call void @max_walk(ptr %pool, i64 0)
-  %spins.p = getelementptr i8, ptr %pool, i64 {RUN_SPINS}
+  %spins.p = getelementptr i64, ptr %pool, i64 {PoolState.RUN_SPINS}
   %spins = load i64, ptr %spins.p, align 8
-  %contexts.p = getelementptr i8, ptr %pool, i64 {CONTEXTS}
+  %contexts.p = getelementptr i64, ptr %pool, i64 {PoolState.CONTEXTS}
   %mine = load ptr, ptr %contexts.p, align 8
   call void @max_wait(ptr %pool, ptr %finished.p, i32 %finished, ptr %finished.sleepers, i64 %spins, ptr %mine)
   br label %done
@@ -562,13 +516,13 @@ done:
 
 define void @max_worker(ptr %pool, i64 %worker) noinline {{
 entry:
-  %epoch.p = getelementptr i8, ptr %pool, i64 {EPOCH}
-  %epoch.sleepers = getelementptr i8, ptr %pool, i64 {EPOCH_SLEEPERS}
-  %stop.p = getelementptr i8, ptr %pool, i64 {STOP}
-  %remaining.p = getelementptr i8, ptr %pool, i64 {REMAINING}
-  %finished.p = getelementptr i8, ptr %pool, i64 {FINISHED}
-  %finished.sleepers = getelementptr i8, ptr %pool, i64 {FINISHED_SLEEPERS}
-  %spins.p = getelementptr i8, ptr %pool, i64 {IDLE_SPINS}
+  %epoch.p = getelementptr i64, ptr %pool, i64 {PoolState.EPOCH}
+  %epoch.sleepers = getelementptr i64, ptr %pool, i64 {PoolState.EPOCH_SLEEPERS}
+  %stop.p = getelementptr i64, ptr %pool, i64 {PoolState.STOP}
+  %remaining.p = getelementptr i64, ptr %pool, i64 {PoolState.REMAINING}
+  %finished.p = getelementptr i64, ptr %pool, i64 {PoolState.FINISHED}
+  %finished.sleepers = getelementptr i64, ptr %pool, i64 {PoolState.FINISHED_SLEEPERS}
+  %spins.p = getelementptr i64, ptr %pool, i64 {PoolState.IDLE_SPINS}
   %spins = load i64, ptr %spins.p, align 8
   br label %idle
 idle:
@@ -594,10 +548,10 @@ done:
 ; Stops the pool: workers leave max_worker.
 define void @max_stop(ptr %pool) noinline {{
 entry:
-  %stop.p = getelementptr i8, ptr %pool, i64 {STOP}
+  %stop.p = getelementptr i64, ptr %pool, i64 {PoolState.STOP}
   store atomic i64 1, ptr %stop.p seq_cst, align 8
-  %epoch.p = getelementptr i8, ptr %pool, i64 {EPOCH}
-  %epoch.sleepers = getelementptr i8, ptr %pool, i64 {EPOCH_SLEEPERS}
+  %epoch.p = getelementptr i64, ptr %pool, i64 {PoolState.EPOCH}
+  %epoch.sleepers = getelementptr i64, ptr %pool, i64 {PoolState.EPOCH_SLEEPERS}
   call void @max_advance(ptr %pool, ptr %epoch.p, ptr %epoch.sleepers)
   ret void
 }}
@@ -609,13 +563,13 @@ def native_ir(primitives: platform.Primitives, triple: str) -> str:
 
     Args:
         primitives: Pause, yield, park, wake, clock and thread of the platform.
-        triple: The target, for the reader's sake only.
+        triple: The target, as a comment in the text.
     """
-    offsets = {
-        name: value
-        for name, value in globals().items()
-        if name.isupper() and isinstance(value, int)
-    }
+    layouts = {name: getattr(_abi, name) for name in _abi.__all__}
     return _TEXT.format(
-        primitives=primitives.ir, parking_mode=primitives.parking, triple=triple, **offsets
+        primitives=primitives.ir,
+        parking_mode=primitives.parking,
+        triple=triple,
+        ERROR_STATE=_abi.PoolState.ERROR + _abi.ErrorRecord.STATE,
+        **layouts,
     )

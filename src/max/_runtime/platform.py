@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from max._abi import PARKING_BYTES
 from max._config import flags
 
 logger = logging.getLogger("max.runtime")
@@ -302,7 +303,7 @@ class Primitives:
 
 
 # room in the pool's struct for the mutex and the condition variable of the portable parking
-MUTEX_OFFSET, CONDITION_OFFSET, PARKING_BYTES = 0, 128, 256
+MUTEX_OFFSET, CONDITION_OFFSET = 0, PARKING_BYTES // 2
 
 _PAUSE = {
     "x86_64": (
@@ -481,7 +482,7 @@ def primitives_ir(system: str, machine: str, mode: str, parking_offset: int) -> 
         system: As in ``sys.platform``.
         machine: LLVM's name of the architecture.
         mode: A result of :func:`parking_mode`.
-        parking_offset: Where the pool's struct has :data:`PARKING_BYTES` for the parking.
+        parking_offset: Where the pool's struct has `max._abi.PARKING_BYTES` for the parking.
     """
     declare, call = _PAUSE.get(machine, ("", ""))
     body = f"{{\n  {call}\n  ret void\n}}\n"

@@ -19,6 +19,16 @@ from typing import Any
 
 import numpy as np
 
+from max._abi import (
+    CONTEXT_BYTES,
+    LINE_PAIR_BYTES,
+    POOL_BYTES,
+    WORD_BYTES,
+    Context,
+    ErrorRecord,
+    ErrorState,
+    PoolState,
+)
 from max._runtime import interrupts, jit, native, platform
 from max._runtime.cache import content_key
 
@@ -47,7 +57,7 @@ class _Functions:
 
     def __init__(self, parking: str) -> None:
         machine = jit.Machine.host()
-        primitives = platform.primitives(native.PARKING, parking)
+        primitives = platform.primitives(PoolState.PARKING.offset, parking)
         text = native.native_ir(primitives, machine.triple)
         unit = jit.Unit(f"pool-{content_key(text)}", native.EXPORTS, lambda: text, optimize=False)
         symbols = primitives.symbols | _python_functions()
@@ -146,23 +156,23 @@ class Pool:
         if not interrupts.awake:
             interrupts.wake()
         state = self._native.run(self._address, program, values)
-        if state == native.RUNNING:
+        if state == ErrorState.NESTED:
             raise RuntimeError(_NESTED)
         return state
 
     def error_record(self) -> np.ndarray:
-        """A copy of the error record of the last run: eight ``int64``."""
-        return self._words(native.ERROR, 8).copy()
+        """A copy of the error record of the last run: the ``int64`` words of `ErrorRecord`."""
+        return self._words(PoolState.ERROR, ErrorRecord.END).copy()
 
     def raise_interruption(self) -> None:
         """Raises what ended the last run early: what a signal handler raised, or the error for an event."""
-        raised = self._words(native.RAISED, 3)
+        raised = self._words(PoolState.RAISED_TYPE, 3)
         type_, value, trace = (int(word) for word in raised)
         raised[:] = 0
         if type_:
             # Python takes the references back, and raises
             _RESTORE(type_, value or None, trace or None)
-        if kept := int(self.error_record()[3]):
+        if kept := int(self.error_record()[ErrorRecord.VALUES]):
             error: Any = ctypes.cast(kept, ctypes.py_object).value
             ctypes.pythonapi.Py_DecRef(ctypes.py_object(error))
             raise error
@@ -170,11 +180,11 @@ class Pool:
 
     def run_number(self) -> int:
         """Twice the runs begun, less 1 during a run."""
-        return int(self._words(native.RUN, 1)[0])
+        return int(self._words(PoolState.RUN)[0])
 
     def caller(self) -> int:
         """The thread that began the last run, as `threading.get_ident` has it."""
-        return int(self._words(native.CALLER, 1).view(np.uint64)[0])
+        return int(self._words(PoolState.CALLER).view(np.uint64)[0])
 
     def nudge(self, run: int, check_signals: bool, interrupt: bool) -> None:
         """Makes the workers of a run look up.
@@ -184,13 +194,17 @@ class Pool:
             check_signals: Whether the caller is to let Python handle signals.
             interrupt: Whether it is to end.
         """
-        if not check_signals and not interrupt and not self._words(native.ERROR, 1)[0]:
+        if (
+            not check_signals
+            and not interrupt
+            and not self._words(PoolState.ERROR + ErrorRecord.STATE)[0]
+        ):
             return
         with self._buffers_lock:
             if check_signals:
-                self._words(native.CHECK, 1)[0] = run
+                self._words(PoolState.CHECK)[0] = run
             if interrupt:
-                self._words(native.INTERRUPT, 1)[0] = run
+                self._words(PoolState.INTERRUPT)[0] = run
             self._native.nudge(self._address)
 
     def close(self) -> None:
@@ -201,7 +215,7 @@ class Pool:
             if locked:
                 self._closed = True
                 self._dismiss()
-                self._words(native.ACTIVE, 1)[0] = 1
+                self._words(PoolState.ACTIVE)[0] = 1
         finally:
             if locked:
                 self._lock.release()
@@ -213,15 +227,15 @@ class Pool:
             self._make_memory()
 
     def _make_memory(self) -> None:
-        self._memory = memory = platform.allocate(native.POOL_BYTES, native.LINE_PAIR)
+        self._memory = memory = platform.allocate(POOL_BYTES, LINE_PAIR_BYTES)
         memory[:] = 0
         self._address = memory.ctypes.data
-        platform.init_parking(self._address + native.PARKING, self.parking)
+        platform.init_parking(self._address + PoolState.PARKING.offset, self.parking)
         crowded = self.num_threads > platform.usable_cpus()
-        self._words(native.IDLE_SPINS, 1)[0] = IDLE_SPINS
-        self._words(native.RUN_SPINS, 1)[0] = IDLE_SPINS if crowded else RUN_SPINS
-        self._words(native.YIELD_MASK, 1)[0] = YIELD_EVERY - 1
-        self._words(native.ACTIVE, 1)[0] = self.num_threads
+        self._words(PoolState.IDLE_SPINS)[0] = IDLE_SPINS
+        self._words(PoolState.RUN_SPINS)[0] = IDLE_SPINS if crowded else RUN_SPINS
+        self._words(PoolState.YIELD_MASK)[0] = YIELD_EVERY - 1
+        self._words(PoolState.ACTIVE)[0] = self.num_threads
         self._place_buffers()
         if self._finalizer is not None:
             self._finalizer.detach()
@@ -230,32 +244,33 @@ class Pool:
         finalizer.atexit = False
         self._finalizer = finalizer
 
-    def _words(self, offset: int, count: int) -> np.ndarray:
-        return self._memory[offset : offset + 8 * count].view(np.int64)
+    def _words(self, field: int, count: int = 1) -> np.ndarray:
+        """Words of the pool's struct, from a field of `PoolState` on."""
+        return self._memory.view(np.int64)[field : field + count]
 
     def _place_buffers(self) -> None:
         """Lays out contexts, argument slots and scratch, each worker's on its own cache lines."""
-        line, workers = native.LINE_PAIR, self.num_threads
-        stride = -(-self._num_slots * 8 // line) * line + line
+        line, workers = LINE_PAIR_BYTES, self.num_threads
+        stride = -(-self._num_slots * WORD_BYTES // line) * line + line
         # a pair of lines more than asked for: equal offsets of two workers are no power of two apart
         scratch_stride = -(-self._scratch_bytes // line) * line + line
-        self._contexts = platform.allocate(workers * native.CONTEXT_BYTES, line)
+        self._contexts = platform.allocate(workers * CONTEXT_BYTES, line)
         self._contexts[:] = 0
         self._args = platform.allocate(workers * stride, line)
         self._scratch = platform.allocate(workers * scratch_stride, line)
         fields = self._contexts.view(np.int64).reshape(workers, -1)
         for worker in range(workers):
             row = fields[worker]
-            row[native.CTX_WORKER // 8] = worker
-            row[native.CTX_WORKERS // 8] = workers
-            row[native.CTX_BARRIER // 8] = self._native.barrier
-            row[native.CTX_POOL // 8] = self._address
-            row[native.CTX_ERROR // 8] = self._address + native.ERROR
-            row[native.CTX_SCRATCH // 8] = self._scratch.ctypes.data + worker * scratch_stride
-            row[native.CTX_SCRATCH_BYTES // 8] = self._scratch_bytes
-            row[native.CTX_POLL // 8] = self._native.poll
-            row[native.CTX_ARGS // 8] = self._args.ctypes.data + worker * stride
-        self._words(native.CONTEXTS, 1)[0] = self._contexts.ctypes.data
+            row[Context.WORKER] = worker
+            row[Context.WORKERS] = workers
+            row[Context.BARRIER] = self._native.barrier
+            row[Context.POOL] = self._address
+            row[Context.ERROR] = self._address + PoolState.ERROR.offset
+            row[Context.SCRATCH] = self._scratch.ctypes.data + worker * scratch_stride
+            row[Context.SCRATCH_BYTES] = self._scratch_bytes
+            row[Context.POLL] = self._native.poll
+            row[Context.ARGS] = self._args.ctypes.data + worker * stride
+        self._words(PoolState.CONTEXTS)[0] = self._contexts.ctypes.data
 
     # Threads -----------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Programs: flat lists of launches, and the executor that runs one.
 
-The native layout that the workers walk is described in :mod:`max._runtime.native`.
+The workers walk the layout of `max._abi`; see :mod:`max._runtime.native`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,21 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from max._abi import (
+    COUNTER_BYTES,
+    ErrorRecord,
+    ErrorState,
+    Event,
+    EventLog,
+    Flag,
+    Instruction,
+    Opcode,
+    ProfileRecord,
+    ProgramHeader,
+    SlotPair,
+)
 from max._config import flags
-from max._runtime import native, platform
+from max._runtime import platform
 from max._runtime.pool import Pool
 
 NO_VALUE = 0  # values[0] is 0: a slot (NO_VALUE, c) is the constant c
@@ -161,14 +174,14 @@ class Executor:
         _check(program)
         launches = program.launches
         self._counters = platform.allocate(
-            sum(launch.phases for launch in launches) * platform.CACHE_LINE
+            sum(launch.phases for launch in launches) * COUNTER_BYTES
         )
         pairs = [pair for launch in launches for pair in launch.slots]
-        self._slots = np.array(pairs, np.int64).reshape(-1, 2)
+        self._slots = np.zeros((len(pairs), SlotPair.END), np.int64)
+        self._slots[:, SlotPair.VALUE] = [value for value, _ in pairs]
+        self._slots[:, SlotPair.ADDEND] = [addend for _, addend in pairs]
         wanted = flags.MAX_PROFILE if profile is None else profile
-        self._profile = (
-            np.zeros((len(launches), native.PROFILE_BYTES // 8), np.int64) if wanted else None
-        )
+        self._profile = np.zeros((len(launches), ProfileRecord.END), np.int64) if wanted else None
         self._events: np.ndarray | None = None
         self._code = self._lay_out()
         self._address = self._code.ctypes.data
@@ -180,49 +193,44 @@ class Executor:
 
     def _lay_out(self) -> np.ndarray:
         launches = self.program.launches
-        size = native.HEADER_BYTES + (len(launches) + 1) * native.INSTRUCTION_BYTES
-        code = platform.allocate(size)
+        size = ProgramHeader.END.offset + (len(launches) + 1) * Instruction.END.offset
+        code = platform.allocate(size).view(np.int64)
         code[:] = 0
-        header = code[: native.HEADER_BYTES].view(np.int64)
-        header[native.HEADER_COUNTERS // 8] = self._counters.ctypes.data
-        header[native.HEADER_COUNTER_BYTES // 8] = self._counters.size
-        header[native.HEADER_PROFILE // 8] = (
-            0 if self._profile is None else self._profile.ctypes.data
-        )
-        rows = code[native.HEADER_BYTES :].view(np.int64).reshape(-1, native.INSTRUCTION_BYTES // 8)
+        code[ProgramHeader.COUNTERS] = self._counters.ctypes.data
+        code[ProgramHeader.COUNTER_BYTES] = self._counters.size
+        code[ProgramHeader.PROFILE] = 0 if self._profile is None else self._profile.ctypes.data
+        rows = code[ProgramHeader.END :].reshape(-1, Instruction.END)
         slots, counters = self._slots.ctypes.data, self._counters.ctypes.data
         for index, (row, launch) in enumerate(zip(rows, launches, strict=False)):
-            row[native.INS_LAUNCH] = index
+            row[Instruction.LAUNCH] = index
             if isinstance(launch, Jump):
                 self._lay_out_jump(row, launch, index, rows, slots)
-                slots += 16 * len(launch.slots)
+                slots += SlotPair.END.offset * len(launch.slots)
                 continue
-            row[native.INS_OPCODE] = native.OP_LAUNCH
-            row[native.INS_FLAGS] = (
-                launch.barrier * native.FLAG_BARRIER | launch.serial * native.FLAG_SERIAL
-            )
-            row[native.INS_ENTRY] = launch.entry
-            row[native.INS_SLOTS] = slots
-            row[native.INS_NUM_SLOTS] = len(launch.slots)
-            row[native.INS_COUNTERS] = counters
-            slots += 16 * len(launch.slots)
-            counters += platform.CACHE_LINE * launch.phases
-        rows[-1, native.INS_OPCODE] = native.OP_END
+            row[Instruction.OPCODE] = Opcode.LAUNCH
+            row[Instruction.FLAGS] = launch.barrier * Flag.BARRIER | launch.serial * Flag.SERIAL
+            row[Instruction.ENTRY] = launch.entry
+            row[Instruction.SLOTS] = slots
+            row[Instruction.NUM_SLOTS] = len(launch.slots)
+            row[Instruction.COUNTERS] = counters
+            slots += SlotPair.END.offset * len(launch.slots)
+            counters += COUNTER_BYTES * launch.phases
+        rows[-1, Instruction.OPCODE] = Opcode.END
         return code
 
     def _lay_out_jump(
         self, row: np.ndarray, jump: Jump, index: int, rows: np.ndarray, slots: int
     ) -> None:
         choice = jump.kind == "if_zero"
-        row[native.INS_OPCODE] = native.OP_IF_ZERO if choice else native.OP_JUMP
-        row[native.INS_ENTRY] = rows.ctypes.data + jump.target * native.INSTRUCTION_BYTES
-        row[native.INS_SLOTS] = slots
+        row[Instruction.OPCODE] = Opcode.IF_ZERO if choice else Opcode.JUMP
+        row[Instruction.ENTRY] = rows.ctypes.data + jump.target * Instruction.END.offset
+        row[Instruction.SLOTS] = slots
         if jump.kind == "back":
             phases = [launch.phases for launch in self.program.launches]
             before, inside = sum(phases[: jump.target]), sum(phases[jump.target : index])
-            row[native.INS_FLAGS] = native.FLAG_BARRIER
-            row[native.INS_COUNTERS] = self._counters.ctypes.data + before * platform.CACHE_LINE
-            row[native.INS_NUM_SLOTS] = inside * platform.CACHE_LINE
+            row[Instruction.FLAGS] = Flag.BARRIER
+            row[Instruction.COUNTERS] = self._counters.ctypes.data + before * COUNTER_BYTES
+            row[Instruction.NUM_SLOTS] = inside * COUNTER_BYTES
 
     def run(self, values: np.ndarray) -> None:
         """Runs the program once.
@@ -281,7 +289,7 @@ class Executor:
         self.runs += 1
         if not failed:
             return None
-        if failed == native.INTERRUPTED:
+        if failed == ErrorState.INTERRUPTED:
             self.pool.raise_interruption()
         return self.pool.error_record()
 
@@ -289,11 +297,10 @@ class Executor:
         """Begins or ends keeping the time of each launch; what was kept stays."""
         with self.pool.lock:
             if on and self._profile is None:
-                shape = (len(self.program.launches), native.PROFILE_BYTES // 8)
+                shape = (len(self.program.launches), ProfileRecord.END)
                 self._profile = np.zeros(shape, np.int64)
-            header = self._code[: native.HEADER_BYTES].view(np.int64)
             address = 0 if self._profile is None or not on else self._profile.ctypes.data
-            header[native.HEADER_PROFILE // 8] = address
+            self._code[ProgramHeader.PROFILE] = address
 
     def log_events(self, room: int) -> None:
         """Begins a log of single launches, while profiling is on; 0 ends it.
@@ -302,27 +309,25 @@ class Executor:
             room: How many launches fit; later ones are not logged.
         """
         with self.pool.lock:
-            self._events = np.zeros((1 + room, native.EVENT_BYTES // 8), np.int64) if room else None
-            header = self._code[: native.HEADER_BYTES].view(np.int64)
-            address = 0
+            self._events = np.zeros(EventLog.END + room * Event.END, np.int64) if room else None
             if self._events is not None:
-                # the log's header is the end of the first row
-                self._events[0, -1] = room
-                address = self._events.ctypes.data + native.EVENT_BYTES - native.EVENT_LOG_HEADER
-            header[native.HEADER_EVENTS // 8] = address
+                self._events[EventLog.CAPACITY] = room
+            address = 0 if self._events is None else self._events.ctypes.data
+            self._code[ProgramHeader.EVENTS] = address
 
     def events(self) -> np.ndarray:
-        """The logged launches: number, ticks at the arrival at its barrier, at its start, at its end."""
+        """The logged launches: a row of `max._abi.Event` each."""
         with self.pool.lock:
             if self._events is None:
-                return np.zeros((0, native.EVENT_BYTES // 8), np.int64)
-            return self._events[1 : 1 + int(self._events[0, -2])].copy()
+                return np.zeros((0, Event.END), np.int64)
+            rows = self._events[EventLog.END :].reshape(-1, Event.END)
+            return rows[: self._events[EventLog.COUNT]].copy()
 
     def ticks(self) -> np.ndarray:
-        """For each launch the ticks at its barrier and in it, summed, and how often it ran; zeros where none were kept."""
+        """For each launch a row of `max._abi.ProfileRecord`; zeros where nothing was measured."""
         with self.pool.lock:
             if self._profile is None:
-                shape = (len(self.program.launches), native.PROFILE_BYTES // 8)
+                shape = (len(self.program.launches), ProfileRecord.END)
                 return np.zeros(shape, np.int64)
             return self._profile.copy()
 
@@ -338,13 +343,14 @@ class Executor:
             )
         nanoseconds = self._profile * (1e9 / self.pool.clock_hz)
         return [
-            LaunchTiming(launch.name, float(wait), float(run))
-            for launch, (wait, run, _) in zip(self.program.launches, nanoseconds, strict=True)
+            LaunchTiming(launch.name, float(row[ProfileRecord.WAIT]), float(row[ProfileRecord.RUN]))
+            for launch, row in zip(self.program.launches, nanoseconds, strict=True)
         ]
 
     def _error(self, record: np.ndarray) -> KernelError:
-        launch, number = self.program.launches[int(record[1])], int(record[2])
-        values = tuple(int(word) for word in record[3:])
+        launch = self.program.launches[int(record[ErrorRecord.LAUNCH])]
+        number = int(record[ErrorRecord.RAISE])
+        values = tuple(int(word) for word in record[ErrorRecord.VALUES :])
         if not 0 <= number < len(launch.messages):
             return KernelError(f"{launch.name}: a kernel raised (number {number})", launch.name)
         message = launch.messages[number]

@@ -153,10 +153,13 @@ class _Measurement:
             for launch in launches
             for slot in (*launch.slots, choice.rows)
         }
-        given = [*compiled.inputs, *compiled.outputs]
-        self._given = sorted(base - 2 for base in used if 2 <= base < 2 + len(given))
-        self._other = any(base >= 2 + len(given) for base in used)
-        sizes = [product(given[i].shape) * given[i].dtype.size_in_bytes for i in self._given]
+        layout = compiled.bases
+        tensors = dict(enumerate(compiled.inputs, layout.inputs.start))
+        tensors |= dict(enumerate(compiled.outputs, layout.outputs.start))
+        self._used = sorted(used & tensors.keys())
+        self._other = bool(used - tensors.keys() - {layout.NOTHING, layout.arena()})
+        given = [tensors[base] for base in self._used]
+        sizes = [product(tensor.shape) * tensor.dtype.size_in_bytes for tensor in given]
         self._sizes = size_function(sizes, compiled.symbols)
 
     def limit(self) -> int | None:
@@ -215,7 +218,7 @@ class _Measurement:
         tries = [(rows,) * count, *[(*one[:i], rows, *one[i + 1 :]) for i in range(count)]]
         for symbols in tries:
             instance = program.instance(symbols)
-            bases = np.zeros(2 + len(self._compiled.inputs) + len(self._compiled.outputs), np.int64)
+            bases = np.zeros(self._compiled.bases.count(), np.int64)
             slot = self._choice.rows
             have = bases.take(program.bases)[slot.value] + instance.offsets[slot.value]
             sizes = self._sizes(symbols)
@@ -224,7 +227,7 @@ class _Measurement:
             memory = [platform.allocate(max(size, 1)) for size in (instance.arena_bytes, *sizes)]
             for block in memory:
                 block[:] = 0
-            places = [1, *[2 + i for i in self._given]]
+            places = [self._compiled.bases.arena(), *self._used]
             for base, block in zip(places, memory, strict=True):
                 bases[base] = block.ctypes.data
             return _Ready(instance.offsets, bases, memory)

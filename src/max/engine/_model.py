@@ -14,6 +14,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
+from max._abi import BaseLayout
 from max._compiler.emit import Compiled
 from max._runtime import guard, platform
 from max._runtime.interrupts import check_interrupt
@@ -156,7 +157,6 @@ class Model:
         self._binder = InputBinder(
             compiled.name, compiled.inputs, compiled.input_names, compiled.input_symbols
         )
-        self._num_inputs = len(compiled.inputs)
         self._output_dtypes = [info.dtype for info in compiled.outputs]
         self._output_memory = OutputMemory(len(compiled.outputs), compiled.guarded)
         self._output_devices = [CPU(info.device[1]) for info in compiled.outputs]
@@ -324,26 +324,25 @@ class Model:
             return
         # held by this frame until the run is over
         address, _memory = self._arena.take(instance.arena_bytes, instance.holes)
-        bases = [0, address]
-        bases.extend([tensor._ptr for tensor in inputs])
-        bases.extend([tensor._ptr for tensor in outputs])
+        bases = BaseLayout.addresses(
+            address, [tensor._ptr for tensor in inputs], [tensor._ptr for tensor in outputs]
+        )
         linked.main.run(instance, np.array(bases, np.int64))
 
     def _run_segments(
         self, linked: Linked, symbols: tuple[int, ...], inputs: list[Tensor]
     ) -> list[Tensor]:
         """Runs a program whose later parts depend on sizes that earlier ones compute."""
-        count = len(self._compiled.outputs)
         outputs: list[Tensor] = [
             inputs[max(source, 0)] if inputs else _NOTHING for source in self._given_back
         ]
-        first_output = 2 + self._num_inputs
-        bases = np.zeros(first_output + count + len(linked.later), np.int64)
-        bases[2:first_output] = [tensor._ptr for tensor in inputs]
+        layout = self._compiled.bases
+        parts = (linked.main, *linked.later)
+        bases = np.zeros(layout.count(len(parts)), np.int64)
+        bases[layout.inputs] = [tensor._ptr for tensor in inputs]
         # memory of its own: other runs come between the parts
         arenas: dict[int, npt.NDArray[np.uint8]] = {}
         sizes = dict(zip(self._compiled.symbols, symbols, strict=False))
-        parts = (linked.main, *linked.later)
         segment = 0
         while segment < len(parts):
             check_interrupt()
@@ -354,18 +353,16 @@ class Model:
                 if instance.holes
                 else platform.allocate(max(instance.arena_bytes, 1))
             )
-            bases[1 if segment == 0 else first_output + count + segment - 1] = arenas[
-                segment
-            ].ctypes.data
+            bases[layout.arena(segment)] = arenas[segment].ctypes.data
             for index, shape in zip(part.code.outputs, instance.output_shapes, strict=True):
-                if self._given_back[index] < 0 and not bases[first_output + index]:
+                if self._given_back[index] < 0 and not bases[layout.output(index)]:
                     kind = self._output_dtypes[index], shape, self._output_devices[index]
                     outputs[index] = (
                         self._output_memory.tensor(index, *kind)
                         if self._compiled.guarded
                         else Tensor(*kind)
                     )
-                    bases[first_output + index] = outputs[index]._ptr
+                    bases[layout.output(index)] = outputs[index]._ptr
             if not part.empty:
                 part.run(instance, bases)
             following = part.discover(instance, bases, sizes)

@@ -44,8 +44,8 @@ def run_once(
         program = link(replace(compiled.once, launches=launches))
         instance = program.instance((0,) * len(compiled.symbols))
         address, _memory = arena.take(instance.arena_bytes, instance.holes)
-        bases = np.zeros(2 + len(compiled.inputs) + len(compiled.outputs), np.int64)
-        bases[1] = address
+        bases = np.zeros(compiled.bases.count(), np.int64)
+        bases[compiled.bases.arena()] = address
         program.run(instance, bases)
         done |= over - needed
         for index in over:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from max._abi import Event, ProfileRecord
 from max._config import flags
 from max.engine._program import LinkedProgram
 
@@ -157,21 +158,22 @@ def _fill(profile: Profile, parts: Iterable[tuple[LinkedProgram, _Reading | None
         if not calls:
             continue
         moved, operations = program.bytes_moved(runs), program.flops(runs)
-        seconds = ticks[:, :2] / program.executor.pool.clock_hz
-        for launch, (wait, run), times, size, flops in zip(
-            program.code.launches, seconds, ticks[:, 2], moved, operations, strict=True
+        hertz = program.executor.pool.clock_hz
+        for launch, row, size, flops in zip(
+            program.code.launches, ticks.tolist(), moved, operations, strict=True
         ):
             if launch.jump:
                 continue
             key = (_NUMBERED.sub("*", launch.name), launch.kernel)
             kernel = found.setdefault(key, KernelTime(*key))
             kernel.launches += 1
-            kernel.calls += int(times)
-            kernel.seconds += float(run)
-            kernel.wait_seconds += float(wait)
+            times = row[ProfileRecord.COUNT]
+            kernel.calls += times
+            kernel.seconds += row[ProfileRecord.RUN] / hertz
+            kernel.wait_seconds += row[ProfileRecord.WAIT] / hertz
             # a launch in a loop ran more or less often than the program
-            kernel.bytes += size * int(times) // calls
-            kernel.flops += flops * int(times) // calls
+            kernel.bytes += size * times // calls
+            kernel.flops += flops * times // calls
     profile.kernels = sorted(found.values(), key=lambda kernel: -kernel.seconds)
 
 
@@ -205,8 +207,11 @@ def _trace(programs: Iterable[LinkedProgram]) -> list[dict[str, Any]]:
     for program in programs:
         hertz = program.executor.pool.clock_hz
         events: list[list[int]] = program.executor.events().tolist()
-        for index, arrived, began, ended in events:
-            launch = program.code.launches[index]
+        for event in events:
+            launch = program.code.launches[event[Event.LAUNCH]]
+            arrived, began, ended = (
+                event[field] for field in (Event.ARRIVAL, Event.START, Event.FINISH)
+            )
             if launch.barrier:
                 rows.append((arrived, began, "wait", "barrier"))
             rows.append((began, ended, launch.name, "kernel"))

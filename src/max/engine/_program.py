@@ -254,7 +254,7 @@ class LinkedProgram:
 
         Args:
             instance: For which sizes.
-            bases: Nothing, the arena, the inputs, the outputs, the arenas of later segments.
+            bases: Addresses, in the order of `max._abi.BaseLayout`.
 
         Raises:
             KernelError: A kernel raised.

@@ -18,15 +18,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from max._abi import BaseLayout
 from max._runtime.program import NO_VALUE, Executor, Jump, Launch, Program
 from max.driver import Tensor
 from max.dtype import DType
 from max.engine._model import Linked, Model
 
 __all__ = ["ModelLoop"]
-
-_BASES = 2
-"""What comes before a program's inputs: nothing, and its arena."""
 
 
 class ModelLoop:
@@ -83,12 +81,17 @@ class ModelLoop:
         launches.append(Jump(0, [], phases=0, name="loop", kind="back", target=0))
         scratch = max(first.scratch_bytes, second.scratch_bytes)
         self._executor = Executor(body.main.executor.pool, Program(launches, flag + 1, scratch))
-        # the second program's inputs and outputs come after the first one's, then the flag
-        shift = len(self._body._compiled.inputs) + len(self._body._compiled.outputs)
-        theirs = after.main.bases
-        moved = np.where(theirs < _BASES, theirs, theirs + shift)
-        count = _BASES + shift + self._after._num_inputs + len(self._after._compiled.outputs)
-        self._bases = np.concatenate([body.main.bases, moved, [count]]).astype(np.intp)
+        # the tensors of both programs are the loop's inputs, the flag is its output
+        own, other = self._body._compiled.bases, self._after._compiled.bases
+        shift = own.num_inputs + own.num_outputs
+        layout = BaseLayout(shift + other.num_inputs + other.num_outputs, 1)
+        self._bases = np.concatenate(
+            [
+                _places(own, layout, 0)[body.main.bases],
+                _places(other, layout, shift)[after.main.bases],
+                [layout.output(0)],
+            ]
+        )
         return body, after
 
     def run(
@@ -126,7 +129,7 @@ class ModelLoop:
             for made, model in zip(self._linked, (self._body, self._after), strict=True)
         ):
             self._linked = self._make()  # it was reloaded
-        bases = [0, 0]
+        tensors: list[int] = []
         offsets: list[npt.NDArray[np.int64]] = []
         arena, given = 0, body_inputs
         holes: list[tuple[int, ...]] = []
@@ -139,15 +142,15 @@ class ModelLoop:
             arena = max(arena, instance.arena_bytes)
             holes.append(instance.holes)
             offsets.append(instance.offsets)
-            bases += [tensor._ptr for tensor in (*inputs, *results)]
+            tensors += [tensor._ptr for tensor in (*inputs, *results)]
             kept += [inputs, results]
             if model is self._body:
                 outputs, given = results, after_inputs(results)
         # held by this frame until the run is over
-        bases[1], _memory = self._body._arena.take(
+        address, _memory = self._body._arena.take(
             arena, tuple(set(holes[0]).intersection(holes[1]))
         )
-        bases.append(again._ptr)
+        bases = BaseLayout.addresses(address, tensors, [again._ptr])
         self._executor.run_at(
             np.array(bases, np.int64), self._bases, np.concatenate([*offsets, _NO_OFFSET])
         )
@@ -155,6 +158,17 @@ class ModelLoop:
 
 
 _NO_OFFSET = np.zeros(1, np.int64)
+
+
+def _places(own: BaseLayout, layout: BaseLayout, first: int) -> npt.NDArray[np.intp]:
+    """For each base of a program its place in the loop's, where its tensors are inputs from `first` on."""
+    places = np.zeros(own.count(), np.intp)
+    places[own.NOTHING] = layout.NOTHING
+    places[own.arena()] = layout.arena()
+    places[own.inputs] = [layout.input(first + i) for i in range(own.num_inputs)]
+    first += own.num_inputs
+    places[own.outputs] = [layout.input(first + i) for i in range(own.num_outputs)]
+    return places
 
 
 def _moved(launch: Launch, before: Program) -> Launch:

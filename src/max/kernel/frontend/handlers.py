@@ -9,6 +9,7 @@ import builtins
 from collections.abc import Callable
 from typing import Any
 
+from max._abi import SCRATCH_ALIGNMENT, Context
 from max.kernel.errors import KernelIndexError, KernelNameError, KernelSyntaxError, KernelValueError
 from max.kernel.frontend.arithmetic import describe, is_number, is_runtime, plain_number
 from max.kernel.frontend.division import MAX_SIZE, note_condition
@@ -664,8 +665,9 @@ def emit_scratch(fe: Any, ctx: ContextValue, dtype: Any, shape: Any) -> View:
     for s in sizes:
         size *= s
     offset = fe.scratch_bytes
-    fe.scratch_bytes += (size + 63) // 64 * 64
-    return scratch_view(fe, fe.b.op("ctx", (), POINTER, 6), offset, dtype, sizes)
+    fe.scratch_bytes += -(-size // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
+    base = fe.b.op("ctx", (), POINTER, Context.SCRATCH.value)
+    return scratch_view(fe, base, offset, dtype, sizes)
 
 
 _CONTEXT_METHODS: dict[str, Handler] = {
@@ -674,6 +676,8 @@ _CONTEXT_METHODS: dict[str, Handler] = {
     "barrier": emit_barrier,
     "scratch": emit_scratch,
 }
+_CONTEXT_NUMBERS = {"worker": (Context.WORKER, 0), "num_workers": (Context.WORKERS, 1)}
+"""Attributes of ``ctx``: the field, and the least value that it has."""
 
 
 def context_attribute(fe: Expressions, ctx: Any, name: str) -> Any:
@@ -686,10 +690,10 @@ def context_attribute(fe: Expressions, ctx: Any, name: str) -> Any:
         return None
     if name in _CONTEXT_METHODS:
         return Method(_CONTEXT_METHODS[name], ctx)
-    if name in ("worker", "num_workers"):
-        field = ("worker", "num_workers").index(name)
-        number = fe.b.op("ctx", (), INDEX, field)
-        fe.b.intervals[number.id] = field, MAX_SIZE
+    if name in _CONTEXT_NUMBERS:
+        field, least = _CONTEXT_NUMBERS[name]
+        number = fe.b.op("ctx", (), INDEX, field.value)
+        fe.b.intervals[number.id] = least, MAX_SIZE
         return number
     if name == "target":
         return fe.target

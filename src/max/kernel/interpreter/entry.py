@@ -14,6 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from max._abi import (
+    CONTEXT_BYTES,
+    COUNTER_BYTES,
+    SCRATCH_ALIGNMENT,
+    WORD_BYTES,
+    Context,
+    ErrorRecord,
+    ErrorState,
+)
 from max.kernel.interpreter.interpret import ArrayView, RunContext, arguments, formatted
 from max.kernel.ir.nodes import KernelIR
 from max.kernel.language import lang
@@ -25,9 +34,6 @@ from max.kernel.types import ScalarType, TensorSpec, scalar_type
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 _BARRIER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _POLL = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
-_WORKER, _WORKERS, _COUNTERS, _BARRIER_FN, _RECORD, _SCRATCH, _LAUNCH = 0, 1, 2, 3, 5, 6, 8
-_ALERT, _POLL_FN = 10, 11
-_INTERRUPTED = 2  # a state of the error record
 _lock = threading.Lock()
 _entries: list[Any] = []  # native code has their addresses: they stay
 
@@ -52,17 +58,21 @@ class _NativeContext(RunContext):
 
     def __init__(self, ctx: int, target: Target) -> None:
         self.pointer = ctx
-        self.fields = _words(ctx, 12)
+        self.fields = _words(ctx, CONTEXT_BYTES // WORD_BYTES)
         self.target = target
-        self.worker, self.num_workers = int(self.fields[_WORKER]), int(self.fields[_WORKERS])
-        self.record = _words(int(self.fields[_RECORD]), 4)
+        self.worker = self._field(Context.WORKER)
+        self.num_workers = self._field(Context.WORKERS)
+        self.record = _words(self._field(Context.ERROR), ErrorRecord.END)
         self.phase_numbers = itertools.count()
         self.scratch_offset = 0
 
+    def _field(self, field: Context) -> int:
+        return int(self.fields[field])
+
     def _next_chunk(self, phase: int) -> int:
-        if self.fields[_ALERT] and _POLL(int(self.fields[_POLL_FN]))(self.pointer):
+        if self._field(Context.ALERT) and _POLL(self._field(Context.POLL))(self.pointer):
             raise _Left
-        counter = _words(int(self.fields[_COUNTERS]) + 64 * phase, 1)
+        counter = _words(self._field(Context.COUNTERS) + COUNTER_BYTES * phase, 1)
         with _lock:
             number = int(counter[0])
             counter[0] = number + 1
@@ -73,15 +83,15 @@ class _NativeContext(RunContext):
         yield from self._split(total, grain, multiple, lambda: self._next_chunk(phase))
 
     def barrier(self) -> None:
-        _BARRIER(int(self.fields[_BARRIER_FN]))(self.pointer)
-        if self.record[0] != 0:
+        _BARRIER(self._field(Context.BARRIER))(self.pointer)
+        if self.record[ErrorRecord.STATE] != ErrorState.NONE:
             raise _Left
 
     def scratch(self, dtype: Any, shape: int | tuple[int, ...]) -> ArrayView:
         dtype = scalar_type(dtype)
         sizes = (shape,) if isinstance(shape, int) else shape
-        array = _array(int(self.fields[_SCRATCH]) + self.scratch_offset, dtype, sizes, None)
-        self.scratch_offset += (array.nbytes + 63) // 64 * 64
+        array = _array(self._field(Context.SCRATCH) + self.scratch_offset, dtype, sizes, None)
+        self.scratch_offset += -(-array.nbytes // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
         return ArrayView(array, "scratch", True)
 
 
@@ -148,19 +158,19 @@ class _Runner:
     def _report(self, context: _NativeContext, error: Exception) -> None:
         message = self.ir.messages[-1]
         with _lock:
-            if context.record[0] == 0:
+            if context.record[ErrorRecord.STATE] == ErrorState.NONE:
                 message.exception, message.text = type(error).__name__, str(error)  # type: ignore[misc]
-                context.record[1] = context.fields[_LAUNCH]
-                context.record[2] = len(self.ir.messages) - 1
-                context.record[0] = 1
+                context.record[ErrorRecord.LAUNCH] = context.fields[Context.LAUNCH]
+                context.record[ErrorRecord.RAISE] = len(self.ir.messages) - 1
+                context.record[ErrorRecord.STATE] = ErrorState.FAILED
 
     def _interrupt(self, context: _NativeContext, error: BaseException) -> None:
         with _lock:
-            if context.record[0] == 0:
+            if context.record[ErrorRecord.STATE] == ErrorState.NONE:
                 # the reference is for the caller, who raises it again
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(error))
-                context.record[3] = id(error)
-                context.record[0] = _INTERRUPTED
+                context.record[ErrorRecord.VALUES] = id(error)
+                context.record[ErrorRecord.STATE] = ErrorState.INTERRUPTED
 
     def _views(self, args: int) -> list[Any]:
         words = _words(args, max(len(self.ir.slots), 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from max._abi import COUNTER_BYTES, Context, ErrorRecord, ErrorState
 from max.kernel.ir.nodes import (
     LONG_SHARE,
     LONGS,
@@ -248,10 +249,19 @@ class _Lowering(OpLowering):
         self.jump(f"leave{s.label}")
 
     # ***** workers *****
-    def context(self, field: int, type: str) -> str:
-        """A field of the worker's context."""
-        pointer = self.temp(f"getelementptr inbounds i64, ptr %ctx, i64 {field}")
-        return self.temp(f"load {type}, ptr {pointer}, align 8")
+    def context(self, field: Context, type: str) -> str:
+        """The value of a field of the worker's context."""
+        return self.temp(f"load {type}, ptr {self._field(field)}, align 8")
+
+    def _field(self, field: Context) -> str:
+        """The address of a field of the worker's context."""
+        return self.temp(f"getelementptr inbounds i64, ptr %ctx, i64 {field}")
+
+    def _error_state(self) -> tuple[str, str]:
+        """The addresses of the error record and of its state."""
+        record = self.context(Context.ERROR, "ptr")
+        state = self.temp(f"getelementptr inbounds i64, ptr {record}, i64 {ErrorRecord.STATE}")
+        return record, state
 
     def _parallel(self, s: Parallel) -> None:
         total = self.atom(s.total)
@@ -259,13 +269,15 @@ class _Lowering(OpLowering):
         first, fetch, chunk, latch, done = (
             self.label(k) for k in ("first", "fetch", "chunk", "next", "done")
         )
-        workers = self.context(1, "i64")
+        workers = self.context(Context.WORKERS, "i64")
         single = self.temp(f"icmp eq i64 {workers}, 1")
         some = self.temp(f"icmp sgt i64 {total}, 0")
         # before the branch: they are used where a chunk of the single worker could, for all LLVM knows, come by too
         long, short, longs = self._chunk_sizes(s, total, workers)
-        counters = self.context(2, "ptr")
-        counter = self.temp(f"getelementptr inbounds i8, ptr {counters}, i64 {64 * s.phase}")
+        counters = self.context(Context.COUNTERS, "ptr")
+        counter = self.temp(
+            f"getelementptr inbounds i8, ptr {counters}, i64 {COUNTER_BYTES * s.phase}"
+        )
         self.out(f"br i1 {single}, label %{first}, label %{fetch}")
         self.start(first)  # one worker takes all at once, without atomics
         self.out(f"br i1 {some}, label %{chunk}, label %{done}")
@@ -329,16 +341,16 @@ class _Lowering(OpLowering):
 
         Others may be in the middle of their phase at that moment, so nothing that follows may rely on it.
         """
-        barrier = self.context(3, "ptr")
+        barrier = self.context(Context.BARRIER, "ptr")
         self.out(f"call void {barrier}(ptr %ctx)")
-        record = self.context(5, "ptr")
-        state = self.temp(f"load atomic i64, ptr {record} acquire, align 8")
+        _, pointer = self._error_state()
+        state = self.temp(f"load atomic i64, ptr {pointer} acquire, align 8")
         on = self.label("on")
         self._leave_if_raised(state, on)
         self.start(on)
 
     def _leave_if_raised(self, state: str, on: str) -> None:
-        raised = self.temp(f"icmp ne i64 {state}, 0")
+        raised = self.temp(f"icmp ne i64 {state}, {ErrorState.NONE}")
         stop = self.label("failed")
         self.out(f"br i1 {raised}, label %{stop}, label %{on}")
         self.start(stop)
@@ -351,28 +363,30 @@ class _Lowering(OpLowering):
         The load is volatile and not atomic, as an atomic one would keep LLVM from moving others across it.
         """
         self.polls = True
-        pointer = self.temp("getelementptr inbounds i64, ptr %ctx, i64 10")
-        alert = self.temp(f"load volatile i64, ptr {pointer}, align 8")
+        alert = self.temp(f"load volatile i64, ptr {self._field(Context.ALERT)}, align 8")
         quiet = self.temp(f"icmp eq i64 {alert}, 0")
         alarm, on = self.label("alarm"), self.label("on")
         self.out(f"br i1 {quiet}, label %{on}, label %{alarm}, !prof !0")
         self.start(alarm)
-        poll = self.context(11, "ptr")
+        poll = self.context(Context.POLL, "ptr")
         state = self.temp(f"call preserve_mostcc i64 {poll}(ptr %ctx)")
         self._leave_if_raised(state, on)
         self.start(on)
 
     def _raise(self, s: Raise) -> None:
-        record = self.context(5, "ptr")
-        pair = self.temp(f"cmpxchg ptr {record}, i64 0, i64 1 acq_rel monotonic, align 8")
+        record, state = self._error_state()
+        none, failed = ErrorState.NONE, ErrorState.FAILED
+        pair = self.temp(
+            f"cmpxchg ptr {state}, i64 {none}, i64 {failed} acq_rel monotonic, align 8"
+        )
         won = self.temp(f"extractvalue {{ i64, i1 }} {pair}, 1")
         write, leave = self.label("write"), self.label("raised")
         self.out(f"br i1 {won}, label %{write}, label %{leave}")
         self.start(write)
-        self._record(record, 1, self.context(8, "i64"))
-        self._record(record, 2, str(s.message))
+        self._record(record, ErrorRecord.LAUNCH, self.context(Context.LAUNCH, "i64"))
+        self._record(record, ErrorRecord.RAISE, str(s.message))
         for n, value in enumerate(s.values):
-            self._record(record, 3 + n, self.as_bits(value))
+            self._record(record, ErrorRecord.VALUES + n, self.as_bits(value))
         self.jump(leave)
         self.start(leave)
         self.tiles.leave()

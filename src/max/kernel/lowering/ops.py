@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from max._abi import Context
 from max.kernel.ir.nodes import Atom, Const, Effect, Let, Ref
 from max.kernel.lowering import float8
 from max.kernel.lowering.dots import DotLowering
@@ -57,7 +58,7 @@ class OpLowering:
             "masked_gather": self._gather,
             "gep": self._gep,
             "arg": self._arg,
-            "ctx": lambda s: self.alias(s, self.context(s.attr, llvm_type(s.ref.type))),
+            "ctx": lambda s: self.alias(s, self.context(Context(s.attr), llvm_type(s.ref.type))),
             "address": self._address,
             "splat": self._splat,
             "extract": self._extract,
@@ -100,7 +101,7 @@ class OpLowering:
         }
 
     # ***** hooks *****
-    def context(self, field: int, type: str) -> str:
+    def context(self, field: Context, type: str) -> str:
         raise NotImplementedError
 
     def read_slot(self, s: Let) -> None:
