@@ -14,7 +14,7 @@ from benchmarks.runner import machine
 from max._runtime import jit, platform
 from max._runtime.cache import Cache
 from max._runtime.pool import Pool
-from max._runtime.program import Executor, KernelError, Launch, Program
+from max._runtime.program import Executor, KernelRunError, Launch, Program
 
 CHAIN = 1000
 
@@ -60,7 +60,7 @@ def measure(workers: int, parking: str, times: int) -> dict[str, tuple[float, fl
     def failing() -> None:
         try:
             broken()
-        except KernelError:
+        except KernelRunError:
             pass
 
     slots = [(i % 4, i) for i in range(10)]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from max._runtime.program import KernelError
+from max._runtime.program import KernelRunError
 from max.driver import CPU, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession, Model
@@ -182,7 +182,7 @@ def test_an_error_ends_the_loop(session) -> None:
     where = Tensor.from_numpy(index)
     for _ in range(2):
         index[0] = 0
-        with pytest.raises(KernelError, match="4"):
+        with pytest.raises(KernelRunError, match="4"):
             loop.run([np.ones(4, np.float32), where], lambda made: [where, flag], flag)
         assert index[0] == 4
 

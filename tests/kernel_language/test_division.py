@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from max import kernel as k
-from max._runtime.program import KernelError
+from max._runtime.program import KernelRunError
 from max.kernel.frontend.builder import Builder
 from max.kernel.frontend.division import interval, note_condition, note_positive
 from max.kernel.ir.nodes import Atom, Ref
@@ -106,7 +106,7 @@ def test_divisors_known_at_compile_time(dtype):
 def raises_zero(fn, args, params, message):
     with pytest.raises(ZeroDivisionError, match=message) as raised:
         compiled(fn, args, params)
-    assert isinstance(raised.value, KernelError)
+    assert isinstance(raised.value, KernelRunError)
     assert f"{__file__}:" in str(raised.value)
     with pytest.raises(ZeroDivisionError, match=message):
         interpreted(fn, args, params)

@@ -11,7 +11,7 @@ import pytest
 
 from max import kernel as k
 from max._config import flags
-from max._runtime.program import KernelError as RunError
+from max._runtime.program import KernelRunError
 from tests.kernel_language.harness import both, compiled, interpreted
 
 F32_1 = k.TensorSpec(k.f32, (None,))
@@ -230,9 +230,9 @@ def raises_before_a_barrier(out: k.Output[k.i64, 1], at: k.i64, ctx: k.Context):
 @pytest.mark.parametrize("at", [0, 3])
 def test_raise_with_barriers_does_not_hang(workers, at):
     out = np.zeros(1, np.int64)
-    with pytest.raises(RunError, match=rf"phase {at}, at {at}, 1.5"):
+    with pytest.raises(KernelRunError, match=rf"phase {at}, at {at}, 1.5"):
         compiled(raises_before_a_barrier, [out, np.int64(at)], {}, workers)
-    with pytest.raises(RunError, match="late"):
+    with pytest.raises(KernelRunError, match="late"):
         compiled(raises_before_a_barrier, [out, np.int64(99)], {}, workers)
     assert out[0] == 0
     compiled(raises_before_a_barrier, [out, np.int64(-1)], {}, workers)

@@ -9,7 +9,7 @@ import pytest
 
 from max import kernel as k
 from max._config import flags
-from max._runtime.program import KernelError
+from max._runtime.program import KernelRunError
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession
@@ -102,7 +102,7 @@ def test_an_access_beyond_the_memory(what, good, bad, kind, size, offset, static
         compiled(claims, arguments(*good), {"what": what}, static=static)
         with pytest.raises(IndexError) as raised:
             compiled(claims, arguments(*bad), {"what": what}, static=static)
-    assert isinstance(raised.value, KernelError)
+    assert isinstance(raised.value, KernelRunError)
     view, unit = "x" if kind == "read" else "out", "byte" if size == 1 else "bytes"
     wanted = f"{view}: {kind} of {size} {unit} at byte {offset}, which is outside of its 80 bytes"
     assert wanted in str(raised.value)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from max._runtime.program import KernelError
+from max._runtime.program import KernelRunError
 from tests.kernel_library.harness import run
 from tests.tolerance import assert_close
 
@@ -222,7 +222,7 @@ def test_what_lies_outside_of_the_cache_raises(bad: str) -> None:
         cache.cache_lengths[0] = 500
     if bad == "layer":
         cache.layer = 7
-    with pytest.raises(KernelError, match="page|layer"):
+    with pytest.raises(KernelRunError, match="page|layer"):
         run(
             "mo.attention.ragged.paged",
             cache.operands(1.0),

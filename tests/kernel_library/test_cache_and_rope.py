@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from max._runtime.program import KernelError
+from max._runtime.program import KernelRunError
 from tests.kernel_library.harness import run
 from tests.kernel_library.test_attention import F16, F32, make_cache
 from tests.tolerance import assert_close
@@ -100,7 +100,7 @@ def test_rope(
 def test_a_position_without_frequencies_raises() -> None:
     cache = make_cache([(20, 2)], 2, 2, 16, 8, F32)
     freqs = np.zeros((21, 16), np.float32)
-    with pytest.raises(KernelError, match="position 21 of sequence 0; freqs_cis has 21 rows"):
+    with pytest.raises(KernelRunError, match="position 21 of sequence 0; freqs_cis has 21 rows"):
         run(
             "mo.rope.ragged.paged",
             [cache.q, cache.offsets, freqs, *cache.operands(1.0)[2:7]],
@@ -113,5 +113,5 @@ def test_storing_beyond_the_pages_raises() -> None:
     cache = make_cache([(7, 1)], 2, 2, 16, 8, F32)
     cache.cache_lengths[0] = 8
     rows = np.zeros((1, 32), np.float32)
-    with pytest.raises(KernelError, match="position 8 lies beyond its 1 pages"):
+    with pytest.raises(KernelRunError, match="position 8 lies beyond its 1 pages"):
         run("mo.kv_store.ragged.paged", [rows, rows, cache.offsets, *cache.operands(1.0)[2:7]], [])

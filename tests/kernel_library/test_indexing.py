@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from max._runtime.program import KernelError
+from max._runtime.program import KernelRunError
 from tests.kernel_library.harness import run
 from tests.tolerance import assert_close
 
@@ -52,7 +52,7 @@ def test_gather(dtype: np.dtype, axis: int, rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("bad", [5, -6, 2**31 - 1])
 def test_gather_out_of_range(bad: int) -> None:
     x = np.zeros((5, 8), np.float32)
-    with pytest.raises(KernelError, match=f"index {bad} is out of range for axis 0 of size 5"):
+    with pytest.raises(KernelRunError, match=f"index {bad} is out of range for axis 0 of size 5"):
         run("mo.gather", [x, np.array([0, bad], np.int64)], [(np.float32, (2, 8))], {"axis": 0})
 
 
@@ -114,7 +114,7 @@ def test_scatter_nd(depth: int, workers: int, rng: np.random.Generator) -> None:
 
 def test_scatter_out_of_range() -> None:
     x = np.zeros((3, 4), np.float32)
-    with pytest.raises(KernelError, match="index 3 is out of range for axis 0 of size 3"):
+    with pytest.raises(KernelRunError, match="index 3 is out of range for axis 0 of size 3"):
         run(
             "mo.scatter_nd",
             [x, np.zeros((1, 4), np.float32), np.array([[3]])],
@@ -258,7 +258,7 @@ def test_range_downwards_and_fractions() -> None:
     [((0, 10, 3), 5, "4 elements, but the result has 5"), ((0, 10, 0), 5, "step is 0")],
 )
 def test_range_errors(bounds: tuple[int, int, int], length: int, message: str) -> None:
-    with pytest.raises(KernelError, match=message):
+    with pytest.raises(KernelRunError, match=message):
         run("mo.range", [np.array(v, np.int64) for v in bounds], [(np.int64, (length,))])
 
 
@@ -283,6 +283,6 @@ def test_slice_dynamic(slices: list[tuple[int, int, int]]) -> None:
 def test_slice_dynamic_of_another_size_raises() -> None:
     x = np.zeros(10, np.float32)
     with pytest.raises(
-        KernelError, match="axis 0 has 3 elements from 2 to 5 by 1; the result has 4"
+        KernelRunError, match="axis 0 has 3 elements from 2 to 5 by 1; the result has 4"
     ):
         run("mo.slice_dynamic", [x, *(np.array([v]) for v in (2, 5, 1))], [(np.float32, (4,))])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from max._runtime.program import KernelError
+from max._runtime.program import KernelRunError
 from tests.kernel_library.harness import Runner, run
 from tests.tolerance import assert_close
 
@@ -167,5 +167,5 @@ def test_penalties(rng: np.random.Generator) -> None:
     (got,) = run("mo.penalties", inputs, [(np.float32, logits.shape)])
     assert_close(got, want.astype(np.float32))
     tokens[2] = 50
-    with pytest.raises(KernelError, match="token 50 is out of range for 50 logits"):
+    with pytest.raises(KernelRunError, match="token 50 is out of range for 50 logits"):
         run("mo.penalties", inputs, [(np.float32, logits.shape)])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from max._config import flags
 from max._runtime.pool import Pool, shared_pool
-from max._runtime.program import Executor, KernelError, Launch, Program
+from max._runtime.program import Executor, KernelRunError, Launch, Program
 from tests.runtime.ir_kernels import entry
 
 PARKING = ("auto", "portable")
@@ -181,7 +181,7 @@ def test_an_error_in_any_worker_reaches_the_caller_and_the_pool_survives(pool):
     for turn in range(60):
         who = [*range(n), -1][turn % (n + 1)]
         run, words = failing(pool, out, who)
-        with pytest.raises(KernelError, match=r"^bad: index 11 out of -7$") as error:
+        with pytest.raises(KernelRunError, match=r"^bad: index 11 out of -7$") as error:
             run.run(words)
         assert error.value.launch == "bad" and error.value.values[:2] == (11, -7)
         sound.run(values())
@@ -195,7 +195,7 @@ def test_an_error_without_anyone_at_a_barrier(pool):
     skipped = Launch(entry("add"), [(0, address(out)), (0, 1)], barrier=False)
     run = executor(pool, [fail, skipped])
     for _ in range(100):
-        with pytest.raises(KernelError, match="no"):
+        with pytest.raises(KernelRunError, match="no"):
             run.run(values())
     # without a barrier a worker may be past the failed launch before another raises, here none is
     assert out[0] == 0
@@ -206,9 +206,9 @@ def test_an_error_without_anyone_at_a_barrier(pool):
     [
         ("ValueError", ValueError),
         ("IndexError", LookupError),
-        ("OSError", KernelError),
-        ("Mine", KernelError),
-        ("print", KernelError),
+        ("OSError", KernelRunError),
+        ("Mine", KernelRunError),
+        ("print", KernelRunError),
     ],
 )
 def test_an_error_is_of_the_class_that_the_kernel_named(exception, kind):
@@ -217,12 +217,12 @@ def test_an_error_is_of_the_class_that_the_kernel_named(exception, kind):
     )
     with pytest.raises(kind, match="bad: 11 -7") as error:
         run.run(words)
-    assert isinstance(error.value, KernelError) and error.value.exception == exception
+    assert isinstance(error.value, KernelRunError) and error.value.exception == exception
 
 
 def test_an_unknown_message_number_still_names_the_launch():
     run, words = failing(shared_pool(2), np.zeros(2, np.int64), 0, ())
-    with pytest.raises(KernelError, match=r"bad: a kernel raised \(number 1\)"):
+    with pytest.raises(KernelRunError, match=r"bad: a kernel raised \(number 1\)"):
         run.run(words)
 
 

@@ -104,8 +104,10 @@ class Program:
         return "\n".join(lines)
 
 
-class KernelError(RuntimeError):
-    """A kernel raised. The error is also of the exception class that the kernel named, if built in.
+class KernelRunError(RuntimeError):
+    """A kernel raised while it ran. The error is also of the exception class that the kernel named, if built in.
+
+    A kernel that does not compile is a `max.kernel.KernelError`.
 
     Attributes:
         launch: Name of the launch.
@@ -125,17 +127,17 @@ class KernelError(RuntimeError):
 
 
 @functools.cache
-def kernel_error_class(exception: str) -> type[KernelError]:
+def run_error_class(exception: str) -> type[KernelRunError]:
     """The class of errors of kernels that raise a built-in exception of that name."""
     base = getattr(builtins, exception, None)
     if not (isinstance(base, type) and issubclass(base, Exception)) or issubclass(
-        KernelError, base
+        KernelRunError, base
     ):
-        return KernelError
+        return KernelRunError
     try:
-        return type(f"Kernel{exception}", (KernelError, base), {"__module__": __name__})
+        return type(f"KernelRun{exception}", (KernelRunError, base), {"__module__": __name__})
     except TypeError:  # an exception with a layout of its own, such as OSError
-        return KernelError
+        return KernelRunError
 
 
 class KernelMessage(Protocol):
@@ -240,7 +242,7 @@ class Executor:
                 it where the program hands out its address.
 
         Raises:
-            KernelError: A kernel raised; what the program writes is then undefined, the pool is
+            KernelRunError: A kernel raised; what the program writes is then undefined, the pool is
                 sound.
             ValueError: The values do not fit.
         """
@@ -274,7 +276,7 @@ class Executor:
             offsets: What is added to each.
 
         Raises:
-            KernelError: See `run`.
+            KernelRunError: See `run`.
         """
         with self.pool.lock:
             np.take(bases, index, out=self._values, mode="clip")
@@ -347,16 +349,16 @@ class Executor:
             for launch, row in zip(self.program.launches, nanoseconds, strict=True)
         ]
 
-    def _error(self, record: np.ndarray) -> KernelError:
+    def _error(self, record: np.ndarray) -> KernelRunError:
         launch = self.program.launches[int(record[ErrorRecord.LAUNCH])]
         number = int(record[ErrorRecord.RAISE])
         values = tuple(int(word) for word in record[ErrorRecord.VALUES :])
         if not 0 <= number < len(launch.messages):
-            return KernelError(f"{launch.name}: a kernel raised (number {number})", launch.name)
+            return KernelRunError(f"{launch.name}: a kernel raised (number {number})", launch.name)
         message = launch.messages[number]
         exception = "RuntimeError" if isinstance(message, str) else message.exception
         text = message.format(*values) if isinstance(message, str) else message.format(values)
-        return kernel_error_class(exception)(
+        return run_error_class(exception)(
             f"{launch.name}: {text}{launch.where}", launch.name, exception, values
         )
 

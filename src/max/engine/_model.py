@@ -287,7 +287,7 @@ class Model:
         Raises:
             TypeError: A wrong number of inputs, or an input of a wrong type or dtype.
             ValueError: An input of a wrong rank, size or device, or sizes that disagree with each other.
-            KernelError: A kernel raised; outputs and buffers that are written are then undefined.
+            KernelRunError: A kernel raised; outputs and buffers that are written are then undefined.
             ExecutionInterrupted: An event was set, see :func:`interrupt_on`; likewise. In the main thread Ctrl-C ends
                 an execution too, with ``KeyboardInterrupt``.
         """

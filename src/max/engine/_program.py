@@ -257,7 +257,7 @@ class LinkedProgram:
             bases: Addresses, in the order of `max._abi.BaseLayout`.
 
         Raises:
-            KernelError: A kernel raised.
+            KernelRunError: A kernel raised.
         """
         if not self._watchers:
             self.executor.run_at(bases, self.bases, instance.offsets)

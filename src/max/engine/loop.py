@@ -117,7 +117,7 @@ class ModelLoop:
             TypeError: ``again`` is no such tensor, or as for :meth:`Model.execute`.
             ValueError: As for :meth:`Model.execute`.
             RuntimeError: A model is being profiled.
-            KernelError: A kernel raised; what was written is then undefined.
+            KernelRunError: A kernel raised; what was written is then undefined.
         """
         if again.dtype is not DType.uint8 or again.num_elements != 1 or not again.device.is_host:
             raise TypeError(f"again is {again!r}, expected uint8[1] on the CPU")
