@@ -30,10 +30,11 @@ ALLOWED: dict[str, set[str]] = {
     "kernel": EVERY | {"_abi"},
     "_runtime": EVERY | {"_abi", "kernel"},
     "_kernel_library": EVERY | {"kernel"},
-    "_compiler": ENGINE_BASE | {"_abi", "kernel", "_runtime", "_kernel_library"},
+    "_backends": EVERY | {"driver", "kernel", "_runtime", "_kernel_library"},
+    "_compiler": ENGINE_BASE | {"_abi", "kernel", "_runtime", "_kernel_library", "_backends"},
     "_interpreter": ENGINE_BASE | {"kernel"},
     "engine": ENGINE_BASE
-    | {"_abi", "kernel", "_runtime", "_kernel_library", "_compiler", "_interpreter"},
+    | {"_abi", "kernel", "_runtime", "_kernel_library", "_backends", "_compiler", "_interpreter"},
     "profiler": EVERY,
     "torch": ENGINE_BASE | {"kernel", "engine"},
     "nn": ENGINE_BASE | {"kernel", "engine", "interfaces"},
@@ -42,7 +43,8 @@ ALLOWED: dict[str, set[str]] = {
 }
 THIRD_PARTY_ENGINE = {"numpy", "ml_dtypes", "llvmlite", "xdsl"}
 ENGINE_PACKAGES = {
-    "_abi", "_config", "dtype", "driver", "mlir", "graph", "kernel", "_runtime", "_kernel_library", "_compiler", "_interpreter", "engine",
+    "_abi", "_config", "dtype", "driver", "mlir", "graph", "kernel", "_runtime", "_kernel_library", "_backends",
+    "_compiler", "_interpreter", "engine",
 }  # fmt: skip
 # optional, and only where a user hands the object in or asks for the format
 OPTIONAL_ENGINE = {"torch", "gguf", "safetensors"}

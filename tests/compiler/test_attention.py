@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from max import kernel as k
+from max._backends import cpu_backends
 from max._compiler.pipeline import compile_module, optimise
 from max._config import flags
 from max.driver import CPU, Tensor
@@ -50,12 +51,12 @@ def staged(build: Build, arrays: Sequence[Array], dims: Sequence[Sequence[Any]] 
 def fused(graph: Graph) -> int:
     """How many ops of attention a graph has after the pass."""
     module = clone_module(graph.to_mlir())
-    optimise(module)
+    optimise(module, cpu_backends())
     return print_module(module).count("mok.attention(")
 
 
 def launches(graph: Graph) -> list[str]:
-    compiled, _ = compile_module(graph.to_mlir(), [], k.host_target())
+    compiled, _ = compile_module(graph.to_mlir(), [], cpu_backends(k.host_target()))
     return [launch.name for launch in compiled.main.launches]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from max import kernel as k
+from max._backends import cpu_backends
 from max._compiler.emit import Compiled
 from max._compiler.pipeline import compile_module
 from max.dtype import DType
@@ -111,7 +112,7 @@ GATES: dict[str, Gate] = {
 def compiled(build: Callable[[TensorValue], Any]) -> Compiled:
     with Graph("gate", input_types=[tensor("n", H)]) as graph:
         graph.output(build(graph.inputs[0].tensor))
-    return compile_module(graph.to_mlir(), ["x"], k.host_target())[0]
+    return compile_module(graph.to_mlir(), ["x"], cpu_backends(k.host_target()))[0]
 
 
 def size(value: Any) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from max._backends import cpu_backends
 from max._compiler import mok
 from max._compiler.pipeline import PASSES, optimise
 from max.mlir import ModuleOp, print_module, verify_module
@@ -405,7 +406,7 @@ def test_pass(name: str, golden: Callable[[str, str], None]) -> None:
     last, source = SOURCES[name]
     module = mok.parse(source)
     verify_module(module)
-    optimise(module, last)
+    optimise(module, cpu_backends(), last)
     verify_module(module)
     golden(print_module(module), f"passes/{name}.mlir")
 
@@ -413,7 +414,7 @@ def test_pass(name: str, golden: Callable[[str, str], None]) -> None:
 @pytest.mark.parametrize("name", SOURCES)
 def test_printed_module_parses_back(name: str) -> None:
     module = mok.parse(SOURCES[name][1])
-    optimise(module)
+    optimise(module, cpu_backends())
     again: ModuleOp = mok.parse(print_module(module))
     verify_module(again)
     assert again.is_structurally_equivalent(module)

@@ -54,7 +54,7 @@ def restricted(features: list[str] | None) -> k.Target:
         return host
     if not all(host.has(f) for f in features):
         pytest.skip(f"this machine lacks {features}")
-    return k.Target(frozenset(features), host.triple, "x86-64")
+    return k.CPUTarget(frozenset(features), host.triple, "x86-64")
 
 
 def arguments(low: float, high: float) -> np.ndarray:

@@ -20,7 +20,7 @@ from tests.kernel_language.harness import both, compiled, interpreted
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 PRODUCTS = [(k.bf16, k.bf16), (k.i8, k.i8), (k.i8, k.u8), (k.u8, k.i8), (k.u8, k.u8)]
-AMX = k.Target(
+AMX = k.CPUTarget(
     frozenset({"avx512f", "avx512bw", "avx512vl", "amx-bf16", "amx-int8"}),
     "x86_64-unknown-linux-gnu",
     "sapphirerapids",

@@ -24,14 +24,14 @@ X86 = {
     "avx512": ["avx512f", "avx512bw", "avx512vl", "avx512dq"],
     "avx512bf16": ["avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512bf16"],
 }
-ARM = k.Target(frozenset({"neon"}), "aarch64-unknown-linux-gnu", "generic")
+ARM = k.CPUTarget(frozenset({"neon"}), "aarch64-unknown-linux-gnu", "generic")
 
 
 def x86(name: str) -> k.Target:
     host = k.host_target()
     if not host.is_x86 or not all(host.has(f) for f in X86[name]):
         pytest.skip(f"this machine has no {name}")
-    return k.Target(frozenset(X86[name]), host.triple, "x86-64")
+    return k.CPUTarget(frozenset(X86[name]), host.triple, "x86-64")
 
 
 @k.kernel
@@ -163,7 +163,7 @@ def test_dot_i8(features, width):
     a = rng.integers(0, 256, 12 * width).astype(np.uint8)
     b = rng.integers(-128, 128, 12 * width).astype(np.int8)
     out = np.zeros(width, np.int32)
-    target = k.Target(frozenset(features), host.triple, "x86-64")
+    target = k.CPUTarget(frozenset(features), host.triple, "x86-64")
     compiled(dots_i8, [out, a, b], {"W": width}, target=target)
     plain = np.zeros(width, np.int32)
     k.interpret(dots_i8, [plain, a, b], {"W": width})
@@ -188,7 +188,7 @@ def test_narrow_dot_i8(features, width):
     # the largest sums of two products
     a[: 4 * width], b[: 4 * width] = 128, rng.choice([-127, 127])
     out = np.zeros(width, np.int32)
-    target = k.Target(frozenset(features), host.triple, "x86-64")
+    target = k.CPUTarget(frozenset(features), host.triple, "x86-64")
     compiled(dots_i8, [out, a, b], {"W": width, "narrow": True}, target=target)
     want = 3 + (a.astype(np.int64) * b).reshape(-1, width, 4).sum((0, 2))
     np.testing.assert_array_equal(out, want)
@@ -224,7 +224,7 @@ def test_dots_of_either_sign(features, narrow, width):
     host = k.host_target()
     if (features in ARM_BYTES) != host.is_arm64 or not all(host.has(f) for f in features):
         pytest.skip(f"this machine lacks {features}")
-    target = k.Target(frozenset(features), host.triple, "generic" if host.is_arm64 else "x86-64")
+    target = k.CPUTarget(frozenset(features), host.triple, "generic" if host.is_arm64 else "x86-64")
     rng = np.random.default_rng(0)
     lowest = -127 if narrow else -128
     b = rng.integers(lowest, 128, 12 * width).astype(np.int8)
@@ -262,14 +262,14 @@ def test_a_virtual_machine_hides_features():
     host = k.host_target()
     if not host.is_x86 or not host.has("avx2"):
         pytest.skip("not an x86 machine with avx2")
-    hidden = k.Target(frozenset({"avx2", "fma", "f16c", "bmi2"}), host.triple, "znver4")
+    hidden = k.CPUTarget(frozenset({"avx2", "fma", "f16c", "bmi2"}), host.triple, "znver4")
     ir = k.specialize(everything, specs(k.bf16), {"W": 16}, hidden)
     assert "vfmadd" in assembly(ir, hidden)
     assert not re.search(r"zmm|%[xy]mm(1[6-9]|2\d|3[01])|vcvtneps2bf16", assembly(ir, hidden))
 
 
 def test_dot_i8_on_arm():
-    target = k.Target(frozenset({"neon", "i8mm"}), ARM.triple, "generic")
+    target = k.CPUTarget(frozenset({"neon", "i8mm"}), ARM.triple, "generic")
     specs_ = [k.TensorSpec(k.i32, (8,)), k.TensorSpec(k.u8, (None,)), k.TensorSpec(k.i8, (None,))]
     assert "usdot" in assembly(k.specialize(dots_i8, specs_, {"W": 8}, target), target)
 
@@ -323,7 +323,7 @@ def test_code_for_arm(dtype):
 @pytest.mark.parametrize("name", list(X86))
 def test_no_helper_calls_that_do_not_resolve(name):
     host = "x86_64-unknown-linux-gnu"
-    target = k.Target(frozenset(X86[name]), host, "x86-64")
+    target = k.CPUTarget(frozenset(X86[name]), host, "x86-64")
     for dtype in (k.f16, k.bf16):
         ir = k.specialize(everything, specs(dtype), {"W": target.width(k.f32)}, target)
         called = set(re.findall(r"call[ql]?\s+\*?(\w+)", assembly(ir, target)))
@@ -338,7 +338,7 @@ def without_polls(text: str) -> str:
 
 @pytest.mark.plain_code
 def test_instructions_are_used_where_the_target_has_them():
-    target = k.Target(frozenset(X86["avx512bf16"]), "x86_64-unknown-linux-gnu", "x86-64")
+    target = k.CPUTarget(frozenset(X86["avx512bf16"]), "x86_64-unknown-linux-gnu", "x86-64")
     ir = k.specialize(
         dots, [k.TensorSpec(k.f32, (16,)), *[k.TensorSpec(k.bf16, (None,))] * 2], {"W": 16}, target
     )
@@ -364,7 +364,7 @@ def test_tile_elements_live_in_registers():
             for n in k.static_range(2):
                 out.store(m, 16 * n, value=acc[m, n])
     """
-    target = k.Target(frozenset(X86["avx512"]), "x86_64-unknown-linux-gnu", "x86-64")
+    target = k.CPUTarget(frozenset(X86["avx512"]), "x86_64-unknown-linux-gnu", "x86-64")
     spec = k.TensorSpec(k.f32, (None, None))
     ir = k.specialize(k.from_source(text, "gemm", {"k": k}), [spec] * 3, {}, target)
     lines = without_polls(assembly(ir, target)).split("\n")

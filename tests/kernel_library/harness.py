@@ -32,7 +32,7 @@ def target(name: str) -> k.Target:
     if name == "pairs":
         # products of pairs of bf16, whatever this machine has: for plain Python
         features = frozenset({"avx512bf16", "avx512vl"})
-        return k.Target(features, "x86_64-unknown-linux-gnu", "x86-64")
+        return k.CPUTarget(features, "x86_64-unknown-linux-gnu", "x86-64")
     if name.startswith("invariant "):
         return target(name.removeprefix("invariant ")).batch_invariantly()
     if name.startswith("tiles "):
@@ -43,7 +43,7 @@ def target(name: str) -> k.Target:
         return host
     generic = "x86-64" if host.is_x86 else "generic"
     wanted = AVX2 & host.features if name == "avx2" else frozenset[str]()
-    return k.Target(wanted, host.triple, generic)
+    return k.CPUTarget(wanted, host.triple, generic)
 
 
 class Runner:
@@ -68,7 +68,9 @@ class Runner:
             [library.Operand(DType.from_numpy(x.dtype), x.shape) for x in group]
             for group in (self.operands, self.results)
         ]
-        self.call = call = library.lower(name, described[0], described[1], attributes or {})
+        self.call = call = library.CPU_KERNELS.lower(
+            name, described[0], described[1], attributes or {}, target(machine)
+        )
         self.workspaces = [_aligned(w.dtype.to_numpy(), w.shape) for w in call.workspaces]
         self.extra = extra
         self.limit = few
@@ -175,7 +177,9 @@ def interpreted(
         [library.Operand(DType.from_numpy(x.dtype), x.shape) for x in group]
         for group in (operands, outputs)
     ]
-    call = library.lower(name, described[0], described[1], attributes or {})
+    call = library.CPU_KERNELS.lower(
+        name, described[0], described[1], attributes or {}, target(machine)
+    )
     workspaces = [np.zeros(w.shape, w.dtype.to_numpy()) for w in call.workspaces]
     sources = {"operand": operands, "result": outputs, "workspace": workspaces}
     views = [

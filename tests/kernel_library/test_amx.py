@@ -295,7 +295,7 @@ def test_other_kernels_interpreted(name: str) -> None:
 
 
 # code for a processor with AMX, which need not be this one
-SAPPHIRE_RAPIDS = k.Target(
+SAPPHIRE_RAPIDS = k.CPUTarget(
     frozenset({
         "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512bf16", "avx512vnni", "avx512fp16", "amx-bf16", "amx-int8",
     }),
@@ -311,7 +311,7 @@ def code_of(
     attributes: Mapping[str, Any],
 ) -> str:
     described = [[library.Operand(*x) for x in group] for group in (operands, results)]
-    call = library.lower(name, described[0], described[1], attributes)
+    call = library.CPU_KERNELS.lower(name, described[0], described[1], attributes, SAPPHIRE_RAPIDS)
     specs = [
         k.TensorSpec(arg.dtype, arg.spec_shape()) if isinstance(arg, library.Arg) else k.i64
         for arg in call.args

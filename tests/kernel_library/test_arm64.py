@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from max import kernel as k
+from max._backends import cpu_backends
 from max._compiler.pipeline import compile_module
 from max._kernel_library import library
 from max._kernel_library.products.dense import panels
@@ -45,7 +46,7 @@ class Loop(NamedTuple):
 
 
 def target(features: tuple[str, ...]) -> k.Target:
-    return k.Target(frozenset(features), TRIPLE)
+    return k.CPUTarget(frozenset(features), TRIPLE)
 
 
 def assembly(ir: k.KernelIR, features: tuple[str, ...]) -> str:
@@ -84,7 +85,7 @@ def code(
     name: str, operands: Any, result: Any, attributes: dict[str, Any], features: tuple[str, ...]
 ) -> str:
     described = [[library.Operand(*x) for x in group] for group in (operands, [result])]
-    call = library.lower(name, *described, attributes)
+    call = library.CPU_KERNELS.lower(name, *described, attributes, target(features))
     specs = [
         k.i64 if isinstance(arg, library.Limit) else k.TensorSpec(arg.dtype, arg.spec_shape())
         for arg in call.args
@@ -223,7 +224,8 @@ def regions(features: tuple[str, ...], dtype: DType) -> str:
             ops.cast(x, DType.int8),
         )
     module = graph.to_mlir()
-    irs = compile_module(module, [f"input{i}" for i in range(2)], target(features))[1]
+    backends = cpu_backends(target(features))
+    irs = compile_module(module, [f"input{i}" for i in range(2)], backends)[1]
     return "\n".join(assembly(ir, features) for ir in irs.values())
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from max import kernel as k
+from max._backends.backend import Backend
 from max._compiler.codegen import functions
 from max._compiler.codegen.nest import ArgView, NestText
 from max._compiler.sizes import Size
@@ -61,14 +62,15 @@ class Argument:
 
 
 class KernelTable:
-    """Specialises kernels, and keeps each once.
+    """Specialises kernels for one device, and keeps each once.
 
     Args:
-        target: The machine to compile for.
+        backend: The device.
     """
 
-    def __init__(self, target: k.Target) -> None:
-        self.target = target
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.target = backend.target
         self.irs: dict[str, k.KernelIR] = {}
         self.infos: dict[str, KernelInfo] = {}
         self._known: dict[Any, k.KernelIR] = {}

@@ -23,7 +23,7 @@ from max._compiler.region import RegionParts, norm_before
 from max._compiler.shapes import shape_of
 from max._compiler.sizes import Size, simplify
 from max._compiler.template import Chosen, Discover, UnsupportedOpError
-from max._kernel_library import library
+from max._kernel_library.library import Arg, KernelCall, Limit, Operand
 from max.mlir import BufferType, DimExpr, MoOp, ShapedType
 from max.mlir.types import short_types
 
@@ -104,18 +104,18 @@ class LibraryLowering(Placing):
         name = op.name
         if op.name == "mo.custom":
             name, attributes = op.attr("symbol"), op.attr("parameters")
-            if not library.supports(name):
+            if not self.backend.library.supports(name):
                 self.custom(op, name, attributes)
                 return
         elif isinstance(op, MatmulOp):
             name = "mo.matmul"
-        if not library.supports(name):
+        if not self.backend.library.supports(name):
             types = short_types([v.type for v in op.operands])
             raise UnsupportedOpError(
                 f"{op.name}: the compiler has no kernel for this op on {types}"
             )
         self.discover(op)
-        call = library.lower(
+        call = self.lower_call(
             name,
             [described(v) for v in operands],
             [described(v) for v in results],
@@ -140,7 +140,7 @@ class LibraryLowering(Placing):
 
     def launch_call(
         self,
-        call: library.KernelCall,
+        call: KernelCall,
         places: Sequence[Place],
         outputs: Sequence[Place],
         label: str,
@@ -171,7 +171,7 @@ class LibraryLowering(Placing):
         written: list[bool] = []
         both: list[int] = []
         for position, arg in enumerate(call.args):
-            if isinstance(arg, library.Limit):
+            if isinstance(arg, Limit):
                 given.append(Chosen(arg.name, arg.guess, arg.most, simplify(arg.rows)))
                 continue
             place = tables[arg.source][arg.index]
@@ -200,17 +200,17 @@ class LibraryLowering(Placing):
             result.layout, [place.layout for place in places], op.attr("axis")
         )
         described = [
-            library.Operand(place.dtype, layout.shape)
+            Operand(place.dtype, layout.shape)
             for place, layout in zip([result, *places], views, strict=True)
         ]
         params = {"scale": op.attr("scale"), "fills": op.attr("fills"), "columns": columns}
-        call = library.lower(op.name, described[1:], described[:1], params)
+        call = self.lower_call(op.name, described[1:], described[:1], params)
         workspaces = [self.workspace(w) for w in call.workspaces]
         tables = {"operand": places, "result": [result], "workspace": workspaces}
         layouts = {"operand": views[1:], "result": views[:1]}
         arguments: list[Argument] = []
         for arg in call.args:
-            assert isinstance(arg, library.Arg)
+            assert isinstance(arg, Arg)
             pointer = tables[arg.source][arg.index].pointer()
             strides: tuple[Size, ...] | None = None
             if arg.source in layouts:
@@ -220,7 +220,7 @@ class LibraryLowering(Placing):
             known = tuple([axis == len(arg.shape) - 1 for axis in range(len(arg.shape))])
             arguments.append(Argument(pointer, view, arg.static, known))
         kernel = self.kernels.library(call.kernel, arguments, call.params, None)
-        written = [isinstance(arg, library.Arg) and arg.source != "operand" for arg in call.args]
+        written = [isinstance(arg, Arg) and arg.source != "operand" for arg in call.args]
         flops = products(op.name, op.operands, op.results)
         self.launch(kernel, arguments, written, call.serial, "attention", flops=flops)
 
@@ -233,8 +233,8 @@ class LibraryLowering(Placing):
             shape = (strips, elements)
             target = replace(whole, layout=whole.layout.slice([first, 0], [1, 1], shape))
             attributes = {"encoding": op.attr("encoding"), "shares": shares, "share": share}
-            result = library.Operand(whole.dtype, shape)
-            call = library.lower(op.name, [described(w)], [result], attributes)
+            result = Operand(whole.dtype, shape)
+            call = self.lower_call(op.name, [described(w)], [result], attributes)
             shared = [whole.buffer] if len(op.operands) > 1 else []
             self.launch_call(call, [self.place(w)], [target], "pack", parts=shared)
 

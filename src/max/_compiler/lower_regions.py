@@ -22,7 +22,7 @@ from max._compiler.products import plan_products
 from max._compiler.region import epilogue_parts, region_parts
 from max._compiler.shapes import is_view, shape_of
 from max._compiler.sizes import Size, simplify
-from max._kernel_library import library
+from max._kernel_library.library import Workspace
 from max.mlir import MoOp
 
 SERIAL_ELEMENTS = 2048
@@ -92,9 +92,7 @@ class RegionLowering(LibraryLowering):
         """A launch of the kernel of a region; places come with an offset in elements."""
         text = write_nest(spec, self.native_width(spec))
         count = len(results) + len(sources)
-        workspaces = [
-            self.workspace(library.Workspace(v.dtype, v.shape)) for v in text.args[count:]
-        ]
+        workspaces = [self.workspace(Workspace(v.dtype, v.shape)) for v in text.args[count:]]
         places = [*results, *sources, *((place, 0) for place in workspaces)]
         arguments = [
             Argument(place.pointer(offset), view)
@@ -118,7 +116,9 @@ class RegionLowering(LibraryLowering):
         for argument, value in zip(op.block.args, op.operands, strict=True):
             self.places[argument] = self.place(value)
         inner = ops_of(op.block)
-        main = next(o for o in inner if isinstance(o, MatmulOp) or library.supports(o.name))
+        main = next(
+            o for o in inner if isinstance(o, MatmulOp) or self.backend.library.supports(o.name)
+        )
         for other in inner:
             if other is main:
                 break
@@ -158,7 +158,7 @@ class RegionLowering(LibraryLowering):
             "parts": tuple([(job.products, len(job.results)) for job in jobs]),
         }
         results = [described(v) for job in jobs for v in job.results]
-        call = library.lower(op.name, [described(v) for v in operands], results, attributes)
+        call = self.lower_call(op.name, [described(v) for v in operands], results, attributes)
         places = [self.place(v) for v in operands]
         outers = [self.place(v) for v in outer.operands] if outer is not None else []
         read = [

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from xdsl.dialects.builtin import ModuleOp
 
 from max import kernel as k
+from max._backends.backend import Backends
 from max._compiler import mok
 from max._compiler.emit import Compiled, emit
 from max._compiler.flatten import flatten
 from max._compiler.kernels import KernelTable
 from max._compiler.lower import lower_graph
 from max._compiler.passes.attention import fuse_attention
-from max._compiler.passes.base import GraphPass, ModulePass, Pass
+from max._compiler.passes.base import DevicePass, GraphPass, ModulePass, Pass
 from max._compiler.passes.canonicalise import canonicalise
 from max._compiler.passes.checks import insert_checks
 from max._compiler.passes.collectives import expand_collectives
@@ -59,7 +60,7 @@ PASSES: tuple[Pass, ...] = (
     GraphPass("split-concats", split_concats),
     GraphPass("push-views", push_views),
     GraphPass("drop-dead-ops", drop_dead_ops),
-    GraphPass("pack-weights", pack_weights),
+    DevicePass("pack-weights", pack_weights),
     GraphPass("merge-products", merge_products),
     GraphPass("compute-once", compute_once),
     GraphPass("materialise", materialise),
@@ -92,11 +93,17 @@ class CompileStats:
 stats = CompileStats()
 
 
-def optimise(module: ModuleOp, last: str | None = None, kept: Compilation | None = None) -> None:
+def optimise(
+    module: ModuleOp,
+    backends: Backends,
+    last: str | None = None,
+    kept: Compilation | None = None,
+) -> None:
     """Runs the passes on a module, in place.
 
     Args:
         module: The module.
+        backends: The devices to compile for.
         last: The name of the pass to stop after; None runs all.
         kept: Where the module is kept after each pass.
     """
@@ -104,7 +111,7 @@ def optimise(module: ModuleOp, last: str | None = None, kept: Compilation | None
         kept.module("as staged", module, 0.0)
     for step in PASSES:
         start = time.perf_counter()
-        step.run(module)
+        step.run(module, backends)
         end = stats.add(step.name, start)
         if kept is not None:
             kept.module(step.name, module, end - start)
@@ -130,14 +137,14 @@ def check_text(module: ModuleOp, step: str) -> None:
 
 
 def compile_module(
-    module: ModuleOp, input_names: list[str], target: k.Target
+    module: ModuleOp, input_names: list[str], backends: Backends
 ) -> tuple[Compiled, dict[str, k.KernelIR]]:
     """Compiles a module of `mo`, which stays as it is.
 
     Args:
         module: The module.
         input_names: The names of the entry graph's inputs, chains left out.
-        target: The machine to compile for.
+        backends: The devices to compile for.
 
     Returns:
         The program, and the IR of its kernels by key.
@@ -153,9 +160,9 @@ def compile_module(
     number_sites(work)
     start = stats.add("clone", start)
     kept = recorded()
-    optimise(work, kept=kept)
+    optimise(work, backends, kept=kept)
     start = time.perf_counter()
-    table = KernelTable(target)
+    table = KernelTable(backends.host)
     callees = subgraphs(work)
     around = scopes(work)
     templates = {
@@ -180,5 +187,5 @@ def compile_module(
     stats.kernels += len(table.irs)
     irs = {key: table.irs[key] for key in compiled.kernels}
     if kept is not None:
-        kept.finish(flat, compiled, irs)
+        kept.finish(flat, compiled, irs, backends)
     return compiled, irs

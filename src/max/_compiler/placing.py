@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 from xdsl.ir import SSAValue
 
+from max._backends.backend import Backend
 from max._compiler.kernels import Argument, KernelTable
 from max._compiler.layout import Layout
 from max._compiler.passes.base import constant_of
 from max._compiler.shapes import shape_of, view_layout
 from max._compiler.sizes import Size, product, simplify
 from max._compiler.template import Border, Buffer, Launch, Pointer, Slot, Template
-from max._kernel_library import library
+from max._kernel_library.library import KernelCall, Operand, Workspace
 from max.dtype import DType
 from max.mlir import GraphOp, MoOp, ResourceAttr, ShapedType, SubgraphOp
 
@@ -63,6 +64,22 @@ class Placing:
         self.known: set[str] = set(scope)
         """The symbols whose sizes are known where the lowering is."""
 
+    @property
+    def backend(self) -> Backend:
+        """The device that the launches run on."""
+        return self.kernels.backend
+
+    def lower_call(
+        self,
+        name: str,
+        operands: Sequence[Operand],
+        results: Sequence[Operand],
+        attributes: Mapping[str, Any],
+    ) -> KernelCall:
+        """The launch that carries out an op, as the device's kernel library describes it."""
+        backend = self.backend
+        return backend.library.lower(name, operands, results, attributes, backend.target)
+
     def buffer(self, buffer: Buffer) -> int:
         self.template.buffers.append(buffer)
         return len(self.template.buffers) - 1
@@ -103,7 +120,7 @@ class Placing:
         assert layout is not None, f"{op.name} has no layout"
         self.places[op.results[0]] = replace(source, layout=layout)
 
-    def workspace(self, workspace: library.Workspace) -> Place:
+    def workspace(self, workspace: Workspace) -> Place:
         shape = tuple(simplify(dim) for dim in workspace.shape)
         size = simplify(product(shape) * workspace.dtype.size_in_bytes)
         return Place(self.buffer(Buffer("temp", size)), Layout.contiguous(shape), workspace.dtype)
@@ -146,8 +163,8 @@ class Placing:
         )
 
 
-def described(value: SSAValue) -> library.Operand:
+def described(value: SSAValue) -> Operand:
     """A value for the library."""
     type_ = value.type
     assert isinstance(type_, ShapedType)
-    return library.Operand(type_.dtype, shape_of(value))
+    return Operand(type_.dtype, shape_of(value))

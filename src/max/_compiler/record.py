@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from xdsl.dialects.builtin import ModuleOp
 
 from max import kernel as k
+from max._backends.backend import Backends
 from max._compiler.emit import Compiled
 from max._compiler.flatten import Flat
 from max._compiler.memory import MemoryPlan, plan_memory
@@ -45,6 +46,7 @@ class Compilation:
         plan: Where the main program's buffers are.
         compiled: The result.
         irs: The kernels by key.
+        backends: The devices that it was compiled for.
     """
 
     passes: list[PassRecord] = field(default_factory=list[PassRecord])
@@ -52,17 +54,20 @@ class Compilation:
     plan: MemoryPlan | None = None
     compiled: Compiled | None = None
     irs: dict[str, k.KernelIR] = field(default_factory=dict[str, k.KernelIR])
+    backends: Backends | None = None
 
     def module(self, name: str, module: ModuleOp, seconds: float) -> None:
         """Keeps a module as it is now."""
         ops = sum(1 for _ in walk(module))
         self.passes.append(PassRecord(name, ops, seconds, print_module(module)))
 
-    def finish(self, flat: Flat, compiled: Compiled, irs: dict[str, k.KernelIR]) -> None:
+    def finish(
+        self, flat: Flat, compiled: Compiled, irs: dict[str, k.KernelIR], backends: Backends
+    ) -> None:
         """Keeps the program."""
         cuts = sorted({position for position, _ in flat.discoveries})
         held = [(at, pointer.buffer) for at, found in flat.discoveries for pointer in found.bounds]
-        self.flat, self.compiled, self.irs = flat, compiled, irs
+        self.flat, self.compiled, self.irs, self.backends = flat, compiled, irs, backends
         self.plan = plan_memory(flat.buffers, flat.launches, cuts, held, flat.labels, flat.loops)
 
 

@@ -40,7 +40,10 @@ def check_row_offsets(
 
 
 def _lower_counts(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     args = (
         view("result", 0, results[0], static=False),
@@ -51,7 +54,10 @@ def _lower_counts(
 
 
 def _lower_offsets(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     args = (
         view("result", 0, results[0], static=False),

@@ -1,11 +1,13 @@
 """The library kernels: from an op to the kernel that carries it out.
 
-The compiler asks `lower(name, operands, results, attributes)`, with
+A `KernelLibrary` belongs to a kind of device; `CPU_KERNELS` is the one of the CPU. The compiler calls
+`library.lower(name, operands, results, attributes, target)`, with
 
 - `name`: the name of a `mo` op (`"mo.matmul"`) or the symbol of a `mo.custom` (`"mo.attention.ragged.paged"`);
 - `operands` and `results`: `Operand(dtype, shape)` in the op's own order, **without chains**. A buffer is an operand like any other.
   Symbolic dims may be any objects that multiply with `*`; static dims must be ints;
-- `attributes`: the op's attributes (for `mo.custom` its `parameters`) as plain Python values.
+- `attributes`: the op's attributes (for `mo.custom` its `parameters`) as plain Python values;
+- `target`: the processor that the kernel will be compiled for.
 
 and gets a `KernelCall`. To launch it: allocate its `workspaces`; for each `Arg` make a `k.TensorSpec(arg.dtype, arg.spec_shape())`
 and pass the pointer, then each dim that is None in `spec_shape()`; specialise `call.kernel` with `call.params`; a launch is `serial`
@@ -35,10 +37,71 @@ from importlib import import_module
 from typing import Any
 
 from max._kernel_library.lowering import Arg, KernelCall, Limit, Lowering, Operand, Workspace
+from max.kernel import Target
 
-__all__ = ["FAMILIES", "Arg", "KernelCall", "Limit", "Operand", "Workspace", "lower", "supports"]
+__all__ = [
+    "CPU_KERNELS",
+    "Arg",
+    "KernelCall",
+    "KernelLibrary",
+    "Limit",
+    "Lowering",
+    "Operand",
+    "Workspace",
+]
 
-FAMILIES: dict[str, str] = {
+
+class KernelLibrary:
+    """The kernels of one kind of device.
+
+    Args:
+        families: For each op or custom symbol its lowering, or the name of the module whose table `LOWERINGS` has it;
+            modules are imported at their first use.
+    """
+
+    def __init__(self, families: Mapping[str, str | Lowering]) -> None:
+        self.families = dict(families)
+
+    def supports(self, name: str) -> bool:
+        """Whether the library has a kernel for an op.
+
+        Args:
+            name: The op's name or a custom op's symbol.
+        """
+        return name in self.families
+
+    def lower(
+        self,
+        name: str,
+        operands: Sequence[Operand],
+        results: Sequence[Operand],
+        attributes: Mapping[str, Any],
+        target: Target,
+    ) -> KernelCall:
+        """Describes the launch that carries out an op.
+
+        Args:
+            name: The op's name or a custom op's symbol.
+            operands: The operands without chains.
+            results: The results without chains.
+            attributes: The op's attributes as Python values.
+            target: The processor that the kernel will be compiled for.
+
+        Raises:
+            KeyError: The library has no kernel of that name.
+            NotImplementedError: The kernel does not take these dtypes or attributes.
+        """
+        family = self.families.get(name)
+        if family is None:
+            names = ", ".join(sorted(self.families))
+            raise KeyError(f"no library kernel for {name!r}; the library has {names}")
+        if isinstance(family, str):
+            lowerings: Mapping[str, Lowering] = import_module(family).LOWERINGS
+            family = lowerings[name]
+        return family(operands, results, attributes, target)
+
+
+_CPU_FAMILIES: dict[str, str] = {
     "mo.matmul": "products.matmul",
     "mo.attention.ragged.paged": "attention.paged_attention",
     "mo.kv_store.ragged.paged": "attention.kv_store",
@@ -82,39 +145,9 @@ FAMILIES: dict[str, str] = {
     "mo.max_pool": "spatial.pooling",
     "mo.avg_pool": "spatial.pooling",
 }
-"""Op or custom symbol to the file that holds its kernels; files are imported when first asked for."""
+"""Op or custom symbol to the file that holds its kernels for CPUs."""
 
-
-def supports(name: str) -> bool:
-    """Whether there is a library kernel for an op.
-
-    Args:
-        name: The op's name or a custom op's symbol.
-    """
-    return name in FAMILIES
-
-
-def lower(
-    name: str,
-    operands: Sequence[Operand],
-    results: Sequence[Operand],
-    attributes: Mapping[str, Any],
-) -> KernelCall:
-    """Describes the launch that carries out an op.
-
-    Args:
-        name: The op's name or a custom op's symbol.
-        operands: The operands without chains.
-        results: The results without chains.
-        attributes: The op's attributes as Python values.
-
-    Raises:
-        KeyError: There is no library kernel of that name.
-        NotImplementedError: The kernel does not take these dtypes or attributes.
-    """
-    if name not in FAMILIES:
-        raise KeyError(f"no library kernel for {name!r}; there are {', '.join(sorted(FAMILIES))}")
-    lowerings: Mapping[str, Lowering] = import_module(
-        f"max._kernel_library.{FAMILIES[name]}"
-    ).LOWERINGS
-    return lowerings[name](operands, results, attributes)
+CPU_KERNELS = KernelLibrary(
+    {name: f"max._kernel_library.{family}" for name, family in _CPU_FAMILIES.items()}
+)
+"""The kernels of CPUs."""

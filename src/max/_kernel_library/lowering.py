@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from max.dtype import DType
+from max.kernel import Target
 
 Dims = tuple[Any, ...]
 """Dims of a view: ints, or whatever the compiler calls a symbolic dim, multiplied with `*` only."""
@@ -112,8 +113,8 @@ class KernelCall:
     in_place: tuple[tuple[int, int], ...] = ()
 
 
-Lowering = Callable[[Sequence[Operand], Sequence[Operand], Mapping[str, Any]], KernelCall]
-"""`(operands, results, attributes) -> KernelCall`: raises `NotImplementedError` for what the kernel cannot do."""
+Lowering = Callable[[Sequence[Operand], Sequence[Operand], Mapping[str, Any], Target], KernelCall]
+"""`(operands, results, attributes, target) -> KernelCall`; raises `NotImplementedError` for unsupported operands."""
 
 
 def product(dims: Sequence[Any]) -> Any:

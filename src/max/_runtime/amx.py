@@ -63,7 +63,7 @@ def check_products(
     small.release()
 
 
-def products_are_right(target: k.Target) -> bool:
+def products_are_right(target: k.CPUTarget) -> bool:
     """Multiplies tiles in code made for a target, in several threads; whether the results are those of plain Python.
 
     Args:
@@ -99,7 +99,7 @@ def products_are_right(target: k.Target) -> bool:
 
 
 @functools.cache
-def _allowed(target: k.Target) -> bool:
+def _allowed(target: k.CPUTarget) -> bool:
     """Whether tile instructions may be used; once a target and process."""
     if not platform.request_amx():
         logger.info("the system does not grant the registers of AMX; kernels do without")
@@ -112,7 +112,7 @@ def _allowed(target: k.Target) -> bool:
     return True
 
 
-def native_target() -> k.Target:
+def native_target() -> k.CPUTarget:
     """The machine that runs this process, with AMX where it may be used.
 
     Raises:

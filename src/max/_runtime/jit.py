@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import llvmlite
 import llvmlite.binding as llvm
@@ -45,17 +45,6 @@ _LOCK_FREE_FUNCTIONS = (
 )
 
 
-class TargetMachineOptions(Protocol):
-    """What LLVM must know of a target; ``max.kernel.Target`` has it."""
-
-    @property
-    def triple(self) -> str: ...
-    @property
-    def cpu(self) -> str: ...
-    @property
-    def feature_string(self) -> str: ...
-
-
 class Machine(NamedTuple):
     """Triple, CPU name and feature string, as LLVM takes them."""
 
@@ -64,7 +53,7 @@ class Machine(NamedTuple):
     feature_string: str
 
     @classmethod
-    def of(cls, target: TargetMachineOptions | kernel.Target) -> Machine:
+    def of(cls, target: kernel.LLVMTarget) -> Machine:
         """From a target."""
         return cls(target.triple, target.cpu, target.feature_string)
 
@@ -78,10 +67,10 @@ class Machine(NamedTuple):
 def _host_machine() -> Machine:
     triple, cpu = llvm.get_process_triple(), llvm.get_host_cpu_name()
     if platform.MACHINE == "aarch64":  # LLVM does not know all of them
+        from max.kernel.targets.cpu import CPUTarget
         from max.kernel.targets.host import host_features
-        from max.kernel.targets.target import Target
 
-        return Machine.of(Target(host_features(), triple, cpu))
+        return Machine.of(CPUTarget(host_features(), triple, cpu))
     return Machine(triple, cpu, llvm.get_host_cpu_features().flatten())
 
 
@@ -353,7 +342,7 @@ def jit_for(machine: Machine) -> Jit:
         return _jits[machine]
 
 
-def compile_llvm(texts: Mapping[str, str], target: TargetMachineOptions) -> dict[str, int]:
+def compile_llvm(texts: Mapping[str, str], target: kernel.LLVMTarget) -> dict[str, int]:
     """Addresses of functions given as LLVM IR text.
 
     Args:
@@ -377,7 +366,7 @@ def _optimized() -> bool:
     return flags.MAX_KERNEL_CHECK < 2
 
 
-def compile_kernels(irs: Iterable[kernel.KernelIR], target: kernel.Target) -> dict[str, int]:
+def compile_kernels(irs: Iterable[kernel.KernelIR], target: kernel.LLVMTarget) -> dict[str, int]:
     """Addresses of kernels by their key; only those absent from the cache become LLVM IR.
 
     Raises:
@@ -401,7 +390,7 @@ def compile_kernels(irs: Iterable[kernel.KernelIR], target: kernel.Target) -> di
     return {key: loaded[unit.key][unit.exports[0]] for key, unit in units.items()}
 
 
-def load_kernels(keys: Iterable[str], target: TargetMachineOptions) -> dict[str, int] | None:
+def load_kernels(keys: Iterable[str], target: kernel.LLVMTarget) -> dict[str, int] | None:
     """Addresses of kernels of which only the keys are known, from this process or from the disk.
 
     A compiler that kept a whole program on disk comes back here without making any kernel's IR.

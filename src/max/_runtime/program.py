@@ -234,6 +234,11 @@ class Executor:
             row[Instruction.COUNTERS] = self._counters.ctypes.data + before * COUNTER_BYTES
             row[Instruction.NUM_SLOTS] = inside * COUNTER_BYTES
 
+    @property
+    def clock_hz(self) -> int:
+        """Ticks a second of the times in `ticks` and `events`."""
+        return self.pool.clock_hz
+
     def run(self, values: np.ndarray) -> None:
         """Runs the program once.
 

@@ -25,7 +25,7 @@ def _info(type_: ShapedType) -> TensorInfo:
     return TensorInfo(type_.dtype, shape, type_.device.data, isinstance(type_, BufferType))
 
 
-class _NoBackend:
+class _NoLinker:
     def link(self, compiled: Compiled, registry: Mapping[str, Any] | None) -> Linked:
         """Never called: an interpreted model is not linked."""
         raise RuntimeError(f"{compiled.name} is interpreted")
@@ -87,4 +87,4 @@ def interpreted_model(
     compiled = Compiled(
         graph.name, tuple(symbols), inputs, names, outputs, [-1] * len(outputs), none, none, [], [], {}
     )  # fmt: skip
-    return Model(compiled, None, _NoBackend(), arena, _Run(graph, weights, printing))
+    return Model(compiled, None, _NoLinker(), arena, _Run(graph, weights, printing))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from max import kernel as k
+from max._backends import Backend
 from max._compiler.emit import ChoiceCode, Compiled, LaunchCode, ProgramCode
 from max._compiler.sizes import product, size_function
 from max._config import flags
@@ -50,16 +50,13 @@ UNDISTURBED = 0.9
 _known: dict[str, int] = {}
 
 
-def find_limits(
-    compiled: Compiled, link: Linker, target: k.Target, num_workers: int
-) -> dict[str, int]:
+def find_limits(compiled: Compiled, link: Linker, backend: Backend) -> dict[str, int]:
     """The limits of a program's launches that are known or can be measured, by name.
 
     Args:
         compiled: The program; what is computed once was computed.
         link: Makes parts of it ready.
-        target: What it was compiled for.
-        num_workers: Who share the work.
+        backend: The device that it runs on.
     """
     groups: dict[str, list[LaunchCode]] = {}
     for launch in compiled.main.launches:
@@ -75,15 +72,14 @@ def find_limits(
         if not sample:
             continue
         key = content_key(
-            name, target.triple, target.cpu, ",".join(sorted(target.features)), str(num_workers),
-            *makers,
+            name, backend.target.cache_key, str(backend.workers), *makers,
         )  # fmt: skip
         limit = _known.get(key)
         if limit is None and (stored := cache.get("limits", key)) is not None:
             limit = int.from_bytes(stored, "little")
         if limit is None:
             start = time.perf_counter()
-            limit = _Measurement(compiled, link, sample).limit()
+            limit = _Measurement(compiled, link, sample, backend.workers).limit()
             if limit is None:
                 continue  # the guess, until the next time
             logger.info(
@@ -131,10 +127,14 @@ class _Measurement:
         compiled: The program.
         link: Makes parts of it ready.
         launches: The launches; they have a limit of the same name.
+        workers: How many workers share the work of a launch.
     """
 
-    def __init__(self, compiled: Compiled, link: Linker, launches: Sequence[LaunchCode]) -> None:
+    def __init__(
+        self, compiled: Compiled, link: Linker, launches: Sequence[LaunchCode], workers: int
+    ) -> None:
         self._compiled = compiled
+        self._workers = workers
         choice = launches[0].choice
         assert choice is not None
         self._choice: ChoiceCode = choice
@@ -199,8 +199,7 @@ class _Measurement:
                 program.executor.run_at(ready.bases, program.bases, ready.offsets)
                 way.append(time.perf_counter() - start)
         had = time.process_time() - cpu
-        workers = self._ways[0].executor.pool.num_threads
-        if had < UNDISTURBED * workers * (time.perf_counter() - begin):
+        if had < UNDISTURBED * self._workers * (time.perf_counter() - begin):
             return None
         middle = (len(taken[0]) + 1) // 2
         halves = slice(1, middle), slice(middle, None)

@@ -102,7 +102,7 @@ class Linked:
     kept: list[object]
 
 
-class Backend(Protocol):
+class Linker(Protocol):
     """How a session makes the parts of a model; a model calls it again for a reload."""
 
     def link(self, compiled: Compiled, registry: Mapping[str, Any] | None) -> Linked:
@@ -145,13 +145,13 @@ class Model:
         self,
         compiled: Compiled,
         linked: Linked | None,
-        backend: Backend,
+        linker: Linker,
         arena: Arena,
         runner: Runner | None = None,
     ) -> None:
         self._compiled = compiled
         self._linked = linked
-        self._backend = backend
+        self._linker = linker
         self._arena = arena
         self._runner = runner
         self._binder = InputBinder(
@@ -385,7 +385,7 @@ class Model:
         """
         if self._linked is None:
             raise RuntimeError(f"{self._compiled.name}: an interpreted model cannot be reloaded")
-        linked = self._backend.link(self._compiled, weights_registry)
+        linked = self._linker.link(self._compiled, weights_registry)
         with self._lock:
             self._linked = linked
             self._captures.clear()

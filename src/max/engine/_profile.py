@@ -158,7 +158,7 @@ def _fill(profile: Profile, parts: Iterable[tuple[LinkedProgram, _Reading | None
         if not calls:
             continue
         moved, operations = program.bytes_moved(runs), program.flops(runs)
-        hertz = program.executor.pool.clock_hz
+        hertz = program.executor.clock_hz
         for launch, row, size, flops in zip(
             program.code.launches, ticks.tolist(), moved, operations, strict=True
         ):
@@ -205,7 +205,7 @@ def _trace(programs: Iterable[LinkedProgram]) -> list[dict[str, Any]]:
     rows: list[tuple[int, int, str, str]] = []
     hertz = 1.0
     for program in programs:
-        hertz = program.executor.pool.clock_hz
+        hertz = program.executor.clock_hz
         events: list[list[int]] = program.executor.events().tolist()
         for event in events:
             launch = program.code.launches[event[Event.LAUNCH]]

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from max._backends import Backend
 from max._compiler.emit import Compiled, DiscoveryCode, ProgramCode, SlotCode
 from max._compiler.memory import ALIGNMENT
 from max._compiler.sizes import Size, size_function
 from max._compiler.template import Check
 from max._runtime import guard, platform
-from max._runtime.pool import Pool
-from max._runtime.program import Executor, Jump, Launch, Program
+from max._runtime.program import Jump, Launch, Program
 from max.driver import Tensor
 from max.dtype import DType
 from max.engine._outputs import trim_all
@@ -68,16 +68,16 @@ class Arena:
         self._memory = self._make(ALIGNMENT)
 
 
-_arenas: weakref.WeakKeyDictionary[Pool, Arena] = weakref.WeakKeyDictionary()
+_arenas: weakref.WeakKeyDictionary[object, Arena] = weakref.WeakKeyDictionary()
 _arenas_lock = threading.Lock()
 
 
-def arena_of(pool: Pool) -> Arena:
-    """The arena of a pool."""
+def arena_of(backend: Backend) -> Arena:
+    """The arena of a device; sessions whose programs take turns share one."""
     with _arenas_lock:
-        if pool not in _arenas:
-            _arenas[pool] = Arena()
-        return _arenas[pool]
+        if backend.queue not in _arenas:
+            _arenas[backend.queue] = Arena()
+        return _arenas[backend.queue]
 
 
 @dataclass(slots=True)
@@ -119,7 +119,7 @@ class LinkedProgram:
         code: The program itself.
         addresses: The addresses of the kernels by key.
         fixed: The addresses of the fixed buffers.
-        pool: Who runs it.
+        backend: The device that it runs on.
         limits: Limits of launches, by name; where there is none the launch keeps its guess.
         sites: For each op of the staged module its file and line, for errors.
         printing: How it shows tensors.
@@ -131,7 +131,7 @@ class LinkedProgram:
         code: ProgramCode,
         addresses: dict[str, int],
         fixed: Sequence[int],
-        pool: Pool,
+        backend: Backend,
         limits: Mapping[str, int] | None = None,
         sites: Sequence[str] = (),
         printing: PrintOptions | None = None,
@@ -168,7 +168,7 @@ class LinkedProgram:
             )
         used = {launch.kernel for launch in code.launches if not launch.jump}
         scratch = max((kernels[key].scratch_bytes for key in used), default=0)
-        self.executor = Executor(pool, Program(launches, len(code.values), scratch))
+        self.executor = backend.executor(Program(launches, len(code.values), scratch))
         self.code = code
         self.empty = not launches
         self.bases = np.array([value.base for value in code.values], np.intp)

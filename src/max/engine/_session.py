@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from max import kernel as k
+from max._backends import BackendOptions, Backends, backends_for
 from max._compiler import pipeline
 from max._compiler.emit import Compiled, Fixed, ProgramCode
 from max._compiler.memory import ALIGNMENT
@@ -25,10 +25,8 @@ from max._compiler.record import is_recording
 from max._compiler.sites import sites_of
 from max._config import dump_log, flags
 from max._errors import ArgumentError
-from max._kernel_library import library
-from max._runtime import amx, guard, jit, platform
+from max._runtime import guard, platform
 from max._runtime.cache import content_key, default_cache, source_fingerprint
-from max._runtime.pool import Pool, shared_pool
 from max._version import __version__
 from max.driver import CPU, Device, Tensor
 from max.dtype import DType
@@ -179,9 +177,7 @@ class InferenceSession:
             raise ValueError(
                 f"InferenceSession: num_threads is {num_threads!r}, expected 1 or more"
             )
-        self._pool: Pool = shared_pool(num_threads)
-        target = amx.native_target()
-        self._target = target.batch_invariantly() if batch_invariant else target
+        self._backends = backends_for(self._devices, BackendOptions(num_threads, batch_invariant))
         self._lock = threading.Lock()
         self._printing = PrintOptions()
         self._models: weakref.WeakSet[Model] = weakref.WeakSet()
@@ -195,7 +191,7 @@ class InferenceSession:
     @property
     def num_threads(self) -> int:
         """The number of threads that run a model together."""
-        return self._pool.num_threads
+        return self._backends.host.workers
 
     def __repr__(self) -> str:
         names = ", ".join(f"{d.label}:{d.id}" for d in self._devices)
@@ -243,15 +239,13 @@ class InferenceSession:
         if flags.MAX_INTERPRET:
             weights = bind_weights(graph.name, declared, registry)
             return interpreted_model(
-                graph, input_names(module), weights, arena_of(self._pool), self._printing
+                graph, input_names(module), weights, arena_of(self._backends.host), self._printing
             )
         compiled, addresses = self._compile(module)
         arrays, sites = _arrays(module, compiled), sites_of(module)
-        backend = _Backend(
-            self._pool, self._target, addresses, declared, arrays, sites, self._printing
-        )
-        linked = backend.link(compiled, registry)
-        loaded = Model(compiled, linked, backend, arena_of(self._pool))
+        linker = _Linker(self._backends, addresses, declared, arrays, sites, self._printing)
+        linked = linker.link(compiled, registry)
+        loaded = Model(compiled, linked, linker, arena_of(self._backends.host))
         self._models.add(loaded)
         return loaded
 
@@ -308,22 +302,19 @@ class InferenceSession:
         if key is not None and (blob := cache.get("program", key)) is not None:
             start = time.perf_counter()
             compiled: Compiled = pickle.loads(blob)
-            addresses = jit.load_kernels(compiled.kernels, self._target_options())
+            addresses = self._backends.host.load_cached(list(compiled.kernels))
             pipeline.stats.add("from disk", start)
             if addresses is not None:
                 pipeline.stats.from_disk += 1
                 return compiled, addresses
         with self._lock:
-            compiled, irs = pipeline.compile_module(module, names, self._target)
+            compiled, irs = pipeline.compile_module(module, names, self._backends)
         start = time.perf_counter()
-        addresses = jit.compile_kernels(irs.values(), self._target)
+        addresses = self._backends.host.load(irs.values())
         pipeline.stats.add("llvm", start)
         if key is not None:
             cache.put("program", key, pickle.dumps(compiled, pickle.HIGHEST_PROTOCOL))
         return compiled, addresses
-
-    def _target_options(self) -> Any:
-        return self._target
 
     def _key(self, module: ModuleOp, names: Sequence[str]) -> str | None:
         """The key of a module on disk: its text, without the contents of big constants, and all that makes code of it.
@@ -331,20 +322,28 @@ class InferenceSession:
         None where kernels of the user are part of it, whose source is not in the text, or run in plain Python.
         """
         shown = flags.MAX_DUMP or is_recording()
-        if flags.MAX_KERNEL_INTERPRET or shown or flags.MAX_CHECK >= 2:
+        devices = self._backends.cache_key()
+        if devices is None or flags.MAX_KERNEL_INTERPRET or shown or flags.MAX_CHECK >= 2:
             return None  # the addresses belong to this process; what is loaded is neither made nor seen nor checked
         for op in walk(module):
-            if op.name == "mo.custom" and not library.supports(op.attr("symbol")):
+            if op.name == "mo.custom" and not self._backends.host.library.supports(
+                op.attr("symbol")
+            ):
                 return None
         makers = [
             source_fingerprint(package)
-            for package in ("_compiler", "kernel", "_kernel_library", "mlir", "_runtime")
+            for package in (
+                "_compiler",
+                "_backends",
+                "kernel",
+                "_kernel_library",
+                "mlir",
+                "_runtime",
+            )
         ]
         checked = f"{flags.MAX_KERNEL_CHECK}{flags.MAX_GUARD}"
-        target = self._target
         return content_key(
-            print_module(module), "\n".join(names), target.triple, target.cpu, ",".join(sorted(target.features)),
-            checked, __version__, sys.version, np.__version__, *makers,
+            print_module(module), "\n".join(names), devices, checked, __version__, sys.version, np.__version__, *makers,
         )  # fmt: skip
 
     def set_debug_print_options(
@@ -435,22 +434,20 @@ class InferenceSession:
         """
 
 
-class _Backend:
+class _Linker:
     """Links a compiled model with weights; kept by the model for reloads."""
 
     def __init__(
         self,
-        pool: Pool,
-        target: k.Target,
+        backends: Backends,
         addresses: dict[str, int],
         declared: dict[str, WeightInfo],
         arrays: dict[int, np.ndarray[Any, Any]],
         sites: Sequence[str],
         printing: PrintOptions,
     ) -> None:
-        self.pool = pool
+        self.backends = backends
         self.printing = printing
-        self.target = target
         self.addresses = addresses
         self.declared = declared
         self.arrays = arrays
@@ -478,16 +475,18 @@ class _Backend:
             else:
                 fixed.append(next(places))
 
+        host = self.backends.host
+
         def linked(part: ProgramCode, limits: Mapping[str, int] | None = None) -> LinkedProgram:
             return LinkedProgram(
-                compiled, part, self.addresses, fixed, self.pool, limits, self.sites, self.printing
+                compiled, part, self.addresses, fixed, host, limits, self.sites, self.printing
             )
 
         if compiled.once.launches:
             # what only this needs must not be kept
-            for index in run_once(compiled, linked, fixed, arena_of(self.pool)):
+            for index in run_once(compiled, linked, fixed, arena_of(host)):
                 owners.pop(index)
-        limits = find_limits(compiled, linked, self.target, self.pool.num_threads)
+        limits = find_limits(compiled, linked, host)
         main = linked(compiled.main, limits)
         if log := dump_log("program"):
             log.info("// ----- %s -----\n%s", compiled.name, main.executor.program)

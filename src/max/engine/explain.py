@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from max import kernel as k
+from max._backends import cpu_backends
 from max._compiler import pipeline
 from max._compiler.memory import ALIGNMENT
 from max._compiler.record import Compilation, record
 from max._compiler.sizes import NOMINAL, Size, nominal
 from max._compiler.template import Buffer, Launch, TensorInfo
-from max._runtime import amx
 from max.engine._opaque import with_buffers
 from max.engine._session import input_names
 from max.graph import Graph
@@ -47,7 +47,7 @@ def explain_graph(graph: Graph | Path) -> dict[str, Any]:
     load_extensions(list(built.kernel_libraries_paths))
     module = with_buffers(built.to_mlir())
     with record() as found:
-        pipeline.compile_module(module, input_names(module), amx.native_target())
+        pipeline.compile_module(module, input_names(module), cpu_backends())
     return as_data(found[0])
 
 
@@ -104,6 +104,8 @@ def as_data(kept: Compilation) -> dict[str, Any]:
             }
         )
     all_launches = [*flat.once, *flat.launches]
+    assert kept.backends is not None
+    target = kept.backends.host.target
     kernels: list[dict[str, Any]] = [
         {
             "key": key,
@@ -112,7 +114,7 @@ def as_data(kept: Compilation) -> dict[str, Any]:
             "launches": [x["index"] for x in launches if x["kernel"] == key],
             "at_load": sum(x.kernel == key for x in flat.once),
             "ir": str(ir),
-            "llvm": k.emit_llvm(ir, amx.native_target()),
+            "llvm": k.emit_llvm(ir, target) if isinstance(target, k.LLVMTarget) else "",
         }
         for key, ir in kept.irs.items()
     ]

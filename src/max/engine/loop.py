@@ -52,23 +52,27 @@ class ModelLoop:
 
     @staticmethod
     def supports(model: Model) -> bool:
-        """Whether a model can run in a loop: compiled, in one part, and not watched by a profile.
+        """Whether a model can run in a loop: compiled, in one part, on the CPU, and not watched by a profile.
 
         Args:
             model: The model.
         """
         linked = model._linked
-        return linked is not None and not linked.later and not linked.main._watchers
+        if linked is None or linked.later or linked.main._watchers:
+            return False
+        return isinstance(linked.main.executor, Executor)
 
     def _make(self) -> tuple[Linked, Linked]:
         """Lays out both programs one after the other, and the way back."""
         body, after = self._body._linked, self._after._linked
         assert body is not None and after is not None
-        if body.main.executor.pool is not after.main.executor.pool:
+        first_executor, second_executor = body.main.executor, after.main.executor
+        assert isinstance(first_executor, Executor) and isinstance(second_executor, Executor)
+        if first_executor.pool is not second_executor.pool:
             raise ValueError(
                 f"{self._body._compiled.name} and {self._after._compiled.name} run on different devices"
             )
-        first, second = body.main.executor.program, after.main.executor.program
+        first, second = first_executor.program, second_executor.program
         launches = [*first.launches, *(_moved(launch, first) for launch in second.launches)]
         # each waits for the other
         for index in {0, len(first.launches)} & set(range(len(launches))):
@@ -80,7 +84,7 @@ class ModelLoop:
         )
         launches.append(Jump(0, [], phases=0, name="loop", kind="back", target=0))
         scratch = max(first.scratch_bytes, second.scratch_bytes)
-        self._executor = Executor(body.main.executor.pool, Program(launches, flag + 1, scratch))
+        self._executor = Executor(first_executor.pool, Program(launches, flag + 1, scratch))
         # the tensors of both programs are the loop's inputs, the flag is its output
         own, other = self._body._compiled.bases, self._after._compiled.bases
         shift = own.num_inputs + own.num_outputs

@@ -20,7 +20,8 @@ from max.kernel.language import lang, mathlib
 from max.kernel.language.registry import register, registered, registered_names
 from max.kernel.language.source import InlineFunction, Kernel, from_source, inline, kernel
 from max.kernel.lowering.module import emit_llvm
-from max.kernel.targets.target import Target, host_target
+from max.kernel.targets.cpu import CPUTarget, host_target
+from max.kernel.targets.target import LLVMTarget, Target
 from max.kernel.types import (
     SIMD,
     Context,
@@ -105,6 +106,7 @@ rsqrt, sigmoid, silu, sin, tanh = (
 )
 
 __all__ = [
+    "CPUTarget",
     "SIMD",
     "ArgSlot",
     "Context",
@@ -123,6 +125,7 @@ __all__ = [
     "Message",
     "Output",
     "ScalarType",
+    "LLVMTarget",
     "Target",
     "TensorSpec",
     "bf16",

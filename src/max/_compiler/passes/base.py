@@ -10,10 +10,11 @@ import numpy.typing as npt
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block
 
+from max._backends.backend import Backends
 from max._compiler.mok import OnceOp
 from max.mlir import DenseAttr, GraphOp, MoOp, ResourceAttr, graphs
 
-__all__ = ["GraphPass", "ModulePass", "Pass", "blocks", "constant_of", "ops_of"]
+__all__ = ["DevicePass", "GraphPass", "ModulePass", "Pass", "blocks", "constant_of", "ops_of"]
 
 
 @dataclass(frozen=True)
@@ -22,21 +23,38 @@ class Pass:
 
     name: str
 
-    def run(self, module: ModuleOp) -> None:
-        """Changes the module in place."""
+    def run(self, module: ModuleOp, backends: Backends) -> None:
+        """Changes the module in place.
+
+        Args:
+            module: The module.
+            backends: The devices that it is compiled for.
+        """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class GraphPass(Pass):
-    """A step that treats each block of ops (the body of a graph, or what runs once) for itself."""
+    """A step that treats each block of ops separately: the body of a graph, or of a `mok.once`."""
 
     function: Callable[[Block], object]
 
-    def run(self, module: ModuleOp) -> None:
+    def run(self, module: ModuleOp, backends: Backends) -> None:
         for graph in graphs(module):
             for block in blocks(graph):
                 self.function(block)
+
+
+@dataclass(frozen=True)
+class DevicePass(Pass):
+    """A `GraphPass` whose decisions depend on the devices."""
+
+    function: Callable[[Block, Backends], object]
+
+    def run(self, module: ModuleOp, backends: Backends) -> None:
+        for graph in graphs(module):
+            for block in blocks(graph):
+                self.function(block, backends)
 
 
 @dataclass(frozen=True)
@@ -45,7 +63,7 @@ class ModulePass(Pass):
 
     function: Callable[[ModuleOp], object]
 
-    def run(self, module: ModuleOp) -> None:
+    def run(self, module: ModuleOp, backends: Backends) -> None:
         self.function(module)
 
 

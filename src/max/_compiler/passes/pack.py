@@ -6,53 +6,64 @@ import math
 
 from xdsl.ir import Block, SSAValue
 
+from max._backends.backend import Backends
+from max._compiler.devices import backend_of
 from max._compiler.mok import PackedConvOp, PackedMatmulOp, PackFilterOp, PackOp
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalise import insert_before, producer
 from max._compiler.passes.dce import drop_dead_ops
 from max._compiler.passes.once import weights_only
 from max._compiler.shapes import shape_of
-from max._kernel_library.products.dense.panels import DTYPES
-from max._kernel_library.products.quantised.packed import FORMATS
+from max._kernel_library.packing import NO_PACKING, Packing
 from max.dtype import DType
 from max.mlir import MoOp, TensorType, build
 
 __all__ = ["pack_weights"]
 
-
-STREAMED_BYTES = 32 << 20
-"""Weights of a graph of so many bytes are not expected to stay in the caches between executions."""
-LEAST_ROWS = 32
-"""Weights with fewer rows or columns are not packed: a panel would hold little else than padding."""
+CANDIDATES = frozenset({"mo.qmatmul", "mo.matmul", "mok.matmul", "mo.conv"})
+"""Ops whose second operand may be packed."""
 
 
-def pack_weights(block: Block) -> None:
-    """Makes products and convolutions with weights those with packed ones; `compute_once` moves the packing to the load.
+def pack_weights(block: Block, backends: Backends) -> None:
+    """Replaces products and convolutions with weights by those with packed weights, as the rules of their device say.
 
-    A weight that comes in as an input, or has a size that is not known, stays as it is.
+    `compute_once` then moves the packing to the load. A weight that is an input, or has a symbolic size, stays as it is.
     """
     ops = ops_of(block)
-    wanted = [op for op in ops if op.name in ("mo.qmatmul", "mo.matmul", "mok.matmul")]
-    convolutions = [op for op in ops if op.name == "mo.conv"]
-    if not wanted and not convolutions:
-        return
-    known = weights_only(ops)
-    _pack_filters(convolutions, known)
-    _pack_int8([op for op in wanted if op.name != "mo.qmatmul"], known)
-    wanted = [op for op in wanted if op.parent is not None]
+    constant: set[SSAValue] | None = None
+    for backend in backends:
+        candidates = [
+            op
+            for op in ops
+            if op.name in CANDIDATES
+            and op.parent is not None
+            and backend_of(op, backends) is backend
+        ]
+        if candidates and backend.packing != NO_PACKING:
+            constant = weights_only(ops) if constant is None else constant
+            _pack(block, candidates, constant, backend.packing)
+
+
+def _pack(block: Block, candidates: list[MoOp], constant: set[SSAValue], packing: Packing) -> None:
+    """Packs the weights of the candidates, all of one device."""
+    products = [op for op in candidates if op.name != "mo.conv"]
+    _pack_filters([op for op in candidates if op.name == "mo.conv"], constant, packing)
+    if packing.int8:
+        _pack_int8([op for op in products if op.name != "mo.qmatmul"], constant, packing)
+    products = [op for op in products if op.parent is not None]
     # casts of operands that are now multiplied as they are
     drop_dead_ops(block)
     packed: dict[tuple[SSAValue, str], SSAValue] = {}
     chosen: list[tuple[MoOp, str]] = []
-    for op in wanted:
+    for op in products:
         x, w = op.operands
-        encoding = _encoding(op)
-        if x in known or w not in known or encoding is None:
+        encoding = _encoding(op, packing)
+        if x in constant or w not in constant or encoding is None:
             continue
         chosen.append((op, encoding))
         if (w, encoding) not in packed:
             packed[w, encoding] = insert_before(op, PackOp.of([w], encoding))
-    streamed = sum(map(_bytes, packed.values())) >= STREAMED_BYTES
+    streamed = sum(map(_bytes, packed.values())) >= packing.streamed_bytes
     for op, encoding in chosen:
         x, w = op.operands
         columns = shape_of(op.results[0])[-1]
@@ -63,25 +74,25 @@ def pack_weights(block: Block) -> None:
         op.erase()
 
 
-def _pack_int8(products: list[MoOp], known: set[SSAValue]) -> None:
+def _pack_int8(products: list[MoOp], constant: set[SSAValue], packing: Packing) -> None:
     """Packs weights of 8-bit integers, whose products are written in 8 bits, or in 32 with a cast of each operand."""
     packed: dict[tuple[SSAValue, str], SSAValue] = {}
     for op in products:
         x, w = (_int8(value, op.results[0]) for value in op.operands)
-        if x is None or w is None or x in known or w not in known:
+        if x is None or w is None or x in constant or w not in constant:
             continue
         by_rows: bool = op.attr_or("transpose_b", False)
-        turned = producer(w, "mo.transpose")
-        if turned is not None:
-            w, by_rows = turned.operands[0], not by_rows
+        transpose = producer(w, "mo.transpose")
+        if transpose is not None:
+            w, by_rows = transpose.operands[0], not by_rows
         shape = w.type.static_shape if isinstance(w.type, TensorType) else None
-        if shape is None or len(shape) != 2 or min(shape) < LEAST_ROWS:
+        if shape is None or len(shape) != 2 or min(shape) < packing.min_size:
             continue
         encoding = "int8 rows" if by_rows else "int8 columns"
         if (w, encoding) not in packed:
             packed[w, encoding] = insert_before(op, PackOp.of([w], encoding))
         panels = packed[w, encoding]
-        columns, streamed = shape[0 if by_rows else 1], _bytes(panels) >= STREAMED_BYTES
+        columns, streamed = shape[0 if by_rows else 1], _bytes(panels) >= packing.streamed_bytes
         made = PackedMatmulOp.of(x, panels, encoding, columns, streamed, op.location)
         result = insert_before(op, made)
         if result.type != op.results[0].type:
@@ -103,17 +114,17 @@ def _int8(value: SSAValue, result: SSAValue) -> SSAValue | None:
     return narrow if type_.dtype is DType.int8 else None
 
 
-def _pack_filters(convolutions: list[MoOp], known: set[SSAValue]) -> None:
+def _pack_filters(convolutions: list[MoOp], constant: set[SSAValue], packing: Packing) -> None:
     """Packs the filters of convolutions, but for those of one channel and column a group, which are read as they are."""
     packed: dict[tuple[SSAValue, int], SSAValue] = {}
     for op in convolutions:
         x, w = op.operands
         groups = op.attr("groups")
         shape = w.type.static_shape if isinstance(w.type, TensorType) else None
-        if x in known or w not in known or shape is None or 0 in shape:
+        if x in constant or w not in constant or shape is None or 0 in shape:
             continue
         assert isinstance(x.type, TensorType) and isinstance(w.type, TensorType)
-        if x.type.dtype is not w.type.dtype or w.type.dtype not in DTYPES:
+        if x.type.dtype is not w.type.dtype or w.type.dtype not in packing.filters:
             continue
         if shape[-2] == 1 and shape[-1] == groups:
             continue
@@ -131,15 +142,15 @@ def _bytes(value: SSAValue) -> int:
     return math.prod(type_.static_shape) * type_.dtype.size_in_bytes
 
 
-def _encoding(op: MoOp) -> str | None:
-    """How the weight of a product is packed; None where it is not."""
+def _encoding(op: MoOp, packing: Packing) -> str | None:
+    """The encoding that the weight of a product is packed in; None if it is not packed."""
     x, w = (value.type for value in op.operands)
     shape = w.static_shape if isinstance(w, TensorType) else None
     if shape is None or len(shape) != 2 or 0 in shape:
         return None
     if op.name == "mo.qmatmul":
-        return op.attr("encoding") if op.attr("encoding") in FORMATS else None
+        return op.attr("encoding") if op.attr("encoding") in packing.quantised else None
     assert isinstance(x, TensorType) and isinstance(w, TensorType)
-    if w.dtype not in DTYPES or x.dtype is not w.dtype or min(shape) < LEAST_ROWS:
+    if w.dtype not in packing.dense or x.dtype is not w.dtype or min(shape) < packing.min_size:
         return None
     return "rows" if op.attr_or("transpose_b", False) else "columns"

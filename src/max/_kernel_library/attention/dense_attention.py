@@ -207,7 +207,10 @@ def attention_dense(
 
 
 def _lower_attention(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     """The call for operands as the kernel takes them, with the group as an axis of its own."""
     q, keys, values, *masks = operands

@@ -51,7 +51,10 @@ def kv_store(
 
 
 def _lower_kv_store(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     blocks = operands[3]
     unsigned("mo.kv_store.ragged.paged", [operands[2], *operands[4:8]])

@@ -471,7 +471,10 @@ MASKS = ("causal", "chunked_causal", "null", "sliding_window")
 
 
 def _lower_attention(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     q, blocks = operands[0], operands[2]
     unsigned("mo.attention.ragged.paged", [operands[1], *operands[3:7]])

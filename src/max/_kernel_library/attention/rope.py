@@ -88,7 +88,10 @@ def rope(
 
 
 def _lower_rope(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     q, freqs_cis, blocks = operands[0], operands[2], operands[3]
     unsigned("mo.rope.ragged.paged", [operands[1], *operands[4:8]])

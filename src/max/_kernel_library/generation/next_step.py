@@ -67,7 +67,10 @@ def next_step(
 
 
 def _lower_next_step(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     unsigned("mo.next_step.ragged.paged", operands[5:7])
     args = tuple(view("operand", i, operand, static=False) for i, operand in enumerate(operands))

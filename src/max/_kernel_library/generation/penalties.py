@@ -58,7 +58,10 @@ def penalties(
 
 
 def _lower_penalties(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     unsigned("mo.penalties", operands[3:4])
     args = (

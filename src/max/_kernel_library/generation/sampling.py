@@ -313,7 +313,10 @@ def sample_token(
 
 
 def _lower_sample(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     args = (
         view("result", 0, results[0]),

@@ -72,7 +72,10 @@ def gather_nd(
 
 
 def _lower_gather(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     x, indices = operands
     rank = len(x.shape)
@@ -88,7 +91,10 @@ def _lower_gather(
 
 
 def _lower_gather_nd(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     x, indices = operands
     batch_dims = int(attributes.get("batch_dims", 0))

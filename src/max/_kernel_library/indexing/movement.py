@@ -185,7 +185,10 @@ def store_slice_dynamic(
 
 
 def _lower_pad(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     mode = attributes.get("mode", "constant")
     if mode != "constant" or not operands[0].shape:
@@ -197,7 +200,10 @@ def _lower_pad(
 
 
 def _lower_concat(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     rank = len(results[0].shape)
     axis = int(attributes.get("axis", 0)) % rank
@@ -210,7 +216,10 @@ def _lower_concat(
 
 
 def _lower_range(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     return KernelCall(
         number_range,
@@ -222,7 +231,10 @@ def _lower_range(
 
 
 def _lower_slice_dynamic(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     if not results[0].shape:
         raise NotImplementedError("mo.slice_dynamic of rank 0")
@@ -236,7 +248,10 @@ def _lower_slice_dynamic(
 
 
 def _lower_store_slice_dynamic(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     if not operands[0].shape:
         raise NotImplementedError("mo.buffer_store_slice_dynamic of rank 0")

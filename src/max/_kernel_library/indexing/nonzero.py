@@ -52,7 +52,10 @@ def nonzero(out: k.Output, mask: k.Input, starts: k.InOut, ctx: k.Context) -> No
 
 
 def _lower_nonzero(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     mask = operands[0]
     chunks = (product(mask.shape) + (CHUNK - 1)) // CHUNK

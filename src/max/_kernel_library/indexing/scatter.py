@@ -81,7 +81,10 @@ def scatter_nd(
 
 
 def _lower_scatter(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     x, updates, indices = operands
     axis = int(attributes.get("axis", -1)) % len(x.shape)
@@ -95,7 +98,10 @@ def _lower_scatter(
 
 
 def _lower_scatter_nd(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     x, updates, indices = operands
     depth, rank = indices.shape[-1], len(x.shape)

@@ -169,7 +169,10 @@ def argsort(
 
 
 def _lower_argsort(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     x = operands[0]
     axis = int(attributes["axis"])

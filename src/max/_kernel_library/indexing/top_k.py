@@ -34,7 +34,10 @@ def arg_best(out: k.Output, x: k.Input, ctx: k.Context, *, sign: int) -> None:
 
 
 def _lower_top_k(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     x = operands[0]
     rank = len(x.shape)
@@ -50,7 +53,10 @@ def _lower_top_k(
 
 def _lower_arg(sign: int) -> Lowering:
     def lower(
-        operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+        operands: Sequence[Operand],
+        results: Sequence[Operand],
+        attributes: Mapping[str, Any],
+        target: k.Target,
     ) -> KernelCall:
         x = operands[0]
         rank = len(x.shape)

@@ -36,7 +36,10 @@ def cumsum(out: k.Output, x: k.Input, ctx: k.Context, *, exclusive: bool, revers
 
 
 def _lower_cumsum(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     x = operands[0]
     rank = len(x.shape)

@@ -116,7 +116,10 @@ def irfft(
 
 
 def _lower_irfft(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     x, roots = operands
     axis, n, rank = int(attributes["axis"]), int(attributes["n"]), len(x.shape)

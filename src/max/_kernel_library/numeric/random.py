@@ -92,7 +92,10 @@ def random(
 
 
 def _lower_random(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     rank = len(results[0].shape)
     args = (

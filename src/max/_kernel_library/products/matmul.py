@@ -257,7 +257,10 @@ def matmul(
 
 
 def _lower_matmul(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     x, y = operands
     rank_x, rank_y = len(x.shape), len(y.shape)

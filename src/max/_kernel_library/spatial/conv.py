@@ -454,6 +454,7 @@ def _lower_conv(
     operands: Sequence[Operand],
     results: Sequence[Operand],
     attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     x, weight = operands
     rank, groups = len(x.shape), int(attributes["groups"])
@@ -506,6 +507,7 @@ def _lower_pack_filter(
     operands: Sequence[Operand],
     results: Sequence[Operand],
     attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     weight = operands[0]
     rank = len(weight.shape)
@@ -521,6 +523,7 @@ def _lower_packed_conv(
     operands: Sequence[Operand],
     results: Sequence[Operand],
     attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     x, weight = operands
     rank, groups = len(x.shape), int(attributes["groups"])

@@ -167,7 +167,10 @@ def _workspaces(
 
 
 def _lower_conv_transpose(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     x, weight = operands
     names = ("stride", "dilation", "padding", "output_padding")

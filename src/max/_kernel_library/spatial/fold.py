@@ -49,7 +49,10 @@ def fold(
 
 
 def _lower_fold(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     args = (
         view("result", 0, results[0], static=False),

@@ -93,7 +93,10 @@ def lowest(dtype: Any) -> Any:
 
 def _lower_pool(mean: bool) -> Lowering:
     def lower(
-        operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+        operands: Sequence[Operand],
+        results: Sequence[Operand],
+        attributes: Mapping[str, Any],
+        target: k.Target,
     ) -> KernelCall:
         args = (
             view("result", 0, results[0], static=False),

@@ -86,7 +86,10 @@ def resize(
 
 
 def _lower_resize(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     x, out = operands[0], results[0]
     sums = DType.float64 if x.dtype is DType.float64 else DType.float32

@@ -24,7 +24,8 @@ from max.kernel.ir.nodes import ArgSlot, Block, For, If, KernelIR, Parallel, Stm
 from max.kernel.ir.printer import print_kernel
 from max.kernel.ir.spec import verify
 from max.kernel.language.source import Kernel
-from max.kernel.targets.target import Target, host_target
+from max.kernel.targets.cpu import host_target
+from max.kernel.targets.target import Target
 from max.kernel.types import (
     INDEX,
     POINTER,

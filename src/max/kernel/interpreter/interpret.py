@@ -22,7 +22,8 @@ from max.kernel.ir.nodes import LONG_SHARE, LONGS, SHORT_SHARE
 from max.kernel.language import lang, values
 from max.kernel.language.source import Kernel
 from max.kernel.language.values import Value
-from max.kernel.targets.target import Target, host_target
+from max.kernel.targets.cpu import host_target
+from max.kernel.targets.target import Target
 from max.kernel.types import Access, Context, InOut, Input, Output, ScalarType, scalar_type
 
 Array = np.ndarray[Any, np.dtype[Any]]

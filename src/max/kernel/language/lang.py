@@ -15,7 +15,8 @@ import numpy as np
 from max.kernel.language import values as v
 from max.kernel.language.tile_values import MatrixTiles
 from max.kernel.language.values import Tile, Value
-from max.kernel.targets.target import Target, host_target
+from max.kernel.targets.cpu import host_target
+from max.kernel.targets.target import Target
 from max.kernel.types import ScalarType, bool_, f32, scalar_type
 
 

@@ -31,11 +31,11 @@ from max.kernel.ir.nodes import (
 from max.kernel.lowering.ops import OpLowering
 from max.kernel.lowering.tiles import uses_tiles
 from max.kernel.lowering.types import MEMORY, atom_text, llvm_type
-from max.kernel.targets.target import Target
+from max.kernel.targets.target import LLVMTarget
 from max.kernel.types import f64
 
 
-def emit_llvm(ir: KernelIR, target: Target) -> str:
+def emit_llvm(ir: KernelIR, target: LLVMTarget) -> str:
     """LLVM IR of a kernel, whose function is ``k_<key>``.
 
     Args:
@@ -46,7 +46,7 @@ def emit_llvm(ir: KernelIR, target: Target) -> str:
 
 
 class _Lowering(OpLowering):
-    def __init__(self, ir: KernelIR, target: Target) -> None:
+    def __init__(self, ir: KernelIR, target: LLVMTarget) -> None:
         super().__init__(target)
         self.ir = ir
         self.slots: dict[int, str] = {}

@@ -12,7 +12,7 @@ from max.kernel.lowering import float8
 from max.kernel.lowering.dots import DotLowering
 from max.kernel.lowering.tiles import TileLowering
 from max.kernel.lowering.types import MEMORY, const_text, llvm_type, number_text, vector_name
-from max.kernel.targets.target import Target
+from max.kernel.targets.target import LLVMTarget
 from max.kernel.types import ScalarType, Type, bf16, bool_, f16, f32, f64
 
 _INT = {
@@ -41,7 +41,7 @@ _INTRINSIC = {
 class OpLowering:
     """Lowers `Let` and `Effect`; the subclass has control flow and slots."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: LLVMTarget) -> None:
         self.target = target
         self.lines: list[str] = []
         self.globals: list[str] = []

@@ -12,7 +12,7 @@ from typing import Any
 from max.kernel.ir.nodes import Atom, Effect, For, If, Parallel, Stmt, While
 from max.kernel.ir.nodes import Block as IRBlock
 from max.kernel.language.tile_values import MAX_BYTES, MAX_ROWS, MAX_TILES, Shapes
-from max.kernel.targets.target import Target
+from max.kernel.targets.target import LLVMTarget
 
 _TILE_BYTES = MAX_ROWS * MAX_BYTES
 #: Where the emulated tiles are.
@@ -164,7 +164,7 @@ class TileLowering:
 
     def __init__(
         self,
-        target: Target,
+        target: LLVMTarget,
         out: Callable[[str], None],
         declarations: set[str],
         text: Callable[[Atom], str],

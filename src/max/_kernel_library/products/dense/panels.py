@@ -233,7 +233,10 @@ def lower_pack(
 
 
 def lower_matmul(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     """The product of x `[…, K]` and panels, or with `parts` several, or of x normalised."""
     x, out = operands[0], results[0]

@@ -180,7 +180,10 @@ def _lower_flat(kernel: Any) -> Any:
     """The lowering of a kernel that sees its operand and result as rows of blocks without end."""
 
     def lowered(
-        operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+        operands: Sequence[Operand],
+        results: Sequence[Operand],
+        attributes: Mapping[str, Any],
+        target: k.Target,
     ) -> KernelCall:
         out, x = results[0], operands[0]
         args = (

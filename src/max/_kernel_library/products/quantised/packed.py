@@ -222,7 +222,10 @@ def pack(
 
 
 def _lower_pack(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     encoding: str = attributes["encoding"]
     shares, share = attributes.get("shares", 1), attributes.get("share", 0)

@@ -516,12 +516,15 @@ def qmatmul_normalised(
 
 
 def _lower_packed_matmul(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     if attributes["encoding"] in int8_panels.ENCODINGS:
         return int8_panels.lower_matmul(operands, results)
     if attributes["encoding"] not in FORMATS:
-        return panels.lower_matmul(operands, results, attributes)
+        return panels.lower_matmul(operands, results, attributes, target)
     parts: Parts = attributes.get("parts", ())
     locality = STREAMED if attributes["streamed"] else KEPT
     form = FORMATS[attributes["encoding"]]

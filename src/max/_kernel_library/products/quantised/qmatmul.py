@@ -163,7 +163,10 @@ def _rows_and_columns(value: Operand) -> tuple[range, tuple[int]]:
 
 
 def _lower_qmatmul(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     args = (
         view("result", 0, results[0], _rows_and_columns(results[0]), static=False),
@@ -174,7 +177,10 @@ def _lower_qmatmul(
 
 
 def _lower_qmatmul_gptq(
-    operands: Sequence[Operand], results: Sequence[Operand], attributes: Mapping[str, Any]
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
 ) -> KernelCall:
     args = (
         view("result", 0, results[0], _rows_and_columns(results[0]), static=False),

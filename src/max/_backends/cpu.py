@@ -1,0 +1,63 @@
+"""The CPU as a backend: kernels compiled by LLVM, run by a pool of worker threads on the memory of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from max._backends.backend import Backend, Backends
+from max._kernel_library.library import CPU_KERNELS
+from max._kernel_library.packing import CPU_PACKING
+from max._runtime import amx, jit
+from max._runtime.pool import Pool, shared_pool
+from max._runtime.program import Executor, Program
+from max.driver import CPU
+from max.kernel import CPUTarget, KernelIR
+
+__all__ = ["CPUBackend", "cpu_backends"]
+
+
+class CPUBackend(Backend):
+    """The CPU.
+
+    Args:
+        pool: The workers.
+        target: The processor; this machine, with AMX where it may be used, if not given.
+    """
+
+    target: CPUTarget
+
+    def __init__(self, pool: Pool, target: CPUTarget | None = None) -> None:
+        target = amx.native_target() if target is None else target
+        super().__init__(CPU(), target, CPU_KERNELS, CPU_PACKING)
+        self.pool = pool
+
+    @property
+    def queue(self) -> Pool:
+        return self.pool
+
+    @property
+    def workers(self) -> int:
+        return self.pool.num_threads
+
+    @property
+    def cache_key(self) -> str:
+        return self.target.cache_key
+
+    def load(self, kernels: Iterable[KernelIR]) -> dict[str, int]:
+        return jit.compile_kernels(kernels, self.target)
+
+    def load_cached(self, keys: Sequence[str]) -> dict[str, int] | None:
+        return jit.load_kernels(keys, self.target)
+
+    def executor(self, program: Program) -> Executor:
+        return Executor(self.pool, program)
+
+
+def cpu_backends(target: CPUTarget | None = None, num_threads: int | None = None) -> Backends:
+    """The CPU alone, for compiling and for tests.
+
+    Args:
+        target: As for `CPUBackend`.
+        num_threads: The number of workers; as many as there are cores if not given.
+    """
+    return Backends(CPUBackend(shared_pool(num_threads), target))
