@@ -73,7 +73,7 @@ class Suite:
                 # a cached file of the same size and time would hide a mutant
                 "PYTHONDONTWRITEBYTECODE": "1",
                 "HYPOTHESIS_PROFILE": "mutation",
-                "HYPOTHESIS_STORAGE_DIRECTORY": scratch,
+                "HYPOTHESIS_STORAGE_DIRECTORY": str(tree.parent / "hypothesis"),
             }
             if self.cache is not None:
                 environment["MAX_CACHE_DIR"] = str(self.cache)

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from max.pipelines.lib.registry import PIPELINE_REGISTRY
-from tests.pipelines import fake_architecture
-
 
 @pytest.fixture
 def fake(tmp_path):
     """A folder with a model of the architecture of `fake_architecture`, which is registered."""
+    # imported here: tests of the scheduler and the page manager need no engine
+    from max.pipelines.lib.registry import PIPELINE_REGISTRY
+    from tests.pipelines import fake_architecture
+
     PIPELINE_REGISTRY.load_own()
     for architecture in fake_architecture.ARCHITECTURES:
         PIPELINE_REGISTRY.register(architecture, allow_override=True)

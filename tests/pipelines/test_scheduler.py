@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from max.interfaces import BatchType, RequestID
 from max.pipelines.core import InputError, TextContext
 from max.pipelines.kv_cache.context_pages import ContextPages
-from max.pipelines.kv_cache.page_manager import PageManager
-from max.pipelines.scheduler import SchedulerLimits, TextScheduler
+from max.pipelines.kv_cache.page_manager import OutOfPagesError, PageManager
+from max.pipelines.scheduler import PageTables, SchedulerLimits, TextScheduler
 
 EOS = 7
 
@@ -58,6 +58,7 @@ class Engine:
             return False
         batch = list(inputs.batch.values())
         self.check(inputs, batch)
+        self.check_writes(inputs, batch)
         for context in batch:
             table = self.cache.pages.pages(context.request_id)
             sequence = self.read(table, context.start_idx)
@@ -90,6 +91,18 @@ class Engine:
         else:
             assert read <= limits.prefill_chunk_size or len(prompts) == 1
         assert 1 <= inputs.num_steps <= limits.max_num_steps
+
+    def check_writes(self, inputs, batch) -> None:
+        """A page that is written to is in one table only."""
+        size = self.cache.page_size
+        written: list[int] = []
+        for context in batch:
+            table = self.cache.pages.pages(context.request_id)
+            last = context.active_idx + inputs.num_steps - 2
+            written += table[context.start_idx // size : last // size + 1]
+        tables = [self.cache.pages.pages(key) for key in self.cache.pages.requests]
+        for page in written:
+            assert sum(table.count(page) for table in tables) == 1, "two sequences write one page"
 
     def read(self, table: list[int], n: int) -> list[int]:
         size = self.cache.page_size
@@ -184,6 +197,389 @@ TestScheduling = Scheduling.TestCase
 TestScheduling.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
 
 
+class Trace:
+    """A scheduler whose batches are written down: kind, steps, and for each request its tokens ``start:active``."""
+
+    def __init__(self, pages: int, page_size: int = 2, prefix: bool = False, **limits) -> None:
+        self.cache = ContextPages(PageManager(pages, page_size, prefix))
+        limits = {"max_batch_size": 9, **limits}
+        self.scheduler = TextScheduler(self.cache, SchedulerLimits(**limits))
+        self.contexts: dict[str, TextContext] = {}
+
+    def add(self, name: str, length: int, new: int = 9, first: int = 0) -> TextContext:
+        tokens = np.arange(first, first + length)
+        context = TextContext(
+            request_id=RequestID(name), tokens=tokens, max_length=length + new, eos_token_ids={EOS}
+        )
+        self.scheduler.add(context)
+        self.contexts[name] = context
+        return context
+
+    def schedule(self):
+        """The next batch, not run."""
+        self.inputs = self.scheduler.schedule()
+        if self.inputs is None:
+            return None
+        parts = [f"{c.request_id}{c.start_idx}:{c.active_idx}" for c in self.inputs.batch.values()]
+        return f"{self.inputs.batch_type.value}{self.inputs.num_steps} {' '.join(parts)}"
+
+    def step(self, token: int = 0):
+        """The next batch, run."""
+        text = self.schedule()
+        if text is not None:
+            batch = list(self.inputs.batch.values())
+            for context in batch:
+                for _ in range(self.inputs.num_steps):
+                    context.update(token)
+            self.cache.step(batch)
+            self.ended = [str(key) for key in self.scheduler.update(batch)]
+            self.cache.pages.check()
+        return text
+
+    def steps(self, count: int) -> list:
+        return [self.step() for _ in range(count)]
+
+    def pages(self, name: str) -> int:
+        key = RequestID(name)
+        return len(self.cache.pages.pages(key)) if self.cache.contains(key) else 0
+
+
+def test_a_prompt_then_a_token_a_step():
+    trace = Trace(8)
+    trace.add("a", 3, new=3)
+    assert len(trace.scheduler) == 1 and RequestID("a") in trace.scheduler
+    assert trace.steps(2) == ["CE1 a0:3", "TG1 a3:4"]
+    assert trace.ended == []
+    assert trace.step() == "TG1 a4:5"
+    assert trace.ended == ["a"] and len(trace.scheduler) == 0
+    assert RequestID("a") not in trace.scheduler
+    assert trace.step() is None
+    assert trace.cache.free_pages == 8
+
+
+def test_prompts_come_first_and_join_what_runs():
+    trace = Trace(20, max_batch_size=3)
+    for name in "abcd":
+        trace.add(name, 2, new=4)
+    assert trace.step() == "CE1 a0:2 b0:2 c0:2"
+    assert trace.step() == "TG1 a2:3 b2:3 c2:3"
+    trace.scheduler.remove(RequestID("b"))
+    assert trace.step() == "CE1 d0:2"
+    assert trace.step() == "TG1 a3:4 c3:4 d2:3"
+
+
+def test_prompts_of_a_step_are_bounded_in_number():
+    trace = Trace(20, max_ce_batch_size=2)
+    for name in "abc":
+        trace.add(name, 2)
+    assert trace.steps(3) == ["CE1 a0:2 b0:2", "CE1 c0:2", "TG1 a2:3 b2:3 c2:3"]
+
+
+def test_prompts_of_a_step_are_bounded_in_tokens():
+    trace = Trace(30, prefill_chunk_size=5)
+    for name, length in (("a", 3), ("b", 2), ("c", 4), ("d", 11), ("e", 1)):
+        trace.add(name, length)
+    assert trace.steps(5) == [
+        "CE1 a0:3 b0:2", "CE1 c0:4 d0:1", "CE1 d1:6", "CE1 d6:11", "CE1 e0:1",
+    ]  # fmt: skip
+
+
+def test_without_chunks_a_long_prompt_is_read_alone():
+    trace = Trace(30, prefill_chunk_size=5, enable_chunked_prefill=False)
+    for name, length in (("a", 3), ("b", 2), ("c", 3), ("d", 3), ("e", 7), ("f", 2)):
+        trace.add(name, length)
+    assert trace.steps(4) == ["CE1 a0:3 b0:2", "CE1 c0:3", "CE1 d0:3", "CE1 e0:7"]
+    assert trace.step() == "CE1 f0:2"
+    assert trace.cache.pages.used_pages == 2 + 1 + 2 + 2 + 4 + 1
+
+
+def test_running_requests_get_a_token_beside_prompts():
+    trace = Trace(30, enable_in_flight_batching=True, max_num_steps=4)
+    trace.add("a", 3)
+    trace.add("b", 3)
+    trace.step()
+    trace.add("c", 2)
+    assert trace.step() == "CE1 a3:4 b3:4 c0:2"
+    assert trace.step() == "TG4 a4:5 b4:5 c2:3"
+
+
+def test_beside_prompts_a_request_without_a_page_is_left_out():
+    trace = Trace(6, enable_in_flight_batching=True)
+    trace.add("a", 4, new=6)
+    trace.step()
+    trace.add("b", 5, new=6)  # three pages, and one of headroom
+    assert trace.step() == "CE1 a4:5 b0:5"
+    assert trace.step() == "TG1 a5:6 b5:6"
+    trace.scheduler.remove(RequestID("b"))
+    trace.add("c", 3, new=6)  # two pages: the one that is left is for a
+    assert trace.schedule() == "CE1 a6:7 c0:3"
+    assert trace.cache.free_pages == 0
+
+
+def test_the_context_of_a_batch_is_bounded():
+    trace = Trace(30, max_batch_context_length=8, prefill_chunk_size=64)
+    trace.add("a", 3)
+    trace.add("b", 5)
+    trace.add("c", 1)
+    assert trace.step() == "CE1 a0:3 b0:5", "eight tokens fit"
+    assert trace.step() == "TG1 a3:4 b5:6", "c waits"
+    assert trace.pages("c") == 0
+    trace.scheduler.remove(RequestID("b"))
+    trace.add("d", 3)
+    assert trace.step() == "CE1 c0:1", "5 and 1, and 3 would be 9"
+    trace = Trace(30, max_batch_context_length=8)
+    trace.add("a", 9)
+    trace.add("b", 1)
+    assert trace.step() == "CE1 a0:9", "alone it may be longer"
+    assert trace.step() == "TG1 a9:10"
+
+
+@pytest.mark.parametrize(("pages", "joins"), [(6, True), (5, False)])
+def test_a_prompt_leaves_a_page_for_each_running_request(pages, joins):
+    trace = Trace(pages)
+    trace.add("a", 2, new=7)
+    trace.add("b", 2, new=7)
+    trace.step()
+    context = trace.add("c", 4, new=3)
+    assert trace.step() == ("CE1 c0:4" if joins else "TG1 a2:3 b2:3")
+    assert trace.pages("c") == (2 if joins else 0)
+    assert context.start_idx == (4 if joins else 0)
+
+
+def test_the_headroom_is_for_running_requests_not_for_the_batch():
+    trace = Trace(4)
+    trace.add("a", 4, new=2)
+    trace.add("b", 4, new=2)
+    assert trace.step() == "CE1 a0:4 b0:4"
+    assert trace.cache.free_pages == 0
+
+
+def test_a_chunk_needs_no_headroom():
+    trace = Trace(4, prefill_chunk_size=4)
+    trace.add("a", 2, new=4)
+    trace.add("b", 6, new=2)
+    assert trace.step() == "CE1 a0:2 b0:2"
+    assert trace.step() == "CE1 b2:6", "its last page too"
+    assert trace.cache.free_pages == 0
+
+
+def test_a_chunk_that_is_put_off_is_whole_again():
+    trace = Trace(5, prefill_chunk_size=4)
+    trace.add("a", 2, new=8)
+    b = trace.add("b", 8, new=2)
+    assert trace.step() == "CE1 a0:2 b0:2"
+    assert trace.step() == "CE1 b2:6"
+    trace.cache.claim(RequestID("other"))
+    trace.cache.pages.reserve(RequestID("other"), 2)
+    assert trace.step() == "TG1 a2:3", "it takes b's pages"
+    assert trace.scheduler.preemptions == 1 and trace.pages("b") == 0
+    assert (b.start_idx, b.active_idx) == (0, 8)
+    trace = Trace(6, prefill_chunk_size=4)
+    trace.add("a", 2, new=8)
+    b = trace.add("b", 8, new=2)
+    assert trace.step() == "CE1 a0:2 b0:2"
+    trace.cache.claim(RequestID("other"))
+    trace.cache.pages.reserve(RequestID("other"), 6)
+    assert trace.step() == "TG1 a2:3"
+    assert (b.start_idx, b.active_idx, trace.pages("b")) == (2, 8, 1), "a part of it is read"
+
+
+def test_a_prompt_that_is_put_off_takes_its_prefix_again():
+    trace = Trace(6, prefix=True)
+    trace.add("a", 4, new=3)
+    trace.step()
+    b = trace.add("b", 7, new=2)
+    # three pages in use by a; b shares two of them, and two of its own would leave none for a
+    trace.step()
+    assert (b.start_idx, trace.pages("b")) == (7, 4)
+    trace = Trace(5, prefix=True)
+    trace.add("a", 4, new=6)
+    assert trace.steps(2) == ["CE1 a0:4", "TG1 a4:5"]
+    b = trace.add("b", 7, new=2)
+    assert trace.step() == "TG1 a5:6"
+    assert (b.start_idx, trace.pages("b")) == (0, 0)
+    trace.scheduler.remove(RequestID("a"))
+    assert trace.step() == "CE1 b4:7"
+    assert trace.cache.pages.reused_tokens == 4, "counted once"
+
+
+def test_the_last_of_all_is_preempted():
+    trace = Trace(6)
+    for name in "abc":
+        trace.add(name, 3, new=6)
+    assert trace.steps(3) == ["CE1 a0:3 b0:3 c0:3", "TG1 a3:4 b3:4 c3:4", "TG1 a4:5 b4:5"]
+    assert trace.scheduler.preemptions == 1 and trace.pages("c") == 0
+    assert trace.step() == "TG1 a5:6 b5:6"
+    assert trace.step() == "TG1 a6:7"
+    assert trace.scheduler.preemptions == 2
+    # b came before c, and is read before it
+    assert list(map(str, trace.scheduler._waiting)) == ["b", "c"]
+    while trace.ended != ["a"]:
+        trace.step()
+    assert trace.step() == "CE1 b0:7"
+    assert trace.steps(3) == ["TG1 b7:8", "CE1 c0:5", "TG1 c5:6"]
+
+
+def test_the_first_takes_pages_from_a_later_one_amid_its_prompt():
+    trace = Trace(5, prefill_chunk_size=8)
+    a = trace.add("a", 5, new=5)
+    trace.add("b", 5, new=3)
+    assert trace.steps(2) == ["CE1 a0:5 b0:3", "TG1 a5:6"], "b waits for a third page"
+    trace.scheduler.requeue(a)
+    assert trace.pages("b") == 2
+    assert trace.step() == "CE1 a0:7"
+    assert trace.pages("b") == 0 and trace.scheduler.preemptions == 2
+
+
+def test_what_runs_gives_way_to_an_earlier_prompt():
+    trace = Trace(5, prefill_chunk_size=4, enable_in_flight_batching=True)
+    a = trace.add("a", 4, new=6)
+    trace.add("b", 4, new=6)
+    assert trace.steps(2) == ["CE1 a0:4", "CE1 a4:5 b0:4"]
+    trace.scheduler.requeue(a)
+    assert trace.step() == "CE1 b4:5 a0:4"
+    assert trace.pages("a") == 2 and trace.cache.free_pages == 0
+    assert trace.step() == "TG1 b5:6"
+    assert trace.step() == "CE1 a4:6", "b has no page for its next token"
+    assert trace.pages("b") == 0
+
+
+def test_an_unknown_request_is_not_requeued():
+    trace = Trace(8)
+    context = trace.add("a", 3)
+    trace.step()
+    trace.scheduler.requeue(context)
+    assert trace.pages("a") == 0 and trace.scheduler.preemptions == 1
+    assert trace.step() == "CE1 a0:4"
+    trace.scheduler.remove(RequestID("a"))
+    trace.scheduler.requeue(context)
+    assert len(trace.scheduler) == 0 and trace.step() is None
+
+
+def test_a_request_that_leaves_amid_a_step():
+    trace = Trace(8)
+    trace.add("a", 3)
+    trace.add("b", 3)
+    trace.schedule()
+    batch = list(trace.inputs.batch.values())
+    trace.scheduler.remove(RequestID("a"))
+    trace.scheduler.remove(RequestID("a"))
+    for context in batch:
+        context.update(EOS)
+    assert [str(key) for key in trace.scheduler.update(batch)] == ["b"]
+    assert trace.cache.free_pages == 8 and len(trace.scheduler) == 0
+
+
+def test_several_steps_as_far_as_all_have_room():
+    trace = Trace(30, max_num_steps=8)
+    trace.add("a", 3, new=20)
+    assert trace.steps(2) == ["CE1 a0:3", "TG8 a3:4"]
+    trace.add("b", 3, new=6)
+    assert trace.steps(3) == ["CE1 b0:3", "TG5 a11:12 b3:4", "TG6 a16:17"]
+    assert trace.ended == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("pages", "steps"), [(3, 2), (4, 4), (5, 6), (6, 6)], ids=lambda value: str(value)
+)
+def test_several_steps_as_far_as_pages_are_free(pages, steps):
+    trace = Trace(pages, max_num_steps=6)
+    trace.add("a", 4, new=2 * pages - 3)
+    trace.step()
+    # two pages are full; the others hold the tokens 4, 5, …
+    assert trace.schedule() == f"TG{min(steps, 2 * pages - 4)} a4:5"
+
+
+def test_several_steps_preempt_nobody():
+    trace = Trace(7, max_num_steps=6)
+    trace.add("a", 3, new=8)
+    trace.add("b", 4, new=8)
+    trace.step()
+    # of three free pages a needs one for every second token from its third on, b from its first on
+    assert trace.step() == "TG3 a3:4 b4:5"
+    assert trace.scheduler.preemptions == 0
+
+
+def test_a_request_without_a_length_limit():
+    class Endless(TextContext):
+        max_length = None
+
+        def __post_init__(self) -> None:
+            self.max_length = 100
+            super().__post_init__()
+            self.max_length = None
+
+    trace = Trace(4, max_num_steps=3)
+    for length in (9, 8):
+        context = Endless(request_id=RequestID("a"), tokens=np.arange(length), max_length=100)
+        context.max_length = None
+        if length == 9:
+            with pytest.raises(InputError, match="needs 5 pages of the KV cache at 10 tokens"):
+                trace.scheduler.add(context)
+        else:
+            trace.scheduler.add(context)
+    assert trace.schedule() == "CE1 a0:8"
+
+
+def test_executions_of_several_steps_have_a_time_limit():
+    trace = Trace(100, max_num_steps=100, max_seconds=0.5)
+    trace.add("a", 3, new=150)
+    assert trace.steps(2) == ["CE1 a0:3", "TG1 a3:4"], "nothing was measured"
+    trace.scheduler.record_step(9.0, 0)
+    assert trace.schedule() == "TG1 a4:5", "no step, no measurement"
+    trace.scheduler.record_step(0.5, 4)
+    assert trace.schedule() == "TG4 a4:5"
+    trace.scheduler.record_step(0.125, 2)  # the mean of 1/8 and 1/16 is 3/32
+    assert trace.schedule() == "TG5 a4:5"
+    trace.scheduler.record_step(10, 1)
+    assert trace.schedule() == "TG1 a4:5"
+    for _ in range(60):
+        trace.scheduler.record_step(0.0, 1)
+    assert trace.schedule() == "TG100 a4:5"
+
+
+def test_limits():
+    assert SchedulerLimits() == SchedulerLimits(
+        max_batch_size=1, max_ce_batch_size=192, prefill_chunk_size=8192, enable_chunked_prefill=True,
+        enable_in_flight_batching=False, max_num_steps=1, max_seconds=None,
+        max_batch_context_length=None,
+    )  # fmt: skip
+    for name in (
+        "max_batch_size", "max_ce_batch_size", "prefill_chunk_size", "max_num_steps", "max_batch_context_length",
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"SchedulerLimits: {name} is 0; expected at least 1"):
+            SchedulerLimits(**{name: 0})
+        SchedulerLimits(**{name: 1})
+    for seconds in (0, -0.1):
+        with pytest.raises(ValueError, match=f"max_seconds is {seconds}; expected above 0"):
+            SchedulerLimits(max_seconds=seconds)
+    assert SchedulerLimits(max_seconds=0.01).max_seconds == 0.01
+
+
+def test_page_tables_reserve_all_or_nothing():
+    cache = ContextPages(PageManager(3, 2, True))
+    tables = PageTables(cache)
+    assert (tables.page_size, tables.total_pages, tables.free_pages) == (2, 3, 3)
+    a = TextContext(tokens=np.arange(4), max_length=9)
+    b = TextContext(tokens=np.arange(5), max_length=9)
+    assert tables.open(a) and not tables.open(a)
+    tables.extend(a)
+    a.update(7)
+    cache.step([a])
+    tables.reserve([a], 1)
+    assert tables.free_pages == 0 and a.request_id in tables
+    tables.reserve([a], 2)
+    assert tables.missing(a, 2) == 0 and tables.missing(a, 3) == 1
+    with pytest.raises(OutOfPagesError):
+        tables.reserve([a, b], 1)
+    assert b.request_id not in tables and (b.start_idx, b.active_idx) == (0, 5)
+    tables.close(b.request_id)
+    tables.close(a.request_id)
+    tables.reserve([b], 2)
+    assert b.start_idx == 4 and tables.free_pages == 0
+    cache.pages.check()
+
+
 def test_a_request_that_can_never_run_is_refused():
     engine = Engine(4, 2, False, SchedulerLimits())
     with pytest.raises(InputError, match="needs 5 pages of the KV cache at 10 tokens"):
@@ -200,11 +596,6 @@ def test_the_last_request_gives_its_pages_back():
     assert engine.scheduler.preemptions > 0
     for context, prompt in ((first, [0, 1, 2]), (second, [2, 1, 0])):
         assert context.generated_tokens.tolist() == generate(prompt, 9)
-
-
-def test_limits_are_checked():
-    with pytest.raises(ValueError, match="max_batch_size is 0"):
-        SchedulerLimits(max_batch_size=0)
 
 
 @pytest.mark.parametrize("pages", [7, 8])

@@ -1,4 +1,4 @@
-"""The paged KV cache: which page holds what (no tensors), and the tensors themselves."""
+"""The paged KV cache: page tables without tensors (`page_manager.py`), and the tensors (`manager.py`)."""
 
 from max._earlier import earlier_names
 

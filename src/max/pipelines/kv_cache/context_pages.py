@@ -1,18 +1,19 @@
-"""The pages of requests' contexts: what schedulers need of a KV cache. No tensors."""
+"""The page tables of requests' contexts: the page manager's side of a KV cache. No tensors."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
-from max.interfaces import RequestID, TextGenerationContext
+from max.interfaces import ImageMetadata, RequestID, TextGenerationContext
 from max.pipelines.kv_cache.page_manager import PageManager
 
 
 class ContextPages:
-    """Reserves, shares and frees the pages that requests need.
+    """A page manager that reads tokens and lengths from requests' contexts.
 
     Args:
-        pages: Hands out the pages.
+        pages: The page manager.
     """
 
     def __init__(self, pages: PageManager) -> None:
@@ -20,12 +21,12 @@ class ContextPages:
 
     @property
     def page_size(self) -> int:
-        """Tokens a page."""
+        """Tokens per page."""
         return self.pages.page_size
 
     @property
     def total_num_pages(self) -> int:
-        """All pages."""
+        """The number of pages."""
         return self.pages.num_pages
 
     @property
@@ -53,22 +54,33 @@ class ContextPages:
         self.pages.claim(request_id)
 
     def reuse_prefix(self, context: TextGenerationContext) -> int:
-        """Takes pages that hold the beginning of a new request's tokens; it skips these tokens.
+        """Shares cached pages that hold the first tokens of a request, and skips these tokens.
 
         Args:
             context: The request; its page table is empty.
 
         Returns:
-            The number of tokens that it skips.
+            The number of skipped tokens; 0 where tokens of the request were processed already.
         """
-        if context.start_idx != 0:
+        salt = _salt(context)
+        if context.start_idx != 0 or salt is None:
             return 0
-        reused = self.pages.reuse_prefix(
-            context.request_id, context.all_tokens, self._salt(context)
-        )
+        reused = self.pages.reuse_prefix(context.request_id, context.all_tokens, salt)
         if reused:
             context.set_token_indices(start_idx=reused)
         return reused
+
+    def missing_pages(self, context: TextGenerationContext, num_steps: int = 1) -> int:
+        """The number of pages that a request lacks for its next steps.
+
+        Args:
+            context: The request.
+            num_steps: The steps.
+
+        Raises:
+            KeyError: The request has no page table.
+        """
+        return self.pages.missing_pages(context.request_id, _length_after(context, num_steps))
 
     def alloc(self, context: TextGenerationContext, num_steps: int = 1) -> None:
         """Extends a request's page table for its next steps.
@@ -78,22 +90,25 @@ class ContextPages:
             num_steps: The steps.
 
         Raises:
-            OutOfPagesError: There are too few free pages; nothing was changed.
+            KeyError: The request has no page table.
+            OutOfPagesError: Too few pages are free; nothing was changed.
         """
-        self.pages.reserve(context.request_id, context.active_idx + num_steps - 1)
+        self.pages.reserve(context.request_id, _length_after(context, num_steps))
 
     def step(self, batch: Sequence[TextGenerationContext]) -> None:
-        """Tells that a batch's tokens are in the cache, after its contexts were updated.
+        """Records that the processed tokens of a batch are in the cache.
 
         Args:
-            batch: The requests.
+            batch: The requests; their contexts were updated.
         """
         for context in batch:
-            done = context.all_tokens[: context.start_idx]
-            self.pages.commit(context.request_id, done, self._salt(context))
+            salt = _salt(context)
+            if salt is not None:
+                processed = context.all_tokens[: context.start_idx]
+                self.pages.commit(context.request_id, processed, salt)
 
     def release(self, request_id: RequestID) -> None:
-        """Takes a request's page table away.
+        """Removes a request's page table.
 
         Args:
             request_id: The request.
@@ -103,8 +118,18 @@ class ContextPages:
         """
         self.pages.release(request_id)
 
-    @staticmethod
-    def _salt(context: TextGenerationContext) -> bytes:
-        """What the cache of a request depends on besides its tokens: its images."""
-        images = getattr(context, "images", None) or []
-        return b"".join(i.image_hash.to_bytes(8, "little", signed=True) for i in images)[:64]
+
+def _length_after(context: TextGenerationContext, num_steps: int) -> int:
+    """The tokens in the cache after some steps: the last step's token is not written."""
+    return context.active_idx + num_steps - 1
+
+
+def _salt(context: TextGenerationContext) -> bytes | None:
+    """The images that a request's cache depends on besides its tokens; None: its pages cannot be shared."""
+    images: Sequence[ImageMetadata] = getattr(context, "images", None) or ()
+    if not images:
+        return b""
+    if any(image.image_hash == -1 for image in images):
+        return None
+    hashes = b"".join(image.image_hash.to_bytes(8, "little", signed=True) for image in images)
+    return hashlib.blake2b(hashes, digest_size=16).digest()

@@ -1,4 +1,4 @@
-"""The KV cache's tensors: pages by the page manager, and the tables that the model's graph takes."""
+"""The tensors of the paged KV cache: its blocks, and the page tables that a model's graph takes."""
 
 from __future__ import annotations
 
@@ -23,22 +23,30 @@ logger = logging.getLogger("max.pipelines")
 
 
 @dataclass
-class _Placed:
-    """The tables that were made last, and the memory that they are in."""
+class _HostTables:
+    """The inputs made last, and the arrays whose memory they share, to be updated in place.
+
+    Args:
+        inputs: The inputs.
+        tables: The page table of each request.
+        cache_lengths: As in :meth:`PagedKVCacheManager.get_runtime_inputs`, as are the next two.
+        lookup_table: The pages.
+        max_lengths: One row.
+    """
 
     inputs: RaggedKVCacheInputs
     tables: list[list[int]]
-    lengths: npt.NDArray[np.uint32]
-    lookup: npt.NDArray[np.uint32]
-    most: npt.NDArray[np.uint32]
+    cache_lengths: npt.NDArray[np.uint32]
+    lookup_table: npt.NDArray[np.uint32]
+    max_lengths: npt.NDArray[np.uint32]
 
 
 class PagedKVCacheManager(ContextPages):
     """The paged KV cache of a model on one device.
 
     ``blocks`` has shape ``[pages, 2, layers, page_size, kv_heads, head_dim]``: keys at index 0 of
-    the second axis, values at 1. Its memory is zeroed lazily by the system, so pages that are never
-    used take none.
+    the second axis, values at 1. The system zeroes its memory on first use, so unused pages take
+    none.
 
     Args:
         params: The cache's shape.
@@ -46,7 +54,7 @@ class PagedKVCacheManager(ContextPages):
         num_pages: The number of pages.
         max_batch_size: Requests at once.
         max_seq_len: The longest sequence.
-        devices: Where the model runs; one device.
+        devices: The model's device, one.
         session: The model's session.
 
     Raises:
@@ -76,7 +84,7 @@ class PagedKVCacheManager(ContextPages):
         heads = params.n_kv_heads_per_device or params.n_kv_heads
         shape = (num_pages, 2, num_layers, self.page_size, heads, params.head_dim)
         self.blocks = Tensor.zeros(shape, params.dtype, self.device)
-        self._placed: _Placed | None = None
+        self._host_tables: _HostTables | None = None
         logger.info(
             "KV cache: %d pages of %d tokens, %.0f MiB",
             num_pages,
@@ -87,72 +95,75 @@ class PagedKVCacheManager(ContextPages):
     def get_runtime_inputs(
         self, batch: Sequence[TextGenerationContext], num_steps: int = 1
     ) -> RaggedKVCacheInputs:
-        """The tables of a batch, for its first step.
+        """The inputs of a batch's first step.
 
         Args:
-            batch: The requests, in the batch's order; each has its pages (see :meth:`alloc`).
-            num_steps: The steps that will be run.
+            batch: The requests in the batch's order; their pages are reserved (see :meth:`alloc`).
+            num_steps: The steps that follow each other without new inputs.
 
         Returns:
             ``cache_lengths`` u32 ``[batch]``: tokens in the cache; ``lookup_table`` u32
-            ``[batch, max_pages]``: the pages, 0 behind a row's last; ``max_lengths`` u32
-            ``[num_steps, 2]``: for each step the most new tokens of a request, and the most tokens
-            that a request has in the cache before it.
+            ``[batch, max_pages]``: the pages, padded with 0; ``max_lengths`` u32 ``[num_steps, 2]``:
+            for each step the most new tokens of a request, and the most tokens that a request has in
+            the cache before it.
         """
         tables = [self.pages.pages(context.request_id) for context in batch]
-        lookup = np.zeros((len(batch), max(map(len, tables), default=1)), np.uint32)
-        for row, table in zip(lookup, tables, strict=True):
+        lookup_table = np.zeros((len(batch), max(map(len, tables), default=1)), np.uint32)
+        for row, table in zip(lookup_table, tables, strict=True):
             row[: len(table)] = table
-        lengths = np.array([context.start_idx for context in batch], np.uint32)
-        new = np.array([context.active_length for context in batch], np.uint32)
-        most = np.zeros((num_steps, 2), np.uint32)
-        most[0] = new.max(initial=0), lengths.max(initial=0)
+        cache_lengths = np.array([context.start_idx for context in batch], np.uint32)
+        new_lengths = np.array([context.active_length for context in batch], np.uint32)
+        max_lengths = np.zeros((num_steps, 2), np.uint32)
+        max_lengths[0] = new_lengths.max(initial=0), cache_lengths.max(initial=0)
+        longest = (cache_lengths + new_lengths).max(initial=0)
         for step in range(1, num_steps):
-            most[step] = 1, (lengths + new).max(initial=0) + step - 1
+            max_lengths[step] = 1, longest + step - 1
         inputs = RaggedKVCacheInputs(
             blocks=self.blocks,
-            cache_lengths=self._place(lengths),
-            lookup_table=self._place(lookup),
-            max_lengths=Tensor.from_numpy(most),
+            cache_lengths=self._place(cache_lengths),
+            lookup_table=self._place(lookup_table),
+            max_lengths=Tensor.from_numpy(max_lengths),
         )
         if self.device.is_host and num_steps == 1:
-            self._placed = _Placed(inputs, tables, lengths, lookup, most)
+            self._host_tables = _HostTables(
+                inputs, tables, cache_lengths, lookup_table, max_lengths
+            )
         return inputs
 
     def advance(
         self, inputs: RaggedKVCacheInputs, batch: Sequence[TextGenerationContext]
     ) -> RaggedKVCacheInputs:
-        """The tables of the same batch for one more token each, after its contexts were updated.
+        """The inputs of the next step of the same batch, one token per request.
 
-        They are written where the last step's are, which are not to be used any more.
+        On the host the last step's inputs are overwritten.
 
         Args:
-            inputs: The last step's tables.
-            batch: The requests, in the same order; each has its pages.
+            inputs: The last step's inputs.
+            batch: The requests in the same order; their contexts were updated, their pages reserved.
         """
-        placed = self._placed
-        if placed is None or placed.inputs is not inputs or len(placed.tables) != len(batch):
+        last = self._host_tables
+        if last is None or last.inputs is not inputs or len(last.tables) != len(batch):
             return self.get_runtime_inputs(batch)
         for row, context in enumerate(batch):
             table = self.pages.pages(context.request_id)
-            if table != placed.tables[row]:
-                if len(table) > placed.lookup.shape[1]:
+            if table != last.tables[row]:
+                if len(table) > last.lookup_table.shape[1]:
                     return self.get_runtime_inputs(batch)
-                placed.lookup[row, : len(table)] = table
-                placed.tables[row] = table
-            placed.lengths[row] = context.start_idx
-        placed.most[0] = 1, placed.lengths.max()
+                last.lookup_table[row, : len(table)] = table
+                last.tables[row] = table
+            last.cache_lengths[row] = context.start_idx
+        last.max_lengths[0] = 1, last.cache_lengths.max()
         return inputs
 
     def next_step(
         self, inputs: RaggedKVCacheInputs, batch: Sequence[TextGenerationContext], step: int
     ) -> RaggedKVCacheInputs:
-        """The tables of the same batch, for a further step.
+        """The inputs of a further step, in an execution of several.
 
         Args:
-            inputs: The last step's tables.
+            inputs: The last step's inputs.
             batch: The requests, as they were before the first step.
-            step: The step's number, from 1.
+            step: The number of the step, from 1.
         """
         lengths = np.array([context.active_idx + step - 1 for context in batch], np.uint32)
         return replace(
@@ -176,20 +187,20 @@ def load_kv_manager(
     available_cache_memory: int | None = None,
     page_size: int | None = None,
 ) -> PagedKVCacheManager:
-    """Makes a manager with as many pages as a full batch needs, or as memory allows.
+    """Makes a manager with the pages that a full batch needs, or that fit into memory.
 
     Args:
         params: The cache's shape.
-        max_batch_size: Requests at once; 1 where nobody says.
+        max_batch_size: Requests at once; None: 1.
         max_seq_len: The longest sequence.
         num_layers: The number of layers.
-        devices: Where the model runs; one device.
+        devices: The model's device, one.
         session: The model's session.
-        available_cache_memory: Bytes for the cache; None: no bound.
-        page_size: Tokens a page, as `params` has it.
+        available_cache_memory: Bytes for the cache; None: no limit.
+        page_size: Tokens per page; None: that of `params`.
 
     Raises:
-        ValueError: `page_size` is not that of `params`, or not even one sequence of full length fits.
+        ValueError: `page_size` is not that of `params`, or one sequence of full length does not fit.
     """
     if page_size not in (None, params.page_size):
         raise ValueError(
@@ -221,17 +232,17 @@ def estimate_kv_cache_size(
     available_cache_memory: int,
     devices: Sequence[Device],
 ) -> int:
-    """The bytes that a cache will take: a full batch's, or what is available.
+    """The bytes of a cache: those that a full batch needs, at most what is available.
 
     Args:
         params: The cache's shape.
-        max_batch_size: Requests at once; 1 where nobody says.
+        max_batch_size: Requests at once; None: 1.
         max_seq_len: The longest sequence.
         num_layers: The number of layers.
         available_cache_memory: Bytes for the cache.
-        devices: Where the model runs; not read.
+        devices: The model's devices; not used.
     """
-    wanted = cache_bytes(
+    needed = cache_bytes(
         params, num_layers, max_batch_size=max_batch_size or 1, max_seq_len=max_seq_len
     )
-    return min(available_cache_memory, wanted)
+    return min(available_cache_memory, needed)

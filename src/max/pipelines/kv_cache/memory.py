@@ -1,8 +1,9 @@
-"""How many pages a cache has, and the memory that they take."""
+"""The number of pages of a cache, and their memory."""
 
 from __future__ import annotations
 
 from max.nn.kv_cache.cache_params import KVCacheParams
+from max.pipelines.kv_cache.page_manager import pages_of
 
 
 def page_bytes(params: KVCacheParams, num_layers: int) -> int:
@@ -15,16 +16,6 @@ def page_bytes(params: KVCacheParams, num_layers: int) -> int:
     heads = params.n_kv_heads_per_device or params.n_kv_heads
     tokens = params.page_size or 1
     return 2 * num_layers * tokens * heads * params.head_dim * params.dtype.size_in_bytes
-
-
-def pages_of(length: int, page_size: int) -> int:
-    """The pages that a sequence of a length takes.
-
-    Args:
-        length: Its tokens.
-        page_size: Tokens a page.
-    """
-    return -(-length // page_size)
 
 
 def cache_bytes(
@@ -50,27 +41,27 @@ def pages_for_memory(
     max_seq_len: int,
     available_bytes: int | None,
 ) -> int:
-    """The number of pages: what a full batch needs, or what fits into memory.
+    """The number of pages that a full batch needs, at most what fits into memory.
 
     Args:
         params: The cache's shape.
         num_layers: The number of layers.
         max_batch_size: Sequences at once.
         max_seq_len: The longest sequence.
-        available_bytes: Bytes for the cache; None: no bound.
+        available_bytes: Bytes for the cache; None: no limit.
 
     Raises:
-        ValueError: Not even one sequence of full length fits.
+        ValueError: One sequence of full length does not fit.
     """
-    one = pages_of(max_seq_len, params.page_size or 1)
-    needed = max_batch_size * one
+    pages_per_sequence = pages_of(max_seq_len, params.page_size or 1)
+    needed = max_batch_size * pages_per_sequence
     if available_bytes is None:
         return needed
-    fits = available_bytes // page_bytes(params, num_layers)
-    if fits < one:
+    fitting = available_bytes // page_bytes(params, num_layers)
+    if fitting < pages_per_sequence:
         raise ValueError(
             f"KV cache: one sequence of max_length {max_seq_len} needs "
-            f"{one * page_bytes(params, num_layers) / 2**20:.0f} MiB, and "
+            f"{pages_per_sequence * page_bytes(params, num_layers) / 2**20:.0f} MiB, and "
             f"{available_bytes / 2**20:.0f} MiB are available; give a smaller max_length"
         )
-    return min(needed, fits)
+    return min(needed, fitting)

@@ -1,14 +1,13 @@
-"""Which page of the KV cache holds what: page tables, reference counts, prefix caching. No tensors.
+"""The pages of a KV cache: page tables, reference counts, prefix caching. No tensors.
 
 A page is in one of three states:
 
-- *in use*: in the table of one request or more (more than one only for pages of a common prefix);
-- *cached*: in no table, but what it holds may serve a request that begins with the same tokens;
-- *empty*: in no table, and holds nothing of use.
+- *in use*: in the table of one request, or of several that share a prefix;
+- *cached*: in no table, but its keys and values may serve a request with the same first tokens;
+- *empty*: in no table, without content.
 
 Cached and empty pages are free. A new page is an empty one, else the cached one that was freed
-first. Only full pages are ever shared, and a full page is never written again, so nothing needs to
-be copied on a write.
+first. Only full pages are shared, and a full page is never written again, so no write needs a copy.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Tokens = npt.NDArray[np.integer[Any]]
 
 
 class OutOfPagesError(RuntimeError):
-    """There are fewer free pages than a request needs.
+    """Fewer pages are free than a request needs.
 
     Args:
         needed: The pages that it needs.
@@ -40,13 +39,25 @@ class OutOfPagesError(RuntimeError):
         self.needed, self.free, self.total = needed, free, total
 
 
+def pages_of(length: int, page_size: int) -> int:
+    """The number of pages that hold a sequence.
+
+    Args:
+        length: Its tokens.
+        page_size: Tokens per page.
+    """
+    return -(-length // page_size)
+
+
 @dataclass
-class _Entry:
-    """What a request holds."""
+class _Table:
+    """The page table of a request."""
 
     pages: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
-    """The hashes of its full pages so far: each stands for all tokens up to the page's end."""
+    """A hash per full page, of all tokens up to the page's end."""
+    reused: int = 0
+    """Reused tokens that are not in the manager's count yet."""
 
 
 class PageManager:
@@ -54,8 +65,8 @@ class PageManager:
 
     Args:
         num_pages: The number of pages.
-        page_size: Tokens a page.
-        enable_prefix_caching: Whether requests with a common beginning share its pages.
+        page_size: Tokens per page.
+        enable_prefix_caching: Whether requests with the same first tokens share pages.
 
     Raises:
         ValueError: ``num_pages`` or ``page_size`` is less than 1.
@@ -68,32 +79,32 @@ class PageManager:
             )
         self.num_pages, self.page_size = num_pages, page_size
         self.enable_prefix_caching = enable_prefix_caching
-        self._entries: dict[RequestID, _Entry] = {}
+        self._tables: dict[RequestID, _Table] = {}
         self._users = [0] * num_pages
-        # free pages, the next to be taken first; an ordered dictionary also removes from the middle
+        # the free pages, the next one first; a prefix that is reused removes from the middle
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_pages))
         self._page_of_hash: dict[bytes, int] = {}
         self._hash_of_page: dict[int, bytes] = {}
         self.reused_tokens = 0
-        """Tokens that prefix caching has saved so far."""
+        """Tokens that prefix caching has saved; a request counts from its first step."""
 
     @property
     def free_pages(self) -> int:
-        """Pages that are in no table."""
+        """The number of pages in no table."""
         return len(self._free)
 
     @property
     def used_pages(self) -> int:
-        """Pages that are in a table."""
+        """The number of pages in a table."""
         return self.num_pages - len(self._free)
 
     @property
     def requests(self) -> list[RequestID]:
         """The requests that have a table, oldest first."""
-        return list(self._entries)
+        return list(self._tables)
 
     def __contains__(self, request_id: object) -> bool:
-        return request_id in self._entries
+        return request_id in self._tables
 
     def claim(self, request_id: RequestID) -> None:
         """Gives a request an empty table.
@@ -104,9 +115,9 @@ class PageManager:
         Raises:
             ValueError: It has one.
         """
-        if request_id in self._entries:
+        if request_id in self._tables:
             raise ValueError(f"KV cache: request {request_id} has a page table already")
-        self._entries[request_id] = _Entry()
+        self._tables[request_id] = _Table()
 
     def pages(self, request_id: RequestID) -> list[int]:
         """The table of a request: page ``i`` holds its tokens from ``i * page_size`` on.
@@ -117,17 +128,17 @@ class PageManager:
         Raises:
             KeyError: It has none.
         """
-        return list(self._entry(request_id).pages)
+        return list(self._table(request_id).pages)
 
     def reuse_prefix(self, request_id: RequestID, tokens: Tokens, salt: bytes = b"") -> int:
-        """Fills an empty table with pages that hold the beginning of a request's tokens.
+        """Fills an empty table with cached pages that hold the first tokens of a request.
 
         At least one token is left to process, since its logits are needed.
 
         Args:
             request_id: The request; its table is empty.
             tokens: All its tokens.
-            salt: Besides the tokens, what the cache depends on (an adapter, images).
+            salt: What the cache depends on besides the tokens, at most 64 bytes.
 
         Returns:
             The number of tokens that are in the cache, a multiple of the page size.
@@ -136,8 +147,8 @@ class PageManager:
             KeyError: The request has no table.
             ValueError: Its table is not empty.
         """
-        entry = self._entry(request_id)
-        if entry.pages:
+        table = self._table(request_id)
+        if table.pages:
             raise ValueError(f"KV cache: request {request_id} has pages; a prefix comes first")
         if not self.enable_prefix_caching:
             return 0
@@ -149,14 +160,13 @@ class PageManager:
                 break
             self._free.pop(page, None)
             self._users[page] += 1
-            entry.pages.append(page)
-            entry.hashes.append(parent)
-        reused = len(entry.pages) * self.page_size
-        self.reused_tokens += reused
-        return reused
+            table.pages.append(page)
+            table.hashes.append(parent)
+        table.reused = len(table.pages) * self.page_size
+        return table.reused
 
     def missing_pages(self, request_id: RequestID, length: int) -> int:
-        """How many pages a request lacks to hold so many tokens.
+        """The number of pages that a request lacks to hold a number of tokens.
 
         Args:
             request_id: The request.
@@ -165,32 +175,32 @@ class PageManager:
         Raises:
             KeyError: It has no table.
         """
-        have = len(self._entry(request_id).pages)
-        return max(0, -(-length // self.page_size) - have)
+        held = len(self._table(request_id).pages)
+        return max(0, pages_of(length, self.page_size) - held)
 
     def reserve(self, request_id: RequestID, length: int) -> list[int]:
-        """Extends a request's table so that it holds so many tokens; all or nothing.
+        """Extends a request's table to hold a number of tokens; all or nothing.
 
         Args:
             request_id: The request.
-            length: The tokens, those that are in the table already included.
+            length: The tokens, including those that the table holds already.
 
         Returns:
             The new pages.
 
         Raises:
             KeyError: The request has no table.
-            OutOfPagesError: There are too few free pages; nothing was changed.
+            OutOfPagesError: Too few pages are free; nothing was changed.
         """
         missing = self.missing_pages(request_id, length)
         if missing > len(self._free):
             raise OutOfPagesError(missing, len(self._free), self.num_pages)
         new = [self._take() for _ in range(missing)]
-        self._entries[request_id].pages.extend(new)
+        self._tables[request_id].pages.extend(new)
         return new
 
     def commit(self, request_id: RequestID, tokens: Tokens, salt: bytes = b"") -> None:
-        """Tells that tokens are in the cache; full pages can serve other requests from now on.
+        """Records tokens as cached; full pages can serve other requests from now on.
 
         Args:
             request_id: The request.
@@ -199,29 +209,30 @@ class PageManager:
 
         Raises:
             KeyError: The request has no table.
-            ValueError: The table does not hold so many.
+            ValueError: The table does not hold that many.
         """
-        entry = self._entry(request_id)
-        full = len(tokens) // self.page_size
-        if len(tokens) > len(entry.pages) * self.page_size:
+        table = self._table(request_id)
+        if len(tokens) > len(table.pages) * self.page_size:
             raise ValueError(
                 f"KV cache: {len(tokens)} tokens of request {request_id} in "
-                f"{len(entry.pages)} pages of {self.page_size}"
+                f"{len(table.pages)} pages of {self.page_size}"
             )
         if not self.enable_prefix_caching:
             return
-        for index in range(len(entry.hashes), full):
-            parent = entry.hashes[-1] if entry.hashes else salt
-            mark = self._hash(parent, tokens, index)
-            entry.hashes.append(mark)
-            # two requests may have computed the same page at the same time: the first one serves
-            if mark not in self._page_of_hash:
-                page = entry.pages[index]
-                self._page_of_hash[mark] = page
-                self._hash_of_page[page] = mark
+        self.reused_tokens += table.reused
+        table.reused = 0
+        for index in range(len(table.hashes), len(tokens) // self.page_size):
+            parent = table.hashes[-1] if table.hashes else salt
+            page_hash = self._hash(parent, tokens, index)
+            table.hashes.append(page_hash)
+            # of two requests that computed equal pages, the first one's page serves others
+            if page_hash not in self._page_of_hash:
+                page = table.pages[index]
+                self._page_of_hash[page_hash] = page
+                self._hash_of_page[page] = page_hash
 
     def release(self, request_id: RequestID) -> None:
-        """Takes a request's table away. Its full pages stay cached until they are needed.
+        """Removes a request's table. Its full pages stay cached until they are needed.
 
         Args:
             request_id: The request.
@@ -229,10 +240,10 @@ class PageManager:
         Raises:
             KeyError: It has no table.
         """
-        entry = self._entry(request_id)
-        del self._entries[request_id]
-        # the last page first: a prefix's beginning is of use to more requests than its end
-        for page in reversed(entry.pages):
+        table = self._table(request_id)
+        del self._tables[request_id]
+        # the last page is freed first: more requests share the beginning of a prefix than its end
+        for page in reversed(table.pages):
             self._users[page] -= 1
             if self._users[page] == 0:
                 self._free[page] = None
@@ -251,30 +262,31 @@ class PageManager:
             AssertionError: A page is lost or doubled.
         """
         users = [0] * self.num_pages
-        for entry in self._entries.values():
-            assert len(set(entry.pages)) == len(entry.pages), "a page twice in one table"
-            assert len(entry.hashes) <= len(entry.pages), "hashes of pages that are not there"
-            for page in entry.pages:
+        for table in self._tables.values():
+            assert len(set(table.pages)) == len(table.pages), "a page twice in one table"
+            assert len(table.hashes) <= len(table.pages), "more hashes than pages"
+            for page in table.pages:
                 users[page] += 1
         assert users == self._users, "user counts differ from the tables"
         assert set(self._free) == {p for p, n in enumerate(users) if n == 0}, "a page is lost"
-        assert {m: p for p, m in self._hash_of_page.items()} == self._page_of_hash, "stale hash"
+        assert {h: p for p, h in self._hash_of_page.items()} == self._page_of_hash, "stale hash"
 
-    def _entry(self, request_id: RequestID) -> _Entry:
+    def _table(self, request_id: RequestID) -> _Table:
         try:
-            return self._entries[request_id]
+            return self._tables[request_id]
         except KeyError:
             raise KeyError(f"KV cache: request {request_id} has no page table") from None
 
     def _take(self) -> int:
         page, _ = self._free.popitem(last=False)
-        mark = self._hash_of_page.pop(page, None)
-        if mark is not None:
-            del self._page_of_hash[mark]
+        page_hash = self._hash_of_page.pop(page, None)
+        if page_hash is not None:
+            del self._page_of_hash[page_hash]
         self._users[page] = 1
         return page
 
     def _hash(self, parent: bytes, tokens: Tokens, index: int) -> bytes:
+        """The hash of a page's tokens and of all before them, which `parent` stands for."""
         block = tokens[index * self.page_size : (index + 1) * self.page_size]
         data = np.ascontiguousarray(block, dtype=np.int64).tobytes()
-        return hashlib.blake2b(data, digest_size=16, key=parent[:64]).digest()
+        return hashlib.blake2b(data, digest_size=16, key=parent).digest()

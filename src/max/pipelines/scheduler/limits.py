@@ -1,0 +1,46 @@
+"""The limits of batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True)
+class SchedulerLimits:
+    """The limits of batches.
+
+    Args:
+        max_batch_size: Requests that run at once.
+        max_ce_batch_size: Prompts that one step reads.
+        prefill_chunk_size: Prompt tokens that one step reads.
+        enable_chunked_prefill: Whether a prompt may be read in chunks; if not, a prompt that is
+            longer than ``prefill_chunk_size`` is read in a step of its own.
+        enable_in_flight_batching: Whether running requests get a token in steps that read prompts.
+        max_num_steps: Tokens per running request and execution.
+        max_seconds: The longest that an execution of several steps may take, estimated from recent
+            ones; None: no limit.
+        max_batch_context_length: Tokens of all requests of a batch; None: no limit.
+
+    Raises:
+        ValueError: A limit is less than 1, or ``max_seconds`` is not above 0.
+    """
+
+    max_batch_size: int = 1
+    max_ce_batch_size: int = 192
+    prefill_chunk_size: int = 8192
+    enable_chunked_prefill: bool = True
+    enable_in_flight_batching: bool = False
+    max_num_steps: int = 1
+    max_seconds: float | None = None
+    max_batch_context_length: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is None:
+                continue
+            if field.name == "max_seconds":
+                if value <= 0:
+                    raise ValueError(f"SchedulerLimits: max_seconds is {value}; expected above 0")
+            elif not isinstance(value, bool) and value < 1:
+                raise ValueError(f"SchedulerLimits: {field.name} is {value}; expected at least 1")

@@ -1,0 +1,185 @@
+"""The owner of page tables: pages are claimed, extended and released here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from max.interfaces import RequestID, TextGenerationContext
+from max.pipelines.kv_cache.page_manager import OutOfPagesError
+
+
+class PageSource(Protocol):
+    """The part of a KV cache that hands out pages; ``PagedKVCacheManager`` implements it."""
+
+    @property
+    def page_size(self) -> int:
+        """Tokens per page."""
+        ...
+
+    @property
+    def total_num_pages(self) -> int:
+        """The number of pages."""
+        ...
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that no request holds."""
+        ...
+
+    def contains(self, request_id: RequestID) -> bool:
+        """Whether a request has a page table.
+
+        Args:
+            request_id: The request.
+        """
+        ...
+
+    def claim(self, request_id: RequestID) -> None:
+        """Gives a request an empty page table.
+
+        Args:
+            request_id: The request.
+        """
+        ...
+
+    def reuse_prefix(self, context: TextGenerationContext) -> int:
+        """Shares cached pages that hold the first tokens of a request, and skips these tokens.
+
+        Args:
+            context: The request; its page table is empty.
+
+        Returns:
+            The number of skipped tokens.
+        """
+        ...
+
+    def missing_pages(self, context: TextGenerationContext, num_steps: int = 1) -> int:
+        """The number of pages that a request lacks for its next steps.
+
+        Args:
+            context: The request.
+            num_steps: The steps.
+        """
+        ...
+
+    def alloc(self, context: TextGenerationContext, num_steps: int = 1) -> None:
+        """Extends a request's page table for its next steps.
+
+        Args:
+            context: The request.
+            num_steps: The steps.
+
+        Raises:
+            OutOfPagesError: Too few pages are free; nothing was changed.
+        """
+        ...
+
+    def release(self, request_id: RequestID) -> None:
+        """Removes a request's page table.
+
+        Args:
+            request_id: The request.
+        """
+        ...
+
+
+class PageTables:
+    """Opens, extends and closes the page tables of requests.
+
+    The scheduler decides which requests hold pages; a pipeline whose ``execute`` is called without a
+    scheduler reserves through :meth:`reserve`. No other code claims or releases pages.
+
+    Args:
+        source: The KV cache.
+    """
+
+    def __init__(self, source: PageSource) -> None:
+        self._source = source
+
+    @property
+    def page_size(self) -> int:
+        """Tokens per page."""
+        return self._source.page_size
+
+    @property
+    def total_pages(self) -> int:
+        """The number of pages."""
+        return self._source.total_num_pages
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that no request holds."""
+        return self._source.free_pages
+
+    def __contains__(self, request_id: RequestID) -> bool:
+        return self._source.contains(request_id)
+
+    def open(self, context: TextGenerationContext) -> bool:
+        """Gives a request a page table, filled with the cached pages of its first tokens.
+
+        Args:
+            context: The request; it skips the tokens that are cached.
+
+        Returns:
+            Whether the table is new; False where the request has one.
+        """
+        if context.request_id in self:
+            return False
+        self._source.claim(context.request_id)
+        self._source.reuse_prefix(context)
+        return True
+
+    def missing(self, context: TextGenerationContext, num_steps: int) -> int:
+        """The number of pages that a request lacks for its next steps.
+
+        Args:
+            context: The request; its table is open.
+            num_steps: The steps.
+        """
+        return self._source.missing_pages(context, num_steps)
+
+    def extend(self, context: TextGenerationContext, num_steps: int = 1) -> None:
+        """Extends a request's page table for its next steps.
+
+        Args:
+            context: The request; its table is open.
+            num_steps: The steps.
+
+        Raises:
+            OutOfPagesError: Too few pages are free; nothing was changed.
+        """
+        self._source.alloc(context, num_steps)
+
+    def reserve(self, batch: Sequence[TextGenerationContext], num_steps: int) -> None:
+        """Opens and extends the page tables of a batch; for batches of the scheduler a no-op.
+
+        Args:
+            batch: The requests.
+            num_steps: The steps.
+
+        Raises:
+            OutOfPagesError: Too few pages are free; no table was opened, and those that were open
+                may be longer.
+        """
+        opened: list[tuple[TextGenerationContext, int, int]] = []
+        try:
+            for context in batch:
+                indices = context.start_idx, context.active_idx
+                if self.open(context):
+                    opened.append((context, *indices))
+                self.extend(context, num_steps)
+        except OutOfPagesError:
+            for context, start, active in opened:
+                self.close(context.request_id)
+                context.set_token_indices(start_idx=start, active_idx=active)
+            raise
+
+    def close(self, request_id: RequestID) -> None:
+        """Removes a request's page table; nothing happens where it has none.
+
+        Args:
+            request_id: The request.
+        """
+        if request_id in self:
+            self._source.release(request_id)
