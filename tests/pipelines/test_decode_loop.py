@@ -94,9 +94,9 @@ def test_it_runs_fewer_executions(several, monkeypatch) -> None:
     calls: list[int] = []
     real = type(several)._execute_in_loop
 
-    def count(self, loop, batch, num_steps, known):
+    def count(self, loop, batch, num_steps):
         calls.append(num_steps)
-        return real(self, loop, batch, num_steps, known)
+        return real(self, loop, batch, num_steps)
 
     monkeypatch.setattr(type(several), "_execute_in_loop", count)
     ((tokens, _),) = generated(several, ["x = "], 42, ignore_eos=True)
@@ -195,10 +195,10 @@ def test_how_many_steps_are_found_out() -> None:
     scheduler.update(batch)
     for seconds, steps, expected in [(None, 0, 1), (0.008, 1, 5), (1.0, 1, 1), (0.001, 1, 1)]:
         if seconds is not None:
-            scheduler.took(seconds, steps)
+            scheduler.record_step(seconds, steps)
         assert scheduler._steps() == expected
     for _ in range(20):
-        scheduler.took(0.001, 1)
+        scheduler.record_step(0.001, 1)
     assert scheduler._steps() == 8
 
 

@@ -97,6 +97,7 @@ def test_execute_reserves_pages_and_release_frees_them(fake):
     assert pipeline.kv_managers[0].free_pages == 0
     with pytest.raises(OutOfPagesError):
         step(pipeline, b)
+    assert not pipeline.kv_managers[0].contains(b.request_id)
     pipeline.release(a.request_id)
     pipeline.release(a.request_id)  # nothing happens
     assert step(pipeline, b)[b.request_id].tokens == greedy([6], 1)

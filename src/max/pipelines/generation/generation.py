@@ -278,7 +278,7 @@ class Generation:
             raise
         if inputs.batch_type is BatchType.TG:
             steps = max([len(output.tokens) for output in outputs.values()], default=0)
-            self.scheduler.took(time.perf_counter() - start, steps)
+            self.scheduler.record_step(time.perf_counter() - start, steps)
         self.scheduler.update(batch)
         with self._guard:
             for call in self._calls:

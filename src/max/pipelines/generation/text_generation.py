@@ -1,4 +1,4 @@
-"""The pipeline of text: batches of contexts in, tokens out."""
+"""The text generation pipeline: runs batches of contexts on a model, and updates them with the new tokens."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter
 from max.pipelines.sampling.inputs import SamplingInputs
 from max.pipelines.sampling.log_probabilities import of_rows
 from max.pipelines.sampling.sampler import Sampler, needs_sampler
+from max.pipelines.scheduler.page_tables import PageTables
 
 if TYPE_CHECKING:
     from max.graph.weights import WeightsFormat
@@ -44,7 +45,7 @@ logger = logging.getLogger("max.pipelines")
 
 @dataclass
 class BatchInfo:
-    """What a batch was, for statistics.
+    """The shape of a batch, for statistics.
 
     Args:
         past_seq_lens: Tokens of each request that were in the cache before.
@@ -59,11 +60,11 @@ class BatchInfo:
 
 @dataclass
 class _LastStep:
-    """What a step leaves to the next one of the same requests.
+    """The inputs and tokens of the last step; the next one updates them in place if the batch is the same.
 
     Args:
         batch: The requests.
-        ends: Where the next step ends for each of them, if it takes the token that this one gave.
+        ends: For each request its ``active_idx`` in the next step; -1 after a chunk of a prompt.
         inputs: The inputs.
         tokens: The tokens that were chosen.
     """
@@ -75,15 +76,15 @@ class _LastStep:
 
     @classmethod
     def of(cls, batch: list[Any], inputs: ModelInputs, tokens: Tensor, steps: int = 1) -> _LastStep:
-        """That of requests that are about to take the tokens of some steps; a chunk of a prompt gives none."""
+        """The last of some steps; its tokens are not in the contexts yet."""
         ends = [c.active_idx + steps if c.active_idx == c.end_idx else -1 for c in batch]
         return cls(batch, ends, inputs, tokens)
 
-    def is_followed_by(self, batch: Sequence[Any]) -> bool:
-        """Whether a batch is the same requests, one token further."""
+    def precedes(self, batch: Sequence[Any]) -> bool:
+        """Whether a batch has the same requests, each one token further."""
         return len(batch) == len(self.batch) and all(
-            context is before and context.active_idx == end and context.start_idx == end - 1
-            for context, before, end in zip(batch, self.batch, self.ends, strict=True)
+            context is previous and context.active_idx == end and context.start_idx == end - 1
+            for context, previous, end in zip(batch, self.batch, self.ends, strict=True)
         )
 
 
@@ -92,13 +93,16 @@ class TextGenerationPipeline(
     GenerateMixin[TextGenerationContextType, TextGenerationRequest],
     Generic[TextGenerationContextType],
 ):
-    """Runs a model of text: loads and compiles it, keeps its KV cache, picks its tokens.
+    """Runs a text model: loads and compiles it, holds its KV cache, samples its tokens.
+
+    The scheduler reserves the pages of its batches. A batch that does not come from a scheduler gets
+    its pages in :meth:`execute`, and its caller frees them with :meth:`release`.
 
     Args:
         pipeline_config: The configuration, resolved.
         pipeline_model: The model's class.
-        eos_token_id: Ends a sequence, besides what the model's configs name.
-        weight_adapters: For each format a function that renames a checkpoint's weights.
+        eos_token_id: Ends a sequence, besides the tokens that the model's configs name.
+        weight_adapters: For each format the function that renames a checkpoint's weights.
         tokenizer: Makes the contexts of requests.
 
     Raises:
@@ -129,13 +133,12 @@ class TextGenerationPipeline(
         )
         pipeline_config.configure_session(self._session)
         self._eos_token_id = {eos_token_id}
-        self.batch_infos: list[BatchInfo] = []
-        self.batch_info_output_fname: str | None = None
         self._last_step: _LastStep | None = None
         self._pipeline_model = load_model(
             pipeline_model, weight_adapters, pipeline_config, self._session, self._devices
         )
         self._kv_manager = self._load_cache()
+        self._page_tables = PageTables(self._kv_manager)
         self._sampler = Sampler(self._session, self._devices[0], pipeline_config.sampling_config)
         self._loop = DecodeLoop.of(self._session, self._pipeline_model)
 
@@ -170,7 +173,7 @@ class TextGenerationPipeline(
 
     @property
     def kv_managers(self) -> list[Any]:
-        """The managers of the KV caches: one."""
+        """The manager of the KV cache, in a list."""
         return [self._kv_manager]
 
     @property
@@ -179,10 +182,10 @@ class TextGenerationPipeline(
         return self._session
 
     def calculate_num_steps(self, num_steps: int, context: TextGenerationContextType) -> int:
-        """How many of so many steps a request can take before its sequence is full.
+        """The number of steps that a request has room for.
 
         Args:
-            num_steps: The steps.
+            num_steps: The most steps.
             context: The request.
 
         Returns:
@@ -202,7 +205,7 @@ class TextGenerationPipeline(
     def initialize_bitmask(
         self, batch: list[TextGenerationContextType]
     ) -> npt.NDArray[np.int32] | None:
-        """The bitmask of a batch with structured output; None, since that is not enabled.
+        """The bitmask of a batch with structured output; None, since structured output is not supported.
 
         Args:
             batch: The requests.
@@ -215,7 +218,7 @@ class TextGenerationPipeline(
         bitmask: npt.NDArray[np.int32],
         index: int,
     ) -> None:
-        """Checks that a request asks for no structured output, which is not enabled.
+        """Checks that a request has no JSON schema, since structured output is not supported.
 
         Args:
             context: The request.
@@ -223,7 +226,7 @@ class TextGenerationPipeline(
             index: The request's row in it.
 
         Raises:
-            ValueError: It does.
+            ValueError: It has one.
         """
         if context.json_schema is not None:
             raise ValueError(
@@ -234,28 +237,27 @@ class TextGenerationPipeline(
     def prepare_batch(
         self, batches: list[dict[RequestID, TextGenerationContextType]], num_steps: int
     ) -> tuple[ModelInputs, int, npt.NDArray[np.int32] | None, list[TextGenerationContextType]]:
-        """Makes the inputs of a batch's first step.
-
-        Reserves pages for requests that have none, and fewer steps where a sequence is nearly full.
+        """Reserves a batch's pages and makes the inputs of its first step.
 
         Args:
-            batches: One dictionary a replica; there is one replica.
-            num_steps: The steps that are asked for.
+            batches: One dictionary, of the only replica.
+            num_steps: The most steps.
 
         Returns:
-            The inputs, the steps, the bitmask of structured output (None), the requests in order.
+            The inputs; the steps, as many as all sequences have room for; the bitmask of structured
+            output (None); the requests in order.
 
         Raises:
-            OutOfPagesError: The cache has too few free pages.
-            ValueError: A sequence is full, or asks for what is not enabled.
+            OutOfPagesError: Too few pages are free.
+            ValueError: A sequence is full, or has a JSON schema.
         """
-        flat, num_steps, known = self._reserve(batches, num_steps)
-        return self._inputs(flat, num_steps, known), num_steps, self.initialize_bitmask(flat), flat
+        flat, num_steps = self._reserve(batches, num_steps)
+        return self._inputs(flat, num_steps), num_steps, self.initialize_bitmask(flat), flat
 
     def _reserve(
         self, batches: list[dict[RequestID, TextGenerationContextType]], num_steps: int
-    ) -> tuple[list[TextGenerationContextType], int, bool]:
-        """The requests in order, with pages for so many steps, and whether all of them had some before."""
+    ) -> tuple[list[TextGenerationContextType], int]:
+        """The requests in order, and their number of steps, for which their pages are reserved."""
         flat = [context for batch in batches for context in batch.values()]
         for context in flat:
             if context.json_schema is not None:
@@ -263,21 +265,13 @@ class TextGenerationPipeline(
             num_steps = self.calculate_num_steps(num_steps, context)
             if context.active_idx < context.end_idx or needs_sampler(context):
                 num_steps = 1  # a chunk has no next token; penalties count each token
-        fresh = False
-        for context in flat:
-            if not self._kv_manager.contains(context.request_id):
-                self._kv_manager.claim(context.request_id)
-                self._kv_manager.reuse_prefix(context)
-                fresh = True
-            self._kv_manager.alloc(context, num_steps)
-        return flat, num_steps, not fresh
+        self._page_tables.reserve(flat, num_steps)
+        return flat, num_steps
 
-    def _inputs(
-        self, flat: list[TextGenerationContextType], num_steps: int, known: bool
-    ) -> ModelInputs:
-        """The inputs of the first of some steps."""
+    def _inputs(self, flat: list[TextGenerationContextType], num_steps: int) -> ModelInputs:
+        """The inputs of the first step, those of the last one updated where the batch is the same."""
         last, self._last_step = self._last_step, None
-        if last and known and num_steps == 1 and last.is_followed_by(flat):
+        if last and num_steps == 1 and last.precedes(flat):
             cache = cast("RaggedKVCacheInputs", last.inputs.kv_cache_inputs)
             last.inputs.update(kv_cache_inputs=self._kv_manager.advance(cache, flat))
             inputs = self._pipeline_model.prepare_next_token_inputs(last.tokens, last.inputs)
@@ -292,11 +286,11 @@ class TextGenerationPipeline(
 
     @property
     def repeats_steps(self) -> bool:
-        """Whether several steps in one call save time: the model's graph feeds itself, and ends with a sequence."""
+        """Whether several steps in one call save time: the model's graph is repeated without Python."""
         return self._loop is not None
 
     def interrupt(self) -> None:
-        """Lets an execution of several steps end after the one that it is at, where it can; from any thread."""
+        """Ends an execution of several steps after the current one; from any thread."""
         if self._loop is not None:
             self._loop.interrupt()
 
@@ -309,11 +303,15 @@ class TextGenerationPipeline(
             inputs: The batch.
 
         Returns:
-            The new tokens of each request; none for one of which only a chunk was read.
+            The new tokens of each request; none after a chunk of a prompt that is not the last.
+
+        Raises:
+            OutOfPagesError: The batch does not come from a scheduler, and too few pages are free.
+            ValueError: A sequence is full, or has a JSON schema.
         """
         if not inputs:
             return {}
-        batch, num_steps, known = self._reserve(inputs.batches, inputs.num_steps)
+        batch, num_steps = self._reserve(inputs.batches, inputs.num_steps)
         loop = self._loop
         if (
             num_steps > 1
@@ -322,8 +320,8 @@ class TextGenerationPipeline(
             and not inputs.enable_log_probs
             and all(context.active_length == 1 for context in batch)
         ):
-            return self._execute_in_loop(loop, batch, num_steps, known)
-        model_inputs = self._inputs(batch, num_steps, known)
+            return self._execute_in_loop(loop, batch, num_steps)
+        model_inputs = self._inputs(batch, num_steps)
         steps: list[npt.NDArray[np.int64]] = []
         logs: list[list[LogProbabilities | None]] = []
         enable_log_probs = inputs.enable_log_probs
@@ -356,10 +354,9 @@ class TextGenerationPipeline(
         loop: DecodeLoop,
         batch: list[TextGenerationContextType],
         num_steps: int,
-        known: bool,
     ) -> dict[RequestID, TextGenerationOutput]:
         """Runs a decoding batch for some steps, or until one of its sequences ends."""
-        model_inputs = self._inputs(batch, 1, known)
+        model_inputs = self._inputs(batch, 1)
         if model_inputs.sampling is None:
             model_inputs.update(sampling=SamplingInputs.of(batch, self._devices[0]))
         model_inputs, tokens, chosen = loop.run(model_inputs, batch, num_steps)
@@ -383,13 +380,13 @@ class TextGenerationPipeline(
         batch: Sequence[TextGenerationContextType],
         tokens: npt.NDArray[np.int64],
     ) -> list[LogProbabilities | None]:
-        """Those of the chosen tokens; with echo, those of the prompt's tokens before them."""
+        """The log-probabilities of the chosen tokens, with echo preceded by those of the prompt."""
         last = _last_logits(outputs).to_numpy()
-        found: list[LogProbabilities | None] = []
+        entries: list[LogProbabilities | None] = []
         offsets = None if outputs.logit_offsets is None else outputs.logit_offsets.to_numpy()
         for row, context in enumerate(batch):
             if not context.log_probabilities:
-                found.append(None)
+                entries.append(None)
                 continue
             rows, chosen = last[row : row + 1], [int(tokens[row])]
             if context.log_probabilities_echo and context.is_initial_prompt:
@@ -399,8 +396,8 @@ class TextGenerationPipeline(
                     )
                 rows = outputs.logits.to_numpy()[int(offsets[row]) : int(offsets[row + 1])]
                 chosen = [*context.next_tokens[1:].tolist(), *chosen]
-            found.append(of_rows(rows, chosen, context.log_probabilities))
-        return found
+            entries.append(of_rows(rows, chosen, context.log_probabilities))
+        return entries
 
     def update_context_and_prepare_responses(
         self,
@@ -410,14 +407,17 @@ class TextGenerationPipeline(
         num_steps: int,
         enable_log_probs: bool,
     ) -> dict[RequestID, TextGenerationOutput]:
-        """Gives the contexts their tokens, until each one's end, and takes what is to be handed out.
+        """Adds tokens to the contexts, up to the end of each sequence, and collects their outputs.
 
         Args:
             generated_tokens_host: The tokens ``[batch, steps]``.
-            batch_log_probabilities: For each step those of each request.
-            flat_batch: The requests, in the batch's order.
+            batch_log_probabilities: For each step the log-probabilities of each request.
+            flat_batch: The requests in the batch's order.
             num_steps: The steps.
-            enable_log_probs: Whether there are log-probabilities.
+            enable_log_probs: Whether log-probabilities are given.
+
+        Returns:
+            The new tokens of each request.
         """
         responses: dict[RequestID, TextGenerationOutput] = {}
         for row, context in enumerate(flat_batch):
@@ -430,13 +430,12 @@ class TextGenerationPipeline(
         return responses
 
     def release(self, request_id: RequestID) -> None:
-        """Frees the pages of a request.
+        """Frees the pages of a request; nothing happens where it has none.
 
         Args:
             request_id: The request.
         """
-        if self._kv_manager.contains(request_id):
-            self._kv_manager.release(request_id)
+        self._page_tables.close(request_id)
 
 
 def _last_logits(outputs: ModelOutputs) -> Tensor:
