@@ -9,9 +9,6 @@ from max._compiler.sizes import Size, Sizes
 
 __all__ = ["attention_views", "readable"]
 
-Axes = list[Sizes]
-"""Axes by what they are made of: for each the strides of every view."""
-
 
 def _neighbours(layout: Layout, axis: int) -> bool:
     return layout.strides[axis] == 1 or layout.shape[axis] == 1

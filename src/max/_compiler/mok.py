@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy.typing as npt
 from xdsl.dialects.builtin import Builtin, LocationAttr, ModuleOp
-from xdsl.ir import Attribute, Block, Dialect, Operation, OpTraits, Region, SSAValue
+from xdsl.ir import Attribute, Block, Dialect, OpTraits, Region, SSAValue
 from xdsl.traits import IsolatedFromAbove, IsTerminator, Pure
 from xdsl.utils.exceptions import VerifyException
 
@@ -554,10 +554,3 @@ def parse(text: str, resources: Mapping[str, npt.NDArray[Any]] | None = None) ->
     for dialect in (Builtin, MO, MOK):
         context.load_dialect(dialect)
     return Parser(context, text).parse_module()
-
-
-def erase_all(ops: Sequence[Operation]) -> None:
-    """Removes ops that nothing outside of them uses, given in program order."""
-    for op in reversed(ops):
-        op.detach()
-        op.erase()

@@ -1,19 +1,17 @@
-"""Where ops come from, through compilation: passes see the number of the staged op, errors its file and line.
+"""Source locations through compilation: passes carry the number of the staged op, errors print its file and line.
 
-The places of a program are not part of its key on disk, so that a moved line compiles nothing anew. The compiler
-therefore works with the op's number in the staged module; whoever loads the program has the module, and the places.
+Locations are not part of a program's key on disk, so that a moved line recompiles nothing. The compiler therefore
+keeps the op's number in the staged module; the session that loads the program looks the location up in the module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from xdsl.dialects.builtin import FileLineColLoc, IntAttr, ModuleOp, StringAttr
-from xdsl.ir import Operation
+from xdsl.ir import Attribute, Operation
 
 from max.mlir import walk
 
-__all__ = ["number_sites", "site_of", "sites_of"]
+__all__ = ["Sites", "number_sites", "site_of"]
 
 _SITE = StringAttr("")
 _RAISING = frozenset({"mo.gather", "mo.gather_nd", "mo.div", "mo.mod"})
@@ -21,30 +19,41 @@ _RAISING = frozenset({"mo.gather", "mo.gather_nd", "mo.div", "mo.mod"})
 
 
 def number_sites(module: ModuleOp) -> None:
-    """Makes the location of each op its number in the module; passes hand locations on."""
+    """Replaces the location of each op by its number in the module. Passes copy locations to the ops they create."""
     column = IntAttr(0)
     for number, op in enumerate(walk(module)):
         op.location = FileLineColLoc(_SITE, IntAttr(number), column)
 
 
 def site_of(op: Operation) -> int:
-    """The number of the staged op that an op comes from; -1 where that is not known.
+    """The number of the staged op that an op comes from; -1 if unknown.
 
-    A region has the number of its first op that can raise, else that of the last op that it holds.
+    A region takes the number of its first op that can raise, else that of its last op.
     """
     location = op.location
     if isinstance(location, FileLineColLoc) and location.filename is _SITE:
         return location.line.data
     sites = [(site_of(inner), inner.name in _RAISING) for inner in op.walk() if inner is not op]
-    known = [(site, raises) for site, raises in sites if site >= 0]
-    return next((site for site, raises in known if raises), known[-1][0] if known else -1)
+    numbered = [(site, raises) for site, raises in sites if site >= 0]
+    last = numbered[-1][0] if numbered else -1
+    return next((site for site, raises in numbered if raises), last)
 
 
-def sites_of(module: ModuleOp) -> Sequence[str]:
-    """For each op of a staged module its file and line; empty where it has none (a saved graph)."""
-    return [
-        f"{location.filename.data}:{location.line.data}"
-        if isinstance(location := op.location, FileLineColLoc)
-        else ""
-        for op in walk(module)
-    ]
+class Sites:
+    """The locations of a staged module's ops. They are formatted when an error needs them, not at each load.
+
+    Args:
+        module: The module; None has no locations.
+    """
+
+    def __init__(self, module: ModuleOp | None = None) -> None:
+        self._locations: list[Attribute | None] = (
+            [] if module is None else [op.location for op in walk(module)]
+        )
+
+    def describe(self, number: int) -> str:
+        """``file:line`` of an op; empty if the op has no location (a saved graph) or the number is unknown."""
+        location = self._locations[number] if 0 <= number < len(self._locations) else None
+        if not isinstance(location, FileLineColLoc):
+            return ""
+        return f"{location.filename.data}:{location.line.data}"

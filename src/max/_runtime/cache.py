@@ -70,8 +70,6 @@ def _checksum(key: bytes, payload: bytes) -> bytes:
 class CacheStats:
     """Counts of one cache since it was opened."""
 
-    hits: int = 0
-    misses: int = 0
     damaged: int = 0
     written: int = 0
     evicted: int = 0
@@ -121,19 +119,16 @@ class Cache:
                 data = file.read()
                 modified = os.fstat(file.fileno()).st_mtime
         except OSError:
-            self.stats.misses += 1
             return None
         name = f"{kind}/{key}".encode()
         payload = self._payload(name, data)
         if payload is None:
             self.stats.damaged += 1
-            self.stats.misses += 1
             logger.debug("cache: entry %s is damaged or foreign, ignored", path)
             return None
         if time.time() - modified > _TOUCH_SECONDS:
             with contextlib.suppress(OSError):
                 os.utime(path)
-        self.stats.hits += 1
         return payload
 
     @staticmethod

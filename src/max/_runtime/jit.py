@@ -14,7 +14,6 @@ import itertools
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -86,7 +85,6 @@ class JitStats:
     cached: int = 0
     linked: int = 0
     reused: int = 0
-    compile_seconds: float = 0.0
 
 
 class CompileError(RuntimeError):
@@ -282,13 +280,11 @@ class Jit:
     ) -> list[bytes]:
         """The objects, those that are None compiled and put into the cache."""
         absent = [i for i, data in enumerate(objects) if data is None]
-        start = time.perf_counter()
         compiled = dict(zip(absent, self._compile([units[i] for i in absent]), strict=True))
         for i, data in compiled.items():
             cache.put(_OBJECT_KIND, keys[i], data)
         if absent:
             stats.compiled += len(absent)
-            stats.compile_seconds += time.perf_counter() - start
         return [compiled[i] if data is None else data for i, data in enumerate(objects)]
 
     def _compile(self, units: Sequence[Unit]) -> list[bytes]:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from max._backends import Backend
 from max._compiler.emit import Compiled, DiscoveryCode, ProgramCode, SlotCode
 from max._compiler.memory import ALIGNMENT
+from max._compiler.sites import Sites
 from max._compiler.sizes import Size, size_function
 from max._compiler.template import Check
 from max._runtime import guard, platform
@@ -27,6 +28,7 @@ from max.graph.print_options import PrintOptions
 
 __all__ = ["Arena", "Instance", "LinkedProgram", "arena_of"]
 
+_NO_SITES = Sites()
 MAX_INSTANCES = 256
 """Sets of sizes whose plans are kept."""
 
@@ -121,7 +123,7 @@ class LinkedProgram:
         fixed: The addresses of the fixed buffers.
         backend: The device that it runs on.
         limits: Limits of launches, by name; where there is none the launch keeps its guess.
-        sites: For each op of the staged module its file and line, for errors.
+        sites: The locations of the staged ops, for errors.
         printing: How it shows tensors.
     """
 
@@ -133,7 +135,7 @@ class LinkedProgram:
         fixed: Sequence[int],
         backend: Backend,
         limits: Mapping[str, int] | None = None,
-        sites: Sequence[str] = (),
+        sites: Sites = _NO_SITES,
         printing: PrintOptions | None = None,
     ) -> None:
         self._sites = sites
@@ -195,7 +197,7 @@ class LinkedProgram:
 
     def _where(self, site: int) -> str:
         """Where a launch or a check comes from, as the end of a message."""
-        place = self._sites[site] if 0 <= site < len(self._sites) else ""
+        place = self._sites.describe(site)
         return f" (staged at {place})" if place else ""
 
     def instance(self, symbols: tuple[int, ...]) -> Instance:

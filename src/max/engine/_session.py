@@ -22,7 +22,7 @@ from max._compiler import pipeline
 from max._compiler.emit import Compiled, Fixed, ProgramCode
 from max._compiler.memory import ALIGNMENT
 from max._compiler.record import is_recording
-from max._compiler.sites import sites_of
+from max._compiler.sites import Sites
 from max._config import dump_log, flags
 from max._errors import ArgumentError
 from max._runtime import guard, platform
@@ -242,7 +242,7 @@ class InferenceSession:
                 graph, input_names(module), weights, arena_of(self._backends.host), self._printing
             )
         compiled, addresses = self._compile(module)
-        arrays, sites = _arrays(module, compiled), sites_of(module)
+        arrays, sites = _arrays(module, compiled), Sites(module)
         linker = _Linker(self._backends, addresses, declared, arrays, sites, self._printing)
         linked = linker.link(compiled, registry)
         loaded = Model(compiled, linked, linker, arena_of(self._backends.host))
@@ -443,7 +443,7 @@ class _Linker:
         addresses: dict[str, int],
         declared: dict[str, WeightInfo],
         arrays: dict[int, np.ndarray[Any, Any]],
-        sites: Sequence[str],
+        sites: Sites,
         printing: PrintOptions,
     ) -> None:
         self.backends = backends

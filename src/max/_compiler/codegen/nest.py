@@ -108,7 +108,6 @@ class _NestWriter:
         self.last = rank - 1
         self.lane_axis = -1 if not rank else rank - 1
         # in columns the reduction axis is written last in the spec; lanes run along the axis before it
-        self.reduce_axis = rank - 1 if spec.reduces else -1
         if columns:
             self.lane_axis = rank - 2
         self.index = [f"i{axis}" for axis in range(rank)]

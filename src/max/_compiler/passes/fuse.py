@@ -46,7 +46,6 @@ PACKED_PRODUCTS = frozenset({"mok.packed_matmul", "mok.packed_products"})
 MAX_OPS = 96
 """Ops of a region, where those over rows count as often as what they are made of."""
 _PARTS = {"mo.softmax": 6, "mo.logsoftmax": 6, "mo.layer_norm": 8, "mo.rms_norm": 6}
-MAX_LEAVES = 24
 
 
 @dataclass(eq=False)

@@ -168,19 +168,10 @@ def emit_select(fe: Expressions, mask: Any, a: Any, b: Any) -> Any:
         return x if mask else y
     if not isinstance(mask, (Ref, Const)) or mask.type.dtype is not BOOL.dtype:
         fe.fail(f"k.select takes a mask first, got {describe(mask)}")
-    same = (
-        isinstance(a, (Ref, Const)) and isinstance(b, (Ref, Const)) and a.type.dtype is b.type.dtype
-    )
-    if not same:
-        narrow = [
-            v.type.dtype
-            for v in (a, b)
-            if isinstance(v, (Ref, Const)) and v.type.dtype.is_narrow_float
-        ]
-        if narrow and isinstance(a, (Ref, Const)) and isinstance(b, (Ref, Const)):
-            a, b = fe.widened(a), fe.widened(b)
-        elif narrow:
-            a, b = fe.widened(a), fe.widened(b)
+    dtypes = [v.type.dtype for v in (a, b) if isinstance(v, (Ref, Const))]
+    same = len(dtypes) == 2 and dtypes[0] is dtypes[1]
+    if not same and any(dtype.is_narrow_float for dtype in dtypes):
+        a, b = fe.widened(a), fe.widened(b)
     x, y = fe.together("k.select", a, b)
     if mask.type.is_vector and not x.type.is_vector:
         x, y = fe.splat(x, mask.type.width), fe.splat(y, mask.type.width)
