@@ -166,7 +166,7 @@ def tile_rows(out: k.Output[k.bf16, 2], x: k.Input[k.bf16, 2], i: k.i64):
 
 
 def test_matrix_tiles(monkeypatch: pytest.MonkeyPatch):
-    import max.kernel.frontend.tile_handlers as handlers
+    import max.kernel.frontend.functions.matrix_tiles as handlers
 
     monkeypatch.setattr(handlers, "check_indices", lambda *args, **kwargs: None)
     x = np.zeros((5, 16), np.uint16).view(k.bf16.numpy)

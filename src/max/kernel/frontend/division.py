@@ -11,7 +11,8 @@ test holds to the end of its body. The least number divided by -1 wraps.
 from __future__ import annotations
 
 from max.kernel.frontend.builder import Builder, Scope
-from max.kernel.frontend.views import Host
+from max.kernel.frontend.raising import refuse
+from max.kernel.frontend.state import Frontend
 from max.kernel.ir.nodes import Atom, Const, Let, Ref
 from max.kernel.types import BOOL, ScalarType
 
@@ -166,7 +167,7 @@ _NEGATED = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "g
 
 
 # ***** division *****
-def divide(fe: Host, op: str, x: Atom, y: Atom) -> Atom:
+def divide(fe: Frontend, op: str, x: Atom, y: Atom) -> Atom:
     """``x // y`` (``floordiv``) or ``x % y`` (``mod``) of integers of one type."""
     b, type = fe.b, x.type
     low = interval(b, x)[0]
@@ -181,9 +182,9 @@ def divide(fe: Host, op: str, x: Atom, y: Atom) -> Atom:
         sign, what = ("//", "division") if op == "floordiv" else ("%", "modulo")
         text = f"integer {what} by zero"
         if type.width:
-            fe.refuse(raised, "ZeroDivisionError", f"{text} in a vector", ())
+            refuse(fe, raised, "ZeroDivisionError", f"{text} in a vector", ())
         else:
-            fe.refuse(raised, "ZeroDivisionError", f"{{}} {sign} 0: {text}", (x,))
+            refuse(fe, raised, "ZeroDivisionError", f"{{}} {sign} 0: {text}", (x,))
         if active is not None:
             # lanes that do not count give 0
             one, none = b.const(1, type), b.const(0, type)

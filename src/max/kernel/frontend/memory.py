@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from max.kernel.frontend.arithmetic import Arithmetic
+from max.kernel.frontend.conversions import splat
+from max.kernel.frontend.raising import refuse
+from max.kernel.frontend.state import Frontend
 from max.kernel.ir.nodes import Atom
 from max.kernel.types import BOOL, INDEX, vector
 
@@ -26,7 +28,7 @@ class Memory:
     """What it is, for errors."""
 
 
-def check_bytes(fe: Arithmetic, memory: Memory | None, pointer: Atom, size: int, what: str) -> None:
+def check_bytes(fe: Frontend, memory: Memory | None, pointer: Atom, size: int, what: str) -> None:
     """Raises where ``size`` bytes from ``pointer`` on are not all in the memory.
 
     Args:
@@ -45,7 +47,7 @@ def check_bytes(fe: Arithmetic, memory: Memory | None, pointer: Atom, size: int,
 
 
 def check_lanes(
-    fe: Arithmetic,
+    fe: Frontend,
     memory: Memory | None,
     pointer: Atom,
     offsets: Atom,
@@ -69,9 +71,9 @@ def check_lanes(
     b, width = fe.b, offsets.type.width
     lanes, flags = vector(INDEX.dtype, width), vector(BOOL.dtype, width)
     scaled = b.op("mul", (offsets, b.const(size, lanes)), lanes)
-    first = fe.splat(_offset(fe, memory, pointer), width)
+    first = splat(fe, _offset(fe, memory, pointer), width)
     places = b.op("add", (first, scaled), lanes)
-    outside = b.op("uge", (places, fe.splat(_limit(fe, memory, size), width)), flags)
+    outside = b.op("uge", (places, splat(fe, _limit(fe, memory, size), width)), flags)
     if mask is not None:
         outside = b.op("and", (outside, mask), flags)
     # of several, the one that lies furthest back
@@ -80,7 +82,7 @@ def check_lanes(
     _refuse(fe, memory, b.op("any", (outside,), BOOL), what, size, furthest)
 
 
-def _first_check(fe: Arithmetic, key: tuple[object, ...]) -> bool:
+def _first_check(fe: Frontend, key: tuple[object, ...]) -> bool:
     """Whether no check of the same access stands before this one; notes it."""
     if any(key in scope.checked for scope in fe.b.scopes):
         return False
@@ -88,33 +90,33 @@ def _first_check(fe: Arithmetic, key: tuple[object, ...]) -> bool:
     return True
 
 
-def _offset(fe: Arithmetic, memory: Memory, pointer: Atom) -> Atom:
+def _offset(fe: Frontend, memory: Memory, pointer: Atom) -> Atom:
     return fe.b.op("sub", (fe.b.op("address", (pointer,), INDEX), memory.begin), INDEX)
 
 
-def _limit(fe: Arithmetic, memory: Memory, size: int) -> Atom:
+def _limit(fe: Frontend, memory: Memory, size: int) -> Atom:
     """The first offset at which an access of this size does not fit; 0 if it fits nowhere."""
     b = fe.b
     return b.op("max", (b.index(b.add(memory.size, 1 - size)), b.index(0)), INDEX)
 
 
-def _refuse(fe: Arithmetic, memory: Memory, bad: Atom, what: str, size: int, offset: Atom) -> None:
+def _refuse(fe: Frontend, memory: Memory, bad: Atom, what: str, size: int, offset: Atom) -> None:
     unit = "byte" if size == 1 else "bytes"
     text = f"{memory.name}: {what} of {size} {unit} at byte {{}}, which is outside of its {{}} bytes of memory"
-    fe.refuse(bad, "IndexError", text, (offset, memory.size))
+    refuse(fe, bad, "IndexError", text, (offset, memory.size))
 
 
-def memory_of(begin: Atom, end: Atom, name: str, fe: Arithmetic) -> Memory:
+def memory_of(begin: Atom, end: Atom, name: str, fe: Frontend) -> Memory:
     """The memory between two addresses."""
     return Memory(begin, fe.b.op("sub", (end, begin), INDEX), name)
 
 
-def scratch_memory(fe: Arithmetic, base: Atom, size: int) -> Memory:
+def scratch_memory(fe: Frontend, base: Atom, size: int) -> Memory:
     """A part of the worker's scratch memory."""
     return Memory(fe.b.op("address", (base,), INDEX), fe.b.index(size), "scratch")
 
 
-def chosen_memory(fe: Arithmetic, cond: Atom, x: Memory | None, y: Memory | None) -> Memory | None:
+def chosen_memory(fe: Frontend, cond: Atom, x: Memory | None, y: Memory | None) -> Memory | None:
     """The memory of one of two views."""
     if x is None or y is None:
         return None

@@ -11,14 +11,14 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from max._config import dump_log, flags
-from max.kernel.errors import KernelError, KernelTypeError
-from max.kernel.frontend.arithmetic import Failure, Suppressed
+from max.kernel.errors import KernelTypeError
+from max.kernel.frontend.compiler import compile_body, new_frontend
 from max.kernel.frontend.division import MAX_SIZE
-from max.kernel.frontend.expressions import Frame
-from max.kernel.frontend.frontend import Frontend
-from max.kernel.frontend.loops import ContextValue
+from max.kernel.frontend.inlining import evaluate_in
 from max.kernel.frontend.memory import memory_of
-from max.kernel.frontend.views import Index, View, contiguous_strides
+from max.kernel.frontend.state import Failure, Frame, Frontend
+from max.kernel.frontend.values import ContextValue, Index
+from max.kernel.frontend.views import View, contiguous_strides
 from max.kernel.interpreter.entry import PythonMessage
 from max.kernel.ir.nodes import ArgSlot, Block, For, If, KernelIR, Parallel, Stmt, While
 from max.kernel.ir.printer import print_kernel
@@ -60,12 +60,12 @@ def specialize(
         KernelError: the kernel does not compile for these arguments; the message has the places in its source.
     """
     target = target or host_target()
-    fe = Frontend(target, flags.MAX_KERNEL_CHECK)
+    fe = new_frontend(target, flags.MAX_KERNEL_CHECK)
     fe.name = fn.name
     slots = _Parameters(fe, fn, args, params or {}).bind()
     node = fn.source.node
     assert isinstance(node, ast.FunctionDef)
-    fe.run(node)
+    compile_body(fe, node)
     body = _freeze(fe.b.scopes[0].body)
     text = print_kernel(body, slots, fe.phases, fe.scratch_bytes, target.name)
     file, line = fn.location
@@ -113,7 +113,7 @@ def check_call(
             read; with the place of the kernel's parameter.
     """
     bound = _Parameters(
-        Frontend(host_target(), 0), fn, [*results, *(spec for spec, _ in operands)], params
+        new_frontend(host_target(), 0), fn, [*results, *(spec for spec, _ in operands)], params
     )
     bound.bind()
     try:
@@ -144,7 +144,7 @@ def tensor_roles(fn: Kernel) -> list[str]:
     Raises:
         KernelError: a parameter has no annotation, or one that is none of a kernel's.
     """
-    bound = _Parameters(Frontend(host_target(), 0), fn, [], {})
+    bound = _Parameters(new_frontend(host_target(), 0), fn, [], {})
     bound.fe.frame = Frame(fn.source, {}, 0)
     try:
         annotations = [bound.annotation(p) for p in _positional(fn)]
@@ -227,7 +227,7 @@ class _Parameters:
                 f"parameter {p.arg} needs an annotation: k.Input, k.Output, k.InOut, k.Context or an element type",
             )
         assert p.annotation is not None
-        annotation = self.fe.evaluate_in(self.fn.source, p.annotation)
+        annotation = evaluate_in(self.fe, self.fn.source, p.annotation)
         if annotation in (Input, Output, InOut):
             return annotation.access
         if annotation is Context or isinstance(annotation, (Access, ScalarType)):
@@ -238,13 +238,13 @@ class _Parameters:
     def _keyword(self, p: ast.arg, default: ast.expr | None, env: dict[str, Any]) -> None:
         if (
             p.annotation is not None
-            and self.fe.evaluate_in(self.fn.source, p.annotation) is Context
+            and evaluate_in(self.fe, self.fn.source, p.annotation) is Context
         ):
             env[p.arg] = ContextValue()
         elif p.arg in self.params:
             env[p.arg] = self.params.pop(p.arg)
         elif default is not None:
-            env[p.arg] = self.fe.evaluate_in(self.fn.source, default)
+            env[p.arg] = evaluate_in(self.fe, self.fn.source, default)
         else:
             self._fail(p, f"{self.fn.name} needs a value for its compile-time parameter {p.arg!r}")
 
@@ -327,6 +327,3 @@ def _freeze(body: Iterable[Stmt]) -> tuple[Stmt, ...]:
             s = replace(s, then=_freeze(s.then), orelse=_freeze(s.orelse))
         out.append(s)
     return tuple(out)
-
-
-__all__ = ["KernelError", "Suppressed", "check_call", "specialize", "tensor_roles"]

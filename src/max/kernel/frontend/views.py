@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from max.kernel.errors import KernelIndexError, KernelTypeError, KernelValueError
-from max.kernel.frontend.arithmetic import Arithmetic, Runtime, describe, is_number
+from max.kernel.frontend.arithmetic import binary, truth
+from max.kernel.frontend.conversions import as_index, cast, coerce, literal, splat
 from max.kernel.frontend.memory import (
     Memory,
     check_bytes,
@@ -19,22 +20,22 @@ from max.kernel.frontend.memory import (
     chosen_memory,
     scratch_memory,
 )
+from max.kernel.frontend.raising import guard
+from max.kernel.frontend.state import Frontend
+from max.kernel.frontend.values import Index, Runtime, describe, is_number
 from max.kernel.ir.nodes import Atom, Const, Ref
-from max.kernel.targets.target import Target
 from max.kernel.types import (
     BOOL,
     INDEX,
     POINTER,
     ScalarType,
     Type,
-    i32,
     scalar,
     scalar_type,
     u8,
     vector,
 )
 
-Index = int | Atom
 MAX_WIDTH = 4096
 
 
@@ -71,23 +72,7 @@ class Tile(Runtime):
         return f"a tile {list(self.shape)} of {self.type.describe()}"
 
 
-class Host(Arithmetic):
-    """What views need of the frontend."""
-
-    target: Target
-    check: int
-    """``MAX_KERNEL_CHECK``."""
-
-    def raise_at_run_time(self, exception: str, text: str, values: tuple[Atom, ...]) -> None:
-        """Emits a ``raise``."""
-        raise NotImplementedError
-
-
-class Method(Protocol):
-    def __call__(self, fe: Host, view: View, /, *args: Any, **kwargs: Any) -> Any: ...
-
-
-def contiguous_strides(fe: Host, shape: tuple[Index, ...]) -> tuple[Index, ...]:
+def contiguous_strides(fe: Frontend, shape: tuple[Index, ...]) -> tuple[Index, ...]:
     """Row-major strides in elements."""
     strides: list[Index] = []
     step: Index = 1
@@ -97,7 +82,7 @@ def contiguous_strides(fe: Host, shape: tuple[Index, ...]) -> tuple[Index, ...]:
     return tuple(reversed(strides))
 
 
-def product(fe: Host, shape: tuple[Index, ...]) -> Index:
+def product(fe: Frontend, shape: tuple[Index, ...]) -> Index:
     """Number of elements."""
     total: Index = 1
     for size in shape:
@@ -105,7 +90,7 @@ def product(fe: Host, shape: tuple[Index, ...]) -> Index:
     return total
 
 
-def is_contiguous(fe: Host, view: View) -> bool:
+def is_contiguous(fe: Frontend, view: View) -> bool:
     """Whether the view is known to be row-major without gaps (the stride of an axis of size 1 does not matter)."""
     expected = contiguous_strides(fe, view.shape)
     return all(
@@ -114,12 +99,12 @@ def is_contiguous(fe: Host, view: View) -> bool:
     )
 
 
-def address(fe: Host, view: View, indices: tuple[Any, ...]) -> Atom:
+def address(fe: Frontend, view: View, indices: tuple[Any, ...]) -> Atom:
     """The address of an element; terms known further out are added further out."""
     terms: list[tuple[int, Index]] = []
     constant = 0
     for index, stride in zip(indices, view.strides, strict=False):
-        index = fe.as_index(index)
+        index = as_index(fe, index)
         term = fe.b.mul(index, stride)
         if isinstance(term, int):
             constant += term
@@ -132,7 +117,7 @@ def address(fe: Host, view: View, indices: tuple[Any, ...]) -> Atom:
 
 
 def check_indices(
-    fe: Host,
+    fe: Frontend,
     view: View,
     indices: tuple[Any, ...],
     width: int = 0,
@@ -144,7 +129,7 @@ def check_indices(
     for k, (index, size) in enumerate(zip(indices, view.shape, strict=False)):
         if index is None:  # a slice: it may be of an axis of size 0
             continue
-        index = fe.as_index(index)
+        index = as_index(fe, index)
         lanes = width if k == axis and width and mask is None else 1
         if isinstance(index, int):
             if index < 0 or (isinstance(size, int) and mask is None and index + lanes > size):
@@ -161,21 +146,25 @@ def check_indices(
         bound = fe.b.index(size)
         inside = fe.b.op("ult", (last, bound), BOOL)
         text = f"{view.name}: index {{}} is out of range for axis {k} of size {{}}"
-        fe.guard(inside, "IndexError", text, (last, bound))
+        guard(fe, inside, "IndexError", text, (last, bound))
     if fe.check and mask is not None:
         _check_masked(fe, view, indices[axis], axis, width, mask)
 
 
-def _check_masked(fe: Host, view: View, index: Any, axis: int, width: int, mask: Atom) -> None:
+def _check_masked(fe: Frontend, view: View, index: Any, axis: int, width: int, mask: Atom) -> None:
     lanes = vector(INDEX.dtype, width)
-    first = fe.splat(fe.b.index(fe.as_index(index)), width)
+    first = splat(fe, fe.b.index(as_index(fe, index)), width)
     position = fe.b.op("add", (first, fe.b.const(tuple(range(width)), lanes)), lanes)
     size = fe.b.index(view.shape[axis])
-    outside = fe.b.op("uge", (position, fe.splat(size, width)), vector(BOOL.dtype, width))
+    outside = fe.b.op("uge", (position, splat(fe, size, width)), vector(BOOL.dtype, width))
     bad = fe.b.op("any", (fe.b.op("and", (outside, mask), outside.type),), BOOL)
     text = f"{view.name}: lanes from index {{}} are out of range for axis {axis} of size {{}}"
-    fe.guard(
-        fe.b.op("not", (bad,), BOOL), "IndexError", text, (fe.b.index(fe.as_index(index)), size)
+    guard(
+        fe,
+        fe.b.op("not", (bad,), BOOL),
+        "IndexError",
+        text,
+        (fe.b.index(as_index(fe, index)), size),
     )
 
 
@@ -183,14 +172,14 @@ def _shown(size: Index) -> str:
     return str(size) if isinstance(size, int) else "known at run time"
 
 
-def checked_width(fe: Host, width: Any) -> int:
+def checked_width(fe: Frontend, width: Any) -> int:
     if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width <= MAX_WIDTH:
         came = describe(width)
         fe.fail(f"width is an integer in [1, {MAX_WIDTH}] known at compile time, got {came}")
     return width
 
 
-def as_mask(fe: Host, mask: Any, width: int) -> Atom | None:
+def as_mask(fe: Frontend, mask: Any, width: int) -> Atom | None:
     """A mask argument: None or ``SIMD[bool, width]``; a bool stands for all lanes."""
     if mask is None:
         return None
@@ -198,10 +187,10 @@ def as_mask(fe: Host, mask: Any, width: int) -> Atom | None:
         return None if mask else fe.b.const(False, vector(BOOL.dtype, width))
     if not isinstance(mask, (Ref, Const)) or mask.type.dtype is not BOOL.dtype:
         fe.fail(f"mask is None or SIMD[bool, {width}], got {describe(mask)}")
-    return fe.coerce(mask, vector(BOOL.dtype, width))
+    return coerce(fe, mask, vector(BOOL.dtype, width))
 
 
-def _full_indices(fe: Host, view: View, indices: tuple[Any, ...], what: str) -> tuple[Any, ...]:
+def _full_indices(fe: Frontend, view: View, indices: tuple[Any, ...], what: str) -> tuple[Any, ...]:
     if len(indices) == 1 and isinstance(indices[0], tuple):
         indices = indices[0]
     if len(indices) != view.rank:
@@ -211,7 +200,7 @@ def _full_indices(fe: Host, view: View, indices: tuple[Any, ...], what: str) -> 
     return indices
 
 
-def _axis(fe: Host, view: View, axis: Any) -> int:
+def _axis(fe: Frontend, view: View, axis: Any) -> int:
     if not isinstance(axis, int) or not -view.rank <= axis < view.rank:
         fe.fail(
             f"axis is an integer in [{-view.rank}, {view.rank}), got {describe(axis)}",
@@ -220,17 +209,17 @@ def _axis(fe: Host, view: View, axis: Any) -> int:
     return axis % view.rank
 
 
-def _iota(fe: Host, width: int) -> Atom:
+def _iota(fe: Frontend, width: int) -> Atom:
     return fe.b.const(tuple(range(width)), vector(INDEX.dtype, width))
 
 
-def _lane_offsets(fe: Host, stride: Index, width: int) -> Atom:
+def _lane_offsets(fe: Frontend, stride: Index, width: int) -> Atom:
     iota = _iota(fe, width)
-    return fe.b.op("mul", (iota, fe.splat(fe.b.index(stride), width)), iota.type, "nsw")
+    return fe.b.op("mul", (iota, splat(fe, fe.b.index(stride), width)), iota.type, "nsw")
 
 
 def load(
-    fe: Host,
+    fe: Frontend,
     view: View,
     *indices: Any,
     width: Any = None,
@@ -259,11 +248,11 @@ def load(
         check_bytes(fe, view.memory, pointer, width * view.dtype.size, "read")
         return fe.b.op("load", (pointer,), type)
     check_lanes(fe, view.memory, pointer, _iota(fe, width), view.dtype.size, mask, "read")
-    return fe.b.op("masked_load", (pointer, mask, fe.coerce(other, type)), type)
+    return fe.b.op("masked_load", (pointer, mask, coerce(fe, other, type)), type)
 
 
 def _gather_lanes(
-    fe: Host,
+    fe: Frontend,
     memory: Memory | None,
     pointer: Atom,
     offsets: Atom,
@@ -274,20 +263,20 @@ def _gather_lanes(
     check_lanes(fe, memory, pointer, offsets, type.dtype.size, mask, "read")
     if mask is None:
         return fe.b.op("gather", (pointer, offsets), type)
-    return fe.b.op("masked_gather", (pointer, offsets, mask, fe.coerce(other, type)), type)
+    return fe.b.op("masked_gather", (pointer, offsets, mask, coerce(fe, other, type)), type)
 
 
 def store(
-    fe: Host, view: View, *indices: Any, value: Any, mask: Any = None, axis: Any = -1
+    fe: Frontend, view: View, *indices: Any, value: Any, mask: Any = None, axis: Any = -1
 ) -> None:
     """``x.store(i, j, value=v, mask=None)``."""
     indices = _full_indices(fe, view, indices, "store")
     _writable(fe, view)
     if is_number(value):
-        value = fe.coerce(value, scalar(view.dtype))
+        value = coerce(fe, value, scalar(view.dtype))
     if not isinstance(value, (Ref, Const)):
         fe.fail(f"{view.name}.store takes a scalar or a vector, got {describe(value)}")
-    value = fe.cast(value, view.dtype)
+    value = cast(fe, value, view.dtype)
     width = value.type.width
     if width == 0:
         if mask is not None:
@@ -313,19 +302,24 @@ def store(
 
 
 def _scatter_lanes(
-    fe: Host, memory: Memory | None, pointer: Atom, offsets: Atom, value: Atom, mask: Atom | None
+    fe: Frontend,
+    memory: Memory | None,
+    pointer: Atom,
+    offsets: Atom,
+    value: Atom,
+    mask: Atom | None,
 ) -> None:
     check_lanes(fe, memory, pointer, offsets, value.type.dtype.size, mask, "write")
     args = (pointer, offsets, value) if mask is None else (pointer, offsets, value, mask)
     fe.b.effect("scatter", args)
 
 
-def _writable(fe: Host, view: View) -> None:
+def _writable(fe: Frontend, view: View) -> None:
     if not view.writable:
         fe.fail(f"{view.name} is a k.Input and cannot be written; declare it k.Output or k.InOut")
 
 
-def _lane_indices(fe: Host, view: View, indices: Any, what: str) -> Atom:
+def _lane_indices(fe: Frontend, view: View, indices: Any, what: str) -> Atom:
     if view.rank != 1:
         fe.fail(
             f"{view.name}.{what} takes a view of rank 1, got rank {view.rank}; index the leading axes first"
@@ -336,13 +330,14 @@ def _lane_indices(fe: Host, view: View, indices: Any, what: str) -> Atom:
         or not indices.type.dtype.is_integer
     ):
         fe.fail(f"{view.name}.{what} takes a vector of integers, got {describe(indices)}")
-    lanes = fe.cast(indices, INDEX.dtype)
+    lanes = cast(fe, indices, INDEX.dtype)
     if fe.check:
         bool_lanes = lanes.type.with_dtype(BOOL.dtype)
-        size = fe.splat(fe.b.index(view.shape[0]), lanes.type.width)
+        size = splat(fe, fe.b.index(view.shape[0]), lanes.type.width)
         outside = fe.b.op("uge", (lanes, size), bool_lanes)
         inside = fe.b.op("not", (fe.b.op("any", (outside,), BOOL),), BOOL)
-        fe.guard(
+        guard(
+            fe,
             inside,
             "IndexError",
             f"{view.name}.{what}: an index is out of range for size {{}}",
@@ -352,36 +347,36 @@ def _lane_indices(fe: Host, view: View, indices: Any, what: str) -> Atom:
     if isinstance(stride, int) and stride == 1:
         return lanes
     return fe.b.op(
-        "mul", (lanes, fe.splat(fe.b.index(stride), lanes.type.width)), lanes.type, "nsw"
+        "mul", (lanes, splat(fe, fe.b.index(stride), lanes.type.width)), lanes.type, "nsw"
     )
 
 
-def gather(fe: Host, view: View, indices: Any, mask: Any = None, other: Any = 0) -> Atom:
+def gather(fe: Frontend, view: View, indices: Any, mask: Any = None, other: Any = 0) -> Atom:
     """``x.gather(indices)``: one element a lane, of a view of rank 1."""
     if mask is not None and isinstance(indices, (Ref, Const)) and indices.type.is_vector:
         mask = as_mask(fe, mask, indices.type.width)
         if mask is not None and fe.check:
-            indices = fe.b.op("select", (mask, indices, fe.literal(0, indices.type)), indices.type)
+            indices = fe.b.op("select", (mask, indices, literal(fe, 0, indices.type)), indices.type)
     offsets = _lane_indices(fe, view, indices, "gather")
     type = vector(view.dtype, offsets.type.width)
     mask = as_mask(fe, mask, type.width)
     return _gather_lanes(fe, view.memory, view.base, offsets, type, mask, other)
 
 
-def scatter(fe: Host, view: View, indices: Any, value: Any, mask: Any = None) -> None:
+def scatter(fe: Frontend, view: View, indices: Any, value: Any, mask: Any = None) -> None:
     """``x.scatter(indices, value)``: one element a lane; of equal indices the last lane's value stays."""
     _writable(fe, view)
     if mask is not None and isinstance(indices, (Ref, Const)) and indices.type.is_vector:
         mask = as_mask(fe, mask, indices.type.width)
         if mask is not None and fe.check:
-            indices = fe.b.op("select", (mask, indices, fe.literal(0, indices.type)), indices.type)
+            indices = fe.b.op("select", (mask, indices, literal(fe, 0, indices.type)), indices.type)
     offsets = _lane_indices(fe, view, indices, "scatter")
-    value = fe.coerce(value, vector(view.dtype, offsets.type.width))
+    value = coerce(fe, value, vector(view.dtype, offsets.type.width))
     mask = as_mask(fe, mask, offsets.type.width)
     _scatter_lanes(fe, view.memory, view.base, offsets, value, mask)
 
 
-def atomic_add(fe: Host, view: View, *indices: Any, value: Any) -> Atom:
+def atomic_add(fe: Frontend, view: View, *indices: Any, value: Any) -> Atom:
     """``x.atomic_add(i, value=v)``: adds to an element that other workers add to as well; gives the old value."""
     indices = _full_indices(fe, view, indices, "atomic_add")
     _writable(fe, view)
@@ -392,12 +387,14 @@ def atomic_add(fe: Host, view: View, *indices: Any, value: Any) -> Atom:
     check_bytes(fe, view.memory, pointer, view.dtype.size, "write")
     return fe.b.op(
         "atomic_add",
-        (pointer, fe.coerce(value, scalar(view.dtype))),
+        (pointer, coerce(fe, value, scalar(view.dtype))),
         scalar(view.dtype),
     )
 
 
-def prefetch(fe: Host, view: View, *indices: Any, write: Any = False, locality: Any = 3) -> None:
+def prefetch(
+    fe: Frontend, view: View, *indices: Any, write: Any = False, locality: Any = 3
+) -> None:
     """``x.prefetch(i, j)``: asks for a cache line; an index out of range does no harm."""
     indices = _full_indices(fe, view, indices, "prefetch")
     if locality not in (0, 1, 2, 3):
@@ -405,7 +402,7 @@ def prefetch(fe: Host, view: View, *indices: Any, write: Any = False, locality: 
     fe.b.effect("prefetch", (address(fe, view, indices),), (int(bool(write)), locality))
 
 
-def reshape(fe: Host, view: View, *shape: Any) -> View:
+def reshape(fe: Frontend, view: View, *shape: Any) -> View:
     """``x.reshape(…)``: a contiguous view with other sizes; one of them may be -1."""
     if len(shape) == 1 and isinstance(shape[0], tuple):
         shape = shape[0]
@@ -413,14 +410,14 @@ def reshape(fe: Host, view: View, *shape: Any) -> View:
         fe.fail(
             f"{view.name}.reshape takes a contiguous view; this one has strides", KernelTypeError
         )
-    sizes = [fe.as_index(s) for s in shape]
+    sizes = [as_index(fe, s) for s in shape]
     total = product(fe, view.shape)
     unknown = [k for k, s in enumerate(sizes) if isinstance(s, int) and s == -1]
     if len(unknown) > 1:
         fe.fail("reshape: only one size may be -1", KernelValueError)
     if unknown:
         rest = product(fe, tuple(s for k, s in enumerate(sizes) if k not in unknown))
-        sizes[unknown[0]] = fe.binary("floordiv", total, rest)
+        sizes[unknown[0]] = binary(fe, "floordiv", total, rest)
     new_total = product(fe, tuple(sizes))
     if isinstance(total, int) and isinstance(new_total, int) and total != new_total:
         fe.fail(
@@ -432,7 +429,8 @@ def reshape(fe: Host, view: View, *shape: Any) -> View:
         and total is not new_total
     ):
         a, b = fe.b.index(total), fe.b.index(new_total)
-        fe.guard(
+        guard(
+            fe,
             fe.b.op("eq", (a, b), BOOL),
             "ValueError",
             f"{view.name}.reshape: {{}} elements do not fill {{}}",
@@ -441,7 +439,7 @@ def reshape(fe: Host, view: View, *shape: Any) -> View:
     return replace(view, shape=tuple(sizes), strides=contiguous_strides(fe, tuple(sizes)))
 
 
-def reinterpret(fe: Host, view: View, dtype: Any) -> View:
+def reinterpret(fe: Frontend, view: View, dtype: Any) -> View:
     """``x.view(dtype)``: the same memory with another element type; the last axis grows or shrinks."""
     dtype = scalar_type(dtype)
     if dtype.size == view.dtype.size:
@@ -451,12 +449,12 @@ def reinterpret(fe: Host, view: View, dtype: Any) -> View:
     if view.dtype.size > dtype.size:
         last = fe.b.mul(view.shape[-1], view.dtype.size // dtype.size)
     else:
-        last = fe.binary("floordiv", view.shape[-1], dtype.size // view.dtype.size)
+        last = binary(fe, "floordiv", view.shape[-1], dtype.size // view.dtype.size)
     shape = (*view.shape[:-1], last)
     return replace(view, dtype=dtype, shape=shape, strides=contiguous_strides(fe, shape))
 
 
-def transpose(fe: Host, view: View, *axes: Any) -> View:
+def transpose(fe: Frontend, view: View, *axes: Any) -> View:
     """``x.transpose(1, 0)``: the same memory with the axes in another order."""
     if len(axes) == 1 and isinstance(axes[0], tuple):
         axes = axes[0]
@@ -470,7 +468,7 @@ def transpose(fe: Host, view: View, *axes: Any) -> View:
     )
 
 
-def subscript(fe: Host, view: View, index: Any) -> Any:
+def subscript(fe: Frontend, view: View, index: Any) -> Any:
     """``x[i, j]``: an element; with fewer indices or with slices, a view."""
     indices = index if isinstance(index, tuple) else (index,)
     if len(indices) > view.rank:
@@ -480,7 +478,7 @@ def subscript(fe: Host, view: View, index: Any) -> Any:
     return subview(fe, view, indices)
 
 
-def subview(fe: Host, view: View, indices: tuple[Any, ...]) -> View:
+def subview(fe: Frontend, view: View, indices: tuple[Any, ...]) -> View:
     """The part of a view at leading indices and slices."""
     shape: list[Index] = []
     strides: list[Index] = []
@@ -491,8 +489,8 @@ def subview(fe: Host, view: View, indices: tuple[Any, ...]) -> View:
             continue
         if index.step not in (None, 1):
             fe.fail(f"{view.name}: slices have step 1, got {describe(index.step)}")
-        start: Index = 0 if index.start is None else fe.as_index(index.start)
-        stop: Index = view.shape[k] if index.stop is None else fe.as_index(index.stop)
+        start: Index = 0 if index.start is None else as_index(fe, index.start)
+        stop: Index = view.shape[k] if index.stop is None else as_index(fe, index.stop)
         starts.append(start)
         shape.append(fe.b.sub(stop, start))
         strides.append(view.strides[k])
@@ -507,9 +505,9 @@ def subview(fe: Host, view: View, indices: tuple[Any, ...]) -> View:
     )
 
 
-def select_view(fe: Host, cond: Any, a: View, b: View) -> View:
+def select_view(fe: Frontend, cond: Any, a: View, b: View) -> View:
     """``k.select(cond, x, y)`` of views: one element type, rank and layout, whose sizes may differ."""
-    cond = fe.truth(cond)
+    cond = truth(fe, cond)
     if (
         a.dtype is not b.dtype
         or a.rank != b.rank
@@ -531,7 +529,7 @@ def select_view(fe: Host, cond: Any, a: View, b: View) -> View:
     return View(base, a.dtype, shape, contiguous_strides(fe, shape), a.name, writable, memory)
 
 
-def assign(fe: Host, view: View, index: Any, value: Any) -> None:
+def assign(fe: Frontend, view: View, index: Any, value: Any) -> None:
     """``x[i, j] = v``."""
     indices = index if isinstance(index, tuple) else (index,)
     if len(indices) != view.rank or any(isinstance(i, slice) for i in indices):
@@ -545,7 +543,7 @@ def assign(fe: Host, view: View, index: Any, value: Any) -> None:
     store(fe, view, *indices, value=value)
 
 
-def attribute(fe: Host, view: View, name: str) -> Any:
+def attribute(fe: Frontend, view: View, name: str) -> Any:
     """``x.shape`` and the like; None where there is no such attribute."""
     if name == "shape":
         return view.shape
@@ -562,7 +560,7 @@ def attribute(fe: Host, view: View, name: str) -> Any:
     return None
 
 
-METHODS: dict[str, Callable[..., Any]] = {
+VIEW_METHODS: dict[str, Callable[..., Any]] = {
     "load": load,
     "store": store,
     "gather": gather,
@@ -576,7 +574,7 @@ METHODS: dict[str, Callable[..., Any]] = {
 
 
 # ***** tiles *****
-def make_tile(fe: Host, dtype: Any, shape: Any, width: Any = None, fill: Any = None) -> Tile:
+def make_tile(fe: Frontend, dtype: Any, shape: Any, width: Any = None, fill: Any = None) -> Tile:
     """``k.tile(dtype, shape, width=None, fill=None)``."""
     sizes = (shape,) if isinstance(shape, int) else shape
     if not isinstance(sizes, tuple) or not all(isinstance(s, int) and s >= 0 for s in sizes):
@@ -588,24 +586,25 @@ def make_tile(fe: Host, dtype: Any, shape: Any, width: Any = None, fill: Any = N
         count *= s
     tile = Tile(fe.b.alloc(type, count), type, sizes)
     if fill is not None:
-        value = fe.coerce(fill, type)
+        value = coerce(fe, fill, type)
         for k in range(count):
             fe.b.assign(tile.slot, value, k)
     return tile
 
 
-def _tile_index(fe: Host, tile: Tile, index: Any) -> Index:
+def _tile_index(fe: Frontend, tile: Tile, index: Any) -> Index:
     indices = index if isinstance(index, tuple) else (index,)
     if len(indices) != len(tile.shape):
         fe.fail(f"{tile} takes {len(tile.shape)} indices, got {len(indices)}", KernelIndexError)
     flat: Index = 0
     for i, size in zip(indices, tile.shape, strict=True):
-        i = fe.as_index(i)
+        i = as_index(fe, i)
         if isinstance(i, int) and not 0 <= i < size:
             fe.fail(f"index {i} out of range for {tile}", KernelIndexError)
         if fe.check and not isinstance(i, int):
             bound = fe.b.index(size)
-            fe.guard(
+            guard(
+                fe,
                 fe.b.op("ult", (i, bound), BOOL),
                 "IndexError",
                 "tile: index {} is out of range for size {}",
@@ -615,18 +614,18 @@ def _tile_index(fe: Host, tile: Tile, index: Any) -> Index:
     return flat
 
 
-def tile_get(fe: Host, tile: Tile, index: Any) -> Atom:
+def tile_get(fe: Frontend, tile: Tile, index: Any) -> Atom:
     """``t[i, j]``."""
     return fe.b.read(tile.slot, tile.type, _tile_index(fe, tile, index))
 
 
-def tile_set(fe: Host, tile: Tile, index: Any, value: Any) -> None:
+def tile_set(fe: Frontend, tile: Tile, index: Any, value: Any) -> None:
     """``t[i, j] = v``."""
-    fe.b.assign(tile.slot, fe.coerce(value, tile.type), _tile_index(fe, tile, index))
+    fe.b.assign(tile.slot, coerce(fe, value, tile.type), _tile_index(fe, tile, index))
 
 
 def scratch_view(
-    fe: Host, pointer: Atom, offset: int, dtype: ScalarType, shape: tuple[int, ...]
+    fe: Frontend, pointer: Atom, offset: int, dtype: ScalarType, shape: tuple[int, ...]
 ) -> View:
     """A view of the worker's scratch memory."""
     base = fe.b.gep(pointer, offset, u8)
@@ -634,6 +633,3 @@ def scratch_view(
     if fe.check >= 2:
         memory = scratch_memory(fe, base, math.prod(shape) * dtype.size)
     return View(base, dtype, shape, contiguous_strides(fe, shape), "scratch", True, memory)
-
-
-__all__ = ["POINTER", "Host", "Tile", "View", "i32"]

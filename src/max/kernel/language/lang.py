@@ -1,6 +1,6 @@
 """The functions of the kernel language, as they run in plain Python: this is what they mean.
 
-In a kernel that is compiled, ``max.kernel.frontend.handlers`` emits them instead.
+In a kernel that is compiled, ``max.kernel.frontend.functions`` emits them instead.
 """
 
 from __future__ import annotations

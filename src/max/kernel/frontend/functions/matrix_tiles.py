@@ -10,10 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from max.kernel.errors import KernelError, KernelIndexError, KernelTypeError, KernelValueError
-from max.kernel.frontend.arithmetic import Runtime, describe
+from max.kernel.frontend.conversions import as_index
+from max.kernel.frontend.functions.table import HandlerTable
 from max.kernel.frontend.memory import check_bytes
-from max.kernel.frontend.views import Host, Index, View, address, check_indices
+from max.kernel.frontend.state import Frontend
+from max.kernel.frontend.values import Index, Runtime, describe
+from max.kernel.frontend.views import View, address, check_indices
 from max.kernel.ir.nodes import Atom, Const, Ref
+from max.kernel.language import lang
 from max.kernel.language import tile_values as rules
 
 _KINDS: dict[type[Exception], type[KernelError]] = {
@@ -33,7 +37,7 @@ class TilesValue(Runtime):
         return f"{len(self.shapes)} matrix tiles"
 
 
-def _checked(fe: Host, rule: Callable[..., Any], *args: Any) -> Any:
+def _checked(fe: Frontend, rule: Callable[..., Any], *args: Any) -> Any:
     for x in args:
         if isinstance(x, (Ref, Const)):
             fe.fail(f"matrix tiles are known at compile time, got {describe(x)}")
@@ -43,29 +47,33 @@ def _checked(fe: Host, rule: Callable[..., Any], *args: Any) -> Any:
         fe.fail(str(error), _KINDS[type(error)])
 
 
-def emit_matrix_tiles(fe: Host, shapes: Any) -> TilesValue:
+FUNCTIONS = HandlerTable()
+
+
+@FUNCTIONS.emits(lang.matrix_tiles)
+def emit_matrix_tiles(fe: Frontend, shapes: Any) -> TilesValue:
     """``k.matrix_tiles(shapes)``."""
     return TilesValue(_checked(fe, rules.tile_shapes, shapes))
 
 
-def configure(fe: Host, tiles: TilesValue) -> None:
+def configure(fe: Frontend, tiles: TilesValue) -> None:
     """``tiles.configure()``."""
     fe.b.effect("tile_configure", (), tiles.shapes)
 
 
-def release(fe: Host, tiles: TilesValue) -> None:
+def release(fe: Frontend, tiles: TilesValue) -> None:
     """``tiles.release()``."""
     fe.b.effect("tile_release", ())
 
 
-def zero(fe: Host, tiles: TilesValue, tile: Any) -> None:
+def zero(fe: Frontend, tiles: TilesValue, tile: Any) -> None:
     """``tiles.zero(tile)``."""
     _checked(fe, rules.check_tile, tiles.shapes, tile)
     fe.b.effect("tile_zero", (), (tile,))
 
 
 def _memory(
-    fe: Host,
+    fe: Frontend,
     tiles: TilesValue,
     tile: Any,
     view: Any,
@@ -86,15 +94,15 @@ def _memory(
         fe.fail(f"{view.name}: rows of a matrix tile have no gaps")
     if stride is None and view.rank < 2:
         fe.fail(f"{view.name} has no rows; stride= says how far they are apart")
-    step: Index = view.strides[-2] if stride is None else fe.as_index(stride)
+    step: Index = view.strides[-2] if stride is None else as_index(fe, stride)
     check_indices(fe, view, indices, count)
     if stride is None:
         below = list(indices)
-        below[-2] = fe.b.add(fe.as_index(below[-2]), rows - 1)
+        below[-2] = fe.b.add(as_index(fe, below[-2]), rows - 1)
         check_indices(fe, view, tuple(below))
     else:
         # the rows lie in the view if the first and the last one do
-        last = fe.b.add(fe.as_index(indices[-1]), fe.b.mul(step, rows - 1))
+        last = fe.b.add(as_index(fe, indices[-1]), fe.b.mul(step, rows - 1))
         check_indices(fe, view, (*indices[:-1], last), count)
     pointer = address(fe, view, indices)
     below = fe.b.gep(pointer, fe.b.mul(step, rows - 1), view.dtype)
@@ -104,7 +112,7 @@ def _memory(
 
 
 def load(
-    fe: Host, tiles: TilesValue, tile: Any, view: Any, *indices: Any, stride: Any = None
+    fe: Frontend, tiles: TilesValue, tile: Any, view: Any, *indices: Any, stride: Any = None
 ) -> None:
     """``tiles.load(tile, view, i, j)``."""
     pointer, step, attr = _memory(fe, tiles, tile, view, indices, stride, "read")
@@ -112,7 +120,7 @@ def load(
 
 
 def store(
-    fe: Host, tiles: TilesValue, tile: Any, view: Any, *indices: Any, stride: Any = None
+    fe: Frontend, tiles: TilesValue, tile: Any, view: Any, *indices: Any, stride: Any = None
 ) -> None:
     """``tiles.store(tile, view, i, j)``."""
     pointer, step, attr = _memory(fe, tiles, tile, view, indices, stride, "write")
@@ -121,13 +129,15 @@ def store(
     fe.b.effect("tile_store", (pointer, step), attr)
 
 
-def dot(fe: Host, tiles: TilesValue, c: Any, a: Any, b: Any, left: Any, right: Any = None) -> None:
+def dot(
+    fe: Frontend, tiles: TilesValue, c: Any, a: Any, b: Any, left: Any, right: Any = None
+) -> None:
     """``tiles.dot(c, a, b, k.bf16)``."""
     name = _checked(fe, rules.check_product, tiles.shapes, c, a, b, left, right)
     fe.b.effect("tile_dot", (), (name, c, a, b, tiles.shapes[c][0], tiles.shapes[b][0]))
 
 
-METHODS: dict[str, Callable[..., Any]] = {
+TILE_METHODS: dict[str, Callable[..., Any]] = {
     "configure": configure,
     "release": release,
     "zero": zero,
@@ -135,5 +145,3 @@ METHODS: dict[str, Callable[..., Any]] = {
     "store": store,
     "dot": dot,
 }
-
-__all__ = ["METHODS", "TilesValue", "emit_matrix_tiles"]

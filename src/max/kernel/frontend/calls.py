@@ -1,0 +1,106 @@
+"""Calls of functions of the language, of inlined functions, and of Python functions at compile time."""
+
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# values of the user's program are Any
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from max.kernel.errors import KernelError, KernelTypeError, KernelValueError
+from max.kernel.frontend.conversions import cast, sequence
+from max.kernel.frontend.formatting import format_parts
+from max.kernel.frontend.functions.handlers import HANDLERS
+from max.kernel.frontend.inlining import call_inline
+from max.kernel.frontend.state import Frontend
+from max.kernel.frontend.values import Closure, Method, Runtime, describe, is_record, is_runtime
+from max.kernel.ir.nodes import Const, Ref
+from max.kernel.language import lang
+from max.kernel.language.source import InlineFunction
+from max.kernel.types import ScalarType
+
+
+def call_node(fe: Frontend, node: ast.Call) -> Any:
+    function = fe.expr(node.func)
+    args: list[Any] = []
+    for arg in node.args:
+        if arg.__class__ is ast.Starred:
+            args.extend(sequence(fe, fe.expr(arg.value), arg))  # type: ignore[attr-defined]
+        elif arg.__class__ is ast.JoinedStr and function in (builtins.print, lang.print):
+            text, values = format_parts(fe, arg)  # type: ignore[arg-type]
+            args += [text, *values]
+        else:
+            args.append(fe.expr(arg))
+    kwargs: dict[str, Any] = {}
+    for keyword in node.keywords:
+        value = fe.expr(keyword.value)
+        if keyword.arg is None:
+            kwargs.update(value)
+        else:
+            kwargs[keyword.arg] = value
+    fe.node = node
+    return call(fe, function, args, kwargs)
+
+
+def call(fe: Frontend, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Calls something that is known at compile time."""
+    kind = function.__class__
+    if kind is Method:
+        return _handled(fe, function.fn, (function.owner, *args), kwargs)
+    if kind is InlineFunction or kind is Closure:
+        return call_inline(fe, function, args, kwargs)
+    if kind is ScalarType:
+        if len(args) != 1 or kwargs:
+            fe.fail(f"k.{function.name}(x) takes one value")
+        if isinstance(args[0], Runtime):
+            fe.fail(f"cannot convert {describe(args[0])} to {function.name}")
+        return cast(fe, args[0], function)
+    handler = HANDLERS.get(function) if _hashable(function) else None
+    if handler is not None:
+        return _handled(fe, handler, args, kwargs)
+    if isinstance(function, (Ref, Const, Runtime)):
+        fe.fail(f"{describe(function)} cannot be called")
+    owner = getattr(function, "__self__", None)  # of a bound method
+    holds = is_record(function) or (is_record(owner) and function.__name__ == "_replace")
+    runtime = [v for v in (*args, *kwargs.values()) if is_runtime(v)]
+    if runtime and not holds:
+        name = getattr(function, "__qualname__", repr(function))
+        fe.fail(
+            f"{name} is a Python function and cannot take {describe(runtime[0])}; mark it @k.inline"
+        )
+    try:
+        return function(*args, **kwargs)
+    except KernelError:
+        raise
+    except (
+        Exception
+    ) as error:  # the function is the user's: whatever it raises belongs to this call
+        fe.fail(
+            f"{getattr(function, '__qualname__', function)}: {type(error).__name__}: {error}",
+            KernelValueError,
+        )
+
+
+def _handled(fe: Frontend, handler: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    try:
+        return handler(fe, *args, **kwargs)
+    except TypeError as error:
+        if isinstance(error, KernelError):
+            raise
+        try:
+            inspect.signature(handler).bind(fe, *args, **kwargs)
+        except TypeError as wrong:
+            fe.fail(f"{handler.__name__.removeprefix('emit_')}: {wrong}")
+        fe.fail(f"{handler.__name__.removeprefix('emit_')}: {error}", KernelTypeError)
+
+
+def _hashable(v: Any) -> bool:
+    try:
+        hash(v)
+    except TypeError:
+        return False
+    return True

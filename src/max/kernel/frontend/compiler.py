@@ -1,0 +1,38 @@
+"""Walks a kernel's syntax tree: the tables of what compiles each type of node, and the kernel's body."""
+
+from __future__ import annotations
+
+import ast
+
+from max.kernel.errors import KernelError
+from max.kernel.frontend.expressions import EXPRESSIONS
+from max.kernel.frontend.loops import LOOPS
+from max.kernel.frontend.state import Frontend
+from max.kernel.frontend.statements import STATEMENTS
+from max.kernel.ir.nodes import Block
+from max.kernel.language.source import returns_early
+from max.kernel.targets.target import Target
+
+_STATEMENTS = {**STATEMENTS, **LOOPS}
+
+
+def new_frontend(target: Target, check: int) -> Frontend:
+    """The compilation of a kernel for a target, at a level of ``MAX_KERNEL_CHECK``."""
+    return Frontend(target, check, EXPRESSIONS, _STATEMENTS)
+
+
+def compile_body(fe: Frontend, node: ast.FunctionDef) -> None:
+    """Compiles a kernel's body, whose parameters are bound.
+
+    Raises:
+        KernelError: with all errors in it.
+    """
+    label = fe.b.label() if returns_early(node) else None
+    scope = fe.b.open("branch") if label is not None else None
+    fe.frame.label = label
+    fe.body(node.body)
+    if scope is not None and label is not None:
+        fe.b.close()
+        fe.b.emit(Block(label, tuple(scope.body)))
+    if fe.diagnostics:
+        raise (fe.error_kind if len(fe.diagnostics) == 1 else KernelError)(fe.diagnostics)

@@ -1,0 +1,57 @@
+"""Texts with values in them: f-strings, and the messages of ``raise``."""
+
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# values of the user's program are Any
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from typing import Any
+
+from max.kernel.errors import KernelValueError
+from max.kernel.frontend.conversions import widened
+from max.kernel.frontend.state import Frontend
+from max.kernel.frontend.values import describe, is_runtime
+from max.kernel.ir.nodes import Atom, Const, Ref
+
+
+def format_parts(fe: Frontend, node: ast.JoinedStr) -> tuple[str, list[Any]]:
+    """An f-string as a format text and the run-time values in it."""
+    text, values = "", list[Any]()
+    for part in node.values:
+        if isinstance(part, ast.Constant):
+            text += str(part.value).replace("{", "{{").replace("}", "}}")
+        elif isinstance(part, ast.FormattedValue):
+            value = fe.expr(part.value)
+            if isinstance(value, (Ref, Const)):
+                text += "{}"
+                values.append(value)
+            else:
+                text += str(value).replace("{", "{{").replace("}", "}}")
+    return text, values
+
+
+def run_time_format(
+    fe: Frontend, text: str, values: Sequence[Any], what: str
+) -> tuple[str, list[Atom]]:
+    """Puts values that are known into a format text; gives what is left of it and the run-time values."""
+    parts = text.split("{}")
+    if len(parts) - 1 != len(values):
+        fe.fail(
+            f"{what}: {len(parts) - 1} placeholders '{{}}' for {len(values)} values",
+            KernelValueError,
+        )
+    atoms: list[Atom] = []
+    out = parts[0]
+    for value, rest in zip(values, parts[1:], strict=True):
+        if isinstance(value, (Ref, Const)):
+            if value.type.width:
+                fe.fail(f"{what} takes scalars, got {describe(value)}")
+            atoms.append(widened(fe, value))
+            out += "{}" + rest
+        elif is_runtime(value):
+            fe.fail(f"{what} takes scalars, got {describe(value)}")
+        else:
+            out += str(value).replace("{", "{{").replace("}", "}}") + rest
+    return out, atoms

@@ -1,0 +1,1 @@
+"""What the functions of the language emit, family by family."""

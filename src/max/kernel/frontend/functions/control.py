@@ -1,0 +1,109 @@
+"""What only kernels have: vector loops, unrolling, promises, printing."""
+
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# values of the user's program are Any
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+from max.kernel.errors import KernelValueError
+from max.kernel.frontend.arithmetic import truth
+from max.kernel.frontend.conversions import as_index, cast, extract, sequence
+from max.kernel.frontend.division import note_condition
+from max.kernel.frontend.functions.table import HandlerTable
+from max.kernel.frontend.state import Frontend
+from max.kernel.frontend.values import VectorsValue, is_runtime
+from max.kernel.frontend.views import checked_width
+from max.kernel.ir.nodes import Atom, Const, Ref
+from max.kernel.language import lang
+from max.kernel.types import f64, i64
+
+FUNCTIONS = HandlerTable()
+
+
+@FUNCTIONS.emits(lang.vectors)
+def emit_vectors(fe: Frontend, *args: Any) -> Any:
+    if len(args) not in (2, 3):
+        fe.fail(f"k.vectors takes (n, width) or (start, stop, width), got {len(args)} arguments")
+    start, stop, width = (0, *args) if len(args) == 2 else args
+    return VectorsValue(as_index(fe, start), as_index(fe, stop), checked_width(fe, width))
+
+
+@FUNCTIONS.emits(lang.static_range)
+def emit_static_range(fe: Frontend, *args: Any) -> Any:
+    bounds = [as_index(fe, a) for a in args]
+    known = [b for b in bounds if isinstance(b, int)]
+    if len(known) != len(bounds):
+        fe.fail(
+            "k.static_range takes bounds known at compile time; use range(…) for a run-time loop"
+        )
+    return range(*known)
+
+
+@FUNCTIONS.emits(lang.unroll)
+def emit_unroll(fe: Frontend, items: Any) -> Any:
+    return sequence(fe, items, fe.node)
+
+
+@FUNCTIONS.emits(lang.assume)
+def emit_assume(fe: Frontend, cond: Any) -> None:
+    cond = truth(fe, cond)
+    if cond is False:
+        fe.fail("k.assume: the condition does not hold", KernelValueError)
+    if isinstance(cond, Ref):
+        fe.b.effect("assume", (cond,))
+        note_condition(fe.b, fe.b.scopes[-1], cond, True)
+
+
+@FUNCTIONS.emits(lang.brief)
+def emit_brief(fe: Frontend) -> None:
+    if not fe.loop_depth:
+        fe.fail("k.brief() stands in a loop: it promises that the loop ends soon")
+    fe.b.effect("brief", ())
+
+
+@FUNCTIONS.emits(lang.static_assert)
+def emit_static_assert(
+    fe: Frontend, cond: Any, message: str = "the condition does not hold"
+) -> None:
+    if is_runtime(cond):
+        fe.fail("k.static_assert takes a condition known at compile time; use raise for others")
+    if not cond:
+        fe.fail(f"static assertion: {message}", KernelValueError)
+
+
+@FUNCTIONS.emits(lang.print, builtins.print)
+def emit_print(fe: Frontend, text: Any, *xs: Any) -> None:
+    if not isinstance(text, str):
+        text, xs = "{}", (text, *xs)
+    parts = text.split("{}")
+    if len(parts) - 1 != len(xs):
+        fe.fail(
+            f"k.print: {len(parts) - 1} placeholders '{{}}' for {len(xs)} values", KernelValueError
+        )
+    out: list[Any] = [parts[0]]
+    atoms: list[Atom] = []
+    for x, rest in zip(xs, parts[1:], strict=True):
+        if isinstance(x, (Ref, Const)):
+            lanes = [extract(fe, x, i) for i in range(x.type.width)] if x.type.is_vector else [x]
+            if x.type.is_vector:
+                out.append("[")
+            for n, lane in enumerate(lanes):
+                lane = cast(fe, lane, f64) if lane.type.dtype.is_float else cast(fe, lane, i64)
+                if n:
+                    out.append(", ")
+                out.append(lane.type.dtype)
+                atoms.append(lane)
+            if x.type.is_vector:
+                out.append("]")
+        else:
+            out.append(str(x))
+        out.append(rest)
+    fe.b.effect("print", tuple(atoms), tuple(out))
+
+
+@FUNCTIONS.emits(lang.target)
+def emit_target(fe: Frontend) -> Any:
+    return fe.target

@@ -1,0 +1,52 @@
+"""Tables of what functions of the language emit, and how they read their arguments."""
+
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# values of the user's program are Any
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from max.kernel.frontend.conversions import coerce, type_of
+from max.kernel.frontend.state import Frontend
+from max.kernel.frontend.values import describe, is_number
+from max.kernel.ir.nodes import Atom, Const, Ref
+from max.kernel.types import ScalarType, scalar_type
+
+Handler = Callable[..., Any]
+
+
+class HandlerTable(dict[Any, Handler]):
+    """What functions emit, by the function; a handler takes the frontend, then the arguments of the call."""
+
+    def emits(self, *functions: Any) -> Callable[[Handler], Handler]:
+        """Registers a handler for functions."""
+
+        def register(handler: Handler) -> Handler:
+            for function in functions:
+                self[function] = handler
+            return handler
+
+        return register
+
+
+def as_value(fe: Frontend, x: Any, what: str) -> Atom:
+    if isinstance(x, (Ref, Const)):
+        return x
+    if is_number(x):
+        return coerce(fe, x, type_of(fe, x))
+    fe.fail(f"{what} takes a scalar or a vector, got {describe(x)}")
+
+
+def as_vector(fe: Frontend, x: Any, what: str) -> Atom:
+    if isinstance(x, (Ref, Const)) and x.type.is_vector:
+        return x
+    fe.fail(f"{what} takes a vector, got {describe(x)}")
+
+
+def as_dtype(fe: Frontend, dtype: Any) -> ScalarType:
+    try:
+        return scalar_type(dtype)
+    except TypeError as error:
+        fe.fail(str(error))

@@ -1,0 +1,167 @@
+"""Vectors: making, converting, selecting, reordering and reducing them."""
+
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# values of the user's program are Any
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+from max.kernel.errors import KernelIndexError
+from max.kernel.frontend.conversions import cast, coerce, sequence, splat, together, widened
+from max.kernel.frontend.functions.table import Handler, HandlerTable, as_dtype, as_value, as_vector
+from max.kernel.frontend.state import Frontend
+from max.kernel.frontend.values import describe, is_runtime
+from max.kernel.frontend.views import View, checked_width, make_tile, select_view
+from max.kernel.ir.nodes import Const, Ref
+from max.kernel.language import lang
+from max.kernel.types import BOOL, scalar, vector
+
+FUNCTIONS = HandlerTable()
+
+
+# ***** making vectors *****
+@FUNCTIONS.emits(lang.splat)
+def emit_splat(fe: Frontend, x: Any, width: Any) -> Any:
+    x = as_value(fe, x, "k.splat")
+    return x if x.type.is_vector else splat(fe, x, checked_width(fe, width))
+
+
+@FUNCTIONS.emits(lang.iota)
+def emit_iota(fe: Frontend, dtype: Any, width: Any) -> Any:
+    dtype, width = as_dtype(fe, dtype), checked_width(fe, width)
+    lanes = tuple(float(i) for i in range(width)) if dtype.is_float else tuple(range(width))
+    return fe.b.const(lanes, vector(dtype, width))
+
+
+@FUNCTIONS.emits(lang.tile)
+def emit_tile(fe: Frontend, dtype: Any, shape: Any, width: Any = None, fill: Any = None) -> Any:
+    return make_tile(fe, as_dtype(fe, dtype), shape, width, fill)
+
+
+# ***** conversions *****
+@FUNCTIONS.emits(lang.cast)
+def emit_cast(fe: Frontend, x: Any, dtype: Any) -> Any:
+    return cast(fe, x, as_dtype(fe, dtype))
+
+
+@FUNCTIONS.emits(lang.cast_unchecked)
+def emit_cast_unchecked(fe: Frontend, x: Any, dtype: Any) -> Any:
+    return cast(fe, x, as_dtype(fe, dtype), unchecked=True)
+
+
+@FUNCTIONS.emits(lang.bitcast)
+def emit_bitcast(fe: Frontend, x: Any, dtype: Any) -> Any:
+    x, dtype = as_value(fe, x, "k.bitcast"), as_dtype(fe, dtype)
+    source = x.type
+    if source.dtype is dtype:
+        return x
+    bits = source.dtype.bits * max(source.width, 1)
+    if source.dtype.kind == "b" or dtype.kind == "b":
+        if source.is_vector and source.dtype.kind == "b" and dtype.bits == bits:
+            return fe.b.op("bitcast", (x,), scalar(dtype))
+        fe.fail(
+            f"k.bitcast: {describe(x)} to {dtype.name}; a mask becomes an integer with one bit a lane"
+        )
+    if bits % dtype.bits:
+        fe.fail(f"k.bitcast: {describe(x)} has {bits} bits, which {dtype.name} does not divide")
+    lanes = bits // dtype.bits
+    if not source.is_vector and lanes != 1:
+        fe.fail(f"k.bitcast: {describe(x)} and {dtype.name} differ in size")
+    return fe.b.op("bitcast", (x,), vector(dtype, lanes) if source.is_vector else scalar(dtype))
+
+
+# ***** lanes *****
+@FUNCTIONS.emits(lang.select)
+def emit_select(fe: Frontend, mask: Any, a: Any, b: Any) -> Any:
+    if isinstance(mask, (builtins.bool, Const)) and not isinstance(
+        getattr(mask, "value", None), tuple
+    ):
+        mask = bool(mask.value if isinstance(mask, Const) else mask)
+    if isinstance(a, View) and isinstance(b, View):
+        return select_view(fe, mask, a, b)
+    if isinstance(mask, bool):
+        if not is_runtime(a) and not is_runtime(b):
+            return a if mask else b
+        x, y = together(fe, "k.select", a, b)
+        return x if mask else y
+    if not isinstance(mask, (Ref, Const)) or mask.type.dtype is not BOOL.dtype:
+        fe.fail(f"k.select takes a mask first, got {describe(mask)}")
+    dtypes = [v.type.dtype for v in (a, b) if isinstance(v, (Ref, Const))]
+    same = len(dtypes) == 2 and dtypes[0] is dtypes[1]
+    if not same and any(dtype.is_narrow_float for dtype in dtypes):
+        a, b = widened(fe, a), widened(fe, b)
+    x, y = together(fe, "k.select", a, b)
+    if mask.type.is_vector and not x.type.is_vector:
+        x, y = splat(fe, x, mask.type.width), splat(fe, y, mask.type.width)
+    if mask.type.is_vector and mask.type.width != x.type.width:
+        fe.fail(f"k.select: a mask of {mask.type.width} lanes for {describe(x)}")
+    return fe.b.op("select", (mask, x, y), x.type)
+
+
+@FUNCTIONS.emits(lang.shuffle)
+def emit_shuffle(fe: Frontend, a: Any, b: Any, indices: Any) -> Any:
+    a = as_vector(fe, a, "k.shuffle")
+    b = a if b is None else coerce(fe, as_vector(fe, b, "k.shuffle"), a.type)
+    lanes = tuple(sequence(fe, indices, fe.node))
+    total = 2 * a.type.width
+    if not lanes or not all(isinstance(i, int) and 0 <= i < total for i in lanes):
+        fe.fail(
+            f"k.shuffle takes indices in [0, {total}) known at compile time, got {list(lanes)}",
+            KernelIndexError,
+        )
+    return fe.b.op("shuffle", (a, b), vector(a.type.dtype, len(lanes)), lanes)
+
+
+@FUNCTIONS.emits(lang.interleave)
+def emit_interleave(fe: Frontend, a: Any, b: Any) -> Any:
+    n = as_vector(fe, a, "k.interleave").type.width
+    return emit_shuffle(fe, a, b, tuple(i for k in range(n) for i in (k, n + k)))
+
+
+@FUNCTIONS.emits(lang.deinterleave)
+def emit_deinterleave(fe: Frontend, x: Any) -> Any:
+    n = as_vector(fe, x, "k.deinterleave").type.width
+    return emit_shuffle(fe, x, None, tuple(range(0, n, 2))), emit_shuffle(
+        fe, x, None, tuple(range(1, n, 2))
+    )
+
+
+@FUNCTIONS.emits(lang.concat)
+def emit_concat(fe: Frontend, a: Any, b: Any) -> Any:
+    n = as_vector(fe, a, "k.concat").type.width
+    return emit_shuffle(fe, a, b, tuple(range(2 * n)))
+
+
+def _reduction(op: str) -> Handler:
+    def emit_reduce(fe: Frontend, x: Any) -> Any:
+        x = widened(fe, as_vector(fe, x, f"k.{op}"))
+        if x.type.dtype.kind == "b":
+            fe.fail(
+                f"k.{op} does not take masks; use k.any, k.all or k.popcount(k.bitcast(mask, …))"
+            )
+        return fe.b.op(op, (x,), scalar(x.type.dtype))
+
+    return emit_reduce
+
+
+for _name in ("reduce_add", "reduce_mul", "reduce_max", "reduce_min"):
+    FUNCTIONS[getattr(lang, _name)] = _reduction(_name)
+
+
+def _mask_reduction(op: str) -> Handler:
+    def emit_mask(fe: Frontend, mask: Any) -> Any:
+        if isinstance(mask, tuple):
+            fe.fail(f"k.{op} takes a mask, got {describe(mask)}")
+        if isinstance(mask, builtins.bool):
+            return mask
+        if not isinstance(mask, (Ref, Const)) or mask.type.dtype is not BOOL.dtype:
+            fe.fail(f"k.{op} takes a mask, got {describe(mask)}")
+        return fe.b.op(op, (mask,), BOOL) if mask.type.is_vector else mask
+
+    return emit_mask
+
+
+emit_any_lane = FUNCTIONS[lang.any] = _mask_reduction("any")
+emit_all_lanes = FUNCTIONS[lang.all] = _mask_reduction("all")

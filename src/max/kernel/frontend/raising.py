@@ -1,0 +1,37 @@
+"""Errors that a kernel raises at run time."""
+
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# values of the user's program are Any
+
+from __future__ import annotations
+
+from max.kernel.errors import KernelValueError
+from max.kernel.frontend.state import Frontend
+from max.kernel.ir.nodes import Atom, If, Message, Raise
+
+
+def raise_at_run_time(fe: Frontend, exception: str, text: str, values: tuple[Atom, ...]) -> None:
+    if len(values) > 5:
+        fe.fail(f"raise takes at most five run-time values, got {len(values)}", KernelValueError)
+    at = fe.location(fe.node)
+    fe.messages.append(
+        Message(exception, text, tuple(v.type.dtype for v in values), at.file, at.line)
+    )
+    fe.b.emit(Raise(len(fe.messages) - 1, values, fe.b.line))
+
+
+def guard(fe: Frontend, cond: Atom, exception: str, text: str, values: tuple[Atom, ...]) -> None:
+    refuse(fe, fe.b.op("not", (cond,), cond.type), exception, text, values)
+
+
+def refuse(fe: Frontend, bad: Atom, exception: str, text: str, values: tuple[Atom, ...]) -> None:
+    if any(bad in scope.checked for scope in fe.b.scopes):
+        return
+    fe.b.scopes[-1].checked.add(bad)
+    at = fe.location(fe.node)
+    kernel = f" in kernel {fe.name}" if fe.name else ""
+    place = f"{at.file}:{at.line}{kernel}".replace("{", "{{").replace("}", "}}")
+    scope = fe.b.open("branch")
+    raise_at_run_time(fe, exception, f"{text} ({place})", values)
+    fe.b.close()
+    fe.b.emit(If(bad, tuple(scope.body), (), fe.b.line))

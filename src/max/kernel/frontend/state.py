@@ -1,0 +1,261 @@
+"""The state of one kernel's compilation, which every function of the frontend takes first.
+
+The frontend runs the function as Python would, with values of two kinds: Python values, known at compile time, and
+atoms of the IR, known at run time. `Frontend` holds what it knows while it walks the syntax tree; the functions that
+compile a node are in tables by the node's type (``compiler.py`` makes them), so that files need not import each other
+in a circle.
+"""
+
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# values of the user's program are Any
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, NoReturn
+
+from max.kernel.errors import Diagnostic, KernelError, KernelSyntaxError, KernelTypeError, Location
+from max.kernel.frontend.builder import Builder, Scope
+from max.kernel.frontend.values import POISON, SlotVar
+from max.kernel.ir.nodes import Atom, Message
+from max.kernel.language import mathlib
+from max.kernel.language.source import FunctionSource, assigned_names
+from max.kernel.targets.target import Target
+from max.kernel.types import Type
+
+# how a statement ends: the next one runs, none runs (it left at run time), or as Python would at compile time
+FALLS, DEAD, BREAK, CONTINUE, RETURN = range(5)
+
+
+class Failure(Exception):
+    """One error on its way to the statement that reports it."""
+
+    def __init__(self, diagnostic: Diagnostic, kind: type[KernelError]) -> None:
+        super().__init__(str(diagnostic))
+        self.diagnostic = diagnostic
+        self.kind = kind
+
+
+class Suppressed(Exception):
+    """A consequence of an error that was already reported."""
+
+
+class Retype(Exception):
+    """A variable's slot needs another type (None: no slot), so its loop is compiled again."""
+
+    def __init__(self, var: SlotVar, type: Type | None, weak: bool) -> None:
+        super().__init__(var.name)
+        self.var, self.type, self.weak = var, type, weak
+
+
+class NeedsSlots(Exception):
+    """An unrolled loop is left at run time, so its variables need slots."""
+
+    def __init__(self, loop: Loop) -> None:
+        super().__init__()
+        self.loop = loop
+
+
+class Loop:
+    """A loop that is being compiled, for ``break`` and ``continue``.
+
+    Args:
+        depth: The nesting depth of run-time control flow around it.
+        unrolled: Whether its body is compiled once for each item.
+        slots: Whether the variables that it changes are in slots, so that it can be left at run time.
+    """
+
+    def __init__(self, depth: int, unrolled: bool, slots: bool) -> None:
+        self.depth, self.unrolled, self.slots = depth, unrolled, slots
+        self.break_label: int | None = None
+        self.continue_label: int | None = None
+
+
+@dataclass(eq=False)
+class Frame:
+    """A function that is being compiled."""
+
+    source: FunctionSource
+    env: dict[str, Any]
+    depth: int
+    label: int | None = None  # the block that an early return leaves
+    leaves: bool = False  # a return stands inside of run-time control flow
+    results: list[tuple[Any, Scope]] = field(default_factory=list[Any])
+    outer_env: Mapping[str, Any] | None = None  # of the function that a closure was defined in
+
+
+ExpressionVisitor = Callable[["Frontend", Any], Any]
+StatementVisitor = Callable[["Frontend", Any], int]
+
+
+class Checkpoint(NamedTuple):
+    """How far a compilation has come, to go back to."""
+
+    depth: int
+    loop_depth: int
+    parallel_depth: int
+    phases: int
+    scratch_bytes: int
+    frame: Frame
+    lengths: tuple[int, ...]
+    """The number of statements in each open body."""
+    messages: int
+    loops: int
+    calls: int
+    diagnostics: int
+    tail_masks: int
+
+
+class Frontend:
+    """The compilation of one kernel.
+
+    Args:
+        target: The processor to compile for.
+        check: ``MAX_KERNEL_CHECK``.
+        expressions: The functions that evaluate expressions, by the type of their node.
+        statements: The functions that compile statements, by the type of their node.
+    """
+
+    frame: Frame
+
+    def __init__(
+        self,
+        target: Target,
+        check: int,
+        expressions: Mapping[type[ast.AST], ExpressionVisitor],
+        statements: Mapping[type[ast.AST], StatementVisitor],
+    ) -> None:
+        self.target = target
+        self.check = check
+        self._expressions = expressions
+        self._statements = statements
+        self.b = Builder()
+        self.node: ast.AST = ast.Pass(lineno=1, col_offset=0)  # where errors point to
+        self.name = ""  # the kernel's, for errors at run time
+        self.depth = 0  # nesting of run-time control flow
+        self.loop_depth = 0
+        self.parallel_depth = 0
+        self.loops: list[Loop] = []
+        # of the enclosing vector loops: the mask of the tail, None for the whole vectors
+        self.tail_masks: list[Atom | None] = []
+        self.calls: list[Location] = []  # of the inlined calls around the node
+        self.diagnostics: list[Diagnostic] = []
+        self.error_kind: type[KernelError] = KernelError
+        self.messages: list[Message] = []
+        self.phases = 0
+        self.scratch_bytes = 0
+
+    # ***** errors *****
+    def location(self, node: ast.AST) -> Location:
+        """Where a node is in the source."""
+        line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
+        file = self.frame.source.file
+        return Location(file, line, column + 1, linecache.getline(file, line).rstrip("\n"))
+
+    def fail(
+        self, message: str, kind: type[KernelError] = KernelTypeError, node: ast.AST | None = None
+    ) -> NoReturn:
+        """Reports an error at ``node``, by default at the current one.
+
+        Raises:
+            Failure: always; the enclosing statement catches and reports it.
+        """
+        places = [self.location(node or self.node), *reversed(self.calls)]
+        while len(places) > 1 and places[0].file == mathlib.__file__:  # the mistake is the caller's
+            places.pop(0)
+        raise Failure(Diagnostic(message, places[0], tuple(places[1:])), kind)
+
+    def report(self, failure: Failure) -> None:
+        """Keeps an error, once."""
+        if not self.diagnostics:
+            self.error_kind = failure.kind
+        if failure.diagnostic not in self.diagnostics:
+            self.diagnostics.append(failure.diagnostic)
+
+    # ***** the walk *****
+    def expr(self, node: ast.expr) -> Any:
+        """The value of an expression."""
+        visit = self._expressions.get(node.__class__)
+        self.node = node
+        if visit is None:
+            self.fail(
+                f"{type(node).__name__} is not part of the kernel language", KernelSyntaxError
+            )
+        return visit(self, node)
+
+    def body(self, nodes: Sequence[ast.stmt]) -> int:
+        """Compiles statements up to the one that does not fall through; gives how the last one ended.
+
+        A statement with an error is dropped, and the names that it assigns are poisoned, so that one run reports
+        all independent errors.
+        """
+        for node in nodes:
+            self.node = node
+            if not self.calls:
+                self.b.line = node.lineno
+            visit = self._statements.get(node.__class__)
+            scopes, depth = len(self.b.scopes), self.depth
+            loops, parallel, tails = len(self.loops), self.parallel_depth, len(self.tail_masks)
+            frame, env, calls = self.frame, self.frame.env, len(self.calls)
+            try:
+                if visit is None:
+                    self.fail(
+                        f"'{type(node).__name__.lower()}' is not part of the kernel language",
+                        KernelSyntaxError,
+                    )
+                signal = visit(self, node)
+            except (Failure, Suppressed) as error:
+                if isinstance(error, Failure):
+                    self.report(error)
+                self.b.unwind(scopes)
+                del self.loops[loops:], self.calls[calls:], self.tail_masks[tails:]
+                self.depth, self.parallel_depth, self.frame, frame.env = depth, parallel, frame, env
+                for name in assigned_names([node]):
+                    self.frame.env[name] = POISON
+                signal = FALLS
+            if signal != FALLS:
+                return signal
+        return FALLS
+
+    # ***** loops that are compiled again *****
+    def checkpoint(self) -> Checkpoint:
+        """The present state, for `rollback`."""
+        return Checkpoint(
+            self.depth,
+            self.loop_depth,
+            self.parallel_depth,
+            self.phases,
+            self.scratch_bytes,
+            self.frame,
+            tuple(len(scope.body) for scope in self.b.scopes),
+            len(self.messages),
+            len(self.loops),
+            len(self.calls),
+            len(self.diagnostics),
+            len(self.tail_masks),
+        )
+
+    def rollback(self, to: Checkpoint) -> None:
+        """Goes back to a state, but for the statements of the body that was innermost then."""
+        self.b.unwind(len(to.lengths))
+        del (
+            self.messages[to.messages :],
+            self.loops[to.loops :],
+            self.calls[to.calls :],
+            self.diagnostics[to.diagnostics :],
+            self.tail_masks[to.tail_masks :],
+        )
+        self.depth, self.loop_depth, self.parallel_depth = (
+            to.depth,
+            to.loop_depth,
+            to.parallel_depth,
+        )
+        self.phases, self.scratch_bytes, self.frame = to.phases, to.scratch_bytes, to.frame
+
+    def active_lanes(self, width: int) -> Atom | None:
+        """The mask of the tail that is being compiled, if its vectors have ``width`` lanes."""
+        mask = self.tail_masks[-1] if self.tail_masks else None
+        return mask if mask is not None and mask.type.width == width else None
