@@ -30,6 +30,7 @@ from max._runtime.cache import content_key, default_cache, source_fingerprint
 from max._version import __version__
 from max.driver import CPU, Device, Tensor
 from max.dtype import DType
+from max.engine._idle import measure_when_idle
 from max.engine._interpreted import interpreted_model
 from max.engine._limits import find_limits
 from max.engine._model import Linked, Model
@@ -486,13 +487,15 @@ class _Linker:
             # what only this needs must not be kept
             for index in run_once(compiled, linked, fixed, arena_of(host)):
                 owners.pop(index)
-        limits = find_limits(compiled, linked, host)
-        main = linked(compiled.main, limits)
+        limits = find_limits(compiled, host)
+        main = linked(compiled.main, limits.rows)
         if log := dump_log("program"):
             log.info("// ----- %s -----\n%s", compiled.name, main.executor.program)
-        later = [linked(part, limits) for part in compiled.later]
+        later = [linked(part, limits.rows) for part in compiled.later]
         keep_for_exit([main, *later])
-        return Linked(main, later, [memory, *owners.values()])
+        programs = Linked(main, later, [memory, *owners.values()])
+        measure_when_idle(programs, compiled, linked, limits.unsure)
+        return programs
 
     def _guarded(
         self, index: int, item: Fixed, weights: Mapping[str, Tensor]
