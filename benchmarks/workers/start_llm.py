@@ -35,7 +35,7 @@ def main(model: str, encoding: str, with_phases: bool) -> None:
     llm.generate("hello", max_new_tokens=1, use_tqdm=False)
     token = time.perf_counter()
 
-    from max._compiler import pipeline
+    from max._compiler.stats import stats
     from max._runtime import jit
 
     print(
@@ -48,8 +48,8 @@ def main(model: str, encoding: str, with_phases: bool) -> None:
                 "first_token_s": token - ready,
                 "peak_bytes": peak,
                 "modules": modules,
-                "kernels_made": pipeline.stats.kernels,
-                "programs_from_disk": pipeline.stats.from_disk,
+                "kernels_made": stats.kernels,
+                "programs_from_disk": stats.from_disk,
                 "kernels_compiled": jit.stats.compiled,
                 "kernels_from_disk": jit.stats.cached,
                 "phases": phases,

@@ -15,12 +15,19 @@ import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from max._compiler.emit import Compiled
+from max._lazy import lazy_module
 from max._runtime.program import Executor
 from max.engine._limits import QUIET, USABLE, Unsure, remember, remembered
-from max.engine._measure import Linker, Measurement, PoolIsBusyError
 from max.engine._model import Linked
+
+if TYPE_CHECKING:
+    from max.engine import _measure
+    from max.engine._measure import Linker
+else:
+    _measure = lazy_module("max.engine._measure")
 
 __all__ = ["measure_when_idle"]
 
@@ -116,10 +123,10 @@ class _Idler:
         known = remembered(unsure.key)
         if known is None or known.quality < QUIET:
             try:
-                threshold = Measurement(
+                threshold = _measure.Measurement(
                     job.compiled, job.link, unsure.sample, executor.pool, self._ended.is_set
                 ).threshold()
-            except PoolIsBusyError:
+            except _measure.PoolIsBusyError:
                 return True
             if threshold is None:
                 return False
