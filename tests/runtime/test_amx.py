@@ -15,7 +15,7 @@ from max._config import FlagError, flags
 from max._runtime import amx, amx_check, platform
 from max.engine import InferenceSession
 
-targets = importlib.import_module("max.kernel.targets.target")  # k.target is a function
+targets = importlib.import_module("max.kernel.targets.cpu")  # k.target is a function
 HOST = k.host_target()
 EMULATED = replace(HOST, features=HOST.features | {"amx-emulated"})
 AMX = {"amx-tile", "amx-bf16", "amx-int8"}
