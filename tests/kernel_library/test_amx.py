@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from max import kernel as k
 from max._config import flags
 from max._kernel_library import library
-from max._kernel_library.products.dense.panels import FEW_ROWS, panel_elements
+from max._kernel_library.products.dense.packed_matmul import ROW_THRESHOLD
+from max._kernel_library.products.dense.panels import panel_elements
 from max._kernel_library.products.quantised.packed import FORMATS
 from max._runtime.jit import Compiler, Machine
 from max.dtype import DType
@@ -54,7 +55,7 @@ def packed_groups(w: np.ndarray, inner: int, encoding: str) -> np.ndarray:
 
 @settings(max_examples=7, deadline=None)
 @given(
-    st.integers(FEW_ROWS + 1, 300),
+    st.integers(ROW_THRESHOLD + 1, 300),
     st.integers(1, 170),
     st.integers(0, 600),
     st.booleans(),

@@ -14,7 +14,7 @@ from max._compiler.codegen import functions
 from max._compiler.codegen.nest import ArgView, NestText
 from max._compiler.sizes import Size
 from max._compiler.template import Border, Chosen, KernelInfo, Number, Pointer, Slot
-from max._kernel_library.tiles.register_tiles import transpose
+from max._kernel_library.tiles.transpose import transpose
 
 __all__ = ["Argument", "KernelTable"]
 

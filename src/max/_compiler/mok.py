@@ -24,7 +24,7 @@ from xdsl.traits import IsolatedFromAbove, IsTerminator, Pure
 from xdsl.utils.exceptions import VerifyException
 
 from max._kernel_library.products.dense.panels import panel_elements
-from max._kernel_library.products.int8.int8_panels import ENCODINGS as INT8
+from max._kernel_library.products.int8.panels import ENCODINGS as INT8
 from max._kernel_library.products.quantised.packed import FORMATS
 from max._kernel_library.spatial.conv import filter_elements
 from max._kernel_library.tiles.strips import COLUMNS, strips_of
@@ -161,7 +161,7 @@ class PackOp(MoOp):
 
     The encoding is that of quantised blocks, laid out as `max._kernel_library.products.quantised.packed` has it; of a dense weight ``"rows"`` (`[N, K]`) or
     ``"columns"`` (`[K, N]`), which become panels as `max._kernel_library.products.dense.panels` has them; of 8-bit integers ``"int8 rows"`` or ``"int8 columns"``,
-    as `max._kernel_library.products.int8.int8_panels` has them.
+    as `max._kernel_library.products.int8.panels` has them.
     """
 
     name = "mok.pack"

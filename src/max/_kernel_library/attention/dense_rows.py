@@ -19,15 +19,9 @@ from max._kernel_library.attention.online_softmax import (
     padded,
 )
 from max._kernel_library.tiles import amx_tiles
-from max._kernel_library.tiles.register_tiles import (
-    Tiling,
-    dot_rows,
-    multiply_columns,
-    multiply_tile,
-    pack_columns,
-    pack_rows,
-    tiling,
-)
+from max._kernel_library.tiles.micro_kernels import dot_rows, multiply_columns, multiply_tile
+from max._kernel_library.tiles.packing import pack_columns, pack_rows
+from max._kernel_library.tiles.tiling import Matrix, Tiling, tiling
 
 MOST_KEYS = 512
 """Keys of a block, but for large heads."""
@@ -101,13 +95,13 @@ def plan(
     )
     by_tiles = amx_tiles.takes_tiles(target, left, right)
     if by_tiles:
-        t, left, right = (amx_tiles.of_tiles(x) for x in (t, left, right))
+        t, left, right = (amx_tiles.with_tile_height(x) for x in (t, left, right))
     late = not fills and scale > 0
     return Plan(
         plain=t,
         left=left,
         right=right,
-        few=0 if target.batch_invariant else FEW_ROWS * t.few,
+        few=0 if target.batch_invariant else FEW_ROWS * t.gemv_rows,
         depth=padded(size, left.step) // left.pair,
         stride=padded(width, 4 * t.width),
         keys=max(64, min(MOST_KEYS, BLOCK_ELEMENTS // (size + width) // 64 * 64)),
@@ -165,9 +159,9 @@ def some_scores(scores: Any, queries: Any, keys: Any, rows: int, p: Plan) -> Non
     """`scores[row, key] = queries[row] · keys[key]` for so many rows, with four keys or four vectors of keys read in place."""
     t = p.plain
     if p.columns:
-        multiply_columns(scores, p.keys, queries, keys, False, rows, t.width)
+        multiply_columns(Matrix(scores, p.keys), queries, keys, rows, t.width)
     else:
-        dot_rows(scores, p.keys, queries, keys, rows, 2 if rows == 1 else 1, False, t)
+        dot_rows(Matrix(scores, p.keys), queries, keys, rows, t, unroll=2 if rows == 1 else 1)
 
 
 @k.inline
@@ -178,9 +172,9 @@ def few_scores(scores: Any, queries: Any, keys: Any, rows: Any, p: Plan) -> None
     for j in range(0, count, 4 * t.width if p.columns else 4):
         block = keys[:, j:] if p.columns else keys[j:]
         i = k.i64(0)
-        while i + t.few <= rows:
-            some_scores(scores[i * p.keys + j :], queries[i:], block, t.few, p)
-            i += t.few
+        while i + t.gemv_rows <= rows:
+            some_scores(scores[i * p.keys + j :], queries[i:], block, t.gemv_rows, p)
+            i += t.gemv_rows
         while i < rows:
             some_scores(scores[i * p.keys + j :], queries[i:], block, 1, p)
             i += 1
@@ -194,13 +188,15 @@ def few_values(sums: Any, weights: Any, values: Any, rows: Any, p: Plan) -> None
     for column in k.static_range(0, p.stride, 4 * t.width):
         strip = values[:, column : min(column + 4 * t.width, values.shape[1])]
         i = k.i64(0)
-        while i + t.few <= rows:
+        while i + t.gemv_rows <= rows:
             target = sums[i * p.stride + column :]
-            multiply_columns(target, p.stride, few[i:], strip, True, t.few, t.width)
-            i += t.few
+            multiply_columns(
+                Matrix(target, p.stride), few[i:], strip, t.gemv_rows, t.width, accumulate=True
+            )
+            i += t.gemv_rows
         while i < rows:
             target = sums[i * p.stride + column :]
-            multiply_columns(target, p.stride, few[i:], strip, True, 1, t.width)
+            multiply_columns(Matrix(target, p.stride), few[i:], strip, 1, t.width, accumulate=True)
             i += 1
 
 
@@ -382,7 +378,7 @@ def many_rows(
             panel = value_panels[column * value_lanes :]
             pack_columns(panel, values[key : key + count, column:], 2, right)
             if p.by_tiles:
-                amx_tiles.end_panel(panel, count)
+                amx_tiles.zero_panel_tail(panel, count)
         for tile in range(tiles):
             top = tile * t.height
             above = sums[tile * p.places * p.stride :]
@@ -404,7 +400,12 @@ def many_rows(
                     )  # fmt: skip
                 else:
                     multiply_tile(
-                        scores[j:], p.keys, mine, 1, t.height, panel, key_lanes, True, left
+                        Matrix(scores[j:], p.keys),
+                        Matrix(mine, 1, t.height),
+                        Matrix(panel, 2 * t.width),
+                        key_lanes,
+                        True,
+                        left,
                     )
             for i in range(0, k.min(rows - top, t.height), 4):
                 mine = scores[i * p.keys :]
@@ -442,6 +443,11 @@ def many_rows(
                     )
                 else:
                     multiply_tile(
-                        target, p.stride, lanes, value_lanes, 1, panel, size, start, right
+                        Matrix(target, p.stride),
+                        Matrix(lanes, value_lanes, 1),
+                        Matrix(panel, 2 * t.width),
+                        size,
+                        start,
+                        right,
                     )
         key += count

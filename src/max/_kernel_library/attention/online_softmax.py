@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from max import kernel as k
-from max._kernel_library.tiles.register_tiles import HIGH_1, HIGH_2, LOW_1, LOW_2, Tiling, four_sums
+from max._kernel_library.tiles.tiling import Tiling
+from max._kernel_library.tiles.transpose import HIGH_1, HIGH_2, LOW_1, LOW_2, lane_sums
 
 MAX_SPLITS = 16
 SPLIT_ROWS = 64
@@ -129,12 +130,12 @@ def add_weights(
     maxima.store(0, value=now)
     if rows == 1 and k.target().batch_invariant:
         # in the order of four rows
-        one = four_sums(parts[0], parts[0], parts[0], parts[0], t.width)[0]
+        one = lane_sums(parts[0], parts[0], parts[0], parts[0], t.width)[0]
         totals.store(0, value=totals.load(0, width=1) * change + one)
     elif rows == 1:
         totals.store(0, value=totals.load(0, width=1) * change + k.reduce_add(parts[0]))
     else:
-        four = four_sums(parts[0], parts[1], parts[2], parts[3], t.width)
+        four = lane_sums(parts[0], parts[1], parts[2], parts[3], t.width)
         totals.store(0, value=totals.load(0, width=4) * change + four)
     if k.any((change != 1.0) & (before > NEGATIVE_INFINITY)):
         for i in k.static_range(rows):

@@ -41,15 +41,9 @@ from max._kernel_library.attention.paged_cache import (
 )
 from max._kernel_library.lowering import KernelCall, Operand, Workspace, view
 from max._kernel_library.tiles import amx_tiles
-from max._kernel_library.tiles.register_tiles import (
-    Tiling,
-    dot_rows,
-    multiply_columns,
-    multiply_tile,
-    pack_columns,
-    pack_rows,
-    tiling,
-)
+from max._kernel_library.tiles.micro_kernels import dot_rows, multiply_columns, multiply_tile
+from max._kernel_library.tiles.packing import pack_columns, pack_rows
+from max._kernel_library.tiles.tiling import Matrix, Tiling, tiling
 from max.dtype import DType
 
 KEYS = 128
@@ -139,7 +133,7 @@ def scores_of_block(
     if rows <= few_limit(k.target()):
         for j in range(0, count, 4):
             for i in range(0, rows, step):
-                dot_rows(scores[i * KEYS + j :], KEYS, queries[i:], keys[j:], step, 1, False, t)
+                dot_rows(Matrix(scores[i * KEYS + j :], KEYS), queries[i:], keys[j:], step, t)
     else:
         lanes = padded(head_dim, wide.step) // wide.pair
         for j in range(0, count, 2 * t.width):
@@ -155,7 +149,14 @@ def scores_of_block(
                     )
                 else:
                     size = k.ceildiv(head_dim, wide.pair)
-                    multiply_tile(sums, KEYS, left, 1, t.height, panel, size, True, wide)
+                    multiply_tile(
+                        Matrix(sums, KEYS),
+                        Matrix(left, 1, t.height),
+                        Matrix(panel, 2 * t.width),
+                        size,
+                        True,
+                        wide,
+                    )
 
 
 @k.inline
@@ -185,7 +186,9 @@ def add_values(
             strip = values[:, column : min(column + 4 * t.width, head_dim)]
             for i in range(0, rows, step):
                 target = sums[i * stride + column :]
-                multiply_columns(target, stride, few[i:], strip, True, step, t.width)
+                multiply_columns(
+                    Matrix(target, stride), few[i:], strip, step, t.width, accumulate=True
+                )
     else:
         if by_tiles:
             for tile in range(k.ceildiv(rows, t.height)):
@@ -194,7 +197,7 @@ def add_values(
         for column in range(0, head_dim, 2 * t.width):
             pack_columns(panel, values[:, column:], 2, wide)
             if by_tiles:
-                amx_tiles.end_panel(panel, count)
+                amx_tiles.zero_panel_tail(panel, count)
             lanes = KEYS // wide.pair
             size = k.ceildiv(count, wide.pair)
             for tile in range(k.ceildiv(rows, t.height)):
@@ -207,7 +210,14 @@ def add_values(
                         tiles, target, stride, left.view(k.bf16), KEYS, panel, steps, False
                     )
                 else:
-                    multiply_tile(target, stride, left, lanes, 1, panel, size, False, wide)
+                    multiply_tile(
+                        Matrix(target, stride),
+                        Matrix(left, lanes, 1),
+                        Matrix(panel, 2 * t.width),
+                        size,
+                        False,
+                        wide,
+                    )
 
 
 @k.inline
@@ -299,7 +309,7 @@ def attention(
     wide = pairs if pairs.pair == 2 else t
     by_tiles = amx_tiles.takes_tiles(ctx.target, wide)
     if by_tiles:
-        t, wide = amx_tiles.of_tiles(t), amx_tiles.of_tiles(wide)
+        t, wide = amx_tiles.with_tile_height(t), amx_tiles.with_tile_height(wide)
     element = k.bf16 if wide.pair == 2 else k.f32
     step = rows_at_once(group, ctx.target)
     short_tokens = max(TASK_ROWS // group, 1)

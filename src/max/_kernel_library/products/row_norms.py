@@ -1,6 +1,10 @@
 """RMS norms of the rows of a product's left operand, in the product's own launch.
 
-Where x is small, every worker computes all of it for itself, in less time than it would take to wait for the others.
+A small activation is normalised by every worker for itself, in less time than waiting at a barrier takes. The workspace then holds one copy
+for each worker, else one for all::
+
+    small    worker 0: SMALL_ELEMENTS │ worker 1: SMALL_ELEMENTS │ …
+    large    x [M, K], each row by one worker, then a barrier
 """
 
 from __future__ import annotations
@@ -11,22 +15,22 @@ from typing import Any
 from max import kernel as k
 from max._kernel_library.lowering import Arg, Operand, Workspace, product, view
 
-ALONE, ALONE_WORKERS = 4096, 64
-"""Up to so many elements of x each of up to so many workers computes for itself."""
+SMALL_ELEMENTS, SMALL_WORKERS = 4096, 64
+"""Most elements of an activation, and most workers, for which each worker computes all of it for itself."""
 
 Norm = tuple[float, float, bool]
-"""Epsilon, what is added to gamma, and whether gamma is multiplied in before a row is rounded to its dtype."""
+"""Epsilon, the offset that is added to gamma, and whether gamma is multiplied before a row is rounded to its dtype."""
 
 
 @k.inline
-def is_alone(elements: Any, ctx: Any) -> Any:
-    """Whether each worker computes so many elements of x for itself."""
-    return elements <= ALONE and ctx.num_workers <= ALONE_WORKERS
+def is_small(elements: Any, ctx: Any) -> Any:
+    """Whether each worker computes an activation of `elements` elements for itself."""
+    return elements <= SMALL_ELEMENTS and ctx.num_workers <= SMALL_WORKERS
 
 
 @k.inline
 def normalise_row(out: Any, x: Any, gamma: Any, norm: Norm, width: int) -> None:
-    """`out` `[K]` = `x / sqrt(mean(x²) + epsilon) * (gamma + offset)`."""
+    """`out` `[K]` = `x / sqrt(mean(x²) + epsilon) * (gamma + offset)`, in f32."""
     epsilon, offset, multiply_first = norm
     size = x.shape[0]
     sums = k.splat(k.f32(0), width)
@@ -49,9 +53,9 @@ def normalise(x: Any, gamma: Any, memory: Any, norm: Norm, ctx: Any) -> Any:
     """The rows of `x` `[M, K]`, normalised, in `memory`; when it returns this worker may read all of them."""
     rows, size = x.shape[0], x.shape[1]
     width = ctx.target.width(k.f32)
-    alone = is_alone(rows * size, ctx)
-    out = memory[(ctx.worker * ALONE if alone else k.i64(0)) :]
-    if alone:
+    small = is_small(rows * size, ctx)
+    out = memory[(ctx.worker * SMALL_ELEMENTS if small else k.i64(0)) :]
+    if small:
         for r in range(rows):
             normalise_row(out[r * size :], x[r], gamma, norm, width)
     else:
@@ -64,17 +68,17 @@ def normalise(x: Any, gamma: Any, memory: Any, norm: Norm, ctx: Any) -> Any:
 def norm_arguments(
     operands: Sequence[Operand], attributes: Mapping[str, Any], number: int
 ) -> tuple[tuple[Arg, ...], dict[str, Any], tuple[Workspace, ...]]:
-    """What a launch with a norm has besides: arguments, parameters and workspaces; nothing where `attributes` have no `norm`.
+    """The arguments, parameters and workspaces that a norm adds to a launch; empty where `attributes` has no `norm`.
 
     Args:
         operands: x `[…, K]`, the weight, and gamma `[K]`.
-        attributes: Those of the op; `norm` is a `Norm`.
+        attributes: The op's attributes; `norm` is a `Norm`.
         number: The number of the workspace.
     """
     if "norm" not in attributes:
         return (), {}, ()
     x, gamma = operands[0], operands[2]
-    memory = Workspace(x.dtype, (product(x.shape) + ALONE_WORKERS * ALONE,))
+    memory = Workspace(x.dtype, (product(x.shape) + SMALL_WORKERS * SMALL_ELEMENTS,))
     args = (
         view("operand", 2, gamma, static=False),
         view("workspace", number, memory, static=False),

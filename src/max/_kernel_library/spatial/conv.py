@@ -19,20 +19,17 @@ from typing import Any
 
 from max import kernel as k
 from max._kernel_library.lowering import Arg, KernelCall, Operand, Workspace, product, view
-from max._kernel_library.products.matmul import LANES_K, identity, round_up
-from max._kernel_library.products.panel_blocks import (
+from max._kernel_library.products.blocking import (
     BLOCK_ROWS,
     BLOCK_SUMS,
-    COLUMNS,
-    COPY_STRIDE,
+    LANES_K,
     STEP,
     choose_height,
-    higher_from,
     plan,
-    storage,
+    taller_from,
     tile_heights,
-    widen_block,
 )
+from max._kernel_library.products.dense.panels import COPY_STRIDE, storage, widen_block
 from max._kernel_library.spatial.conv_depthwise import POSITIONS, depthwise
 from max._kernel_library.spatial.conv_input import image_axes, pad_input, padded_sizes
 from max._kernel_library.spatial.conv_patches import (
@@ -43,8 +40,9 @@ from max._kernel_library.spatial.conv_patches import (
     find_patches,
     multiply_patches,
 )
-from max._kernel_library.tiles.register_tiles import Tiling, pack_columns, tiling
-from max._kernel_library.tiles.strips import ask_for_tile, store_tile
+from max._kernel_library.tiles.packing import pack_columns
+from max._kernel_library.tiles.strips import COLUMNS, Results, identity, prefetch_tile, store_tile
+from max._kernel_library.tiles.tiling import Tiling, round_up, tiling
 from max.dtype import DType
 from max.kernel import Target
 
@@ -225,9 +223,9 @@ def convolve(
         count = k.min(block_rows, positions - first)
         first_strip = strip_group * wanted
         here = k.min(wanted, strips - first_strip)
-        higher = higher_from(count, t)
+        taller = taller_from(count, t)
         first_lane = (g * strips + first_strip) * strip_lanes
-        mine = rows[:, : (g + 1) * features]
+        results = Results(rows[:, : (g + 1) * features], extra, epilogue, t.width)
         find_patches(
             starts, valid if bounded else None, first, count, out.shape, sizes,
             (stride, dilation, low), pixel, taps,
@@ -264,11 +262,11 @@ def convolve(
                 row = k.i64(0)
                 while row < count:
                     rest = count - row
-                    wanted_height = choose_height(row, count, higher, t)
+                    wanted_height = choose_height(row, count, taller, t)
                     place = row + strip * block_rows if blocks > 1 else k.i64(0)
                     sums = c[place * COLUMNS :]
                     if block == blocks - 1:
-                        ask_for_tile(mine, extra, first + row, column, t.height)
+                        prefetch_tile(results, first + row, column, t.height)
                     for height in k.unroll(heights):
                         if height == wanted_height:
                             for half in k.static_range(0, COLUMNS, 2 * t.width):
@@ -283,9 +281,7 @@ def convolve(
                                     )  # fmt: skip
                     done = k.min(rest, wanted_height)
                     if block == blocks - 1:
-                        store_tile(
-                            mine, sums, first + row, done, column, extra, epilogue, t.width
-                        )  # fmt: skip
+                        store_tile(results, sums, first + row, done, column)
                     row += done
             block += 1
             if copied:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from max import kernel as k
-from max._kernel_library.products.matmul import identity
 from max._kernel_library.spatial.conv_input import pad_input
-from max._kernel_library.tiles.register_tiles import multiply_add
+from max._kernel_library.tiles.strips import identity
+from max._kernel_library.tiles.tiling import multiply_add
 
 POSITIONS = 8
 """Neighbouring positions of a tile."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 from max import kernel as k
-from max._kernel_library.products.panel_blocks import COLUMNS
 from max._kernel_library.spatial.conv_input import inside
-from max._kernel_library.tiles.register_tiles import Tiling, multiply_add
+from max._kernel_library.tiles.strips import COLUMNS
+from max._kernel_library.tiles.tiling import Tiling, multiply_add
 
 MAX_HEIGHT = 13
 """Most positions of a tile."""

@@ -12,9 +12,9 @@ from typing import Any
 
 from max import kernel as k
 from max._kernel_library.lowering import KernelCall, Operand, Workspace, product, view
-from max._kernel_library.products.matmul import identity
 from max._kernel_library.spatial.conv_input import image_axes, pad_input
-from max._kernel_library.tiles.register_tiles import multiply_add
+from max._kernel_library.tiles.strips import identity
+from max._kernel_library.tiles.tiling import multiply_add
 from max.dtype import DType
 
 MAX_HEIGHT, MAX_STRIP = 12, 32

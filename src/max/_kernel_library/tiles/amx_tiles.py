@@ -1,16 +1,26 @@
 """Products of bf16 in the matrix tiles of AMX: 16 or 32 rows by panels of 32 columns, for all kernels that pack their operands.
 
-Rows lie in tiles of 1 KB, `[tiles of rows][tiles of k][16][32]`, filled up with zeros. A panel has pairs of neighbours in k side by side,
-`[K / 2][32][2]`, as without AMX: a tile of it, 16 pairs of 16 columns, is read where it lies, with rows 128 bytes apart.
+Rows of A are in tiles of 1 KB, zero-filled, so that rows a power of two apart do not share sets of the cache. A panel of B has pairs of
+neighbours in k side by side, as without AMX; a tile of it, 16 pairs of 16 columns, is loaded in place, with rows 128 bytes apart::
+
+    A  [tiles of rows][tiles of k][16][32]            B  [K / 2][32][2]
+
+       ┌────────┬────────┬──                             16 columns 16 columns
+       │ 16 × 32│ 16 × 32│ …  tile 4                     ┌─────────┬─────────┐
+       ├────────┼────────┼──                   16 pairs  │ tile 6  │ tile 7  │
+       │ 16 × 32│ 16 × 32│ …  tile 5                     ├─────────┼─────────┤
+       └────────┴────────┴──                             │    …    │    …    │
+
+Sums are in tiles 0 … 3: ``4·6, 4·7, 5·6, 5·7``. All eight tile registers are used.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from max import kernel as k
-from max._kernel_library.tiles.register_tiles import Tiling
+from max._kernel_library.tiles.tiling import Tiling
 from max.kernel import Target
 
 HEIGHT = 16
@@ -22,32 +32,46 @@ TILE = HEIGHT * DEPTH
 COLUMNS = 32
 """Columns of a panel."""
 SHAPES = ((HEIGHT, 64),) * 8
-"""All tiles are full, what is missing is zero: sums in 0 … 3, rows in 4 and 5, columns in 6 and 7."""
+"""All tiles are full, tails are zero: sums in 0 … 3, rows in 4 and 5, columns in 6 and 7."""
+
+
+class Ahead(NamedTuple):
+    """What `multiply_amx` prefetches.
+
+    Args:
+        panel: The panel that is multiplied next, flat.
+        share: Which share of its lines.
+        lines: Cache lines of a share in each step of k; none where 0.
+    """
+
+    panel: Any
+    share: Any
+    lines: int
 
 
 def takes_tiles(target: Target, *tilings: Tiling) -> bool:
-    """Whether products are made in matrix tiles: where all multiply pairs of bf16 and panels have 32 columns.
+    """Whether products use matrix tiles: where all of them multiply pairs of bf16 and panels have 32 columns.
 
     Args:
-        target: The machine.
-        tilings: Those of the products without them.
+        target: The target.
+        tilings: The tilings of the products without matrix tiles.
     """
     return target.float_tile_products and all(
         t.pair == 2 and 2 * t.width == COLUMNS for t in tilings
     )
 
 
-def of_tiles(t: Tiling) -> Tiling:
-    """A tiling with the rows of a tile."""
+def with_tile_height(t: Tiling) -> Tiling:
+    """A tiling with the rows of a matrix tile."""
     return replace(t, height=HEIGHT)
 
 
 @k.inline
 def copy_tiles(packed: Any, rows: Any) -> None:
-    """Copies some rows to tiles.
+    """Copies rows to tiles, with zeros for the tails along k and for rows past the last one.
 
     Args:
-        packed: Where they go, flat.
+        packed: The tiles, flat.
         rows: `[rows, k]`.
     """
     count, size = rows.shape[0], rows.shape[1]
@@ -63,12 +87,12 @@ def copy_tiles(packed: Any, rows: Any) -> None:
 
 
 @k.inline
-def end_panel(panel: Any, count: Any) -> None:
-    """Sets to zero what follows the last rows of a panel, up to whole tiles.
+def zero_panel_tail(panel: Any, count: Any) -> None:
+    """Zeroes the lanes of a panel behind its last row, up to whole tiles.
 
     Args:
         panel: Lanes `[lanes, COLUMNS]`, flat.
-        count: How many rows of single elements there are.
+        count: Rows of single elements.
     """
     for lane in range(k.ceildiv(count, 2), k.ceildiv(count, DEPTH) * (DEPTH // 2)):
         for half in k.static_range(0, COLUMNS, 16):
@@ -76,10 +100,9 @@ def end_panel(panel: Any, count: Any) -> None:
 
 
 @k.inline
-def multiply_rows(
-    tiles: Any, c: Any, packed: Any, panel: Any, steps: Any, first: Any, high: int, ahead: Any,
-    part: Any, lines: int,
-) -> None:  # fmt: skip
+def multiply_amx(
+    tiles: Any, c: Any, packed: Any, panel: Any, steps: Any, first: Any, high: int, ahead: Ahead
+) -> None:
     """Multiplies 16 or 32 rows by the columns of a panel.
 
     Args:
@@ -88,11 +111,9 @@ def multiply_rows(
         packed: The rows from their first tile on, flat.
         panel: The panel, flat.
         steps: Tiles along k.
-        first: Whether nothing was summed yet.
+        first: Whether this is the first K block.
         high: Tiles of rows, 1 or 2.
-        ahead: What is multiplied next, to be asked for meanwhile: a panel, flat.
-        part: Which part of it.
-        lines: Cache lines of a part in each step; none where 0.
+        ahead: What is prefetched meanwhile.
     """
     if first:
         for i in k.static_range(2 * high):
@@ -100,19 +121,20 @@ def multiply_rows(
     else:
         for i in k.static_range(2 * high):
             tiles.load(i, c, i // 2 * HEIGHT * COLUMNS + i % 2 * 16, stride=COLUMNS)
+    lines = ahead.lines
     for n in range(steps):
         right = n * (DEPTH * COLUMNS)
-        next_lines = right + part * (lines * 32)
+        next_lines = right + ahead.share * (lines * 32)
         # a product between any two loads: loads take as long as products
         tiles.load(6, panel, right, stride=2 * COLUMNS)
         tiles.load(4, packed, n * TILE, stride=DEPTH)
         tiles.dot(0, 4, 6, k.bf16)
         for line in k.static_range(0, lines // 2):
-            ahead.prefetch(next_lines + line * 32, locality=2)
+            ahead.panel.prefetch(next_lines + line * 32, locality=2)
         tiles.load(7, panel, right + 32, stride=2 * COLUMNS)
         tiles.dot(1, 4, 7, k.bf16)
         for line in k.static_range(lines // 2, lines):
-            ahead.prefetch(next_lines + line * 32, locality=2)
+            ahead.panel.prefetch(next_lines + line * 32, locality=2)
         if high == 2:
             tiles.load(5, packed, (steps + n) * TILE, stride=DEPTH)
             tiles.dot(2, 5, 6, k.bf16)

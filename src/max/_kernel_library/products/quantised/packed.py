@@ -1,18 +1,22 @@
-"""Quantised weights as kernels like them best: packed once, when a model is loaded.
+"""The layout of packed quantised weights, and their packing when a model is loaded.
 
-Rows of a weight are taken in groups of 32, side by side. A group is a row of units, one for each block that the encoding has along k
-(32 or 256 elements); a unit has its scales first, then its elements, 32 of a row at once in 4, 5, 6 or 8 lines of 128 bytes:
+Rows of a weight are packed in groups of 32. A group is a sequence of units, one for each block of the encoding along k (32 or 256
+elements). A unit holds its scales, then its elements, for each 32 neighbours in k 4, 5, 6 or 8 lines of 128 bytes::
+
+    group   │ unit 0           │ unit 1           │ …
+    unit    │ scales │ lines of block 0 │ lines of block 1 │ …
+    line j  │ row 0: 4 bytes │ row 1: 4 bytes │ … │ row 31: 4 bytes │
 
 - 4 bits: byte ``4 r + i`` of line ``j`` has elements ``4 j + i`` (low half) and ``16 + 4 j + i`` (high half) of row ``r``;
-- 5 and 6 bits: one or two lines more have the upper bits, of element ``4 j + i`` at bit ``j`` of the line, or at bits
+- 5 and 6 bits: one or two more lines have the upper bits, of element ``4 j + i`` at bit ``j`` of the line, or at bits
   ``2 (j % 4)`` of line ``j // 4``;
 - 8 bits: byte ``4 r + i`` of line ``j`` has element ``4 j + i``.
 
-So four neighbours in k of each row lie together, which is what an instruction for products of bytes takes, for vectors of any size, and what
-is read lies one after the other. Elements are unsigned: what is subtracted from them (`zero`) comes in through the sums of x.
+So four neighbours in k of each row are adjacent, as instructions for products of bytes take them with vectors of any size, and a worker
+reads one sequential stream. Elements are unsigned: the sums of x account for what is subtracted from them (`zero`).
 
-Scales are 32 halves; where units have 256 elements, 32 halves (and 32 more for the offsets), and then bytes that multiply them, 32 for
-each part of 32 elements (Q6_K: of 16), those of the offsets after all of the scales'.
+Scales are 32 halves (float16). Units of 256 elements have 32 halves (and 32 more for the offsets), then bytes that multiply them, 32 for
+each part of 32 elements (Q6_K: of 16), those of the offsets after all those of the scales.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from typing import Any
 from max import kernel as k
 from max._kernel_library.lowering import KernelCall, Operand, view
 from max._kernel_library.products.dense import panels
-from max._kernel_library.products.int8 import int8_panels
+from max._kernel_library.products.int8 import panels as int8_panels
 from max._kernel_library.products.quantised.dequantise import scale_and_offset
 from max.dtype.blocks import BLOCK_FORMATS
 
@@ -38,14 +42,14 @@ LINE = 4 * ROWS
 
 @dataclass(frozen=True)
 class PackedFormat:
-    """How a packed weight is laid out.
+    """The layout of a packed weight.
 
     Args:
-        encoding: The encoding that it comes from.
-        bits: Of an element: 4, 5, 6 or 8.
+        encoding: The encoding of the checkpoint.
+        bits: Bits of an element: 4, 5, 6 or 8.
         zero: What is subtracted from the unsigned elements.
         parts: Scales of a block of 32.
-        affine: Whether there are offsets, which are subtracted from what is scaled.
+        affine: Whether offsets are subtracted from scaled elements.
     """
 
     encoding: str
@@ -61,17 +65,17 @@ class PackedFormat:
 
     @property
     def super_block(self) -> int:
-        """Elements of a row in a unit: they share a half as scale."""
+        """Elements of a row in a unit, which share a float16 scale."""
         return BLOCK_FORMATS[self.encoding].elements
 
     @property
     def two_levels(self) -> bool:
-        """Whether bytes multiply the halves."""
+        """Whether bytes multiply the float16 scales."""
         return self.super_block > BLOCK
 
     @property
     def halves(self) -> int:
-        """Bytes of the halves of a unit."""
+        """Bytes of the float16 scales of a unit."""
         return 2 * ROWS * (2 if self.affine else 1)
 
     @property
@@ -108,7 +112,7 @@ FORMATS: Mapping[str, PackedFormat] = {
     )
 }
 DENSE = ("rows", "columns")
-"""The encodings of weights that are no blocks: how a row of them lies."""
+"""The encodings of dense weights: `[N, K]` and `[K, N]`."""
 
 
 @k.inline
@@ -121,7 +125,7 @@ def store_words(lines: Any, row: Any, first: int, bytes_: Any) -> None:
 
 @k.inline
 def pack_q4_0(lines: Any, scales: Any, row: Any, block: Any) -> None:
-    """A block of Q4_0: its bytes are in order already."""
+    """A block of Q4_0, whose bytes keep their order."""
     scales.view(k.u16)[row] = k.u16(block[0]) | k.u16(block[1]) << 8
     store_words(lines, row, 0, block.load(2, width=16))
 
@@ -153,11 +157,11 @@ def pack_affine(lines: Any, scales: Any, row: Any, block: Any, form: PackedForma
         scales[form.halves + (8 + part) * ROWS + row] = offset
         low = block.load(start + part // 2 * 32, width=16)
         high = block.load(start + part // 2 * 32 + 16, width=16)
-        here = lines[part * form.lines * ROWS :]
+        target = lines[part * form.lines * ROWS :]
         if part % 2:
-            store_words(here, row, 0, nibbles(low >> 4, high >> 4))
+            store_words(target, row, 0, nibbles(low >> 4, high >> 4))
         else:
-            store_words(here, row, 0, nibbles(low & 15, high & 15))
+            store_words(target, row, 0, nibbles(low & 15, high & 15))
         if form.bits == 5:
             # element 4 j + i has bit j of byte i
             word = k.u32(0)
@@ -165,7 +169,7 @@ def pack_affine(lines: Any, scales: Any, row: Any, block: Any, form: PackedForma
                 bits = k.bitcast(block.load(16 + 16 * half, width=16) >> part & 1, k.u32)
                 for j in k.static_range(4):
                     word = word | bits[j] << (4 * half + j)
-            here[4 * ROWS + row] = word
+            target[4 * ROWS + row] = word
 
 
 @k.inline
@@ -178,35 +182,35 @@ def pack_q6_k(lines: Any, scales: Any, row: Any, block: Any) -> None:
         for group in k.static_range(4):
             at = half * 64 + group % 2 * 32
             low, high = block.load(at, width=16), block.load(at + 16, width=16)
-            here = lines[(half * 4 + group) * 6 * ROWS :]
+            target = lines[(half * 4 + group) * 6 * ROWS :]
             if group // 2:
-                store_words(here, row, 0, nibbles(low >> 4, high >> 4))
+                store_words(target, row, 0, nibbles(low >> 4, high >> 4))
             else:
-                store_words(here, row, 0, nibbles(low & 15, high & 15))
+                store_words(target, row, 0, nibbles(low & 15, high & 15))
             for i in k.static_range(2):
                 upper = block.load(128 + half * 32 + 16 * i, width=16) >> (2 * group) & 3
                 bits = k.bitcast(upper, k.u32)
                 word = k.u32(0)
                 for j in k.static_range(4):
                     word = word | bits[j] << (2 * j)
-                here[(4 + i) * ROWS + row] = word
+                target[(4 + i) * ROWS + row] = word
 
 
 @k.kernel
 def pack(
     out: k.Output, w: k.Input, ctx: k.Context, *, encoding: str, shares: int = 1, share: int = 0
 ) -> None:
-    """`out` `[groups, group_bytes]` from rows of blocks `w` `[N, bytes]`; the last row stands in for those that are not there.
+    """`out` `[groups, group_bytes]` from rows of blocks `w` `[N, bytes]`; rows past the last one are copies of it.
 
     Where `shares` weights have equal parts of each group, this is number `share`.
     """
     form = FORMATS[encoding]
     size = BLOCK_FORMATS[encoding].bytes
-    here = ROWS // shares
+    height = ROWS // shares
     for group in ctx.parallel(out.shape[0]):
-        for i in range(here):
-            source = w[k.min(group * here + i, w.shape[0] - 1)]
-            row = share * here + i
+        for i in range(height):
+            source = w[k.min(group * height + i, w.shape[0] - 1)]
+            row = share * height + i
             for b in range(w.shape[1] // size):
                 unit = out[group, b * form.unit_bytes : (b + 1) * form.unit_bytes]
                 scales, lines = unit[: form.scale_bytes], unit[form.scale_bytes :].view(k.u32)

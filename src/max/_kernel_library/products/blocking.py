@@ -1,0 +1,200 @@
+"""How products of many rows with packed weights are cut into tasks, K blocks and register tiles; shared by all GEMM paths and convolutions.
+
+A task is some tiles of rows by some panels (strips of 32 columns). It goes K block by K block, panel by panel, tile by tile::
+
+                    K block 0  K block 1                 panels of B
+                   ┌──────────┬──────────┐             p0     p1     p2
+      tiles of A   │ tile 0   │          │           ┌──────┬──────┬──────┐
+                   ├──────────┼──────────┤           │ sums │      │      │   one task
+                   │ tile 1   │          │           ├──────┼──────┼──────┤
+                   ├──────────┼──────────┤           │      │      │      │
+
+Cache budget: a K block of one panel (32 KB) stays in the L1 cache; a K block of the task's rows and the sums (at most `BLOCK_SUMS`, 256 KB)
+stay in the L2 cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from max import kernel as k
+from max._kernel_library.tiles.strips import COLUMNS
+from max._kernel_library.tiles.tiling import Tiling, round_up
+
+STEP = 32
+"""Panels are filled up to a multiple of this along k."""
+LANES_K = 256
+"""Lanes of a K block: that of a panel two vectors wide takes 32 KB (AVX-512) of the L1 cache."""
+BLOCK_ROWS = 252
+"""Most rows of a task, a multiple of each tile's height: a K block of them stays in the L2 cache."""
+BLOCK_PANELS = 16
+"""Most panels of a task."""
+BLOCK_SUMS = 1 << 16
+"""Most sums of a task, which stay in the L2 cache between K blocks."""
+LEAST_TILES, LEAST_PANELS = 4, 1
+"""Least tiles and panels of a task: below, more tasks cost more than they balance."""
+TASKS_PER_WORKER = 8
+"""Tasks per worker that keep workers equally busy when other programs slow one of them down."""
+
+
+class Blocking(NamedTuple):
+    """How a product is cut into tasks.
+
+    Args:
+        rows: Rows of A.
+        strips: Strips of columns.
+        height: Rows of a register tile.
+        tiles: Register tiles of rows of a task.
+        panels: Panels of a task.
+    """
+
+    rows: Any
+    strips: Any
+    height: int
+    tiles: Any
+    panels: Any
+
+
+class Task(NamedTuple):
+    """The rows and the strips of a task: the first ones, and their numbers."""
+
+    row: Any
+    rows: Any
+    strip: Any
+    strips: Any
+
+
+def tile_heights(t: Tiling) -> tuple[int, ...]:
+    """The heights of tiles: a common one, two thirds of it, and one more than it where registers suffice."""
+    common = (t.height, t.height * 2 // 3)
+    return (*common, t.height + 1) if t.height >= 12 else common
+
+
+@k.inline
+def taller_from(count: Any, t: Tiling) -> Any:
+    """The first of `count` rows from which tiles are one row taller, where this takes in a remainder; else `count`.
+
+    49 rows take 5 % less time as 3 × 12 + 13 than as 4 × 12 + 1.
+    """
+    rows = count % t.height * (t.height + 1)
+    first = count
+    if len(tile_heights(t)) == 3 and rows <= count:
+        first = count - rows
+    return first
+
+
+@k.inline
+def choose_height(row: Any, count: Any, taller: Any, t: Tiling) -> Any:
+    """The height of the tile that begins at `row`. Two lower tiles take less time than a high one and a remainder.
+
+    Args:
+        row: The tile's first row.
+        count: The rows of the task.
+        taller: The row from which tiles are one row taller.
+        t: The tiling.
+    """
+    common, lower = tile_heights(t)[:2]
+    remaining = count - row
+    height = k.i64(common)
+    if row >= taller:
+        height = k.i64(common + 1)
+    elif remaining <= lower or (remaining > common and remaining <= 2 * lower):
+        height = k.i64(lower)
+    return height
+
+
+@k.inline
+def cut_depth(size: Any, most: int, multiple: int) -> Any:
+    """Cuts K into equal blocks of whole steps.
+
+    There is at least one block, which sets the sums to 0 where K is 0.
+
+    Args:
+        size: K.
+        most: Most of it in a block.
+        multiple: Blocks are a multiple of this.
+
+    Returns:
+        The number of blocks, and the size of a block.
+    """
+    blocks = k.max(k.ceildiv(size, most), 1)
+    block = k.max(round_up(k.ceildiv(size, blocks), multiple), multiple)
+    return k.max(k.ceildiv(size, block), 1), block
+
+
+@k.inline
+def plan(
+    rows: Any, columns: Any, workers: Any, t: Tiling, most_rows: int = BLOCK_ROWS,
+    most_sums: Any = BLOCK_SUMS, repeats: Any = 1,
+) -> Any:  # fmt: skip
+    """The tiles of rows and the panels of a task.
+
+    Tasks are as large as caches allow, rows first, unless that leaves too few tasks. Then the longer side is cut: a task reads its rows and
+    its columns, and the nearer it is to a square, the less it reads per product.
+
+    Args:
+        rows: Rows of A.
+        columns: Columns of B.
+        workers: Workers that share the tasks.
+        t: The tiling.
+        most_rows: Most rows of a task.
+        most_sums: Most sums of a task.
+        repeats: How many times an element of A is multiplied by a column, as in the patches of a convolution.
+    """
+    tiles = k.max(k.ceildiv(rows, t.height), 1)
+    strips = k.max(k.ceildiv(columns, COLUMNS), 1)
+    blocks = k.ceildiv(tiles, most_rows // t.height)
+    task_tiles = k.ceildiv(tiles, blocks)
+    groups = k.ceildiv(strips, k.min(most_sums // (task_tiles * t.height * COLUMNS), BLOCK_PANELS))
+    panels = k.ceildiv(strips, groups)
+    least_tasks = TASKS_PER_WORKER * workers
+    while k.ceildiv(tiles, task_tiles) * k.ceildiv(strips, panels) < least_tasks and (
+        task_tiles > LEAST_TILES or panels > LEAST_PANELS
+    ):
+        tall = task_tiles * t.height >= panels * COLUMNS * repeats or panels <= LEAST_PANELS
+        if tall and task_tiles > LEAST_TILES:
+            blocks += 1
+            task_tiles = k.max(k.ceildiv(tiles, blocks), LEAST_TILES)
+        else:
+            groups += 1
+            panels = k.max(k.ceildiv(strips, groups), LEAST_PANELS)
+    return task_tiles, panels
+
+
+@k.inline
+def task_grid(b: Blocking) -> Any:
+    """The shape of the index space of tasks: blocks of rows, groups of panels."""
+    return (k.ceildiv(b.rows, b.tiles * b.height), k.ceildiv(b.strips, b.panels))
+
+
+@k.inline
+def task_at(b: Blocking, row_block: Any, group: Any) -> Task:
+    """The task at an index of `task_grid`."""
+    row = row_block * b.tiles * b.height
+    rows = k.min(b.tiles * b.height, b.rows - row)
+    strip = group * b.panels
+    return Task(row, rows, strip, k.min(b.panels, b.strips - strip))
+
+
+@k.inline
+def sums_row(b: Blocking, row: Any, strip: Any, blocks: Any) -> Any:
+    """The row of the scratch memory of sums where those of a tile begin.
+
+    With one K block nothing is added to sums later, so that all tiles share the first rows.
+    """
+    return row + strip * b.tiles * b.height if blocks > 1 else k.i64(0)
+
+
+@k.inline
+def next_panel(panels: Any, task: Task, turn: Any, blocks: Any, elements: Any) -> Any:
+    """The K block of a panel that a task multiplies after turn `turn`, the last one again at the end.
+
+    Args:
+        panels: `[panels, elements]`.
+        task: The task.
+        turn: The number of the turn: K blocks by strips.
+        blocks: K blocks.
+        elements: Elements of a K block of a panel.
+    """
+    after = k.min(turn + 1, blocks * task.strips - 1)
+    return panels[task.strip + after % task.strips, after // task.strips * elements :]

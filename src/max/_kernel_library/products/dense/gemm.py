@@ -1,0 +1,199 @@
+"""GEMM with packed dense weights: tasks of rows by panels (`max._kernel_library.products.blocking`), in register tiles.
+
+A is not packed: a tile's rows are broadcast from where they are, each at its own offset, so that no worker waits for a packing phase.
+Elements that have to be widened, and rows that do not begin at whole lanes, are copied to scratch memory, K block by K block.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from max import kernel as k
+from max._kernel_library.products.blocking import (
+    BLOCK_ROWS,
+    BLOCK_SUMS,
+    LANES_K,
+    STEP,
+    Blocking,
+    Task,
+    choose_height,
+    cut_depth,
+    next_panel,
+    plan,
+    sums_row,
+    taller_from,
+    task_at,
+    task_grid,
+    tile_heights,
+)
+from max._kernel_library.products.dense.panels import COPY_STRIDE, copy_rows, storage, widen_block
+from max._kernel_library.tiles.micro_kernels import load_sums, store_sums
+from max._kernel_library.tiles.strips import COLUMNS, Results, prefetch_strip, store_strip
+from max._kernel_library.tiles.tiling import Matrix, Tiling, multiply_add
+
+
+class KBlock(NamedTuple):
+    """A K block of a task's rows and of one panel.
+
+    Args:
+        rows: Flat lanes of A, from the first row and lane on.
+        stride: Lanes from row to row.
+        last: The last row; tiles that reach past it read it again (their results are discarded).
+        panel: Flat lanes of the panel, `COLUMNS` for each lane in k.
+        depth: Lanes in k.
+        first: Whether this is the first K block, which sets the sums.
+    """
+
+    rows: Any
+    stride: Any
+    last: Any
+    panel: Any
+    depth: Any
+    first: Any
+
+
+@k.inline
+def multiply_step(sums: Any, a: Any, at: Any, b: Any, n: Any, height: int, t: Tiling) -> None:
+    """Adds the products of lane `n` of `height` rows, which begin at `at`, with two vectors of columns."""
+    low = b.load(n * COLUMNS, width=t.width)
+    high = b.load(n * COLUMNS + t.width, width=t.width)
+    for i in k.static_range(height):
+        left = k.splat(a[at[i] + n], t.width)
+        sums[i, 0] = multiply_add(sums[i, 0], left, low)
+        sums[i, 1] = multiply_add(sums[i, 1], left, high)
+
+
+@k.inline
+def multiply_rows(
+    c: Any, x: KBlock, row: Any, height: int, t: Tiling, ahead: Any = None, next_rows: bool = False
+) -> None:
+    """Multiplies `height` rows by two vectors of columns: one register tile.
+
+    Args:
+        c: The sums, `COLUMNS` a row.
+        x: The operands.
+        row: The first row.
+        height: Rows of the tile.
+        t: The tiling.
+        ahead: The part of a panel that is multiplied next and prefetched meanwhile; None: nothing.
+        next_rows: Whether the rows of the next tile are prefetched.
+    """
+    sums = k.tile(t.sums, (height, 2), width=t.width, fill=0)
+    if not x.first:
+        load_sums(sums, Matrix(c, COLUMNS), height, 2, t.width)
+    at = [k.min(row + i, x.last) * x.stride for i in k.static_range(height)]
+    if next_rows:
+        # one prefetch a step: the steps are shared out among the rows of the next tile
+        steps = k.ceildiv(x.depth, height)
+        for part in range(height):
+            next_row = x.rows[(row + height + part) * x.stride :]
+            for n in range(part * steps, k.min(part * steps + steps, x.depth)):
+                next_row.prefetch((n - part * steps) * height)
+                multiply_step(sums, x.rows, at, x.panel, n, height, t)
+    else:
+        for n in range(x.depth):
+            if ahead is not None:
+                for line in k.static_range(0, COLUMNS, 16):
+                    ahead.prefetch(n * COLUMNS + line)
+            multiply_step(sums, x.rows, at, x.panel, n, height, t)
+    store_sums(Matrix(c, COLUMNS), sums, height, 2, t.width)
+
+
+@k.inline
+def multiply_tile_row(
+    c: Any, x: KBlock, row: Any, strip: Any, height: int, t: Tiling, ahead: Any
+) -> None:
+    """Multiplies `height` rows by all columns of a panel, two vectors at a time.
+
+    The first tile of a panel prefetches the next panel, the tiles of the first panel the rows of the next tile.
+    """
+    for half in k.static_range(0, COLUMNS, 2 * t.width):
+        if half == 0 and height != t.height or half == 0 and row == 0:
+            multiply_rows(c, x, row, height, t, ahead)
+        elif half == 0 and strip == 0:
+            multiply_rows(c, x, row, height, t, next_rows=True)
+        else:
+            multiply_rows(c[half:], x._replace(panel=x.panel[half:]), row, height, t)
+
+
+@k.inline
+def multiply_panel(
+    results: Results, c: Any, x: KBlock, task: Task, strip: Any, blocks: Any, n: Any, b: Blocking,
+    ahead: Any, t: Tiling,
+) -> None:  # fmt: skip
+    """Multiplies the rows of a task by a K block of a panel, tile by tile; after the last K block the results are stored.
+
+    Args:
+        results: The results.
+        c: The sums of the task.
+        x: The operands.
+        task: The task.
+        strip: The number of the panel in the task.
+        blocks: K blocks.
+        n: The number of this one.
+        b: The blocking.
+        ahead: The panel that is multiplied next.
+        t: The tiling.
+    """
+    taller = taller_from(task.rows, t)
+    row = k.i64(0)
+    while row < task.rows:
+        remaining = task.rows - row
+        tile_height = choose_height(row, task.rows, taller, t)
+        sums = c[sums_row(b, row, strip, blocks) * COLUMNS :]
+        if n == blocks - 1:
+            prefetch_strip(results, task.row + row, task.strip + strip, t.height)
+        for height in k.unroll(tile_heights(t)):
+            if height == tile_height:
+                multiply_tile_row(sums, x, row, strip, height, t, ahead)
+        done = k.min(remaining, tile_height)
+        if n == blocks - 1:
+            store_strip(results, sums, task.row + row, done, task.strip + strip)
+        row += done
+
+
+@k.inline
+def gemm_panels(results: Results, a: Any, panels: Any, in_place: bool, t: Tiling, ctx: Any) -> None:
+    """`results` of `a` `[M, K]` by `panels` `[panels, elements]`.
+
+    Args:
+        results: The results.
+        a: The left operand.
+        panels: The packed weights.
+        in_place: Whether A is read in place, else copied.
+        t: The tiling.
+        ctx: The context.
+    """
+    stored = storage(k.target(), panels.dtype)
+    widens = stored.pair != t.pair
+    rows, size, strips = a.shape[0], a.shape[1], panels.shape[0]
+    c = ctx.scratch(t.sums, (BLOCK_SUMS + (t.height + 1) * COLUMNS,))
+    wide = ctx.scratch(t.lane, (LANES_K * COLUMNS if widens else 1,))
+    copy = ctx.scratch(t.lane, (1 if in_place else BLOCK_ROWS * COPY_STRIDE,))
+    blocks, block = cut_depth(size, LANES_K * t.pair, STEP)
+    tiles, task_panels = plan(rows, strips * COLUMNS, ctx.num_workers, t)
+    b = Blocking(rows, strips, t.height, tiles, task_panels)
+    copied = k.i64(-1)
+    for row_block, group in ctx.parallel(task_grid(b), grain=1):
+        task = task_at(b, row_block, group)
+        for turn in range(blocks * task.strips):
+            n, strip = turn // task.strips, turn % task.strips
+            begin = n * block
+            length = k.min(block, size - begin)
+            depth = k.ceildiv(length, t.pair)
+            if not in_place:
+                # the copy serves all panels of a K block, and the next task of the same rows
+                if copied != row_block * blocks + n:
+                    copied = row_block * blocks + n
+                    copy_rows(copy, a[task.row : task.row + task.rows, begin : begin + length], t)
+            panel = panels[task.strip + strip, begin * COLUMNS :].view(stored.lane)
+            if widens:
+                widen_block(wide, panel, k.ceildiv(length, 2), panels.dtype, t)
+            if in_place:
+                left = a[task.row :].reshape((rows - task.row) * size).view(t.lane)
+                left, stride = left[begin // t.pair :], size // t.pair
+            else:
+                left, stride = copy, k.i64(COPY_STRIDE)
+            ahead = next_panel(panels, task, turn, blocks, block * COLUMNS).view(stored.lane)
+            x = KBlock(left, stride, task.rows - 1, wide if widens else panel, depth, n == 0)
+            multiply_panel(results, c, x, task, strip, blocks, n, b, ahead, t)

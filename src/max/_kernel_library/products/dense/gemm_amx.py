@@ -1,0 +1,130 @@
+"""GEMM with packed bf16 weights in the matrix tiles of AMX; see `max._kernel_library.tiles.amx_tiles` for their layout.
+
+Tasks are those of `max._kernel_library.products.blocking`: K block by K block, panel by panel, 32 rows by 32 rows. Rows of A are copied to
+tiles, K block by K block.
+
+Cache budget: a K block of a panel and of 32 rows, 16 KB each, stay in the L1 cache; the copied rows and the sums in the L2 cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from max import kernel as k
+from max._kernel_library.products.blocking import (
+    Blocking,
+    cut_depth,
+    next_panel,
+    plan,
+    sums_row,
+    task_at,
+    task_grid,
+)
+from max._kernel_library.tiles.amx_tiles import (
+    COLUMNS,
+    DEPTH,
+    HEIGHT,
+    SHAPES,
+    TILE,
+    Ahead,
+    copy_tiles,
+    multiply_amx,
+)
+from max._kernel_library.tiles.strips import Results, prefetch_strip, store_strip
+from max._kernel_library.tiles.tiling import Tiling
+
+BLOCK_DEPTH = 256
+"""Most elements along k of a K block."""
+ROWS = 2 * HEIGHT
+"""Rows per pass: two tiles."""
+BLOCK_ROWS = 256
+"""Most rows of a task."""
+BLOCK_SUMS = 1 << 17
+"""Most sums of a task: with the copied rows they stay in the L2 cache, which has 2 MB on processors with AMX."""
+LINES = DEPTH // 2 * COLUMNS * 4 // 64
+"""Cache lines of a panel for one step in k."""
+SPREAD = BLOCK_ROWS // ROWS
+"""With as many tiles of rows each prefetches a share of the next panel; with fewer the first tile prefetches all of it."""
+
+
+@k.inline
+def multiply_tiles(
+    tiles: Any, sums: Any, left: Any, panel: Any, steps: Any, first: Any, remaining: Any, tile: Any,
+    spread: Any, ahead: Any,
+) -> None:  # fmt: skip
+    """Multiplies one or two tiles of rows by a panel, which share the prefetches of the next one.
+
+    Args:
+        tiles: The matrix tiles.
+        sums: The sums of the rows, flat.
+        left: The rows' tiles, flat.
+        panel: The panel, flat.
+        steps: Tiles along k.
+        first: Whether this is the first K block.
+        remaining: Rows of the task from these on.
+        tile: The number of the pass over the rows.
+        spread: Whether several passes share the prefetches.
+        ahead: The next panel, flat.
+    """
+    single = remaining <= HEIGHT
+    prefetching = k.i64(SPREAD) if spread else k.i64(1)
+    for high in k.static_range(1, 3):
+        if single == (high == 1):
+            if tile >= prefetching:
+                multiply_amx(tiles, sums, left, panel, steps, first, high, Ahead(ahead, tile, 0))
+            elif spread:
+                part = Ahead(ahead, tile, LINES // SPREAD)
+                multiply_amx(tiles, sums, left, panel, steps, first, high, part)
+            else:
+                whole = Ahead(ahead, tile, LINES)
+                multiply_amx(tiles, sums, left, panel, steps, first, high, whole)
+
+
+@k.inline
+def gemm_panels_amx(results: Results, a: Any, panels: Any, t: Tiling, ctx: Any) -> None:
+    """`results` of `a` `[M, K]` by `panels` `[panels, elements]`, both bf16.
+
+    Args:
+        results: The results.
+        a: The left operand.
+        panels: The packed weights; rows past K are 0.
+        t: The tiling of the GEMV path.
+        ctx: The context.
+    """
+    rows, size, strips = a.shape[0], a.shape[1], panels.shape[0]
+    c = ctx.scratch(k.f32, (BLOCK_SUMS,))
+    packed = ctx.scratch(k.bf16, (BLOCK_ROWS * BLOCK_DEPTH,))
+    blocks, block = cut_depth(size, BLOCK_DEPTH, DEPTH)
+    tall = replace(t, height=ROWS)
+    task_tiles, task_panels = plan(
+        rows, strips * COLUMNS, ctx.num_workers, tall, BLOCK_ROWS, BLOCK_SUMS
+    )
+    b = Blocking(rows, strips, ROWS, task_tiles, task_panels)
+    tiles = k.matrix_tiles(SHAPES)
+    tiles.configure()
+    for row_block, group in ctx.parallel(task_grid(b), grain=1):
+        task = task_at(b, row_block, group)
+        spread = task.rows > (SPREAD - 1) * ROWS
+        for n in range(blocks):
+            begin = n * block
+            length = k.min(block, size - begin)
+            steps = k.ceildiv(length, DEPTH)
+            copy_tiles(packed, a[task.row : task.row + task.rows, begin : begin + length])
+            for strip in range(task.strips):
+                panel = panels[task.strip + strip, begin * COLUMNS :]
+                ahead = next_panel(panels, task, n * task.strips + strip, blocks, block * COLUMNS)
+                for tile in range(k.ceildiv(task.rows, ROWS)):
+                    row = tile * ROWS
+                    remaining = task.rows - row
+                    sums = c[sums_row(b, row, strip, blocks) * COLUMNS :]
+                    left = packed[tile * 2 * steps * TILE :]
+                    if n == blocks - 1:
+                        prefetch_strip(results, task.row + row, task.strip + strip, ROWS)
+                    multiply_tiles(
+                        tiles, sums, left, panel, steps, n == 0, remaining, tile, spread, ahead
+                    )
+                    if n == blocks - 1:
+                        done = k.min(remaining, ROWS)
+                        store_strip(results, sums, task.row + row, done, task.strip + strip)
+    tiles.release()

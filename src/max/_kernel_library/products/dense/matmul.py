@@ -1,0 +1,342 @@
+"""Matrix multiplication with an epilogue, of operands that are not packed: graph inputs and intermediate results.
+
+One kernel, which branches on the number of rows M at run time:
+
+- GEMV path: dot products over rows of B (or strips of its columns), at the speed at which B is read;
+- GEMM path: all workers pack A into a shared workspace; then each takes blocks of columns from the counter, packs its strip of B
+  into scratch memory and multiplies by register tiles, K block by K block::
+
+      workspace   [batch][K block][row tile][lanes][height]         all of A, packed by all workers
+      panel       [lanes][2 vectors]                                a K block of a strip, packed by the worker that multiplies it
+
+Cache budget: the panel (32 KB) stays in the L1 cache, a K block of the row tiles and the sums of a task in the L2 cache.
+Sums are f32 (f64 and integers: themselves); the epilogue sees them before they are stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from max import kernel as k
+from max._kernel_library.lowering import KernelCall, Operand, Workspace, product, view
+from max._kernel_library.products.blocking import LANES_K
+from max._kernel_library.tiles import amx_tiles
+from max._kernel_library.tiles.micro_kernels import dot_rows, multiply_columns, multiply_tile
+from max._kernel_library.tiles.packing import pack_columns, pack_rows
+from max._kernel_library.tiles.strips import identity
+from max._kernel_library.tiles.tiling import Matrix, Tiling, round_up, tiling
+from max.dtype import DType
+
+GEMV_PASSES = 4
+"""The GEMV path takes up to this many passes of rows: dot products are as fast as packing B and multiplying it."""
+GEMV_COLUMNS = 32
+"""Columns of a task of the GEMV path, which are rows of weights in the layout of checkpoints."""
+BLOCK_ROWS = 504
+"""Most rows of a task, in whole tiles: its sums stay in the L2 cache."""
+MAX_TILE_ROWS, MAX_WIDTH = 16, 16
+"""Most rows of a tile and lanes of a vector: packed A is filled up to multiples of them."""
+
+
+class PackedRows(NamedTuple):
+    """Row tiles of one batch of A.
+
+    Args:
+        elements: Packed lanes, K block by K block, in each the row tiles.
+        tiles: Row tiles of the batch.
+        first: The first tile of the task.
+        last: The tile after the last of the task.
+    """
+
+    elements: Any
+    tiles: Any
+    first: Any
+    last: Any
+
+
+class Strip(NamedTuple):
+    """A strip of B, two vectors of columns wide.
+
+    Args:
+        elements: B from the strip's first column on, `[K, N]`, or `[N, K]` where `transpose_b`.
+        transpose_b: Whether columns are rows of the view.
+        columns: Columns of the strip.
+        panel: Scratch memory for a packed K block.
+        size: K.
+        block: Elements along k of a K block.
+        next_strip: Columns from this strip to the one that its worker likely takes next.
+    """
+
+    elements: Any
+    transpose_b: bool
+    columns: Any
+    panel: Any
+    size: Any
+    block: Any
+    next_strip: Any
+
+
+@k.inline
+def gemv_block(c: Matrix, a: Any, b: Any, columns: Any, transpose_b: bool, t: Tiling) -> None:
+    """Multiplies all rows of A by a block of columns, read in place.
+
+    Args:
+        c: The sums.
+        a: `[rows, K]`.
+        b: `[K, columns]`, or `[columns, K]` where `transpose_b`, from the block's first column on.
+        columns: Columns of the block.
+        transpose_b: Whether columns are rows of the view.
+        t: The tiling.
+    """
+    rows, height = a.shape[0], t.gemv_rows
+    for j in range(0, columns, 4 if transpose_b else 4 * t.width):
+        i = k.i64(0)
+        if transpose_b and height <= rows:
+            # prefetches the next rows of B: each is too short for the hardware prefetcher
+            sums = Matrix(c.elements[j:], c.row)
+            dot_rows(sums, a, b[j:], height, t, prefetch=True)
+            i += height
+        while i + height <= rows:
+            sums = Matrix(c.elements[i * c.row + j :], c.row)
+            if transpose_b:
+                dot_rows(sums, a[i:], b[j:], height, t)
+            else:
+                multiply_columns(sums, a[i:], b[:, j:], height, t.width)
+            i += height
+        while i < rows:
+            sums = Matrix(c.elements[i * c.row + j :], c.row)
+            if transpose_b:
+                dot_rows(sums, a[i:], b[j:], 1, t, unroll=2)
+            else:
+                multiply_columns(sums, a[i:], b[:, j:], 1, t.width)
+            i += 1
+
+
+@k.inline
+def pack_row_tile(
+    packed: Any, a: Any, tile: Any, tiles: Any, block: Any, matrix_tiles: bool, t: Tiling
+) -> None:
+    """Packs one row tile of A `[M, K]`.
+
+    Args:
+        packed: The workspace of the batch, flat lanes; see the file's docstring.
+        a: `[M, K]`.
+        tile: The number of the tile.
+        tiles: Row tiles of A.
+        block: Elements along k of a K block.
+        matrix_tiles: Whether the row tile is copied to matrix tiles.
+        t: The tiling.
+    """
+    for n in range(k.ceildiv(a.shape[1], block)):
+        begin = n * block
+        length = k.min(block, a.shape[1] - begin)
+        depth = round_up(k.ceildiv(length, t.pair), t.width)
+        start = (begin // t.pair * tiles + tile * depth) * t.height
+        rows = a[tile * t.height :, begin : begin + length]
+        if matrix_tiles:
+            count = k.min(t.height, rows.shape[0])
+            amx_tiles.copy_tiles(packed[start:].view(k.bf16), rows[:count])
+        for r in k.static_range(0, 0 if matrix_tiles else t.height, t.width):
+            if r == 0 or tile * t.height + r < a.shape[0]:
+                pack_rows(packed[start + r :], t.height, rows[r:], min(t.width, t.height - r), t)
+
+
+@k.inline
+def pack_strip(strip: Strip, begin: Any, length: Any, t: Tiling) -> None:
+    """Packs a K block of a strip."""
+    b, panel = strip.elements, strip.panel
+    if strip.transpose_b:
+        for column in range(0, strip.columns, t.width):
+            rows = b[column:, begin : begin + length]
+            pack_rows(panel[column:], 2 * t.width, rows, t.width, t)
+    else:
+        pack_columns(panel, b[begin : begin + length, : strip.columns], 2, t)
+
+
+@k.inline
+def rows_ahead(strip: Strip, begin: Any) -> Any:
+    """The rows of B `[N, K]` that are packed next: the next K block, or the first one of the strip that the worker likely takes next."""
+    last = begin + strip.block >= strip.size
+    return strip.elements[strip.next_strip if last else 0 :, 0 if last else begin + strip.block :]
+
+
+@k.inline
+def multiply_matrix_tiles(
+    c: Matrix, a: PackedRows, strip: Strip, begin: Any, length: Any, tiles: Any, t: Tiling
+) -> None:
+    """Multiplies row tiles by a packed K block of a strip, in matrix tiles."""
+    depth = k.ceildiv(length, t.pair)
+    amx_tiles.zero_panel_tail(strip.panel, length)
+    if strip.transpose_b:
+        # prefetched before the products, which have no free slots for it
+        ahead = rows_ahead(strip, begin)
+        for row in range(2 * t.width):
+            for i in range(0, length, 32):
+                ahead.prefetch(row, i)
+    steps = k.ceildiv(length, amx_tiles.DEPTH)
+    for tile in range(a.first, a.last, 2):
+        start = (begin // t.pair * a.tiles + tile * round_up(depth, t.width)) * t.height
+        sums = c.elements[(tile - a.first) * t.height * c.row :]
+        left = a.elements[start:].view(k.bf16)
+        for high in k.static_range(1, 3):
+            if (a.last - tile == 1) == (high == 1):
+                amx_tiles.multiply_amx(
+                    tiles, sums, left, strip.panel.view(k.bf16), steps, begin == 0, high,
+                    amx_tiles.Ahead(None, 0, 0),
+                )  # fmt: skip
+
+
+@k.inline
+def multiply_register_tiles(
+    c: Matrix, a: PackedRows, strip: Strip, begin: Any, length: Any, t: Tiling
+) -> None:
+    """Multiplies row tiles by a packed K block of a strip, in register tiles."""
+    depth = k.ceildiv(length, t.pair)
+    panel = Matrix(strip.panel, 2 * t.width)
+    for tile in range(a.first, a.last):
+        start = (begin // t.pair * a.tiles + tile * round_up(depth, t.width)) * t.height
+        sums = Matrix(c.elements[(tile - a.first) * t.height * c.row :], c.row)
+        left = Matrix(a.elements[start:], 1, t.height)
+        if strip.transpose_b and tile == a.first:
+            ahead = rows_ahead(strip, begin)
+            multiply_tile(sums, left, panel, depth, begin == 0, t, ahead)
+        else:
+            multiply_tile(sums, left, panel, depth, begin == 0, t)
+
+
+@k.inline
+def gemm_block(c: Matrix, a: PackedRows, strip: Strip, tiles: Any, t: Tiling) -> None:
+    """Multiplies row tiles of the packed A by a strip, K block by K block.
+
+    Args:
+        c: The sums of the rows, two vectors a row.
+        a: The row tiles.
+        strip: The strip.
+        tiles: The matrix tiles; None: register tiles.
+        t: The tiling.
+    """
+    # one block at least: it sets the sums to 0 where K is 0
+    for n in range(k.max(k.ceildiv(strip.size, strip.block), 1)):
+        begin = n * strip.block
+        length = k.min(strip.block, strip.size - begin)
+        pack_strip(strip, begin, length, t)
+        if tiles is not None:
+            multiply_matrix_tiles(c, a, strip, begin, length, tiles, t)
+        else:
+            multiply_register_tiles(c, a, strip, begin, length, t)
+
+
+@k.kernel
+def matmul(
+    out: k.Output,
+    a: k.Input,
+    b: k.Input,
+    workspace: k.InOut,
+    *extra: k.Input,
+    ctx: k.Context,
+    transpose_b: bool = False,
+    epilogue: Any = identity,
+) -> None:
+    """`out[batch * M, N] = epilogue(a[batch, M, K] @ b[batch, K, N])`; with `transpose_b`, `b` is `[batch, N, K]`."""
+    t = tiling(ctx.target, a.dtype, b.dtype)
+    in_tiles = amx_tiles.takes_tiles(ctx.target, t)
+    if in_tiles:
+        t = amx_tiles.with_tile_height(t)
+    most_rows = BLOCK_ROWS // t.height * t.height
+    batches, rows, size = a.shape[0], a.shape[1], a.shape[2]
+    columns = out.shape[1]
+    c = ctx.scratch(t.sums, (most_rows * 2 * t.width,))
+    panel = ctx.scratch(t.lane, (LANES_K * 2 * t.width,))
+    packed = workspace.view(t.lane)
+
+    gemm = rows > (0 if ctx.target.batch_invariant else GEMV_PASSES * t.gemv_rows)
+    tiles = k.ceildiv(rows, t.height)
+    # K is cut into equal blocks of whole vectors
+    blocks = k.max(k.ceildiv(size, LANES_K * t.pair), 1)
+    block = k.max(round_up(k.ceildiv(size, blocks), t.step), t.step)
+    # lanes of one batch's packed A: rows and K are filled up to whole tiles and vectors
+    packed_size = tiles * t.height * round_up(k.ceildiv(size, t.pair), t.width)
+    stride = k.i64(GEMV_COLUMNS if transpose_b else 4 * t.width)
+    row_blocks = k.i64(1)
+    matrix_tiles = k.matrix_tiles(amx_tiles.SHAPES)
+    if gemm:
+        for batch, tile in ctx.parallel((batches, tiles)):
+            pack_row_tile(packed[batch * packed_size :], a[batch], tile, tiles, block, in_tiles, t)
+        ctx.barrier()
+        if in_tiles:
+            matrix_tiles.configure()
+        stride = k.i64(2 * t.width)
+        # enough tasks for every worker, unless that makes them less than four tiles high
+        least_blocks = k.ceildiv(
+            4 * ctx.num_workers, k.max(k.ceildiv(columns, stride) * batches, 1)
+        )
+        row_blocks = k.max(k.ceildiv(rows, most_rows), k.min(least_blocks, k.ceildiv(tiles, 4)))
+    task_tiles = k.ceildiv(tiles, row_blocks)
+
+    shape = (batches, row_blocks, k.ceildiv(columns, stride))
+    for batch, row_block, column_block in ctx.parallel(shape, grain=1):
+        column = column_block * stride
+        count = k.min(stride, columns - column)
+        right = b[batch, column:] if transpose_b else b[batch, :, column:]
+        row = k.i64(0)
+        task_rows = rows
+        if gemm:
+            first = row_block * task_tiles
+            last = k.min(first + task_tiles, tiles)
+            row = first * t.height
+            task_rows = k.min(last * t.height, rows) - row
+            left = PackedRows(packed[batch * packed_size :], tiles, first, last)
+            strip = Strip(
+                right, transpose_b, count, panel, size, block, 2 * t.width * ctx.num_workers
+            )
+            gemm_block(Matrix(c, stride), left, strip, matrix_tiles if in_tiles else None, t)
+        else:
+            gemv_block(Matrix(c, stride), a[batch], right, count, transpose_b, t)
+        for i in range(task_rows):
+            at = batch * rows + row + i
+            for j, mask in k.vectors(count, t.width):
+                v = c.load(i * stride + j, width=t.width)
+                out.store(at, column + j, value=epilogue(v, at, column + j, mask, extra), mask=mask)
+    if in_tiles:
+        if gemm:
+            matrix_tiles.release()
+
+
+def _lower_matmul(
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
+) -> KernelCall:
+    x, y = operands
+    rank_x, rank_y = len(x.shape), len(y.shape)
+    out = view("result", 0, results[0], (range(rank_x - 1), (rank_x - 1,)), static=False)
+    if rank_y == 2:
+        a = view("operand", 0, x, ((), range(rank_x - 1), (rank_x - 1,)), static=False)
+        b = view("operand", 1, y, ((), (0,), (1,)), static=False)
+    else:
+        batch = range(rank_x - 2)
+        a = view("operand", 0, x, (batch, (rank_x - 2,), (rank_x - 1,)), static=False)
+        b = view("operand", 1, y, (batch, (rank_y - 2,), (rank_y - 1,)), static=False)
+    sums = (
+        DType.float32
+        if x.dtype.is_float() and max(x.dtype.size_in_bytes, y.dtype.size_in_bytes) < 4
+        else _wider(x.dtype, y.dtype)
+    )
+    batches, rows, size = a.shape
+    workspace = Workspace(sums, (product((batches, rows + MAX_TILE_ROWS, size + MAX_WIDTH)),))
+    args = (out, a, b, view("workspace", 0, workspace, static=False))
+    return KernelCall(
+        matmul,
+        args,
+        {"transpose_b": bool(attributes.get("transpose_b", False))},
+        epilogue=True,
+        workspaces=(workspace,),
+    )
+
+
+def _wider(a: DType, b: DType) -> DType:
+    return a if a.size_in_bytes >= b.size_in_bytes else b
+
+
+LOWERINGS = {"mo.matmul": _lower_matmul}

@@ -1,0 +1,219 @@
+"""Products with packed dense weights (`max._kernel_library.products.dense.panels`).
+
+One kernel, which branches on the number of rows at run time:
+
+- GEMV path, up to the row threshold: rows, eight or fewer at a time, are multiplied by a panel as it is read, at the speed of memory;
+- GEMM path: tasks of rows by panels, in register tiles (`gemm`) or matrix tiles (`gemm_amx`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from max import kernel as k
+from max._kernel_library.lowering import KernelCall, Limit, Operand, product, view
+from max._kernel_library.products.dense.gemm import gemm_panels
+from max._kernel_library.products.dense.gemm_amx import gemm_panels_amx
+from max._kernel_library.products.dense.panels import storage, widened
+from max._kernel_library.products.row_norms import Norm, norm_arguments, normalise
+from max._kernel_library.tiles.micro_kernels import store_sums
+from max._kernel_library.tiles.strips import (
+    COLUMNS,
+    Parts,
+    Results,
+    further_results,
+    identity,
+    identity_of_parts,
+    store_strip,
+)
+from max._kernel_library.tiles.tiling import Matrix, Tiling, multiply_add, tiling
+from max.dtype import DType
+
+ROW_THRESHOLD = 8
+"""Default row threshold for the GEMV path, used when no measurement exists."""
+MOST_GEMV_ROWS = 64
+"""Most rows of the GEMV path: its sums are in scratch memory."""
+GEMV_PASSES = (8, 4, 2, 1)
+"""GemvRows per pass of the GEMV path; the first is for 32 registers."""
+
+
+class GemvRows(NamedTuple):
+    """GemvRows of A on the GEMV path.
+
+    Args:
+        elements: The rows, flat, one after the other.
+        size: Elements of a row.
+        count: The number of rows; passes that reach past them read the last one (the results are discarded).
+    """
+
+    elements: Any
+    size: Any
+    count: Any
+
+
+@k.inline
+def gemv_panel(
+    c: Any, a: GemvRows, panel: Any, first: int, rows: int, vectors: int, t: Tiling
+) -> None:  # fmt: skip
+    """Multiplies `rows` rows of A by some vectors of columns of a panel, which the hardware prefetcher follows.
+
+    Register budget: rows × vectors accumulators (16 at most), a vector of B (two where it is widened) and a broadcast element of A.
+
+    Args:
+        c: The sums, `COLUMNS` a row.
+        a: The rows.
+        panel: The panel.
+        first: The first column, within the panel.
+        rows: GemvRows per pass.
+        vectors: Vectors of columns.
+        t: The tiling.
+    """
+    stored = storage(k.target(), panel.dtype)
+    b = panel.view(stored.lane)
+    size = a.size
+    sums = k.tile(k.f32, (rows, vectors), width=t.width, fill=0.0)
+    words = a.elements.view(k.i32) if t.pair == 2 else a.elements
+    begins = [k.min(k.i64(r), a.count - 1) * (size // t.pair) for r in k.static_range(rows)]
+    for n in range(size // stored.pair):
+        for v in k.static_range(vectors):
+            right = b.load(n * COLUMNS + first + v * t.width, width=t.width)
+            if stored.pair == 1 or t.pair == 2:
+                for r in k.static_range(rows):
+                    left = k.splat(words[begins[r] + n], t.width)
+                    sums[r, v] = multiply_add(sums[r, v], left, right)
+            else:
+                both = widened(right, panel.dtype)
+                for r in k.static_range(rows):
+                    pair = k.cast(a.elements.load(begins[r] + 2 * n, width=2), k.f32)
+                    for i in k.static_range(2):
+                        sums[r, v] = k.fma(k.splat(pair[i], t.width), both[i], sums[r, v])
+    if stored.pair != t.pair and size % 2 == 1:
+        # the last element has no neighbour
+        for v in k.static_range(vectors):
+            right = b.load(size // 2 * COLUMNS + first + v * t.width, width=t.width)
+            both = widened(right, panel.dtype)
+            for r in k.static_range(rows):
+                left = k.splat(k.f32(a.elements[begins[r] + size - 1]), t.width)
+                sums[r, v] = k.fma(left, both[0], sums[r, v])
+    store_sums(Matrix(c[first:], COLUMNS), sums, rows, vectors, t.width)
+
+
+@k.inline
+def gemv_panels(results: Results, a: Any, panels: Any, t: Tiling, ctx: Any) -> None:
+    """`results` of up to `MOST_GEMV_ROWS` rows of `a` `[M, K]` by `panels`: a task is a panel."""
+    rows, size = a.shape[0], a.shape[1]
+    c = ctx.scratch(t.sums, (MOST_GEMV_ROWS * COLUMNS,))
+    for strip in ctx.parallel(panels.shape[0]):
+        i = k.i64(0)
+        flat = a.reshape(rows * size)
+        while i < rows:
+            remaining = rows - i
+            done = k.i64(0)
+            for count in k.unroll(GEMV_PASSES[ctx.target.registers < 32 :]):
+                if done == 0 and remaining > count // 2:
+                    # with one row or two all columns of a panel are in registers: whole cache lines are read
+                    vectors = COLUMNS // t.width if count <= 2 else 2
+                    for first in k.static_range(0, COLUMNS, vectors * t.width):
+                        pass_rows = GemvRows(flat[i * size :], size, remaining)
+                        gemv_panel(
+                            c[i * COLUMNS :], pass_rows, panels[strip], first, count, vectors, t
+                        )
+                    done = k.min(remaining, count)
+            i += done
+        store_strip(results, c, k.i64(0), rows, strip)
+
+
+@k.inline
+def multiply_dense(
+    results: Results, a: Any, panels: Any, row_threshold: Any, in_place: bool, t: Tiling, ctx: Any
+) -> None:
+    """The products of a launch; see `matmul_panels`."""
+    rows, size = a.shape[0], a.shape[1]
+    matrix_tiles = a.dtype == k.bf16 and panels.dtype == k.bf16 and ctx.target.float_tile_products
+    # matrix tiles round sums in another order, and a measurement must not change results
+    limit = k.i64(ROW_THRESHOLD) if matrix_tiles else k.min(row_threshold, MOST_GEMV_ROWS)
+    # rows of an odd number of elements are not rows of pairs
+    if rows > limit or size % t.pair == 1:
+        if matrix_tiles:
+            gemm_panels_amx(results, a, panels, t, ctx)
+        else:
+            direct = in_place and (t.pair == 2 or a.dtype == t.lane)
+            gemm_panels(results, a, panels, direct, t, ctx)
+        return
+    gemv_panels(results, a, panels, t, ctx)
+
+
+@k.kernel
+def matmul_panels(
+    out: k.Output,
+    a: k.Input,
+    panels: k.Input,
+    row_threshold: k.i64,  # pyright: ignore
+    *extra: k.InOut,
+    ctx: k.Context,
+    in_place: bool,
+    parts: Parts = (),
+    epilogue: Any = identity,
+) -> None:
+    """`out` `[M, N]` = `epilogue(a @ b)` from `a` `[M, K]` and the panels `[panels, elements]` of b.
+
+    Up to `row_threshold` rows take the GEMV path. `in_place` says that rows of A are whole lanes. With `parts` there are several products; see
+    `max._kernel_library.tiles.strips`.
+    """
+    t = tiling(ctx.target, a.dtype, panels.dtype)
+    results = Results(out, extra, epilogue, t.width, parts)
+    multiply_dense(results, a, panels, row_threshold, in_place, t, ctx)
+
+
+@k.kernel
+def matmul_normalised(
+    out: k.Output,
+    a: k.Input,
+    panels: k.Input,
+    gamma: k.Input,
+    memory: k.InOut,
+    row_threshold: k.i64,  # pyright: ignore
+    *extra: k.InOut,
+    ctx: k.Context,
+    in_place: bool,
+    norm: Norm,
+    parts: Parts = (),
+    epilogue: Any = identity,
+) -> None:
+    """`matmul_panels` of the RMS norm of `a`; see `max._kernel_library.products.row_norms`."""
+    rows = normalise(a, gamma, memory, norm, ctx)
+    t = tiling(ctx.target, a.dtype, panels.dtype)
+    results = Results(out, extra, epilogue, t.width, parts)
+    multiply_dense(results, rows, panels, row_threshold, in_place, t, ctx)
+
+
+def lower_matmul(
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
+) -> KernelCall:
+    """The product of x `[…, K]`, or of its norm, and panels; with `parts` several products."""
+    x, out = operands[0], results[0]
+    parts: Parts = attributes.get("parts", ())
+    norm_args, norm_params, memory = norm_arguments(operands, attributes, 0)
+    last = len(x.shape) - 1
+    inner = x.shape[last]
+    kinds = f"{x.dtype.name} by panels of {operands[1].dtype.name}, k {inner}"
+    args = (
+        view("result", 0, out, (range(last), (last,)), static=False),
+        view("operand", 0, x, (range(last), (last,)), static=False),
+        view("operand", 1, operands[1], static=False),
+        *norm_args,
+        Limit(kinds, ROW_THRESHOLD, MOST_GEMV_ROWS, product(x.shape[:last])),
+        *further_results(results),
+    )
+    # a row of an odd number of elements does not end with a pair
+    pairs = DType.bfloat16 in (x.dtype, operands[1].dtype)
+    in_place = not pairs or (isinstance(inner, int) and inner % 2 == 0)
+    params = {"in_place": in_place, **norm_params}
+    if parts:
+        params |= {"parts": parts, "epilogue": identity_of_parts}
+    kernel = matmul_normalised if memory else matmul_panels
+    return KernelCall(kernel, args, params, epilogue=True, workspaces=memory)

@@ -1,0 +1,197 @@
+"""GEMM with packed weights of 8-bit integers: tasks of rows by panels (`max._kernel_library.products.blocking`), in register tiles."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from max import kernel as k
+from max._kernel_library.products.blocking import (
+    BLOCK_SUMS,
+    LANES_K,
+    Blocking,
+    Task,
+    cut_depth,
+    next_panel,
+    plan,
+    sums_row,
+    task_at,
+    task_grid,
+    tile_heights,
+)
+from max._kernel_library.products.int8.gemv import Int8Rows, add_four_products, sum_rows
+from max._kernel_library.products.int8.panels import FOUR
+from max._kernel_library.tiles.micro_kernels import load_sums, store_sums
+from max._kernel_library.tiles.strips import (
+    CACHE_LINE,
+    COLUMNS,
+    Results,
+    prefetch_strip,
+    store_strip,
+)
+from max._kernel_library.tiles.tiling import Matrix, Tiling
+
+
+class KBlock(NamedTuple):
+    """A K block of a task's rows and of one panel.
+
+    Args:
+        rows: The rows, with the zero sums of this K block.
+        panel: The panel's bytes.
+        depth: Lanes in k.
+        first: Whether this is the first K block, which sets the sums.
+    """
+
+    rows: Int8Rows
+    panel: Any
+    depth: Any
+    first: Any
+
+
+@k.inline
+def multiply_step(
+    sums: Any, x: KBlock, at: Any, n: Any, height: int, second: bool, t: Tiling
+) -> None:
+    """Adds the products of lane `n` of `height` rows, which begin at `at`, with two vectors of columns."""
+    low = x.panel.load(FOUR * n * COLUMNS, width=FOUR * t.width)
+    high = x.panel.load(FOUR * (n * COLUMNS + t.width), width=FOUR * t.width)
+    for i in k.static_range(height):
+        word = x.rows.elements[at[i] + n]
+        sums[i, 0] = add_four_products(sums[i, 0], low, word, second, x.rows.magnitude)
+        sums[i, 1] = add_four_products(sums[i, 1], high, word, second, x.rows.magnitude)
+
+
+@k.inline
+def multiply_rows(
+    c: Any, x: KBlock, row: Any, height: int, t: Tiling, ahead: Any = None, next_rows: bool = False
+) -> None:
+    """Multiplies `height` rows by two vectors of columns: one register tile.
+
+    Args:
+        c: The sums, `COLUMNS` a row.
+        x: The operands.
+        row: The first row.
+        height: Int8Rows of the tile.
+        t: The tiling.
+        ahead: The bytes of a panel that are multiplied next and prefetched meanwhile; None: nothing.
+        next_rows: Whether the rows of the next tile are prefetched.
+    """
+    a = x.rows
+    sums = k.tile(k.i32, (height, 2), width=t.width, fill=0)
+    if not x.first:
+        load_sums(sums, Matrix(c, COLUMNS), height, 2, t.width)
+    rows = [k.min(row + i, a.count - 1) for i in k.static_range(height)]
+    at = [r * a.stride for r in rows]
+    if not a.magnitude:
+        for i in k.static_range(height):
+            for j in k.static_range(2):
+                sums[i, j] = sums[i, j] + a.zero_sums[rows[i]]
+    for second in k.unroll((False, True) if a.magnitude else (False,)):
+        if second:
+            if a.has_lowest == 1:
+                for n in range(x.depth):
+                    multiply_step(sums, x, at, n, height, second, t)
+        elif next_rows:
+            # one prefetch a step: the steps are shared out among the rows of the next tile
+            steps = k.ceildiv(x.depth, height)
+            for part in range(height):
+                next_row = a.elements[(row + height + part) * a.stride :]
+                for n in range(part * steps, k.min(part * steps + steps, x.depth)):
+                    next_row.prefetch((n - part * steps) * height)
+                    multiply_step(sums, x, at, n, height, second, t)
+        else:
+            for n in range(x.depth):
+                if ahead is not None:
+                    for line in k.static_range(0, FOUR * COLUMNS, CACHE_LINE):
+                        ahead.prefetch(FOUR * n * COLUMNS + line)
+                multiply_step(sums, x, at, n, height, second, t)
+    store_sums(Matrix(c, COLUMNS), sums, height, 2, t.width)
+
+
+@k.inline
+def multiply_tile_row(
+    c: Any, x: KBlock, row: Any, strip: Any, height: int, lower: int, t: Tiling, ahead: Any
+) -> None:
+    """Multiplies `height` rows by all columns of a panel, two vectors at a time.
+
+    The first tile of a panel prefetches the next panel, the tiles of the first panel the rows of the next tile.
+    """
+    for half in k.static_range(0, COLUMNS, 2 * t.width):
+        if half == 0 and (row == 0 or height == lower):
+            multiply_rows(c, x, row, height, t, ahead)
+        elif half == 0 and strip == 0:
+            multiply_rows(c, x, row, height, t, next_rows=True)
+        else:
+            multiply_rows(c[half:], x._replace(panel=x.panel[FOUR * half :]), row, height, t)
+
+
+@k.inline
+def multiply_panel(
+    results: Results, c: Any, x: KBlock, task: Task, strip: Any, blocks: Any, n: Any, b: Blocking,
+    ahead: Any, t: Tiling,
+) -> None:  # fmt: skip
+    """Multiplies the rows of a task by a K block of a panel, tile by tile; after the last K block the results are stored.
+
+    Args:
+        results: The results.
+        c: The sums of the task.
+        x: The operands.
+        task: The task.
+        strip: The number of the panel in the task.
+        blocks: K blocks.
+        n: The number of this one.
+        b: The blocking.
+        ahead: The panel that is multiplied next.
+        t: The tiling.
+    """
+    lower = tile_heights(t)[1]
+    row = k.i64(0)
+    while row < task.rows:
+        remaining = task.rows - row
+        # two lower tiles take less time than a high one and a remainder
+        use_lower = remaining <= lower or (remaining > t.height and remaining <= 2 * lower)
+        sums = c[sums_row(b, row, strip, blocks) * COLUMNS :]
+        if n == blocks - 1:
+            prefetch_strip(results, task.row + row, task.strip + strip, t.height)
+        for height in k.unroll((t.height, lower)):
+            if use_lower == (height == lower):
+                multiply_tile_row(sums, x, row, strip, height, lower, t, ahead)
+        done = k.min(remaining, k.i64(lower) if use_lower else k.i64(t.height))
+        if n == blocks - 1:
+            store_strip(results, sums, task.row + row, done, task.strip + strip)
+        row += done
+
+
+@k.inline
+def gemm_int8(
+    results: Results, a: Matrix, panels: Any, magnitude: bool, t: Tiling, ctx: Any
+) -> None:
+    """`results` of rows `a` by `panels` `[panels, bytes]`.
+
+    Args:
+        results: The results.
+        a: Lanes of A.
+        panels: The packed weights.
+        magnitude: Whether magnitudes are multiplied; see `by_magnitude`.
+        t: The tiling.
+        ctx: The context.
+    """
+    rows, columns, stride = results.out.shape[0], results.out.shape[1], a.row
+    c = ctx.scratch(k.i32, (BLOCK_SUMS + t.height * COLUMNS,))
+    zero_sums = ctx.scratch(k.i32, (BLOCK_SUMS // COLUMNS,))
+    blocks, block = cut_depth(stride, LANES_K, t.width)
+    tiles, task_panels = plan(rows, columns, ctx.num_workers, t)
+    b = Blocking(rows, k.ceildiv(columns, COLUMNS), t.height, tiles, task_panels)
+    for row_block, group in ctx.parallel(task_grid(b), grain=1):
+        task = task_at(b, row_block, group)
+        has_lowest = k.i64(0)
+        for turn in range(blocks * task.strips):
+            n, strip = turn // task.strips, turn % task.strips
+            depth = k.min(block, stride - n * block)
+            left = a.elements[task.row * stride + n * block :]
+            lanes = Int8Rows(left, stride, task.rows, zero_sums, has_lowest, magnitude)
+            if strip == 0:
+                has_lowest = sum_rows(lanes, depth, t.width)
+            panel = panels[task.strip + strip, FOUR * n * block * COLUMNS :]
+            ahead = next_panel(panels, task, turn, blocks, FOUR * block * COLUMNS)
+            x = KBlock(lanes._replace(has_lowest=has_lowest), panel, depth, n == 0)
+            multiply_panel(results, c, x, task, strip, blocks, n, b, ahead, t)

@@ -1,0 +1,118 @@
+"""GEMV with packed weights of 8-bit integers, and the products of four bytes that all paths without AMX share."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from max import kernel as k
+from max._kernel_library.products.int8.panels import FOUR
+from max._kernel_library.tiles.micro_kernels import store_sums
+from max._kernel_library.tiles.strips import COLUMNS
+from max._kernel_library.tiles.tiling import Matrix, Tiling
+
+
+class Int8Rows(NamedTuple):
+    """Int8Rows of A and the corrections of their sums.
+
+    Args:
+        elements: Lanes of four bytes, flat, from the first row and lane on.
+        stride: Lanes from row to row.
+        count: The number of rows; tiles that reach past them read the last one (their results are discarded).
+        zero_sums: -128 times the sum of each row; see `sum_rows`.
+        has_lowest: 1 where an element is -128, which has no magnitude; see `sum_rows`.
+        magnitude: Whether magnitudes are multiplied; see `by_magnitude`.
+    """
+
+    elements: Any
+    stride: Any
+    count: Any
+    zero_sums: Any
+    has_lowest: Any
+    magnitude: bool
+
+
+@k.inline
+def add_four_products(acc: Any, elements: Any, word: Any, second: bool, magnitude: bool) -> Any:
+    """Adds four products per column.
+
+    Args:
+        acc: The sums of some columns.
+        elements: Four elements of each column.
+        word: Four elements of a row of A.
+        second: With magnitudes: whether this is the second pass, which multiplies by -1 where x is -128, else by 0; the first pass takes -127.
+        magnitude: Whether magnitudes are multiplied.
+    """
+    x = k.bitcast(k.splat(word, acc.width), k.i8)
+    if magnitude:
+        x = k.select(x == -128, k.i8(-1), k.i8(0)) if second else k.max(x, k.i8(-127))
+        value = k.bitcast(elements ^ 128, k.i8)
+        x = k.select(value < 0, 0 - x, x)
+        return k.dot_i8(acc, k.bitcast(k.abs(value), k.u8), x, narrow=True)
+    if k.target().signed_bytes:
+        return k.dot_i8(acc, k.bitcast(elements ^ 128, k.i8), x)
+    return k.dot_i8(acc, elements, x)
+
+
+@k.inline
+def sum_rows(rows: Int8Rows, depth: Any, width: int) -> Any:
+    """Writes the zero sums of rows: -128 times the sum of each, or 0 where signed bytes are multiplied.
+
+    Args:
+        rows: The rows; with magnitudes their zero sums are not written.
+        depth: Lanes in k.
+        width: Lanes of a vector.
+
+    Returns:
+        With magnitudes 1 where a row has a -128, else 0.
+    """
+    has_lowest = k.i64(0)
+    for r in range(rows.count):
+        total = k.splat(k.i32(0), width)
+        for n, mask in k.vectors(depth, width):
+            x = k.bitcast(rows.elements.load(r * rows.stride + n, width=width, mask=mask), k.i8)
+            if rows.magnitude:
+                if k.any(x == -128):
+                    has_lowest = k.i64(1)
+            elif not k.target().signed_bytes:
+                total = k.dot_i8(total, k.splat(k.u8(1), FOUR * width), x)
+        if not rows.magnitude:
+            rows.zero_sums[r] = k.reduce_add(total) * -128
+    return has_lowest
+
+
+@k.inline
+def gemv_int8(
+    c: Any, a: Int8Rows, panel: Any, depth: Any, first: int, rows: int, vectors: int, t: Tiling
+) -> None:
+    """Multiplies `rows` rows by some vectors of columns of a panel.
+
+    Register budget: rows × vectors accumulators (16 at most), a vector of elements and a broadcast word.
+
+    Args:
+        c: The sums, `COLUMNS` a row.
+        a: The rows.
+        panel: The panel's bytes.
+        depth: Lanes in k.
+        first: The first column.
+        rows: Int8Rows per pass.
+        vectors: Vectors of columns.
+        t: The tiling.
+    """
+    sums = k.tile(k.i32, (rows, vectors), width=t.width, fill=0)
+    at = [k.min(k.i64(r), a.count - 1) for r in k.static_range(rows)]
+    if not a.magnitude:
+        for i in k.static_range(rows):
+            for j in k.static_range(vectors):
+                sums[i, j] = k.splat(a.zero_sums[at[i]], t.width)
+    for second in k.unroll((False, True) if a.magnitude else (False,)):
+        if a.has_lowest >= k.i64(second):
+            for n in range(depth):
+                for v in k.static_range(vectors):
+                    column = n * COLUMNS + first + v * t.width
+                    elements = panel.load(FOUR * column, width=FOUR * t.width)
+                    for r in k.static_range(rows):
+                        word = a.elements[at[r] * a.stride + n]
+                        sums[r, v] = add_four_products(
+                            sums[r, v], elements, word, second, a.magnitude
+                        )
+    store_sums(Matrix(c[first:], COLUMNS), sums, rows, vectors, t.width)

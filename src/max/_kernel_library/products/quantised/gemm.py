@@ -1,0 +1,85 @@
+"""GEMM with packed quantised weights: a strip is unpacked to bytes in scratch memory, block by block, and multiplied by tiles of rows.
+
+Cache budget: `PANEL` blocks of a strip, with their scales, stay in the L1 cache (24 × 1 KB); the rounded rows in the L2 cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max import kernel as k
+from max._kernel_library.products.quantised.activations import Rounded
+from max._kernel_library.products.quantised.packed import LINE
+from max._kernel_library.products.quantised.unpacking import (
+    QuantisedTiling,
+    UnpackedStrip,
+    add_products,
+)
+from max._kernel_library.tiles.micro_kernels import load_sums, store_sums
+from max._kernel_library.tiles.strips import COLUMNS
+from max._kernel_library.tiles.tiling import Matrix
+
+PANEL = 24
+"""Blocks of k that are unpacked together, whole units: with their scales they fit the L1 cache."""
+
+
+@k.inline
+def multiply_block(
+    sums: Any, q: Rounded, strip: UnpackedStrip, n: Any, p: int, first: int, rows: int,
+    t: QuantisedTiling,
+) -> None:  # fmt: skip
+    """Adds the products of a part of a block of x with two vectors of columns; see `multiply_strip`."""
+    form, width = t.form, t.width
+    steps = 8 // form.parts
+    acc = k.tile(k.i32, (rows, 2), width=width, fill=0)
+    if not form.affine and not t.signed:
+        for r in k.static_range(rows):
+            zero_sum = q.zero_sums.view(k.i32)[(n * form.parts + p) * rows + r]
+            for v in k.static_range(2):
+                acc[r, v] = k.splat(zero_sum, width)
+    # not unrolled: LLVM would hoist the loads of all steps and spill the sums
+    for j in range(p * steps, (p + 1) * steps):
+        at = (n * 8 + j) * LINE + 4 * first
+        low = strip.elements.load(at, width=4 * width)
+        high = strip.elements.load(at + 4 * width, width=4 * width)
+        for r in k.static_range(rows):
+            word = q.words[(n * rows + r) * 8 + j]
+            acc[r, 0] = add_products(acc[r, 0], low, word, t)
+            acc[r, 1] = add_products(acc[r, 1], high, word, t)
+    for v in k.static_range(2):
+        column = first + v * width
+        scale = strip.scales.load((n * form.parts + p) * COLUMNS + column, width=width)
+        for r in k.static_range(rows):
+            scaled = scale * q.scales[n * rows + r]
+            sums[r, v] = k.fma(k.cast(acc[r, v], k.f32), scaled, sums[r, v])
+        if form.affine and p == 0:
+            offset = strip.offsets.load(n * COLUMNS + column, width=width)
+            for r in k.static_range(rows):
+                scaled_sum = k.splat(-q.zero_sums[n * rows + r], width)
+                sums[r, v] = k.fma(offset, scaled_sum, sums[r, v])
+
+
+@k.inline
+def multiply_strip(
+    c: Any, q: Rounded, strip: UnpackedStrip, count: Any, first: int, rows: int, t: QuantisedTiling
+) -> None:
+    """Adds the products of a tile of rows of x with two vectors of columns of an unpacked strip, over some blocks.
+
+    Register budget: rows × 2 sums in f32, as many accumulators in i32, two vectors of elements.
+
+    Args:
+        c: The sums, `COLUMNS` a row.
+        q: The rounded rows, from the first block on.
+        strip: The unpacked blocks.
+        count: The number of blocks.
+        first: The first column.
+        rows: The tile's height.
+        t: The tiling.
+    """
+    sums = k.tile(k.f32, (rows, 2), width=t.width)
+    tile = Matrix(c[first:], COLUMNS)
+    load_sums(sums, tile, rows, 2, t.width)
+    for n in range(count):
+        for p in k.static_range(t.form.parts):
+            multiply_block(sums, q, strip, n, p, first, rows, t)
+    store_sums(tile, sums, rows, 2, t.width)

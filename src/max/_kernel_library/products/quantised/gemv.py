@@ -1,0 +1,140 @@
+"""GEMV with packed quantised weights: lines are unpacked in registers and multiplied, at the speed at which they are read."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from max import kernel as k
+from max._kernel_library.products.quantised.activations import Rounded
+from max._kernel_library.products.quantised.packed import LINE, PackedFormat
+from max._kernel_library.products.quantised.unpacking import (
+    QuantisedTiling,
+    add_products,
+    load_elements,
+    load_scales,
+)
+from max._kernel_library.tiles.micro_kernels import store_sums
+from max._kernel_library.tiles.strips import CACHE_LINE, COLUMNS
+from max._kernel_library.tiles.tiling import Matrix
+
+AHEAD = 4096
+"""Distance in bytes at which lines are prefetched."""
+
+
+class PackedStrip(NamedTuple):
+    """A strip of a packed weight.
+
+    Args:
+        groups: The packed groups from this strip's on, `[groups, bytes]`.
+        blocks: Blocks of 32 along k.
+        locality: Locality of prefetches.
+    """
+
+    groups: Any
+    blocks: Any
+    locality: int
+
+
+@k.inline
+def prefetch_share(strip: PackedStrip, unit: Any, inside: Any, form: PackedFormat) -> None:
+    """Prefetches a block's share of the unit that lies `AHEAD` bytes further, in this strip or the next one.
+
+    A unit's scales are spread over its blocks, as many prefetches at once delay each other.
+    """
+    end = strip.groups.shape[1]
+    share = form.unit_bytes // form.span
+    ahead = unit * form.unit_bytes + inside * share + AHEAD
+    beyond = ahead >= end
+    ahead = ahead - end if beyond else ahead
+    group = k.i64(1) if beyond else k.i64(0)
+    for i in k.static_range(0, share, CACHE_LINE):
+        strip.groups.prefetch(group, ahead + i, locality=strip.locality)
+
+
+@k.inline
+def add_block(
+    sums: Any, q: Rounded, b: Any, scales: Any, lines: Any, vectors: tuple[int, ...], first: int,
+    rows: int, t: QuantisedTiling,
+) -> None:  # fmt: skip
+    """Adds the products of one block of x with some vectors of columns.
+
+    Args:
+        sums: A tile of sums, f32.
+        q: The rounded rows.
+        b: The number of the block.
+        scales: The scales of the block's unit, and the number of the block in it.
+        lines: The strip's bytes, and where the block's lines begin.
+        vectors: The numbers of the vectors.
+        first: The first column of vector 0.
+        rows: Rows of x.
+        t: The tiling.
+    """
+    form, width = t.form, t.width
+    unit_scales, inside = scales
+    packed, line = lines
+    steps = 8 // form.parts
+    count = len(vectors)
+    for p in k.static_range(form.parts):
+        acc = k.tile(k.i32, (rows, count), width=width, fill=0)
+        if not form.affine and not t.signed:
+            for r in k.static_range(rows):
+                zero_sum = q.zero_sums.view(k.i32)[(b * form.parts + p) * q.height + r]
+                for i in k.static_range(count):
+                    acc[r, i] = k.splat(zero_sum, width)
+        for j in k.static_range(p * steps, (p + 1) * steps):
+            for i in k.static_range(count):
+                at = line + 4 * (first + vectors[i] * width)
+                elements = load_elements(packed, at, j, form, width)
+                for r in k.static_range(rows):
+                    word = q.words[(b * q.height + r) * 8 + j]
+                    acc[r, i] = add_products(acc[r, i], elements, word, t)
+        for i in k.static_range(count):
+            at = first + vectors[i] * width
+            scale = load_scales(unit_scales, at, form, inside * form.parts + p, 0, width)
+            for r in k.static_range(rows):
+                v = vectors[i]
+                scaled = scale * q.scales[b * q.height + r]
+                sums[r, v] = k.fma(k.cast(acc[r, i], k.f32), scaled, sums[r, v])
+    if form.affine:
+        for i in k.static_range(count):
+            v = vectors[i]
+            offset = load_scales(unit_scales, first + v * width, form, inside, 1, width)
+            for r in k.static_range(rows):
+                scaled_sum = k.splat(-q.zero_sums[b * q.height + r], width)
+                sums[r, v] = k.fma(offset, scaled_sum, sums[r, v])
+
+
+@k.inline
+def gemv_packed(
+    c: Any, q: Rounded, strip: PackedStrip, first: int, rows: int, vectors: int, t: QuantisedTiling
+) -> None:
+    """Multiplies `rows` rows of x by some vectors of columns of a strip.
+
+    Register budget: rows × vectors sums in f32 and as many accumulators in i32; with vectors of 4 lanes the lines of two vectors at a time.
+
+    Args:
+        c: The sums, `COLUMNS` a row.
+        q: The rounded rows.
+        strip: The strip.
+        first: The first column.
+        rows: Rows of x per pass.
+        vectors: Vectors of columns.
+        t: The tiling.
+    """
+    form = t.form
+    sums = k.tile(k.f32, (rows, vectors), width=t.width, fill=0.0)
+    # unpacked elements are used by all rows: of many narrow vectors registers hold the lines of two
+    together = min(vectors, 2) if t.width == 4 else vectors
+    packed = strip.groups[0]
+    for unit in range(strip.blocks // form.span):
+        for inside in range(form.span):
+            b = unit * form.span + inside
+            line = unit * form.unit_bytes + form.scale_bytes + inside * (form.lines * LINE)
+            # the hardware prefetcher falls behind the arithmetic of a line; 8 bits are read fastest without prefetches
+            if first == 0 and form.bits < 8:
+                prefetch_share(strip, unit, inside, form)
+            scales = packed[unit * form.unit_bytes :]
+            for v in k.static_range(0, vectors, together):
+                numbers = tuple(range(v, v + together))
+                add_block(sums, q, b, (scales, inside), (packed, line), numbers, first, rows, t)
+    store_sums(Matrix(c[first:], COLUMNS), sums, rows, vectors, t.width)

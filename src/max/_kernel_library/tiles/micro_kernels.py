@@ -1,0 +1,174 @@
+"""Micro-kernels: products whose accumulators stay in registers, shared by matrix products, attention and convolutions.
+
+Operands are views that begin where the work begins, so that the same code reads weights, packed panels and pages of a KV cache.
+
+- `multiply_tile`: packed panels of A and B, a register tile of `height` rows by two vectors of columns;
+- `dot_rows`: rows of A by four rows of B, both contiguous along k;
+- `multiply_columns`: rows of A by four vectors of columns of B.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max import kernel as k
+from max._kernel_library.tiles.tiling import Matrix, Tiling, as_lanes, multiply_add
+from max._kernel_library.tiles.transpose import lane_sums
+
+
+@k.inline
+def load_sums(sums: Any, c: Matrix, rows: int, vectors: int, width: int) -> None:
+    """Loads accumulators from memory."""
+    for i in k.static_range(rows):
+        for j in k.static_range(vectors):
+            sums[i, j] = c.elements.load(i * c.row + j * width, width=width)
+
+
+@k.inline
+def store_sums(c: Matrix, sums: Any, rows: int, vectors: int, width: int) -> None:
+    """Stores accumulators to memory."""
+    for i in k.static_range(rows):
+        for j in k.static_range(vectors):
+            c.elements.store(i * c.row + j * width, value=sums[i, j])
+
+
+@k.inline
+def multiply_tile(
+    c: Matrix, a: Matrix, b: Matrix, size: Any, first: Any, t: Tiling, ahead: Any = None
+) -> None:
+    """Multiplies a panel of A by a packed panel of B two vectors wide: one register tile of accumulators.
+
+    ::
+
+                      b  size × 2 vectors
+                         ┌──┬──┐
+                         └──┴──┘
+        a  height × size ┌──┬──┐ c  height × 2 vectors
+           ┌──────┐      │  │  │
+           └──────┘      └──┴──┘
+
+    Cache budget: a panel of B of a K block fits the L1 cache (32 KB with `LANES_K` lanes of AVX-512), the panels of A the L2 cache.
+
+    Args:
+        c: The sums; set where `first`, else added to.
+        a: Lanes, ``[height, size]``.
+        b: Lanes, ``[size, 2 * width]``.
+        size: Lanes in k.
+        first: Whether this is the first K block.
+        t: The tiling.
+        ahead: What is multiplied next and prefetched meanwhile: 2 × width rows of B, or (of rank 1) its panel; None: nothing.
+    """
+    sums = k.tile(t.sums, (t.height, 2), width=t.width, fill=0)
+    if not first:
+        load_sums(sums, c, t.height, 2, t.width)
+    for n in range(size):
+        low = b.elements.load(n * b.row, width=t.width)
+        high = b.elements.load(n * b.row + t.width, width=t.width)
+        if ahead is not None and ahead.rank == 1:
+            # four bytes a lane, 64 a cache line
+            for i in k.static_range(0, 4 * b.row, 64):
+                ahead.prefetch(n * b.row + i // 4)
+        elif ahead is not None:
+            # two cache lines a step: row by row of a vector in k, then the next vector
+            for half in k.static_range(2):
+                at = 2 * n + half
+                ahead.prefetch(at % (2 * t.width), at // (2 * t.width) * t.step)
+        for i in k.static_range(t.height):
+            left = k.splat(a.elements[n * a.column + i * a.row], t.width)
+            sums[i, 0] = multiply_add(sums[i, 0], left, low)
+            sums[i, 1] = multiply_add(sums[i, 1], left, high)
+    store_sums(c, sums, t.height, 2, t.width)
+
+
+@k.inline
+def dot_step(sums: Any, a: Any, b: Any, mask: Any, rows: int, t: Tiling) -> None:
+    """Multiplies one vector in k of `rows` rows of A and of four of B, lane by lane."""
+    left = k.tile(t.lane, (rows,), width=t.width)
+    for i in k.static_range(rows):
+        left[i] = as_lanes(a.load(i, 0, width=t.step, mask=mask), t.lane)
+    for j in k.static_range(4):
+        row = k.min(j, b.shape[0] - 1)
+        right = as_lanes(b.load(row, 0, width=t.step, mask=mask), t.lane)
+        for i in k.static_range(rows):
+            sums[i, j] = multiply_add(sums[i, j], left[i], right)
+
+
+@k.inline
+def dot_rows(
+    c: Matrix, a: Any, b: Any, rows: int, t: Tiling, unroll: int = 1, prefetch: bool = False
+) -> None:
+    """Dot products of rows of A with four rows of B, all contiguous along k: `c[i, j] = a[i] · b[j]`.
+
+    Register budget: rows × 4 accumulators (twice that with `unroll` 2), `rows` vectors of A and one of B.
+
+    Args:
+        c: The sums, four a row.
+        a: `[rows, k]`.
+        b: `[rows, k]`; rows past the last one read the last one.
+        rows: Rows of A per pass.
+        t: The tiling.
+        unroll: Steps in k per iteration, each with accumulators of its own: 2 hides the latency of a single row.
+        prefetch: Whether the next four rows of B are prefetched.
+    """
+    size = a.shape[1]
+    sums = k.tile(t.sums, (rows, 4), width=t.width, fill=0)
+    second_sums = k.tile(t.sums, (rows, 4), width=t.width, fill=0)
+    whole = size - size % (t.step * unroll)
+    for n in range(0, whole, t.step * unroll):
+        if prefetch:
+            for j in k.static_range(4, 8):
+                b.prefetch(j, n)
+        dot_step(sums, a[:, n:], b[:, n:], None, rows, t)
+        if unroll == 2:
+            dot_step(second_sums, a[:, n + t.step :], b[:, n + t.step :], None, rows, t)
+    for n, mask in k.vectors(whole, size, t.step):
+        dot_step(sums, a[:, n:], b[:, n:], mask, rows, t)
+    for i in k.static_range(rows):
+        for j in k.static_range(4):
+            if unroll == 2:
+                sums[i, j] = sums[i, j] + second_sums[i, j]
+        if t.sums.bits == 32 and t.width >= 4:
+            four = lane_sums(sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3], t.width)
+            c.elements.store(i * c.row, value=four)
+        else:
+            for j in k.static_range(4):
+                c.elements[i * c.row + j] = k.reduce_add(sums[i, j])
+
+
+@k.inline
+def column_step(sums: Any, a: Any, b: Any, n: Any, masked: bool, rows: int, width: int) -> None:
+    """Adds the products of column `n` of A with the four vectors of row `n` of B."""
+    for j in k.static_range(4):
+        mask = k.iota(k.i64, width) + j * width < b.shape[1] if masked else None
+        right = k.cast(b.load(n, j * width, width=width, mask=mask), sums.dtype)
+        for i in k.static_range(rows):
+            left = k.splat(k.cast(a[i, n], sums.dtype), width)
+            sums[i, j] = multiply_add(sums[i, j], left, right)
+
+
+@k.inline
+def multiply_columns(
+    c: Matrix, a: Any, b: Any, rows: int, width: int, accumulate: bool = False
+) -> None:
+    """Multiplies rows of A by up to four vectors of columns of B, read in place.
+
+    Register budget: rows × 4 accumulators and one vector of B.
+
+    Args:
+        c: The sums, four vectors wide; set, or added to where `accumulate`.
+        a: `[rows, k]`.
+        b: `[k, columns]`; the sums of columns past the last one are 0.
+        rows: Rows of A per pass.
+        width: Lanes of a vector.
+        accumulate: Whether sums are added to.
+    """
+    sums = k.tile(c.elements.dtype, (rows, 4), width=width, fill=0)
+    if accumulate:
+        load_sums(sums, c, rows, 4, width)
+    if b.shape[1] >= 4 * width:
+        for n in range(b.shape[0]):
+            column_step(sums, a, b, n, False, rows, width)
+    else:
+        for n in range(b.shape[0]):
+            column_step(sums, a, b, n, True, rows, width)
+    store_sums(c, sums, rows, 4, width)
