@@ -6,21 +6,14 @@ One table of patterns. A finder at the end of `sys.meta_path` tells of modules, 
 
 from __future__ import annotations
 
+import dis
 import sys
 from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from opcode import opmap
+from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
-
-from max._lazy import lazy_module
-
-if TYPE_CHECKING:
-    import fnmatch
-    from pathlib import Path
-else:
-    # every `import max` comes here
-    fnmatch = lazy_module("fnmatch")
 
 _GRAPHS = "Stage a max.graph.Graph, and run it with max.engine.InferenceSession."
 _EAGER = f"Eager tensors are absent. {_GRAPHS}"
@@ -109,7 +102,7 @@ def message(name: str) -> str | None:
     for end in range(2, len(parts) + 1):
         found = ".".join(parts[:end])
         for pattern, instead in ABSENT.items():
-            if fnmatch.fnmatchcase(found, pattern):
+            if fnmatchcase(found, pattern):
                 return f"{found} is not in this release. {instead}"
     return None
 
@@ -128,7 +121,7 @@ def missing(module: str, name: str, depth: int = 2) -> AttributeError | ImportEr
     else:
         frame = sys._getframe(depth)
         # `from module import name` would put a text of its own in the place of an AttributeError's
-        if frame.f_code.co_code[frame.f_lasti] == opmap["IMPORT_FROM"]:
+        if frame.f_code.co_code[frame.f_lasti] == dis.opmap["IMPORT_FROM"]:
             return ImportError(text, name=module)
     return AttributeError(text, name=name, obj=sys.modules.get(module))
 
@@ -151,7 +144,7 @@ def mojo_hint(files: Iterable[Path]) -> str:
     )
 
 
-class _Finder:
+class _Finder(MetaPathFinder):
     """Tells of modules that are absent; finds none."""
 
     def find_spec(

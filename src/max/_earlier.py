@@ -15,17 +15,12 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from max import _absent
-
-if TYPE_CHECKING:
-    from importlib.abc import Loader as _Loader
-else:
-    # importlib.abc imports much, and every `import max` comes here
-    _Loader = object
 
 LIB = "max.pipelines.lib."
 CONFIG = "max.pipelines.config."
@@ -112,7 +107,7 @@ def _target(name: str) -> tuple[str, ...] | None:
     return None
 
 
-class _Alias(_Loader):
+class _Alias(Loader):
     """Makes a module whose names are those of others."""
 
     def __init__(self, targets: tuple[str, ...]) -> None:
@@ -148,7 +143,7 @@ class _Alias(_Loader):
         )
 
 
-class _Finder:
+class _Finder(MetaPathFinder):
     """Finds the modules of `MODULES`."""
 
     def find_spec(

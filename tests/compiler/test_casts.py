@@ -18,10 +18,12 @@ from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
+from tests.rounding import near_ties, nearest
 
 SESSION = InferenceSession(devices=[CPU()])
 CPU_REF = DeviceRef.CPU()
 NARROW = (DType.bfloat16, DType.float16, DType.float8_e4m3fn, DType.float8_e5m2)
+EIGHT_AND_SIXTEEN = (*NARROW, DType.float8_e4m3fnuz, DType.float8_e5m2fnuz)
 FLOATS = (DType.float32, DType.bfloat16, DType.float16, DType.float64, *NARROW[2:])
 UNARY = ("neg", "abs", "relu", "sqrt", "floor", "round")
 BINARY = ("add", "sub", "mul", "max", "min")
@@ -95,6 +97,29 @@ def test_a_widening_cast_sees_the_stored_value(narrow: DType, rng: np.random.Gen
     for y, wide, whole in zip(outputs[::3], outputs[1::3], outputs[2::3], strict=True):
         same_bits(wide, y.astype(np.float32), "widened")
         np.testing.assert_array_equal(whole, np.trunc(y.astype(np.float32)).astype(np.int32))
+
+
+@pytest.mark.parametrize("narrow", EIGHT_AND_SIXTEEN, ids=lambda d: d.name)
+def test_a_double_is_rounded_once(narrow: DType, rng: np.random.Generator) -> None:
+    """On ties and within what a float32 distinguishes from them; as one value, as rows, and as a constant."""
+    dtype = narrow.to_numpy()
+    x = near_ties(dtype, rng, 60)
+    few, one = x[rng.permutation(x.size)[:13]], x[:1]
+
+    def build(x: TensorValue, few: TensorValue, one: TensorValue) -> list[TensorValue]:
+        constant = ops.constant(x_finite[:40], DType.float64, CPU_REF).cast(narrow)
+        made = [x.cast(narrow), few.cast(narrow), one.cast(narrow), constant]
+        # beside an op in the same region, and where the rounded value is used further
+        made += [(-x).cast(narrow), x.cast(narrow).cast(DType.float64), ops.abs(x.cast(narrow))]
+        return made
+
+    expected = nearest(x, dtype)
+    x_finite = x[np.isfinite(expected)]
+    outputs = [np.asarray(o).astype(np.float64) for o in check(build, x, few, one)]
+    values = [x, few, one, x_finite[:40], -x, x, np.abs(x)]
+    for output, value in zip(outputs, values, strict=True):
+        output[np.isinf(output)] = np.nan
+        same_bits(output, nearest(value, dtype), "rounded")
 
 
 def test_products_epilogues_and_norms(rng: np.random.Generator) -> None:

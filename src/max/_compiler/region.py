@@ -170,6 +170,9 @@ class _Builder:
         """
         if value not in self.sums or not holds(after, before):
             value = self.rounded(value, before)
+        if before is DType.float64 and compute_dtype(after) is not after:
+            # once: not to the compute type first
+            return self.node("round_to", (value,), after)
         return self.rounded(self.node("cast", (value,), after), after)
 
     def rounded(self, value: int, dtype: DType) -> int:

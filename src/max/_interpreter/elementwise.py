@@ -10,6 +10,7 @@ import numpy as np
 
 from max._interpreter.core import Array, Frame, implements, widen
 from max.dtype import DType
+from max.dtype.rounding import converted
 from max.mlir import MoOp
 from max.mlir.types import ShapedType
 
@@ -144,7 +145,7 @@ def _cast(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
         return widen(x) != 0
     if target.dtype.is_integral() and x.dtype.kind not in "biu":
         return _to_integers(widen(x), target.dtype.to_numpy())
-    return x.astype(target.dtype.to_numpy())
+    return converted(x, target.dtype.to_numpy())
 
 
 @implements("select")

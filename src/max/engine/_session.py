@@ -13,25 +13,24 @@ from contextlib import AbstractContextManager
 from enum import Enum
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from max._backends import BackendOptions, Backends, backends_for
+from max._compiler import pipeline
 from max._compiler.emit import Compiled, Fixed, ProgramCode
 from max._compiler.memory import ALIGNMENT
 from max._compiler.record import is_recording
 from max._compiler.sites import Sites
-from max._compiler.stats import stats
 from max._config import dump_log, flags
 from max._errors import ArgumentError
-from max._lazy import lazy_module
 from max._runtime import guard, platform
 from max._runtime.cache import content_key, default_cache, source_fingerprint
 from max._version import __version__
 from max.driver import CPU, Device, Tensor
 from max.dtype import DType
-from max.engine._idle import measure_when_idle
+from max.engine._interpreted import interpreted_model
 from max.engine._limits import find_limits
 from max.engine._model import Linked, Model
 from max.engine._once import run_once
@@ -45,14 +44,6 @@ from max.graph.saved import saved_weights
 from max.graph.weights import WeightsFileError
 from max.kernel.language.extensions import load_extensions
 from max.mlir import ChainType, ModuleOp, entry, print_module, resources, walk
-
-if TYPE_CHECKING:
-    from max._compiler import pipeline
-    from max.engine import _interpreted
-else:
-    # not needed where a program comes from the disk
-    pipeline = lazy_module("max._compiler.pipeline")
-    _interpreted = lazy_module("max.engine._interpreted")
 
 __all__ = [
     "AssertLevel", "CustomExtensionsType", "GPUProfilingMode", "InferenceSession", "LogLevel",
@@ -247,7 +238,7 @@ class InferenceSession:
         self._check_devices(module)
         if flags.MAX_INTERPRET:
             weights = bind_weights(graph.name, declared, registry)
-            return _interpreted.interpreted_model(
+            return interpreted_model(
                 graph, input_names(module), weights, arena_of(self._backends.host), self._printing
             )
         compiled, addresses = self._compile(module)
@@ -312,15 +303,15 @@ class InferenceSession:
             start = time.perf_counter()
             compiled: Compiled = pickle.loads(blob)
             addresses = self._backends.host.load_cached(list(compiled.kernels))
-            stats.add("from disk", start)
+            pipeline.stats.add("from disk", start)
             if addresses is not None:
-                stats.from_disk += 1
+                pipeline.stats.from_disk += 1
                 return compiled, addresses
         with self._lock:
             compiled, irs = pipeline.compile_module(module, names, self._backends)
         start = time.perf_counter()
         addresses = self._backends.host.load(irs.values())
-        stats.add("llvm", start)
+        pipeline.stats.add("llvm", start)
         if key is not None:
             cache.put("program", key, pickle.dumps(compiled, pickle.HIGHEST_PROTOCOL))
         return compiled, addresses
@@ -495,15 +486,13 @@ class _Linker:
             # what only this needs must not be kept
             for index in run_once(compiled, linked, fixed, arena_of(host)):
                 owners.pop(index)
-        limits = find_limits(compiled, host)
-        main = linked(compiled.main, limits.rows)
+        limits = find_limits(compiled, linked, host)
+        main = linked(compiled.main, limits)
         if log := dump_log("program"):
             log.info("// ----- %s -----\n%s", compiled.name, main.executor.program)
-        later = [linked(part, limits.rows) for part in compiled.later]
+        later = [linked(part, limits) for part in compiled.later]
         keep_for_exit([main, *later])
-        programs = Linked(main, later, [memory, *owners.values()])
-        measure_when_idle(programs, compiled, linked, limits.unsure)
-        return programs
+        return Linked(main, later, [memory, *owners.values()])
 
     def _guarded(
         self, index: int, item: Fixed, weights: Mapping[str, Tensor]

@@ -9,17 +9,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from multiprocessing import shared_memory
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from max._lazy import lazy_module
-
-if TYPE_CHECKING:
-    from multiprocessing import shared_memory
-else:
-    shared_memory = lazy_module("multiprocessing.shared_memory")
 
 
 def _msgspec() -> Any:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from max import mlir
 from max.driver import DLPackArray, Tensor
 from max.dtype import DType
+from max.dtype.rounding import converted
 from max.graph import graph as _graph
 from max.graph.ops._stage import stage
 from max.graph.type import DeviceRef, TensorType
@@ -133,13 +134,13 @@ def _convert(op: str, array: Array, dtype: DType) -> Array:
                 )
         return array.astype(target)
     with np.errstate(over="ignore", invalid="ignore"):
-        converted = array.astype(target)
+        rounded = converted(array, target)
     if array.dtype.kind == "b":
-        return converted
-    lost = ~np.isfinite(converted.astype(np.float64)) & np.isfinite(array.astype(np.float64))
+        return rounded
+    lost = ~np.isfinite(rounded.astype(np.float64)) & np.isfinite(array.astype(np.float64))
     if lost.any():
         raise ValueError(f"{op}: {_first(array, lost)} is out of range for {dtype.name}")
-    return converted
+    return rounded
 
 
 def _first(array: Array, mask: npt.NDArray[np.bool_]) -> Any:

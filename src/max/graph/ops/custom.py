@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 from xdsl.ir import Attribute
 
 from max import mlir
-from max._lazy import lazy_module
 from max.dtype import DType
 from max.graph import graph as _graph
 from max.graph.dim import Dim
@@ -22,10 +21,6 @@ from max.mlir.dims import DimExpr
 
 if TYPE_CHECKING:
     from max.driver import Device
-    from max.kernel.frontend import specialize
-else:
-    # ops of the library are not checked here
-    specialize = lazy_module("max.kernel.frontend.specialize")
 
 __all__ = ["custom", "inplace_custom"]
 
@@ -120,6 +115,7 @@ def _check(
 ) -> None:
     """Checks the op against its kernel's signature, where the kernel is known already."""
     from max.kernel import KernelError, TensorSpec
+    from max.kernel.frontend.specialize import check_call
     from max.kernel.language.extensions import load_extensions
     from max.kernel.language.registry import registered, registered_names
     from max.kernel.types import scalar_type
@@ -139,7 +135,7 @@ def _check(
 
     values = [(spec(v.to_mlir().type), not isinstance(v, TensorValue)) for v in operands]
     try:
-        specialize.check_call(
+        check_call(
             registered(name),
             [s for s in map(spec, types) if s is not None],
             [(s, mutable) for s, mutable in values if s is not None],

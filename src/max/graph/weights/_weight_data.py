@@ -10,6 +10,7 @@ import numpy as np
 
 from max.driver import DLPackArray, Tensor
 from max.dtype import DType
+from max.dtype.rounding import converted
 from max.graph.quantization import QuantizationEncoding
 from max.graph.shape import Shape
 
@@ -89,8 +90,8 @@ class WeightData:
             )
         # overflow to infinity is what a conversion to a narrower type means
         with np.errstate(over="ignore", invalid="ignore"):
-            converted = array.astype(dtype.to_numpy())
-        return WeightData._from_tensor(Tensor.from_numpy(converted), self.name)
+            result = converted(array, dtype.to_numpy())
+        return WeightData._from_tensor(Tensor.from_numpy(result), self.name)
 
     def __dlpack__(self, **kwargs: Any) -> Any:
         """A DLPack capsule on the data."""

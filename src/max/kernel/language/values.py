@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from max.dtype.rounding import converted
 from max.kernel.types import (
     ScalarType,
     arithmetic_dtype,
@@ -361,10 +362,10 @@ def convert(x: Any, dtype: ScalarType) -> Value:
         low, high = wide <= float(info.min), wide >= float(info.max)
         safe = np.where(low | high, 0.0, wide).astype(dtype.numpy)
         return Value(np.where(low, info.min, np.where(high, info.max, safe)), dtype)
-    if dtype.is_narrow_float and x.dtype is not f32:
+    if dtype.is_narrow_float and x.dtype is not f32 and x.dtype is not f64:
         data = data.astype(np.float32)
     with np.errstate(all="ignore"):
-        return Value(data.astype(dtype.numpy), dtype)
+        return Value(converted(data, dtype.numpy), dtype)
 
 
 def bitcast(x: Value, dtype: ScalarType) -> Value:

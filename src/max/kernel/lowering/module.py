@@ -28,6 +28,7 @@ from max.kernel.ir.nodes import (
     Store,
     While,
 )
+from max.kernel.lowering.contraction import contraction
 from max.kernel.lowering.ops import OpLowering
 from max.kernel.lowering.tiles import uses_tiles
 from max.kernel.lowering.types import MEMORY, atom_text, llvm_type
@@ -79,6 +80,8 @@ class _Lowering(OpLowering):
             allocs.append(
                 f"  {name} = alloca [{max(alloc.count, 1)} x {type}], align {_alignment(alloc)}"
             )
+        if self.target.has_fma:
+            self.contraction = contraction(self.ir.body)
         self.tiles.configured = uses_tiles(self.ir.body)
         self.body(self.ir.body)
         self.out("ret void")

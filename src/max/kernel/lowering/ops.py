@@ -9,6 +9,7 @@ from typing import Any
 from max._abi import Context
 from max.kernel.ir.nodes import Atom, Const, Effect, Let, Ref
 from max.kernel.lowering import float8
+from max.kernel.lowering.contraction import Contraction
 from max.kernel.lowering.dots import DotLowering
 from max.kernel.lowering.tiles import TileLowering
 from max.kernel.lowering.types import MEMORY, const_text, llvm_type, number_text, vector_name
@@ -24,7 +25,7 @@ _INT = {
     "xor": "xor",
     "shl": "shl",
 }
-_FLOAT = {"add": "fadd contract", "sub": "fsub contract", "mul": "fmul contract", "div": "fdiv"}
+_FLOAT = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 _COMPARE_FLOAT = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
 _COMPARE_SIGNED = {"eq": "eq", "ne": "ne", "lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge"}
 _COMPARE_UNSIGNED = {"eq": "eq", "ne": "ne", "lt": "ult", "le": "ule", "gt": "ugt", "ge": "uge"}
@@ -48,6 +49,7 @@ class OpLowering:
         self.declarations: set[str] = set()
         self.temps = 0
         self.aliases: dict[int, str] = {}  # names of values that are not called %v<id>
+        self.contraction = Contraction({}, {})
         self.dots = DotLowering(self)
         self.tiles = TileLowering(target, self.out, self.declarations, self.atom)
         self._ops: dict[str, Callable[[Let], None]] = {
@@ -152,7 +154,13 @@ class OpLowering:
                 table = _COMPARE_SIGNED if dtype.kind == "i" else _COMPARE_UNSIGNED
                 self._plain(s, f"icmp {table[op]}")
         elif dtype.is_float and op in _FLOAT:
-            self._plain(s, _FLOAT[op])
+            if op == "mul" and s.ref.id in self.contraction.products:
+                return
+            position = self.contraction.sums.get(s.ref.id)
+            if position is None:
+                self._plain(s, _FLOAT[op])
+            else:
+                self._contracted(s, position)
         elif op in _INT:
             self._plain(s, f"{_INT[op]} {s.attr}" if s.attr else _INT[op])
         elif op in _INTRINSIC:
@@ -462,13 +470,35 @@ class OpLowering:
                 self.alias(s, text)
                 return
         if goal.is_narrow_float:
-            if source is not f32:
+            if source is f64:
+                text = self._round_to_odd(text, width)
+            elif source is not f32:
                 text = self._number_cast(
                     text, from_, source, vector_name("float", width), f32, width, s.attr
                 )
             self.alias(s, self.narrow(text, goal, width))
             return
         self.alias(s, self._number_cast(text, from_, source, to, goal, width, s.attr))
+
+    def _round_to_odd(self, text: str, width: int) -> str:
+        """f64 as f32; inexact results have a last bit of 1, so that rounding them again is as rounding `text`."""
+        doubles, floats = vector_name("double", width), vector_name("float", width)
+        ints, flags, c = vector_name("i32", width), vector_name("i1", width), _constants(width)
+        nearest = self.temp(f"fptrunc {doubles} {text} to {floats}")
+        back = self.temp(f"fpext {floats} {nearest} to {doubles}")
+        bits = self.temp(f"bitcast {floats} {nearest} to {ints}")
+        inexact = self.temp(f"fcmp one {doubles} {back}, {text}")
+        last = self.temp(f"and {ints} {bits}, {c('i32', 1)}")
+        even = self.temp(f"icmp eq {ints} {last}, {c('i32', 0)}")
+        move = self.temp(f"and {flags} {inexact}, {even}")
+        # bits of floats grow with their magnitude: the odd neighbour on the side of `text`
+        name = f"llvm.fabs.{mangled(Type(f64, width))}"
+        magnitudes = [self.call(doubles, name, [(doubles, x)]) for x in (back, text)]
+        smaller = self.temp(f"fcmp olt {doubles} {magnitudes[0]}, {magnitudes[1]}")
+        step = self.temp(f"select {flags} {smaller}, {ints} {c('i32', 1)}, {ints} {c('i32', -1)}")
+        moved = self.temp(f"add {ints} {bits}, {step}")
+        odd = self.temp(f"select {flags} {move}, {ints} {moved}, {ints} {bits}")
+        return self.temp(f"bitcast {ints} {odd} to {floats}")
 
     def _number_cast(
         self, text: str, from_: str, a: ScalarType, to: str, b: ScalarType, width: int, mode: Any
@@ -548,6 +578,19 @@ class OpLowering:
             s,
             self.call(t, f"llvm.{name}.{mangled(s.ref.type)}", [(t, self.atom(a)) for a in s.args]),
         )
+
+    def _contracted(self, s: Let, position: int) -> None:
+        """A sum or difference one operand of which is a product, as one fused multiply-add."""
+        product, other = s.args[position], s.args[1 - position]
+        assert isinstance(product, Ref)
+        x, y = (self.atom(a) for a in self.contraction.products[product.id].args)
+        z, t = self.atom(other), llvm_type(s.ref.type)
+        if s.op == "sub":
+            if position == 0:
+                z = self.temp(f"fneg {t} {z}")
+            else:
+                x = self.temp(f"fneg {t} {x}")
+        self.alias(s, self.call(t, f"llvm.fma.{mangled(s.ref.type)}", [(t, x), (t, y), (t, z)]))
 
     def _extremum(self, s: Let) -> None:
         a, b = s.args

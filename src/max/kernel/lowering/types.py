@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from max.dtype.rounding import converted
 from max.kernel.ir.nodes import Const
 from max.kernel.types import ScalarType, Type, f16, f32
 
@@ -64,12 +65,12 @@ def number_text(value: Any, dtype: ScalarType) -> str:
     if not dtype.is_float:
         return str(int(value))
     if dtype.bits == 8:
-        return str(int(np.asarray(value, np.float32).astype(dtype.numpy).view(np.uint8)))
+        return str(int(converted(np.asarray(value, np.float64), dtype.numpy).view(np.uint8)))
     if dtype.bits == 16:
         if dtype is f16:
             with np.errstate(over="ignore"):
                 return str(int(np.float16(value).view(np.uint16)))
-        return str(int(np.asarray(value, np.float32).astype(dtype.numpy).view(np.uint16)))
+        return str(int(converted(np.asarray(value, np.float64), dtype.numpy).view(np.uint16)))
     if dtype is f32:
         with np.errstate(over="ignore"):
             value = float(np.float32(value))
