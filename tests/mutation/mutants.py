@@ -252,7 +252,8 @@ class _Finder(ast.NodeVisitor):
         """Returns None, or goes on where nothing is returned."""
         if node.value is None:
             self._drop(node)
-        elif not (isinstance(node.value, ast.Constant) and node.value.value is None):
+        # None and False are the same to most callers
+        elif not (isinstance(node.value, ast.Constant) and node.value.value in (None, False)):
             self._replace("drop", node, "return None")
         self.generic_visit(node)
 

@@ -21,7 +21,8 @@ from max.interfaces import (
 )
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
 from max.pipelines.generation.decode_loop import next_step_graph
-from max.pipelines.generation.generation import Generation, limits_of
+from max.pipelines.generation.engine import limits_of
+from max.pipelines.generation.generation import Generation
 from max.pipelines.sampling.inputs import step_seed
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
@@ -171,17 +172,24 @@ def test_an_interrupt_ends_it_after_a_step(several) -> None:
 def test_a_request_that_comes_meanwhile_waits_for_one_step_only(several) -> None:
     generation = Generation.of(several)
     interrupts: list[None] = []
-    real = several.interrupt
+    real, execute = several.interrupt, several.execute
+
+    def executing(inputs):
+        generation.cancel(RequestID())
+        return execute(inputs)
+
     several.interrupt = lambda: interrupts.append(real())
     try:
         stream = generation.stream([context([5, 6, 7], 60, ignore_eos=True)])
         next(stream)
-        with generation._driving:
-            generation.cancel(RequestID())
-        assert interrupts
+        generation.cancel(RequestID())
+        assert not interrupts, "no step runs"
+        several.execute = executing
+        next(stream)
+        assert len(interrupts) == 1
         stream.close()
     finally:
-        del several.interrupt
+        del several.interrupt, several.execute
 
 
 def test_how_many_steps_are_found_out() -> None:

@@ -4,65 +4,26 @@ from __future__ import annotations
 
 import threading
 import time
-import zlib
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from max.interfaces import GenerationStatus, RequestID, TextGenerationOutput
-from max.pipelines.core import InputError, TextContext
-from max.pipelines.generation.generation import Generation, RequestText, limits_of, run_async
-from max.pipelines.kv_cache.context_pages import ContextPages
-from max.pipelines.kv_cache.page_manager import PageManager
+from max.pipelines.core import InputError
+from max.pipelines.generation.coroutines import run_async
+from max.pipelines.generation.engine import limits_of
+from max.pipelines.generation.generation import Generation
+from max.pipelines.generation.request_text import RequestText
 from max.pipelines.scheduler import SchedulerLimits
+from tests.pipelines.counting_pipeline import CountingPipeline, context, expected
 
 
-def next_token(sequence: list[int]) -> int:
-    return zlib.crc32(bytes(sequence)) % 251
-
-
-def expected(prompt: list[int], new: int) -> list[int]:
-    sequence = list(prompt)
-    for _ in range(new):
-        sequence.append(next_token(sequence))
-    return sequence[len(prompt) :]
-
-
-class Pipeline:
-    """Gives each sequence the token that depends on all before."""
-
-    def __init__(self, pages: int = 64) -> None:
-        self.kv_managers = [ContextPages(PageManager(pages, 2))]
-        self.steps = 0
-        self.sizes: list[int] = []
-        self.before = lambda batch: None
-        self.interrupts = 0
-
-    def interrupt(self):
-        self.interrupts += 1
-
-    def execute(self, inputs):
-        batch = list(inputs.batch.values())
-        self.steps += 1
-        self.sizes.append(len(batch))
-        self.before(batch)
-        for context in batch:
-            context.update(next_token(context.all_tokens.tolist()))
-        self.kv_managers[0].step(batch)
-        return {c.request_id: c.to_generation_output() for c in batch}
-
-
-def context(prompt: list[int], new: int) -> TextContext:
-    return TextContext(max_length=len(prompt) + new, tokens=np.array(prompt))
-
-
-def generation(pipeline: Pipeline, batch: int = 4, chunk: int = 8192) -> Generation:
+def generation(pipeline: CountingPipeline, batch: int = 4, chunk: int = 8192) -> Generation:
     return Generation(pipeline, SchedulerLimits(max_batch_size=batch, prefill_chunk_size=chunk))
 
 
 def test_a_batch_gives_each_request_its_own_tokens():
-    pipeline = Pipeline()
+    pipeline = CountingPipeline()
     prompts = [[i, i + 1] for i in range(7)]
     outputs = generation(pipeline).run([context(p, 5) for p in prompts])
     assert [o.tokens for o in outputs] == [expected(p, 5) for p in prompts]
@@ -72,7 +33,7 @@ def test_a_batch_gives_each_request_its_own_tokens():
 
 
 def test_tokens_come_as_they_are_made():
-    pipeline = Pipeline()
+    pipeline = CountingPipeline()
     one = context([1, 2, 3, 4, 5], 3)
     stream = generation(pipeline, chunk=2).stream([one])
     first = next(stream)
@@ -81,7 +42,7 @@ def test_tokens_come_as_they_are_made():
 
 
 def test_closing_the_stream_frees_the_pages():
-    pipeline = Pipeline()
+    pipeline = CountingPipeline()
     made = generation(pipeline)
     stream = made.stream([context([1], 50), context([2], 50)])
     next(stream)
@@ -92,7 +53,7 @@ def test_closing_the_stream_frees_the_pages():
 
 
 def test_cancel_ends_one_request():
-    pipeline = Pipeline()
+    pipeline = CountingPipeline()
     made = generation(pipeline)
     a, b = context([1], 6), context([2], 6)
     found: dict[RequestID, TextGenerationOutput] = {}
@@ -106,7 +67,7 @@ def test_cancel_ends_one_request():
 
 
 def test_threads_share_batches():
-    pipeline = Pipeline(256)
+    pipeline = CountingPipeline(256)
     pipeline.before = lambda batch: time.sleep(0.0005)
     made = generation(pipeline, batch=8)
     wrong: list[str] = []
@@ -130,7 +91,7 @@ def test_threads_share_batches():
 
 
 def test_a_step_that_fails_fails_its_requests_and_no_later_ones():
-    pipeline = Pipeline()
+    pipeline = CountingPipeline()
     made = generation(pipeline)
 
     def fail(batch):
@@ -145,7 +106,7 @@ def test_a_step_that_fails_fails_its_requests_and_no_later_ones():
 
 
 def test_an_interrupt_in_one_thread_leaves_the_requests_of_others():
-    pipeline = Pipeline()
+    pipeline = CountingPipeline()
     made = generation(pipeline)
     outputs: dict[int, list[int]] = {}
     interrupted: list[int] = []
@@ -175,7 +136,7 @@ def test_an_interrupt_in_one_thread_leaves_the_requests_of_others():
 
 
 def test_a_request_that_can_never_run_is_an_error_of_the_user():
-    pipeline = Pipeline(4)
+    pipeline = CountingPipeline(4)
     made = generation(pipeline)
     with pytest.raises(InputError, match="pages of the KV cache"):
         made.run([context([1], 3), context([1, 2, 3], 40)])
@@ -187,7 +148,7 @@ def test_one_generation_a_pipeline_which_it_does_not_keep_alive():
     import gc
     import weakref
 
-    pipeline = Pipeline()
+    pipeline = CountingPipeline()
     config = dict(
         max_batch_size=2, max_queue_size_tg=None, max_ce_batch_size=192, prefill_chunk_size=64
     )

@@ -239,9 +239,10 @@ class Trace:
     def steps(self, count: int) -> list:
         return [self.step() for _ in range(count)]
 
-    def pages(self, name: str) -> int:
+    def pages(self, name: str) -> int | None:
+        """The length of a request's page table; None where it has none."""
         key = RequestID(name)
-        return len(self.cache.pages.pages(key)) if self.cache.contains(key) else 0
+        return len(self.cache.pages.pages(key)) if self.cache.contains(key) else None
 
 
 def test_a_prompt_then_a_token_a_step():
@@ -288,7 +289,9 @@ def test_without_chunks_a_long_prompt_is_read_alone():
     trace = Trace(30, prefill_chunk_size=5, enable_chunked_prefill=False)
     for name, length in (("a", 3), ("b", 2), ("c", 3), ("d", 3), ("e", 7), ("f", 2)):
         trace.add(name, length)
-    assert trace.steps(4) == ["CE1 a0:3 b0:2", "CE1 c0:3", "CE1 d0:3", "CE1 e0:7"]
+    assert trace.steps(2) == ["CE1 a0:3 b0:2", "CE1 c0:3"]
+    assert trace.pages("d") is None
+    assert trace.steps(2) == ["CE1 d0:3", "CE1 e0:7"]
     assert trace.step() == "CE1 f0:2"
     assert trace.cache.pages.used_pages == 2 + 1 + 2 + 2 + 4 + 1
 
@@ -299,21 +302,22 @@ def test_running_requests_get_a_token_beside_prompts():
     trace.add("b", 3)
     trace.step()
     trace.add("c", 2)
+    assert trace.schedule() == "CE1 a3:4 b3:4 c0:2"
+    assert trace.pages("a") == 2, "for one step"
     assert trace.step() == "CE1 a3:4 b3:4 c0:2"
     assert trace.step() == "TG4 a4:5 b4:5 c2:3"
 
 
 def test_beside_prompts_a_request_without_a_page_is_left_out():
-    trace = Trace(6, enable_in_flight_batching=True)
-    trace.add("a", 4, new=6)
-    trace.step()
-    trace.add("b", 5, new=6)  # three pages, and one of headroom
-    assert trace.step() == "CE1 a4:5 b0:5"
-    assert trace.step() == "TG1 a5:6 b5:6"
-    trace.scheduler.remove(RequestID("b"))
-    trace.add("c", 3, new=6)  # two pages: the one that is left is for a
-    assert trace.schedule() == "CE1 a6:7 c0:3"
-    assert trace.cache.free_pages == 0
+    trace = Trace(5, enable_in_flight_batching=True, prefill_chunk_size=2)
+    trace.add("a", 5, new=5)
+    assert trace.steps(3) == ["CE1 a0:2", "CE1 a2:4", "CE1 a4:5"]
+    trace.add("c", 6, new=2)
+    assert trace.step() == "CE1 a5:6 c0:2"
+    assert trace.step() == "CE1 c2:4", "c took the last page"
+    assert trace.pages("a") == 3 and trace.scheduler.preemptions == 0
+    assert trace.step() == "TG1 a6:7"
+    assert trace.pages("c") is None
 
 
 def test_the_context_of_a_batch_is_bounded():
@@ -323,7 +327,7 @@ def test_the_context_of_a_batch_is_bounded():
     trace.add("c", 1)
     assert trace.step() == "CE1 a0:3 b0:5", "eight tokens fit"
     assert trace.step() == "TG1 a3:4 b5:6", "c waits"
-    assert trace.pages("c") == 0
+    assert trace.pages("c") is None
     trace.scheduler.remove(RequestID("b"))
     trace.add("d", 3)
     assert trace.step() == "CE1 c0:1", "5 and 1, and 3 would be 9"
@@ -342,7 +346,7 @@ def test_a_prompt_leaves_a_page_for_each_running_request(pages, joins):
     trace.step()
     context = trace.add("c", 4, new=3)
     assert trace.step() == ("CE1 c0:4" if joins else "TG1 a2:3 b2:3")
-    assert trace.pages("c") == (2 if joins else 0)
+    assert trace.pages("c") == (2 if joins else None)
     assert context.start_idx == (4 if joins else 0)
 
 
@@ -372,7 +376,7 @@ def test_a_chunk_that_is_put_off_is_whole_again():
     trace.cache.claim(RequestID("other"))
     trace.cache.pages.reserve(RequestID("other"), 2)
     assert trace.step() == "TG1 a2:3", "it takes b's pages"
-    assert trace.scheduler.preemptions == 1 and trace.pages("b") == 0
+    assert trace.scheduler.preemptions == 1 and trace.pages("b") is None
     assert (b.start_idx, b.active_idx) == (0, 8)
     trace = Trace(6, prefill_chunk_size=4)
     trace.add("a", 2, new=8)
@@ -397,7 +401,7 @@ def test_a_prompt_that_is_put_off_takes_its_prefix_again():
     assert trace.steps(2) == ["CE1 a0:4", "TG1 a4:5"]
     b = trace.add("b", 7, new=2)
     assert trace.step() == "TG1 a5:6"
-    assert (b.start_idx, trace.pages("b")) == (0, 0)
+    assert (b.start_idx, trace.pages("b")) == (0, None)
     trace.scheduler.remove(RequestID("a"))
     assert trace.step() == "CE1 b4:7"
     assert trace.cache.pages.reused_tokens == 4, "counted once"
@@ -408,7 +412,7 @@ def test_the_last_of_all_is_preempted():
     for name in "abc":
         trace.add(name, 3, new=6)
     assert trace.steps(3) == ["CE1 a0:3 b0:3 c0:3", "TG1 a3:4 b3:4 c3:4", "TG1 a4:5 b4:5"]
-    assert trace.scheduler.preemptions == 1 and trace.pages("c") == 0
+    assert trace.scheduler.preemptions == 1 and trace.pages("c") is None
     assert trace.step() == "TG1 a5:6 b5:6"
     assert trace.step() == "TG1 a6:7"
     assert trace.scheduler.preemptions == 2
@@ -448,11 +452,19 @@ def test_an_unknown_request_is_not_requeued():
     context = trace.add("a", 3)
     trace.step()
     trace.scheduler.requeue(context)
-    assert trace.pages("a") == 0 and trace.scheduler.preemptions == 1
+    assert trace.pages("a") is None and trace.scheduler.preemptions == 1
     assert trace.step() == "CE1 a0:4"
     trace.scheduler.remove(RequestID("a"))
     trace.scheduler.requeue(context)
     assert len(trace.scheduler) == 0 and trace.step() is None
+
+
+def test_a_request_that_is_read_again_keeps_its_place():
+    trace = Trace(20)
+    a, _ = trace.add("a", 3), trace.add("b", 3)
+    trace.step()
+    trace.scheduler.requeue(a)
+    assert trace.steps(2) == ["CE1 a0:4", "TG1 a4:5 b3:4"]
 
 
 def test_a_request_that_leaves_amid_a_step():

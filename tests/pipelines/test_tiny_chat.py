@@ -20,7 +20,7 @@ from max.interfaces import (
     TextGenerationRequest,
 )
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
-from max.pipelines.generation.generation import run_async
+from max.pipelines.generation.coroutines import run_async
 from tests.tolerance import assert_close
 
 torch = pytest.importorskip("torch")

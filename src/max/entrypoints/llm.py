@@ -12,7 +12,10 @@ from max.interfaces import (
     TextGenerationRequest,
 )
 from max.pipelines.config.pipeline_config import PipelineConfig
-from max.pipelines.generation.generation import Generation, RequestText, run_async
+from max.pipelines.generation.coroutines import run_async
+from max.pipelines.generation.generation import Generation
+from max.pipelines.generation.mixin import GenerateMixin
+from max.pipelines.generation.request_text import RequestText
 from max.pipelines.registry.registry import PIPELINE_REGISTRY
 from max.pipelines.sampling.defaults import sampling_params_for
 from max.pipelines.tokenization.tokenizer import TextTokenizer
@@ -41,13 +44,17 @@ class LLM:
             )
         pipeline_config.resolve()
         self._config = pipeline_config
-        tokenizer, self._pipeline = PIPELINE_REGISTRY.retrieve(
+        tokenizer, pipeline = PIPELINE_REGISTRY.retrieve(
             pipeline_config, PipelineTask.TEXT_GENERATION
         )
         if not isinstance(tokenizer, TextTokenizer):
             raise TypeError(f"LLM: {type(tokenizer).__name__} is no TextTokenizer")
         self._tokenizer = tokenizer
-        self._generation = Generation.of(self._pipeline)
+        if not isinstance(pipeline, GenerateMixin):
+            raise TypeError(f"LLM: {type(pipeline).__name__} is no GenerateMixin")
+        # a generation does not keep its pipeline alive
+        self._pipeline = pipeline
+        self._generation = Generation.of(pipeline)
 
     def generate(
         self,

@@ -121,7 +121,7 @@ class _Runner:
 
     def context(self, prompt: str, chat: bool) -> TextGenerationContext:
         """The state of a request that begins."""
-        from max.pipelines.generation.generation import run_async
+        from max.pipelines.generation.coroutines import run_async
 
         as_chat = chat and self.tokenizer.has_chat_template
         request = TextGenerationRequest(
@@ -137,7 +137,7 @@ class _Runner:
 
     def run(self, context: TextGenerationContext, timing: _Timing | None = None) -> Iterator[str]:
         """The text of a request, as it comes."""
-        from max.pipelines.generation.generation import RequestText
+        from max.pipelines.generation.request_text import RequestText
 
         text = RequestText(
             lambda tokens: self.tokenizer.decode_now(tokens, skip_special_tokens=True),

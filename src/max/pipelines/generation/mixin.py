@@ -1,4 +1,4 @@
-"""Adds ``generate`` to pipelines of text."""
+"""Adds ``generate`` to text pipelines."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from max.interfaces import (
     TextGenerationOutput,
 )
 from max.pipelines.config.pipeline_config import PipelineConfig
-from max.pipelines.generation.generation import Generation, run_async
+from max.pipelines.generation.coroutines import run_async
+from max.pipelines.generation.generation import Generation
 from max.pipelines.kv_cache.manager import PagedKVCacheManager
 
 
 @runtime_checkable
 class GenerateMixin(Protocol[TextGenerationContextType, RequestType]):
-    """Adds :meth:`generate` to a pipeline of text: requests in, texts' tokens out."""
+    """Adds :meth:`generate` to a text pipeline: from requests to their tokens."""
 
     @property
     def kv_managers(self) -> list[PagedKVCacheManager]:
-        """The managers of the pipeline's caches."""
+        """The manager of the KV cache, in a list."""
         ...
 
     @property
@@ -53,15 +54,23 @@ class GenerateMixin(Protocol[TextGenerationContextType, RequestType]):
         ...
 
     def release(self, request_id: RequestID) -> None:
-        """Frees what a request holds.
+        """Frees the resources of a request.
 
         Args:
             request_id: The request.
         """
         ...
 
+    @property
+    def repeats_steps(self) -> bool:
+        """Whether several steps in one call save time; by default they do not."""
+        return False
+
+    def interrupt(self) -> None:
+        """Ends an execution of several steps after the current one; by default there is none."""
+
     def generate(self, prompts: RequestType | list[RequestType]) -> list[TextGenerationOutput]:
-        """Generates for requests until all of them have ended.
+        """Generates until all requests have ended.
 
         Args:
             prompts: One request, or a list of them.
@@ -77,7 +86,7 @@ class GenerateMixin(Protocol[TextGenerationContextType, RequestType]):
         return Generation.of(self).run(run_async(contexts()))
 
     async def generate_async(self, prompts: RequestType | list[RequestType]) -> Any:
-        """As :meth:`generate`, in a thread, so that the event loop goes on.
+        """As :meth:`generate`, in a thread of its own.
 
         Args:
             prompts: One request, or a list of them.

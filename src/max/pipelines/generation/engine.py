@@ -1,0 +1,226 @@
+"""Runs requests on a pipeline, batch by batch.
+
+The engine is the one place where scheduler and pipeline meet. It has no thread: a driver calls
+:meth:`Engine.step` as long as there are requests. Drivers are :class:`~max.pipelines.generation.generation.Generation`
+for threads of this process, and :func:`~max.pipelines.generation.service.serve` for another process.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from max.interfaces import (
+    BatchType,
+    GenerationStatus,
+    RequestID,
+    TextGenerationContext,
+    TextGenerationInputs,
+    TextGenerationOutput,
+)
+from max.pipelines.config.pipeline_config import PipelineConfig
+from max.pipelines.scheduler import PageSource, SchedulerLimits, TextScheduler
+
+MAX_SECONDS = 0.04
+"""The longest execution of several steps where the configuration does not set their number: a reader
+sees tokens arrive one by one."""
+
+
+class BatchPipeline(Protocol):
+    """The part of a pipeline that an engine uses; ``TextGenerationPipeline`` implements it."""
+
+    @property
+    def kv_managers(self) -> Sequence[PageSource]:
+        """The KV cache, in a list."""
+        ...
+
+    def execute(self, inputs: TextGenerationInputs[Any]) -> dict[RequestID, TextGenerationOutput]:
+        """Runs a batch, and updates its contexts.
+
+        Args:
+            inputs: The batch; its pages are reserved.
+
+        Returns:
+            The new tokens of each request.
+        """
+        ...
+
+    def interrupt(self) -> None:
+        """Ends an execution of several steps after the current one; from any thread."""
+        ...
+
+
+class ConfiguredPipeline(BatchPipeline, Protocol):
+    """A pipeline whose configuration has the limits of batches."""
+
+    @property
+    def pipeline_config(self) -> PipelineConfig:
+        """The configuration."""
+        ...
+
+    @property
+    def repeats_steps(self) -> bool:
+        """Whether several steps in one call save time."""
+        ...
+
+
+def limits_of(pipeline: ConfiguredPipeline) -> SchedulerLimits:
+    """The limits of batches in a pipeline's configuration.
+
+    Args:
+        pipeline: The pipeline.
+    """
+    config = pipeline.pipeline_config
+    batch = config.max_batch_size or 1
+    steps = max(config.max_num_steps, 1)
+    if config.finds_num_steps and not pipeline.repeats_steps:
+        steps = 1  # more steps in one call save nothing
+    return SchedulerLimits(
+        max_batch_size=min(batch, config.max_queue_size_tg or batch),
+        max_ce_batch_size=min(batch, config.max_ce_batch_size),
+        prefill_chunk_size=config.prefill_chunk_size,
+        enable_chunked_prefill=config.enable_chunked_prefill,
+        enable_in_flight_batching=config.enable_in_flight_batching,
+        max_num_steps=steps,
+        max_seconds=MAX_SECONDS if config.finds_num_steps else None,
+        max_batch_context_length=config.max_batch_context_length,
+    )
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The end of a request that an error has ended.
+
+    Args:
+        request_id: The request.
+        error: The error.
+    """
+
+    request_id: RequestID
+    error: Exception
+
+
+Outcome: TypeAlias = TextGenerationOutput | Failure
+"""What a step brings for a request."""
+
+
+class Engine:
+    """Runs requests on a pipeline.
+
+    :meth:`submit` and :meth:`cancel` may be called from any thread, :meth:`step` by one thread at a
+    time. The engine does not keep its pipeline alive.
+
+    Args:
+        pipeline: The pipeline; all its requests go through one engine.
+        limits: The limits of batches.
+    """
+
+    def __init__(self, pipeline: BatchPipeline, limits: SchedulerLimits) -> None:
+        (cache,) = pipeline.kv_managers
+        self._pipeline = weakref.ref(pipeline)
+        self.scheduler = TextScheduler(cache, limits)
+        self._stepping = False
+        self._lock = threading.Lock()  # guards the changes
+        self._changes: list[TextGenerationContext | RequestID] = []
+        # outcomes that no step has returned yet: an interrupt leaves them for the next one
+        self._outcomes: list[Outcome] = []
+
+    @property
+    def idle(self) -> bool:
+        """Whether a step would do nothing."""
+        with self._lock:
+            return not (self._changes or self._outcomes or len(self.scheduler))
+
+    def submit(self, context: TextGenerationContext) -> None:
+        """Adds a request before the next step.
+
+        Args:
+            context: The request; the engine updates it. Its identifier is that of no open request.
+        """
+        with self._lock:
+            self._changes.append(context)
+        self.interrupt()
+
+    def cancel(self, request_id: RequestID) -> None:
+        """Ends a request before the next step, which returns its last output and frees its pages.
+
+        Args:
+            request_id: The request; nothing happens where it is not open.
+        """
+        with self._lock:
+            self._changes.append(request_id)
+        self.interrupt()
+
+    def interrupt(self) -> None:
+        """Lets :meth:`step`, where it runs, return after the current step of several."""
+        pipeline = self._pipeline()
+        if self._stepping and pipeline is not None:
+            pipeline.interrupt()
+
+    def apply_changes(self) -> None:
+        """Adds and cancels requests without running a batch; only between two steps."""
+        with self._lock:
+            changes, self._changes = self._changes, []
+        for change in changes:
+            if not isinstance(change, RequestID):
+                try:
+                    self.scheduler.add(change)
+                except ValueError as error:
+                    self._outcomes.append(Failure(change.request_id, error))
+            elif change in self.scheduler:
+                self.scheduler.remove(change)
+                self._outcomes.append(TextGenerationOutput(change, [], GenerationStatus.CANCELLED))
+
+    def step(self) -> list[Outcome]:
+        """Runs the next batch.
+
+        An error of the pipeline fails the requests of the batch and no others.
+
+        Returns:
+            New tokens and ends of requests.
+
+        Raises:
+            BaseException: What is no ``Exception``, such as ``KeyboardInterrupt``, passes through; the
+                requests of the batch are read again.
+        """
+        self._stepping = True
+        try:
+            self.apply_changes()
+            inputs = self.scheduler.schedule()
+            if inputs is not None:
+                self._run(inputs)
+        finally:
+            self._stepping = False
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
+
+    def _run(self, inputs: TextGenerationInputs[TextGenerationContext]) -> None:
+        pipeline = self._pipeline()
+        if pipeline is None:
+            raise RuntimeError("the pipeline of this engine was deleted")
+        batch = list(inputs.batch.values())
+        start = time.perf_counter()
+        try:
+            outputs = pipeline.execute(inputs)
+        except Exception as error:
+            for context in batch:
+                self.scheduler.remove(context.request_id)
+                self._outcomes.append(Failure(context.request_id, error))
+            return
+        except BaseException:
+            for context in batch:
+                if context.is_done:
+                    self._outcomes.append(context.to_generation_output())
+                    self.scheduler.remove(context.request_id)
+                else:
+                    self.scheduler.requeue(context)
+            raise
+        if inputs.batch_type is BatchType.TG:
+            steps = max([len(output.tokens) for output in outputs.values()], default=0)
+            self.scheduler.record_step(time.perf_counter() - start, steps)
+        self.scheduler.update(batch)
+        self._outcomes += [out for out in outputs.values() if out.tokens or out.is_done]

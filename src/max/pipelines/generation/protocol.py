@@ -1,0 +1,324 @@
+"""The messages between the users of an engine and the process that runs it.
+
+All messages are frozen dataclasses of numbers, texts and tuples: they pickle, they encode as msgpack,
+and neither side sees the other's state. A conversation::
+
+    engine -> EngineReady                         the model is loaded
+    user   -> GenerationRequest, CancelRequest    at any time, from any thread
+    engine -> TokensGenerated ...                 per request, in the order of its tokens
+    engine -> TokensGenerated | RequestFailed     the last event of each request
+    user   -> Shutdown
+    engine -> EngineStopped                       the last event of all
+
+The last event of a request is a :class:`TokensGenerated` whose status says why it ended, or a
+:class:`RequestFailed`. A cancelled request ends with status ``CANCELLED``, unless it has ended before
+the engine reads the cancellation. After :class:`EngineStopped` no request is open.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import TypeAlias
+
+import numpy as np
+
+from max.interfaces import (
+    GenerationStatus,
+    LogProbabilities,
+    RequestID,
+    SamplingParams,
+    TextGenerationOutput,
+)
+from max.pipelines.core.context import TextAndVisionContext, TextContext
+from max.pipelines.core.exceptions import ConfigError, InputError, ModelFilesError, UserError
+
+_USER_ERRORS: dict[str, type[UserError]] = {
+    error.__name__: error for error in (UserError, InputError, ConfigError, ModelFilesError)
+}
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the tokens of a request are chosen; the fields are those of ``SamplingParams``."""
+
+    top_k: int = -1
+    top_p: float = 1.0
+    min_p: float = 0.0
+    temperature: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_new_tokens: int = 0
+    ignore_eos: bool = False
+    seed: int = 0
+
+    @classmethod
+    def of(cls, params: SamplingParams) -> Sampling:
+        """The fields of sampling parameters that an engine reads.
+
+        Args:
+            params: The parameters.
+
+        Raises:
+            ValueError: They have logits processors, which are callables of this process.
+        """
+        if params.logits_processors:
+            raise ValueError("logits processors cannot be sent to the process of an engine")
+        return cls(**{field.name: getattr(params, field.name) for field in fields(cls)})
+
+    def to_params(self) -> SamplingParams:
+        """The sampling parameters with these fields."""
+        return SamplingParams(**asdict(self))
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """Asks for tokens; the fields are those of ``TextContext``.
+
+    Args:
+        request_id: Identifies the request; no open request has the same.
+        tokens: The prompt.
+        max_length: The most tokens of the sequence, the prompt included.
+        eos_token_ids: Tokens that end the sequence.
+        eos_sequences: Runs of tokens that end the sequence.
+        log_probabilities: The number of top log-probabilities per token; 0: none are returned.
+        log_probabilities_echo: Whether those of the prompt are returned too.
+        ignore_eos: Whether the sequence goes on after one of ``eos_token_ids``.
+        json_schema: The schema of the text.
+        model_name: The requested model.
+        sampling: How tokens are chosen.
+    """
+
+    request_id: str
+    tokens: tuple[int, ...]
+    max_length: int
+    eos_token_ids: tuple[int, ...] = ()
+    eos_sequences: tuple[tuple[int, ...], ...] = ()
+    log_probabilities: int = 0
+    log_probabilities_echo: bool = False
+    ignore_eos: bool = False
+    json_schema: str | None = None
+    model_name: str = ""
+    sampling: Sampling = Sampling()
+
+    @classmethod
+    def of(cls, context: TextContext) -> GenerationRequest:
+        """The request that a context begins.
+
+        Args:
+            context: The context; nothing was generated for it yet.
+
+        Raises:
+            ValueError: It has generated tokens, images or logits processors.
+        """
+        if len(context.generated_tokens):
+            raise ValueError(
+                f"request {context.request_id} has {len(context.generated_tokens)} generated "
+                "tokens; only a new request can be sent to an engine"
+            )
+        if isinstance(context, TextAndVisionContext):
+            raise ValueError(
+                f"request {context.request_id} has images, which cannot be sent to an engine"
+            )
+        return cls(
+            request_id=context.request_id.value,
+            tokens=tuple(context.all_tokens.tolist()),
+            max_length=context.max_length,
+            eos_token_ids=tuple(sorted(context.eos_token_ids)),
+            eos_sequences=tuple(map(tuple, context.eos_sequences)),
+            log_probabilities=context.log_probabilities,
+            log_probabilities_echo=context.log_probabilities_echo,
+            ignore_eos=context.ignore_eos,
+            json_schema=context.json_schema,
+            model_name=context.model_name,
+            sampling=Sampling.of(context.sampling_params),
+        )
+
+    def to_context(self) -> TextContext:
+        """A new context of this request.
+
+        Raises:
+            InputError: The prompt is empty, or leaves no room for a token.
+            ValueError: A sampling parameter is out of its range.
+        """
+        return TextContext(
+            request_id=RequestID(self.request_id),
+            tokens=np.array(self.tokens, np.int64),
+            max_length=self.max_length,
+            eos_token_ids=set(self.eos_token_ids),
+            eos_sequences=[list(run) for run in self.eos_sequences],
+            log_probabilities=self.log_probabilities,
+            log_probabilities_echo=self.log_probabilities_echo,
+            ignore_eos=self.ignore_eos,
+            json_schema=self.json_schema,
+            model_name=self.model_name,
+            sampling_params=self.sampling.to_params(),
+        )
+
+
+@dataclass(frozen=True)
+class CancelRequest:
+    """Ends a request.
+
+    Args:
+        request_id: The request; nothing happens where it has ended.
+    """
+
+    request_id: str
+
+
+@dataclass(frozen=True)
+class Shutdown:
+    """Stops the engine.
+
+    Args:
+        finish: Whether open requests are finished first; if not, they are cancelled.
+    """
+
+    finish: bool = False
+
+
+@dataclass(frozen=True)
+class ErrorInfo:
+    """An error as data.
+
+    Args:
+        kind: ``UserError``, ``InputError``, ``ConfigError`` or ``ModelFilesError`` for what the user
+            can correct, else the name of the exception's class.
+        problem: The error.
+        remedy: What corrects it, where that is known.
+    """
+
+    kind: str
+    problem: str
+    remedy: str = ""
+
+    @classmethod
+    def of(cls, error: BaseException) -> ErrorInfo:
+        """An exception as data.
+
+        Args:
+            error: The exception.
+        """
+        if isinstance(error, UserError):
+            return cls(type(error).__name__, error.problem, error.remedy)
+        return cls(type(error).__name__, str(error) or type(error).__name__)
+
+    def to_exception(self) -> Exception:
+        """The user's error, or a RuntimeError that names the engine's."""
+        if self.kind in _USER_ERRORS:
+            return _USER_ERRORS[self.kind](self.problem, self.remedy)
+        return RuntimeError(f"generation failed: {self.problem}")
+
+
+@dataclass(frozen=True)
+class TokenLogProbabilities:
+    """``LogProbabilities`` as data.
+
+    Args:
+        tokens: The log-probability of each token.
+        top: For each token the likeliest ones: pairs of token and log-probability.
+    """
+
+    tokens: tuple[float, ...]
+    top: tuple[tuple[tuple[int, float], ...], ...]
+
+
+@dataclass(frozen=True)
+class TokensGenerated:
+    """New tokens of a request.
+
+    Args:
+        request_id: The request.
+        tokens: The tokens; none where a cancellation ends the request.
+        status: ``ACTIVE``, or why the request has ended; then this is its last event.
+        log_probabilities: One entry per token where they were requested.
+    """
+
+    request_id: str
+    tokens: tuple[int, ...]
+    status: GenerationStatus
+    log_probabilities: tuple[TokenLogProbabilities, ...] | None = None
+
+    @classmethod
+    def of(cls, output: TextGenerationOutput) -> TokensGenerated:
+        """The event of an output.
+
+        Args:
+            output: The output of a pipeline.
+        """
+        entries = output.log_probabilities
+        return cls(
+            output.request_id.value,
+            tuple(output.tokens),
+            output.final_status,
+            None
+            if entries is None
+            else tuple(
+                TokenLogProbabilities(
+                    tuple(entry.token_log_probabilities),
+                    tuple(tuple(top.items()) for top in entry.top_log_probabilities),
+                )
+                for entry in entries
+            ),
+        )
+
+    def to_output(self) -> TextGenerationOutput:
+        """The output that a pipeline would return."""
+        entries = self.log_probabilities
+        return TextGenerationOutput(
+            RequestID(self.request_id),
+            list(self.tokens),
+            self.status,
+            None
+            if entries is None
+            else [
+                LogProbabilities(list(entry.tokens), [dict(top) for top in entry.top])
+                for entry in entries
+            ],
+        )
+
+
+@dataclass(frozen=True)
+class RequestFailed:
+    """The last event of a request that an error has ended.
+
+    Args:
+        request_id: The request.
+        error: The error.
+    """
+
+    request_id: str
+    error: ErrorInfo
+
+
+@dataclass(frozen=True)
+class EngineReady:
+    """The first event: the model is loaded.
+
+    Args:
+        max_batch_size: Requests that run at once.
+        page_size: Tokens per page of the KV cache.
+        total_pages: The number of pages.
+    """
+
+    max_batch_size: int
+    page_size: int
+    total_pages: int
+
+
+@dataclass(frozen=True)
+class EngineStopped:
+    """The last event.
+
+    Args:
+        error: Why the engine could not be loaded or had to stop; None after a :class:`Shutdown`.
+    """
+
+    error: ErrorInfo | None = None
+
+
+Command: TypeAlias = GenerationRequest | CancelRequest | Shutdown
+"""What an engine receives."""
+Event: TypeAlias = EngineReady | TokensGenerated | RequestFailed | EngineStopped
+"""What an engine sends."""

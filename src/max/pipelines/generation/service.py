@@ -1,0 +1,169 @@
+"""Runs an engine for the requests of another process."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+from max.interfaces import GenerationStatus, RequestID
+from max.pipelines.generation.channel import Channel
+from max.pipelines.generation.engine import (
+    BatchPipeline,
+    ConfiguredPipeline,
+    Engine,
+    Failure,
+    Outcome,
+    limits_of,
+)
+from max.pipelines.generation.protocol import (
+    CancelRequest,
+    Command,
+    EngineReady,
+    EngineStopped,
+    ErrorInfo,
+    Event,
+    GenerationRequest,
+    RequestFailed,
+    Shutdown,
+    TokensGenerated,
+)
+from max.pipelines.scheduler import SchedulerLimits
+
+
+def serve_pipeline(
+    load: Callable[[], ConfiguredPipeline], channel: Channel[Command, Event]
+) -> None:
+    """Loads a pipeline and runs it for the requests of a channel; the main function of an engine process.
+
+    An error of loading is sent as :class:`EngineStopped`.
+
+    Args:
+        load: Loads the pipeline.
+        channel: The engine's end of the channel.
+    """
+    try:
+        pipeline = load()
+        limits = limits_of(pipeline)
+    except Exception as error:
+        channel.send(EngineStopped(ErrorInfo.of(error)))
+        return
+    serve(pipeline, limits, channel)
+
+
+def serve(
+    pipeline: BatchPipeline, limits: SchedulerLimits, channel: Channel[Command, Event]
+) -> None:
+    """Runs a pipeline for the requests of a channel.
+
+    It returns after a :class:`Shutdown`, or when the other end of the channel is closed.
+
+    Args:
+        pipeline: The pipeline.
+        limits: The limits of batches.
+        channel: The engine's end of the channel.
+    """
+    _Service(pipeline, limits, channel).run()
+
+
+class _Service:
+    """One engine, one channel, and the thread that reads the channel."""
+
+    def __init__(
+        self, pipeline: BatchPipeline, limits: SchedulerLimits, channel: Channel[Command, Event]
+    ) -> None:
+        self._pipeline = pipeline  # an engine does not keep it alive
+        self._engine = Engine(pipeline, limits)
+        self._channel, self._limits = channel, limits
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._open: set[RequestID] = set()
+        self._shutdown: Shutdown | None = None
+
+    def run(self) -> None:
+        """Sends ``EngineReady``, steps the engine, sends ``EngineStopped``."""
+        threading.Thread(target=self._read, name="engine commands", daemon=True).start()
+        error: BaseException | None = None
+        try:
+            (cache,) = self._pipeline.kv_managers
+            self._channel.send(
+                EngineReady(self._limits.max_batch_size, cache.page_size, cache.total_num_pages)
+            )
+            while not self._stopped():
+                self._obey(wait=self._engine.idle)
+                for outcome in self._engine.step():
+                    self._send(outcome)
+        except OSError:
+            pass  # nobody receives any more
+        except BaseException as caught:
+            error = caught
+            raise
+        finally:
+            self._stop(error)
+
+    def _stopped(self) -> bool:
+        if self._shutdown is None:
+            return False
+        return self._engine.idle if self._shutdown.finish else True
+
+    def _read(self) -> None:
+        """Queues the commands, and lets an execution of several steps end for them."""
+        while True:
+            try:
+                command = self._channel.receive()
+            except EOFError:
+                command = Shutdown()
+            self._commands.put(command)
+            self._engine.interrupt()
+            if isinstance(command, Shutdown) and not command.finish:
+                return
+
+    def _obey(self, wait: bool) -> None:
+        """Carries out the queued commands; an idle engine waits for one."""
+        while wait or not self._commands.empty():
+            wait = False
+            match self._commands.get():
+                case GenerationRequest() as request:
+                    self._submit(request)
+                case CancelRequest(request_id):
+                    self._engine.cancel(RequestID(request_id))
+                case Shutdown() as shutdown:
+                    self._shutdown = shutdown
+                    if not shutdown.finish:
+                        return
+
+    def _submit(self, request: GenerationRequest) -> None:
+        request_id = RequestID(request.request_id)
+        try:
+            if self._shutdown is not None:
+                raise RuntimeError("the engine is shutting down")
+            if request_id in self._open:
+                raise ValueError(f"request {request_id} is open already")
+            context = request.to_context()
+        except Exception as error:
+            self._channel.send(RequestFailed(request.request_id, ErrorInfo.of(error)))
+            return
+        self._open.add(request_id)
+        self._engine.submit(context)
+
+    def _send(self, outcome: Outcome) -> None:
+        request_id = outcome.request_id
+        if isinstance(outcome, Failure):
+            self._open.discard(request_id)
+            self._channel.send(RequestFailed(request_id.value, ErrorInfo.of(outcome.error)))
+            return
+        if outcome.is_done:
+            self._open.discard(request_id)
+        self._channel.send(TokensGenerated.of(outcome))
+
+    def _stop(self, error: BaseException | None) -> None:
+        """Cancels what is open, and frees its pages."""
+        for request_id in self._open:
+            self._engine.cancel(request_id)
+        self._engine.apply_changes()
+        try:
+            for request_id in self._open:
+                status = GenerationStatus.CANCELLED
+                self._channel.send(TokensGenerated(request_id.value, (), status))
+            self._channel.send(EngineStopped(None if error is None else ErrorInfo.of(error)))
+        except OSError:
+            pass  # nobody receives any more

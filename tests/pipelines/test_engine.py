@@ -1,0 +1,237 @@
+"""The engine: requests come, are cancelled, and steps fail or are interrupted, at any time."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from max.interfaces import GenerationStatus, RequestID, TextGenerationOutput
+from max.pipelines.core import InputError, TextContext
+from max.pipelines.generation.engine import Engine, Failure
+from max.pipelines.scheduler import SchedulerLimits
+from tests.pipelines.counting_pipeline import PAGE_SIZE, CountingPipeline, context, expected
+
+FULL, CANCELLED = GenerationStatus.MAXIMUM_LENGTH, GenerationStatus.CANCELLED
+
+
+def engine_of(pipeline: CountingPipeline, **limits) -> Engine:
+    return Engine(pipeline, SchedulerLimits(**{"max_batch_size": 4, **limits}))
+
+
+def outcomes_of(engine: Engine) -> dict[RequestID, list]:
+    """All outcomes until the engine is idle."""
+    outcomes: dict[RequestID, list] = {}
+    while not engine.idle:
+        for outcome in engine.step():
+            outcomes.setdefault(outcome.request_id, []).append(outcome)
+    return outcomes
+
+
+def test_a_step_brings_the_tokens_of_its_batch():
+    pipeline = CountingPipeline()
+    engine = engine_of(pipeline, prefill_chunk_size=4)
+    a, b = context([1, 2], 2), context([3, 4, 5], 1)
+    assert engine.idle and engine.step() == []
+    engine.submit(a)
+    engine.submit(b)
+    assert not engine.idle
+    assert engine.step() == [TextGenerationOutput(a.request_id, expected([1, 2], 1), GenerationStatus.ACTIVE)]  # fmt: skip
+    assert engine.step() == [TextGenerationOutput(b.request_id, expected([3, 4, 5], 1), FULL)]
+    assert engine.step() == [TextGenerationOutput(a.request_id, expected([1, 2], 2)[1:], FULL)]
+    assert engine.idle and pipeline.cache.free_pages == 64
+
+
+def test_changes_are_applied_in_their_order():
+    engine = engine_of(pipeline := CountingPipeline())
+    key = RequestID("a")
+    engine.cancel(key)
+    engine.submit(context([1], 3, request_id=key))
+    engine.cancel(key)
+    engine.cancel(key)
+    engine.submit(context([2], 2, request_id=key))
+    outcomes = outcomes_of(engine)[key]
+    assert outcomes[0] == TextGenerationOutput(key, [], CANCELLED)
+    assert [token for outcome in outcomes for token in outcome.tokens] == expected([2], 2)
+    assert outcomes[-1].final_status == FULL and pipeline.steps == 2
+
+
+def test_errors_end_their_requests_only():
+    engine = engine_of(pipeline := CountingPipeline(pages=3), max_batch_size=1)
+    long, good = context([1], 9), context([1, 2], 2)
+    bad = context([5], 2)
+    error = ZeroDivisionError("in the kernel")
+
+    def fail(batch):
+        if bad in batch:
+            raise error
+
+    pipeline.before = fail
+    for one in (long, bad, good):
+        engine.submit(one)
+    outcomes = outcomes_of(engine)
+    (refused,) = outcomes[long.request_id]
+    assert isinstance(refused.error, InputError) and "5 pages" in str(refused.error)
+    assert outcomes[bad.request_id] == [Failure(bad.request_id, error)]
+    assert [t for o in outcomes[good.request_id] for t in o.tokens] == expected([1, 2], 2)
+    assert pipeline.cache.free_pages == 3
+
+
+def test_an_interrupt_returns_what_came_before_with_the_next_step():
+    engine = engine_of(pipeline := CountingPipeline(pages=4))
+    ends, goes, refused = context([1], 1), context([2], 3), context([3], 40)
+
+    def interrupt(batch):
+        pipeline.after = lambda batch: None
+        raise KeyboardInterrupt
+
+    pipeline.after = interrupt
+    for one in (refused, ends, goes):
+        engine.submit(one)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    outcomes = outcomes_of(engine)
+    assert isinstance(outcomes[refused.request_id][0], Failure)
+    assert outcomes[ends.request_id] == [TextGenerationOutput(ends.request_id, expected([1], 1), FULL)]  # fmt: skip
+    assert [t for o in outcomes[goes.request_id] for t in o.tokens] == expected([2], 3)
+    assert engine.scheduler.preemptions == 1 and pipeline.cache.free_pages == 4
+
+
+def test_the_pipeline_is_interrupted_while_it_runs():
+    engine = engine_of(pipeline := CountingPipeline())
+    pipeline.before = lambda batch: engine.cancel(RequestID())
+    engine.submit(context([1], 1))
+    engine.interrupt()
+    assert pipeline.interrupts == 0
+    engine.step()
+    assert pipeline.interrupts == 1
+    engine.submit(context([1], 1))
+    assert pipeline.interrupts == 1
+
+
+def test_an_engine_does_not_keep_its_pipeline_alive():
+    pipeline = CountingPipeline()
+    engine = engine_of(pipeline)
+    watch = weakref.ref(pipeline)
+    del pipeline
+    gc.collect()
+    assert watch() is None
+    engine.submit(context([1], 1))
+    with pytest.raises(RuntimeError, match="the pipeline of this engine was deleted"):
+        engine.step()
+
+
+class Serving(RuleBasedStateMachine):
+    """Requests of a small cache. Every one ends once, with the tokens that it would get alone."""
+
+    @initialize(
+        prefix=st.booleans(),
+        batch=st.integers(1, 4),
+        chunk=st.integers(1, 9),
+        in_flight=st.booleans(),
+        steps=st.integers(1, 4),
+    )
+    def begin(self, prefix, batch, chunk, in_flight, steps):
+        self.pipeline = CountingPipeline(8, prefix)
+        self.pipeline.before, self.pipeline.after = self.check_writes, self.disturb
+        self.steps = steps
+        self.disturbance: BaseException | None = None
+        self.engine = engine_of(
+            self.pipeline, max_batch_size=batch, prefill_chunk_size=chunk,
+            enable_in_flight_batching=in_flight, max_num_steps=steps,
+        )  # fmt: skip
+        self.open: dict[RequestID, tuple[TextContext, list[int], list[int]]] = {}
+        self.ended: set[RequestID] = set()
+
+    def check_writes(self, batch: list[TextContext]) -> None:
+        """A page that a request writes is in no other table."""
+        pages = self.pipeline.cache.pages
+        tables = [pages.pages(key) for key in pages.requests]
+        for one in batch:
+            table = pages.pages(one.request_id)
+            assert len(table) * PAGE_SIZE >= one.active_idx
+            for page in table[one.start_idx // PAGE_SIZE :]:
+                assert sum(t.count(page) for t in tables) == 1, "two sequences write one page"
+
+    def disturb(self, batch: list[TextContext]) -> None:
+        error, self.disturbance = self.disturbance, None
+        if error is not None:
+            self.failing = {one.request_id for one in batch}
+            raise error
+
+    # few beginnings, so that requests share pages
+    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=9), new=st.integers(1, 6))
+    def submit(self, prompt, new):
+        one = context(prompt, new)
+        self.engine.submit(one)
+        self.open[one.request_id] = (one, expected(prompt, new), [])
+
+    @rule(data=st.data())
+    def cancel(self, data):
+        if self.open:
+            self.engine.cancel(data.draw(st.sampled_from(list(self.open))))
+
+    @rule()
+    def cancel_what_has_ended(self):
+        for key in (*sorted(self.ended, key=str)[:2], RequestID()):
+            self.engine.cancel(key)
+
+    @rule(count=st.integers(1, 4))
+    def step(self, count):
+        for _ in range(count):
+            self.take(self.engine.step())
+
+    @rule(error=st.sampled_from([ValueError("broken"), KeyboardInterrupt()]))
+    def disturbed_step(self, error):
+        self.disturbance, self.failing = error, set()
+        try:
+            outcomes = self.engine.step()
+        except KeyboardInterrupt:
+            return
+        finally:
+            self.disturbance = None
+        failed = {outcome.request_id for outcome in outcomes if isinstance(outcome, Failure)}
+        assert failed == self.failing, "the batch and nothing else"
+        self.take(outcomes)
+
+    def take(self, outcomes) -> None:
+        for outcome in outcomes:
+            key = outcome.request_id
+            assert key in self.open, "an outcome after the last one"
+            _, wanted, tokens = self.open[key]
+            if isinstance(outcome, Failure):
+                self.end(key)
+                continue
+            tokens += outcome.tokens
+            assert tokens == wanted[: len(tokens)]
+            if outcome.is_done:
+                assert outcome.final_status == CANCELLED or tokens == wanted
+                self.end(key)
+
+    def end(self, key: RequestID) -> None:
+        del self.open[key]
+        self.ended.add(key)
+        assert not self.pipeline.cache.contains(key), "pages of a request that has ended"
+
+    @invariant()
+    def pages_are_neither_lost_nor_doubled(self):
+        if hasattr(self, "engine"):
+            self.pipeline.cache.pages.check()
+            assert set(self.pipeline.cache.pages.requests) <= self.open.keys()
+
+    def teardown(self):
+        if hasattr(self, "engine"):
+            for _ in range(1000):
+                if self.engine.idle:
+                    break
+                self.take(self.engine.step())
+            assert not self.open, "a request did not end"
+            assert self.pipeline.cache.free_pages == 8
+
+
+TestServing = Serving.TestCase
+TestServing.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)

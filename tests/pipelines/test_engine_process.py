@@ -1,0 +1,428 @@
+"""An engine on the other side of a process border gives what it gives in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from max.interfaces import (
+    GenerationStatus,
+    ImageMetadata,
+    LogProbabilities,
+    PipelineTask,
+    RequestID,
+    SamplingParams,
+    TextGenerationOutput,
+    msgpack_numpy_decoder,
+    msgpack_numpy_encoder,
+)
+from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
+from max.pipelines.core import InputError, ModelFilesError, TextAndVisionContext
+from max.pipelines.generation import protocol
+from max.pipelines.generation.channel import ConnectionChannel
+from max.pipelines.generation.generation import Generation
+from max.pipelines.generation.remote import RemoteGeneration
+from max.pipelines.generation.service import serve, serve_pipeline
+from max.pipelines.scheduler import SchedulerLimits
+from tests.pipelines.counting_pipeline import CountingPipeline, context, expected
+
+TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
+LIMITS = SchedulerLimits(max_batch_size=4, max_num_steps=3)
+FULL, CANCELLED = GenerationStatus.MAXIMUM_LENGTH, GenerationStatus.CANCELLED
+
+INT = st.integers(0, 2**31 - 1)
+FLOAT = st.floats(allow_nan=False)
+NAME = st.text(max_size=8)
+SAMPLING = st.builds(
+    protocol.Sampling,
+    top_k=st.integers(1, 2**31 - 1), top_p=st.floats(0.01, 1), min_p=st.floats(0, 1),
+    temperature=st.floats(0.01, 9), frequency_penalty=st.floats(-2, 2), presence_penalty=st.floats(-2, 2),
+    repetition_penalty=st.floats(0.1, 3), min_new_tokens=INT, ignore_eos=st.booleans(),
+    seed=st.integers(0, 2**64 - 1),
+)  # fmt: skip
+REQUEST = st.builds(
+    protocol.GenerationRequest,
+    request_id=NAME, tokens=st.lists(INT, min_size=1, max_size=9).map(tuple),
+    max_length=st.integers(10, 2**40), eos_token_ids=st.sets(INT, max_size=3).map(sorted).map(tuple),
+    eos_sequences=st.lists(st.lists(INT, max_size=3).map(tuple), max_size=3).map(tuple),
+    log_probabilities=INT, log_probabilities_echo=st.booleans(), ignore_eos=st.booleans(),
+    json_schema=st.none() | NAME, model_name=NAME, sampling=SAMPLING,
+)  # fmt: skip
+LOGS = st.builds(
+    protocol.TokenLogProbabilities,
+    st.lists(FLOAT, max_size=2).map(tuple),
+    st.lists(st.lists(st.tuples(INT, FLOAT), max_size=3).map(tuple), max_size=2).map(tuple),
+)
+ERROR = st.builds(protocol.ErrorInfo, NAME, NAME, NAME)
+MESSAGE = st.one_of(
+    REQUEST,
+    st.builds(protocol.CancelRequest, NAME),
+    st.builds(protocol.Shutdown, st.booleans()),
+    st.builds(
+        protocol.TokensGenerated, NAME, st.lists(INT).map(tuple),
+        st.sampled_from(GenerationStatus), st.none() | st.lists(LOGS, max_size=3).map(tuple),
+    ),
+    st.builds(protocol.RequestFailed, NAME, ERROR),
+    st.builds(protocol.EngineReady, INT, INT, INT),
+    st.builds(protocol.EngineStopped, st.none() | ERROR),
+)  # fmt: skip
+
+
+@given(message=MESSAGE)
+def test_messages_are_plain_data(message):
+    """Equal after pickle and after msgpack, without help for any type."""
+    assert pickle.loads(pickle.dumps(message)) == message
+    encoded = msgpack_numpy_encoder()(message)
+    assert msgpack_numpy_decoder(type(message))(encoded) == message
+    hash(message)
+    with pytest.raises(AttributeError):
+        message.request_id = "other"
+
+
+@given(request=REQUEST)
+def test_a_request_and_its_context(request):
+    one = request.to_context()
+    assert protocol.GenerationRequest.of(one) == request
+    params = one.sampling_params
+    assert (params.seed, params.top_p) == (request.sampling.seed, request.sampling.top_p)
+    assert one.all_tokens.tolist() == list(request.tokens)
+
+
+def test_contexts_that_cannot_be_sent():
+    one = context([1], 3)
+    one.update(5)
+    with pytest.raises(ValueError, match="has 1 generated tokens"):
+        protocol.GenerationRequest.of(one)
+    one = context([1], 3)
+    one.sampling_params.logits_processors = [print]
+    with pytest.raises(ValueError, match="logits processors cannot be sent"):
+        protocol.GenerationRequest.of(one)
+    image = ImageMetadata(start_idx=0, end_idx=1, pixel_values=np.zeros(1))
+    one = TextAndVisionContext(
+        max_length=9, tokens=np.array([7]), vision_token_ids=[7], images=[image]
+    )
+    with pytest.raises(ValueError, match="has images"):
+        protocol.GenerationRequest.of(one)
+
+
+def test_outputs_and_errors_as_data():
+    logs = [LogProbabilities([-1.5, -2.0], [{4: -1.5, 3: float("-inf")}, {}])]
+    output = TextGenerationOutput(RequestID("a"), [4, 9], FULL, logs)
+    assert protocol.TokensGenerated.of(output).to_output() == output
+    output = TextGenerationOutput(RequestID("a"), [], CANCELLED)
+    assert protocol.TokensGenerated.of(output).to_output() == output
+    for error in (InputError("too long", "make it short"), ModelFilesError("no file")):
+        copy = protocol.ErrorInfo.of(error).to_exception()
+        assert type(copy) is type(error)
+        assert (copy.problem, copy.remedy) == (error.problem, error.remedy)
+    copy = protocol.ErrorInfo.of(ZeroDivisionError("in the kernel")).to_exception()
+    assert type(copy) is RuntimeError and str(copy) == "generation failed: in the kernel"
+    assert protocol.ErrorInfo.of(KeyError()) == protocol.ErrorInfo("KeyError", "KeyError")
+
+
+class Served:
+    """An engine in a thread of this process, behind a pipe."""
+
+    def __init__(self, pipeline: CountingPipeline, limits: SchedulerLimits = LIMITS) -> None:
+        here, there = multiprocessing.Pipe()
+        self.channel = ConnectionChannel(here)
+        self.there = ConnectionChannel(there)
+        self.thread = threading.Thread(target=serve, args=(pipeline, limits, self.there))
+        self.thread.start()
+
+    def join(self) -> None:
+        self.thread.join(60)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def served():
+    started: list[Served] = []
+
+    def serve_in_thread(*args) -> Served:
+        started.append(Served(*args))
+        return started[-1]
+
+    yield serve_in_thread
+    for one in started:
+        with contextlib.suppress(OSError):  # closed already
+            one.channel.send(protocol.Shutdown())
+        one.join()
+        one.channel.close()
+        one.there.close()
+
+
+def test_threads_share_a_remote_engine(served):
+    pipeline = CountingPipeline(seconds=0.0005)
+    remote = RemoteGeneration(served(pipeline).channel)
+    assert remote.ready == protocol.EngineReady(4, 2, 64)
+    wrong: list[int] = []
+
+    def user(n: int) -> None:
+        for i in range(3):
+            contexts = [context([n, i, j], 4 + j, seed=n) for j in range(3)]
+            outputs = remote.run(contexts)
+            if [o.tokens for o in outputs] != [expected([n, i, j], 4 + j, n) for j in range(3)]:
+                wrong.append(n)
+            if any(len(one.generated_tokens) for one in contexts):
+                wrong.append(n)
+
+    threads = [threading.Thread(target=user, args=(n,)) for n in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong and not any(thread.is_alive() for thread in threads)
+    assert max(pipeline.sizes) > 2, "requests of several threads run together"
+    remote.close()
+    assert pipeline.cache.free_pages == 64
+
+
+def wait_for(condition) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        time.sleep(0.005)
+    raise AssertionError("it did not come")
+
+
+def test_cancelled_requests_free_their_pages(served):
+    pipeline = CountingPipeline(seconds=0.001)
+    remote = RemoteGeneration(served(pipeline).channel)
+    a, b = context([1], 100), context([2], 30)
+    last: dict[RequestID, TextGenerationOutput] = {}
+    tokens: list[int] = []
+    for output in remote.stream([a, b]):
+        last[output.request_id] = output
+        if output.request_id == a.request_id and not output.is_done:
+            remote.cancel(a.request_id)
+        elif output.request_id == b.request_id:
+            tokens += output.tokens
+    assert last[a.request_id].final_status == CANCELLED
+    assert tokens == expected([2], 30)
+    stream = remote.stream([context([3], 100), context([4], 100)])
+    next(stream)
+    assert pipeline.cache.free_pages < 64
+    stream.close()
+    wait_for(lambda: pipeline.cache.free_pages == 64)
+    remote.cancel(RequestID())
+    remote.close()
+
+
+def test_each_request_has_its_own_error(served):
+    pipeline = CountingPipeline(pages=4)
+    remote = RemoteGeneration(served(pipeline).channel)
+    with pytest.raises(InputError, match="pages of the KV cache"):
+        remote.run([context([1], 3), context([1, 2, 3], 40)])
+
+    def fail(batch):
+        if any(one.all_tokens[0] == 66 for one in batch):
+            raise ZeroDivisionError("in the kernel")
+
+    pipeline.before = fail
+    with pytest.raises(RuntimeError, match="generation failed: in the kernel"):
+        remote.run([context([66], 3)])
+    twice = context([1], 3)
+    with pytest.raises(ValueError, match="is given twice"):
+        remote.run([twice, twice])
+    first_steps = threading.Semaphore(1)
+    pipeline.before = lambda batch: first_steps.acquire(timeout=60)
+    stream = remote.stream([twice])
+    next(stream)
+    with pytest.raises(ValueError, match=f"request {twice.request_id} is open already"):
+        remote.run([twice])
+    first_steps.release(9)
+    assert [token for output in stream for token in output.tokens] == expected([1], 3)[1:]
+    assert remote.run([context([1], 3)])[0].tokens == expected([1], 3)
+    remote.close()
+    assert pipeline.cache.free_pages == 4
+
+
+def messages_until_the_end(channel) -> list:
+    messages = []
+    while not messages or not isinstance(messages[-1], protocol.EngineStopped):
+        messages.append(channel.receive())
+    return messages
+
+
+@pytest.mark.parametrize("finish", [True, False])
+def test_shutdown(served, finish):
+    pipeline = CountingPipeline(seconds=0.001)
+    channel = served(pipeline).channel
+    request = protocol.GenerationRequest("a", (1, 2), 22)
+    channel.send(request)
+    channel.send(request)
+    channel.send(protocol.CancelRequest("b"))
+    assert isinstance(channel.receive(), protocol.EngineReady)
+    messages = [channel.receive()]
+    channel.send(protocol.Shutdown(finish))
+    if finish:
+        channel.send(protocol.GenerationRequest("late", (1,), 9))
+    messages += messages_until_the_end(channel)
+    assert messages.pop() == protocol.EngineStopped()
+    late = [m for m in messages if m.request_id == "late"]
+    twice = [m for m in messages if m.request_id == "a" and isinstance(m, protocol.RequestFailed)]
+    messages = [m for m in messages if m not in [*late, *twice]]
+    assert [m.error.kind for m in twice] in ([], ["ValueError"])  # none: not read before the end
+    assert [m.status.is_done for m in messages] == [*[False] * (len(messages) - 1), True]
+    assert messages[-1].status == (FULL if finish else CANCELLED)
+    tokens = [token for message in messages for token in message.tokens]
+    assert tokens == expected([1, 2], 20)[: len(tokens)]
+    if finish:
+        assert len(tokens) == 20
+        # it was read before the last token came, or not at all
+        assert all(m.error == protocol.ErrorInfo("RuntimeError", "the engine is shutting down") for m in late)  # fmt: skip
+    wait_for(lambda: pipeline.cache.free_pages == 64)
+
+
+def test_bad_requests_are_errors_of_their_own(served):
+    channel = served(CountingPipeline()).channel
+    channel.send(protocol.GenerationRequest("empty", (), 5))
+    channel.send(protocol.GenerationRequest("long", (1, 2, 3), 3))
+    channel.send(protocol.GenerationRequest("params", (1,), 3, sampling=protocol.Sampling(top_p=2)))
+    channel.send(protocol.GenerationRequest("good", (1,), 2))
+    channel.send(protocol.Shutdown(finish=True))
+    _, *messages, _ = messages_until_the_end(channel)
+    kinds = {m.request_id: m.error.kind for m in messages if isinstance(m, protocol.RequestFailed)}
+    assert kinds == {"empty": "InputError", "long": "InputError", "params": "ValueError"}
+    assert messages[-1] == protocol.TokensGenerated("good", tuple(expected([1], 1)), FULL)
+
+
+def test_an_engine_ends_with_its_users(served):
+    pipeline = CountingPipeline(seconds=0.001)
+    one = served(pipeline)
+    one.channel.send(protocol.GenerationRequest("a", (1, 2), 400))
+    assert isinstance(one.channel.receive(), protocol.EngineReady)
+    one.channel.receive()
+    one.channel.close()
+    one.join()
+    assert pipeline.cache.free_pages == 64
+
+
+def test_loading_that_fails_is_the_last_event():
+    def load():
+        raise ModelFilesError("no weights", "download them")
+
+    here, there = map(ConnectionChannel, multiprocessing.Pipe())
+    serve_pipeline(load, there)
+    with pytest.raises(ModelFilesError, match="no weights") as error:
+        RemoteGeneration(here)
+    assert error.value.remedy == "download them"
+    there.close()
+    with pytest.raises(RuntimeError, match="the process of the engine has ended"):
+        RemoteGeneration(here)
+
+
+def load_counting():
+    """Runs in the engine's process."""
+    pipeline = CountingPipeline(pages=24, prefix=True, seconds=0.001)
+    names = (
+        "max_queue_size_tg", "enable_in_flight_batching", "finds_num_steps", "max_batch_context_length",
+    )  # fmt: skip
+    pipeline.pipeline_config = SimpleNamespace(
+        **dict.fromkeys(names), max_batch_size=4, max_ce_batch_size=192, prefill_chunk_size=5,
+        enable_chunked_prefill=True, max_num_steps=3,
+    )  # fmt: skip
+    return pipeline
+
+
+def load_tiny():
+    """Runs in the engine's process, or in this one."""
+    config = PipelineConfig(
+        model_path=TINY, quantization_encoding="float32", max_length=256, max_batch_size=4
+    )
+    return PIPELINE_REGISTRY.retrieve(config, PipelineTask.TEXT_GENERATION)[1]
+
+
+def engine_process(load, connection) -> None:
+    serve_pipeline(load, ConnectionChannel(connection))
+
+
+class Process:
+    """An engine in a process of its own."""
+
+    def __init__(self, load) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        here, there = spawn.Pipe()
+        self.process = spawn.Process(target=engine_process, args=(load, there), daemon=True)
+        self.process.start()
+        there.close()
+        self.remote = RemoteGeneration(ConnectionChannel(here))
+
+
+def test_a_process_gives_what_this_process_gives():
+    process = Process(load_counting)
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, 3, rng.integers(1, 12)).tolist() for _ in range(12)]
+
+    def contexts():
+        return [context(p, 3 + i, seed=i, log_probabilities=i % 2) for i, p in enumerate(prompts)]
+
+    outputs = process.remote.run(contexts())
+    here = Generation(pipeline := load_counting(), LIMITS).run(contexts())
+    assert pipeline.steps > 10
+    for there_output, here_output in zip(outputs, here, strict=True):
+        assert there_output.tokens == here_output.tokens
+        assert there_output.final_status == here_output.final_status
+        assert there_output.log_probabilities == here_output.log_probabilities
+    assert outputs[0].tokens == expected(prompts[0], 3)
+    process.remote.close(finish=True)
+    process.process.join(30)
+    assert process.process.exitcode == 0
+    with pytest.raises(RuntimeError, match="the engine has stopped"):
+        process.remote.run([context([1], 1)])
+
+
+@pytest.mark.skipif(os.name != "posix", reason="kills a process")
+def test_a_process_that_dies_fails_its_requests():
+    process = Process(load_counting)
+    stream = process.remote.stream([context([1], 40)])
+    next(stream)
+    os.kill(process.process.pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="the process of the engine has ended"):
+        list(stream)
+    with pytest.raises(RuntimeError, match="the process of the engine has ended"):
+        process.remote.run([context([1], 1)])
+    process.remote.close()
+    process.process.join(30)
+
+
+def test_a_model_in_a_process():
+    process = Process(load_tiny)
+    pipeline = load_tiny()
+    texts = ["Hello", "def f(x):", "The capital of", "x = "]
+
+    def contexts() -> list[TextContext]:
+        return [
+            TextContext(
+                request_id=RequestID(text), tokens=pipeline.tokenizer.encode_now(text), max_length=40 + i,
+                eos_token_ids={2}, log_probabilities=2 * (i % 2),
+                sampling_params=SamplingParams(temperature=1.2 * (i > 1), top_k=40, seed=2**63 + i),
+            )
+            for i, text in enumerate(texts)
+        ]  # fmt: skip
+
+    there, here = process.remote.run(contexts()), Generation.of(pipeline).run(contexts())
+    for there_output, here_output in zip(there, here, strict=True):
+        assert (there_output.tokens, there_output.final_status) == (here_output.tokens, here_output.final_status)  # fmt: skip
+        assert (there_output.log_probabilities is None) == (here_output.log_probabilities is None)
+    assert sum(len(output.tokens) for output in there) > 20
+    logs_there, logs_here = there[1].log_probabilities, here[1].log_probabilities
+    assert logs_there is not None and len(logs_there) == len(there[1].tokens) == len(logs_here)
+    for one, other in zip(logs_there, logs_here, strict=True):
+        # which requests share a batch, and so the last bits, depends on when they arrive
+        assert one.token_log_probabilities == pytest.approx(other.token_log_probabilities, abs=1e-4)
+    process.remote.close()
+    process.process.join(30)
