@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from max.kernel.ir.nodes import Atom, Let, Ref
-from max.kernel.lowering.types import llvm_type
-
-if TYPE_CHECKING:
-    from max.kernel.lowering.ops import OpLowering
+from max.kernel.lowering.lanes import joined, pieces
+from max.kernel.lowering.writer import Writer
 
 # lanes: products of unsigned and signed bytes summed by two, products of words summed by two
 _MULTIPLY_ADD = {
@@ -20,144 +17,124 @@ _MULTIPLY_ADD = {
 }
 
 
-class DotLowering:
-    """The part of `OpLowering` that has these ops.
+def _factors(w: Writer, a: Atom, element: str, width: int, piece: int) -> list[str]:
+    """Pieces of a factor, which has some elements of 8 or 16 bits for each 32-bit lane of the sums.
 
-    Args:
-        ops: The whole.
+    On arm64 an instruction takes a word that is in all lanes from one lane of a register. LLVM would rather broadcast it with its
+    load, which costs more than a plain one and an addition for the address. So it gets to see no broadcast load: 64 bits with a
+    float in their low half.
     """
+    count = 32 // int(element[1:])
+    word = w.words.get(a.id) if isinstance(a, Ref) else None
+    if word is None:
+        return pieces(w, w.atom(a), element, count * width, count * piece)
+    bits = w.temp(f"bitcast i32 {word} to float")
+    low = w.temp(f"insertelement <2 x float> poison, float {bits}, i64 0")
+    # the instruction selector knows lanes of bf16 as such only
+    part, lanes = ("bfloat", 2) if element == "i16" else ("i32", 1)
+    half = w.temp(f"bitcast <2 x float> {low} to <{2 * lanes} x {part}>")
+    indices = ", ".join(f"i32 {i}" for i in range(lanes))
+    mask = f"<{4 * lanes} x i32> <{', '.join([indices] * 4)}>"
+    whole = w.temp(
+        f"shufflevector <{2 * lanes} x {part}> {half}, <{2 * lanes} x {part}> poison, {mask}"
+    )
+    text = w.temp(f"bitcast <{4 * lanes} x {part}> {whole} to <{4 * count} x {element}>")
+    return [text] * (width // piece)
 
-    def __init__(self, ops: OpLowering) -> None:
-        self._ops = ops
-        self._words: dict[
-            int, str
-        ] = {}  # on arm64: the 32-bit words that vectors repeat in all lanes
 
-    # ***** factors *****
-    def note_word(self, s: Let, a: Atom) -> None:
-        """Remembers a word that is in all lanes of a vector."""
-        if self._ops.target.is_arm64 and isinstance(a, Ref) and llvm_type(a.type) == "i32":
-            self._words[s.ref.id] = self._ops.atom(a)
-
-    def note_bits(self, s: Let, a: Atom) -> None:
-        """Remembers the same of a vector with other names for its bits."""
-        if isinstance(a, Ref) and a.id in self._words:
-            self._words[s.ref.id] = self._words[a.id]
-
-    def _factors(self, a: Atom, element: str, width: int, piece: int) -> list[str]:
-        """Pieces of a factor, which has some elements of 8 or 16 bits for each 32-bit lane of the sums.
-
-        On arm64 an instruction takes a word that is in all lanes from one lane of a register. LLVM would rather broadcast it with its
-        load, which costs more than a plain one and an addition for the address. So it gets to see no broadcast load: 64 bits with a
-        float in their low half.
-        """
-        ops, count = self._ops, 32 // int(element[1:])
-        word = self._words.get(a.id) if isinstance(a, Ref) else None
-        if word is None:
-            return ops.pieces(ops.atom(a), element, count * width, count * piece)
-        bits = ops.temp(f"bitcast i32 {word} to float")
-        low = ops.temp(f"insertelement <2 x float> poison, float {bits}, i64 0")
-        # the instruction selector knows lanes of bf16 as such only
-        part, lanes = ("bfloat", 2) if element == "i16" else ("i32", 1)
-        half = ops.temp(f"bitcast <2 x float> {low} to <{2 * lanes} x {part}>")
-        indices = ", ".join(f"i32 {i}" for i in range(lanes))
-        mask = f"<{4 * lanes} x i32> <{', '.join([indices] * 4)}>"
-        whole = ops.temp(
-            f"shufflevector <{2 * lanes} x {part}> {half}, <{2 * lanes} x {part}> poison, {mask}"
+def _by_pieces(
+    w: Writer,
+    s: Let,
+    sums: str,
+    element: str,
+    piece: int,
+    multiply: Callable[[str, str, str], str],
+) -> None:
+    """Multiplies as many lanes at once as the instruction has."""
+    acc, a, b = s.args
+    if isinstance(a, Ref) and a.id in w.words and a.type is b.type:
+        a, b = b, a  # the last factor may be a lane
+    width = acc.type.width
+    results = [
+        multiply(x, y, z)
+        for x, y, z in zip(
+            pieces(w, w.atom(acc), sums, width, piece),
+            _factors(w, a, element, width, piece),
+            _factors(w, b, element, width, piece),
+            strict=True,
         )
-        text = ops.temp(f"bitcast <{4 * lanes} x {part}> {whole} to <{4 * count} x {element}>")
-        return [text] * (width // piece)
+    ]
+    w.alias(s, joined(w, results, sums, piece))
 
-    def _by_pieces(
-        self,
-        s: Let,
-        sums: str,
-        element: str,
-        piece: int,
-        multiply: Callable[[str, str, str], str],
-    ) -> None:
-        """Multiplies as many lanes at once as the instruction has."""
-        acc, a, b = s.args
-        if isinstance(a, Ref) and a.id in self._words and a.type is b.type:
-            a, b = b, a  # the last factor may be a lane
-        width = acc.type.width
-        results = [
-            multiply(x, y, z)
-            for x, y, z in zip(
-                self._ops.pieces(self._ops.atom(acc), sums, width, piece),
-                self._factors(a, element, width, piece),
-                self._factors(b, element, width, piece),
-                strict=True,
-            )
-        ]
-        self._ops.alias(s, self._ops.joined(results, sums, piece))
 
-    def _call_i8(self, name: str, lanes: int, acc: str, a: str, b: str) -> str:
-        sums, octets = f"<{lanes} x i32>", f"<{4 * lanes} x i8>"
-        return self._ops.call(sums, name, [(sums, acc), (octets, a), (octets, b)])
+def _call_i8(w: Writer, name: str, lanes: int, acc: str, a: str, b: str) -> str:
+    sums, octets = f"<{lanes} x i32>", f"<{4 * lanes} x i8>"
+    return w.call(sums, name, [(sums, acc), (octets, a), (octets, b)])
 
-    # ***** ops *****
-    def bf16(self, s: Let) -> None:
-        """``vdpbf16ps``, ``bfdot``."""
-        ops = self._ops
-        piece = ops.target.dot_bf16_lanes(s.ref.type.width)
-        name = "llvm.aarch64.neon.bfdot.v4f32.v8bf16"
-        if ops.target.is_x86:
-            name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * piece}"
-        floats, pairs = f"<{piece} x float>", f"<{2 * piece} x bfloat>"
 
-        def multiply(acc: str, a: str, b: str) -> str:
-            x, y = (ops.temp(f"bitcast <{2 * piece} x i16> {v} to {pairs}") for v in (a, b))
-            return ops.call(floats, name, [(floats, acc), (pairs, x), (pairs, y)])
+def dot_bf16(w: Writer, s: Let) -> None:
+    """``vdpbf16ps``, ``bfdot``."""
+    piece = w.target.dot_bf16_lanes(s.ref.type.width)
+    name = "llvm.aarch64.neon.bfdot.v4f32.v8bf16"
+    if w.target.is_x86:
+        name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * piece}"
+    floats, pairs = f"<{piece} x float>", f"<{2 * piece} x bfloat>"
 
-        self._by_pieces(s, "float", "i16", piece, multiply)
+    def multiply(acc: str, a: str, b: str) -> str:
+        x, y = (w.temp(f"bitcast <{2 * piece} x i16> {v} to {pairs}") for v in (a, b))
+        return w.call(floats, name, [(floats, acc), (pairs, x), (pairs, y)])
 
-    def i8(self, s: Let) -> None:
-        """Unsigned by signed: ``vpdpbusd``, ``usdot``."""
-        piece = self._ops.target.dot_i8_lanes(s.ref.type.width)
-        name = "llvm.aarch64.neon.usdot.v4i32.v16i8"
-        if self._ops.target.is_x86:
-            name = f"llvm.x86.avx512.vpdpbusd.{32 * piece}"
-        self._by_pieces(s, "i32", "i8", piece, functools.partial(self._call_i8, name, piece))
+    _by_pieces(w, s, "float", "i16", piece, multiply)
 
-    def narrow_i8(self, s: Let) -> None:
-        """Unsigned by signed, where two products fit in 16 bits: ``vpmaddubsw`` and ``vpmaddwd``."""
-        ops = self._ops
-        piece = ops.target.narrow_dot_i8_lanes(s.ref.type.width)
-        bytes_name, words_name = _MULTIPLY_ADD[piece]
-        sums, shorts, octets = f"<{piece} x i32>", f"<{2 * piece} x i16>", f"<{4 * piece} x i8>"
-        ones = f"<{', '.join(['i16 1'] * (2 * piece))}>"
 
-        def multiply(acc: str, a: str, b: str) -> str:
-            pairs = ops.call(shorts, bytes_name, [(octets, a), (octets, b)])
-            fours = ops.call(sums, words_name, [(shorts, pairs), (shorts, ones)])
-            return ops.temp(f"add {sums} {acc}, {fours}")
+def dot_i8(w: Writer, s: Let) -> None:
+    """Unsigned by signed: ``vpdpbusd``, ``usdot``."""
+    piece = w.target.dot_i8_lanes(s.ref.type.width)
+    name = "llvm.aarch64.neon.usdot.v4i32.v16i8"
+    if w.target.is_x86:
+        name = f"llvm.x86.avx512.vpdpbusd.{32 * piece}"
+    _by_pieces(w, s, "i32", "i8", piece, functools.partial(_call_i8, w, name, piece))
 
-        self._by_pieces(s, "i32", "i8", piece, multiply)
 
-    def signed_i8(self, s: Let) -> None:
-        """Signed by signed: ``sdot``, or what every arm64 processor has."""
-        piece = 4
-        if self._ops.target.has("dotprod"):
-            name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
-            multiply = functools.partial(self._call_i8, name, piece)
-        else:
-            narrow = s.op == "narrow_signed_dot_i8"
-            multiply = functools.partial(self._signed_products, narrow)
-        self._by_pieces(s, "i32", "i8", piece, multiply)
+def narrow_dot_i8(w: Writer, s: Let) -> None:
+    """Unsigned by signed, where two products fit in 16 bits: ``vpmaddubsw`` and ``vpmaddwd``."""
+    piece = w.target.narrow_dot_i8_lanes(s.ref.type.width)
+    bytes_name, words_name = _MULTIPLY_ADD[piece]
+    sums, shorts, octets = f"<{piece} x i32>", f"<{2 * piece} x i16>", f"<{4 * piece} x i8>"
+    ones = f"<{', '.join(['i16 1'] * (2 * piece))}>"
 
-    def _signed_products(self, narrow: bool, acc: str, a: str, b: str) -> str:
-        """Products in 16 bits; sums of two in 16 bits where they fit, else in 32; then of four."""
-        ops, sums, shorts, octets = self._ops, "<4 x i32>", "<8 x i16>", "<8 x i8>"
-        low, high = (
-            ops.call(shorts, "llvm.aarch64.neon.smull.v8i16", [(octets, x), (octets, y)])
-            for x, y in zip(*(ops.pieces(v, "i8", 16, 8) for v in (a, b)), strict=True)
-        )
-        pairwise = "llvm.aarch64.neon.saddlp.v4i32.v8i16"
-        if narrow:
-            twos = ops.call(shorts, "llvm.aarch64.neon.addp.v8i16", [(shorts, low), (shorts, high)])
-            fours = ops.call(sums, pairwise, [(shorts, twos)])
-        else:
-            low, high = (ops.call(sums, pairwise, [(shorts, x)]) for x in (low, high))
-            fours = ops.call(sums, "llvm.aarch64.neon.addp.v4i32", [(sums, low), (sums, high)])
-        return ops.temp(f"add {sums} {acc}, {fours}")
+    def multiply(acc: str, a: str, b: str) -> str:
+        pairs = w.call(shorts, bytes_name, [(octets, a), (octets, b)])
+        fours = w.call(sums, words_name, [(shorts, pairs), (shorts, ones)])
+        return w.temp(f"add {sums} {acc}, {fours}")
+
+    _by_pieces(w, s, "i32", "i8", piece, multiply)
+
+
+def signed_dot_i8(w: Writer, s: Let) -> None:
+    """Signed by signed: ``sdot``, or what every arm64 processor has."""
+    piece = 4
+    if w.target.has("dotprod"):
+        name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
+        multiply = functools.partial(_call_i8, w, name, piece)
+    else:
+        narrow = s.op == "narrow_signed_dot_i8"
+        multiply = functools.partial(_signed_products, w, narrow)
+    _by_pieces(w, s, "i32", "i8", piece, multiply)
+
+
+def _signed_products(w: Writer, narrow: bool, acc: str, a: str, b: str) -> str:
+    """Products in 16 bits; sums of two in 16 bits where they fit, else in 32; then of four."""
+    sums, shorts, octets = "<4 x i32>", "<8 x i16>", "<8 x i8>"
+    low, high = (
+        w.call(shorts, "llvm.aarch64.neon.smull.v8i16", [(octets, x), (octets, y)])
+        for x, y in zip(*(pieces(w, v, "i8", 16, 8) for v in (a, b)), strict=True)
+    )
+    pairwise = "llvm.aarch64.neon.saddlp.v4i32.v8i16"
+    if narrow:
+        twos = w.call(shorts, "llvm.aarch64.neon.addp.v8i16", [(shorts, low), (shorts, high)])
+        fours = w.call(sums, pairwise, [(shorts, twos)])
+    else:
+        low, high = (w.call(sums, pairwise, [(shorts, x)]) for x in (low, high))
+        fours = w.call(sums, "llvm.aarch64.neon.addp.v4i32", [(sums, low), (sums, high)])
+    return w.temp(f"add {sums} {acc}, {fours}")

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from max.kernel.ir.nodes import Atom, Effect, For, If, Parallel, Stmt, While
 from max.kernel.ir.nodes import Block as IRBlock
+from max.kernel.ir.nodes import Effect, For, If, Parallel, Stmt, While
 from max.kernel.language.tile_values import MAX_BYTES, MAX_ROWS, MAX_TILES, Shapes
-from max.kernel.targets.target import LLVMTarget
+from max.kernel.lowering.writer import Writer
 
 _TILE_BYTES = MAX_ROWS * MAX_BYTES
 #: Where the emulated tiles are.
@@ -152,129 +152,112 @@ def uses_tiles(body: Iterable[Stmt]) -> bool:
     return False
 
 
-class TileLowering:
-    """Lowers the effects on tiles of one kernel.
-
-    Args:
-        target: The processor.
-        out: Emits an instruction.
-        declarations: Signatures of functions that are declared.
-        text: What an atom is called.
-    """
-
-    def __init__(
-        self,
-        target: LLVMTarget,
-        out: Callable[[str], None],
-        declarations: set[str],
-        text: Callable[[Atom], str],
-    ) -> None:
-        self.target, self.out, self.declarations, self.text = target, out, declarations, text
-        self.functions: dict[str, str] = {}
-        self.globals: list[str] = []
-        self.emulated = not target.tile_instructions
-        self.configured = False
-        """Whether the kernel uses tiles at all."""
-
-    def entry(self) -> list[str]:
-        """What stands at the start of the kernel."""
-        if not (self.configured and self.emulated):
-            return []
-        lines = [f"  {STATE} = alloca [{MAX_TILES * _TILE_BYTES} x i8], align 64"]
-        for tile in range(MAX_TILES):
-            offset = tile * _TILE_BYTES
-            lines.append(
-                f"  {self._tile(tile)} = getelementptr inbounds i8, ptr {STATE}, i64 {offset}"
-            )
-        return lines
-
-    def leave(self) -> None:
-        """Releases the tiles where a kernel ends early."""
-        if self.configured and not self.emulated:
-            self._call("tilerelease")
-
-    def lower(self, s: Effect) -> None:
-        """Lowers one effect."""
-        if s.op == "tile_configure":
-            self._configure(s.attr)
-        elif s.op == "tile_release":
-            if not self.emulated:
-                self._call("tilerelease")
-        elif s.op == "tile_zero":
-            self._zero(s.attr[0])
-        elif s.op == "tile_dot":
-            self._dot(*s.attr)
-        elif s.op in ("tile_load", "tile_store"):
-            self._move(s)
-        else:
-            raise ValueError(f"the kernel IR has no effect {s.op!r}")
-
-    def _call(self, name: str, *args: tuple[str, Any]) -> None:
-        """Calls an intrinsic of AMX."""
-        types = ", ".join(type for type, _ in args)
-        self.declarations.add(f"void @llvm.x86.{name}({types})")
-        given = ", ".join(f"{type} {value}" for type, value in args)
-        self.out(f"call void @llvm.x86.{name}({given})")
-
-    def _tile(self, tile: int) -> str:
-        """The address of an emulated tile."""
-        return f"{STATE}.{tile}"
-
-    def _configure(self, shapes: Shapes) -> None:
-        if self.emulated:
-            self._set_zero(STATE, MAX_TILES * _TILE_BYTES)
-            return
-        data = bytearray(64)
-        data[0] = 1  # the palette
-        for tile, (rows, size) in enumerate(shapes):
-            data[16 + 2 * tile : 18 + 2 * tile] = size.to_bytes(2, "little")
-            data[48 + tile] = rows
-        name = f"@tiles{len(self.globals)}"
-        content = "".join(f"\\{byte:02X}" for byte in data)
-        self.globals.append(
-            f'{name} = private unnamed_addr constant [64 x i8] c"{content}", align 64'
-        )
-        self._call("ldtilecfg", ("ptr", name))
-
-    def _set_zero(self, pointer: str, size: int) -> None:
-        self.declarations.add("void @llvm.memset.p0.i64(ptr, i8, i64, i1)")
-        self.out(
-            f"call void @llvm.memset.p0.i64(ptr align 64 {pointer}, i8 0, i64 {size}, i1 false)"
-        )
-
-    def _zero(self, tile: int) -> None:
-        if self.emulated:
-            self._set_zero(self._tile(tile), _TILE_BYTES)
-        else:
-            self._call("tilezero", ("i8", tile))
-
-    def _move(self, s: Effect) -> None:
-        tile, rows, size = s.attr
-        pointer, step = (self.text(a) for a in s.args)
-        if not self.emulated:
-            name = "tileloadd64" if s.op == "tile_load" else "tilestored64"
-            self._call(name, ("i8", tile), ("ptr", pointer), ("i64", step))
-            return
-        self.functions["copy"] = _COPY
-        self.declarations.add("void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)")
-        inside = f"ptr {self._tile(tile)}, i64 {MAX_BYTES}"
-        outside = f"ptr {pointer}, i64 {step}"
-        to, from_ = (inside, outside) if s.op == "tile_load" else (outside, inside)
-        self.out(f"call void @tile_copy({to}, {from_}, i64 {rows}, i64 {size})")
-
-    def _dot(self, name: str, c: int, a: int, b: int, rows: int, steps: int) -> None:
-        if not self.emulated:
-            self._call(name, ("i8", c), ("i8", a), ("i8", b))
-            return
-        if name == "tdpbf16ps":
-            fma = "fma" if self.target.has_fma else "fmuladd"
-            self.functions[name] = _DOT_BF16.replace("FMA", fma)
-            vector = "<16 x float>"
-            self.declarations.add(f"{vector} @llvm.{fma}.v16f32({vector}, {vector}, {vector})")
-        else:
-            self.functions[name] = _dot_bytes(name)
-        tiles = ", ".join(f"ptr {self._tile(t)}" for t in (c, a, b))
-        self.out(f"call void @tile_{name}({tiles}, i64 {rows}, i64 {steps})")
+def tile_entry(w: Writer) -> list[str]:
+    """What stands at the start of the kernel."""
+    if not (w.uses_tiles and _emulated(w)):
+        return []
+    lines = [f"  {STATE} = alloca [{MAX_TILES * _TILE_BYTES} x i8], align 64"]
+    for tile in range(MAX_TILES):
+        offset = tile * _TILE_BYTES
+        lines.append(f"  {_tile(tile)} = getelementptr inbounds i8, ptr {STATE}, i64 {offset}")
+    return lines
 
 
-__all__ = ["TileLowering", "uses_tiles"]
+def leave_tiles(w: Writer) -> None:
+    """Releases the tiles where a kernel ends early."""
+    if w.uses_tiles and not _emulated(w):
+        _call(w, "tilerelease")
+
+
+def _emulated(w: Writer) -> bool:
+    return not w.target.tile_instructions
+
+
+def _call(w: Writer, name: str, *args: tuple[str, Any]) -> None:
+    """Calls an intrinsic of AMX."""
+    types = ", ".join(type for type, _ in args)
+    w.declarations.add(f"void @llvm.x86.{name}({types})")
+    given = ", ".join(f"{type} {value}" for type, value in args)
+    w.out(f"call void @llvm.x86.{name}({given})")
+
+
+def _tile(tile: int) -> str:
+    """The address of an emulated tile."""
+    return f"{STATE}.{tile}"
+
+
+def _configure(w: Writer, s: Effect) -> None:
+    shapes: Shapes = s.attr
+    if _emulated(w):
+        _set_zero(w, STATE, MAX_TILES * _TILE_BYTES)
+        return
+    data = bytearray(64)
+    data[0] = 1  # the palette
+    for tile, (rows, size) in enumerate(shapes):
+        data[16 + 2 * tile : 18 + 2 * tile] = size.to_bytes(2, "little")
+        data[48 + tile] = rows
+    name = f"@tiles{len(w.tile_globals)}"
+    content = "".join(f"\\{byte:02X}" for byte in data)
+    w.tile_globals.append(
+        f'{name} = private unnamed_addr constant [64 x i8] c"{content}", align 64'
+    )
+    _call(w, "ldtilecfg", ("ptr", name))
+
+
+def _set_zero(w: Writer, pointer: str, size: int) -> None:
+    w.declarations.add("void @llvm.memset.p0.i64(ptr, i8, i64, i1)")
+    w.out(f"call void @llvm.memset.p0.i64(ptr align 64 {pointer}, i8 0, i64 {size}, i1 false)")
+
+
+def _release(w: Writer, s: Effect) -> None:
+    if not _emulated(w):
+        _call(w, "tilerelease")
+
+
+def _zero(w: Writer, s: Effect) -> None:
+    tile: int = s.attr[0]
+    if _emulated(w):
+        _set_zero(w, _tile(tile), _TILE_BYTES)
+    else:
+        _call(w, "tilezero", ("i8", tile))
+
+
+def _move(w: Writer, s: Effect) -> None:
+    tile, rows, size = s.attr
+    pointer, step = (w.atom(a) for a in s.args)
+    if not _emulated(w):
+        name = "tileloadd64" if s.op == "tile_load" else "tilestored64"
+        _call(w, name, ("i8", tile), ("ptr", pointer), ("i64", step))
+        return
+    w.tile_functions["copy"] = _COPY
+    w.declarations.add("void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)")
+    inside = f"ptr {_tile(tile)}, i64 {MAX_BYTES}"
+    outside = f"ptr {pointer}, i64 {step}"
+    to, from_ = (inside, outside) if s.op == "tile_load" else (outside, inside)
+    w.out(f"call void @tile_copy({to}, {from_}, i64 {rows}, i64 {size})")
+
+
+def _dot(w: Writer, s: Effect) -> None:
+    name, c, a, b, rows, steps = s.attr
+    if not _emulated(w):
+        _call(w, name, ("i8", c), ("i8", a), ("i8", b))
+        return
+    if name == "tdpbf16ps":
+        fma = "fma" if w.target.has_fma else "fmuladd"
+        w.tile_functions[name] = _DOT_BF16.replace("FMA", fma)
+        vector = "<16 x float>"
+        w.declarations.add(f"{vector} @llvm.{fma}.v16f32({vector}, {vector}, {vector})")
+    else:
+        w.tile_functions[name] = _dot_bytes(name)
+    tiles = ", ".join(f"ptr {_tile(t)}" for t in (c, a, b))
+    w.out(f"call void @tile_{name}({tiles}, i64 {rows}, i64 {steps})")
+
+
+TILE_EFFECTS: dict[str, Callable[[Writer, Effect], None]] = {
+    "tile_configure": _configure,
+    "tile_release": _release,
+    "tile_zero": _zero,
+    "tile_load": _move,
+    "tile_store": _move,
+    "tile_dot": _dot,
+}

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -89,3 +90,24 @@ def const_text(c: Const) -> str:
 
 
 atom_text = const_text
+
+
+def constants(width: int) -> Callable[[str, Any], str]:
+    """Makes literals, in all lanes where there are lanes."""
+
+    def make(element: str, value: Any) -> str:
+        text = number_text(value, f32) if element == "float" else str(value)
+        return f"splat ({element} {text})" if width else text
+
+    return make
+
+
+def lane_list(first: int, count: int) -> str:
+    return ", ".join(f"i32 {first + i}" for i in range(count))
+
+
+def mangled(type: Type) -> str:
+    """A type's name in an intrinsic's."""
+    dtype = type.dtype
+    element = f"f{dtype.bits}" if dtype.is_float else f"i{dtype.bits}"
+    return f"v{type.width}{element}" if type.width > 0 else element

@@ -1,0 +1,151 @@
+"""Lowers loops and branches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from max.kernel.ir.nodes import Block, Effect, For, If, Leave, Parallel, Ref, Stmt, While
+from max.kernel.lowering.workers import poll
+from max.kernel.lowering.writer import Writer
+
+
+def lower_for(w: Writer, s: For) -> None:
+    start, stop = w.atom(s.start), w.atom(s.stop)
+    compare = "slt" if s.step > 0 else "sgt"
+    enter, exit = w.label("enter"), w.label("exit")
+    run = w.temp(f"icmp {compare} i64 {start}, {stop}")
+    w.out(f"br i1 {run}, label %{enter}, label %{exit}")
+    w.start(enter)
+    inner = _depth(s.body)
+    turns = _turns(s)
+    if inner or (turns <= _PART if turns is not None else w.loop_depth > _OUTER):
+        # counted loops end: only those that may take long look up
+        polls = inner > 0 and w.loop_depth < _OUTER + min(inner - 1, 1)
+        _count(w, s, enter, start, stop, exit, polls)
+    else:
+        _count_in_parts(w, s, start, stop, exit)
+    w.start(exit)
+
+
+def _count(w: Writer, s: For, before: str, start: str, stop: str, exit: str, polls: bool) -> None:
+    """The turns from `start` to `stop`, of which there is one at least; goes on at `exit`."""
+    var = f"%v{s.var.id}"
+    compare = "slt" if s.step > 0 else "sgt"
+    body, latch = w.label("body"), w.label("latch")
+    w.jump(body)
+    w.start(body)
+    w.out(f"{var} = phi i64 [ {start}, %{before} ], [ {var}.next, %{latch} ]")
+    w.loop_depth += 1
+    falls = w.body(s.body)
+    w.loop_depth -= 1
+    if falls:
+        if polls:
+            poll(w)
+        w.jump(latch)
+    w.start(latch)
+    w.out(f"{var}.next = add nsw i64 {var}, {s.step}")
+    again = w.temp(f"icmp {compare} i64 {var}.next, {stop}")
+    w.out(f"br i1 {again}, label %{body}, label %{exit}")
+
+
+def _count_in_parts(w: Writer, s: For, start: str, stop: str, exit: str) -> None:
+    """A loop of many short turns looks up between parts of them."""
+    enter, compare = w.block, "slt" if s.step > 0 else "sgt"
+    part, rest = w.label("part"), w.label("rest")
+    more = f"%v{s.var.id}.next"
+    w.jump(part)
+    w.start(part)
+    base = f"%v{s.var.id}.part"
+    w.out(f"{base} = phi i64 [ {start}, %{enter} ], [ {more}, %{rest}.on ]")
+    far = w.temp(f"add nsw i64 {base}, {_PART * s.step}")
+    inside = w.temp(f"icmp {compare} i64 {far}, {stop}")
+    end = w.temp(f"select i1 {inside}, i64 {far}, i64 {stop}")
+    _count(w, s, part, base, end, rest, False)
+    w.start(rest)
+    poll(w)
+    again = w.temp(f"icmp {compare} i64 {more}, {stop}")
+    # one block of a known name comes back, however the poll is made
+    w.out(f"br i1 {again}, label %{rest}.on, label %{exit}")
+    w.start(f"{rest}.on")
+    w.jump(part)
+
+
+def lower_while(w: Writer, s: While) -> None:
+    head, body, exit = (w.label(k) for k in ("head", "body", "exit"))
+    w.jump(head)
+    w.start(head)
+    if w.body(s.head):
+        w.out(f"br i1 {w.atom(s.cond)}, label %{body}, label %{exit}")
+    w.start(body)
+    w.loop_depth += 1
+    falls = w.body(s.body)
+    w.loop_depth -= 1
+    if falls:
+        if not _brief(s.body):
+            poll(w)
+        w.jump(head)
+    w.start(exit)
+
+
+def lower_if(w: Writer, s: If) -> None:
+    then, orelse, join = (w.label(k) for k in ("then", "else", "join"))
+    w.out(f"br i1 {w.atom(s.cond)}, label %{then}, label %{orelse if s.orelse else join}")
+    w.start(then)
+    if w.body(s.then):
+        w.jump(join)
+    if s.orelse:
+        w.start(orelse)
+        if w.body(s.orelse):
+            w.jump(join)
+    w.start(join)
+
+
+def lower_block(w: Writer, s: Block) -> None:
+    if w.body(s.body):
+        w.jump(f"leave{s.label}")
+    w.start(f"leave{s.label}")
+
+
+def lower_leave(w: Writer, s: Leave) -> None:
+    w.jump(f"leave{s.label}")
+
+
+_OUTER = 2
+"""Counted loops that contain loops poll for interrupts above this nesting depth, one level deeper if three or more loops nest.
+
+An innermost loop at most this deep, if its length is unknown, polls every `_PART` iterations.
+"""
+_PART = 1 << 16
+"""Iterations of an innermost loop between two polls."""
+
+
+def _brief(body: Iterable[Stmt]) -> bool:
+    """Whether a loop is marked with `k.brief`: it ends soon and needs no polls."""
+    return any(
+        (isinstance(s, Effect) and s.op == "brief") or (isinstance(s, Block) and _brief(s.body))
+        for s in body
+    )
+
+
+def _turns(s: For) -> int | None:
+    """The greatest number of iterations of a loop, if its bounds are constants."""
+    if isinstance(s.start, Ref) or isinstance(s.stop, Ref):
+        return None
+    return -(-abs(s.stop.value - s.start.value) // abs(s.step))
+
+
+def _depth(body: Iterable[Stmt]) -> int:
+    """The nesting depth of run-time loops."""
+    deepest = 0
+    for s in body:
+        kind = s.__class__
+        if kind is If:
+            found = max(_depth(s.then), _depth(s.orelse))  # type: ignore[union-attr]
+        elif kind is For or kind is While or kind is Parallel:
+            found = 1 + _depth(s.body)  # type: ignore[union-attr]
+        elif kind is Block:
+            found = _depth(s.body)  # type: ignore[union-attr]
+        else:
+            continue
+        deepest = max(deepest, found)
+    return deepest

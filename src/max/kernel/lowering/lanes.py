@@ -1,0 +1,82 @@
+"""Lowers what moves lanes: broadcasts, shuffles, selections and reductions."""
+
+from __future__ import annotations
+
+from max.kernel.ir.nodes import Let, Ref
+from max.kernel.lowering.types import lane_list, llvm_type, vector_name
+from max.kernel.lowering.writer import Writer
+
+
+def splat(w: Writer, s: Let) -> None:
+    a = s.args[0]
+    if w.target.is_arm64 and isinstance(a, Ref) and llvm_type(a.type) == "i32":
+        w.words[s.ref.id] = w.atom(a)
+    w.alias(s, splat_text(w, llvm_type(a.type), w.atom(a), s.ref.type.width))
+
+
+def extract(w: Writer, s: Let) -> None:
+    v, lane = s.args
+    w.out(f"%v{s.ref.id} = extractelement {llvm_type(v.type)} {w.atom(v)}, i64 {w.atom(lane)}")
+
+
+def insert(w: Writer, s: Let) -> None:
+    v, x, lane = s.args
+    w.out(
+        f"%v{s.ref.id} = insertelement {llvm_type(v.type)} {w.atom(v)}, "
+        f"{llvm_type(x.type)} {w.atom(x)}, i64 {w.atom(lane)}"
+    )
+
+
+def shuffle(w: Writer, s: Let) -> None:
+    a, b = s.args
+    t = llvm_type(a.type)
+    lanes = ", ".join(f"i32 {i}" for i in s.attr)
+    w.out(
+        f"%v{s.ref.id} = shufflevector {t} {w.atom(a)}, {t} {w.atom(b)}, <{len(s.attr)} x i32> <{lanes}>"
+    )
+
+
+def select(w: Writer, s: Let) -> None:
+    mask, a, b = s.args
+    t = llvm_type(a.type)
+    w.out(
+        f"%v{s.ref.id} = select {llvm_type(mask.type)} {w.atom(mask)}, {t} {w.atom(a)}, {t} {w.atom(b)}"
+    )
+
+
+def splat_text(w: Writer, element: str, text: str, width: int) -> str:
+    """A scalar in all lanes."""
+    one = w.temp(f"insertelement <{width} x {element}> poison, {element} {text}, i64 0")
+    return w.temp(
+        f"shufflevector <{width} x {element}> {one}, <{width} x {element}> poison, <{width} x i32> zeroinitializer"
+    )
+
+
+def pieces(w: Writer, text: str, element: str, width: int, piece: int) -> list[str]:
+    if width == piece:
+        return [text]
+    whole = vector_name(element, width)
+    found: list[str] = []
+    for first in range(0, width, piece):
+        lanes = ", ".join(f"i32 {first + i}" for i in range(piece))
+        found.append(
+            w.temp(f"shufflevector {whole} {text}, {whole} poison, <{piece} x i32> <{lanes}>")
+        )
+    return found
+
+
+def joined(w: Writer, parts: list[str], element: str, piece: int) -> str:
+    """The lanes of all parts, one after the other."""
+    result, width = parts[0], piece
+    for part in parts[1:]:
+        if width != piece:  # both operands of a shuffle have one width
+            whole = vector_name(element, piece)
+            lanes = ", ".join(f"i32 {i}" if i < piece else "i32 poison" for i in range(width))
+            part = w.temp(
+                f"shufflevector {whole} {part}, {whole} poison, <{width} x i32> <{lanes}>"
+            )
+        t, total = vector_name(element, width), width + piece
+        lanes = lane_list(0, width) + ", " + lane_list(width, piece)
+        result = w.temp(f"shufflevector {t} {result}, {t} {part}, <{total} x i32> <{lanes}>")
+        width = total
+    return result

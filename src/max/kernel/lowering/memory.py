@@ -1,0 +1,180 @@
+"""Lowers what reads and writes memory: arguments, views and slots."""
+
+from __future__ import annotations
+
+from max.kernel.ir.nodes import Alloc, Assign, Atom, Effect, Let, Ref, Store
+from max.kernel.lowering.types import MEMORY, llvm_type, vector_name
+from max.kernel.lowering.writer import Writer
+from max.kernel.types import ScalarType, Type
+
+
+def arg(w: Writer, s: Let) -> None:
+    type = s.ref.type
+    slot = w.temp(f"getelementptr inbounds i64, ptr %args, i64 {s.attr}")
+    if type.width < 0:
+        w.alias(s, w.temp(f"load ptr, ptr {slot}, align 8"))
+        return
+    memory = MEMORY[type.dtype.name]
+    loaded = w.temp(f"load {memory}, ptr {slot}, align 8")
+    if type.dtype.kind == "b":
+        loaded = w.temp(f"icmp ne i8 {loaded}, 0")
+    w.alias(s, loaded)
+
+
+def gep(w: Writer, s: Let) -> None:
+    pointer, offset = s.args
+    w.out(
+        f"%v{s.ref.id} = getelementptr inbounds {MEMORY[s.attr.name]}, ptr {w.atom(pointer)}, i64 {w.atom(offset)}"
+    )
+
+
+def address(w: Writer, s: Let) -> None:
+    w.out(f"%v{s.ref.id} = ptrtoint ptr {w.atom(s.args[0])} to i64")
+
+
+def from_memory(w: Writer, loaded: str, type: Type) -> str:
+    """A loaded element as a value: bools are bytes in memory."""
+    if type.dtype.kind != "b":
+        return loaded
+    memory = vector_name("i8", type.width)
+    return w.temp(
+        f"icmp ne {memory} {loaded}, zeroinitializer" if type.width else f"icmp ne i8 {loaded}, 0"
+    )
+
+
+def to_memory(w: Writer, a: Atom) -> tuple[str, str]:
+    """A value as it is stored, with its type."""
+    text = w.atom(a)
+    if a.type.dtype.kind != "b":
+        return llvm_type(a.type), text
+    memory = vector_name("i8", a.type.width)
+    return memory, w.temp(f"zext {llvm_type(a.type)} {text} to {memory}")
+
+
+def load(w: Writer, s: Let) -> None:
+    type = s.ref.type
+    memory = vector_name(MEMORY[type.dtype.name], type.width)
+    line = f"load {memory}, ptr {w.atom(s.args[0])}, align {type.dtype.size}"
+    if type.dtype.kind == "b":
+        w.alias(s, from_memory(w, w.temp(line), type))
+    else:
+        w.lines.append(f"  %v{s.ref.id} = {line}")
+
+
+def masked_load(w: Writer, s: Let) -> None:
+    pointer, mask, other = s.args
+    type = s.ref.type
+    memory, passthrough = to_memory(w, other)
+    name = f"llvm.masked.load.v{type.width}{_short(MEMORY[type.dtype.name])}.p0"
+    w.declarations.add(f"{memory} @{name}(ptr, <{type.width} x i1>, {memory})")
+    loaded = w.temp(
+        f"call {memory} @{name}(ptr align {type.dtype.size} {w.atom(pointer)}, "
+        f"<{type.width} x i1> {w.atom(mask)}, {memory} {passthrough})"
+    )
+    w.alias(s, from_memory(w, loaded, type))
+
+
+def store_memory(w: Writer, pointer: Atom, value: Atom, mask: Atom | None) -> None:
+    """Lowers a `Store`."""
+    memory, text = to_memory(w, value)
+    size, width = value.type.dtype.size, value.type.width
+    if mask is None:
+        w.out(f"store {memory} {text}, ptr {w.atom(pointer)}, align {size}")
+        return
+    name = f"llvm.masked.store.v{width}{_short(MEMORY[value.type.dtype.name])}.p0"
+    w.declarations.add(f"void @{name}({memory}, ptr, <{width} x i1>)")
+    w.out(
+        f"call void @{name}({memory} {text}, ptr align {size} {w.atom(pointer)}, <{width} x i1> {w.atom(mask)})"
+    )
+
+
+def _lane_pointers(w: Writer, pointer: Atom, offsets: Atom, dtype: ScalarType) -> str:
+    width = offsets.type.width
+    return w.temp(
+        f"getelementptr {MEMORY[dtype.name]}, ptr {w.atom(pointer)}, <{width} x i64> {w.atom(offsets)}"
+    )
+
+
+def gather(w: Writer, s: Let) -> None:
+    type = s.ref.type
+    width = type.width
+    pointers = _lane_pointers(w, s.args[0], s.args[1], type.dtype)
+    memory = vector_name(MEMORY[type.dtype.name], width)
+    if s.op == "masked_gather":
+        mask = w.atom(s.args[2])
+        passthrough = to_memory(w, s.args[3])[1]
+    else:
+        mask, passthrough = "splat (i1 true)", "poison"
+    name = f"llvm.masked.gather.v{width}{_short(MEMORY[type.dtype.name])}.v{width}p0"
+    w.declarations.add(f"{memory} @{name}(<{width} x ptr>, <{width} x i1>, {memory})")
+    loaded = w.temp(
+        f"call {memory} @{name}(<{width} x ptr> align {type.dtype.size} {pointers}, <{width} x i1> {mask}, "
+        f"{memory} {passthrough})"
+    )
+    w.alias(s, from_memory(w, loaded, type))
+
+
+def scatter(w: Writer, s: Effect) -> None:
+    pointer, offsets, value = s.args[:3]
+    width, dtype = value.type.width, value.type.dtype
+    mask = w.atom(s.args[3]) if len(s.args) == 4 else "splat (i1 true)"
+    pointers = _lane_pointers(w, pointer, offsets, dtype)
+    memory, text = to_memory(w, value)
+    name = f"llvm.masked.scatter.v{width}{_short(MEMORY[dtype.name])}.v{width}p0"
+    w.declarations.add(f"void @{name}({memory}, <{width} x ptr>, <{width} x i1>)")
+    w.out(
+        f"call void @{name}({memory} {text}, <{width} x ptr> align {dtype.size} {pointers}, <{width} x i1> {mask})"
+    )
+
+
+def atomic_add(w: Writer, s: Let) -> None:
+    pointer, value = s.args
+    dtype = value.type.dtype
+    op = "fadd" if dtype.is_float else "add"
+    w.out(
+        f"%v{s.ref.id} = atomicrmw {op} ptr {w.atom(pointer)}, {llvm_type(value.type)} {w.atom(value)} "
+        f"monotonic, align {dtype.size}"
+    )
+
+
+def _slot_pointer(w: Writer, slot: int, index: Atom, type: str) -> str:
+    base = w.slots[slot]
+    if not isinstance(index, Ref):
+        if index.value == 0:
+            return base
+        return w.temp(f"getelementptr inbounds {type}, ptr {base}, i64 {index.value}")
+    return w.temp(f"getelementptr inbounds {type}, ptr {base}, i64 {w.atom(index)}")
+
+
+def read_slot(w: Writer, s: Let) -> None:
+    type = llvm_type(s.ref.type)
+    pointer = _slot_pointer(w, s.attr, s.args[0], type)
+    w.out(f"%v{s.ref.id} = load {type}, ptr {pointer}, align {_align_of(s.ref)}")
+
+
+def lower_assign(w: Writer, s: Assign) -> None:
+    type = llvm_type(s.value.type)
+    pointer = _slot_pointer(w, s.slot, s.index, type)
+    w.out(f"store {type} {w.atom(s.value)}, ptr {pointer}, align {_align_of(s.value)}")
+
+
+def lower_store(w: Writer, s: Store) -> None:
+    store_memory(w, s.pointer, s.value, s.mask)
+
+
+def _short(element: str) -> str:
+    return {"float": "f32", "double": "f64"}.get(element, element)
+
+
+def alloc_alignment(s: Alloc) -> int:
+    return _natural(s.type.dtype.size * max(s.type.width, 1)) if s.type.dtype.kind != "b" else 8
+
+
+def _align_of(a: Atom) -> int:
+    if a.type.dtype.kind == "b":
+        return 1
+    return _natural(a.type.dtype.size * max(a.type.width, 1))
+
+
+def _natural(size: int) -> int:
+    return min(64, size & -size)

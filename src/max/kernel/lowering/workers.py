@@ -1,0 +1,180 @@
+"""Lowers what workers share: chunks of parallel loops, barriers, interrupts and errors."""
+
+from __future__ import annotations
+
+from max._abi import COUNTER_BYTES, Context, ErrorRecord, ErrorState
+from max.kernel.ir.nodes import LONG_SHARE, LONGS, SHORT_SHARE, Atom, Barrier, Parallel, Raise, Ref
+from max.kernel.lowering.conversions import to_f32
+from max.kernel.lowering.tiles import leave_tiles
+from max.kernel.lowering.types import llvm_type
+from max.kernel.lowering.writer import Writer
+from max.kernel.types import f64
+
+
+def context_value(w: Writer, field: Context, type: str) -> str:
+    """The value of a field of the worker's context."""
+    return w.temp(f"load {type}, ptr {context_field(w, field)}, align 8")
+
+
+def context_field(w: Writer, field: Context) -> str:
+    """The address of a field of the worker's context."""
+    return w.temp(f"getelementptr inbounds i64, ptr %ctx, i64 {field}")
+
+
+def _error_state(w: Writer) -> tuple[str, str]:
+    """The addresses of the error record and of its state."""
+    record = context_value(w, Context.ERROR, "ptr")
+    state = w.temp(f"getelementptr inbounds i64, ptr {record}, i64 {ErrorRecord.STATE}")
+    return record, state
+
+
+def lower_parallel(w: Writer, s: Parallel) -> None:
+    total = w.atom(s.total)
+    begin, end = f"%v{s.begin.id}", f"%v{s.end.id}"
+    first, fetch, chunk, latch, done = (
+        w.label(k) for k in ("first", "fetch", "chunk", "next", "done")
+    )
+    workers = context_value(w, Context.WORKERS, "i64")
+    single = w.temp(f"icmp eq i64 {workers}, 1")
+    some = w.temp(f"icmp sgt i64 {total}, 0")
+    # before the branch: they are used where a chunk of the single worker could, for all LLVM knows, come by too
+    long, short, longs = _chunk_sizes(w, s, total, workers)
+    counters = context_value(w, Context.COUNTERS, "ptr")
+    counter = w.temp(f"getelementptr inbounds i8, ptr {counters}, i64 {COUNTER_BYTES * s.phase}")
+    w.out(f"br i1 {single}, label %{first}, label %{fetch}")
+    w.start(first)  # one worker takes all at once, without atomics
+    w.out(f"br i1 {some}, label %{chunk}, label %{done}")
+    w.start(fetch)
+    number = w.temp(f"atomicrmw add ptr {counter}, i64 1 monotonic, align 8")
+    if longs:
+        is_long = w.temp(f"icmp slt i64 {number}, {longs}")
+        size = w.temp(f"select i1 {is_long}, i64 {long}, i64 {short}")
+        longs_before = w.temp(f"select i1 {is_long}, i64 {number}, i64 {longs}")
+        in_longs = w.temp(f"mul i64 {longs_before}, {long}")
+        shorts_before = w.temp(f"sub i64 {number}, {longs_before}")
+        in_shorts = w.temp(f"mul i64 {shorts_before}, {short}")
+        from_ = w.temp(f"add i64 {in_longs}, {in_shorts}")
+    else:
+        size = long
+        from_ = w.temp(f"mul i64 {number}, {long}")
+    more = w.temp(f"icmp slt i64 {from_}, {total}")
+    after = w.temp(f"add i64 {from_}, {size}")
+    inside = w.temp(f"icmp slt i64 {after}, {total}")
+    to = w.temp(f"select i1 {inside}, i64 {after}, i64 {total}")
+    w.out(f"br i1 {more}, label %{chunk}, label %{done}")
+    w.start(chunk)
+    w.out(f"{begin} = phi i64 [ 0, %{first} ], [ {from_}, %{fetch} ]")
+    w.out(f"{end} = phi i64 [ {total}, %{first} ], [ {to}, %{fetch} ]")
+    if w.body(s.body):
+        poll(w)
+        w.jump(latch)
+    w.start(latch)
+    w.out(f"br i1 {single}, label %{done}, label %{fetch}")
+    w.start(done)
+
+
+def _chunk_sizes(w: Writer, s: Parallel, total: str, workers: str) -> tuple[str, str, str]:
+    """The sizes of long and short chunks, and how many long ones there are; the last is empty where all have one size."""
+    given = w.atom(s.grain)
+    if not isinstance(s.grain, Ref) and given != "0":
+        return _whole(w, given, s.multiple), "", ""
+    parts = w.temp(f"mul i64 {workers}, {LONG_SHARE}")
+    long = _at_least_one(w, w.temp(f"udiv i64 {total}, {parts}"))
+    short = _at_least_one(w, w.temp(f"udiv i64 {long}, {SHORT_SHARE}"))
+    if isinstance(s.grain, Ref):
+        wanted = w.temp(f"icmp sgt i64 {given}, 0")
+        long = w.temp(f"select i1 {wanted}, i64 {given}, i64 {long}")
+        short = w.temp(f"select i1 {wanted}, i64 {given}, i64 {short}")
+    longs = w.temp(f"mul i64 {workers}, {LONGS}")
+    return _whole(w, long, s.multiple), _whole(w, short, s.multiple), longs
+
+
+def _at_least_one(w: Writer, size: str) -> str:
+    positive = w.temp(f"icmp sgt i64 {size}, 0")
+    return w.temp(f"select i1 {positive}, i64 {size}, i64 1")
+
+
+def _whole(w: Writer, size: str, multiple: int) -> str:
+    """`size`, rounded up to multiples."""
+    if multiple == 1:
+        return size
+    up = w.temp(f"add i64 {size}, {multiple - 1}")
+    count = w.temp(f"udiv i64 {up}, {multiple}")
+    return w.temp(f"mul i64 {count}, {multiple}")
+
+
+def lower_barrier(w: Writer, s: Barrier) -> None:
+    """A barrier lets everyone through once a worker has raised, wherever it did: the run is over, all return.
+
+    Others may be in the middle of their phase at that moment, so nothing that follows may rely on it.
+    """
+    barrier = context_value(w, Context.BARRIER, "ptr")
+    w.out(f"call void {barrier}(ptr %ctx)")
+    _, pointer = _error_state(w)
+    state = w.temp(f"load atomic i64, ptr {pointer} acquire, align 8")
+    on = w.label("on")
+    _leave_if_raised(w, state, on)
+    w.start(on)
+
+
+def _leave_if_raised(w: Writer, state: str, on: str) -> None:
+    raised = w.temp(f"icmp ne i64 {state}, {ErrorState.NONE}")
+    stop = w.label("failed")
+    w.out(f"br i1 {raised}, label %{stop}, label %{on}")
+    w.start(stop)
+    leave_tiles(w)
+    w.out("ret void")
+
+
+def poll(w: Writer) -> None:
+    """Polls the worker's alert word, and leaves the kernel when the run has failed or was interrupted.
+
+    The load is volatile and not atomic, as an atomic one would keep LLVM from moving others across it.
+    """
+    w.polls = True
+    alert = w.temp(f"load volatile i64, ptr {context_field(w, Context.ALERT)}, align 8")
+    quiet = w.temp(f"icmp eq i64 {alert}, 0")
+    alarm, on = w.label("alarm"), w.label("on")
+    w.out(f"br i1 {quiet}, label %{on}, label %{alarm}, !prof !0")
+    w.start(alarm)
+    poll = context_value(w, Context.POLL, "ptr")
+    state = w.temp(f"call preserve_mostcc i64 {poll}(ptr %ctx)")
+    _leave_if_raised(w, state, on)
+    w.start(on)
+
+
+def lower_raise(w: Writer, s: Raise) -> None:
+    record, state = _error_state(w)
+    none, failed = ErrorState.NONE, ErrorState.FAILED
+    pair = w.temp(f"cmpxchg ptr {state}, i64 {none}, i64 {failed} acq_rel monotonic, align 8")
+    won = w.temp(f"extractvalue {{ i64, i1 }} {pair}, 1")
+    write, leave = w.label("write"), w.label("raised")
+    w.out(f"br i1 {won}, label %{write}, label %{leave}")
+    w.start(write)
+    _set_record(w, record, ErrorRecord.LAUNCH, context_value(w, Context.LAUNCH, "i64"))
+    _set_record(w, record, ErrorRecord.RAISE, str(s.message))
+    for n, value in enumerate(s.values):
+        _set_record(w, record, ErrorRecord.VALUES + n, as_bits(w, value))
+    w.jump(leave)
+    w.start(leave)
+    leave_tiles(w)
+    w.out("ret void")
+
+
+def _set_record(w: Writer, record: str, field: int, value: str) -> None:
+    pointer = w.temp(f"getelementptr inbounds i64, ptr {record}, i64 {field}")
+    w.out(f"store atomic i64 {value}, ptr {pointer} monotonic, align 8")
+
+
+def as_bits(w: Writer, a: Atom) -> str:
+    """A scalar as the 64 bits of the error record."""
+    text, dtype = w.atom(a), a.type.dtype
+    if dtype.is_float:
+        wide = text
+        if dtype is not f64:
+            wide = w.temp(f"fpext float {to_f32(w, a)} to double")
+        return w.temp(f"bitcast double {wide} to i64")
+    if dtype.bits == 64:
+        return text
+    extend = "sext" if dtype.kind == "i" else "zext"
+    return w.temp(f"{extend} {llvm_type(a.type)} {text} to i64")
