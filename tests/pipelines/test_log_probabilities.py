@@ -68,7 +68,7 @@ def test_what_does_not_fit(model, rng):
     with pytest.raises(ValueError, match="need the logits of all tokens"):
         compute(batch_top_n=[1], batch_echo=[True])
     with pytest.raises(
-        ValueError, match="8 log-probabilities a token are asked for, and the graph gives 7"
+        ValueError, match="8 log-probabilities per token are requested, and the graph returns 7"
     ):
         compute(batch_top_n=[8], batch_echo=[False])
     with pytest.raises(ValueError, match="levels is 0"):

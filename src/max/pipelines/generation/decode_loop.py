@@ -1,4 +1,7 @@
-"""Several decoding steps of a batch in one call: the model's graph and one that feeds it its own tokens, in turn."""
+"""Several decoding steps of a batch in one call, without Python between them.
+
+The model's graph alternates with a small graph that makes the inputs of the next step from its tokens.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,9 @@ _NO_TOKEN = -1
 
 
 def next_step_graph() -> Graph:
-    """The graph that makes the inputs of a decoding step out of the last one's.
+    """The graph that updates the inputs of a decoding step in place for the next one.
 
-    Its operands are those of ``mo.next_step.ragged.paged``: what is read, then what is changed.
+    Its operands are those of ``mo.next_step.ragged.paged``: tensors, then the buffers that it writes.
     """
     cpu = DeviceRef.CPU()
     types = [
@@ -70,7 +73,7 @@ class DecodeLoop:
 
     @classmethod
     def of(cls, session: InferenceSession, pipeline_model: PipelineModel[Any]) -> DecodeLoop | None:
-        """The loop of a model; None where it has no graph that can be repeated on the host.
+        """The loop of a model; None where its graph cannot be repeated on the host.
 
         Args:
             session: The model's session.
@@ -83,27 +86,28 @@ class DecodeLoop:
 
     @property
     def usable(self) -> bool:
-        """Whether the model can be repeated now: it is not while it is profiled."""
+        """Whether the model can be repeated now; not while it is profiled."""
         return ModelLoop.supports(self._model)
 
     def interrupt(self) -> None:
-        """Lets a run end with the step that it is at, or the next one with its first; from any thread."""
+        """Ends the current run after its current step, else the next run after its first; from any thread."""
         self._interrupted[0] = 1
 
     def run(
         self, inputs: ModelInputs, batch: Sequence[TextGenerationContext], steps: int
     ) -> tuple[ModelInputs, Tensor, npt.NDArray[np.int64]]:
-        """Runs up to so many steps.
+        """Runs a number of steps, or fewer.
 
-        It ends early where a token ends its sequence, and after :meth:`interrupt`.
+        It ends early after a step that ends a sequence, and after :meth:`interrupt`.
 
         Args:
-            inputs: The first step's inputs, made for one step; they are written to.
-            batch: The requests, in the batch's order; each has one new token, and pages for all steps.
+            inputs: The first step's inputs, made for one step; they are updated in place.
+            batch: The requests in the batch's order; each has one new token, and pages for all steps.
             steps: The most steps.
 
         Returns:
-            The inputs, the tokens that would come next ``[batch]``, and those that were chosen ``[steps, batch]``.
+            The inputs; the tokens of the last step ``[batch]``, which the next one takes as input; the
+            tokens of all steps ``[steps, batch]``.
 
         Raises:
             TypeError: The inputs are not those of a paged cache, or lack sampling parameters.
@@ -134,7 +138,7 @@ class DecodeLoop:
 
 
 def _ends(batch: Sequence[TextGenerationContext]) -> npt.NDArray[np.int64]:
-    """The tokens that end each request's sequence, a row each, filled up with no token."""
+    """The tokens that end the sequence of each request ``[batch, n]``, padded with ``_NO_TOKEN``."""
     ends = [
         () if context.sampling_params.ignore_eos else sorted(context.eos_token_ids)
         for context in batch

@@ -1,4 +1,4 @@
-"""How tokens are chosen when nobody says."""
+"""The sampling parameters of requests made by hand: greedy by default."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ from max.interfaces import (
     SamplingParamsInput,
 )
 
-_WAYS = ("temperature", "top_k", "top_p", "min_p")
+_SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p")
 
 
 def sampling_params_for(
     given: SamplingParamsInput, defaults: SamplingParamsGenerationConfigDefaults
 ) -> SamplingParams:
-    """The parameters of a request that a user makes by hand.
+    """The sampling parameters of a request.
 
-    Greedy, unless the user gives a way to sample, or the model's generation_config.json has
-    ``"do_sample": true``: there transformers samples too.
+    Greedy, unless the user sets one of temperature, top_k, top_p and min_p, or the model's
+    generation_config.json has ``"do_sample": true``, as in transformers.
 
     Args:
-        given: What the user gave.
-        defaults: What the model says.
+        given: The user's parameters.
+        defaults: The parameters of the model's generation_config.json.
 
     Raises:
         ValueError: A value is out of its range.
     """
-    if defaults.do_sample is None and all(getattr(given, name) is None for name in _WAYS):
+    if defaults.do_sample is None and all(
+        getattr(given, name) is None for name in _SAMPLING_FIELDS
+    ):
         defaults = replace(defaults, do_sample=False)
     return SamplingParams.from_input_and_generation_config(given, defaults)

@@ -1,4 +1,4 @@
-"""The graph that picks tokens from logits, with all that requests can ask for."""
+"""The graph that samples tokens from logits, with penalties."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from max.pipelines.sampling.inputs import sample_tokens, sampling_input_types
 
 
 def has_penalties(params: SamplingParams) -> bool:
-    """Whether a request asks for penalties.
+    """Whether a request has penalties.
 
     Args:
         params: Its sampling parameters.
@@ -31,8 +31,8 @@ def penalty_input_types(device: DeviceRef, batch: str = "batch") -> tuple[Tensor
     """The types of :func:`penalty_inputs`, in their order.
 
     Args:
-        device: Where the graph runs.
-        batch: The name of the batch's dimension.
+        device: The device of the graph.
+        batch: The name of the batch dimension.
     """
     return (
         TensorType(DType.int32, ["counted"], device),
@@ -43,22 +43,22 @@ def penalty_input_types(device: DeviceRef, batch: str = "batch") -> tuple[Tensor
 
 
 def penalty_inputs(batch: Sequence[TextGenerationContext]) -> list[Tensor]:
-    """What each request has generated, counted, and its penalties.
+    """The token counts and the penalties of each request.
 
     Args:
-        batch: The requests, in the batch's order.
+        batch: The requests in the batch's order.
 
     Returns:
-        Token ids and counts int32 ``[counted]``, where each request's begin uint32
-        ``[batch + 1]``, frequency, presence and repetition penalties float32 ``[batch]``.
+        Ids and counts of generated tokens int32 ``[counted]``; the offsets of each request's part
+        uint32 ``[batch + 1]``; frequency, presence and repetition penalties float32 ``[batch]``.
     """
     counted = [np.unique(c.generated_tokens, return_counts=True) for c in batch]
     offsets = np.cumsum([0, *(len(ids) for ids, _ in counted)])
     params = [context.sampling_params for context in batch]
-    none = np.zeros(0, np.int32)
+    empty = np.zeros(0, np.int32)
     arrays = (
-        np.concatenate([none, *(ids for ids, _ in counted)]).astype(np.int32),
-        np.concatenate([none, *(counts for _, counts in counted)]).astype(np.int32),
+        np.concatenate([empty, *(ids for ids, _ in counted)]).astype(np.int32),
+        np.concatenate([empty, *(counts for _, counts in counted)]).astype(np.int32),
         offsets.astype(np.uint32),
         np.array([p.frequency_penalty for p in params], np.float32),
         np.array([p.presence_penalty for p in params], np.float32),
@@ -72,7 +72,7 @@ def apply_penalties(logits: TensorValue, penalties: Sequence[TensorValue]) -> Te
 
     Args:
         logits: ``[batch, vocab]``, float32.
-        penalties: As :func:`penalty_inputs` has them.
+        penalties: The values of :func:`penalty_inputs`.
     """
     return ops.custom(
         "mo.penalties",
@@ -85,16 +85,16 @@ def apply_penalties(logits: TensorValue, penalties: Sequence[TensorValue]) -> Te
 def token_sampler(
     sampling_config: SamplingConfig, device: DeviceRef, return_logits: bool = False
 ) -> Graph:
-    """Builds the graph that picks one token a row of logits.
+    """Builds the graph that samples one token per row of logits.
 
     Its inputs: logits ``[batch, vocab]`` of ``in_dtype``; those of
     :func:`~max.pipelines.sampling.inputs.sampling_input_types`; with ``enable_penalties`` those
     of :func:`penalty_input_types`. Its outputs: tokens int64 ``[batch]``; with ``return_logits``
-    the logits they were picked from, ``out_dtype``.
+    the logits that they were sampled from, ``out_dtype``.
 
     Args:
-        sampling_config: What the graph must be able to do.
-        device: Where it runs.
+        sampling_config: The features of the graph, and its dtypes.
+        device: The device of the graph.
         return_logits: Whether it returns the logits too.
     """
     types = [

@@ -1,8 +1,8 @@
-"""The sampling parameters of a batch, as the tensors that a model's graph takes.
+"""The sampling parameters of a batch, as inputs of a model's graph.
 
 A model that samples in its own graph (see :class:`max.pipelines.models.pipeline_model.PipelineModel`)
-takes, after its other inputs, those of :func:`sampling_input_types` in that order, and ends in
-:func:`sample_tokens`. So one execution goes from tokens to tokens.
+takes those of :func:`sampling_input_types` after its other inputs, and ends in
+:func:`sample_tokens`: one execution goes from tokens to tokens.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ SEED_MASK = (1 << 64) - 1
 
 
 def step_seed(seed: int, position: int) -> int:
-    """The seed of one token: it depends on the request's seed and the token's place alone.
+    """The seed of one token, a function of the request's seed and the token's position.
 
-    So where its logits are the same alone, in a batch, and after it was preempted, a request's text is.
+    Batch and preemption do not change it: with equal logits a request gets equal tokens.
 
     Args:
         seed: The request's seed.
-        position: The place of the token that is to be chosen.
+        position: The position of the token in its sequence.
 
     Returns:
-        64 well mixed bits (splitmix64).
+        64 mixed bits (splitmix64).
     """
     z = (seed + (position + 1) * 0x9E3779B97F4A7C15) & SEED_MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & SEED_MASK
@@ -46,7 +46,7 @@ class SamplingInputs:
 
     Args:
         temperature: float32; 0 is greedy.
-        top_k: int64; 1 is greedy, 0 and less takes all tokens.
+        top_k: int64; 1 is greedy, 0 and less is all tokens.
         top_p: float32.
         min_p: float32.
         seed: uint64, see :func:`step_seed`.
@@ -69,9 +69,9 @@ class SamplingInputs:
         """The parameters of the next token of each request.
 
         Args:
-            batch: The requests, in the batch's order.
-            device: Where the tensors shall be; the CPU when it is not given.
-            step: How many tokens further, in an execution of several steps.
+            batch: The requests in the batch's order.
+            device: The device of the tensors; None: the CPU.
+            step: The number of the step, in an execution of several.
         """
         params = [context.sampling_params for context in batch]
         arrays = (
@@ -90,16 +90,16 @@ class SamplingInputs:
         tensors = [Tensor.from_numpy(array) for array in arrays]
         if device is not None and device != CPU():
             return cls(*[tensor.to(device) for tensor in tensors])
-        made = cls(*tensors)
-        made._seeds = arrays[-1]
-        return made
+        inputs = cls(*tensors)
+        inputs._seeds = arrays[-1]
+        return inputs
 
     def advance(self, batch: Sequence[TextGenerationContext], step: int = 0) -> SamplingInputs:
-        """Those of the same requests for a later token, written in the same memory where it is the host's.
+        """The parameters of a later token of the same requests; on the host the seeds are updated in place.
 
         Args:
-            batch: The same requests, in the same order.
-            step: How many tokens further, in an execution of several steps.
+            batch: The requests in the same order.
+            step: The number of the step, in an execution of several.
         """
         if self._seeds is None:
             return SamplingInputs.of(batch, self.seed.device, step)
@@ -112,8 +112,8 @@ def sampling_input_types(device: DeviceRef, batch: str = "batch") -> tuple[Tenso
     """The types of :class:`SamplingInputs`, in their order.
 
     Args:
-        device: Where the graph runs.
-        batch: The name of the batch's dimension.
+        device: The device of the graph.
+        batch: The name of the batch dimension.
     """
     dtypes = (DType.float32, DType.int64, DType.float32, DType.float32, DType.uint64)
     return tuple(TensorType(dtype, [batch], device) for dtype in dtypes)
@@ -127,7 +127,7 @@ def sample_tokens(
     min_p: TensorValue,
     seed: TensorValue,
 ) -> TensorValue:
-    """Stages the choice of one token a row.
+    """Stages the sampling of one token per row.
 
     Args:
         logits: ``[batch, vocab]``, float32.
@@ -138,7 +138,7 @@ def sample_tokens(
         seed: ``[batch]``, uint64.
 
     Returns:
-        int64 ``[batch]``. With temperature 0 or top_k 1 the likeliest token, the lowest of equals.
+        int64 ``[batch]``; with temperature 0 or top_k 1 the likeliest token, of equal ones the lowest.
     """
     if logits.dtype != DType.float32:
         logits = ops.cast(logits, DType.float32)

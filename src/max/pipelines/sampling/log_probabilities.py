@@ -29,12 +29,12 @@ def log_softmax(logits: Floats) -> npt.NDArray[np.float32]:
 
 
 def of_rows(logits: Floats, tokens: Sequence[int], top_n: int) -> LogProbabilities:
-    """The log-probabilities of one token a row, and the likeliest ones of each row.
+    """The log-probabilities of one token per row, and of the likeliest tokens of each row.
 
     Args:
         logits: ``[rows, vocab]``.
         tokens: The token of each row.
-        top_n: How many of the likeliest; the row's own token is always among what is returned.
+        top_n: The number of likeliest tokens; the row's own token is returned besides.
     """
     logs = log_softmax(logits)
     own: list[float] = []
@@ -55,9 +55,9 @@ def log_probabilities_ragged_graph(device: DeviceRef, *, levels: int) -> Graph:
     tokens int64 ``[rows, k]``; k is ``2 ** levels - 1``.
 
     Args:
-        device: Where it runs.
-        levels: The logarithm to base 2 of one more than the most that can be asked for; 3 for the 5
-            of OpenAI's API.
+        device: The device of the graph.
+        levels: The graph returns ``2 ** levels - 1`` likeliest tokens; 3 suffices for the 5 of
+            OpenAI's API.
 
     Raises:
         ValueError: ``levels`` is less than 1.
@@ -89,34 +89,34 @@ def compute_log_probabilities_ragged(
     batch_top_n: Sequence[int],
     batch_echo: Sequence[bool],
 ) -> list[LogProbabilities | None]:
-    """The log-probabilities of a ragged batch: of the sampled tokens, and of prompts where asked for.
+    """The log-probabilities of a ragged batch: of the sampled tokens, with echo also of the prompts.
 
     Args:
-        device: Where the graph runs.
+        device: The device of the graph.
         model: The loaded graph of :func:`log_probabilities_ragged_graph`.
-        input_row_offsets: Where each request begins in ``tokens`` and ``logits``; ``[batch + 1]``.
-        logits: Those of all tokens ``[tokens, vocab]``; not needed without echo.
-        next_token_logits: Those of each request's last token ``[batch, vocab]``.
-        tokens: The tokens that went in ``[tokens]``.
-        sampled_tokens: The tokens that were sampled ``[batch]``.
-        batch_top_n: How many of the likeliest each request wants; None is given where it is 0.
-        batch_echo: Whether a request wants those of its prompt too.
+        input_row_offsets: The offset of each request in ``tokens`` and ``logits``; ``[batch + 1]``.
+        logits: The logits of all tokens ``[tokens, vocab]``; not needed without echo.
+        next_token_logits: The logits of each request's last token ``[batch, vocab]``.
+        tokens: The input tokens ``[tokens]``.
+        sampled_tokens: The sampled tokens ``[batch]``.
+        batch_top_n: The number of likeliest tokens per request; 0: no log-probabilities.
+        batch_echo: Whether a request gets those of its prompt too.
 
     Returns:
-        For each request its log-probabilities, with echo one position a token of the prompt but the
-        first, then the sampled token's.
+        The log-probabilities of each request, or None; with echo one position per token of the prompt
+        but the first, then the sampled token's.
 
     Raises:
-        ValueError: Echo is asked for without ``logits``, or more than the graph gives.
+        ValueError: Echo without ``logits``, or more likeliest tokens than the graph returns.
     """
-    wanted = [i for i, top in enumerate(batch_top_n) if top > 0]
-    if not wanted:
+    requested = [i for i, top in enumerate(batch_top_n) if top > 0]
+    if not requested:
         return [None] * len(batch_top_n)
     rows: list[npt.NDArray[Any]] = []
     chosen: list[npt.NDArray[Any]] = []
     last = next_token_logits.to(CPU()).to_numpy()
     every = None if logits is None else logits.to(CPU()).to_numpy()
-    for i in wanted:
+    for i in requested:
         begin, end = int(input_row_offsets[i]), int(input_row_offsets[i + 1])
         if batch_echo[i]:
             if every is None:
@@ -126,20 +126,20 @@ def compute_log_probabilities_ragged(
         else:
             rows.append(last[i : i + 1])
             chosen.append(sampled_tokens[i : i + 1])
-    given = (
+    inputs = (
         np.concatenate(rows).astype(np.float32, copy=False),
         np.concatenate(chosen).astype(np.int64),
     )
-    outputs = model.execute(*(Tensor.from_numpy(array).to(device) for array in given))
+    outputs = model.execute(*(Tensor.from_numpy(array).to(device) for array in inputs))
     own, values, indices = (cast(Tensor, out).to(CPU()).to_numpy() for out in outputs)
     if max(batch_top_n) > values.shape[1]:
         raise ValueError(
-            f"{max(batch_top_n)} log-probabilities a token are asked for, and the graph gives "
+            f"{max(batch_top_n)} log-probabilities per token are requested, and the graph returns "
             f"{values.shape[1]}; build it with more levels"
         )
-    found: list[LogProbabilities | None] = [None] * len(batch_top_n)
+    results: list[LogProbabilities | None] = [None] * len(batch_top_n)
     at = 0
-    for i, part in zip(wanted, rows, strict=True):
+    for i, part in zip(requested, rows, strict=True):
         positions = range(at, at + len(part))
         at += len(part)
         top_n = batch_top_n[i]
@@ -148,7 +148,7 @@ def compute_log_probabilities_ragged(
             top = dict(
                 zip(indices[row, :top_n].tolist(), values[row, :top_n].tolist(), strict=True)
             )
-            top.setdefault(int(given[1][row]), float(own[row]))
+            top.setdefault(int(inputs[1][row]), float(own[row]))
             tops.append(top)
-        found[i] = LogProbabilities([float(own[row]) for row in positions], tops)
-    return found
+        results[i] = LogProbabilities([float(own[row]) for row in positions], tops)
+    return results

@@ -1,7 +1,7 @@
-"""Picks tokens from logits outside of a model's graph.
+"""Samples tokens from logits outside of a model's graph.
 
-Most batches never come here: a model that samples in its own graph is asked only for what it can
-do. Here are the rest: models without sampling, penalties, minimum lengths, logits processors.
+Most batches are sampled in the model's graph. This sampler serves models that do not sample, and
+requests with penalties, a minimum length or logits processors.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from max.pipelines.sampling.inputs import SamplingInputs
 
 
 def needs_sampler(context: TextGenerationContext, step: int = 0) -> bool:
-    """Whether a request asks for more than a model's graph does.
+    """Whether a request needs more than the sampling in a model's graph.
 
     Args:
         context: The request.
-        step: How many tokens further, in an execution of several steps.
+        step: The number of the step, in an execution of several.
     """
     params = context.sampling_params
     return (
@@ -38,12 +38,12 @@ def needs_sampler(context: TextGenerationContext, step: int = 0) -> bool:
 
 
 class Sampler:
-    """Picks tokens; its graphs are compiled when they are first needed.
+    """Samples tokens; its graphs are compiled when they are first used.
 
     Args:
         session: Compiles and runs the graphs.
-        device: Where they run.
-        config: What they must be able to do.
+        device: The device of the graphs.
+        config: The features of the graphs.
     """
 
     def __init__(self, session: InferenceSession, device: Device, config: SamplingConfig) -> None:
@@ -60,12 +60,12 @@ class Sampler:
     def sample(
         self, logits: Tensor, batch: Sequence[TextGenerationContext], step: int = 0
     ) -> Tensor:
-        """Picks the next token of each request.
+        """Samples the next token of each request.
 
         Args:
-            logits: ``[batch, vocab]``, float32; not changed.
-            batch: The requests, in the batch's order.
-            step: How many tokens further; only the first step may have penalties.
+            logits: ``[batch, vocab]``, float32; not modified.
+            batch: The requests in the batch's order.
+            step: The number of the step; only the first may have penalties.
 
         Returns:
             int64 ``[batch]``.
@@ -81,7 +81,7 @@ class Sampler:
 
 
 def needs_masks(context: TextGenerationContext) -> bool:
-    """Whether a request changes its logits before the sampling graph.
+    """Whether a request modifies its logits before the sampling graph.
 
     Args:
         context: The request.
@@ -99,7 +99,7 @@ def masked(
 
     Args:
         logits: ``[batch, vocab]``.
-        batch: The requests, in the batch's order.
+        batch: The requests in the batch's order.
 
     Returns:
         The same array.

@@ -1,0 +1,230 @@
+"""The KV cache's tensors against page tables and lengths computed by hand; its memory; images and prefixes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from max.driver import CPU
+from max.dtype import DType
+from max.interfaces import ImageMetadata, RequestID
+from max.nn.kv_cache.cache_params import KVCacheParams
+from max.pipelines.core import TextAndVisionContext, TextContext
+from max.pipelines.kv_cache.context_pages import ContextPages
+from max.pipelines.kv_cache.manager import (
+    PagedKVCacheManager,
+    estimate_kv_cache_size,
+    load_kv_manager,
+)
+from max.pipelines.kv_cache.memory import cache_bytes, page_bytes, pages_for_memory
+from max.pipelines.kv_cache.page_manager import OutOfPagesError, PageManager, pages_of
+
+# 2 layers, 3 heads of 4: a page of 5 tokens in float32 takes 2 * 2 * 5 * 3 * 4 * 4 bytes
+PARAMS = KVCacheParams(DType.float32, 3, 4, page_size=5, enable_prefix_caching=True)
+PAGE_BYTES = 960
+
+
+def manager(pages: int = 8) -> PagedKVCacheManager:
+    return PagedKVCacheManager(
+        PARAMS, num_layers=2, num_pages=pages, max_batch_size=4, max_seq_len=40, devices=[CPU()]
+    )
+
+
+def context(length: int, new: int = 20, first: int = 0) -> TextContext:
+    return TextContext(tokens=np.arange(first, first + length), max_length=length + new)
+
+
+def arrays(inputs) -> tuple[list, list, list]:
+    """Lengths, page tables and maxima."""
+    parts = inputs.cache_lengths, inputs.lookup_table, inputs.max_lengths
+    assert all(part.dtype == DType.uint32 for part in parts)
+    return tuple(part.to_numpy().tolist() for part in parts)
+
+
+def reserved(cache: ContextPages, *contexts: TextContext, steps: int = 1) -> None:
+    for one in contexts:
+        if not cache.contains(one.request_id):
+            cache.claim(one.request_id)
+        cache.alloc(one, steps)
+
+
+def test_the_blocks():
+    cache = manager()
+    assert cache.blocks.shape == (8, 2, 2, 5, 3, 4) and cache.blocks.dtype == DType.float32
+    assert not cache.blocks.to_numpy().any()
+    params = KVCacheParams(DType.bfloat16, 4, 8, page_size=2, n_devices=2)
+    half = PagedKVCacheManager(
+        params, num_layers=1, num_pages=3, max_batch_size=1, max_seq_len=6, devices=[CPU()]
+    )
+    assert half.blocks.shape == (3, 2, 1, 2, 2, 8), "the heads of one device"
+    assert page_bytes(params, 1) == 2 * 1 * 2 * 2 * 8 * 2
+    with pytest.raises(ValueError, match="2 devices; expected one"):
+        PagedKVCacheManager(
+            PARAMS, num_layers=2, num_pages=8, max_batch_size=4, max_seq_len=40, devices=[CPU(), CPU()]
+        )  # fmt: skip
+
+
+def test_the_inputs_of_a_step():
+    cache, a, b = manager(), context(11), context(3)
+    reserved(cache, a, b)
+    lengths, tables, most = arrays(cache.get_runtime_inputs([a, b]))
+    assert (lengths, tables, most) == ([0, 0], [[0, 1, 2], [3, 0, 0]], [[11, 0]])
+    a.update(7)
+    reserved(cache, a)
+    lengths, tables, most = arrays(cache.get_runtime_inputs([b, a]))
+    assert (lengths, tables, most) == ([0, 11], [[3, 0, 0], [0, 1, 2]], [[3, 11]])
+    assert arrays(cache.get_runtime_inputs([])) == ([], [], [[0, 0]])
+
+
+def test_the_inputs_of_several_steps():
+    cache, a, b = manager(), context(4), context(9)
+    reserved(cache, a, b)
+    b.update(1)
+    reserved(cache, a, b, steps=3)
+    inputs = cache.get_runtime_inputs([a, b], 3)
+    lengths, tables, most = arrays(inputs)
+    assert (lengths, tables) == ([0, 9], [[0, 3, 0], [1, 2, 4]])
+    # new tokens and cached ones: of the first step, then 4, 10 in the cache, then 5, 11
+    assert most == [[4, 9], [1, 10], [1, 11]]
+    inputs = cache.next_step(inputs, [a, b], 1)
+    assert arrays(inputs)[::2] == ([4, 10], [[1, 10], [1, 11]])
+    inputs = cache.next_step(inputs, [a, b], 2)
+    assert arrays(inputs)[::2] == ([5, 11], [[1, 11]])
+    assert inputs.blocks is cache.blocks
+
+
+def test_the_same_batch_advances_in_place():
+    cache, a, b = manager(), context(5), context(9)
+    reserved(cache, a, b)
+    inputs = cache.get_runtime_inputs([a, b])
+    for token, table in ((1, [[0, 3], [1, 2]]), (2, [[0, 3], [1, 2]])):
+        for one in (a, b):
+            one.update(token)
+        if token == 1:
+            reserved(cache, a, b)
+            assert cache.advance(inputs, [a, b]) is inputs
+            assert arrays(inputs) == ([5, 9], table, [[1, 9]])
+    # b's eleventh token needs a third page: the table grows, and moves
+    reserved(cache, a, b)
+    grown = cache.advance(inputs, [a, b])
+    assert grown is not inputs
+    assert arrays(grown) == ([6, 10], [[0, 3, 0], [1, 2, 4]], [[1, 10]])
+    assert cache.advance(grown, [a, b]) is grown
+    # other inputs than the last ones, or another batch
+    assert cache.advance(inputs, [a, b]) is not inputs
+    last = cache.get_runtime_inputs([a, b])
+    fresh = cache.advance(last, [b])
+    assert fresh is not last and arrays(fresh)[0] == [10]
+    several = cache.get_runtime_inputs([a, b], 2)
+    assert cache.advance(several, [a, b]) is not several
+
+
+def test_a_page_table_of_full_width_is_updated_in_place():
+    cache, a, b = manager(), context(5), context(12)
+    reserved(cache, a, b)
+    inputs = cache.get_runtime_inputs([a, b])
+    a.update(0)
+    b.update(0)
+    reserved(cache, a, b, steps=6)
+    assert arrays(inputs)[1] == [[0, 0, 0], [1, 2, 3]]
+    grown = cache.advance(inputs, [a, b])
+    assert arrays(grown)[1] == [[0, 4, 5, 0], [1, 2, 3, 6]]
+    cache.release(a.request_id)
+    cache.claim(a.request_id)
+    a.reset()
+    reserved(cache, a)
+    a.set_token_indices(start_idx=5)
+    assert cache.advance(grown, [a, b]) is grown
+    assert arrays(grown)[1][0][:2] == cache.pages.pages(a.request_id)
+
+
+@pytest.mark.parametrize(("length", "pages"), [(0, 0), (1, 1), (5, 1), (6, 2), (10, 2), (11, 3)])
+def test_pages_of(length, pages):
+    assert pages_of(length, 5) == pages
+
+
+def test_the_memory_of_a_cache():
+    assert page_bytes(PARAMS, 2) == PAGE_BYTES
+    assert cache_bytes(PARAMS, 2, max_batch_size=3, max_seq_len=11) == 9 * PAGE_BYTES
+    size = dict(max_batch_size=3, max_seq_len=11)
+    assert pages_for_memory(PARAMS, 2, **size, available_bytes=None) == 9
+    assert pages_for_memory(PARAMS, 2, **size, available_bytes=PAGE_BYTES * 9) == 9
+    assert pages_for_memory(PARAMS, 2, **size, available_bytes=PAGE_BYTES * 9 - 1) == 8
+    assert pages_for_memory(PARAMS, 2, **size, available_bytes=PAGE_BYTES * 99) == 9
+    assert pages_for_memory(PARAMS, 2, **size, available_bytes=PAGE_BYTES * 3) == 3
+    big = KVCacheParams(DType.float32, 64, 128, page_size=64)
+    with pytest.raises(ValueError, match=r"max_length 130 needs 24 MiB, and 20 MiB are available"):
+        pages_for_memory(big, 2, max_batch_size=1, max_seq_len=130, available_bytes=20 * 2**20)
+    for available, expected in ((10**9, 9 * PAGE_BYTES), (1000, 1000)):
+        assert estimate_kv_cache_size(PARAMS, 3, 11, 2, available, [CPU()]) == expected
+    assert estimate_kv_cache_size(PARAMS, None, 11, 2, 10**9, [CPU()]) == 3 * PAGE_BYTES
+
+
+def test_load_kv_manager():
+    for batch, page_size, pages in ((2, None, 6), (None, 5, 3)):
+        cache = load_kv_manager(PARAMS, batch, 11, 2, [CPU()], None, page_size=page_size)
+        assert cache.total_num_pages == cache.free_pages == pages
+        assert (cache.page_size, cache.max_batch_size, cache.max_seq_len) == (5, batch or 1, 11)
+    cache = load_kv_manager(PARAMS, 2, 11, 2, [CPU()], None, PAGE_BYTES * 4)
+    assert cache.total_num_pages == 4
+    with pytest.raises(ValueError, match="page_size is 7, and the cache's shape has 5"):
+        load_kv_manager(PARAMS, 2, 11, 2, [CPU()], None, page_size=7)
+
+
+def test_pages_of_contexts():
+    cache, a = ContextPages(PageManager(4, 5, True)), context(12)
+    cache.claim(a.request_id)
+    assert cache.missing_pages(a) == 3 and cache.missing_pages(a, 4) == 3
+    assert cache.missing_pages(a, 5) == 4
+    with pytest.raises(OutOfPagesError):
+        cache.alloc(a, 10)
+    cache.alloc(a)
+    a.update(0)
+    cache.step([a])
+    b = context(15)
+    cache.claim(b.request_id)
+    assert cache.reuse_prefix(b) == 10 == b.start_idx
+    c = context(15)
+    c.set_token_indices(start_idx=1)
+    cache.claim(c.request_id)
+    assert cache.reuse_prefix(c) == 0 and c.start_idx == 1, "it has tokens in the cache already"
+    with pytest.raises(KeyError, match="has no page table"):
+        cache.missing_pages(context(1))
+
+
+def with_images(*hashes: int) -> TextAndVisionContext:
+    images = [
+        ImageMetadata(start_idx=i, end_idx=i + 1, pixel_values=np.zeros(1), image_hash=value)
+        for i, value in enumerate(hashes)
+    ]
+    return TextAndVisionContext(
+        request_id=RequestID(), tokens=np.full(20, 7), max_length=30, vision_token_ids=[7], images=images
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shared"),
+    [
+        ((), (), True),
+        ((5,), (5,), True),
+        ((5,), (6,), False),
+        ((5,), (), False),
+        ((5, 6), (6, 5), False),
+        (tuple(range(10)), tuple(range(10)), True),
+        (tuple(range(10)), (*range(9), 99), False),  # the last of many images
+        ((-1,), (-1,), False),  # images without a hash may be any
+        ((5, -1), (5, -1), False),
+    ],
+    ids=str,
+)
+def test_requests_share_pages_where_their_images_are_the_same(first, second, shared):
+    cache = ContextPages(PageManager(9, 5, True))
+    a, b = with_images(*first), with_images(*second)
+    for one in (a, b):
+        cache.claim(one.request_id)
+        reused = cache.reuse_prefix(one)
+        cache.alloc(one)
+        one.update(0)
+        cache.step([one])
+    assert reused == (15 if shared else 0)
+    cache.pages.check()
