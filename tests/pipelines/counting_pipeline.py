@@ -45,6 +45,8 @@ class CountingPipeline:
         seconds: How long a step takes.
     """
 
+    repeats_steps = True
+
     def __init__(self, pages: int = 64, prefix: bool = False, seconds: float = 0) -> None:
         self.cache = ContextPages(PageManager(pages, PAGE_SIZE, prefix))
         self.kv_managers = [self.cache]

@@ -320,6 +320,9 @@ def test_loading_that_fails_is_the_last_event():
     with pytest.raises(ModelFilesError, match="no weights") as error:
         RemoteGeneration(here)
     assert error.value.remedy == "download them"
+    serve_pipeline(object, there)
+    with pytest.raises(RuntimeError, match="object does not generate text"):
+        RemoteGeneration(here)
     there.close()
     with pytest.raises(RuntimeError, match="the process of the engine has ended"):
         RemoteGeneration(here)

@@ -8,7 +8,7 @@ import pytest
 from max.driver import CPU, Tensor
 from max.engine import InferenceSession
 from max.graph import DeviceRef
-from max.pipelines.lib.log_probabilities import (
+from max.pipelines.sampling.log_probabilities import (
     compute_log_probabilities_ragged,
     log_probabilities_ragged_graph,
     of_rows,

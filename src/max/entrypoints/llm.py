@@ -13,8 +13,8 @@ from max.interfaces import (
 )
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.generation.coroutines import run_async
+from max.pipelines.generation.engine import ConfiguredPipeline
 from max.pipelines.generation.generation import Generation
-from max.pipelines.generation.mixin import GenerateMixin
 from max.pipelines.generation.request_text import RequestText
 from max.pipelines.registry.registry import PIPELINE_REGISTRY
 from max.pipelines.sampling.defaults import sampling_params_for
@@ -50,8 +50,8 @@ class LLM:
         if not isinstance(tokenizer, TextTokenizer):
             raise TypeError(f"LLM: {type(tokenizer).__name__} is no TextTokenizer")
         self._tokenizer = tokenizer
-        if not isinstance(pipeline, GenerateMixin):
-            raise TypeError(f"LLM: {type(pipeline).__name__} is no GenerateMixin")
+        if not isinstance(pipeline, ConfiguredPipeline):
+            raise TypeError(f"LLM: {type(pipeline).__name__} does not generate text")
         # a generation does not keep its pipeline alive
         self._pipeline = pipeline
         self._generation = Generation.of(pipeline)

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from max.interfaces import (
     BatchType,
@@ -54,6 +54,7 @@ class BatchPipeline(Protocol):
         ...
 
 
+@runtime_checkable
 class ConfiguredPipeline(BatchPipeline, Protocol):
     """A pipeline whose configuration has the limits of batches."""
 

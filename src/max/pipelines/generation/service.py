@@ -31,19 +31,20 @@ from max.pipelines.generation.protocol import (
 from max.pipelines.scheduler import SchedulerLimits
 
 
-def serve_pipeline(
-    load: Callable[[], ConfiguredPipeline], channel: Channel[Command, Event]
-) -> None:
+def serve_pipeline(load: Callable[[], object], channel: Channel[Command, Event]) -> None:
     """Loads a pipeline and runs it for the requests of a channel; the main function of an engine process.
 
     An error of loading is sent as :class:`EngineStopped`.
 
     Args:
-        load: Loads the pipeline.
+        load: Loads the pipeline, a ``ConfiguredPipeline``; such as
+            ``PIPELINE_REGISTRY.retrieve_factory`` returns.
         channel: The engine's end of the channel.
     """
     try:
         pipeline = load()
+        if not isinstance(pipeline, ConfiguredPipeline):
+            raise TypeError(f"serve_pipeline: {type(pipeline).__name__} does not generate text")
         limits = limits_of(pipeline)
     except Exception as error:
         channel.send(EngineStopped(ErrorInfo.of(error)))
