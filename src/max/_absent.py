@@ -100,10 +100,10 @@ def message(name: str) -> str | None:
     """
     parts = name.split(".")
     for end in range(2, len(parts) + 1):
-        found = ".".join(parts[:end])
+        prefix = ".".join(parts[:end])
         for pattern, instead in ABSENT.items():
-            if fnmatchcase(found, pattern):
-                return f"{found} is not in this release. {instead}"
+            if fnmatchcase(prefix, pattern):
+                return f"{prefix} is not in this release. {instead}"
     return None
 
 
@@ -135,11 +135,11 @@ def mojo_hint(files: Iterable[Path]) -> str:
     Args:
         files: Files, any of which may be one.
     """
-    found = sorted(file.name for file in files if file.suffix in _MOJO)
-    if not found:
+    mojo_files = sorted(file.name for file in files if file.suffix in _MOJO)
+    if not mojo_files:
         return ""
     return (
-        f"; {found[0]} is a kernel in Mojo, which is not compiled here: write it in the kernel language, "
+        f"; {mojo_files[0]} is a kernel in Mojo, which is not compiled here: write it in the kernel language, "
         "a Python function under @max.kernel.register(name), and graphs that use it stay as they are"
     )
 

@@ -29,10 +29,10 @@ class FlagError(ValueError):
     """A ``MAX_*`` variable has a value, or a name, that is not declared."""
 
 
-def _did_you_mean(word: str, known: Iterable[str]) -> str:
+def _did_you_mean(word: str, candidates: Iterable[str]) -> str:
     import difflib  # only the error path pays for it
 
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
@@ -265,20 +265,20 @@ class Flags:
         Raises:
             FlagError: There is no such flag; the message has the nearest name.
         """
-        known = self.declared()
-        if name not in known:
-            raise FlagError(f"{name} is not a flag{_did_you_mean(name, known)}")
-        return known[name]
+        flags_by_name = self.declared()
+        if name not in flags_by_name:
+            raise FlagError(f"{name} is not a flag{_did_you_mean(name, flags_by_name)}")
+        return flags_by_name[name]
 
     def misspelt(self, environ: Mapping[str, str] | None = None) -> list[str]:
         """One line for each variable of the environment that looks like a misspelt flag."""
-        known, lines = self.declared(), list[str]()
+        flags_by_name, lines = self.declared(), list[str]()
         for name in os.environ if environ is None else environ:
-            if name.startswith("MAX_") and name not in known:
+            if name.startswith("MAX_") and name not in flags_by_name:
                 import difflib
 
                 # other programs use MAX_… too: only near misses are reported
-                if close := difflib.get_close_matches(name, known, n=1, cutoff=0.8):
+                if close := difflib.get_close_matches(name, flags_by_name, n=1, cutoff=0.8):
                     lines.append(f"{name} is not a flag; did you mean {close[0]!r}?")
         return lines
 

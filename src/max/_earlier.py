@@ -159,8 +159,8 @@ class _Finder(MetaPathFinder):
         modules = _target(fullname)
         if modules is None:
             return None
-        found = tuple(module for module in modules if _exists(module))
-        return ModuleSpec(fullname, _Alias(found), is_package=True) if found else None
+        existing = tuple(module for module in modules if _exists(module))
+        return ModuleSpec(fullname, _Alias(existing), is_package=True) if existing else None
 
 
 def _exists(module: str) -> bool:

@@ -16,10 +16,10 @@ from max.mlir.types import ShapedType
 def _create(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     type_ = op.results[0].type
     assert isinstance(type_, ShapedType)
-    made = np.empty(frame.shape(type_), type_.dtype.to_numpy())
+    fresh = np.empty(frame.shape(type_), type_.dtype.to_numpy())
     # elements that nobody set must not look as if somebody had
-    made.reshape(-1).view(np.uint8)[:] = 0x7F
-    return made
+    fresh.reshape(-1).view(np.uint8)[:] = 0x7F
+    return fresh
 
 
 @implements("buffer_load")

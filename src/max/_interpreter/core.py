@@ -131,10 +131,10 @@ class Frame:
         if implementation is None:
             raise NotImplementedError(f"the interpreter does not know {op.name}")
         with np.errstate(all="ignore"):
-            found = implementation(self, op, operands)
-        if isinstance(found, np.ndarray | np.generic):
-            found = [np.asarray(found)]
-        results = [] if found is None else list(found)
+            returned = implementation(self, op, operands)
+        if isinstance(returned, np.ndarray | np.generic):
+            returned = [np.asarray(returned)]
+        results = [] if returned is None else list(returned)
         types = [r.type for r in op.results if not isinstance(r.type, mlir.ChainType)]
         if len(types) != len(results):
             raise InterpreterError(f"{op.name}: {len(results)} results, expected {len(types)}")
@@ -162,12 +162,12 @@ class Frame:
                 self.sizes.setdefault(dim.symbol_name, size)
         for axis, (dim, size) in enumerate(zip(type_.shape, array.shape, strict=True)):
             if all(name in self.sizes for name in dim.symbols):
-                wanted = dim.evaluate(self.sizes)
-                if wanted != size:
+                expected = dim.evaluate(self.sizes)
+                if expected != size:
                     sizes = ", ".join(f"{n} = {self.sizes[n]}" for n in dim.symbols)
                     raise InterpreterError(
                         f"{what}: axis {axis} of {type_.short} has size {size}, expected {dim}"
-                        + (f" = {wanted} ({sizes})" if sizes else "")
+                        + (f" = {expected} ({sizes})" if sizes else "")
                     )
 
     def shape(self, type_: Attribute) -> tuple[int, ...]:
@@ -188,8 +188,8 @@ class Frame:
         full = self.prefix + name
         assert isinstance(type_, ShapedType)
         if full not in self.weights:
-            known = ", ".join(sorted(self.weights)[:8]) or "none"
-            raise InterpreterError(f"the weight {full!r} is missing; given: {known}")
+            names = ", ".join(sorted(self.weights)[:8]) or "none"
+            raise InterpreterError(f"the weight {full!r} is missing; given: {names}")
         array = to_array(self.weights[full])
         if array.dtype != type_.dtype.to_numpy():
             raise InterpreterError(f"the weight {full!r} is {array.dtype}, expected {type_.short}")
@@ -306,9 +306,9 @@ def _while(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Sequence[Array]
     graphs = mlir.subgraphs(frame.module)
     condition, body = (graphs[name] for name in op.callees)
     count = sum(not isinstance(r.type, mlir.ChainType) for r in op.results)
-    carried, rest = list(operands[:count]), operands[count:]
-    while _run(frame, condition, [*carried, *rest])[0]:
-        carried = list(_run(frame, body, [*carried, *rest]))
+    carried, captured = list(operands[:count]), operands[count:]
+    while _run(frame, condition, [*carried, *captured])[0]:
+        carried = list(_run(frame, body, [*carried, *captured]))
     return carried
 
 
@@ -317,9 +317,9 @@ def _custom(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Any:
     symbol: str = op.attr("symbol")
     reference = REFERENCES.get(symbol)
     if reference is None:
-        known = ", ".join(sorted(REFERENCES)) or "none"
+        symbols = ", ".join(sorted(REFERENCES)) or "none"
         raise NotImplementedError(
-            f"the custom op {symbol!r} has no NumPy reference (max._interpreter.register); known: "
-            f"{known}"
+            f"the custom op {symbol!r} has no NumPy reference (max._interpreter.register); symbols: "
+            f"{symbols}"
         )
     return reference(*operands, **op.attr("parameters"))

@@ -46,7 +46,7 @@ def slices(frame: Frame, op: MoOp, shape: Sequence[int]) -> tuple[slice, ...]:
         IndexError: A bound is out of range.
     """
     bounds = (frame.dims(op.attr(name)) for name in ("start", "stop", "step"))
-    found: list[slice] = []
+    slices: list[slice] = []
     for axis, (size, start, stop, step) in enumerate(zip(shape, *bounds, strict=True)):
         low, high = (start, stop) if step > 0 else (stop + 1, start + 1)
         if low < high and not (low >= 0 and high <= size):
@@ -54,10 +54,10 @@ def slices(frame: Frame, op: MoOp, shape: Sequence[int]) -> tuple[slice, ...]:
                 f"slice: {start}:{stop}:{step} is out of range for axis {axis} of size {size}"
             )
         if low >= high:
-            found.append(slice(0, 0, 1))
+            slices.append(slice(0, 0, 1))
         else:
-            found.append(slice(start, None if stop < 0 else stop, step))
-    return tuple(found)
+            slices.append(slice(start, None if stop < 0 else stop, step))
+    return tuple(slices)
 
 
 @implements("slice")

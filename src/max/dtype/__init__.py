@@ -139,8 +139,8 @@ class DType(Enum, metaclass=_Names):
             normal = np.dtype(dtype)
         except TypeError as error:
             raise ValueError(f"DType.from_numpy: {dtype!r} is not a NumPy dtype") from error
-        if (found := _FROM_NUMPY.get(normal)) is not None:
-            return found
+        if (member := _FROM_NUMPY.get(normal)) is not None:
+            return member
         if not normal.isnative and normal.newbyteorder("=") in _FROM_NUMPY:
             raise ValueError(
                 f"DType.from_numpy: {normal} is not in this machine's byte order; convert with "
@@ -169,10 +169,10 @@ class DType(Enum, metaclass=_Names):
         if type(dtype).__module__ != "torch" or type(dtype).__name__ != "dtype":
             raise ValueError(f"DType.from_torch: {dtype!r} is not a torch.dtype")
         name = str(dtype).removeprefix("torch.")
-        found = DType.__members__.get(name)
-        if found is None:
+        member = DType.__members__.get(name)
+        if member is None:
             raise ValueError(f"DType.from_torch: unsupported torch dtype {dtype}")
-        return found
+        return member
 
     def to_torch(self, _error: Exception | None = None) -> torch.dtype:
         """The corresponding torch dtype. Imports torch.
@@ -188,10 +188,10 @@ class DType(Enum, metaclass=_Names):
             raise _error
         import torch
 
-        found = getattr(torch, self.name, None)
-        if found is None:
+        torch_dtype = getattr(torch, self.name, None)
+        if torch_dtype is None:
             raise ValueError(f"{self}.to_torch: torch {torch.__version__} has no such dtype")
-        return found
+        return torch_dtype
 
     @property
     def _mlir(self) -> str:
@@ -205,10 +205,10 @@ class DType(Enum, metaclass=_Names):
         Raises:
             ValueError: No type has that name.
         """
-        found = _FROM_MLIR.get(name)
-        if found is None:
+        dtype = _FROM_MLIR.get(name)
+        if dtype is None:
             raise ValueError(f"{name!r} is not an element type; expected {', '.join(_FROM_MLIR)}")
-        return found
+        return dtype
 
 
 _SIGNED = frozenset({DType.int8, DType.int16, DType.int32, DType.int64})

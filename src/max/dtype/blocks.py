@@ -245,11 +245,11 @@ def _encode_affine(x: Floats, most: int, name: str) -> tuple[Bytes, Bytes]:
     head: list[Bytes] = []
     fields: list[Bytes] = []
     factors: list[Floats] = []
-    for wanted in (scale, offset):
-        d = wanted.max(1, keepdims=True) / np.float32(63)
+    for exact in (scale, offset):
+        d = exact.max(1, keepdims=True) / np.float32(63)
         head.append(_half_bytes(d, name))
         d = head[-1].view(np.float16).astype(np.float32)
-        fields.append(np.clip(np.rint(wanted * _inverse(d)), 0, 63).astype(np.uint8))
+        fields.append(np.clip(np.rint(exact * _inverse(d)), 0, 63).astype(np.uint8))
         factors.append((d * fields[-1].astype(np.float32))[:, :, None])
     q = np.clip(np.rint((parts + factors[1]) * _inverse(factors[0])), 0, most).astype(np.uint8)
     return np.concatenate([*head, _six_bits_bytes(*fields)], 1), q

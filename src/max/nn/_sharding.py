@@ -27,18 +27,18 @@ def part_of(module: Module, cls: type[M], **changed: object) -> M:
         cls: The class of the new one: that of `module`, or a base of it.
         changed: The attributes that differ.
     """
-    made = object.__new__(cls)
+    shard = object.__new__(cls)
     owned = module.sublayers
     for name, value in vars(module).items():
         if name in _REGISTRIES:
             continue
         if isinstance(value, Module) and name not in owned:
-            vars(made)[name] = value  # borrowed by the module, so by this one
+            vars(shard)[name] = value  # borrowed by the module, so by this one
         else:
-            setattr(made, name, value)
+            setattr(shard, name, value)
     for name, value in changed.items():
-        setattr(made, name, value)
-    return made
+        setattr(shard, name, value)
+    return shard
 
 
 def shard_devices(

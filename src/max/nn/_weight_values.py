@@ -77,9 +77,9 @@ def check_value(name: str, weight: Weight, value: Any, override: bool) -> str | 
 
 def _fits(dims: Sequence[Dim], sizes: Sequence[int]) -> bool:
     """Whether sizes are those of dimensions, of which a symbol stands for any size."""
-    known: dict[Dim, int] = {}
+    symbol_sizes: dict[Dim, int] = {}
     return len(dims) == len(sizes) and all(
-        size == (dim if isinstance(dim, StaticDim) else known.setdefault(dim, size))
+        size == (dim if isinstance(dim, StaticDim) else symbol_sizes.setdefault(dim, size))
         for dim, size in zip(dims, sizes, strict=True)
     )
 
@@ -115,8 +115,8 @@ def alignment_error(name: str, value: Any, alignment: int | None) -> str | None:
 
 def _listed(names: Sequence[str]) -> str:
     shown = sorted(names)[:MOST_LISTED]
-    rest = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {rest} more" if rest else "")
+    unlisted = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {unlisted} more" if unlisted else "")
 
 
 def state_dict_error(
@@ -126,8 +126,8 @@ def state_dict_error(
     parts: list[str] = []
     if wrong:
         shown = "; ".join(wrong[:MOST_LISTED])
-        rest = len(wrong) - MOST_LISTED
-        parts.append(shown + (f"; and {rest} more" if rest > 0 else ""))
+        unlisted = len(wrong) - MOST_LISTED
+        parts.append(shown + (f"; and {unlisted} more" if unlisted > 0 else ""))
     if missing:
         parts.append(f"missing: {_listed(missing)}")
     if unused:

@@ -31,8 +31,10 @@ class Allreduce(Module):
             raise ValueError(
                 f"Allreduce: num_accelerators is {num_accelerators}, expected 1 or more"
             )
-        found = accelerator_count() >= num_accelerators
-        self.devices = [Accelerator(i) if found else CPU(i) for i in range(num_accelerators)]
+        on_accelerators = accelerator_count() >= num_accelerators
+        self.devices = [
+            Accelerator(i) if on_accelerators else CPU(i) for i in range(num_accelerators)
+        ]
 
     def __call__(
         self, inputs: Iterable[TensorValue], signal_buffers: Iterable[BufferValue]

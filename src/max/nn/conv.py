@@ -37,10 +37,10 @@ def numbers(layer: str, what: str, value: int | Sequence[int], count: int) -> tu
     Raises:
         ValueError: There is another number of them.
     """
-    found = (value,) * count if isinstance(value, int) else tuple(value)
-    if len(found) != count:
+    sizes = (value,) * count if isinstance(value, int) else tuple(value)
+    if len(sizes) != count:
         raise ValueError(f"{layer}: {what} is {value!r}, expected a number or {count} of them")
-    return found
+    return sizes
 
 
 def paddings(layer: str, value: int | Sequence[int], count: int) -> tuple[int, ...]:
@@ -54,14 +54,14 @@ def paddings(layer: str, value: int | Sequence[int], count: int) -> tuple[int, .
     Raises:
         ValueError: There is another number of them.
     """
-    found = (value,) * count if isinstance(value, int) else tuple(value)
-    if len(found) == count:
-        return tuple(n for n in found for _ in range(2))
-    if len(found) != 2 * count:
+    sizes = (value,) * count if isinstance(value, int) else tuple(value)
+    if len(sizes) == count:
+        return tuple(n for n in sizes for _ in range(2))
+    if len(sizes) != 2 * count:
         raise ValueError(
             f"{layer}: padding is {value!r}, expected a number, {count} of them or {2 * count}"
         )
-    return found
+    return sizes
 
 
 class _Conv(Module):

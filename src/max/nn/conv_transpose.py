@@ -23,13 +23,13 @@ def _of_length(layer: str, what: str, value: int | tuple[int, ...], height: int)
     Raises:
         ValueError: There are not two.
     """
-    found = (height, value) if isinstance(value, int) else tuple(value)
-    if len(found) != 2:
+    pair = (height, value) if isinstance(value, int) else tuple(value)
+    if len(pair) != 2:
         raise ValueError(
             f"{layer}: {what} is {value!r}, expected a number, or two: of the height, which is 1, and of the "
             "length"
         )
-    return found[0], found[1]
+    return pair[0], pair[1]
 
 
 class ConvTranspose1d(Module):

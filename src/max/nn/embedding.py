@@ -163,15 +163,15 @@ class VocabParallelEmbedding(Module):
             TypeError: The indices are not integers.
         """
         first = 0
-        found: list[TensorValue] = []
+        partial_rows: list[TensorValue] = []
         for part, device in zip(self._parts, self.devices, strict=True):
             count = int(part.shape[0])
-            wanted = TensorValue(indices).to(device)
-            here = ops.logical_and(wanted >= first, wanted < first + count)
-            rows = rows_of(part, ops.where(here, wanted - first, 0), self._dtype)
-            found.append(ops.where(ops.unsqueeze(here, -1), rows, 0))
+            ids = TensorValue(indices).to(device)
+            is_local = ops.logical_and(ids >= first, ids < first + count)
+            rows = rows_of(part, ops.where(is_local, ids - first, 0), self._dtype)
+            partial_rows.append(ops.where(ops.unsqueeze(is_local, -1), rows, 0))
             first += count
-        return ops.allreduce.sum(found, signal_buffers)
+        return ops.allreduce.sum(partial_rows, signal_buffers)
 
 
 class EmbeddingV1(Layer):

@@ -82,9 +82,10 @@ def _check_mask(op: str, mask: MHAMaskVariant, window: int) -> None:
 
 def _check_cache(op: str, params: KVCacheParams, kv: PagedCacheValues) -> None:
     blocks = kv.kv_blocks
-    wanted = [2, None, params.page_size, params.n_kv_heads_per_device, params.head_dim]
+    expected_shape = [2, None, params.page_size, params.n_kv_heads_per_device, params.head_dim]
     fits = blocks.rank == 6 and all(
-        size is None or dim == size for dim, size in zip(blocks.shape[1:], wanted, strict=True)
+        size is None or dim == size
+        for dim, size in zip(blocks.shape[1:], expected_shape, strict=True)
     )
     if blocks.dtype is not params.dtype or not fits:
         raise ValueError(

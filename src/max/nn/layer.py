@@ -272,7 +272,7 @@ class Module(Layer, ABC):
         missing = [name for name in names if name not in state_dict]
         unused = [name for name in state_dict if name not in names]
         wrong: list[str] = []
-        found: list[tuple[str, Module, str, Weight, Any]] = []
+        assignments: list[tuple[str, Module, str, Weight, Any]] = []
         for name, layer, key, weight in owned:
             if name not in state_dict:
                 continue
@@ -281,7 +281,7 @@ class Module(Layer, ABC):
             problem = problem or alignment_error(name, value, weight_alignment)
             if problem:
                 wrong.append(problem)
-            found.append((name, layer, key, weight, value))
+            assignments.append((name, layer, key, weight, value))
         if wrong or (strict and (missing or unused)):
             raise state_dict_error(
                 type(self).__name__, missing if strict else [], unused if strict else [], wrong
@@ -290,7 +290,7 @@ class Module(Layer, ABC):
             weight.name = name
             if weight_alignment:
                 weight.align = weight_alignment
-        for _, layer, key, weight, value in found:
+        for _, layer, key, weight, value in assignments:
             if override_quantization_encoding:
                 _take_encoding(weight, value)
             if any(not isinstance(dim, StaticDim) for dim in weight.shape):
@@ -380,11 +380,11 @@ def check_layers(what: str, layers: Iterable[Any]) -> list[Any]:
     Raises:
         ArgumentError: One of them cannot be called.
     """
-    found = list(layers)
-    for index, layer in enumerate(found):
+    named_layers = list(layers)
+    for index, layer in enumerate(named_layers):
         if not callable(layer):
             raise ArgumentError(f"{what}: layer {index} is {layer!r}, expected a Module")
-    return found
+    return named_layers
 
 
 def _flat_values(outputs: Any) -> list[Value[Any] | TensorValue]:

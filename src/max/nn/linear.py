@@ -301,21 +301,21 @@ class LinearV1(Layer):
         """
         if quantization_encoding is QuantizationEncoding.GPTQ or quantization_config is not None:
             raise ValueError("LinearV1: a GPTQ weight comes in parts; use GPTQLinear")
-        rest = plain_dtype(dtype, quantization_encoding)
+        part_dtype = plain_dtype(dtype, quantization_encoding)
 
-        def taken(source: Weights | Weight, *shape: int, encoded: bool = False) -> Weight:
+        def parameter(source: Weights | Weight, *shape: int, encoded: bool = False) -> Weight:
             if isinstance(source, Weight):
                 return source
             if encoded:
                 return source.allocate(None, shape, quantization_encoding)
-            return source.allocate(rest, shape)
+            return source.allocate(part_dtype, shape)
 
         encoded = quantization_encoding is not None
-        weight = taken(weights, out_features, in_features, encoded=encoded)
-        added = None if bias is None else taken(bias, out_features)
+        weight = parameter(weights, out_features, in_features, encoded=encoded)
+        bias_weight = None if bias is None else parameter(bias, out_features)
         if quantization_encoding is not None:
-            return QLinearV1(weight, added, quantization_encoding)
-        return cls(weight, added)
+            return QLinearV1(weight, bias_weight, quantization_encoding)
+        return cls(weight, bias_weight)
 
 
 class QLinearV1(LinearV1):

@@ -273,10 +273,10 @@ class RotaryEmbedding(Module):
             first, second = pairs[..., 0], pairs[..., 1]
         else:
             first, second = x[..., :half], x[..., half:]
-        turned = first * cos - second * sin, first * sin + second * cos
+        rotated = first * cos - second * sin, first * sin + second * cos
         if self.interleaved:
-            return ops.reshape(ops.stack(turned, axis=-1), x.shape)
-        return ops.concat(turned, axis=-1)
+            return ops.reshape(ops.stack(rotated, axis=-1), x.shape)
+        return ops.concat(rotated, axis=-1)
 
 
 class Llama3RotaryEmbedding(RotaryEmbedding):

@@ -114,5 +114,5 @@ class CustomOpLibrary:
             setattr(self, symbol, CustomOp(symbol, library, {}))
 
     def __getattr__(self, attr: str) -> CustomOp:
-        known = ", ".join(self.__dict__.get("_symbols", ())) or "none"
-        raise AttributeError(f"the library has no custom op {attr!r}; it has: {known}")
+        names = ", ".join(self.__dict__.get("_symbols", ())) or "none"
+        raise AttributeError(f"the library has no custom op {attr!r}; it has: {names}")

@@ -42,10 +42,10 @@ class PagedCacheValues:
         """
         if isinstance(values, PagedCacheValues):
             return values
-        found = list(values)
-        if len(found) != 4:
-            raise ValueError(f"a paged cache has 4 values, got {len(found)}")
-        blocks, *tensors = found
+        fields = list(values)
+        if len(fields) != 4:
+            raise ValueError(f"a paged cache has 4 values, got {len(fields)}")
+        blocks, *tensors = fields
         return cls(blocks.buffer, *(t.tensor for t in tensors))
 
     def __iter__(self) -> Iterator[Value[Any]]:

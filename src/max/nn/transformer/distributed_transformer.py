@@ -98,9 +98,9 @@ def _caches(values: Sequence[PagedCacheValues | Value[Any]]) -> list[PagedCacheV
     """The caches of the devices, from themselves or from their values in a row."""
     if all(isinstance(value, PagedCacheValues) for value in values):
         return cast("list[PagedCacheValues]", list(values))
-    found = iter(cast("Sequence[Value[Any]]", values))
+    remaining = iter(cast("Sequence[Value[Any]]", values))
     caches: list[PagedCacheValues] = []
-    while four := take(found, 4):
+    while four := take(remaining, 4):
         caches.append(PagedCacheValues.of(four))
     return caches
 
@@ -343,19 +343,19 @@ class DistributedTransformer(Module):
                 hs = layer(layer_idx, hs, signals, caches, freqs, offsets)
                 continue
             prefix = weight_prefix(layer, f"layers.{index}.")
-            lists: list[list[Any]] = [hs, signals, values, freqs, offsets]
+            groups: list[list[Any]] = [hs, signals, values, freqs, offsets]
             if first not in subgraphs:
                 subgraphs[first] = layer.build_subgraph(
                     f"distributed_transformer_block_{first}",
                     [
                         TensorType(DType.uint32, [], DeviceRef.CPU()),
-                        *([value.type for value in found] for found in lists),
+                        *([value.type for value in group] for group in groups),
                     ],
                     weight_prefix=prefix,
                 )
-            flat = [value for found in lists for value in found]
-            made = ops.call(subgraphs[first], layer_idx, *flat, prefix=prefix)
-            hs = [value.tensor for value in made]
+            flat = [value for group in groups for value in group]
+            outputs = ops.call(subgraphs[first], layer_idx, *flat, prefix=prefix)
+            hs = [value.tensor for value in outputs]
         return hs
 
     def _logits(
