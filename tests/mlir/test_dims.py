@@ -8,10 +8,17 @@ import pickle
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from max.mlir.dims import POC, DimExpr, DimParseError, is_symbol_name, parse_dim
+from max.mlir.dims import (
+    POC,
+    DimExpr,
+    DimParseError,
+    is_symbol_name,
+    may_be_negative,
+    parse_dim,
+)
 
 SYMBOLS = ("a", "b", "c")
 OPERATORS: dict[str, Callable[..., object]] = {
@@ -32,6 +39,17 @@ texts = st.recursive(
 environments = st.fixed_dictionaries({name: st.integers(0, 12) for name in SYMBOLS})
 
 
+linear = st.tuples(*[st.integers(-6, 6)] * 4).map(
+    lambda k: f"({k[0]} * a + {k[1]} * b + {k[2]} * c + {k[3]})"
+)
+divisors = st.one_of(st.integers(-6, 6).map(lambda n: f"({n})"), st.sampled_from(SYMBOLS), linear)
+quotients = st.tuples(linear, divisors).map(lambda t: f"({t[0]} // {t[1]})")
+# sizes of windows, chunks and pages: quotients of linear forms, and of such quotients
+nested_quotients = st.tuples(
+    st.integers(-3, 3), quotients, st.integers(-9, 9), divisors, st.integers(-3, 3), quotients
+).map(lambda t: f"(({t[0]} * {t[1]} + {t[2]}) // {t[3]} + {t[4]} * {t[5]})")
+
+
 def parsed(text: str) -> DimExpr | None:
     """The expression, or None where a part divides by a constant 0."""
     try:
@@ -40,7 +58,8 @@ def parsed(text: str) -> DimExpr | None:
         return None
 
 
-@given(texts, environments)
+@given(texts | nested_quotients, environments)
+@settings(max_examples=400)
 def test_value_is_that_of_python(text: str, env: dict[str, int]) -> None:
     expr = parsed(text)
     try:
@@ -52,7 +71,7 @@ def test_value_is_that_of_python(text: str, env: dict[str, int]) -> None:
         assert expr.substitute(env) == expected
 
 
-@given(texts)
+@given(texts | nested_quotients)
 def test_text_is_read_back(text: str) -> None:
     expr = parsed(text)
     if expr is None:
@@ -118,6 +137,12 @@ def test_substitution_by_expressions(text: str, env: dict[str, int]) -> None:
         ("a // -2", "-a + (a // 2)"),
         ("7 // 2 - 4", "-1"),
         ("0 * a", "0"),
+        ("(2 * a + 7) // 4", "((a + 1) // 2) + 1"),
+        ("(a // 2 + 3) // 5", "((a + 6) // 10)"),
+        ("(3 * (a // 2) + 1) // 5", "(((a // 2) * 3 + 1) // 5)"),
+        ("a * c // (a * a * b)", "(c // (a * b))"),
+        ("a * a * c // (a * b)", "((a * c) // b)"),
+        ("_a + 1", "_a + 1"),
     ],
 )
 def test_canonical_text(text: str, expected: str) -> None:
@@ -142,7 +167,29 @@ def test_structure() -> None:
     assert a.exact_quotient(0) is None
     with pytest.raises(ValueError, match="dimension a \\* 2 is not static: it depends on a"):
         (a * 2).value  # noqa: B018
+    assert (a * b * 6).exact_quotient(a * -2) == b * -3
     assert POC.add.apply([a, b, a]) == a * 2 + b
+    assert POC.sub.apply([a, b, b]) == a - b * 2
+    assert POC.mul.apply([a, b]) == a * b and POC.div.apply([a * 4, 2, 2]) == a
+    names = [f"n{i}" for i in range(20)]
+    assert sum(map(DimExpr, names), DimExpr(0)).symbols == tuple(sorted(names))
+    assert repr(a * 2) == "DimExpr('a * 2')"
+
+
+@pytest.mark.parametrize("apply", OPERATORS.values(), ids=OPERATORS)
+@pytest.mark.parametrize("other", ["x", 1.5, None])
+def test_other_operands_are_type_errors(apply: Callable[..., object], other: object) -> None:
+    for operands in ((DimExpr("a"), other), (other, DimExpr("a"))):
+        with pytest.raises(TypeError):
+            apply(*operands)
+
+
+def test_what_is_never_negative() -> None:
+    a, b = DimExpr("a"), DimExpr("b")
+    for expr in (a, a * b + 3, (a + 1) // 2, (a + 5) // (b + 1), DimExpr(0)):
+        assert not may_be_negative(expr)
+    for expr in (a - 1, DimExpr(-1), (a - 1) // 2 + b, a - b):
+        assert may_be_negative(expr)
 
 
 def test_division_by_zero() -> None:
