@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from hypothesis import given
 
 from max.driver import Tensor
 from max.dtype.blocks import encode
-from max.graph.weights import GGUFFile, WeightsFileError, load_weights
+from max.graph.weights import GGUFFile, WeightsFileError, load_weights, open_gguf
 
 GGML = gguf.GGMLQuantizationType
 
@@ -127,6 +129,46 @@ def test_what_is_read(tmp_path):
     assert file.read(file.tensors["a"]).shape == (2, 3)
     with pytest.raises(WeightsFileError, match="GGUF type type 200 is not known"):
         file.read(file.tensors["unknown"])
+
+
+@given(texts=st.lists(st.binary(max_size=6), max_size=40))
+def test_texts(tmp_path_factory, texts):
+    """Any bytes, zeros and parts of characters among them, come as each text by itself is decoded."""
+    path = tmp_path_factory.mktemp("gguf") / "m.gguf"
+    stored = b"".join(struct.pack("<Q", len(one)) + one for one in texts)
+    values = [
+        value("texts", 9, struct.pack("<IQ", 8, len(texts)) + stored),
+        value("after", 4, struct.pack("<I", 7)),
+    ]
+    file = GGUFFile(file_of(path, [tensor("a", (8,), F32, 0)], values))
+    assert file.metadata["texts"] == [one.decode("utf-8", "surrogateescape") for one in texts]
+    assert file.metadata["after"] == 7
+
+
+@pytest.mark.parametrize("length", [5, 1 << 20, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
+@pytest.mark.parametrize("last", [False, True])
+def test_lying_texts(tmp_path, length, last):
+    lying = struct.pack("<Q", length) + b"a"
+    stored = text("b") + lying if last else lying + text("b")
+    path = file_of(tmp_path / "m.gguf", [], [value("t", 9, struct.pack("<IQ", 8, 2) + stored)])
+    # nothing follows the metadata
+    path.write_bytes(path.read_bytes()[: path.read_bytes().index(stored) + len(stored)])
+    with pytest.raises(WeightsFileError, match="an array of 2 texts should follow at byte"):
+        GGUFFile(path)
+
+
+def test_an_open_file_is_not_read_again(tmp_path):
+    path = file_of(tmp_path / "m.gguf", [tensor("a", (8,), F32, 0)])
+    first = open_gguf(path)
+    assert open_gguf(path) is first and open_gguf(tmp_path / "." / "m.gguf", keep=False) is first
+    times = path.stat()
+    file_of(path, [tensor("b", (8,), F32, 0)])
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns + 1))
+    changed = open_gguf(path, keep=False)
+    assert list(first.tensors) == ["a"] and list(changed.tensors) == ["b"]
+    ref = weakref.ref(changed)
+    del changed
+    assert ref() is None, "a file that nobody reads is closed"
 
 
 @given(data=st.data())

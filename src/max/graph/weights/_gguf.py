@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from max.driver import DLPackArray, Tensor
 from max.graph.quantization import QuantizationEncoding
-from max.graph.weights._gguf_file import PLAIN_TYPES, GGUFFile, GGUFTensor
+from max.graph.weights._gguf_file import PLAIN_TYPES, GGUFFile, GGUFTensor, open_gguf
 from max.graph.weights._safetensors_file import WeightsFileError
 from max.graph.weights._weight_data import WeightData
 from max.graph.weights._weights import HierarchicalWeights
@@ -40,7 +40,8 @@ def read_tensors(path: os.PathLike[str] | str) -> dict[str, Stored]:
     Raises:
         WeightsFileError: The file is damaged, or no GGUF file.
     """
-    file = GGUFFile(path)
+    # the last reader of a model's file
+    file = open_gguf(path, keep=False)
     return {name: Stored(file, tensor) for name, tensor in file.tensors.items()}
 
 

@@ -11,6 +11,7 @@ import math
 import mmap
 import os
 import struct
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from max.dtype import DType
 from max.dtype.blocks import BLOCK_FORMATS
 from max.graph.weights._safetensors_file import WeightsFileError
 
-__all__ = ["GGUFFile", "GGUFTensor", "PLAIN_TYPES"]
+__all__ = ["PLAIN_TYPES", "GGUFFile", "GGUFTensor", "open_gguf"]
 
 _VERSIONS = (2, 3)
 _MAX_RANK = 8
@@ -54,6 +55,7 @@ _SCALARS = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
 }  # fmt: skip
 _STRING, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,31 @@ class _Cursor:
             return np.frombuffer(self.data, np.dtype(code), count, start)
         if count > len(self.data) - self.at:
             raise self.fail(f"an array of {count} values should follow at byte {self.at}")
+        if inner == _STRING:
+            return self.strings(count)
         return [self.value(inner, depth + 1) for _ in range(count)]
+
+    def strings(self, count: int) -> list[str]:
+        """An array of texts, read in one loop: a vocabulary has 100,000 of them."""
+        data, at, first = self.data, self.at, self.at
+        texts: list[bytes] = []
+        try:
+            for _ in range(count):
+                at += 8
+                end = at + _LENGTH.unpack_from(data, at - 8)[0]
+                texts.append(data[at:end])
+                at = end
+        except (struct.error, OverflowError):
+            at = len(data) + 1
+        # a text that reaches beyond the end was cut, or the next length was
+        if at > len(data):
+            raise self.fail(f"an array of {count} texts should follow at byte {first}")
+        self.at = at
+        # decoded together, which takes a third of the time; tokens of a vocabulary may be parts of characters
+        decoded = b"\0".join(texts).decode("utf-8", "surrogateescape").split("\0")
+        if len(decoded) != count:  # a text has a zero byte, or there is none
+            return [text.decode("utf-8", "surrogateescape") for text in texts]
+        return decoded
 
 
 class GGUFFile:
@@ -236,3 +262,30 @@ class GGUFFile:
         form = BLOCK_FORMATS[tensor.stored]
         shape = (*tensor.shape[:-1], tensor.shape[-1] // form.elements * form.bytes)
         return np.frombuffer(self._data, np.uint8, tensor.nbytes, tensor.begin).reshape(shape)
+
+
+_Identity = tuple[str, int, int, int, int]
+_open: weakref.WeakValueDictionary[_Identity, GGUFFile] = weakref.WeakValueDictionary()
+_latest: GGUFFile | None = None
+
+
+def open_gguf(path: os.PathLike[str] | str, keep: bool = True) -> GGUFFile:
+    """A GGUF file, mapped; one that is open and has not changed is not read again.
+
+    Configuration, tokenizer and weights of a model are all in one file.
+
+    Args:
+        path: The file.
+        keep: Whether the file stays open when the caller drops it, until another one is opened.
+
+    Raises:
+        WeightsFileError: The file is damaged, of another version, or no GGUF file.
+    """
+    global _latest
+    stat = os.stat(path)
+    identity = (os.path.realpath(path), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    file = _open.get(identity)
+    if file is None:
+        file = _open[identity] = GGUFFile(path)
+    _latest = file if keep else None
+    return file

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from max.graph import weights
 from max.graph.weights import GGUFFile, SafetensorsFile
 from max.pipelines.checkpoints.encodings import SupportedEncoding
 from max.pipelines.core.exceptions import ModelFilesError
@@ -75,7 +76,7 @@ def open_gguf(path: Path) -> GGUFFile:
     Raises:
         ModelFilesError: The file is missing, cut off, or no GGUF file.
     """
-    return _opened(GGUFFile, path)
+    return _opened(weights.open_gguf, path)
 
 
 def _opened(kind: Callable[[Path], T], path: Path) -> T:
