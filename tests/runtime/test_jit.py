@@ -179,6 +179,92 @@ def test_many_kernels_compile_on_several_threads(counts, tmp_path, monkeypatch):
     assert counts("compiled") == (80,)
 
 
+@pytest.fixture
+def two_cores(monkeypatch):
+    monkeypatch.setattr(platform, "usable_cpus", lambda: 2)
+
+
+def compilations(monkeypatch):
+    """The keys of the units that LLVM compiles, with their threads."""
+    done = []
+    compile = jit.Compiler.compile
+
+    def counted(self, name, text, optimize=True):
+        done.append((name, threading.current_thread().name))
+        return compile(self, name, text, optimize)
+
+    monkeypatch.setattr(jit.Compiler, "compile", counted)
+    return done
+
+
+def test_started_units_are_compiled_once_on_another_thread(
+    machine_jit, monkeypatch, tmp_path, two_cores
+):
+    monkeypatch.setenv("MAX_CACHE_DIR", str(tmp_path))
+    done = compilations(monkeypatch)
+    units = [unit(f"started{i}", i) for i in range(3)]
+    for one in (units[0], units[1], units[0]):
+        machine_jit.start(one)
+    machine_jit.wait_for_started()
+    assert sorted(name for name, _ in done) == ["started0-0", "started1-1"]
+    assert all(thread.startswith("max-compile") for _, thread in done)
+    loaded = machine_jit.load(units)
+    assert [call(loaded[f"started{i}-{i}"][f"k_started{i}"]) for i in range(3)] == [0, 1, 2]
+    assert sorted(name for name, _ in done) == [f"started{i}-{i}" for i in range(3)]
+    # what is loaded, or on the disk, is not started
+    machine_jit.start(units[0])
+    jit.Jit(jit.Machine.host()).start(units[1])
+    machine_jit.wait_for_started()
+    assert len(done) == 3
+
+
+def test_errors_of_started_units_are_raised_by_load(machine_jit, monkeypatch, tmp_path, two_cores):
+    monkeypatch.setenv("MAX_CACHE_DIR", str(tmp_path))
+    bad = jit.Unit("bad-ahead", ("k_bad",), lambda: "define void @k_bad( {")
+    machine_jit.start(bad)
+    with pytest.raises(jit.CompileError, match="refuses the module of bad-ahead"):
+        machine_jit.load([bad])
+
+
+def test_cancelled_units_can_still_be_loaded(machine_jit, monkeypatch, tmp_path, two_cores):
+    monkeypatch.setenv("MAX_CACHE_DIR", str(tmp_path))
+    go, done = threading.Event(), compilations(monkeypatch)
+    counted = jit.Compiler.compile
+
+    def waiting(self, name, text, optimize=True):
+        assert go.wait(60)
+        return counted(self, name, text, optimize)
+
+    monkeypatch.setattr(jit.Compiler, "compile", waiting)
+    units = [unit(f"cancelled{i}", i) for i in range(8)]
+    for one in units:
+        machine_jit.start(one)
+    machine_jit.cancel_started()
+    go.set()
+    machine_jit.wait_for_started()
+    assert len(done) <= platform.usable_cpus() + 1 < len(units)
+    loaded = machine_jit.load(units)
+    assert call(loaded["cancelled7-7"]["k_cancelled7"]) == 7
+    assert sorted(name for name, _ in done) == [f"cancelled{i}-{i}" for i in range(8)]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_starts_units_with_threads_of_its_own(monkeypatch, tmp_path, two_cores):
+    monkeypatch.setenv("MAX_CACHE_DIR", str(tmp_path))
+    shared = jit.jit_for(jit.Machine.host())
+    shared.start(unit("parent", 1))
+    child = os.fork()
+    if child == 0:
+        shared.start(unit("child", 5))
+        loaded = shared.load([unit("child", 5), unit("parent", 1)])
+        right = (
+            call(loaded["child-5"]["k_child"]) == 5 and call(loaded["parent-1"]["k_parent"]) == 1
+        )
+        os._exit(0 if right else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert call(shared.load([unit("parent", 1)])["parent-1"]["k_parent"]) == 1
+
+
 def test_callers_in_several_threads_get_the_same_code(counts):
     texts, found = {f"race{i}": store(f"race{i}", i) for i in range(8)}, []
     threads = [

@@ -115,6 +115,12 @@ class Backend(ABC):
             CompileError: The code generator does not take a kernel.
         """
 
+    def start(self, kernel: KernelIR) -> None:  # noqa: B027  optional
+        """Begins to compile a kernel that `load` will be asked for, where the device compiles on other threads."""
+
+    def cancel_started(self) -> None:  # noqa: B027  optional
+        """Drops what `start` began and `load` will not be asked for."""
+
     def load_cached(self, keys: Sequence[str]) -> dict[str, int] | None:
         """Entries of kernels of which only the keys are known, from the disk; None if one is absent.
 

@@ -46,6 +46,12 @@ class CPUBackend(Backend):
     def load(self, kernels: Iterable[KernelIR]) -> dict[str, int]:
         return jit.compile_kernels(kernels, self.target)
 
+    def start(self, kernel: KernelIR) -> None:
+        jit.start_kernel(kernel, self.target)
+
+    def cancel_started(self) -> None:
+        jit.cancel_started(self.target)
+
     def load_cached(self, keys: Sequence[str]) -> dict[str, int] | None:
         return jit.load_kernels(keys, self.target)
 

@@ -66,10 +66,12 @@ class KernelTable:
 
     Args:
         backend: The device.
+        ahead: Whether the device begins to compile each kernel as soon as it is specialised.
     """
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, ahead: bool = False) -> None:
         self.backend = backend
+        self._ahead = ahead
         self.target = backend.target
         self.irs: dict[str, k.KernelIR] = {}
         self.infos: dict[str, KernelInfo] = {}
@@ -142,6 +144,8 @@ class KernelTable:
                 self.infos[ir.key] = KernelInfo(
                     ir.key, ir.phases, ir.scratch_bytes, tuple(ir.messages)
                 )
+                if self._ahead:
+                    self.backend.start(ir)
         return ir
 
     @staticmethod

@@ -137,7 +137,7 @@ def check_text(module: ModuleOp, step: str) -> None:
 
 
 def compile_module(
-    module: ModuleOp, input_names: list[str], backends: Backends
+    module: ModuleOp, input_names: list[str], backends: Backends, ahead: bool = False
 ) -> tuple[Compiled, dict[str, k.KernelIR]]:
     """Compiles a module of `mo`, which stays as it is.
 
@@ -145,6 +145,7 @@ def compile_module(
         module: The module.
         input_names: The names of the entry graph's inputs, chains left out.
         backends: The devices to compile for.
+        ahead: Whether the devices begin to compile kernels while others are specialised, as they will be loaded.
 
     Returns:
         The program, and the IR of its kernels by key.
@@ -162,7 +163,7 @@ def compile_module(
     kept = recorded()
     optimise(work, backends, kept=kept)
     start = time.perf_counter()
-    table = KernelTable(backends.host)
+    table = KernelTable(backends.host, ahead)
     callees = subgraphs(work)
     around = scopes(work)
     templates = {

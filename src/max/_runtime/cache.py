@@ -131,6 +131,10 @@ class Cache:
                 os.utime(path)
         return payload
 
+    def has(self, kind: str, key: str) -> bool:
+        """Whether there is an entry, sound or not."""
+        return self.path(kind, key).exists()
+
     @staticmethod
     def _payload(name: bytes, data: bytes) -> bytes | None:
         if len(data) < _HEADER.size:

@@ -15,20 +15,18 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import llvmlite
 import llvmlite.binding as llvm
 from llvmlite.binding import ffi
 
+from max import kernel
 from max._config import dump_log, flags
 from max._runtime import platform
 from max._runtime.cache import Cache, content_key, default_cache, source_fingerprint
-
-if TYPE_CHECKING:
-    from max import kernel
 
 logger = logging.getLogger("max.runtime")
 
@@ -203,6 +201,7 @@ class Jit:
         )
         _immortal.append(self._lljit)
         self._loaded: dict[str, dict[str, int]] = {}
+        self._started: dict[str, Future[bytes]] = {}
         self._lock = threading.RLock()
         self._local = threading.local()
         self._numbers = itertools.count()
@@ -227,6 +226,34 @@ class Jit:
                 code.reloc,
             )
         )
+
+    def start(self, unit: Unit) -> None:
+        """Begins to compile a unit on another thread, so that a later `load` finds it done.
+
+        Does nothing where that would not help: the code is loaded, started or on the disk, it is to be dumped, or there is
+        one core only.
+
+        Args:
+            unit: What will be loaded, most likely.
+        """
+        if unit.key in self._loaded or unit.key in self._started or not _compiles_ahead():
+            return
+        if default_cache().has(_OBJECT_KIND, self.object_key(f"{unit.key} {unit.optimize}")):
+            return
+        text = unit.text()
+        with self._lock:  # no thread starts a compilation during a fork
+            self._started[unit.key] = _threads().submit(self._work, unit, text)
+
+    def cancel_started(self) -> None:
+        """Drops the compilations that have not begun: what they were started for failed."""
+        with self._lock:
+            for key, future in list(self._started.items()):
+                if future.cancel():
+                    del self._started[key]
+
+    def wait_for_started(self) -> None:
+        """Waits until no other thread compiles for `start`."""
+        wait(list(self._started.values()))
 
     def load(
         self,
@@ -290,15 +317,20 @@ class Jit:
     def _compile(self, units: Sequence[Unit]) -> list[bytes]:
         """Objects of the units; texts are made while LLVM works on earlier ones."""
 
-        def work(unit: Unit, text: str) -> bytes:
-            return self._compiler().compile(unit.key, text, unit.optimize)
+        alone = len(units) == 1 or not _compiles_ahead()
+        pending: list[Future[bytes] | bytes] = []
+        for unit in units:
+            started = self._started.pop(unit.key, None)
+            if started is not None:
+                pending.append(started)
+            elif alone:
+                pending.append(self._work(unit, unit.text()))
+            else:
+                pending.append(_threads().submit(self._work, unit, unit.text()))
+        return [data if isinstance(data, bytes) else data.result() for data in pending]
 
-        threads = min(platform.usable_cpus(), len(units))
-        if threads <= 1 or not _lock_free():
-            return [work(unit, unit.text()) for unit in units]
-        with ThreadPoolExecutor(threads, "max-compile") as pool:
-            pending = [pool.submit(work, unit, unit.text()) for unit in units]
-            return [future.result() for future in pending]
+    def _work(self, unit: Unit, text: str) -> bytes:
+        return self._compiler().compile(unit.key, text, unit.optimize)
 
     def _link(
         self, units: Sequence[Unit], objects: Iterable[bytes], symbols: Mapping[str, int]
@@ -324,6 +356,22 @@ class Jit:
 
 
 stats = JitStats()
+_pool: ThreadPoolExecutor | None = None
+
+
+def _threads() -> ThreadPoolExecutor:
+    """The threads that compile, one for each core."""
+    global _pool
+    if _pool is None:
+        _pool = ThreadPoolExecutor(platform.usable_cpus(), "max-compile")
+    return _pool
+
+
+def _compiles_ahead() -> bool:
+    """Whether several threads may compile at a time; not where each stage is to be seen in order."""
+    return platform.usable_cpus() > 1 and _lock_free() and not flags.MAX_DUMP & {"llvm", "asm"}
+
+
 # never disposed: addresses of code are held in native memory that Python does not see
 _immortal: list[Any] = []
 _jits: dict[Machine, Jit] = {}
@@ -368,22 +416,37 @@ def compile_kernels(irs: Iterable[kernel.KernelIR], target: kernel.LLVMTarget) -
     Raises:
         CompileError: LLVM does not take what the kernel language made.
     """
-    from max import kernel  # lazily: a program from the cache runs without the kernel language
-
     if flags.MAX_KERNEL_INTERPRET:
         return {ir.key: kernel.interpreted_entry(ir, target) for ir in irs}
-    fingerprint = source_fingerprint("kernel")
-    units = {
-        ir.key: Unit(
-            f"{ir.key}.{fingerprint}",
-            (f"k_{ir.key}",),
-            functools.partial(kernel.emit_llvm, ir, target),
-            _optimized(),
-        )
-        for ir in irs
-    }
+    units = {ir.key: _unit_of(ir, target) for ir in irs}
     loaded = jit_for(Machine.of(target)).load(list(units.values()))
     return {key: loaded[unit.key][unit.exports[0]] for key, unit in units.items()}
+
+
+def start_kernel(ir: kernel.KernelIR, target: kernel.LLVMTarget) -> None:
+    """Begins to compile a kernel that `compile_kernels` will be asked for, while more kernels are made.
+
+    Args:
+        ir: The kernel.
+        target: The machine to make code for.
+    """
+    if not flags.MAX_KERNEL_INTERPRET:
+        jit_for(Machine.of(target)).start(_unit_of(ir, target))
+
+
+def cancel_started(target: kernel.LLVMTarget) -> None:
+    """Drops what `start_kernel` began and no thread compiles yet.
+
+    Args:
+        target: The machine.
+    """
+    jit_for(Machine.of(target)).cancel_started()
+
+
+def _unit_of(ir: kernel.KernelIR, target: kernel.LLVMTarget) -> Unit:
+    text = functools.partial(kernel.emit_llvm, ir, target)
+    key = f"{ir.key}.{source_fingerprint('kernel')}"
+    return Unit(key, (f"k_{ir.key}",), text, _optimized())
 
 
 def load_kernels(keys: Iterable[str], target: kernel.LLVMTarget) -> dict[str, int] | None:
@@ -424,6 +487,8 @@ def _before_fork() -> None:
     for lock in _locks():
         lock.acquire()
         _held.append(lock)
+    for jit in _jits.values():
+        jit.wait_for_started()
 
 
 def _after_fork() -> None:
@@ -431,7 +496,13 @@ def _after_fork() -> None:
         _held.pop().release()
 
 
+def _after_fork_in_child() -> None:
+    global _pool
+    _pool = None  # its threads stayed in the parent
+    _after_fork()
+
+
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
     )

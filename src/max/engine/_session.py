@@ -307,8 +307,12 @@ class InferenceSession:
             if addresses is not None:
                 pipeline.stats.from_disk += 1
                 return compiled, addresses
-        with self._lock:
-            compiled, irs = pipeline.compile_module(module, names, self._backends)
+        try:
+            with self._lock:
+                compiled, irs = pipeline.compile_module(module, names, self._backends, ahead=True)
+        except BaseException:
+            self._backends.host.cancel_started()
+            raise
         start = time.perf_counter()
         addresses = self._backends.host.load(irs.values())
         pipeline.stats.add("llvm", start)
