@@ -73,6 +73,11 @@ def _startup(args: argparse.Namespace, models: Path) -> Iterator[str]:
         yield f"| {name} | {samples} |"
 
 
+def _starts(args: argparse.Namespace, models: Path) -> Iterator[str]:
+    yield from startup.HEAD
+    yield from startup.measure_starts(models, min(args.runs, 3))
+
+
 def _unseen_matmul(args: argparse.Namespace, _: Path) -> Iterator[str]:
     rows = matmul.measure(matmul.drawn(args.seed, args.unseen), runs=min(args.runs, 3))
     yield from with_seed(rows, args.seed)
@@ -176,6 +181,7 @@ SECTIONS: dict[str, Section] = {
     "compiling": Section("Compile time", None, lambda a, _: overhead.measure_compiling(), 1, 2),
     "perplexity": Section("Perplexity", perplexity.__doc__, lambda a, _: perplexity.table(), 1, 3),
     "startup": Section("Start-up", "Each run a fresh process.", _startup, 1, 1),
+    "starts": Section("From LLM(...) to ready", startup.__doc__, _starts, 1, 4),
 }
 
 

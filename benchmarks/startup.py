@@ -1,13 +1,24 @@
-"""Start-up figures, each a fresh process: import time, the CLI's help, one gelu cold and warm, an empty program."""
+"""Start-up, each figure from fresh processes: imports, the CLI's help, one gelu, and from `LLM(...)` to ready.
+
+Cold means an empty cache of compiled code, warm a filled one. CPU seconds are those of all threads: on a machine that
+others use they say more than the clock. ``python -m benchmarks.startup --phases`` shows where the time goes.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from benchmarks.random_models import random_checkpoint, random_gguf
 from benchmarks.runner import ROOT, Samples
 
 IMPORT = "import time; t = time.perf_counter(); import {module}; print(time.perf_counter() - t)"
@@ -53,29 +64,137 @@ print(timed(1))
 """
 
 
+HELP = """
+import time; t = time.perf_counter()
+from max.entrypoints.cli import cli
+cli.main(["--help"], standalone_mode=False)
+import sys; print(time.perf_counter() - t, file=sys.stderr)
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A start of a model.
+
+    Args:
+        shape: A key of `benchmarks.random_models.STARTUP_SHAPES`.
+        stored: The dtype of the weight files, or their encoding in a GGUF file.
+        encoding: What the model runs in.
+        cold: Whether the cache of compiled code is empty.
+    """
+
+    shape: str
+    stored: str
+    encoding: str
+    cold: bool = False
+
+    @property
+    def name(self) -> str:
+        """The case in words."""
+        cast = "" if self.stored.lower() == self.encoding else f" from {self.stored}"
+        return f"{self.shape} {self.encoding}{cast}, {'cold' if self.cold else 'warm'}"
+
+    def model(self, folder: Path) -> Path:
+        """The model's folder or file, written where it does not exist."""
+        if self.stored.islower():
+            return random_checkpoint(self.shape, self.stored, folder)
+        return random_gguf(self.shape, self.stored, folder)
+
+
+CASES = (
+    Case("llama-135m", "float32", "float32"),
+    Case("llama-135m", "float32", "bfloat16"),
+    Case("llama-135m", "Q8_0", "q8_0"),
+    Case("llama-135m", "Q4_0", "q4_0"),
+    Case("llama-1.07b", "bfloat16", "bfloat16"),
+    Case("llama-135m", "float32", "float32", cold=True),
+    Case("llama-1.07b", "bfloat16", "bfloat16", cold=True),
+)
+HEAD = (
+    "| start | ready, s | CPU, s | first token, s | modules | kernels from Python / LLVM / disk | peak / weights |",
+    "|---|---|---|---|---|---|---|",
+)
+
+
+def environment(cache: str) -> dict[str, str]:
+    """That of a measured process: bytecode is cached as in an installed package."""
+    return {
+        **os.environ,
+        "MAX_CACHE_DIR": cache,
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONDONTWRITEBYTECODE": "",
+    }
+
+
 def fresh(code: str, runs: int, cache: str | None = None) -> Samples:
-    """Seconds that the code prints, once a process; ``cache`` None gives each run an empty cache folder."""
+    """Seconds that the code prints last, once a process; ``cache`` None gives each run an empty cache folder."""
     out = Samples()
     for _ in range(runs):
         with tempfile.TemporaryDirectory() as empty:
-            env = {**os.environ, "MAX_CACHE_DIR": cache or empty}
             done = subprocess.run(
                 [sys.executable, "-c", code],
-                env=env,
+                env=environment(cache or empty),
                 capture_output=True,
                 text=True,
                 check=True,
                 cwd=ROOT,
             )
-        out.values.append(float(done.stdout))
+        out.values.append(float((done.stderr or done.stdout).split()[-1]))
     return out
+
+
+def start(case: Case, folder: Path, cache: str, phases: bool = False) -> dict[str, Any]:
+    """The figures of one start of a model, see `benchmarks.workers.start_llm`."""
+    arguments = [str(case.model(folder)), case.encoding, *(["--phases"] if phases else [])]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.workers.start_llm", *arguments],
+        env=environment(cache),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def starts(case: Case, folder: Path, runs: int, phases: bool = False) -> list[dict[str, Any]]:
+    """Several starts of a case; before warm ones the cache is filled."""
+    with tempfile.TemporaryDirectory() as cache:
+        if not case.cold:
+            start(case, folder, cache)
+            return [start(case, folder, cache, phases) for _ in range(runs)]
+    figures: list[dict[str, Any]] = []
+    for _ in range(runs):
+        with tempfile.TemporaryDirectory() as cache:
+            figures.append(start(case, folder, cache, phases))
+    return figures
+
+
+def measure_starts(folder: Path, runs: int = 3) -> Iterator[str]:
+    """The rows of the table of `LLM(...)` to ready, medians."""
+    for case in CASES:
+        path = case.model(folder)
+        files = [path] if path.is_file() else list(path.glob("*.safetensors"))
+        stored = sum(file.stat().st_size for file in files)
+        weights = stored // 2 if (case.stored, case.encoding) == ("float32", "bfloat16") else stored
+        runs_of = starts(case, folder, runs)
+        middle = {k: statistics.median(r[k] for r in runs_of) for k in runs_of[0] if k != "phases"}
+        kernels = "/".join(
+            str(int(middle[f"kernels_{k}"])) for k in ("made", "compiled", "from_disk")
+        )
+        yield (
+            f"| {case.name} | {middle['ready_s']:.2f} | {middle['ready_cpu_s']:.2f} | "
+            f"{middle['first_token_s']:.3f} | {int(middle['modules'])} | {kernels} | "
+            f"{middle['peak_bytes'] / weights:.2f} |"
+        )
 
 
 def measure(runs: int = 5) -> dict[str, Samples]:
     """Every figure of this page, in milliseconds but for the names that say µs."""
     figures: dict[str, Samples] = {}
-    for module in ("max.graph", "max.engine"):
+    for module in ("max.graph", "max.engine", "max.entrypoints.llm"):
         figures[f"import {module}, ms"] = fresh(IMPORT.format(module=module), runs)
+    figures["max --help, ms"] = fresh(HELP, runs)
     figures["one gelu: stage, compile, run; cold, ms"] = fresh(GELU, runs)
     with tempfile.TemporaryDirectory() as cache:
         fresh(GELU, 1, cache)
@@ -88,12 +207,31 @@ def measure(runs: int = 5) -> dict[str, Samples]:
     return figures
 
 
+def show_phases(folder: Path) -> None:
+    """Prints where the time of each case's second start goes."""
+    for case in CASES:
+        figures = starts(case, folder, 1, phases=True)[0]
+        print(f"{case.name}: {figures['ready_s']:.2f} s, CPU {figures['ready_cpu_s']:.2f} s")
+        for phase, seconds in figures["phases"].items():
+            print(f"    {1e3 * seconds:7.0f} ms  {phase}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument(
+        "--models", type=Path, help="where models are kept; default: a temporary folder"
+    )
+    parser.add_argument("--phases", action="store_true", help="show where the time of starts goes")
     args = parser.parse_args()
-    for name, samples in measure(args.runs).items():
-        print(f"{name}: {samples}")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.models or Path(temporary)
+        if args.phases:
+            show_phases(folder)
+            return
+        for name, samples in measure(args.runs).items():
+            print(f"{name}: {samples}")
+        print(*HEAD, *measure_starts(folder, args.runs), sep="\n")
 
 
 if __name__ == "__main__":

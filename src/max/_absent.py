@@ -6,14 +6,21 @@ One table of patterns. A finder at the end of `sys.meta_path` tells of modules, 
 
 from __future__ import annotations
 
-import dis
 import sys
 from collections.abc import Iterable, Sequence
-from fnmatch import fnmatchcase
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from pathlib import Path
+from opcode import opmap
 from types import ModuleType
+from typing import TYPE_CHECKING
+
+from max._lazy import lazy_module
+
+if TYPE_CHECKING:
+    import fnmatch
+    from pathlib import Path
+else:
+    # every `import max` comes here
+    fnmatch = lazy_module("fnmatch")
 
 _GRAPHS = "Stage a max.graph.Graph, and run it with max.engine.InferenceSession."
 _EAGER = f"Eager tensors are absent. {_GRAPHS}"
@@ -102,7 +109,7 @@ def message(name: str) -> str | None:
     for end in range(2, len(parts) + 1):
         prefix = ".".join(parts[:end])
         for pattern, instead in ABSENT.items():
-            if fnmatchcase(prefix, pattern):
+            if fnmatch.fnmatchcase(prefix, pattern):
                 return f"{prefix} is not in this release. {instead}"
     return None
 
@@ -121,7 +128,7 @@ def missing(module: str, name: str, depth: int = 2) -> AttributeError | ImportEr
     else:
         frame = sys._getframe(depth)
         # `from module import name` would put a text of its own in the place of an AttributeError's
-        if frame.f_code.co_code[frame.f_lasti] == dis.opmap["IMPORT_FROM"]:
+        if frame.f_code.co_code[frame.f_lasti] == opmap["IMPORT_FROM"]:
             return ImportError(text, name=module)
     return AttributeError(text, name=name, obj=sys.modules.get(module))
 
@@ -144,7 +151,7 @@ def mojo_hint(files: Iterable[Path]) -> str:
     )
 
 
-class _Finder(MetaPathFinder):
+class _Finder:
     """Tells of modules that are absent; finds none."""
 
     def find_spec(

@@ -227,7 +227,7 @@ class Flags:
         "when a model is loaded",
     )
     MAX_AUTOTUNE = _bool_flag(
-        "Measures on this machine for how many rows products take one way or another, once; the disk cache remembers it.",
+        "Measures on this machine for how many rows products take one way or another, once, while the process is idle; the disk cache remembers it.",
         "when a model is loaded",
         default=True,
     )

@@ -15,12 +15,17 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from max import _absent
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader as _Loader
+else:
+    # importlib.abc imports much, and every `import max` comes here
+    _Loader = object
 
 LIB = "max.pipelines.lib."
 CONFIG = "max.pipelines.config."
@@ -107,7 +112,7 @@ def _target(name: str) -> tuple[str, ...] | None:
     return None
 
 
-class _Alias(Loader):
+class _Alias(_Loader):
     """Makes a module whose names are those of others."""
 
     def __init__(self, targets: tuple[str, ...]) -> None:
@@ -143,7 +148,7 @@ class _Alias(Loader):
         )
 
 
-class _Finder(MetaPathFinder):
+class _Finder:
     """Finds the modules of `MODULES`."""
 
     def find_spec(

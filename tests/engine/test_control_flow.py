@@ -419,7 +419,7 @@ def test_a_loop_holds_what_it_uses() -> None:
 
 
 def test_from_the_disk_cache(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from max._compiler import pipeline
+    from max._compiler.stats import stats
     from max._config import flags
 
     graph = graph_of(
@@ -432,7 +432,7 @@ def test_from_the_disk_cache(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> 
         for _ in range(2):
             model = InferenceSession(devices=[CPU()]).load(graph)
             assert model.execute(np.int32(10))[0].to_numpy() == 1024
-        assert pipeline.stats.from_disk >= 1
+        assert stats.from_disk >= 1
 
 
 MISTAKES: list[tuple[str, Callable[..., Any], type[Exception], str]] = [

@@ -135,7 +135,7 @@ PROGRAM = """
     from max.dtype import DType
     from max.engine import InferenceSession
     from max.graph import DeviceRef, Graph, TensorType, Weight, ops
-    from max._compiler.pipeline import stats
+    from max._compiler.stats import stats
     from max._runtime import jit
 
     types = [TensorType(DType.float32, ("n", 8), DeviceRef.CPU())]
@@ -191,7 +191,7 @@ def test_damaged_entries_are_made_anew(tmp_path: Path) -> None:
 
 
 def test_checked_kernels_are_other_programs(session: InferenceSession) -> None:
-    from max._compiler.pipeline import stats
+    from max._compiler.stats import stats
 
     session.load(staged())
     before = stats.modules

@@ -109,7 +109,7 @@ def test_what_the_graph_does_not_take_is_not_read(session: InferenceSession) -> 
 def test_equal_layers_compile_one_layer(
     session: InferenceSession, rng: np.random.Generator
 ) -> None:
-    from max._compiler.pipeline import stats
+    from max._compiler.stats import stats
 
     weights = {f"layers.{i}.w": rng.standard_normal((3, 3), np.float32) for i in range(30)}
     one = session.load(layered(1), weights_registry={"layers.0.w": weights["layers.0.w"]})

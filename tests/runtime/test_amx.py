@@ -12,10 +12,10 @@ import pytest
 
 from max import kernel as k
 from max._config import FlagError, flags
-from max._runtime import amx, platform
+from max._runtime import amx, amx_check, platform
 from max.engine import InferenceSession
 
-targets = importlib.import_module("max.kernel.targets.target")  # k.target is a function
+targets = importlib.import_module("max.kernel.targets.cpu")  # k.target is a function
 HOST = k.host_target()
 EMULATED = replace(HOST, features=HOST.features | {"amx-emulated"})
 AMX = {"amx-tile", "amx-bf16", "amx-int8"}
@@ -41,7 +41,7 @@ def processor(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_products_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert amx.products_are_right(HOST) and amx.products_are_right(EMULATED)
+    assert amx_check.products_are_right(HOST) and amx_check.products_are_right(EMULATED)
     plain = k.interpret
 
     def wrong(kernel: k.Kernel, arrays: list[np.ndarray], **options: object) -> None:
@@ -49,7 +49,7 @@ def test_products_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
         arrays[1][17, 31] += 1
 
     monkeypatch.setattr(k, "interpret", wrong)
-    assert not amx.products_are_right(EMULATED)
+    assert not amx_check.products_are_right(EMULATED)
 
 
 def test_nothing_is_asked_for_without_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def test_what_is_used(processor, monkeypatch, caplog, granted, right, used) -> N
         return right
 
     monkeypatch.setattr(platform, "request_amx", lambda: granted)
-    monkeypatch.setattr(amx, "products_are_right", products)
+    monkeypatch.setattr(amx_check, "products_are_right", products)
     with caplog.at_level(logging.INFO, "max.runtime"):
         found = [amx.native_target() for _ in range(3)][-1]
     assert found.tile_products == found.tile_instructions == used

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 
 from xdsl.dialects.builtin import ModuleOp
 
@@ -33,6 +32,7 @@ from max._compiler.passes.views import push_views
 from max._compiler.record import Compilation, recorded
 from max._compiler.scopes import scopes
 from max._compiler.sites import number_sites
+from max._compiler.stats import stats
 from max._config import dump_log, flags
 from max.mlir import (
     VerifyError,
@@ -45,7 +45,7 @@ from max.mlir import (
     verify_module,
 )
 
-__all__ = ["PASSES", "CompileStats", "compile_module", "optimise", "stats"]
+__all__ = ["PASSES", "compile_module", "optimise"]
 
 
 PASSES: tuple[Pass, ...] = (
@@ -68,29 +68,6 @@ PASSES: tuple[Pass, ...] = (
     GraphPass("drop-dead-views", drop_dead_ops),
 )
 """The passes in their order. Each takes valid IR and leaves valid IR."""
-
-
-@dataclass
-class CompileStats:
-    """Counts since the process started; tests gate on them."""
-
-    modules: int = 0
-    """Modules that went through the passes."""
-    from_disk: int = 0
-    """Programs that came from the cache instead."""
-    kernels: int = 0
-    """Kernels that were specialised."""
-    seconds: dict[str, float] = field(default_factory=dict[str, float])
-    """Time of each pass and phase, summed."""
-
-    def add(self, name: str, start: float) -> float:
-        """Notes that a phase ran since `start`; gives the time now."""
-        now = time.perf_counter()
-        self.seconds[name] = self.seconds.get(name, 0.0) + now - start
-        return now
-
-
-stats = CompileStats()
 
 
 def optimise(

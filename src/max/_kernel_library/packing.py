@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from max._kernel_library.products.dense.panels import DTYPES
-from max._kernel_library.products.quantised.packed import FORMATS
 from max.dtype import DType
 
 __all__ = ["CPU_PACKING", "NO_PACKING", "Packing"]
@@ -35,7 +33,12 @@ class Packing:
 NO_PACKING = Packing()
 """Kernels read weights as they are."""
 
+# stated here, so that a program from the disk cache runs without importing a kernel
+_PANELS = frozenset({DType.float32, DType.bfloat16, DType.float16})
 CPU_PACKING = Packing(
-    dense=frozenset(DTYPES), filters=frozenset(DTYPES), quantised=frozenset(FORMATS), int8=True
+    dense=_PANELS,
+    filters=_PANELS,
+    quantised=frozenset({"Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K"}),
+    int8=True,
 )
 """The rules of CPUs."""

@@ -1,101 +1,25 @@
 """Whether this process may multiply by the matrix tiles of AMX: the processor has them, the system grants them, and their products are right.
 
 The tiles are registers that the system keeps for a process only once it has asked (:func:`max._runtime.platform.request_amx`).
-What was granted is tried out before anything relies on it: every worker of a small pool multiplies tiles as the kernels of
-``max._kernel_library`` do, and the results must be those of the same kernel in plain Python.
+What was granted is tried out before anything relies on it (:mod:`max._runtime.amx_check`).
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from max import kernel as k
-from max._runtime import jit, platform
-from max._runtime.pool import Pool
-from max._runtime.program import Executor, Launch, Program
+from max._lazy import lazy_module
+from max._runtime import platform
+
+if TYPE_CHECKING:
+    from max._runtime import amx_check
+else:
+    amx_check = lazy_module("max._runtime.amx_check")
 
 logger = logging.getLogger("max.runtime")
-
-_WORKERS = 2
-
-
-@k.kernel
-def check_products(
-    sums: k.Output[k.f32, 2],
-    counts: k.Output[k.i32, 2],
-    a: k.Input[k.bf16, 2],
-    b: k.Input[k.bf16, 1],
-    x: k.Input[k.i8, 1],
-    w: k.Input[k.i8, 1],
-    ctx: k.Context,
-) -> None:
-    """Each worker: 32 rows by 32 columns of bf16, added to the product itself; then 16 rows by 32 columns of bytes.
-
-    `a` is `[32, 32]`, `b` `[16, 32, 2]`, `x` `[16, 32]` and `w` `[8, 32, 4]`; each worker has 32 rows of `sums` and 16 of `counts`.
-    """
-    tiles = k.matrix_tiles(((16, 64),) * 8)
-    tiles.configure()
-    top = ctx.worker * 32
-    for turn in k.static_range(2):
-        for i in k.static_range(4):
-            if turn == 0:
-                tiles.zero(i)
-            else:
-                tiles.load(i, sums, top + i // 2 * 16, i % 2 * 16)
-        for half in k.static_range(2):
-            tiles.load(4 + half, a, 16 * half, 0)
-            tiles.load(6 + half, b, 32 * half, stride=64)
-        for i in k.static_range(4):
-            tiles.dot(i, 4 + i // 2, 6 + i % 2, k.bf16)
-        for i in k.static_range(4):
-            tiles.store(i, sums, top + i // 2 * 16, i % 2 * 16)
-    small = k.matrix_tiles(((16, 64), (16, 64), (16, 32), (8, 64), (8, 64)))
-    small.configure()
-    small.load(2, x, 0, stride=32)
-    for half in k.static_range(2):
-        small.zero(half)
-        small.load(3 + half, w, 64 * half, stride=128)
-        small.dot(half, 2, 3 + half, k.i8)
-        small.store(half, counts, ctx.worker * 16, 16 * half)
-    small.release()
-
-
-def products_are_right(target: k.CPUTarget) -> bool:
-    """Multiplies tiles in code made for a target, in several threads; whether the results are those of plain Python.
-
-    Args:
-        target: A target that this machine runs.
-    """
-    rng = np.random.default_rng(0)
-    # small integers: every order of summation gives the same sums
-    floats = [rng.integers(-8, 9, n).astype(k.bf16.numpy) for n in (32 * 32, 16 * 64)]
-    operands = [
-        floats[0].reshape(32, 32),
-        floats[1],
-        *(rng.integers(-128, 128, n).astype(np.int8) for n in (16 * 32, 8 * 128)),
-    ]
-
-    def results() -> list[np.ndarray]:
-        shapes = ((np.float32, 32), (np.int32, 16))
-        return [np.zeros((_WORKERS * rows, 32), dtype) for dtype, rows in shapes]
-
-    found, expected = results(), results()
-    k.interpret(check_products, [*expected, *operands], num_workers=_WORKERS, target=target)
-    arrays = [*found, *operands]
-    specs = [k.TensorSpec(k.scalar_type(x.dtype), x.shape) for x in arrays]
-    ir = k.specialize(check_products, specs, target=target)
-    entry = jit.compile_kernels([ir], target)[ir.key]
-    slots = [(0, word) for word in ir.words(arrays)]
-    launch = Launch(entry, slots, phases=ir.phases, name=ir.name, messages=ir.messages)
-    pool = Pool(_WORKERS)
-    try:
-        Executor(pool, Program([launch], 1, ir.scratch_bytes)).run(np.zeros(1, np.int64))
-    finally:
-        pool.close()
-    return all(np.array_equal(x, y) for x, y in zip(found, expected, strict=True))
 
 
 @functools.cache
@@ -104,7 +28,7 @@ def _allowed(target: k.CPUTarget) -> bool:
     if not platform.request_amx():
         logger.info("the system does not grant the registers of AMX; kernels do without")
         return False
-    if not products_are_right(target):
+    if not amx_check.products_are_right(target):
         logger.warning(
             "AMX gives wrong products on this machine; kernels do without (MAX_CPU_FEATURES=-amx-tile skips this check)"
         )

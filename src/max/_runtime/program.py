@@ -8,7 +8,7 @@ from __future__ import annotations
 import builtins
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -299,6 +299,24 @@ class Executor:
         if failed == ErrorState.INTERRUPTED:
             self.pool.raise_interruption()
         return self.pool.error_record()
+
+    def set_addend(self, launch: int, slot: int, addend: int) -> None:
+        """Replaces the addend of a slot, from the next run on.
+
+        Args:
+            launch: The number of the launch.
+            slot: The number of its slot.
+            addend: What is added to the slot's value.
+        """
+        before = sum(len(other.slots) for other in self.program.launches[:launch])
+        changed = self.program.launches[launch]
+        slots = [*changed.slots]
+        slots[slot] = (slots[slot][0], addend)
+        launches = [*self.program.launches]
+        launches[launch] = replace(changed, slots=slots)
+        with self.pool.lock:
+            self._slots[before + slot, 1] = addend
+            self.program = replace(self.program, launches=launches)
 
     def set_profiling(self, on: bool) -> None:
         """Begins or ends keeping the time of each launch; what was kept stays."""

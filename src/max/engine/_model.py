@@ -93,7 +93,7 @@ class TensorSpec:
         return f"{dims}x{self._dtype.name}"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Linked:
     """A model's programs with all addresses, and what keeps that memory alive; replaced whole by a reload."""
 

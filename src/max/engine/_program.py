@@ -20,7 +20,7 @@ from max._compiler.sites import Sites
 from max._compiler.sizes import Size, size_function
 from max._compiler.template import Check
 from max._runtime import guard, platform
-from max._runtime.program import Jump, Launch, Program
+from max._runtime.program import Executor, Jump, Launch, Program
 from max.driver import Tensor
 from max.dtype import DType
 from max.engine._outputs import trim_all
@@ -190,6 +190,18 @@ class LinkedProgram:
         self._watch_lock = threading.Lock()
         self._watched_runs: dict[tuple[int, ...], int] = {}
         self._watched_ns = 0
+
+    def set_limits(self, limits: Mapping[str, int]) -> None:
+        """Replaces the row thresholds of launches on the worker pool, by name.
+
+        Args:
+            limits: The thresholds; launches of other names keep theirs.
+        """
+        if not isinstance(self.executor, Executor):
+            return
+        for index, launch in enumerate(self.code.launches):
+            if launch.choice is not None and launch.choice.name in limits:
+                self.executor.set_addend(index, launch.choice.slot, limits[launch.choice.name])
 
     @staticmethod
     def _slot(slot: SlotCode, fixed: Sequence[int]) -> tuple[int, int]:

@@ -13,24 +13,25 @@ from contextlib import AbstractContextManager
 from enum import Enum
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from max._backends import BackendOptions, Backends, backends_for
-from max._compiler import pipeline
 from max._compiler.emit import Compiled, Fixed, ProgramCode
 from max._compiler.memory import ALIGNMENT
 from max._compiler.record import is_recording
 from max._compiler.sites import Sites
+from max._compiler.stats import stats
 from max._config import dump_log, flags
 from max._errors import ArgumentError
+from max._lazy import lazy_module
 from max._runtime import guard, platform
 from max._runtime.cache import content_key, default_cache, source_fingerprint
 from max._version import __version__
 from max.driver import CPU, Device, Tensor
 from max.dtype import DType
-from max.engine._interpreted import interpreted_model
+from max.engine._idle import measure_when_idle
 from max.engine._limits import find_limits
 from max.engine._model import Linked, Model
 from max.engine._once import run_once
@@ -44,6 +45,14 @@ from max.graph.saved import saved_weights
 from max.graph.weights import WeightsFileError
 from max.kernel.language.extensions import load_extensions
 from max.mlir import ChainType, ModuleOp, entry, print_module, resources, walk
+
+if TYPE_CHECKING:
+    from max._compiler import pipeline
+    from max.engine import _interpreted
+else:
+    # not needed where a program comes from the disk
+    pipeline = lazy_module("max._compiler.pipeline")
+    _interpreted = lazy_module("max.engine._interpreted")
 
 __all__ = [
     "AssertLevel", "CustomExtensionsType", "GPUProfilingMode", "InferenceSession", "LogLevel",
@@ -238,7 +247,7 @@ class InferenceSession:
         self._check_devices(module)
         if flags.MAX_INTERPRET:
             weights = bind_weights(graph.name, declared, registry)
-            return interpreted_model(
+            return _interpreted.interpreted_model(
                 graph, input_names(module), weights, arena_of(self._backends.host), self._printing
             )
         compiled, addresses = self._compile(module)
@@ -303,9 +312,9 @@ class InferenceSession:
             start = time.perf_counter()
             compiled: Compiled = pickle.loads(blob)
             addresses = self._backends.host.load_cached(list(compiled.kernels))
-            pipeline.stats.add("from disk", start)
+            stats.add("from disk", start)
             if addresses is not None:
-                pipeline.stats.from_disk += 1
+                stats.from_disk += 1
                 return compiled, addresses
         try:
             with self._lock:
@@ -315,7 +324,7 @@ class InferenceSession:
             raise
         start = time.perf_counter()
         addresses = self._backends.host.load(irs.values())
-        pipeline.stats.add("llvm", start)
+        stats.add("llvm", start)
         if key is not None:
             cache.put("program", key, pickle.dumps(compiled, pickle.HIGHEST_PROTOCOL))
         return compiled, addresses
@@ -490,13 +499,15 @@ class _Linker:
             # what only this needs must not be kept
             for index in run_once(compiled, linked, fixed, arena_of(host)):
                 owners.pop(index)
-        limits = find_limits(compiled, linked, host)
-        main = linked(compiled.main, limits)
+        limits = find_limits(compiled, host)
+        main = linked(compiled.main, limits.rows)
         if log := dump_log("program"):
             log.info("// ----- %s -----\n%s", compiled.name, main.executor.program)
-        later = [linked(part, limits) for part in compiled.later]
+        later = [linked(part, limits.rows) for part in compiled.later]
         keep_for_exit([main, *later])
-        return Linked(main, later, [memory, *owners.values()])
+        programs = Linked(main, later, [memory, *owners.values()])
+        measure_when_idle(programs, compiled, linked, limits.unsure)
+        return programs
 
     def _guarded(
         self, index: int, item: Fixed, weights: Mapping[str, Tensor]

@@ -48,6 +48,7 @@ class ModelLoop:
         self._body, self._after = body, after
         self._executor: Executor
         self._bases: npt.NDArray[np.intp]
+        self._programs: tuple[Program, Program]
         self._linked = self._make()
 
     @staticmethod
@@ -73,6 +74,7 @@ class ModelLoop:
                 f"{self._body._compiled.name} and {self._after._compiled.name} run on different devices"
             )
         first, second = first_executor.program, second_executor.program
+        self._programs = (first, second)
         launches = [*first.launches, *(_moved(launch, first) for launch in second.launches)]
         # each waits for the other
         for index in {0, len(first.launches)} & set(range(len(launches))):
@@ -129,10 +131,12 @@ class ModelLoop:
             if not self.supports(model):
                 raise RuntimeError(f"{model._compiled.name} is being profiled; run it by itself")
         if any(
-            made is not model._linked
-            for made, model in zip(self._linked, (self._body, self._after), strict=True)
+            model._linked is not made or made.main.executor.program is not program
+            for model, made, program in zip(
+                (self._body, self._after), self._linked, self._programs, strict=True
+            )
         ):
-            self._linked = self._make()  # it was reloaded
+            self._linked = self._make()  # one was reloaded, or its row thresholds were measured
         tensors: list[int] = []
         offsets: list[npt.NDArray[np.int64]] = []
         arena, given = 0, body_inputs

@@ -9,11 +9,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from multiprocessing import shared_memory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+from max._lazy import lazy_module
+
+if TYPE_CHECKING:
+    from multiprocessing import shared_memory
+else:
+    shared_memory = lazy_module("multiprocessing.shared_memory")
 
 
 def _msgspec() -> Any:

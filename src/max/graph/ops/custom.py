@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from xdsl.ir import Attribute
 
 from max import mlir
+from max._lazy import lazy_module
 from max.dtype import DType
 from max.graph import graph as _graph
 from max.graph.dim import Dim
@@ -21,6 +22,10 @@ from max.mlir.dims import DimExpr
 
 if TYPE_CHECKING:
     from max.driver import Device
+    from max.kernel.frontend import specialize
+else:
+    # ops of the library are not checked here
+    specialize = lazy_module("max.kernel.frontend.specialize")
 
 __all__ = ["custom", "inplace_custom"]
 
@@ -115,7 +120,6 @@ def _check(
 ) -> None:
     """Checks the op against its kernel's signature, where the kernel is known already."""
     from max.kernel import KernelError, TensorSpec
-    from max.kernel.frontend.specialize import check_call
     from max.kernel.language.extensions import load_extensions
     from max.kernel.language.registry import registered, registered_names
     from max.kernel.types import scalar_type
@@ -135,7 +139,7 @@ def _check(
 
     values = [(spec(v.to_mlir().type), not isinstance(v, TensorValue)) for v in operands]
     try:
-        check_call(
+        specialize.check_call(
             registered(name),
             [s for s in map(spec, types) if s is not None],
             [(s, mutable) for s, mutable in values if s is not None],

@@ -1,0 +1,101 @@
+"""Models of random weights for start-up measurements: written by NumPy, in seconds, without torch.
+
+The values of a weight repeat every `PERIOD` elements: loading, packing and compiling do not depend on them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import save_file
+
+from benchmarks.gguf_files import write_gguf
+from benchmarks.models import SHAPES, TOKENIZER_FROM
+
+PERIOD = (1 << 20) + 7
+
+# Llama-3.2-1B's layers with the vocabulary of SmolLM2
+STARTUP_SHAPES: dict[str, dict[str, object]] = {
+    "llama-135m": SHAPES["llama-135m"],
+    "llama-1.07b": {**SHAPES["llama-1.2b"], "vocab_size": 49152},
+    "llama-tiny": SHAPES["llama-tiny"],
+}
+STORED = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+
+
+def weight_shapes(config: dict[str, int]) -> dict[str, tuple[int, ...]]:
+    """The weights of a Llama checkpoint with tied embeddings, by name."""
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    kv_width = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
+    layer = {
+        "input_layernorm": (hidden,),
+        "self_attn.q_proj": (hidden, hidden),
+        "self_attn.k_proj": (kv_width, hidden),
+        "self_attn.v_proj": (kv_width, hidden),
+        "self_attn.o_proj": (hidden, hidden),
+        "post_attention_layernorm": (hidden,),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    shapes = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
+    for index in range(config["num_hidden_layers"]):
+        for name, shape in layer.items():
+            shapes[f"model.layers.{index}.{name}.weight"] = shape
+    return {**shapes, "model.norm.weight": (hidden,)}
+
+
+def random_checkpoint(shape: str, dtype: str, folder: Path) -> Path:
+    """Writes a checkpoint in the Hugging Face layout; gives its folder.
+
+    Args:
+        shape: A key of `STARTUP_SHAPES`.
+        dtype: A key of `STORED`.
+        folder: Where the checkpoint's folder is made.
+    """
+    target = folder / f"{shape}-{dtype}"
+    if (target / "config.json").exists():
+        return target
+    target.mkdir(parents=True, exist_ok=True)
+    config: dict[str, object] = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "dtype": dtype,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        "eos_token_id": None,
+        **STARTUP_SHAPES[shape],
+    }
+    values = np.random.default_rng(0).standard_normal(PERIOD, np.float32) * np.float32(0.02)
+    values = values.astype(STORED[dtype])
+    sizes: dict[str, int] = {k: v for k, v in config.items() if isinstance(v, int)}
+    weights = {
+        name: np.ones(of, values.dtype) if len(of) == 1 else np.resize(values, of)
+        for name, of in weight_shapes(sizes).items()
+    }
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TOKENIZER_FROM / name, target / name)
+    (target / "config.json").write_text(json.dumps(config))
+    return target
+
+
+def random_gguf(shape: str, encoding: str, folder: Path) -> Path:
+    """Writes a GGUF file with a vocabulary; gives its path.
+
+    Args:
+        shape: A key of `STARTUP_SHAPES`.
+        encoding: The encoding of matrices, as in `write_gguf`.
+        folder: Where the file is made.
+    """
+    target = folder / f"{shape}-{encoding.lower()}.gguf"
+    if not target.exists():
+        aside = target.with_suffix(".part")
+        write_gguf(random_checkpoint(shape, "float32", folder), aside, encoding)
+        aside.rename(target)
+    return target

@@ -1,0 +1,31 @@
+"""Counts of what the compiler did in this process."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+__all__ = ["CompileStats", "stats"]
+
+
+@dataclass
+class CompileStats:
+    """Counts since the process started; tests gate on them."""
+
+    modules: int = 0
+    """Modules that went through the passes."""
+    from_disk: int = 0
+    """Programs that came from the cache instead."""
+    kernels: int = 0
+    """Kernels that were specialised."""
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+    """Time of each pass and phase, summed."""
+
+    def add(self, name: str, start: float) -> float:
+        """Notes that a phase ran since `start`; gives the time now."""
+        now = time.perf_counter()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - start
+        return now
+
+
+stats = CompileStats()

@@ -1,0 +1,183 @@
+"""Measures row thresholds of loaded programs while their pool is idle, in a thread of its own.
+
+A program is measured after its first execution, when nothing ran on its pool for `IDLE_SECONDS` and the process used little of
+the processor. A measurement gives up as soon as anything else runs on the pool, and begins again later. What it finds is used
+by the program at once, and remembered with its quality: a busy machine's result is replaced by a quiet one's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from max._compiler.emit import Compiled
+from max._lazy import lazy_module
+from max._runtime.program import Executor
+from max.engine._limits import QUIET, USABLE, Unsure, remember, remembered
+from max.engine._model import Linked
+
+if TYPE_CHECKING:
+    from max.engine import _measure
+    from max.engine._measure import Linker
+else:
+    _measure = lazy_module("max.engine._measure")
+
+__all__ = ["measure_when_idle"]
+
+logger = logging.getLogger("max.engine")
+
+IDLE_SECONDS = 1.0
+"""Time without an execution after which a pool counts as idle."""
+IDLE_CPU = 0.1
+"""Most of a core that the process uses meanwhile."""
+RETRY_SECONDS = 60.0
+"""After a measurement on a busy machine the next one comes this much later, then twice as much, and so on."""
+ATTEMPTS = 3
+"""Measurements of one threshold in one process."""
+
+
+@dataclass
+class _Job:
+    """A threshold to be measured, and the programs that it is for; dropped with them."""
+
+    linked: weakref.ref[Linked]
+    compiled: Compiled
+    link: Linker
+    unsure: Unsure
+    attempts: int = 0
+    due: float = 0.0
+
+
+class _Idler:
+    """The thread and its jobs."""
+
+    def __init__(self) -> None:
+        self._jobs: list[_Job] = []
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+
+    def add(self, jobs: Sequence[_Job]) -> None:
+        with self._lock:
+            self._jobs.extend(jobs)
+            if self._thread is not None or self._ended.is_set():
+                return
+            thread = threading.Thread(target=self._work, name="max-measure", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no thread to be had, or the interpreter is leaving
+                logger.debug("row thresholds are not measured: no thread", exc_info=True)
+                return
+            self._thread = thread
+
+    def end(self) -> None:
+        """Lets a measurement give up, and waits for its last run."""
+        self._ended.set()
+        thread = self._thread
+        if thread is not None:
+            thread.join(1.0)
+
+    def _work(self) -> None:
+        while not self._ended.wait(IDLE_SECONDS / 4):
+            with self._lock:
+                self._jobs = [job for job in self._jobs if job.linked() is not None]
+                if not self._jobs:
+                    self._thread = None
+                    return
+                jobs = list(self._jobs)
+            now = time.monotonic()
+            job = next((j for j in jobs if j.due <= now and _was_run(j.linked())), None)
+            if job is not None and self._is_idle(job) and not self._measure(job):
+                with self._lock:
+                    self._jobs.remove(job)
+
+    def _is_idle(self, job: _Job) -> bool:
+        """Watches the job's pool for a while."""
+        linked = job.linked()
+        if linked is None:
+            return False
+        executor = linked.main.executor
+        assert isinstance(executor, Executor)
+        pool = executor.pool
+        del linked, executor  # the watch does not keep the model's memory
+        before, cpu = pool.run_number(), time.process_time()
+        if self._ended.wait(IDLE_SECONDS):
+            return False
+        return pool.run_number() == before and time.process_time() - cpu < IDLE_CPU * IDLE_SECONDS
+
+    def _measure(self, job: _Job) -> bool:
+        """Measures a threshold; whether to measure it again later."""
+        linked, unsure = job.linked(), job.unsure
+        if linked is None:
+            return False
+        executor = linked.main.executor
+        assert isinstance(executor, Executor)
+        start = time.perf_counter()
+        known = remembered(unsure.key)
+        if known is None or known.quality < QUIET:
+            try:
+                threshold = _measure.Measurement(
+                    job.compiled, job.link, unsure.sample, executor.pool, self._ended.is_set
+                ).threshold()
+            except _measure.PoolIsBusyError:
+                return True
+            if threshold is None:
+                return False
+            logger.info(
+                "%s: row threshold %d, %.0f %% of the processor (%.0f ms)",
+                unsure.name,
+                threshold.rows,
+                100 * threshold.quality,
+                1e3 * (time.perf_counter() - start),
+            )
+            if remember(unsure.key, threshold):
+                known = threshold
+        if known is not None and known.quality >= USABLE:
+            for program in (linked.main, *linked.later):
+                program.set_limits({unsure.name: known.rows})
+        job.attempts += 1
+        job.due = time.monotonic() + RETRY_SECONDS * 2 ** (job.attempts - 1)
+        return known is not None and known.quality < QUIET and job.attempts < ATTEMPTS
+
+
+def _was_run(linked: Linked | None) -> bool:
+    if linked is None:
+        return False
+    executor = linked.main.executor
+    return isinstance(executor, Executor) and executor.runs > 0
+
+
+def measure_when_idle(
+    linked: Linked, compiled: Compiled, link: Linker, unsure: Sequence[Unsure]
+) -> None:
+    """Measures thresholds after the model's first execution, when its pool is idle.
+
+    Args:
+        linked: The model's programs; waiting for idleness does not keep them alive.
+        compiled: What they were made of.
+        link: Makes parts of them ready; does not hold `linked`.
+        unsure: The thresholds.
+    """
+    if unsure and isinstance(linked.main.executor, Executor):
+        ref = weakref.ref(linked)
+        _idler.add([_Job(ref, compiled, link, item) for item in unsure])
+
+
+_idler = _Idler()
+
+
+def _after_fork() -> None:
+    global _idler
+    _idler = _Idler()
+
+
+atexit.register(lambda: _idler.end())
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,197 @@
+"""Measures a row threshold: runs launches of a loaded program both ways, on memory of their own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from max._compiler.emit import ChoiceCode, Compiled, LaunchCode, ProgramCode
+from max._compiler.sizes import product, size_function
+from max._runtime import platform
+from max._runtime.pool import Pool
+from max.engine._limits import Threshold
+from max.engine._program import LinkedProgram
+
+__all__ = ["Linker", "Measurement", "PoolIsBusyError", "stats"]
+
+Linker = Callable[[ProgramCode, Mapping[str, int]], LinkedProgram]
+"""Makes a program with given thresholds."""
+
+MOST_INPUT_BYTES = 64 << 20
+"""Launches that read or write more of what comes from outside are not measured."""
+MOST_ROWS = 128
+ROUNDS, FEWEST_ROUNDS = 8, 4
+"""Runs of each way, in turn."""
+ENOUGH_SECONDS = 0.1
+"""After this time no further round begins."""
+CLEARLY = 0.9
+"""A guess is left for a way that takes at most this share of the time, in each half of the runs."""
+PAUSE = 0.0002
+"""Seconds between rounds in which the pool is free for others: a lock that is taken again at once is never handed over."""
+
+
+@dataclass
+class MeasureStats:
+    """Counts since the process started; tests gate on them."""
+
+    measured: int = 0
+    """Thresholds that were measured."""
+    given_up: int = 0
+    """Measurements that ended because the pool was needed."""
+
+
+stats = MeasureStats()
+
+
+class PoolIsBusyError(Exception):
+    """Something else ran on the pool during a measurement."""
+
+
+@dataclass
+class _Ready:
+    """Sizes and memory of the launches for a number of rows."""
+
+    offsets: npt.NDArray[np.int64]
+    bases: npt.NDArray[np.int64]
+    memory: list[npt.NDArray[np.uint8]]
+
+
+class Measurement:
+    """Runs launches of a program by themselves.
+
+    Args:
+        compiled: The program; what it computes once was computed.
+        link: Makes parts of it ready.
+        launches: The launches; their thresholds have one name.
+        pool: The workers that run them.
+        stopped: Whether to give up; called between runs.
+    """
+
+    def __init__(
+        self,
+        compiled: Compiled,
+        link: Linker,
+        launches: Sequence[LaunchCode],
+        pool: Pool,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._compiled = compiled
+        self._pool = pool
+        self._stopped = stopped
+        choice = launches[0].choice
+        assert choice is not None
+        self._choice: ChoiceCode = choice
+        guess = launches[0].slots[choice.slot].addend
+        self._most = min(choice.most, MOST_ROWS)
+        self._guess = min(guess, self._most)
+        # barriers, as in the program
+        part = replace(
+            compiled.main,
+            launches=[replace(launch, barrier=True) for launch in launches],
+            discoveries=[], checks=[], outputs=[],
+        )  # fmt: skip
+        self._ways = [link(part, {choice.name: limit}) for limit in (choice.most, 0)]
+        used = {
+            part.values[slot.value].base
+            for launch in launches
+            for slot in (*launch.slots, choice.rows)
+        }
+        layout = compiled.bases
+        tensors = dict(enumerate(compiled.inputs, layout.inputs.start))
+        tensors |= dict(enumerate(compiled.outputs, layout.outputs.start))
+        self._used = sorted(used & tensors.keys())
+        self._other = bool(used - tensors.keys() - {layout.NOTHING, layout.arena()})
+        given = [tensors[base] for base in self._used]
+        sizes = [product(tensor.shape) * tensor.dtype.size_in_bytes for tensor in given]
+        self._sizes = size_function(sizes, compiled.symbols)
+        self._quality = 1.0
+
+    def threshold(self) -> Threshold | None:
+        """Doubles or halves the rows from the guess until the faster way changes, then tries one number between.
+
+        Returns:
+            The threshold; None where no sizes of the program give the rows that are needed.
+
+        Raises:
+            PoolIsBusyError: Something else ran on the pool, or `stopped` says so.
+        """
+        few, many = 1, self._most + 1
+        rows = self._guess
+        while few < rows < many:
+            faster = self._few_is_faster(rows)
+            if faster is None:
+                return None
+            if faster:
+                few, rows = rows, min(2 * rows, self._most)
+            else:
+                many, rows = rows, rows // 2
+        between = (few + many) // 2
+        if few < between < many <= self._most:
+            faster = self._few_is_faster(between)
+            if faster is None:
+                return None
+            few = between if faster else few
+        stats.measured += 1
+        # the greatest number of rows that was measured stands for all beyond
+        return Threshold(self._choice.most if few == self._most else few, self._quality)
+
+    def _few_is_faster(self, rows: int) -> bool | None:
+        """Whether the way for few rows is the faster one; None where the program cannot have this number of rows."""
+        ready = self._prepare(rows)
+        if ready is None:
+            return None
+        pool = self._pool
+        taken: tuple[list[float], list[float]] = ([], [])
+        elapsed = cpu = 0.0
+        run_number = pool.run_number()
+        for turn in range(ROUNDS + 1):
+            if turn > FEWEST_ROUNDS and elapsed > ENOUGH_SECONDS:
+                break
+            time.sleep(PAUSE)
+            if self._stopped() or pool.run_number() != run_number:
+                stats.given_up += 1
+                raise PoolIsBusyError
+            begin, begin_cpu = time.perf_counter(), time.process_time()
+            for way, program in zip(taken, self._ways, strict=True):
+                start = time.perf_counter()
+                program.executor.run_at(ready.bases, program.bases, ready.offsets)
+                way.append(time.perf_counter() - start)
+            run_number += 4  # twice two runs
+            if turn:  # the first turn touches memory, and wakes workers
+                elapsed += time.perf_counter() - begin
+                cpu += time.process_time() - begin_cpu
+        self._quality = min(self._quality, max(cpu / (pool.num_threads * elapsed), 0.0))
+        middle = (len(taken[0]) + 1) // 2
+        halves = slice(1, middle), slice(middle, None)
+        best = [[min(way[half]) for way in taken] for half in halves]
+        if rows <= self._guess:
+            return any(many > CLEARLY * few for few, many in best)
+        return all(few <= CLEARLY * many for few, many in best)
+
+    def _prepare(self, rows: int) -> _Ready | None:
+        """Sizes and memory with which the launches have this number of rows; None where no sizes give it."""
+        program, count = self._ways[0], len(self._compiled.symbols)
+        if self._other:
+            return None
+        one = [1] * count
+        tries = [(rows,) * count, *[(*one[:i], rows, *one[i + 1 :]) for i in range(count)]]
+        for symbols in tries:
+            instance = program.instance(symbols)
+            bases = np.zeros(self._compiled.bases.count(), np.int64)
+            slot = self._choice.rows
+            have = bases.take(program.bases)[slot.value] + instance.offsets[slot.value]
+            sizes = self._sizes(symbols)
+            if have + slot.addend != rows or sum(sizes) > MOST_INPUT_BYTES:
+                continue
+            memory = [platform.allocate(max(size, 1)) for size in (instance.arena_bytes, *sizes)]
+            for block in memory:
+                block[:] = 0
+            places = [self._compiled.bases.arena(), *self._used]
+            for base, block in zip(places, memory, strict=True):
+                bases[base] = block.ctypes.data
+            return _Ready(instance.offsets, bases, memory)
+        return None

@@ -1,0 +1,109 @@
+"""Start-up, counted: modules imported, kernels made, measurements, bytes read. No seconds, so that busy machines do not matter."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from max._kernel_library.packing import CPU_PACKING
+from max._kernel_library.products.dense.panels import DTYPES
+from max._kernel_library.products.quantised.packed import FORMATS
+
+TINY_CHAT = Path(__file__).parents[1] / "models" / "tiny-chat"
+
+
+def python(code: str, *arguments: str) -> list[str]:
+    """The lines that a process of its own prints, with the flags that users have."""
+    env = {**os.environ, "MAX_CHECK": "1", "MAX_AUTOTUNE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        env=env,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def imported(code: str) -> set[str]:
+    """The modules that code imports."""
+    return set(
+        json.loads(python(f"import json, sys\n{code}\nprint(json.dumps([*sys.modules]))")[-1])
+    )
+
+
+def own(modules: set[str]) -> set[str]:
+    return {name for name in modules if name.partition(".")[0] == "max"}
+
+
+def test_help_imports_the_command_line_only() -> None:
+    modules = imported(
+        "from max.entrypoints.cli import cli\nfrom max.entrypoints.cli.errors import report\n"
+        "report(cli, ['--help'])"
+    )
+    assert own(modules) == {
+        "max", "max._absent", "max._config", "max._earlier", "max._lazy", "max._traceback", "max._version",
+        "max.entrypoints", "max.entrypoints.cli", "max.entrypoints.cli.errors",
+    }  # fmt: skip
+    # click and the standard library; 164 with Python 3.11
+    assert len(modules) < 220
+
+
+@pytest.mark.parametrize("module", ["max", "max.engine", "max.kernel", "max.pipelines"])
+def test_packages_import_nothing_of_theirs(module: str) -> None:
+    modules = imported(f"import {module}")
+    assert own(modules) <= {
+        "max", "max._absent", "max._config", "max._earlier", "max._lazy", "max._traceback", "max._version", module,
+    }  # fmt: skip
+    assert not {"numpy", "xdsl", "llvmlite", "dis", "inspect", "tempfile"} & modules
+
+
+def test_a_session_needs_no_compiler() -> None:
+    modules = imported("from max.engine import InferenceSession\nInferenceSession()")
+    heavy = ("max.kernel.frontend", "max.kernel.lowering", "max.kernel.interpreter", "max._compiler.passes",
+             "max._compiler.pipeline", "max._compiler.codegen", "max._interpreter", "max._kernel_library.products", "torch")  # fmt: skip
+    assert not {name for name in modules if name.startswith(heavy)}
+
+
+def test_the_packing_of_cpus_is_that_of_their_kernels() -> None:
+    assert set(DTYPES) == CPU_PACKING.dense == CPU_PACKING.filters
+    assert set(FORMATS) == CPU_PACKING.quantised
+
+
+START = """
+import json, sys
+from max._runtime import jit
+from max._compiler.stats import stats
+from max.engine import _idle
+from max.entrypoints.llm import LLM
+from max.pipelines import PipelineConfig
+llm = LLM(PipelineConfig(model_path=sys.argv[1], max_length=256))
+(text,) = llm.generate("The capital of Norway is", max_new_tokens=1, use_tqdm=False)
+measure = sys.modules.get("max.engine._measure")
+print(json.dumps({
+    "specialised": stats.kernels, "modules": stats.modules, "from_disk": stats.from_disk,
+    "compiled": jit.stats.compiled, "linked": jit.stats.linked,
+    "measured": 0 if measure is None else measure.stats.measured + measure.stats.given_up,
+    "imported": [*sys.modules], "text": text,
+}))
+"""
+
+
+def test_a_second_start_compiles_and_measures_nothing() -> None:
+    first = json.loads(python(START, str(TINY_CHAT))[-1])
+    assert first["measured"] == 0, "no measurement comes before the first token"
+    second = json.loads(python(START, str(TINY_CHAT))[-1])
+    assert second["text"] == first["text"]
+    assert (second["measured"], second["specialised"], second["modules"], second["compiled"]) == (
+        0,
+    ) * 4
+    assert second["from_disk"] >= 1 and second["linked"] >= 10
+    unused = ("max.kernel.frontend", "max.kernel.lowering", "max.kernel.interpreter", "max._compiler.passes",
+              "max._compiler.pipeline", "max._compiler.codegen", "max._interpreter", "max._kernel_library.products", "torch", "transformers", "huggingface_hub", "multiprocessing")  # fmt: skip
+    assert not {name for name in second["imported"] if name.startswith(unused)}
