@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from max._kernel_library.spatial.conv import filter_elements
+from max._kernel_library.convolution.filters import filter_elements
 from max.dtype import DType
 from tests.kernel_library.harness import run
 from tests.tolerance import assert_close

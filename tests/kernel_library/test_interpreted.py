@@ -11,9 +11,9 @@ import pytest
 
 from max._config import flags
 from max._kernel_library import library
+from max._kernel_library.convolution.filters import filter_elements
 from max._kernel_library.products.dense.panels import panel_elements
 from max._kernel_library.products.quantised.packed import FORMATS
-from max._kernel_library.spatial.conv import filter_elements
 from max.dtype import DType
 from max.dtype.blocks import BLOCK_FORMATS, encode
 from tests.kernel_library.harness import interpreted, run

@@ -23,10 +23,10 @@ from xdsl.ir import Attribute, Block, Dialect, OpTraits, Region, SSAValue
 from xdsl.traits import IsolatedFromAbove, IsTerminator, Pure
 from xdsl.utils.exceptions import VerifyException
 
+from max._kernel_library.convolution.filters import filter_elements
 from max._kernel_library.products.dense.panels import panel_elements
 from max._kernel_library.products.int8.panels import ENCODINGS as INT8
 from max._kernel_library.products.quantised.packed import FORMATS
-from max._kernel_library.spatial.conv import filter_elements
 from max._kernel_library.tiles.strips import COLUMNS, strips_of
 from max.dtype import DType
 from max.dtype.blocks import BLOCK_FORMATS
@@ -311,7 +311,7 @@ def _infer_pack_filter(types: Sequence[Attribute], attrs: Any) -> Sequence[Attri
 
 
 class PackFilterOp(MoOp):
-    """A filter `[taps…, C / groups, F]` as `max._kernel_library.spatial.conv` likes it best."""
+    """A filter `[taps…, C / groups, F]` as `max._kernel_library.convolution.conv` likes it best."""
 
     name = "mok.pack_filter"
     spec = OpSpec(

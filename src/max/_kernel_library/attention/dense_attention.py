@@ -1,26 +1,34 @@
-"""Attention over keys and values that lie in plain tensors: `softmax(scale · q · kᵀ + mask) · v`, for `mok.attention`.
+"""Attention over keys and values in plain tensors: `softmax(scale · q · kᵀ + mask) · v`, for `mok.attention`.
 
 Scores never go to memory. A task is a block of queries of one batch index; the query heads that share keys and values are rows of the
-same task. Keys come in blocks, which are packed with their values, in scratch; then each row tile is multiplied by the keys, turned into
-weights while its scores are in the L1 cache, and multiplied by the values. The softmax is online, in f32.
+same task. Keys come in blocks, which are packed with their values in scratch memory; then each row tile is multiplied by the keys, its
+scores become weights while they are in the L1 cache, and these are multiplied by the values. The softmax is online, in f32.
 
-Tasks with few rows (decoding) read keys and values in place; where there are too few tasks for the workers each is split over the
+Tasks with few rows (decoding) read keys and values in place. Where there are fewer tasks than workers can share, each is split over the
 keys, and a second phase merges the parts. All operands are strided views, contiguous along their last axis.
 
-Where operands are bf16 and the machine multiplies pairs of them, it does so: weights (not their total) are then rounded to bf16.
+bf16 operands are multiplied in pairs where the target can: weights (not their total) are then rounded to bf16.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from max import kernel as k
-from max._kernel_library.attention.dense_rows import few_rows, many_rows, plan
+from max._kernel_library.attention.dense_rows import (
+    Plan,
+    Scratch,
+    Task,
+    attend_in_place,
+    attend_packed,
+    plan_dense,
+)
 from max._kernel_library.attention.online_softmax import (
     MAX_SPLITS,
     SPLIT_KEYS,
     SPLIT_ROWS,
+    RowState,
     merge_parts,
 )
 from max._kernel_library.lowering import KernelCall, Operand, Workspace, view
@@ -28,27 +36,145 @@ from max._kernel_library.tiles import amx_tiles
 from max.dtype import DType
 
 TASK_ROWS = 264
-"""Most rows of a task; whole row tiles of them."""
+"""Most rows of a task, in whole row tiles."""
 LEAST_ROWS = 48
-"""Rows of a task where that makes more tasks than the workers need."""
+"""Rows of a task are not cut below this to make more tasks."""
+
+
+class Grid(NamedTuple):
+    """How a launch is cut into tasks.
+
+    Args:
+        batches: Batch indices.
+        rows: Rows of a batch index.
+        blocks: Tasks of a batch index.
+        task_rows: Rows of a task.
+        splits: Parts of a task over the keys.
+        share: Keys of a part.
+    """
+
+    batches: Any
+    rows: Any
+    blocks: Any
+    task_rows: Any
+    splits: Any
+    share: Any
 
 
 @k.inline
-def find_place(place: Any, index: Any, x: Any, rank: int) -> None:
-    """The coordinates of an index along the first axes of a view."""
-    rest = k.i64(index)
+def unflatten(coordinates: Any, index: Any, x: Any, rank: int) -> None:
+    """Writes the coordinates of a flat index along the first axes of a view."""
+    remaining = k.i64(index)
     for reverse in k.static_range(rank):
         axis = rank - 1 - reverse
-        place[axis] = rest % x.shape[axis]
-        rest = rest // x.shape[axis]
+        coordinates[axis] = remaining % x.shape[axis]
+        remaining = remaining // x.shape[axis]
 
 
 @k.inline
-def at(x: Any, place: Any, rank: int) -> Any:
+def part_at(x: Any, coordinates: Any, rank: int) -> Any:
     """The part of a view at the coordinates of its first axes."""
     for axis in k.static_range(rank):
-        x = x[place[axis]]
+        x = x[coordinates[axis]]
     return x
+
+
+@k.inline
+def plan_dense_grid(q: Any, length: Any, most_rows: int, p: Plan, ctx: Any) -> Grid:
+    """The tasks of a launch.
+
+    Args:
+        q: `[…, group, queries, size]`.
+        length: Keys.
+        most_rows: Most rows of a task.
+        p: The plan.
+        ctx: The context.
+    """
+    rank = q.rank - 3
+    rows = q.shape[rank] * q.shape[rank + 1]
+    batches = k.i64(1)
+    for axis in k.static_range(rank):
+        batches = batches * q.shape[axis]
+    height = p.plain.height
+    even_rows = k.ceildiv(batches * rows, 4 * ctx.num_workers)
+    blocks = k.max(k.ceildiv(rows, k.min(k.max(even_rows, LEAST_ROWS), most_rows)), 1)
+    task_rows = k.ceildiv(k.ceildiv(rows, blocks), height) * height
+    splits = k.i64(1)
+    if ctx.target.batch_invariant:
+        pass  # parts would depend on the number of tasks
+    elif batches * rows <= SPLIT_ROWS and batches * blocks < 4 * ctx.num_workers:
+        splits = k.ceildiv(8 * ctx.num_workers, k.max(batches * blocks, 1))
+        splits = k.max(k.min(k.min(splits, length // SPLIT_KEYS), MAX_SPLITS), 1)
+    return Grid(batches, rows, blocks, task_rows, splits, k.ceildiv(length, splits))
+
+
+@k.inline
+def dense_scratch(most_rows: int, size: int, width: int, p: Plan, ctx: Any) -> Scratch:
+    """The scratch memory of a worker.
+
+    Args:
+        most_rows: Most rows of a task.
+        size: The size of a query.
+        width: The size of a value.
+        p: The plan.
+        ctx: The context.
+    """
+    queries = ctx.scratch(k.f32, (max(p.row_threshold, 1), size))
+    unpacked = ctx.scratch(k.bf16 if p.left.pair == 2 else k.f32, (most_rows, size))
+    packed = ctx.scratch(p.left.lane, (most_rows * p.depth,))
+    key_panels = ctx.scratch(p.left.lane, (p.keys * p.depth,))
+    value_panels = ctx.scratch(p.right.lane, (p.keys // p.right.pair * p.stride,))
+    # rows go through the softmax by fours: a row tile takes `state_rows` rows
+    scores = ctx.scratch(k.f32, (max(p.row_threshold, p.state_rows) * p.keys,))
+    rounded = ctx.scratch(k.bf16, (p.state_rows * p.keys if p.right.pair == 2 else 1,))
+    most = max(most_rows // p.plain.height * p.state_rows, p.row_threshold)
+    sums = ctx.scratch(k.f32, (most * p.stride,))
+    maxima = ctx.scratch(k.f32, (most,))
+    totals = ctx.scratch(k.f32, (most,))
+    state = RowState(maxima, totals, sums, p.stride, width)
+    tiles = k.matrix_tiles(amx_tiles.SHAPES)
+    return Scratch(
+        queries, unpacked, packed, key_panels, value_panels, scores, rounded, state, tiles
+    )
+
+
+@k.inline
+def store_rows(
+    out: Any, parts: Any, task: Task, part: Any, splits: Any, state: RowState, p: Plan
+) -> None:
+    """Stores the results of a task, or where it is split its sums, maxima and totals.
+
+    Args:
+        out: `[group, queries, width]`.
+        parts: `[rows * MAX_SPLITS, width + 2]`.
+        task: The task.
+        part: The part of the task's first row.
+        splits: Parts of a task.
+        state: The state of its rows.
+        p: The plan.
+    """
+    t, group, width = p.plain, task.q.shape[0], task.values.shape[1]
+    in_place = task.rows <= p.row_threshold
+    for i in range(task.rows):
+        row = task.first + i
+        place = i if in_place else i // t.height * p.state_rows + i % t.height
+        at = part + i * MAX_SPLITS
+        scale = k.f32(1)
+        if splits > 1:
+            parts[at, width] = state.maxima[place]
+            parts[at, width + 1] = state.totals[place]
+        else:
+            scale = 1 / state.totals[place]
+        for j, tail in k.vectors(width, t.width):
+            v = state.sums.load(place * p.stride + j, width=t.width) * scale
+            if splits > 1:
+                parts.store(at, j, value=v, mask=tail)
+            elif task.values.shape[0] > 0:
+                out.store(row % group, row // group, j, value=v, mask=tail)
+            else:
+                # a sum over no keys is 0
+                zero = k.splat(k.f32(0), t.width)
+                out.store(row % group, row // group, j, value=zero, mask=tail)
 
 
 @k.kernel
@@ -69,141 +195,54 @@ def attention_dense(
     Keys are `[…, keys, size]`, or with `columns` `[…, size, keys]`.
     """
     rank = q.rank - 3
-    group = q.shape[rank]
-    size = q.shape[rank + 2]
-    length = values.shape[rank]
-    width = values.shape[rank + 1]
-    row_count = group * q.shape[rank + 1]
-    p = plan(
-        ctx.target,
-        (q.dtype, keys.dtype, values.dtype, out.dtype),
-        (size, width),
-        scale,
-        fills,
-        columns,
-    )
-    t = p.plain
-    most_rows = TASK_ROWS // t.height * t.height
-    queries = ctx.scratch(k.f32, (max(p.few, 1), size))
-    unpacked = ctx.scratch(k.bf16 if p.left.pair == 2 else k.f32, (most_rows, size))
-    packed = ctx.scratch(p.left.lane, (most_rows * p.depth,))
-    key_panels = ctx.scratch(p.left.lane, (p.keys * p.depth,))
-    value_panels = ctx.scratch(p.right.lane, (p.keys // p.right.pair * p.stride,))
-    # rows go through the softmax by fours: a row tile takes so many places
-    scores = ctx.scratch(k.f32, (max(p.few, p.places) * p.keys,))
-    rounded = ctx.scratch(k.bf16, (p.places * p.keys if p.right.pair == 2 else 1,))
-    most = max(most_rows // t.height * p.places, p.few)
-    sums = ctx.scratch(k.f32, (most * p.stride,))
-    maxima = ctx.scratch(k.f32, (most,))
-    totals = ctx.scratch(k.f32, (most,))
+    group, size = q.shape[rank], q.shape[rank + 2]
+    length, width = values.shape[rank], values.shape[rank + 1]
+    dtypes = (q.dtype, keys.dtype, values.dtype, out.dtype)
+    p = plan_dense(ctx.target, dtypes, (size, width), scale, fills, columns)
+    most_rows = TASK_ROWS // p.plain.height * p.plain.height
+    memory = dense_scratch(most_rows, size, width, p, ctx)
     coordinates = k.tile(k.i64, (max(rank, 1),), fill=0)
     next_coordinates = k.tile(k.i64, (max(rank, 1),), fill=0)
+    grid = plan_dense_grid(q, length, most_rows, p, ctx)
+    blocks, task_rows = grid.blocks, grid.task_rows
+    if p.matrix_tiles:
+        if task_rows > p.row_threshold:
+            memory.tiles.configure()
 
-    batches = k.i64(1)
-    for axis in k.static_range(rank):
-        batches = batches * q.shape[axis]
-    wanted = k.ceildiv(batches * row_count, 4 * ctx.num_workers)
-    blocks = k.max(k.ceildiv(row_count, k.min(k.max(wanted, LEAST_ROWS), most_rows)), 1)
-    task_rows = k.ceildiv(k.ceildiv(row_count, blocks), t.height) * t.height
-    splits = k.i64(1)
-    if ctx.target.batch_invariant:
-        pass  # the parts would depend on how many there are
-    elif batches * row_count <= SPLIT_ROWS and batches * blocks < 4 * ctx.num_workers:
-        splits = k.ceildiv(8 * ctx.num_workers, k.max(batches * blocks, 1))
-        splits = k.max(k.min(k.min(splits, length // SPLIT_KEYS), MAX_SPLITS), 1)
-    share = k.ceildiv(length, splits)
-    matrix_tiles = k.matrix_tiles(amx_tiles.SHAPES)
-    if p.by_tiles:
-        if task_rows > p.few:
-            matrix_tiles.configure()
-
-    for task, split in ctx.parallel((batches * blocks, splits), grain=1):
-        find_place(coordinates, task // blocks, q, rank)
-        my_q = at(q, coordinates, rank)
-        my_keys = at(keys, coordinates, rank)
-        my_values = at(values, coordinates, rank)
-        my_masks = tuple(at(mask, coordinates, rank) for mask in masks)
-        my_out = at(out, coordinates, rank)
-        next_task = k.min(k.i64(task) + ctx.num_workers, batches * blocks - 1)
-        find_place(next_coordinates, next_task // blocks, q, rank)
-        next_q = at(q, next_coordinates, rank)[0, next_task % blocks * task_rows // group :]
-        ahead = (next_q, at(keys, next_coordinates, rank), at(values, next_coordinates, rank))
-        first = task % blocks * task_rows
-        rows = k.min(task_rows, row_count - first)
-        begin = k.min(split * share, length)
-        end = k.min(length, begin + share)
-        few = rows <= p.few
-        if few:
-            few_rows(
-                sums,
-                maxima,
-                totals,
-                my_q,
-                my_keys,
-                my_values,
-                my_masks,
-                first,
-                rows,
-                begin,
-                end,
-                queries,
-                scores,
-                p,
-            )
+    for index, split in ctx.parallel((grid.batches * blocks, grid.splits), grain=1):
+        unflatten(coordinates, index // blocks, q, rank)
+        first = index % blocks * task_rows
+        begin = k.min(split * grid.share, length)
+        task = Task(
+            part_at(q, coordinates, rank), part_at(keys, coordinates, rank),
+            part_at(values, coordinates, rank), tuple(part_at(x, coordinates, rank) for x in masks),
+            first, k.min(task_rows, grid.rows - first), begin, k.min(length, begin + grid.share),
+        )  # fmt: skip
+        # this worker's next task, if all workers are equally fast
+        next_index = k.min(k.i64(index) + ctx.num_workers, grid.batches * blocks - 1)
+        unflatten(next_coordinates, next_index // blocks, q, rank)
+        next_row = next_index % blocks * task_rows // group
+        next_q = part_at(q, next_coordinates, rank)[0, next_row:]
+        next_keys = part_at(keys, next_coordinates, rank)
+        ahead = (next_q, next_keys, part_at(values, next_coordinates, rank))
+        if task.rows <= p.row_threshold:
+            attend_in_place(task, memory, p)
         else:
-            many_rows(
-                sums,
-                maxima,
-                totals,
-                my_q,
-                my_keys,
-                my_values,
-                my_masks,
-                first,
-                rows,
-                begin,
-                end,
-                unpacked,
-                packed,
-                key_panels,
-                value_panels,
-                scores,
-                rounded,
-                ahead,
-                matrix_tiles,
-                p,
-            )
-        for i in range(rows):
-            row = first + i
-            place = i if few else i // t.height * p.places + i % t.height
-            part = (k.i64(task // blocks) * row_count + row) * MAX_SPLITS + split
-            by = k.f32(1)
-            if splits > 1:
-                parts[part, width] = maxima[place]
-                parts[part, width + 1] = totals[place]
-            else:
-                by = 1 / totals[place]
-            for j, tail in k.vectors(width, t.width):
-                v = sums.load(place * p.stride + j, width=t.width) * by
-                if splits > 1:
-                    parts.store(part, j, value=v, mask=tail)
-                elif length > 0:
-                    my_out.store(row % group, row // group, j, value=v, mask=tail)
-                else:
-                    # a product over nothing is 0
-                    zero = k.splat(k.f32(0), t.width)
-                    my_out.store(row % group, row // group, j, value=zero, mask=tail)
+            attend_packed(task, memory, ahead, p)
+        part = (k.i64(index // blocks) * grid.rows + first) * MAX_SPLITS + split
+        target = part_at(out, coordinates, rank)
+        store_rows(target, parts, task, part, grid.splits, memory.state, p)
 
-    if p.by_tiles:
-        if task_rows > p.few:
-            matrix_tiles.release()
-    if splits > 1:
+    if p.matrix_tiles:
+        if task_rows > p.row_threshold:
+            memory.tiles.release()
+    if grid.splits > 1:
         ctx.barrier()
-        for batch, row in ctx.parallel((batches, row_count)):
-            find_place(coordinates, batch, q, rank)
-            target = at(out, coordinates, rank)[row % group, row // group]
-            found = parts[(batch * row_count + row) * MAX_SPLITS :]
-            merge_parts(target, found, splits, width, p.factor, float("nan"), t.width)
+        for batch, row in ctx.parallel((grid.batches, grid.rows)):
+            unflatten(coordinates, batch, q, rank)
+            target = part_at(out, coordinates, rank)[row % group, row // group]
+            row_parts = parts[(batch * grid.rows + row) * MAX_SPLITS :]
+            merge_parts(target, row_parts, grid.splits, p.factor, float("nan"), p.plain.width)
 
 
 def _lower_attention(

@@ -1,39 +1,94 @@
 """Softmax over blocks of keys as they come, in f32: shared by the kernels of attention.
 
-A row keeps the maximum of its scores so far and the total of its weights relative to that; a new maximum rescales what was summed.
-Where tasks are split over the keys, each part has sums, maximum and total of its own, and `merge_parts` makes one row of them.
+A row keeps the maximum of its scores so far, the total of its weights relative to that maximum, and the weighted sum of values. A new
+maximum rescales total and sums::
+
+    weight = 2 ** (factor · (score - maximum))
+    total  = total · 2 ** (factor · (old maximum - maximum)) + Σ weight
+    sums   = sums  · 2 ** (factor · (old maximum - maximum)) + Σ weight · value
+
+Where tasks are split over the keys, each part has a state of its own, and `merge_parts` merges them into a row of results.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from max import kernel as k
-from max._kernel_library.tiles.tiling import Tiling
+from max._kernel_library.tiles.tiling import Matrix, Tiling
 from max._kernel_library.tiles.transpose import HIGH_1, HIGH_2, LOW_1, LOW_2, lane_sums
 
 MAX_SPLITS = 16
+"""Most parts of a task that is split over the keys."""
 SPLIT_ROWS = 64
-"""Splitting is for at most so many rows of queries."""
+"""Most rows of queries of a launch that splits tasks."""
 SPLIT_KEYS = 128
-"""A part has at least so many keys."""
+"""Least keys of a part."""
 LOG2_E = 1.4426950408889634
 NEGATIVE_INFINITY = float("-inf")
 
 
-def padded(size: int, multiple: int) -> int:
-    """The next multiple.
+class RowState(NamedTuple):
+    """The state of rows between blocks of keys.
 
     Args:
-        size: What is filled up.
-        multiple: To a multiple of this.
+        maxima: The maximum of each row's scores; -inf while it has seen none.
+        totals: The total of each row's weights.
+        sums: The weighted sums of values, flat.
+        stride: Elements of `sums` from row to row.
+        size: Sums of a row.
+    """
+
+    maxima: Any
+    totals: Any
+    sums: Any
+    stride: int
+    size: int
+
+
+class Scaling(NamedTuple):
+    """How scores become powers of 2.
+
+    Args:
+        factor: What scores are multiplied by.
+        overflows: Whether scores times the factor may overflow: then their distance to the maximum is multiplied.
+    """
+
+    factor: Any
+    overflows: bool
+
+
+@k.inline
+def state_from(state: RowState, row: Any) -> RowState:
+    """The state from a row on."""
+    return RowState(
+        state.maxima[row:],
+        state.totals[row:],
+        state.sums[row * state.stride :],
+        state.stride,
+        state.size,
+    )
+
+
+def padded(size: int, multiple: int) -> int:
+    """The least multiple that is at least a size.
+
+    Args:
+        size: The size.
+        multiple: The result is a multiple of this.
     """
     return -(-size // multiple) * multiple
 
 
 @k.inline
-def greatest_lane(v: Any) -> Any:
-    """The greatest lane of a vector without NaN, in fewer instructions than where it may have one."""
+def maximum(a: Any, b: Any) -> Any:
+    """The greater of two values, lane by lane; the second where one is NaN. One instruction, where `k.max` takes three."""
+    return k.select(a > b, a, b)
+
+
+@k.inline
+def lane_maximum(v: Any) -> Any:
+    """The greatest lane of a vector without NaN."""
     for half in k.unroll((8, 4, 2, 1)):
         if v.width > half:
             low = k.shuffle(v, None, tuple(range(half)))
@@ -43,122 +98,103 @@ def greatest_lane(v: Any) -> Any:
 
 
 @k.inline
-def greater(a: Any, b: Any) -> Any:
-    """The greater of two values, lane by lane; the second where one is not a number."""
-    return k.select(a > b, a, b)
-
-
-@k.inline
-def greatest_lanes(rows: Any, count: int, width: int) -> Any:
+def lane_maxima(rows: Any, count: int, width: int) -> Any:
     """The greatest lanes of one vector or of four without NaN, side by side.
 
     Args:
         rows: A tile of vectors.
-        count: How many, 1 or 4.
+        count: The number of vectors, 1 or 4.
         width: Their lanes.
     """
     if count == 1:
-        return k.splat(greatest_lane(rows[0]), 1)
-    ab = greater(
+        return k.splat(lane_maximum(rows[0]), 1)
+    ab = maximum(
         k.shuffle(rows[0], rows[1], LOW_1[width]), k.shuffle(rows[0], rows[1], HIGH_1[width])
     )
-    cd = greater(
+    cd = maximum(
         k.shuffle(rows[2], rows[3], LOW_1[width]), k.shuffle(rows[2], rows[3], HIGH_1[width])
     )
-    all_four = greater(k.shuffle(ab, cd, LOW_2[width]), k.shuffle(ab, cd, HIGH_2[width]))
+    all_four = maximum(k.shuffle(ab, cd, LOW_2[width]), k.shuffle(ab, cd, HIGH_2[width]))
     for half in k.unroll((8, 4)):
         if all_four.width > half:
             low = k.shuffle(all_four, None, tuple(range(half)))
-            all_four = greater(low, k.shuffle(all_four, None, tuple(range(half, 2 * half))))
+            all_four = maximum(low, k.shuffle(all_four, None, tuple(range(half, 2 * half))))
     return all_four
 
 
 @k.inline
-def add_weights(
-    scores: Any,
-    stride: int,
-    largest: Any,
-    factor: Any,
-    apart: bool,
-    length: Any,
-    maxima: Any,
-    totals: Any,
-    sums: Any,
-    sums_stride: int,
-    size: int,
-    weights: Any,
-    rows: int,
-    t: Tiling,
-) -> None:
-    """Turns scores of one row or of four into weights, `2 ** (factor * (score - maximum))`, and brings their sums to new maxima.
-
-    Args:
-        scores: Scores of a block of keys.
-        stride: Elements from row to row, of the weights too.
-        largest: The greatest score of each row.
-        factor: What scores are multiplied by.
-        apart: Whether scores times the factor may overflow: their distance to the maximum is then multiplied.
-        length: How many keys there are; the scores up to the next multiple of the width are -inf.
-        maxima: The rows' maxima so far.
-        totals: The totals of their weights so far.
-        sums: Their sums so far; nothing was summed while the maximum is -inf.
-        sums_stride: Elements from row to row.
-        size: Sums of a row.
-        weights: Where the weights go; may be where the scores are.
-        rows: How many rows, 1 or 4.
-        t: The tiling.
-    """
-    before = maxima.load(0, width=rows)
-    now = greater(before, largest)
-    # rows that see nothing so far: their weights are 0, or not a number where scores are not
-    seen = now > NEGATIVE_INFINITY
-    top = k.select(seen, now, 0.0)
-    change = k.select(seen, k.exp2((before - top) * factor), 1.0)
-    if not apart:
-        top = top * factor
-    parts = k.tile(k.f32, (rows,), width=t.width, fill=0)
-    for j in range(0, length, t.width):
-        for i in k.static_range(rows):
-            score = scores.load(i * stride + j, width=t.width)
-            if apart:
-                power = (score - top[i]) * factor
-            else:
-                power = k.fma(score, k.splat(factor, t.width), k.splat(-top[i], t.width))
-            weight = k.exp2(power)
-            weights.store(i * stride + j, value=weight)
-            parts[i] = parts[i] + weight
-    maxima.store(0, value=now)
+def add_totals(state: RowState, parts: Any, change: Any, rows: int, width: int) -> None:
+    """Adds the weights of a block to the totals of one row or of four, which are rescaled by `change`."""
     if rows == 1 and k.target().batch_invariant:
         # in the order of four rows
-        one = lane_sums(parts[0], parts[0], parts[0], parts[0], t.width)[0]
-        totals.store(0, value=totals.load(0, width=1) * change + one)
+        one = lane_sums(parts[0], parts[0], parts[0], parts[0], width)[0]
+        state.totals.store(0, value=state.totals.load(0, width=1) * change + one)
     elif rows == 1:
-        totals.store(0, value=totals.load(0, width=1) * change + k.reduce_add(parts[0]))
+        one = k.reduce_add(parts[0])
+        state.totals.store(0, value=state.totals.load(0, width=1) * change + one)
     else:
-        four = lane_sums(parts[0], parts[1], parts[2], parts[3], t.width)
-        totals.store(0, value=totals.load(0, width=4) * change + four)
-    if k.any((change != 1.0) & (before > NEGATIVE_INFINITY)):
-        for i in k.static_range(rows):
-            for j in range(0, size, t.width):
-                at = i * sums_stride + j
-                sums.store(at, value=sums.load(at, width=t.width) * change[i])
+        four = lane_sums(parts[0], parts[1], parts[2], parts[3], width)
+        state.totals.store(0, value=state.totals.load(0, width=4) * change + four)
 
 
 @k.inline
-def merge_parts(
-    out: Any, parts: Any, splits: Any, head_dim: int, factor: Any, empty: float, width: int
-) -> None:
+def add_weights(
+    scores: Matrix, weights: Any, largest: Any, count: Any, state: RowState, scaling: Scaling,
+    rows: int, t: Tiling,
+) -> None:  # fmt: skip
+    """Computes the weights of one row or of four from their scores, and rescales totals and sums to new maxima.
+
+    Args:
+        scores: Scores of a block of keys; those up to the next multiple of the width are -inf.
+        weights: Where the weights go, with the row stride of the scores; may be where the scores are.
+        largest: The greatest score of each row.
+        count: The number of keys.
+        state: The rows' state. Nothing was summed while a maximum is -inf.
+        scaling: How scores are scaled.
+        rows: Rows, 1 or 4.
+        t: The tiling.
+    """
+    before = state.maxima.load(0, width=rows)
+    now = maximum(before, largest)
+    # weights of rows that have seen no key are 0, or NaN where scores are NaN
+    seen = now > NEGATIVE_INFINITY
+    top = k.select(seen, now, 0.0)
+    change = k.select(seen, k.exp2((before - top) * scaling.factor), 1.0)
+    if not scaling.overflows:
+        top = top * scaling.factor
+    parts = k.tile(k.f32, (rows,), width=t.width, fill=0)
+    for j in range(0, count, t.width):
+        for i in k.static_range(rows):
+            score = scores.elements.load(i * scores.row + j, width=t.width)
+            if scaling.overflows:
+                power = (score - top[i]) * scaling.factor
+            else:
+                power = k.fma(score, k.splat(scaling.factor, t.width), k.splat(-top[i], t.width))
+            weight = k.exp2(power)
+            weights.store(i * scores.row + j, value=weight)
+            parts[i] = parts[i] + weight
+    state.maxima.store(0, value=now)
+    add_totals(state, parts, change, rows, t.width)
+    if k.any((change != 1.0) & (before > NEGATIVE_INFINITY)):
+        for i in k.static_range(rows):
+            for j in range(0, state.size, t.width):
+                at = i * state.stride + j
+                state.sums.store(at, value=state.sums.load(at, width=t.width) * change[i])
+
+
+@k.inline
+def merge_parts(out: Any, parts: Any, splits: Any, factor: Any, empty: float, width: int) -> None:
     """One row of results from the parts `[splits, head_dim + 2]`: sums, maximum and total of each.
 
     Args:
-        out: The row.
+        out: The row `[head_dim]`.
         parts: The parts.
-        splits: How many there are.
-        head_dim: The size of a row.
+        splits: The number of parts.
         factor: What maxima are multiplied by.
         empty: What a row is multiplied by whose weights are all 0.
         width: Lanes of a vector.
     """
+    head_dim = out.shape[0]
     largest = k.f32(NEGATIVE_INFINITY)
     for s in range(splits):
         largest = k.max(largest, parts[s, head_dim])

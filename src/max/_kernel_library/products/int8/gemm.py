@@ -48,7 +48,7 @@ class KBlock(NamedTuple):
 
 
 @k.inline
-def multiply_step(
+def multiply_step_int8(
     sums: Any, x: KBlock, at: Any, n: Any, height: int, second: bool, t: Tiling
 ) -> None:
     """Adds the products of lane `n` of `height` rows, which begin at `at`, with two vectors of columns."""
@@ -89,7 +89,7 @@ def multiply_rows(
         if second:
             if a.has_lowest == 1:
                 for n in range(x.depth):
-                    multiply_step(sums, x, at, n, height, second, t)
+                    multiply_step_int8(sums, x, at, n, height, second, t)
         elif next_rows:
             # one prefetch a step: the steps are shared out among the rows of the next tile
             steps = k.ceildiv(x.depth, height)
@@ -97,18 +97,18 @@ def multiply_rows(
                 next_row = a.elements[(row + height + part) * a.stride :]
                 for n in range(part * steps, k.min(part * steps + steps, x.depth)):
                     next_row.prefetch((n - part * steps) * height)
-                    multiply_step(sums, x, at, n, height, second, t)
+                    multiply_step_int8(sums, x, at, n, height, second, t)
         else:
             for n in range(x.depth):
                 if ahead is not None:
                     for line in k.static_range(0, FOUR * COLUMNS, CACHE_LINE):
                         ahead.prefetch(FOUR * n * COLUMNS + line)
-                multiply_step(sums, x, at, n, height, second, t)
+                multiply_step_int8(sums, x, at, n, height, second, t)
     store_sums(Matrix(c, COLUMNS), sums, height, 2, t.width)
 
 
 @k.inline
-def multiply_tile_row(
+def multiply_tile_row_int8(
     c: Any, x: KBlock, row: Any, strip: Any, height: int, lower: int, t: Tiling, ahead: Any
 ) -> None:
     """Multiplies `height` rows by all columns of a panel, two vectors at a time.
@@ -154,7 +154,7 @@ def multiply_panel(
             prefetch_strip(results, task.row + row, task.strip + strip, t.height)
         for height in k.unroll((t.height, lower)):
             if use_lower == (height == lower):
-                multiply_tile_row(sums, x, row, strip, height, lower, t, ahead)
+                multiply_tile_row_int8(sums, x, row, strip, height, lower, t, ahead)
         done = k.min(remaining, k.i64(lower) if use_lower else k.i64(t.height))
         if n == blocks - 1:
             store_strip(results, sums, task.row + row, done, task.strip + strip)

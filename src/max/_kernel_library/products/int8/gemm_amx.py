@@ -45,7 +45,9 @@ LINES = LANES * COLUMNS * 4 // 64
 
 
 @k.inline
-def copy_rows(packed: Any, zero_sums: Any, a: Matrix, count: Any, depth: Any, first: Any) -> None:
+def copy_rows_amx(
+    packed: Any, zero_sums: Any, a: Matrix, count: Any, depth: Any, first: Any
+) -> None:
     """Copies a K block of rows to tiles, and adds -128 times their elements to their zero sums.
 
     Args:
@@ -152,7 +154,7 @@ def gemm_int8_amx(results: Results, a: Matrix, panels: Any, t: Tiling, ctx: Any)
             depth = k.min(block, stride - begin)
             steps = k.ceildiv(depth, LANES)
             left = Matrix(a.elements[task.row * stride + begin :], stride)
-            copy_rows(packed, zero_sums, left, task.rows, depth, n == 0)
+            copy_rows_amx(packed, zero_sums, left, task.rows, depth, n == 0)
             for strip in range(task.strips):
                 panel = panels[task.strip + strip, begin * (4 * COLUMNS) :]
                 turn = n * task.strips + strip

@@ -36,7 +36,7 @@ class PackedStrip(NamedTuple):
 
 
 @k.inline
-def prefetch_share(strip: PackedStrip, unit: Any, inside: Any, form: PackedFormat) -> None:
+def prefetch_unit_share(strip: PackedStrip, unit: Any, inside: Any, form: PackedFormat) -> None:
     """Prefetches a block's share of the unit that lies `AHEAD` bytes further, in this strip or the next one.
 
     A unit's scales are spread over its blocks, as many prefetches at once delay each other.
@@ -132,7 +132,7 @@ def gemv_packed(
             line = unit * form.unit_bytes + form.scale_bytes + inside * (form.lines * LINE)
             # the hardware prefetcher falls behind the arithmetic of a line; 8 bits are read fastest without prefetches
             if first == 0 and form.bits < 8:
-                prefetch_share(strip, unit, inside, form)
+                prefetch_unit_share(strip, unit, inside, form)
             scales = packed[unit * form.unit_bytes :]
             for v in k.static_range(0, vectors, together):
                 numbers = tuple(range(v, v + together))

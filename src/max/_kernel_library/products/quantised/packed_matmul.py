@@ -74,7 +74,7 @@ class Scratch(NamedTuple):
 
 
 @k.inline
-def scratch_memory(form: PackedFormat, tile: int, matrix_tiles: bool, ctx: Any) -> Scratch:
+def quantised_scratch(form: PackedFormat, tile: int, matrix_tiles: bool, ctx: Any) -> Scratch:
     """The scratch memory of a launch."""
     sums = ctx.scratch(k.f32, (BLOCK_ROWS * COLUMNS,))
     elements = ctx.scratch(k.u8, (PANEL * BLOCK * COLUMNS,))
@@ -151,7 +151,7 @@ def multiply_quantised(
     height = k.i64(tile) if gemm else rows
     small = not gemm and is_small(rows * inner, ctx)
     q = round_rows(x, workspace, height, small, form, t.zero, ctx)
-    memory = scratch_memory(form, tile, in_tiles, ctx)
+    memory = quantised_scratch(form, tile, in_tiles, ctx)
     matrix_tiles = k.matrix_tiles(gemm_amx.tile_shapes(form))
     tiles = k.ceildiv(rows, k.max(height, 1))
     row_blocks = k.i64(1)

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max import kernel as k
+from max._kernel_library.convolution.inputs import inside
 from max._kernel_library.lowering import KernelCall, Lowering, Operand, view
-from max._kernel_library.spatial.conv_input import inside
 
 
 @k.inline

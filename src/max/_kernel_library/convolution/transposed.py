@@ -1,20 +1,24 @@
 """Transposed convolutions over images.
 
-All workers first copy the input into a workspace that has its margin around it, and the filter as strips of two vectors' width. Columns
-of the result that are a stride apart see the same taps, of neighbouring columns of the input: they make the tiles, whose sums stay in
-registers through all taps and channels. No zeros are multiplied.
+All workers first copy the input to a workspace with its margin around it, and the filter as strips two vectors wide. Columns of the
+result that are a stride apart (a phase) see the same taps, of neighbouring columns of the input: they make the tiles, whose sums stay in
+registers through all taps and channels. No inserted zeros are multiplied::
+
+    result   0 1 2 0 1 2 0 1 2      stride 3: phases 0, 1, 2
+             └─────┴─────┘          a tile of phase 0: columns 0, 3, 6 … see taps s with (phase + padding - s · dilation) % 3 == 0
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from max import kernel as k
+from max._kernel_library.convolution.inputs import image_axes, pad_input
 from max._kernel_library.lowering import KernelCall, Operand, Workspace, product, view
-from max._kernel_library.spatial.conv_input import image_axes, pad_input
-from max._kernel_library.tiles.strips import identity
-from max._kernel_library.tiles.tiling import multiply_add
+from max._kernel_library.tiles.micro_kernels import store_sums
+from max._kernel_library.tiles.strips import Results, identity
+from max._kernel_library.tiles.tiling import Matrix, multiply_add
 from max.dtype import DType
 
 MAX_HEIGHT, MAX_STRIP = 12, 32
@@ -22,8 +26,8 @@ MAX_HEIGHT, MAX_STRIP = 12, 32
 
 
 @k.inline
-def pack_filter(packed: Any, weight: Any, groups: int, ctx: Any) -> None:
-    """Copies a filter `[taps * channels, F]` as `[groups, strips, taps * channels, strip]`; columns that a strip lacks are 0."""
+def pack_vector_strips(packed: Any, weight: Any, groups: int, ctx: Any) -> None:
+    """Copies a filter `[taps * channels, F]` as `[groups, strips, taps * channels, strip]`; zero-filled."""
     width = ctx.target.width(packed.dtype)
     features = weight.shape[1] // groups
     strips = k.ceildiv(features, 2 * width)
@@ -36,51 +40,70 @@ def pack_filter(packed: Any, weight: Any, groups: int, ctx: Any) -> None:
             packed.store(at + j * width, value=k.cast(value, packed.dtype))
 
 
+class Positions(NamedTuple):
+    """Positions of the result a stride apart, and the columns of a strip.
+
+    Args:
+        row: The row of the first position.
+        step: Rows from position to position.
+        count: Positions that are stored.
+        column: The first column.
+        columns: Columns of the strip.
+    """
+
+    row: Any
+    step: Any
+    count: Any
+    column: Any
+    columns: Any
+
+
 @k.inline
-def add_products(
-    sums: Any, a: Any, at: Any, step: Any, b: Any, start: Any, size: Any, height: int, width: int
-) -> None:
-    """Adds to a tile the products of `size` neighbouring elements of each position with rows of a strip.
+def add_tap(sums: Any, a: Any, step: Any, b: Any, size: Any, height: int, width: int) -> None:
+    """Adds to a tile the products of the channels of each position with a tap of a strip.
 
     Args:
         sums: `height` × 2 vectors.
-        a: The padded input, flat.
-        at: Where the first position's elements begin.
+        a: The padded input, flat, from the first position's channels on.
         step: From position to position.
-        b: The packed filter, flat.
-        start: Where the strip's rows begin.
-        size: How many elements.
+        b: Rows of the strip, flat, from the tap on.
+        size: Channels.
         height: Positions.
         width: Lanes of a vector.
     """
     for n in range(size):
-        low = b.load(start + n * (2 * width), width=width)
-        high = b.load(start + n * (2 * width) + width, width=width)
+        low = b.load(n * (2 * width), width=width)
+        high = b.load(n * (2 * width) + width, width=width)
         for i in k.static_range(height):
-            left = k.splat(a[at + n + i * step], width)
+            left = k.splat(a[n + i * step], width)
             sums[i, 0] = multiply_add(sums[i, 0], left, low)
             sums[i, 1] = multiply_add(sums[i, 1], left, high)
 
 
 @k.inline
-def store_tile(
-    out: Any, row: Any, step: Any, count: Any, col: Any, here: Any, sums: Any, room: Any,
-    height: int, width: int, epilogue: Any, extra: Any,
-) -> None:  # fmt: skip
-    """Writes the first `count` positions of a tile to rows `row + i * step`, and to `here` columns from `col` on."""
-    for i in k.static_range(height):
-        for j in k.static_range(2):
-            room.store((i * 2 + j) * width, value=sums[i, j])
-    for i in range(count):
-        at = row + i * step
-        for j, mask in k.vectors(here, width):
-            v = room.load(i * (2 * width) + j, width=width)
-            out.store(at, col + j, value=epilogue(v, at, col + j, mask, extra), mask=mask)
+def store_positions(results: Results, sums: Any, buffer: Any, height: int, p: Positions) -> None:
+    """Stores the results of a tile.
+
+    Args:
+        results: The result `[rows, F]`, the epilogue and its views.
+        sums: `height` × 2 vectors.
+        buffer: Scratch memory for them.
+        height: Positions of the tile.
+        p: The positions and columns that are stored.
+    """
+    width = results.width
+    store_sums(Matrix(buffer, 2 * width), sums, height, 2, width)
+    for i in range(p.count):
+        at = p.row + i * p.step
+        for j, mask in k.vectors(p.columns, width):
+            v = buffer.load(i * (2 * width) + j, width=width)
+            value = results.epilogue(v, at, p.column + j, mask, results.extra)
+            results.out.store(at, p.column + j, value=value, mask=mask)
 
 
 @k.inline
 def heights(ctx: Any) -> Any:
-    """The heights of tiles: most positions, two thirds of them, a third."""
+    """The heights of tiles: as registers allow, two thirds of that, a third."""
     return (12, 8, 4) if ctx.target.registers >= 32 else (6, 4, 2)
 
 
@@ -101,8 +124,7 @@ def conv_transpose(
 ) -> None:
     """`out` `[N, 1, H, W, F]` from `x` `[N, 1, H, W, C]` and `weight` `[R, S, C, F]`.
 
-    Columns of the result that are `stride` apart see the same taps, of neighbouring columns of `x`: they make the tiles.
-    `margin` is what `x` gets around it: before and after H, before and after W.
+    `margin` is the padding of the copy of `x`: before and after H, before and after W.
     """
     width = ctx.target.width(padded.dtype)
     taps = weight.shape
@@ -112,23 +134,24 @@ def conv_transpose(
     tall = x.shape[2] + margin[0] + margin[1]
     wide = x.shape[3] + margin[2] + margin[3]
     pad_input(padded, x, (0, margin[0], margin[2]), (1, tall, wide), 1, ctx)
-    pack_filter(packed, weight.reshape(depth, taps[3]), 1, ctx)
+    pack_vector_strips(packed, weight.reshape(depth, taps[3]), 1, ctx)
     ctx.barrier()
     rows = out.reshape(out.shape[0] * out.shape[2] * out.shape[3], taps[3])
-    room = ctx.scratch(padded.dtype, (MAX_HEIGHT * 2 * width,))
+    buffer = ctx.scratch(padded.dtype, (MAX_HEIGHT * 2 * width,))
+    results = Results(rows, extra, epilogue, width)
     for strip, n, h, phase in ctx.parallel((strips, out.shape[0], out.shape[2], stride[1])):
         column = strip * (2 * width)
-        here = k.min(taps[3] - column, 2 * width)
+        strip_columns = k.min(taps[3] - column, 2 * width)
         filter_at = strip * depth * (2 * width)
         row = (n * out.shape[2] + h) * out.shape[3] + phase
         columns = k.ceildiv(out.shape[3] - phase, stride[1])
         w = k.i64(0)
         while w < columns:
-            left = columns - w
+            remaining = columns - w
             done = k.i64(0)
             for height in k.unroll(heights(ctx)):
                 smaller = height - heights(ctx)[2]
-                if done == 0 and (left > smaller or smaller == 0):
+                if done == 0 and (remaining > smaller or smaller == 0):
                     sums = k.tile(padded.dtype, (height, 2), width=width, fill=0)
                     for r in range(taps[0]):
                         from_h = h + padding[0] - r * dilation[0]
@@ -139,15 +162,13 @@ def conv_transpose(
                                 if from_w % stride[1] == 0:
                                     a = line + w + from_w // stride[1] + margin[2]
                                     b = filter_at + (r * taps[1] + s) * channels * (2 * width)
-                                    add_products(
-                                        sums, padded, a * channels, channels, packed, b, channels,
-                                        height, width,
+                                    add_tap(
+                                        sums, padded[a * channels :], channels, packed[b:],
+                                        channels, height, width,
                                     )  # fmt: skip
-                    done = k.min(left, height)
-                    store_tile(
-                        rows, row + w * stride[1], stride[1], done, column, here, sums, room,
-                        height, width, epilogue, extra,
-                    )  # fmt: skip
+                    done = k.min(remaining, height)
+                    tile = Positions(row + w * stride[1], stride[1], done, column, strip_columns)
+                    store_positions(results, sums, buffer, height, tile)
             w += done
 
 
@@ -158,7 +179,7 @@ def _workspaces(
     sums = x.dtype
     if sums.size_in_bytes < 4:
         sums = DType.float32 if sums.is_float() else DType.int32
-    # tiles at the end of a row read, and drop, what lies behind it
+    # tiles at the end of a row read past it (those results are discarded)
     beyond = channels * (MAX_HEIGHT * step)
     padded = product((x.shape[0], *sizes, x.shape[-1])) + beyond
     depth = product(weight.shape[:-1])

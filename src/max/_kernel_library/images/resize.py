@@ -30,7 +30,7 @@ def source(at: Any, size: Any, have: Any, mode: str, dtype: Any) -> Any:
 
 
 @k.inline
-def weights(t: Any, mode: str) -> Any:
+def interpolation_weights(t: Any, mode: str) -> Any:
     """The weights of the neighbours of a place that is `t` after the first of them, or after the second of four."""
     if mode == "nearest":
         return (None,)
@@ -67,13 +67,13 @@ def resize(
     ctx.barrier()
     for n, i in ctx.parallel((out.shape[0], out.shape[1])):
         top, t = source(i, out.shape[1], x.shape[1], mode, sums)
-        vertical = weights(t, mode)
+        vertical = interpolation_weights(t, mode)
         for j, mask in k.vectors(columns, width):
             at = firsts.load(j, width=width, mask=mask)
             if mode == "nearest":
                 out.store(n, i, j, value=x[n, top].gather(at, mask=mask), mask=mask)
             else:
-                horizontal = weights(behind.load(j, width=width, mask=mask), mode)
+                horizontal = interpolation_weights(behind.load(j, width=width, mask=mask), mode)
                 total = k.splat(sums(0), width)
                 for r in k.static_range(len(vertical)):
                     row = x[n, k.min(k.max(top + r - before, 0), x.shape[1] - 1)]

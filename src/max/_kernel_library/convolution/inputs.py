@@ -1,4 +1,4 @@
-"""What convolutions share: the axes of images and volumes, and inputs with their padding around them."""
+"""Inputs of convolutions and pooling: the axes of images and volumes, taps inside of an image, copies with padding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def image_axes(rank: int) -> list[Sequence[int]]:
 
 @k.inline
 def inside(first: Any, step: Any, taps: Any, size: Any) -> Any:
-    """The taps of a window from `first` on that lie in `[0, size)`: the first, and one after the last."""
+    """The taps of a window that lie in `[0, size)`: the first one, and the one after the last."""
     begin = k.max(k.ceildiv(-first, step), 0)
     end = k.min(k.ceildiv(size - first, step), taps)
     return begin, end
@@ -46,11 +46,11 @@ def pad_input(padded: Any, x: Any, low: Any, sizes: Any, groups: int, ctx: Any) 
     """Copies `x` `[N, D, H, W, C]` to `[N, groups, *sizes, channels]`, with `low` zeros before each spatial axis.
 
     Args:
-        padded: Flat, of the dtype that is wanted.
+        padded: The result, flat.
         x: The input.
         low: For each spatial axis the zeros before it.
-        sizes: The sizes of the spatial axes with all their padding.
-        groups: Into how many groups channels are split.
+        sizes: The sizes of the spatial axes with their padding.
+        groups: Groups of channels.
         ctx: The context.
     """
     width = ctx.target.width(padded.dtype)
@@ -71,8 +71,8 @@ def pad_input(padded: Any, x: Any, low: Any, sizes: Any, groups: int, ctx: Any) 
                 copy_cast(target[begin : begin + size], row.reshape(size), width)
             else:
                 for w in range(x.shape[3]):
-                    there = target[begin + w * channels : begin + (w + 1) * channels]
-                    copy_cast(there, row[w, g * channels : (g + 1) * channels], width)
+                    pixel = target[begin + w * channels : begin + (w + 1) * channels]
+                    copy_cast(pixel, row[w, g * channels : (g + 1) * channels], width)
         else:
             fill_zero(target, width)
 

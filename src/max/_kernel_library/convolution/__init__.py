@@ -1,0 +1,1 @@
+"""Convolutions and transposed convolutions over images and volumes."""

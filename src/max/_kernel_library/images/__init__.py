@@ -1,0 +1,1 @@
+"""Pooling, resizing and folding of images."""

@@ -1,1 +1,0 @@
-"""Convolution, pooling, folding and resizing over images and volumes."""

@@ -1,0 +1,58 @@
+"""The shape of the kernels' source: one signature for a name, functions of a readable size, operands in records."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import max._kernel_library
+
+FOLDER = Path(max._kernel_library.__file__).parent
+MOST_LINES = 100
+MOST_PARAMETERS = 11
+
+
+def functions() -> list[tuple[Path, ast.FunctionDef]]:
+    """The functions of the library's files, kernels and lowerings included."""
+    return [
+        (path, node)
+        for path in sorted(FOLDER.rglob("*.py"))
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef)
+    ]
+
+
+def parameters(node: ast.FunctionDef) -> tuple[str, ...]:
+    a = node.args
+    return tuple(p.arg for p in (*a.posonlyargs, *a.args, *a.kwonlyargs))
+
+
+def is_inline(node: ast.FunctionDef) -> bool:
+    return any(ast.unparse(d) == "k.inline" for d in node.decorator_list)
+
+
+def test_a_name_has_one_signature() -> None:
+    signatures: dict[str, dict[tuple[str, ...], str]] = {}
+    for path, node in functions():
+        if is_inline(node):
+            name = str(path.relative_to(FOLDER))
+            signatures.setdefault(node.name, {}).setdefault(parameters(node), name)
+    several = {name: list(s.values()) for name, s in signatures.items() if len(s) > 1}
+    assert several == {}
+
+
+def test_functions_have_a_readable_size() -> None:
+    lengths = {
+        f"{path.relative_to(FOLDER)}: {node.name}": (node.end_lineno or 0) - node.lineno
+        for path, node in functions()
+    }
+    assert {name: n for name, n in lengths.items() if n > MOST_LINES} == {}
+
+
+def test_inline_functions_take_records() -> None:
+    counts = {
+        f"{path.relative_to(FOLDER)}: {node.name}": len(parameters(node))
+        for path, node in functions()
+        if is_inline(node)
+    }
+    assert {name: n for name, n in counts.items() if n > MOST_PARAMETERS} == {}
