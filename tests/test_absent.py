@@ -27,7 +27,7 @@ IMPORTS = [
     "from max.nn.attention.multi_latent_attention import LatentAttentionWithRope",
     "from max.pipelines.lib.tokenizer import TextAndVisionTokenizer",
     "from max.pipelines.lib import EmbeddingsPipeline",
-    "from max.pipelines.architectures.mistral import model",
+    "from max.pipelines.architectures.gemma3 import model",
     "from max.diagnostics import gpu",
     "import modular.engine",
     "from modular.engine import InferenceSession",

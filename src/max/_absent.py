@@ -87,7 +87,7 @@ ABSENT: dict[str, str] = {
         ),
         _OWN_KERNEL,
     ),  # fmt: skip
-    "max.pipelines.architectures.*": "There is llama3; --custom-architectures adds your own (docs/pipelines.md).",
+    "max.pipelines.architectures.*": "There are granite, llama3, mistral, qwen2 and qwen3; --custom-architectures adds your own (docs/add-a-model.md).",
     "max.pipelines.lib.embeddings_pipeline": "Only text generation is there.",
     "max.pipelines.*EmbeddingsPipeline": "Only text generation is there.",
     "max.pipelines.*speculative_decoding": _DRAFTS,

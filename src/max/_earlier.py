@@ -62,6 +62,12 @@ MODULES: dict[str, tuple[str, ...]] = {
     "max.pipelines.nn": ("max.nn",),
     "max.pipelines.tokenizer": (LIB + "tokenizer",),
     "max.torch.torch": ("max.torch",),
+    # architectures that are one file here
+    **{
+        f"max.pipelines.architectures.{name}.{part}": (f"max.pipelines.architectures.{name}",)
+        for name in ("granite", "mistral", "qwen2", "qwen3")
+        for part in ("arch", "model", "model_config")
+    },
 }
 """A module of another version, and the modules that have its names; submodules go along."""
 

@@ -16,9 +16,10 @@ from max.dtype import DType
 from max.graph.weights import WeightData
 from max.nn.kv_cache import KVCacheParams
 from max.nn.transformer import ReturnLogits
-from max.pipelines.architectures.llama3.llama3 import build_graph, weights_registry
-from max.pipelines.architectures.llama3.model_config import Llama3Config
-from max.pipelines.architectures.llama3.weight_adapters import convert_safetensor_state_dict
+from max.pipelines.architectures.llama3.model import Llama3Model
+from max.pipelines.models.decoder_graph import build_graph
+from max.pipelines.models.decoder_model import DecoderModel
+from max.pipelines.models.decoder_weights import weights_registry
 from tests.nn.harness import Array, session
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -75,11 +76,16 @@ def make_reference(variant: str, initializer_range: float = 0.15) -> LlamaForCau
         **VARIANTS[variant],
     )
     model = LlamaForCausalLM(config).eval()
+    vary_vectors(model)
+    return model
+
+
+def vary_vectors(model: Any) -> None:
+    """Adds noise to norms and biases, which transformers makes 1 and 0."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(("bias", "norm.weight", "layernorm.weight")):
                 parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model
 
 
 def reference_logits(model: Any, tokens: Sequence[int]) -> Array:
@@ -121,12 +127,23 @@ class Server:
         return_logits: ReturnLogits = ReturnLogits.LAST_TOKEN,
         with_sampling: bool = False,
         use_subgraphs: bool = True,
+        architecture: type[DecoderModel] = Llama3Model,
     ) -> None:
-        config = Llama3Config.from_huggingface(huggingface_config, max_seq_len)
+        config = architecture.config_class.from_huggingface(huggingface_config, max_seq_len)
         params = KVCacheParams(dtype, config.num_kv_heads, config.head_dim, page_size=page_size)
-        registry = weights_registry(config, params, dtype, convert_safetensor_state_dict(weights))
+        decoder, renamed = (
+            architecture.decoder_class,
+            architecture.weight_names.from_safetensors(weights),
+        )
+        registry = weights_registry(decoder, config, params, dtype, renamed)
         self.graph = build_graph(
-            config, params, dtype, return_logits, with_sampling, use_subgraphs=use_subgraphs
+            decoder,
+            config,
+            params,
+            dtype,
+            return_logits,
+            with_sampling,
+            use_subgraphs=use_subgraphs,
         )
         self.with_sampling, self.return_logits = with_sampling, return_logits
         self.page_size = page_size

@@ -48,5 +48,5 @@ def test_pairs_are_those_that_the_user_says(tmp_path):
 @pytest.mark.parametrize("kind", ["none", "longrope", "yarn"])
 def test_what_a_llama_does_not_rotate_as(tmp_path, kind):
     model = make_model(tmp_path / "model", np.random.default_rng(5))
-    with pytest.raises(ConfigError, match=f"rope_type is {kind}; a Llama rotates as normal or"):
+    with pytest.raises(ConfigError, match=f"rope_type is {kind}; expected normal or"):
         texts(model, rope_type=kind)

@@ -174,7 +174,7 @@ ERRORS = {
     "top_k": (["--top-k", "9" * 30], "top_k is 999", "See `max generate --help`"),
     "penalty": (["--presence-penalty", "nan"], "presence_penalty is nan", "See `max generate --help`"),
     "stop": (["--stop-token-ids", "4096"], "stop_token_ids has 4096; the model's tokens are 0 to 4095", "Give numbers"),
-    "rope": (["--rope-type", "yarn"], "rope_type is yarn; a Llama rotates as normal or neox", "config.json"),
+    "rope": (["--rope-type", "yarn"], "rope_type is yarn; expected normal or neox", "config.json"),
     "role": (["--pipeline-role", "prefill_only"], "pipeline_role is prefill_only, which is not in this", "Leave out"),
     "copies": (["--data-parallel-degree", "2"], "data_parallel_degree is 2, which is not in this", "Leave out"),
     "schema": (["--enable-structured-output"], "enable_structured_output is True, which is not", "Leave out"),
@@ -289,6 +289,24 @@ def test_broken_models(here, folder):
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text("{}")
     run("tokenizer.json is no tokenizer", "again")
+
+
+def test_an_error_inside_an_own_architecture_names_its_class(here, tmp_path):
+    (tmp_path / "own_broken.py").write_text(
+        "from max.pipelines.architectures.llama3 import Llama3Model, llama_arch\n"
+        "from dataclasses import replace\n"
+        "class Own(Llama3Model):\n"
+        "    def load_model(self, session):\n"
+        "        return int('three')\n"
+        "ARCHITECTURES = [replace(llama_arch, pipeline_model=Own)]\n"
+    )
+    own = ("--custom-architectures", f"{tmp_path}:own_broken")
+    done = here("generate", "--model", str(TINY), "--prompt", "x", *own)
+    assert done.returncode == 1
+    problem, remedy = done.stderr.strip().splitlines()[-2:]
+    assert problem.startswith("max: error: ValueError: invalid literal for int()")
+    assert problem.endswith(f"(raised while own_broken.Own loaded {TINY})")
+    assert remedy == "    `--log-level debug` shows where."
 
 
 def test_debug_shows_the_traceback():

@@ -19,6 +19,7 @@ from max.interfaces import (
 )
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
 from max.pipelines.core import InputError, ModelFilesError, UserError
+from max.pipelines.core.exceptions import WeightsError
 from max.pipelines.kv_cache.page_manager import OutOfPagesError
 from max.pipelines.lib.interfaces import get_paged_manager
 from max.pipelines.lib.log_probabilities import log_softmax
@@ -211,13 +212,38 @@ def test_a_cache_that_is_too_small_says_so(fake, monkeypatch):
     assert "--max-length" in error.value.remedy
 
 
-def test_weights_that_do_not_fit_say_so(fake, monkeypatch):
+def fails_with(error: Exception, monkeypatch):
     def broken(self, **kwargs):
-        raise KeyError("weight 'a' is missing")
+        raise error
 
     monkeypatch.setattr(FakeModel, "__init__", broken)
+
+
+def test_weights_that_do_not_fit_say_so(fake, monkeypatch):
+    fails_with(WeightsError("weight 'a' is missing"), monkeypatch)
     with pytest.raises(ModelFilesError, match="do not fit its architecture: weight 'a' is missing"):
         pipeline_of(fake)
+
+
+@pytest.mark.parametrize("error", [KeyError("rope"), ValueError("1 and 2"), RuntimeError("no")])
+def test_an_error_inside_an_architecture_is_its_own(fake, monkeypatch, error):
+    fails_with(error, monkeypatch)
+    with pytest.raises(type(error)) as caught:
+        pipeline_of(fake)
+    assert caught.value is error
+    (note,) = error.__notes__
+    assert note == f"raised while tests.pipelines.fake_architecture.FakeModel loaded {fake}"
+
+
+@pytest.mark.parametrize("attribute", ["n_ctx", "__len__"])
+def test_only_what_config_json_lacks_is_told_as_such(fake, monkeypatch, attribute):
+    def lacking(cls, pipeline_config, huggingface_config):
+        return getattr(huggingface_config if attribute == "n_ctx" else object(), attribute)
+
+    monkeypatch.setattr(FakeModel, "calculate_max_seq_len", classmethod(lacking))
+    own = attribute != "n_ctx"
+    with pytest.raises(AttributeError if own else ModelFilesError, match=attribute):
+        PipelineConfig(model_path=fake)
 
 
 def test_llm(fake, capfd):

@@ -38,6 +38,7 @@ ABSENT_OPTIONS = {
 """Beginnings of options that MAX has in its versions, and why they are absent."""
 
 _MENDED, _FAILED, _INTERRUPTED = 2, 1, 130
+_TRACEBACK = "`--log-level debug` shows where."
 
 
 class CommandError(Exception):
@@ -181,6 +182,9 @@ def _lines(error: Exception) -> tuple[str, str, int]:
     remedy: Any = getattr(error, "remedy", None)
     if remedy is not None:
         return _one_line(str(getattr(error, "problem", error))), str(remedy), _MENDED
+    if notes := getattr(error, "__notes__", None):
+        # an error inside code of the user's own; the note names the class
+        return f"{type(error).__name__}: {_one_line(str(error))} ({notes[0]})", _TRACEBACK, _FAILED
     if isinstance(error, (ValueError, FileNotFoundError, PermissionError)):
         return (
             _one_line(str(error)),
@@ -191,7 +195,7 @@ def _lines(error: Exception) -> tuple[str, str, int]:
         return "out of memory", "Give a smaller --max-length or --max-batch-size.", _MENDED
     name = type(error).__name__
     text = _one_line(str(error))
-    return f"{name}: {text}" if text else name, "`--log-level debug` shows where.", _FAILED
+    return f"{name}: {text}" if text else name, _TRACEBACK, _FAILED
 
 
 def _near_options(error: click.NoSuchOption) -> list[str]:

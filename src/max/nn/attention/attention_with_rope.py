@@ -71,6 +71,9 @@ class AttentionWithRope(QKVProjections):
     rope: RotaryEmbedding
     """Gives the scale of the scores, and how pairs lie."""
 
+    sliding_window: int | None = None
+    """How many tokens a token sees, itself included; None: itself and all tokens before it."""
+
     def __init__(
         self,
         *,
@@ -252,14 +255,17 @@ class AttentionWithRope(QKVProjections):
             layer_idx,
             interleaved=self.rope.interleaved,
         )
+        window = self.sliding_window
+        causal, sliding = MHAMaskVariant.CAUSAL_MASK, MHAMaskVariant.SLIDING_WINDOW_CAUSAL_MASK
         attended = flash_attention_ragged(
             params,
             self.queries_for(queries),
             input_row_offsets,
             kv_collection,
             layer_idx,
-            MHAMaskVariant.CAUSAL_MASK,
+            causal if window is None else sliding,
             self.scale,
+            -1 if window is None else window,
             out_dtype=self.attended_dtype(queries),
         )
         return self.project_out(attended, x)

@@ -14,6 +14,10 @@ from max.pipelines.checkpoints.weight_files import open_gguf
 from max.pipelines.core.exceptions import ModelFilesError
 
 
+class MissingKeyError(AttributeError):
+    """A config.json lacks a key."""
+
+
 class HuggingFaceConfig:
     """A config.json as attributes, as transformers' ``AutoConfig`` has them.
 
@@ -56,7 +60,7 @@ class HuggingFaceConfig:
         return cls(read_json(path), str(path))
 
     def __getattr__(self, key: str) -> Any:
-        raise AttributeError(f"{self.__dict__.get('_name', 'config.json')} has no {key!r}")
+        raise MissingKeyError(f"{self.__dict__.get('_name', 'config.json')} has no {key!r}")
 
     @property
     def source(self) -> str:

@@ -31,6 +31,13 @@ class ModelFilesError(UserError):
     """A model's files are missing, cut off, or do not belong together."""
 
 
+class WeightsError(ValueError):
+    """A checkpoint's weights do not fit the model: a name is missing or unknown, or a shape differs.
+
+    `load_model` makes it a `ModelFilesError` that names the model.
+    """
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A clause that names the nearest of the known words; empty where none is near.
 

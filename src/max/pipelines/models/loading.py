@@ -10,7 +10,7 @@ from max.graph.weights import WeightsFormat
 from max.interfaces import BaseContextType
 from max.nn.transformer.transformer import ReturnLogits
 from max.pipelines.config.pipeline_config import PipelineConfig
-from max.pipelines.core.exceptions import ModelFilesError, UserError
+from max.pipelines.core.exceptions import ModelFilesError, UserError, WeightsError
 from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter
 
 
@@ -32,6 +32,7 @@ def load_model(
 
     Raises:
         UserError: The model's files do not fit the architecture.
+        Exception: The architecture's own code raised it; a note names the class.
     """
     model_config = config.model_config
     encoding = model_config.quantization_encoding
@@ -50,9 +51,12 @@ def load_model(
         )
     except UserError:
         raise
-    except (KeyError, ValueError) as error:
-        text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    except WeightsError as error:
         raise ModelFilesError(
-            f"the weights of {model_config.model_path} do not fit its architecture: {text}",
+            f"the weights of {model_config.model_path} do not fit its architecture: {error}",
             "Check that config.json and the weight files belong together.",
         ) from error
+    except Exception as error:
+        name = f"{pipeline_model.__module__}.{pipeline_model.__qualname__}"
+        error.add_note(f"raised while {name} loaded {model_config.model_path}")
+        raise

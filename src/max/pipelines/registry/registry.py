@@ -18,7 +18,10 @@ from max.pipelines.tokenization.hf_tokenizer import active_tokenizer
 
 PipelineTypes: TypeAlias = Pipeline[Any, Any]
 
-OWN_ARCHITECTURES = ("max.pipelines.architectures.llama3.arch",)
+OWN_ARCHITECTURES = tuple(
+    f"max.pipelines.architectures.{name}"
+    for name in ("granite", "llama3.arch", "mistral", "qwen2", "qwen3")
+)
 """The modules of this package that have a list ``ARCHITECTURES``, imported when a model is looked up."""
 
 PIPELINES = {

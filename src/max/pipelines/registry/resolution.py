@@ -6,6 +6,7 @@ import logging
 import sys
 
 from max.pipelines.checkpoints.encodings import SupportedEncoding
+from max.pipelines.checkpoints.huggingface_config import MissingKeyError
 from max.pipelines.config.enums import RopeType
 from max.pipelines.config.model_config import PLAIN_FLOATS
 from max.pipelines.config.pipeline_config import PipelineConfig
@@ -102,7 +103,7 @@ def _resolve_length(config: PipelineConfig, architecture: SupportedArchitecture)
         )
     except UserError:
         raise
-    except AttributeError as error:
+    except MissingKeyError as error:
         raise ModelFilesError(
             str(error), f"config.json must have what {architecture.name} needs."
         ) from error

@@ -1,0 +1,120 @@
+"""The graph of a decoder: from a ragged batch of tokens to logits, and to the next tokens.
+
+Inputs, in this order (``batch``, ``total_seq_len``, … are symbols; see `input_types`):
+
+==================  ============================  ==============================================
+tokens              si64 ``[total_seq_len]``      the new tokens of all sequences, concatenated
+input_row_offsets   u32 ``[batch + 1]``           where each sequence begins in ``tokens``
+return_n_logits     si64 ``[1]``, on the CPU      for ``ReturnLogits.VARIABLE``: the number of
+                                                  last tokens per sequence; else unused
+blocks              buffer, the cache's dtype     ``[pages, 2, layers, page_size, kv_heads,
+                                                  head_dim]``, updated in place
+cache_lengths       u32 ``[batch]``               cached tokens of each sequence
+lookup_table        u32 ``[batch, max_pages]``    the pages of each sequence
+max_lengths         u32 ``[steps, 2]``            the largest number of new and of cached tokens
+==================  ============================  ==============================================
+
+``with_sampling`` adds the inputs of `max.pipelines.sampling.inputs.sampling_input_types`:
+temperature, top_k, top_p, min_p, seed, each ``[batch]``.
+
+Outputs, in this order:
+
+1. with sampling: the next tokens, si64 ``[batch]``;
+2. the logits of the last token of each sequence, float32 ``[batch, vocab]``;
+3. for ``ReturnLogits.ALL`` and ``VARIABLE``: the logits of all (the last n) tokens, float32
+   ``[rows, vocab]``, and where each sequence begins in them, u32 ``[batch + 1]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from max.dtype import DType
+from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, Type
+from max.graph.weights import WeightData
+from max.nn.kv_cache import KVCacheParams, PagedCacheValues, paged_cache_types
+from max.nn.transformer import ReturnLogits
+from max.pipelines.models.decoder import Decoder
+from max.pipelines.models.decoder_config import DecoderConfig
+from max.pipelines.models.decoder_weights import is_quantised, quantised_decoder
+from max.pipelines.sampling.inputs import sample_tokens, sampling_input_types
+
+__all__ = ["build_graph", "input_types"]
+
+
+def input_types(
+    config: DecoderConfig,
+    kv_params: KVCacheParams,
+    device: DeviceRef | None = None,
+    with_sampling: bool = False,
+) -> list[Type[Any]]:
+    """The types of the graph's inputs, in their order.
+
+    Args:
+        config: The shape of the model.
+        kv_params: The shape of its KV cache.
+        device: Where it runs; the CPU by default.
+        with_sampling: Whether the graph picks the next tokens.
+    """
+    device = DeviceRef.CPU() if device is None else device
+    return [
+        TensorType(DType.int64, ["total_seq_len"], device),
+        TensorType(DType.uint32, [Dim("batch") + 1], device),
+        TensorType(DType.int64, [1], DeviceRef.CPU()),
+        *paged_cache_types(kv_params, config.num_layers, device, "batch"),
+        *(sampling_input_types(device, "batch") if with_sampling else ()),
+    ]
+
+
+def build_graph(
+    decoder: type[Decoder],
+    config: DecoderConfig,
+    kv_params: KVCacheParams,
+    dtype: DType,
+    return_logits: ReturnLogits = ReturnLogits.LAST_TOKEN,
+    with_sampling: bool = False,
+    *,
+    device: DeviceRef | None = None,
+    use_subgraphs: bool = True,
+    state_dict: Mapping[str, WeightData] | None = None,
+) -> Graph:
+    """The graph of a decoder; see the module's documentation for its inputs and outputs.
+
+    Args:
+        decoder: The model's class.
+        config: The shape of the model.
+        kv_params: The shape of its KV cache.
+        dtype: The dtype of the weights.
+        return_logits: Which tokens' logits are returned.
+        with_sampling: Whether the graph picks the next tokens.
+        device: Where it runs; the CPU by default.
+        use_subgraphs: Whether equal blocks are staged once.
+        state_dict: The weights; read where they are quantised: the graph takes their encodings.
+
+    Raises:
+        ValueError: The cache does not fit the model, or the weights do not.
+    """
+    if (kv_params.n_kv_heads, kv_params.head_dim) != (config.num_kv_heads, config.head_dim):
+        raise ValueError(
+            f"build_graph: a cache of {kv_params.n_kv_heads} heads of {kv_params.head_dim}; the "
+            f"model has {config.num_kv_heads} of {config.head_dim}"
+        )
+    if state_dict is not None and is_quantised(state_dict):
+        model = quantised_decoder(decoder, config, kv_params, state_dict, device, return_logits)
+    else:
+        model = decoder(config, kv_params, dtype, device, return_logits)
+        model.name_weights()
+    model.use_subgraphs = use_subgraphs
+    types = input_types(config, kv_params, device, with_sampling)
+    with Graph(decoder.__name__.lower(), input_types=types) as graph:
+        tokens, offsets, return_n_logits, *others = graph.inputs
+        cache, sampling = others[:4], others[4:]
+        outputs = model(
+            tokens.tensor, PagedCacheValues.of(cache), return_n_logits.tensor, offsets.tensor
+        )
+        next_tokens: list[TensorValue] = []
+        if with_sampling:
+            next_tokens = [sample_tokens(outputs[0], *(value.tensor for value in sampling))]
+        graph.output(*next_tokens, *outputs)
+    return graph

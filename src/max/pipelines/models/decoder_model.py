@@ -1,0 +1,395 @@
+"""The base of decoder-only models in pipelines: loading, inputs, execution, memory estimates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from max.driver import Device, Tensor
+from max.dtype import DType
+from max.engine import InferenceSession, Model
+from max.graph import DeviceRef
+from max.graph.weights import WeightData, Weights, WeightsFormat
+from max.nn.kv_cache.cache_params import KVCacheParams
+from max.nn.kv_cache.manager import KVCacheInputs
+from max.nn.transformer.transformer import ReturnLogits
+from max.pipelines.checkpoints.encodings import SupportedEncoding
+from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
+from max.pipelines.config.enums import RopeType
+from max.pipelines.config.model_config import KVCacheConfig
+from max.pipelines.config.pipeline_config import PipelineConfig
+from max.pipelines.core import TextContext
+from max.pipelines.core.exceptions import ConfigError
+from max.pipelines.kv_cache.memory import cache_bytes
+from max.pipelines.models.decoder import Decoder
+from max.pipelines.models.decoder_config import DecoderConfig
+from max.pipelines.models.decoder_graph import build_graph
+from max.pipelines.models.decoder_weights import weights_registry
+from max.pipelines.models.gptq import gptq_v1, stores_plain_zeros
+from max.pipelines.models.inputs import ModelInputs, ModelOutputs
+from max.pipelines.models.kv_cache import KVCacheMixin
+from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter, upper_bounded_default
+from max.pipelines.models.weight_names import WeightNames
+
+__all__ = ["DecoderInputs", "DecoderModel"]
+
+
+class DecoderInputs(ModelInputs):
+    """The inputs of a step.
+
+    Args:
+        tokens: The new tokens of all requests, int64 ``[total_seq_len]``.
+        input_row_offsets: Where each request begins in ``tokens``, uint32 ``[batch + 1]``.
+        return_n_logits: The number of last tokens whose logits are returned, int64 ``[1]``.
+        kv_cache_inputs: The cache.
+    """
+
+    def __init__(
+        self,
+        tokens: Tensor,
+        input_row_offsets: Tensor,
+        return_n_logits: Tensor,
+        kv_cache_inputs: KVCacheInputs,
+    ) -> None:
+        self.tokens = tokens
+        self.input_row_offsets = input_row_offsets
+        self.return_n_logits = return_n_logits
+        self.kv_cache_inputs = kv_cache_inputs
+
+
+class DecoderModel(PipelineModel[TextContext], KVCacheMixin):
+    """A decoder-only model that picks the next tokens in its graph.
+
+    An architecture subclasses it, sets the class attributes, and overrides `configure` where its
+    config depends on the weights.
+    """
+
+    samples_in_graph = True
+
+    config_class: type[DecoderConfig] = DecoderConfig
+    """Reads config.json."""
+
+    decoder_class: type[Decoder] = Decoder
+    """The layers."""
+
+    weight_names: WeightNames = WeightNames()
+    """Renames a checkpoint's weights where the architecture is registered without adapters."""
+
+    gguf_interleaves_rope: bool = False
+    """Whether GGUF files of this architecture have the elements of a rotated pair side by side."""
+
+    model: Model
+    """The loaded graph."""
+
+    def __init__(
+        self,
+        pipeline_config: PipelineConfig,
+        session: InferenceSession,
+        huggingface_config: HuggingFaceConfig,
+        encoding: SupportedEncoding,
+        devices: list[Device],
+        kv_cache_config: KVCacheConfig,
+        weights: Weights,
+        adapter: WeightsAdapter | None = None,
+        return_logits: ReturnLogits = ReturnLogits.LAST_TOKEN,
+    ) -> None:
+        super().__init__(
+            pipeline_config,
+            session,
+            huggingface_config,
+            encoding,
+            devices,
+            kv_cache_config,
+            weights,
+            adapter,
+            return_logits,
+        )
+        self.model = self.load_model(session)
+
+    def load_model(self, session: InferenceSession) -> Model:
+        """Builds, compiles and loads the graph.
+
+        Args:
+            session: The session that runs it.
+
+        Raises:
+            UserError: config.json does not fit the architecture.
+            WeightsError: The weights do not.
+        """
+        params = self.get_kv_params(
+            self.huggingface_config,
+            len(self.devices),
+            self.kv_cache_config,
+            self.encoding.cache_dtype,
+        )
+        state_dict = self._state_dict()
+        config = self.configure(state_dict)
+        if config.quantization is not None and stores_plain_zeros(self.huggingface_config):
+            state_dict = gptq_v1(state_dict, config.quantization.bits)
+        decoder = self.decoder_class
+        registry = weights_registry(decoder, config, params, self.dtype, state_dict)
+        graph = build_graph(
+            decoder,
+            config,
+            params,
+            self.dtype,
+            self.return_logits,
+            with_sampling=True,
+            device=DeviceRef.from_device(self.devices[0]),
+            use_subgraphs=self.pipeline_config.model_config.use_subgraphs,
+            state_dict=state_dict,
+        )
+        return session.load(graph, weights_registry=registry)
+
+    def configure(self, state_dict: Mapping[str, WeightData]) -> DecoderConfig:
+        """The shape of the model: config.json, the weights, and the user's options.
+
+        Args:
+            state_dict: The weights by the decoder's names.
+
+        Raises:
+            UserError: A value does not fit the architecture.
+        """
+        config = self.config_class.from_huggingface(self.huggingface_config, self.max_seq_len)
+        model_config = self.pipeline_config.model_config
+        if model_config.weights_format is WeightsFormat.gguf:
+            # GGUF files do not state whether the output layer is tied; it is if they have none
+            config = replace(
+                config,
+                interleaved_rope=self.gguf_interleaves_rope,
+                tie_word_embeddings="lm_head.weight" not in state_dict,
+            )
+        if model_config.rope_type is not None:
+            config = replace(config, interleaved_rope=_interleaved(model_config.rope_type))
+        return config
+
+    def _state_dict(self) -> dict[str, WeightData]:
+        """The checkpoint's weights by the decoder's names."""
+        rename = self.weight_names.from_safetensors if self.adapter is None else self.adapter
+        return rename(
+            dict(self.weights.items()),
+            huggingface_config=self.huggingface_config,
+            pipeline_config=self.pipeline_config,
+        )
+
+    @property
+    def decoding_graph(self) -> Model:
+        """The loaded graph."""
+        return self.model
+
+    def decoding_inputs(self, model_inputs: ModelInputs) -> Sequence[Tensor]:
+        """The inputs of the graph, in its order.
+
+        Args:
+            model_inputs: Made by one of the ``prepare_*`` methods, with ``sampling`` set.
+
+        Raises:
+            TypeError: They are another model's inputs.
+            ValueError: The sampling parameters are missing.
+        """
+        if not isinstance(model_inputs, DecoderInputs):
+            raise TypeError(
+                f"{type(self).__name__}: got {type(model_inputs).__name__}, expected DecoderInputs"
+            )
+        if model_inputs.sampling is None or model_inputs.kv_cache_inputs is None:
+            raise ValueError(f"{type(self).__name__}: the inputs lack sampling or kv_cache_inputs")
+        return (
+            model_inputs.tokens,
+            model_inputs.input_row_offsets,
+            model_inputs.return_n_logits,
+            *model_inputs.kv_cache_inputs,
+            *model_inputs.sampling,
+        )
+
+    def execute(self, model_inputs: ModelInputs) -> ModelOutputs:
+        """Runs a step.
+
+        Args:
+            model_inputs: As for :meth:`decoding_inputs`.
+
+        Raises:
+            TypeError: They are another model's inputs.
+            ValueError: The sampling parameters are missing.
+        """
+        next_tokens, last, *more = self.model.execute(*self.decoding_inputs(model_inputs))
+        if not more:
+            return ModelOutputs(last, next_token_logits=last, next_tokens=next_tokens)
+        logits, offsets = more
+        return ModelOutputs(logits, last, offsets, next_tokens)
+
+    def prepare_initial_token_inputs(
+        self,
+        context_batch: Sequence[TextContext],
+        kv_cache_inputs: KVCacheInputs | None = None,
+        return_n_logits: int = 1,
+    ) -> DecoderInputs:
+        """The inputs of a batch's first step, made from each request's ``next_tokens``.
+
+        Args:
+            context_batch: The requests.
+            kv_cache_inputs: The cache's pages and tables for the requests.
+            return_n_logits: The number of last tokens whose logits are returned.
+
+        Raises:
+            ValueError: The batch is empty, or no cache is given.
+        """
+        if not context_batch or kv_cache_inputs is None:
+            raise ValueError(f"{type(self).__name__}: a step needs requests and a KV cache")
+        parts = [context.next_tokens for context in context_batch]
+        offsets = np.cumsum([0, *map(len, parts)], dtype=np.uint32)
+        return DecoderInputs(
+            self._place(np.concatenate(parts).astype(np.int64)),
+            self._place(offsets),
+            Tensor.from_numpy(np.array([return_n_logits], np.int64)),
+            kv_cache_inputs,
+        )
+
+    def prepare_next_token_inputs(
+        self, next_tokens: Tensor, prev_model_inputs: ModelInputs
+    ) -> DecoderInputs:
+        """The inputs of a further step of the same batch.
+
+        Args:
+            next_tokens: The tokens of the last step ``[batch]``.
+            prev_model_inputs: The last step's inputs; ``kv_cache_inputs`` is already updated.
+
+        Raises:
+            TypeError: They are another model's inputs.
+        """
+        if not isinstance(prev_model_inputs, DecoderInputs):
+            raise TypeError(
+                f"{type(self).__name__}: got {type(prev_model_inputs).__name__}, expected DecoderInputs"
+            )
+        cache = prev_model_inputs.kv_cache_inputs
+        assert cache is not None
+        offsets = prev_model_inputs.input_row_offsets
+        # one token per request, as in the last step: the offsets stay
+        if prev_model_inputs.tokens.shape != next_tokens.shape:
+            offsets = self._place(np.arange(next_tokens.shape[0] + 1, dtype=np.uint32))
+        return DecoderInputs(next_tokens, offsets, prev_model_inputs.return_n_logits, cache)
+
+    def _place(self, array: Any) -> Tensor:
+        tensor = Tensor.from_numpy(array)
+        device = self.devices[0]
+        return tensor if device.is_host else tensor.to(device)
+
+    @classmethod
+    def calculate_max_seq_len(
+        cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
+    ) -> int:
+        """The configured ``max_length``; by default the longest sequence that the model supports.
+
+        Args:
+            pipeline_config: The configuration of the pipeline.
+            huggingface_config: The model's config.json.
+
+        Raises:
+            ConfigError: ``max_length`` is longer than the model supports.
+        """
+        longest = cls.config_class.from_huggingface(huggingface_config).max_position_embeddings
+        try:
+            return upper_bounded_default(longest, pipeline_config.max_length)
+        except ValueError as error:
+            raise ConfigError(
+                f"max_length {pipeline_config.max_length} is more than the model's "
+                f"max_position_embeddings, {longest}",
+                "Give a smaller --max-length.",
+            ) from error
+
+    @classmethod
+    def get_kv_params(
+        cls,
+        huggingface_config: HuggingFaceConfig,
+        n_devices: int,
+        kv_cache_config: KVCacheConfig,
+        cache_dtype: DType,
+    ) -> KVCacheParams:
+        """The shape of the KV cache.
+
+        Args:
+            huggingface_config: The model's config.json.
+            n_devices: The number of devices.
+            kv_cache_config: The options of the cache.
+            cache_dtype: The cache's dtype.
+        """
+        config = cls.config_class.from_huggingface(huggingface_config)
+        swaps = kv_cache_config.enable_kvcache_swapping_to_host
+        return KVCacheParams(
+            dtype=cache_dtype,
+            n_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            enable_prefix_caching=kv_cache_config.enable_prefix_caching,
+            enable_kvcache_swapping_to_host=swaps,
+            host_kvcache_swap_space_gb=(
+                kv_cache_config.host_kvcache_swap_space_gb if swaps else None
+            ),
+            page_size=kv_cache_config.kv_cache_page_size,
+            n_devices=n_devices,
+        )
+
+    @classmethod
+    def get_num_layers(cls, huggingface_config: HuggingFaceConfig) -> int:
+        """The number of layers.
+
+        Args:
+            huggingface_config: The model's config.json.
+        """
+        return cls.config_class.from_huggingface(huggingface_config).num_layers
+
+    @classmethod
+    def estimate_kv_cache_size(
+        cls,
+        pipeline_config: PipelineConfig,
+        available_cache_memory: int,
+        devices: list[Device],
+        huggingface_config: HuggingFaceConfig,
+        kv_cache_config: KVCacheConfig,
+        cache_dtype: DType,
+    ) -> int:
+        """The bytes of the cache: those of a full batch, at most the available memory.
+
+        Args:
+            pipeline_config: The configuration of the pipeline.
+            available_cache_memory: Bytes for the cache.
+            devices: Where the model runs.
+            huggingface_config: The model's config.json.
+            kv_cache_config: The options of the cache.
+            cache_dtype: The cache's dtype.
+        """
+        params = cls.get_kv_params(huggingface_config, len(devices), kv_cache_config, cache_dtype)
+        full_batch = cache_bytes(
+            params,
+            cls.get_num_layers(huggingface_config),
+            max_batch_size=pipeline_config.max_batch_size or 1,
+            max_seq_len=cls.calculate_max_seq_len(pipeline_config, huggingface_config),
+        )
+        return min(available_cache_memory, full_batch)
+
+    @classmethod
+    def estimate_activation_memory(
+        cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
+    ) -> int:
+        """An upper bound of the bytes of a step's hidden states and logits.
+
+        Args:
+            pipeline_config: The configuration of the pipeline.
+            huggingface_config: The model's config.json.
+        """
+        config = cls.config_class.from_huggingface(huggingface_config)
+        tokens = cls.calculate_max_seq_len(pipeline_config, huggingface_config)
+        batch = pipeline_config.max_batch_size or 1
+        floats_per_token = 4 * config.hidden_size + 2 * config.intermediate_size
+        return 4 * (tokens * floats_per_token + batch * config.vocab_size)
+
+
+def _interleaved(rope_type: RopeType) -> bool:
+    """Whether a rope type has the elements of a rotated pair side by side."""
+    if rope_type not in (RopeType.normal, RopeType.neox):
+        raise ConfigError(
+            f"rope_type is {rope_type.value}; expected normal or neox",
+            "The scaling of frequencies is set by rope_parameters in config.json.",
+        )
+    return rope_type is RopeType.normal

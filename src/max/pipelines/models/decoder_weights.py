@@ -1,0 +1,138 @@
+"""The weights of a decoder: a checkpoint's weights, checked against the model and converted to its dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from max.driver import DLPackArray
+from max.dtype import DType
+from max.graph import DeviceRef
+from max.graph.weights import WeightData
+from max.nn.kv_cache import KVCacheParams
+from max.nn.linear import Linear
+from max.nn.transformer import ReturnLogits
+from max.pipelines.core.exceptions import WeightsError
+from max.pipelines.models.decoder import Decoder
+from max.pipelines.models.decoder_config import DecoderConfig
+from max.pipelines.models.gptq import gptq_linear, is_gptq, without_trivial_groups
+
+__all__ = ["is_quantised", "quantised_decoder", "weights_registry"]
+
+
+def weights_registry(
+    decoder: type[Decoder],
+    config: DecoderConfig,
+    kv_params: KVCacheParams,
+    dtype: DType,
+    state_dict: Mapping[str, WeightData],
+) -> dict[str, DLPackArray]:
+    """The weights as ``session.load(graph, weights_registry=…)`` takes them.
+
+    Weights of this dtype are not copied; the weights of quantised checkpoints keep their encodings.
+
+    Args:
+        decoder: The model's class.
+        config: The shape of the model.
+        kv_params: The shape of its KV cache.
+        dtype: The dtype of the weights.
+        state_dict: The weights by the model's names.
+
+    Raises:
+        WeightsError: A weight is missing, is not one of the model, or has another shape.
+    """
+    if is_quantised(state_dict):
+        return quantised_decoder(decoder, config, kv_params, state_dict).state_dict()
+    values = _own_values(config, state_dict)
+    converted = {
+        name: value.astype(dtype) if value.dtype.is_float() else value
+        for name, value in values.items()
+    }
+    model = decoder(config, kv_params, dtype)
+    with _weights_errors():
+        model.load_state_dict(converted)
+    return model.state_dict()
+
+
+def is_quantised(state_dict: Mapping[str, WeightData]) -> bool:
+    """Whether a checkpoint has weights in encoded blocks, or in the parts of GPTQ.
+
+    Args:
+        state_dict: The weights by name.
+    """
+    return is_gptq(state_dict) or any(
+        value.quantization_encoding is not None for value in state_dict.values()
+    )
+
+
+def quantised_decoder(
+    decoder: type[Decoder],
+    config: DecoderConfig,
+    kv_params: KVCacheParams,
+    state_dict: Mapping[str, WeightData],
+    device: DeviceRef | None = None,
+    return_logits: ReturnLogits = ReturnLogits.LAST_TOKEN,
+) -> Decoder:
+    """A model whose matrices have the encodings of the checkpoint, one by one; vectors are float32.
+
+    Args:
+        decoder: The model's class.
+        config: The shape of the model; for a GPTQ checkpoint with ``quantization``.
+        kv_params: The shape of its KV cache.
+        state_dict: The weights by the model's names.
+        device: Where it runs; the CPU by default.
+        return_logits: Which tokens' logits are returned.
+
+    Raises:
+        WeightsError: A weight is missing, is not one of the model, or has another shape.
+    """
+    values = _own_values(config, state_dict)
+    linear_cls: Callable[..., Linear] = Linear
+    if is_gptq(values):
+        if config.quantization is None:
+            raise WeightsError("the weights are GPTQ's, and config.json has no quantization_config")
+        values = without_trivial_groups(values, config.quantization)
+        linear_cls = gptq_linear(config.quantization)
+    model = decoder(config, kv_params, DType.float32, device, return_logits, linear_cls)
+    for name, weight in model.raw_state_dict().items():
+        value = values.get(name)
+        if value is None or value.quantization_encoding is not None or not value.dtype.is_float():
+            continue
+        # a matrix that is not quantised keeps its dtype; there are no kernels for float64 weights
+        if weight.rank > 1 and value.dtype is not DType.float64:
+            weight.dtype = value.dtype
+        values[name] = value.astype(weight.dtype)
+    with _weights_errors():
+        model.load_state_dict(values, override_quantization_encoding=True)
+    return model
+
+
+@contextmanager
+def _weights_errors() -> Iterator[None]:
+    """Lets errors of ``load_state_dict`` be told from errors inside an architecture's own code."""
+    try:
+        yield
+    except (KeyError, ValueError) as error:
+        raise WeightsError(str(error)) from error
+
+
+def _own_values(
+    config: DecoderConfig, state_dict: Mapping[str, WeightData]
+) -> dict[str, WeightData]:
+    """The weights that the model takes; a tied output layer takes none."""
+    _check_layers(config, state_dict)
+    values = dict(state_dict)
+    if config.tie_word_embeddings:
+        values.pop("lm_head.weight", None)
+    return values
+
+
+def _check_layers(config: DecoderConfig, state_dict: Mapping[str, WeightData]) -> None:
+    """Compares the number of layers before the layers are made: config.json may claim a thousand."""
+    names = (name.split(".") for name in state_dict if name.startswith("layers."))
+    stored = len({parts[1] for parts in names})
+    if stored != config.num_layers:
+        raise WeightsError(
+            f"config.json has num_hidden_layers {config.num_layers}, the weight files have the "
+            f"weights of {stored} layers"
+        )

@@ -1,0 +1,125 @@
+"""GPTQ checkpoints: their format in config.json, their weights, and the layers that multiply them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from max.driver import Tensor
+from max.dtype import DType
+from max.graph import DeviceRef
+from max.graph.quantization import QuantizationConfig
+from max.graph.weights import WeightData
+from max.nn.linear import GPTQLinear, Linear
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+
+__all__ = ["gptq_linear", "gptq_v1", "is_gptq", "read_quantization", "stores_plain_zeros"]
+
+LARGEST_GROUP = 2**24
+
+
+def read_quantization(keys: ConfigKeys) -> QuantizationConfig | None:
+    """The ``quantization_config`` of a GPTQ checkpoint; None where config.json has none.
+
+    Args:
+        keys: The keys of config.json.
+
+    Raises:
+        ModelFilesError: The method is not GPTQ, or no kernel has its number of bits.
+    """
+    section = keys.object("quantization_config")
+    if section is None:
+        return None
+    method = section.choice("quant_method", ("gptq",), "")
+    if not method:
+        raise section.error("quant_method", "gptq")
+    bits = section.integer("bits", 2, 8)
+    if bits not in (2, 4, 8):
+        raise section.error("bits", "2, 4 or 8")
+    group = section.integer("group_size", -1, LARGEST_GROUP, 128)
+    if group == 0:
+        raise section.error("group_size", "at least 1, or -1")
+    if section.flag("lm_head"):
+        raise section.error("lm_head", "false: a GPTQ lm_head is not supported")
+    return QuantizationConfig(
+        method, bits, group, section.flag("desc_act"), section.flag("sym", True)
+    )
+
+
+def stores_plain_zeros(config: Any) -> bool:
+    """Whether a GPTQ checkpoint stores zero points as they are (format ``gptq_v2``), not minus 1.
+
+    Args:
+        config: The model's config.json.
+    """
+    section = getattr(config, "quantization_config", None)
+    return section is not None and section.get("checkpoint_format") == "gptq_v2"
+
+
+def is_gptq(state_dict: Mapping[str, WeightData]) -> bool:
+    """Whether weights are in the parts of GPTQ.
+
+    Args:
+        state_dict: The weights by name.
+    """
+    return any(name.endswith(".qweight") for name in state_dict)
+
+
+def gptq_v1(state_dict: Mapping[str, WeightData], bits: int) -> dict[str, WeightData]:
+    """Converts weights of format ``gptq_v2`` to ``gptq``: subtracts 1 from each zero point.
+
+    Args:
+        state_dict: The weights by name.
+        bits: Bits per integer.
+    """
+    converted = dict(state_dict)
+    shifts = np.arange(0, 32, bits, dtype=np.uint32)
+    mask = np.uint32(2**bits - 1)
+    for name, value in state_dict.items():
+        if name.endswith(".qzeros"):
+            words = Tensor.from_dlpack(value.data).to_numpy().view(np.uint32)
+            minus_one = ((words[..., None] >> shifts & mask) - np.uint32(1) & mask) << shifts
+            packed = np.bitwise_or.reduce(minus_one, -1).view(np.int32)
+            converted[name] = WeightData.from_numpy(packed, value.name)
+    return converted
+
+
+def without_trivial_groups(
+    values: Mapping[str, WeightData], quantization: QuantizationConfig
+) -> dict[str, WeightData]:
+    """The weights without ``g_idx`` where the groups of inputs are in order.
+
+    Args:
+        values: The weights by name.
+        quantization: The format.
+    """
+    return {
+        name: value
+        for name, value in values.items()
+        if quantization.desc_act or not name.endswith(".g_idx")
+    }
+
+
+def gptq_linear(quantization: QuantizationConfig) -> Callable[..., Linear]:
+    """A constructor of GPTQ layers with the parameters of `Linear`.
+
+    Args:
+        quantization: The format.
+    """
+
+    def linear(
+        in_dim: int,
+        out_dim: int,
+        dtype: DType,
+        device: DeviceRef,
+        has_bias: bool = False,
+        clip_weight: float | None = None,
+        **options: Any,
+    ) -> Linear:
+        return GPTQLinear(
+            in_dim, out_dim, dtype, device, has_bias, quantization_config=quantization
+        )
+
+    return linear
