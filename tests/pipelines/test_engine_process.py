@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from max.interfaces import (
@@ -285,6 +285,46 @@ def test_shutdown(served, finish):
         # it was read before the last token came, or not at all
         assert all(m.error == protocol.ErrorInfo("RuntimeError", "the engine is shutting down") for m in late)  # fmt: skip
     wait_for(lambda: pipeline.cache.free_pages == 64)
+
+
+@settings(max_examples=30)
+@given(
+    commands=st.lists(
+        st.tuples(st.lists(st.integers(0, 1), min_size=1, max_size=7).map(tuple), st.integers(1, 9))
+        | st.integers(0, 12),
+        max_size=16,
+    ),
+    finish=st.booleans(),
+)
+def test_every_request_of_a_conversation_ends_once(commands, finish):
+    """Requests, and cancellations of requests by their number, as fast as they go through the pipe."""
+    pipeline = CountingPipeline(pages=9, prefix=True)
+    served = Served(pipeline)
+    prompts: dict[str, tuple] = {}
+    for command in commands:
+        if isinstance(command, int):
+            served.channel.send(protocol.CancelRequest(str(command)))
+        else:
+            prompt, new = prompts[str(len(prompts))] = command
+            name = str(len(prompts) - 1)
+            served.channel.send(protocol.GenerationRequest(name, prompt, len(prompt) + new))
+    served.channel.send(protocol.Shutdown(finish))
+    first, *events, last = messages_until_the_end(served.channel)
+    served.join()
+    served.channel.close()
+    assert isinstance(first, protocol.EngineReady) and last == protocol.EngineStopped()
+    for name, (prompt, new) in prompts.items():
+        own = [event for event in events if event.request_id == name]
+        if not own:
+            assert not finish, "not read before the end"
+            continue
+        assert [event.status.is_done for event in own] == [*[False] * (len(own) - 1), True]
+        tokens = [token for event in own for token in event.tokens]
+        assert tokens == expected(prompt, new)[: len(tokens)]
+        assert own[-1].status == CANCELLED or len(tokens) == new
+        if finish and not any(command == int(name) for command in commands):
+            assert own[-1].status == FULL
+    assert pipeline.cache.free_pages == 9
 
 
 def test_bad_requests_are_errors_of_their_own(served):

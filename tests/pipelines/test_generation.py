@@ -43,39 +43,52 @@ def test_tokens_come_as_they_are_made():
 
 def test_closing_the_stream_frees_the_pages():
     pipeline = CountingPipeline()
-    made = generation(pipeline)
-    stream = made.stream([context([1], 50), context([2], 50)])
+    driver = generation(pipeline)
+    stream = driver.stream([context([1], 50), context([2], 50)])
     next(stream)
     assert pipeline.kv_managers[0].free_pages < 64
     stream.close()
     assert pipeline.kv_managers[0].free_pages == 64
-    assert len(made.scheduler) == 0
+    assert len(driver.scheduler) == 0
 
 
 def test_cancel_ends_one_request():
     pipeline = CountingPipeline()
-    made = generation(pipeline)
+    driver = generation(pipeline)
     a, b = context([1], 6), context([2], 6)
-    found: dict[RequestID, TextGenerationOutput] = {}
-    for output in made.stream([a, b]):
-        found[output.request_id] = output
+    last: dict[RequestID, TextGenerationOutput] = {}
+    for output in driver.stream([a, b]):
+        last[output.request_id] = output
         if output.request_id == a.request_id and not output.is_done:
-            made.cancel(a.request_id)
-    assert found[a.request_id].final_status == GenerationStatus.CANCELLED
-    assert found[b.request_id].final_status == GenerationStatus.MAXIMUM_LENGTH
+            driver.cancel(a.request_id)
+    assert last[a.request_id].final_status == GenerationStatus.CANCELLED
+    assert last[b.request_id].final_status == GenerationStatus.MAXIMUM_LENGTH
     assert pipeline.kv_managers[0].free_pages == 64
+
+
+def test_a_request_is_open_once():
+    driver = generation(pipeline := CountingPipeline())
+    one = context([1], 3)
+    with pytest.raises(ValueError, match=f"request {one.request_id} is given twice"):
+        driver.run([context([2], 1), one, one])
+    stream = driver.stream([one])
+    next(stream)
+    with pytest.raises(ValueError, match=f"request {one.request_id} is open already"):
+        driver.run([one])
+    assert [output.tokens for output in stream] == [[t] for t in expected([1], 3)[1:]]
+    assert pipeline.steps == 3
 
 
 def test_threads_share_batches():
     pipeline = CountingPipeline(256)
     pipeline.before = lambda batch: time.sleep(0.0005)
-    made = generation(pipeline, batch=8)
+    driver = generation(pipeline, batch=8)
     wrong: list[str] = []
 
     def user(n: int) -> None:
         for i in range(4):
             prompts = [[n, i, j] for j in range(3)]
-            outputs = made.run([context(p, 4 + j) for j, p in enumerate(prompts)])
+            outputs = driver.run([context(p, 4 + j) for j, p in enumerate(prompts)])
             if [o.tokens for o in outputs] != [expected(p, 4 + j) for j, p in enumerate(prompts)]:
                 wrong.append(f"{n} {i}")
 
@@ -92,22 +105,22 @@ def test_threads_share_batches():
 
 def test_a_step_that_fails_fails_its_requests_and_no_later_ones():
     pipeline = CountingPipeline()
-    made = generation(pipeline)
+    driver = generation(pipeline)
 
     def fail(batch):
         raise ZeroDivisionError("in the kernel")
 
     pipeline.before = fail
     with pytest.raises(RuntimeError, match="generation failed: in the kernel"):
-        made.run([context([1], 3)])
+        driver.run([context([1], 3)])
     assert pipeline.kv_managers[0].free_pages == 64
     pipeline.before = lambda batch: None
-    assert made.run([context([1], 3)])[0].tokens == expected([1], 3)
+    assert driver.run([context([1], 3)])[0].tokens == expected([1], 3)
 
 
 def test_an_interrupt_in_one_thread_leaves_the_requests_of_others():
     pipeline = CountingPipeline()
-    made = generation(pipeline)
+    driver = generation(pipeline)
     outputs: dict[int, list[int]] = {}
     interrupted: list[int] = []
 
@@ -119,7 +132,7 @@ def test_an_interrupt_in_one_thread_leaves_the_requests_of_others():
 
     def user(n: int) -> None:
         try:
-            outputs[n] = made.run([context([n], 40)])[0].tokens
+            outputs[n] = driver.run([context([n], 40)])[0].tokens
         except KeyboardInterrupt:
             outputs[n] = []
 
@@ -137,11 +150,11 @@ def test_an_interrupt_in_one_thread_leaves_the_requests_of_others():
 
 def test_a_request_that_can_never_run_is_an_error_of_the_user():
     pipeline = CountingPipeline(4)
-    made = generation(pipeline)
+    driver = generation(pipeline)
     with pytest.raises(InputError, match="pages of the KV cache"):
-        made.run([context([1], 3), context([1, 2, 3], 40)])
+        driver.run([context([1], 3), context([1, 2, 3], 40)])
     assert pipeline.kv_managers[0].free_pages == 4
-    assert made.run([context([1], 3)])[0].tokens == expected([1], 3)
+    assert driver.run([context([1], 3)])[0].tokens == expected([1], 3)
 
 
 def test_one_generation_a_pipeline_which_it_does_not_keep_alive():
@@ -158,9 +171,9 @@ def test_one_generation_a_pipeline_which_it_does_not_keep_alive():
     )  # fmt: skip
     pipeline.pipeline_config = SimpleNamespace(**config, max_batch_context_length=None)
     assert limits_of(pipeline).max_ce_batch_size == 2
-    made = Generation.of(pipeline)
-    assert Generation.of(pipeline) is made
-    assert made.run([context([1], 3)])[0].tokens == expected([1], 3)
+    driver = Generation.of(pipeline)
+    assert Generation.of(pipeline) is driver
+    assert driver.run([context([1], 3)])[0].tokens == expected([1], 3)
     watch = weakref.ref(pipeline)
     del pipeline
     gc.collect()
@@ -171,11 +184,11 @@ def test_the_text_of_a_request_ends_at_its_stop_text():
     decode = lambda tokens: "".join(map(chr, tokens))  # noqa: E731
 
     def text(pieces: list[str], status: GenerationStatus, stops=(), eos=frozenset()) -> str:
-        made, out = RequestText(decode, set(eos), stops), ""
+        driver, out = RequestText(decode, set(eos), stops), ""
         for i, piece in enumerate(pieces):
             last = i == len(pieces) - 1
             state = status if last else GenerationStatus.ACTIVE
-            out += made.push(TextGenerationOutput(RequestID(), [ord(c) for c in piece], state))
+            out += driver.push(TextGenerationOutput(RequestID(), [ord(c) for c in piece], state))
         return out
 
     ended, full = GenerationStatus.END_OF_SEQUENCE, GenerationStatus.MAXIMUM_LENGTH

@@ -174,7 +174,7 @@ def test_load_kv_manager():
 def test_pages_of_contexts():
     cache, a = ContextPages(PageManager(4, 5, True)), context(12)
     cache.claim(a.request_id)
-    assert cache.missing_pages(a) == 3 and cache.missing_pages(a, 4) == 3
+    assert cache.missing_pages(a, 1) == 3 and cache.missing_pages(a, 4) == 3
     assert cache.missing_pages(a, 5) == 4
     with pytest.raises(OutOfPagesError):
         cache.alloc(a, 10)
@@ -189,7 +189,15 @@ def test_pages_of_contexts():
     cache.claim(c.request_id)
     assert cache.reuse_prefix(c) == 0 and c.start_idx == 1, "it has tokens in the cache already"
     with pytest.raises(KeyError, match="has no page table"):
-        cache.missing_pages(context(1))
+        cache.missing_pages(context(1), 1)
+
+
+@pytest.mark.parametrize(("length", "pages"), [(14, 3), (15, 3), (16, 4)])
+def test_a_step_needs_the_pages_of_its_tokens(length, pages):
+    cache, one = ContextPages(PageManager(4, 5)), context(length)
+    cache.claim(one.request_id)
+    cache.alloc(one)
+    assert len(cache.pages.pages(one.request_id)) == pages
 
 
 def with_images(*hashes: int) -> TextAndVisionContext:

@@ -118,15 +118,17 @@ class _Call:
         """Whether only a step brings something new."""
         return bool(self.open) and not self.outputs and self.error is None
 
-    def take(self, outcome: Outcome) -> None:
-        """Adds an outcome of one of the open requests."""
+    def take(self, outcome: Outcome) -> bool:
+        """Adds an outcome of an open request; returns whether it is the request's last."""
         if isinstance(outcome, Failure):
             self.error = outcome.error
         else:
             self.outputs.append(outcome)
-        if isinstance(outcome, Failure) or outcome.is_done:
-            self.open.discard(outcome.request_id)
+        ended = isinstance(outcome, Failure) or outcome.is_done
+        if ended:
+            self.open.remove(outcome.request_id)
         self.news.set()
+        return ended
 
 
 class Generation(TextGenerator[TextGenerationContext]):
@@ -145,8 +147,10 @@ class Generation(TextGenerator[TextGenerationContext]):
     def __init__(self, pipeline: BatchPipeline, limits: SchedulerLimits) -> None:
         self.engine = Engine(pipeline, limits)
         self._driving = threading.Lock()
+        self._guard = threading.Lock()  # guards the next two, not the steps
         self._calls: list[_Call] = []
-        self._guard = threading.Lock()  # guards the calls, not the steps
+        self._call_of: dict[RequestID, _Call] = {}
+        """The call of each open request."""
 
     @classmethod
     def of(cls, pipeline: ConfiguredPipeline) -> Generation:
@@ -212,24 +216,26 @@ class Generation(TextGenerator[TextGenerationContext]):
         """
         # the request ends now, and not after the step that may be running
         with self._guard:
-            for call in self._calls:
-                if request_id in call.open:
-                    call.contexts[request_id].status = GenerationStatus.CANCELLED
-                    call.take(TextGenerationOutput(request_id, [], GenerationStatus.CANCELLED))
+            call = self._call_of.get(request_id)
+            if call is not None:
+                call.contexts[request_id].status = GenerationStatus.CANCELLED
+                self._give(TextGenerationOutput(request_id, [], GenerationStatus.CANCELLED))
         self.engine.cancel(request_id)
 
     def _enter(self, call: _Call) -> None:
         with self._guard:
-            for other in self._calls:
-                for request_id in other.open & call.open:
-                    raise ValueError(f"request {request_id} is open already")
+            for request_id in call.open & self._call_of.keys():
+                raise ValueError(f"request {request_id} is open already")
             self._calls.append(call)
+            self._call_of.update(dict.fromkeys(call.open, call))
         for context in call.contexts.values():
             self.engine.submit(context)
 
     def _leave(self, call: _Call) -> None:
         with self._guard:
             self._calls.remove(call)
+            for request_id in call.open:
+                del self._call_of[request_id]
         for request_id in call.open:
             self.engine.cancel(request_id)
         # pages are freed now if no thread drives, else by the one that does
@@ -247,9 +253,12 @@ class Generation(TextGenerator[TextGenerationContext]):
                 call.news.set()
 
     def _distribute(self, outcomes: Sequence[Outcome]) -> None:
-        """Gives outcomes to the calls that wait for them; outcomes of other requests are dropped."""
+        """Gives outcomes to the calls that wait for them; those of requests that have left are dropped."""
         with self._guard:
             for outcome in outcomes:
-                for call in self._calls:
-                    if outcome.request_id in call.open:
-                        call.take(outcome)
+                self._give(outcome)
+
+    def _give(self, outcome: Outcome) -> None:
+        call = self._call_of.get(outcome.request_id)
+        if call is not None and call.take(outcome):
+            del self._call_of[outcome.request_id]

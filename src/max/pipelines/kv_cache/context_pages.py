@@ -70,7 +70,7 @@ class ContextPages:
             context.set_token_indices(start_idx=reused)
         return reused
 
-    def missing_pages(self, context: TextGenerationContext, num_steps: int = 1) -> int:
+    def missing_pages(self, context: TextGenerationContext, num_steps: int) -> int:
         """The number of pages that a request lacks for its next steps.
 
         Args:

@@ -54,7 +54,7 @@ class PageSource(Protocol):
         """
         ...
 
-    def missing_pages(self, context: TextGenerationContext, num_steps: int = 1) -> int:
+    def missing_pages(self, context: TextGenerationContext, num_steps: int) -> int:
         """The number of pages that a request lacks for its next steps.
 
         Args:
