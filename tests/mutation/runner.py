@@ -20,7 +20,8 @@ from pathlib import Path
 from tests.mutation.mutants import Mutant
 
 ROOT = Path(__file__).parents[2]
-EQUIVALENTS = Path(__file__).with_name("equivalents.toml")
+EQUIVALENTS = sorted(Path(__file__).parent.glob("equivalents*.toml"))
+"""The lists of mutants that no test can notice: `equivalents_PACKAGE.toml`."""
 # pytest's exit status where tests ran and at least one failed
 _TESTS_FAILED = 1
 
@@ -199,10 +200,10 @@ class Equivalent:
         )  # fmt: skip
 
 
-def equivalents(path: Path = EQUIVALENTS) -> list[Equivalent]:
-    """The mutants that were shown to change nothing observable.
-
-    Args:
-        path: Their list.
-    """
-    return [Equivalent(**entry) for entry in tomllib.loads(path.read_text())["equivalent"]]
+def equivalents() -> list[Equivalent]:
+    """The mutants that were shown to change nothing observable."""
+    return [
+        Equivalent(**entry)
+        for path in EQUIVALENTS
+        for entry in tomllib.loads(path.read_text())["equivalent"]
+    ]

@@ -200,6 +200,16 @@ def test_a_step_needs_the_pages_of_its_tokens(length, pages):
     assert len(cache.pages.pages(one.request_id)) == pages
 
 
+@pytest.mark.parametrize(("length", "shared"), [(9, 5), (10, 10), (11, 10)])
+def test_a_page_is_shared_from_the_step_that_fills_it(length, shared):
+    cache, one, other = ContextPages(PageManager(9, 5, True)), context(length), context(20)
+    reserved(cache, one)
+    one.update(0)
+    cache.step([one])
+    cache.claim(other.request_id)
+    assert cache.reuse_prefix(other) == shared
+
+
 def with_images(*hashes: int) -> TextAndVisionContext:
     images = [
         ImageMetadata(start_idx=i, end_idx=i + 1, pixel_values=np.zeros(1), image_hash=value)

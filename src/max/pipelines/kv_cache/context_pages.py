@@ -126,7 +126,7 @@ def _length_after(context: TextGenerationContext, num_steps: int) -> int:
 
 def _salt(context: TextGenerationContext) -> bytes | None:
     """The images that a request's cache depends on besides its tokens; None: its pages cannot be shared."""
-    images: Sequence[ImageMetadata] = getattr(context, "images", None) or ()
+    images: Sequence[ImageMetadata] = getattr(context, "images", ())
     if not images:
         return b""
     if any(image.image_hash == -1 for image in images):
