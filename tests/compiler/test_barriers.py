@@ -1,0 +1,448 @@
+"""Barriers: exactly where a launch meets an unfinished one in memory, and none is missing when programs run out of order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from max import _interpreter
+from max._compiler.memory import MemoryPlan, plan_memory
+from max._compiler.template import Buffer, Jump, Launch
+from max._runtime import program
+from max.driver import CPU, Tensor
+from max.dtype import DType
+from max.engine import InferenceSession
+from max.graph import BufferType, DeviceRef, Graph, TensorType, TensorValue, ops
+from tests.compiler.reordered import ORDERS, reorder, reordered
+from tests.compiler.test_random_graphs import draw_case
+from tests.tolerance import assert_close
+
+DEVICE = DeviceRef.CPU()
+SESSION = InferenceSession(devices=[CPU()])
+
+# ***** the planner: one hazard each *****
+
+
+def launch(
+    reads: str = "",
+    writes: str = "",
+    serial: bool = False,
+    parts: str = "",
+    in_place: str = "",
+    jump: Jump | None = None,
+) -> Launch:
+    """A launch on buffers named by letters; `in_place` is pairs of a written and a read buffer."""
+    number = "abcdefgh".index
+    pairs = tuple((number(pair[0]), number(pair[1])) for pair in in_place.split())
+    return Launch(
+        "k", (), tuple(map(number, reads)), tuple(map(number, writes)), serial, "k", pairs, tuple(map(number, parts)), jump,
+    )  # fmt: skip
+
+
+def plan(*launches: Launch, kinds: str = "tttttttt", sizes: str = "11111111", **options) -> MemoryPlan:  # fmt: skip
+    kind = {"t": "temp", "i": "input", "o": "output", "w": "weight"}
+    buffers = [Buffer(kind[c], 64 * int(n)) for c, n in zip(kinds, sizes, strict=True)]
+    return plan_memory(buffers, list(launches), **options)
+
+
+def barriers(*launches: Launch, kinds: str = "iiiiiiii", **options) -> str:
+    """The launches that have a barrier, as ``|``; `kinds` are those of the buffers a, b, …"""
+    return "".join(".|"[b] for b in plan(*launches, kinds=kinds, **options).barriers)
+
+
+@pytest.mark.parametrize(
+    ("hazard", "expected"),
+    [
+        # (reads, writes) of each launch
+        ([("a", "b"), ("b", "c")], ".|"),  # read after write
+        ([("a", "b"), ("c", "a")], ".|"),  # write after read
+        ([("a", "b"), ("c", "b")], ".|"),  # write after write
+        ([("a", "b"), ("a", "c")], ".."),  # two readers
+        ([("a", "b"), ("c", "d")], ".."),  # nothing in common
+        ([("a", "b"), ("c", "d"), ("b", "e")], "..|"),  # the writer is not the last one
+        ([("a", "b"), ("c", "d"), ("e", "a")], "..|"),  # nor is the reader
+        ([("a", "b"), ("b", "c"), ("b", "d")], ".|."),  # one barrier serves both readers
+        ([("a", "b"), ("b", "c"), ("a", "d")], ".|."),
+        ([("a", "b"), ("b", "c"), ("d", "a")], ".|."),  # the reader finished before the barrier
+        ([("a", "b"), ("b", "c"), ("d", "b")], ".||"),  # b is read after the barrier
+        ([("a", "b"), ("b", "c"), ("c", "d"), ("a", "b")], ".||."),
+        ([("a", "a"), ("b", "c")], ".."),  # a launch does not wait for itself
+        ([("a", "a"), ("a", "b")], ".|"),
+        ([("a", "b"), ("c", "a"), ("a", "d")], ".||"),
+        ([("ab", "c"), ("d", "e"), ("", "b")], "..|"),  # any operand
+        ([("a", "bc"), ("d", "e"), ("ec", "f")], "..|"),  # any result
+    ],
+)
+@pytest.mark.parametrize("serial", [False, True])
+def test_a_barrier_for_each_hazard(
+    hazard: list[tuple[str, str]], expected: str, serial: bool
+) -> None:
+    assert barriers(*(launch(*item) for item in hazard)) == expected
+    # the same buffers as a mixture of inputs, outputs and weights
+    assert barriers(*(launch(*item) for item in hazard), kinds="iowiowio") == expected
+    # worker 0 runs serial launches in order
+    assert barriers(*(launch(*item, True) for item in hazard)) == "." * len(hazard)
+    # between a serial and a parallel one each hazard counts
+    mixed = [launch(*item, serial == bool(i % 2)) for i, item in enumerate(hazard)]
+    if len(hazard) == 2:
+        assert barriers(*mixed) == expected
+
+
+def test_serial_launches_wait_for_parallel_ones_only() -> None:
+    made, used = launch("a", "b"), launch("b", "c", True)
+    assert barriers(launch("c", "d", True), made, used, launch("c", "e", True)) == "..|."
+    assert barriers(launch("a", "b", True), launch("b", "c", True), launch("c", "d")) == "..|"
+    assert barriers(launch("a", "b", True), launch("c", "a", True), launch("d", "a")) == "..|"
+    # a barrier ends what both kinds did
+    assert barriers(launch("a", "b", True), launch("b", "c"), launch("d", "b", True)) == ".||"
+
+
+def test_parts_of_one_buffer_are_written_side_by_side() -> None:
+    left, right = launch("a", "c", parts="c"), launch("b", "c", parts="c")
+    whole = launch("d", "c")
+    assert barriers(left, right, launch("c", "e")) == "..|"
+    assert barriers(left, whole) == ".|"
+    assert barriers(whole, left) == ".|"
+    assert barriers(left, right, whole, left) == "..||"
+    assert barriers(whole, launch("", "f"), left, right) == "..|."
+    assert barriers(launch("c", "e"), left, right) == ".|."
+    assert barriers(launch("a", "c", True, "c"), right, whole) == "..|"
+
+
+def test_a_part_after_the_whole_keeps_the_barrier_for_later_parts() -> None:
+    whole, part = launch("a", "c", serial=True), launch("b", "c", serial=True, parts="c")
+    assert barriers(whole, part, launch("d", "c", parts="c")) == "..|"
+
+
+def test_memory_taken_over_waits_for_other_readers() -> None:
+    """b takes a's memory; whoever else reads a must be done."""
+    make, take = launch("", "a"), launch("a", "b", in_place="ba")
+    alone = plan(make, take)
+    assert alone.barriers == [False, True]
+    assert alone.block_of[0] == alone.block_of[1]
+    other = plan(make, launch("a", "c"), take)
+    assert other.block_of[0] == other.block_of[1]
+    assert other.barriers == [False, True, True]
+    late = plan(make, take, launch("a", "c"))
+    assert late.block_of[0] != late.block_of[1]
+    assert late.barriers == [False, True, False]
+    serial = plan(make, launch("a", "c", True), launch("a", "b", True, in_place="ba"))
+    assert serial.block_of[0] == serial.block_of[1]
+    assert serial.barriers == [False, True, False]
+
+
+def test_readers_of_memory_that_was_taken_over_wait() -> None:
+    chain = plan(
+        launch("", "a"),
+        launch("a", "b", in_place="ba"),
+        launch("b", "c", in_place="cb"),
+        launch("c", "d"),
+    )
+    assert chain.barriers == [False, True, True, True]
+    assert chain.block_of[0] == chain.block_of[1] == chain.block_of[2] != chain.block_of[3]
+
+
+@pytest.mark.parametrize(
+    ("take", "sizes"),
+    [
+        (launch("aa", "b", in_place="ba"), "11111111"),  # read twice
+        (launch("a", "b", in_place="ba"), "12111111"),  # another size
+        (launch("a", "bc", in_place="ba ca"), "11111111"),  # two results
+    ],
+)
+def test_memory_is_taken_over_once_and_whole(take: Launch, sizes: str) -> None:
+    result = plan(launch("", "a"), take, launch("bc", "d"), sizes=sizes)
+    places = [result.block_of[b] for b in take.writes]
+    assert places.count(result.block_of[0]) == (len(places) > 1)
+    assert len(set(places)) == len(places)
+
+
+def test_a_block_is_reused_after_a_barrier_only() -> None:
+    make, read = launch("", "a"), launch("a", "b")
+    # a is dead after `read`, which may still be running
+    busy = plan(make, read, launch("", "c"))
+    assert busy.barriers == [False, True, False]
+    assert busy.block_of[2] not in (busy.block_of[0], busy.block_of[1])
+    # c waits for b: then a's readers are done too, and its block is free without another barrier
+    done = plan(make, read, launch("b", "c"))
+    assert done.barriers == [False, True, True]
+    assert done.block_of[2] == done.block_of[0]
+    # serial launches reuse nothing that parallel ones may be reading
+    serial = plan(make, read, launch("", "c", True))
+    assert serial.block_of[2] not in (serial.block_of[0], serial.block_of[1])
+
+
+def test_a_reused_block_waits_for_who_used_it() -> None:
+    """e reuses a's block after the barrier; whoever writes to that block next waits for e's readers."""
+    steps = [
+        launch("", "a"),
+        launch("a", "b"),
+        launch("b", "c"),
+        launch("c", "d"),
+        launch("cd", "e"),
+    ]
+    result = plan(*steps)
+    assert result.barriers == [False, True, True, True, True]
+    for index, step in enumerate(steps):
+        alive = {b for b in range(5) if any(b in (*s.reads, *s.writes) for s in steps[index:])}
+        touched = {*step.reads, *step.writes}
+        assert len({result.block_of[b] for b in touched}) == len(touched)
+        assert touched <= alive
+
+
+def test_jumps_and_what_they_lead_to() -> None:
+    test = launch("a", jump=Jump("if_zero", 0))
+    go = launch(jump=Jump("always", 0))
+    back = launch(jump=Jump("back", 0))
+    assert barriers(launch("b", "c"), test, launch("d", "e")) == ".|."
+    assert barriers(launch("b", "c"), go, launch("d", "e")) == "..."
+    assert barriers(launch("b", "c"), back, launch("d", "e")) == ".|."
+    # the launch after a jump's label depends on the way that was taken
+    assert barriers(launch("b", "c"), launch("d", "e"), launch("d", "f"), labels=[1]) == ".|."
+    # whoever writes the predicate next waits for its readers
+    assert barriers(test, launch("b", "a")) == ".|"
+
+
+def test_what_a_loop_needs_lasts_to_its_end() -> None:
+    """a is made before the loop and read at its beginning: no temporary of the loop may take its memory."""
+    steps = [
+        launch("", "a"),
+        launch("a", "b"),
+        launch("b", "c"),
+        launch("c", "d"),
+        launch("d", "e"),
+    ]
+    loose = plan(*steps)
+    assert loose.block_of[2] == loose.block_of[0]
+    kept = plan(*steps, labels=[1], loops=[(1, 4)])
+    assert kept.block_of[0] not in {kept.block_of[b] for b in (1, 2, 3)}
+    assert kept.block_of[4] == kept.block_of[0] or kept.block_of[4] != kept.block_of[3]
+
+
+def test_segments_have_arenas_of_their_own() -> None:
+    steps = [launch("", "a"), launch("a", "b"), launch("b", "c"), launch("c", "d")]
+    result = plan(*steps, cuts=[2])
+    assert [block.segment for block in result.blocks] == [0, 0, 1, 1]
+    assert result.barriers == [False, True, False, True]
+
+
+def test_the_checker_exchanges_each_pair_without_a_barrier() -> None:
+    steps = [program.Launch(1, [], barrier=b, serial=s, name=n) for n, b, s in (
+        ("a", False, False), ("b", False, True), ("c", False, False), ("d", False, True),
+        ("e", True, False), ("f", False, False),
+    )]  # fmt: skip
+    names = ["".join(item.name for item in reorder(steps, order)) for order in ORDERS]
+    assert names == ["bdcafe", "cabdfe"]
+    assert all(item.barrier for item in reorder(steps, "serial first"))
+
+
+# ***** programs: out of order, they compute what the interpreter computes *****
+
+
+SIDE = 192
+"""A matrix is more than one chunk of work, else its launches are serial."""
+
+
+def tensor() -> TensorType:
+    return TensorType(DType.float32, [SIDE, SIDE], DEVICE)
+
+
+def buffer() -> BufferType:
+    return BufferType(DType.float32, [SIDE, SIDE], DEVICE)
+
+
+def accumulate(x: TensorValue, axis: int = 0) -> TensorValue:
+    """A launch of its own, which no region takes in."""
+    return ops.cumsum(x, axis=axis) * 0.125
+
+
+def read_after_write(graph: Graph) -> None:
+    x, y = (value.tensor for value in graph.inputs)
+    a, b = accumulate(x), accumulate(y)
+    graph.output(accumulate(a) + b, accumulate(b), accumulate(a + b))
+
+
+def write_after_read(graph: Graph) -> None:
+    state, x = graph.inputs[0].buffer, graph.inputs[1].tensor
+    before = ops.cumsum(state[...], axis=0)
+    ops.buffer_store(state, x * 2.0)
+    graph.output(before, accumulate(x))
+
+
+def write_after_write(graph: Graph) -> None:
+    state, x = graph.inputs[0].buffer, graph.inputs[1].tensor
+    ops.buffer_store(state, x * 2.0)
+    ops.buffer_store(state, x * 3.0)
+    graph.output(accumulate(x))
+
+
+def reads_through_views(graph: Graph) -> None:
+    """Rows of a buffer are read; other views of it, which share some of the rows, are written."""
+    state, x = graph.inputs[0].buffer, graph.inputs[1].tensor
+    a = ops.cumsum(state[24:180], axis=0)
+    b = ops.cumsum(ops.transpose(state[:150], 0, 1), axis=0)
+    ops.buffer_store_slice(state, x[:144] * 2.0, [slice(0, 144)])
+    graph.output(a, b)
+
+
+def writes_through_views(graph: Graph) -> None:
+    """Parts of a buffer that overlap are written one after the other."""
+    state, x = graph.inputs[0].buffer, graph.inputs[1].tensor
+    rows, columns, turned = x[:144] * 2.0, x[:, :120] * 3.0, ops.transpose(x[30:], 0, 1) - 1.0
+    ops.buffer_store_slice(state, rows, [slice(0, 144)])
+    ops.buffer_store_slice(state, columns, [slice(None), slice(0, 120)])
+    ops.buffer_store_slice(state, turned, [slice(None), slice(30, SIDE)])
+    graph.output(accumulate(x))
+
+
+def in_place(graph: Graph) -> None:
+    """A sum takes an operand's memory, which other launches read."""
+    x, y = (value.tensor for value in graph.inputs)
+    a = ops.cumsum(x, axis=0)
+    b = ops.cumsum(a, axis=1)
+    d = ops.tanh(a) + y
+    graph.output(b, accumulate(d))
+
+
+def many_temporaries(graph: Graph) -> None:
+    """Chains side by side, whose temporaries take each other's memory."""
+    x, y = (value.tensor for value in graph.inputs)
+    results: list[TensorValue] = []
+    for i in range(4):
+        a, b = accumulate(x + float(i)), accumulate(y * float(i + 1), 1)
+        for _ in range(3):
+            a, b = accumulate(b) - a, accumulate(a * 0.5, 1)
+        results += [a, b]
+    graph.output(*results)
+
+
+def loop(graph: Graph) -> None:
+    x, y = (value.tensor for value in graph.inputs)
+    a = accumulate(x)
+    zero = ops.constant(0, DType.int64, DEVICE)
+
+    def body(i: TensorValue, u: TensorValue, v: TensorValue) -> list[TensorValue]:
+        w = accumulate(v) + a
+        return [i + 1, w, accumulate(u - w, 1)]
+
+    _, u, v = ops.while_loop([zero, y, x], lambda i, u, v: i < 3, body)
+    graph.output(u, v, accumulate(a))
+
+
+def branches(graph: Graph) -> None:
+    x, y = (value.tensor for value in graph.inputs)
+    a = accumulate(x)
+    choice = ops.sum(ops.sum(y), axis=0).reshape([]) > 0.0
+    result = ops.cond(
+        choice,
+        [x.type],
+        lambda: accumulate(accumulate(a) + y),
+        lambda: accumulate(a - y),
+    )[0]
+    graph.output(result + a, accumulate(result), a)
+
+
+def found_sizes(graph: Graph) -> None:
+    x, y = (value.tensor for value in graph.inputs)
+    a = accumulate(x)
+    picked = ops.gather(a, ops.squeeze(ops.nonzero(y[0] > 0.0, "picked"), 1), axis=0)
+    b = ops.cumsum(picked, axis=0)
+    graph.output(b, ops.cumsum(b * 0.5 + picked, axis=0), accumulate(a))
+
+
+def products(graph: Graph) -> None:
+    """Weights packed at load; products whose epilogues take a residual's memory."""
+    x, y = (value.tensor for value in graph.inputs)
+    rng = np.random.default_rng(3)
+    weights = [
+        ops.constant(rng.uniform(-0.1, 0.1, (SIDE, SIDE)).astype(np.float32), DType.float32, DEVICE)
+        for _ in range(4)
+    ]
+    h = x + accumulate(y)
+    for w in weights:
+        h = h + ops.silu(h @ w) * (h @ ops.transpose(w, 0, 1))
+    graph.output(h, ops.cumsum(h, axis=0))
+
+
+def serial_then_parallel(graph: Graph) -> None:
+    x, y = (value.tensor for value in graph.inputs)
+    row = ops.tanh(x[:1] * 2.0)
+    graph.output(y - row, row)
+
+
+def serial_and_parallel(graph: Graph) -> None:
+    """Rows are launches of one worker, between launches of all."""
+    x, y = (value.tensor for value in graph.inputs)
+    row = ops.tanh(x[:1] * 2.0)
+    a = ops.cumsum(x, axis=0) + ops.cumsum(row, axis=1)
+    last = ops.tanh(a[-1:] - row)
+    b = ops.cumsum(y, axis=1) * last
+    graph.output(a, b, ops.cumsum(last, axis=1), ops.concat([row, b, last], axis=0))
+
+
+TWO = (tensor(), tensor())
+STATE = (buffer(), tensor())
+CASES: dict[Callable[[Graph], None], tuple[TensorType | BufferType, ...]] = {
+    read_after_write: TWO,
+    write_after_read: STATE,
+    write_after_write: STATE,
+    reads_through_views: STATE,
+    writes_through_views: STATE,
+    in_place: TWO,
+    many_temporaries: TWO,
+    loop: TWO,
+    branches: TWO,
+    found_sizes: TWO,
+    products: TWO,
+    serial_then_parallel: TWO,
+    serial_and_parallel: TWO,
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_programs_out_of_order(case: Callable[[Graph], None], order: str) -> None:
+    with Graph(case.__name__, input_types=CASES[case]) as graph:
+        case(graph)
+    rng = np.random.default_rng(7)
+    arrays = [rng.uniform(-2, 2, (SIDE, SIDE)).astype(np.float32) for _ in CASES[case]]
+    expected_arrays = [array.copy() for array in arrays]
+    expected = _interpreter.run(graph, expected_arrays)
+    with reordered(order):
+        model = SESSION.load(graph)
+    outputs = model.execute(*(Tensor.from_numpy(array) for array in arrays))
+    for output, wanted in zip(outputs, expected, strict=True):
+        assert_close(output.to_numpy(), wanted, scale=10.0)
+    for array, wanted in zip(arrays, expected_arrays, strict=True):
+        assert_close(array, wanted, scale=10.0)
+
+
+def test_some_launches_have_no_barrier_between_them() -> None:
+    """The checker would find nothing if each launch waited for all."""
+    moved: dict[str, int] = {}
+    for case, types in CASES.items():
+        with Graph(case.__name__, input_types=types) as graph:
+            case(graph)
+        with reordered("serial last") as counts:
+            SESSION.load(graph)
+        moved[case.__name__] = sum(counts)
+    assert sum(count > 0 for count in moved.values()) >= 5, moved
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.data())
+def test_random_programs_out_of_order(data: st.DataObject) -> None:
+    graph, arrays, drawn = draw_case(data, data.draw(st.integers(4, 14)))
+    expected = _interpreter.run(graph, arrays)
+    for order in ORDERS:
+        with reordered(order):
+            model = SESSION.load(graph)
+        for output, wanted in zip(model.execute(*arrays), expected, strict=True):
+            try:
+                assert_close(output.to_numpy() + 1, wanted + 1, scale=50.0)
+            except AssertionError as error:
+                raise AssertionError(f"{error}\n{order}, {drawn}\n{graph}") from None
