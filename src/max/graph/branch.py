@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xdsl.dialects.builtin import SymbolRefAttr
 from xdsl.ir import Attribute, SSAValue
@@ -14,9 +14,7 @@ from xdsl.ir import Attribute, SSAValue
 from max import mlir
 from max.graph.graph import Graph, _block_of
 from max.graph.value import TensorValue, Value, _ChainValue, value_of
-
-if TYPE_CHECKING:
-    from max.graph.weight import Weight
+from max.graph.weight import Weight
 
 __all__ = ["Branch", "close_branches"]
 

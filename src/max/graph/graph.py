@@ -8,30 +8,28 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import nullcontext
-from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from xdsl.dialects.builtin import FileLineColLoc, IntAttr, LocationAttr, StringAttr
 from xdsl.ir import Attribute, Block, BlockArgument, OpResult, Region, SSAValue
 
 from max import mlir
 from max._errors import ArgumentError
+from max.graph.current import CURRENT, current_graph
+from max.graph.graph_weights import GraphWeights
 from max.graph.kernel_library import KernelLibrary
 from max.graph.saved import load_module, save_module
 from max.graph.type import DeviceRef, Type, _ChainType
 from max.graph.value import TensorValue, TensorValueLike, Value, _ChainValue, value_of
+from max.graph.weight import Weight, stage_weight
+from max.graph.weights_by_name import Weights
 from max.mlir.dims import DimExpr
 from max.mlir.types import ShapedType
 
-if TYPE_CHECKING:
-    from max.graph.weight import Weight
-    from max.graph.weights import Weights
-
 __all__ = ["Graph"]
 
-_CURRENT: ContextVar[tuple[Graph, ...]] = ContextVar("max.graph.current", default=())
 _STAGING = tuple([str(Path(__file__).parents[1] / name) for name in ("graph", "nn")])
 """Packages whose frames stage ops for their callers."""
 _CHAIN = mlir.ChainType.get()
@@ -104,13 +102,7 @@ class _CurrentGraph:
     """``Graph.current``: the graph that ops are staged into."""
 
     def __get__(self, instance: Graph | None, owner: type[Graph]) -> Graph:
-        stack = _CURRENT.get()
-        if not stack:
-            raise LookupError(
-                "no graph is being built here: stage ops inside `with Graph(...)`, or in the "
-                "function given to Graph(name, forward, ...)"
-            )
-        return stack[-1]
+        return cast("Graph", current_graph())
 
 
 class Graph:
@@ -268,14 +260,14 @@ class Graph:
     # Building
 
     def __enter__(self) -> Graph:
-        _CURRENT.set((*_CURRENT.get(), self))
+        CURRENT.set((*CURRENT.get(), self))
         return self
 
     def __exit__(self, *exc: object) -> None:
-        stack = _CURRENT.get()
+        stack = CURRENT.get()
         if not stack or stack[-1] is not self:
             raise RuntimeError(f"Graph {self.name}: left in another order than entered")
-        _CURRENT.set(stack[:-1])
+        CURRENT.set(stack[:-1])
 
     @property
     def inputs(self) -> Sequence[Value[Any]]:
@@ -299,7 +291,7 @@ class Graph:
         """
         if self.has_output:
             raise ValueError(f"Graph {self.name}: the outputs are set already")
-        with self if _CURRENT.get()[-1:] != (self,) else nullcontext():
+        with self if CURRENT.get()[-1:] != (self,) else nullcontext():
             values: list[Value[Any]] = []
             for index, output in enumerate(outputs):
                 value = output if isinstance(output, Value) else TensorValue(output)
@@ -530,8 +522,6 @@ class Graph:
         Raises:
             ValueError: Another weight of this name is in the graph or in the same branch, or is of another type.
         """
-        from max.graph.weight import stage_weight
-
         added = self._weights.get(weight.name)
         if added is not None:
             shared = added.branch not in (None, branch) and added.weight.type == weight.type
@@ -541,8 +531,8 @@ class Graph:
                     "graph already"
                 )
             return added.value
-        with self if _CURRENT.get()[-1:] != (self,) else nullcontext():
-            value = stage_weight(weight, on_host)
+        with self if CURRENT.get()[-1:] != (self,) else nullcontext():
+            value = stage_weight(self, weight, on_host)
         self._weights[weight.name] = _AddedWeight(weight, value, branch)
         return value
 
@@ -553,8 +543,6 @@ class Graph:
 
     def weights(self) -> Weights:
         """Makes weights by hierarchical names: ``graph.weights().layers[0].weight.allocate(dtype, shape)``."""
-        from max.graph.weights._graph_weights import GraphWeights
-
         return GraphWeights(self.added_weights)
 
     # Text

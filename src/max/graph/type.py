@@ -6,20 +6,18 @@ import math
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Attribute
 
 from max import mlir
 from max._errors import ArgumentError
+from max.driver import CPU, Accelerator, Device
 from max.dtype import DType
 from max.graph.shape import Shape, ShapeLike
 from max.mlir.attributes import from_attr, to_attr
 from max.mlir.types import DeviceRefAttr
-
-if TYPE_CHECKING:
-    from max.driver import Device
 
 __all__ = [
     "BufferType",
@@ -142,9 +140,7 @@ class DeviceRef:
         Raises:
             ValueError: The machine does not have it.
         """
-        from max import driver
-
-        return driver.CPU(self.id) if self.is_cpu() else driver.Accelerator(self.id)
+        return CPU(self.id) if self.is_cpu() else Accelerator(self.id)
 
     def is_cpu(self) -> bool:
         """Whether this is a CPU."""

@@ -5,22 +5,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, runtime_checkable
+from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
 from xdsl.ir import SSAValue
 
 from max import mlir
-from max.driver import DLPackArray
+from max.driver import Device, DLPackArray
 from max.dtype import DType
 from max.graph.dim import Dim
 from max.graph.shape import Shape, ShapeLike
 from max.graph.type import BufferType, DeviceRef, TensorType, Type, _ChainType, _OpaqueType
 from max.mlir.types import short_types
-
-if TYPE_CHECKING:
-    from max.driver import Device
 
 __all__ = [
     "BufferValue",
@@ -34,6 +32,14 @@ __all__ = [
 ]
 
 MlirType = TypeVar("MlirType", covariant=True)
+
+ops = SimpleNamespace()
+"""The functions of `max.graph.ops`, which methods of values call: `bind_operations` puts them here."""
+
+
+def bind_operations(functions: Mapping[str, Callable[..., Any]]) -> None:
+    """Gives values the functions that their methods and operators stage, which are built on values."""
+    ops.__dict__.update(functions)
 
 
 @runtime_checkable
@@ -602,6 +608,3 @@ TensorValueLike = StrongTensorValueLike | Numeric
 """What ops take for a tensor."""
 BufferValueLike = Value[mlir.BufferType] | BufferValue | HasBufferValue
 """What ops take for a buffer."""
-
-# the operators above stage ops, and ops return the classes above: this import closes the circle
-from max.graph import ops  # noqa: E402

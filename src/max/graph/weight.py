@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xdsl.ir import SSAValue
 
 from max import mlir
+from max.driver import Device
 from max.dtype import DType
-from max.graph import graph as _graph
-from max.graph import ops
+from max.graph.current import Staging, current_graph
 from max.graph.dim import StaticDim
 from max.graph.quantization import QuantizationEncoding
 from max.graph.shape import Shape, ShapeLike
 from max.graph.sharding import Ranges, ShardingStrategy
 from max.graph.type import DeviceRef, TensorType
-from max.graph.value import TensorValue, tensor_of
-
-if TYPE_CHECKING:
-    from max.driver import Device
+from max.graph.value import TensorValue, ops, tensor_of
 
 __all__ = ["Weight"]
 
@@ -186,7 +183,7 @@ class Weight(TensorValue):
 
     @property
     def _mlir_value(self) -> SSAValue:  # type: ignore[override]
-        return _graph.Graph.current.add_weight(self).to_mlir()
+        return current_graph().add_weight(self).to_mlir()
 
     @property
     def mlir_type(self) -> mlir.TensorType:
@@ -299,7 +296,7 @@ class _Shard(Weight):
     @property
     def _mlir_value(self) -> SSAValue:  # type: ignore[override]
         # slices of the whole weight, which has the values: nothing is registered twice
-        graph = _graph.Graph.current
+        graph = current_graph()
         whole = graph.add_weight(self._whole)
         axis, ranges = self._cut()
         if axis is None:
@@ -325,9 +322,8 @@ def _encoded_type(type_: TensorType, encoding: QuantizationEncoding, name: str) 
     return TensorType(DType.uint8, [*type_.shape[:-1], blocks * encoding.block_size], type_.device)
 
 
-def stage_weight(weight: Weight, on_host: bool) -> TensorValue:
-    """Stages the op that stands for a weight in the current graph."""
-    graph = _graph.Graph.current
+def stage_weight(graph: Staging, weight: Weight, on_host: bool) -> TensorValue:
+    """Stages the op that stands for a weight in a graph."""
     wanted = weight.mlir_type
     on_cpu = mlir.TensorType.get(wanted.dtype, wanted.shape)
     attrs: dict[str, Any] = {"name": weight.name}

@@ -12,7 +12,7 @@ from max.graph.ops.allgather import allgather
 from max.graph.ops.broadcast import broadcast_to
 from max.graph.ops.buffer import buffer_create, buffer_load, buffer_store, buffer_store_slice
 from max.graph.ops.call import call
-from max.graph.ops.concat import chunk, concat, pad, repeat_interleave, split, stack, tile
+from max.graph.ops.concat import chunk, concat, pad, split, stack
 from max.graph.ops.cond import cond
 from max.graph.ops.constant import constant, constant_external
 from max.graph.ops.conv import conv2d, conv2d_transpose, conv3d
@@ -81,6 +81,7 @@ from max.graph.ops.reduction import (
     sum,
     top_k,
 )
+from max.graph.ops.repeat import repeat_interleave, tile
 from max.graph.ops.resize import InterpolationMode, fold, resize
 from max.graph.ops.shape import (
     as_interleaved_complex,
@@ -97,6 +98,7 @@ from max.graph.ops.slicing import slice_tensor
 from max.graph.ops.while_loop import while_loop
 from max.graph.ops.window import band_part, hann_window
 from max.graph.type import DeviceRef, TensorType
+from max.graph.value import bind_operations
 
 __all__ = [
     "Callable",
@@ -215,10 +217,10 @@ __all__ = [
 ]
 
 # ops that call each other do so in their own modules, without the wrapper
-globals().update(
-    {
-        name: naming(op)
-        for name, op in list(globals().items())
-        if name in __all__ and isinstance(op, FunctionType)
-    }
-)
+_NAMED = {
+    name: naming(op)
+    for name, op in list(globals().items())
+    if name in __all__ and isinstance(op, FunctionType)
+}
+globals().update(_NAMED)
+bind_operations(_NAMED)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from xdsl.dialects.builtin import SymbolRefAttr
 
 from max import mlir
-from max.graph import graph as _graph
+from max.graph.graph import Graph
 from max.graph.value import TensorValue, Value, value_of
-
-if TYPE_CHECKING:
-    from max.graph.graph import Graph
 
 __all__ = ["call"]
 
@@ -37,7 +34,7 @@ def call(graph: Graph, *args: Value[Any], prefix: str = "") -> list[Value[Any]]:
             does not fit.
         TypeError: The type of an argument does not fit.
     """
-    current = _graph.Graph.current
+    current = Graph.current
     if graph.root is not current.root or graph is graph.root:
         raise ValueError(
             f"call: {graph.name} is not a subgraph of {current.root.name}; make it with "

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from max import mlir
-from max.driver import DLPackArray, Tensor
+from max.driver import Device, DLPackArray, Tensor
 from max.dtype import DType
 from max.dtype.rounding import converted
 from max.graph import graph as _graph
@@ -17,9 +17,6 @@ from max.graph.ops._stage import stage
 from max.graph.type import DeviceRef, TensorType
 from max.graph.value import TensorValue
 from max.mlir.attributes import INLINE_LIMIT
-
-if TYPE_CHECKING:
-    from max.driver import Device
 
 __all__ = ["constant", "constant_external"]
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from max.driver import Device
 from max.graph.ops._stage import as_tensor, stage
 from max.graph.type import DeviceRef
 from max.graph.value import BufferValue, StrongTensorValueLike, TensorValue
 from max.mlir import TensorType
-
-if TYPE_CHECKING:
-    from max.driver import Device
 
 __all__ = ["assert_same_device", "transfer_to"]
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from max import mlir
+from max.driver import Device
 from max.dtype import DType
 from max.graph.dim import Dim, DimLike
 from max.graph.ops._stage import as_tensor, stage
@@ -14,9 +15,6 @@ from max.graph.ops.elementwise import cast
 from max.graph.type import DeviceRef
 from max.graph.value import TensorValue, TensorValueLike
 from max.mlir.dims import DimExpr
-
-if TYPE_CHECKING:
-    from max.driver import Device
 
 __all__ = ["range"]
 

@@ -9,6 +9,8 @@
     data = weights.model.layers[0].mlp.down_proj.weight.data()
 """
 
+from max.graph.weight_data import WeightData as WeightData
+from max.graph.weight_data import WeightsAdapter as WeightsAdapter
 from max.graph.weights._format import WeightsFormat as WeightsFormat
 from max.graph.weights._format import weights_format as weights_format
 from max.graph.weights._gguf import GGUFWeights as GGUFWeights
@@ -20,6 +22,4 @@ from max.graph.weights._pytorch import PytorchWeights as PytorchWeights
 from max.graph.weights._safetensors import SafetensorWeights as SafetensorWeights
 from max.graph.weights._safetensors_file import SafetensorsFile as SafetensorsFile
 from max.graph.weights._safetensors_file import WeightsFileError as WeightsFileError
-from max.graph.weights._weight_data import WeightData as WeightData
-from max.graph.weights._weight_data import WeightsAdapter as WeightsAdapter
-from max.graph.weights._weights import Weights as Weights
+from max.graph.weights_by_name import Weights as Weights

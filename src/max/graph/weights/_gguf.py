@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from max.driver import DLPackArray, Tensor
 from max.graph.quantization import QuantizationEncoding
+from max.graph.weight_data import WeightData
 from max.graph.weights._gguf_file import PLAIN_TYPES, GGUFFile, GGUFTensor, open_gguf
 from max.graph.weights._safetensors_file import WeightsFileError
-from max.graph.weights._weight_data import WeightData
-from max.graph.weights._weights import HierarchicalWeights
+from max.graph.weights_by_name import HierarchicalWeights
 
 if TYPE_CHECKING:
     import gguf

@@ -9,9 +9,9 @@ from max.driver import DLPackArray, Tensor
 from max.dtype import DType
 from max.graph.quantization import QuantizationEncoding
 from max.graph.shape import Shape
+from max.graph.weight_data import WeightData
 from max.graph.weights._safetensors_file import WeightsFileError
-from max.graph.weights._weight_data import WeightData
-from max.graph.weights._weights import HierarchicalWeights
+from max.graph.weights_by_name import HierarchicalWeights
 
 
 def read_tensors(path: os.PathLike[str] | str) -> dict[str, Any]:

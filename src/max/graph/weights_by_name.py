@@ -14,7 +14,7 @@ from max.graph.quantization import QuantizationEncoding
 from max.graph.shape import Shape, ShapeLike
 from max.graph.type import DeviceRef
 from max.graph.weight import Weight
-from max.graph.weights._weight_data import WeightData
+from max.graph.weight_data import WeightData
 
 
 @runtime_checkable

@@ -29,8 +29,6 @@ class WeightData:
         quantization_encoding: How the bytes of a quantized weight are to be read.
     """
 
-    __module__ = "max.graph.weights"
-
     data: DLPackArray
     name: str
     dtype: DType
@@ -101,6 +99,9 @@ class WeightData:
         """The DLPack device of the data."""
         return self.data.__dlpack_device__()
 
+
+# set here, as a dataclass reads its module while the class is made
+WeightData.__module__ = "max.graph.weights"
 
 WeightsAdapter: TypeAlias = Callable[..., dict[str, WeightData]]
 """Renames the weights of a checkpoint to those of a model: ``adapter(dict(weights.items()), …)``."""

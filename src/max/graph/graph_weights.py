@@ -10,8 +10,8 @@ from max.graph.quantization import QuantizationEncoding
 from max.graph.shape import ShapeLike
 from max.graph.type import DeviceRef
 from max.graph.weight import Weight
-from max.graph.weights._weight_data import WeightData
-from max.graph.weights._weights import HierarchicalWeights
+from max.graph.weight_data import WeightData
+from max.graph.weights_by_name import HierarchicalWeights
 
 
 class GraphWeights(HierarchicalWeights):

@@ -1,0 +1,50 @@
+"""The graph that ops are staged into, as values and weights see it: `Graph` is built on both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from xdsl.ir import Attribute, SSAValue
+
+from max.graph.value import TensorValue, Value
+
+__all__ = ["CURRENT", "Staging", "current_graph"]
+
+
+class Staging(Protocol):
+    """What weights need of a graph that is being built."""
+
+    def stage(
+        self,
+        name: str,
+        operands: Sequence[Value[Any]],
+        attrs: Mapping[str, Any] | None = None,
+        result_types: Sequence[Attribute] | None = None,
+    ) -> Sequence[SSAValue]:
+        """Stages an op; see `Graph.stage`."""
+        ...
+
+    def add_weight(self, weight: Any, force_initial_weight_on_host: bool = True) -> TensorValue:
+        """Adds a weight; see `Graph.add_weight`."""
+        ...
+
+
+CURRENT: ContextVar[tuple[Staging, ...]] = ContextVar("max.graph.current", default=())
+"""The graphs that were entered, the innermost last."""
+
+
+def current_graph() -> Staging:
+    """The graph that ops are staged into.
+
+    Raises:
+        LookupError: No graph was entered.
+    """
+    stack = CURRENT.get()
+    if not stack:
+        raise LookupError(
+            "no graph is being built here: stage ops inside `with Graph(...)`, or in the "
+            "function given to Graph(name, forward, ...)"
+        )
+    return stack[-1]
