@@ -143,6 +143,7 @@ def test_substitution_by_expressions(text: str, env: dict[str, int]) -> None:
         ("a * c // (a * a * b)", "(c // (a * b))"),
         ("a * a * c // (a * b)", "((a * c) // b)"),
         ("_a + 1", "_a + 1"),
+        ("-(a * b)", "-a * b"),
     ],
 )
 def test_canonical_text(text: str, expected: str) -> None:
@@ -154,6 +155,7 @@ def test_constants_are_ints() -> None:
     seven = DimExpr(3) + 4
     assert seven == 7 and hash(seven) == hash(7) and seven.is_static and seven.value == 7
     assert {7: "x"}[seven] == "x"  # type: ignore[index]
+    assert seven != 8 and DimExpr("a") != 7 and DimExpr("a") != "a"
     assert 10 // DimExpr(3) == 3 and 1 - DimExpr(3) == -2 and 2 * DimExpr(3) == 6
 
 
@@ -165,6 +167,8 @@ def test_structure() -> None:
     assert (a * b * 6).exact_quotient(a * 2) == b * 3
     assert (a * b + 1).exact_quotient(a) is None
     assert a.exact_quotient(0) is None
+    expr = a * a * 3 - b + 5
+    assert DimExpr.from_terms(dict(expr.terms)) == expr and DimExpr.from_terms({}) == 0
     with pytest.raises(ValueError, match="dimension a \\* 2 is not static: it depends on a"):
         (a * 2).value  # noqa: B018
     assert (a * b * 6).exact_quotient(a * -2) == b * -3
