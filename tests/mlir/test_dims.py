@@ -155,6 +155,8 @@ def test_constants_are_ints() -> None:
     seven = DimExpr(3) + 4
     assert seven == 7 and hash(seven) == hash(7) and seven.is_static and seven.value == 7
     assert {7: "x"}[seven] == "x"  # type: ignore[index]
+    # Python's hash of -1 is that of -2
+    assert DimExpr(-1) - DimExpr(-2) == 1 and DimExpr(-1) != DimExpr(-2)
     assert seven != 8 and DimExpr("a") != 7 and DimExpr("a") != "a"
     assert 10 // DimExpr(3) == 3 and 1 - DimExpr(3) == -2 and 2 * DimExpr(3) == 6
 
