@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
@@ -12,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from max.interfaces import GenerationStatus, RequestID, TextGenerationOutput
 from max.pipelines.core import InputError, TextContext
-from max.pipelines.generation.engine import Engine, Failure
+from max.pipelines.generation.engine import Engine, Failure, limits_of
 from max.pipelines.scheduler import SchedulerLimits
 from tests.pipelines.counting_pipeline import PAGE_SIZE, CountingPipeline, context, expected
 
@@ -123,6 +125,40 @@ def test_an_engine_does_not_keep_its_pipeline_alive():
     engine.submit(context([1], 1))
     with pytest.raises(RuntimeError, match="the pipeline of this engine was deleted"):
         engine.step()
+
+
+def configured(repeats_steps: bool = True, **values) -> SchedulerLimits:
+    """The limits of a pipeline with a configuration."""
+    pipeline = CountingPipeline()
+    config = dict(
+        max_batch_size=6, max_queue_size_tg=None, max_ce_batch_size=192, prefill_chunk_size=64,
+        enable_chunked_prefill=True, enable_in_flight_batching=False, max_num_steps=8,
+        finds_num_steps=False, max_batch_context_length=None,
+    )  # fmt: skip
+    pipeline.pipeline_config = SimpleNamespace(**{**config, **values})
+    pipeline.repeats_steps = repeats_steps
+    return limits_of(pipeline)
+
+
+def test_the_limits_of_a_configuration():
+    plain = dict(max_batch_size=6, max_ce_batch_size=6, prefill_chunk_size=64)
+    assert configured() == SchedulerLimits(**plain, max_num_steps=8)
+    assert configured(max_num_steps=1) == SchedulerLimits(**plain, max_num_steps=1)
+    assert configured(max_num_steps=-1) == SchedulerLimits(**plain, max_num_steps=1)
+    # steps that are asked for are made, also where they save nothing
+    assert configured(False) == SchedulerLimits(**plain, max_num_steps=8)
+    found = SchedulerLimits(**plain, max_num_steps=8, max_seconds=0.04)
+    assert configured(finds_num_steps=True) == found
+    assert configured(False, finds_num_steps=True) == replace(found, max_num_steps=1)
+    assert configured(max_batch_size=None).max_batch_size == 1
+    assert configured(max_queue_size_tg=4).max_batch_size == 4
+    assert configured(max_queue_size_tg=9).max_batch_size == 6
+    assert configured(max_ce_batch_size=2).max_ce_batch_size == 2
+    other = configured(
+        enable_chunked_prefill=False, enable_in_flight_batching=True, max_batch_context_length=70
+    )
+    assert (other.enable_chunked_prefill, other.enable_in_flight_batching) == (False, True)
+    assert other.max_batch_context_length == 70
 
 
 class Serving(RuleBasedStateMachine):

@@ -8,7 +8,7 @@ import pytest
 from max.driver import CPU
 from max.dtype import DType
 from max.interfaces import ImageMetadata, RequestID
-from max.nn.kv_cache.cache_params import KVCacheParams
+from max.nn.kv_cache.cache_params import KVCacheParams, KVCacheStrategy
 from max.pipelines.core import TextAndVisionContext, TextContext
 from max.pipelines.kv_cache.context_pages import ContextPages
 from max.pipelines.kv_cache.manager import (
@@ -58,6 +58,11 @@ def test_the_blocks():
     )
     assert half.blocks.shape == (3, 2, 1, 2, 2, 8), "the heads of one device"
     assert page_bytes(params, 1) == 2 * 1 * 2 * 2 * 8 * 2
+    unpaged = KVCacheParams(DType.float32, 3, 4, cache_strategy=KVCacheStrategy.MODEL_DEFAULT)
+    with pytest.raises(ValueError, match="page_size is not set"):
+        PagedKVCacheManager(
+            unpaged, num_layers=2, num_pages=8, max_batch_size=4, max_seq_len=40, devices=[CPU()]
+        )
     with pytest.raises(ValueError, match="2 devices; expected one"):
         PagedKVCacheManager(
             PARAMS, num_layers=2, num_pages=8, max_batch_size=4, max_seq_len=40, devices=[CPU(), CPU()]
@@ -232,6 +237,7 @@ def with_images(*hashes: int) -> TextAndVisionContext:
         (tuple(range(10)), (*range(9), 99), False),  # the last of many images
         ((-1,), (-1,), False),  # images without a hash may be any
         ((5, -1), (5, -1), False),
+        ((2**63 - 1, -(2**63)), (2**63 - 1, -(2**63)), True),
     ],
     ids=str,
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+import max.pipelines
 from max.interfaces import BatchType, RequestID
 from max.pipelines.core import InputError, TextContext
 from max.pipelines.kv_cache.context_pages import ContextPages
@@ -617,3 +620,19 @@ def test_further_steps_take_pages_from_nobody(pages, steps):
         engine.add(list(range(length)), new)
     engine.run()
     assert engine.scheduler.preemptions == 0
+
+
+def test_page_tables_have_one_owner():
+    """No other file of the pipelines claims, extends or shares pages."""
+    source = Path(max.pipelines.__file__).parent
+    owners = {"scheduler/page_tables.py", "kv_cache/context_pages.py", "kv_cache/page_manager.py"}
+    calls = [
+        f"{path.relative_to(source).as_posix()}:{node.lineno} calls {node.func.attr}"
+        for path in sorted(source.rglob("*.py"))
+        if path.relative_to(source).as_posix() not in owners
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("claim", "reuse_prefix", "alloc")
+    ]
+    assert not calls

@@ -16,7 +16,12 @@ from max.interfaces import TextGenerationContext
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.manager import RaggedKVCacheInputs
 from max.pipelines.kv_cache.context_pages import ContextPages
-from max.pipelines.kv_cache.memory import cache_bytes, page_bytes, pages_for_memory
+from max.pipelines.kv_cache.memory import (
+    cache_bytes,
+    page_bytes,
+    page_size_of,
+    pages_for_memory,
+)
 from max.pipelines.kv_cache.page_manager import PageManager
 
 logger = logging.getLogger("max.pipelines")
@@ -74,14 +79,12 @@ class PagedKVCacheManager(ContextPages):
     ) -> None:
         if len(devices) != 1:
             raise ValueError(f"PagedKVCacheManager: {len(devices)} devices; expected one")
-        if not params.page_size:
-            raise ValueError("PagedKVCacheManager: params.page_size is not set")
         self.params, self.num_layers = params, num_layers
         self.max_batch_size, self.max_seq_len = max_batch_size, max_seq_len
         self.device = devices[0]
         self.session = session
-        super().__init__(PageManager(num_pages, params.page_size, params.enable_prefix_caching))
-        heads = params.n_kv_heads_per_device or params.n_kv_heads
+        super().__init__(PageManager(num_pages, page_size_of(params), params.enable_prefix_caching))
+        heads = params.n_kv_heads_per_device
         shape = (num_pages, 2, num_layers, self.page_size, heads, params.head_dim)
         self.blocks = Tensor.zeros(shape, params.dtype, self.device)
         self._host_tables: _HostTables | None = None

@@ -6,6 +6,20 @@ from max.nn.kv_cache.cache_params import KVCacheParams
 from max.pipelines.kv_cache.page_manager import pages_of
 
 
+def page_size_of(params: KVCacheParams) -> int:
+    """Tokens per page.
+
+    Args:
+        params: The cache's shape.
+
+    Raises:
+        ValueError: It has no page size.
+    """
+    if params.page_size is None:
+        raise ValueError("KV cache: page_size is not set; the paged strategy needs it")
+    return params.page_size
+
+
 def page_bytes(params: KVCacheParams, num_layers: int) -> int:
     """The bytes of one page: keys and values of its tokens in all layers.
 
@@ -13,9 +27,8 @@ def page_bytes(params: KVCacheParams, num_layers: int) -> int:
         params: The cache's shape.
         num_layers: The number of layers.
     """
-    heads = params.n_kv_heads_per_device or params.n_kv_heads
-    tokens = params.page_size or 1
-    return 2 * num_layers * tokens * heads * params.head_dim * params.dtype.size_in_bytes
+    values = num_layers * page_size_of(params) * params.n_kv_heads_per_device * params.head_dim
+    return 2 * values * params.dtype.size_in_bytes
 
 
 def cache_bytes(
@@ -29,7 +42,7 @@ def cache_bytes(
         max_batch_size: Sequences at once.
         max_seq_len: The longest sequence.
     """
-    pages = max_batch_size * pages_of(max_seq_len, params.page_size or 1)
+    pages = max_batch_size * pages_of(max_seq_len, page_size_of(params))
     return pages * page_bytes(params, num_layers)
 
 
@@ -53,7 +66,7 @@ def pages_for_memory(
     Raises:
         ValueError: One sequence of full length does not fit.
     """
-    pages_per_sequence = pages_of(max_seq_len, params.page_size or 1)
+    pages_per_sequence = pages_of(max_seq_len, page_size_of(params))
     needed = max_batch_size * pages_per_sequence
     if available_bytes is None:
         return needed
