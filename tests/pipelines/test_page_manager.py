@@ -96,6 +96,128 @@ def test_the_salt_separates():
     assert pages.reuse_prefix(b, tokens(1, 2, 3), salt=b"one image") == 2
 
 
+def table(pages: PageManager, name: str, *values: int) -> list[int]:
+    """The pages of a new request whose tokens are all in the cache."""
+    key = RequestID(name)
+    pages.claim(key)
+    pages.reuse_prefix(key, tokens(*values))
+    pages.reserve(key, len(values))
+    pages.commit(key, tokens(*values))
+    pages.check()
+    return pages.pages(key)
+
+
+def test_counts():
+    pages = PageManager(1, 1)
+    assert (pages.num_pages, pages.page_size, pages.free_pages, pages.used_pages) == (1, 1, 1, 0)
+    pages = PageManager(5, 2)
+    assert (pages.requests, pages.enable_prefix_caching) == ([], False)
+    table(pages, "b", 1, 2, 3)
+    table(pages, "a", 1)
+    assert (pages.requests, pages.used_pages) == ([RequestID("b"), RequestID("a")], 3)
+    assert RequestID("a") in pages and RequestID("c") not in pages
+    with pytest.raises(OutOfPagesError) as error:
+        pages.reserve(RequestID("a"), 9)
+    assert (error.value.needed, error.value.free, error.value.total) == (4, 2, 5)
+    for key in pages.requests:
+        pages.release(key)
+    assert (pages.requests, pages.used_pages, pages.reused_tokens) == ([], 0, 0)
+    for size in ((0, 1), (1, 0)):
+        with pytest.raises(
+            ValueError, match=f"{size[0]} pages of {size[1]} tokens; expected at least 1"
+        ):
+            PageManager(*size)
+
+
+@pytest.mark.parametrize(("length", "missing"), [(0, 0), (2, 0), (3, 1), (4, 1), (5, 2)])
+def test_missing_pages(length, missing):
+    pages, a = PageManager(1, 2), RequestID("a")
+    pages.claim(a)
+    pages.reserve(a, 2)
+    assert pages.missing_pages(a, length) == missing
+
+
+def test_without_prefix_caching_nothing_is_shared():
+    pages = PageManager(6, 2)
+    assert table(pages, "a", 1, 2, 3) == [0, 1]
+    assert table(pages, "b", 1, 2, 3) == [2, 3]
+    pages.release(RequestID("a"))
+    assert table(pages, "c", 1, 2, 3) == [0, 1]
+
+
+def test_a_prefix_comes_first():
+    pages, a = PageManager(6, 2, True), RequestID("a")
+    table(pages, "a", 1, 2)
+    with pytest.raises(ValueError, match="request a has pages; a prefix comes first"):
+        pages.reuse_prefix(a, tokens(1, 2))
+
+
+def test_the_page_freed_first_is_taken_first():
+    pages = PageManager(5, 2, True)
+    assert table(pages, "a", 1, 2, 3, 4) == [0, 1]
+    assert table(pages, "b", 5, 6, 7) == [2, 3]
+    pages.release(RequestID("b"))
+    pages.release(RequestID("a"))
+    # page 3 is not full and 4 was never used: they are empty; then b's page, then a's from its end
+    assert table(pages, "c", *range(10, 20)) == [3, 4, 2, 1, 0]
+    pages.release(RequestID("c"))
+    assert table(pages, "d", 1, 2, 3, 4, 5) == [0, 1, 2], "what a had is gone"
+
+
+def test_equal_pages_computed_twice():
+    pages = PageManager(6, 2, True)
+    a, b = RequestID("a"), RequestID("b")
+    for key in (a, b):
+        pages.claim(key)
+        pages.reserve(key, 4)
+    for key in (a, b):
+        pages.commit(key, tokens(1, 2, 3, 4))
+    pages.check()
+    assert table(pages, "c", 1, 2, 3)[:1] == [0], "the first one's page serves"
+    pages.release(b)
+    assert table(pages, "d", 9, 9) == [2], "the other's page is empty"
+    pages.check()
+
+
+def test_a_page_that_is_committed_in_parts():
+    pages, a = PageManager(6, 3, True), RequestID("a")
+    pages.claim(a)
+    pages.reserve(a, 8)
+    for length in range(1, 9):
+        pages.commit(a, tokens(1, 2, 3, 4, 5, 6, 7, 8)[:length])
+        pages.claim(b := RequestID(str(length)))
+        assert pages.reuse_prefix(b, tokens(1, 2, 3, 4, 5, 6, 7, 8)) == length // 3 * 3
+        pages.release(b)
+    with pytest.raises(ValueError, match="10 tokens of request a in 3 pages of 3"):
+        pages.commit(a, tokens(*range(1, 11)))
+    pages.commit(a, tokens(*range(1, 10)))
+    assert pages.reused_tokens == 0, "the others have not run"
+
+
+def test_forgotten_prefixes_serve_nobody():
+    pages = PageManager(8, 2, True)
+    table(pages, "a", 1, 2, 3, 4)
+    pages.release(RequestID("a"))
+    table(pages, "b", 5, 6)
+    pages.forget_prefixes()
+    pages.check()
+    for name, values in (("c", (1, 2, 3)), ("d", (5, 6, 7))):
+        table(pages, name, *values)
+    assert pages.reused_tokens == 0
+    assert table(pages, "e", 1, 2, 9)[0] == pages.pages(RequestID("c"))[0]
+    assert pages.reused_tokens == 2
+
+
+def test_tokens_of_any_integer_type_and_layout_are_the_same():
+    pages, a, b = PageManager(8, 2, True), RequestID("a"), RequestID("b")
+    text = np.array([1, 2**31 - 1, 3, 4, 5], np.int64)
+    pages.claim(a)
+    pages.reserve(a, 5)
+    pages.commit(a, np.repeat(text, 2)[::2])
+    pages.claim(b)
+    assert pages.reuse_prefix(b, text.astype(np.int32)) == 4
+
+
 class Pages(RuleBasedStateMachine):
     """Random use; a model of the cache's memory shows whether a shared page holds what it should."""
 
