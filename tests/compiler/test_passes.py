@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from max._backends import cpu_backends
+from max._backends import BackendOptions, Backends, backends_for
 from max._compiler import mok
 from max._compiler.pipeline import PASSES, optimise
 from max.mlir import ModuleOp, print_module, verify_module
+from tests.devices.fake import fake_devices
 
 F = "f32, cpu:0"
 X = f"!mo.tensor<[n, 8], {F}>"
@@ -398,23 +399,46 @@ SOURCES: dict[str, tuple[str, str]] = {
             mo.output(%y) : ({X}) -> ()""",
         ),
     ),
+    "place_operands": (
+        "place-operands",
+        graph(
+            "%x: !mo.tensor<[n, 8], f32, cpu:0>, %y: !mo.tensor<[n, 8], f32, gpu:0>",
+            "!mo.tensor<[n, 8], f32, gpu:0>, !mo.tensor<[n, 8], f32, cpu:1>, !mo.tensor<[3], si64, gpu:0>",
+            """
+            %c = mo.constant() {value = #mo.dense<si64, [], [3]>} : () -> !mo.tensor<[], si64, cpu:0>
+            %z = mo.constant() {value = #mo.dense<si64, [], [0]>} : () -> !mo.tensor<[], si64, cpu:0>
+            %o = mo.constant() {value = #mo.dense<si64, [], [1]>} : () -> !mo.tensor<[], si64, cpu:0>
+            %a = mo.transfer(%x) : (!mo.tensor<[n, 8], f32, cpu:0>) -> !mo.tensor<[n, 8], f32, gpu:0>
+            %b = mo.add(%a, %y) : (!mo.tensor<[n, 8], f32, gpu:0>, !mo.tensor<[n, 8], f32, gpu:0>) -> !mo.tensor<[n, 8], f32, gpu:0>
+            %d = mo.transfer(%x) : (!mo.tensor<[n, 8], f32, cpu:0>) -> !mo.tensor<[n, 8], f32, cpu:1>
+            %r = mo.range(%z, %c, %o) : (!mo.tensor<[], si64, cpu:0>, !mo.tensor<[], si64, cpu:0>, !mo.tensor<[], si64, cpu:0>) -> !mo.tensor<[3], si64, gpu:0>
+            mo.output(%b, %d, %r) : (!mo.tensor<[n, 8], f32, gpu:0>, !mo.tensor<[n, 8], f32, cpu:1>, !mo.tensor<[3], si64, gpu:0>) -> ()""",
+        ),
+    ),
 }  # fmt: skip
 
 
+@pytest.fixture
+def backends() -> Iterator[Backends]:
+    """The CPU, and an accelerator with a memory of its own."""
+    with fake_devices(1) as devices:
+        yield backends_for(devices, BackendOptions())
+
+
 @pytest.mark.parametrize("name", SOURCES)
-def test_pass(name: str, golden: Callable[[str, str], None]) -> None:
+def test_pass(name: str, golden: Callable[[str, str], None], backends: Backends) -> None:
     last, source = SOURCES[name]
     module = mok.parse(source)
     verify_module(module)
-    optimise(module, cpu_backends(), last)
+    optimise(module, backends, last)
     verify_module(module)
     golden(print_module(module), f"passes/{name}.mlir")
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_printed_module_parses_back(name: str) -> None:
+def test_printed_module_parses_back(name: str, backends: Backends) -> None:
     module = mok.parse(SOURCES[name][1])
-    optimise(module, cpu_backends())
+    optimise(module, backends)
     again: ModuleOp = mok.parse(print_module(module))
     verify_module(again)
     assert again.is_structurally_equivalent(module)

@@ -208,7 +208,7 @@ def test_parts_are_copied_once_and_sums_are_epilogues() -> None:
     model = session().load(graph, weights_registry=weights)
     program = model._compiled
     # the parts of columns are copied before they are packed, rows are not
-    names = [launch.name for launch in program.once.launches]
+    names = [launch.name for launch in program.once[0].launches]
     assert names.count("pack") == 6 and len(names) == 8
     # of each device gate and up with what joins them, and down; the sum and the residual cost no pass
     assert len(program.main.launches) == 4

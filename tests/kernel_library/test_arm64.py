@@ -225,7 +225,7 @@ def regions(features: tuple[str, ...], dtype: DType) -> str:
         )
     module = graph.to_mlir()
     backends = cpu_backends(target(features))
-    irs = compile_module(module, [f"input{i}" for i in range(2)], backends)[1]
+    irs = compile_module(module, [f"input{i}" for i in range(2)], backends)[1][0]
     return "\n".join(assembly(ir, features) for ir in irs.values())
 
 

@@ -45,7 +45,7 @@ class ProgramExecutor(Protocol):
         A device with a queue may return before the launches have run: `Backend.synchronize` waits for them.
 
         Raises:
-            KernelError: A kernel raised; a device with a queue may raise it in `Backend.synchronize` instead.
+            KernelRunError: A kernel raised; a device with a queue may raise it in `Backend.synchronize` instead.
         """
         ...
 
@@ -137,7 +137,7 @@ class Backend(ABC):
         """Waits until all launches and copies on the device are complete.
 
         Raises:
-            KernelError: A kernel in the queue raised.
+            KernelRunError: A kernel in the queue raised.
         """
         self.device.synchronize()
 

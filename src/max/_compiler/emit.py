@@ -8,6 +8,7 @@ computed once), plus that memory's address.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -87,6 +88,8 @@ class DiscoveryCode:
     shape: tuple[SlotCode, ...]
     label: str = ""
     target: int = -1
+    devices: tuple[int, ...] = ()
+    """For each of the bounds the backend whose memory it is in."""
 
 
 @dataclass(slots=True)
@@ -95,6 +98,7 @@ class ProgramCode:
 
     Args:
         segment: Which part it is.
+        device: The index of the backend that runs it, and whose memory its arena is in.
         static_bytes: For each arena up to this segment's the length of its static part.
         blocks: The symbolic blocks of these arenas, with the number of the arena, each as long as the longest of its
             sizes; they come after the static part, in this order.
@@ -107,6 +111,7 @@ class ProgramCode:
     """
 
     segment: int = 0
+    device: int = 0
     launches: list[LaunchCode] = field(default_factory=list[LaunchCode])
     values: list[ValueCode] = field(default_factory=list[ValueCode])
     static_bytes: list[int] = field(default_factory=list[int])
@@ -130,6 +135,7 @@ class Fixed:
     array: Any = None
     dtype: DType | None = None
     shape: tuple[int, ...] = ()
+    device: int = 0
 
 
 @dataclass(slots=True)
@@ -143,11 +149,11 @@ class Compiled:
         input_names: Their names.
         outputs: The outputs.
         output_buffers: For each output -1, or the input that it is.
-        once: The program that runs when the model is loaded.
+        once: The program that runs when the model is loaded, in parts that follow each other.
         main: The program, up to where sizes are discovered.
         later: The parts after that.
         fixed: What stays in memory for the life of the model.
-        kernels: The kernels by key.
+        kernels: For each device the kernels by key.
         guarded: Whether all memory is to lie between guard pages; see `max._runtime.guard`.
     """
 
@@ -157,11 +163,11 @@ class Compiled:
     input_names: list[str]
     outputs: list[TensorInfo]
     output_buffers: list[int]
-    once: ProgramCode
+    once: list[ProgramCode]
     main: ProgramCode
     later: list[ProgramCode]
     fixed: list[Fixed]
-    kernels: dict[str, KernelInfo]
+    kernels: list[dict[str, KernelInfo]]
     guarded: bool = False
 
     @property
@@ -181,9 +187,15 @@ class _Emitter:
     """Emits one segment of a program."""
 
     def __init__(
-        self, flat: Flat, plan: MemoryPlan, segment: int, fixed: dict[int, int], bases: BaseLayout
+        self,
+        flat: Flat,
+        labels: Sequence[int],
+        plan: MemoryPlan,
+        segment: int,
+        fixed: dict[int, int],
+        bases: BaseLayout,
     ) -> None:
-        self.flat = flat
+        self.labels = labels
         self.buffers = flat.buffers
         self.plan = plan
         self.fixed = fixed
@@ -214,9 +226,7 @@ class _Emitter:
         )
         if launch.jump is not None:
             kind, label = launch.jump.kind, launch.jump.label
-            target = (
-                len(self.code.launches) + 1 if kind == "next" else self.flat.labels[label] - start
-            )
+            target = len(self.code.launches) + 1 if kind == "next" else self.labels[label] - start
             self.code.launches.append(replace(code, jump=kind, target=target))
             self.code.bytes_moved.append(0)
             self.code.flops.append(0)
@@ -234,7 +244,14 @@ class _Emitter:
         shape = tuple([self.slot(Number(size)) for size in found.shape])
         self.code.discoveries.append(
             DiscoveryCode(
-                found.rule, found.symbols, bounds, found.dtype, shape, found.label, target
+                found.rule,
+                found.symbols,
+                bounds,
+                found.dtype,
+                shape,
+                found.label,
+                target,
+                tuple([self.buffers[pointer.buffer].device for pointer in found.bounds]),
             )
         )
 
@@ -291,13 +308,24 @@ def _fixed(buffer: Buffer) -> Fixed:
     shape = tuple([dim for dim in buffer.shape if isinstance(dim, int)])
     # a resource of the module is found by its name when a program comes from the disk
     array = None if buffer.kind == "constant" and buffer.name else buffer.array
-    return Fixed(buffer.kind, buffer.bytes, buffer.name, array, buffer.dtype, shape)
+    return Fixed(buffer.kind, buffer.bytes, buffer.name, array, buffer.dtype, shape, buffer.device)
+
+
+@dataclass(frozen=True)
+class _Sequence:
+    """Launches that run one after the other: those of `mok.once`, or those of an execution; see `Flat`."""
+
+    launches: list[Launch]
+    discoveries: list[tuple[int, Discover]]
+    checks: Sequence[Check] = ()
+    labels: Sequence[int] = ()
+    loops: Sequence[tuple[int, int]] = ()
 
 
 def emit(
     name: str,
     flat: Flat,
-    kernels: dict[str, KernelInfo],
+    kernels: Sequence[dict[str, KernelInfo]],
     inputs: list[TensorInfo],
     input_names: list[str],
     outputs: list[TensorInfo],
@@ -307,7 +335,7 @@ def emit(
     Args:
         name: The name of the graph.
         flat: Its launches.
-        kernels: What is known of the kernels that they use.
+        kernels: For each device the kernels that the launches use.
         inputs: The inputs.
         input_names: Their names.
         outputs: The outputs.
@@ -319,12 +347,14 @@ def emit(
             fixed[index] = len(table)
             table.append(_fixed(buffer))
     symbols = dict.fromkeys(name for info in inputs for dim in info.shape for name in _symbols(dim))
-    plan = plan_memory(flat.buffers, flat.once, share=not flags.MAX_GUARD)
-    once = _Emitter(flat, plan, 0, fixed, BaseLayout(len(inputs), len(outputs)))
-    for launch, barrier in zip(flat.once, plan.barriers, strict=True):
-        once.launch(launch, barrier)
-    parts = _segments(flat, fixed, inputs, outputs, symbols)
-    used = {launch.kernel for part in (once.code, *parts) for launch in part.launches}
+    layout = BaseLayout(len(inputs), len(outputs))
+    at_load = _Sequence(flat.once, flat.once_discoveries)
+    once = _segments(flat, at_load, fixed, layout, (), symbols)
+    execution = _Sequence(flat.launches, flat.discoveries, flat.checks, flat.labels, flat.loops)
+    parts = _segments(flat, execution, fixed, layout, outputs, symbols)
+    used = [set[str]() for _ in kernels]
+    for part in (*once, *parts):
+        used[part.device].update(launch.kernel for launch in part.launches)
     output_buffers = [
         int(flat.buffers[buffer].name) if flat.buffers[buffer].kind == "input" else -1
         for buffer in flat.outputs
@@ -336,11 +366,14 @@ def emit(
         input_names=input_names,
         outputs=outputs,
         output_buffers=output_buffers,
-        once=once.code,
+        once=once,
         main=parts[0],
         later=parts[1:],
         fixed=table,
-        kernels={key: info for key, info in kernels.items() if key in used},
+        kernels=[
+            {key: info for key, info in table.items() if key in keys}
+            for table, keys in zip(kernels, used, strict=True)
+        ],
         guarded=flags.MAX_GUARD,
     )
 
@@ -351,25 +384,29 @@ def _symbols(*sizes: Size) -> set[str]:
 
 def _segments(
     flat: Flat,
+    sequence: _Sequence,
     fixed: dict[int, int],
-    inputs: list[TensorInfo],
-    outputs: list[TensorInfo],
+    layout: BaseLayout,
+    outputs: Sequence[TensorInfo],
     symbols: dict[str, None],
 ) -> list[ProgramCode]:
-    """The parts of the main program; adds the symbols that they discover to `symbols`."""
-    cuts = sorted({position for position, _ in flat.discoveries})
-    held = [(at, pointer.buffer) for at, found in flat.discoveries for pointer in found.bounds]
+    """The parts of a sequence of launches; adds the symbols that they discover to `symbols`."""
+    launches, discoveries = sequence.launches, sequence.discoveries
+    cuts = sorted({position for position, _ in discoveries})
+    held = [(at, pointer.buffer) for at, step in discoveries for pointer in step.bounds]
     plan = plan_memory(
-        flat.buffers, flat.launches, cuts, held, flat.labels, flat.loops, not flags.MAX_GUARD
+        flat.buffers, launches, cuts, held, sequence.labels, sequence.loops, not flags.MAX_GUARD
     )
-    starts, ends = [0, *cuts], [*cuts, len(flat.launches)]
+    starts, ends = [0, *cuts], [*cuts, len(launches)]
     outputs_left = dict(enumerate(outputs))
-    checks_left = list(flat.checks)
+    checks_left = list(sequence.checks)
     parts: list[ProgramCode] = []
     for segment, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        emitter = _Emitter(flat, plan, segment, fixed, BaseLayout(len(inputs), len(outputs)))
+        emitter = _Emitter(flat, sequence.labels, plan, segment, fixed, layout)
         code = emitter.code
-        for launch, barrier in zip(flat.launches[start:end], plan.barriers[start:end], strict=True):
+        if start < end:
+            code.device = launches[start].device
+        for launch, barrier in zip(launches[start:end], plan.barriers[start:end], strict=True):
             emitter.launch(launch, barrier, start)
         known = symbols.keys()
         code.outputs = [i for i, info in outputs_left.items() if _symbols(*info.shape) <= known]
@@ -377,12 +414,12 @@ def _segments(
             del outputs_left[index]
         code.checks = [check for check in checks_left if _symbols(check.have, check.want) <= known]
         checks_left = [check for check in checks_left if check not in code.checks]
-        for position, found in flat.discoveries:
+        for position, step in discoveries:
             if segment < len(cuts) and position == cuts[segment]:
                 target = -1
-                if found.target >= 0:
-                    target = cuts.index(flat.labels[found.target]) + 1
-                emitter.discovery(found, target)
-                symbols.update(dict.fromkeys(filter(None, found.symbols)))
+                if step.target >= 0:
+                    target = cuts.index(sequence.labels[step.target]) + 1
+                emitter.discovery(step, target)
+                symbols.update(dict.fromkeys(filter(None, step.symbols)))
         parts.append(code)
     return parts

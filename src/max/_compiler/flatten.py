@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from max._backends.backend import HOST
 from max._compiler.sizes import Size, simplify, substitute
 from max._compiler.template import (
     Buffer,
@@ -21,6 +22,7 @@ from max._compiler.template import (
     Step,
     Template,
     WhileStep,
+    mark,
 )
 from max.dtype import DType
 from max.mlir.dims import DimExpr
@@ -60,6 +62,8 @@ class Flat:
 
     buffers: list[Buffer] = field(default_factory=list[Buffer])
     once: list[Launch] = field(default_factory=list[Launch])
+    once_discoveries: list[tuple[int, Discover]] = field(default_factory=list[tuple[int, Discover]])
+    """The copies between devices among the launches of `once`, each with the number of launches that run before."""
     launches: list[Launch] = field(default_factory=list[Launch])
     checks: list[Check] = field(default_factory=list[Check])
     discoveries: list[tuple[int, Discover]] = field(default_factory=list[tuple[int, Discover]])
@@ -71,6 +75,9 @@ class Flat:
     loops: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """The first launch of each loop, and the one after its last."""
 
+
+CUT = Discover("cut", (), (), DType.bool)
+"""Ends a segment; the host does nothing there."""
 
 Guard = Callable[[bool], str]
 """Gives the key of the kernel that raises where two numbers are not equal (True), or the first is less (False)."""
@@ -114,7 +121,12 @@ class _Flattener:
         for index, buffer in enumerate(template.buffers):
             if index not in places:
                 places[index] = Pointer(self.add(buffer, env, prefix))
-        self.flat.once.extend([self.bind(launch, places, env, path) for launch in template.once])
+        for step in template.once:
+            if isinstance(step, Launch):
+                self.add_once(self.bind(step, places, env, path))
+            else:
+                position = len(self.flat.once)
+                self.flat.once_discoveries.append((position, self.bound(step, places, env)))
         checks = self.bound_checks(template.checks, env, path)
         unknown = (
             {str(env[symbol]) for symbol in found_out(template)} if conditional else set[str]()
@@ -125,7 +137,7 @@ class _Flattener:
             self.flat.checks += checks
         for step in template.steps:
             if isinstance(step, Launch):
-                self.flat.launches.append(self.bind(step, places, env, path))
+                self.add_launch(self.bind(step, places, env, path))
             elif isinstance(step, Discover):
                 self.discover(step, places, env)
             elif isinstance(step, IfStep):
@@ -162,9 +174,7 @@ class _Flattener:
                 continue
             slots = (Number(check.have), Number(check.want))
             kernel, op = self.guard(check.exact), check.message.partition(":")[0]
-            self.flat.launches.append(
-                Launch(kernel, slots, (), (), False, op, site=check.site, check=check)
-            )
+            self.add_launch(Launch(kernel, slots, (), (), False, op, site=check.site, check=check))
         return waiting
 
     def add(self, buffer: Buffer, env: Mapping[str, Size], prefix: str) -> int:
@@ -216,14 +226,22 @@ class _Flattener:
         self.call(step.condition, places, env, prefix, conditional=True)
         self.jump("if_zero", end, host, self.pointer(step.predicate, places, env))
         self.call(step.body, places, env, prefix, conditional=True)
-        self.flat.launches.extend([self.bind(launch, places, env, path) for launch in step.update])
+        for launch in step.update:
+            self.add_launch(self.bind(launch, places, env, path))
         self.jump("back", head, host)
         self.place_label(end, host)
         self.flat.loops.append((self.flat.labels[head], self.flat.labels[end]))
 
     def needs_host(self, step: Step) -> bool:
-        """Whether a step finds out sizes or prints, or holds one that does: the program is cut there."""
+        """Whether a step needs the host between launches, or holds one that does: the program is cut there.
+
+        The host discovers sizes, prints, copies between devices, and drives branches and loops of other devices.
+        """
         if isinstance(step, Discover):
+            return True
+        if isinstance(step, Launch):
+            return step.device != HOST
+        if isinstance(step, WhileStep) and any(launch.device != HOST for launch in step.update):
             return True
         return any(
             self.needs_host(inner)
@@ -244,12 +262,29 @@ class _Flattener:
             # what is found out right after it is another place
             self.mark(())
 
-    def cut(self) -> None:
-        self.flat.discoveries.append((len(self.flat.launches), Discover("cut", (), (), DType.bool)))
+    def add_launch(self, launch: Launch) -> None:
+        """Adds a launch; a program is cut where the device changes."""
+        launches = self.flat.launches
+        if launches and launches[-1].device != launch.device:
+            self.cut()
+        launches.append(launch)
 
-    def mark(self, writes: tuple[int, ...]) -> None:
-        """Adds a launch that does nothing; buffers that it writes have memory from here on."""
-        self.flat.launches.append(Launch("", (), (), writes, False, "mark", jump=Jump("next", -1)))
+    def add_once(self, launch: Launch) -> None:
+        """Adds a launch of what is computed once."""
+        launches = self.flat.once
+        if launches and launches[-1].device != launch.device:
+            self.flat.once_discoveries.append((len(launches), CUT))
+        launches.append(launch)
+
+    def cut(self) -> None:
+        self.flat.discoveries.append((len(self.flat.launches), CUT))
+
+    def mark(self, writes: Sequence[int]) -> None:
+        """Adds launches that do nothing, one for each device; buffers that they write have memory from here on."""
+        devices = sorted({self.flat.buffers[buffer].device for buffer in writes}) or [HOST]
+        for device in devices:
+            own = [buffer for buffer in writes if self.flat.buffers[buffer].device == device]
+            self.add_launch(mark(own, device))
 
     def jump(self, kind: str, label: int, host: bool, predicate: Pointer | None = None) -> None:
         slots = () if predicate is None else (predicate,)
@@ -262,7 +297,7 @@ class _Flattener:
                 self.mark(())
             return
         reads = tuple([pointer.buffer for pointer in slots])
-        self.flat.launches.append(Launch("", slots, reads, (), False, kind, jump=Jump(kind, label)))
+        self.add_launch(Launch("", slots, reads, (), False, kind, jump=Jump(kind, label)))
 
     def call(
         self,
@@ -319,11 +354,16 @@ class _Flattener:
         self, step: Discover, places: Mapping[int, Pointer], env: Mapping[str, Size]
     ) -> None:
         """Adds a discovery."""
+        self.flat.discoveries.append((len(self.flat.launches), self.bound(step, places, env)))
+
+    def bound(
+        self, step: Discover, places: Mapping[int, Pointer], env: Mapping[str, Size]
+    ) -> Discover:
+        """A discovery over the program's buffers and symbols."""
         symbols = tuple([str(env[symbol]) if symbol else "" for symbol in step.symbols])
         bounds = tuple([self.pointer(pointer, places, env) for pointer in step.bounds])
         shape = tuple([substitute(size, env) for size in step.shape])
-        found = replace(step, symbols=symbols, bounds=bounds, shape=shape)
-        self.flat.discoveries.append((len(self.flat.launches), found))
+        return replace(step, symbols=symbols, bounds=bounds, shape=shape)
 
     @staticmethod
     def pointer(
@@ -363,6 +403,8 @@ class _Flattener:
             tuple([places[b].buffer for b in launch.parts]),
             flops=substitute(launch.flops, env),
             site=launch.site,
+            jump=launch.jump,
+            device=launch.device,
         )
 
 

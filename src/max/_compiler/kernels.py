@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from max import kernel as k
-from max._backends.backend import Backend
+from max._backends.backend import Backend, Backends
 from max._compiler.codegen import functions
 from max._compiler.codegen.nest import ArgView, NestText
 from max._compiler.sizes import Size
 from max._compiler.template import Border, Chosen, KernelInfo, Number, Pointer, Slot
 from max._kernel_library.tiles.transpose import transpose
 
-__all__ = ["Argument", "KernelTable"]
+__all__ = ["Argument", "KernelTable", "KernelTables"]
 
 _GLOBALS = {"k": k, "fn": functions, "transpose": transpose, "nan": math.nan, "inf": math.inf}
 
@@ -188,6 +188,25 @@ class KernelTable:
                 if not (p.annotation is k.Input or _is_input(p.annotation))
             )
         return self._written[kernel]
+
+
+class KernelTables:
+    """The kernels of one compilation: a table for each device.
+
+    Args:
+        backends: The devices.
+        ahead: As for `KernelTable`.
+    """
+
+    def __init__(self, backends: Backends, ahead: bool = False) -> None:
+        self.backends = backends
+        self._tables = [KernelTable(backend, ahead) for backend in backends]
+
+    def __getitem__(self, device: int) -> KernelTable:
+        return self._tables[device]
+
+    def __iter__(self) -> Iterator[KernelTable]:
+        return iter(self._tables)
 
 
 def _is_input(annotation: Any) -> bool:

@@ -9,7 +9,8 @@ from typing import Any
 from xdsl.ir import Attribute
 
 from max._compiler.codegen.nest import ArgView, NestText
-from max._compiler.kernels import Argument, KernelTable
+from max._compiler.devices import device_of, index_of
+from max._compiler.kernels import Argument, KernelTables
 from max._compiler.layout import Layout
 from max._compiler.lower_regions import RegionLowering
 from max._compiler.mok import CheckOp, OnceOp, RegionOp
@@ -30,6 +31,7 @@ from max._compiler.template import (
     TensorInfo,
     UnsupportedOpError,
     WhileStep,
+    mark,
 )
 from max.dtype import DType
 from max.mlir import (
@@ -65,7 +67,11 @@ class GraphLowering(RegionLowering):
             shape = shape_of(argument)
             info = TensorInfo(type_.dtype, shape, type_.device.data, isinstance(type_, BufferType))
             index = self.buffer(
-                Buffer("input", simplify(product(shape) * type_.dtype.size_in_bytes))
+                Buffer(
+                    "input",
+                    simplify(product(shape) * type_.dtype.size_in_bytes),
+                    device=index_of(type_, self.backends),
+                )
             )
             template.inputs.append((index, info))
             self.places[argument] = Place(index, Layout.contiguous(shape), type_.dtype)
@@ -75,6 +81,7 @@ class GraphLowering(RegionLowering):
 
     def visit(self, op: MoOp) -> None:
         self.site = site_of(op)
+        self.device = device_of(op, self.backends)
         if isinstance(op, OnceOp):
             self.once(op)
         elif isinstance(op, RegionOp):
@@ -108,7 +115,14 @@ class GraphLowering(RegionLowering):
         shape = shape_of(op.results[0])
         size = simplify(product(shape) * type_.dtype.size_in_bytes)
         index = self.buffer(
-            Buffer("weight", size, name=op.attr("name"), dtype=type_.dtype, shape=shape)
+            Buffer(
+                "weight",
+                size,
+                name=op.attr("name"),
+                dtype=type_.dtype,
+                shape=shape,
+                device=self.device,
+            )
         )
         self.places[op.results[0]] = Place(index, Layout.contiguous(shape), type_.dtype)
 
@@ -185,22 +199,21 @@ class GraphLowering(RegionLowering):
         sources = [self.place(v) for v in op.operands[: len(carried)]]
         states = [self.allocate(v) for v in carried]
         for source, state in zip(sources, states, strict=True):
-            self.copy(source, state, "while")
+            self.copy_in_memory(source, state, "while")
         rest = self.pointers(op.operands[len(carried) :])
         operands = [*[state.pointer() for state in states], *rest]
         types = [v.type for v in op.operands]
-        predicate = self.buffer(Buffer("temp", 1))
+        condition, body = op.callees
+        decision = self.subgraphs[condition].output_types[0]
+        predicate = self.buffer(Buffer("temp", 1, device=index_of(decision, self.backends)))
         following = [
-            replace(
-                state, buffer=self.buffer(Buffer("temp", self.template.buffers[state.buffer].bytes))
-            )
+            replace(state, buffer=self.buffer(replace(self.template.buffers[state.buffer])))
             for state in states
         ]
-        condition, body = op.callees
         results = [place.buffer for place in following]
         outside, self.launches = self.launches, []
         for source, state in zip(following, states, strict=True):
-            self.copy(source, state, "while")
+            self.copy_in_memory(source, state, "while")
         update, self.launches = tuple(self.launches), outside
         self.launches.append(
             WhileStep(
@@ -222,6 +235,20 @@ class GraphLowering(RegionLowering):
         self.launches.append(
             Discover("print", (), (place.pointer(),), place.dtype, shape, str(label))
         )
+
+    def copy_in_memory(self, source: Place, target: Place, name: str) -> None:
+        """A launch that copies, on the device whose memory both places are in."""
+        self.device = self.template.buffers[target.buffer].device
+        self.copy(source, target, name)
+
+    def device_copy(self, op: MoOp) -> None:
+        """Ends a segment: between segments the host copies from one memory to another."""
+        source, target = self.place(op.operands[0]), self.allocate(op.results[0])
+        # the target's memory belongs to a segment of its device
+        self.launches.append(mark([target.buffer], self.device))
+        nbytes = self.template.buffers[target.buffer].bytes
+        bounds = (source.pointer(), target.pointer())
+        self.launches.append(Discover("copy", (), bounds, DType.uint8, (nbytes,)))
 
     def buffer_create(self, op: MoOp) -> None:
         self.allocate(op.results[0])
@@ -277,6 +304,7 @@ class GraphLowering(RegionLowering):
         "mo.shape_to_tensor": shape_to_tensor,
         "mo.print": print,
         "mok.check": check,
+        "mok.device_copy": device_copy,
         "mok.attention": RegionLowering.attention,
         "mok.pack": RegionLowering.pack,
         "mok.packed_products": RegionLowering.packed_products,
@@ -285,7 +313,7 @@ class GraphLowering(RegionLowering):
 
 def lower_graph(
     graph: GraphOp,
-    kernels: KernelTable,
+    tables: KernelTables,
     subgraphs: Mapping[str, SubgraphOp],
     scope: Iterable[str] = (),
 ) -> Template:
@@ -293,11 +321,11 @@ def lower_graph(
 
     Args:
         graph: The graph.
-        kernels: Where kernels are made.
+        tables: For each device where its kernels are made.
         subgraphs: The subgraphs that it may call, by name.
         scope: Symbols that mean here what they mean in the graph around; see `scopes`.
 
     Raises:
         UnsupportedOpError: An op that has no kernel.
     """
-    return GraphLowering(graph, kernels, subgraphs, scope).run()
+    return GraphLowering(graph, tables, subgraphs, scope).run()

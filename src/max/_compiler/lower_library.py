@@ -15,7 +15,7 @@ from max._compiler.codegen.nest import ArgView
 from max._compiler.codegen.spec import Leaf, RegionSpec
 from max._compiler.counts import operations, products, region_name
 from max._compiler.kernels import Argument
-from max._compiler.mok import MatmulOp, PackOp, RegionOp
+from max._compiler.mok import DeviceCopyOp, MatmulOp, PackOp, RegionOp
 from max._compiler.passes.fuse import PACKED_PRODUCTS
 from max._compiler.passes.outline import DISCOVERING
 from max._compiler.placing import Place, Placing, described
@@ -89,15 +89,19 @@ class LibraryLowering(Placing):
                     f"{self.graph.sym_name}"
                 )
             sliced = rule == "slice"
-            bounds = [self.place(v) for v in op.operands[0 if rule == "range" else 1 :]]
+            bounds = [self.place(on_host(v)) for v in op.operands[0 if rule == "range" else 1 :]]
             shape = shape_of(op.operands[0]) if sliced else ()
             pointers = tuple([place.pointer() for place in bounds])
             names = tuple([name or "" for name in symbols])
             self.launches.append(Discover(rule, names, pointers, bounds[0].dtype, shape))
             self.known.update(filter(None, names))
 
-    def library(self, op: MoOp, outer: MoOp, epilogue: RegionParts | None) -> None:
-        """A launch of a library kernel; `outer` is the region whose results it writes, or the op itself."""
+    def library(self, op: MoOp, outer: MoOp, epilogue: RegionParts | None) -> bool:
+        """A launch of a library kernel; `outer` is the region whose results it writes, or the op itself.
+
+        Returns:
+            Whether there is a launch: not where the device's kernel takes no epilogue.
+        """
         values, attributes = with_norm(op)
         operands = [v for v in values if isinstance(v.type, ShapedType)]
         results = [v for v in outer.results if isinstance(v.type, ShapedType)]
@@ -106,7 +110,7 @@ class LibraryLowering(Placing):
             name, attributes = op.attr("symbol"), op.attr("parameters")
             if not self.backend.library.supports(name):
                 self.custom(op, name, attributes)
-                return
+                return True
         elif isinstance(op, MatmulOp):
             name = "mo.matmul"
         if not self.backend.library.supports(name):
@@ -121,6 +125,8 @@ class LibraryLowering(Placing):
             [described(v) for v in results],
             plain(attributes),
         )
+        if epilogue is not None and not call.epilogue:
+            return False
         places = [self.place(v) for v in operands]
         outputs = [self.allocate(v) for v in results]
         made: EpilogueText | None = None
@@ -137,6 +143,7 @@ class LibraryLowering(Placing):
             flops = simplify(flops + operations(outer))
         label = region_name(outer) if isinstance(outer, RegionOp) else name.partition(".")[2]
         self.launch_call(call, places, outputs, label, made, sources, in_place, flops)
+        return True
 
     def launch_call(
         self,
@@ -262,6 +269,11 @@ class LibraryLowering(Placing):
                 both.append(place.buffer)
         made = self.kernels.library(kernel, arguments, dict(parameters), None)
         self.launch(made, arguments, written, False, symbol, (), both)
+
+
+def on_host(value: SSAValue) -> SSAValue:
+    """What a copy to a device was made of, else the value itself."""
+    return value.owner.operands[0] if isinstance(value.owner, DeviceCopyOp) else value
 
 
 def with_norm(op: MoOp) -> tuple[list[SSAValue], Mapping[str, Any]]:

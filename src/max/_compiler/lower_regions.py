@@ -131,8 +131,7 @@ class RegionLowering(LibraryLowering):
             self.library(main, op, None)
             return
         parts = epilogue_parts(op, main)
-        if parts is not None:
-            self.library(main, op, parts)
+        if parts is not None and self.library(main, op, parts):
             return
         self.library(main, main, None)
         self.rest(op, main, 0)

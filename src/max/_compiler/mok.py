@@ -9,6 +9,7 @@
 - `mok.pack_filter` and `mok.packed_conv`: the same for convolutions.
 - `mok.attention`: attention over keys and values that are plain tensors.
 - `mok.check`: a condition over dims that an execution's sizes must meet.
+- `mok.device_copy`: a value in the memory of another device.
 - `mok.yield`: ends the body of a region or of a `mok.once`.
 """
 
@@ -43,6 +44,7 @@ __all__ = [
     "AttentionOp",
     "BodyOp",
     "CheckOp",
+    "DeviceCopyOp",
     "MatmulOp",
     "OnceOp",
     "PackFilterOp",
@@ -434,6 +436,29 @@ class AttentionOp(MoOp):
         )
 
 
+def _check_device_copy(
+    operands: Sequence[Attribute], results: Sequence[Attribute], attrs: Any
+) -> None:
+    x, y = cast("TensorType", operands[0]), cast("TensorType", results[0])
+    if (x.dtype, x.shape) != (y.dtype, y.shape) or x.device == y.device:
+        raise ValueError(
+            f"device_copy: {x.short} to {y.short} changes more, or less, than the device"
+        )
+
+
+class DeviceCopyOp(MoOp):
+    """A tensor, contiguous, in the memory of another device. `mo.transfer` between devices of one memory is a view instead."""
+
+    name = "mok.device_copy"
+    spec = OpSpec("mok.device_copy", (1, 1), 1, check=_check_device_copy)
+    traits = OpTraits(lambda: (Pure(),))
+
+    @classmethod
+    def of(cls, x: SSAValue, result: TensorType, location: LocationAttr) -> DeviceCopyOp:
+        """The copy of a tensor as a type that differs in the device only."""
+        return cls.create(operands=(x,), result_types=(result,), location=location)
+
+
 class BodyOp(MoOp):
     """An op with a body that sees nothing but its arguments."""
 
@@ -531,6 +556,7 @@ MOK = Dialect(
         PackFilterOp,
         PackedConvOp,
         AttentionOp,
+        DeviceCopyOp,
         RegionOp,
         OnceOp,
     ],

@@ -7,11 +7,11 @@ import time
 from xdsl.dialects.builtin import ModuleOp
 
 from max import kernel as k
-from max._backends.backend import Backends
+from max._backends.backend import HOST, Backends
 from max._compiler import mok
 from max._compiler.emit import Compiled, emit
 from max._compiler.flatten import flatten
-from max._compiler.kernels import KernelTable
+from max._compiler.kernels import KernelTables
 from max._compiler.lower import lower_graph
 from max._compiler.passes.attention import fuse_attention
 from max._compiler.passes.base import DevicePass, GraphPass, ModulePass, Pass
@@ -26,6 +26,7 @@ from max._compiler.passes.materialise import materialise
 from max._compiler.passes.merge_products import merge_products
 from max._compiler.passes.once import compute_once
 from max._compiler.passes.pack import pack_weights
+from max._compiler.passes.place import place_operands
 from max._compiler.passes.resolve import resolve_sizes
 from max._compiler.passes.split import split_concats
 from max._compiler.passes.views import push_views
@@ -54,6 +55,7 @@ PASSES: tuple[Pass, ...] = (
     GraphPass("insert-checks", insert_checks),
     GraphPass("expand-collectives", expand_collectives),
     GraphPass("canonicalise", canonicalise),
+    DevicePass("place-operands", place_operands),
     GraphPass("fold-constants", fold_constants),
     GraphPass("merge-equal-ops", merge_equal_ops),
     GraphPass("fuse-attention", fuse_attention),
@@ -115,7 +117,7 @@ def check_text(module: ModuleOp, step: str) -> None:
 
 def compile_module(
     module: ModuleOp, input_names: list[str], backends: Backends, ahead: bool = False
-) -> tuple[Compiled, dict[str, k.KernelIR]]:
+) -> tuple[Compiled, list[dict[str, k.KernelIR]]]:
     """Compiles a module of `mo`, which stays as it is.
 
     Args:
@@ -125,7 +127,7 @@ def compile_module(
         ahead: Whether the devices begin to compile kernels while others are specialised, as they will be loaded.
 
     Returns:
-        The program, and the IR of its kernels by key.
+        The program, and for each device the IR of its kernels by key.
 
     Raises:
         UnsupportedOpError: An op has no kernel.
@@ -140,30 +142,33 @@ def compile_module(
     kept = recorded()
     optimise(work, backends, kept=kept)
     start = time.perf_counter()
-    table = KernelTable(backends.host, ahead)
+    tables = KernelTables(backends, ahead)
     callees = subgraphs(work)
     around = scopes(work)
     templates = {
-        graph.sym_name: lower_graph(graph, table, callees, around.get(graph.sym_name, ()))
+        graph.sym_name: lower_graph(graph, tables, callees, around.get(graph.sym_name, ()))
         for graph in graphs(work)
     }
     start = stats.add("lower", start)
     name = entry(work).sym_name
     template = templates[name]
-    flat = flatten(templates, name, table.guard)
+    flat = flatten(templates, name, tables[HOST].guard)
     start = stats.add("flatten", start)
     compiled = emit(
         name,
         flat,
-        table.infos,
+        [table.infos for table in tables],
         [info for _, info in template.inputs],
         input_names,
         [info for _, info in template.outputs],
     )
     stats.add("emit", start)
     stats.modules += 1
-    stats.kernels += len(table.irs)
-    irs = {key: table.irs[key] for key in compiled.kernels}
+    stats.kernels += sum(len(table.irs) for table in tables)
+    irs = [
+        {key: table.irs[key] for key in used}
+        for table, used in zip(tables, compiled.kernels, strict=True)
+    ]
     if kept is not None:
         kept.finish(flat, compiled, irs, backends)
     return compiled, irs

@@ -9,13 +9,22 @@ from typing import Any
 import numpy as np
 from xdsl.ir import SSAValue
 
-from max._backends.backend import Backend
-from max._compiler.kernels import Argument, KernelTable
+from max._backends.backend import HOST, Backend
+from max._compiler.devices import index_of
+from max._compiler.kernels import Argument, KernelTable, KernelTables
 from max._compiler.layout import Layout
 from max._compiler.passes.base import constant_of
 from max._compiler.shapes import shape_of, view_layout
 from max._compiler.sizes import Size, product, simplify
-from max._compiler.template import Border, Buffer, Launch, Pointer, Slot, Template
+from max._compiler.template import (
+    Border,
+    Buffer,
+    Launch,
+    Pointer,
+    Slot,
+    Template,
+    UnsupportedOpError,
+)
 from max._kernel_library.library import KernelCall, Operand, Workspace
 from max.dtype import DType
 from max.mlir import GraphOp, MoOp, ResourceAttr, ShapedType, SubgraphOp
@@ -40,7 +49,7 @@ class Placing:
 
     Args:
         graph: The graph.
-        kernels: The kernels of the compilation.
+        tables: The kernels of the compilation, by device.
         subgraphs: The subgraphs of the module, for the symbols of calls.
         scope: Symbols that mean here what they mean in the graph around.
     """
@@ -48,12 +57,15 @@ class Placing:
     def __init__(
         self,
         graph: GraphOp,
-        kernels: KernelTable,
+        tables: KernelTables,
         subgraphs: Mapping[str, SubgraphOp],
         scope: Iterable[str] = (),
     ) -> None:
         self.graph = graph
-        self.kernels = kernels
+        self.tables = tables
+        self.backends = tables.backends
+        self.device = HOST
+        """The index of the backend that the current op runs on."""
         self.subgraphs = subgraphs
         self.template = Template(graph.sym_name)
         self.places: dict[SSAValue, Place] = {}
@@ -65,9 +77,14 @@ class Placing:
         """The symbols whose sizes are known where the lowering is."""
 
     @property
+    def kernels(self) -> KernelTable:
+        """The kernels of the device that the current op runs on."""
+        return self.tables[self.device]
+
+    @property
     def backend(self) -> Backend:
-        """The device that the launches run on."""
-        return self.kernels.backend
+        """The device that the current op runs on."""
+        return self.tables[self.device].backend
 
     def lower_call(
         self,
@@ -91,7 +108,8 @@ class Placing:
         shape = shape_of(value)
         size = simplify(product(shape) * type_.dtype.size_in_bytes)
         kind = "kept" if value in self.kept else "temp"
-        place = Place(self.buffer(Buffer(kind, size)), Layout.contiguous(shape), type_.dtype)
+        buffer = Buffer(kind, size, device=index_of(type_, self.backends))
+        place = Place(self.buffer(buffer), Layout.contiguous(shape), type_.dtype)
         self.places[value] = place
         return place
 
@@ -105,7 +123,14 @@ class Placing:
             assert isinstance(owner, MoOp)
             attr = owner.attributes["value"]
             key = attr.key if isinstance(attr, ResourceAttr) else ""
-            index = self.buffer(Buffer("constant", array.nbytes, key, np.ascontiguousarray(array)))
+            buffer = Buffer(
+                "constant",
+                array.nbytes,
+                key,
+                np.ascontiguousarray(array),
+                device=index_of(value.type, self.backends),
+            )
+            index = self.buffer(buffer)
             found = Place(index, Layout.contiguous(array.shape), DType.from_numpy(array.dtype))
             self.places[value] = found
         return found
@@ -123,7 +148,8 @@ class Placing:
     def workspace(self, workspace: Workspace) -> Place:
         shape = tuple(simplify(dim) for dim in workspace.shape)
         size = simplify(product(shape) * workspace.dtype.size_in_bytes)
-        return Place(self.buffer(Buffer("temp", size)), Layout.contiguous(shape), workspace.dtype)
+        buffer = Buffer("temp", size, device=self.device)
+        return Place(self.buffer(buffer), Layout.contiguous(shape), workspace.dtype)
 
     def border(self, border: Border) -> Pointer:
         """Where a buffer begins or ends."""
@@ -147,6 +173,12 @@ class Placing:
             both
         )
         writes = {a.pointer.buffer for a, w in zip(arguments, written, strict=True) if w}
+        elsewhere = {self.template.buffers[b].device for b in reads | writes} - {self.device}
+        if elsewhere:
+            names = ", ".join(str(self.backends[index].device) for index in elsewhere)
+            raise UnsupportedOpError(
+                f"{name} runs on {self.backend.device}, and has operands in the memory of {names}"
+            )
         self.launches.append(
             Launch(
                 kernel=key,
@@ -159,6 +191,7 @@ class Placing:
                 parts=tuple(parts),
                 flops=flops,
                 site=self.site,
+                device=self.device,
             )
         )
 

@@ -48,7 +48,7 @@ class Compilation:
         flat: All launches over one list of buffers.
         plan: Where the main program's buffers are.
         compiled: The result.
-        irs: The kernels by key.
+        irs: For each device the kernels by key.
         backends: The devices that it was compiled for.
     """
 
@@ -56,7 +56,7 @@ class Compilation:
     flat: Flat | None = None
     plan: MemoryPlan | None = None
     compiled: Compiled | None = None
-    irs: dict[str, k.KernelIR] = field(default_factory=dict)
+    irs: list[dict[str, k.KernelIR]] = field(default_factory=list)
     backends: Backends | None = None
 
     def module(self, name: str, module: ModuleOp, seconds: float) -> None:
@@ -65,7 +65,7 @@ class Compilation:
         self.passes.append(PassRecord(name, ops, seconds, print_module(module)))
 
     def finish(
-        self, flat: Flat, compiled: Compiled, irs: dict[str, k.KernelIR], backends: Backends
+        self, flat: Flat, compiled: Compiled, irs: list[dict[str, k.KernelIR]], backends: Backends
     ) -> None:
         """Keeps the program."""
         cuts = sorted({position for position, _ in flat.discoveries})

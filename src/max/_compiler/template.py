@@ -5,6 +5,7 @@ A subgraph's template is made once and instantiated by :mod:`max._compiler.flatt
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +33,7 @@ __all__ = [
     "TensorInfo",
     "UnsupportedOpError",
     "WhileStep",
+    "mark",
 ]
 
 
@@ -50,6 +52,7 @@ class Buffer:
         array: Of a constant.
         dtype: Of a weight.
         shape: Of a weight.
+        device: The index of the backend whose memory it is in.
     """
 
     kind: str
@@ -58,6 +61,7 @@ class Buffer:
     array: Any = None
     dtype: DType | None = None
     shape: tuple[Size, ...] = ()
+    device: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +172,7 @@ class Launch:
         flops: Its operations on numbers; 0 where it is not known.
         site: The number of the staged op that it comes from; -1: none.
         check: Of a launch that only checks a condition, the condition.
+        device: The index of the backend that runs it.
     """
 
     kernel: str
@@ -182,6 +187,13 @@ class Launch:
     flops: Size = 0
     site: int = -1
     check: Check | None = None
+    device: int = 0
+
+
+def mark(writes: Sequence[int], device: int = 0) -> Launch:
+    """A launch that does nothing; the buffers that it writes have memory in its segment from here on."""
+    jump = Jump("next", -1)
+    return Launch("", (), (), tuple(writes), False, "mark", jump=jump, device=device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,15 +255,16 @@ class WhileStep:
 class Discover:
     """Sizes that are known once the launches before it have run: those of a `mo.range`, `mo.slice_dynamic` or `mo.nonzero`.
 
-    Or what is shown then, of a `mo.print`. Or, in a branch or loop with such things in it, where the host goes on.
+    Or another step that the host takes between launches: it prints, copies between devices, or, in a branch or loop that the
+    host drives, decides where to continue.
 
     Args:
-        rule: ``range``, ``slice``, ``count`` or ``print``; ``if_zero`` or ``jump``.
+        rule: ``range``, ``slice``, ``count`` or ``print``; ``copy``; ``if_zero`` or ``jump``.
         symbols: For each axis of the result the symbol that its size gets, or an empty text where it is known.
         bounds: Where start, stop and step are, or the count: the size of the first axis; or
-            what is printed, or the predicate.
+            what is printed, or the predicate; or the source and the target of a copy.
         dtype: Their element type.
-        shape: The shape of what is sliced or printed.
+        shape: The shape of what is sliced or printed; the number of bytes to copy.
         label: What is printed before it.
         target: The number of the place where the host goes on.
     """
@@ -284,7 +297,7 @@ class Template:
 
     name: str
     buffers: list[Buffer] = field(default_factory=list[Buffer])
-    once: list[Launch] = field(default_factory=list[Launch])
+    once: list[Launch | Discover] = field(default_factory=list["Launch | Discover"])
     steps: list[Step] = field(default_factory=list["Step"])
     inputs: list[tuple[int, TensorInfo]] = field(default_factory=list[tuple[int, TensorInfo]])
     outputs: list[tuple[int, TensorInfo]] = field(default_factory=list[tuple[int, TensorInfo]])

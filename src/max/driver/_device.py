@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 from max._errors import NoAcceleratorError
+from max.driver._memory import DeviceMemory, HostMemory
 
 
 class Device:
@@ -18,10 +19,12 @@ class Device:
     """
 
     __module__ = "max.driver"
-    __slots__ = ("_default_stream", "_id")
+    __slots__ = ("_default_stream", "_id", "memory")
 
     _id: int
     _default_stream: DeviceStream
+    memory: DeviceMemory
+    """The device's memory; tensors allocate from it and copy by it."""
 
     def __new__(cls, id: int = -1) -> Self:
         if cls is Device:
@@ -102,6 +105,10 @@ class Device:
         return type(self), (self.id,)
 
 
+_HOST_MEMORY = HostMemory()
+"""The memory of all CPU devices."""
+
+
 class CPU(Device):
     """The host as a device.
 
@@ -133,6 +140,7 @@ class CPU(Device):
             if found is None:
                 found = super().__new__(cls)
                 found._id = key
+                found.memory = _HOST_MEMORY
                 found._default_stream = DeviceStream(found)
                 cls._instances[key] = found
             return found
@@ -198,6 +206,9 @@ def _usable_cores() -> int:
 class Accelerator(Device):
     """A GPU or other accelerator.
 
+    A kind of accelerator is a subclass that implements the properties of :class:`Device`; :func:`register_accelerators` makes
+    its devices known. Programs run on it if a backend is registered for its ``api`` (``max._backends``).
+
     Args:
         id: The device's id; -1 is the first one.
         device_memory_limit: The most bytes to allocate on it; -1 is 99 % of its free memory.
@@ -210,13 +221,95 @@ class Accelerator(Device):
     __slots__ = ()
 
     def __new__(cls, id: int = -1, device_memory_limit: int = -1) -> Self:
+        if cls is not Accelerator:
+            return super().__new__(cls)
         if id < -1:
             raise ValueError(f"Accelerator: id {id} is not a device; expected -1, 0, 1, …")
+        position = max(id, 0)
+        for provider in _providers:
+            count = provider.count()
+            if position < count:
+                opened: Any = provider.open(position, device_memory_limit)
+                return opened
+            position -= count
         which = "no accelerator" if id < 0 else f"no accelerator with id {id}"
         raise NoAcceleratorError(
             f"Accelerator: {which}: accelerator_count() is {accelerator_count()}, models run on "
             "the CPU here; use CPU()"
         )
+
+    def __init__(self, id: int = -1, device_memory_limit: int = -1) -> None:
+        """Nothing to do: a provider returns devices that are open."""
+
+    @property
+    def label(self) -> str:
+        """Always ``gpu``."""
+        return "gpu"
+
+    @property
+    def is_host(self) -> bool:
+        """Always false: the host reads and writes its memory by copies."""
+        return False
+
+    def can_access(self, other: Device) -> bool:
+        """Whether the other device is this one: others' memory is reached by copies."""
+        if not isinstance(other, Device):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"can_access: expected a Device, got {type(other).__name__}")
+        return other is self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Accelerator, (self.id,)
+
+
+class AcceleratorProvider(Protocol):
+    """One kind of accelerator: how many the machine has, and how one is opened."""
+
+    def count(self) -> int:
+        """How many devices there are."""
+        ...
+
+    def open(self, position: int, device_memory_limit: int) -> Accelerator:
+        """A device; the same object at each call, so that devices compare by identity.
+
+        Args:
+            position: Its number among the provider's devices, from 0.
+            device_memory_limit: As for :class:`Accelerator`.
+        """
+        ...
+
+
+_providers: list[AcceleratorProvider] = []
+
+
+def register_accelerators(provider: AcceleratorProvider) -> None:
+    """Makes the devices of a kind known; ids count through all providers in the order of registration.
+
+    Args:
+        provider: The devices.
+    """
+    _providers.append(provider)
+
+
+def unregister_accelerators(provider: AcceleratorProvider) -> None:
+    """Takes a provider's devices out again; those that are open stay usable.
+
+    Args:
+        provider: The devices.
+    """
+    _providers.remove(provider)
+
+
+def device_named(label: str, id: int) -> Device:
+    """The device of a label and id, as types of a graph name it.
+
+    Args:
+        label: ``cpu`` or ``gpu``.
+        id: The zero-based id.
+
+    Raises:
+        ValueError: The machine does not have it.
+    """
+    return CPU(id) if label == "cpu" else Accelerator(id)
 
 
 class DeviceStream:
@@ -307,8 +400,8 @@ class DeviceSpec:
 
 
 def accelerator_count() -> int:
-    """The number of accelerators that models can run on: 0, the engine runs on the CPU."""
-    return 0
+    """The number of accelerators that models can run on: those of all registered kinds, by default none."""
+    return sum(provider.count() for provider in _providers)
 
 
 def accelerator_api() -> str:

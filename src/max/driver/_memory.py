@@ -1,4 +1,4 @@
-"""Host memory: aligned allocations, mapped files, and arrays on an address."""
+"""Memory of devices, and of the host: aligned allocations, mapped files, and arrays on an address."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import math
 import mmap
 import os
+from abc import ABC, abstractmethod
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -37,6 +38,75 @@ class Memory(NamedTuple):
 def address(array: Array) -> int:
     """The address of an array's first element."""
     return array.__array_interface__["data"][0]
+
+
+class DeviceMemory(ABC):
+    """The memory of a device: what a tensor needs of it.
+
+    An address is a number that only this memory understands, except on the host; offsets are added to it. Copies are ordered
+    after all launches that were queued on the device before, and complete when the call returns.
+    """
+
+    @abstractmethod
+    def allocate(self, op: str, dtype: DType, shape: tuple[int, ...], zero: bool) -> Memory:
+        """Memory for a contiguous tensor, aligned to :data:`ALIGNMENT`; freed with the owner that it returns.
+
+        Args:
+            op: Who allocates, for messages.
+            dtype: The element type.
+            shape: The sizes.
+            zero: Whether the memory holds zeros; else it is not initialised.
+
+        Raises:
+            MemoryError: The device does not have as much.
+        """
+
+    @abstractmethod
+    def read(self, ptr: int, nbytes: int) -> Array:
+        """Bytes of the device as a uint8 array of the host: a copy, or on the host the memory itself.
+
+        Args:
+            ptr: The address of the first byte.
+            nbytes: How many bytes.
+        """
+
+    @abstractmethod
+    def write(self, ptr: int, data: Array) -> None:
+        """Copies a uint8 array of the host to the device.
+
+        Args:
+            ptr: The address of the first byte.
+            data: The bytes, contiguous.
+        """
+
+
+class HostMemory(DeviceMemory):
+    """The memory of the host: addresses are those of the process."""
+
+    def allocate(self, op: str, dtype: DType, shape: tuple[int, ...], zero: bool) -> Memory:
+        return allocate(op, dtype, shape, zero)
+
+    def read(self, ptr: int, nbytes: int) -> Array:
+        return array_at(Memory(ptr, None), DType.uint8, (nbytes,), None, False)
+
+    def write(self, ptr: int, data: Array) -> None:
+        self.read(ptr, data.size)[:] = data
+
+
+def copy_between(
+    target: DeviceMemory, target_ptr: int, source: DeviceMemory, source_ptr: int, nbytes: int
+) -> None:
+    """Copies bytes from one memory to another, through the host.
+
+    Args:
+        target: Where to.
+        target_ptr: The address of the first byte there.
+        source: Where from.
+        source_ptr: The address of the first byte there.
+        nbytes: How many bytes.
+    """
+    if nbytes:
+        target.write(target_ptr, source.read(source_ptr, nbytes))
 
 
 def allocate(op: str, dtype: DType, shape: tuple[int, ...], zero: bool) -> Memory:

@@ -20,7 +20,6 @@ from max.driver._memory import (
     MapMode,
     Memory,
     address,
-    allocate,
     array_at,
     map_file,
 )
@@ -49,6 +48,7 @@ def _check_dtype(op: str, dtype: object) -> DType:
 
 
 _HOST = CPU()
+HOST_MEMORY = _HOST.memory
 
 
 def _place(op: str, target: Device | DeviceStream | None) -> tuple[Device, DeviceStream]:
@@ -155,7 +155,7 @@ class Tensor:
         pinned: bool = False,
     ) -> None:
         device, stream = _place("Tensor", target)
-        self._ptr, self._owner = allocate("Tensor", dtype, shape, zero)
+        self._ptr, self._owner = device.memory.allocate("Tensor", dtype, shape, zero)
         self._dtype, self._shape, self._strides = dtype, shape, None
         self._read_only, self._pinned = False, pinned
         self._device, self._stream = device, stream
@@ -164,7 +164,7 @@ class Tensor:
     def _empty(cls, dtype: DType, shape: tuple[int, ...], device: Device) -> Tensor:
         """A tensor of a shape that was checked before: what each execution makes of its outputs."""
         tensor = cls.__new__(cls)
-        tensor._ptr, tensor._owner = allocate("Tensor", dtype, shape, zero=False)
+        tensor._ptr, tensor._owner = device.memory.allocate("Tensor", dtype, shape, False)
         tensor._dtype, tensor._shape, tensor._strides = dtype, shape, None
         tensor._read_only = tensor._pinned = False
         tensor._device, tensor._stream = device, device.default_stream
@@ -449,11 +449,12 @@ class Tensor:
             BufferError: Another device is asked for, or the tensor is read-only and the consumer
                 too old to know.
         """
+        own_device = self.__dlpack_device__()
         if stream is not None:
             raise BufferError(
                 f"Tensor.__dlpack__: {self._device.label}:{self._device.id} has no streams, got {stream!r}"
             )
-        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
+        if dl_device is not None and tuple(dl_device) != own_device:
             raise BufferError(
                 f"Tensor.__dlpack__: the tensor is on {self._device.label}:{self._device.id}, not on DLPack device "
                 f"{tuple(dl_device)}"
@@ -462,7 +463,15 @@ class Tensor:
         return _dlpack.export_array(source.to_numpy(), self._dtype, max_version)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """The DLPack device: the CPU."""
+        """The DLPack device.
+
+        Raises:
+            BufferError: The tensor is on a device whose memory DLPack consumers cannot read.
+        """
+        if not self._device.is_host:
+            raise BufferError(
+                f"Tensor: {self._device.label}:{self._device.id} shares no memory by DLPack; use to(CPU())"
+            )
         return _dlpack.HOST
 
     def item(self) -> Any:
@@ -475,7 +484,7 @@ class Tensor:
             raise ValueError(
                 f"Tensor.item: expected one element, the shape is {self._shape}; index it first"
             )
-        value = self.to_numpy().reshape(()).item()
+        value = self._on_host().to_numpy().reshape(()).item()
         return value if isinstance(value, (bool, int, float)) else float(value)
 
     def __getitem__(self, index: Index | tuple[Index, ...]) -> Tensor:
@@ -502,7 +511,10 @@ class Tensor:
         if self._read_only:
             raise ValueError("Tensor: the memory is read-only; write to a copy()")
         if isinstance(value, Tensor):
-            value = value.to_numpy()
+            value = value._on_host().to_numpy()
+        if not self._device.is_host:
+            self._write_through_host(value)
+            return
         array = self.to_numpy()
         if isinstance(value, np.generic) and self._dtype.to_numpy().isbuiltin == 1:
             value = cast("Any", value).item()
@@ -520,6 +532,36 @@ class Tensor:
             array[...] = value
         except ValueError as error:
             raise ValueError(f"Tensor: writing to shape {self._shape}: {error}") from error
+
+    def _span(self) -> tuple[int, int]:
+        """Address and length in bytes of the memory from the first element to the last, in the order of addresses."""
+        if 0 in self._shape:
+            return self._ptr, 0
+        size = self._dtype.size_in_bytes
+        reach = [(n - 1) * stride for n, stride in zip(self._shape, self.strides, strict=True)]
+        low, high = sum(min(r, 0) for r in reach), sum(max(r, 0) for r in reach)
+        return self._ptr + low * size, (high - low + 1) * size
+
+    def _on_host(self) -> Tensor:
+        """The tensor itself if it is on the host, else a copy there."""
+        if self._device.is_host:
+            return self
+        start, nbytes = self._span()
+        data = self._device.memory.read(start, nbytes)
+        ptr = address(data) + self._ptr - start
+        return Tensor._wrap(ptr, self._dtype, self._shape, self._strides, data)
+
+    def _write_through_host(self, value: Any) -> None:
+        """Writes to the memory of a device: the elements are converted and spread on the host."""
+        staged = (
+            self._on_host()
+            if self._strides is not None
+            else Tensor._empty(self._dtype, self._shape, _HOST)
+        )
+        staged._write(value)
+        start, nbytes = self._span()
+        data = HOST_MEMORY.read(staged._span()[0], nbytes)
+        self._device.memory.write(start, data)
 
     def __iter__(self) -> Iterator[Tensor]:
         """The views along the first axis.
@@ -592,7 +634,7 @@ class Tensor:
         target = stream or device or self._stream
         new = Tensor.__new__(Tensor)
         new._allocate(self._dtype, self._shape, target)
-        new._write(self.to_numpy())
+        new._write(self)
         return new
 
     @overload
@@ -662,7 +704,7 @@ class Tensor:
                 f"{op}: {src._shape} {src._dtype} does not fit {self._shape} {self._dtype}"
             )
         source = src if src._shape == self._shape else src.view(src._dtype, self._shape)
-        self._write(source.to_numpy())
+        self._write(source)
 
     def __copy__(self) -> Tensor:
         return self._derive(self._dtype, self._shape, self._strides)
@@ -671,7 +713,7 @@ class Tensor:
         return self.copy()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        data = self.to_numpy().tobytes()
+        data = self._on_host().to_numpy().tobytes()
         return _restore, (data, self._dtype, self._shape, self._device)
 
     def __repr__(self) -> str:

@@ -12,7 +12,8 @@ import numpy as np
 
 from max._compiler.template import TensorInfo
 from max._errors import ArgumentError, ForeignTypeError
-from max.driver import CPU, Tensor
+from max.driver import Tensor
+from max.driver._device import device_named
 from max.dtype import DType
 
 __all__ = ["InputBinder"]
@@ -48,7 +49,8 @@ class InputBinder:
         self.names = list(names)
         self.symbols = tuple(symbols)
         self.dtypes = [info.dtype for info in inputs]
-        self.devices = [CPU(info.device[1]) for info in inputs]
+        self.devices = [device_named(*info.device) for info in inputs]
+        self.memories = [device.memory for device in self.devices]
         self._bind = self._make_bind()
         self._written = [i for i, info in enumerate(inputs) if info.mutable]
         self._overlap = self._make_overlap() if self._written else None
@@ -92,7 +94,15 @@ class InputBinder:
 
     def _make_overlap(self) -> Callable[[list[Tensor]], bool]:
         """A function from the inputs to whether a mutable one may share memory with another."""
-        pairs = [(m, i) for m in self._written for i in range(len(self.inputs)) if i != m]
+        pairs = [
+            (m, i)
+            for m in self._written
+            for i in range(len(self.inputs))
+            # addresses of different memories have nothing in common; two buffers are compared once
+            if self.memories[i] is self.memories[m]
+            and i != m
+            and not (self.inputs[i].mutable and i < m)
+        ]
         if len(pairs) > MOST_PAIRS:
             return self._overlap_of_many
         lines = ["def overlap(tensors):"]
@@ -101,9 +111,8 @@ class InputBinder:
             lines.append(f"    e{m} = p{m} + {self._bytes_text(m)}")
             lines += [
                 f"    if p{i} < e{m} and p{i} + {self._bytes_text(i)} > p{m}: return True"
-                for i in range(len(self.inputs))
-                # two buffers are compared once
-                if i != m and not (self.inputs[i].mutable and i < m)
+                for written, i in pairs
+                if written == m
             ]
         lines.append("    return False")
         scope: dict[str, Any] = {"prod": math.prod}
@@ -118,15 +127,18 @@ class InputBinder:
 
     def _overlap_of_many(self, tensors: list[Tensor]) -> bool:
         """The same, for many inputs: all that is written is compared with what lies before it, and the other way round."""
-        spans = sorted(
-            (t._ptr, _end(t), i.mutable) for t, i in zip(tensors, self.inputs, strict=True)
-        )
-        end = written = 0
-        for start, stop, mutable in spans:
-            if start < (end if mutable else written):
-                return True
-            end = max(end, stop)
-            written = max(written, stop) if mutable else written
+        for memory in set(self.memories):
+            spans = sorted(
+                (t._ptr, _end(t), i.mutable)
+                for t, i, own in zip(tensors, self.inputs, self.memories, strict=True)
+                if own is memory
+            )
+            end = written = 0
+            for start, stop, mutable in spans:
+                if start < (end if mutable else written):
+                    return True
+                end = max(end, stop)
+                written = max(written, stop) if mutable else written
         return False
 
     def _separate(self, tensors: list[Tensor], may_copy: bool) -> None:
@@ -138,7 +150,9 @@ class InputBinder:
         for m in self._written:
             start, stop = tensors[m]._ptr, _end(tensors[m])
             for i, tensor in enumerate(tensors):
-                if i == m or not (tensor._ptr < stop and _end(tensor) > start):
+                if i == m or self.memories[i] is not self.memories[m]:
+                    continue
+                if not (tensor._ptr < stop and _end(tensor) > start):
                     continue
                 if tensor._ptr == _end(tensor) or start == stop:
                     continue  # an empty tensor has no memory
@@ -249,11 +263,18 @@ class InputBinder:
             raise ArgumentError(
                 f"{self.what(index)}: got {type(arg).__name__}; a Tensor, a NumPy array or another DLPack array fits"
             )
+        if tensor._device.memory is not self.memories[index] and not info.mutable:
+            tensor = tensor.to(self.devices[index])
         if tensor.dtype is not info.dtype:
             raise ArgumentError(
                 f"{self.what(index)}: got dtype {tensor.dtype.name} (shape {_shape_text(tensor.shape)})"
             )
         if info.mutable:
+            if tensor._device.memory is not self.memories[index]:
+                raise ValueError(
+                    f"{self.what(index)}: the model writes to it, and an array of the host is a copy there; make a "
+                    "tensor on the device, Tensor.from_numpy(array).to(device)"
+                )
             if tensor._read_only:
                 raise ValueError(f"{self.what(index)}: the model writes to it, but it is read-only")
             if not tensor.is_contiguous:

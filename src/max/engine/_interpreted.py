@@ -10,7 +10,8 @@ import numpy as np
 from max._compiler.emit import Compiled, ProgramCode
 from max._compiler.sizes import simplify
 from max._compiler.template import TensorInfo
-from max.driver import Tensor
+from max.driver import CPU, Tensor
+from max.driver._device import device_named
 from max.engine._model import Linked, Model
 from max.engine._program import Arena
 from max.graph import Graph
@@ -34,26 +35,42 @@ class _NoLinker:
 class _Run:
     """Runs a graph with the interpreter."""
 
-    def __init__(self, graph: Graph, weights: Mapping[str, Tensor], printing: PrintOptions) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        weights: Mapping[str, Tensor],
+        outputs: Sequence[TensorInfo],
+        printing: PrintOptions,
+    ) -> None:
         self.graph = graph
+        self.top = entry(graph.to_mlir())
+        self.outputs = outputs
         self.printing = printing
-        self.weights = {name: tensor.to_numpy() for name, tensor in weights.items()}
+        self.weights = {
+            name: (tensor if tensor.is_host else tensor.to(CPU())).to_numpy()
+            for name, tensor in weights.items()
+        }
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         from max import _interpreter  # NumPy only, and seldom needed
 
-        arrays = [tensor.to_numpy() for tensor in inputs]
+        on_host = [tensor if tensor.is_host else tensor.to(CPU()) for tensor in inputs]
+        arrays = [tensor.to_numpy() for tensor in on_host]
         token = _interpreter.printing.CURRENT.set(self.printing)
         try:
             results = _interpreter.run(self.graph, arrays, self.weights)
         finally:
             _interpreter.printing.CURRENT.reset(token)
+        for given, copy, type_ in zip(inputs, on_host, self.top.input_types, strict=False):
+            if isinstance(type_, BufferType) and given is not copy:
+                given.inplace_copy_from(copy)
         outputs: list[Tensor] = []
-        for result in results:
+        for result, info in zip(results, self.outputs, strict=True):
             same = next((t for t, a in zip(inputs, arrays, strict=True) if result is a), None)
-            outputs.append(
-                same if same is not None else Tensor.from_numpy(np.array(result, order="C"))
-            )
+            if same is None:
+                device = device_named(*info.device)
+                same = Tensor.from_numpy(np.array(result, order="C")).to(device)
+            outputs.append(same)
         return outputs
 
 
@@ -85,6 +102,6 @@ def interpreted_model(
     )
     none = ProgramCode()
     compiled = Compiled(
-        graph.name, tuple(symbols), inputs, names, outputs, [-1] * len(outputs), none, none, [], [], {}
+        graph.name, tuple(symbols), inputs, names, outputs, [-1] * len(outputs), [none], none, [], [], [{}]
     )  # fmt: skip
-    return Model(compiled, None, _NoLinker(), arena, _Run(graph, weights, printing))
+    return Model(compiled, None, _NoLinker(), arena, _Run(graph, weights, outputs, printing))

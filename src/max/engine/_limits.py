@@ -85,6 +85,8 @@ def find_limits(compiled: Compiled, backend: Backend) -> Thresholds:
         backend: The device that it runs on.
     """
     known = Thresholds()
+    if not backend.is_host:
+        return known
     groups: dict[str, list[LaunchCode]] = {}
     for launch in compiled.main.launches:
         if launch.choice is not None:

@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from max._abi import BaseLayout
 from max._compiler.emit import Compiled
-from max._runtime import guard, platform
+from max._runtime import platform
 from max._runtime.interrupts import check_interrupt
 from max.driver import CPU, Device, Tensor
+from max.driver._device import device_named
 from max.dtype import DType
 from max.engine._binding import InputBinder
 from max.engine._outputs import OutputMemory
 from max.engine._profile import Profile, recording
-from max.engine._program import Arena, Instance, LinkedProgram
+from max.engine._program import Arena, Instance, LinkedProgram, arena_of
 
 __all__ = ["Model", "MojoValue", "TensorSpec"]
 
@@ -159,7 +159,7 @@ class Model:
         )
         self._output_dtypes = [info.dtype for info in compiled.outputs]
         self._output_memory = OutputMemory(len(compiled.outputs), compiled.guarded)
-        self._output_devices = [CPU(info.device[1]) for info in compiled.outputs]
+        self._output_devices = [device_named(*info.device) for info in compiled.outputs]
         self._given_back = compiled.output_buffers
         self._captures: dict[int, _Capture] = {}
         self._lock = threading.Lock()
@@ -217,12 +217,12 @@ class Model:
     @property
     def input_devices(self) -> list[Device]:
         """Devices of the model's input tensors, as a list of Device objects."""
-        return [CPU(info.device[1]) for info in self._compiled.inputs]
+        return [device_named(*info.device) for info in self._compiled.inputs]
 
     @property
     def output_devices(self) -> list[Device]:
         """Devices of the model's output tensors, as a list of Device objects."""
-        return [CPU(info.device[1]) for info in self._compiled.outputs]
+        return [device_named(*info.device) for info in self._compiled.outputs]
 
     @property
     def kernel_summaries(self) -> list[str]:
@@ -328,6 +328,8 @@ class Model:
             address, [tensor._ptr for tensor in inputs], [tensor._ptr for tensor in outputs]
         )
         linked.main.run(instance, np.array(bases, np.int64))
+        if linked.main.waits:
+            linked.main.backend.synchronize()
 
     def _run_segments(
         self, linked: Linked, symbols: tuple[int, ...], inputs: list[Tensor]
@@ -341,19 +343,17 @@ class Model:
         bases = np.zeros(layout.count(len(parts)), np.int64)
         bases[layout.inputs] = [tensor._ptr for tensor in inputs]
         # memory of its own: other runs come between the parts
-        arenas: dict[int, npt.NDArray[np.uint8]] = {}
+        arenas: dict[int, object] = {}
         sizes = dict(zip(self._compiled.symbols, symbols, strict=False))
         segment = 0
         while segment < len(parts):
             check_interrupt()
             part = parts[segment]
             instance = part.instance(tuple([sizes.get(name, 0) for name in self._compiled.symbols]))
-            arenas[segment] = (
-                guard.with_holes(instance.arena_bytes, instance.holes)
-                if instance.holes
-                else platform.allocate(max(instance.arena_bytes, 1))
+            address, arenas[segment] = arena_of(part.backend).fresh(
+                instance.arena_bytes, instance.holes
             )
-            bases[layout.arena(segment)] = arenas[segment].ctypes.data
+            bases[layout.arena(segment)] = address
             for index, shape in zip(part.code.outputs, instance.output_shapes, strict=True):
                 if self._given_back[index] < 0 and not bases[layout.output(index)]:
                     kind = self._output_dtypes[index], shape, self._output_devices[index]
@@ -367,6 +367,8 @@ class Model:
                 part.run(instance, bases)
             following = part.discover(instance, bases, sizes)
             segment = segment + 1 if following < 0 else following
+        for backend in {part.backend for part in parts if part.waits}:
+            backend.synchronize()
         return outputs
 
     # weights -----------------------------------------------------------------------------------

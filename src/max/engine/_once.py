@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from max._backends import Backends
+from max._backends.backend import HOST
 from max._compiler.emit import Compiled, LaunchCode, ProgramCode
 from max._runtime import platform
-from max.engine._program import Arena, LinkedProgram
+from max.engine._program import LinkedProgram, arena_of
 
 __all__ = ["run_once"]
 
@@ -21,27 +23,33 @@ def run_once(
     compiled: Compiled,
     link: Callable[[ProgramCode], LinkedProgram],
     fixed: Sequence[int],
-    arena: Arena,
+    backends: Backends,
 ) -> set[int]:
     """Runs `compiled.once`.
 
-    Pages of mapped files are given back as soon as they were read, as the system would do under pressure: what was packed from
+    A program of the CPU runs in parts. Pages of mapped files are given back as soon as they were read, as the system would do under pressure: what was packed from
     them takes as much memory again. What is read later (a few rows of a table of embeddings) comes back page by page.
 
     Args:
         compiled: The model.
         link: Makes a part of the program ready.
         fixed: The addresses of the fixed buffers.
-        arena: Memory for what lives during the run only.
+        backends: The devices of the session.
 
     Returns:
         The weights that are needed no longer, by the numbers of their buffers.
     """
     needed = _used(compiled.main).union(*(_used(part) for part in compiled.later))
+    if len(compiled.once) > 1 or compiled.once[0].device != HOST:
+        _run_segments(compiled, link)
+        read = set[int]().union(*(_used(part) for part in compiled.once))
+        return {i for i in read - needed if compiled.fixed[i].kind == "weight"}
+    (once,) = compiled.once
+    arena = arena_of(backends.host)
     mapped = platform.MappedFiles()
     done: set[int] = set()
-    for launches, over in _parts(compiled):
-        program = link(replace(compiled.once, launches=launches))
+    for launches, over in _parts(compiled, once.launches):
+        program = link(replace(once, launches=launches))
         instance = program.instance((0,) * len(compiled.symbols))
         address, _memory = arena.take(instance.arena_bytes, instance.holes)
         bases = np.zeros(compiled.bases.count(), np.int64)
@@ -53,9 +61,28 @@ def run_once(
     return done
 
 
-def _parts(compiled: Compiled) -> Iterator[tuple[list[LaunchCode], set[int]]]:
+def _run_segments(compiled: Compiled, link: Callable[[ProgramCode], LinkedProgram]) -> None:
+    """Runs what is computed on several devices, or not on the CPU, with copies between them."""
+    layout = compiled.bases
+    programs = [link(code) for code in compiled.once]
+    bases = np.zeros(layout.count(len(programs)), np.int64)
+    owners: list[object] = []
+    for segment, program in enumerate(programs):
+        instance = program.instance((0,) * len(compiled.symbols))
+        arena = arena_of(program.backend)
+        bases[layout.arena(segment)], owner = arena.fresh(instance.arena_bytes, instance.holes)
+        owners.append(owner)
+        if not program.empty:
+            program.run(instance, bases)
+        program.discover(instance, bases, {})
+    for backend in {program.backend for program in programs if program.waits}:
+        backend.synchronize()
+
+
+def _parts(
+    compiled: Compiled, launches: Sequence[LaunchCode]
+) -> Iterator[tuple[list[LaunchCode], set[int]]]:
     """The launches in parts, each with the weights that no later one reads."""
-    launches = compiled.once.launches
     weights = {i for i, item in enumerate(compiled.fixed) if item.kind == "weight"}
     reads = [{s.fixed for s in launch.slots} & weights for launch in launches]
     last = {index: n for n, read in enumerate(reads) for index in read}

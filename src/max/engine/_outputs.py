@@ -79,10 +79,10 @@ class OutputMemory:
             MemoryError: There is not as much memory.
         """
         nbytes = math.prod(shape) * dtype.size_in_bytes
-        if self._guarded:
+        if self._guarded and device.is_host:
             memory = guard.allocate(nbytes)
             return Tensor._wrap(address(memory), dtype, shape, owner=memory, target=device)
-        if nbytes < LEAST:
+        if nbytes < LEAST or not device.is_host:
             return Tensor._empty(dtype, shape, device)
         block = self._free_block(self._kept[index], nbytes)
         if block is None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from max._backends import Backend
+from max._backends import Backend, Backends
 from max._compiler.emit import Compiled, DiscoveryCode, ProgramCode, SlotCode
 from max._compiler.memory import ALIGNMENT
 from max._compiler.sites import Sites
@@ -21,7 +21,7 @@ from max._compiler.sizes import Size, size_function
 from max._compiler.template import Check
 from max._runtime import guard, platform
 from max._runtime.program import Executor, Jump, Launch, Program
-from max.driver import Tensor
+from max.driver._memory import copy_between
 from max.dtype import DType
 from max.engine._outputs import trim_all
 from max.graph.print_options import PrintOptions
@@ -34,39 +34,58 @@ MAX_INSTANCES = 256
 
 
 class Arena:
-    """Memory for what lives during one run only; shared by all programs of a pool, as a pool runs one at a time."""
+    """Memory for what lives during one run only; shared by all programs of a queue, which run one at a time.
 
-    def __init__(self) -> None:
+    Args:
+        backend: The device that has the memory.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._device = None if backend.is_host else backend.device
         self._memory = self._make(ALIGNMENT)
 
-    @staticmethod
-    def _make(size: int) -> tuple[int, npt.NDArray[np.uint8]]:
+    def _make(self, size: int) -> tuple[int, object, int]:
+        """Address, owner and size of a block."""
+        if self._device is not None:
+            block = self._device.memory.allocate("arena", DType.uint8, (size,), False)
+            return block.ptr, block.owner, size
         memory = platform.allocate(size)
-        return memory.ctypes.data, memory
+        return memory.ctypes.data, memory, size
 
-    def take(self, size: int, holes: tuple[int, ...] = ()) -> tuple[int, npt.NDArray[np.uint8]]:
-        """The address of at least `size` bytes, and the array that holds them; the caller keeps it until its run is over.
+    def take(self, size: int, holes: tuple[int, ...] = ()) -> tuple[int, object]:
+        """The address of at least `size` bytes, and the object that holds them; the caller keeps it until its run is over.
 
         Args:
-            size: How many.
-            holes: Where pages are to be that nothing may touch; the memory is then fresh.
+            size: The number of bytes.
+            holes: Where pages must be that nothing may touch; the memory is then fresh. Only the host has such pages.
         """
-        if holes:
+        if holes and self._device is None:
             memory = guard.with_holes(size, holes)
             return memory.ctypes.data, memory
-        taken = self._memory
-        if taken[1].size < size:
+        block = self._memory
+        if block[2] < size:
             # others may still run on the old memory, which they hold
             try:
-                taken = self._memory = self._make(max(size, taken[1].size + taken[1].size // 2))
+                block = self._memory = self._make(max(size, block[2] + block[2] // 2))
             except MemoryError:
                 self.trim()
                 trim_all()
-                taken = self._memory = self._make(size)
-        return taken
+                block = self._memory = self._make(size)
+        return block[0], block[1]
+
+    def fresh(self, size: int, holes: tuple[int, ...] = ()) -> tuple[int, object]:
+        """Memory of its own: for a segment of a program between whose segments other programs run.
+
+        Args:
+            size: The number of bytes.
+            holes: As for `take`.
+        """
+        if holes and self._device is None:
+            return self.take(size, holes)
+        return self._make(max(size, 1))[:2]
 
     def trim(self) -> None:
-        """Gives the memory back; a run that is going on holds its own."""
+        """Frees the memory; a run in progress holds its own."""
         self._memory = self._make(ALIGNMENT)
 
 
@@ -78,7 +97,7 @@ def arena_of(backend: Backend) -> Arena:
     """The arena of a device; sessions whose programs take turns share one."""
     with _arenas_lock:
         if backend.queue not in _arenas:
-            _arenas[backend.queue] = Arena()
+            _arenas[backend.queue] = Arena(backend)
         return _arenas[backend.queue]
 
 
@@ -119,9 +138,9 @@ class LinkedProgram:
     Args:
         compiled: What it is part of.
         code: The program itself.
-        addresses: The addresses of the kernels by key.
+        addresses: For each device the entries of its kernels by key.
         fixed: The addresses of the fixed buffers.
-        backend: The device that it runs on.
+        backends: The devices of the session.
         limits: Limits of launches, by name; where there is none the launch keeps its guess.
         sites: The locations of the staged ops, for errors.
         printing: How it shows tensors.
@@ -131,16 +150,16 @@ class LinkedProgram:
         self,
         compiled: Compiled,
         code: ProgramCode,
-        addresses: dict[str, int],
+        addresses: Sequence[dict[str, int]],
         fixed: Sequence[int],
-        backend: Backend,
+        backends: Backends,
         limits: Mapping[str, int] | None = None,
         sites: Sites = _NO_SITES,
         printing: PrintOptions | None = None,
     ) -> None:
         self._sites = sites
         self._printing = printing or PrintOptions()
-        kernels = compiled.kernels
+        kernels, entries = compiled.kernels[code.device], addresses[code.device]
         launches: list[Launch] = []
         for launch in code.launches:
             slots = [self._slot(slot, fixed) for slot in launch.slots]
@@ -156,7 +175,7 @@ class LinkedProgram:
             kernel = kernels[launch.kernel]
             launches.append(
                 Launch(
-                    entry=addresses[launch.kernel],
+                    entry=entries[launch.kernel],
                     slots=slots,
                     barrier=launch.barrier,
                     phases=kernel.phases,
@@ -170,9 +189,13 @@ class LinkedProgram:
             )
         used = {launch.kernel for launch in code.launches if not launch.jump}
         scratch = max((kernels[key].scratch_bytes for key in used), default=0)
-        self.executor = backend.executor(Program(launches, len(code.values), scratch))
+        self.backend = backends[code.device]
+        self._memories = [backend.device.memory for backend in backends]
+        self.executor = self.backend.executor(Program(launches, len(code.values), scratch))
         self.code = code
-        self.empty = not launches
+        self.empty = all(launch.jump == "next" for launch in code.launches)
+        self.waits = not self.backend.is_host
+        """Whether a run may go on after `run` has returned: `backend.synchronize` waits for it."""
         self.bases = np.array([value.base for value in code.values], np.intp)
         self._fixed = fixed
         self._num_symbols = len(compiled.symbols)
@@ -337,17 +360,18 @@ class LinkedProgram:
             if code.rule == "jump":
                 return code.target
             if code.rule == "if_zero":
-                if not self._read(self._value(code.bounds[0], values), DType.uint8, 1)[0]:
+                if not self._read(code, 0, values, 1, DType.uint8)[0]:
                     return code.target
                 continue
             shape = [self._value(slot, values) for slot in code.shape]
+            if code.rule == "copy":
+                self._copy(code, values, shape[0])
+                continue
             if code.rule == "print":
                 self._print(code, shape, values)
                 continue
             count = len(shape) if code.rule == "slice" else 1
-            bounds = [
-                self._read(self._value(slot, values), code.dtype, count) for slot in code.bounds
-            ]
+            bounds = [self._read(code, n, values, count) for n in range(len(code.bounds))]
             if code.rule == "slice":
                 sizes = slice_sizes(shape, *bounds)
             elif code.rule == "range":
@@ -366,16 +390,32 @@ class LinkedProgram:
             printing.write(code.label)
             return
         elements = math.prod(shape)
-        array = self._read(self._value(code.bounds[0], values), code.dtype, max(elements, 1))
+        array = self._read(code, 0, values, max(elements, 1))
         printing.show(code.label, array[:elements].reshape(shape), self._printing)
 
     def _value(self, slot: SlotCode, values: npt.NDArray[np.int64]) -> int:
         value, addend = self._slot(slot, self._fixed)
         return int(values[value]) + addend
 
-    @staticmethod
-    def _read(address: int, dtype: DType, count: int) -> npt.NDArray[Any]:
-        return Tensor._wrap(address, dtype, (count,)).to_numpy()  # pyright: ignore[reportPrivateUsage]
+    def _read(
+        self,
+        code: DiscoveryCode,
+        number: int,
+        values: npt.NDArray[np.int64],
+        count: int,
+        dtype: DType | None = None,
+    ) -> npt.NDArray[Any]:
+        """Elements that one of the bounds of a discovery points to, from the memory of its device."""
+        dtype = code.dtype if dtype is None else dtype
+        memory = self._memories[code.devices[number]]
+        data = memory.read(self._value(code.bounds[number], values), count * dtype.size_in_bytes)
+        return data.view(dtype.to_numpy())
+
+    def _copy(self, code: DiscoveryCode, values: npt.NDArray[np.int64], nbytes: int) -> None:
+        """Copies from the memory of one device to that of another."""
+        source, target = [self._value(slot, values) for slot in code.bounds]
+        from_memory, to_memory = [self._memories[device] for device in code.devices]
+        copy_between(to_memory, target, from_memory, source, nbytes)
 
 
 MOST_ELEMENTS = 1 << 47

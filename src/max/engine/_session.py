@@ -11,26 +11,23 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from max._backends import BackendOptions, Backends, backends_for
-from max._compiler.emit import Compiled, Fixed, ProgramCode
-from max._compiler.memory import ALIGNMENT
+from max._compiler.emit import Compiled, ProgramCode
 from max._compiler.record import is_recording
 from max._compiler.sites import Sites
 from max._compiler.stats import stats
 from max._config import dump_log, flags
 from max._errors import ArgumentError
 from max._lazy import lazy_module
-from max._runtime import guard, platform
 from max._runtime.cache import content_key, default_cache, source_fingerprint
 from max._version import __version__
-from max.driver import CPU, Device, Tensor
-from max.dtype import DType
+from max.driver import CPU, Device
+from max.engine._fixed import FixedMemory
 from max.engine._idle import measure_when_idle
 from max.engine._limits import find_limits
 from max.engine._model import Linked, Model
@@ -254,7 +251,7 @@ class InferenceSession:
         arrays, sites = _arrays(module, compiled), Sites(module)
         linker = _Linker(self._backends, addresses, declared, arrays, sites, self._printing)
         linked = linker.link(compiled, registry)
-        loaded = Model(compiled, linked, linker, arena_of(self._backends.host))
+        loaded = Model(compiled, linked, linker, arena_of(self._backends[compiled.main.device]))
         self._models.add(loaded)
         return loaded
 
@@ -303,27 +300,35 @@ class InferenceSession:
                     "give the device to InferenceSession(devices=...)"
                 )
 
-    def _compile(self, module: ModuleOp) -> tuple[Compiled, dict[str, int]]:
-        """The program of a module and the addresses of its kernels, from the disk where it is there."""
+    def _compile(self, module: ModuleOp) -> tuple[Compiled, list[dict[str, int]]]:
+        """The program of a module and for each device the entries of its kernels, from the disk cache if it has them."""
         names = input_names(module)
         key = self._key(module, names)
         cache = default_cache()
         if key is not None and (blob := cache.get("program", key)) is not None:
             start = time.perf_counter()
             compiled: Compiled = pickle.loads(blob)
-            addresses = self._backends.host.load_cached(list(compiled.kernels))
+            entries = [
+                backend.load_cached(list(kernels))
+                for backend, kernels in zip(self._backends, compiled.kernels, strict=True)
+            ]
             stats.add("from disk", start)
-            if addresses is not None:
+            found = [each for each in entries if each is not None]
+            if len(found) == len(entries):
                 stats.from_disk += 1
-                return compiled, addresses
+                return compiled, found
         try:
             with self._lock:
                 compiled, irs = pipeline.compile_module(module, names, self._backends, ahead=True)
         except BaseException:
-            self._backends.host.cancel_started()
+            for backend in self._backends:
+                backend.cancel_started()
             raise
         start = time.perf_counter()
-        addresses = self._backends.host.load(irs.values())
+        addresses = [
+            backend.load(kernels.values())
+            for backend, kernels in zip(self._backends, irs, strict=True)
+        ]
         stats.add("llvm", start)
         if key is not None:
             cache.put("program", key, pickle.dumps(compiled, pickle.HIGHEST_PROTOCOL))
@@ -453,7 +458,7 @@ class _Linker:
     def __init__(
         self,
         backends: Backends,
-        addresses: dict[str, int],
+        addresses: list[dict[str, int]],
         declared: dict[str, WeightInfo],
         arrays: dict[int, np.ndarray[Any, Any]],
         sites: Sites,
@@ -469,58 +474,28 @@ class _Linker:
     def link(self, compiled: Compiled, registry: Mapping[str, Any] | None) -> Linked:
         """Programs with the weights of a registry; runs what is to be computed once."""
         weights = bind_weights(compiled.name, self.declared, registry)
-        fixed: list[int] = []
-        owners: dict[int, object] = {}
-        # what is computed once lies in one piece, so that it gets huge pages
-        sizes = [-(-i.bytes // ALIGNMENT) * ALIGNMENT for i in compiled.fixed if i.kind == "kept"]
-        memory = platform.allocate(0 if compiled.guarded else sum(sizes))
-        places = iter(accumulate(sizes, initial=memory.ctypes.data))
-        for index, item in enumerate(compiled.fixed):
-            if compiled.guarded:
-                owners[index] = array = self._guarded(index, item, weights)
-                fixed.append(array.ctypes.data)
-            elif item.kind == "weight":
-                owners[index] = tensor = weights[item.name]
-                fixed.append(tensor._ptr)  # pyright: ignore[reportPrivateUsage]
-            elif item.kind == "constant":
-                owners[index] = array = self.arrays[index]
-                fixed.append(array.ctypes.data)
-            else:
-                fixed.append(next(places))
-
-        host = self.backends.host
+        memory = FixedMemory(compiled, self.backends, weights, self.arrays)
+        addresses = memory.addresses  # what measures later must not hold the memory
 
         def linked(part: ProgramCode, limits: Mapping[str, int] | None = None) -> LinkedProgram:
             return LinkedProgram(
-                compiled, part, self.addresses, fixed, host, limits, self.sites, self.printing
-            )
+                compiled, part, self.addresses, addresses, self.backends, limits, self.sites,
+                self.printing,
+            )  # fmt: skip
 
-        if compiled.once.launches:
+        if any(part.launches for part in compiled.once):
             # what only this needs must not be kept
-            for index in run_once(compiled, linked, fixed, arena_of(host)):
-                owners.pop(index)
-        limits = find_limits(compiled, host)
+            for index in run_once(compiled, linked, addresses, self.backends):
+                memory.release(index)
+        limits = find_limits(compiled, self.backends[compiled.main.device])
         main = linked(compiled.main, limits.rows)
         if log := dump_log("program"):
             log.info("// ----- %s -----\n%s", compiled.name, main.executor.program)
         later = [linked(part, limits.rows) for part in compiled.later]
         keep_for_exit([main, *later])
-        programs = Linked(main, later, [memory, *owners.values()])
+        programs = Linked(main, later, memory.owners)
         measure_when_idle(programs, compiled, linked, limits.unsure)
         return programs
-
-    def _guarded(
-        self, index: int, item: Fixed, weights: Mapping[str, Tensor]
-    ) -> np.ndarray[Any, Any]:
-        """A fixed buffer between guard pages: a copy, or room for what is computed once."""
-        if item.kind == "kept":
-            return guard.allocate(item.bytes)
-        if item.kind == "weight":
-            tensor = weights[item.name]
-            given: Any = tensor.view(DType.uint8, (item.bytes,)).to_numpy()
-        else:
-            given = self.arrays[index].reshape(-1).view(np.uint8)
-        return guard.copied(given)
 
 
 def _arrays(module: ModuleOp, compiled: Compiled) -> dict[int, np.ndarray[Any, Any]]:

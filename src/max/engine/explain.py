@@ -105,7 +105,7 @@ def as_data(kept: Compilation) -> dict[str, Any]:
         )
     all_launches = [*flat.once, *flat.launches]
     assert kept.backends is not None
-    target = kept.backends.host.target
+    targets = [backend.target for backend in kept.backends]
     kernels: list[dict[str, Any]] = [
         {
             "key": key,
@@ -116,7 +116,8 @@ def as_data(kept: Compilation) -> dict[str, Any]:
             "ir": str(ir),
             "llvm": k.emit_llvm(ir, target) if isinstance(target, k.LLVMTarget) else "",
         }
-        for key, ir in kept.irs.items()
+        for target, irs in zip(targets, kept.irs, strict=True)
+        for key, ir in irs.items()
     ]
     offsets, end = _offsets(kept)
     memory = [

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         KernelValueError,
     )
     from max.kernel.frontend.specialize import specialize
-    from max.kernel.interpreter.entry import interpreted_entry
+    from max.kernel.interpreter.entry import interpreted_entry, launch_arguments
     from max.kernel.interpreter.interpret import interpret
     from max.kernel.ir.nodes import ArgSlot, KernelIR, Message
     from max.kernel.language import lang, mathlib
@@ -124,7 +124,7 @@ _NAMES = {
         "KernelValueError"
     ),
     "max.kernel.frontend.specialize": "specialize",
-    "max.kernel.interpreter.entry": "interpreted_entry",
+    "max.kernel.interpreter.entry": "interpreted_entry launch_arguments",
     "max.kernel.interpreter.interpret": "interpret",
     "max.kernel.ir.nodes": "ArgSlot KernelIR Message",
     "max.kernel.language.registry": "register registered registered_names",
@@ -205,6 +205,7 @@ __all__ = [
     "inline",
     "interpret",
     "interpreted_entry",
+    "launch_arguments",
     "kernel",
     "register",
     "registered",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -135,7 +135,7 @@ def interpreted_entry(ir: KernelIR, target: Target) -> int:
 
 class _Runner:
     def __init__(self, ir: KernelIR, target: Target) -> None:
-        fn, self.specs, self.params = ir.origin
+        fn, _, self.params = ir.origin
         self.fn: Kernel = fn
         self.ir, self.target = ir, target
 
@@ -144,7 +144,9 @@ class _Runner:
         lang.push_target(self.target)
         begin_run()
         try:
-            positional, keywords = arguments(self.fn, self._views(args), dict(self.params), context)
+            words = _words(args, max(len(self.ir.slots), 1)).tolist()
+            views = launch_arguments(self.ir, words, _array)
+            positional, keywords = arguments(self.fn, views, dict(self.params), context)
             self.fn(*positional, **keywords)
         except _Left:
             return
@@ -172,27 +174,39 @@ class _Runner:
                 context.record[ErrorRecord.VALUES] = id(error)
                 context.record[ErrorRecord.STATE] = ErrorState.INTERRUPTED
 
-    def _views(self, args: int) -> list[Any]:
-        words = _words(args, max(len(self.ir.slots), 1))
-        found = {
-            (s.arg, s.kind, s.axis): int(w) for s, w in zip(self.ir.slots, words, strict=False)
-        }
-        views: list[Any] = []
-        for position, spec in enumerate(self.specs):
-            if not isinstance(spec, TensorSpec):
-                dtype = scalar_type(spec)
-                raw = np.array([found[position, "scalar", 0]], np.int64).view(np.uint8)
-                views.append(raw[: dtype.size].view(dtype.numpy)[0])
-                continue
-            shape = tuple(
-                s if isinstance(s, int) else found[position, "dim", axis]
-                for axis, s in enumerate(spec.shape)
+
+ArrayAt = Callable[
+    [int, ScalarType, tuple[int, ...], tuple[int, ...] | None], np.ndarray[Any, np.dtype[Any]]
+]
+"""Gives the array at an address: dtype, shape, and strides in elements or None for contiguous."""
+
+
+def launch_arguments(ir: KernelIR, words: Sequence[int], array_at: ArrayAt) -> list[Any]:
+    """What `interpret` takes as the arguments of a kernel, from the argument slots of a launch.
+
+    Args:
+        ir: The kernel.
+        words: The argument slots, in the order of `KernelIR.slots`.
+        array_at: Gives the memory behind an address.
+    """
+    slots = {(s.arg, s.kind, s.axis): int(w) for s, w in zip(ir.slots, words, strict=False)}
+    _, specs, _ = ir.origin
+    views: list[Any] = []
+    for position, spec in enumerate(specs):
+        if not isinstance(spec, TensorSpec):
+            dtype = scalar_type(spec)
+            raw = np.array([slots[position, "scalar", 0]], np.int64).view(np.uint8)
+            views.append(raw[: dtype.size].view(dtype.numpy)[0])
+            continue
+        shape = tuple(
+            s if isinstance(s, int) else slots[position, "dim", axis]
+            for axis, s in enumerate(spec.shape)
+        )
+        strides = None
+        if spec.strides is not None:
+            strides = tuple(
+                slots[position, "stride", axis] if s is None else s
+                for axis, s in enumerate(spec.strides)
             )
-            strides = None
-            if spec.strides is not None:
-                strides = tuple(
-                    found[position, "stride", axis] if s is None else s
-                    for axis, s in enumerate(spec.strides)
-                )
-            views.append(_array(found[position, "pointer", 0], spec.dtype, shape, strides))
-        return views
+        views.append(array_at(slots[position, "pointer", 0], spec.dtype, shape, strides))
+    return views

@@ -102,7 +102,7 @@ def _infer_store_slice_dynamic(types: Types, attrs: Attrs) -> Types:
         )
     if source.rank != buffer.rank:
         raise ValueError(f"{op}: the source {source.short} and {buffer.short} differ in rank")
-    check_slice_bounds(op, types[2:5], buffer.rank)
+    check_slice_bounds(op, types[2:5], buffer.rank, buffer.device)
     return (_CHAIN,)
 
 

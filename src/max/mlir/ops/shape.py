@@ -201,16 +201,19 @@ define(
 )
 
 
-def check_slice_bounds(op: str, types: Types, rank: int) -> None:
-    """Checks that start, stop and step of a slice are vectors of an integer for each axis, on the CPU.
+def check_slice_bounds(op: str, types: Types, rank: int, device: DeviceRefAttr) -> None:
+    """Checks that start, stop and step of a slice are vectors of an integer for each axis.
+
+    They are on the CPU; the compiler puts them on the device of the op.
 
     Raises:
         TypeError: They are not.
     """
     expected = TensorType.get(DType.int64, (rank,), _CPU)
     for index, what in enumerate(("start", "stop", "step")):
-        if (found := tensor(op, types, index)) != expected:
-            raise TypeError(f"{op}: {what} is {found.short}, expected {expected.short}")
+        bounds = tensor(op, types, index)
+        if bounds not in (expected, TensorType.get(DType.int64, (rank,), device)):
+            raise TypeError(f"{op}: {what} is {bounds.short}, expected {expected.short}")
 
 
 def _check_slice_dynamic(operands: Types, results: Types, attrs: Attrs) -> None:
@@ -218,7 +221,7 @@ def _check_slice_dynamic(operands: Types, results: Types, attrs: Attrs) -> None:
     _same_but_shape("slice", x, y)
     if x.rank != y.rank:
         raise ValueError(f"slice: {x.short} has rank {x.rank}, the result {y.short} has {y.rank}")
-    check_slice_bounds("slice", operands[1:], x.rank)
+    check_slice_bounds("slice", operands[1:], x.rank, x.device)
 
 
 define(OpSpec("mo.slice_dynamic", (4, 4), 1, check=_check_slice_dynamic))
@@ -295,7 +298,7 @@ def _check_range(operands: Types, results: Types, attrs: Attrs) -> None:
     y = tensor("range", results, 0)
     for index, what in enumerate(("start", "stop", "step")):
         t = tensor("range", operands, index)
-        if t.rank != 0 or t.dtype is not y.dtype or t.device != _CPU:
+        if t.rank != 0 or t.dtype is not y.dtype or t.device not in (_CPU, y.device):
             raise TypeError(
                 f"range: {what} is {t.short}, expected a scalar of dtype {y.dtype.name} on cpu:0"
             )

@@ -1,0 +1,76 @@
+"""Puts the operands of each op into the memory of the device that the op runs on.
+
+An op runs on the device of its results. What it takes from another memory (a scalar of the CPU, a weight that was declared
+there) is copied by `mok.device_copy`, once for all ops of a block that need it. A `mo.transfer` between memories becomes such a
+copy; between devices that share their memory it stays a view.
+"""
+
+from __future__ import annotations
+
+from xdsl.ir import Block, SSAValue
+
+from max._backends.backend import Backends
+from max._compiler.devices import device_of, index_of
+from max._compiler.mok import DeviceCopyOp
+from max._compiler.passes.base import ops_of
+from max._compiler.passes.canonicalise import insert_before
+from max._compiler.template import UnsupportedOpError
+from max.mlir import BufferType, MoOp, ShapedType, TensorType
+
+__all__ = ["place_operands"]
+
+ANY_DEVICE = frozenset({"mo.output", "mo.call", "mo.if", "mo.while", "mo.print"})
+"""Ops that take each operand where it is."""
+
+
+def place_operands(block: Block, backends: Backends) -> None:
+    """Inserts copies between the memories of a session's devices.
+
+    Raises:
+        UnsupportedOpError: An op writes to a buffer of another device than its own.
+        ValueError: The session does not have a device.
+    """
+    if len(backends) == 1:
+        return
+    copies: dict[tuple[SSAValue, int], SSAValue] = {}
+    for op in ops_of(block):
+        if op.name == "mo.transfer":
+            _transfer(op, backends)
+        elif op.name not in ANY_DEVICE:
+            device = device_of(op, backends)
+            for position, operand in enumerate(op.operands):
+                if (
+                    isinstance(operand.type, ShapedType)
+                    and index_of(operand.type, backends) != device
+                ):
+                    if (operand, device) not in copies:
+                        copies[operand, device] = _copied(op, operand, device, backends)
+                    op.operands[position] = copies[operand, device]
+
+
+def _transfer(op: MoOp, backends: Backends) -> None:
+    x, result = op.operands[0], op.results[0]
+    if index_of(x.type, backends) == index_of(result.type, backends):
+        return
+    assert isinstance(result.type, TensorType)
+    result.replace_all_uses_with(insert_before(op, DeviceCopyOp.of(x, result.type, op.location)))
+    op.detach()
+    op.erase()
+
+
+def _copied(op: MoOp, operand: SSAValue, device: int, backends: Backends) -> SSAValue:
+    """A copy of an operand on the device of an op."""
+    type_ = operand.type
+    assert isinstance(type_, ShapedType)
+    if isinstance(type_, BufferType):
+        raise UnsupportedOpError(
+            f"{op.name} runs on {backends[device].device}, and takes {type_.short}: a buffer is read and written on its "
+            "own device only"
+        )
+    own = next(
+        v.type
+        for v in (*op.results, *op.operands)
+        if isinstance(v.type, ShapedType) and index_of(v.type, backends) == device
+    )
+    result = TensorType.get(type_.dtype, type_.shape, own.device)
+    return insert_before(op, DeviceCopyOp.of(operand, result, op.location))

@@ -1,0 +1,126 @@
+"""The memory that stays for the life of a model: weights, constants, and what is computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from max._backends import Backend, Backends
+from max._compiler.emit import Compiled, Fixed
+from max._compiler.memory import ALIGNMENT
+from max._runtime import guard, platform
+from max.driver import CPU, Tensor
+from max.dtype import DType
+
+__all__ = ["FixedMemory"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+HOST_DEVICE = CPU()
+
+
+class FixedMemory:
+    """The fixed buffers of a model, each in the memory of its device.
+
+    Weights and constants of the CPU are used where they are; those of another device are copied there. With ``MAX_GUARD`` each
+    buffer of the CPU lies between guard pages.
+
+    Args:
+        compiled: The model.
+        backends: The devices of the session.
+        weights: The values of the weights.
+        constants: The constants, by the number of their buffer.
+
+    Attributes:
+        addresses: The address of each buffer.
+
+    Raises:
+        MemoryError: A device does not have as much memory.
+    """
+
+    def __init__(
+        self,
+        compiled: Compiled,
+        backends: Backends,
+        weights: Mapping[str, Tensor],
+        constants: Mapping[int, Array],
+    ) -> None:
+        self.addresses: list[int] = []
+        self._owners: dict[int, object] = {}
+        on_host = [backends[item.device].is_host for item in compiled.fixed]
+        # what the CPU computes once lies in one piece, so that it gets huge pages
+        sizes = [
+            -(-item.bytes // ALIGNMENT) * ALIGNMENT
+            for item, host in zip(compiled.fixed, on_host, strict=True)
+            if item.kind == "kept" and host
+        ]
+        self._kept = platform.allocate(0 if compiled.guarded else sum(sizes))
+        places = iter(accumulate(sizes, initial=self._kept.ctypes.data))
+        for index, item in enumerate(compiled.fixed):
+            if item.kind == "weight":
+                value = weights[item.name]
+            elif item.kind == "constant":
+                value = constants[index]
+            else:
+                value = None
+            if not on_host[index]:
+                self._on_device(index, item, value, backends[item.device])
+            elif compiled.guarded:
+                self._owners[index] = block = _guarded(item, value)
+                self.addresses.append(block.ctypes.data)
+            elif value is None:
+                self.addresses.append(next(places))
+            else:
+                self._own(index, value)
+
+    @property
+    def owners(self) -> list[object]:
+        """What keeps the memory alive."""
+        return [self._kept, *self._owners.values()]
+
+    def release(self, index: int) -> None:
+        """Lets go of a buffer that is needed no longer.
+
+        Args:
+            index: Its number.
+        """
+        self._owners.pop(index, None)
+
+    def _own(self, index: int, value: Tensor | Array) -> None:
+        """A buffer of the CPU where its value is."""
+        if isinstance(value, Tensor) and not value.is_host:
+            value = value.to(HOST_DEVICE)
+        self._owners[index] = value
+        address = value._ptr if isinstance(value, Tensor) else value.ctypes.data  # pyright: ignore[reportPrivateUsage]
+        self.addresses.append(address)
+
+    def _on_device(
+        self, index: int, item: Fixed, value: Tensor | Array | None, backend: Backend
+    ) -> None:
+        """A buffer of another device: a tensor that is there already, else fresh memory with a copy of the value."""
+        memory = backend.device.memory
+        if isinstance(value, Tensor) and value.device is backend.device:
+            self._owners[index] = value
+            self.addresses.append(value._ptr)  # pyright: ignore[reportPrivateUsage]
+            return
+        block = memory.allocate("load", DType.uint8, (item.bytes,), False)
+        if value is not None and item.bytes:
+            memory.write(block.ptr, _bytes(value))
+        self._owners[index] = block.owner
+        self.addresses.append(block.ptr)
+
+
+def _bytes(value: Tensor | Array) -> Array:
+    """The elements of a contiguous value as a uint8 array of the host."""
+    if isinstance(value, Tensor):
+        array = (value if value.is_host else value.to(HOST_DEVICE)).to_numpy()
+    else:
+        array = value
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _guarded(item: Fixed, value: Tensor | Array | None) -> Array:
+    """A buffer between guard pages: a copy of the value, or room for what is computed once."""
+    return guard.allocate(item.bytes) if value is None else guard.copied(_bytes(value))
