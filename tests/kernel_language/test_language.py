@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -845,3 +848,33 @@ def record_without_field(out: k.Output[k.f32, 1], x: k.Input[k.f32, 1], n: k.i64
 def test_records_that_do_not_fit(kernel, message):
     with pytest.raises(k.KernelError, match=message):
         k.specialize(kernel, [k.TensorSpec(k.f32, (None,)), k.TensorSpec(k.f32, (None,)), k.i64])
+
+
+SEVERAL_VARIABLES = """
+from max import kernel as k
+
+def fibonacci(out: k.Output[k.i64, 1]):
+    first, second, third, fourth, fifth, sixth = 1, 2, 3, 4, 5, 6
+    for i in range(out.shape[0]):
+        first, second, third, fourth, fifth, sixth = second, third, fourth, fifth, sixth, first
+    out[0] = first + second * third - fourth * fifth - sixth
+
+fn = k.from_source(SOURCE, "fibonacci", {"k": k})
+print(k.specialize(fn, [k.TensorSpec(k.i64, (None,))]).key)
+"""
+
+
+def test_keys_do_not_depend_on_the_process():
+    code = SEVERAL_VARIABLES[: SEVERAL_VARIABLES.index("fn =")]
+    script = SEVERAL_VARIABLES.replace("SOURCE", repr(code[code.index("def") :]))
+    keys = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1", "2")
+    }
+    assert len(keys) == 1

@@ -50,7 +50,8 @@ def run_time_loop(
             fe.loop_depth = state.loop_depth
     else:
         fe.fail("the types of the loop's variables do not settle; convert them before the loop")
-    for name in names | targets:
+    # in order: the text of a kernel, whose hash is its key in the cache, must not depend on the process
+    for name in sorted(names | targets):
         before = saved.get(name)
         if isinstance(before, SlotVar) and name in promoted and promoted[name] is before:
             continue  # it belongs to an outer loop

@@ -1,0 +1,27 @@
+"""Products with packed dense weights where the target multiplies pairs of bf16, in plain Python: such targets are rare."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from max._kernel_library.products.dense.panels import panel_elements
+from tests.kernel_library.harness import interpreted, run
+
+BF16 = ml_dtypes.bfloat16
+
+
+@pytest.mark.parametrize("inner", [33, 34, 1])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_pairs(rows: int, inner: int) -> None:
+    """Rows of an odd number of elements do not begin at whole pairs: they take the GEMM path, which copies them."""
+    rng = np.random.default_rng(inner)
+    x, w = (rng.standard_normal((n, inner)).astype(BF16) for n in (rows, 35))
+    panels = [(BF16, (2, panel_elements(inner)))]
+    (weight,) = run("mok.pack", [w], panels, {"encoding": "rows"})
+    attributes = {"encoding": "rows", "columns": 35, "streamed": False}
+    result = [(np.float32, (rows, 35))]
+    (got,) = interpreted("mok.packed_matmul", [x, weight], result, attributes, machine="pairs")
+    want = x.astype(np.float64) @ w.astype(np.float64).T
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
