@@ -103,9 +103,26 @@ def test_an_interrupt_returns_what_came_before_with_the_next_step():
     assert engine.scheduler.preemptions == 1 and pipeline.cache.free_pages == 4
 
 
-def test_the_pipeline_is_interrupted_while_it_runs():
+def test_an_engine_with_outcomes_of_an_interrupted_step_is_not_idle():
     engine = engine_of(pipeline := CountingPipeline())
-    pipeline.before = lambda batch: engine.cancel(RequestID())
+
+    def interrupt(batch):
+        raise KeyboardInterrupt
+
+    pipeline.after = interrupt
+    engine.submit(context([1], 1))
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert len(engine.scheduler) == 0 and not engine.idle
+    assert [outcome.tokens for outcome in engine.step()] == [expected([1], 1)]
+    assert engine.idle
+
+
+@pytest.mark.parametrize("change", ["submit", "cancel"])
+def test_the_pipeline_is_interrupted_while_it_runs(change):
+    engine = engine_of(pipeline := CountingPipeline())
+    argument = context([1], 1) if change == "submit" else RequestID()
+    pipeline.before = lambda batch: getattr(engine, change)(argument)
     engine.submit(context([1], 1))
     engine.interrupt()
     assert pipeline.interrupts == 0

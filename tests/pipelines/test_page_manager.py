@@ -142,7 +142,9 @@ def test_without_prefix_caching_nothing_is_shared():
     assert table(pages, "a", 1, 2, 3) == [0, 1]
     assert table(pages, "b", 1, 2, 3) == [2, 3]
     pages.release(RequestID("a"))
-    assert table(pages, "c", 1, 2, 3) == [0, 1]
+    pages.claim(c := RequestID("c"))
+    assert pages.reuse_prefix(c, tokens(1, 2, 3)) == 0
+    assert pages.reserve(c, 3) == [0, 1]
 
 
 def test_a_prefix_comes_first():
@@ -179,18 +181,18 @@ def test_equal_pages_computed_twice():
     pages.check()
 
 
-def test_a_page_that_is_committed_in_parts():
-    pages, a = PageManager(6, 3, True), RequestID("a")
+def test_pages_that_are_committed_in_parts():
+    pages, a, text = PageManager(9, 3, True), RequestID("a"), tokens(*range(11))
     pages.claim(a)
-    pages.reserve(a, 8)
-    for length in range(1, 9):
-        pages.commit(a, tokens(1, 2, 3, 4, 5, 6, 7, 8)[:length])
+    pages.reserve(a, 11)
+    for length in range(1, 12):
+        pages.commit(a, text[:length])
         pages.claim(b := RequestID(str(length)))
-        assert pages.reuse_prefix(b, tokens(1, 2, 3, 4, 5, 6, 7, 8)) == length // 3 * 3
+        assert pages.reuse_prefix(b, text) == length // 3 * 3
         pages.release(b)
-    with pytest.raises(ValueError, match="10 tokens of request a in 3 pages of 3"):
-        pages.commit(a, tokens(*range(1, 11)))
-    pages.commit(a, tokens(*range(1, 10)))
+    with pytest.raises(ValueError, match="13 tokens of request a in 4 pages of 3"):
+        pages.commit(a, tokens(*range(13)))
+    pages.commit(a, tokens(*range(12)))
     assert pages.reused_tokens == 0, "the others have not run"
 
 
@@ -206,6 +208,17 @@ def test_forgotten_prefixes_serve_nobody():
     assert pages.reused_tokens == 0
     assert table(pages, "e", 1, 2, 9)[0] == pages.pages(RequestID("c"))[0]
     assert pages.reused_tokens == 2
+
+
+def test_a_page_in_use_that_was_forgotten_serves_nobody():
+    pages, b = PageManager(8, 2, True), RequestID("b")
+    table(pages, "a", 1, 2, 3)
+    assert table(pages, "b", 1, 2, 5)[0] == 0
+    pages.forget_prefixes()
+    for key in (RequestID("a"), b):
+        pages.commit(key, tokens(1, 2, 3 if key != b else 5))
+    pages.claim(c := RequestID("c"))
+    assert pages.reuse_prefix(c, tokens(1, 2, 3)) == 0
 
 
 def test_tokens_of_any_integer_type_and_layout_are_the_same():

@@ -158,8 +158,8 @@ class Engine:
 
     def interrupt(self) -> None:
         """Lets :meth:`step`, where it runs, return after the current step of several."""
-        pipeline = self._pipeline()
-        if self._stepping and pipeline is not None:
+        pipeline = self._pipeline() if self._stepping else None
+        if pipeline is not None:
             pipeline.interrupt()
 
     def apply_changes(self) -> None:
