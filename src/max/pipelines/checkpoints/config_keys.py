@@ -1,14 +1,16 @@
-"""Values of a model's config.json, each checked: the file, the key, what it holds and what would fit."""
+"""Checked values of a model's JSON files: an error names the file, the key, the value, and what would fit."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar
 
 from max.pipelines.core.exceptions import ModelFilesError
 
 __all__ = ["ConfigKeys"]
+
+T = TypeVar("T")
 
 _REMEDY = "Correct the file, or download the model's files again."
 _LONGEST = 60
@@ -18,33 +20,33 @@ _REQUIRED: Any = object()
 class ConfigKeys:
     """Reads keys of a config.json, or of an object in it.
 
-    A key that is null is as one that is missing.
+    A key whose value is null counts as missing.
 
     Args:
         config: The keys, as attributes or as a dictionary.
-        where: Names the object in messages, as `rope_parameters`; empty for the file's own.
-        file: Names the file; by default the config says which one it came from.
+        where: The name of the object in messages, as `rope_parameters`; empty for the file itself.
+        file: The name of the file in messages; by default the ``source`` of the config.
     """
 
     def __init__(self, config: Any, where: str = "", file: str = "") -> None:
         self._config, self._where = config, where
         self._file = file or str(getattr(config, "source", None) or "config.json")
 
-    def error(self, key: str, what: str) -> ModelFilesError:
+    def error(self, key: str, expected: str) -> ModelFilesError:
         """The error for a value that does not fit.
 
         Args:
             key: The key.
-            what: What would fit.
+            expected: What would fit.
         """
         name, value = self._name(key), self.value(key)
         if value is None:
-            return ModelFilesError(f"{self._file} lacks {name}; expected {what}", _REMEDY)
+            return ModelFilesError(f"{self._file} lacks {name}; expected {expected}", _REMEDY)
         text = _short(value)
-        return ModelFilesError(f"{self._file}: {name} is {text}; expected {what}", _REMEDY)
+        return ModelFilesError(f"{self._file}: {name} is {text}; expected {expected}", _REMEDY)
 
     def value(self, key: str) -> Any:
-        """What the file holds; None where it lacks the key.
+        """The value, unchecked; None where the key is missing.
 
         Args:
             key: The key.
@@ -53,26 +55,42 @@ class ConfigKeys:
             return self._config.get(key)
         return getattr(self._config, key, None)
 
-    def integer(self, key: str, low: int, high: int, default: Any = _REQUIRED) -> Any:
-        """An integer; a float that is one counts.
+    def _read(self, key: str, default: Any, expected: str, convert: Callable[[Any], T | None]) -> T:
+        """The converted value, or the default where the key is missing.
 
         Args:
             key: The key.
-            low: The least that fits.
-            high: The greatest that fits.
-            default: The value where the key is missing; without one the key is needed.
-
-        Raises:
-            ModelFilesError: The value does not fit.
+            default: The default; `_REQUIRED` where the file must have the key.
+            expected: What would fit, for the error.
+            convert: Returns the value to use; None if it does not fit.
         """
         value = self.value(key)
         if value is None and default is not _REQUIRED:
             return default
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise self.error(key, f"an integer from {low} to {high}")
-        return value
+        converted = convert(value)
+        if converted is None:
+            raise self.error(key, expected)
+        return converted
+
+    def integer(self, key: str, low: int, high: int, default: Any = _REQUIRED) -> Any:
+        """An integer; a float without a fraction counts.
+
+        Args:
+            key: The key.
+            low: The least value that fits.
+            high: The greatest value that fits.
+            default: The value where the key is missing; without a default the key is required.
+
+        Raises:
+            ModelFilesError: The value does not fit.
+        """
+
+        def convert(value: Any) -> int | None:
+            if isinstance(value, float) and value.is_integer():
+                value = int(value)
+            return value if type(value) is int and low <= value <= high else None
+
+        return self._read(key, default, f"an integer from {low} to {high}", convert)
 
     def number(
         self,
@@ -87,44 +105,42 @@ class ConfigKeys:
 
         Args:
             key: The key.
-            over: What it must exceed.
-            least: The least that fits, where ``over`` is not given.
-            most: The greatest that fits.
-            default: The value where the key is missing; without one the key is needed.
+            over: The value must exceed it.
+            least: The least value that fits, if ``over`` is not given.
+            most: The greatest value that fits.
+            default: The value where the key is missing; without a default the key is required.
 
         Raises:
             ModelFilesError: The value does not fit.
         """
-        value = self.value(key)
-        if value is None and default is not _REQUIRED:
-            return default
-        found = math.nan
-        if isinstance(value, float) or (type(value) is int and abs(value) < 10**300):
-            found = float(value)
-        above = found > over if over is not None else found >= least
-        if not math.isfinite(found) or not above or found > most:
-            bounds = [f"over {over:g}" if over is not None else f"at least {least:g}"]
-            bounds += [] if math.isinf(most) else [f"at most {most:g}"]
-            raise self.error(key, f"a number {' and '.join(bounds)}")
-        return found
+
+        def convert(value: Any) -> float | None:
+            # an integer beyond 10^300 may exceed a float
+            if not isinstance(value, float) and not (type(value) is int and abs(value) < 10**300):
+                return None
+            number = float(value)
+            above = number > over if over is not None else number >= least
+            return number if math.isfinite(number) and above and number <= most else None
+
+        bounds = [f"over {over:g}" if over is not None else f"at least {least:g}"]
+        bounds += [] if math.isinf(most) else [f"at most {most:g}"]
+        return self._read(key, default, f"a number {' and '.join(bounds)}", convert)
 
     def numbers(self, key: str, *, over: float) -> list[float] | None:
         """A list of finite numbers; None where the key is missing.
 
         Args:
             key: The key.
-            over: What each must exceed.
+            over: Each number must exceed it.
 
         Raises:
             ModelFilesError: The value does not fit.
         """
-        value = self.value(key)
-        if value is None:
+        values = self._read(key, None, "a list of numbers", _instance_of(list))
+        if values is None:
             return None
-        if not isinstance(value, list):
-            raise self.error(key, "a list of numbers")
-        items = ConfigKeys({str(i): x for i, x in enumerate(value)}, self._name(key), self._file)
-        return [items.number(str(i), over=over) for i in range(len(value))]
+        items = ConfigKeys({str(i): x for i, x in enumerate(values)}, self._name(key), self._file)
+        return [items.number(str(i), over=over) for i in range(len(values))]
 
     def flag(self, key: str, default: bool = False) -> bool:
         """True or false.
@@ -136,15 +152,10 @@ class ConfigKeys:
         Raises:
             ModelFilesError: The value does not fit.
         """
-        value = self.value(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self.error(key, "true or false")
-        return value
+        return self._read(key, default, "true or false", _instance_of(bool))
 
     def choice(self, key: str, known: Collection[str], default: str) -> str:
-        """One of some texts.
+        """One of a set of texts.
 
         Args:
             key: The key.
@@ -154,12 +165,11 @@ class ConfigKeys:
         Raises:
             ModelFilesError: The value does not fit.
         """
-        value = self.value(key)
-        if value is None:
-            return default
-        if not isinstance(value, str) or value not in known:
-            raise self.error(key, f"one of {', '.join(known)}")
-        return value
+
+        def convert(value: Any) -> str | None:
+            return value if isinstance(value, str) and value in known else None
+
+        return self._read(key, default, f"one of {', '.join(known)}", convert)
 
     def object(self, key: str) -> ConfigKeys | None:
         """An object of the file; None where the key is missing.
@@ -170,16 +180,17 @@ class ConfigKeys:
         Raises:
             ModelFilesError: The value is no object.
         """
-        value = self.value(key)
-        if value is None:
-            return None
-        # a config of ours has the keys of one whose name ends in _config as attributes
-        if not isinstance(value, Mapping) and not hasattr(value, "to_dict"):
-            raise self.error(key, "an object")
-        return ConfigKeys(value, self._name(key), self._file)
+
+        def convert(value: Any) -> ConfigKeys | None:
+            # HuggingFaceConfig makes objects whose key ends in _config configs of their own
+            if not isinstance(value, Mapping) and not hasattr(value, "to_dict"):
+                return None
+            return ConfigKeys(value, self._name(key), self._file)
+
+        return self._read(key, None, "an object", convert)
 
     def token_ids(self, key: str) -> list[int]:
-        """Numbers of tokens: an integer or a list of them; empty where the key is missing.
+        """Token ids: an integer or a list of integers; empty where the key is missing.
 
         Args:
             key: The key.
@@ -187,14 +198,19 @@ class ConfigKeys:
         Raises:
             ModelFilesError: The value does not fit.
         """
-        value = self.value(key)
-        found = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(type(number) is int and 0 <= number < 2**31 for number in found):
-            raise self.error(key, "the number of a token, or a list of them")
-        return found
+
+        def convert(value: Any) -> list[int] | None:
+            ids = value if isinstance(value, list) else [value]
+            return ids if all(type(n) is int and 0 <= n < 2**31 for n in ids) else None
+
+        return self._read(key, [], "the number of a token, or a list of them", convert)
 
     def _name(self, key: str) -> str:
         return f"{self._where}.{key}" if self._where else key
+
+
+def _instance_of(kind: type[T]) -> Callable[[Any], T | None]:
+    return lambda value: value if isinstance(value, kind) else None
 
 
 def _short(value: Any) -> str:
