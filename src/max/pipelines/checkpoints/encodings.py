@@ -10,7 +10,7 @@ from max.graph.quantization import QuantizationEncoding
 
 
 class SupportedEncoding(str, Enum):
-    """How a model's weights are stored and computed with."""
+    """The encoding of a model's weights, in files and in computations."""
 
     float32 = "float32"
     float16 = "float16"
@@ -64,7 +64,7 @@ class SupportedEncoding(str, Enum):
         """The encoding of weights of a dtype.
 
         Args:
-            dtype: As safetensors files ("BF16"), GGUF files ("Q4_K") or config.json files ("bfloat16") spell it.
+            dtype: The dtype as in safetensors ("BF16"), GGUF ("Q4_K") or config.json ("bfloat16") files.
         """
         spelt = {
             "F32": cls.float32,
@@ -77,7 +77,7 @@ class SupportedEncoding(str, Enum):
 
     @classmethod
     def parse_from_file_name(cls, name: str) -> SupportedEncoding | None:
-        """The encoding that a weight file's name tells, as GGUF files' names do.
+        """The encoding in a weight file's name, as in names of GGUF files; None without one.
 
         Args:
             name: The file's name.

@@ -1,4 +1,4 @@
-"""What a GGUF file says of its model: config.json and tokenizer, in the forms of the Hugging Face layout.
+"""The config and the tokenizer in a GGUF file's metadata, in the forms of the Hugging Face layout.
 
 The keys are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["config_of", "tokenizer_of"]
 
 ARCHITECTURES = {"llama": ("LlamaForCausalLM", "llama")}
-"""GGUF's names of architectures: the Hugging Face class and model type."""
+"""For each GGUF name of an architecture, the Hugging Face class and model type."""
 
-_NEEDED = {
+_REQUIRED = {
     "hidden_size": "embedding_length",
     "num_hidden_layers": "block_count",
     "intermediate_size": "feed_forward_length",
@@ -31,7 +31,7 @@ _OPTIONAL = {"num_key_value_heads": "attention.head_count_kv", "head_dim": "atte
 
 _FOLDER = "Give the model's folder in the Hugging Face layout with --model, and the file with --weight-path."
 
-# how texts are split before pairs of bytes are merged; the patterns that the models' own tokenizer.json files state
+# how texts are split before byte-pair merges; the patterns of the models' tokenizer.json files
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -52,7 +52,7 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
         file: The file.
 
     Raises:
-        ModelFilesError: It lacks what a model needs, or its architecture is not known.
+        ModelFilesError: The metadata lacks a key, or the architecture is not supported.
     """
     values = file.metadata
     name = str(values.get("general.architecture"))
@@ -62,12 +62,12 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
             f"{', '.join(ARCHITECTURES)}",
             _FOLDER,
         )
-    lacking = [key for key in _NEEDED.values() if f"{name}.{key}" not in values]
-    if lacking:
-        raise ModelFilesError(f"{file.path}: the metadata lacks {', '.join(lacking)}", _FOLDER)
+    missing = [key for key in _REQUIRED.values() if f"{name}.{key}" not in values]
+    if missing:
+        raise ModelFilesError(f"{file.path}: the metadata lacks {', '.join(missing)}", _FOLDER)
     class_name, model_type = ARCHITECTURES[name]
     config: dict[str, Any] = {"architectures": [class_name], "model_type": model_type}
-    for key, stored in {**_NEEDED, **_OPTIONAL}.items():
+    for key, stored in {**_REQUIRED, **_OPTIONAL}.items():
         if f"{name}.{stored}" in values:
             config[key] = _number(file, f"{name}.{stored}")
     embedding = file.tensors.get("token_embd.weight")
@@ -82,7 +82,7 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
 
 
 def _number(file: GGUFFile, key: str) -> float:
-    """A number of the metadata: llama.cpp has lists, too, for models whose layers differ."""
+    """A number of the metadata; llama.cpp also has lists, for models whose layers differ."""
     value = file.metadata[key]
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
         raise ModelFilesError(f"{file.path}: {key} is {value!r}, expected a number over 0", _FOLDER)
@@ -107,21 +107,21 @@ def _rope(file: GGUFFile, name: str, longest: int) -> dict[str, Any]:
 def _token_ids(values: Mapping[str, Any]) -> dict[str, Any]:
     names = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
     keys = {key: f"tokenizer.ggml.{name}_token_id" for key, name in names.items()}
-    found: dict[str, Any] = {
+    ids: dict[str, Any] = {
         key: value for key, stored in keys.items() if isinstance(value := values.get(stored), int)
     }
     others = (values.get(f"tokenizer.ggml.{name}_token_id") for name in ("eot", "eom"))
     ends = {number for number in others if isinstance(number, int)}
-    if ends and "eos_token_id" in found:
-        return {**found, "eos_token_id": sorted({found["eos_token_id"], *ends})}
-    return found
+    if ends and "eos_token_id" in ids:
+        return {**ids, "eos_token_id": sorted({ids["eos_token_id"], *ends})}
+    return ids
 
 
 def _texts(file: GGUFFile, key: str) -> list[str]:
-    found = file.metadata.get(key)
-    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+    texts = file.metadata.get(key)
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise ModelFilesError(f"{file.path}: {key} is no list of texts", _FOLDER)
-    return found
+    return texts
 
 
 def tokenizer_of(file: GGUFFile) -> tuple[Tokenizer, dict[str, Any], dict[str, str]]:
@@ -131,7 +131,7 @@ def tokenizer_of(file: GGUFFile) -> tuple[Tokenizer, dict[str, Any], dict[str, s
         file: The file.
 
     Raises:
-        ModelFilesError: There is no tokenizer, or one of a kind that is not known.
+        ModelFilesError: The file has no tokenizer, or one of an unsupported kind.
     """
     values = file.metadata
     model, pre = values.get("tokenizer.ggml.model"), values.get("tokenizer.ggml.pre", "default")
@@ -161,21 +161,21 @@ def tokenizer_of(file: GGUFFile) -> tuple[Tokenizer, dict[str, Any], dict[str, s
     try:
         pairs = [pair.partition(" ") for pair in _texts(file, "tokenizer.ggml.merges")]
         merges = [(left, right) for left, _, right in pairs]
-        found = Tokenizer(
+        tokenizer = Tokenizer(
             models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre == "llama-bpe")
         )
     except Exception as error:  # the package raises bare Exception
         raise ModelFilesError(f"{file.path}: the tokenizer is broken: {error}", _FOLDER) from error
     splits = [pre_tokenizers.Split(Regex(p), "isolated") for p in _SPLITS[pre]]
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    found.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
-    found.decoder = decoders.ByteLevel()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
     added = [
         AddedToken(text, special=kind == _CONTROL, normalized=False)
         for text, kind in zip(tokens, kinds, strict=True)
         if kind in (_CONTROL, _USER_DEFINED)
     ]
-    found.add_tokens(added)
+    tokenizer.add_tokens(added)
     ids = _token_ids(values)
     config: dict[str, Any] = {}
     for key in ("bos_token", "eos_token", "pad_token"):
@@ -185,10 +185,10 @@ def tokenizer_of(file: GGUFFile) -> tuple[Tokenizer, dict[str, Any], dict[str, s
             config[key] = tokens[number]
     if values.get("tokenizer.ggml.add_bos_token") and "bos_token" in config:
         bos = config["bos_token"]
-        found.post_processor = processors.TemplateProcessing(
+        tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{bos}:0 $A:0",
             pair=f"{bos}:0 $A:0 $B:1",
             special_tokens=[(bos, ids["bos_token_id"])],
         )
     template = values.get("tokenizer.chat_template")
-    return found, config, {"default": template} if isinstance(template, str) else {}
+    return tokenizer, config, {"default": template} if isinstance(template, str) else {}

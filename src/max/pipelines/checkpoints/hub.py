@@ -1,4 +1,4 @@
-"""Models' files: in a folder, or on the Hugging Face hub.
+"""Models' files, in a folder or on the Hugging Face hub.
 
 A path of this machine never touches the network; nor does a hub name when ``HF_HUB_OFFLINE`` is
 set, which the huggingface-hub package honours.
@@ -36,10 +36,10 @@ _FORMATS = {".safetensors": "safetensors", ".gguf": "gguf", ".pt": "pytorch", ".
 
 
 def _looks_local(repo_id: str) -> bool:
-    """Whether a name is a path and not a hub name, though nothing is there.
+    """Whether a name that does not exist is a path, not a hub name.
 
-    So is a name in a folder that is there: whoever misspells ``models/llama`` shall not wait for the
-    hub's answer.
+    A name in an existing folder counts as a path, so that a misspelt ``models/llama`` does not wait for
+    the hub.
     """
     return (
         ("/" in repo_id and Path(repo_id).parent.is_dir())
@@ -51,7 +51,7 @@ def _looks_local(repo_id: str) -> bool:
 
 
 def _resolve_hub() -> None:
-    """Finds out at once that there is no network, where huggingface-hub would try for half a minute.
+    """Fails at once without a network; huggingface-hub would retry for half a minute.
 
     Raises:
         OfflineModeIsEnabled: The hub's name does not resolve, and no proxy is set that might resolve it.
@@ -72,7 +72,7 @@ def _resolve_hub() -> None:
 
 
 def _hub(action: Callable[[], T], repo_id: str, revision: str | None) -> T:
-    """Runs a call to the hub; its errors become ours, with what to do."""
+    """Runs a call to the hub; its errors become `ModelFilesError` with a remedy."""
     try:
         from huggingface_hub import errors
     except ImportError as error:
@@ -131,11 +131,11 @@ class HuggingFaceRepo:
     Args:
         repo_id: A folder, a GGUF file, or a name on the hub.
         revision: The branch, tag or commit on the hub.
-        trust_remote_code: Whether code that comes with the model may run.
-        repo_type: Where the files are; found out where it is not given.
+        trust_remote_code: Whether code of the model may run.
+        repo_type: Where the files are; by default derived from the name.
 
     Raises:
-        ModelFilesError: The name is a path, and there is no folder.
+        ModelFilesError: The name is a path that does not exist.
     """
 
     repo_id: str
@@ -169,29 +169,29 @@ class HuggingFaceRepo:
 
     @cached_property
     def gguf_file(self) -> Path | None:
-        """The GGUF file that tells what the model's folder does not: the model itself, or the only one in its folder."""
+        """The GGUF file that replaces missing config and tokenizer files: the model itself, or the only one in its folder."""
         if self._is_gguf_file:
             return Path(self.repo_id).expanduser()
         if self.repo_type == RepoType.online or self.folder is None:
             return None
-        found = sorted(self.folder.glob("*.gguf"))
-        return found[0] if len(found) == 1 else None
+        files = sorted(self.folder.glob("*.gguf"))
+        return files[0] if len(files) == 1 else None
 
     @property
     def folder(self) -> Path | None:
-        """The folder of a local model; of one on the hub, its snapshot in the cache, if any."""
+        """The folder of a local model; for a model on the hub, its snapshot in the cache, if any."""
         if self.repo_type == RepoType.local:
             path = Path(self.repo_id).expanduser()
             return path.parent if self._is_gguf_file else path
-        found = try_to_load_from_cache(self.repo_id, "config.json", self.revision)
-        return Path(found).parent if isinstance(found, str) else None
+        cached = try_to_load_from_cache(self.repo_id, "config.json", self.revision)
+        return Path(cached).parent if isinstance(cached, str) else None
 
     @cached_property
     def info(self) -> ModelInfo:
-        """What the hub says of the model.
+        """The hub's record of the model.
 
         Raises:
-            ValueError: The model is a local folder.
+            ValueError: The model is local.
             ModelFilesError: The hub does not answer.
         """
         if self.repo_type == RepoType.local:
@@ -238,7 +238,7 @@ class HuggingFaceRepo:
         return filename in self._sizes
 
     def size_of(self, filename: str) -> int | None:
-        """The bytes of a file; None where they are not known.
+        """The bytes of a file; None if unknown.
 
         Args:
             filename: Its name, relative to the model.
@@ -246,7 +246,7 @@ class HuggingFaceRepo:
         return self._sizes.get(filename)
 
     def file(self, filename: str) -> Path | None:
-        """The path of a file on this machine, fetched where it must be; None where there is none.
+        """The path of a file on this machine, downloaded if needed; None if the model has no such file.
 
         Args:
             filename: Its name, relative to the model.
@@ -278,23 +278,23 @@ class HuggingFaceRepo:
 
     @cached_property
     def weight_files(self) -> dict[WeightsFormat, list[str]]:
-        """The weight files by format; of shards, those that the index names."""
-        found: dict[WeightsFormat, list[str]] = {}
+        """The weight files by format; with an index, the shards that it names."""
+        files: dict[WeightsFormat, list[str]] = {}
         for name in sorted(self._sizes):
             suffix = Path(name).suffix
             skip = Path(name).name in ("training_args.bin", "optimizer.pt", "scheduler.pt")
             if suffix in _FORMATS and "/" not in name and not skip:
-                found.setdefault(WeightsFormat[_FORMATS[suffix]], []).append(name)
-        tensors = found.get(WeightsFormat.safetensors, [])
+                files.setdefault(WeightsFormat[_FORMATS[suffix]], []).append(name)
+        tensors = files.get(WeightsFormat.safetensors, [])
         if _INDEX in self._sizes:
             index = self.file(_INDEX)
             assert index is not None
-            found[WeightsFormat.safetensors] = self._shards(index)
+            files[WeightsFormat.safetensors] = self._shards(index)
         elif len(tensors) > 1:
-            # Meta's own files lie beside the converted ones in some repositories, and adapters do
+            # some repositories also hold Meta's original files, or adapters
             own = [n for n in tensors if not n.startswith(("consolidated", "adapter"))]
-            found[WeightsFormat.safetensors] = own or tensors
-        return found
+            files[WeightsFormat.safetensors] = own or tensors
+        return files
 
     def _shards(self, index: Path) -> list[str]:
         weight_map = read_json(index).get("weight_map")
@@ -347,7 +347,7 @@ class HuggingFaceRepo:
             file: Its name, relative to the model.
 
         Raises:
-            ModelFilesError: It cannot be found out.
+            ModelFilesError: It is unknown.
         """
         name = str(file)
         if name.endswith(".safetensors"):
@@ -367,13 +367,13 @@ class HuggingFaceRepo:
     def _safetensors_encoding(self, names: list[str]) -> SupportedEncoding | None:
         if self.repo_type == RepoType.local:
             return encoding_of([e for name in names for e in self.safetensors_entries(name)])
-        # the config tells it without fetching gigabytes
+        # config.json states it, without a download of gigabytes
         path = self.file("config.json")
         values = read_json(path) if path is not None else {}
         return SupportedEncoding.of_dtype(str(values.get("dtype") or values.get("torch_dtype")))
 
     def _gguf_encoding(self, name: str) -> SupportedEncoding | None:
-        """That of most bytes; of a file on the hub what its name tells."""
+        """The encoding of most bytes; for a file on the hub, the encoding in its name."""
         if self.folder is None or not (self.folder / name).is_file():
             return SupportedEncoding.parse_from_file_name(Path(name).name)
         if name not in self._headers:
@@ -383,18 +383,18 @@ class HuggingFaceRepo:
     @cached_property
     def supported_encodings(self) -> list[SupportedEncoding]:
         """The encodings of its weight files, each once."""
-        found: dict[SupportedEncoding, None] = {}
+        encodings: dict[SupportedEncoding, None] = {}
         for weights_format, names in self.weight_files.items():
             if weights_format == WeightsFormat.safetensors:
                 if (encoding := self._safetensors_encoding(names)) is not None:
-                    found[encoding] = None
+                    encodings[encoding] = None
             else:
                 is_gguf = weights_format == WeightsFormat.gguf
                 tell = self._gguf_encoding if is_gguf else SupportedEncoding.parse_from_file_name
                 for name in names:
                     if (encoding := tell(name)) is not None:
-                        found[encoding] = None
-        return list(found)
+                        encodings[encoding] = None
+        return list(encodings)
 
     def files_for_encoding(
         self, encoding: SupportedEncoding, weights_format: WeightsFormat | None = None
@@ -405,7 +405,7 @@ class HuggingFaceRepo:
             encoding: The encoding.
             weights_format: Only those of this format.
         """
-        found: dict[WeightsFormat, list[Path]] = {}
+        files: dict[WeightsFormat, list[Path]] = {}
         for each, names in self.weight_files.items():
             if weights_format is not None and each != weights_format:
                 continue
@@ -414,8 +414,8 @@ class HuggingFaceRepo:
             else:
                 fitting = [n for n in names if self.encoding_for_file(n) == encoding]
             if fitting:
-                found[each] = [Path(name) for name in fitting]
-        return found
+                files[each] = [Path(name) for name in fitting]
+        return files
 
 
 def download_weight_files(
@@ -425,20 +425,20 @@ def download_weight_files(
     force_download: bool = False,
     max_workers: int = 8,
 ) -> list[Path]:
-    """Fetches weight files from the hub; those that are on this machine stay where they are.
+    """Downloads weight files from the hub; files on this machine are used in place.
 
     Args:
         huggingface_model_id: The model's name on the hub, or its folder.
         filenames: Names relative to the model, or paths of this machine.
         revision: The branch, tag or commit.
-        force_download: Whether to fetch them again.
-        max_workers: How many to fetch at once.
+        force_download: Whether to download files that are in the cache.
+        max_workers: The most downloads at once.
 
     Returns:
         The files' paths, in the order of their names.
 
     Raises:
-        ModelFilesError: A file cannot be fetched.
+        ModelFilesError: A download fails.
     """
 
     def fetch(name: str) -> Path:
@@ -469,7 +469,7 @@ def generate_local_model_path(repo_id: str, revision: str) -> str:
         revision: The commit.
 
     Raises:
-        FileNotFoundError: It is not there.
+        FileNotFoundError: The cache does not have it.
     """
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
@@ -490,7 +490,7 @@ def try_to_load_from_cache(repo_id: str, filename: str, revision: str) -> str | 
         revision: The branch, tag or commit.
 
     Returns:
-        The path; None where it is not there; a marker where the hub is known to have no such file.
+        The path; None if the cache lacks it; a marker if the hub is known to lack the file.
     """
     from huggingface_hub import try_to_load_from_cache as load
 
@@ -498,14 +498,14 @@ def try_to_load_from_cache(repo_id: str, filename: str, revision: str) -> str | 
 
 
 def validate_hf_repo_access(repo_id: str, revision: str) -> None:
-    """Checks that the hub has a model, and that this user may fetch it.
+    """Checks that the hub has a model, and that this user has access.
 
     Args:
         repo_id: The model's name on the hub.
         revision: The branch, tag or commit.
 
     Raises:
-        ValueError: It has none, or the user may not, or the hub does not answer.
+        ValueError: The model does not exist, the user has no access, or the hub does not answer.
     """
 
     def ask() -> None:

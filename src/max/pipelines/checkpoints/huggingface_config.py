@@ -22,31 +22,31 @@ class HuggingFaceConfig:
     """A config.json as attributes, as transformers' ``AutoConfig`` has them.
 
     An object whose key ends in ``_config`` becomes a config too; others stay dictionaries. A key
-    that the file lacks is no attribute: ``getattr(config, "head_dim", None)`` asks for it.
+    that the file lacks is not an attribute: ``getattr(config, "head_dim", None)`` reads an optional key.
 
     Args:
         values: The file's object.
-        name: Names the file in messages.
+        name: The name of the file in messages.
     """
 
     def __init__(self, values: dict[str, Any], name: str = "config.json") -> None:
         self._values, self._name = values, name
         for key, value in values.items():
             if hasattr(self, key):
-                continue  # a method, or a property that reads the values
+                continue  # a key must not replace a method or property of this class
             if key.endswith("_config") and isinstance(value, dict):
                 value = HuggingFaceConfig(value, f"{key} of {name}")
             setattr(self, key, value)
 
     @classmethod
     def load(cls, repo: HuggingFaceRepo) -> HuggingFaceConfig:
-        """Reads the config.json of a model; of one that is a GGUF file, what that says in its place.
+        """Reads the config.json of a model, or the metadata of its GGUF file.
 
         Args:
             repo: The model.
 
         Raises:
-            ModelFilesError: There is none, or it cannot be read.
+            ModelFilesError: The model has none, or it cannot be read.
         """
         path = repo.file("config.json")
         if path is None and repo.gguf_file is not None:
@@ -64,28 +64,28 @@ class HuggingFaceConfig:
 
     @property
     def source(self) -> str:
-        """The file that it came from."""
+        """The path of the file."""
         return self._name
 
     @property
     def architectures(self) -> list[str]:
-        """The names of the model's class.
+        """The names of the model's class, in order of preference.
 
         Raises:
-            ModelFilesError: The file has something else there.
+            ModelFilesError: The value is not a list of names.
         """
-        found = self._values.get("architectures")
-        if found is None:
+        names = self._values.get("architectures")
+        if names is None:
             return []
-        if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ConfigKeys(self._values, file=self._name).error(
                 "architectures", 'a list of names, as ["LlamaForCausalLM"]'
             )
-        return found
+        return names
 
     @property
     def checkpoint_dtype(self) -> str | None:
-        """The dtype that the file tells of the weights, under its new or its old key."""
+        """The dtype of the weights, under its new or its old key."""
         value = self._values.get("dtype") or self._values.get("torch_dtype")
         return None if value is None else str(value)
 
@@ -98,7 +98,7 @@ class HuggingFaceConfig:
 
         Args:
             key: The key.
-            default: The value where the file lacks it.
+            default: The value if the file lacks the key.
         """
         return getattr(self, key, default)
 
@@ -114,7 +114,7 @@ def active_config(repo: HuggingFaceRepo) -> HuggingFaceConfig:
         repo: The model.
 
     Raises:
-        ModelFilesError: There is none, or it cannot be read.
+        ModelFilesError: The model has none, or it cannot be read.
     """
     return HuggingFaceConfig.load(repo)
 
@@ -122,11 +122,11 @@ def active_config(repo: HuggingFaceRepo) -> HuggingFaceConfig:
 def sampling_defaults(
     generation_config: dict[str, Any], file: str = "generation_config.json"
 ) -> SamplingParamsGenerationConfigDefaults:
-    """What a generation_config.json says about sampling.
+    """The defaults of sampling parameters in a generation_config.json.
 
     Args:
-        generation_config: The file's object; empty where there is no file.
-        file: Names the file in messages.
+        generation_config: The file's object; empty without a file.
+        file: The name of the file in messages.
 
     Raises:
         ModelFilesError: A value does not fit.

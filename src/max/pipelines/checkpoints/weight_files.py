@@ -1,4 +1,4 @@
-"""What weight files hold, read from their headers alone."""
+"""The headers of weight files: names, dtypes and shapes of tensors, without their data."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class TensorEntry:
 
     Args:
         name: Its name.
-        dtype: Its dtype, as the format spells it.
+        dtype: Its dtype, in the format's spelling.
         shape: Its shape.
-        begin: Its first byte in the file.
-        end: One past its last byte.
+        begin: The offset of its first byte in the file.
+        end: The offset after its last byte.
     """
 
     name: str
@@ -68,7 +68,7 @@ def read_gguf_entries(path: Path) -> list[TensorEntry]:
 
 
 def open_gguf(path: Path) -> GGUFFile:
-    """A GGUF file, mapped.
+    """Opens a GGUF file; its data is memory-mapped.
 
     Args:
         path: The file.
@@ -91,17 +91,17 @@ def _opened(kind: Callable[[Path], T], path: Path) -> T:
 
 
 def encodings_in(entries: list[TensorEntry]) -> set[SupportedEncoding]:
-    """The encodings that tensors of a checkpoint have.
+    """The encodings of a checkpoint's tensors.
 
     Args:
         entries: The tensors.
     """
-    found = {SupportedEncoding.of_dtype(entry.dtype) for entry in entries}
-    return {encoding for encoding in found if encoding is not None}
+    encodings = {SupportedEncoding.of_dtype(entry.dtype) for entry in entries}
+    return {encoding for encoding in encodings if encoding is not None}
 
 
 def encoding_of(entries: list[TensorEntry]) -> SupportedEncoding | None:
-    """The encoding of most bytes; None where they are of no dtype that is an encoding.
+    """The encoding of most bytes; None if no dtype is an encoding.
 
     Args:
         entries: The tensors of a checkpoint.
@@ -111,8 +111,10 @@ def encoding_of(entries: list[TensorEntry]) -> SupportedEncoding | None:
         totals[entry.dtype] = totals.get(entry.dtype, 0) + entry.end - entry.begin
     if any(entry.name.endswith(".qweight") for entry in entries):
         return SupportedEncoding.gptq
-    known = {d: n for d, n in totals.items() if SupportedEncoding.of_dtype(d) is not None}
-    return SupportedEncoding.of_dtype(max(known, key=lambda d: known[d])) if known else None
+    encodings = {d: n for d, n in totals.items() if SupportedEncoding.of_dtype(d) is not None}
+    if not encodings:
+        return None
+    return SupportedEncoding.of_dtype(max(encodings, key=lambda d: encodings[d]))
 
 
 def bytes_of(entries: list[TensorEntry], encoding: SupportedEncoding) -> int:

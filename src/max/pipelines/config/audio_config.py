@@ -10,25 +10,25 @@ from max.pipelines.core.exceptions import ConfigError
 
 
 class PrependPromptSpeechTokens(str, Enum):
-    """When the voice's speech tokens go to the audio decoder."""
+    """When the audio decoder receives the speech tokens of the voice."""
 
     NEVER = "never"
     """Never."""
     ONCE = "once"
     """With the first block."""
     ROLLING = "rolling"
-    """With the first block, and with later ones as far as the buffer needs them."""
+    """With the first block, and with later blocks while the buffer needs them."""
 
 
 class PrometheusMetricsMode(str, Enum):
-    """How metrics are offered."""
+    """How metrics are served."""
 
     INSTRUMENT_ONLY = "instrument_only"
-    """Counted; the application offers them."""
+    """Counted; the application serves them."""
     LAUNCH_SERVER = "launch_server"
-    """Offered by a server of their own."""
+    """Served by a separate server."""
     LAUNCH_MULTIPROC_SERVER = "launch_multiproc_server"
-    """Offered by a server that gathers them from several processes."""
+    """Served by a separate server that collects them from several processes."""
 
 
 class AudioGenerationConfig(PipelineConfig):
@@ -38,12 +38,12 @@ class AudioGenerationConfig(PipelineConfig):
         audio_decoder: The architecture of the audio decoder.
         audio_decoder_weights: Its weight file.
         chunk_size: The sizes of the chunks to stream.
-        buffer: Earlier speech tokens that go to the decoder with each step.
-        block_causal: Whether earlier tokens attend to those of the current block.
-        prepend_prompt_speech_tokens: When the voice's tokens go to the decoder.
+        buffer: The number of earlier speech tokens in each step of the decoder.
+        block_causal: Whether earlier tokens attend to tokens of the current block.
+        prepend_prompt_speech_tokens: When the decoder receives the voice's tokens.
         prepend_prompt_speech_tokens_causal: Whether they attend to the current block.
-        run_model_test_mode: Run the model as tests do.
-        prometheus_metrics_mode: How metrics are offered.
+        run_model_test_mode: Whether the model runs as in tests.
+        prometheus_metrics_mode: How metrics are served.
         kwargs: Fields of :class:`PipelineConfig`.
     """
 
@@ -89,20 +89,20 @@ class AudioGenerationConfig(PipelineConfig):
             "audio_decoder": "The architecture of the audio decoder.",
             "audio_decoder_weights": "Its weight file.",
             "chunk_size": "The sizes of the chunks to stream.",
-            "buffer": "Earlier speech tokens that go to the decoder with each step.",
-            "block_causal": "Earlier tokens attend to those of the current block.",
-            "prepend_prompt_speech_tokens": "When the voice's tokens go to the decoder.",
+            "buffer": "The number of earlier speech tokens in each step of the decoder.",
+            "block_causal": "Earlier tokens attend to tokens of the current block.",
+            "prepend_prompt_speech_tokens": "When the decoder receives the voice's tokens.",
             "prepend_prompt_speech_tokens_causal": "They attend to the current block.",
-            "prometheus_metrics_mode": "How metrics are offered.",
+            "prometheus_metrics_mode": "How metrics are served.",
         }
         return {**own, **super().help()}
 
     @classmethod
     def from_flags(cls, audio_flags: dict[str, str], **config_flags: Any) -> AudioGenerationConfig:
-        """Makes a configuration out of flags.
+        """Makes a configuration from flags.
 
         Args:
-            audio_flags: Flags of the audio decoder, as texts.
+            audio_flags: Flags of the audio decoder, as strings.
             config_flags: Fields of :class:`PipelineConfig`.
 
         Raises:

@@ -1,4 +1,4 @@
-"""The closed sets of values that configurations take."""
+"""Enumerations in configurations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 
 class RopeType(str, Enum):
-    """How a model rotates its queries and keys."""
+    """The RoPE layout: which elements of a head form a rotated pair, or the scaling of frequencies."""
 
     none = "none"
     normal = "normal"
@@ -17,7 +17,7 @@ class RopeType(str, Enum):
 
 
 class PipelineRole(str, Enum):
-    """What part of the work a pipeline does."""
+    """The part of the work that a pipeline does."""
 
     PrefillAndDecode = "prefill_and_decode"
     PrefillOnly = "prefill_only"

@@ -37,13 +37,13 @@ from max.pipelines.core.exceptions import ConfigError, ModelFilesError, did_you_
 logger = logging.getLogger("max.pipelines")
 
 PLAIN_FLOATS = (SupportedEncoding.float32, SupportedEncoding.float16, SupportedEncoding.bfloat16)
-"""Encodings that are converted into one another when a model is loaded."""
+"""Encodings that convert into one another when a model is loaded."""
 
 _NO_GPU = "GPUs are not supported yet"
 
 
 def parse_devices(value: Any) -> list[DeviceSpec]:
-    """Devices as the command line spells them: ``cpu``, ``gpu``, ``gpu:0,1``, ``default``.
+    """Parses devices as on the command line: ``cpu``, ``gpu``, ``gpu:0,1``, ``default``.
 
     Args:
         value: The text, or a ``DeviceSpec`` or a list of them.
@@ -52,7 +52,7 @@ def parse_devices(value: Any) -> list[DeviceSpec]:
         The devices; an empty list for the default.
 
     Raises:
-        ConfigError: It is none of these.
+        ConfigError: The value is none of these.
     """
     if isinstance(value, DeviceSpec):
         return [value]
@@ -89,16 +89,16 @@ def _parse_cache_strategy(value: Any) -> str:
 
 @dataclass(kw_only=True)
 class KVCacheConfig(StrictConfig):
-    """How the KV cache is set up."""
+    """The options of the KV cache."""
 
     cache_strategy: str = option(
         "The kind of cache: model_default or paged.",
         default="model_default",
         parse=_parse_cache_strategy,
     )
-    kv_cache_page_size: int = option("Tokens a page; a multiple of 128.", default=128)
+    kv_cache_page_size: int = option("Tokens per page; a multiple of 128.", default=128)
     enable_prefix_caching: bool = option(
-        "Requests with a common beginning share its pages.", default=True
+        "Requests with a common prefix share its pages.", default=True
     )
     enable_kvcache_swapping_to_host: bool = option(
         "Move pages to the host's memory when the device's is full.",
@@ -106,12 +106,12 @@ class KVCacheConfig(StrictConfig):
         no_effect="the cache of a CPU is in the host's memory already",
     )
     host_kvcache_swap_space_gb: float = option(
-        "The host's memory for that, in GiB.",
+        "The host's memory for swapped pages, in GiB.",
         default=50.0,
         no_effect="the cache of a CPU is in the host's memory already",
     )
     device_memory_utilization: float = option(
-        "The share of the device's free memory that weights and cache may take.", default=0.9
+        "The share of the device's free memory for weights and cache.", default=0.9
     )
 
     def __post_init__(self) -> None:
@@ -129,7 +129,7 @@ class KVCacheConfig(StrictConfig):
 
 @dataclass(kw_only=True)
 class SamplingConfig(StrictConfig):
-    """What the sampling graph must be able to do."""
+    """The options of the sampling graph."""
 
     in_dtype: Any = option(
         "The dtype of the logits; float32.", default=None, parse=lambda value: _dtype(value)
@@ -138,24 +138,24 @@ class SamplingConfig(StrictConfig):
         "The dtype of returned logits; float32.", default=None, parse=lambda value: _dtype(value)
     )
     enable_structured_output: bool = option(
-        "Hold the text to a JSON schema where a request has one.",
+        "Constrain the text to a JSON schema if a request has one.",
         default=False,
-        unsupported="texts are not held to a schema",
+        unsupported="schemas are not enforced",
     )
     enable_variable_logits: bool = option(
-        "Return logits of more than the last token.",
+        "Return logits of more tokens than the last.",
         default=False,
         no_effect="enable_echo returns them",
     )
     enable_min_tokens: bool = option(
-        "Keep end-of-sequence tokens from coming before a request's minimum.",
+        "Forbid end-of-sequence tokens before a request's minimum.",
         default=False,
-        no_effect="requests with a minimum have it kept",
+        no_effect="a request's minimum always applies",
     )
     enable_penalties: bool = option(
         "Apply frequency, presence and repetition penalties.",
         default=False,
-        no_effect="requests with penalties have them applied",
+        no_effect="a request's penalties always apply",
     )
 
 
@@ -172,7 +172,7 @@ def _dtype(value: Any) -> DType:
 
 @dataclass(kw_only=True)
 class ProfilingConfig(StrictConfig):
-    """What is measured while a model runs."""
+    """The options of profiling."""
 
     gpu_profiling: str = option(
         "Marks for a GPU profiler: off, on or detailed.", default="off", no_effect=_NO_GPU
@@ -181,27 +181,27 @@ class ProfilingConfig(StrictConfig):
 
 @dataclass
 class MAXModelConfigBase:
-    """Base of what an architecture takes out of config.json: a dataclass without fields of its own."""
+    """The base of an architecture's config: a dataclass without fields."""
 
 
 @dataclass(kw_only=True)
 class MAXModelConfig(StrictConfig):
-    """The model: its files, how it is computed with, and where."""
+    """The model: its files, its encoding, and its devices."""
 
     model_path: str = option(
         "A model folder in the Hugging Face layout, a GGUF file, or a name on the Hugging Face hub.",
         default="",
     )
     served_model_name: str | None = option(
-        "The name that clients ask for; the model's path where it is not given.", default=None
+        "The model's name for clients. Not set: the model's path.", default=None
     )
     weight_path: list[Path] = option(
-        "Weight files to take instead of the model's own: paths, or names within the model.",
+        "Weight files that replace the model's: paths, or names within the model.",
         default_factory=list,
     )
     quantization_encoding: SupportedEncoding | None = option(
-        "How weights are computed with. Not set: as the checkpoint stores them. A checkpoint of "
-        "float32, float16 or bfloat16 is converted to the one asked for.",
+        "The encoding of the weights in computations. Not set: the checkpoint's. Checkpoints of "
+        "float32, float16 or bfloat16 are converted.",
         default=None,
     )
     allow_safetensors_weights_fp32_bf6_bidirectional_cast: bool = option(
@@ -215,19 +215,17 @@ class MAXModelConfig(StrictConfig):
     huggingface_weight_revision: str = option(
         "The branch, tag or commit of its weights.", default="main"
     )
-    trust_remote_code: bool = option(
-        "Let code that comes with a model on the hub run.", default=False
-    )
+    trust_remote_code: bool = option("Allow code of a model on the hub to run.", default=False)
     device_specs: Any = option(
         "Where the model runs: cpu, gpu, gpu:0,1.", default_factory=list, parse=parse_devices
     )
     force_download: bool = option(
-        "Fetch the weights of a model on the hub again, though they are in the cache.",
+        "Download the weights of a model on the hub again, even if they are in the cache.",
         default=False,
     )
     rope_type: RopeType | None = option(
-        "Which elements of queries and keys rotate together: normal (neighbours) or neox (those half a head "
-        "apart). Not set: as the format of the weights has it.",
+        "Which elements of queries and keys form a rotated pair: normal (neighbours) or neox (half a head "
+        "apart). Not set: as in the format of the weights.",
         default=None,
     )
     use_subgraphs: bool = option("Stage equal layers once, as a subgraph.", default=True)
@@ -240,7 +238,7 @@ class MAXModelConfig(StrictConfig):
 
     @property
     def kv_cache_config(self) -> KVCacheConfig:
-        """The KV cache; of a `PipelineConfig` the same object as its own."""
+        """The options of the KV cache; the same object as the `PipelineConfig`'s."""
         return self._kv_cache_config
 
     @kv_cache_config.setter
@@ -249,11 +247,11 @@ class MAXModelConfig(StrictConfig):
 
     @property
     def default_device_spec(self) -> DeviceSpec:
-        """The first of the devices, or of those of the machine where none is given."""
+        """The first device of the configuration; without one, the first of the machine."""
         return (self.device_specs or scan_available_devices())[0]
 
     def warn_of_hub_options(self) -> None:
-        """Tells which options for models on the hub are given for one that is a local path."""
+        """Warns of options for models on the hub if the model is a local path."""
         if self.huggingface_model_repo.repo_type == RepoType.online:
             return
         hub = ("huggingface_model_revision", "huggingface_weight_revision", "force_download")
@@ -263,7 +261,7 @@ class MAXModelConfig(StrictConfig):
 
     @property
     def model_name(self) -> str:
-        """The name that clients ask for."""
+        """The model's name for clients."""
         return self.served_model_name or self.model_path
 
     @cached_property
@@ -272,7 +270,7 @@ class MAXModelConfig(StrictConfig):
 
         Raises:
             ConfigError: No model is given.
-            ModelFilesError: There is no such folder.
+            ModelFilesError: The folder does not exist.
         """
         if not self.model_path:
             raise ConfigError(
@@ -296,13 +294,13 @@ class MAXModelConfig(StrictConfig):
 
     @cached_property
     def generation_config(self) -> dict[str, Any]:
-        """The object of the model's generation_config.json; empty where there is none."""
+        """The object of the model's generation_config.json; empty without the file."""
         path = self.huggingface_model_repo.file("generation_config.json")
         return {} if path is None else read_json(path)
 
     @cached_property
     def sampling_params_defaults(self) -> SamplingParamsGenerationConfigDefaults:
-        """What the model says about sampling."""
+        """The model's defaults of sampling parameters."""
         return sampling_defaults(self.generation_config, self._generation_config_file)
 
     @property
@@ -321,7 +319,7 @@ class MAXModelConfig(StrictConfig):
         return None if encoding is None else encoding.quantization_encoding
 
     def resolve_devices(self) -> None:
-        """Names the device in ``device_specs`` where nobody did: the CPU."""
+        """Sets ``device_specs`` to the CPU if it is empty."""
         if not self.device_specs:
             self.device_specs = [DeviceSpec.cpu()]
 
@@ -330,7 +328,7 @@ class MAXModelConfig(StrictConfig):
         """Where the model runs.
 
         Raises:
-            ConfigError: A device is not there.
+            ConfigError: A device does not exist.
         """
         self.resolve_devices()
         try:
@@ -339,7 +337,7 @@ class MAXModelConfig(StrictConfig):
             raise ConfigError(str(error).splitlines()[0], "Give --devices cpu.") from error
 
     def checkpoint_encoding(self) -> SupportedEncoding | None:
-        """How the checkpoint stores its weights; None where that cannot be told."""
+        """The encoding of the checkpoint; None if it is unknown."""
         if self.weight_path:
             paths = self.weight_paths()
             if paths[0].suffix == ".safetensors":
@@ -351,26 +349,26 @@ class MAXModelConfig(StrictConfig):
         repo = self.huggingface_weight_repo
         if repo.repo_type == RepoType.local and names and names[0].endswith(".gguf"):
             return self._gguf_encoding(self.weight_paths())
-        found = repo.supported_encodings
-        if len(found) == 1:
-            return found[0]
+        stored = repo.supported_encodings
+        if len(stored) == 1:
+            return stored[0]
         stated = self.huggingface_config.checkpoint_dtype
         encoding = SupportedEncoding.of_dtype(stated) if stated else None
-        return encoding if encoding in found or not found else found[0]
+        return encoding if encoding in stored or not stored else stored[0]
 
     def _gguf_encoding(self, paths: list[Path]) -> SupportedEncoding | None:
-        """How GGUF files store their weights: as asked, where some are, as files mix encodings."""
+        """The encoding of GGUF files: the requested one if any tensor has it, as files mix encodings."""
         entries = [entry for path in paths for entry in read_gguf_entries(path)]
-        asked = self.quantization_encoding
-        packed = asked is not None and asked not in PLAIN_FLOATS
-        return asked if packed and asked in encodings_in(entries) else encoding_of(entries)
+        requested = self.quantization_encoding
+        packed = requested is not None and requested not in PLAIN_FLOATS
+        return requested if packed and requested in encodings_in(entries) else encoding_of(entries)
 
     @property
     def weights_format(self) -> WeightsFormat:
         """The format of the weight files.
 
         Raises:
-            ModelFilesError: There are no weight files.
+            ModelFilesError: The model has no weight files.
         """
         paths = self.weight_paths()
         try:
@@ -381,22 +379,22 @@ class MAXModelConfig(StrictConfig):
             ) from error
 
     def weight_paths(self) -> list[Path]:
-        """The weight files on this machine, fetched where they must be.
+        """The weight files on this machine; files on the hub are downloaded.
 
         Raises:
-            ModelFilesError: There are none, or one is missing.
+            ModelFilesError: The model has no weight files, or a file is missing.
         """
         repo = self.huggingface_weight_repo
         if self.weight_path:
-            found: list[Path] = []
+            paths: list[Path] = []
             for path in self.weight_path:
                 inside = path.expanduser() if path.expanduser().is_file() else repo.file(str(path))
                 if inside is None:
                     raise ModelFilesError(
                         f"weight file {path} does not exist", "Check --weight-path."
                     )
-                found.append(inside)
-            return found
+                paths.append(inside)
+            return paths
         names = self._weight_names()
         if not names:
             raise ModelFilesError(
@@ -413,7 +411,7 @@ class MAXModelConfig(StrictConfig):
         )
 
     def _weight_names(self) -> list[str]:
-        """The names of the model's weight files: safetensors, else the GGUF file that fits."""
+        """The names of the model's weight files: safetensors, else the GGUF file of the encoding."""
         repo = self.huggingface_weight_repo
         files = repo.weight_files
         if names := files.get(WeightsFormat.safetensors):
@@ -445,5 +443,5 @@ class MAXModelConfig(StrictConfig):
         Raises:
             ModelFilesError: A file is missing, cut off or broken.
         """
-        _ = self.weights_format  # a file of no format is told in the user's words
+        _ = self.weights_format  # raises the error for an unknown format
         return load_weights(self.weight_paths())

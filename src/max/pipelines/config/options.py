@@ -1,7 +1,7 @@
-"""Configurations that take no unknown field, and no value of a wrong type.
+"""Configurations that refuse unknown fields and values of wrong types.
 
 A configuration is a dataclass whose fields are made with :func:`option`; the command line and
-``help()`` are made from them.
+``help()`` are derived from them.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def option(
     """A field of a configuration.
 
     Args:
-        help: What it does; a sentence or two.
-        default: Its default.
-        default_factory: Makes its default.
-        parse: Turns what came into the value; else its annotation says what fits.
-        no_effect: Why it does nothing in this engine; a value other than the default gives a warning.
-        unsupported: Why this release cannot do it; a value other than the default is refused.
+        help: What the field does, in one or two sentences.
+        default: The default.
+        default_factory: A function that returns the default.
+        parse: Converts and checks a value; without it, the annotation determines what fits.
+        no_effect: Why the field has no effect in this engine; a value other than the default logs a warning.
+        unsupported: Why this release does not support it; a value other than the default is an error.
     """
     metadata = {"help": help, "parse": parse, "no_effect": no_effect, "unsupported": unsupported}
     if default_factory is not dataclasses.MISSING:
@@ -83,7 +83,7 @@ def _spell(hint: Any) -> str:
 
 
 class _Unfit(Exception):
-    """A value does not fit a type; holds a clause with the nearest value that does."""
+    """A value does not fit a type; its text is a clause with the nearest value that fits."""
 
 
 def _convert(value: Any, hint: Any) -> Any:
@@ -124,15 +124,15 @@ def _convert(value: Any, hint: Any) -> Any:
 
 
 def converted(cls: type[Any], name: str, value: Any) -> Any:
-    """A value as a field of a configuration takes it.
+    """A value, converted to the type of a field.
 
     Args:
         cls: The configuration's class.
         name: The field.
-        value: What came.
+        value: The value from the user.
 
     Raises:
-        ConfigError: It does not fit; the message has what fits, and the nearest value.
+        ConfigError: The value does not fit; the message states what fits, and the nearest value.
     """
     metadata = options_of(cls)[name].metadata if name in options_of(cls) else {}
     if (parse := metadata.get("parse")) is not None:
@@ -146,24 +146,24 @@ def converted(cls: type[Any], name: str, value: Any) -> Any:
         ) from None
 
 
-def unknown_fields(names: Iterable[str], known: Iterable[str], what: str) -> ConfigError:
-    """The error for fields that there are not.
+def unknown_fields(names: Iterable[str], known: Iterable[str], config_name: str) -> ConfigError:
+    """The error for unknown fields.
 
     Args:
-        names: The fields that came.
-        known: All fields that there are.
-        what: The configuration's name.
+        names: The unknown fields.
+        known: All fields.
+        config_name: The configuration's name.
     """
     known = list(known)
     each = [f"{name!r}{did_you_mean(name, known)}" for name in names]
     return ConfigError(
-        f"{what} has no field {'; nor '.join(each)}",
+        f"{config_name} has no field {'; nor '.join(each)}",
         "PipelineConfig.help() lists the fields.",
     )
 
 
 class StrictConfig:
-    """Base of the dataclasses of configurations: values are converted and checked."""
+    """The base of configurations: values are converted and checked."""
 
     def __post_init__(self) -> None:
         for name in options_of(type(self)):
@@ -190,10 +190,10 @@ class StrictConfig:
         return cls(**values)
 
     def check_supported(self) -> None:
-        """Refuses what this release cannot do.
+        """Checks that this release supports all values.
 
         Raises:
-            ConfigError: A field has a value that needs it.
+            ConfigError: A field has an unsupported value.
         """
         for name, f in options_of(type(self)).items():
             why, value = f.metadata.get("unsupported"), getattr(self, name)
@@ -205,10 +205,10 @@ class StrictConfig:
                 )
 
     def without_effect(self) -> dict[str, str]:
-        """The fields that were set and do nothing in this engine, and why."""
-        found: dict[str, str] = {}
+        """The fields that are set and have no effect in this engine, with the reason."""
+        reasons: dict[str, str] = {}
         for name, f in options_of(type(self)).items():
             why = f.metadata.get("no_effect")
             if why and getattr(self, name) != f.default:
-                found[name] = why
-        return found
+                reasons[name] = why
+        return reasons

@@ -34,7 +34,7 @@ MOST_STEPS = 8
 
 
 def _resolution() -> ModuleType:
-    """What completes a configuration; it lies above this module, since it reads the registry of architectures."""
+    """The module that completes configurations; it is above this one, as it reads the registry of architectures."""
     return importlib.import_module("max.pipelines.registry.resolution")
 
 
@@ -53,8 +53,8 @@ class PipelineConfig(StrictConfig):
         PipelineConfig(model_path="models/tiny-chat", max_length=1024, kv_cache_page_size=256)
 
     The parts are ``model_config`` (:class:`MAXModelConfig`), ``model_config.kv_cache_config``,
-    ``sampling_config`` and ``profiling_config``. ``model`` is a short name of ``model_path``,
-    ``devices`` one of ``device_specs``.
+    ``sampling_config`` and ``profiling_config``. ``model`` is short for ``model_path``, ``devices``
+    for ``device_specs``.
 
     Args:
         kwargs: Fields and their values.
@@ -65,27 +65,27 @@ class PipelineConfig(StrictConfig):
     """
 
     max_length: int | None = option(
-        "The longest sequence in tokens, prompt included. Not set: what the model can do.",
+        "The longest sequence in tokens, prompt included. Not set: the longest that the model supports.",
         default=None,
     )
     max_batch_size: int | None = option(
-        "How many requests run at once. Not set: found out from the memory.", default=None
+        "The most requests that run at once. Not set: as many as the memory holds.", default=None
     )
     max_ce_batch_size: int = option(
-        "How many prompts are read in one step; never more than max_batch_size.", default=192
+        "The most prompts that are read in one step; never more than max_batch_size.", default=192
     )
     max_queue_size_tg: int | None = option(
-        "How many requests generate at once; max_batch_size where it is not set.", default=None
+        "The most requests that generate at once. Not set: max_batch_size.", default=None
     )
     min_batch_size_tg: int | None = option(
-        "Read no prompts while so many requests generate.", default=None, no_effect=_TTS
+        "Read no prompts while this number of requests generates.", default=None, no_effect=_TTS
     )
     max_batch_context_length: int | None = option(
-        "The most tokens that the requests of a batch have together. Not set: no bound.",
+        "The most tokens of all requests of a batch together. Not set: no bound.",
         default=None,
     )
     max_num_steps: int = option(
-        "Tokens a request and execution; -1: as many as take no longer than a moment.", default=-1
+        "Tokens per request and execution; -1: chosen by the time that a step takes.", default=-1
     )
     prefill_chunk_size: int = option(
         "The most tokens of prompts that are read in one step.", default=8192
@@ -97,15 +97,15 @@ class PipelineConfig(StrictConfig):
         "Read prompts and generate tokens in the same step.", default=False
     )
     batch_invariant: bool = option(
-        "Compute each request's logits to the same bits whatever runs beside it, however its prompt is cut, and after its "
-        "pages were taken.",
+        "Compute the same bits of a request's logits in every batch, for all chunks of its prompt, and after "
+        "its pages are evicted.",
         default=False,
     )
     enable_echo: bool = option(
-        "Let requests have the log-probabilities of their prompt.", default=False
+        "Return log-probabilities of prompts to requests that want them.", default=False
     )
     chat_template: Path | None = option(
-        "A file with a chat template to take instead of the model's own.",
+        "A file with a chat template that replaces the model's.",
         default=None,
         parse=_parse_template,
     )
@@ -131,22 +131,22 @@ class PipelineConfig(StrictConfig):
         "Devices that share a model's experts.", default=1, unsupported="models run on one device"
     )
     ce_delay_ms: float = option(
-        "Wait so long before a step that reads prompts.", default=0.0, no_effect=_TTS
+        "The delay before a step that reads prompts.", default=0.0, no_effect=_TTS
     )
     enable_prioritize_first_decode: bool = option(
-        "Generate a first token right after a prompt was read.", default=False, no_effect=_TTS
+        "Generate a first token directly after a prompt is read.", default=False, no_effect=_TTS
     )
     execute_empty_batches: bool = option(
-        "Run the model when there are no requests.", default=False, no_effect=_GPU
+        "Run the model without requests.", default=False, no_effect=_GPU
     )
     experimental_background_queue: bool = option(
-        "Empty the queue of requests in a thread of its own.",
+        "Empty the queue of requests in a separate thread.",
         default=False,
-        no_effect="there is no server yet",
+        no_effect="this release has no server",
     )
     pdl_level: str = option("Overlap of kernel launches.", default="0", no_effect=_GPU)
     use_experimental_kernels: str = option(
-        "Use kernels that are being tried out.", default="false", no_effect="there are none"
+        "Use experimental kernels.", default="false", no_effect="there are none"
     )
     use_vendor_blas: str = option(
         "Use the vendor's matrix library.",
@@ -154,7 +154,7 @@ class PipelineConfig(StrictConfig):
         no_effect="all kernels are this engine's own",
     )
     zmq_endpoint_base: str = option(
-        "Begins the names of the sockets between a server's processes; random.",
+        "The prefix of the socket names between a server's processes; random.",
         default_factory=lambda: f"ipc:///tmp/max-{secrets.token_hex(8)}",
     )
     _model_config: MAXModelConfig = field(default_factory=MAXModelConfig)
@@ -231,12 +231,12 @@ class PipelineConfig(StrictConfig):
 
     @property
     def sampling_config(self) -> SamplingConfig:
-        """What the sampling graph must be able to do."""
+        """The options of the sampling graph."""
         return self._sampling_config
 
     @property
     def profiling_config(self) -> ProfilingConfig:
-        """What is measured."""
+        """The options of profiling."""
         return self._profiling_config
 
     @property
@@ -246,7 +246,7 @@ class PipelineConfig(StrictConfig):
 
     @property
     def finds_num_steps(self) -> bool:
-        """Whether ``max_num_steps`` was left open: it is then the most, and less where steps take long."""
+        """Whether ``max_num_steps`` was not set: it is then a maximum, and slow steps lower it."""
         return self._finds_num_steps
 
     @property
@@ -255,12 +255,12 @@ class PipelineConfig(StrictConfig):
         return self.model_config.graph_quantization_encoding
 
     def resolve(self) -> None:
-        """Finds out what was left open, and checks what was given, against the model.
+        """Sets the open values from the model, and checks the others against it.
 
         Sets the encoding, the devices, ``max_length``, ``max_batch_size`` and ``max_num_steps``.
 
         Raises:
-            UserError: Something does not fit; the message says what, and what to do.
+            UserError: A value does not fit; the message states which, and the remedy.
         """
         if self._resolved:
             return
@@ -268,7 +268,7 @@ class PipelineConfig(StrictConfig):
             part.check_supported()
             for name, why in part.without_effect().items():
                 logger.warning("%s has no effect: %s", name, why)
-        # a missing model is told before the registry and its architectures are imported
+        # report a missing model before the registry and its architectures are imported
         _ = self.model_config.huggingface_config
         self.model_config.warn_of_hub_options()
         _resolution().resolve(self)
@@ -277,19 +277,19 @@ class PipelineConfig(StrictConfig):
         self._resolved = True
 
     def available_cache_memory(self) -> int:
-        """Bytes for the KV cache: the share of the free memory, less the weights.
+        """Bytes for the KV cache: the share of the free memory, minus the weights.
 
-        On a machine that does not tell its free memory, 4 GiB.
+        4 GiB on a machine that does not report its free memory.
         """
         free = self.model_config.devices[0].stats.get("free_memory")
         if not free:
             return 4 << 30
         share = int(free * self.kv_cache_config.device_memory_utilization)
-        # the weights may be in the page cache, which counts as used, so they are not taken off twice
+        # weights in the page cache already count as used memory: keep at least a quarter
         return max(share - self.model_config.weights_size(), share // 4)
 
     def retrieve_chat_template(self) -> str | None:
-        """The text of the chat template that was given; None where none was.
+        """The text of the user's chat template; None without one.
 
         Raises:
             ConfigError: The file cannot be read.
@@ -305,12 +305,12 @@ class PipelineConfig(StrictConfig):
             ) from error
 
     def configure_session(self, session: InferenceSession) -> None:
-        """Sets a session up for this pipeline.
+        """Configures a session for this pipeline.
 
         Args:
             session: The session.
         """
-        # all that a session is told today comes from the registry of MAX_* flags
+        # sessions read the MAX_* flags; a pipeline has no further settings for them
 
     def log_basic_config(self) -> None:
         """Logs the model and the limits, at level info."""

@@ -35,19 +35,19 @@ class TextContext:
         0              start_idx              active_idx                       end_idx
 
     Args:
-        max_length: The sequence may not grow beyond so many tokens, the prompt included.
+        max_length: The most tokens of the sequence, the prompt included.
         tokens: The prompt, 1-d; copied.
         request_id: Identifies the request.
         eos_token_ids: Tokens that end the sequence.
-        eos_sequences: Runs of tokens that end the sequence.
-        log_probabilities: How many top log-probabilities to return a token; 0 for none.
-        log_probabilities_echo: Whether to return those of the prompt too.
-        ignore_eos: Go on after one of ``eos_token_ids``.
-        json_schema: The schema that the text must keep to.
+        eos_sequences: Sequences of tokens that end the sequence.
+        log_probabilities: The number of top log-probabilities per token; 0 for none.
+        log_probabilities_echo: Whether to return the prompt's log-probabilities too.
+        ignore_eos: Whether to continue after one of ``eos_token_ids``.
+        json_schema: The schema that the text must match.
         sampling_params: How tokens are chosen.
-        model_name: The model that was asked for.
-        status: Where the generation stands.
-        target_endpoint: The instance that shall answer.
+        model_name: The name of the requested model.
+        status: The state of the generation.
+        target_endpoint: The instance that answers.
 
     Raises:
         InputError: The prompt is empty, not 1-d, or leaves no room for a new token.
@@ -85,7 +85,7 @@ class TextContext:
             )
         if self.tokens.size == 0:
             raise InputError("the prompt has no tokens", "Give a prompt that is not empty.")
-        if self._end_idx < 0:  # else it comes from another process, with its room
+        if self._end_idx < 0:  # a context from another process has its indices
             self._end_idx = len(self.tokens)
         if self._active_idx < 0:
             self._active_idx = self._end_idx
@@ -105,7 +105,7 @@ class TextContext:
         self._check()
 
     def _grow(self, needed: int) -> None:
-        """Makes room for so many tokens."""
+        """Grows the array to at least `needed` tokens."""
         size = -(-needed // CHUNK_SIZE) * CHUNK_SIZE
         if len(self.tokens) < needed or self._size < 0 or self.tokens.dtype != np.int64:
             room = np.zeros(max(size, self._size), np.int64)
@@ -122,7 +122,7 @@ class TextContext:
 
     @property
     def start_idx(self) -> int:
-        """The first token of the next step: all before it are in the KV cache."""
+        """The first token of the next step: all tokens before it are in the KV cache."""
         return self._start_idx
 
     @property
@@ -157,22 +157,22 @@ class TextContext:
 
     @property
     def prompt_tokens(self) -> Tokens:
-        """The prompt as it came."""
+        """The prompt of the request."""
         return self.tokens[: self._prompt_len]
 
     @property
     def generated_tokens(self) -> Tokens:
-        """What was generated: from the prompt's end to ``end_idx``."""
+        """The generated tokens: from the prompt's end to ``end_idx``."""
         return self.tokens[self._prompt_len : self._end_idx]
 
     @property
     def needs_ce(self) -> bool:
-        """Whether there are tokens of the prompt, or of a reset, to process yet."""
+        """Whether tokens of the prompt, or of a reset, are still to be processed."""
         return self._start_idx < self._prompt_len or self._end_idx - self._start_idx > 1
 
     @property
     def is_initial_prompt(self) -> bool:
-        """Whether nothing was generated since the prompt came (or since :meth:`reset`)."""
+        """Whether no token was generated since the prompt (or since :meth:`reset`)."""
         return self._is_initial_prompt
 
     @property
@@ -182,19 +182,19 @@ class TextContext:
 
     @property
     def min_tokens(self) -> int:
-        """No end of sequence before so many new tokens."""
+        """The least number of new tokens before the end of the sequence."""
         return self.sampling_params.min_new_tokens
 
     @property
     def matcher(self) -> Any | None:
-        """The grammar matcher that holds the text to a schema."""
+        """The grammar matcher that constrains the text to a schema."""
         return self._matcher
 
     def set_matcher(self, matcher: Any) -> None:
         """Sets the grammar matcher.
 
         Args:
-            matcher: It says which tokens may come next.
+            matcher: It determines which tokens may follow.
         """
         self._matcher = matcher
 
@@ -209,13 +209,13 @@ class TextContext:
         return int(self.tokens[self._end_idx - 1])
 
     def get_min_token_logit_mask(self, num_steps: int) -> list[npt.NDArray[np.int32]]:
-        """The tokens that may not come yet: those that end the sequence, before ``min_tokens``.
+        """The tokens that are forbidden before ``min_tokens``: the ones that end the sequence.
 
         Args:
             num_steps: The number of steps.
 
         Returns:
-            For each step an array ``[n, 2]`` of (row, token), the row being 0.
+            An array ``[n, 2]`` of (row, token) per step; the row is 0.
         """
         generated = self._end_idx - self._prompt_len
         eos = sorted(self.eos_token_ids)
@@ -224,15 +224,15 @@ class TextContext:
         return [banned if generated + i < self.min_tokens else free for i in range(num_steps)]
 
     def bump_token_indices(self, start_idx: int = 0, active_idx: int = 0, end_idx: int = 0) -> None:
-        """Moves indices by so much.
+        """Moves the indices.
 
         Args:
-            start_idx: By how much to move ``start_idx``.
-            active_idx: By how much to move ``active_idx``.
-            end_idx: By how much to move ``end_idx``.
+            start_idx: The increment of ``start_idx``.
+            active_idx: The increment of ``active_idx``.
+            end_idx: The increment of ``end_idx``.
 
         Raises:
-            ValueError: They would be out of order; nothing was changed.
+            ValueError: The indices would be out of order; they stay unchanged.
         """
         self.set_token_indices(
             self._start_idx + start_idx, self._active_idx + active_idx, self._end_idx + end_idx
@@ -252,7 +252,7 @@ class TextContext:
             end_idx: The new ``end_idx``.
 
         Raises:
-            ValueError: They would be out of order; nothing was changed.
+            ValueError: The indices would be out of order; they stay unchanged.
         """
         before = self._start_idx, self._active_idx, self._end_idx
         self._start_idx = before[0] if start_idx is None else start_idx
@@ -265,14 +265,14 @@ class TextContext:
             raise
 
     def update(self, new_token: int, log_probabilities: LogProbabilities | None = None) -> None:
-        """Takes the token that a step gave, and finds out whether the sequence has ended.
+        """Appends the token of a step, and sets the status if the sequence has ended.
 
-        After a chunk of a prompt the token means nothing, since it is not the prompt's last one:
-        it is dropped, and the indices move to the rest of the prompt.
+        The token after a chunk of a prompt is dropped, as the chunk is not the prompt's end; the
+        indices move to the remaining part of the prompt.
 
         Args:
             new_token: The token.
-            log_probabilities: Its log-probabilities, where they were asked for.
+            log_probabilities: Its log-probabilities, if the request wants them.
         """
         if self._active_idx < self._end_idx:
             self._start_idx, self._active_idx = self._active_idx, self._end_idx
@@ -282,9 +282,9 @@ class TextContext:
         self._draft_offset = 0
 
     def jump_ahead(self, new_token: int) -> None:
-        """Takes a token that is certain without a step, such as one that a grammar forces.
+        """Appends a token that needs no step, for example a token that a grammar forces.
 
-        It is handed out as others are, and processed with the next step.
+        It is part of the output, and is processed in the next step.
 
         Args:
             new_token: The token.
@@ -319,12 +319,12 @@ class TextContext:
         )
 
     def reset(self) -> None:
-        """Makes all tokens a prompt that is to be processed again: the cache was taken away."""
+        """Makes all tokens a prompt to process again, after the request lost its cache pages."""
         self._start_idx, self._active_idx = 0, self._end_idx
         self._is_initial_prompt = True
 
     def compute_num_available_steps(self, max_seq_len: int) -> int:
-        """How many tokens can still be generated before the sequence is full.
+        """The number of tokens that can be generated before the sequence is full.
 
         Args:
             max_seq_len: The longest sequence.
@@ -332,11 +332,11 @@ class TextContext:
         return max_seq_len - self.current_length
 
     def to_generation_output(self) -> TextGenerationOutput:
-        """The tokens that were not handed out yet; they count as handed out from now on."""
+        """The tokens since the last call."""
         begin, end = self._completion_start_idx, self._completion_end_idx
         self._completion_start_idx = end
-        found = [self._log_probabilities_data.pop(i, None) for i in range(begin, end)]
-        present = [entry for entry in found if entry is not None]
+        entries = [self._log_probabilities_data.pop(i, None) for i in range(begin, end)]
+        present = [entry for entry in entries if entry is not None]
         return TextGenerationOutput(
             request_id=self.request_id,
             tokens=self.tokens[begin:end].tolist(),
@@ -349,12 +349,12 @@ class TextContext:
 class TextAndVisionContext(TextContext):
     """The state of one request for text about images.
 
-    The images' tokens are ranges of the prompt that do not overlap; no chunk ends within one.
+    The images' tokens are disjoint ranges of the prompt; no chunk ends within a range.
 
     Args:
         vision_token_ids: The tokens that stand for images.
-        images: The images, by their places in the prompt.
-        extra_model_args: Further inputs of the vision model.
+        images: The images, in the order of the prompt.
+        extra_model_args: More inputs of the vision model.
 
     Raises:
         InputError: An image's range is out of the prompt, overlaps another, or holds other tokens.
@@ -403,11 +403,11 @@ class TextAndVisionContext(TextContext):
 
     @property
     def needs_vision_encoding(self) -> bool:
-        """Whether there are such."""
+        """Whether an image is not yet encoded."""
         return self.image_idx < len(self.images)
 
     def compute_image_aligned_idx(self, idx: int) -> int:
-        """The index itself, or the start of the image that it falls into.
+        """The index, or the start of the image that contains it.
 
         Args:
             idx: An index into the tokens.
@@ -422,16 +422,16 @@ def _no_tokens() -> Tokens:
 
 @dataclass
 class TTSContext(TextContext):
-    """The state of one request for speech: text tokens as usual, and the speech tokens besides.
+    """The state of one request for speech: text tokens and speech tokens.
 
     Args:
-        audio_prompt_tokens: Speech tokens of the voice to take.
+        audio_prompt_tokens: Speech tokens of the voice.
         buffer_speech_tokens: The last speech tokens of an earlier request.
-        audio_buffer: Samples that were made and not sent.
-        prev_samples_beyond_offset: Samples of the last chunk that lie after its end.
-        streaming: Whether the audio is sent as it is made.
-        decoded_index: The first speech token that is not yet audio.
-        audio_generation_status: Where the audio stands.
+        audio_buffer: Samples that are not sent yet.
+        prev_samples_beyond_offset: The number of samples of the last chunk beyond its end.
+        streaming: Whether the audio is sent in chunks.
+        decoded_index: The first speech token that is not decoded to audio.
+        audio_generation_status: The state of the audio.
     """
 
     audio_prompt_tokens: Tokens = field(default_factory=_no_tokens)
@@ -454,12 +454,12 @@ class TTSContext(TextContext):
 
     @property
     def speech_tokens(self) -> Tokens:
-        """The speech tokens so far."""
+        """The generated speech tokens."""
         return self._speech_tokens[: self._speech_token_end_idx]
 
     @property
     def block_counter(self) -> int:
-        """How many blocks of speech tokens were generated."""
+        """The number of generated blocks of speech tokens."""
         return self._block_counter
 
     def update_speech_tokens(self, new_tokens: Tokens) -> None:
@@ -481,14 +481,14 @@ class TTSContext(TextContext):
     def next_speech_tokens(
         self, audio_chunk_size: int | None = None, buffer: int | None = None
     ) -> tuple[Tokens, int]:
-        """The next speech tokens to make audio of; ``decoded_index`` is left to the caller.
+        """The next speech tokens to decode; the caller moves ``decoded_index``.
 
         Args:
-            audio_chunk_size: How many; all where it is None.
-            buffer: How many earlier ones to put before them.
+            audio_chunk_size: The most tokens; None: all.
+            buffer: The number of earlier tokens to prepend.
 
         Returns:
-            The tokens, and how many of them are earlier ones.
+            The tokens, and the number of earlier tokens among them.
         """
         begin = max(0, self.decoded_index - (buffer or 0))
         end = self._speech_token_end_idx

@@ -1,4 +1,4 @@
-"""Errors that a user can mend."""
+"""Errors that a user can correct."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """Something that the user gave does not fit; says what, and what to do.
+    """A value from the user does not fit; states the problem and the remedy.
 
     Args:
-        problem: One line: what is wrong, with what came.
+        problem: One line: what is wrong, with the value.
         remedy: One line: what to do.
     """
 
@@ -39,11 +39,11 @@ class WeightsError(ValueError):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A clause that names the nearest of the known words; empty where none is near.
+    """A clause that names the nearest known word; empty if none is near.
 
     Args:
-        word: What came.
-        known: What would have been known.
+        word: The word from the user.
+        known: The known words.
     """
     lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), lower, n=1, cutoff=0.5)

@@ -1,4 +1,4 @@
-"""Checks of requests for models that see images; architectures name those that they need."""
+"""Checks of requests for vision models; an architecture lists the checks that it needs."""
 
 from __future__ import annotations
 

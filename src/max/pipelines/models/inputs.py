@@ -11,9 +11,9 @@ from max.pipelines.sampling.inputs import SamplingInputs
 
 
 class ModelInputs:
-    """Base of what a model takes.
+    """The base of a model's inputs.
 
-    A subclass has one attribute a tensor; iterating gives its tensors in the order in which they
+    A subclass has one attribute per tensor; iteration yields the tensors in the order in which they
     were set.
 
     Args:
@@ -35,7 +35,7 @@ class ModelInputs:
             kwargs: Names and their new values.
 
         Raises:
-            AttributeError: A name is no attribute of these inputs.
+            AttributeError: A name is not an attribute of these inputs.
         """
         for name, value in kwargs.items():
             if not hasattr(self, name):
@@ -49,11 +49,11 @@ class ModelInputs:
 
 
 class ModelOutputs:
-    """What a model returns.
+    """The outputs of a model.
 
     Args:
         logits: Logits of the last token of each request ``[batch, vocab]``, or of more tokens.
-        next_token_logits: Those of the last tokens alone, where ``logits`` has more.
+        next_token_logits: Logits of the last token of each request, if ``logits`` has more.
         logit_offsets: Where each request's rows of ``logits`` begin.
         next_tokens: The chosen tokens ``[batch]``, int64, of a model that samples in its graph.
     """

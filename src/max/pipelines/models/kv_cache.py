@@ -1,4 +1,4 @@
-"""What a pipeline needs of a model that has a KV cache."""
+"""The interface between pipelines and models with a KV cache."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from max.pipelines.kv_cache.manager import PagedKVCacheManager, load_kv_manager
 
 @runtime_checkable
 class KVCacheMixin(Protocol):
-    """What a model with a KV cache offers besides."""
+    """The methods of a model with a KV cache, besides those of `PipelineModel`."""
 
     def load_kv_manager(
         self, session: InferenceSession, available_cache_memory: int | None
     ) -> PagedKVCacheManager:
-        """Makes the manager of the cache, with as many pages as the batch needs or memory allows.
+        """Makes the manager of the cache, with the pages that the batch needs, at most what memory allows.
 
         Args:
             session: The session of the model.
-            available_cache_memory: Bytes for the cache; None: what the batch needs.
+            available_cache_memory: Bytes for the cache; None: no limit.
         """
         model: Any = self  # the protocol is mixed into a PipelineModel
         params = self.get_kv_params(
@@ -60,7 +60,7 @@ class KVCacheMixin(Protocol):
         Args:
             huggingface_config: The model's config.json.
             n_devices: The number of devices.
-            kv_cache_config: How the cache is set up.
+            kv_cache_config: The options of the cache.
             cache_dtype: The cache's dtype.
         """
         ...
@@ -86,21 +86,21 @@ class KVCacheMixin(Protocol):
         kv_cache_config: KVCacheConfig,
         cache_dtype: DType,
     ) -> int:
-        """The bytes that the cache will take.
+        """The bytes of the cache.
 
         Args:
             pipeline_config: The configuration of the pipeline.
             available_cache_memory: Bytes for the cache.
             devices: Where the model runs.
             huggingface_config: The model's config.json.
-            kv_cache_config: How the cache is set up.
+            kv_cache_config: The options of the cache.
             cache_dtype: The cache's dtype.
         """
         ...
 
 
 def get_paged_manager(pipeline: Pipeline[Any, Any]) -> PagedKVCacheManager | None:
-    """The manager of a pipeline's KV cache; None where it has none.
+    """The manager of a pipeline's KV cache; None without a cache.
 
     Args:
         pipeline: The pipeline.

@@ -1,16 +1,16 @@
-"""What an architecture offers to the pipelines: its model, inputs and outputs.
+"""The interface between pipelines and models.
 
-How :class:`~max.pipelines.generation.text_generation.TextGenerationPipeline` uses a
-:class:`PipelineModel`, a step::
+How :class:`~max.pipelines.generation.text_generation.TextGenerationPipeline` runs a
+step of a :class:`PipelineModel`::
 
     inputs = model.prepare_initial_token_inputs(contexts, kv_cache_inputs)   # the first step
-    inputs.update(sampling=SamplingInputs.of(contexts))                      # if it samples itself
+    inputs.update(sampling=SamplingInputs.of(contexts))                      # if samples_in_graph
     outputs = model.execute(inputs)                                          # one execution
     inputs = model.prepare_next_token_inputs(outputs.next_tokens, inputs)    # a further step
 
 A model with ``samples_in_graph`` takes ``inputs.sampling`` and returns ``outputs.next_tokens``;
-for any other one the pipeline samples from ``outputs.next_token_logits`` (or ``outputs.logits``)
-with a graph of its own.
+for other models the pipeline samples from ``outputs.next_token_logits`` (or ``outputs.logits``)
+with a separate graph.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from max.pipelines.models.kv_cache import KVCacheMixin
 
 
 class PipelineModel(ABC, Generic[BaseContextType]):
-    """A model with what it takes to load it, prepare its inputs, and run it.
+    """Loads a model, prepares its inputs, and runs it.
 
     A subclass builds its graph and loads it in its constructor, after ``super().__init__``.
 
@@ -45,11 +45,11 @@ class PipelineModel(ABC, Generic[BaseContextType]):
         pipeline_config: The configuration of the pipeline, resolved.
         session: Compiles and runs the graph.
         huggingface_config: The model's config.json.
-        encoding: How weights are computed with; weights of another float dtype are converted.
+        encoding: The encoding of the weights; weights of another float dtype are converted.
         devices: Where the model runs.
-        kv_cache_config: How the KV cache is set up.
+        kv_cache_config: The options of the KV cache.
         weights: The checkpoint's weights.
-        adapter: Renames the checkpoint's weights to the model's, where the architecture has one.
+        adapter: Renames the checkpoint's weights to the model's; None without an adapter for the format.
         return_logits: Which logits the graph returns.
     """
 
@@ -104,14 +104,14 @@ class PipelineModel(ABC, Generic[BaseContextType]):
     def calculate_max_seq_len(
         cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
     ) -> int:
-        """The longest sequence: the configured ``max_length``, bounded by what the model can do.
+        """The longest sequence: the configured ``max_length``, at most what the model supports.
 
         Args:
             pipeline_config: The configuration of the pipeline.
             huggingface_config: The model's config.json.
 
         Raises:
-            ValueError: ``max_length`` is more than the model can do.
+            ValueError: ``max_length`` is more than the model supports.
         """
 
     @classmethod
@@ -127,7 +127,7 @@ class PipelineModel(ABC, Generic[BaseContextType]):
     def estimate_activation_memory(
         cls, pipeline_config: PipelineConfig, huggingface_config: HuggingFaceConfig
     ) -> int:
-        """The bytes of the activations of one execution; 0 where the model gives no estimate.
+        """The bytes of the activations of one execution; 0 without an estimate.
 
         Args:
             pipeline_config: The configuration of the pipeline.
@@ -145,7 +145,7 @@ class PipelineModel(ABC, Generic[BaseContextType]):
         kv_cache_config: KVCacheConfig,
         cache_dtype: DType,
     ) -> int:
-        """How many requests to run at once when nobody says.
+        """The default number of requests that run at once.
 
         As many as the cache can hold at full length; at least 1, and at most 32 on a CPU, where
         bigger batches gain no more, or 512 on an accelerator.
@@ -155,7 +155,7 @@ class PipelineModel(ABC, Generic[BaseContextType]):
             available_cache_memory: Bytes for the cache.
             huggingface_config: The model's config.json.
             devices: Where the model runs.
-            kv_cache_config: How the cache is set up.
+            kv_cache_config: The options of the cache.
             cache_dtype: The cache's dtype.
         """
         most = 32 if all(device.is_host for device in devices) else 512
@@ -169,7 +169,7 @@ class PipelineModel(ABC, Generic[BaseContextType]):
 
     @property
     def decoding_graph(self) -> Model | None:
-        """The graph that :meth:`execute` runs, where it can be repeated without Python between two steps.
+        """The graph that :meth:`execute` runs, if its steps can repeat without Python between them.
 
         Its inputs are :meth:`decoding_inputs`, its first output is the next tokens. None by default.
         """
@@ -182,7 +182,7 @@ class PipelineModel(ABC, Generic[BaseContextType]):
             model_inputs: Made by one of the ``prepare_*`` methods.
 
         Raises:
-            NotImplementedError: There is no such graph.
+            NotImplementedError: The model has no decoding graph.
         """
         raise NotImplementedError(f"{type(self).__name__} has no decoding graph")
 
@@ -201,12 +201,12 @@ class PipelineModel(ABC, Generic[BaseContextType]):
         kv_cache_inputs: KVCacheInputs | None = None,
         return_n_logits: int = 1,
     ) -> ModelInputs:
-        """Makes the inputs of the first step of a batch, out of each request's ``next_tokens``.
+        """Makes the inputs of a batch's first step from each request's ``next_tokens``.
 
         Args:
             context_batch: The requests.
-            kv_cache_inputs: The cache's pages and tables for them.
-            return_n_logits: Of how many last tokens to return logits.
+            kv_cache_inputs: The cache's pages and tables for the requests.
+            return_n_logits: The number of last tokens whose logits are returned.
         """
 
     @abstractmethod
@@ -216,8 +216,8 @@ class PipelineModel(ABC, Generic[BaseContextType]):
         """Makes the inputs of a further step of the same batch.
 
         Args:
-            next_tokens: The tokens that the last step chose ``[batch]``.
-            prev_model_inputs: The last step's inputs; ``kv_cache_inputs`` is up to date already.
+            next_tokens: The tokens of the last step ``[batch]``.
+            prev_model_inputs: The last step's inputs; ``kv_cache_inputs`` is already updated.
         """
 
     def compute_log_probabilities(
@@ -232,50 +232,50 @@ class PipelineModel(ABC, Generic[BaseContextType]):
         """The log-probabilities of the chosen tokens.
 
         Args:
-            session: Compiles what it takes.
+            session: Compiles the graphs.
             model_inputs: The step's inputs.
             model_outputs: The step's outputs.
             next_tokens: The chosen tokens ``[batch]``.
-            batch_top_n: How many top ones each request wants; 0 for none.
-            batch_echo: Whether each request wants its prompt's too.
+            batch_top_n: The number of top log-probabilities per request; 0 for none.
+            batch_echo: Whether each request wants its prompt's log-probabilities too.
 
         Raises:
-            NotImplementedError: The model cannot give them.
+            NotImplementedError: The model does not support it.
         """
         raise NotImplementedError(f"{type(self).__name__} gives no log-probabilities")
 
 
 class AlwaysSignalBuffersMixin:
-    """For models whose graph has collectives on one device too."""
+    """For models whose graph has collectives even on one device."""
 
     devices: list[Device]
     """Where the model runs."""
 
     @property
     def signal_buffers(self) -> list[Tensor]:
-        """One buffer a device, on a single device too.
+        """One buffer per device, even on a single device.
 
         Raises:
-            NotImplementedError: There is more than one device.
+            NotImplementedError: The model runs on several devices.
         """
         if len(self.devices) > 1:
             raise NotImplementedError(
                 f"{type(self).__name__}: a model on {len(self.devices)} devices needs collectives, "
                 "which this engine does not have yet; give one device"
             )
-        # on one device a collective is the identity, and reads no more than the buffer's existence
+        # on one device a collective is the identity, and does not read the buffer
         return [Tensor.zeros((1,), DType.uint8, device) for device in self.devices]
 
 
 def upper_bounded_default(upper_bound: int, default: int | None) -> int:
-    """A configured value, or the bound where there is none.
+    """A configured value; without one, its upper bound.
 
     Args:
-        upper_bound: The most that it can be.
+        upper_bound: The upper bound.
         default: The configured value.
 
     Raises:
-        ValueError: The value is over the bound.
+        ValueError: The value exceeds the bound.
     """
     if default is None:
         return upper_bound

@@ -1,4 +1,4 @@
-"""An architecture, as the registry knows it."""
+"""The declaration of an architecture."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from max.pipelines.models.pipeline_model import PipelineModel
 
 @dataclass(frozen=False)
 class SupportedArchitecture:
-    """An architecture, with all that it takes to run a model of it.
+    """The declaration of an architecture: all that a pipeline needs to run its models.
 
     Args:
         name: The class's name in ``architectures`` of config.json, such as ``LlamaForCausalLM``.
         example_repo_ids: Models of this architecture on the Hugging Face hub.
-        default_encoding: The encoding when neither the user nor the checkpoint says.
+        default_encoding: The encoding if neither the user nor the checkpoint states one.
         supported_encodings: The encodings it runs with, and the cache strategies of each; the encodings alone, as later
             versions have them, are for the paged cache.
         pipeline_model: The model's class.
-        task: What it makes.
-        tokenizer: Makes its tokenizer.
-        default_weights_format: The format whose names the model's weights have.
-        rope_type: How it rotates queries and keys.
-        weight_adapters: For each format a function that renames a checkpoint's weights.
+        task: The task of its models.
+        tokenizer: The constructor of its tokenizer.
+        default_weights_format: The format whose weight names are the model's.
+        rope_type: The RoPE layout.
+        weight_adapters: The function that renames a checkpoint's weights, per format.
         multi_gpu_supported: Whether it runs on several devices.
         required_arguments: Values that fields of the configuration must have.
         context_validators: Check each request before the model sees it.
-        supports_empty_batches: Whether it can run with no requests.
-        context_type: The class of its requests' state in later versions; not read: it is `TextContext`.
-        config: The class of its form in later versions; not read: the model's class knows it.
+        supports_empty_batches: Whether it runs without requests.
+        context_type: The class of a request's state in later versions; unused, it is always `TextContext`.
+        config: The class of its config in later versions; unused, the model's class has it.
 
-    Names stand for members of enumerations too: ``"bfloat16"``, ``"paged"``, ``"normal"``.
+    Members of enumerations may be given by name: ``"bfloat16"``, ``"paged"``, ``"normal"``.
 
     Raises:
-        ValueError: One of these names is unknown.
+        ValueError: A name is unknown.
     """
 
     name: str
@@ -68,18 +68,18 @@ class SupportedArchitecture:
     def __post_init__(self) -> None:
         self.default_encoding = SupportedEncoding(self.default_encoding)
         self.rope_type = RopeType(self.rope_type)
-        given: Any = self.supported_encodings
-        if not isinstance(given, Mapping):
-            given = {encoding: [KVCacheStrategy.PAGED] for encoding in sorted(given)}
+        declared: Any = self.supported_encodings
+        if not isinstance(declared, Mapping):
+            declared = {encoding: [KVCacheStrategy.PAGED] for encoding in sorted(declared)}
         self.supported_encodings = {
             SupportedEncoding(encoding): [KVCacheStrategy(strategy) for strategy in strategies]
-            for encoding, strategies in given.items()
+            for encoding, strategies in declared.items()
         }
 
     @property
     def tokenizer_cls(self) -> type[PipelineTokenizer[Any, Any, Any]]:
-        """The tokenizer's class, also where ``tokenizer`` is a ``functools.partial`` of it."""
-        made = getattr(self.tokenizer, "func", self.tokenizer)
-        if isinstance(made, type):
-            return made
-        raise TypeError(f"{self.name}: the tokenizer is {made!r}, not a class")
+        """The tokenizer's class, also if ``tokenizer`` is a ``functools.partial`` of it."""
+        constructor = getattr(self.tokenizer, "func", self.tokenizer)
+        if isinstance(constructor, type):
+            return constructor
+        raise TypeError(f"{self.name}: the tokenizer is {constructor!r}, not a class")

@@ -1,4 +1,4 @@
-"""The architectures that pipelines can run, by the names that Hugging Face configs give them."""
+"""The architectures that pipelines can run, by the names in Hugging Face configs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PipelineRegistry:
     """Architectures by name, with a cache of the models' configs.
 
     Args:
-        architectures: The architectures to begin with.
+        architectures: The initial architectures.
     """
 
     def __init__(self, architectures: list[SupportedArchitecture]) -> None:
@@ -50,7 +50,7 @@ class PipelineRegistry:
                     self.register(architecture, allow_override=True)
 
     def load_custom(self, modules: list[str]) -> None:
-        """Registers the architectures of modules of the user's.
+        """Registers the architectures of a user's modules.
 
         Args:
             modules: ``module``, ``folder:module``, or the path of a package's folder. Each has a list
@@ -73,13 +73,13 @@ class PipelineRegistry:
                     f"custom architecture {entry!r} cannot be imported: {error}",
                     "Give a module's name, or the folder that holds it as folder:module.",
                 ) from error
-            found = getattr(module, "ARCHITECTURES", None)
-            if not isinstance(found, list):
+            architectures = getattr(module, "ARCHITECTURES", None)
+            if not isinstance(architectures, list):
                 raise ConfigError(
                     f"custom architecture {entry!r} has no list ARCHITECTURES",
                     "Let the module define ARCHITECTURES = [SupportedArchitecture(...)].",
                 )
-            for architecture in found:
+            for architecture in architectures:
                 self.register(architecture, allow_override=True)
 
     def register(
@@ -89,10 +89,10 @@ class PipelineRegistry:
 
         Args:
             architecture: The architecture.
-            allow_override: Whether it may replace one of the same name.
+            allow_override: Whether it may replace an architecture of the same name.
 
         Raises:
-            ValueError: There is one of that name, and it may not be replaced.
+            ValueError: The name is registered, and ``allow_override`` is False.
         """
         if architecture.name in self.architectures and not allow_override:
             raise ValueError(
@@ -102,7 +102,7 @@ class PipelineRegistry:
         self.architectures[architecture.name] = architecture
 
     def reset(self) -> None:
-        """Forgets all architectures and caches."""
+        """Removes all architectures, and clears the caches of configs and tokenizers."""
         self.architectures.clear()
         active_config.cache_clear()
         active_tokenizer.cache_clear()
@@ -127,7 +127,7 @@ class PipelineRegistry:
     def retrieve_architecture(
         self, huggingface_repo: HuggingFaceRepo
     ) -> SupportedArchitecture | None:
-        """The architecture of a model; None where none fits.
+        """The architecture of a model; None if none fits.
 
         Args:
             huggingface_repo: The model.
@@ -143,10 +143,10 @@ class PipelineRegistry:
 
         Args:
             pipeline_config: The configuration.
-            override: The name of an architecture to take instead.
+            override: The name of an architecture that replaces the model's.
 
         Raises:
-            UserError: There is none; the message has those that there are.
+            UserError: No architecture fits; the message lists those that exist.
         """
         self.load_own()
         self.load_custom(pipeline_config.custom_architectures)
@@ -167,7 +167,7 @@ class PipelineRegistry:
         return architecture
 
     def retrieve_pipeline_task(self, pipeline_config: PipelineConfig) -> PipelineTask:
-        """What the model of a configuration makes.
+        """The task of a configuration's model.
 
         Args:
             pipeline_config: The configuration.
@@ -184,7 +184,7 @@ class PipelineRegistry:
 
         Args:
             pipeline_config: The configuration.
-            override_architecture: The name of an architecture to take instead.
+            override_architecture: The name of an architecture that replaces the model's.
 
         Raises:
             ValueError: No architecture fits the model.
@@ -207,15 +207,15 @@ class PipelineRegistry:
         task: PipelineTask = PipelineTask.TEXT_GENERATION,
         override_architecture: str | None = None,
     ) -> tuple[PipelineTokenizer[Any, Any, Any], Callable[[], PipelineTypes]]:
-        """Makes the tokenizer, and a function that makes the pipeline (which takes longer).
+        """Makes the tokenizer, and a function that makes the pipeline (which is slow).
 
         Args:
             pipeline_config: The configuration.
-            task: What the pipeline shall make.
-            override_architecture: The name of an architecture to take instead.
+            task: The pipeline's task.
+            override_architecture: The name of an architecture that replaces the model's.
 
         Raises:
-            ValueError: No architecture fits the model, or it makes something else.
+            ValueError: No architecture fits the model, or it is for another task.
         """
         architecture = self.architecture_of(pipeline_config, override_architecture)
         if architecture.task != task:
@@ -247,11 +247,11 @@ class PipelineRegistry:
 
         Args:
             pipeline_config: The configuration.
-            task: What the pipeline shall make.
-            override_architecture: The name of an architecture to take instead.
+            task: The pipeline's task.
+            override_architecture: The name of an architecture that replaces the model's.
 
         Raises:
-            ValueError: No architecture fits the model, or it makes something else.
+            ValueError: No architecture fits the model, or it is for another task.
         """
         tokenizer, factory = self.retrieve_factory(pipeline_config, task, override_architecture)
         return tokenizer, factory()
@@ -261,11 +261,11 @@ def get_pipeline_for_task(task: PipelineTask, pipeline_config: PipelineConfig) -
     """The class of the pipelines of a task.
 
     Args:
-        task: What the pipeline shall make.
+        task: The pipeline's task.
         pipeline_config: The configuration.
 
     Raises:
-        ValueError: There is no pipeline for it.
+        ValueError: No pipeline does the task.
     """
     if task not in PIPELINES:
         raise ValueError(f"there is no pipeline for {task.value} yet; text_generation is one")

@@ -1,4 +1,4 @@
-"""Completes a configuration: what the user left open is found out from the model's files and its architecture."""
+"""Completes a configuration: open values are set from the model's files and its architecture."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def resolve(config: PipelineConfig) -> None:
 def _resolve_encoding(config: PipelineConfig, architecture: SupportedArchitecture) -> None:
     model = config.model_config
     stored = model.checkpoint_encoding()
-    asked = model.quantization_encoding
+    requested = model.quantization_encoding
     supported = architecture.supported_encodings
-    encoding = asked or stored or architecture.default_encoding
-    if asked is None and stored is not None and stored not in supported:
+    encoding = requested or stored or architecture.default_encoding
+    if requested is None and stored is not None and stored not in supported:
         encoding = stored  # named in the message below
     if encoding not in supported:
         raise ConfigError(
@@ -108,7 +108,7 @@ def _resolve_length(config: PipelineConfig, architecture: SupportedArchitecture)
             str(error), f"config.json must have what {architecture.name} needs."
         ) from error
     except ValueError as error:
-        # an architecture's own words: about the length, or about its config.json
+        # the text is the architecture's, about the length or about config.json
         if config.max_length is None:
             remedy = f"config.json must have what {architecture.name} needs."
             raise ModelFilesError(str(error), remedy) from error
@@ -132,7 +132,7 @@ def _resolve_batch(config: PipelineConfig, architecture: SupportedArchitecture) 
 
 
 def _fit_length(config: PipelineConfig, architecture: SupportedArchitecture) -> None:
-    """Shortens a ``max_length`` that nobody asked for to what the memory can hold."""
+    """Shortens a ``max_length`` that the user did not set to the length that the memory holds."""
     pipeline_model, model = architecture.pipeline_model, config.model_config
     encoding = model.quantization_encoding
     if config.max_length is None or encoding is None:

@@ -1,9 +1,9 @@
 """A model's tokenizer from its tokenizer.json, without the transformers package.
 
-Importing transformers takes seconds; the tokenizers package that it wraps takes a few hundredths.
-What is decided in tokenizer_config.json (special tokens, chat template) is read here as transformers
-reads it; the tests compare the two. Whether begin and end tokens are added is for tokenizer.json to
-say: beside that file transformers ignores ``add_bos_token``, and so do we.
+The import of transformers takes seconds; the tokenizers package, which it wraps, a few hundredths.
+tokenizer_config.json (special tokens, chat template) is read as transformers reads it; the tests
+compare the two. tokenizer.json determines whether begin and end tokens are added: transformers ignores
+``add_bos_token`` beside that file, and so does this module.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ if TYPE_CHECKING:
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")  # fmt: skip
 _TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
-# what a WordPiece decoder leaves: a space before these
+# a WordPiece decoder leaves a space before these
 _TIGHT = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
 
-# files that only transformers reads
+# tokenizer files that only transformers reads
 _OLDER = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model")
 
 
 def _special_tokens(keys: ConfigKeys) -> dict[str, str]:
-    """The texts of the special tokens, which a config holds bare or as an object."""
-    found: dict[str, str] = {}
+    """The texts of the special tokens; a config has strings or objects."""
+    texts: dict[str, str] = {}
     for name in _SPECIAL:
         token = keys.value(name)
         text = token.get("content") if isinstance(token, dict) else token
         if text is not None and not isinstance(text, str):
             raise keys.error(name, "a text, or an object with a text as content")
         if text is not None:
-            found[name] = text
-    return found
+            texts[name] = text
+    return texts
 
 
 def _added_tokens(keys: ConfigKeys) -> list[dict[str, Any]]:
-    """The entries of added_tokens_decoder, in the order of their numbers."""
-    found = keys.object("added_tokens_decoder")
-    if found is None:
+    """The entries of added_tokens_decoder, in the order of their ids."""
+    section = keys.object("added_tokens_decoder")
+    if section is None:
         return []
     numbered: dict[int, dict[str, Any]] = {}
     for number, entry in keys.value("added_tokens_decoder").items():
         kinds = {"content": str, **dict.fromkeys(_TOKEN_FLAGS, bool)}
         fits = isinstance(entry, dict) and "content" in entry
         if not fits or not all(isinstance(entry[k], t) for k, t in kinds.items() if k in entry):
-            raise found.error(number, "an object with a text as content, and true or false flags")
+            raise section.error(number, "an object with a text as content, and true or false flags")
         if not number.isdecimal():
             raise keys.error("added_tokens_decoder", "an object whose keys are numbers of tokens")
         numbered[int(number)] = entry
@@ -67,14 +67,13 @@ def _added_tokens(keys: ConfigKeys) -> list[dict[str, Any]]:
 class HFTokenizer:
     """A tokenizer of the tokenizers package with its model's configuration.
 
-    Its methods have the names and meanings of those of transformers' tokenizers, as far as
-    pipelines use them.
+    It has the methods of transformers' tokenizers that pipelines use.
 
     Args:
         tokenizer: The tokenizer.
         config: The object of tokenizer_config.json.
         templates: Chat templates by name, ``default`` among them.
-        file: Names the config in messages.
+        file: The name of the config in messages.
 
     Raises:
         ModelFilesError: The config has a value that does not fit.
@@ -97,7 +96,7 @@ class HFTokenizer:
         self._add_missing_tokens(_added_tokens(keys))
 
     def _add_missing_tokens(self, entries: list[dict[str, Any]]) -> None:
-        """Adds the tokens that only tokenizer_config.json knows."""
+        """Adds the tokens that only tokenizer_config.json has."""
         from tokenizers import AddedToken
 
         added = self.backend_tokenizer.get_added_tokens_decoder()
@@ -130,17 +129,17 @@ class HFTokenizer:
 
     @property
     def bos_token_id(self) -> int | None:
-        """Its number."""
+        """The id of that token."""
         return None if self.bos_token is None else self.convert_tokens_to_ids(self.bos_token)
 
     @property
     def eos_token_id(self) -> int | None:
-        """Its number."""
+        """The id of that token."""
         return None if self.eos_token is None else self.convert_tokens_to_ids(self.eos_token)
 
     @property
     def model_max_length(self) -> int | None:
-        """The longest text in tokens that the tokenizer's config names; None where it names none."""
+        """The longest text in tokens by the tokenizer's config; None without a bound."""
         length = self.config.get("model_max_length")
         # configs write 10^30 for "no bound"
         return int(length) if isinstance(length, (int, float)) and length < 2**31 else None
@@ -152,12 +151,12 @@ class HFTokenizer:
 
     @cached_property
     def all_special_ids(self) -> list[int]:
-        """The numbers of the special tokens."""
+        """The ids of the special tokens."""
         added = self.backend_tokenizer.get_added_tokens_decoder()
         return sorted(number for number, token in added.items() if token.special)
 
     def convert_tokens_to_ids(self, token: str) -> int | None:
-        """The number of a token; None where it is not known.
+        """The id of a token; None if it is unknown.
 
         Args:
             token: Its text.
@@ -165,20 +164,20 @@ class HFTokenizer:
         return self.backend_tokenizer.token_to_id(token)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Turns a text into tokens.
+        """Encodes a text.
 
         Args:
             text: The text.
-            add_special_tokens: Whether to add begin and end tokens, as the model's config has it.
+            add_special_tokens: Whether to add the begin and end tokens of the model's config.
         """
         return self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, tokens: Iterable[int] | int, skip_special_tokens: bool = False) -> str:
-        """Turns tokens into text; what is no UTF-8 becomes U+FFFD.
+        """Decodes tokens; invalid UTF-8 becomes U+FFFD.
 
         Args:
             tokens: The tokens.
-            skip_special_tokens: Whether to leave out special ones.
+            skip_special_tokens: Whether to omit special tokens.
         """
         ids = [tokens] if isinstance(tokens, int) else list(tokens)
         text = self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
@@ -198,17 +197,17 @@ class HFTokenizer:
         add_generation_prompt: bool = False,
         **variables: Any,
     ) -> str:
-        """Puts a conversation into the form that the model was trained on.
+        """Formats a conversation with a chat template.
 
         Args:
             conversation: The messages.
-            tools: What the model may call.
-            chat_template: A template, or the name of one of the model's.
+            tools: The functions that the model may call.
+            chat_template: A template, or the name of a template of the model.
             add_generation_prompt: Whether the text ends where the assistant's turn begins.
-            variables: Further variables of the template.
+            variables: More variables of the template.
 
         Raises:
-            InputError: The model has no template, or it refuses the conversation.
+            InputError: The model has no template, or the template rejects the conversation.
         """
         template = self.templates.get(chat_template or "", chat_template)
         if template is None:
@@ -229,7 +228,7 @@ class HFTokenizer:
 
 
 def _named_templates(inside: Any) -> dict[str, str] | None:
-    """Templates in a list of objects, or by name; None where they are neither."""
+    """Templates in a list of objects, or by name; None for other values."""
     if isinstance(inside, list):
         if not all(isinstance(e, dict) and {"name", "template"} <= e.keys() for e in inside):
             return None
@@ -241,28 +240,28 @@ def _named_templates(inside: Any) -> dict[str, str] | None:
 
 
 def _templates(repo: HuggingFaceRepo, config: dict[str, Any], file: str) -> dict[str, str]:
-    """The chat templates of a model, wherever its files have them."""
-    found: dict[str, str] = {}
+    """The chat templates of a model, from all files that may have them."""
+    templates: dict[str, str] = {}
     inside = config.get("chat_template")
     if isinstance(inside, str):
-        found["default"] = inside
+        templates["default"] = inside
     elif inside is not None:
         named = _named_templates(inside)
         if named is None:
             raise ConfigKeys(config, file=file).error(
                 "chat_template", "a text, or a list of objects with name and template"
             )
-        found.update(named)
+        templates.update(named)
     if repo.file_exists("chat_template.json") and (path := repo.file("chat_template.json")):
         template = read_json(path).get("chat_template")
         if isinstance(template, str):
-            found["default"] = template
+            templates["default"] = template
     if repo.file_exists("chat_template.jinja") and (path := repo.file("chat_template.jinja")):
-        found["default"] = _read(path)
+        templates["default"] = _read(path)
     folder = repo.folder / "additional_chat_templates" if repo.folder is not None else None
     if folder is not None and folder.is_dir():
-        found.update({path.stem: _read(path) for path in sorted(folder.glob("*.jinja"))})
-    return found
+        templates.update({path.stem: _read(path) for path in sorted(folder.glob("*.jinja"))})
+    return templates
 
 
 def _read(path: Path) -> str:
@@ -279,8 +278,8 @@ def load_tokenizer(repo: HuggingFaceRepo) -> Any:
         repo: The model.
 
     Returns:
-        An :class:`HFTokenizer`; for a model without tokenizer.json that of its GGUF file, or the tokenizer of
-        transformers.
+        An :class:`HFTokenizer`, from tokenizer.json or from the model's GGUF file; for older files, the
+        tokenizer of transformers.
 
     Raises:
         ModelFilesError: The model has no tokenizer, or it is broken.
@@ -296,7 +295,7 @@ def load_tokenizer(repo: HuggingFaceRepo) -> Any:
     config = {} if config_path is None else read_json(config_path)
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the package raises bare Exception for a broken file
+    except Exception as error:  # the package raises Exception for a broken file
         raise ModelFilesError(
             f"{path} is no tokenizer: {error}", "Copy or download the model's files again."
         ) from error

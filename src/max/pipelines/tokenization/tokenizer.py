@@ -1,4 +1,4 @@
-"""The tokenizers of pipelines: text to tokens and back, and requests to contexts."""
+"""Tokenizers of pipelines: text to tokens and back, and requests to contexts."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ async def run_with_default_executor(
 def max_tokens_to_generate(
     prompt_size: int, max_length: int | None, max_new_tokens: int | None = None
 ) -> int | None:
-    """How many tokens a request may generate.
+    """The number of tokens that a request may generate.
 
     Args:
         prompt_size: The tokens of its prompt.
         max_length: The longest sequence; None: no bound.
-        max_new_tokens: What the request asks for; None: as many as fit.
+        max_new_tokens: The request's maximum; None: as many as fit.
 
     Returns:
         The number; None: no bound.
@@ -69,11 +69,11 @@ def max_tokens_to_generate(
 class IdentityPipelineTokenizer(
     Generic[BaseContextType], PipelineTokenizer[BaseContextType, str, TextGenerationRequest]
 ):
-    """Leaves text as it is, for pipelines that take text."""
+    """Returns text unchanged, for pipelines that take text."""
 
     @property
     def eos(self) -> int:
-        """0: there are no tokens."""
+        """0: texts have no end token."""
         return 0
 
     @property
@@ -82,7 +82,7 @@ class IdentityPipelineTokenizer(
         return False
 
     async def new_context(self, request: TextGenerationRequest) -> BaseContextType:
-        """Not offered: a pipeline of text makes its own contexts.
+        """Not supported: a pipeline of text makes its own contexts.
 
         Args:
             request: The request.
@@ -93,20 +93,20 @@ class IdentityPipelineTokenizer(
         raise NotImplementedError("IdentityPipelineTokenizer makes no contexts; subclass it")
 
     async def encode(self, prompt: str, add_special_tokens: bool = False) -> str:
-        """Gives the prompt.
+        """Returns the prompt.
 
         Args:
             prompt: The text.
-            add_special_tokens: Without effect.
+            add_special_tokens: Unused.
         """
         return prompt
 
     async def decode(self, encoded: str, **kwargs: Any) -> str:
-        """Gives the text.
+        """Returns the text.
 
         Args:
             encoded: The text.
-            kwargs: Without effect.
+            kwargs: Unused.
         """
         return encoded
 
@@ -117,7 +117,7 @@ class PreTrainedPipelineTokenizer(
     """A tokenizer of the transformers package as a pipeline's tokenizer.
 
     Args:
-        delegate: The tokenizer of transformers, or one with its methods.
+        delegate: The tokenizer of transformers, or an object with its methods.
     """
 
     def __init__(self, delegate: Any) -> None:
@@ -129,7 +129,7 @@ class PreTrainedPipelineTokenizer(
         self.delegate = delegate
 
     def apply_chat_template(self, messages: list[TextGenerationRequestMessage]) -> str:
-        """Puts a conversation into the form that the model was trained on.
+        """Formats a conversation with the model's chat template.
 
         Args:
             messages: The conversation.
@@ -150,7 +150,7 @@ class PreTrainedPipelineTokenizer(
         return False
 
     async def new_context(self, request: RequestType) -> BaseContextType:
-        """Not offered: which context it is depends on the pipeline.
+        """Not supported: the type of the context depends on the pipeline.
 
         Args:
             request: The request.
@@ -161,7 +161,7 @@ class PreTrainedPipelineTokenizer(
         raise NotImplementedError("PreTrainedPipelineTokenizer makes no contexts; subclass it")
 
     async def encode(self, prompt: str, add_special_tokens: bool = False) -> Tokens:
-        """Turns a text into tokens.
+        """Encodes a text.
 
         Args:
             prompt: The text.
@@ -171,27 +171,27 @@ class PreTrainedPipelineTokenizer(
         return np.array(ids, np.int64)
 
     async def decode(self, encoded: Tokens, **kwargs: Any) -> str:
-        """Turns tokens into text.
+        """Decodes tokens.
 
         Args:
             encoded: The tokens.
-            kwargs: For the tokenizer, such as ``skip_special_tokens``.
+            kwargs: Arguments of the tokenizer, for example ``skip_special_tokens``.
         """
         return str(self.delegate.decode(np.atleast_1d(encoded).tolist(), **kwargs))
 
 
 def _eos_ids(pipeline_config: PipelineConfig | None, own: int | None) -> set[int]:
     """The tokens that end a sequence, from the tokenizer, config.json and generation_config.json."""
-    found: set[int] = set() if own is None else {own}
+    ids: set[int] = set() if own is None else {own}
     if pipeline_config is not None:
         model = pipeline_config.model_config
         for keys in (ConfigKeys(model.huggingface_config), model.generation_keys):
-            found |= set(keys.token_ids("eos_token_id"))
-    return found
+            ids |= set(keys.token_ids("eos_token_id"))
+    return ids
 
 
 def text_of_content(content: str | list[dict[str, Any]] | None) -> str | None:
-    """The text of a message, whose parts are joined by line breaks.
+    """The text of a message; parts are joined by line breaks.
 
     Args:
         content: The text, or OpenAI's list of parts.
@@ -211,19 +211,19 @@ def text_of_content(content: str | list[dict[str, Any]] | None) -> str | None:
 
 
 def utf8(text: str) -> str:
-    """A text, checked: one that came from bytes, as arguments do, may hold what no UTF-8 has.
+    """Checks that a text is valid UTF-8: a text from bytes, as of arguments, may have surrogates.
 
     Args:
         text: The text.
 
     Raises:
-        InputError: It cannot be written as UTF-8.
+        InputError: It is not valid UTF-8.
     """
     try:
         text.encode()
     except UnicodeEncodeError as error:
         code = ord(text[error.start])
-        # Python keeps a byte that is no UTF-8 as U+DC00 plus the byte
+        # Python decodes an invalid byte as U+DC00 plus the byte
         is_byte = 0xDC80 <= code <= 0xDCFF
         what = f"byte {code - 0xDC00:#x}" if is_byte else f"the surrogate U+{code:X}"
         raise InputError(
@@ -238,14 +238,14 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
     Args:
         model_path: The model's folder, or its name on the hub.
         revision: The branch, tag or commit on the hub.
-        max_length: The longest sequence; the tokenizer's own bound where it is not given.
-        trust_remote_code: Whether code that comes with the model may run.
-        enable_llama_whitespace_fix: Keep the space before a word that is decoded alone, which
-            tokenizers of the Llama 2 family drop.
-        pipeline_config: The pipeline's configuration; tells further end tokens.
-        chat_template: A template to take instead of the model's own.
+        max_length: The longest sequence; by default the tokenizer's bound.
+        trust_remote_code: Whether code of the model may run.
+        enable_llama_whitespace_fix: Keep the space before a single decoded word, which tokenizers of
+            the Llama 2 family drop.
+        pipeline_config: The pipeline's configuration; its files name further end tokens.
+        chat_template: A template that replaces the model's.
         context_validators: Check each new context.
-        unused_kwargs: Arguments of other tokenizers, which architectures are called with too.
+        unused_kwargs: Arguments for other tokenizers.
 
     Raises:
         ModelFilesError: The model has no tokenizer.
@@ -277,7 +277,7 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
 
     @property
     def eos(self) -> int:
-        """The token that ends a sequence; -1 where the model has none."""
+        """The token that ends a sequence; -1 if the model has none."""
         return self._eos
 
     @property
@@ -287,7 +287,7 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether a conversation can be put into the model's form."""
+        """Whether the model or the user gives a chat template."""
         return bool(self._chat_template or getattr(self.delegate, "chat_template", None))
 
     def apply_chat_template(
@@ -296,16 +296,16 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
         tools: list[TextGenerationRequestTool] | None,
         chat_template_options: dict[str, Any] | None = None,
     ) -> str:
-        """Puts a conversation into the form that the model was trained on.
+        """Formats a conversation with the model's chat template.
 
         Args:
             messages: The conversation.
-            tools: What the model may call.
-            chat_template_options: Further variables of the template; ``add_generation_prompt`` is
-                True unless it is among them.
+            tools: The functions that the model may call.
+            chat_template_options: More variables of the template; ``add_generation_prompt`` is True by
+                default.
 
         Raises:
-            InputError: The model has no template, or it refuses the conversation.
+            InputError: The model has no template, or the template rejects the conversation.
         """
         options = {"add_generation_prompt": True, **(chat_template_options or {})}
         plain = [{**m, "content": text_of_content(m.get("content"))} for m in messages]
@@ -316,7 +316,7 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
         return str(self.delegate.apply_chat_template(plain, tools=tools, **options))
 
     def encode_now(self, prompt: str | Sequence[int], add_special_tokens: bool = True) -> Tokens:
-        """Turns a prompt into tokens, in this thread.
+        """Encodes a prompt, in this thread.
 
         Args:
             prompt: The text, or its tokens.
@@ -338,7 +338,7 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
         return self.delegate.encode(utf8(text), add_special_tokens=add_special_tokens)
 
     async def encode(self, prompt: str | Sequence[int], add_special_tokens: bool = True) -> Tokens:
-        """Turns a prompt into tokens.
+        """Encodes a prompt.
 
         Args:
             prompt: The text, or its tokens.
@@ -347,43 +347,43 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
         Raises:
             InputError: It is longer than the model's context.
         """
-        # a big text takes milliseconds, in which the event loop shall go on
+        # a long text takes milliseconds: do not block the event loop
         if isinstance(prompt, str) and len(prompt) > 4096:
             return await run_with_default_executor(self.encode_now, prompt, add_special_tokens)
         return self.encode_now(prompt, add_special_tokens)
 
     def decode_now(self, tokens: Sequence[int] | Tokens, **kwargs: Any) -> str:
-        """Turns tokens into text, in this thread.
+        """Decodes tokens, in this thread.
 
         Args:
             tokens: The tokens.
-            kwargs: For the tokenizer, such as ``skip_special_tokens``.
+            kwargs: Arguments of the tokenizer, for example ``skip_special_tokens``.
         """
         ids = np.atleast_1d(np.asarray(tokens)).tolist()
         if self._whitespace_fix and len(ids) == 1:
-            # behind another token it keeps its space
+            # after another token it keeps its space
             before = self.delegate.encode("x", add_special_tokens=False)
             alone = self.delegate.decode(before, **kwargs)
             return str(self.delegate.decode([*before, *ids], **kwargs))[len(alone) :]
         return str(self.delegate.decode(ids, **kwargs))
 
     async def decode(self, encoded: Tokens, **kwargs: Any) -> str:
-        """Turns tokens into text.
+        """Decodes tokens.
 
         Args:
             encoded: The tokens.
-            kwargs: For the tokenizer, such as ``skip_special_tokens``.
+            kwargs: Arguments of the tokenizer, for example ``skip_special_tokens``.
         """
         return self.decode_now(encoded, **kwargs)
 
     async def new_context(self, request: TextGenerationRequest) -> TextContext:
-        """The state of a request that begins.
+        """The initial state of a request.
 
         Args:
             request: The request: a prompt, or messages.
 
         Raises:
-            InputError: It has neither, or does not fit the model.
+            InputError: It has neither, or it does not fit the model.
         """
         tokens = await self._prompt_tokens(request)
         context = TextContext(**self._context_arguments(request, tokens))
@@ -398,7 +398,7 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
             text = self.apply_chat_template(
                 request.messages, request.tools, request.chat_template_options
             )
-            # the template has put the special tokens in
+            # the template adds the special tokens
             return await self.encode(text, add_special_tokens=False)
         raise InputError("the request has neither a prompt nor messages", "Give one of them.")
 
@@ -414,14 +414,14 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
                     "Give numbers of the model's tokens.",
                 )
         room = max_tokens_to_generate(len(tokens), self.max_length, params.max_new_tokens)
-        wanted = request.response_format
+        response = request.response_format
         schema = None
-        if wanted is not None and wanted.get("type") in ("json_schema", "json_object"):
-            schema = json.dumps(wanted.get("json_schema") or {"type": "object"})
+        if response is not None and response.get("type") in ("json_schema", "json_object"):
+            schema = json.dumps(response.get("json_schema") or {"type": "object"})
         return {
             "request_id": request.request_id,
             "tokens": tokens,
-            # no room is for the context to refuse, so that its message names the true bound
+            # without room, the context raises the error that names the bound
             "max_length": len(tokens) + room if room else self.max_length or len(tokens),
             "eos_token_ids": set(self._eos_token_ids),
             "eos_sequences": [
