@@ -30,7 +30,7 @@ class LLM:
     their prompts run in common batches.
 
     Args:
-        pipeline_config: The model and how to run it.
+        pipeline_config: The configuration of the model.
 
     Raises:
         UserError: The configuration or the model's files do not fit.
@@ -52,7 +52,7 @@ class LLM:
         self._tokenizer = tokenizer
         if not isinstance(pipeline, ConfiguredPipeline):
             raise TypeError(f"LLM: {type(pipeline).__name__} does not generate text")
-        # a generation does not keep its pipeline alive
+        # a generation holds no reference to its pipeline
         self._pipeline = pipeline
         self._generation = Generation.of(pipeline)
 
@@ -67,7 +67,7 @@ class LLM:
         The likeliest tokens are taken, unless the model's generation_config.json asks for sampling.
 
         Args:
-            prompts: A text, or several.
+            prompts: A text, or a list of texts.
             max_new_tokens: The most tokens to generate for each; None: until the text ends or the
                 context is full.
             use_tqdm: Whether to show a progress bar on stderr.
@@ -90,13 +90,13 @@ class LLM:
             context.request_id: RequestText(self._decode, context.eos_token_ids)
             for context in contexts
         }
-        found: dict[RequestID, str] = dict.fromkeys(pieces, "")
+        texts: dict[RequestID, str] = dict.fromkeys(pieces, "")
         with _Progress(len(contexts), use_tqdm) as progress:
             for output in self._generation.stream(contexts):
-                found[output.request_id] += pieces[output.request_id].push(output)
+                texts[output.request_id] += pieces[output.request_id].push(output)
                 if output.is_done:
                     progress.update()
-        return [found[context.request_id] for context in contexts]
+        return [texts[context.request_id] for context in contexts]
 
     async def _contexts(
         self, texts: list[str], max_new_tokens: int | None
@@ -134,7 +134,7 @@ class _Progress:
         return self
 
     def update(self) -> None:
-        """One more prompt is done."""
+        """Counts a finished prompt."""
         if self._bar is not None:
             self._bar.update(1)
 

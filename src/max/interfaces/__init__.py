@@ -1,7 +1,7 @@
 """Plain data types of text generation: requests, contexts, sampling parameters, results.
 
-Nothing here holds a tensor or imports an engine, so that a process that only schedules requests, or
-only talks to clients, stays light.
+No type holds a tensor or imports an engine, so that a process that only schedules requests or serves
+clients stays light.
 """
 
 from __future__ import annotations

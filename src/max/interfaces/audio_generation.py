@@ -19,18 +19,18 @@ AudioGenerationContextType = TypeVar("AudioGenerationContextType", bound=BaseCon
 
 @dataclass(frozen=True)
 class AudioGenerationRequest(Request):
-    """Asks for speech.
+    """A request for speech.
 
     Args:
         request_id: Identifies the request.
-        model: The model that shall make the audio.
+        model: The name of the model.
         input: The text to speak, at most 4096 characters.
-        audio_prompt_tokens: Speech tokens of the voice to take.
-        audio_prompt_transcription: What that voice says.
+        audio_prompt_tokens: Speech tokens of the voice.
+        audio_prompt_transcription: The text of these tokens.
         sampling_params: How tokens are chosen.
-        prompt: Tokens or text to give to the model as they are, instead of ``input`` and the voice.
-        streaming: Whether the audio is sent as it is made.
-        buffer_speech_tokens: The last speech tokens of an earlier request, to go on from.
+        prompt: Tokens or text for the model, instead of ``input`` and the voice.
+        streaming: Whether the audio is sent in chunks.
+        buffer_speech_tokens: The last speech tokens of an earlier request, to continue from.
     """
 
     model: str
@@ -50,19 +50,19 @@ class AudioGenerationRequest(Request):
 
 @dataclass(kw_only=True)
 class AudioGenerationMetadata:
-    """What is known about a piece of audio; ``None`` where it is not.
+    """Metadata of a piece of audio; ``None`` where unknown.
 
     Args:
         sample_rate: In Hz.
         duration: In seconds.
-        chunk_id: The piece's place in the stream.
+        chunk_id: The piece's index in the stream.
         timestamp: When it was made.
         final_chunk: Whether it is the last piece.
         model_name: The model that made it.
-        request_id: The request it is for.
-        tokens_generated: The speech tokens it is made of.
+        request_id: The request.
+        tokens_generated: The number of its speech tokens.
         processing_time: In seconds.
-        echo: The prompt, or an identifier, as it came.
+        echo: The prompt or an identifier of the request.
     """
 
     sample_rate: int | None = None
@@ -93,11 +93,11 @@ class AudioGenerationOutput:
     """A piece of audio.
 
     Args:
-        final_status: Where the generation stands.
-        steps_executed: The steps that were run for it.
-        audio_data: Samples in [-1, 1], float32; empty where there are none yet.
-        buffer_speech_tokens: Speech tokens that a later request can go on from.
-        metadata: What is known about it.
+        final_status: The state of the generation.
+        steps_executed: The number of executed steps.
+        audio_data: Samples in [-1, 1], float32; empty if none are ready.
+        buffer_speech_tokens: Speech tokens that a later request can continue from.
+        metadata: Its metadata.
     """
 
     final_status: GenerationStatus

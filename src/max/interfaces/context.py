@@ -1,4 +1,4 @@
-"""What every kind of request state has in common."""
+"""The common part of all request states."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from max.interfaces.status import GenerationStatus
 
 @runtime_checkable
 class BaseContext(Protocol):
-    """The state of one request, as schedulers and pipelines of any kind see it."""
+    """The state of one request, for schedulers and pipelines of any kind."""
 
     @property
     def request_id(self) -> RequestID:
@@ -19,7 +19,7 @@ class BaseContext(Protocol):
 
     @property
     def status(self) -> GenerationStatus:
-        """Where the generation stands."""
+        """The state of the generation."""
         ...
 
     @status.setter

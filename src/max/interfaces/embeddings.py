@@ -1,4 +1,4 @@
-"""Embeddings of texts: requests' state, batches, results."""
+"""Embeddings of texts: requests' states, batches, results."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class EmbeddingsContext(BaseContext, Protocol):
 
     @property
     def active_length(self) -> int:
-        """Their number."""
+        """The number of tokens."""
         ...
 
     @property
     def model_name(self) -> str:
-        """The model that was asked for."""
+        """The name of the requested model."""
         ...
 
 
@@ -38,7 +38,7 @@ class EmbeddingsGenerationInputs(PipelineInputs):
     """A batch of requests for embeddings.
 
     Args:
-        batches: One dictionary a replica of the model.
+        batches: One dictionary per replica of the model.
     """
 
     batches: list[dict[RequestID, EmbeddingsContext]]
@@ -54,7 +54,7 @@ class EmbeddingsGenerationOutput:
     """The embedding of one text.
 
     Args:
-        embeddings: The vector (or one a token, where the model does not pool).
+        embeddings: The vector; one vector per token if the model does not pool.
     """
 
     embeddings: npt.NDArray[np.floating[Any]]

@@ -11,8 +11,8 @@ class LogProbabilities:
 
     Args:
         token_log_probabilities: The log-probability of each token of the output.
-        top_log_probabilities: For each position the likeliest tokens, by token id, and their
-            log-probabilities. The output's own token is always among them.
+        top_log_probabilities: For each position the log-probabilities of the likeliest tokens, by token
+            id. The output's own token is always included.
     """
 
     token_log_probabilities: list[float]

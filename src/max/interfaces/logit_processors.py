@@ -1,4 +1,4 @@
-"""What a logits processor is given."""
+"""The arguments of logits processors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class ProcessorInputs:
-    """What a logits processor of one request is given.
+    """The arguments of a logits processor of one request.
 
     Args:
         logits: Logits of this request, a float32 ``max.driver.Tensor`` of shape ``[n, vocab]``,
@@ -26,12 +26,12 @@ class ProcessorInputs:
 
 @dataclass
 class BatchProcessorInputs:
-    """What a logits processor of a whole batch is given.
+    """The arguments of a logits processor of a batch.
 
     Args:
         logits: Logits, a float32 ``max.driver.Tensor`` of shape ``[n_batch, vocab]``.
-        logit_offsets: Where each request's rows begin, shape ``[batch + 1, 1]``; None where there
-            is one row a request.
+        logit_offsets: Where each request's rows begin, shape ``[batch + 1, 1]``; None with one
+            row per request.
         context_batch: The requests, in the batch's order.
     """
 

@@ -10,7 +10,7 @@ LORA_RESPONSE_ENDPOINT = "lora_response"
 
 
 class LoRAType(Enum):
-    """The matrices of an adapter, as their weights are named."""
+    """The matrices of an adapter, by the names of their weights."""
 
     A = "lora_A"
     """The matrix from the model's width down to the adapter's rank."""
@@ -21,7 +21,7 @@ class LoRAType(Enum):
 
 
 class LoRAOperation(Enum):
-    """What a request wants done."""
+    """The operation of a request."""
 
     LOAD = "load"
     UNLOAD = "unload"
@@ -29,7 +29,7 @@ class LoRAOperation(Enum):
 
 
 class LoRAStatus(Enum):
-    """How an operation ended."""
+    """The result of an operation."""
 
     SUCCESS = "success"
     LOAD_NAME_EXISTS = "load_name_exists"
@@ -43,12 +43,12 @@ class LoRAStatus(Enum):
 
 @dataclass
 class LoRARequest:
-    """Asks for an operation on an adapter.
+    """A request for an operation on an adapter.
 
     Args:
-        operation: What to do.
-        lora_name: The adapter's name; not needed to list.
-        lora_path: Where the adapter's weights are; needed to load.
+        operation: The operation.
+        lora_name: The adapter's name; not needed for LIST.
+        lora_path: The path of the adapter's weights; needed for LOAD.
     """
 
     operation: LoRAOperation
@@ -58,10 +58,10 @@ class LoRARequest:
 
 @dataclass
 class LoRAResponse:
-    """Answers a :class:`LoRARequest`.
+    """The response to a :class:`LoRARequest`.
 
     Args:
-        status: How it ended.
+        status: The result.
         message: One line, or the list of adapters.
     """
 

@@ -1,8 +1,8 @@
-"""msgpack with NumPy arrays, for what is sent between processes.
+"""msgpack with NumPy arrays, for messages between processes.
 
 An array becomes ``{"__np__": true, "data": bytes, "shape": [...], "dtype": str}``. With shared
-memory a big one becomes ``{"__shm__": true, "name": str, "shape": [...], "dtype": str}``, and the
-decoder takes the block over.
+memory a large array becomes ``{"__shm__": true, "name": str, "shape": [...], "dtype": str}``, and the
+decoder takes over the block.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def _msgspec() -> Any:
 
 @dataclass(frozen=True)
 class SharedMemoryArray:
-    """Stands for an array whose data is in a block of shared memory.
+    """An array whose data is in a block of shared memory.
 
     Args:
         name: The block's name.
         shape: The array's shape.
-        dtype: Its element type, as NumPy spells it.
+        dtype: Its element type, in NumPy's notation.
     """
 
     name: str
@@ -46,14 +46,14 @@ class SharedMemoryArray:
 
 
 def _share(array: npt.NDArray[Any]) -> SharedMemoryArray | None:
-    """Copies an array into a new block; None where the machine has no room for it."""
+    """Copies an array into a new block; None without room for it."""
     try:
         block = shared_memory.SharedMemory(create=True, size=max(array.nbytes, 1))
     except OSError:
         return None
     np.ndarray(array.shape, array.dtype, block.buf)[...] = array
     shared = SharedMemoryArray(block.name, array.shape, array.dtype.str)
-    # the receiver unlinks it; this process's tracker must not do so before
+    # the receiver unlinks the block; this process's tracker must not unlink it earlier
     _untrack(block)
     block.close()
     return shared
@@ -145,7 +145,7 @@ def msgpack_numpy_encoder(
 
     Args:
         use_shared_memory: Whether arrays go through shared memory instead of through the bytes.
-        shared_memory_threshold: Only arrays of at least so many bytes do.
+        shared_memory_threshold: The least number of bytes of an array in shared memory.
 
     Returns:
         A callable, object to bytes.
@@ -157,7 +157,7 @@ def msgpack_numpy_decoder(type_: Any, copy: bool = True) -> MsgpackNumpyDecoder:
     """Makes a decoder of one type that holds NumPy arrays.
 
     Args:
-        type_: What the bytes hold.
+        type_: The type of the objects.
         copy: Whether arrays own their memory; if not, they are read-only views of the bytes.
 
     Returns:

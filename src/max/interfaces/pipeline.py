@@ -1,4 +1,4 @@
-"""A pipeline: a batch of requests in, what was made for each of them out."""
+"""A pipeline: a batch of requests in, one output per request out."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from max.interfaces.request import RequestID
 
 
 class PipelineInputs:
-    """Base of what a pipeline takes."""
+    """The base of a pipeline's inputs."""
 
 
 @runtime_checkable
 class PipelineOutput(Protocol):
-    """What a pipeline gives for one request."""
+    """The output of a pipeline for one request."""
 
     @property
     def is_done(self) -> bool:
@@ -29,7 +29,7 @@ PipelineOutputsDict: TypeAlias = dict[RequestID, PipelineOutputType]
 
 
 class Pipeline(Generic[PipelineInputsType, PipelineOutputType], ABC):
-    """Base of all pipelines."""
+    """The base of all pipelines."""
 
     @abstractmethod
     def execute(self, inputs: PipelineInputsType) -> dict[RequestID, PipelineOutputType]:
@@ -39,13 +39,13 @@ class Pipeline(Generic[PipelineInputsType, PipelineOutputType], ABC):
             inputs: The batch.
 
         Returns:
-            What was made, by request.
+            The outputs by request.
         """
         raise NotImplementedError(f"{type(self).__name__} has no execute")
 
     @abstractmethod
     def release(self, request_id: RequestID) -> None:
-        """Frees what a request holds, such as its pages of the KV cache.
+        """Frees the resources of a request, for example its pages of the KV cache.
 
         Args:
             request_id: A request that has ended, or will not be continued.
@@ -54,4 +54,4 @@ class Pipeline(Generic[PipelineInputsType, PipelineOutputType], ABC):
 
 
 PipelinesFactory: TypeAlias = Callable[[], Pipeline[Any, Any]]
-"""A function that makes a pipeline; it runs where the pipeline shall live."""
+"""A function that makes a pipeline; it runs in the process of the pipeline."""

@@ -10,7 +10,7 @@ PushItemType = TypeVar("PushItemType", contravariant=True)
 PullItemType = TypeVar("PullItemType", covariant=True)
 _Item = TypeVar("_Item")
 
-# long enough not to burn a core while waiting, short against the time of a model step
+# long enough not to occupy a core while waiting, short compared with a model step
 _POLL_SECONDS = 0.0005
 
 
@@ -19,7 +19,7 @@ class MAXPushQueue(Protocol[PushItemType]):
     """The sending end of a queue that never blocks."""
 
     def put_nowait(self, item: PushItemType) -> None:
-        """Puts an item into the queue, or raises at once where there is no room.
+        """Puts an item into the queue, or raises at once if the queue is full.
 
         Args:
             item: The item to send.
@@ -32,20 +32,20 @@ class MAXPullQueue(Protocol[PullItemType]):
     """The receiving end of a queue that never blocks."""
 
     def get_nowait(self) -> PullItemType:
-        """Takes the next item out of the queue.
+        """Removes and returns the next item.
 
         Raises:
-            queue.Empty: There is none.
+            queue.Empty: The queue is empty.
         """
         ...
 
 
 def drain_queue(pull_queue: MAXPullQueue[_Item], max_items: int | None = None) -> list[_Item]:
-    """Takes what is in the queue, without waiting.
+    """Removes and returns the items of a queue, without waiting.
 
     Args:
         pull_queue: The queue.
-        max_items: Takes at most so many; all where it is None.
+        max_items: The most items; None: all.
 
     Returns:
         The items in their order; an empty list when the queue is empty.
@@ -65,7 +65,7 @@ def drain_queue(pull_queue: MAXPullQueue[_Item], max_items: int | None = None) -
 
 
 def get_blocking(pull_queue: MAXPullQueue[_Item]) -> _Item:
-    """Takes the next item, and waits for one where the queue is empty.
+    """Removes and returns the next item; waits while the queue is empty.
 
     Args:
         pull_queue: The queue.

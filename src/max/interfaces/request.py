@@ -1,4 +1,4 @@
-"""The identity that every request carries through the stack."""
+"""The identifier of a request."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import TypeVar
 class RequestID:
     """A unique identifier of a request.
 
-    A type of its own, so that an identifier and any other string cannot be mixed up.
+    A separate type, so that type checkers tell identifiers from other strings.
 
     Args:
-        value: The identifier; a fresh random one when it is not given.
+        value: The identifier; random by default.
     """
 
     value: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -28,7 +28,7 @@ class RequestID:
 
 @dataclass(frozen=True)
 class Request:
-    """Base of all requests.
+    """The base of all requests.
 
     Args:
         request_id: Identifies the request from its arrival to its last token.

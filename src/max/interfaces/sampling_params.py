@@ -18,7 +18,7 @@ LogitsProcessors: TypeAlias = Sequence[Callable[["ProcessorInputs"], None]]
 
 @dataclass
 class SamplingParamsInput:
-    """Sampling parameters as a user gives them: ``None`` stands for "not given".
+    """Sampling parameters from a user; ``None`` stands for "not set".
 
     The fields are those of :class:`SamplingParams`.
     """
@@ -42,16 +42,16 @@ class SamplingParamsInput:
 
 @dataclass
 class SamplingParamsGenerationConfigDefaults:
-    """What a model's generation_config.json says about sampling; ``None`` where it says nothing.
+    """The sampling parameters in a model's generation_config.json; ``None`` where it has none.
 
     Args:
-        temperature: Its temperature.
-        top_p: Its nucleus.
-        top_k: Its number of candidates.
-        repetition_penalty: Its repetition penalty.
-        max_new_tokens: Its limit on new tokens.
-        min_new_tokens: Its minimum of new tokens.
-        do_sample: ``False`` asks for greedy sampling.
+        temperature: The temperature.
+        top_p: The probability of the nucleus.
+        top_k: The number of candidates.
+        repetition_penalty: The repetition penalty.
+        max_new_tokens: The most new tokens.
+        min_new_tokens: The least number of new tokens.
+        do_sample: ``False`` means greedy sampling.
     """
 
     temperature: float | None = None
@@ -83,23 +83,23 @@ class SamplingParams:
 
     Args:
         top_k: Sample among the k likeliest tokens; -1 or 0 for all, 1 for greedy.
-        top_p: Sample among the likeliest tokens that together reach this probability.
+        top_p: Sample among the likeliest tokens whose probabilities sum to this value.
         min_p: Drops tokens below this share of the likeliest one's probability, in [0, 1].
         temperature: Divides the logits; higher is more varied, 0 is greedy and sets top_k to 1.
-        frequency_penalty: Taken from a token's logit for each time it was generated.
-        presence_penalty: Taken from a token's logit once it was generated.
+        frequency_penalty: Subtracted from a token's logit for each of its occurrences in the output.
+        presence_penalty: Subtracted from a token's logit if the output contains it.
         repetition_penalty: Divides the logit of a generated token (multiplies a negative one).
-        max_new_tokens: Ends the generation after so many tokens; None: at the context's end.
-        min_new_tokens: No end of sequence before so many tokens.
-        ignore_eos: Go on after an end-of-sequence token.
+        max_new_tokens: The most new tokens; None: up to the end of the context.
+        min_new_tokens: The least number of new tokens before the end of the sequence.
+        ignore_eos: Whether to continue after an end-of-sequence token.
         stop: Texts that end the generation.
         stop_token_ids: Tokens that end the generation.
-        detokenize: Whether to turn the tokens into text.
-        seed: Of the random numbers; from the system's random source where it is not given, or None.
+        detokenize: Whether to decode the tokens.
+        seed: The seed of the random numbers; by default, or for None, from the system's random source.
         logits_processors: Callables that change the logits before sampling.
 
     Raises:
-        ValueError: A value is out of its range; the message names it and what fits.
+        ValueError: A value is out of its range; the message states the value and the range.
     """
 
     top_k: int = -1
@@ -166,14 +166,14 @@ class SamplingParams:
         input_params: SamplingParamsInput,
         sampling_params_defaults: SamplingParamsGenerationConfigDefaults,
     ) -> SamplingParams:
-        """Makes the parameters of a request out of three sources.
+        """Makes the parameters of a request.
 
-        What the user gave comes first, then what the model's generation config says, then the
-        defaults of this class.
+        The user's values come first, then the model's generation config, then the defaults of this
+        class.
 
         Args:
-            input_params: What the user gave.
-            sampling_params_defaults: What the model's generation config says.
+            input_params: The user's values.
+            sampling_params_defaults: The values of the model's generation config.
         """
         given = {
             f.name: value
@@ -182,10 +182,10 @@ class SamplingParams:
         }
         model: dict[str, Any] = dict(sampling_params_defaults.values_to_update)
         if model.pop("do_sample", None) is False:
-            # Hugging Face's 0 and 50 for top_k of a greedy model are not meant
+            # top_k of a greedy model is a default of Hugging Face, 0 or 50
             model |= {"temperature": 0, "top_k": 1}
             if {"temperature", "top_k", "top_p", "min_p"} & given.keys():
-                # who asks for a way to sample does not want the model's greedy default
+                # the user's way of sampling replaces the model's greedy default
                 del model["temperature"], model["top_k"]
         limit = given.get("max_new_tokens")
         if limit is not None and model.get("min_new_tokens", 0) > limit:
@@ -193,7 +193,7 @@ class SamplingParams:
         return cls(**{**model, **given})
 
     def log_sampling_info(self) -> None:
-        """Logs the parameters, one a line, at level info."""
+        """Logs the parameters, one per line, at level info."""
         logger.info("Sampling parameters")
         for f in fields(self):
             if f.name != "logits_processors":

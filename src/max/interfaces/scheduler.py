@@ -1,4 +1,4 @@
-"""The scheduler's side of a pipeline."""
+"""Schedulers: batches of requests, and their results."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from max.interfaces.pipeline import PipelineOutputType
 
 
 class Scheduler(ABC):
-    """Makes batches out of the waiting requests and runs them."""
+    """Makes batches of the waiting requests and runs them."""
 
     @abstractmethod
     def run_iteration(self) -> None:
-        """Makes the next batch, runs it, and hands out its results."""
+        """Makes the next batch, runs it, and sends its results."""
         raise NotImplementedError(f"{type(self).__name__} has no run_iteration")
 
 
 @dataclass
 class SchedulerResult(Generic[PipelineOutputType]):
-    """What a scheduler reports of one request.
+    """A scheduler's report of one request.
 
     Args:
         is_done: Whether this is the last report.
-        result: What the pipeline made; None for a request that was cancelled.
+        result: The pipeline's output; None for a cancelled request.
     """
 
     is_done: bool
@@ -32,14 +32,14 @@ class SchedulerResult(Generic[PipelineOutputType]):
 
     @classmethod
     def cancelled(cls) -> SchedulerResult[PipelineOutputType]:
-        """The report of a request that was cancelled; it is the last."""
+        """The last report of a cancelled request."""
         return cls(is_done=True, result=None)
 
     @classmethod
     def create(cls, result: PipelineOutputType) -> SchedulerResult[PipelineOutputType]:
-        """The report of a result.
+        """The report of an output.
 
         Args:
-            result: What the pipeline made; it tells whether the request has ended.
+            result: The pipeline's output; it states whether the request has ended.
         """
         return cls(is_done=result.is_done, result=result)

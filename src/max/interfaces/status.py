@@ -1,4 +1,4 @@
-"""Where a generation stands."""
+"""The state of a generation."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from enum import Enum
 
 
 class GenerationStatus(str, Enum):
-    """Where the generation of one request stands."""
+    """The state of the generation of one request."""
 
     ACTIVE = "active"
-    """The generation is going on."""
+    """The generation continues."""
     END_OF_SEQUENCE = "end_of_sequence"
     """A stop token, stop sequence or stop string was generated."""
     MAXIMUM_LENGTH = "maximum_length"
     """The limit on new tokens, or the context length, is reached."""
     CANCELLED = "cancelled"
-    """The user has cancelled the generation."""
+    """The user cancelled the generation."""
 
     @property
     def is_done(self) -> bool:
-        """Whether no more tokens will come: every status but :attr:`ACTIVE`."""
+        """Whether the generation has ended: every status but :attr:`ACTIVE`."""
         return self is not GenerationStatus.ACTIVE

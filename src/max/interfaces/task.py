@@ -1,4 +1,4 @@
-"""The kinds of pipelines."""
+"""The tasks of pipelines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from max.interfaces.text_generation import TextGenerationOutput
 
 
 class PipelineTask(str, Enum):
-    """What a pipeline makes."""
+    """The output of a pipeline."""
 
     TEXT_GENERATION = "text_generation"
     """Text."""
@@ -26,12 +26,12 @@ class PipelineTask(str, Enum):
 
     @property
     def output_type(self) -> type[dict[RequestID, SchedulerResult[Any]]]:
-        """The type of what a scheduler of this task reports: request to result."""
+        """The type of a scheduler's reports for this task: request to result."""
         outputs = {
             PipelineTask.TEXT_GENERATION: TextGenerationOutput,
             PipelineTask.EMBEDDINGS_GENERATION: EmbeddingsGenerationOutput,
             PipelineTask.AUDIO_GENERATION: AudioGenerationOutput,
-            # speech tokens are handed on as tokens; the audio is made of them later
+            # speech tokens are passed on as tokens; a later stage makes the audio
             PipelineTask.SPEECH_TOKEN_GENERATION: TextGenerationOutput,
         }
         return dict[RequestID, SchedulerResult[outputs[self]]]

@@ -1,4 +1,4 @@
-"""Text: requests, their state, batches, results."""
+"""Text: requests, their states, batches, results."""
 
 from __future__ import annotations
 
@@ -24,64 +24,64 @@ class TextGenerationRequestFunction(TypedDict):
     """A function that the model may call."""
 
     name: str
-    """Its name."""
+    """The name."""
     description: str | None
-    """What it is for, in words for the model."""
+    """The purpose, in words for the model."""
     parameters: dict[str, Any]
-    """Its parameters, as a JSON schema."""
+    """The parameters, as a JSON schema."""
 
 
 class TextGenerationRequestTool(TypedDict):
     """A tool that the model may use."""
 
     type: str
-    """Its kind, ``"function"``."""
+    """The kind, ``"function"``."""
     function: TextGenerationRequestFunction
     """The function."""
 
 
 class TextGenerationResponseFormat(TypedDict):
-    """The form that the answer must have."""
+    """The required format of the answer."""
 
     type: str
     """``"json_schema"``, ``"json_object"`` or ``"text"``."""
     json_schema: dict[str, Any]
-    """The schema that the answer keeps to."""
+    """The schema that the answer matches."""
 
 
 class TextGenerationRequestMessage(TypedDict):
     """One turn of a conversation."""
 
     role: Literal["system", "user", "assistant", "tool", "function"]
-    """Who speaks."""
+    """The speaker."""
     content: str | list[dict[str, Any]]
-    """The text, or a list of parts, such as ``{"type": "text", "text": "..."}`` and
+    """The text, or a list of parts, for example ``{"type": "text", "text": "..."}`` and
     ``{"type": "image_url", "image_url": {"url": "..."}}``."""
 
 
 @dataclass(frozen=True)
 class TextGenerationRequest(Request):
-    """Asks for text.
+    """A request for text.
 
     Args:
         request_id: Identifies the request.
-        model_name: The model that was asked for.
-        prompt: The text, or the tokens, to go on from.
+        model_name: The name of the requested model.
+        prompt: The text, or the tokens, to continue.
         messages: The conversation to answer, instead of a prompt.
         images: The images of the messages, in their order.
-        tools: What the model may call.
-        response_format: The form that the answer must have.
-        timestamp_ns: When the request came.
-        request_path: The endpoint that it came to.
-        logprobs: How many top log-probabilities to return a token; 0 for none.
+        tools: The functions that the model may call.
+        response_format: The required format of the answer.
+        timestamp_ns: The time of arrival.
+        request_path: The endpoint of the request.
+        logprobs: The number of top log-probabilities per token; 0 for none.
         echo: Whether the prompt is returned too.
         stop: Texts that end the generation.
-        chat_template_options: Further variables for the chat template.
+        chat_template_options: More variables of the chat template.
         sampling_params: How tokens are chosen, and when the generation ends.
-        target_endpoint: The instance that shall answer, where there is more than one.
+        target_endpoint: The instance that answers, if there are several.
 
     Raises:
-        ValueError: There is both a prompt and messages.
+        ValueError: Both a prompt and messages are given.
     """
 
     model_name: str
@@ -110,12 +110,12 @@ class TextGenerationRequest(Request):
 
 
 class BatchType(Enum):
-    """What a batch does."""
+    """The work of a batch."""
 
     CE = "CE"
-    """Context encoding: prompts, or chunks of them, are read."""
+    """Context encoding: prompts, or chunks of prompts, are read."""
     TG = "TG"
-    """Token generation: one token a request and step."""
+    """Token generation: one token per request and step."""
 
 
 @runtime_checkable
@@ -140,7 +140,7 @@ class TextGenerationContext(BaseContext, Protocol):
 
     @property
     def start_idx(self) -> int:
-        """The first token of the next step: all before it are in the KV cache."""
+        """The first token of the next step: all tokens before it are in the KV cache."""
         ...
 
     @property
@@ -165,22 +165,22 @@ class TextGenerationContext(BaseContext, Protocol):
 
     @property
     def is_initial_prompt(self) -> bool:
-        """Whether nothing was generated since the prompt came (or since :meth:`reset`)."""
+        """Whether no token was generated since the prompt (or since :meth:`reset`)."""
         ...
 
     @property
     def max_length(self) -> int | None:
-        """The sequence may not grow beyond so many tokens."""
+        """The most tokens of the sequence."""
         ...
 
     @property
     def min_tokens(self) -> int:
-        """No end of sequence before so many new tokens."""
+        """The least number of new tokens before the end of the sequence."""
         ...
 
     @property
     def tokens(self) -> Tokens:
-        """The whole array, with its unused room."""
+        """The whole array, with its unused capacity."""
         ...
 
     @property
@@ -195,32 +195,32 @@ class TextGenerationContext(BaseContext, Protocol):
 
     @property
     def prompt_tokens(self) -> Tokens:
-        """The prompt as it came."""
+        """The prompt of the request."""
         ...
 
     @property
     def generated_tokens(self) -> Tokens:
-        """What was generated."""
+        """The generated tokens."""
         ...
 
     @property
     def log_probabilities(self) -> int:
-        """How many top log-probabilities to return a token; 0 for none."""
+        """The number of top log-probabilities per token; 0 for none."""
         ...
 
     @property
     def log_probabilities_echo(self) -> bool:
-        """Whether to return those of the prompt too."""
+        """Whether to return the prompt's log-probabilities too."""
         ...
 
     @property
     def json_schema(self) -> str | None:
-        """The schema that the text must keep to."""
+        """The schema that the text must match."""
         ...
 
     @property
     def matcher(self) -> Any | None:
-        """The grammar matcher that holds the text to it."""
+        """The grammar matcher that constrains the text to the schema."""
         ...
 
     @property
@@ -237,13 +237,13 @@ class TextGenerationContext(BaseContext, Protocol):
         ...
 
     def get_min_token_logit_mask(self, num_steps: int) -> list[npt.NDArray[np.int32]]:
-        """The tokens that may not come, for each of the next steps.
+        """The forbidden tokens of each of the next steps.
 
         Args:
             num_steps: The number of steps.
 
         Returns:
-            For each step an array ``[n, 2]`` of (row, token), the row being 0.
+            An array ``[n, 2]`` of (row, token) per step; the row is 0.
         """
         ...
 
@@ -251,17 +251,17 @@ class TextGenerationContext(BaseContext, Protocol):
         """Sets the grammar matcher.
 
         Args:
-            matcher: It says which tokens may come next.
+            matcher: It determines which tokens may follow.
         """
         ...
 
     def bump_token_indices(self, start_idx: int = 0, active_idx: int = 0, end_idx: int = 0) -> None:
-        """Moves indices by so much.
+        """Moves the indices.
 
         Args:
-            start_idx: By how much to move ``start_idx``.
-            active_idx: By how much to move ``active_idx``.
-            end_idx: By how much to move ``end_idx``.
+            start_idx: The increment of ``start_idx``.
+            active_idx: The increment of ``active_idx``.
+            end_idx: The increment of ``end_idx``.
         """
         ...
 
@@ -281,16 +281,16 @@ class TextGenerationContext(BaseContext, Protocol):
         ...
 
     def update(self, new_token: int, log_probabilities: LogProbabilities | None = None) -> None:
-        """Takes the token that a step gave.
+        """Appends the token of a step.
 
         Args:
             new_token: The token.
-            log_probabilities: Its log-probabilities, where they were asked for.
+            log_probabilities: Its log-probabilities, if the request wants them.
         """
         ...
 
     def jump_ahead(self, new_token: int) -> None:
-        """Takes a token that is certain without a step, such as one that a grammar forces.
+        """Appends a token that needs no step, for example a token that a grammar forces.
 
         Args:
             new_token: The token.
@@ -298,11 +298,11 @@ class TextGenerationContext(BaseContext, Protocol):
         ...
 
     def reset(self) -> None:
-        """Makes all tokens a prompt that is to be processed again: the cache was taken away."""
+        """Makes all tokens a prompt to process again, after the request lost its cache pages."""
         ...
 
     def compute_num_available_steps(self, max_seq_len: int) -> int:
-        """How many steps there are before the sequence is full.
+        """The number of steps before the sequence is full.
 
         Args:
             max_seq_len: The longest sequence.
@@ -310,7 +310,7 @@ class TextGenerationContext(BaseContext, Protocol):
         ...
 
     def to_generation_output(self) -> TextGenerationOutput:
-        """The tokens that were not handed out yet; they count as handed out from now on."""
+        """The tokens since the last call."""
         ...
 
 
@@ -324,8 +324,8 @@ class ImageMetadata:
     Args:
         start_idx: Its first token.
         end_idx: One past its last token.
-        pixel_values: Its pixels, as the model takes them.
-        image_hash: A hash of the pixels, for prefix caching; -1 when there is none.
+        pixel_values: Its pixels, in the model's format.
+        image_hash: A hash of the pixels, for prefix caching; -1 without one.
 
     Raises:
         ValueError: The range is empty or begins before 0.
@@ -364,11 +364,11 @@ class VLMTextGenerationContext(TextGenerationContext, Protocol):
 
     @property
     def needs_vision_encoding(self) -> bool:
-        """Whether there are such."""
+        """Whether an image is not yet encoded."""
         ...
 
     def compute_image_aligned_idx(self, idx: int) -> int:
-        """The index itself, or the start of the image that it falls into.
+        """The index, or the start of the image that contains it.
 
         Args:
             idx: An index into the tokens.
@@ -383,8 +383,8 @@ class TextGenerationOutput:
     Args:
         request_id: The request.
         tokens: The tokens.
-        final_status: Where the generation stands.
-        log_probabilities: One entry a token, where they were asked for.
+        final_status: The state of the generation.
+        log_probabilities: One entry per token, if the request wants them.
     """
 
     request_id: RequestID
@@ -403,10 +403,10 @@ class TextGenerationInputs(PipelineInputs, Generic[TextGenerationContextType]):
     """A batch of requests for text.
 
     Args:
-        batches: One dictionary a replica of the model.
-        num_steps: How many tokens to generate for each of them.
+        batches: One dictionary per replica of the model.
+        num_steps: The number of tokens to generate per request.
         input_tokens: The number of tokens of the first step; -1: counted from the contexts.
-        batch_type: What the batch does.
+        batch_type: The work of the batch.
     """
 
     batches: list[dict[RequestID, TextGenerationContextType]]
@@ -435,7 +435,7 @@ class TextGenerationInputs(PipelineInputs, Generic[TextGenerationContextType]):
 
     @property
     def batch_top_log_probs(self) -> list[int]:
-        """How many each request wants."""
+        """The number of top log-probabilities that each request wants."""
         return [context.log_probabilities for context in self.batch.values()]
 
     @property

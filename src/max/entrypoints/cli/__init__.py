@@ -12,7 +12,7 @@ import click
 from max._version import __version__
 from max.entrypoints.cli.errors import CommandError, report, set_up_logging
 
-# name -> where the command is, and its line in `max --help`; a command is imported when it is run
+# name -> the command's module and its line in `max --help`; a command is imported when it runs
 COMMANDS = {
     "generate": ("max.entrypoints.cli.generate:generate", "Generate text from a prompt."),
     "explain": (
@@ -21,7 +21,7 @@ COMMANDS = {
     ),
     "list": ("max.entrypoints.cli.list:list_architectures", "Show the architectures that can run."),
 }
-# commands of MAX that this release lacks, and what does their work here
+# commands of MAX that are not in this release, and their replacements
 ABSENT = {
     "serve": "`max generate` runs one prompt; max.entrypoints.llm.LLM runs many, from any thread.",
     "encode": "Only text generation is there; `max list` shows the architectures.",
@@ -60,7 +60,7 @@ class LazyGroup(click.Group):
 
         Args:
             ctx: The call.
-            formatter: Takes the text.
+            formatter: Receives the text.
         """
         with formatter.section("Commands"):
             formatter.write_dl([(name, COMMANDS[name][1]) for name in sorted(COMMANDS)])
@@ -68,11 +68,11 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Finds the command that is called; an unknown one is an error with the nearest name.
+        """Resolves the command; an unknown name is an error with the nearest name.
 
         Args:
             ctx: The call.
-            args: The arguments from the command's name on.
+            args: The command's name and its arguments.
         """
         if args and args[0] in ABSENT:
             raise CommandError(f"`max {args[0]}` is not in this release", ABSENT[args[0]])
@@ -86,12 +86,12 @@ class LazyGroup(click.Group):
 
 
 def set_log_level(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Sets the level of the loggers; the outermost call remembers it for errors.
+    """Sets the level of the loggers, and stores it in the outermost context for errors.
 
     Args:
         ctx: The call.
         param: The option.
-        value: The level; None where it is not given.
+        value: The level; None if it is not set.
     """
     if value is not None:
         ctx.find_root().meta["log_level"] = value.lower()
@@ -123,10 +123,10 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line, and exits: 0, or 2 for what the user can mend.
+    """Runs the command line, and exits: 0, or 2 for errors that the user can correct.
 
     Args:
-        arguments: The arguments; those of the process where they are not given.
+        arguments: The arguments; by default the process's.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     sys.exit(report(cli, given))

@@ -35,14 +35,14 @@ ABSENT_OPTIONS = {
     "--no-detokenize": "text is what is printed",
     "--config-file": "options are given one by one",
 }
-"""Beginnings of options that MAX has in its versions, and why they are absent."""
+"""Prefixes of options of MAX, and why they are absent."""
 
-_MENDED, _FAILED, _INTERRUPTED = 2, 1, 130
+_CORRECTABLE, _FAILED, _INTERRUPTED = 2, 1, 130
 _TRACEBACK = "`--log-level debug` shows where."
 
 
 class CommandError(Exception):
-    """What the command line itself cannot do; `UserError` is for the layers below.
+    """An error of the command line itself; `UserError` is for the layers below.
 
     Args:
         problem: One line: what is wrong.
@@ -55,7 +55,7 @@ class CommandError(Exception):
 
 
 class _ToStderr(logging.Handler):
-    """Writes warnings as errors are written, and what developers ask for with the logger's name."""
+    """Writes warnings in the format of errors, and other records with the logger's name."""
 
     def emit(self, record: logging.LogRecord) -> None:
         text, level = self.format(record), record.levelname
@@ -67,10 +67,10 @@ class _ToStderr(logging.Handler):
 
 
 def set_up_logging(level: str) -> None:
-    """Lets the loggers of `max` write to stderr.
+    """Makes the loggers of `max` write to stderr.
 
     Args:
-        level: The least level that is shown.
+        level: The lowest level that is shown.
     """
     logger = logging.getLogger("max")
     if not any(isinstance(handler, _ToStderr) for handler in logger.handlers):
@@ -86,7 +86,7 @@ def report(command: click.Command, arguments: Sequence[str]) -> int:
         arguments: Its arguments.
 
     Returns:
-        The exit code: 0; 2 for what the user can mend; 130 for an interrupt; 1 for the rest.
+        The exit code: 0; 2 for errors that the user can correct; 130 for an interrupt; 1 for other errors.
     """
     output = sys.stdout
     try:
@@ -100,14 +100,14 @@ def report(command: click.Command, arguments: Sequence[str]) -> int:
         return 0
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
-        return _MENDED
+        return _CORRECTABLE
     except click.exceptions.Exit as error:
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         click.echo("max: interrupted", err=True)
         return _INTERRUPTED
     except (BrokenPipeError, SystemExit) as error:
-        # the reader has gone; click makes an exit of it, and wraps stdout
+        # the reader closed the pipe; click raises SystemExit for it, and wraps stdout
         if isinstance(error, SystemExit) and sys.stdout is output:
             raise
         _discard_output()
@@ -126,7 +126,7 @@ def report(command: click.Command, arguments: Sequence[str]) -> int:
 
 
 def _of_output(error: Exception) -> bool:
-    """Whether an error came from writing to stdout: here, or in click."""
+    """Whether an error comes from a write to stdout, here or in click."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -135,12 +135,12 @@ def _of_output(error: Exception) -> bool:
 
 
 def _discard_output() -> None:
-    """Lets the interpreter's exit write what stdout's buffer holds nowhere."""
+    """Redirects stdout to the null device, so that the interpreter's exit discards its buffer."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _debug(arguments: Sequence[str]) -> bool:
-    """Whether tracebacks are wanted; the option may be part of what cannot be parsed."""
+    """Whether to print tracebacks; arguments that cannot be parsed may hold the option."""
     words = [word.lower() for word in arguments]
     asked = "--log-level=debug" in words or ("--log-level", "debug") in zip(
         words, words[1:], strict=False
@@ -152,7 +152,7 @@ def _debug(arguments: Sequence[str]) -> bool:
 
 
 def _lines(error: Exception) -> tuple[str, str, int]:
-    """What is wrong, what to do, and the exit code."""
+    """The problem, the remedy, and the exit code."""
     if isinstance(error, click.NoSuchOption):
         where = error.ctx.command_path if error.ctx is not None else "max"
         absent = [why for name, why in ABSENT_OPTIONS.items() if error.option_name.startswith(name)]
@@ -160,39 +160,43 @@ def _lines(error: Exception) -> tuple[str, str, int]:
             return (
                 f"{error.option_name} is not in this release: {absent[0]}",
                 f"Leave it out; `{where} --help` lists the options.",
-                _MENDED,
+                _CORRECTABLE,
             )
         near = error.possibilities or _near_options(error)
         hint = f"Did you mean {near[0]}? " if near else ""
         return (
             f"no such option: {error.option_name}",
             f"{hint}`{where} --help` lists the options.",
-            _MENDED,
+            _CORRECTABLE,
         )
     if isinstance(error, click.UsageError):
         where = error.ctx.command_path if error.ctx is not None else "max"
         text, remedy = _one_line(error.format_message()), f"See `{where} --help`."
         if text.startswith("Got unexpected extra argument"):
             remedy = f"Put a text with spaces in quotes; `{where} --help` lists the options."
-        return text, remedy, _MENDED
+        return text, remedy, _CORRECTABLE
     if isinstance(error, click.ClickException):
-        return _one_line(error.format_message()), "", _MENDED
+        return _one_line(error.format_message()), "", _CORRECTABLE
     if isinstance(error, FlagError):
-        return _one_line(str(error)), "Set the environment variable anew, or unset it.", _MENDED
+        return (
+            _one_line(str(error)),
+            "Set the environment variable anew, or unset it.",
+            _CORRECTABLE,
+        )
     remedy: Any = getattr(error, "remedy", None)
     if remedy is not None:
-        return _one_line(str(getattr(error, "problem", error))), str(remedy), _MENDED
+        return _one_line(str(getattr(error, "problem", error))), str(remedy), _CORRECTABLE
     if notes := getattr(error, "__notes__", None):
-        # an error inside code of the user's own; the note names the class
+        # an error inside the user's code; the note names the class
         return f"{type(error).__name__}: {_one_line(str(error))} ({notes[0]})", _TRACEBACK, _FAILED
     if isinstance(error, (ValueError, FileNotFoundError, PermissionError)):
         return (
             _one_line(str(error)),
             "Check what was given; `--log-level debug` shows more.",
-            _MENDED,
+            _CORRECTABLE,
         )
     if isinstance(error, MemoryError):
-        return "out of memory", "Give a smaller --max-length or --max-batch-size.", _MENDED
+        return "out of memory", "Give a smaller --max-length or --max-batch-size.", _CORRECTABLE
     name = type(error).__name__
     text = _one_line(str(error))
     return f"{name}: {text}" if text else name, _TRACEBACK, _FAILED

@@ -1,4 +1,4 @@
-"""`max explain`: what the compiler made of a graph or model, as a table, as JSON, or as a page."""
+"""`max explain`: how the compiler translates a graph or model, as a table, JSON, or a page."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from max.entrypoints.cli import log_level_option
 
 PAGE = Path(__file__).with_name("explain.html")
 PASS_TEXT_LIMIT = 400_000
-"""Characters of the modules between the passes that a page may have; beyond, the first and the last are kept."""
+"""The most characters of MLIR text on a page; beyond, only the first and the last module are kept."""
 
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 
 
-@click.command("explain", short_help="Show what the compiler makes of a graph or model.")
+@click.command("explain", short_help="Show how the compiler translates a graph or model.")
 @click.argument("target", metavar="FILE_OR_MODEL")
 @click.option(
     "--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page to this file."
@@ -35,7 +35,7 @@ def explain(
     quantization_encoding: str | None,
     max_length: int | None,
 ) -> None:
-    """Show what the compiler makes of a graph or model: passes, kernels, memory.
+    """Show how the compiler translates a graph or model: passes, kernels, memory.
 
     FILE_OR_MODEL is a saved graph (Graph.save), a file with MLIR text, or a model as max generate takes it (a folder, a GGUF file, a
     name on the hub). It is compiled, not run.
@@ -88,10 +88,10 @@ def _explain(target: str, encoding: str | None, max_length: int | None) -> list[
 
 
 def page(graphs: list[dict[str, Any]]) -> str:
-    """The page of some graphs: one file that needs no other.
+    """A page about graphs, in one self-contained file.
 
     Args:
-        graphs: What `max.engine.explain` tells of them.
+        graphs: The reports of `max.engine.explain`.
     """
     kept: list[dict[str, Any]] = []
     for graph in graphs:
@@ -100,16 +100,16 @@ def page(graphs: list[dict[str, Any]]) -> str:
             for between in texts[1:-1]:
                 between["text"] = ""
         kept.append({**graph, "passes": texts})
-    # what ends a script, or begins a comment, must not stand in it
+    # "<" could end the script element, or begin a comment
     data = json.dumps(kept, separators=(",", ":")).replace("<", "\\u003c")
     return PAGE.read_text(encoding="utf-8").replace("@DATA@", data)
 
 
 def summary(graph: dict[str, Any]) -> str:
-    """A graph on a screen of text.
+    """A summary of a graph as text.
 
     Args:
-        graph: What `max.engine.explain` tells of it.
+        graph: The report of `max.engine.explain`.
     """
     passes, launches = graph["passes"], [x for x in graph["launches"] if x["kernel"]]
     lines = [

@@ -1,4 +1,4 @@
-"""`max generate`: text from a prompt, as it comes, then how fast it came."""
+"""`max generate`: streams the text of a prompt, then prints the timing."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from max.pipelines.sampling.defaults import sampling_params_for
     "--chat/--no-chat-template",
     "chat",
     default=True,
-    help="Put the prompt through the model's chat template, if it has one, or continue bare text.",
+    help="Apply the model's chat template, if it has one, or continue bare text.",
 )
 @click.option(
     "--num-warmups",
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Generate so many times before, unseen, so that the timing has no first-time costs.",
+    help="Runs before the timed one, without output, so that the timing has no first-time costs.",
 )
 @click.option("--stats/--no-stats", default=True, help="Print the timing on stderr at the end.")
 @sampling_options
@@ -50,7 +50,7 @@ def generate(prompt: str, chat: bool, num_warmups: int, stats: bool, **options: 
     The text goes to stdout as it is generated; progress and timing go to stderr.
     """
     values = given(options)
-    wanted = sampling_input(values)
+    sampling = sampling_input(values)
     if values.pop("enable_echo", False):
         click.echo(
             "max: warning: --enable-echo has no effect: the text is all that is printed", err=True
@@ -64,12 +64,14 @@ def generate(prompt: str, chat: bool, num_warmups: int, stats: bool, **options: 
         config = PipelineConfig(**values)
         defaults = config.model_config.sampling_params_defaults
         try:
-            params = sampling_params_for(wanted, defaults)
+            params = sampling_params_for(sampling, defaults)
         except ValueError as error:
             raise click.UsageError(str(error).removeprefix("SamplingParams: ")) from error
     model = config.model_config
     runner = _Runner(config, params)
-    context = runner.context(prompt, chat)  # a prompt that is too long is told before loading
+    context = runner.context(
+        prompt, chat
+    )  # reports a prompt that is too long before the model is loaded
     encoding = model.quantization_encoding
     shown = "" if encoding is None else f" ({encoding.value})"
     with progress.stage(f"loading {model.model_path}{shown}"):
@@ -91,7 +93,7 @@ def generate(prompt: str, chat: bool, num_warmups: int, stats: bool, **options: 
 
 
 def _from_stdin() -> str:
-    """All of stdin; bytes that are no UTF-8 are for the tokenizer to refuse."""
+    """All of stdin; the tokenizer reports bytes that are not UTF-8."""
     if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]
         raise click.UsageError("--prompt - reads the prompt from stdin, which is closed")
     return sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
@@ -120,7 +122,7 @@ class _Runner:
         self.generation = Generation.of(self.pipeline)
 
     def context(self, prompt: str, chat: bool) -> TextGenerationContext:
-        """The state of a request that begins."""
+        """The initial state of a request."""
         from max.pipelines.generation.coroutines import run_async
 
         as_chat = chat and self.tokenizer.has_chat_template
@@ -136,7 +138,7 @@ class _Runner:
         return run_async(self.tokenizer.new_context(request))
 
     def run(self, context: TextGenerationContext, timing: _Timing | None = None) -> Iterator[str]:
-        """The text of a request, as it comes."""
+        """The text of a request, in pieces."""
         from max.pipelines.generation.request_text import RequestText
 
         text = RequestText(
@@ -157,7 +159,7 @@ class _Runner:
             outputs.close()
 
     def forget(self) -> None:
-        """Forgets what prefix caching has kept, which would make the next prompt free."""
+        """Drops cached prefixes, so that the next prompt is computed."""
         for manager in self.pipeline.kv_managers:
             manager.pages.forget_prefixes()
 
@@ -173,11 +175,11 @@ def model_name(config: PipelineConfig) -> str:
 
 @dataclass
 class _Timing:
-    """When tokens came.
+    """The times of a generation.
 
     Args:
-        ready: Seconds until the model was ready.
-        prompt_tokens: The tokens of the prompt.
+        ready: Seconds until the model is ready.
+        prompt_tokens: The number of the prompt's tokens.
     """
 
     ready: float
@@ -188,14 +190,14 @@ class _Timing:
     generated: int = 0
 
     def start(self) -> None:
-        """The prompt goes in."""
+        """Records the start of the prompt."""
         self.begin = time.perf_counter()
 
     def tokens(self, count: int) -> None:
-        """Tokens came.
+        """Records new tokens.
 
         Args:
-            count: How many.
+            count: The number of tokens.
         """
         self.last = time.perf_counter()
         if not self.generated and count:
@@ -224,17 +226,17 @@ class _Timing:
 
 
 class _Progress:
-    """What is being done, on stderr: one line that is written over, where it is a terminal."""
+    """Progress on stderr: one line that is overwritten on a terminal."""
 
     def __init__(self) -> None:
         self._terminal = sys.stderr is not None and sys.stderr.isatty()  # pyright: ignore[reportUnnecessaryComparison]
 
     @contextmanager
     def stage(self, what: str) -> Iterator[None]:
-        """Tells what is being done for the length of a block.
+        """Shows a stage for the duration of a block.
 
         Args:
-            what: A few words.
+            what: The stage in a few words.
         """
         begin = time.perf_counter()
         if self._terminal:

@@ -15,7 +15,7 @@ from max.entrypoints.cli import log_level_option
     "--custom-architectures",
     multiple=True,
     metavar="TEXT",
-    help="Modules with architectures of your own, as module or folder:module.",
+    help="Modules with your own architectures, as module or folder:module.",
 )
 @log_level_option
 def list_architectures(as_json: bool, custom_architectures: tuple[str, ...]) -> None:
@@ -24,7 +24,7 @@ def list_architectures(as_json: bool, custom_architectures: tuple[str, ...]) -> 
 
     PIPELINE_REGISTRY.load_own()
     PIPELINE_REGISTRY.load_custom(list(custom_architectures))
-    found = sorted(PIPELINE_REGISTRY.architectures.values(), key=lambda a: a.name)
+    architectures = sorted(PIPELINE_REGISTRY.architectures.values(), key=lambda a: a.name)
     if as_json:
         entries = {
             a.name: {
@@ -33,11 +33,11 @@ def list_architectures(as_json: bool, custom_architectures: tuple[str, ...]) -> 
                 "default_encoding": a.default_encoding.value,
                 "supported_encodings": [e.value for e in a.supported_encodings],
             }
-            for a in found
+            for a in architectures
         }
         click.echo(json.dumps({"architectures": entries}, indent=2))
         return
-    for architecture in found:
+    for architecture in architectures:
         encodings = [
             f"{e.value} (default)" if e == architecture.default_encoding else e.value
             for e in architecture.supported_encodings

@@ -15,11 +15,11 @@ from max.interfaces import SamplingParamsInput
 from max.pipelines.config.options import options_of, type_hints
 from max.pipelines.config.pipeline_config import PipelineConfig
 
-# spelt otherwise than their field
+# options whose names differ from their fields
 _NAMES = {
     "model_path": ("--model", "--model-path"),
     "device_specs": ("--devices",),
-    # the second ones are of later versions
+    # the second names are of later versions
     "prefill_chunk_size": ("--prefill-chunk-size", "--max-batch-input-tokens"),
     "max_batch_context_length": ("--max-batch-context-length", "--max-batch-total-tokens"),
 }
@@ -43,7 +43,7 @@ _SAMPLING_HELP = {
 
 
 def _bare(hint: Any) -> tuple[Any, bool]:
-    """A type without its None, and whether it is a list's item type."""
+    """A type without None, and whether it is the item type of a list."""
     args = [a for a in typing.get_args(hint) if a is not types.NoneType]
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         return _bare(args[0])
@@ -63,7 +63,7 @@ def _option(
         off = "--no-" + flags[0][2:]
         return click.option(f"{flags[0]}/{off}", name, default=None, help=text, hidden=hidden)
     click_type: Any = {int: click.INT, float: click.FLOAT}.get(kind, click.STRING)
-    # None, not an empty tuple, so that what was not given stays so
+    # None, not an empty tuple: the option is not set
     return click.option(
         *flags,
         name,
@@ -81,7 +81,7 @@ def _meta(kind: Any) -> str:
 
 
 def _shown(default: Any) -> str:
-    """A default as the help shows it; empty where the help's text tells it."""
+    """A default for the help; empty if the help's text states it."""
     if default is None or default is dataclasses.MISSING or default in ("", -1):
         return ""
     if isinstance(default, bool):
@@ -93,7 +93,7 @@ def config_options(command: Any) -> Any:
     """Adds an option for each field of a pipeline's configuration.
 
     Args:
-        command: The command; gets the values that were given, by field.
+        command: The command; receives the set values by field.
     """
     made: list[Callable[[Any], Any]] = []
     for cls in (*PipelineConfig.PARTS.values(), PipelineConfig):
@@ -101,7 +101,7 @@ def config_options(command: Any) -> Any:
         for name, f in options_of(cls).items():
             if name not in _NOT_OPTIONS:
                 hint = str if name == "device_specs" else hints[name]
-                # what does nothing here is taken, for scripts that give it, and not shown; so is what is refused
+                # options without effect, and unsupported ones, are accepted for scripts but hidden
                 hidden = bool(f.metadata["no_effect"] or f.metadata["unsupported"])
                 made.append(_option(name, hint, f.metadata["help"], f.default, hidden))
     for decorate in reversed(made):
@@ -113,7 +113,7 @@ def sampling_options(command: Any) -> Any:
     """Adds an option for each sampling parameter.
 
     Args:
-        command: The command; gets the values that were given, by field.
+        command: The command; receives the set values by field.
     """
     hints = typing.get_type_hints(
         SamplingParamsInput, localns={"ProcessorInputs": object, "Sequence": list}
@@ -125,10 +125,10 @@ def sampling_options(command: Any) -> Any:
 
 
 def given(values: dict[str, Any]) -> dict[str, Any]:
-    """The values that were given.
+    """The values that are set.
 
     Args:
-        values: All options' values; None and empty tuples stand for "not given".
+        values: All options' values; None and empty tuples stand for "not set".
     """
     return {
         name: list(value) if isinstance(value, tuple) else value
@@ -138,10 +138,10 @@ def given(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def sampling_input(values: dict[str, Any]) -> SamplingParamsInput:
-    """Takes the sampling parameters out of options' values.
+    """Extracts the sampling parameters from options' values.
 
     Args:
-        values: The values that were given; those of sampling parameters are removed.
+        values: The set values; sampling parameters are removed.
 
     Raises:
         click.BadParameter: A value does not fit.

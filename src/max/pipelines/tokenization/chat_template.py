@@ -1,8 +1,8 @@
-"""Chat templates: jinja2 in a sandbox, with what the templates on the Hugging Face hub expect.
+"""Chat templates: jinja2 in a sandbox, with the environment that templates on the Hugging Face hub expect.
 
-They were written for the environment of the transformers package: blocks are trimmed, loops have
-``break`` and ``continue``, ``tojson`` keeps non-ASCII text and escapes nothing, and there are
-``raise_exception(message)``, ``strftime_now(format)`` and ``{% generation %}``.
+Templates are written for the transformers package: blocks are trimmed, loops have ``break`` and
+``continue``, ``tojson`` keeps non-ASCII text and escapes nothing, and ``raise_exception(message)``,
+``strftime_now(format)`` and ``{% generation %}`` are defined.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from max.pipelines.core.exceptions import InputError
 
 
 class _Generation(Extension):
-    """``{% generation %} … {% endgeneration %}`` marks the assistant's text; here it is its body."""
+    """``{% generation %} … {% endgeneration %}`` marks the assistant's text; it renders its body."""
 
     tags = {"generation"}
 
@@ -32,14 +32,14 @@ class _Generation(Extension):
         """Parses the block into its body.
 
         Args:
-            parser: It stands at the block's name.
+            parser: The parser, at the block's name.
         """
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class _Namespace(Namespace):
-    """``namespace(...)`` that takes no name that begins with an underscore."""
+    """``namespace(...)`` that rejects names with a leading underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, rest = args[0], args[1:]
@@ -59,7 +59,7 @@ def _public(name: object) -> None:
 
 
 class _Dict:
-    """``dict(...)`` without the type's further attributes."""
+    """``dict(...)`` without the other attributes of the type."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -113,7 +113,7 @@ def _environment() -> Environment:
 
 @lru_cache(maxsize=16)
 def compile_template(text: str) -> Template:
-    """Compiles a template; the last ones are kept.
+    """Compiles a template; the last ones are cached.
 
     Args:
         text: The template.
@@ -133,7 +133,7 @@ def compile_template(text: str) -> Template:
 
 
 def _plain(value: Any) -> Any:
-    """The value out of plain types, so that a template meets no method that it could misuse."""
+    """The value in plain types, so that a template has no methods to misuse."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, Mapping):
@@ -154,20 +154,20 @@ def render_chat(
     variables: Mapping[str, Any] | None = None,
     add_generation_prompt: bool = True,
 ) -> str:
-    """Puts a conversation into the form that a model was trained on.
+    """Formats a conversation with a template.
 
     Args:
         template: The model's template.
         messages: The conversation.
-        tools: What the model may call.
-        variables: Further variables, such as ``bos_token``.
+        tools: The functions that the model may call.
+        variables: More variables, for example ``bos_token``.
         add_generation_prompt: Whether the text ends where the assistant's turn begins.
 
     Raises:
-        InputError: The template has a mistake, or refuses the conversation.
+        InputError: The template has a mistake, or rejects the conversation.
     """
     compiled = compile_template(template)
-    given = {
+    context = {
         "tools": None if tools is None else _plain(tools),
         "documents": None,
         **_plain(dict(variables or {})),
@@ -175,7 +175,7 @@ def render_chat(
         "add_generation_prompt": add_generation_prompt,
     }
     try:
-        return compiled.render(**given)
+        return compiled.render(**context)
     except (TemplateError, TypeError) as error:
         raise InputError(
             f"the chat template refuses the conversation: {error}",

@@ -1,28 +1,28 @@
-"""Text while it is generated: tokens become text without broken characters, and stop texts end it."""
+"""Streams of generated text: whole characters only, ended by stop texts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
 _BROKEN = "\ufffd"
-# the first bytes of a character are at most three; each may show as a broken character of its own
+# an incomplete character has at most three bytes; each may decode to one broken character
 _PENDING = 3
 _WINDOW = 8
-# some window of these sizes begins with a character, whose bytes are at most four
+# a character has at most four bytes, so a window of one of these sizes begins with a whole character
 _KEPT = range(4, _WINDOW + 1)
-# so many tokens in a row that make no character will not begin to
+# a longer run of tokens without a whole character is invalid UTF-8, and is not held back
 _HOPELESS = 64
 
 
 class TextStream:
-    """Turns tokens into text as they come.
+    """Decodes a stream of tokens.
 
-    A token can end amid a character, and a tokenizer can set spaces by the token before. So the
-    last few tokens are decoded together, and a character whose bytes are not all there is held
-    back. The pieces joined are what decoding all tokens at once gives.
+    A token can end inside a character, and spaces can depend on the previous token. So the last few
+    tokens are decoded together, and an incomplete character is held back. The pieces joined equal the
+    text of all tokens decoded at once.
 
     Args:
-        decode: Turns a run of tokens into text.
+        decode: Decodes a sequence of tokens.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
@@ -31,14 +31,14 @@ class TextStream:
         self._sent = 0
 
     def push(self, tokens: Iterable[int]) -> str:
-        """Takes tokens and gives the text that is certain.
+        """Appends tokens, and returns the text that is complete.
 
         Args:
             tokens: The new tokens.
         """
         self._window.extend(tokens)
         text = self._decode(self._window)
-        # tokenizers with byte tokens show a whole run as broken until its last character is there
+        # tokenizers with byte tokens decode a whole run as broken until its last character is complete
         end = len(text.rstrip(_BROKEN))
         if len(self._window) > _HOPELESS:
             end = max(end, len(text) - _PENDING)
@@ -49,7 +49,7 @@ class TextStream:
         return piece
 
     def _shorten(self, text: str) -> None:
-        """Forgets all but the last tokens, if what they decode to alone is the end of the text."""
+        """Drops all but the last tokens, if these alone decode to the end of the text."""
         for kept in _KEPT:
             tail = self._decode(self._window[-kept:])
             if tail and _BROKEN not in tail and text.endswith(tail):
@@ -58,14 +58,14 @@ class TextStream:
                 return
 
     def finish(self) -> str:
-        """The text that was held back: characters that no token completed."""
+        """The text that is held back: incomplete characters."""
         piece = self._decode(self._window)[self._sent :]
         self._window, self._sent = [], 0
         return piece
 
 
 class StopStrings:
-    """Finds the first stop text in text that comes in pieces.
+    """Finds the first stop text in a stream of text.
 
     Args:
         stops: The stop texts.
@@ -75,10 +75,10 @@ class StopStrings:
         self._stops = [stop for stop in stops if stop]
         self._held = ""
         self.found = False
-        """Whether a stop text has come; the text before it was given out, nothing after it will."""
+        """Whether a stop text has occurred; only the text before it is returned."""
 
     def push(self, piece: str) -> str:
-        """Takes text and gives what certainly is before any stop text.
+        """Appends text, and returns the text that is certainly before any stop text.
 
         Args:
             piece: The new text.
@@ -100,6 +100,6 @@ class StopStrings:
         return text[: len(text) - keep]
 
     def finish(self) -> str:
-        """The text that was held back, since it could have begun a stop text."""
+        """The text that is held back, as it could begin a stop text."""
         held, self._held = self._held, ""
         return held
