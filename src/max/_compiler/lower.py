@@ -8,7 +8,8 @@ from typing import Any
 
 from xdsl.ir import Attribute
 
-from max._compiler.codegen.nest import ArgView, NestText
+from max._compiler.codegen.nest import NestText
+from max._compiler.codegen.spec import ArgView
 from max._compiler.devices import device_of, index_of
 from max._compiler.kernels import Argument, KernelTables
 from max._compiler.layout import Layout

@@ -11,8 +11,7 @@ from xdsl.ir import SSAValue
 from max import kernel as k
 from max._compiler.attention import attention_views
 from max._compiler.codegen.epilogue import EpilogueText, write_epilogue
-from max._compiler.codegen.nest import ArgView
-from max._compiler.codegen.spec import Leaf, RegionSpec
+from max._compiler.codegen.spec import ArgView, Leaf, RegionSpec
 from max._compiler.counts import operations, products, region_name
 from max._compiler.kernels import Argument
 from max._compiler.mok import DeviceCopyOp, MatmulOp, PackOp, RegionOp

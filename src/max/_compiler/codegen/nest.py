@@ -12,26 +12,22 @@ A value that does not vary along the innermost loop is computed before it, as a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from max._compiler.codegen.expressions import (
-    KERNEL_NAME,
-    cast,
-    combine,
-    compute_dtype,
-    expression,
-    identity,
-    literal,
-    loaded,
-    rounded,
+from max._compiler.codegen.axes import (
+    column_axis,
+    move_axis,
+    reads_longer_rows,
+    tile_axis,
+    transposed_leaves,
 )
-from max._compiler.codegen.spec import REDUCTIONS, Leaf, Literal, Node, RegionSpec, Result, SizeOf
-from max._compiler.layout import contiguous_strides
+from max._compiler.codegen.expressions import KERNEL_NAME, combine, compute_dtype, identity, loaded
+from max._compiler.codegen.spec import REDUCTIONS, ArgView, Leaf, Node, RegionSpec, Result
+from max._compiler.codegen.values import ValueWriter
 from max._compiler.sizes import Size, Sizes, simplify
 from max.dtype import DType
 
-__all__ = ["ArgView", "NestText", "write_nest"]
+__all__ = ["NestText", "write_nest"]
 
 BLOCK = 4096
 """Elements of the vectorised axis that one parallel chunk takes."""
@@ -47,16 +43,6 @@ CHUNKS = 8
 """Chunks of a worker at most: so many keep workers equally busy, one of which may be slowed down by others."""
 CHUNK = 16384
 """Elements below which a chunk is not worth handing to another worker."""
-
-
-@dataclass(frozen=True)
-class ArgView:
-    """How a kernel sees one of its tensors: the dims and strides of the axes that it varies along."""
-
-    dtype: DType
-    shape: Sizes
-    strides: Sizes | None
-    written: bool
 
 
 @dataclass(frozen=True)
@@ -89,12 +75,6 @@ class _NestWriter:
         self.columns = columns
         self.width = width
         self.out = _Lines()
-        self.names: dict[int, str] = {}
-        self.scope: dict[int, str] | None = None
-        self.narrow: dict[str, tuple[str, DType]] = {}
-        """Of variables that were rounded the one that holds the rounded value, in the dtype that it was rounded to."""
-        self.counter = 0
-        self._vector: dict[int, bool] = {}
         self.scalars: list[Size] = []
         self.dim_text: list[str] = []
         for axis, dim in enumerate(spec.dims):
@@ -110,8 +90,9 @@ class _NestWriter:
         # in columns the reduction axis is written last in the spec; lanes run along the axis before it
         if columns:
             self.lane_axis = rank - 2
+        self.values = ValueWriter(spec, self, self.lane_axis, str(width))
         self.index = [f"i{axis}" for axis in range(rank)]
-        self.tile_axis = _tile_axis(spec)
+        self.tile_axis = tile_axis(spec)
         # a single row is shared out over the workers where it may be long
         self.split = (
             spec.reduces
@@ -120,94 +101,30 @@ class _NestWriter:
         )
         self.workspaces: list[int] = []
         self.start: str | None = None
-        # leaves that are read along the tile axis and turned in registers
-        self.turned = _turned(spec, self.tile_axis) if width in (8, 16) else []
-        self.tile_rows = width if self.turned else TILE_ROWS
-        self.along_read = bool(self.turned) and _reads_longer_rows(
-            spec, self.turned, self.tile_axis
+        # leaves that are read along the tile axis and transposed in registers
+        self.transposed = transposed_leaves(spec, self.tile_axis) if width in (8, 16) else []
+        self.tile_rows = width if self.transposed else TILE_ROWS
+        self.along_read = bool(self.transposed) and reads_longer_rows(
+            spec, self.transposed, self.tile_axis
         )
         least = min((r.dtype.size_in_bytes for r in spec.results), default=4)
-        self.tile_lanes = TILE_LINE // least if self.turned else TILE_LANES
+        self.tile_lanes = TILE_LINE // least if self.transposed else TILE_LANES
 
-    # values ------------------------------------------------------------------------------------
+    # arguments ---------------------------------------------------------------------------------
 
-    def vector(self, i: int) -> bool:
-        """Whether a value is a vector: it varies along the lane axis."""
-        if not self.columns:
-            return self.spec.inner[i]
-        if i not in self._vector:
-            value = self.spec.values[i]
-            match value:
-                case Leaf():
-                    found = value.strides[self.lane_axis] != 0
-                case Node(args=args):
-                    found = any(self.vector(a) for a in args)
-                case _:
-                    found = False
-            self._vector[i] = found
-        return self._vector[i]
+    def add(self, text: str) -> None:
+        self.out.add(text)
 
-    def fresh(self) -> str:
-        self.counter += 1
-        return f"t{self.counter}"
-
-    def value(self, i: int) -> str:
-        """The name of a value's variable, written where it is first needed."""
-        if i in self.names:
-            return self.names[i]
-        if self.scope is not None and i in self.scope:
-            return self.scope[i]
-        value = self.spec.values[i]
-        if (same := converted(self.spec, i)) != i:
-            return self.value(same)
-        match value:
-            case Literal():
-                text = literal(value.value, value.dtype)
-            case SizeOf():
-                text = f"k.{KERNEL_NAME[compute_dtype(value.dtype)]}({self.dim_text[value.axis]})"
-            case Leaf():
-                text = self.load(i, value)
-            case Node():
-                text = self.node(i, value)
-        name = self.fresh()
-        if isinstance(value, Node) and value.op == "round_to":
-            self.out.add(f"{name} = {text}")
-            self.narrow[(wide := self.fresh())] = name, value.dtype
-            name, text = wide, loaded(name, value.dtype)
-        self.out.add(f"{name} = {text}")
-        # inside the innermost loop only what varies there may be written: the rest was written before it
-        target = self.names if self.scope is None else self.scope
-        target[i] = name
-        return name
+    def size(self, axis: int) -> str:
+        return self.dim_text[axis]
 
     def load(self, i: int, leaf: Leaf) -> str:
         name = f"a{self.leaves.index(i)}"
-        axes = [axis for axis, stride in enumerate(leaf.strides) if stride != 0]
-        axes = self.view_order(axes)
-        if self.vector(i):
-            where = ", ".join(self.index[axis] for axis in axes)
-            text = f"{name}.load({where}, width={self.width}, mask=m)"
-        else:
-            text = f"{name}[{', '.join(self.index[axis] for axis in axes) or '0'}]"
-        return loaded(text, leaf.dtype)
-
-    def node(self, i: int, node: Node) -> str:
-        args = node.args
-        vector = any(self.vector(a) for a in args)
-        texts = [self.operand(a, vector) for a in args]
-        first = self.spec.values[args[1] if node.op == "select" else args[0]]
-        if node.op == "cast":
-            return cast(texts[0], first.dtype, node.dtype)
-        if node.op == "round_to":
-            return rounded(texts[0], node.dtype)
-        return expression(node.op, node.attr, first.dtype, texts)
-
-    def operand(self, i: int, vector: bool, stored: DType | None = None) -> str:
-        text = self.value(i)
-        half, dtype = self.narrow.get(text, (text, None))
-        if dtype is not None and dtype is stored:
-            text = half
-        return f"k.splat({text}, {self.width})" if vector and not self.vector(i) else text
+        axes = self.view_order([axis for axis, stride in enumerate(leaf.strides) if stride != 0])
+        index = ", ".join(self.index[axis] for axis in axes)
+        if self.values.is_vector(i):
+            return f"{name}.load({index}, width={self.width}, mask=m)"
+        return f"{name}[{index or '0'}]"
 
     def view_order(self, axes: list[int]) -> list[int]:
         """The axes of an argument's view: in columns the lane axis comes last, as vectors are loaded along it."""
@@ -221,7 +138,7 @@ class _NestWriter:
         axes = self.view_order([axis for axis, stride in enumerate(result.strides) if stride != 0])
         where = ", ".join(self.index[axis] for axis in axes)
         lanes = self.lane_axis >= 0 and self.lane_axis in axes
-        text = self.operand(result.value, lanes, result.dtype)
+        text = self.values.operand(result.value, lanes, result.dtype)
         if lanes:
             self.out.add(f"o{position}.store({where}, value={text}, mask=m)")
         else:
@@ -234,10 +151,10 @@ class _NestWriter:
             if (
                 not spec.inner[i]
                 and spec.stage[i] == stage
-                and i not in self.names
+                and i not in self.values.names
                 and not _is_reduction(value)
             ):
-                self.value(i)
+                self.values.value(i)
         inner_results = [
             (position, result)
             for position, result in enumerate(spec.results)
@@ -275,7 +192,7 @@ class _NestWriter:
         self.walk(results, reductions)
         for i in reductions:
             self.workspaces.append(i)
-            out.add(f"w{len(self.workspaces) - 1}[b] = {self.names[i]}")
+            out.add(f"w{len(self.workspaces) - 1}[b] = {self.values.names[i]}")
         out.depth = depth
         if not reductions:
             return
@@ -283,7 +200,7 @@ class _NestWriter:
         for i in reductions:
             node = self.spec.values[i]
             assert isinstance(node, Node)
-            name = self.names[i] = self.fresh()
+            name = self.values.names[i] = self.values.fresh()
             out.add(f"{name} = {identity(node.op, node.dtype)}")
             out.open("for b in range(blocks):")
             out.add(f"{name} = {combine(node.op, name, f'w{self.workspaces.index(i)}[b]')}")
@@ -295,9 +212,9 @@ class _NestWriter:
         for i in reductions:
             node = spec.values[i]
             assert isinstance(node, Node)
-            name = self.fresh()
+            name = self.values.fresh()
             start = identity(node.op, node.dtype)
-            vector = self.vector(node.args[0]) or not self.columns
+            vector = self.values.is_vector(node.args[0]) or not self.columns
             out.add(f"{name} = " + (f"k.splat({start}, {width})" if vector else start))
             accumulators[i] = name
         depth = out.depth
@@ -309,20 +226,20 @@ class _NestWriter:
         else:
             out.open(f"for j, m in k.vectors(count, {width}):")
             out.add(f"{self.index[self.last]} = {self.start} + j")
-        self.scope = {}
+        self.values.scope = {}
         for i in reductions:
             self.accumulate(i, accumulators[i])
         # a result may take the place of an argument: everything is read before anything is written
         for _, result in results:
-            self.value(result.value)
+            self.values.value(result.value)
         for position, result in results:
             self.store(position, result)
-        self.scope = None
+        self.values.scope = None
         out.depth = depth
         for i in reductions:
             self.finish(i, accumulators[i])
 
-    def turned_walk(self, lanes: str, blocked: bool) -> None:
+    def transposed_walk(self, lanes: str, blocked: bool) -> None:
         """Walks a tile of rows: vectors along the tile axis are loaded and transposed in registers, then it goes row by row."""
         spec, out, width = self.spec, self.out, self.width
         tile, last = self.index[self.tile_axis], self.index[self.last]
@@ -332,10 +249,10 @@ class _NestWriter:
         out.open(f"for j, m in k.vectors({'count' if blocked else lanes}, {width}):")
         start = "start + j" if blocked else "j"
         names: dict[int, str] = {}
-        for i in self.turned:
+        for i in self.transposed:
             leaf = spec.values[i]
             assert isinstance(leaf, Leaf)
-            names[i] = f"turned{i}"
+            names[i] = f"tile{i}"
             kind = KERNEL_NAME[compute_dtype(leaf.dtype)]
             out.add(f"{names[i]} = k.tile(k.{kind}, ({width},), width={width})")
             axes = [axis for axis, stride in enumerate(leaf.strides) if stride != 0]
@@ -354,17 +271,17 @@ class _NestWriter:
         out.open("if r < rows:")
         out.add(f"{tile} = first + r")
         out.add(f"{last} = {start}")
-        self.scope = {i: f"{name}[r]" for i, name in names.items()}
+        self.values.scope = {i: f"{name}[r]" for i, name in names.items()}
         for result in spec.results:
-            self.value(result.value)
+            self.values.value(result.value)
         for position, result in enumerate(spec.results):
             self.store(position, result)
-        self.scope = None
+        self.values.scope = None
 
     def accumulate(self, i: int, name: str) -> None:
         node = self.spec.values[i]
         assert isinstance(node, Node)
-        text = self.operand(node.args[0], not self.columns)
+        text = self.values.operand(node.args[0], not self.columns)
         combined = combine(node.op, name, text)
         if self.columns:
             self.out.add(f"{name} = {combined}")
@@ -380,12 +297,12 @@ class _NestWriter:
         node = self.spec.values[i]
         assert isinstance(node, Node)
         if self.columns:
-            self.names[i] = name
+            self.values.names[i] = name
             return
-        row = self.fresh()
+        row = self.values.fresh()
         across = {"reduce_sum": "reduce_add"}.get(node.op, node.op)
         self.out.add(f"{row} = k.{across}({name})")
-        self.names[i] = row
+        self.values.names[i] = row
 
     # the nest ----------------------------------------------------------------------------------
 
@@ -409,7 +326,7 @@ class _NestWriter:
             shape = ", ".join(size for _, size in parallel)
             comma = "," if len(parallel) == 1 else ""
             grain = self.grain(block)
-            if not self.turned:
+            if not self.transposed:
                 # long runs are read fastest
                 steps = " * ".join(size for _, size in parallel)
                 grain = f"k.max({grain}, {steps} // ({CHUNKS} * ctx.num_workers))"
@@ -418,8 +335,8 @@ class _NestWriter:
             out.add(f"start = b * {block}")
             out.add(f"count = k.min({lanes} - start, {block})")
             self.start = "start"
-        if self.turned:
-            self.turned_walk(lanes, bool(block))
+        if self.transposed:
+            self.transposed_walk(lanes, bool(block))
             return self.finish_text(bool(parallel))
         if self.tile_axis >= 0:
             first = f"tile * {TILE_ROWS}"
@@ -493,93 +410,11 @@ class _NestWriter:
 
     def view(self, dtype: DType, strides: Sizes, written: bool) -> ArgView:
         axes = self.view_order([axis for axis, stride in enumerate(strides) if stride != 0])
-        if not axes:
-            return ArgView(dtype, (1,), None, written)
-        shape = tuple(self.spec.dims[axis] for axis in axes)
-        own = tuple(strides[axis] for axis in axes)
-        return ArgView(dtype, shape, None if own == contiguous_strides(shape) else own, written)
-
-
-def converted(spec: RegionSpec, i: int) -> int:
-    """The value that a conversion leaves as it is, as both types are computed in one; `i` itself for other values."""
-    value = spec.values[i]
-    if isinstance(value, Node) and value.op == "cast":
-        source = spec.values[value.args[0]].dtype
-        if compute_dtype(source) is compute_dtype(value.dtype):
-            return converted(spec, value.args[0])
-    return i
+        return ArgView.of(self.spec, dtype, strides, axes, written)
 
 
 def _is_reduction(value: object) -> bool:
     return isinstance(value, Node) and value.op in REDUCTIONS
-
-
-def _move_axis(spec: RegionSpec, axis: int) -> RegionSpec:
-    """The spec with an outer axis moved to the place before the last."""
-    order = [a for a in range(len(spec.dims) - 1) if a != axis] + [axis, len(spec.dims) - 1]
-
-    def moved(strides: Sizes) -> Sizes:
-        return tuple(strides[a] for a in order)
-
-    place = {old: new for new, old in enumerate(order)}
-    values = tuple(
-        replace(v, strides=moved(v.strides)) if isinstance(v, Leaf)
-        else replace(v, axis=place[v.axis]) if isinstance(v, SizeOf)
-        else v
-        for v in spec.values
-    )  # fmt: skip
-    results = tuple(replace(r, strides=moved(r.strides)) for r in spec.results)
-    return RegionSpec(moved(spec.dims), spec.reduces, values, results)
-
-
-def _column_axis(spec: RegionSpec) -> int | None:
-    """The outer axis to vectorise where the reduction axis is not contiguous."""
-    varying = [v for v in spec.values if isinstance(v, Leaf) and v.strides and v.strides[-1] != 0]
-    if not spec.reduces or len(spec.dims) < 2 or any(v.strides[-1] == 1 for v in varying):
-        return None
-    votes = [sum(v.strides[axis] == 1 for v in varying) for axis in range(len(spec.dims) - 1)]
-    return max(range(len(votes)), key=votes.__getitem__) if max(votes) else None
-
-
-def _tile_axis(spec: RegionSpec) -> int:
-    """The outer axis along which an argument lies contiguously that is strided along the last one; -1 for none."""
-    if spec.reduces:
-        return -1
-    for value in spec.values:
-        if (
-            isinstance(value, Leaf)
-            and value.strides
-            and value.strides[-1] not in (0, 1)
-            and 1 in value.strides
-        ):
-            return value.strides.index(1)
-    return -1
-
-
-def _turned(spec: RegionSpec, tile_axis: int) -> list[int]:
-    """The leaves that lie along the tile axis, where a kernel can transpose all of them in registers; else none."""
-    if tile_axis < 0 or any(not r.strides or r.strides[-1] != 1 for r in spec.results):
-        return []
-    strided = [
-        (i, v)
-        for i, v in enumerate(spec.values)
-        if isinstance(v, Leaf) and v.strides and v.strides[-1] not in (0, 1)
-    ]
-    fits = all(
-        leaf.strides[tile_axis] == 1 and compute_dtype(leaf.dtype).size_in_bytes == 4
-        for _, leaf in strided
-    )
-    return [i for i, _ in strided] if fits else []
-
-
-def _reads_longer_rows(spec: RegionSpec, turned: Sequence[int], tile_axis: int) -> bool:
-    """Whether what is turned is read in longer rows than it is written in.
-
-    Tiles then go along the rows that are read: of two walks with strides the one with the shorter stride is cheaper.
-    """
-    read = [v.strides[-1] for i in turned if isinstance(v := spec.values[i], Leaf)]
-    written = [result.strides[tile_axis] for result in spec.results]
-    return all(isinstance(w, int) and isinstance(r, int) and w < r for r in read for w in written)
 
 
 def write_nest(spec: RegionSpec, native_width: int) -> NestText:
@@ -589,12 +424,12 @@ def write_nest(spec: RegionSpec, native_width: int) -> NestText:
         spec: The region.
         native_width: Lanes of the region's widest compute type in a vector register.
     """
-    axis = _column_axis(spec)
+    axis = column_axis(spec)
     columns = axis is not None
     if axis is not None:
-        spec = _move_axis(spec, axis)
+        spec = move_axis(spec, axis)
     # columns take wider strips: of each row that is read whole cache lines are used;
     # simple reductions more sums at once, as each waits for the one before
     simple = spec.reduces and sum(isinstance(v, Node) for v in spec.values) <= SIMPLE
-    factor = 4 if columns or simple else 1 if _tile_axis(spec) >= 0 else 2
+    factor = 4 if columns or simple else 1 if tile_axis(spec) >= 0 else 2
     return _NestWriter(spec, columns, factor * native_width).write()

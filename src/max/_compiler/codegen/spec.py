@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from max._compiler.layout import contiguous_strides
 from max._compiler.sizes import Sizes
 from max.dtype import DType
 
-__all__ = ["REDUCTIONS", "Leaf", "Literal", "Node", "RegionSpec", "Result", "SizeOf", "Value"]
+__all__ = [
+    "REDUCTIONS",
+    "ArgView",
+    "Leaf",
+    "Literal",
+    "Node",
+    "RegionSpec",
+    "Result",
+    "SizeOf",
+    "Value",
+]
 
 REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min"})
 """Nodes that combine a value over the reduction axis."""
@@ -121,3 +133,32 @@ class RegionSpec:
                 return None
             total *= dim
         return total
+
+
+@dataclass(frozen=True)
+class ArgView:
+    """How a kernel sees one of its tensors: the dims and strides of the axes that it varies along; contiguous if None."""
+
+    dtype: DType
+    shape: Sizes
+    strides: Sizes | None
+    written: bool
+
+    @staticmethod
+    def of(
+        spec: RegionSpec, dtype: DType, strides: Sizes, axes: Sequence[int], written: bool
+    ) -> ArgView:
+        """The view of an argument of a region.
+
+        Args:
+            spec: The region.
+            dtype: The argument's element type.
+            strides: Its strides over the region's dims.
+            axes: The axes that it varies along, in the order of the view.
+            written: Whether the kernel writes it.
+        """
+        if not axes:
+            return ArgView(dtype, (1,), None, written)
+        shape = tuple([spec.dims[axis] for axis in axes])
+        own = tuple([strides[axis] for axis in axes])
+        return ArgView(dtype, shape, None if own == contiguous_strides(shape) else own, written)

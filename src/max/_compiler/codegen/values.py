@@ -1,0 +1,149 @@
+"""Writes the values of a region as assignments, each once, where it is first used. Loop nests and epilogues share it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
+
+from max._compiler.codegen.expressions import (
+    KERNEL_NAME,
+    cast,
+    compute_dtype,
+    expression,
+    literal,
+    loaded,
+    rounded,
+)
+from max._compiler.codegen.spec import REDUCTIONS, Leaf, Literal, Node, RegionSpec, SizeOf
+from max.dtype import DType
+
+__all__ = ["Code", "ValueWriter", "converted"]
+
+
+class Code(Protocol):
+    """The code around the values: where statements go, and how arguments are read there."""
+
+    def add(self, text: str) -> None:
+        """Appends a statement."""
+        ...
+
+    def load(self, i: int, leaf: Leaf) -> str:
+        """The expression that reads a leaf, in its own dtype."""
+        ...
+
+    def size(self, axis: int) -> str:
+        """The size of an axis, as an integer."""
+        ...
+
+
+class ValueWriter:
+    """Writes values of a region into one piece of code.
+
+    A value is a vector if it varies along one axis, else a scalar; scalars are splatted where vectors need them.
+
+    Args:
+        spec: The region.
+        code: The code around the values.
+        axis: The vectorised axis.
+        lanes: The number of lanes, as an expression.
+        given: Leaves that are vectors in any case: the sums that an epilogue starts from.
+    """
+
+    def __init__(
+        self, spec: RegionSpec, code: Code, axis: int, lanes: str, given: Collection[int] = ()
+    ) -> None:
+        self.spec = spec
+        self.code = code
+        self.axis = axis
+        self.lanes = lanes
+        self.names: dict[int, str] = {}
+        """The variables of values that hold until the end of the code."""
+        self.scope: dict[int, str] | None = None
+        """The variables of values that hold in the innermost loop; None outside of it."""
+        self._counter = 0
+        self._vectors = dict.fromkeys(given, True)
+        # a variable that was rounded -> the variable with the same value in the dtype that it was rounded to
+        self._narrow: dict[str, tuple[str, DType]] = {}
+
+    def fresh(self) -> str:
+        """A new variable."""
+        self._counter += 1
+        return f"t{self._counter}"
+
+    def is_vector(self, i: int) -> bool:
+        """Whether a value varies along the vectorised axis."""
+        vector = self._vectors.get(i)
+        if vector is None:
+            value = self.spec.values[i]
+            match value:
+                case Leaf(strides=strides):
+                    vector = bool(strides) and strides[self.axis] != 0
+                case Node(op=op, args=args):
+                    reduced = op in REDUCTIONS and self.axis == len(self.spec.dims) - 1
+                    vector = not reduced and any(self.is_vector(a) for a in args)
+                case _:
+                    vector = False
+            self._vectors[i] = vector
+        return vector
+
+    def value(self, i: int) -> str:
+        """The variable of a value; writes the value, and those it depends on, if they are not written yet."""
+        name = self.names.get(i) or (self.scope or {}).get(i)
+        if name is not None:
+            return name
+        if (same := converted(self.spec, i)) != i:
+            return self.value(same)
+        value = self.spec.values[i]
+        match value:
+            case Literal():
+                text = literal(value.value, value.dtype)
+            case SizeOf():
+                text = f"k.{KERNEL_NAME[compute_dtype(value.dtype)]}({self.code.size(value.axis)})"
+            case Leaf():
+                text = loaded(self.code.load(i, value), value.dtype)
+            case Node():
+                text = self._node(value)
+        name = self.fresh()
+        if isinstance(value, Node) and value.op == "round_to":
+            self.code.add(f"{name} = {text}")
+            self._narrow[(wide := self.fresh())] = name, value.dtype
+            name, text = wide, loaded(name, value.dtype)
+        self.code.add(f"{name} = {text}")
+        # all that does not vary in the innermost loop was written before it
+        (self.names if self.scope is None else self.scope)[i] = name
+        return name
+
+    def operand(self, i: int, vector: bool, stored: DType | None = None) -> str:
+        """A value as an operand.
+
+        Args:
+            i: The value.
+            vector: Whether the operand must be a vector.
+            stored: The dtype in memory, of an operand that is stored: a value that was rounded to it is used as it was
+                before it was widened again.
+        """
+        text = self.value(i)
+        narrow, dtype = self._narrow.get(text, (text, None))
+        if dtype is not None and dtype is stored:
+            text = narrow
+        return f"k.splat({text}, {self.lanes})" if vector and not self.is_vector(i) else text
+
+    def _node(self, node: Node) -> str:
+        vector = any(self.is_vector(a) for a in node.args)
+        texts = [self.operand(a, vector) for a in node.args]
+        first = self.spec.values[node.args[1] if node.op == "select" else node.args[0]]
+        if node.op == "cast":
+            return cast(texts[0], first.dtype, node.dtype)
+        if node.op == "round_to":
+            return rounded(texts[0], node.dtype)
+        return expression(node.op, node.attr, first.dtype, texts)
+
+
+def converted(spec: RegionSpec, i: int) -> int:
+    """The value that a cast between dtypes of one compute type takes; `i` itself for other values."""
+    value = spec.values[i]
+    if isinstance(value, Node) and value.op == "cast":
+        source = spec.values[value.args[0]].dtype
+        if compute_dtype(source) is compute_dtype(value.dtype):
+            return converted(spec, value.args[0])
+    return i
