@@ -23,7 +23,7 @@ IMPORTS = [
     "from max.nn import MoE",
     "from max.nn.lora import LinearLoRA",
     "from max.nn.kernels import moe_create_indices, sgmv_kernel",
-    "from max.nn.kernels import quantize_static_scaled_float8",
+    "from max.nn.kernels import fused_qkv_ragged_matmul_scaled_float8",
     "from max.nn.attention.multi_latent_attention import LatentAttentionWithRope",
     "from max.pipelines.lib.tokenizer import TextAndVisionTokenizer",
     "from max.pipelines.lib import EmbeddingsPipeline",

@@ -27,7 +27,7 @@ _EAGER = f"Eager tensors are absent. {_GRAPHS}"
 _OWN_KERNEL = "Write it with max.graph.ops, or as a custom op (docs/custom-ops.md)."
 _NO_GPU = "GPUs are not supported."
 _EXPERTS = "Layers of experts are absent; write them as a max.nn.Module."
-_FLOAT8 = "Cast to DType.float8_e4m3fn and back with ops.cast, and multiply what it gives."
+_FLOAT8 = "max.nn.Linear with a Float8Config, and max.nn.kernels.dynamic_scaled_matmul, multiply scaled 8-bit floats."
 _ADAPTERS = "LoRA adapters are absent; merge one into the weights before they are loaded."
 _LATENT = "Multi-head latent attention is absent; max.nn.AttentionWithRope is attention with GQA."
 _DRAFTS = "Speculative decoding is absent; TextGenerationPipeline generates without a draft model."
@@ -68,7 +68,6 @@ ABSENT: dict[str, str] = {
     "max.nn.kernels.*fp8*": _FLOAT8,
     "max.nn.kernels.*float8*": _FLOAT8,
     "max.nn.kernels.*e4m3*": _FLOAT8,
-    "max.nn.kernels.dynamic_scaled_matmul": _FLOAT8,
     "max.nn.kernels.*quantized": _FORMATS,
     "max.nn.kernels.flare_mla_*": _LATENT,
     "max.nn.kernels.*_gpu": f"{_NO_GPU} max.nn.kernels.flash_attention_ragged runs on the CPU.",

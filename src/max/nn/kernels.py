@@ -27,18 +27,34 @@ from max.graph import (
     ops,
 )
 from max.nn._projection import matmul_input, project
+from max.nn._scaled import (
+    batched_dynamic_scaled_fp8_matmul,
+    batched_quantize_dynamic_scaled_float8,
+    convert_weights_to_fp8_fnuz_if_needed,
+    dynamic_scaled_matmul,
+    matmul_static_scaled_float8,
+    quantize_dynamic_scaled_float8,
+    quantize_static_scaled_float8,
+)
 from max.nn.attention.mask_config import MHAMaskVariant
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
 
 __all__ = [
     "apply_penalties_to_logits",
+    "batched_dynamic_scaled_fp8_matmul",
+    "batched_quantize_dynamic_scaled_float8",
+    "convert_weights_to_fp8_fnuz_if_needed",
+    "dynamic_scaled_matmul",
     "flash_attention_gpu",
     "flash_attention_ragged",
     "fused_qk_ragged_rope",
     "fused_qkv_ragged_matmul",
     "matmul_kv_cache_ragged",
+    "matmul_static_scaled_float8",
     "merge_ragged_tensors",
+    "quantize_dynamic_scaled_float8",
+    "quantize_static_scaled_float8",
     "scatter_set_constant",
     "store_kv_cache_ragged",
     "swish_glu",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +21,13 @@ from max.graph import (
 from max.graph.quantization import QuantizationConfig, QuantizationEncoding
 from max.graph.weights import Weights
 from max.nn._projection import matmul_input, plain_dtype, project, with_bias
+from max.nn._scaled import (
+    dynamic_scaled_matmul,
+    matmul_static_scaled_float8,
+    quantize_dynamic_scaled_float8,
+    quantize_static_scaled_float8,
+    scale_shape,
+)
 from max.nn._sharding import check_strategy, part_of, parts_of_weight, shard_devices
 from max.nn.clamp import clamp
 from max.nn.float8_config import Float8Config
@@ -62,14 +70,13 @@ class Linear(Module):
         device: Where the product is computed.
         has_bias: Whether there is a bias.
         quantization_encoding: How the weight is encoded in blocks; see `max.graph.ops.qmatmul`.
-        float8_config: How float8 is scaled; there is no kernel for it yet.
+        float8_config: How the float8 weight and the input are scaled; see `float8_product`.
         name: What comes before the names of the weights.
         clip_weight: The weight is clamped to ``[-clip_weight, clip_weight]``.
 
     Raises:
-        NotImplementedError: The weight is float8.
-        ValueError: The encoding is not of blocks, in_dim is not a multiple of its block, or an encoded
-            weight is to be clamped.
+        ValueError: The encoding is not of blocks, in_dim is not a multiple of its block, an encoded
+            weight is to be clamped, or the config does not fit the weight.
     """
 
     weight: Weight
@@ -103,9 +110,7 @@ class Linear(Module):
         clip_weight: float | None = None,
     ) -> None:
         if float8_config is not None:
-            raise NotImplementedError(
-                "Linear: no kernel multiplies float8 weights yet; use float32, float16 or bfloat16"
-            )
+            _check_float8(dtype, float8_config, quantization_encoding, clip_weight)
         if quantization_encoding is not None:
             if not quantization_encoding.is_gguf:
                 raise ValueError(
@@ -120,7 +125,18 @@ class Linear(Module):
         self.weight = Weight(
             f"{prefix}weight", dtype, (out_dim, in_dim), device, quantization_encoding
         )
-        self.bias = Weight(f"{prefix}bias", dtype, (out_dim,), device) if has_bias else None
+        self.bias = None
+        if has_bias:
+            bias_dtype = float8_config.bias_dtype if float8_config else None
+            self.bias = Weight(f"{prefix}bias", bias_dtype or dtype, (out_dim,), device)
+        self.float8_config = float8_config
+        if float8_config is not None:
+            spec = float8_config.weight_scale
+            shape = scale_shape(spec, out_dim, in_dim)
+            self.weight_scale = Weight(f"{prefix}weight_scale", spec.dtype, shape, device)
+            if float8_config.is_static:
+                static = float8_config.input_scale.dtype
+                self.input_scale = Weight(f"{prefix}input_scale", static, (), device)
 
     def effective_weight(self) -> TensorValue:
         """The weight in the graph, clamped if it is to be."""
@@ -161,10 +177,38 @@ class Linear(Module):
         biases = parts_of_weight(self.bias, replace(strategy, axis=0) if of_rows else whole, where)
         if strategy.axis is not None and not of_rows:
             biases[1:] = [None] * (len(where) - 1)
-        return [
+        parts = [
             part_of(self, Linear, weight=weight, bias=bias, device=device)
             for weight, bias, device in zip(weights, biases, where, strict=True)
         ]
+        if self.float8_config is not None:
+            scales = parts_of_weight(self.weight_scale, self._scale_strategy(strategy), where)
+            inputs = parts_of_weight(self.input_scale, whole, where)
+            for part, scale, input_scale in zip(parts, scales, inputs, strict=True):
+                part.weight_scale, part.input_scale = scale, input_scale
+        return parts
+
+    def _scale_strategy(self, strategy: ShardingStrategy) -> ShardingStrategy:
+        """How the scales are split where the weight is split so.
+
+        Raises:
+            ValueError: A part of the weight would begin within a block.
+        """
+        assert self.float8_config is not None and self.weight_scale is not None
+        whole = ShardingStrategy.replicate(strategy.num_devices)
+        if strategy.axis is None or self.weight_scale.rank == 0:
+            return whole
+        axis = 0 if strategy.axis in (0, -2) else 1
+        if self.weight_scale.shape[axis] == 1:
+            return whole
+        block = self.float8_config.weight_scale.block_size
+        size = int(self.weight.shape[axis])
+        if block is not None and size % (block[axis] * strategy.num_devices):
+            raise ValueError(
+                f"Linear: {strategy.num_devices} devices do not divide the {size} "
+                f"{('rows', 'columns')[axis]} of the weight into whole blocks of {block[axis]}"
+            )
+        return replace(strategy, axis=axis)
 
     def __call__(self, x: TensorValue) -> TensorValue:
         """``x Wᵀ + b``.
@@ -175,7 +219,75 @@ class Linear(Module):
         Raises:
             ValueError: The last dimension is not in_dim.
         """
+        if self.float8_config is not None:
+            return with_bias(self.float8_product(x, self.float8_config), self.bias)
         return project(x, self.effective_weight(), self.bias, self.weight.quantization_encoding)
+
+    def float8_product(self, x: TensorValue, config: Float8Config) -> TensorValue:
+        """``x Wᵀ`` as bfloat16, of an input that is rounded to scaled float8 elements.
+
+        Args:
+            x: ``[…, in_dim]``.
+            config: How `x` is scaled: by the checkpoint's scale, by a scale a row, or by one a group of a
+                row's elements.
+
+        Raises:
+            ValueError: The last dimension is not in_dim.
+        """
+        weight, weight_scale = self.weight, self.weight_scale
+        assert weight_scale is not None
+        if x.rank < 1 or x.shape[-1] != weight.shape[1]:
+            raise ValueError(
+                f"Linear: the input is {x!r}, the weight {weight!r}; the last dimension of the input "
+                "must equal the last one of the weight"
+            )
+        rows = x if x.rank == 2 else ops.reshape(x, (-1, weight.shape[1]))
+        spec = config.input_scale
+        if self.input_scale is not None:
+            elements = quantize_static_scaled_float8(rows, self.input_scale, out_type=weight.dtype)
+            y = matmul_static_scaled_float8(elements, weight, self.input_scale, weight_scale)
+        else:
+            elements, scales = quantize_dynamic_scaled_float8(
+                rows,
+                spec,
+                config.weight_scale,
+                scale_ub=spec.activation_scale_ub or math.inf,
+                group_size_or_per_token=spec.block_size[1] if spec.block_size else -1,
+                out_type=weight.dtype,
+                scales_type=spec.dtype,
+            )
+            y = dynamic_scaled_matmul(
+                elements, weight, scales, weight_scale, spec, config.weight_scale
+            )
+        return y if x.rank == 2 else ops.reshape(y, (*x.shape[:-1], weight.shape[0]))
+
+
+def _check_float8(
+    dtype: DType,
+    config: Float8Config,
+    encoding: QuantizationEncoding | None,
+    clip_weight: float | None,
+) -> None:
+    """Checks the arguments of a float8 layer.
+
+    Raises:
+        ValueError: The config does not fit the weight.
+    """
+    if not dtype.is_float8():
+        raise ValueError(f"Linear: a weight scaled by float8_config is float8, got {dtype.name}")
+    if encoding is not None or clip_weight is not None:
+        raise ValueError("Linear: a float8 weight is neither encoded in blocks nor clamped")
+    spec = config.input_scale
+    if spec.is_rowwise or (spec.block_size is not None and spec.block_size[0] != 1):
+        given = spec.granularity.value + (f" of {spec.block_size}" if spec.block_size else "")
+        raise ValueError(
+            f"Linear: inputs are scaled as a tensor, colwise (a scale a row of x) or in blocks of one "
+            f"row, got {given}"
+        )
+    if config.is_static and not spec.is_tensor:
+        raise ValueError(
+            f"Linear: a static input has one scale, for the tensor, got {spec.granularity.value}"
+        )
 
 
 class ColumnParallelLinear(Linear):

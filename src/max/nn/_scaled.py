@@ -1,0 +1,383 @@
+"""Products of scaled 8-bit floats.
+
+A tensor is given as float8 elements and scales: its value is the element times the scale. Weights are ``[out_dim, in_dim]`` and
+their scales are rank 0 (a tensor), ``[out_dim, 1]`` (rows), ``[1, in_dim]`` (columns) or ``[row blocks, column blocks]``.
+Scales of inputs that are computed while the graph runs are ``[groups, rows]``.
+
+Factors that one scale a row covers are multiplied as bfloat16, which holds every float8, and accumulated in float32, before
+the scales are applied. Where a scale changes along the summed axis the factors are scaled first, in float32.
+"""
+
+from __future__ import annotations
+
+import ml_dtypes
+
+from max.dtype import DType
+from max.graph import Dim, StaticDim, TensorValue, ops
+from max.nn.float8_config import Float8InputScaleSpec, Float8WeightScaleSpec
+
+__all__ = [
+    "batched_dynamic_scaled_fp8_matmul",
+    "batched_quantize_dynamic_scaled_float8",
+    "convert_weights_to_fp8_fnuz_if_needed",
+    "dynamic_scaled_matmul",
+    "matmul_static_scaled_float8",
+    "quantize_dynamic_scaled_float8",
+    "quantize_static_scaled_float8",
+    "scale_shape",
+]
+
+F32 = DType.float32
+_LEAST = 1e-12
+"""The least magnitude that a scale is computed from: rows of zeros have a scale too."""
+
+
+def quantize_static_scaled_float8(
+    x: TensorValue,
+    scale: TensorValue,
+    scale_is_inverted: bool = True,
+    out_type: DType = DType.float8_e4m3fn,
+) -> TensorValue:
+    """float8 elements whose product with `scale` is about `x`; what is too large becomes the greatest number.
+
+    Args:
+        x: A float tensor.
+        scale: The scale, of one element.
+        scale_is_inverted: Whether `x` is divided by `scale`; else it is multiplied by it.
+        out_type: The float8 type.
+
+    Raises:
+        ValueError: `scale` has more than one element, or `out_type` is no float8 type.
+    """
+    scale = _one("quantize_static_scaled_float8: the scale", scale)
+    wide = ops.cast(x, F32)
+    return _rounded(wide / scale if scale_is_inverted else wide * scale, out_type)
+
+
+def quantize_dynamic_scaled_float8(
+    input: TensorValue,
+    input_scale_spec: Float8InputScaleSpec,
+    weight_scale_spec: Float8WeightScaleSpec,
+    scale_ub: float = 1200.0,
+    group_size_or_per_token: int = -1,
+    out_type: DType = DType.float8_e4m3fn,
+    scales_type: DType = DType.bfloat16,
+) -> tuple[TensorValue, TensorValue]:
+    """float8 elements, and the scales that make their greatest magnitudes the type's greatest number.
+
+    Args:
+        input: ``[rows, columns]``.
+        input_scale_spec: How the input is scaled.
+        weight_scale_spec: How the weight is scaled that the input is to be multiplied by.
+        scale_ub: An upper bound of the magnitude that a scale is computed from.
+        group_size_or_per_token: How many columns share a scale; -1: all.
+        out_type: The float8 type.
+        scales_type: The dtype of the scales.
+
+    Returns:
+        The elements, ``[rows, columns]``, and the scales, ``[groups, rows]``.
+
+    Raises:
+        ValueError: The input is no matrix, or its columns are no multiple of the group.
+    """
+    _matrices("quantize_dynamic_scaled_float8", input)
+    rows, columns = input.shape
+    size = _static("quantize_dynamic_scaled_float8: the columns", columns)
+    group = size if group_size_or_per_token == -1 else group_size_or_per_token
+    if group < 1 or size % group:
+        raise ValueError(
+            f"quantize_dynamic_scaled_float8: groups of {group} columns do not divide the {size} columns "
+            f"of {input!r}"
+        )
+    wide = ops.reshape(ops.cast(input, F32), (rows, size // group, group))
+    magnitude = ops.max(ops.abs(wide), axis=-1)
+    if input_scale_spec.is_tensor:
+        magnitude = ops.broadcast_to(ops.max(ops.max(magnitude, axis=0), axis=1), magnitude.shape)
+    bounded = ops.max(ops.min(magnitude, scale_ub), _LEAST)
+    # of a narrower type the rounded scale counts, for both factors of the product
+    scales = ops.cast(bounded / _greatest(out_type), scales_type)
+    quantised = _rounded(wide / ops.cast(scales, F32), out_type)
+    table = ops.transpose(ops.reshape(scales, (rows, size // group)), 0, 1)
+    return ops.reshape(quantised, (rows, columns)), table
+
+
+def matmul_static_scaled_float8(
+    input: TensorValue, weight: TensorValue, input_scale: TensorValue, weight_scale: TensorValue
+) -> TensorValue:
+    """``(input * input_scale) @ (weight * weight_scale).T`` as bfloat16.
+
+    Args:
+        input: float8 ``[rows, in_dim]``.
+        weight: float8 ``[out_dim, in_dim]``.
+        input_scale: The input's scale, of one element.
+        weight_scale: The weight's scales.
+
+    Raises:
+        ValueError: The sizes do not fit.
+    """
+    op = "matmul_static_scaled_float8"
+    _factors(op, input, weight)
+    scale = _one(f"{op}: the input scale", input_scale)
+    return ops.cast(_product(op, input, weight, None, weight_scale) * scale, DType.bfloat16)
+
+
+def dynamic_scaled_matmul(
+    a: TensorValue,
+    b: TensorValue,
+    a_scales: TensorValue,
+    b_scales: TensorValue,
+    input_scale_spec: Float8InputScaleSpec,
+    weight_scale_spec: Float8WeightScaleSpec,
+    out_type: DType = DType.bfloat16,
+) -> TensorValue:
+    """The product of two matrices of scaled float8 elements.
+
+    Args:
+        a: float8 ``[rows, in_dim]``.
+        b: float8 ``[out_dim, in_dim]``.
+        a_scales: ``[groups, rows]``.
+        b_scales: The weight's scales.
+        input_scale_spec: How `a` is scaled.
+        weight_scale_spec: How `b` is scaled.
+        out_type: The dtype of the result.
+
+    Returns:
+        ``[rows, out_dim]``.
+
+    Raises:
+        ValueError: The sizes do not fit.
+    """
+    op = "dynamic_scaled_matmul"
+    _factors(op, a, b)
+    if a_scales.rank != 2 or a_scales.shape[1] != a.shape[0]:
+        raise ValueError(
+            f"{op}: the input scales are {a_scales!r}, expected [groups, {a.shape[0]}]"
+        )
+    blocks = weight_scale_spec.block_size
+    return ops.cast(_product(op, a, b, a_scales, b_scales, blocks), out_type)
+
+
+def batched_quantize_dynamic_scaled_float8(
+    input: TensorValue,
+    input_scale_spec: Float8InputScaleSpec,
+    weight_scale_spec: Float8WeightScaleSpec,
+    scale_ub: float = 1200.0,
+    group_size_or_per_token: int = -1,
+    out_type: DType = DType.float8_e4m3fn,
+    scales_type: DType = DType.bfloat16,
+) -> tuple[TensorValue, TensorValue]:
+    """`quantize_dynamic_scaled_float8` of each matrix of a batch.
+
+    Args:
+        input: ``[batch, rows, columns]``; the batch is a number.
+        input_scale_spec: How the input is scaled.
+        weight_scale_spec: How the weight is scaled.
+        scale_ub: An upper bound of the magnitude that a scale is computed from.
+        group_size_or_per_token: How many columns share a scale; -1: all.
+        out_type: The float8 type.
+        scales_type: The dtype of the scales.
+
+    Returns:
+        The elements, ``[batch, rows, columns]``, and the scales, ``[batch, groups, rows]``.
+
+    Raises:
+        ValueError: The sizes do not fit.
+    """
+    pairs = [
+        quantize_dynamic_scaled_float8(
+            matrix, input_scale_spec, weight_scale_spec, scale_ub, group_size_or_per_token, out_type, scales_type,
+        )
+        for matrix in _batch("batched_quantize_dynamic_scaled_float8", input)
+    ]  # fmt: skip
+    return ops.stack([q for q, _ in pairs]), ops.stack([scales for _, scales in pairs])
+
+
+def batched_dynamic_scaled_fp8_matmul(
+    a: TensorValue,
+    b: TensorValue,
+    a_scales: TensorValue,
+    b_scales: TensorValue,
+    input_scale_spec: Float8InputScaleSpec,
+    weight_scale_spec: Float8WeightScaleSpec,
+    out_type: DType = DType.bfloat16,
+) -> TensorValue:
+    """`dynamic_scaled_matmul` of each pair of matrices of two batches.
+
+    Args:
+        a: float8 ``[batch, rows, in_dim]``; the batch is a number.
+        b: float8 ``[batch, out_dim, in_dim]``.
+        a_scales: ``[batch, groups, rows]``.
+        b_scales: ``[batch, …]``, the weights' scales.
+        input_scale_spec: How `a` is scaled.
+        weight_scale_spec: How `b` is scaled.
+        out_type: The dtype of the result.
+
+    Returns:
+        ``[batch, rows, out_dim]``.
+
+    Raises:
+        ValueError: The sizes do not fit.
+    """
+    op = "batched_dynamic_scaled_fp8_matmul"
+    batches = [_batch(op, value) for value in (a, b, a_scales, b_scales)]
+    if len({len(batch) for batch in batches}) != 1:
+        raise ValueError(f"{op}: {a!r}, {b!r}, {a_scales!r} and {b_scales!r} differ in their batch")
+    return ops.stack(
+        [
+            dynamic_scaled_matmul(x, y, xs, ys, input_scale_spec, weight_scale_spec, out_type)
+            for x, y, xs, ys in zip(*batches, strict=True)
+        ]
+    )
+
+
+def convert_weights_to_fp8_fnuz_if_needed(
+    weight: TensorValue, weight_scale: TensorValue
+) -> tuple[TensorValue, TensorValue]:
+    """The weight and its scales as they are: no device here needs another float8 format.
+
+    Args:
+        weight: The weight.
+        weight_scale: Its scales.
+    """
+    return weight, weight_scale
+
+
+def scale_shape(spec: Float8WeightScaleSpec, rows: int, columns: int) -> tuple[int, ...]:
+    """The shape of a weight's scales.
+
+    Args:
+        spec: How the weight is scaled.
+        rows: The weight's rows: the outputs.
+        columns: Its columns: the inputs.
+    """
+    if spec.is_rowwise:
+        return rows, 1
+    if spec.is_colwise:
+        return 1, columns
+    if spec.block_size is not None:
+        return -(-rows // spec.block_size[0]), -(-columns // spec.block_size[1])
+    return ()
+
+
+# checks ------------------------------------------------------------------------------------------
+
+
+def _static(what: str, dim: Dim) -> int:
+    if not isinstance(dim, StaticDim):
+        raise ValueError(f"{what} are {dim}, expected a number")
+    return int(dim)
+
+
+def _matrices(op: str, *values: TensorValue) -> None:
+    for value in values:
+        if value.rank != 2:
+            raise ValueError(f"{op}: {value!r} has rank {value.rank}, expected 2")
+
+
+def _factors(op: str, a: TensorValue, b: TensorValue) -> None:
+    _matrices(op, a, b)
+    for value in (a, b):
+        if not value.dtype.is_float8():
+            raise TypeError(f"{op}: {value!r} is no float8 tensor")
+    if a.shape[1] != b.shape[1]:
+        raise ValueError(f"{op}: {a!r} and {b!r} differ in their last dimension")
+
+
+def _one(what: str, scale: TensorValue) -> TensorValue:
+    """A scale of one element, as float32 of rank 0."""
+    if any(dim != 1 for dim in scale.shape):
+        raise ValueError(f"{what} is {scale!r}, expected one element")
+    return ops.cast(ops.reshape(scale, ()), F32)
+
+
+def _batch(op: str, value: TensorValue) -> list[TensorValue]:
+    if value.rank < 1:
+        raise ValueError(f"{op}: {value!r} has no batch axis")
+    return [value[i] for i in range(_static(f"{op}: the matrices", value.shape[0]))]
+
+
+# arithmetic --------------------------------------------------------------------------------------
+
+
+def _greatest(dtype: DType) -> float:
+    """The greatest number of a float8 type."""
+    if not dtype.is_float8():
+        raise ValueError(f"{dtype.name} is no float8 type")
+    return float(ml_dtypes.finfo(dtype.to_numpy()).max)
+
+
+def _rounded(x: TensorValue, dtype: DType) -> TensorValue:
+    limit = _greatest(dtype)
+    return ops.cast(ops.max(ops.min(x, limit), -limit), dtype)
+
+
+def _product(
+    op: str,
+    a: TensorValue,
+    b: TensorValue,
+    a_scales: TensorValue | None,
+    b_scales: TensorValue,
+    blocks: tuple[int, int] | None = None,
+) -> TensorValue:
+    """float32 ``[rows, out_dim]``.
+
+    Args:
+        op: For errors.
+        a: float8 ``[rows, in_dim]``.
+        b: float8 ``[out_dim, in_dim]``.
+        a_scales: ``[groups, rows]``; None: the input is not scaled.
+        b_scales: The weight's scales.
+        blocks: Rows and columns of the weight that share a scale, where blocks do.
+    """
+    rows, columns = (_static(f"{op}: the sizes of the weight", dim) for dim in b.shape)
+    scales = ops.cast(b_scales, F32)
+    if scales.rank == 1:
+        scales = ops.reshape(scales, (scales.shape[0], 1))
+    if scales.rank not in (0, 2):
+        raise ValueError(
+            f"{op}: the weight's scales are {b_scales!r}, expected a number or a matrix"
+        )
+    if scales.rank == 2:
+        scales = _spread(op, scales, 0, rows, blocks and blocks[0])
+    by_row = scales.rank == 0 or scales.shape[1] == 1
+    if by_row and (a_scales is None or a_scales.shape[0] == 1):
+        half = DType.bfloat16
+        product = ops.cast(ops.matmul(ops.cast(a, half), ops.cast(b, half).T), F32)
+        if a_scales is not None:
+            product = product * ops.cast(ops.transpose(a_scales, 0, 1), F32)
+        return product * (scales if scales.rank == 0 else ops.transpose(scales, 0, 1))
+    x = ops.cast(a, F32)
+    if a_scales is not None:
+        x = x * _spread(op, ops.cast(ops.transpose(a_scales, 0, 1), F32), 1, columns)
+    if scales.rank == 2:
+        scales = _spread(op, scales, 1, columns, blocks and blocks[1])
+    return ops.matmul(x, (ops.cast(b, F32) * scales).T)
+
+
+def _spread(
+    op: str, scales: TensorValue, axis: int, size: int, block: int | None = None
+) -> TensorValue:
+    """Scales with one for each of `size` elements along an axis, or one for all.
+
+    Args:
+        op: For errors.
+        scales: A matrix of scales.
+        axis: The axis.
+        size: The number of elements.
+        block: How many elements share a scale, the last scale's elements may be fewer; None: as many for each.
+
+    Raises:
+        ValueError: There are more or fewer scales.
+    """
+    count = _static(f"{op}: the scales", scales.shape[axis])
+    if count in (1, size):
+        return scales
+    if block is None and count and size % count == 0:
+        block = size // count
+    if block is None or -(-size // block) != count:
+        by = "" if block is None else f" in blocks of {block}"
+        raise ValueError(f"{op}: {count} scales for {size} elements{by}")
+    wide = ops.repeat_interleave(scales, block, axis)
+    if count * block == size:
+        return wide
+    return wide[:size] if axis == 0 else wide[:, :size]
