@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from max import kernel as k
+from max._config import flags
 from max.driver import CPU, Tensor
 from max.dtype import DType
 from max.engine import ExecutionInterrupted, InferenceSession, interrupt_on
@@ -159,6 +160,22 @@ def test_an_event_ends_what_another_thread_executes_and_nothing_else():
         assert ends[index] is not None
     # outside of the block the event means nothing
     assert load(lambda x: x + 1, 2).execute(ZEROS)[0].to_numpy().tolist() == [1.0] * 4
+
+
+def test_an_event_ends_an_interpreted_model():
+    """Between two ops, in loops too: this one would take a million turns."""
+    with Graph("interpreted", input_types=[TensorType(DType.float32, (4,), DEVICE)]) as graph:
+        turns = ops.constant(0, DType.int64, DEVICE)
+        _, x = ops.while_loop(
+            [turns, graph.inputs[0].tensor], lambda i, _: i < 10**6, lambda i, x: [i + 1, x + 1]
+        )
+        graph.output(x)
+    with flags.override(MAX_INTERPRET=True):
+        model = InferenceSession(devices=[CPU()]).load(graph)
+    stop = threading.Event()
+    threading.Timer(0.2, stop.set).start()
+    with interrupt_on(stop), pytest.raises(ExecutionInterrupted, match="event"):
+        model.execute(ZEROS)
 
 
 def test_short_executions_under_an_event_are_as_ever():

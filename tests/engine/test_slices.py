@@ -120,3 +120,21 @@ def test_many_indices_are_gathered() -> None:
         with pytest.raises(TypeError, match=r"for many indices use ops\.gather"):
             x[ops.constant([1, 2], DType.int64, device=DEVICE)]
         graph.output(x)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("t", [2**63, 2**63 + 1, 2**64 - 1, 2**64 - 3, 2**63 - 1, 5])
+def test_unsigned_indices_that_int64_does_not_hold(shape: tuple[Any, ...], t: int) -> None:
+    types = [TensorType(DType.float32, shape, DEVICE), TensorType(DType.uint64, (), DEVICE)]
+    with Graph("unsigned", input_types=types) as graph:
+        x, i = (v.tensor for v in graph.inputs)
+        graph.output(x[i])
+    model, x = SESSION.load(graph), np.arange(60, dtype=np.float32).reshape(5, 4, 3)
+    for index in (0, 4):
+        np.testing.assert_array_equal(
+            model.execute(x, np.array(index, np.uint64))[0].to_numpy(), x[index]
+        )
+    with pytest.raises(IndexError, match="out of range for axis 0"):
+        model.execute(x, np.array(t, np.uint64))
+    with pytest.raises((IndexError, _interpreter.InterpreterError)):
+        _interpreter.run(graph, [x, np.array(t, np.uint64)])

@@ -95,6 +95,8 @@ class Frame:
     """What comes before the names of this graph's weights."""
     sizes: dict[str, int]
     """The sizes of the symbolic dimensions that are known so far."""
+    before_op: Callable[[], None]
+    """Called before each op; may raise to end the evaluation."""
 
     def evaluate(self, graph: GraphOp, args: Sequence[Array]) -> list[Array]:
         """The outputs of a graph, chains left out."""
@@ -105,6 +107,7 @@ class Frame:
         for op in graph.body:
             if op not in live:
                 continue
+            self.before_op()
             operands = [values[v] for v in op.operands if not isinstance(v.type, mlir.ChainType)]
             if op.name == "mo.output":
                 return operands
@@ -223,6 +226,7 @@ def run(
     graph: HasModule | mlir.ModuleOp,
     inputs: Sequence[Any],
     weights: Mapping[str, Any] | None = None,
+    before_op: Callable[[], None] = lambda: None,
 ) -> list[Array]:
     """Evaluates a graph.
 
@@ -230,6 +234,7 @@ def run(
         graph: The graph, or its module.
         inputs: An array for each input; those of buffers are changed in place.
         weights: The weights by name.
+        before_op: Called before each op; may raise to end the evaluation.
 
     Returns:
         An array for each output.
@@ -241,7 +246,7 @@ def run(
     """
     module = graph if isinstance(graph, mlir.ModuleOp) else graph.to_mlir()
     entry = mlir.entry(module)
-    frame = Frame(module, {} if weights is None else weights, "", {})
+    frame = Frame(module, {} if weights is None else weights, "", {}, before_op)
     types = entry.input_types
     if len(inputs) != len(types):
         raise InterpreterError(
@@ -283,7 +288,7 @@ def _run(
 ) -> Sequence[Array]:
     """The outputs of a subgraph."""
     # symbols that the callee's inputs do not bind mean what they mean here
-    inner = Frame(frame.module, frame.weights, frame.prefix + prefix, {})
+    inner = Frame(frame.module, frame.weights, frame.prefix + prefix, {}, frame.before_op)
     types = [t for t in callee.input_types if not isinstance(t, mlir.ChainType)]
     for index, (array, type_) in enumerate(zip(operands, types, strict=True)):
         if isinstance(type_, ShapedType):

@@ -10,6 +10,7 @@ import numpy as np
 from max._compiler.emit import Compiled, ProgramCode
 from max._compiler.sizes import simplify
 from max._compiler.template import TensorInfo
+from max._runtime.interrupts import check_interrupt
 from max.driver import CPU, Tensor
 from max.driver._device import device_named
 from max.engine._model import Linked, Model
@@ -58,7 +59,7 @@ class _Run:
         arrays = [tensor.to_numpy() for tensor in on_host]
         token = _interpreter.printing.CURRENT.set(self.printing)
         try:
-            results = _interpreter.run(self.graph, arrays, self.weights)
+            results = _interpreter.run(self.graph, arrays, self.weights, check_interrupt)
         finally:
             _interpreter.printing.CURRENT.reset(token)
         for given, copy, type_ in zip(inputs, on_host, self.top.input_types, strict=False):

@@ -15,7 +15,7 @@ from max.graph.dim import Dim, DimLike
 from max.graph.ops._stage import as_tensor, stage
 from max.graph.ops.constant import constant
 from max.graph.ops.elementwise import cast as cast_elements
-from max.graph.ops.elementwise import equal, where
+from max.graph.ops.elementwise import equal, greater, where
 from max.graph.ops.shape import reshape
 from max.graph.type import DeviceRef
 from max.graph.value import TensorValue, TensorValueLike
@@ -219,6 +219,10 @@ def _scalar(op: str, axis: int, value: TensorValue) -> TensorValue:
             f"{op}: the index of axis {axis} is {value!r}, expected a scalar of integers; for "
             "many indices use ops.gather"
         )
+    if value.dtype is DType.uint64:
+        # what int64 does not hold lies beyond the end of any axis, as its greatest number does
+        greatest = constant(np.array(_LAST, np.uint64), device=value.device)
+        value = where(greater(value, greatest), greatest, value)
     return cast_elements(value, DType.int64).to(DeviceRef.CPU())
 
 
