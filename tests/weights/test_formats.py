@@ -211,3 +211,19 @@ def test_pytorch_without_tensors(tmp_path: Path) -> None:
     torch.save({"a": 1}, tmp_path / "m.pt")
     with pytest.raises(WeightsFileError, match="no tensors"):
         load_weights([tmp_path / "m.pt"])
+
+
+def test_a_gguf_file_that_is_cut_after_it_was_opened(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "cut.gguf", "llama")
+    for name in "ab":
+        writer.add_tensor(name, np.ones(4096, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    weights = GGUFWeights(tmp_path / "cut.gguf")
+    with open(tmp_path / "cut.gguf", "r+b") as file:
+        file.truncate((tmp_path / "cut.gguf").stat().st_size - 4096)
+    assert (Tensor.from_dlpack(weights.a.data().data).to_numpy() == 1).all()
+    with pytest.raises(ValueError, match=r"cut.gguf: the file was cut to \d+ bytes .* weight 'b'"):
+        weights.b.data()

@@ -361,3 +361,16 @@ def test_bundled_model() -> None:
             expected = file.get_tensor(name).view(torch.int16).numpy()
             assert found.dtype == ml_dtypes.bfloat16
             assert np.array_equal(found.view(np.int16), expected)
+
+
+def test_a_file_that_is_cut_after_it_was_opened(tmp_path: Path) -> None:
+    path = tmp_path / "cut.safetensors"
+    save_file({name: torch.ones(4096) for name in "ab"}, path)
+    weights = SafetensorWeights([path])
+    with open(path, "r+b") as file:
+        file.truncate(path.stat().st_size - 4096)
+    assert (Tensor.from_dlpack(weights.a.data().data).to_numpy() == 1).all()
+    with pytest.raises(
+        ValueError, match=r"cut.safetensors: tensor 'b': the file was cut to \d+ bytes"
+    ):
+        weights.b.data()

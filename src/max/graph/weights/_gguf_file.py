@@ -248,12 +248,19 @@ class GGUFFile:
             tensor: One of `tensors`, of a type whose size is known.
 
         Raises:
-            WeightsFileError: Its type is not known.
+            WeightsFileError: Its type is not known, or the file was cut since it was opened.
         """
         if tensor.nbytes is None:
             known = ", ".join((*BLOCK_FORMATS, *PLAIN_TYPES))
             raise WeightsFileError(
                 f"weight {tensor.name!r}: GGUF type {tensor.stored} is not known; expected one of {known}"
+            )
+        # what is mapped beyond the file's end cannot be read: the process would end
+        size = self._data.size()
+        if size < tensor.begin + tensor.nbytes:
+            raise WeightsFileError(
+                f"{self.path}: the file was cut to {size} bytes after it was opened; weight {tensor.name!r} ends at "
+                f"byte {tensor.begin + tensor.nbytes}"
             )
         if tensor.stored in PLAIN_TYPES:
             dtype = PLAIN_TYPES[tensor.stored].to_numpy()

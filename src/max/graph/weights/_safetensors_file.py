@@ -115,11 +115,15 @@ class SafetensorsFile:
 
         Raises:
             KeyError: There is no such tensor.
-            WeightsFileError: No DType has the layout of its elements.
+            WeightsFileError: No DType has the layout of its elements, or the file was cut since it was opened.
         """
         entry = self.entries[name]
         if entry.dtype is None:
             raise self._error(f"elements of type {entry.stored} cannot be read", name)
+        # what is mapped beyond the file's end cannot be read: the process would end
+        size = self._mapping.size()
+        if size < entry.begin + entry.nbytes:
+            raise self._error(f"the file was cut to {size} bytes after it was opened", name)
         data = self._bytes[entry.begin : entry.begin + entry.nbytes]
         return Tensor.from_numpy(data.view(entry.dtype.to_numpy()).reshape(entry.shape))
 
