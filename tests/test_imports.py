@@ -108,8 +108,13 @@ def test_the_engine_needs_only_its_four_dependencies() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-WITHOUT_CIRCLES = ["pipelines"]
-"""Packages whose files import each other in one direction only, and at the top of the file."""
+PACKAGES = sorted({package_of(path) for path in FILES})
+LOCAL_IMPORTS = {
+    "entrypoints/cli/explain.py": "`max --help` loads neither the engine nor the pipelines",
+    "entrypoints/cli/generate.py": "`max --help` loads neither the engine nor the pipelines",
+    "entrypoints/cli/list.py": "`max --help` loads neither the engine nor the pipelines",
+}
+"""Files whose functions import from `max`, and why `max._lazy.lazy_module` does not fit there."""
 
 
 def files_imported_by(path: Path) -> set[Path]:
@@ -153,7 +158,7 @@ def circle_of_files(arrows: dict[Path, set[Path]]) -> list[Path]:
     return next((circle for file in sorted(arrows) if (circle := search(file, []))), [])
 
 
-@pytest.mark.parametrize("package", WITHOUT_CIRCLES)
+@pytest.mark.parametrize("package", PACKAGES)
 def test_files_import_each_other_in_one_direction_only(package: str) -> None:
     own = [path for path in FILES if package_of(path) == package]
     circle = circle_of_files({path: files_imported_by(path) & set(own) for path in own})
@@ -166,17 +171,78 @@ def test_a_circle_of_files_is_found() -> None:
     assert circle_of_files({d: {a, b}, a: {b, c}, b: {c}, c: set()}) == []
 
 
-@pytest.mark.parametrize("package", WITHOUT_CIRCLES)
-def test_no_function_imports_from_max(package: str) -> None:
-    wrong = [
-        f"{path.relative_to(SRC)}:{node.lineno} imports {node.module} in {function.name}"
-        for path in FILES
-        if package_of(path) == package
+TYPES_ONLY = {
+    "pipelines/config/pipeline_config.py": "a config is read and checked without the engine",
+    "pipelines/generation/text_generation.py": "types of what its caller hands in",
+}
+"""Files that name types of modules which they never load."""
+
+
+def names_bound_by(module: ast.Module) -> set[str]:
+    """The functions and variables that a file binds at its top."""
+    functions = {node.name for node in module.body if isinstance(node, ast.FunctionDef)}
+    targets = [
+        target
+        for node in module.body
+        if isinstance(node, (ast.Assign, ast.AnnAssign))
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+    ]
+    names = {n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+    return functions | names
+
+
+def modules_of(node: ast.AST) -> list[str]:
+    """The modules of `max` that an import statement names; with ``from``, the module and each name in it."""
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+        names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    else:
+        return []
+    return [name for name in names if name.split(".")[0] == "max"]
+
+
+def local_imports(path: Path) -> list[str]:
+    """The imports from `max` in functions of a file."""
+    return [
+        f"{path.relative_to(SRC)}:{node.lineno} imports {modules_of(node)[0]} in {function.name}"
         for function in ast.walk(ast.parse(path.read_text()))
         if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
         for node in ast.walk(function)
-        if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == "max"
+        if isinstance(node, ast.stmt) and modules_of(node)
     ]
+
+
+def test_no_function_imports_from_max() -> None:
+    found = {path.relative_to(SRC).as_posix(): local_imports(path) for path in FILES}
+    wrong = [text for name, texts in found.items() if name not in LOCAL_IMPORTS for text in texts]
+    assert not wrong, "\n".join(wrong)
+    assert all(found.get(name) for name in LOCAL_IMPORTS), "an exception that nothing needs"
+
+
+def test_imports_for_types_only_are_of_lazy_modules() -> None:
+    """Under ``if TYPE_CHECKING`` stand the modules that a file loads lazily: others are imported at the top."""
+    wrong = []
+    for path in FILES:
+        tree = ast.parse(path.read_text())
+        lazy = {
+            str(node.args[0].value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call)
+            and ast.unparse(node.func) == "lazy_module"
+            and isinstance(node.args[0], ast.Constant)
+        }
+        name = path.relative_to(SRC).as_posix()
+        # a package that loads its names when they are used
+        face = path.name == "__init__.py" and "__getattr__" in names_bound_by(tree)
+        if face or name in TYPES_ONLY:
+            continue
+        for block in ast.walk(tree):
+            if not (isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"):
+                continue
+            for node in block.body:
+                if (modules := modules_of(node)) and not lazy & set(modules):
+                    wrong.append(f"{path.relative_to(SRC)}:{node.lineno} imports {modules[0]}")
     assert not wrong, "\n".join(wrong)
 
 

@@ -6,18 +6,15 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from xdsl.dialects.builtin import ModuleOp
 
+from max import kernel as k
 from max._backends.backend import Backends
 from max._compiler.emit import Compiled
 from max._compiler.flatten import Flat
 from max._compiler.memory import MemoryPlan, plan_memory
 from max.mlir import print_module, walk
-
-if TYPE_CHECKING:
-    from max import kernel as k
 
 __all__ = ["Compilation", "PassRecord", "is_recording", "record", "recorded"]
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from xdsl.ir import Attribute, SSAValue
 
 from max import mlir
+from max.driver import Tensor
 from max.dtype import DType
 from max.mlir import MoOp
 from max.mlir.conditions import first_unmet
@@ -216,8 +217,6 @@ def to_array(value: Any) -> Array:
     if hasattr(value, "to_numpy"):
         return value.to_numpy()
     if hasattr(value, "__dlpack__"):
-        from max.driver import Tensor
-
         return Tensor.from_dlpack(value).to_numpy()
     return np.asarray(value)
 

@@ -27,6 +27,7 @@ from max import kernel
 from max._config import dump_log, flags
 from max._runtime import platform
 from max._runtime.cache import Cache, content_key, default_cache, source_fingerprint
+from max.kernel.targets.host import host_features
 
 logger = logging.getLogger("max.runtime")
 
@@ -64,10 +65,7 @@ class Machine(NamedTuple):
 def _host_machine() -> Machine:
     triple, cpu = llvm.get_process_triple(), llvm.get_host_cpu_name()
     if platform.MACHINE == "aarch64":  # LLVM does not know all of them
-        from max.kernel.targets.cpu import CPUTarget
-        from max.kernel.targets.host import host_features
-
-        return Machine.of(CPUTarget(host_features(), triple, cpu))
+        return Machine.of(kernel.CPUTarget(host_features(), triple, cpu))
     return Machine(triple, cpu, llvm.get_host_cpu_features().flatten())
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from max import _interpreter
 from max._compiler.emit import Compiled, ProgramCode
 from max._compiler.sizes import simplify
 from max._compiler.template import TensorInfo
@@ -53,8 +54,6 @@ class _Run:
         }
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        from max import _interpreter  # NumPy only, and seldom needed
-
         on_host = [tensor if tensor.is_host else tensor.to(CPU()) for tensor in inputs]
         arrays = [tensor.to_numpy() for tensor in on_host]
         token = _interpreter.printing.CURRENT.set(self.printing)

@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,18 @@ from max._compiler.memory import ALIGNMENT
 from max._compiler.sites import Sites
 from max._compiler.sizes import Size, size_function
 from max._compiler.template import Check
+from max._lazy import lazy_module
 from max._runtime import guard, platform
 from max._runtime.program import Executor, Jump, Launch, Program
 from max.driver._memory import copy_between
 from max.dtype import DType
 from max.engine._outputs import trim_all
 from max.graph.print_options import PrintOptions
+
+if TYPE_CHECKING:
+    from max._interpreter import printing
+else:
+    printing = lazy_module("max._interpreter.printing")  # few programs print
 
 __all__ = ["Arena", "Instance", "LinkedProgram", "arena_of"]
 
@@ -384,8 +390,6 @@ class LinkedProgram:
     def _print(
         self, code: DiscoveryCode, shape: Sequence[int], values: npt.NDArray[np.int64]
     ) -> None:
-        from max._interpreter import printing  # seldom needed
-
         if not code.bounds:
             printing.write(code.label)
             return

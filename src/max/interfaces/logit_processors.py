@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-if TYPE_CHECKING:
-    from max.interfaces.text_generation import TextGenerationContext
+from max.interfaces.text_generation import TextGenerationContext
 
 
 @dataclass

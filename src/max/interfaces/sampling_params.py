@@ -6,14 +6,12 @@ import logging
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
-
-if TYPE_CHECKING:
-    from max.interfaces.logit_processors import ProcessorInputs
+from typing import Any, TypeAlias, cast
 
 logger = logging.getLogger("max.interfaces")
 
-LogitsProcessors: TypeAlias = Sequence[Callable[["ProcessorInputs"], None]]
+LogitsProcessors: TypeAlias = Sequence[Callable[[Any], None]]
+"""Each is called with a :class:`ProcessorInputs`, whose context holds these parameters."""
 
 
 @dataclass

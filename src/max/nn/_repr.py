@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from max.nn.layer import Module
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 
-def module_tree(module: Module) -> str:
+class Tree(Protocol):
+    """What a module shows of itself."""
+
+    @property
+    def layer_weights(self) -> Mapping[str, Any]:
+        """Its own weights by name."""
+        ...
+
+    @property
+    def sublayers(self) -> Mapping[str, Tree]:
+        """Its parts by name."""
+        ...
+
+
+def module_tree(module: Tree) -> str:
     """The tree of a module: classes, weights with dtype and shape; equal neighbours once."""
     return "\n".join(_lines(module))
 
 
-def _lines(module: Module) -> list[str]:
+def _lines(module: Tree) -> list[str]:
     body = [f"  {key}: {_weight(weight)}" for key, weight in module.layer_weights.items()]
     groups: list[tuple[list[str], list[str]]] = []
     for name, part in module.sublayers.items():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkabl
 
 from max._earlier import earlier_names
 from max._errors import ArgumentError
+from max.driver import DLPackArray
 from max.graph import (
     DeviceRef,
     Graph,
@@ -21,6 +22,7 @@ from max.graph import (
     Value,
     Weight,
 )
+from max.graph.weight_data import WeightData
 from max.nn._repr import module_tree
 from max.nn._weight_values import (
     alignment_error,
@@ -33,9 +35,6 @@ from max.nn._weight_values import (
 
 if TYPE_CHECKING:
     from typing import Self
-
-    from max.driver import DLPackArray
-    from max.graph.weights import WeightData
 
 __all__ = [
     "Layer",
@@ -365,8 +364,6 @@ class Module(Layer, ABC):
 
 def _take_encoding(weight: Weight, value: Any) -> None:
     """Gives a weight the encoding, dtype and shape of its value."""
-    from max.graph.weights import WeightData
-
     if isinstance(value, WeightData) and value.quantization_encoding is not (
         weight.quantization_encoding
     ):

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from xdsl.ir import Attribute
 
-from max import mlir
+from max import kernel, mlir
 from max._lazy import lazy_module
+from max.driver import Device
 from max.dtype import DType
 from max.graph import graph as _graph
 from max.graph.dim import Dim
@@ -21,11 +22,12 @@ from max.mlir.attributes import from_attr
 from max.mlir.dims import DimExpr
 
 if TYPE_CHECKING:
-    from max.driver import Device
     from max.kernel.frontend import specialize
+    from max.kernel.language import extensions
 else:
-    # ops of the library are not checked here
+    # only ops that a user registered are checked here
     specialize = lazy_module("max.kernel.frontend.specialize")
+    extensions = lazy_module("max.kernel.language.extensions")
 
 __all__ = ["custom", "inplace_custom"]
 
@@ -119,33 +121,28 @@ def _check(
     parameters: Mapping[str, Any],
 ) -> None:
     """Checks the op against its kernel's signature, where the kernel is known already."""
-    from max.kernel import KernelError, TensorSpec
-    from max.kernel.language.extensions import load_extensions
-    from max.kernel.language.registry import registered, registered_names
-    from max.kernel.types import scalar_type
-
     if (file := graph.file_of_kernel(name)) is not None:
-        load_extensions([file])
-    if name not in registered_names():
+        extensions.load_extensions([file])
+    if name not in kernel.registered_names():
         return
 
-    def spec(type_: Attribute) -> TensorSpec | None:
+    def spec(type_: Attribute) -> kernel.TensorSpec | None:
         if isinstance(type_, mlir.OpaqueType):
             type_ = opaque_buffer(type_)
         if not isinstance(type_, mlir.TensorType | mlir.BufferType):
             return None
         shape = [dim.value if dim.is_static else None for dim in type_.shape]
-        return TensorSpec(scalar_type(type_.dtype), tuple(shape))
+        return kernel.TensorSpec(kernel.scalar_type(type_.dtype), tuple(shape))
 
     values = [(spec(v.to_mlir().type), not isinstance(v, TensorValue)) for v in operands]
     try:
         specialize.check_call(
-            registered(name),
+            kernel.registered(name),
             [s for s in map(spec, types) if s is not None],
             [(s, mutable) for s, mutable in values if s is not None],
             parameters,
         )
-    except KernelError as error:
+    except kernel.KernelError as error:
         raise type(error)(f"custom {name!r}: {error}") from None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -22,16 +22,14 @@ from max.graph import (
 from max.nn.attention.attention_with_rope import distribute_value
 from max.nn.attention.interfaces import DistributedAttentionImpl
 from max.nn.comm import Allreduce
+from max.nn.embedding import VocabParallelEmbedding
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layer import LayerList, Module, Shardable
+from max.nn.linear import ColumnParallelLinear, DistributedGemmConfig
 from max.nn.rotary_embedding import RotaryEmbedding
 from max.nn.transformer._same_form import groups_of_same_form
 from max.nn.transformer.transformer import ReturnLogits, last_rows, weight_prefix
-
-if TYPE_CHECKING:
-    from max.nn.embedding import VocabParallelEmbedding
-    from max.nn.linear import ColumnParallelLinear, DistributedGemmConfig
 
 __all__ = [
     "DistributedTransformer",

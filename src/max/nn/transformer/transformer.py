@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, ops
+from max.nn.embedding import Embedding, EmbeddingV1
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layer import Layer, LayerList, Module
+from max.nn.linear import Linear, LinearV1
 from max.nn.rotary_embedding import RotaryEmbedding
 from max.nn.transformer._same_form import groups_of_same_form
-
-if TYPE_CHECKING:
-    from max.nn.embedding import Embedding, EmbeddingV1
-    from max.nn.linear import Linear, LinearV1
 
 __all__ = ["ReturnLogits", "Transformer", "TransformerBlock"]
 
