@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections import Counter
 from pathlib import Path
@@ -16,7 +17,10 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="what is mutated")
     parser.add_argument(
-        "--tests", nargs="+", default=[], metavar="PATH", help="tests, or arguments of pytest"
+        "--tests", nargs="+", default=[], metavar="PATH", help="paths or node ids of tests"
+    )
+    parser.add_argument(
+        "--pytest", default="", metavar="ARGUMENTS", help="further arguments of pytest"
     )
     parser.add_argument("--count", type=int, help="a sample of so many mutants a file")
     parser.add_argument("--seed", type=int, default=0, help="chooses the sample (default: 0)")
@@ -52,7 +56,9 @@ def main() -> int:
     """Prints the survivors of each file; the exit status is 1 where there are any."""
     options = arguments()
     cache = options.cache.resolve() if options.cache else None
-    suite = Suite(ROOT, options.source.resolve(), tuple(options.tests), cache)
+    suite = Suite(
+        ROOT, options.source.resolve(), (*options.tests, *shlex.split(options.pytest)), cache
+    )
     survivors = 0
     for file in options.files:
         path = file.resolve()

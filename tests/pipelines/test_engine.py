@@ -132,6 +132,40 @@ def test_the_pipeline_is_interrupted_while_it_runs(change):
     assert pipeline.interrupts == 1
 
 
+def test_the_time_of_decoding_batches_is_recorded(monkeypatch):
+    engine = engine_of(pipeline := CountingPipeline(seconds=0.02), max_num_steps=3)
+    records: list[tuple[float, int]] = []
+    monkeypatch.setattr(engine.scheduler, "record_step", lambda *args: records.append(args))
+    engine.submit(context([1, 2], 9))
+    engine.submit(context([3], 4))
+    engine.step()
+    assert records == [], "prompts take longer"
+    pipeline.after = lambda batch: batch[0].update(9)
+    engine.step()
+    ((seconds, steps),) = records
+    assert 0.02 <= seconds < 20 and steps == 4, "the most tokens of a request"
+    pipeline.execute = lambda inputs: {}
+    engine.step()
+    assert records[1][1] == 0
+
+
+def test_a_request_that_ends_without_a_token():
+    engine = engine_of(pipeline := CountingPipeline())
+    one, other = context([1], 3), context([2], 1)
+
+    def cancel(batch):
+        one.status = CANCELLED
+
+    pipeline.before = cancel
+    engine.submit(one)
+    engine.submit(other)
+    assert {outcome.request_id: outcome for outcome in engine.step()} == {
+        one.request_id: TextGenerationOutput(one.request_id, [], CANCELLED),
+        other.request_id: TextGenerationOutput(other.request_id, expected([2], 1), FULL),
+    }
+    assert engine.idle
+
+
 def test_an_engine_does_not_keep_its_pipeline_alive():
     pipeline = CountingPipeline()
     engine = engine_of(pipeline)
