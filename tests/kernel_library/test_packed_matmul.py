@@ -25,3 +25,17 @@ def test_pairs(rows: int, inner: int) -> None:
     (got,) = interpreted("mok.packed_matmul", [x, weight], result, attributes, machine="pairs")
     want = x.astype(np.float64) @ w.astype(np.float64).T
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("columns", [33, 70])
+def test_copied_rows_of_several_tasks(columns: int) -> None:
+    """Rows of f16 are copied once for all panels of a task, with one K block; each block of rows has a copy of its own."""
+    rng = np.random.default_rng(columns)
+    x, w = (rng.standard_normal((n, 100)).astype(np.float16) for n in (530, columns))
+    panels = [(np.float16, (-(-columns // 32), panel_elements(100)))]
+    (weight,) = run("mok.pack", [w], panels, {"encoding": "rows"})
+    attributes = {"encoding": "rows", "columns": columns, "streamed": False}
+    result = [(np.float32, (530, columns))]
+    (got,) = run("mok.packed_matmul", [x, weight], result, attributes, workers=1)
+    want = x.astype(np.float64) @ w.astype(np.float64).T
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Checks of what ops that are made of others rely on: each gives its first operand as it is, or raises."""
+"""Checks of operands of composed ops: each returns its first operand unchanged, or raises."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from max._kernel_library.attention.paged_cache import check_offsets, check_size
 from max._kernel_library.lowering import KernelCall, Operand, view
 
 MOST = 2**62
-"""What counts may add up to."""
+"""The greatest sum of counts."""
 
 
 @k.kernel

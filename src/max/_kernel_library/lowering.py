@@ -1,4 +1,4 @@
-"""What the compiler needs to know to launch a library kernel: plain data, no compiler types."""
+"""The description of a kernel launch that the compiler receives: plain data, no compiler types."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from max.dtype import DType
 from max.kernel import Target
 
 Dims = tuple[Any, ...]
-"""Dims of a view: ints, or whatever the compiler calls a symbolic dim, multiplied with `*` only."""
+"""Dims of a view: ints, or the compiler's symbolic dims, which are only multiplied with `*`."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Arg:
         index: Which operand or result. For a workspace: its number in `KernelCall.workspaces`.
         dtype: Element type of the view.
         shape: Dims of the contiguous view that the kernel takes of that memory (already flattened).
-        static: For each dim, whether a dim that is known at compile time is put in the `TensorSpec`.
+        static: For each dim, whether a static dim is a compile-time constant of the kernel.
             Where it is False the dim is always passed at run time, so that one compiled kernel serves all sizes.
     """
 
@@ -51,23 +51,22 @@ class Arg:
         A dim of 0 takes a slot: code that never runs may divide by it.
         """
         return tuple(
-            dim if known and isinstance(dim, int) and dim else None
-            for dim, known in zip(self.shape, self.static, strict=True)
+            dim if constant and isinstance(dim, int) and dim else None
+            for dim, constant in zip(self.shape, self.static, strict=True)
         )
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A scalar parameter of a kernel: up to so many rows it takes one of two ways, which give the same result.
+    """A row threshold: a scalar parameter of a kernel, the most rows that take the GEMV path. Both paths give the same result.
 
-    It is given when a program is loaded: what the machine was measured to be best at, else the guess. The guess must follow from the
-    target alone, by a count of what both ways cost.
+    It is bound when a program is loaded, to the measured threshold of the machine, else to the default, which depends on the target only.
 
     Args:
-        name: What the measurement stands for: launches with equal names get the same limit.
-        guess: The limit where nothing was measured.
-        most: The greatest that the kernel can take.
-        rows: How many rows the launch has: an int, or a symbolic dim.
+        name: The key of the measurement: launches with equal names have the same threshold.
+        guess: The default, used when no measurement exists.
+        most: The greatest threshold that the kernel supports.
+        rows: The rows of the launch: an int, or a symbolic dim.
     """
 
     name: str
@@ -145,12 +144,12 @@ def view(
         tensor: Its dtype and shape.
         groups: For each dim of the view the axes that are multiplied into it, in order; an empty group is a dim of size 1.
             None takes the shape as it is.
-        static: Whether known dims become compile-time constants, for all dims or dim by dim.
+        static: Whether static dims become compile-time constants, for all dims or for each.
     """
     shape = (
         tuple(tensor.shape)
         if groups is None
         else tuple(product([tensor.shape[axis] for axis in group]) for group in groups)
     )
-    known = (static,) * len(shape) if isinstance(static, bool) else tuple(static)
-    return Arg(source, index, tensor.dtype, shape, known)
+    constant = (static,) * len(shape) if isinstance(static, bool) else tuple(static)
+    return Arg(source, index, tensor.dtype, shape, constant)

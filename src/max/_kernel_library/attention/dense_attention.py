@@ -254,18 +254,18 @@ def _lower_attention(
     """The call for operands as the kernel takes them, with the group as an axis of its own."""
     q, keys, values, *masks = operands
     rank = len(q.shape)
-    known = (*[False] * (rank - 3), True, False, True)
+    sizes = (*[False] * (rank - 3), True, False, True)
     columns = bool(attributes.get("columns", False))
     flat = (*[False] * (rank - 3), False, True)
     parts = Workspace(DType.float32, (SPLIT_ROWS * MAX_SPLITS, values.shape[-1] + 2))
     args = (
-        view("result", 0, results[0], static=known),
-        view("operand", 0, q, static=known),
+        view("result", 0, results[0], static=sizes),
+        view("operand", 0, q, static=sizes),
         view("operand", 1, keys, static=(*flat[:-2], columns, not columns)),
         view("operand", 2, values, static=flat),
         view("workspace", 0, parts),
         *(
-            view("operand", 3 + i, mask, static=known[:-1] + (False,))
+            view("operand", 3 + i, mask, static=sizes[:-1] + (False,))
             for i, mask in enumerate(masks)
         ),
     )

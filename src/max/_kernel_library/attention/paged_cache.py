@@ -1,4 +1,4 @@
-"""Helpers of the kernels that work on ragged batches over a paged KV cache.
+"""Checks and look-ups of ragged batches over a paged KV cache.
 
 The cache is `[pages, 2, layers, page_size, kv_heads, head_dim]` (keys at 0, values at 1 of the second axis). Token `t` of sequence
 `b` is in slot `t % page_size` of page `lookup_table[b, t // page_size]`.
@@ -18,7 +18,7 @@ UNSIGNED = (DType.uint8, DType.uint16, DType.uint32)
 
 
 def unsigned(op: str, operands: Sequence[Operand]) -> None:
-    """Takes operands that count or number something.
+    """Checks the dtypes of counts and numbers.
 
     Args:
         op: The op.
@@ -35,16 +35,16 @@ def unsigned(op: str, operands: Sequence[Operand]) -> None:
 
 
 @k.inline
-def check_size(what: str, size: Any, wanted: Any) -> None:
-    """Raises where a size is not the one that the other operands have.
+def check_size(what: str, size: Any, expected: Any) -> None:
+    """Raises where a size is not that of the other operands.
 
     Args:
         what: What it is the size of (compile time).
         size: The size.
-        wanted: The one that fits.
+        expected: The size that fits.
     """
-    if size != wanted:
-        raise ValueError("{} has size {}, expected {}", what, size, wanted)
+    if size != expected:
+        raise ValueError("{} has size {}, expected {}", what, size, expected)
 
 
 @k.inline
@@ -54,11 +54,11 @@ def check_rising(what: str, offsets: Any, width: int) -> None:
     Args:
         what: Their name (compile time).
         offsets: `[batch + 1]`.
-        width: Pairs that are compared at once.
+        width: Offsets per vector.
     """
     for j, mask in k.vectors(offsets.shape[0] - 1, width):
-        here = offsets.load(j, width=width, mask=mask)
-        falls = here > offsets.load(j + 1, width=width, mask=mask)
+        current = offsets.load(j, width=width, mask=mask)
+        falls = current > offsets.load(j + 1, width=width, mask=mask)
         if mask is not None:
             falls = falls & mask
         if k.any(falls):
@@ -82,7 +82,7 @@ def check_offsets(what: str, offsets: Any, rows: Any, width: int) -> None:
         what: Their name (compile time).
         offsets: `[batch + 1]`.
         rows: The number of rows.
-        width: Offsets that are compared at once.
+        width: Offsets per vector.
     """
     last = offsets.shape[0] - 1
     if last < 0:
@@ -110,7 +110,7 @@ def check_batch(
         blocks: The cache.
         cache_lengths: Cached tokens of each sequence.
         lookup_table: Pages of each sequence.
-        width: Offsets that are compared at once.
+        width: Offsets per vector.
     """
     check_size("input_row_offsets", offsets.shape[0], cache_lengths.shape[0] + 1)
     check_size("lookup_table", lookup_table.shape[0], cache_lengths.shape[0])
@@ -145,7 +145,7 @@ def sequence_of(offsets: Any, batch: Any, token: Any) -> Any:
 
 @k.inline
 def page_of(blocks: Any, lookup_table: Any, sequence: Any, position: Any) -> Any:
-    """The page of a token; raises where the sequence has none there, or one that the cache has not.
+    """The page of a token; raises where the sequence or the cache does not have it.
 
     Args:
         blocks: The cache.

@@ -21,7 +21,7 @@ from max._kernel_library.lowering import KernelCall, Operand, view
 def rotate_head(
     target: Any, source: Any, angles: Any, rotated: Any, interleaved: bool, width: int
 ) -> None:
-    """Rotates the first `rotated` elements of a head by `angles` (cosine and sine in turn), and copies the rest.
+    """Rotates the first `rotated` elements of a head by `angles` (cosine and sine in turn), and copies the others.
 
     `target` and `source` may be the same head.
     """

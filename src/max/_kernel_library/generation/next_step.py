@@ -11,7 +11,7 @@ from max._kernel_library.generation.sampling import splitmix64
 from max._kernel_library.lowering import KernelCall, Operand, view
 
 LONGEST = 2**32 - 1
-"""A length that cannot become one greater."""
+"""The greatest length, which cannot be increased."""
 
 
 @k.kernel
@@ -29,10 +29,10 @@ def next_step(
     again: k.InOut,
     ctx: k.Context,
 ) -> None:
-    """Notes the tokens `[batch]` that a step chose as row `steps[0]` of the history, and makes them the next step's input.
+    """Stores the tokens `[batch]` of a step as row `steps[0]` of the history, and as the input of the next step.
 
     `again` says whether there is a next step: while the history has rows left, no token ends its sequence (`ends` `[batch, n]`), and
-    nobody interrupts.
+    the run is not interrupted.
     """
     for _ in ctx.parallel(1):
         step = k.i64(steps[0])
@@ -55,15 +55,15 @@ def next_step(
             tokens[row] = token
             length = cache_lengths[row] + 1
             cache_lengths[row] = length
-            # the token to choose comes behind the one that is cached next; seeds are numbered from 1
+            # the next token follows the one that is cached next; seeds are numbered from 1
             seeds[row] = splitmix64(first_seeds[row], k.i64(length) + 2)
             for i in range(ends.shape[1]):
                 if ends[row, i] == token:
                     ended = k.i64(1)
         max_lengths[0, 1] = max_lengths[0, 1] + 1
         steps[0] = step + 1
-        go_on = ended == 0 and step + 1 < history.shape[0]
-        again[0] = k.u8(1) if go_on else k.u8(0)
+        has_next = ended == 0 and step + 1 < history.shape[0]
+        again[0] = k.u8(1) if has_next else k.u8(0)
 
 
 def _lower_next_step(

@@ -1,18 +1,18 @@
 """Choosing the next token of each row of logits.
 
-The distribution is `softmax(logits / temperature)`, cut down in this order: to the `top_k` most likely tokens, then to the fewest of
-those that together have the share `top_p`, then to those with at least `min_p` times the probability of the likeliest. Of equal logits the lower
-index is likelier. The token is the first, in order of index, at which the running sum of weights exceeds `u` times the total, where `u` is a number in
-[0, 1) that the row's seed alone decides: `u = (mix(seed) >> 40) / 2**24`, with the finaliser of splitmix64.
+The distribution is `softmax(logits / temperature)`, cut in this order: to the `top_k` most likely tokens, then to the fewest of those whose
+probabilities sum to `top_p`, then to those with at least `min_p` times the greatest probability. Of equal logits the lower index ranks first.
+The token is the first, in order of index, at which the running sum of weights exceeds `u` times the total, where `u` in [0, 1) depends on the
+row's seed only: `u = (mix(seed) >> 40) / 2**24`, with the finaliser of splitmix64.
 
-A cut is a threshold (a logit and, among its equals, the last index that is in): a heap finds it for small `top_k`, bisection over the
-bits of the logit otherwise. Nothing is sorted, and no weight is stored.
+A cut is a threshold: a logit, and the last index among equal logits that is kept. A heap finds it for small `top_k`, bisection over the bits of
+the logit otherwise. Rows are not sorted, and no weight is stored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from max import kernel as k
 from max._kernel_library.attention.paged_cache import check_size
@@ -20,7 +20,7 @@ from max._kernel_library.indexing.selection import NEGATIVE_INFINITY, better, ke
 from max._kernel_library.lowering import KernelCall, Operand, view
 
 SMALL_K = 256
-"""Up to so many candidates are kept in a heap."""
+"""Most candidates that are kept in a heap."""
 
 
 @k.inline
@@ -28,18 +28,18 @@ def greatest(row: Any, width: int) -> Any:
     """Value and index of the greatest logit, the first of equals; NaN never is."""
     size = row.shape[0]
     best = k.splat(k.f32(NEGATIVE_INFINITY), width)
-    places = k.splat(k.i32(0), width)
+    indices = k.splat(k.i32(0), width)
     for j, mask in k.vectors(size, width):
-        here = row.load(j, width=width, mask=mask, other=NEGATIVE_INFINITY)
-        ahead = here > best
-        best = k.select(ahead, here, best)
-        places = k.select(ahead, k.iota(k.i32, width) + k.i32(j), places)
+        logits = row.load(j, width=width, mask=mask, other=NEGATIVE_INFINITY)
+        greater = logits > best
+        best = k.select(greater, logits, best)
+        indices = k.select(greater, k.iota(k.i32, width) + k.i32(j), indices)
     value = k.f32(NEGATIVE_INFINITY)
     index = k.i64(0)
     for lane in k.static_range(width):
-        if better(best[lane], k.i64(places[lane]), value, index):
+        if better(best[lane], k.i64(indices[lane]), value, index):
             value = best[lane]
-            index = k.i64(places[lane])
+            index = k.i64(indices[lane])
     return value, index
 
 
@@ -52,42 +52,57 @@ def ordered(value: Any) -> Any:
 
 @k.inline
 def from_ordered(key: Any) -> Any:
-    """The float that `ordered` gave."""
+    """The inverse of `ordered`."""
     return k.bitcast(key ^ ((key >> 31) & 0x7FFFFFFF), k.f32)
 
 
+class Distribution(NamedTuple):
+    """The distribution of a row of logits.
+
+    Args:
+        row: The logits.
+        peak: The greatest of them.
+        inverse_temperature: 1 / temperature.
+        width: Lanes of a vector.
+    """
+
+    row: Any
+    peak: Any
+    inverse_temperature: Any
+    width: int
+
+
 @k.inline
-def weights(logits: Any, peak: Any, inverse_temperature: Any) -> Any:
+def token_weights(logits: Any, d: Distribution) -> Any:
     """Unnormalised probabilities: 1 for logits that equal the greatest one, also an infinite one; 0 for NaN."""
     zeros = k.splat(k.f32(0), logits.width)
-    scaled = k.exp(k.select(logits == peak, zeros, (logits - peak) * inverse_temperature))
+    scaled = k.select(logits == d.peak, zeros, (logits - d.peak) * d.inverse_temperature)
+    scaled = k.exp(scaled)
     return k.select(scaled >= 0, scaled, zeros)
 
 
 @k.inline
-def mass_above(
-    row: Any,
-    threshold: Any,
-    included: bool,
-    peak: Any,
-    inverse_temperature: Any,
-    counted: bool,
-    width: int,
-) -> Any:
-    """Sum of weights (number of tokens where `counted`) of the logits above a threshold, or at it too where `included`."""
+def weight_of(logit: Any, d: Distribution, width: int) -> Any:
+    """The weight of one logit, computed in vectors of `width`."""
+    return token_weights(k.splat(logit, width), d)[0]
+
+
+@k.inline
+def mass_above(d: Distribution, threshold: Any, included: bool, counted: bool) -> Any:
+    """The sum of weights (number of tokens where `counted`) of the logits above a threshold, or also equal to it where `included`."""
+    width = d.width
     total = k.splat(k.f32(0), width)
     number = k.splat(k.i32(0), width)
-    for j, mask in k.vectors(row.shape[0], width):
-        here = row.load(j, width=width, mask=mask, other=NEGATIVE_INFINITY)
-        inside = here >= threshold if included else here > threshold
+    for j, mask in k.vectors(d.row.shape[0], width):
+        logits = d.row.load(j, width=width, mask=mask, other=NEGATIVE_INFINITY)
+        inside = logits >= threshold if included else logits > threshold
         if mask is not None:
             inside = inside & mask
         if counted:
             number = number + k.cast(inside, k.i32)
         else:
-            total = total + k.select(
-                inside, weights(here, peak, inverse_temperature), k.splat(k.f32(0), width)
-            )
+            zeros = k.splat(k.f32(0), width)
+            total = total + k.select(inside, token_weights(logits, d), zeros)
     if counted:
         return k.f32(k.reduce_add(number))
     else:
@@ -95,34 +110,23 @@ def mass_above(
 
 
 @k.inline
-def cut(
-    row: Any,
-    wanted: Any,
-    lowest: Any,
-    peak: Any,
-    inverse_temperature: Any,
-    counted: bool,
-    width: int,
-) -> Any:
-    """The greatest threshold with at least the `wanted` mass at or above it, not under `lowest`, and how many of its equals are in."""
+def cut(d: Distribution, mass: Any, lowest: Any, counted: bool) -> Any:
+    """The greatest threshold, at least `lowest`, with at least `mass` at or above it, and the number of equal logits that are kept."""
     low = ordered(lowest)
-    high = ordered(peak)
+    high = ordered(d.peak)
     while low < high:
-        # rounded up, and without overflow
+        # rounded up, without overflow
         middle = (low >> 1) + (high >> 1) + ((low | high) & 1)
-        if (
-            mass_above(row, from_ordered(middle), True, peak, inverse_temperature, counted, width)
-            >= wanted
-        ):
+        if mass_above(d, from_ordered(middle), True, counted) >= mass:
             low = middle
         else:
             high = middle - 1
     threshold = from_ordered(low)
-    above = mass_above(row, threshold, False, peak, inverse_temperature, counted, width)
-    each = k.f32(1)
+    above = mass_above(d, threshold, False, counted)
+    weight = k.f32(1)
     if not counted:
-        each = weights(k.splat(threshold, width), peak, inverse_temperature)[0]
-    ties = k.ceil((wanted - above) / each) if each > 0 else k.f32(1)
+        weight = weight_of(threshold, d, d.width)
+    ties = k.ceil((mass - above) / weight) if weight > 0 else k.f32(1)
     return threshold, k.max(k.i64(ties), 1)
 
 
@@ -130,17 +134,17 @@ def cut(
 def index_of_tie(row: Any, threshold: Any, number: Any) -> Any:
     """Index of the `number`-th logit that equals the threshold, or the last index."""
     index = k.i64(0)
-    left = k.i64(number)
+    remaining = k.i64(number)
     for j in range(row.shape[0]):
-        if left > 0 and row[j] == threshold:
-            left -= 1
+        if remaining > 0 and row[j] == threshold:
+            remaining -= 1
             index = k.i64(j)
-    return index if left == 0 else k.i64(row.shape[0])
+    return index if remaining == 0 else k.i64(row.shape[0])
 
 
 @k.inline
 def splitmix64(seed: Any, index: Any) -> Any:
-    """Number `index`, from 1, of the sequence of 64 well mixed bits that a seed has (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014)."""
+    """Element `index`, from 1, of the sequence of 64-bit numbers of a seed (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014)."""
     x = seed + k.u64(index) * k.u64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> 30)) * k.u64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> 27)) * k.u64(0x94D049BB133111EB)
@@ -154,46 +158,49 @@ def uniform(seed: Any) -> Any:
 
 
 @k.inline
-def heap_threshold(
-    row: Any, count: Any, share: Any, peak: Any, inverse_temperature: Any, values: Any,
-    places: Any, width: int,
-) -> Any:  # fmt: skip
-    """Threshold and last tied index after the cuts to `count` tokens and to `share` of their mass."""
-    keep_best(values, places, row, count, False, 4 * width)
-    kept = k.min(count, row.shape[0])
-    sort_heap(values, places, kept)
+def heap_threshold(d: Distribution, count: Any, share: Any, values: Any, indices: Any) -> Any:
+    """Threshold and last tied index after the cuts to `count` tokens and to `share` of their mass.
+
+    Args:
+        d: The distribution.
+        count: `top_k`, at most `SMALL_K`.
+        share: `top_p`.
+        values: Scratch memory for logits.
+        indices: Scratch memory for their indices.
+    """
+    keep_best(values, indices, d.row, count, False, 4 * d.width)
+    kept = k.min(count, d.row.shape[0])
+    sort_heap(values, indices, kept)
     last = k.i64(kept - 1)
     if share < 1:
         total = k.f32(0)
         for i in range(kept):
-            total += weights(k.splat(values[i], 1), peak, inverse_temperature)[0]
+            total += weight_of(values[i], d, 1)
         last = k.i64(0)
-        sum_so_far = weights(k.splat(values[0], 1), peak, inverse_temperature)[0]
+        sum_so_far = weight_of(values[0], d, 1)
         while last + 1 < kept and sum_so_far < share * total:
             last += 1
-            sum_so_far += weights(k.splat(values[last], 1), peak, inverse_temperature)[0]
-    return values[last], k.i64(places[last])
+            sum_so_far += weight_of(values[last], d, 1)
+    return values[last], k.i64(indices[last])
 
 
 @k.inline
-def bisected_threshold(
-    row: Any, count: Any, share: Any, peak: Any, inverse_temperature: Any, width: int
-) -> Any:
+def bisected_threshold(d: Distribution, count: Any, share: Any) -> Any:
     """As `heap_threshold`, for any number of tokens; `count` 0 or less keeps all."""
+    row = d.row
     threshold = k.f32(NEGATIVE_INFINITY)
     last = k.i64(row.shape[0])
     if count > 0 and count < row.shape[0]:
-        threshold, ties = cut(row, k.f32(count), threshold, peak, inverse_temperature, True, width)
+        threshold, ties = cut(d, k.f32(count), threshold, True)
         last = index_of_tie(row, threshold, ties)
     if share < 1:
-        above = mass_above(row, threshold, False, peak, inverse_temperature, False, width)
+        above = mass_above(d, threshold, False, False)
         tied = k.f32(0)
         for j in range(k.min(last + 1, row.shape[0])):
             if row[j] == threshold:
                 tied += 1
-        each = weights(k.splat(threshold, width), peak, inverse_temperature)[0]
-        wanted = share * (above + tied * each)
-        narrower, ties = cut(row, wanted, threshold, peak, inverse_temperature, False, width)
+        mass = share * (above + tied * weight_of(threshold, d, d.width))
+        narrower, ties = cut(d, mass, threshold, False)
         last_tie = index_of_tie(row, narrower, ties)
         if narrower > threshold:
             last = last_tie
@@ -203,56 +210,58 @@ def bisected_threshold(
     return threshold, last
 
 
+class Cut(NamedTuple):
+    """The cuts of a distribution.
+
+    Args:
+        threshold: The least logit that is kept.
+        last: The last index that is kept of logits equal to it.
+        least: The least weight that is kept.
+    """
+
+    threshold: Any
+    last: Any
+    least: Any
+
+
 @k.inline
-def is_kept(logits: Any, index: Any, threshold: Any, last: Any, least: Any, scaled: Any) -> Any:
-    """Which tokens passed the cuts."""
-    return (
-        ((logits > threshold) | ((logits == threshold) & (index <= last)))
-        & (scaled >= least)
+def kept_weights(d: Distribution, c: Cut, j: Any, mask: Any) -> Any:
+    """The weights of a vector of tokens from `j` on, 0 for those that are cut."""
+    width = d.width
+    logits = d.row.load(j, width=width, mask=mask, other=NEGATIVE_INFINITY)
+    scaled = token_weights(logits, d)
+    index = k.iota(k.i64, width) + j
+    kept = (
+        ((logits > c.threshold) | ((logits == c.threshold) & (index <= c.last)))
+        & (scaled >= c.least)
         & (scaled > 0)
     )
+    return k.select(kept, scaled, k.splat(k.f32(0), width))
 
 
 @k.inline
-def draw(
-    row: Any,
-    threshold: Any,
-    last: Any,
-    least: Any,
-    peak: Any,
-    inverse_temperature: Any,
-    u: Any,
-    otherwise: Any,
-    width: int,
-) -> Any:
-    """The first kept token at which the running sum of weights exceeds `u` times their total."""
-    size = row.shape[0]
-    zeros = k.splat(k.f32(0), width)
+def draw(d: Distribution, c: Cut, u: Any, default: Any) -> Any:
+    """The first kept token at which the running sum of weights exceeds `u` times their total; `default` where there is none."""
+    size = d.row.shape[0]
     total = k.f32(0)
-    for j, mask in k.vectors(size, width):
-        here = row.load(j, width=width, mask=mask, other=NEGATIVE_INFINITY)
-        scaled = weights(here, peak, inverse_temperature)
-        kept = is_kept(here, k.iota(k.i64, width) + j, threshold, last, least, scaled)
-        total += k.reduce_add(k.select(kept, scaled, zeros))
+    for j, mask in k.vectors(size, d.width):
+        total += k.reduce_add(kept_weights(d, c, j, mask))
     target = u * total
-    token = k.i64(otherwise)
+    token = k.i64(default)
     sum_so_far = k.f32(0)
-    found = False
-    for j, mask in k.vectors(size, width):
-        if not found:
-            here = row.load(j, width=width, mask=mask, other=NEGATIVE_INFINITY)
-            scaled = weights(here, peak, inverse_temperature)
-            kept = is_kept(here, k.iota(k.i64, width) + j, threshold, last, least, scaled)
-            some = k.select(kept, scaled, zeros)
-            after = sum_so_far + k.reduce_add(some)
+    drawn = False
+    for j, mask in k.vectors(size, d.width):
+        if not drawn:
+            kept = kept_weights(d, c, j, mask)
+            after = sum_so_far + k.reduce_add(kept)
             if after > target:
-                for lane in k.static_range(width):
-                    weight = some[lane]
-                    if not found and weight > 0:
+                for lane in k.static_range(d.width):
+                    weight = kept[lane]
+                    if not drawn and weight > 0:
                         sum_so_far += weight
                         token = k.i64(j) + lane
-                        found = sum_so_far > target
-                found = True
+                        drawn = sum_so_far > target
+                drawn = True
             sum_so_far = after
     return token
 
@@ -271,7 +280,7 @@ def sample_token(
     """`out[row]` is the token drawn from row `row` of `logits`; greedy where the temperature is 0 or `top_k` is 1."""
     width = ctx.target.width(k.f32)
     values = ctx.scratch(k.f32, (SMALL_K,))
-    places = ctx.scratch(k.i64, (SMALL_K,))
+    indices = ctx.scratch(k.i64, (SMALL_K,))
     batch = logits.shape[0]
     if logits.shape[1] == 0 and batch > 0:
         raise ValueError("the logits have 0 columns, expected 1 or more")
@@ -283,7 +292,7 @@ def sample_token(
     check_size("seed", seed.shape[0], batch)
     for b in ctx.parallel(logits.shape[0], grain=1):
         row = logits[b]
-        # NaN is no number that fits
+        # also refuses NaN
         if not temperature[b] >= 0:
             raise ValueError(
                 "the temperature of row {} is {}, expected 0 or more", b, temperature[b]
@@ -295,20 +304,17 @@ def sample_token(
         peak, best = greatest(row, width)
         token = best
         count = k.i64(top_k[b])
-        # a row of nothing but -inf or NaN has no distribution
+        # a row of only -inf or NaN has no distribution
         if temperature[b] > 0 and count != 1 and peak > NEGATIVE_INFINITY:
-            inverse = 1 / temperature[b]
+            d = Distribution(row, peak, 1 / temperature[b], width)
             threshold = k.f32(NEGATIVE_INFINITY)
             last = k.i64(row.shape[0])
             if count > 0 and count <= SMALL_K:
-                threshold, last = heap_threshold(
-                    row, count, top_p[b], peak, inverse, values, places, width
-                )
+                threshold, last = heap_threshold(d, count, top_p[b], values, indices)
             elif count > 0 or top_p[b] < 1:
-                threshold, last = bisected_threshold(row, count, top_p[b], peak, inverse, width)
-            token = draw(
-                row, threshold, last, min_p[b], peak, inverse, uniform(k.u64(seed[b])), best, width
-            )
+                threshold, last = bisected_threshold(d, count, top_p[b])
+            u = uniform(k.u64(seed[b]))
+            token = draw(d, Cut(threshold, last, min_p[b]), u, best)
         out[b] = token
 
 

@@ -1,4 +1,4 @@
-"""Kernels that move elements about: padding, dynamic slices, concatenation, ranges."""
+"""Padding, dynamic slices, concatenation, ranges."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from max._kernel_library.indexing.gather import as_rows, copy_row
 from max._kernel_library.lowering import KernelCall, Operand, view
 
 CHUNK = 4096
-"""Elements of a concatenated row that a worker copies at once."""
+"""Elements of a concatenated row that a task copies."""
 
 
 @k.kernel
 def pad(out: k.Output, x: k.Input, ctx: k.Context, *, low: Any, value: Any) -> None:
-    """`out` is `x`, with `low[d]` elements of `value` before it along axis `d`, and as many after it as fill `out`."""
+    """`out` is `x`, with `low[d]` elements of `value` before it along axis `d`, and after it up to the size of `out`."""
     rank = x.rank
     width = ctx.target.width(out.dtype)
     length = out.shape[rank - 1]
     rows = as_rows(out, rank - 1)
     for row in ctx.parallel(rows.shape[0]):
         target = rows[row]
-        rest = k.i64(row)
+        remaining = k.i64(row)
         at = k.i64(0)
         inside = True
         for reverse in k.static_range(1, rank):
             d = rank - 1 - reverse
-            coordinate = rest % out.shape[d] - low[d]
-            rest = rest // out.shape[d]
+            coordinate = remaining % out.shape[d] - low[d]
+            remaining = remaining // out.shape[d]
             inside = inside and coordinate >= 0 and coordinate < x.shape[d]
             at += coordinate * x.strides[d]
         fill = k.splat(out.dtype(value), width)
@@ -54,7 +54,7 @@ def concat(out: k.Output, *inputs: k.Input, ctx: k.Context) -> None:
 
 @k.inline
 def elements_between(first: Any, last: Any, by: Any) -> Any:
-    """How many elements a range has, as an unsigned integer: none is too many for it; raises where the step leads nowhere."""
+    """The number of elements of a range, as an unsigned integer, which holds any; raises where the step is 0 or the range has no size."""
     if by == 0:
         raise ValueError("the step is 0")
     if first.dtype.is_float:
@@ -63,7 +63,7 @@ def elements_between(first: Any, last: Any, by: Any) -> Any:
             raise ValueError("from {} to {} in steps of {} is no range", first, last, by)
         return k.u64(k.max(k.i64(exact), 0))
     else:
-        # differences of 64 bits wrap to what they are without a sign
+        # differences of 64-bit integers wrap to their unsigned values
         span = k.u64(last) - k.u64(first)
         size = k.u64(by)
         if by < 0:
@@ -110,17 +110,17 @@ def slice_bounds(
         size = whole.shape[axis]
         if step[axis] == 0:
             raise ValueError("the step along axis {} is 0", axis)
-        # a longer one leads beyond the end just as well
+        # a longer step leaves the axis just as well
         stride = k.min(k.max(k.i64(step[axis]), -size - 1), size + 1)
-        way = k.i64(0)
+        distance = k.i64(0)
         if stride > 0:
             begin[axis] = clamped(k.i64(start[axis]), size, 0, size)
-            way = clamped(k.i64(stop[axis]), size, 0, size) - begin[axis]
+            distance = clamped(k.i64(stop[axis]), size, 0, size) - begin[axis]
         else:
             begin[axis] = clamped(k.i64(start[axis]), size, -1, size - 1)
-            way = begin[axis] - clamped(k.i64(stop[axis]), size, -1, size - 1)
+            distance = begin[axis] - clamped(k.i64(stop[axis]), size, -1, size - 1)
         by[axis] = stride
-        count = (way - 1) // k.abs(stride) + 1 if way > 0 else k.i64(0)
+        count = (distance - 1) // k.abs(stride) + 1 if distance > 0 else k.i64(0)
         if count != part.shape[axis]:
             if count == 0 and part.shape[axis] == 1 and stop[axis] == start[axis] + 1:
                 raise IndexError(
@@ -139,14 +139,14 @@ def slice_bounds(
 
 @k.inline
 def row_start(row: Any, begin: Any, by: Any, whole: Any, part: Any) -> Any:
-    """Where in `whole`, flat, a row of `part` begins."""
+    """The element of `whole`, flat, where a row of `part` begins."""
     rank = whole.rank
-    rest = k.i64(row)
+    remaining = k.i64(row)
     at = begin[rank - 1] * 1
     for reverse in k.static_range(1, rank):
         d = rank - 1 - reverse
-        at += (begin[d] + rest % part.shape[d] * by[d]) * whole.strides[d]
-        rest = rest // part.shape[d]
+        at += (begin[d] + remaining % part.shape[d] * by[d]) * whole.strides[d]
+        remaining = remaining // part.shape[d]
     return at
 
 

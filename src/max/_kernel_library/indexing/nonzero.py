@@ -1,4 +1,4 @@
-"""The places of elements that are not 0."""
+"""Indices of the elements that are not 0."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from max._kernel_library.lowering import KernelCall, Operand, Workspace, product
 from max.dtype import DType
 
 CHUNK = 4096
-"""Elements that a worker looks at at once."""
+"""Elements of a task."""
 
 
 @k.kernel
 def nonzero(out: k.Output, mask: k.Input, starts: k.InOut, ctx: k.Context) -> None:
     """A row of `out` for each true element of `mask`, in row-major order: its index along each axis.
 
-    `starts` gets for each chunk how many are in the chunks before it.
+    `starts` receives for each chunk the number of true elements before it.
     """
     flat = mask.reshape(mask.size)
     size = flat.shape[0]
@@ -31,9 +31,9 @@ def nonzero(out: k.Output, mask: k.Input, starts: k.InOut, ctx: k.Context) -> No
     if ctx.worker == 0:
         total = k.i64(0)
         for chunk in range(chunks):
-            here = starts[chunk]
+            count = starts[chunk]
             starts[chunk] = total
-            total += here
+            total += count
         if total != out.shape[0]:
             raise ValueError(
                 "{} elements are not 0, but the result has {} rows", total, out.shape[0]
@@ -43,11 +43,11 @@ def nonzero(out: k.Output, mask: k.Input, starts: k.InOut, ctx: k.Context) -> No
         row = k.i64(starts[chunk])
         for i in range(chunk * CHUNK, k.min((chunk + 1) * CHUNK, size)):
             if flat[i]:
-                rest = k.i64(i)
+                remaining = k.i64(i)
                 for reverse in k.static_range(mask.rank):
                     axis = mask.rank - 1 - reverse
-                    out[row, axis] = rest % mask.shape[axis]
-                    rest = rest // mask.shape[axis]
+                    out[row, axis] = remaining % mask.shape[axis]
+                    remaining = remaining // mask.shape[axis]
                 row += 1
 
 

@@ -1,4 +1,4 @@
-"""Writing updates into a copy of a tensor, by indices along one axis or by index vectors; of equal indices the last one stays."""
+"""Writing updates into a copy of a tensor, by indices along one axis or by index vectors; of equal indices the last one wins."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from max._kernel_library.indexing.gather import as_rows, checked_index, copy_row
 from max._kernel_library.lowering import KernelCall, Operand, view
 
 COPY = 16384
-"""Elements that a worker copies at once."""
+"""Elements of a copying task."""
 
 
 @k.inline
 def copy_all(out: Any, x: Any, ctx: Any) -> None:
-    """Copies a tensor, all workers together; a barrier has to follow."""
+    """Copies a tensor, all workers together; a barrier must follow."""
     size = out.size
     flat_out = out.reshape(size)
     flat_x = x.reshape(size)
@@ -43,20 +43,20 @@ def scatter(
     target = out.reshape(out.size)
     # one worker writes all updates along the axis, in order
     for column in ctx.parallel(others):
-        rest = k.i64(column)
+        remaining = k.i64(column)
         at = k.i64(0)
         place = k.i64(0)
         for reverse in k.static_range(len(sizes)):
             d = len(sizes) - 1 - reverse
             if d != axis:
-                coordinate = rest % sizes[d]
-                rest = rest // sizes[d]
+                coordinate = remaining % sizes[d]
+                remaining = remaining // sizes[d]
                 at += coordinate * out_strides[d]
                 place += coordinate * indices.strides[d]
         for i in range(sizes[axis]):
-            here = place + i * indices.strides[axis]
-            target[at + checked_index(places[here], x.shape[axis], axis) * out_strides[axis]] = (
-                values[here]
+            update = place + i * indices.strides[axis]
+            target[at + checked_index(places[update], x.shape[axis], axis) * out_strides[axis]] = (
+                values[update]
             )
 
 

@@ -75,7 +75,7 @@ def sort_heap(values: Any, indices: Any, size: Any) -> None:
 
 @k.inline
 def candidate(value: Any, nan_is_best: bool) -> Any:
-    """An element as it is compared: NaN as itself, the best, or as the least."""
+    """An element as it is compared: NaN as itself, which is best, or as -inf."""
     if nan_is_best:
         return value
     else:
@@ -89,12 +89,12 @@ def keep_best(
     """Fills a heap with the `count` greatest elements of a row and their indices.
 
     Args:
-        values: Room for the elements.
-        places: Room for the indices.
+        values: The heap's elements.
+        places: Their indices.
         row: Rank 1, any strides.
-        count: How many, 1 or more; all of a row that has fewer.
+        count: The size of the heap, 1 or more; a shorter row is kept whole.
         nan_is_best: Whether NaN is the best of f32, or the worst.
-        width: Lanes that are compared with the heap's worst at once, where the row is contiguous.
+        width: Lanes that are compared with the heap's worst element at once; of contiguous rows.
     """
     size = row.shape[0]
     at = k.min(k.i64(count), size)
@@ -110,7 +110,7 @@ def keep_best(
             end = k.min(at + width, size)
         for j in range(at, end):
             value = candidate(row[j], nan_is_best)
-            # it comes after all that are in the heap
+            # of equals the earlier one, which is in the heap, stays
             if beats(value, values[0], 1):
                 sift_down(values, places, count, value, k.i64(j))
         at = end
@@ -123,7 +123,7 @@ def best_of_row(row: Any, sign: int, width: int) -> Any:
     Args:
         row: Any strides.
         sign: 1 or -1 (compile time).
-        width: Lanes to work in, where the row is contiguous.
+        width: Lanes of a vector; of contiguous rows.
     """
     best = row[0]
     index = k.i64(0)
@@ -135,10 +135,10 @@ def best_of_row(row: Any, sign: int, width: int) -> Any:
             places = k.iota(k.i64, width)
             whole = size - size % width
             for j in range(width, whole, width):
-                here = row.load(j, width=width)
-                ahead = beats(here, values, sign)
-                values = k.select(ahead, here, values)
-                places = k.select(ahead, k.iota(k.i64, width) + j, places)
+                candidates = row.load(j, width=width)
+                wins = beats(candidates, values, sign)
+                values = k.select(wins, candidates, values)
+                places = k.select(wins, k.iota(k.i64, width) + j, places)
             best = values[0]
             index = places[0]
             for lane in k.static_range(1, width):
@@ -162,7 +162,7 @@ def best_of_row(row: Any, sign: int, width: int) -> Any:
 
 @k.inline
 def beats(a: Any, b: Any, sign: int) -> Any:
-    """Whether `a` comes before `b`: greater (`sign` 1) or smaller, NaN before all else."""
+    """Whether `a` comes before `b`: greater (`sign` 1) or smaller, NaN first."""
     if a.dtype.is_float:
         wins = a > b if sign > 0 else a < b
         return wins | (k.isnan(a) & ~k.isnan(b))

@@ -38,9 +38,9 @@ def merge(
         second = b < b_end
         if second and a < a_end:
             second = before(from_values[b], from_values[a], ascending)
-        here = b if second else a
-        values[at] = from_values[here]
-        indices[at] = from_indices[here]
+        taken = b if second else a
+        values[at] = from_values[taken]
+        indices[at] = from_indices[taken]
         if second:
             b += 1
         else:
@@ -151,13 +151,19 @@ def argsort(
                 end = k.min(start + pair, size)
                 stop = k.min(first + run, end)
                 base = column * size
-                here = values[source, base:]
+                run_values = values[source, base:]
                 a = merged_from_first(
-                    here, start, middle - start, middle, end - middle, first - start, ascending
+                    run_values,
+                    start,
+                    middle - start,
+                    middle,
+                    end - middle,
+                    first - start,
+                    ascending,
                 )
                 merge(
                     values[1 - source, base:], indices[1 - source, base:],
-                    here, indices[source, base:],
+                    run_values, indices[source, base:],
                     first, start + a, middle, middle + first - start - a, end, stop, ascending,
                 )  # fmt: skip
             ctx.barrier()

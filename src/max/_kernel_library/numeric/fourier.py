@@ -19,11 +19,11 @@ def factors(n: int) -> tuple[int, ...]:
     Args:
         n: The length.
     """
-    found: list[int] = []
+    factors: list[int] = []
     divisor = 4
     while n > 1:
         if n % divisor == 0:
-            found.append(divisor)
+            factors.append(divisor)
             n //= divisor
         elif divisor == 4:
             divisor = 2
@@ -31,7 +31,7 @@ def factors(n: int) -> tuple[int, ...]:
             divisor = n
         else:
             divisor += 1 if divisor == 2 else 2
-    return tuple(found)
+    return tuple(factors)
 
 
 def passes(n: int) -> tuple[tuple[int, int], ...]:
@@ -40,12 +40,12 @@ def passes(n: int) -> tuple[tuple[int, int], ...]:
     Args:
         n: The length.
     """
-    found: list[tuple[int, int]] = []
+    pairs: list[tuple[int, int]] = []
     done = 1
     for factor in factors(n):
-        found.append((factor, done))
+        pairs.append((factor, done))
         done *= factor
-    return tuple(found)
+    return tuple(pairs)
 
 
 @k.inline
@@ -63,8 +63,8 @@ def transform_pass(
         stride: The product of the factors before.
         width: Lanes of a vector.
     """
-    rest = n // (factor * stride)
-    for q in range(rest):
+    groups = n // (factor * stride)
+    for q in range(groups):
         for c in range(factor):
             for t, mask in k.vectors(stride, width):
                 real = k.splat(to.dtype(0), width)
@@ -73,7 +73,7 @@ def transform_pass(
                     turn = c * (q * stride + j * (n // factor)) % n
                     cosine = k.cast(roots[turn, 0], to.dtype)
                     sine = k.cast(roots[turn, 1], to.dtype)
-                    at = t + stride * (q + rest * j)
+                    at = t + stride * (q + groups * j)
                     x = data.load(0, at, width=width, mask=mask)
                     y = data.load(1, at, width=width, mask=mask)
                     real += x * cosine - y * sine

@@ -10,7 +10,7 @@ from max._kernel_library.lowering import KernelCall, Operand, view
 from max.dtype.blocks import BLOCK_FORMATS
 
 WIDTH = 16
-"""Lanes of a vector: what the halves of a block of 32 have."""
+"""Lanes of a vector: half of a block of 32."""
 
 
 @k.inline
@@ -177,7 +177,7 @@ def quantise(out: k.Output, x: k.Input, ctx: k.Context, *, encoding: str) -> Non
 
 
 def _lower_flat(kernel: Any) -> Any:
-    """The lowering of a kernel that sees its operand and result as rows of blocks without end."""
+    """The lowering of a kernel whose operand and result are flat sequences of blocks."""
 
     def lowered(
         operands: Sequence[Operand],

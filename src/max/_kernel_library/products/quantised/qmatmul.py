@@ -1,6 +1,6 @@
-"""Products with quantised weights: parts of the weight are decoded into scratch memory that stays in the cache.
+"""Products with quantised weights that are not packed: parts of the weight are decoded to f32 in scratch memory.
 
-These kernels take any format on any machine; rows of x are not rounded.
+These kernels take any format on any target; rows of x are not rounded. Cache budget: the decoded part (16 KB) stays in the L1 cache.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from max.dtype.blocks import BLOCK_FORMATS
 COLUMNS = 4
 """Rows of the weight that are decoded together."""
 DEPTH = 1024
-"""Elements of each that are decoded at once: a whole number of blocks of every format."""
+"""Elements of each that are decoded together: whole blocks of every format."""
 ROWS = 64
-"""Most rows of x that share what was decoded."""
-ROWS_AT_ONCE = 2
-"""Rows of x that are multiplied at once."""
+"""Most rows of x that share a decoded part."""
+PASS_ROWS = 2
+"""Rows of x per pass."""
 GPTQ_DEPTH = 256
-"""Inputs of a GPTQ weight that are decoded at once."""
-GPTQ_ROWS_AT_ONCE = 4
+"""Inputs of a GPTQ weight that are decoded together."""
+GPTQ_PASS_ROWS = 4
 
 
 @k.inline
@@ -60,15 +60,15 @@ def qmatmul(out: k.Output, x: k.Input, w: k.Input, ctx: k.Context, *, encoding: 
         for begin in range(0, inner, DEPTH):
             depth = k.min(inner - begin, DEPTH)
             for c in k.static_range(COLUMNS):
-                # what is missing of the last columns is decoded again, and not stored
+                # columns past the last one decode it again (their results are discarded)
                 at = k.min(column + c, out.shape[1] - 1)
                 for b in range(depth // elements):
                     block = w[at, (begin // elements + b) * size :]
                     decode_block(decoded[c, b * elements :], block, encoding)
             r = k.i64(0)
-            while r + ROWS_AT_ONCE <= rows:
-                add_dots(sums[r:], x[first + r :, begin:], decoded, depth, ROWS_AT_ONCE, width)
-                r += ROWS_AT_ONCE
+            while r + PASS_ROWS <= rows:
+                add_dots(sums[r:], x[first + r :, begin:], decoded, depth, PASS_ROWS, width)
+                r += PASS_ROWS
             while r < rows:
                 add_dots(sums[r:], x[first + r :, begin:], decoded, depth, 1, width)
                 r += 1
@@ -130,26 +130,26 @@ def qmatmul_gptq(
                 q = weight.load(begin // packed + word, column, width=width, mask=inside)
                 for j in k.static_range(packed):
                     at = begin + word * packed + j
-                    of = k.i64(g_idx[0][at]) if len(g_idx) else at // group_size
-                    if of != group:
-                        if of < 0 or of >= scales.shape[0]:
+                    group_of = k.i64(g_idx[0][at]) if len(g_idx) else at // group_size
+                    if group_of != group:
+                        if group_of < 0 or group_of >= scales.shape[0]:
                             raise IndexError(
                                 "g_idx has the group {}, there are {}",
-                                of,
+                                group_of,
                                 scales.shape[0],
                             )
-                        group = of
-                        scale = k.cast(scales.load(of, column, width=width, mask=inside), k.f32)
-                        words = zeros[of].gather(lanes // packed, mask=inside)
+                        group = group_of
+                        scale = k.cast(
+                            scales.load(group_of, column, width=width, mask=inside), k.f32
+                        )
+                        words = zeros[group_of].gather(lanes // packed, mask=inside)
                         zero = ((words >> shifts) + 1) & mask
                     value = k.cast((q >> (bits * j) & mask) - zero, k.f32)
                     decoded.store(word * packed + j, 0, value=value * scale)
             r = k.i64(0)
-            while r + GPTQ_ROWS_AT_ONCE <= rows:
-                add_outer(
-                    sums[r:], x[first + r :, begin:], decoded, depth, GPTQ_ROWS_AT_ONCE, width
-                )
-                r += GPTQ_ROWS_AT_ONCE
+            while r + GPTQ_PASS_ROWS <= rows:
+                add_outer(sums[r:], x[first + r :, begin:], decoded, depth, GPTQ_PASS_ROWS, width)
+                r += GPTQ_PASS_ROWS
             while r < rows:
                 add_outer(sums[r:], x[first + r :, begin:], decoded, depth, 1, width)
                 r += 1
