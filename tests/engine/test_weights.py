@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from max._config import flags
 from max.driver import CPU, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession
-from max.graph import Graph, Weight, ops
+from max.graph import DeviceRef, Graph, TensorType, Weight, ops
 from max.graph.weights import WeightData
 from tests.engine.conftest import DEVICE, tensor
 from tests.tolerance import assert_close
@@ -180,3 +181,90 @@ def test_capture_and_replay(session: InferenceSession) -> None:
 
 def test_sessions_default_to_the_cpu() -> None:
     assert InferenceSession().devices == [CPU()]
+
+
+FLOATS = [DType.float32, DType.bfloat16, DType.float16]
+
+
+def stored(dtype: DType, shape: tuple[int, ...], seed: int) -> WeightData:
+    """A weight with numbers of all sizes, infinities, NaN and ties between two neighbours of a narrower dtype."""
+    rng = np.random.default_rng(seed)
+    bits = rng.integers(0, 1 << 32, shape, np.uint32)
+    values = np.where(rng.random(shape) < 0.5, bits.view(np.float32), rng.standard_normal(shape))
+    ties = (bits & np.uint32(0xFFFF0000) | np.uint32(0x8000)).view(np.float32)
+    values = np.where(rng.random(shape) < 0.3, ties, values).astype(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return WeightData.from_numpy(values.astype(dtype.to_numpy()), f"w{seed}")
+
+
+def bits_of(array: np.ndarray) -> np.ndarray:
+    """The bits of floats, NaNs all the same."""
+    same = np.where(np.isnan(array), np.array(np.nan, array.dtype), array)
+    return same.view(f"u{array.dtype.itemsize}")
+
+
+@pytest.mark.parametrize("target", FLOATS, ids=lambda d: d.name)
+@pytest.mark.parametrize("source", [*FLOATS, DType.float64], ids=lambda d: d.name)
+def test_weights_are_converted_at_load(source: DType, target: DType) -> None:
+    """The bits are those of NumPy and ml_dtypes; a product's weight is packed after it was converted."""
+    weight = stored(source, (37, 65), 1) if source in FLOATS else WeightData.from_numpy(
+        np.random.default_rng(2).standard_normal((37, 65)), "w"
+    )  # fmt: skip
+    vector = (
+        stored(source, (65,), 3) if source in FLOATS else WeightData.from_numpy(np.ones(65), "v")
+    )
+    empty = WeightData.from_numpy(np.zeros((0, 65), source.to_numpy()), "e")
+    with Graph("weights", input_types=[]) as graph:
+        tensors = [
+            Weight(name, target, value.shape, DeviceRef.CPU())
+            for name, value in (("w", weight), ("v", vector), ("e", empty))
+        ]
+        graph.output(*(ops.reshape(tensor, tensor.shape) for tensor in tensors))
+    later = {
+        n: w.cast_at_load(target).data for n, w in (("w", weight), ("v", vector), ("e", empty))
+    }
+    outputs = InferenceSession(devices=[CPU()]).load(graph, weights_registry=later).execute()
+    for value, out in zip((weight, vector, empty), outputs, strict=True):
+        expected = Tensor.from_dlpack(value.astype(target).data).to_numpy()
+        np.testing.assert_array_equal(bits_of(out.to_numpy()), bits_of(expected))
+    # any other reader gets converted elements, too
+    read = Tensor.from_dlpack(weight.cast_at_load(target)).to_numpy()
+    expected = Tensor.from_dlpack(weight.astype(target).data).to_numpy()
+    np.testing.assert_array_equal(bits_of(read), bits_of(expected))
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_converted_weights_are_packed_and_used_as_they_are(guarded: bool) -> None:
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((96, 64)).astype(np.float32)
+    data = WeightData.from_numpy(values, "w")
+    kind = TensorType(DType.bfloat16, ["n", 64], DeviceRef.CPU())
+    with Graph("product", input_types=[kind]) as graph:
+        w = Weight("w", DType.bfloat16, [96, 64], DeviceRef.CPU())
+        # packed for the product, and read as it is
+        graph.output(
+            graph.inputs[0].tensor @ w.T,
+            ops.gather(w, ops.constant([3, 95], DType.int64, DeviceRef.CPU()), 0),
+        )
+    x = Tensor.from_numpy(rng.standard_normal((5, 64)).astype(DType.bfloat16.to_numpy()))
+    session = InferenceSession(devices=[CPU()])
+    results = []
+    with flags.override(MAX_GUARD=guarded):
+        for weight in (data.cast_at_load(DType.bfloat16), data.astype(DType.bfloat16)):
+            model = session.load(graph, weights_registry={"w": weight.data})
+            results.append([np.array(out.to_numpy().view(np.uint16)) for out in model.execute(x)])
+            model.reload({"w": weight.data})
+            results.append([np.array(out.to_numpy().view(np.uint16)) for out in model.execute(x)])
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_a_weight_that_is_converted_must_fit() -> None:
+    with Graph("weights", input_types=[]) as graph:
+        graph.output(ops.reshape(Weight("w", DType.bfloat16, [3], DeviceRef.CPU()), [3]))
+    session = InferenceSession(devices=[CPU()])
+    data = WeightData.from_numpy(np.ones(4, np.float32), "w")
+    for wrong in (data.cast_at_load(DType.bfloat16), data.cast_at_load(DType.float16)):
+        with pytest.raises(ValueError, match="expected w: bfloat16"):
+            session.load(graph, weights_registry={"w": wrong.data})

@@ -14,6 +14,7 @@ from max._compiler.memory import ALIGNMENT
 from max._runtime import guard, platform
 from max.driver import CPU, Tensor
 from max.dtype import DType
+from max.graph.weights import LaterCast
 
 __all__ = ["FixedMemory"]
 
@@ -35,6 +36,7 @@ class FixedMemory:
 
     Attributes:
         addresses: The address of each buffer.
+        casts: The weights that are still to be converted, by the number of their buffer; their memory is reserved.
 
     Raises:
         MemoryError: A device does not have as much memory.
@@ -44,10 +46,11 @@ class FixedMemory:
         self,
         compiled: Compiled,
         backends: Backends,
-        weights: Mapping[str, Tensor],
+        weights: Mapping[str, Tensor | LaterCast],
         constants: Mapping[int, Array],
     ) -> None:
         self.addresses: list[int] = []
+        self.casts: dict[int, LaterCast] = {}
         self._owners: dict[int, object] = {}
         on_host = [backends[item.device].is_host for item in compiled.fixed]
         # what the CPU computes once lies in one piece, so that it gets huge pages
@@ -65,6 +68,11 @@ class FixedMemory:
                 value = constants[index]
             else:
                 value = None
+            if isinstance(value, LaterCast):
+                if on_host[index] and not compiled.guarded:
+                    self._reserve(index, item, value)
+                    continue
+                value = value.now()
             if not on_host[index]:
                 self._on_device(index, item, value, backends[item.device])
             elif compiled.guarded:
@@ -87,6 +95,12 @@ class FixedMemory:
             index: Its number.
         """
         self._owners.pop(index, None)
+
+    def _reserve(self, index: int, item: Fixed, value: LaterCast) -> None:
+        """A buffer of the CPU for a weight that is converted later; its pages are empty until then."""
+        self.casts[index] = value
+        self._owners[index] = block = platform.allocate(item.bytes)
+        self.addresses.append(block.ctypes.data)
 
     def _own(self, index: int, value: Tensor | Array) -> None:
         """A buffer of the CPU where its value is."""

@@ -24,7 +24,10 @@ def run_once(
     link: Callable[[ProgramCode], LinkedProgram],
     fixed: Sequence[int],
     backends: Backends,
-) -> set[int]:
+    mapped: platform.MappedFiles,
+    prepare: Callable[[set[int]], None],
+    drop: Callable[[set[int]], None],
+) -> None:
     """Runs `compiled.once`.
 
     A program of the CPU runs in parts. Pages of mapped files are given back as soon as they were read, as the system would do under pressure: what was packed from
@@ -35,30 +38,30 @@ def run_once(
         link: Makes a part of the program ready.
         fixed: The addresses of the fixed buffers.
         backends: The devices of the session.
-
-    Returns:
-        The weights that are needed no longer, by the numbers of their buffers.
+        mapped: The mapped files.
+        prepare: Called before each part with the fixed buffers that it reads, by their numbers.
+        drop: Called after each part with the weights that are needed no longer.
     """
     needed = _used(compiled.main).union(*(_used(part) for part in compiled.later))
     if len(compiled.once) > 1 or compiled.once[0].device != HOST:
+        used = set[int]().union(*(_used(part) for part in compiled.once))
+        prepare(used)
         _run_segments(compiled, link)
-        read = set[int]().union(*(_used(part) for part in compiled.once))
-        return {i for i in read - needed if compiled.fixed[i].kind == "weight"}
+        drop({i for i in used - needed if compiled.fixed[i].kind == "weight"})
+        return
     (once,) = compiled.once
     arena = arena_of(backends.host)
-    mapped = platform.MappedFiles()
-    done: set[int] = set()
-    for launches, over in _parts(compiled, once.launches):
+    for launches, read, over in _parts(compiled, once.launches):
+        prepare(read)
         program = link(replace(once, launches=launches))
         instance = program.instance((0,) * len(compiled.symbols))
         address, _memory = arena.take(instance.arena_bytes, instance.holes)
         bases = np.zeros(compiled.bases.count(), np.int64)
         bases[compiled.bases.arena()] = address
         program.run(instance, bases)
-        done |= over - needed
         for index in over:
             mapped.give_back(fixed[index], compiled.fixed[index].bytes)
-    return done
+        drop(over - needed)
 
 
 def _run_segments(compiled: Compiled, link: Callable[[ProgramCode], LinkedProgram]) -> None:
@@ -81,22 +84,24 @@ def _run_segments(compiled: Compiled, link: Callable[[ProgramCode], LinkedProgra
 
 def _parts(
     compiled: Compiled, launches: Sequence[LaunchCode]
-) -> Iterator[tuple[list[LaunchCode], set[int]]]:
-    """The launches in parts, each with the weights that no later one reads."""
+) -> Iterator[tuple[list[LaunchCode], set[int], set[int]]]:
+    """The launches in parts, each with the weights that it reads, and those of them that no later part reads."""
     weights = {i for i, item in enumerate(compiled.fixed) if item.kind == "weight"}
     reads = [{s.fixed for s in launch.slots} & weights for launch in launches]
     last = {index: n for n, read in enumerate(reads) for index in read}
     part: list[LaunchCode] = []
+    read: set[int] = set()
     over: set[int] = set()
     size = 0
     for n, launch in enumerate(launches):
         part.append(launch)
+        read |= reads[n]
         ended = {index for index in reads[n] if last[index] == n}
         over |= ended
         size += sum(compiled.fixed[index].bytes for index in ended)
         if size >= PART_BYTES or n + 1 == len(launches):
-            yield part, over
-            part, over, size = [], set[int](), 0
+            yield part, read, over
+            part, read, over, size = [], set[int](), set[int](), 0
 
 
 def _used(code: ProgramCode) -> set[int]:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum
 from pathlib import Path
@@ -24,9 +24,11 @@ from max._compiler.stats import stats
 from max._config import dump_log, flags
 from max._errors import ArgumentError
 from max._lazy import lazy_module
+from max._runtime import platform
 from max._runtime.cache import content_key, default_cache, source_fingerprint
 from max._version import __version__
 from max.driver import CPU, Device
+from max.engine._casts import Caster
 from max.engine._fixed import FixedMemory
 from max.engine._idle import measure_when_idle
 from max.engine._limits import find_limits
@@ -39,7 +41,7 @@ from max.engine._weights import WeightInfo, bind_weights, declared_weights
 from max.graph import Graph
 from max.graph.print_options import STYLES, PrintOptions
 from max.graph.saved import saved_weights
-from max.graph.weights import WeightsFileError
+from max.graph.weights import LaterCast, WeightsFileError
 from max.kernel.language.extensions import load_extensions
 from max.mlir import ChainType, ModuleOp, entry, print_module, resources, walk
 
@@ -184,6 +186,7 @@ class InferenceSession:
                 f"InferenceSession: num_threads is {num_threads!r}, expected 1 or more"
             )
         self._backends = backends_for(self._devices, BackendOptions(num_threads, batch_invariant))
+        self._caster = Caster(self._compile, self._backends)
         self._lock = threading.Lock()
         self._printing = PrintOptions()
         self._models: weakref.WeakSet[Model] = weakref.WeakSet()
@@ -243,13 +246,16 @@ class InferenceSession:
         declared = declared_weights(module)
         self._check_devices(module)
         if flags.MAX_INTERPRET:
-            weights = bind_weights(graph.name, declared, registry)
+            bound = bind_weights(graph.name, declared, registry)
+            weights = {n: w.now() if isinstance(w, LaterCast) else w for n, w in bound.items()}
             return _interpreted.interpreted_model(
                 graph, input_names(module), weights, arena_of(self._backends.host), self._printing
             )
         compiled, addresses = self._compile(module)
         arrays, sites = _arrays(module, compiled), Sites(module)
-        linker = _Linker(self._backends, addresses, declared, arrays, sites, self._printing)
+        linker = _Linker(
+            self._backends, addresses, declared, arrays, sites, self._printing, self._caster
+        )
         linked = linker.link(compiled, registry)
         loaded = Model(compiled, linked, linker, arena_of(self._backends[compiled.main.device]))
         self._models.add(loaded)
@@ -463,8 +469,10 @@ class _Linker:
         arrays: dict[int, np.ndarray[Any, Any]],
         sites: Sites,
         printing: PrintOptions,
+        caster: Caster,
     ) -> None:
         self.backends = backends
+        self.caster = caster
         self.printing = printing
         self.addresses = addresses
         self.declared = declared
@@ -473,7 +481,7 @@ class _Linker:
 
     def link(self, compiled: Compiled, registry: Mapping[str, Any] | None) -> Linked:
         """Programs with the weights of a registry; runs what is to be computed once."""
-        weights = bind_weights(compiled.name, self.declared, registry)
+        weights = bind_weights(compiled.name, self.declared, registry, self.caster.takes)
         memory = FixedMemory(compiled, self.backends, weights, self.arrays)
         addresses = memory.addresses  # what measures later must not hold the memory
 
@@ -483,10 +491,8 @@ class _Linker:
                 self.printing,
             )  # fmt: skip
 
-        if any(part.launches for part in compiled.once):
-            # what only this needs must not be kept
-            for index in run_once(compiled, linked, addresses, self.backends):
-                memory.release(index)
+        if memory.casts or any(part.launches for part in compiled.once):
+            self._compute_once(compiled, linked, memory)
         limits = find_limits(compiled, self.backends[compiled.main.device])
         main = linked(compiled.main, limits.rows)
         if log := dump_log("program"):
@@ -496,6 +502,25 @@ class _Linker:
         programs = Linked(main, later, memory.owners)
         measure_when_idle(programs, compiled, linked, limits.unsure)
         return programs
+
+    def _compute_once(
+        self, compiled: Compiled, link: Callable[[ProgramCode], LinkedProgram], memory: FixedMemory
+    ) -> None:
+        """Converts weights, and runs what is computed once from them."""
+        mapped = platform.MappedFiles()
+
+        def convert(read: Iterable[int]) -> None:
+            for index in memory.casts.keys() & read:
+                self.caster.convert(memory.casts.pop(index), memory.addresses[index], mapped)
+
+        def drop(unused: Iterable[int]) -> None:
+            # what only this needs must not be kept
+            for index in unused:
+                memory.release(index)
+
+        if any(part.launches for part in compiled.once):
+            run_once(compiled, link, memory.addresses, self.backends, mapped, convert, drop)
+        convert(list(memory.casts))
 
 
 def _arrays(module: ModuleOp, compiled: Compiled) -> dict[int, np.ndarray[Any, Any]]:

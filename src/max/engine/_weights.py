@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from max._errors import ArgumentError
 from max.driver import Tensor
 from max.dtype import DType
+from max.graph.weights import LaterCast
 from max.mlir import CallOp, GraphOp, ModuleOp, ShapedType, control_callees, entry, subgraphs
 
 __all__ = ["WeightInfo", "bind_weights", "declared_weights"]
@@ -66,7 +67,8 @@ def bind_weights(
     model: str,
     declared: Mapping[str, WeightInfo],
     registry: Mapping[str, Any] | None,
-) -> dict[str, Tensor]:
+    casts: Callable[[LaterCast], bool] | None = None,
+) -> dict[str, Tensor | LaterCast]:
     """A contiguous tensor for each weight, on the registry's memory where that is possible.
 
     Args:
@@ -74,6 +76,7 @@ def bind_weights(
         declared: The weights that the graph has.
         registry: Values by name: NumPy arrays, torch tensors, `Tensor`, or other DLPack arrays.
             Names that the graph does not have are left out.
+        casts: Whether the caller converts a weight; others are converted here, all if not given.
 
     Raises:
         ValueError: Weights are missing, or have a wrong shape or dtype; the message lists all of them.
@@ -87,12 +90,21 @@ def bind_weights(
     problems: list[str] = []
     if missing := [name for name in declared if name not in registry]:
         problems.append(f"{len(missing)} missing: {_names(missing)}")
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor | LaterCast] = {}
     for name, info in declared.items():
         if name not in registry:
             continue
+        value: Any = registry[name]
+        if (
+            isinstance(value, LaterCast)
+            and (value.dtype, value.shape) == (info.dtype, info.shape)
+            and casts is not None
+            and casts(value)
+        ):
+            tensors[name] = value
+            continue
         try:
-            tensor = Tensor.from_dlpack(registry[name])
+            tensor = Tensor.from_dlpack(value)
         except (TypeError, BufferError, ValueError, AttributeError) as error:
             raise TypeError(f"{model}: weight {name!r}: {error}") from error
         if tensor.dtype is not info.dtype or tensor.shape != info.shape:

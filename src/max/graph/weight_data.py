@@ -13,6 +13,7 @@ from max.dtype import DType
 from max.dtype.rounding import converted
 from max.graph.quantization import QuantizationEncoding
 from max.graph.shape import Shape
+from max.graph.weights._later_cast import LaterCast
 
 
 @dataclass
@@ -90,6 +91,24 @@ class WeightData:
         with np.errstate(over="ignore", invalid="ignore"):
             result = converted(array, dtype.to_numpy())
         return WeightData._from_tensor(Tensor.from_numpy(result), self.name)
+
+    def cast_at_load(self, dtype: DType) -> WeightData:
+        """As :meth:`astype`, but the elements are converted when a model is loaded with them, or when they are read.
+
+        Args:
+            dtype: The new element type; the same gives this object back.
+
+        Raises:
+            ValueError: The weight is quantized: its bytes are no elements.
+        """
+        if dtype is self.dtype or self.quantization_encoding is not None:
+            return self.astype(dtype)
+        later = LaterCast(
+            Tensor.from_dlpack(self.data),
+            dtype,
+            lambda: Tensor.from_dlpack(self.astype(dtype).data),
+        )
+        return WeightData(later, self.name, dtype, self.shape)
 
     def __dlpack__(self, **kwargs: Any) -> Any:
         """A DLPack capsule on the data."""

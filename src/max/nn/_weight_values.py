@@ -10,7 +10,7 @@ import numpy as np
 from max._errors import ArgumentError
 from max.driver import DLPackArray, Tensor
 from max.graph import Dim, StaticDim, Weight
-from max.graph.weights import WeightData
+from max.graph.weights import LaterCast, WeightData
 
 MOST_LISTED = 8
 
@@ -103,6 +103,8 @@ def _encoding(encoding: Any) -> str:
 def alignment_error(name: str, value: Any, alignment: int | None) -> str | None:
     """Whether a value's address is not a multiple of what kernels count on."""
     data = value_of(value)
+    if isinstance(data, LaterCast):
+        return None  # it gets memory of its own
     # not by way of a tensor, which would copy what is not aligned
     array = data if isinstance(data, np.ndarray) else as_tensor(data).to_numpy()
     if array.ctypes.data % (alignment or array.dtype.itemsize):

@@ -45,7 +45,7 @@ def weights_registry(
         return quantised_decoder(decoder, config, kv_params, state_dict).state_dict()
     values = _own_values(config, state_dict)
     converted = {
-        name: value.astype(dtype) if value.dtype.is_float() else value
+        name: value.cast_at_load(dtype) if value.dtype.is_float() else value
         for name, value in values.items()
     }
     model = decoder(config, kv_params, dtype)
@@ -101,7 +101,7 @@ def quantised_decoder(
         # a matrix that is not quantised keeps its dtype; there are no kernels for float64 weights
         if weight.rank > 1 and value.dtype is not DType.float64:
             weight.dtype = value.dtype
-        values[name] = value.astype(weight.dtype)
+        values[name] = value.cast_at_load(weight.dtype)
     with _weights_errors():
         model.load_state_dict(values, override_quantization_encoding=True)
     return model
