@@ -23,6 +23,16 @@ STARTUP_SHAPES: dict[str, dict[str, object]] = {
     "llama-135m": SHAPES["llama-135m"],
     "llama-1.07b": {**SHAPES["llama-1.2b"], "vocab_size": 49152},
     "llama-tiny": SHAPES["llama-tiny"],
+    "llama-28m": {
+        "hidden_size": 512,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "intermediate_size": 2048,
+        "vocab_size": 8192,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 2048,
+    },
 }
 STORED = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.random_models import random_checkpoint
 from max._kernel_library.packing import CPU_PACKING
 from max._kernel_library.products.dense.panels import DTYPES
 from max._kernel_library.products.quantised.packed import FORMATS
@@ -107,3 +108,37 @@ def test_a_second_start_compiles_and_measures_nothing() -> None:
     unused = ("max.kernel.frontend", "max.kernel.lowering", "max.kernel.interpreter", "max._compiler.passes",
               "max._compiler.pipeline", "max._compiler.codegen", "max._interpreter", "max._kernel_library.products", "torch", "transformers", "huggingface_hub", "multiprocessing")  # fmt: skip
     assert not {name for name in second["imported"] if name.startswith(unused)}
+
+
+PEAK = """
+import json, sys
+from pathlib import Path
+from max.engine import InferenceSession, _once
+from max.entrypoints.llm import LLM
+from max.pipelines import PipelineConfig
+
+def memory(key):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(key))
+
+_once.PART_BYTES = 4 << 20
+config = PipelineConfig(model_path=sys.argv[1], quantization_encoding=sys.argv[2], max_length=128, max_batch_size=1)
+InferenceSession()
+Path("/proc/self/clear_refs").write_text("5")
+before = memory("VmRSS")
+LLM(config)
+print(memory("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(("encoding", "width"), [("float32", 4), ("bfloat16", 2)])
+def test_loading_takes_the_memory_of_the_weights(tmp_path_factory, encoding, width) -> None:
+    """At the peak: the weights in their dtype and 10 %, the table of tied embeddings, what a part reads, and the code."""
+    folder = random_checkpoint("llama-28m", "float32", tmp_path_factory.mktemp("models"))
+    arguments = (PEAK, str(folder), encoding)
+    python(*arguments)  # fills the disk cache: LLVM takes memory, too
+    peak = int(python(*arguments)[-1])
+    stored = (folder / "model.safetensors").stat().st_size
+    weights, table = stored // 4 * width, 8192 * 512 * width
+    assert weights < peak < 1.1 * weights + table + (32 << 20), (peak, weights)
