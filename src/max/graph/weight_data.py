@@ -11,9 +11,9 @@ import numpy as np
 from max.driver import DLPackArray, Tensor
 from max.dtype import DType
 from max.dtype.rounding import converted
+from max.graph.later_cast import LaterCast
 from max.graph.quantization import QuantizationEncoding
 from max.graph.shape import Shape
-from max.graph.weights._later_cast import LaterCast
 
 
 @dataclass

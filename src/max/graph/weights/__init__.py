@@ -9,6 +9,7 @@
     data = weights.model.layers[0].mlp.down_proj.weight.data()
 """
 
+from max.graph.later_cast import LaterCast as LaterCast
 from max.graph.weight_data import WeightData as WeightData
 from max.graph.weight_data import WeightsAdapter as WeightsAdapter
 from max.graph.weights._format import WeightsFormat as WeightsFormat
@@ -17,7 +18,6 @@ from max.graph.weights._gguf import GGUFWeights as GGUFWeights
 from max.graph.weights._gguf_file import GGUFFile as GGUFFile
 from max.graph.weights._gguf_file import GGUFTensor as GGUFTensor
 from max.graph.weights._gguf_file import open_gguf as open_gguf
-from max.graph.weights._later_cast import LaterCast as LaterCast
 from max.graph.weights._load import load_weights as load_weights
 from max.graph.weights._pytorch import PytorchWeights as PytorchWeights
 from max.graph.weights._safetensors import SafetensorWeights as SafetensorWeights
