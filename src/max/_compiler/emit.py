@@ -1,9 +1,9 @@
-"""From launches and a memory plan to a program that can be kept on disk: no addresses, no sizes of symbols.
+"""Emits launches and their memory plan as a program without addresses and symbol values, which the disk cache can hold.
 
-A *value* of the program is ``base + block offset + size``: the base is nothing, the arena, an input or an output; the
-block is one of the arena's symbolic blocks; the size is an expression over the symbols. Each argument slot is a value
-plus a constant, and where it points into memory that is fixed when the model is loaded (weights, constants, what was
-computed once), plus that memory's address.
+A *value* of the program is ``base + block offset + size``: the base is nothing, an arena, an input or an output
+(`max._abi.BaseLayout`); the block is one of the arena's symbolic blocks; the size is an expression over the symbols.
+An argument slot is a value plus a constant, plus the address of a fixed buffer (a weight, a constant, a result computed
+at load) if it points into one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SlotCode:
 
 @dataclass(frozen=True, slots=True)
 class LaunchCode:
-    """A launch, ready but for addresses; a jump has a kind, and a target in its program."""
+    """A launch without addresses. A jump has a kind, and the index of a launch as its target."""
 
     kernel: str
     slots: tuple[SlotCode, ...]
@@ -69,7 +69,7 @@ class LaunchCode:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceCode:
-    """A slot of a launch whose constant is a limit that is known when the program is loaded: see `max._kernel_library.lowering.Limit`."""
+    """A slot that holds a limit chosen when the program is loaded; see `max._kernel_library.lowering.Limit`."""
 
     slot: int
     name: str
@@ -79,7 +79,7 @@ class ChoiceCode:
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryCode:
-    """What is read after a segment; see `max._compiler.template.Discover`."""
+    """Sizes that the host reads after a segment; see `max._compiler.template.Discover`."""
 
     rule: str
     symbols: tuple[str, ...]
@@ -127,7 +127,7 @@ class ProgramCode:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Memory that stays for the life of a model: a weight, a constant, or what was computed once."""
+    """Memory that lives as long as the model: a weight, a constant, or a result computed at load."""
 
     kind: str
     bytes: int

@@ -1,8 +1,15 @@
-"""Where buffers lie in the arena, and where workers must wait for each other.
+"""Places temporaries in the arena and barriers between launches.
 
-Buffers that do not live at the same time share an arena *block*. Which do is decided once, at compile time; how long
-the blocks are follows from the symbols when the program runs. So the barriers between launches, which depend on who
-shares memory with whom, hold for all sizes.
+Buffers whose lifetimes do not overlap share an arena *block*. The assignment is made once, at compile time; block sizes
+follow from the symbols at run time. Barriers depend only on the assignment, so they hold for all sizes.
+
+A launch needs a barrier if an unfinished launch conflicts with it:
+
+* read after write: it reads memory that the other writes;
+* write after read: it writes memory that the other reads;
+* write after write: both write it, unless each writes a part of its own.
+
+Serial launches run in order on worker 0 and need no barrier between each other.
 """
 
 from __future__ import annotations
@@ -17,17 +24,17 @@ __all__ = ["MemoryPlan", "plan_memory"]
 
 ALIGNMENT = 64
 REUSE_FACTOR = 4
-"""A buffer may take a free block that is so many times larger; with more waste it gets a new one."""
+"""The largest ratio between the sizes of a buffer and of a free block that it may take."""
 
 
 @dataclass(slots=True)
 class Block:
-    """A part of the arena: as long as the longest of the sizes."""
+    """A part of the arena; its size is the largest of `sizes`."""
 
     sizes: list[Size]
     estimate: int
     segment: int = 0
-    """Which of the program's arenas it is in."""
+    """The segment of the program whose arena holds it."""
 
 
 @dataclass(slots=True)
@@ -38,7 +45,7 @@ class MemoryPlan:
     """For each temporary buffer its block."""
     blocks: list[Block] = field(default_factory=list[Block])
     barriers: list[bool] = field(default_factory=list[bool])
-    """For each launch, whether workers wait for all earlier ones before it."""
+    """For each launch, whether all workers finish the earlier launches first."""
 
 
 class _Planner:
@@ -65,19 +72,19 @@ class _Planner:
                     self.last_use[buffer] = index
         for position, buffer in held:
             self.last_use[buffer] = max(self.last_use.get(buffer, 0), position)
-        # where jumps lead to: what came before depends on the way
+        # the targets of jumps: which launches came before depends on the path taken
         self.joins = frozenset(labels)
         self.ends = self.keep_through_loops(loops)
         self.free: list[int] = []
-        # blocks whose last reader may still be running: free after the next barrier
+        # blocks whose last user may still be running: free after the next barrier
         self.pending: list[int] = []
-        # what was read and written by parallel and by serial launches since the last barrier
-        # and whether all that was written there were parts of their own
+        # memory written and read since the last barrier, by parallel (0) and by serial launches (1); for
+        # written memory, whether every writer wrote a part of its own
         self.written: tuple[dict[int, bool], dict[int, bool]] = ({}, {})
         self.read: tuple[set[int], set[int]] = (set(), set())
 
     def keep_through_loops(self, loops: Sequence[tuple[int, int]]) -> dict[int, list[int]]:
-        """What was made before a loop and is used in it lasts to its end; gives what ends there, by position."""
+        """Extends to a loop's end the lifetime of buffers made before it and used in it; returns these buffers by last launch."""
         first_use: dict[int, int] = {}
         for index, launch in enumerate(self.launches):
             for buffer in (*launch.reads, *launch.writes):
@@ -106,7 +113,7 @@ class _Planner:
                 self.pass_barrier()
             reused = self.allocate(index, launch)
             if reused and not barrier and self.conflicts(launch):
-                # an operand's memory is reused in place: its other readers must be done
+                # the launch overwrites an operand in place: its other readers must be finished
                 barrier = True
                 self.pass_barrier()
             self.plan.barriers.append(barrier)
@@ -125,21 +132,18 @@ class _Planner:
         return self.plan
 
     def begin_segment(self) -> None:
-        """Goes on with a new arena: how long it is depends on sizes that the launches before it tell."""
+        """Starts a new arena, whose size depends on sizes that the launches before it compute."""
         self.pass_barrier()
         self.free.clear()
         self.segment += 1
 
     def memory(self, buffer: int) -> int:
-        """What two accesses of one memory have in common: the block, or the buffer itself."""
+        """A key that is equal for accesses to the same memory: the block, or the buffer if it has none."""
         block = self.plan.block_of.get(buffer)
         return buffer if block is None else -1 - block
 
     def conflicts(self, launch: Launch) -> bool:
-        """Whether a launch touches memory that an earlier one may still be using.
-
-        Serial launches run one after the other on one worker: among them nothing has to wait.
-        """
+        """Whether a launch conflicts with one that may still be running; serial launches never conflict with each other."""
         lanes = (0,) if launch.serial else (0, 1)
         for lane in lanes:
             written, read = self.written[lane], self.read[lane]
@@ -158,12 +162,12 @@ class _Planner:
         for lane in (0, 1):
             self.written[lane].clear()
             self.read[lane].clear()
-        # the size of an earlier segment's arena is settled
+        # blocks of an earlier segment stay where they are: the size of its arena is fixed
         self.free.extend([b for b in self.pending if self.plan.blocks[b].segment == self.segment])
         self.pending.clear()
 
     def allocate(self, index: int, launch: Launch) -> bool:
-        """Gives blocks to the temporaries that a launch is the first to use; whether one was taken over in place."""
+        """Assigns blocks to the temporaries that a launch uses first; whether one of them reuses an operand in place."""
         reused = False
         for buffer in launch.writes:
             if self.buffers[buffer].kind != "temp" or buffer in self.plan.block_of:
@@ -178,7 +182,7 @@ class _Planner:
                 self.plan.block_of[buffer] = self.take(self.buffers[buffer].bytes)
         for buffer in launch.reads:
             if self.buffers[buffer].kind == "temp" and buffer not in self.plan.block_of:
-                # never written: a buffer that a kernel reads before anything was stored in it
+                # a buffer that is read before anything is stored in it
                 self.plan.block_of[buffer] = self.take(self.buffers[buffer].bytes)
         return reused
 
@@ -189,7 +193,7 @@ class _Planner:
             if (
                 written == buffer
                 and self.buffers[read].kind == "temp"
-                # once only: what a caller passes twice is one buffer with several readers
+                # a buffer passed twice has a second reader in this launch
                 and launch.reads.count(read) == 1
                 and self.last_use[read] == index
                 and self.buffers[read].bytes == self.buffers[buffer].bytes
@@ -203,31 +207,31 @@ class _Planner:
         return None
 
     def take(self, size: Size) -> int:
-        """A free block that fits well, or a new one."""
-        wanted = nominal(size)
+        """The free block that wastes least, or a new one."""
+        expected = nominal(size)
         best, best_waste = -1, 0
         for position, block in enumerate(self.free if self.share else ()):
             candidate = self.plan.blocks[block]
             if size in candidate.sizes:
                 best = position
                 break
-            # static and symbolic sizes are kept apart: static blocks then have constant addresses
+            # static and symbolic sizes do not share: static blocks then have constant offsets
             if isinstance(size, int) != isinstance(candidate.sizes[0], int):
                 continue
-            waste = abs(candidate.estimate - wanted)
+            waste = abs(candidate.estimate - expected)
             fits = candidate.estimate <= REUSE_FACTOR * max(
-                wanted, ALIGNMENT
-            ) and wanted <= REUSE_FACTOR * max(candidate.estimate, ALIGNMENT)
+                expected, ALIGNMENT
+            ) and expected <= REUSE_FACTOR * max(candidate.estimate, ALIGNMENT)
             if fits and (best < 0 or waste < best_waste):
                 best, best_waste = position, waste
         if best < 0:
-            self.plan.blocks.append(Block([size], wanted, self.segment))
+            self.plan.blocks.append(Block([size], expected, self.segment))
             return len(self.plan.blocks) - 1
         block = self.free.pop(best)
         chosen = self.plan.blocks[block]
         if size not in chosen.sizes:
             chosen.sizes.append(size)
-            chosen.estimate = max(chosen.estimate, wanted)
+            chosen.estimate = max(chosen.estimate, expected)
         return block
 
 
@@ -246,8 +250,8 @@ def plan_memory(
         buffers: All buffers.
         launches: All launches, in order.
         cuts: Positions of launches that begin a new segment of the program, with an arena of its own.
-        held: Positions and buffers that are read between the launches there, and must last until then.
-        labels: Positions of launches that jumps lead to.
+        held: Pairs (position, buffer): the host reads the buffer before the launch at the position.
+        labels: Positions of the launches that jumps go to.
         loops: For each loop the positions of its first launch and of the one after its last, inner loops first.
         share: Whether buffers share memory.
     """

@@ -1,6 +1,6 @@
-"""What one graph or subgraph compiles to: launches over its own buffers and symbols, not yet placed in memory.
+"""Templates: the launches of one graph or subgraph over its own buffers and symbols, before memory is planned.
 
-A subgraph's template is made once and instantiated by :mod:`max._compiler.flatten` for each call.
+A subgraph is lowered once; :mod:`max._compiler.flatten` instantiates its template for each call.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ __all__ = [
 
 
 class UnsupportedOpError(NotImplementedError):
-    """An op, or an op on these types, that the compiler cannot carry out."""
+    """An op, or an op on given types, that the compiler does not support."""
 
 
 @dataclass(slots=True)
 class Buffer:
-    """Memory that a template names by its position.
+    """Memory, named by its position in the template.
 
     Args:
         kind: ``input`` (of the template), ``temp``, ``weight``, ``constant``, or ``kept``: written once, at load.
@@ -102,7 +102,7 @@ Slot = Pointer | Number | Chosen
 
 @dataclass(frozen=True, slots=True)
 class KernelInfo:
-    """What a launch needs to know of a kernel besides its code."""
+    """What a launch needs of a kernel besides its code."""
 
     key: str
     phases: int
@@ -112,7 +112,7 @@ class KernelInfo:
 
 @dataclass(frozen=True, slots=True)
 class Jump:
-    """Where the program goes on instead of with what comes next.
+    """A change of the control flow.
 
     Args:
         kind: ``if_zero``: where the byte that the only slot points to is 0; ``always``; ``back``: to the head of
@@ -126,7 +126,7 @@ class Jump:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Two sizes that must be equal, or the first at least the second, when the program runs.
+    """A condition over two sizes, checked at run time: they are equal, or the first is at least the second.
 
     Args:
         have: The one.

@@ -1,9 +1,8 @@
-"""What ends an execution early: signals that Python handles, and events that other threads set.
+"""Ends executions early: on signals that Python handles, and on events that other threads set.
 
-A thread looks every :data:`TICK` seconds at the pools. In a run that it finds going on twice it makes
-the workers look up (`max_poll` of :mod:`max._runtime.native`). If the run was begun by the main thread,
-that one lets Python handle its signals; if it was begun under an event that is set, it ends. Short runs
-never notice, and where nothing runs the thread sleeps.
+A thread inspects the pools every :data:`TICK` seconds. If it sees the same run twice, it makes the workers call
+`max_poll` (:mod:`max._runtime.native`). In a run that the main thread started, Python then handles its signals; a run
+that was started under an event that is set ends. Short runs are never disturbed, and the thread sleeps while nothing runs.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from typing import Protocol
 logger = logging.getLogger("max.runtime")
 
 TICK = 0.02
-"""Seconds between looks."""
+"""Seconds between two inspections."""
 _QUIET_TICKS = 50
-"""After that many without a run the thread sleeps."""
+"""Inspections without a run before the thread sleeps."""
 
 
 class ExecutionInterrupted(RuntimeError):
@@ -35,7 +34,7 @@ class ExecutionInterrupted(RuntimeError):
 
 
 class Interruptible(Protocol):
-    """What the thread needs of a pool."""
+    """The part of a pool that the thread uses."""
 
     def run_number(self) -> int:
         """Twice the runs begun, less 1 during a run."""
@@ -46,13 +45,13 @@ class Interruptible(Protocol):
         ...
 
     def nudge(self, run: int, check_signals: bool, interrupt: bool) -> None:
-        """Makes the workers of a run look up; does nothing where it is over."""
+        """Makes the workers of a run call ``max_poll``; does nothing if the run is over."""
         ...
 
 
 _pools: weakref.WeakSet[Interruptible] = weakref.WeakSet()
 awake = False
-"""Whether the thread looks; a run that begins wakes it where it does not."""
+"""Whether the thread is awake; a run that starts wakes it otherwise."""
 _events: dict[int, list[threading.Event]] = {}
 _lock = threading.RLock()  # a signal handler may come while the main thread holds it
 _wanted = threading.Event()
@@ -98,7 +97,7 @@ def interrupt_on(event: threading.Event) -> Generator[None]:
 
 
 def check_interrupt() -> None:
-    """Raises where an event is set under which this thread runs; for what runs in parts.
+    """Raises if an event is set under which this thread runs; called between the parts of an execution.
 
     Raises:
         ExecutionInterrupted: One is.
@@ -112,13 +111,13 @@ def _is_set(thread: int) -> bool:
 
 
 def watch(pool: Interruptible) -> None:
-    """Looks at a pool from now on, as long as it lives."""
+    """Inspects a pool from now on, as long as it exists."""
     with _lock:
         _pools.add(pool)
 
 
 def wake() -> None:
-    """Makes the thread look; called when a run begins and :data:`awake` is false."""
+    """Wakes the thread; called when a run starts while :data:`awake` is false."""
     global awake, _thread
     with _lock:
         _wanted.set()
@@ -126,7 +125,7 @@ def wake() -> None:
             _thread = threading.Thread(target=_watch, name="max-interrupts", daemon=True)
             try:
                 _thread.start()
-            except RuntimeError:  # no thread to be had, or the interpreter is leaving
+            except RuntimeError:  # the system refused a thread, or the interpreter is shutting down
                 logger.debug("executions cannot be interrupted: no thread", exc_info=True)
                 _thread = None
         awake = True
@@ -153,7 +152,7 @@ def _watch() -> None:
 
 
 def _look(seen: weakref.WeakKeyDictionary[Interruptible, int]) -> bool:
-    """Nudges what runs for long; whether anything ran since the last look."""
+    """Nudges runs seen before; whether anything ran since the last inspection."""
     ran = False
     main = threading.main_thread().ident
     with _lock:

@@ -37,7 +37,7 @@ declare void @PyGILState_Release(i32)
 declare i32 @PyErr_CheckSignals()
 declare void @PyErr_Fetch(ptr, ptr, ptr)
 
-; The error state, after a look at whether the run is to be interrupted and, on the calling thread, at signals.
+; Ends the run if it is to be interrupted; on the calling thread, lets Python handle signals. Returns the error state.
 define preserve_mostcc i64 @max_poll(ptr %ctx) noinline cold {{
 entry:
   %alert.p = getelementptr i64, ptr %ctx, i64 {Context.ALERT}
@@ -49,14 +49,14 @@ entry:
   %error.p = getelementptr i64, ptr %pool, i64 {ERROR_STATE}
   %error = load atomic i64, ptr %error.p acquire, align 8
   %sound = icmp eq i64 %error, 0
-  br i1 %sound, label %ask, label %done
-ask:
-  ; what was meant for an earlier run is none of this one's
+  br i1 %sound, label %compare, label %done
+compare:
+  ; a request for an earlier run does not apply to this one
   %interrupt.p = getelementptr i64, ptr %pool, i64 {PoolState.INTERRUPT}
   %interrupt = load atomic i64, ptr %interrupt.p seq_cst, align 8
-  %wanted = icmp eq i64 %interrupt, %run
-  br i1 %wanted, label %stop, label %who
-who:
+  %requested = icmp eq i64 %interrupt, %run
+  br i1 %requested, label %stop, label %signals
+signals:
   %worker.p = getelementptr i64, ptr %ctx, i64 {Context.WORKER}
   %worker = load i64, ptr %worker.p, align 8
   %caller = icmp eq i64 %worker, 0
@@ -117,7 +117,7 @@ wake:
   ret void
 }}
 
-; Lets a worker that waits look up where its alert word is set; %ctx is null where there is nothing to look for.
+; Polls for a waiting worker if its alert word is set; %ctx is null for idle workers.
 define internal void @max_heed(ptr %ctx) noinline {{
 entry:
   %nobody = icmp eq ptr %ctx, null
@@ -134,8 +134,7 @@ done:
   ret void
 }}
 
-; Returns when the word has another value than %old: spins first, gives way to other threads, then
-; sleeps.
+; Returns when the word differs from %old: spins, yields the core now and then, and sleeps after %limit pauses.
 define internal void @max_wait(ptr %pool, ptr %word, i32 %old, ptr %sleepers, i64 %limit, ptr %ctx) noinline {{
 entry:
   %mask.p = getelementptr i64, ptr %pool, i64 {PoolState.YIELD_MASK}
@@ -179,7 +178,7 @@ done:
   ret void
 }}
 
-; Adds 1 to the word and wakes those who sleep on it.
+; Adds 1 to the word and wakes the workers that sleep on it.
 define internal void @max_advance(ptr %pool, ptr %word, ptr %sleepers) noinline {{
 entry:
   %before = atomicrmw add ptr %word, i32 1 seq_cst, align 4
@@ -193,7 +192,7 @@ done:
   ret void
 }}
 
-; All workers of the run have come, or one has set the error record.
+; Returns when all workers of the run have arrived, or the error record is set.
 define void @max_barrier(ptr %ctx) noinline {{
 entry:
   %workers.p = getelementptr i64, ptr %ctx, i64 {Context.WORKERS}
@@ -205,8 +204,8 @@ join:
   %pool = load ptr, ptr %pool.p, align 8
   %generation.p = getelementptr i64, ptr %pool, i64 {PoolState.GENERATION}
   %sleepers.p = getelementptr i64, ptr %pool, i64 {PoolState.GENERATION_SLEEPERS}
-  ; the generation is read before the error: whoever reads a generation advanced by an error sees
-  ; the error
+  ; the generation is read before the error: a worker that reads a generation advanced by an error also
+  ; reads the error
   %generation = load atomic i32, ptr %generation.p acquire, align 4
   %error.p = getelementptr i64, ptr %pool, i64 {ERROR_STATE}
   %error = load atomic i64, ptr %error.p acquire, align 8
@@ -232,7 +231,7 @@ done:
   ret void
 }}
 
-; One worker's way through the program.
+; Runs a program as one worker.
 define internal void @max_walk(ptr %pool, i64 %worker) noinline {{
 entry:
   %contexts.p = getelementptr i64, ptr %pool, i64 {PoolState.CONTEXTS}
@@ -281,7 +280,7 @@ decode:
     i64 {Opcode.JUMP}, label %jump
   ]
 
-; All have come: the predicate is written, and all read the same.
+; After the barrier the predicate is written, and all workers read the same value.
 choose:
   call void @max_barrier(ptr %ctx)
   %choose.error = load atomic i64, ptr %error.p acquire, align 8
@@ -302,7 +301,7 @@ test:
   %is.zero = icmp eq i8 %predicate, 0
   br i1 %is.zero, label %follow, label %next
 
-; On the way back to a loop's head its counters are zeroed when all are done with them; the head begins with a barrier.
+; A jump back to a loop's head zeroes the loop's counters after all workers are done with them; the head starts with a barrier.
 jump:
   %jump.flags.p = getelementptr i64, ptr %ip, i64 {Instruction.FLAGS}
   %jump.flags = load i64, ptr %jump.flags.p, align 8
@@ -444,7 +443,7 @@ leave:
   %failed = icmp ne i64 %final, 0
   br i1 %failed, label %release, label %done
 release:
-  ; others may stand at a barrier that will never be full
+  ; other workers may wait at a barrier that not all will reach
   %generation.p = getelementptr i64, ptr %pool, i64 {PoolState.GENERATION}
   %sleepers.p = getelementptr i64, ptr %pool, i64 {PoolState.GENERATION_SLEEPERS}
   call void @max_advance(ptr %pool, ptr %generation.p, ptr %sleepers.p)
@@ -526,7 +525,7 @@ entry:
   %spins = load i64, ptr %spins.p, align 8
   br label %idle
 idle:
-  ; a fresh pool is at epoch 0: a thread that starts late still joins the first run
+  ; a new pool is at epoch 0: a thread that starts late still joins the first run
   %seen = phi i32 [ 0, %entry ], [ %epoch, %work ], [ %epoch, %report ]
   call void @max_wait(ptr %pool, ptr %epoch.p, i32 %seen, ptr %epoch.sleepers, i64 %spins, ptr null)
   %epoch = load atomic i32, ptr %epoch.p acquire, align 4
@@ -545,7 +544,7 @@ done:
   ret void
 }}
 
-; Stops the pool: workers leave max_worker.
+; Makes the workers leave max_worker.
 define void @max_stop(ptr %pool) noinline {{
 entry:
   %stop.p = getelementptr i64, ptr %pool, i64 {PoolState.STOP}

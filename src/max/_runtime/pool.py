@@ -34,10 +34,10 @@ from max._runtime.cache import content_key
 
 logger = logging.getLogger("max.runtime")
 
-# in pauses of some 10 ns: how long a worker spins before it sleeps. Between runs the caller works in
-# Python; in a run the others come soon, and being woken costs more than the wait
+# pauses (about 10 ns each) before a waiting worker sleeps. Between runs the caller works in Python; within a
+# run the others arrive soon, and a wake-up costs more than the wait
 IDLE_SPINS, RUN_SPINS = 2000, 20_000
-YIELD_EVERY = 64  # pauses; a power of two. Who waits must not keep another worker off its core
+YIELD_EVERY = 64  # pauses, a power of two: a waiting worker must not keep another off its core
 _JOIN_SECONDS = 5.0
 
 _RUN = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
@@ -72,9 +72,9 @@ class _Functions:
 
 
 def _python_functions() -> dict[str, int]:
-    """Addresses of what the native part calls in Python."""
-    found = {name: getattr(ctypes.pythonapi, name) for name in native.PYTHON_FUNCTIONS}
-    return {name: ctypes.cast(f, ctypes.c_void_p).value or 0 for name, f in found.items()}
+    """Addresses of the Python functions that the native part calls."""
+    functions = {name: getattr(ctypes.pythonapi, name) for name in native.PYTHON_FUNCTIONS}
+    return {name: ctypes.cast(f, ctypes.c_void_p).value or 0 for name, f in functions.items()}
 
 
 _functions: dict[str, _Functions] = {}
@@ -84,7 +84,7 @@ class Pool:
     """A team of workers.
 
     Args:
-        num_threads: How many, the calling thread included; may be more than there are cores.
+        num_threads: The number of workers, the calling thread included; may exceed the number of cores.
         parking: How idle workers sleep, as in ``MAX_PARKING``; default: that flag.
 
     Raises:
@@ -101,7 +101,7 @@ class Pool:
         self._native = _functions[self.parking]
         self._scratch_bytes = 0
         self._num_slots = 0
-        # a signal handler that begins a run inside of a run is told so; it must not wait for itself
+        # reentrant: a signal handler that starts a run inside a run gets an error instead of a deadlock
         self._lock = threading.RLock()
         self._buffers_lock = threading.Lock()
         self._threads: list[threading.Thread] = []
@@ -113,16 +113,16 @@ class Pool:
 
     @property
     def lock(self) -> AbstractContextManager[object]:
-        """Held while a program runs: one at a time."""
+        """Held while a program runs: a pool runs one at a time."""
         return self._lock
 
     @property
     def clock_hz(self) -> int:
-        """Ticks a second of the times in a profile."""
+        """Ticks per second of the times in a profile."""
         return self._native.clock_hz
 
     def reserve(self, scratch_bytes: int, num_slots: int) -> None:
-        """Makes room for the workers' scratch memory and argument slots; pools only grow.
+        """Grows the workers' scratch memory and argument slots if needed; pools never shrink.
 
         Args:
             scratch_bytes: Scratch memory of one worker.
@@ -145,11 +145,10 @@ class Pool:
             values: Address of its values.
 
         Returns:
-            0, or the state of the error record; call it with :attr:`lock` held, which guards the
-            record too.
+            The error state. The caller holds :attr:`lock`, which also guards the error record.
 
         Raises:
-            RuntimeError: A signal handler calls it inside of a run.
+            RuntimeError: A signal handler called it inside a run.
         """
         if len(self._threads) != self.num_threads - 1:
             self._start()
@@ -165,7 +164,7 @@ class Pool:
         return self._words(PoolState.ERROR, ErrorRecord.END).copy()
 
     def raise_interruption(self) -> None:
-        """Raises what ended the last run early: what a signal handler raised, or the error for an event."""
+        """Raises the error that ended the last run early: a signal handler's, or the one for an event."""
         raised = self._words(PoolState.RAISED_TYPE, 3)
         type_, value, trace = (int(word) for word in raised)
         raised[:] = 0
@@ -187,12 +186,12 @@ class Pool:
         return int(self._words(PoolState.CALLER).view(np.uint64)[0])
 
     def nudge(self, run: int, check_signals: bool, interrupt: bool) -> None:
-        """Makes the workers of a run look up.
+        """Makes the workers of a run call ``max_poll``.
 
         Args:
-            run: Its number; another one is not disturbed.
-            check_signals: Whether the caller is to let Python handle signals.
-            interrupt: Whether it is to end.
+            run: Its number; other runs ignore the call.
+            check_signals: Whether the calling thread lets Python handle signals.
+            interrupt: Whether the run ends.
         """
         if (
             not check_signals
@@ -208,8 +207,8 @@ class Pool:
             self._native.nudge(self._address)
 
     def close(self) -> None:
-        """Lets the workers go; later runs are done by the calling thread alone."""
-        # a caller that never returns must not keep the process from leaving
+        """Ends the worker threads; later runs use the calling thread only."""
+        # a run that never returns must not keep the process from exiting
         locked = self._lock.acquire(timeout=_JOIN_SECONDS)
         try:
             if locked:
@@ -239,7 +238,7 @@ class Pool:
         self._place_buffers()
         if self._finalizer is not None:
             self._finalizer.detach()
-        # a pool that nobody holds any more lets its workers go; they hold the memory until then
+        # an unreferenced pool ends its workers; they keep the memory alive until then
         finalizer = weakref.finalize(self, _stop, self._native.stop, memory)
         finalizer.atexit = False
         self._finalizer = finalizer
@@ -249,10 +248,10 @@ class Pool:
         return self._memory.view(np.int64)[field : field + count]
 
     def _place_buffers(self) -> None:
-        """Lays out contexts, argument slots and scratch, each worker's on its own cache lines."""
+        """Allocates contexts, argument slots and scratch memory, on separate cache lines for each worker."""
         line, workers = LINE_PAIR_BYTES, self.num_threads
         stride = -(-self._num_slots * WORD_BYTES // line) * line + line
-        # a pair of lines more than asked for: equal offsets of two workers are no power of two apart
+        # one extra line pair: equal offsets of two workers are then no power of two apart (cache sets)
         scratch_stride = -(-self._scratch_bytes // line) * line + line
         self._contexts = platform.allocate(workers * CONTEXT_BYTES, line)
         self._contexts[:] = 0
@@ -288,12 +287,12 @@ class Pool:
                 thread.start()
                 self._threads.append(thread)
         except BaseException:
-            # no thread to be had, or Ctrl-C: the next run begins with none
+            # the system refused a thread, or Ctrl-C: the next run starts them again
             self._dismiss()
             raise
 
     def _dismiss(self) -> None:
-        """Sends the workers away, and makes fresh memory for others."""
+        """Ends the worker threads and allocates new memory for the next ones."""
         threads, self._threads = self._threads, []
         if threads:
             self._native.stop(self._address)
@@ -302,7 +301,7 @@ class Pool:
             self._new_memory()
 
     def _reset_after_fork(self) -> None:
-        # the threads stayed in the parent; its native memory and lock may be in the middle of a run
+        # the threads exist only in the parent; its memory and lock may be in the middle of a run
         self._lock = threading.RLock()
         self._buffers_lock = threading.Lock()
         self._threads = []
@@ -311,7 +310,7 @@ class Pool:
 
 
 def _work(worker: Callable[[int, int], None], memory: np.ndarray, index: int) -> None:
-    """A worker thread: enters native code and comes back when the pool stops."""
+    """A worker thread: enters native code and returns when the pool stops."""
     worker(memory.ctypes.data, index)
 
 
@@ -324,10 +323,10 @@ _shared: dict[tuple[int, str], Pool] = {}
 
 
 def shared_pool(num_threads: int | None = None) -> Pool:
-    """The pool of the process with so many workers.
+    """The process-wide pool with a number of workers.
 
     Args:
-        num_threads: Default: ``MAX_NUM_THREADS``, or one for each core that the process may use.
+        num_threads: The number of workers; default: ``MAX_NUM_THREADS``, or one per core that the process may use.
     """
     count = platform.default_num_threads() if num_threads is None else num_threads
     key = (count, platform.parking_mode())

@@ -41,13 +41,13 @@ class Launch:
     Args:
         entry: Address of the kernel.
         slots: Its argument slots: slot ``s`` is ``values[slots[s][0]] + slots[s][1]``.
-        barrier: Whether all workers finish what came before.
+        barrier: Whether all workers finish the earlier launches first.
         phases: Counters, one cache line each, that the kernel finds zeroed.
-        serial: Whether worker 0 runs it alone.
+        serial: Whether only worker 0 runs it.
         name: For errors and profiles.
         messages: For each number of a ``raise`` in the kernel, its message; a text has ``{}`` for
             each word of the error record.
-        where: Where it comes from, for the end of an error's message.
+        where: The source location that ends an error's message.
     """
 
     entry: int
@@ -62,7 +62,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Jump(Launch):
-    """Goes on elsewhere; no kernel.
+    """A jump to another launch; it has no kernel.
 
     Args:
         kind: ``if_zero``: where the byte at the address in the only slot is 0 (all workers wait before they look);
@@ -150,7 +150,7 @@ class KernelMessage(Protocol):
 
 @dataclass(frozen=True)
 class LaunchTiming:
-    """What worker 0 saw of a launch, summed over runs."""
+    """The time of a launch as worker 0 measured it, summed over runs."""
 
     name: str
     wait_ns: float
@@ -161,9 +161,9 @@ class Executor:
     """A program laid out for the workers of a pool.
 
     Args:
-        pool: Who runs it.
-        program: What is run.
-        profile: Whether the time of each launch is kept; default: ``MAX_PROFILE``.
+        pool: The workers.
+        program: The program.
+        profile: Whether to measure each launch; default: ``MAX_PROFILE``.
 
     Raises:
         ValueError: A launch has no entry, a negative number of phases, or a slot beyond the values.
@@ -182,8 +182,8 @@ class Executor:
         self._slots = np.zeros((len(pairs), SlotPair.END), np.int64)
         self._slots[:, SlotPair.VALUE] = [value for value, _ in pairs]
         self._slots[:, SlotPair.ADDEND] = [addend for _, addend in pairs]
-        wanted = flags.MAX_PROFILE if profile is None else profile
-        self._profile = np.zeros((len(launches), ProfileRecord.END), np.int64) if wanted else None
+        profiled = flags.MAX_PROFILE if profile is None else profile
+        self._profile = np.zeros((len(launches), ProfileRecord.END), np.int64) if profiled else None
         self._events: np.ndarray | None = None
         self._code = self._lay_out()
         self._address = self._code.ctypes.data
@@ -291,7 +291,7 @@ class Executor:
             raise self._error(record)
 
     def _run(self, values: int) -> npt.NDArray[np.int64] | None:
-        """Runs with the values at an address, the pool's lock held; gives the error record if there is an error."""
+        """Runs with the values at an address while the pool's lock is held; returns the error record of a failed run."""
         failed = self.pool.run(self._address, values)
         self.runs += 1
         if not failed:
@@ -319,7 +319,7 @@ class Executor:
             self.program = replace(self.program, launches=launches)
 
     def set_profiling(self, on: bool) -> None:
-        """Begins or ends keeping the time of each launch; what was kept stays."""
+        """Turns the measurement of launches on or off; earlier measurements stay."""
         with self.pool.lock:
             if on and self._profile is None:
                 shape = (len(self.program.launches), ProfileRecord.END)
@@ -331,7 +331,7 @@ class Executor:
         """Begins a log of single launches, while profiling is on; 0 ends it.
 
         Args:
-            room: How many launches fit; later ones are not logged.
+            room: The capacity; later launches are not logged.
         """
         with self.pool.lock:
             self._events = np.zeros(EventLog.END + room * Event.END, np.int64) if room else None
