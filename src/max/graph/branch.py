@@ -67,12 +67,12 @@ class Branch(Graph):
 
     def capture(self, value: SSAValue) -> SSAValue:
         """The input for a value of the enclosing graph."""
-        found = self._inside.get(value)
-        if found is None:
-            found = self._block.insert_arg(value.type, self._num_own + len(self.captures))
-            self._inside[value] = found
+        inner = self._inside.get(value)
+        if inner is None:
+            inner = self._block.insert_arg(value.type, self._num_own + len(self.captures))
+            self._inside[value] = inner
             self.captures.append(value)
-        return found
+        return inner
 
     def _captured(self, value: SSAValue) -> SSAValue | None:
         found = self._inside.get(value)

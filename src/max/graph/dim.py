@@ -133,10 +133,10 @@ class StaticDim(Dim):
     __slots__ = ()
 
     def __new__(cls, dim: DimLike) -> StaticDim:
-        made = _to_dim(dim)
-        if not isinstance(made, StaticDim):
+        result = _to_dim(dim)
+        if not isinstance(result, StaticDim):
             raise TypeError(f"StaticDim({dim!r}): expected an int")
-        return made
+        return result
 
     @property
     def dim(self) -> int:
@@ -177,10 +177,10 @@ class SymbolicDim(Dim):
     __slots__ = ()
 
     def __new__(cls, name: DimLike) -> SymbolicDim:
-        made = _to_dim(name)
-        if not isinstance(made, SymbolicDim):
+        result = _to_dim(name)
+        if not isinstance(result, SymbolicDim):
             raise TypeError(f"SymbolicDim({name!r}): expected the name of a symbol")
-        return made
+        return result
 
     @property
     def name(self) -> str:

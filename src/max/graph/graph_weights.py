@@ -60,6 +60,6 @@ class GraphWeights(HierarchicalWeights):
             raise ValueError(
                 f"allocate: weight {self._prefix!r} needs a {missing}, as no file tells it"
             )
-        made = Weight(self._prefix, dtype, shape, device, quantization_encoding)
-        self._made[self._prefix] = made
-        return made
+        weight = Weight(self._prefix, dtype, shape, device, quantization_encoding)
+        self._made[self._prefix] = weight
+        return weight

@@ -199,7 +199,7 @@ class ShardingStrategy:
                 f"{name}: axis {self.axis} has {size} elements, which cannot be divided into "
                 f"{'+'.join(map(str, self.sections))} parts ({self.kind})"
             )
-        found: list[tuple[int, int]] = []
+        sections: list[tuple[int, int]] = []
         begin = 0
         for section in self.sections:
             length = size // total * section
@@ -213,6 +213,6 @@ class ShardingStrategy:
             least, more = divmod(units, self.num_devices)
             first = index * least + min(index, more)
             last = first + least + (index < more)
-            found.append((begin + first * unit, begin + last * unit))
+            sections.append((begin + first * unit, begin + last * unit))
             begin += length
-        return tuple(found)
+        return tuple(sections)

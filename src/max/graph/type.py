@@ -292,12 +292,12 @@ class TensorType(_ShapedType[mlir.TensorType]):
         cls, type: mlir.TensorType
     ) -> TensorType:
         """The tensor type of an MLIR type."""
-        made = cls.__new__(cls)
-        made.dtype = type.dtype
-        made.shape = Shape.from_exprs(type.shape)
-        made.device = _device_from_mlir(type.device)
-        made._layout = FilterLayout(type.layout) if type.layout else None
-        return made
+        result = cls.__new__(cls)
+        result.dtype = type.dtype
+        result.shape = Shape.from_exprs(type.shape)
+        result.device = _device_from_mlir(type.device)
+        result._layout = FilterLayout(type.layout) if type.layout else None
+        return result
 
     def to_mlir(self) -> mlir.TensorType:
         """The MLIR type."""
@@ -327,11 +327,11 @@ class BufferType(_ShapedType[mlir.BufferType]):
         cls, type: mlir.BufferType
     ) -> BufferType:
         """The buffer type of an MLIR type."""
-        made = cls.__new__(cls)
-        made.dtype = type.dtype
-        made.shape = Shape.from_exprs(type.shape)
-        made.device = _device_from_mlir(type.device)
-        return made
+        result = cls.__new__(cls)
+        result.dtype = type.dtype
+        result.shape = Shape.from_exprs(type.shape)
+        result.device = _device_from_mlir(type.device)
+        return result
 
     def to_mlir(self) -> mlir.BufferType:
         """The MLIR type."""

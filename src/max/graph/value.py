@@ -77,10 +77,10 @@ class Value(Generic[MlirType]):
         Raises:
             TypeError: The type is not one of a graph's value, or does not fit this class.
         """
-        made = value_of(value)
-        if not isinstance(made, cls):
+        result = value_of(value)
+        if not isinstance(result, cls):
             raise TypeError(f"{short_types([value.type])} is not a {cls.__name__}")
-        return made
+        return result
 
     def to_mlir(self) -> SSAValue:
         """The MLIR value."""
@@ -589,16 +589,16 @@ def value_of(value: SSAValue) -> Value[Any]:
     cls = _CLASSES.get(type(value.type))
     if cls is None:
         raise TypeError(f"{value.type} is not the type of a graph's value")
-    made = cls.__new__(cls)
-    made._mlir_value = value
-    return made
+    result = cls.__new__(cls)
+    result._mlir_value = value
+    return result
 
 
 def tensor_of(value: SSAValue) -> TensorValue:
     """The tensor of an MLIR value that is known to be one."""
-    made = TensorValue.__new__(TensorValue)
-    made._mlir_value = value
-    return made
+    tensor = TensorValue.__new__(TensorValue)
+    tensor._mlir_value = value
+    return tensor
 
 
 Numeric = int | float | np.integer[Any] | np.floating[Any] | DLPackArray

@@ -324,13 +324,13 @@ def _encoded_type(type_: TensorType, encoding: QuantizationEncoding, name: str) 
 
 def stage_weight(graph: Staging, weight: Weight, on_host: bool) -> TensorValue:
     """Stages the op that stands for a weight in a graph."""
-    wanted = weight.mlir_type
-    on_cpu = mlir.TensorType.get(wanted.dtype, wanted.shape)
+    type_ = weight.mlir_type
+    on_cpu = mlir.TensorType.get(type_.dtype, type_.shape)
     attrs: dict[str, Any] = {"name": weight.name}
     if weight.align is not None:
         attrs["align"] = weight.align
-    first = on_cpu if on_host else wanted
+    first = on_cpu if on_host else type_
     value = tensor_of(graph.stage("mo.constant.external", (), attrs, (first,))[0])
-    if first != wanted:
-        value = tensor_of(graph.stage("mo.transfer", (value,), {}, (wanted,))[0])
+    if first != type_:
+        value = tensor_of(graph.stage("mo.transfer", (value,), {}, (type_,))[0])
     return value

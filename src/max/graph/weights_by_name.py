@@ -170,22 +170,22 @@ class HierarchicalWeights(ABC):
             KeyError: There is no weight of this name.
             ValueError: Its shape or encoding is another.
         """
-        found = self.data()
-        self._check_encoding(found, quantization_encoding)
-        if shape is not None and Shape(shape) not in (found.shape, found.element_shape):
+        data = self.data()
+        self._check_encoding(data, quantization_encoding)
+        if shape is not None and Shape(shape) not in (data.shape, data.element_shape):
             raise ValueError(
-                f"weight {found.name!r}: expected shape {list(Shape(shape))}, the file has "
-                f"{list(found.shape)}"
+                f"weight {data.name!r}: expected shape {list(Shape(shape))}, the file has "
+                f"{list(data.shape)}"
             )
         if dtype is not None:
-            found = found.astype(dtype)
-        return self._allocate(found, device)
+            data = data.astype(dtype)
+        return self._allocate(data, device)
 
-    def _check_encoding(self, found: WeightData, expected: QuantizationEncoding | None) -> None:
-        if expected is not None and expected is not found.quantization_encoding:
-            has = found.quantization_encoding
+    def _check_encoding(self, data: WeightData, expected: QuantizationEncoding | None) -> None:
+        if expected is not None and expected is not data.quantization_encoding:
+            has = data.quantization_encoding
             raise ValueError(
-                f"weight {found.name!r}: expected encoding {expected.value}, the file has "
+                f"weight {data.name!r}: expected encoding {expected.value}, the file has "
                 f"{'none' if has is None else has.value}"
             )
 

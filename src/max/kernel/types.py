@@ -113,8 +113,8 @@ def scalar_type(dtype: Any) -> ScalarType:
         except (TypeError, ValueError):
             name = None
     if name not in _BY_NAME:
-        known = ", ".join(t.name for t in SCALAR_TYPES)
-        raise TypeError(f"{dtype!r} is no element type of the kernel language; it has {known}")
+        names = ", ".join(t.name for t in SCALAR_TYPES)
+        raise TypeError(f"{dtype!r} is no element type of the kernel language; it has {names}")
     return _BY_NAME[name]
 
 
@@ -145,8 +145,8 @@ class Type:
 
 class _Interned(dict[tuple[ScalarType, int], Type]):
     def __missing__(self, key: tuple[ScalarType, int]) -> Type:
-        made = self[key] = Type(*key)
-        return made
+        interned = self[key] = Type(*key)
+        return interned
 
 
 _types = _Interned()

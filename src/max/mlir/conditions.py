@@ -95,11 +95,11 @@ def size_conditions(op: str, shape: Sequence[DimExpr]) -> list[Condition]:
 
 def _divisors(expr: DimExpr) -> list[DimExpr]:
     """The symbolic divisors in an expression, inner ones first."""
-    found: list[DimExpr] = []
+    denominators: list[DimExpr] = []
     for monomial, _ in expr.terms:
         for atom, _ in monomial:
             if isinstance(atom, FloorDiv):
-                found += [*_divisors(atom.numerator), *_divisors(atom.denominator)]
+                denominators += [*_divisors(atom.numerator), *_divisors(atom.denominator)]
                 if not atom.denominator.is_static:
-                    found.append(atom.denominator)
-    return found
+                    denominators.append(atom.denominator)
+    return denominators

@@ -31,9 +31,9 @@ def buffer_create(type: BufferType) -> BufferValue:
         ValueError: A symbolic dimension is not one of the graph.
     """
     graph = _graph.Graph.current
-    made = type.to_mlir()
-    graph.check_symbols("buffer_create", made.shape)
-    return BufferValue(graph.stage("mo.buffer_create", (), {}, (made,))[0])
+    buffer_type = type.to_mlir()
+    graph.check_symbols("buffer_create", buffer_type.shape)
+    return BufferValue(graph.stage("mo.buffer_create", (), {}, (buffer_type,))[0])
 
 
 def buffer_load(x: BufferValueLike) -> TensorValue:
@@ -84,10 +84,10 @@ def buffer_store_slice(
     index = parse_indices("buffer_store_slice", shape, indices)
     static = index.is_static
     sizes = index.sizes("buffer_store_slice", shape) if static else dynamic_sizes(shape, index)
-    wanted = [Dim.from_mlir(dim) for dim in index.result_shape(sizes)]
+    expected = [Dim.from_mlir(dim) for dim in index.result_shape(sizes)]
     value = _source("buffer_store_slice", buffer, source)
     try:
-        value = broadcast_to(value, wanted)
+        value = broadcast_to(value, expected)
     except ValueError as error:
         raise ValueError(
             f"buffer_store_slice: the source is {value!r}, the part has shape {dims_text(sizes)}"

@@ -38,7 +38,7 @@ def checked_predicate(op: str, value: TensorValueLike) -> TensorValue:
     return tensor.to(DeviceRef.CPU())
 
 
-def returned(op: str, what: str, found: Any) -> list[Value[Any]]:
+def returned(op: str, what: str, result: Any) -> list[Value[Any]]:
     """What a function of the user returned, as a list of values.
 
     Args:
@@ -49,12 +49,12 @@ def returned(op: str, what: str, found: Any) -> list[Value[Any]]:
     Raises:
         TypeError: It is something else.
     """
-    if found is None:
+    if result is None:
         return []
-    if isinstance(found, Value) or not hasattr(found, "__iter__"):
-        found = (found,)
+    if isinstance(result, Value) or not hasattr(result, "__iter__"):
+        result = (result,)
     values: list[Value[Any]] = []
-    for index, item in enumerate(cast("Iterable[Any]", found)):
+    for index, item in enumerate(cast("Iterable[Any]", result)):
         if isinstance(item, Value):
             values.append(cast("Value[Any]", item))
             continue

@@ -44,10 +44,10 @@ def range(
     """
     size = _size(start, stop, step)
     if out_dim is not None:
-        wanted = Dim(out_dim).expr
-        if size is not None and size.is_static and wanted.is_static and size != wanted:
-            raise ValueError(f"range: the range has {size} elements, out_dim is {wanted}")
-        size = wanted
+        length = Dim(out_dim).expr
+        if size is not None and size.is_static and length.is_static and size != length:
+            raise ValueError(f"range: the range has {size} elements, out_dim is {length}")
+        size = length
     if size is None:
         raise ValueError(
             f"range: the size of the range from {start!r} to {stop!r} in steps of {step!r} is not "

@@ -118,6 +118,7 @@ def binary(fe: Frontend, op: str, a: Any, b: Any) -> Any:
 
 
 def at_compile_time(fe: Frontend, op: str, a: Any, b: Any) -> Any:
+    """Applies a Python operator to values known at compile time."""
     try:
         return PYTHON_OPS[op](a, b)
     except (TypeError, ValueError, ArithmeticError) as error:

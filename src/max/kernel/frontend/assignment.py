@@ -17,6 +17,7 @@ from max.kernel.ir.nodes import Const, Ref
 
 
 def bind_target(fe: Frontend, target: ast.expr, value: Any) -> None:
+    """Assigns to a target: a name, a tuple of targets, an element of a view or of a tile."""
     if target.__class__ is ast.Name:
         bind(fe, target.id, value)  # type: ignore[attr-defined]
     elif isinstance(target, (ast.Tuple, ast.List)):
@@ -57,6 +58,11 @@ def _unpack(fe: Frontend, target: ast.Tuple | ast.List, value: Any) -> None:
 
 
 def bind(fe: Frontend, name: str, value: Any) -> None:
+    """Assigns a local variable; one that a run-time loop changes is written to its slot.
+
+    Raises:
+        Retype: The slot has another type than the value.
+    """
     env = fe.frame.env
     current = env.get(name)
     if not isinstance(current, SlotVar):

@@ -53,15 +53,15 @@ class Scope:
         self.home: Scope | None = None  # the scope that this one's statements were moved to
         self.home_generation = 0
         self.generation = 0  # grows when statements are dropped
-        self.positive: set[int] = set()  # values known to be greater than 0 in this body
-        self.nonzero: set[int] = set()  # values known to differ from 0 in this body
+        self.positive: set[int] = set()  # ids of values that are greater than 0 in this body
+        self.nonzero: set[int] = set()  # ids of values that are not 0 in this body
         self.checked: set[object] = set()  # conditions and accesses that were tested in this body
 
     def forget(self, length: int) -> None:
         """Drops the statements from ``length`` on."""
         del self.body[length:]
         self.generation += 1
-        # what was known may have been what a dropped test said
+        # these may come from a test that was dropped
         self.positive.clear()
         self.nonzero.clear()
         self.checked.clear()
@@ -87,10 +87,10 @@ class Builder:
     def const(self, value: Any, type: Type) -> Const:
         """A literal of ``type``; equal literals are one object."""
         key = (repr(value), type)
-        found = self.constants.get(key)
-        if found is None:
-            found = self.constants[key] = Const(value, type)
-        return found
+        constant = self.constants.get(key)
+        if constant is None:
+            constant = self.constants[key] = Const(value, type)
+        return constant
 
     def index(self, value: int | Atom) -> Atom:
         """An index as an atom."""
@@ -103,7 +103,7 @@ class Builder:
 
     # ***** values *****
     def op(self, name: str, args: tuple[Atom, ...], type: Type, attr: Any = None) -> Ref:
-        """Binds ``name(args)``, or gives the value where it is already there."""
+        """Binds ``name(args)``; an equal value that is visible is shared."""
         scopes = self.scopes
         top = len(scopes) - 1
         if name in _IMPURE:
@@ -115,9 +115,9 @@ class Builder:
                 if isinstance(arg, Ref) and arg.level > level:
                     level = arg.level
             key = (name, args, type, attr)
-            found = self.shared.get(key)
-            if found is not None:
-                ref, scope, generation = found
+            earlier = self.shared.get(key)
+            if earlier is not None:
+                ref, scope, generation = earlier
                 while scope.generation == generation:
                     if scope.home is None:
                         if scope.is_open:

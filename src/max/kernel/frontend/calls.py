@@ -25,6 +25,7 @@ from max.kernel.types import ScalarType
 
 
 def call_node(fe: Frontend, node: ast.Call) -> Any:
+    """Evaluates the function and the arguments of a call, then calls it."""
     function = fe.expr(node.func)
     args: list[Any] = []
     for arg in node.args:

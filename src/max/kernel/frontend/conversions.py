@@ -200,6 +200,7 @@ def together(fe: Frontend, what: str, *values: Any) -> list[Atom]:
 
 
 def mismatch(fe: Frontend, what: str, values: tuple[Any, ...]) -> NoReturn:
+    """Reports operands that have no common type."""
     came = " and ".join(describe(v) for v in values)
     fe.fail(f"{what} does not take {came}; equal types fit, or convert one of them, as in k.f32(x)")
 

@@ -1,4 +1,4 @@
-"""Division and remainder of integers: what is known of the operands, and the tests that are left.
+"""Division and remainder of integers: intervals of the operands, and tests of the divisor.
 
 An integer has an interval: sizes are not negative, the variable of a loop lies between its bounds. Where a loop runs, its
 bound is positive, and so are the sizes whose product it is. A divisor that may be 0 is tested before the division; a
@@ -41,7 +41,7 @@ def interval(b: Builder, a: Atom, depth: int = _DEPTH) -> Interval:
         low, high = _of_op(b, let, whole, depth - 1)
     if low < 1 and any(a.id in scope.positive for scope in b.scopes):
         low = 1
-    return low, max(low, high)  # less than nothing is left where code never runs
+    return low, max(low, high)  # in code that never runs the interval may be empty
 
 
 def _of_op(b: Builder, let: Let, whole: Interval, depth: int) -> Interval:
@@ -90,7 +90,7 @@ def _fit(span: Interval, whole: Interval, nsw: bool) -> Interval:
 
 # ***** facts *****
 def note_loop(b: Builder, scope: Scope, var: Ref, start: Atom, stop: Atom, step: int) -> None:
-    """The body of a loop runs: what that says of its variable and bounds."""
+    """Notes the interval of a loop's variable, and that its bound is positive: the body only runs then."""
     (low, first), (last, high) = interval(b, start), interval(b, stop)
     if step > 0:
         b.intervals[var.id] = low, high - 1
@@ -109,7 +109,7 @@ def note_chunk(b: Builder, scope: Scope, begin: Ref, end: Ref, total: Atom) -> N
 
 
 def note_positive(b: Builder, scope: Scope, a: Atom | int) -> None:
-    """Notes that a value is greater than 0 in a body, and what follows from it for what it was made of."""
+    """Notes that a value is greater than 0 in a body, and which of its operands must be, too."""
     if not isinstance(a, Ref):
         return
     scope.positive.add(a.id)
@@ -135,7 +135,7 @@ def note_positive(b: Builder, scope: Scope, a: Atom | int) -> None:
 
 
 def note_condition(b: Builder, scope: Scope, cond: Atom, holds: bool) -> None:
-    """Notes what a condition says of its operands, where it holds or does not."""
+    """Notes which operands of a condition are positive or not 0 where it holds (or does not)."""
     let = b.definitions.get(cond.id) if isinstance(cond, Ref) else None
     if let is None:
         return

@@ -284,30 +284,30 @@ def _attribute(fe: Frontend, node: ast.Attribute) -> Any:
         method = VIEW_METHODS.get(name)
         if method is not None:
             return Method(method, value)
-        found = attribute(fe, value, name)
+        result = attribute(fe, value, name)
     elif isinstance(value, (Ref, Const)):
-        known = {
+        lane_attributes = {
             "dtype": value.type.dtype,
             "width": max(value.type.width, 1),
             "is_vector": value.type.is_vector,
         }
-        found = known.get(name)
+        result = lane_attributes.get(name)
     elif isinstance(value, Tile):
-        found = {
+        result = {
             "dtype": value.type.dtype,
             "shape": value.shape,
             "width": value.type.width,
         }.get(name)
     elif isinstance(value, Runtime):
-        found = context_attribute(fe, value, name)
+        result = context_attribute(fe, value, name)
     else:
         try:
             return getattr(value, name)
         except (AttributeError, TypeError) as error:  # a record's property may compute
             fe.fail(f"{describe(value)}: {error}", KernelNameError)
-    if found is None:
+    if result is None:
         fe.fail(f"{describe(value)} has no attribute {name!r}", KernelNameError)
-    return found
+    return result
 
 
 def _lambda(fe: Frontend, node: ast.Lambda) -> Closure:

@@ -35,7 +35,7 @@ def format_parts(fe: Frontend, node: ast.JoinedStr) -> tuple[str, list[Any]]:
 def run_time_format(
     fe: Frontend, text: str, values: Sequence[Any], what: str
 ) -> tuple[str, list[Atom]]:
-    """Puts values that are known into a format text; gives what is left of it and the run-time values."""
+    """Puts values known at compile time into a format text; gives the new text and the run-time values."""
     parts = text.split("{}")
     if len(parts) - 1 != len(values):
         fe.fail(

@@ -23,6 +23,7 @@ _MAX_INLINE_DEPTH = 48
 def call_inline(
     fe: Frontend, function: InlineFunction | Closure, args: list[Any], kwargs: dict[str, Any]
 ) -> Any:
+    """Compiles the body of a function where it is called, in a frame of its own; gives what it returns."""
     source = function.source
     if len(fe.calls) >= _MAX_INLINE_DEPTH:
         fe.fail(

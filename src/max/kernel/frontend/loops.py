@@ -111,8 +111,8 @@ def _unrolled(fe: Frontend, node: ast.For, items: tuple[Any, ...]) -> int:
     loop = Loop(fe.depth, True, False)
     try:
         return _unrolled_once(fe, node, items, loop)
-    except NeedsSlots as wanted:
-        if wanted.loop is not loop:
+    except NeedsSlots as needed:
+        if needed.loop is not loop:
             raise
     fe.frame.env = env
     env.clear()

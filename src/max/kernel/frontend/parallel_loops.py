@@ -56,6 +56,7 @@ def _parallel(
 
 
 def for_parallel(fe: Frontend, node: ast.For, domain: ParallelValue) -> int:
+    """``for i in ctx.parallel(shape)``: each worker walks the indices of its chunks."""
     total: Any = 1
     for size in domain.shape:
         total = fe.b.mul(total, size)
@@ -124,6 +125,8 @@ def _grid_loop(
 
 
 def for_chunks(fe: Frontend, node: ast.For, domain: ChunksValue) -> int:
+    """``for lo, hi in ctx.chunks(n)``: each worker gets the bounds of its chunks."""
+
     def fill(begin: Ref, end: Ref) -> None:
         loop = Loop(fe.depth, False, True)
         fe.node = node.target
@@ -138,6 +141,7 @@ def for_chunks(fe: Frontend, node: ast.For, domain: ChunksValue) -> int:
 
 # ***** vector loops *****
 def for_vectors(fe: Frontend, node: ast.For, domain: VectorsValue) -> int:
+    """``for j, mask in k.vectors(n, width)``: a loop over whole vectors, then one masked tail."""
     b, width = fe.b, domain.width
     start = domain.start
     count = b.sub(domain.stop, start)

@@ -96,7 +96,7 @@ def _promote(
 
 
 def loop_body(fe: Frontend, node: ast.For | ast.While, loop: Loop) -> None:
-    """Compiles a loop's body into the scope at hand."""
+    """Compiles a loop's body into the open scope."""
     fe.loops.append(loop)
     scope = fe.b.open("branch")
     fe.body(node.body)
@@ -115,4 +115,5 @@ def emit_loop(fe: Frontend, loop: Loop, stmt: Any) -> None:
 
 
 def loop_target(node: ast.For | ast.While) -> Any:
+    """The target of a ``for``; an empty one for a ``while``."""
     return node.target if isinstance(node, ast.For) else node.test

@@ -204,11 +204,11 @@ class _Parameters:
                     f"{source.name} takes {self.position} arguments ({takes}), got {len(self.args)}",
                 )
             if self.params:
-                known = ", ".join(p.arg for p in a.kwonlyargs) or "none"
+                declared = ", ".join(p.arg for p in a.kwonlyargs) or "none"
                 wrong = ", ".join(sorted(self.params))
                 self._fail(
                     source.node,
-                    f"{source.name} has no parameter {wrong}; its compile-time parameters: {known}",
+                    f"{source.name} has no parameter {wrong}; its compile-time parameters: {declared}",
                 )
         except Failure as failure:
             raise failure.kind([failure.diagnostic]) from None

@@ -173,6 +173,7 @@ def _shown(size: Index) -> str:
 
 
 def checked_width(fe: Frontend, width: Any) -> int:
+    """A number of lanes, checked."""
     if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width <= MAX_WIDTH:
         came = describe(width)
         fe.fail(f"width is an integer in [1, {MAX_WIDTH}] known at compile time, got {came}")
@@ -395,7 +396,7 @@ def atomic_add(fe: Frontend, view: View, *indices: Any, value: Any) -> Atom:
 def prefetch(
     fe: Frontend, view: View, *indices: Any, write: Any = False, locality: Any = 3
 ) -> None:
-    """``x.prefetch(i, j)``: asks for a cache line; an index out of range does no harm."""
+    """``x.prefetch(i, j)``: prefetches a cache line; an index out of range is allowed."""
     indices = _full_indices(fe, view, indices, "prefetch")
     if locality not in (0, 1, 2, 3):
         fe.fail(f"locality is 0 (once) … 3 (keep in all caches), got {describe(locality)}")
@@ -544,7 +545,7 @@ def assign(fe: Frontend, view: View, index: Any, value: Any) -> None:
 
 
 def attribute(fe: Frontend, view: View, name: str) -> Any:
-    """``x.shape`` and the like; None where there is no such attribute."""
+    """An attribute such as ``x.shape``; None if views have no such attribute."""
     if name == "shape":
         return view.shape
     if name == "strides":

@@ -364,7 +364,7 @@ def arguments(
 
 
 def _annotation(fn: Kernel, p: ast.arg) -> Any:
-    """What a parameter's annotation stands for, in the scope of the kernel's definition."""
+    """The value of a parameter's annotation, in the scope of the kernel's definition."""
     node = p.annotation
     if node is None:
         return None

@@ -34,12 +34,12 @@ class FunctionSource:
 @functools.cache
 def _functions_of_file(file: str, text: str) -> dict[int, ast.FunctionDef]:
     """The functions of a file by each line on which they may be said to start (first decorator, ``def``)."""
-    found: dict[int, ast.FunctionDef] = {}
+    functions: dict[int, ast.FunctionDef] = {}
     for node in ast.walk(ast.parse(text, file)):
         if isinstance(node, ast.FunctionDef):
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            found[first] = found[node.lineno] = node
-    return found
+            functions[first] = functions[node.lineno] = node
+    return functions
 
 
 def source_of(fn: types.FunctionType) -> FunctionSource:
@@ -198,10 +198,10 @@ class _Lazy:
 
 def assigned_names(nodes: list[ast.stmt]) -> frozenset[str]:
     """The names that statements assign, without those of nested functions."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in nodes:
-        found |= _assigned(node)
-    return frozenset(found)
+        names |= _assigned(node)
+    return frozenset(names)
 
 
 def _assigned(node: ast.AST) -> frozenset[str]:

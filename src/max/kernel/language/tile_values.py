@@ -87,8 +87,8 @@ def check_product(shapes: Shapes, c: Any, a: Any, b: Any, left: Any, right: Any)
     left = scalar_type(left)
     right = left if right is None else scalar_type(right)
     if (left, right) not in PRODUCTS:
-        known = ", ".join(f"{x.name} by {y.name}" for x, y in PRODUCTS)
-        raise TypeError(f"matrix tiles multiply {known}; got {left.name} by {right.name}")
+        supported = ", ".join(f"{x.name} by {y.name}" for x, y in PRODUCTS)
+        raise TypeError(f"matrix tiles multiply {supported}; got {left.name} by {right.name}")
     (m, n), (rows, depth), (steps, columns) = (check_tile(shapes, t) for t in (c, a, b))
     if rows != m or columns != n or depth != 4 * steps:
         raise ValueError(

@@ -61,11 +61,13 @@ def lower_plain(w: Writer, s: Let) -> None:
 
 
 def binary(w: Writer, s: Let, instruction: str) -> None:
+    """One instruction with two operands of one type."""
     a, b = s.args
     w.lines.append(f"  %v{s.ref.id} = {instruction} {llvm_type(a.type)} {w.atom(a)}, {w.atom(b)}")
 
 
 def neg(w: Writer, s: Let) -> None:
+    """``-a``."""
     a = s.args[0]
     t = llvm_type(a.type)
     if a.type.dtype.is_float:
@@ -75,6 +77,7 @@ def neg(w: Writer, s: Let) -> None:
 
 
 def invert(w: Writer, s: Let) -> None:
+    """``~a``."""
     a = s.args[0]
     ones = "true" if a.type.dtype.kind == "b" else "-1"
     element = llvm_type(Type(a.type.dtype, 0))
@@ -83,6 +86,7 @@ def invert(w: Writer, s: Let) -> None:
 
 
 def absolute(w: Writer, s: Let) -> None:
+    """The magnitude."""
     a = s.args[0]
     t = llvm_type(a.type)
     if a.type.dtype.is_float:
@@ -98,11 +102,13 @@ def _call_immediate(w: Writer, type: str, intrinsic: str, text: str) -> str:
 
 
 def count_zeros(w: Writer, s: Let, op: str) -> None:
+    """Leading or trailing zeros."""
     a = s.args[0]
     w.alias(s, _call_immediate(w, llvm_type(a.type), f"llvm.{op}.{mangled(a.type)}", w.atom(a)))
 
 
 def fma(w: Writer, s: Let) -> None:
+    """``a * b + c``, rounded once where the target has the instruction."""
     t = llvm_type(s.ref.type)
     # without the instruction llvm.fma would be a slow exact library call
     name = "fma" if w.target.has_fma else "fmuladd"
@@ -127,6 +133,7 @@ def _contracted(w: Writer, s: Let, position: int) -> None:
 
 
 def extremum(w: Writer, s: Let) -> None:
+    """Minimum or maximum; NaN stays."""
     a, b = s.args
     if isinstance(a, Const):
         a, b = b, a
@@ -158,6 +165,7 @@ def float_extremum(
 
 
 def floordiv(w: Writer, s: Let) -> None:
+    """Division or remainder, rounded down."""
     a, b = s.args
     t, x, y = llvm_type(a.type), w.atom(a), w.atom(b)
     divide, rest = ("sdiv", "srem") if a.type.dtype.kind == "i" else ("udiv", "urem")
@@ -194,6 +202,7 @@ def floordiv(w: Writer, s: Let) -> None:
 
 
 def shift(w: Writer, s: Let) -> None:
+    """``<<`` and ``>>``; the amount is taken modulo the width."""
     a, b = s.args
     op = "shl" if s.op == "shl" else "ashr" if a.type.dtype.kind == "i" else "lshr"
     t, amount = llvm_type(a.type), w.atom(b)
@@ -204,6 +213,7 @@ def shift(w: Writer, s: Let) -> None:
 
 
 def copysign(w: Writer, s: Let) -> None:
+    """The magnitude of one operand with the sign of the other."""
     t = llvm_type(s.ref.type)
     w.alias(
         s,
@@ -212,6 +222,7 @@ def copysign(w: Writer, s: Let) -> None:
 
 
 def scale(w: Writer, s: Let) -> None:
+    """``x * 2**n``, by the instruction of AVX-512."""
     x, n = s.args
     width, double = x.type.width, x.type.dtype is f64
     element, piece = ("double", 8) if double else ("float", 16)
@@ -232,4 +243,5 @@ def scale(w: Writer, s: Let) -> None:
 
 
 def libm(w: Writer, s: Let) -> None:
+    """A function of the C library."""
     w.alias(s, w.call("double", s.attr, [("double", w.atom(a)) for a in s.args]))

@@ -10,6 +10,7 @@ from max.kernel.lowering.writer import Writer
 
 
 def lower_for(w: Writer, s: For) -> None:
+    """A counted loop; it polls for interrupts unless it ends soon."""
     start, stop = w.atom(s.start), w.atom(s.stop)
     compare = "slt" if s.step > 0 else "sgt"
     enter, exit = w.label("enter"), w.label("exit")
@@ -17,9 +18,9 @@ def lower_for(w: Writer, s: For) -> None:
     w.out(f"br i1 {run}, label %{enter}, label %{exit}")
     w.start(enter)
     inner = _depth(s.body)
-    turns = _turns(s)
-    if inner or (turns <= _PART if turns is not None else w.loop_depth > _OUTER):
-        # counted loops end: only those that may take long look up
+    trips = _trip_count(s)
+    if inner or (trips <= _PART if trips is not None else w.loop_depth > _OUTER):
+        # counted loops end: only those that may run long poll
         polls = inner > 0 and w.loop_depth < _OUTER + min(inner - 1, 1)
         _count(w, s, enter, start, stop, exit, polls)
     else:
@@ -28,7 +29,7 @@ def lower_for(w: Writer, s: For) -> None:
 
 
 def _count(w: Writer, s: For, before: str, start: str, stop: str, exit: str, polls: bool) -> None:
-    """The turns from `start` to `stop`, of which there is one at least; goes on at `exit`."""
+    """The iterations from `start` to `stop`, at least one; continues at `exit`."""
     var = f"%v{s.var.id}"
     compare = "slt" if s.step > 0 else "sgt"
     body, latch = w.label("body"), w.label("latch")
@@ -49,7 +50,7 @@ def _count(w: Writer, s: For, before: str, start: str, stop: str, exit: str, pol
 
 
 def _count_in_parts(w: Writer, s: For, start: str, stop: str, exit: str) -> None:
-    """A loop of many short turns looks up between parts of them."""
+    """A long innermost loop, split into parts of `_PART` iterations; it polls between them."""
     enter, compare = w.block, "slt" if s.step > 0 else "sgt"
     part, rest = w.label("part"), w.label("rest")
     more = f"%v{s.var.id}.next"
@@ -71,6 +72,7 @@ def _count_in_parts(w: Writer, s: For, start: str, stop: str, exit: str) -> None
 
 
 def lower_while(w: Writer, s: While) -> None:
+    """A loop that runs while a condition holds."""
     head, body, exit = (w.label(k) for k in ("head", "body", "exit"))
     w.jump(head)
     w.start(head)
@@ -88,6 +90,7 @@ def lower_while(w: Writer, s: While) -> None:
 
 
 def lower_if(w: Writer, s: If) -> None:
+    """A branch."""
     then, orelse, join = (w.label(k) for k in ("then", "else", "join"))
     w.out(f"br i1 {w.atom(s.cond)}, label %{then}, label %{orelse if s.orelse else join}")
     w.start(then)
@@ -101,12 +104,14 @@ def lower_if(w: Writer, s: If) -> None:
 
 
 def lower_block(w: Writer, s: Block) -> None:
+    """A body that ends where `Leave` says."""
     if w.body(s.body):
         w.jump(f"leave{s.label}")
     w.start(f"leave{s.label}")
 
 
 def lower_leave(w: Writer, s: Leave) -> None:
+    """A jump to the end of a block."""
     w.jump(f"leave{s.label}")
 
 
@@ -127,7 +132,7 @@ def _brief(body: Iterable[Stmt]) -> bool:
     )
 
 
-def _turns(s: For) -> int | None:
+def _trip_count(s: For) -> int | None:
     """The greatest number of iterations of a loop, if its bounds are constants."""
     if isinstance(s.start, Ref) or isinstance(s.stop, Ref):
         return None
@@ -136,16 +141,16 @@ def _turns(s: For) -> int | None:
 
 def _depth(body: Iterable[Stmt]) -> int:
     """The nesting depth of run-time loops."""
-    deepest = 0
+    greatest = 0
     for s in body:
         kind = s.__class__
         if kind is If:
-            found = max(_depth(s.then), _depth(s.orelse))  # type: ignore[union-attr]
+            depth = max(_depth(s.then), _depth(s.orelse))  # type: ignore[union-attr]
         elif kind is For or kind is While or kind is Parallel:
-            found = 1 + _depth(s.body)  # type: ignore[union-attr]
+            depth = 1 + _depth(s.body)  # type: ignore[union-attr]
         elif kind is Block:
-            found = _depth(s.body)  # type: ignore[union-attr]
+            depth = _depth(s.body)  # type: ignore[union-attr]
         else:
             continue
-        deepest = max(deepest, found)
-    return deepest
+        greatest = max(greatest, depth)
+    return greatest

@@ -17,6 +17,7 @@ def to_f32(w: Writer, a: Atom) -> str:
 
 
 def widen(w: Writer, text: str, type: Type) -> str:
+    """A float of 8 or 16 bits as f32."""
     dtype, width = type.dtype, type.width
     if dtype is bf16:
         ints = vector_name("i32", width)
@@ -133,6 +134,7 @@ def _round_f16(w: Writer, text: str, width: int) -> str:
 
 
 def cast(w: Writer, s: Let) -> None:
+    """A conversion of elements."""
     a = s.args[0]
     source, goal, width = a.type.dtype, s.ref.type.dtype, a.type.width
     text, from_, to = w.atom(a), llvm_type(a.type), llvm_type(s.ref.type)
@@ -200,6 +202,7 @@ def _number_cast(
 
 
 def bitcast(w: Writer, s: Let) -> None:
+    """The same bits as another type."""
     a = s.args[0]
     from_, to = llvm_type(a.type), llvm_type(s.ref.type)
     if isinstance(a, Ref) and a.id in w.words:

@@ -112,7 +112,7 @@ def narrow_dot_i8(w: Writer, s: Let) -> None:
 
 
 def signed_dot_i8(w: Writer, s: Let) -> None:
-    """Signed by signed: ``sdot``, or what every arm64 processor has."""
+    """Signed by signed: ``sdot``, or products in 16 bits, which every arm64 processor has."""
     piece = 4
     if w.target.has("dotprod"):
         name = "llvm.aarch64.neon.sdot.v4i32.v16i8"

@@ -8,6 +8,7 @@ from max.kernel.lowering.writer import Writer
 
 
 def splat(w: Writer, s: Let) -> None:
+    """A scalar in all lanes."""
     a = s.args[0]
     if w.target.is_arm64 and isinstance(a, Ref) and llvm_type(a.type) == "i32":
         w.words[s.ref.id] = w.atom(a)
@@ -15,11 +16,13 @@ def splat(w: Writer, s: Let) -> None:
 
 
 def extract(w: Writer, s: Let) -> None:
+    """One lane."""
     v, lane = s.args
     w.out(f"%v{s.ref.id} = extractelement {llvm_type(v.type)} {w.atom(v)}, i64 {w.atom(lane)}")
 
 
 def insert(w: Writer, s: Let) -> None:
+    """A vector with another value in one lane."""
     v, x, lane = s.args
     w.out(
         f"%v{s.ref.id} = insertelement {llvm_type(v.type)} {w.atom(v)}, "
@@ -28,6 +31,7 @@ def insert(w: Writer, s: Let) -> None:
 
 
 def shuffle(w: Writer, s: Let) -> None:
+    """The lanes of two vectors in a given order."""
     a, b = s.args
     t = llvm_type(a.type)
     lanes = ", ".join(f"i32 {i}" for i in s.attr)
@@ -37,6 +41,7 @@ def shuffle(w: Writer, s: Let) -> None:
 
 
 def select(w: Writer, s: Let) -> None:
+    """The lanes of one of two values, by a mask."""
     mask, a, b = s.args
     t = llvm_type(a.type)
     w.out(
@@ -53,16 +58,17 @@ def splat_text(w: Writer, element: str, text: str, width: int) -> str:
 
 
 def pieces(w: Writer, text: str, element: str, width: int, piece: int) -> list[str]:
+    """A vector as vectors of ``piece`` lanes."""
     if width == piece:
         return [text]
     whole = vector_name(element, width)
-    found: list[str] = []
+    parts: list[str] = []
     for first in range(0, width, piece):
         lanes = ", ".join(f"i32 {first + i}" for i in range(piece))
-        found.append(
+        parts.append(
             w.temp(f"shufflevector {whole} {text}, {whole} poison, <{piece} x i32> <{lanes}>")
         )
-    return found
+    return parts
 
 
 def joined(w: Writer, parts: list[str], element: str, piece: int) -> str:

@@ -9,6 +9,7 @@ from max.kernel.types import ScalarType, Type
 
 
 def arg(w: Writer, s: Let) -> None:
+    """A slot of the argument block."""
     type = s.ref.type
     slot = w.temp(f"getelementptr inbounds i64, ptr %args, i64 {s.attr}")
     if type.width < 0:
@@ -22,6 +23,7 @@ def arg(w: Writer, s: Let) -> None:
 
 
 def gep(w: Writer, s: Let) -> None:
+    """The address of an element."""
     pointer, offset = s.args
     w.out(
         f"%v{s.ref.id} = getelementptr inbounds {MEMORY[s.attr.name]}, ptr {w.atom(pointer)}, i64 {w.atom(offset)}"
@@ -29,6 +31,7 @@ def gep(w: Writer, s: Let) -> None:
 
 
 def address(w: Writer, s: Let) -> None:
+    """An address as an integer."""
     w.out(f"%v{s.ref.id} = ptrtoint ptr {w.atom(s.args[0])} to i64")
 
 
@@ -52,6 +55,7 @@ def to_memory(w: Writer, a: Atom) -> tuple[str, str]:
 
 
 def load(w: Writer, s: Let) -> None:
+    """An element, or consecutive elements."""
     type = s.ref.type
     memory = vector_name(MEMORY[type.dtype.name], type.width)
     line = f"load {memory}, ptr {w.atom(s.args[0])}, align {type.dtype.size}"
@@ -62,6 +66,7 @@ def load(w: Writer, s: Let) -> None:
 
 
 def masked_load(w: Writer, s: Let) -> None:
+    """Consecutive elements where a mask is set."""
     pointer, mask, other = s.args
     type = s.ref.type
     memory, passthrough = to_memory(w, other)
@@ -96,6 +101,7 @@ def _lane_pointers(w: Writer, pointer: Atom, offsets: Atom, dtype: ScalarType) -
 
 
 def gather(w: Writer, s: Let) -> None:
+    """One element a lane."""
     type = s.ref.type
     width = type.width
     pointers = _lane_pointers(w, s.args[0], s.args[1], type.dtype)
@@ -115,6 +121,7 @@ def gather(w: Writer, s: Let) -> None:
 
 
 def scatter(w: Writer, s: Effect) -> None:
+    """Writes one element a lane."""
     pointer, offsets, value = s.args[:3]
     width, dtype = value.type.width, value.type.dtype
     mask = w.atom(s.args[3]) if len(s.args) == 4 else "splat (i1 true)"
@@ -128,6 +135,7 @@ def scatter(w: Writer, s: Effect) -> None:
 
 
 def atomic_add(w: Writer, s: Let) -> None:
+    """Adds to memory that workers share."""
     pointer, value = s.args
     dtype = value.type.dtype
     op = "fadd" if dtype.is_float else "add"
@@ -147,18 +155,21 @@ def _slot_pointer(w: Writer, slot: int, index: Atom, type: str) -> str:
 
 
 def read_slot(w: Writer, s: Let) -> None:
+    """The value of a slot."""
     type = llvm_type(s.ref.type)
     pointer = _slot_pointer(w, s.attr, s.args[0], type)
     w.out(f"%v{s.ref.id} = load {type}, ptr {pointer}, align {_align_of(s.ref)}")
 
 
 def lower_assign(w: Writer, s: Assign) -> None:
+    """Writes a slot."""
     type = llvm_type(s.value.type)
     pointer = _slot_pointer(w, s.slot, s.index, type)
     w.out(f"store {type} {w.atom(s.value)}, ptr {pointer}, align {_align_of(s.value)}")
 
 
 def lower_store(w: Writer, s: Store) -> None:
+    """Writes a scalar or a vector to memory."""
     store_memory(w, s.pointer, s.value, s.mask)
 
 
@@ -167,6 +178,7 @@ def _short(element: str) -> str:
 
 
 def alloc_alignment(s: Alloc) -> int:
+    """The alignment of a slot in bytes."""
     return _natural(s.type.dtype.size * max(s.type.width, 1)) if s.type.dtype.kind != "b" else 8
 
 

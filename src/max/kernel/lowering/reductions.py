@@ -18,6 +18,7 @@ from max.kernel.lowering.writer import Writer
 
 
 def reduce(w: Writer, s: Let) -> None:
+    """The sum or the product of all lanes."""
     a = s.args[0]
     t, element = llvm_type(a.type), llvm_type(s.ref.type)
     op = s.op.removeprefix("reduce_")
@@ -36,6 +37,7 @@ def reduce(w: Writer, s: Let) -> None:
 
 
 def reduce_extremum(w: Writer, s: Let) -> None:
+    """The minimum or the maximum of all lanes; NaN stays."""
     a = s.args[0]
     t, element, width = llvm_type(a.type), llvm_type(s.ref.type), a.type.width
     op = s.op.removeprefix("reduce_")
@@ -74,6 +76,7 @@ def reduce_extremum(w: Writer, s: Let) -> None:
 
 
 def mask_reduce(w: Writer, s: Let, op: str) -> None:
+    """Whether any lane, or all lanes, of a mask are set."""
     a = s.args[0]
     w.alias(
         s,

@@ -93,7 +93,7 @@ atom_text = const_text
 
 
 def constants(width: int) -> Callable[[str, Any], str]:
-    """Makes literals, in all lanes where there are lanes."""
+    """Makes literals; of vectors, the same in all lanes."""
 
     def make(element: str, value: Any) -> str:
         text = number_text(value, f32) if element == "float" else str(value)
@@ -103,6 +103,7 @@ def constants(width: int) -> Callable[[str, Any], str]:
 
 
 def lane_list(first: int, count: int) -> str:
+    """The indices of consecutive lanes, as a shuffle takes them."""
     return ", ".join(f"i32 {first + i}" for i in range(count))
 
 

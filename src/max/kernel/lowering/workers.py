@@ -29,6 +29,11 @@ def _error_state(w: Writer) -> tuple[str, str]:
 
 
 def lower_parallel(w: Writer, s: Parallel) -> None:
+    """A loop over chunks that workers take from a shared counter.
+
+    The counter hands out numbers: the first `longs` of them are long chunks, the others short ones.
+    A single worker takes the whole range at once, without atomics.
+    """
     total = w.atom(s.total)
     begin, end = f"%v{s.begin.id}", f"%v{s.end.id}"
     first, fetch, chunk, latch, done = (
@@ -82,9 +87,9 @@ def _chunk_sizes(w: Writer, s: Parallel, total: str, workers: str) -> tuple[str,
     long = _at_least_one(w, w.temp(f"udiv i64 {total}, {parts}"))
     short = _at_least_one(w, w.temp(f"udiv i64 {long}, {SHORT_SHARE}"))
     if isinstance(s.grain, Ref):
-        wanted = w.temp(f"icmp sgt i64 {given}, 0")
-        long = w.temp(f"select i1 {wanted}, i64 {given}, i64 {long}")
-        short = w.temp(f"select i1 {wanted}, i64 {given}, i64 {short}")
+        has_grain = w.temp(f"icmp sgt i64 {given}, 0")
+        long = w.temp(f"select i1 {has_grain}, i64 {given}, i64 {long}")
+        short = w.temp(f"select i1 {has_grain}, i64 {given}, i64 {short}")
     longs = w.temp(f"mul i64 {workers}, {LONGS}")
     return _whole(w, long, s.multiple), _whole(w, short, s.multiple), longs
 
@@ -144,6 +149,7 @@ def poll(w: Writer) -> None:
 
 
 def lower_raise(w: Writer, s: Raise) -> None:
+    """Writes the error record if no other worker has, and leaves the kernel."""
     record, state = _error_state(w)
     none, failed = ErrorState.NONE, ErrorState.FAILED
     pair = w.temp(f"cmpxchg ptr {state}, i64 {none}, i64 {failed} acq_rel monotonic, align 8")

@@ -44,7 +44,7 @@ def _from_linux() -> frozenset[str]:
 
 def _from_macos() -> frozenset[str]:
     sysctl = ctypes.CDLL(None).sysctlbyname
-    found = set(ARM64_BASE)
+    features = set(ARM64_BASE)
     for name, (_, _, key) in _ARM64.items():
         value, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
         if not key:
@@ -53,8 +53,8 @@ def _from_macos() -> frozenset[str]:
             f"hw.optional.arm.{key}".encode(), ctypes.byref(value), ctypes.byref(size), None, 0
         )
         if not failed and value.value:
-            found.add(name)
-    return frozenset(found)
+            features.add(name)
+    return frozenset(features)
 
 
 @functools.cache
@@ -66,11 +66,11 @@ def known_features() -> frozenset[str]:
 @functools.cache
 def host_features() -> frozenset[str]:
     """LLVM's names of the CPU features that code may use here."""
-    found = frozenset(name for name, on in llvm.get_host_cpu_features().items() if on)
+    features = frozenset(name for name, on in llvm.get_host_cpu_features().items() if on)
     if platform.machine().lower() not in ("aarch64", "arm64"):
-        return found
-    found |= ARM64_BASE
+        return features
+    features |= ARM64_BASE
     if sys.platform == "linux":
         # the kernel's word goes: a hypervisor may hide what the processor's name promises
-        return (found - ARM64_FEATURES) | _from_linux()
-    return found | _from_macos() if sys.platform == "darwin" else found
+        return (features - ARM64_FEATURES) | _from_linux()
+    return features | _from_macos() if sys.platform == "darwin" else features

@@ -22,8 +22,8 @@ SCANS = {"softmax": "softmax", "logsoftmax": "logsoftmax"}
 
 def _numbers(op: str, x: TensorType, floats: bool = False) -> None:
     if x.dtype is DType.bool or (floats and not x.dtype.is_float()):
-        wanted = "a floating-point type" if floats else "a number"
-        raise TypeError(f"{op}: the operand is {x.short}, expected {wanted}")
+        expected = "a floating-point type" if floats else "a number"
+        raise TypeError(f"{op}: the operand is {x.short}, expected {expected}")
 
 
 def _not_empty(op: str, x: TensorType, axis: int) -> None:

@@ -169,7 +169,7 @@ def slice_conditions(
     """The conditions under which a normalised slice of a tensor of that shape is inside of it, and of the result's shape."""
     bounds: list[tuple[DimExpr, ...]] = [attrs[name] for name in SLICE_ATTRIBUTES]
     sizes = slice_shape(op, shape, *bounds)
-    found: list[Condition] = []
+    conditions: list[Condition] = []
     for axis, (dim, (start, stop, step)) in enumerate(
         zip(shape, zip(*bounds, strict=True), strict=True)
     ):
@@ -177,11 +177,11 @@ def slice_conditions(
         if sizes[axis] != 0:
             lowest, highest = (start, stop) if step.value > 0 else (stop + 1, start + 1)
             message = f"{index} is out of range for axis {axis} of size {dim}"
-            found.append(Condition.at_least(lowest, 0, message))
-            found.append(Condition.at_least(dim, highest, message))
+            conditions.append(Condition.at_least(lowest, 0, message))
+            conditions.append(Condition.at_least(dim, highest, message))
         message = f"{index} of axis {axis} has another size than the result"
-        found.append(Condition.equal(sizes[axis], result[axis], message))
-    return found
+        conditions.append(Condition.equal(sizes[axis], result[axis], message))
+    return conditions
 
 
 def _slice_conditions(operands: Types, results: Types, attrs: Attrs) -> list[Condition]:

@@ -101,7 +101,7 @@ def _conv_conditions(operands: Types, results: Types, attrs: Attrs) -> list[Cond
     x, weight = tensor("conv", operands, 0), tensor("conv", operands, 1)
     groups: int = attrs["groups"]
     channels, features = weight.shape[-2:]
-    found = [
+    conditions = [
         Condition.equal(
             x.shape[-1],
             channels * groups,
@@ -110,8 +110,8 @@ def _conv_conditions(operands: Types, results: Types, attrs: Attrs) -> list[Cond
     ]
     if groups > 1:
         message = f"conv: the features of {weight.short} are no multiple of groups, {groups}"
-        found.append(Condition.equal(features, features // groups * groups, message))
-    return found
+        conditions.append(Condition.equal(features, features // groups * groups, message))
+    return conditions
 
 
 _WINDOW = {"stride": tuple, "dilation": tuple, "padding": tuple}

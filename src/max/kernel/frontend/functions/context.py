@@ -70,7 +70,7 @@ _CONTEXT_NUMBERS = {"worker": (Context.WORKER, 0), "num_workers": (Context.WORKE
 
 
 def context_attribute(fe: Frontend, ctx: Any, name: str) -> Any:
-    """``ctx.worker`` and the like, and methods of matrix tiles; None where there is no such attribute."""
+    """An attribute of the context, such as ``ctx.worker``, or of matrix tiles; None if there is none of the name."""
     if isinstance(ctx, TilesValue):
         if name == "shapes":
             return ctx.shapes

@@ -34,12 +34,12 @@ def emit_vectors(fe: Frontend, *args: Any) -> Any:
 @FUNCTIONS.emits(lang.static_range)
 def emit_static_range(fe: Frontend, *args: Any) -> Any:
     bounds = [as_index(fe, a) for a in args]
-    known = [b for b in bounds if isinstance(b, int)]
-    if len(known) != len(bounds):
+    integers = [b for b in bounds if isinstance(b, int)]
+    if len(integers) != len(bounds):
         fe.fail(
             "k.static_range takes bounds known at compile time; use range(…) for a run-time loop"
         )
-    return range(*known)
+    return range(*integers)
 
 
 @FUNCTIONS.emits(lang.unroll)
