@@ -287,6 +287,17 @@ def test_shutdown(served, finish):
     wait_for(lambda: pipeline.cache.free_pages == 64)
 
 
+def test_requests_can_be_cancelled_during_a_shutdown(served):
+    pipeline = CountingPipeline(seconds=0.02)
+    channel = served(pipeline).channel
+    channel.send(protocol.GenerationRequest("a", (1, 2), 102))
+    channel.send(protocol.Shutdown(finish=True))
+    channel.send(protocol.CancelRequest("a"))
+    *messages, last = messages_until_the_end(channel)
+    assert last == protocol.EngineStopped() and messages[-1].status == CANCELLED
+    assert sum(len(message.tokens) for message in messages[1:]) < 100
+
+
 @settings(max_examples=30)
 @given(
     commands=st.lists(

@@ -78,7 +78,11 @@ def test_the_inputs_of_a_step():
     reserved(cache, a)
     lengths, tables, most = arrays(cache.get_runtime_inputs([b, a]))
     assert (lengths, tables, most) == ([0, 11], [[3, 0, 0], [0, 1, 2]], [[3, 11]])
-    assert arrays(cache.get_runtime_inputs([])) == ([], [], [[0, 0]])
+    empty = cache.get_runtime_inputs([])
+    assert arrays(empty) == ([], [], [[0, 0]]) and empty.lookup_table.shape == (0, 1)
+    other = manager()
+    reserved(other, a)
+    assert arrays(other.advance(empty, [a]))[:2] == ([11], [[0, 1, 2]]), "nothing to update"
 
 
 def test_the_inputs_of_several_steps():
