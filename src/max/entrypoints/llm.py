@@ -90,13 +90,13 @@ class LLM:
             context.request_id: RequestText(self._decode, context.eos_token_ids)
             for context in contexts
         }
-        texts: dict[RequestID, str] = dict.fromkeys(pieces, "")
+        generated: dict[RequestID, str] = dict.fromkeys(pieces, "")
         with _Progress(len(contexts), use_tqdm) as progress:
             for output in self._generation.stream(contexts):
-                texts[output.request_id] += pieces[output.request_id].push(output)
+                generated[output.request_id] += pieces[output.request_id].push(output)
                 if output.is_done:
                     progress.update()
-        return [texts[context.request_id] for context in contexts]
+        return [generated[context.request_id] for context in contexts]
 
     async def _contexts(
         self, texts: list[str], max_new_tokens: int | None
