@@ -294,7 +294,8 @@ class InferenceSession:
 
     def _check_devices(self, module: ModuleOp) -> None:
         graph = entry(module)
-        known = {(device.label, device.id) for device in self._devices}
+        # sizes, seeds and flags are on the CPU, whatever devices the session is for
+        known = {(d.label, d.id) for d in (*self._devices, self._backends.host.device)}
         for index, type_ in enumerate([*graph.input_types, *graph.output_types]):
             device = getattr(type_, "device", None)
             if device is not None and device.data not in known:

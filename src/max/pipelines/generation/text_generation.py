@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, cast
 import numpy as np
 import numpy.typing as npt
 
-from max.driver import Tensor
+from max.driver import CPU, Tensor
 from max.engine import InferenceSession
 from max.interfaces import (
     LogProbabilities,
@@ -331,7 +331,7 @@ class TextGenerationPipeline(
                 model_inputs.update(sampling=SamplingInputs.of(batch, device, step))
             outputs = self._pipeline_model.execute(model_inputs)
             tokens = self._next_tokens(outputs, batch, step)
-            steps.append(np.asarray(tokens.to_numpy(), np.int64))
+            steps.append(np.asarray(tokens.to(CPU()).to_numpy(), np.int64))
             if enable_log_probs:
                 logs.append(self._log_probabilities(outputs, batch, steps[-1]))
             if step + 1 < num_steps:
@@ -381,9 +381,11 @@ class TextGenerationPipeline(
         tokens: npt.NDArray[np.int64],
     ) -> list[LogProbabilities | None]:
         """The log-probabilities of the chosen tokens, with echo preceded by those of the prompt."""
-        last = _last_logits(outputs).to_numpy()
+        last = _last_logits(outputs).to(CPU()).to_numpy()
         entries: list[LogProbabilities | None] = []
-        offsets = None if outputs.logit_offsets is None else outputs.logit_offsets.to_numpy()
+        offsets = (
+            None if outputs.logit_offsets is None else outputs.logit_offsets.to(CPU()).to_numpy()
+        )
         for row, context in enumerate(batch):
             if not context.log_probabilities:
                 entries.append(None)
@@ -394,7 +396,9 @@ class TextGenerationPipeline(
                     raise ValueError(
                         "echo needs the logits of the prompt; set enable_echo in the configuration"
                     )
-                rows = outputs.logits.to_numpy()[int(offsets[row]) : int(offsets[row + 1])]
+                rows = outputs.logits.to(CPU()).to_numpy()[
+                    int(offsets[row]) : int(offsets[row + 1])
+                ]
                 chosen = [*context.next_tokens[1:].tolist(), *chosen]
             entries.append(of_rows(rows, chosen, context.log_probabilities))
         return entries

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from max.driver import Device, Tensor
+from max.driver import CPU, Device, Tensor
 from max.engine import InferenceSession, Model
 from max.graph import DeviceRef
 from max.interfaces import ProcessorInputs, TextGenerationContext
@@ -71,7 +71,9 @@ class Sampler:
             int64 ``[batch]``.
         """
         if any(needs_masks(context) for context in batch):
-            logits = Tensor.from_numpy(masked(np.array(logits.to_numpy()), batch)).to(self._device)
+            logits = Tensor.from_numpy(masked(np.array(logits.to(CPU()).to_numpy()), batch)).to(
+                self._device
+            )
         penalties = any(has_penalties(context.sampling_params) for context in batch)
         inputs: list[Any] = [logits, *SamplingInputs.of(batch, self._device, step)]
         if penalties:

@@ -1,0 +1,67 @@
+"""A whole model, from its checkpoint to the tokens, on a device that is no CPU: equal to the CPU alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from max.driver import DeviceSpec
+from max.interfaces import PipelineTask, RequestID, SamplingParams, TextGenerationRequest
+from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
+from tests.devices.fake import FakeDevice
+from tests.devices.mixed import devices
+
+TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
+PROMPTS = [[5, 6, 7, 8, 9], [11], [30, 31, 32]]
+__all__ = ["devices"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama with grouped heads, with the bundled model's tokenizer."""
+    found = tmp_path_factory.mktemp("llama")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=120,
+        hidden_size=32,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        eos_token_id=119,
+        bos_token_id=1,
+        initializer_range=0.3,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(found)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (found / name).write_bytes((TINY / name).read_bytes())
+    return found
+
+
+def generate(folder: Path, spec: DeviceSpec) -> list[list[int]]:
+    config = PipelineConfig(
+        model_path=folder, device_specs=[spec], max_length=64, max_batch_size=2, max_num_steps=1
+    )
+    pipeline = PIPELINE_REGISTRY.retrieve(config, PipelineTask.TEXT_GENERATION)[1]
+    params = SamplingParams(max_new_tokens=4, temperature=0)
+    requests = [
+        TextGenerationRequest(RequestID(), "m", prompt=prompt, sampling_params=params)
+        for prompt in PROMPTS
+    ]
+    return [list(output.tokens) for output in pipeline.generate(requests)]
+
+
+def test_a_llama(folder: Path, devices: list[FakeDevice]) -> None:
+    """Prefill and decode in batches over the paged cache of the device; weights are copied there once."""
+    on_cpu = generate(folder, DeviceSpec.cpu())
+    ran = devices[1].queue.launches
+    assert not ran
+    there = generate(folder, DeviceSpec.accelerator(1))
+    assert there == on_cpu and len(np.unique(on_cpu)) > 3
+    assert any("attention.ragged.paged" in name for name in ran)
+    assert any("kv_store.ragged.paged" in name for name in ran)
