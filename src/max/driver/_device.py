@@ -14,7 +14,7 @@ from max.driver._memory import DeviceMemory, HostMemory
 class Device:
     """A device that holds tensors and runs models.
 
-    Not made by itself: use :class:`CPU` or :class:`Accelerator`. There is one instance for each
+    Abstract: use :class:`CPU` or :class:`Accelerator`. There is one instance for each
     label and id, so that devices compare by identity.
     """
 
@@ -113,7 +113,7 @@ class CPU(Device):
     """The host as a device.
 
     Ids above 0 are virtual devices on the same memory and cores, for placing a graph on several
-    devices without an accelerator. Repeated calls with one id give the same object.
+    devices without an accelerator. Calls with the same id return the same object.
 
     Args:
         id: The device's id; -1 is device 0.
@@ -132,18 +132,18 @@ class CPU(Device):
         if id < -1:
             raise ValueError(f"CPU: id {id} is not a device; expected -1, 0, 1, …")
         key = max(id, 0)
-        found = cls._instances.get(key)
-        if found is not None:
-            return found
+        device = cls._instances.get(key)
+        if device is not None:
+            return device
         with cls._lock:
-            found = cls._instances.get(key)
-            if found is None:
-                found = super().__new__(cls)
-                found._id = key
-                found.memory = _HOST_MEMORY
-                found._default_stream = DeviceStream(found)
-                cls._instances[key] = found
-            return found
+            device = cls._instances.get(key)
+            if device is None:
+                device = super().__new__(cls)
+                device._id = key
+                device.memory = _HOST_MEMORY
+                device._default_stream = DeviceStream(device)
+                cls._instances[key] = device
+            return device
 
     @property
     def api(self) -> str:
@@ -163,7 +163,7 @@ class CPU(Device):
 
     @property
     def is_compatible(self) -> bool:
-        """Always true: code is made for the CPU at hand."""
+        """Always true: kernels are compiled for the CPU of this machine."""
         return True
 
     @property
@@ -178,13 +178,13 @@ class CPU(Device):
 
     @property
     def stats(self) -> dict[str, Any]:
-        """``num_cores``, and ``total_memory`` and ``free_memory`` where the platform tells them."""
+        """``num_cores``, and ``total_memory`` and ``free_memory`` where the platform has them."""
         # no memory figures on Windows, which has no sysconf
         stats: dict[str, Any] = {"num_cores": _usable_cores()}
         names = {"total_memory": "SC_PHYS_PAGES", "free_memory": "SC_AVPHYS_PAGES"}
-        known: dict[str, int] = getattr(os, "sysconf_names", {})
+        available: dict[str, int] = getattr(os, "sysconf_names", {})
         for key, name in names.items():
-            if name in known:
+            if name in available:
                 stats[key] = os.sysconf(name) * os.sysconf("SC_PAGE_SIZE")
         return stats
 

@@ -29,7 +29,7 @@ _MAP_MODES: dict[str, Literal["r", "c", "r+", "w+"]] = {
 
 
 class Memory(NamedTuple):
-    """An address, and the object that keeps what is there alive."""
+    """An address, and the object that keeps its memory alive."""
 
     ptr: int
     owner: object
@@ -58,7 +58,7 @@ class DeviceMemory(ABC):
             zero: Whether the memory holds zeros; else it is not initialised.
 
         Raises:
-            MemoryError: The device does not have as much.
+            MemoryError: The device does not have enough memory.
         """
 
     @abstractmethod
@@ -80,11 +80,46 @@ class DeviceMemory(ABC):
         """
 
 
+def allocate(op: str, dtype: DType, shape: tuple[int, ...], zero: bool) -> Memory:
+    """Memory for a contiguous tensor, aligned to :data:`ALIGNMENT`.
+
+    Raises:
+        MemoryError: There is not enough memory.
+    """
+    nbytes = math.prod(shape) * dtype.size_in_bytes
+    try:
+        if zero and nbytes >= _LARGE:
+            owner = _zeroed_huge_pages(nbytes)
+            return Memory(-(-address(owner) // _HUGE_PAGE) * _HUGE_PAGE, owner)
+        make = np.zeros if zero else np.empty
+        owner = make(nbytes + ALIGNMENT, np.uint8)
+    except (ValueError, OverflowError, MemoryError, OSError) as error:
+        gib = nbytes / 2**30
+        raise MemoryError(f"{op}: no memory for {gib:.6g} GiB: {shape} {dtype}") from error
+    return Memory(-(-address(owner) // ALIGNMENT) * ALIGNMENT, owner)
+
+
+def _zeroed_huge_pages(nbytes: int) -> Array:
+    """Zeros that the system allocates page by page at first use, in huge pages if it has them.
+
+    NumPy requests huge pages for ``empty``, not for ``zeros``: a page fault each 4 KiB then costs more than the
+    writes themselves, for example of the keys of a prompt.
+    """
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return np.zeros(nbytes + _HUGE_PAGE, np.uint8)
+    # private, as Python's default is shared memory, which has small pages
+    mapping = mmap.mmap(-1, nbytes + _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # an error means that the system has none
+    with contextlib.suppress(OSError):
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(mapping, np.uint8)
+
+
 class HostMemory(DeviceMemory):
     """The memory of the host: addresses are those of the process."""
 
-    def allocate(self, op: str, dtype: DType, shape: tuple[int, ...], zero: bool) -> Memory:
-        return allocate(op, dtype, shape, zero)
+    # the function itself: each output of an execution calls it
+    allocate = staticmethod(allocate)  # pyright: ignore[reportAssignmentType]
 
     def read(self, ptr: int, nbytes: int) -> Array:
         return array_at(Memory(ptr, None), DType.uint8, (nbytes,), None, False)
@@ -107,41 +142,6 @@ def copy_between(
     """
     if nbytes:
         target.write(target_ptr, source.read(source_ptr, nbytes))
-
-
-def allocate(op: str, dtype: DType, shape: tuple[int, ...], zero: bool) -> Memory:
-    """Memory for a contiguous tensor, aligned to :data:`ALIGNMENT`.
-
-    Raises:
-        MemoryError: There is not as much.
-    """
-    nbytes = math.prod(shape) * dtype.size_in_bytes
-    try:
-        if zero and nbytes >= _LARGE:
-            owner = _zeroed_huge_pages(nbytes)
-            return Memory(-(-address(owner) // _HUGE_PAGE) * _HUGE_PAGE, owner)
-        make = np.zeros if zero else np.empty
-        owner = make(nbytes + ALIGNMENT, np.uint8)
-    except (ValueError, OverflowError, MemoryError, OSError) as error:
-        gib = nbytes / 2**30
-        raise MemoryError(f"{op}: no memory for {gib:.6g} GiB: {shape} {dtype}") from error
-    return Memory(-(-address(owner) // ALIGNMENT) * ALIGNMENT, owner)
-
-
-def _zeroed_huge_pages(nbytes: int) -> Array:
-    """Zeros that the system makes page by page, at their first use, in huge pages where it has them.
-
-    NumPy asks for huge pages for ``empty``, not for ``zeros``: a fault each 4 KiB then costs more than what is
-    written, such as the keys of a prompt.
-    """
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
-        return np.zeros(nbytes + _HUGE_PAGE, np.uint8)
-    # private, as Python's default is shared memory, which has small pages
-    mapping = mmap.mmap(-1, nbytes + _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    # an error means that the system has none
-    with contextlib.suppress(OSError):
-        mapping.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(mapping, np.uint8)
 
 
 def map_file(
@@ -171,7 +171,7 @@ def map_file(
 
 
 class _Holder:
-    """What NumPy makes an array of that keeps the memory's owner alive."""
+    """An object with NumPy's array interface that keeps the memory's owner alive."""
 
     __slots__ = ("__array_interface__", "owner")
 

@@ -87,7 +87,7 @@ class Tensor:
     Raises:
         TypeError: An argument of a wrong type.
         ArgumentError: A negative size.
-        MemoryError: There is not as much memory.
+        MemoryError: There is not enough memory.
     """
 
     __module__ = "max.driver"
@@ -162,7 +162,7 @@ class Tensor:
 
     @classmethod
     def _empty(cls, dtype: DType, shape: tuple[int, ...], device: Device) -> Tensor:
-        """A tensor of a shape that was checked before: what each execution makes of its outputs."""
+        """A tensor of a shape that was checked before, for the outputs of each execution."""
         tensor = cls.__new__(cls)
         tensor._ptr, tensor._owner = device.memory.allocate("Tensor", dtype, shape, False)
         tensor._dtype, tensor._shape, tensor._strides = dtype, shape, None
@@ -413,7 +413,7 @@ class Tensor:
 
     @property
     def pinned(self) -> bool:
-        """Whether page-locked memory was asked for."""
+        """Whether the tensor was allocated with ``pinned``."""
         return self._pinned
 
     # ----- data in and out
@@ -446,8 +446,8 @@ class Tensor:
         """A DLPack capsule on the same memory.
 
         Raises:
-            BufferError: Another device is asked for, or the tensor is read-only and the consumer
-                too old to know.
+            BufferError: The consumer wants another device, or the tensor is read-only and the
+                consumer's version of DLPack cannot say so.
         """
         own_device = self.__dlpack_device__()
         if stream is not None:

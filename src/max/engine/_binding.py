@@ -60,7 +60,7 @@ class InputBinder:
         lines = ["def bind(shapes):"]
         if self.inputs:
             lines.append(f"    {', '.join(f's{i}' for i in range(len(self.inputs)))}, = shapes")
-        known: dict[str, str] = {}
+        variables: dict[str, str] = {}
         checks: list[str] = []
         for index, info in enumerate(self.inputs):
             lines.append(f"    if len(s{index}) != {len(info.shape)}: return None")
@@ -68,20 +68,20 @@ class InputBinder:
                 place = f"s{index}[{axis}]"
                 if isinstance(dim, int):
                     checks.append(f"{place} != {dim}")
-                elif (name := dim.symbol_name) is not None and name not in known:
-                    known[name] = f"v{len(known)}"
-                    lines.append(f"    {known[name]} = {place}")
+                elif (name := dim.symbol_name) is not None and name not in variables:
+                    variables[name] = f"v{len(variables)}"
+                    lines.append(f"    {variables[name]} = {place}")
                 else:
                     checks.append(f"{place} != sizes[{index}][{axis}].evaluate(env)")
         # a symbol alone is compared directly; expressions are rare
-        checks = [self._direct(check, known) for check in checks]
-        env = ", ".join(f"{name!r}: {variable}" for name, variable in known.items())
-        missing = [name for name in self.symbols if name not in known]
+        checks = [self._direct(check, variables) for check in checks]
+        env = ", ".join(f"{name!r}: {variable}" for name, variable in variables.items())
+        missing = [name for name in self.symbols if name not in variables]
         if any("env" in check for check in checks):
             lines.append(f"    env = {{{env}}}")
         if checks:
             lines.append(f"    if {' or '.join(checks)}: return None")
-        values = ", ".join(known.get(name, "0") for name in self.symbols)
+        values = ", ".join(variables.get(name, "0") for name in self.symbols)
         lines.append(f"    return ({values}{',' if len(self.symbols) == 1 else ''})")
         if missing:
             raise ValueError(
@@ -168,16 +168,16 @@ class InputBinder:
                     )
                 tensors[i] = tensor.copy()
 
-    def _direct(self, check: str, known: dict[str, str]) -> str:
-        place, _, rest = check.partition(" != ")
-        if not rest.startswith("sizes"):
+    def _direct(self, check: str, variables: dict[str, str]) -> str:
+        place, _, bound = check.partition(" != ")
+        if not bound.startswith("sizes"):
             return check
         index, axis = (
-            int(part.split("]")[0]) for part in rest.removeprefix("sizes").split("[")[1:3]
+            int(part.split("]")[0]) for part in bound.removeprefix("sizes").split("[")[1:3]
         )
         dim = self.inputs[index].shape[axis]
         name = None if isinstance(dim, int) else dim.symbol_name
-        return check if name is None else f"{place} != {known[name]}"
+        return check if name is None else f"{place} != {variables[name]}"
 
     def bind(
         self, args: Sequence[Any], may_copy: bool = True
@@ -313,7 +313,7 @@ class InputBinder:
 
     def _wrong_shape(self, shapes: list[tuple[int, ...]]) -> None:
         """Raises the error for the first shape that does not fit."""
-        known: dict[str, tuple[int, str]] = {}
+        bound: dict[str, tuple[int, str]] = {}
         for index, (info, shape) in enumerate(zip(self.inputs, shapes, strict=True)):
             if len(shape) != len(info.shape):
                 raise ValueError(
@@ -326,16 +326,16 @@ class InputBinder:
                         raise ValueError(
                             f"{self.what(index)}: got shape {_shape_text(shape)}; axis {axis} is {size}, expected {dim}"
                         )
-                elif (name := dim.symbol_name) is not None and name not in known:
-                    known[name] = (size, f"axis {axis} of input {self.names[index]!r}")
+                elif (name := dim.symbol_name) is not None and name not in bound:
+                    bound[name] = (size, f"axis {axis} of input {self.names[index]!r}")
         for index, (info, shape) in enumerate(zip(self.inputs, shapes, strict=True)):
             for axis, (dim, size) in enumerate(zip(info.shape, shape, strict=True)):
                 if isinstance(dim, int):
                     continue
-                expected = dim.evaluate({name: value for name, (value, _) in known.items()})
+                expected = dim.evaluate({name: value for name, (value, _) in bound.items()})
                 if expected != size:
                     origin = ", ".join(
-                        f"{name} is {known[name][0]} by {known[name][1]}" for name in dim.symbols
+                        f"{name} is {bound[name][0]} by {bound[name][1]}" for name in dim.symbols
                     )
                     raise ValueError(
                         f"{self.what(index)}: got shape {_shape_text(shape)}; axis {axis} is {size}, "

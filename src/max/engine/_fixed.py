@@ -89,7 +89,7 @@ class FixedMemory:
         return [self._kept, *self._owners.values()]
 
     def release(self, index: int) -> None:
-        """Lets go of a buffer that is needed no longer.
+        """Drops the reference to a buffer that nothing reads any more.
 
         Args:
             index: Its number.

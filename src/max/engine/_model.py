@@ -237,7 +237,7 @@ class Model:
     def profile(self) -> AbstractContextManager[Profile]:
         """Keeps the time of each kernel while a ``with`` block runs.
 
-        The profile that it gives is complete when the block ends: ``str(profile)`` is a table, ``profile.to_dict()``
+        The profile is complete when the block ends: ``str(profile)`` is a table, ``profile.to_dict()``
         data. A reload in the block ends the measurement; an interpreted model has no kernels.
         """
         return recording(self._programs())
@@ -282,7 +282,7 @@ class Model:
                 memory with a buffer that the model writes to.
 
         Returns:
-            The outputs, in memory of their own; a buffer that the graph gives out is the tensor that came in.
+            The outputs, in memory of their own; an output that is an input buffer is the tensor that was passed in.
 
         Raises:
             TypeError: A wrong number of inputs, or an input of a wrong type or dtype.
@@ -395,7 +395,7 @@ class Model:
     def trim(self) -> None:
         """Gives back memory that is kept from one execution to the next.
 
-        That is: blocks for outputs that nobody holds any more, and the memory for what lives during one execution, which
+        That is: free blocks for outputs, and the arena, which
         models on the same workers share. Executions that are going on keep theirs, and the next one allocates again, which
         costs it some page faults. Weights, captures and tensors that were given out stay. Blocks for outputs are given
         back without a call when little memory is left.
@@ -499,13 +499,15 @@ class Model:
 
     def _captured(self, graph_keys: int | Sequence[int], inputs: Sequence[Tensor]) -> _Capture:
         keys = self._keys(graph_keys, inputs)
-        found = [self._captures.get(key) for key in keys]
-        if not found or any(capture is None or capture is not found[0] for capture in found):
+        captures = [self._captures.get(key) for key in keys]
+        if not captures or any(
+            capture is None or capture is not captures[0] for capture in captures
+        ):
             raise RuntimeError(
                 f"{self._compiled.name}: no graph has been captured for {graph_keys}; call capture first"
             )
-        assert found[0] is not None
-        return found[0]
+        assert captures[0] is not None
+        return captures[0]
 
     def _keys(self, graph_keys: int | Sequence[int], inputs: Sequence[Tensor]) -> tuple[int, ...]:
         given: Any = (graph_keys,) if isinstance(graph_keys, int) else graph_keys

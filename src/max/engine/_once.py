@@ -1,4 +1,4 @@
-"""What a model computes once from its weights, in parts, so that memory that is needed no longer is given back meanwhile."""
+"""Runs what a model computes once from its weights, in parts, so that memory is freed as soon as nothing needs it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def run_once(
 ) -> None:
     """Runs `compiled.once`.
 
-    A program of the CPU runs in parts. Pages of mapped files are given back as soon as they were read, as the system would do under pressure: what was packed from
-    them takes as much memory again. What is read later (a few rows of a table of embeddings) comes back page by page.
+    A program of the CPU runs in parts. Pages of mapped files are released as soon as they were read, since their packed copy takes as much memory again.
+    Pages that are read later (rows of an embedding table) are loaded again one by one.
 
     Args:
         compiled: The model.

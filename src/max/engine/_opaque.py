@@ -35,10 +35,10 @@ def with_buffers(module: ModuleOp) -> ModuleOp:
 
 
 def _values(module: ModuleOp) -> list[SSAValue]:
-    found: list[SSAValue] = []
+    values: list[SSAValue] = []
     for op in module.walk():
-        found.extend(op.results)
+        values.extend(op.results)
         for region in op.regions:
             for block in region.blocks:
-                found.extend(block.args)
-    return found
+                values.extend(block.args)
+    return values

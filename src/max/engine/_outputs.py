@@ -1,4 +1,4 @@
-"""Memory for the outputs of a model, taken again when nobody holds it any more.
+"""Memory for the outputs of a model, reused when no tensor holds it any more.
 
 Fresh memory from the system costs a page fault every few KiB or MiB, for large outputs more than computing them.
 """
@@ -28,19 +28,19 @@ __all__ = ["OutputMemory", "trim_all", "under_pressure"]
 logger = logging.getLogger("max.engine")
 
 LEAST = 64 << 10
-"""Bytes from which on memory is kept; below, the allocator of the process is fast."""
+"""Smaller outputs are not kept: the allocator of the process is fast for them."""
 KEPT = 2
-"""Blocks that are kept for an output: a loop holds the last result while the next one is computed."""
+"""Blocks kept per output: a loop holds the last result while the next one is computed."""
 WASTE = 4
-"""A block at most so many times too large is used."""
+"""A block is reused for an output that is at most this factor smaller."""
 LARGE = 1 << 20
-"""Bytes from which on a fresh block is reason to look how much memory is left."""
+"""For a fresh block of at least this size the memory that is left is checked."""
 LEFT_SHARE = 0.1
-"""Of all memory that is left free: with less, nothing is kept."""
+"""Share of the memory that must be free for blocks to be kept."""
 FRESH_SECONDS = 0.05
-"""How long it is taken to be so."""
+"""Time for which a reading of the free memory is valid."""
 KEPT_SHARE = 0.25
-"""Of all memory that the blocks of all models may take at most."""
+"""Largest share of the memory for the blocks of all models."""
 
 
 class OutputMemory:
@@ -58,7 +58,7 @@ class OutputMemory:
             _all.add(self)
 
     def trim(self) -> None:
-        """Gives back the blocks that nobody holds, and forgets the others."""
+        """Frees the blocks that no tensor holds, and forgets the others."""
         for kept in self._kept:
             kept.clear()
 
@@ -113,7 +113,7 @@ class OutputMemory:
     ) -> npt.NDArray[np.uint8] | None:
         for _ in range(len(kept)):
             try:
-                # who takes it out of the list decides about it: several threads may run a model
+                # the thread that pops a block owns it: several threads may run a model
                 block = kept.pop(0)
             except IndexError:
                 return None
@@ -153,8 +153,8 @@ def under_pressure(nbytes: int) -> bool:
 
 
 def trim_all() -> None:
-    """Gives back what all models keep for their outputs and nobody holds."""
-    logger.debug("little memory is left: what is kept for outputs is given back")
+    """Frees the blocks of all models' outputs that no tensor holds."""
+    logger.debug("little memory is left: blocks that were kept for outputs are freed")
     for each in _everything():
         each.trim()
     platform.release_free_memory()

@@ -69,7 +69,7 @@ class KernelTime:
 
 @dataclass
 class Profile:
-    """What was measured; complete when the ``with`` block that gave it has ended.
+    """What was measured; complete when its ``with`` block has ended.
 
     Args:
         kernels: The kernels, the one with the most time first.
@@ -145,7 +145,7 @@ _Reading = tuple[np.ndarray[Any, Any], dict[tuple[int, ...], int], int]
 
 def _fill(profile: Profile, parts: Iterable[tuple[LinkedProgram, _Reading | None]]) -> None:
     """Adds what programs did since a reading, or ever."""
-    found: dict[tuple[str, str], KernelTime] = {}
+    kernels: dict[tuple[str, str], KernelTime] = {}
     for program, before in parts:
         ticks, runs, nanoseconds = program.reading()
         if before is not None:
@@ -165,7 +165,7 @@ def _fill(profile: Profile, parts: Iterable[tuple[LinkedProgram, _Reading | None
             if launch.jump:
                 continue
             key = (_NUMBERED.sub("*", launch.name), launch.kernel)
-            kernel = found.setdefault(key, KernelTime(*key))
+            kernel = kernels.setdefault(key, KernelTime(*key))
             kernel.launches += 1
             times = row[ProfileRecord.COUNT]
             kernel.calls += times
@@ -174,7 +174,7 @@ def _fill(profile: Profile, parts: Iterable[tuple[LinkedProgram, _Reading | None
             # a launch in a loop ran more or less often than the program
             kernel.bytes += size * times // calls
             kernel.flops += flops * times // calls
-    profile.kernels = sorted(found.values(), key=lambda kernel: -kernel.seconds)
+    profile.kernels = sorted(kernels.values(), key=lambda kernel: -kernel.seconds)
 
 
 @contextmanager

@@ -250,13 +250,13 @@ class LinkedProgram:
         Raises:
             ValueError: The sizes do not meet a condition of an op.
         """
-        found = self._instances.get(symbols)
-        if found is None:
-            found = self._make_instance(symbols)
+        instance = self._instances.get(symbols)
+        if instance is None:
+            instance = self._make_instance(symbols)
             if len(self._instances) >= MAX_INSTANCES:
                 self._instances.clear()
-            self._instances[symbols] = found
-        return found
+            self._instances[symbols] = instance
+        return instance
 
     def _make_instance(self, symbols: tuple[int, ...]) -> Instance:
         code = self.code
@@ -316,7 +316,7 @@ class LinkedProgram:
     # profiles ----------------------------------------------------------------------------------
 
     def watch(self, on: bool) -> None:
-        """One more, or one less, who wants the time of each launch kept."""
+        """Adds or removes an observer of the time of each launch."""
         with self._watch_lock:
             self._watchers += 1 if on else -1
             self.executor.set_profiling(self._watchers > 0)
@@ -327,11 +327,11 @@ class LinkedProgram:
             return self.executor.ticks(), dict(self._watched_runs), self._watched_ns
 
     def flops(self, runs: dict[tuple[int, ...], int]) -> list[int]:
-        """For each launch its operations in so many runs for each set of sizes."""
+        """For each launch its operations, summed over runs: a count for each set of sizes."""
         return self._summed(self.code.flops, runs)
 
     def bytes_moved(self, runs: dict[tuple[int, ...], int]) -> list[int]:
-        """For each launch the bytes of the buffers that it touched in so many runs for each set of sizes."""
+        """For each launch the bytes of its buffers, summed over runs: a count for each set of sizes."""
         return self._summed(self.code.bytes_moved, runs)
 
     def _summed(self, amounts: Sequence[Size], runs: dict[tuple[int, ...], int]) -> list[int]:

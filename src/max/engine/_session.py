@@ -116,7 +116,7 @@ FOREIGN = {
     ".pt2": "an exported PyTorch program",
     ".torchscript": "a TorchScript model",
 }
-"""Suffixes of models that people hand to `load`, and what they are."""
+"""Suffixes of files that are no graphs of this engine, and what they hold."""
 
 _LEVELS = {
     "notset": 0,
@@ -135,8 +135,8 @@ def _choice(kind: type[Enum], what: str, value: Any) -> Any:
             isinstance(value, str) and value.lower() == str(member.value).lower()
         ):
             return member
-    known = ", ".join(repr(member.value) for member in kind)
-    raise ArgumentError(f"{what}: {value!r} is not one of {known}")
+    choices = ", ".join(repr(member.value) for member in kind)
+    raise ArgumentError(f"{what}: {value!r} is not one of {choices}")
 
 
 class InferenceSession:
@@ -264,7 +264,7 @@ class InferenceSession:
     def profile(self) -> AbstractContextManager[Profile]:
         """Keeps the time of each kernel of the models that are loaded, while a ``with`` block runs.
 
-        The profile that it gives is complete when the block ends; see :meth:`Model.profile`.
+        The profile is complete when the block ends; see :meth:`Model.profile`.
         """
         return recording([part for model in list(self._models) for part in model._programs()])  # pyright: ignore[reportPrivateUsage]
 
@@ -295,10 +295,10 @@ class InferenceSession:
     def _check_devices(self, module: ModuleOp) -> None:
         graph = entry(module)
         # sizes, seeds and flags are on the CPU, whatever devices the session is for
-        known = {(d.label, d.id) for d in (*self._devices, self._backends.host.device)}
+        available = {(d.label, d.id) for d in (*self._devices, self._backends.host.device)}
         for index, type_ in enumerate([*graph.input_types, *graph.output_types]):
             device = getattr(type_, "device", None)
-            if device is not None and device.data not in known:
+            if device is not None and device.data not in available:
                 inputs = len(graph.input_types)
                 what = f"input {index}" if index < inputs else f"output {index - inputs}"
                 names = ", ".join(f"{d.label}:{d.id}" for d in self._devices)
@@ -320,10 +320,10 @@ class InferenceSession:
                 for backend, kernels in zip(self._backends, compiled.kernels, strict=True)
             ]
             stats.add("from disk", start)
-            found = [each for each in entries if each is not None]
-            if len(found) == len(entries):
+            loaded = [each for each in entries if each is not None]
+            if len(loaded) == len(entries):
                 stats.from_disk += 1
-                return compiled, found
+                return compiled, loaded
         try:
             with self._lock:
                 compiled, irs = pipeline.compile_module(module, names, self._backends, ahead=True)
@@ -349,7 +349,7 @@ class InferenceSession:
         shown = flags.MAX_DUMP or is_recording()
         devices = self._backends.cache_key()
         if devices is None or flags.MAX_KERNEL_INTERPRET or shown or flags.MAX_CHECK >= 2:
-            return None  # the addresses belong to this process; what is loaded is neither made nor seen nor checked
+            return None  # interpreted entries belong to this process; a cached program is not recorded, dumped or checked
         for op in walk(module):
             if op.name == "mo.custom" and not self._backends.host.library.supports(
                 op.attr("symbol")
@@ -426,8 +426,8 @@ class InferenceSession:
         Raises:
             ValueError: The level is unknown.
         """
-        found: LogLevel = _choice(LogLevel, "set_mojo_log_level", level)
-        logging.getLogger("max.kernel").setLevel(_LEVELS[found.value])
+        chosen: LogLevel = _choice(LogLevel, "set_mojo_log_level", level)
+        logging.getLogger("max.kernel").setLevel(_LEVELS[chosen.value])
 
     def set_mojo_assert_level(self, level: AssertLevel) -> None:
         """Sets which asserts are kept in the compiled model. Kernels of this engine check their inputs at all levels.
@@ -527,7 +527,7 @@ class _Linker:
 def _arrays(module: ModuleOp, compiled: Compiled) -> dict[int, np.ndarray[Any, Any]]:
     """The constants of a model by their number among its fixed buffers."""
     named: dict[str, np.ndarray[Any, Any]] | None = None
-    found: dict[int, np.ndarray[Any, Any]] = {}
+    arrays: dict[int, np.ndarray[Any, Any]] = {}
     for index, item in enumerate(compiled.fixed):
         if item.kind != "constant":
             continue
@@ -535,8 +535,8 @@ def _arrays(module: ModuleOp, compiled: Compiled) -> dict[int, np.ndarray[Any, A
         if array is None:
             named = resources(module) if named is None else named
             array = named[item.name]
-        found[index] = np.ascontiguousarray(array)
-    return found
+        arrays[index] = np.ascontiguousarray(array)
+    return arrays
 
 
 def input_names(module: ModuleOp) -> list[str]:

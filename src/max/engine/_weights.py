@@ -34,7 +34,7 @@ def declared_weights(module: ModuleOp) -> dict[str, WeightInfo]:
         ValueError: A weight has a symbolic dimension, or one name has two types.
     """
     callees = subgraphs(module)
-    found: dict[str, WeightInfo] = {}
+    declared: dict[str, WeightInfo] = {}
 
     def walk(graph: GraphOp, prefix: str) -> Iterator[WeightInfo]:
         for op in graph.body:
@@ -53,10 +53,10 @@ def declared_weights(module: ModuleOp) -> dict[str, WeightInfo]:
                 yield from walk(callees[callee], prefix + inner)
 
     for info in walk(entry(module), ""):
-        known = found.setdefault(info.name, info)
-        if known != info:
-            raise ValueError(f"the graph has two weights of one name, {known} and {info}")
-    return found
+        first = declared.setdefault(info.name, info)
+        if first != info:
+            raise ValueError(f"the graph has two weights of one name, {first} and {info}")
+    return declared
 
 
 def _names(names: list[str]) -> str:

@@ -30,7 +30,7 @@ __all__ = ["as_data", "explain_graph", "explanations"]
 
 
 def explain_graph(graph: Graph | Path) -> dict[str, Any]:
-    """Compiles a graph for this machine, without weights, and tells what was done.
+    """Compiles a graph for this machine, without weights, and describes the result.
 
     Args:
         graph: The graph, or the file that one was saved to.
@@ -46,18 +46,18 @@ def explain_graph(graph: Graph | Path) -> dict[str, Any]:
     built = Graph(path=graph) if isinstance(graph, Path) else graph
     load_extensions(list(built.kernel_libraries_paths))
     module = with_buffers(built.to_mlir())
-    with record() as found:
+    with record() as compilations:
         pipeline.compile_module(module, input_names(module), cpu_backends())
-    return as_data(found[0])
+    return as_data(compilations[0])
 
 
 @contextmanager
 def explanations() -> Generator[list[dict[str, Any]]]:
-    """Tells what is done of all graphs that sessions load in the block; the list is filled at its end."""
-    told: list[dict[str, Any]] = []
-    with record() as found:
-        yield told
-    told.extend(as_data(one) for one in found if one.compiled is not None)
+    """Describes all graphs that sessions load in the block; the list is filled at its end."""
+    descriptions: list[dict[str, Any]] = []
+    with record() as compilations:
+        yield descriptions
+    descriptions.extend(as_data(one) for one in compilations if one.compiled is not None)
 
 
 def as_data(kept: Compilation) -> dict[str, Any]:
