@@ -1,4 +1,4 @@
-"""How the kernel of `mok.attention` sees its operands: which layouts it reads, and the axes that it is given."""
+"""The operands of the `mok.attention` kernel: the layouts that it reads, and the axes that it takes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def _neighbours(layout: Layout, axis: int) -> bool:
 
 
 def readable(index: int, layout: Layout) -> bool:
-    """Whether the kernel reads an operand as it lies.
+    """Whether the kernel can read an operand with a layout.
 
     Args:
-        index: Which one it is: queries, keys, values, masks.
-        layout: How it lies.
+        index: The operand: queries, keys, values, then masks.
+        layout: Its layout.
     """
     if not layout.shape:
         return True

@@ -1,4 +1,4 @@
-"""What launches compute, in operations and in words: for profiles."""
+"""Operation counts and names of launches, for profiles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from max.mlir import OPS
 
 
 def operations(op: BodyOp) -> Size:
-    """The operations of a region on numbers: one for each element and op that computes."""
+    """The arithmetic operations of a region: one per element and op."""
     total: Size = 0
     for inner in ops_of(op.block):
         counted = inner.spec.elementwise if inner.name in OPS else False
@@ -27,11 +27,11 @@ def operations(op: BodyOp) -> Size:
 
 
 _ROWWISE = {"mo.softmax": 4, "mo.logsoftmax": 4, "mo.layer_norm": 6, "mo.rms_norm": 4}
-"""Ops over rows, and about how many operations an element takes."""
+"""Approximate operations per element of ops over rows."""
 
 
 def products(name: str, operands: Sequence[SSAValue], results: Sequence[SSAValue]) -> Size:
-    """Twice the products that a matmul or a convolution sums; 0 for other ops."""
+    """The multiplications and additions of a matmul, attention or a convolution; 0 for other ops."""
     if name in ("mo.matmul", "mo.qmatmul", "mok.packed_matmul"):
         return simplify(2 * product(shape_of(results[0])) * shape_of(operands[0])[-1])
     if name == "mok.packed_products":
@@ -52,7 +52,7 @@ def products(name: str, operands: Sequence[SSAValue], results: Sequence[SSAValue
 
 
 def region_name(op: BodyOp) -> str:
-    """What a region does, in the order of its ops."""
+    """The names of a region's ops, in program order."""
     names = [o.name.partition(".")[2] for o in ops_of(op.block)]
     hidden = {"yield", "constant", "reshape", "rebind", "transfer", "broadcast_to"}
     shown = [name for name in names if name not in hidden]

@@ -1,4 +1,4 @@
-"""Instantiates templates: calls become the launches of what they call, on the caller's buffers, symbols and weights."""
+"""Inlines calls: each becomes the launches of its callee, on the caller's buffers, symbols and weights."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def callees_of(step: Step) -> tuple[str, ...]:
 
 
 def found_by(step: Step) -> tuple[str, ...]:
-    """The symbols whose sizes a step finds out."""
+    """The symbols whose values a step computes at run time."""
     if isinstance(step, Discover):
         return tuple(filter(None, step.symbols))
     return step.reveals if isinstance(step, CallStep) else ()
 
 
 def found_out(template: Template) -> list[str]:
-    """The symbols whose sizes a template, or what it calls for it, finds out."""
+    """The symbols whose values a template or its callees compute at run time."""
     return [symbol for step in template.steps for symbol in found_by(step)]
 
 
@@ -67,20 +67,20 @@ class Flat:
     launches: list[Launch] = field(default_factory=list[Launch])
     checks: list[Check] = field(default_factory=list[Check])
     discoveries: list[tuple[int, Discover]] = field(default_factory=list[tuple[int, Discover]])
-    """What is discovered, each with the number of launches that run before."""
+    """Discoveries, each with the number of launches that run before it."""
     outputs: list[int] = field(default_factory=list[int])
-    """For each output its buffer."""
+    """The buffer of each output."""
     labels: list[int] = field(default_factory=list[int])
-    """For each label of a jump the position of the launch that comes there."""
+    """For each label the position of the launch that it stands before."""
     loops: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """The first launch of each loop, and the one after its last."""
+    """For each loop the position of its first launch, and of the one after its last."""
 
 
 CUT = Discover("cut", (), (), DType.bool)
 """Ends a segment; the host does nothing there."""
 
 Guard = Callable[[bool], str]
-"""Gives the key of the kernel that raises where two numbers are not equal (True), or the first is less (False)."""
+"""The key of the kernel that raises if two numbers differ (True), or if the first is less (False)."""
 
 
 class _Flattener:
@@ -105,17 +105,17 @@ class _Flattener:
         """Adds a template's launches.
 
         Args:
-            template: What is called.
-            places: For its inputs and outputs, where they are.
-            env: What its symbols stand for.
-            prefix: What is put before the names of its weights.
-            path: The same for the names of its launches.
-            given: Names for sizes that it finds out.
-            conditional: Whether it is part of a branch or a loop. Its checks are then launches: they
-                must not be made where the branch is not taken.
+            template: The callee.
+            places: The places of its inputs and outputs.
+            env: The values of its symbols.
+            prefix: The prefix of its weights' names.
+            path: The prefix of its launches' names.
+            given: Names for symbols that it computes.
+            conditional: Whether it is in a branch or a loop. Its checks are then launches, which do not run if
+                the branch is not taken.
 
         Returns:
-            What its symbols stand for, those that it finds out too.
+            The values of its symbols, including those that it computes.
         """
         env = {**env, **self.names_of_discoveries(template, given or {})}
         for index, buffer in enumerate(template.buffers):
@@ -153,7 +153,7 @@ class _Flattener:
 
     @staticmethod
     def bound_checks(checks: Iterable[Check], env: Mapping[str, Size], path: str) -> list[Check]:
-        """Checks over the program's symbols, without those that always hold."""
+        """Checks over the program's symbols, except those that always hold."""
         bound = [
             replace(
                 check,
@@ -166,7 +166,7 @@ class _Flattener:
         return [check for check in bound if not check.condition.always_holds]
 
     def guards(self, checks: Iterable[Check], unknown: set[str]) -> list[Check]:
-        """Adds launches for the checks whose sizes are known; gives the others."""
+        """Adds launches for the checks whose sizes are known; returns the other checks."""
         waiting: list[Check] = []
         for check in checks:
             if unknown.intersection((*symbols_of(check.have), *symbols_of(check.want))):
@@ -178,7 +178,7 @@ class _Flattener:
         return waiting
 
     def add(self, buffer: Buffer, env: Mapping[str, Size], prefix: str) -> int:
-        """A buffer of the program for one of a template; weights of one name and equal constants are one buffer."""
+        """The program's buffer for one of a template. Weights of one name, and equal constants, share a buffer."""
         if buffer.kind == "weight":
             name = prefix + buffer.name
             if name not in self.weights:
@@ -198,11 +198,11 @@ class _Flattener:
     def choice(
         self, step: IfStep, places: dict[int, Pointer], env: Mapping[str, Size], prefix: str
     ) -> None:
-        """Adds a choice: over the second call, or over the first."""
+        """Adds a branch: jumps around one of the two calls."""
         host = self.needs_host(step)
         other, end = self.label(), self.label()
         if host:
-            # the results' memory is there on both ways
+            # the results have memory on both paths
             self.mark(tuple([places[result].buffer for result in step.then.results]))
         self.jump("if_zero", other, host, self.pointer(step.predicate, places, env))
         self.call(step.then, places, env, prefix, conditional=True)
@@ -219,7 +219,7 @@ class _Flattener:
         prefix: str,
         path: str,
     ) -> None:
-        """Adds a loop: the condition, a way out, the body, the way back."""
+        """Adds a loop: the condition, the exit, the body, the jump back."""
         host = self.needs_host(step)
         head, end = self.label(), self.label()
         self.place_label(head, host)
@@ -254,12 +254,12 @@ class _Flattener:
         return len(self.flat.labels) - 1
 
     def place_label(self, label: int, host: bool) -> None:
-        """Puts a label here; the host can go on there, as the program is cut before it."""
+        """Places a label; the program is cut before it if the host continues there."""
         if host:
             self.cut()
         self.flat.labels[label] = len(self.flat.launches)
         if host:
-            # what is found out right after it is another place
+            # a discovery right after the label has a position of its own
             self.mark(())
 
     def add_launch(self, launch: Launch) -> None:
@@ -270,7 +270,7 @@ class _Flattener:
         launches.append(launch)
 
     def add_once(self, launch: Launch) -> None:
-        """Adds a launch of what is computed once."""
+        """Adds a launch of the program that runs at load."""
         launches = self.flat.once
         if launches and launches[-1].device != launch.device:
             self.flat.once_discoveries.append((len(launches), CUT))
@@ -280,7 +280,7 @@ class _Flattener:
         self.flat.discoveries.append((len(self.flat.launches), CUT))
 
     def mark(self, writes: Sequence[int]) -> None:
-        """Adds launches that do nothing, one for each device; buffers that they write have memory from here on."""
+        """Adds empty launches, one per device; the buffers that they write have memory from here on."""
         devices = sorted({self.flat.buffers[buffer].device for buffer in writes}) or [HOST]
         for device in devices:
             own = [buffer for buffer in writes if self.flat.buffers[buffer].device == device]
@@ -293,7 +293,7 @@ class _Flattener:
             found = Discover(rule, (), slots, DType.bool, target=label)
             self.flat.discoveries.append((len(self.flat.launches), found))
             if kind == "back":
-                # the loop has a last launch, up to which what it uses is kept
+                # the last launch of the loop: its buffers keep their memory up to here
                 self.mark(())
             return
         reads = tuple([pointer.buffer for pointer in slots])
@@ -322,7 +322,7 @@ class _Flattener:
         given = {symbol: env[symbol] for symbol in step.reveals}
         found = self.instantiate(callee, inner, bound, whole, whole, given, conditional)
         outputs = {s for _, info in callee.outputs for dim in info.shape for s in symbols_of(dim)}
-        # the same size was found out before: the graph says that all calls agree
+        # a symbol that another call computed already: both calls must agree
         agree = [
             Check(
                 found[symbol], env[symbol], f"call: two calls of {step.callee} differ in {symbol}"
@@ -338,7 +338,7 @@ class _Flattener:
     def names_of_discoveries(
         self, template: Template, given: Mapping[str, Size]
     ) -> dict[str, Size]:
-        """The program's names for the symbols that a template discovers: each call discovers sizes of its own."""
+        """Unique names for the symbols that a template computes: each call computes its own sizes."""
         named: dict[str, Size] = dict(given)
         for symbol in found_out(template):
             if symbol not in given:

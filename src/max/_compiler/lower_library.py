@@ -28,7 +28,7 @@ from max.mlir.types import short_types
 
 
 class LibraryLowering(Placing):
-    """Lowers what is not a region of element-wise ops."""
+    """Lowers library ops: everything except regions of element-wise ops."""
 
     @staticmethod
     def in_place(
@@ -40,16 +40,16 @@ class LibraryLowering(Placing):
         """Pairs of result and operand buffers that may share memory: each is read before it is written.
 
         Args:
-            spec: What is computed; where a kernel computes it after its own work, the first leaf has no source.
-            results: Where the results are.
-            sources: Where the leaves are.
-            others: What the kernel reads besides, in an order of its own.
+            spec: The region. In an epilogue the first leaf, the kernel's own result, has no source.
+            results: The places of the results.
+            sources: The places of the leaves.
+            others: Further operands, which the kernel reads in any order.
         """
         leaves = [v for v in spec.values if isinstance(v, Leaf)]
         leaves = leaves[len(leaves) - len(sources) :]
         elsewhere = {place.buffer for place in others}
         last = max(spec.stage, default=0)
-        # an earlier walk must not overwrite what a later one reads
+        # a walk must not overwrite an operand of a later walk
         if any(
             spec.stage[r.value] != last and r.strides and r.strides[-1] != 0 for r in spec.results
         ):
@@ -69,10 +69,10 @@ class LibraryLowering(Placing):
         return tuple(pairs)
 
     def discover(self, op: MoOp) -> None:
-        """Notes which sizes of an op's results are told by its operands only when the program runs.
+        """Records the sizes of an op's results that only its operands' values determine, at run time.
 
         Raises:
-            UnsupportedOpError: A size that nothing tells.
+            UnsupportedOpError: Nothing determines a size.
         """
         for result in op.results:
             if not isinstance(result.type, ShapedType):
@@ -99,7 +99,7 @@ class LibraryLowering(Placing):
         """A launch of a library kernel; `outer` is the region whose results it writes, or the op itself.
 
         Returns:
-            Whether there is a launch: not where the device's kernel takes no epilogue.
+            Whether a launch was made: False if the device's kernel takes no epilogue.
         """
         values, attributes = with_norm(op)
         operands = [v for v in values if isinstance(v.type, ShapedType)]
@@ -159,12 +159,12 @@ class LibraryLowering(Placing):
         """The launch of a library kernel.
 
         Args:
-            call: What the library says of it.
-            places: Where the operands are.
-            outputs: Where the results are.
+            call: The kernel, its arguments and parameters.
+            places: The places of the operands.
+            outputs: The places of the results.
             label: The launch's name.
-            epilogue: What the kernel does before it stores.
-            sources: What the epilogue reads.
+            epilogue: The function that the kernel calls before it stores.
+            sources: The operands of the epilogue.
             in_place: Pairs of result and operand buffers that may share memory.
             flops: Its operations.
             parts: Buffers of which it writes a part that no other launch writes.
@@ -222,7 +222,7 @@ class LibraryLowering(Placing):
             if arg.source in layouts:
                 strides = layouts[arg.source][arg.index].strides
             view = ArgView(arg.dtype, tuple(arg.shape), strides, arg.source != "operand")
-            # strides come when the program runs, but for those of neighbours
+            # only the stride of the last axis is a constant in the code
             known = tuple([axis == len(arg.shape) - 1 for axis in range(len(arg.shape))])
             arguments.append(Argument(pointer, view, arg.static, known))
         kernel = self.kernels.library(call.kernel, arguments, call.params, None)
@@ -231,7 +231,7 @@ class LibraryLowering(Placing):
         self.launch(kernel, arguments, written, call.serial, "attention", flops=flops)
 
     def pack(self, op: MoOp) -> None:
-        """A launch for each weight, into its part of the packed one."""
+        """One launch per weight, into its part of the packed buffer."""
         assert isinstance(op, PackOp)
         whole = self.allocate(op.results[0])
         elements = shape_of(op.results[0])[1]
@@ -245,7 +245,7 @@ class LibraryLowering(Placing):
             self.launch_call(call, [self.place(w)], [target], "pack", parts=shared)
 
     def custom(self, op: MoOp, symbol: str, parameters: Mapping[str, Any]) -> None:
-        """A kernel that was registered under the op's symbol: results first, then operands."""
+        """A launch of the kernel registered under the op's symbol; its arguments are the results, then the operands."""
         self.discover(op)
         kernel = k.registered(symbol)
         values = [v for v in (*op.results, *op.operands) if isinstance(v.type, ShapedType)]
@@ -271,12 +271,12 @@ class LibraryLowering(Placing):
 
 
 def on_host(value: SSAValue) -> SSAValue:
-    """What a copy to a device was made of, else the value itself."""
+    """The source of a copy to a device; other values as they are."""
     return value.owner.operands[0] if isinstance(value.owner, DeviceCopyOp) else value
 
 
 def with_norm(op: MoOp) -> tuple[list[SSAValue], Mapping[str, Any]]:
-    """The operands and attributes of an op's launch; where it computes a norm, the norm's x instead of its result, gamma last, and `norm`."""
+    """The operands and attributes of an op's launch. If it computes a norm: the norm's x instead of its result, gamma last, and `norm`."""
     norm = norm_before(op) if op.name in PACKED_PRODUCTS else None
     if norm is None:
         return list(op.operands), op.attrs
@@ -286,7 +286,7 @@ def with_norm(op: MoOp) -> tuple[list[SSAValue], Mapping[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """An attribute's value with ints for dims that are static."""
+    """An attribute's value with static dims as ints."""
     if isinstance(value, DimExpr):
         return simplify(value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Which element types hold every value of which others."""
+"""Exact conversions: which element types hold all values of another."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["KEEPS", "holds"]
 KEEPS = frozenset(
     {"neg", "abs", "relu", "max", "min", "select", "floor", "ceil", "round", "trunc", "reduce_max", "reduce_min"}
 )  # fmt: skip
-"""Nodes whose results are values of their dtype where their operands are."""
+"""Nodes that keep exactness: if a dtype holds the operands, it holds the result."""
 
 _FORMATS: dict[DType, tuple[int, int, int]] = {
     DType.float64: (53, 1024, -1074), DType.float32: (24, 128, -149),
@@ -18,9 +18,9 @@ _FORMATS: dict[DType, tuple[int, int, int]] = {
     DType.float8_e5m2: (3, 16, -16), DType.float8_e5m2fnuz: (3, 16, -17),
     DType.float4_e2m1fn: (2, 3, -1),
 }  # fmt: skip
-"""Of floats the significant bits, the power of 2 that all are below, and that of the least subnormal number."""
+"""Per float: significant bits, the exponent that all values are below, the exponent of the least subnormal."""
 _WIDE = frozenset({DType.float64, DType.float32, DType.bfloat16, DType.float16})
-"""Floats that have infinities, NaN and a negative zero, as any narrower one may."""
+"""Floats with infinities, NaN and a negative zero, which narrower floats may have."""
 
 
 def holds(wide: DType, narrow: DType) -> bool:

@@ -1,4 +1,4 @@
-"""How a launch of several products stores them: which results each part has, and what its epilogue is."""
+"""The parts of a launch of several products: the results and the epilogue of each."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["PartJob", "plan_products"]
 
 @dataclass(frozen=True)
 class PartJob:
-    """What becomes of the sums of a part.
+    """One part of the launch.
 
     Args:
-        products: How many products it is.
-        results: The values that are stored: what an epilogue gives, or each of the products.
-        epilogue: The epilogue.
-        later: The result of the region that is computed from the stored products, by a launch of its own.
+        products: The number of products.
+        results: The stored values: the result of the epilogue, or each product.
+        epilogue: The epilogue; None stores the sums.
+        later: The result of the region that a later launch computes from the stored products.
     """
 
     products: int
@@ -34,7 +34,7 @@ def plan_products(op: PackedProductsOp, outer: RegionOp | None) -> list[PartJob]
 
     Args:
         op: The products.
-        outer: The region that they are in, with their epilogues.
+        outer: The region that contains them and their epilogues.
     """
     stored: dict[SSAValue, SSAValue] = {}
     ends: dict[int, int] = {}

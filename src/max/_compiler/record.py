@@ -1,4 +1,4 @@
-"""What a compilation did, kept for those who want to see it (`max explain`)."""
+"""Records of compilations, for `max explain`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class PassRecord:
 
     Attributes:
         name: The pass.
-        ops: The number of ops, those inside of regions included.
-        seconds: How long the pass took.
+        ops: The number of ops, including those inside regions.
+        seconds: The duration of the pass.
         text: The module.
     """
 
@@ -38,10 +38,10 @@ class PassRecord:
 
 @dataclass
 class Compilation:
-    """One module on its way through the compiler.
+    """The record of one module.
 
     Attributes:
-        passes: The module as it came, then after each pass.
+        passes: The module as staged, then after each pass.
         flat: All launches over one list of buffers.
         plan: Where the main program's buffers are.
         compiled: The result.

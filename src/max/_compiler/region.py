@@ -1,4 +1,4 @@
-"""From the body of a `mok.region` to a `RegionSpec`: plain data for the code generator."""
+"""Builds a `RegionSpec`, the plain data that the code generator takes, from the body of a `mok.region`."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ __all__ = ["RegionParts", "epilogue_parts", "needed_ops", "norm_before", "region
 
 @dataclass(frozen=True)
 class RegionParts:
-    """A region for the code generator, and where its arguments come from."""
+    """A region for the code generator, and the sources of its leaves."""
 
     spec: RegionSpec
     sources: tuple[tuple[int, Size], ...]
-    """For each leaf, the operand and the offset of its first element in it."""
+    """For each leaf, its operand, and the offset of its first element in the operand."""
 
 
 class _Builder:
     """Collects the values of one region."""
 
     strip = True
-    """Whether axes of size 1 are no part of the iteration space."""
+    """Whether the iteration space leaves out axes of size 1."""
 
     def __init__(
         self, region: BodyOp, only: SSAValue | None = None, main: MoOp | None = None
@@ -46,18 +46,18 @@ class _Builder:
         self.ops = [op for op in ops if op is not norm]
         self.values: list[Value] = []
         self.sources: list[tuple[int, Size]] = []
-        self.known: dict[Value, int] = {}
+        self.number_of: dict[Value, int] = {}
         self.leaves: dict[tuple[int, Sizes, Size], int] = {}
         self.sums: set[int] = set()
-        """Leaves that are not read from memory: sums, which are not rounded yet."""
-        self.fitting: dict[int, DType | None] = {}
-        # what a value of the body is: a layout of an argument, or the number of a computed value
+        """Leaves that are sums of the kernel: not loaded, and not rounded yet."""
+        self.exact_dtypes: dict[int, DType | None] = {}
+        # a value of the body is a view of an argument, or has the number of a computed value
         self.layouts: dict[SSAValue, tuple[int, Layout]] = {}
         self.numbers: dict[SSAValue, int] = {}
         self.space, self.axis = self.find_space()
 
     def find_space(self) -> tuple[Sizes, int]:
-        """The iteration space with the reduction axis last, and its size; without one an empty axis -1."""
+        """The iteration space with the reduction axis last, and the place of that axis among the others; -1 without one."""
         for op in self.ops:
             if op.name in ROWWISE:
                 shape = shape_of(op.operands[0])
@@ -87,10 +87,10 @@ class _Builder:
         return (*strides[: self.axis], *strides[self.axis + 1 :], strides[self.axis])
 
     def add(self, value: Value) -> int:
-        if value not in self.known:
-            self.known[value] = len(self.values)
+        if value not in self.number_of:
+            self.number_of[value] = len(self.values)
             self.values.append(value)
-        return self.known[value]
+        return self.number_of[value]
 
     def node(self, op: str, args: Sequence[int], dtype: DType, attr: str = "") -> int:
         return self.add(Node(op, tuple(args), dtype, attr))
@@ -108,11 +108,11 @@ class _Builder:
         return self.leaf(argument, type_.dtype, self.strides(layout), layout.offset)
 
     def result(self, value: SSAValue) -> int:
-        """The number of a value that is stored: where it is rounded for other values too, of what was rounded."""
+        """The number of a stored value; its rounded form if other values need that too."""
         number = self.operand(value)
         type_ = value.type
         assert isinstance(type_, ShapedType)
-        return self.known.get(Node("round_to", (number,), type_.dtype), number)
+        return self.number_of.get(Node("round_to", (number,), type_.dtype), number)
 
     def column(self, value: SSAValue) -> int:
         """The number of a vector over the reduction axis, the same for all rows."""
@@ -125,7 +125,7 @@ class _Builder:
         return self.leaf(argument, type_.dtype, strides, layout.offset)
 
     def leaf(self, argument: int, dtype: DType, strides: Sizes, offset: Size) -> int:
-        """The number of what is read through these strides."""
+        """The number of the leaf that reads an argument through these strides."""
         key = (argument, strides, offset)
         if key not in self.leaves:
             # equal leaves of different arguments are different values
@@ -164,31 +164,31 @@ class _Builder:
             )
 
     def cast(self, value: int, before: DType, after: DType) -> int:
-        """A conversion that was staged: what it takes and what it gives are values of their dtypes.
+        """A staged conversion: its operand and its result are rounded to their dtypes.
 
-        But sums that are widened are taken as they are: this is how a product of narrow factors with a wide result is written.
+        A sum that is widened is not rounded: programs write a product of narrow factors with a wide result this way.
         """
         if value not in self.sums or not holds(after, before):
             value = self.rounded(value, before)
         if before is DType.float64 and compute_dtype(after) is not after:
-            # once: not to the compute type first
+            # one rounding: not through the compute type
             return self.node("round_to", (value,), after)
         return self.rounded(self.node("cast", (value,), after), after)
 
     def rounded(self, value: int, dtype: DType) -> int:
-        """A value of the compute type of `dtype`, rounded to `dtype` where it may have to be."""
-        fits = self.fits(value)
-        if fits is not None and holds(dtype, fits):
+        """A value of the compute type of `dtype`, rounded to `dtype` unless `dtype` is known to hold it."""
+        exact = self.exact_dtype(value)
+        if exact is not None and holds(dtype, exact):
             return value
         return self.node("round_to", (value,), dtype)
 
-    def fits(self, number: int) -> DType | None:
-        """The narrowest dtype that a value is known to be one of; None where it has excess precision."""
-        if number not in self.fitting:
-            self.fitting[number] = self._fits(number)
-        return self.fitting[number]
+    def exact_dtype(self, number: int) -> DType | None:
+        """The narrowest dtype that is known to hold a value exactly; None if the value has excess precision."""
+        if number not in self.exact_dtypes:
+            self.exact_dtypes[number] = self._exact_dtype(number)
+        return self.exact_dtypes[number]
 
-    def _fits(self, number: int) -> DType | None:
+    def _exact_dtype(self, number: int) -> DType | None:
         value = self.values[number]
         dtype = value.dtype
         own = dtype if compute_dtype(dtype) is dtype else None
@@ -197,12 +197,12 @@ class _Builder:
         if value.op == "round_to":
             return dtype
         if value.op == "cast":
-            inner = self.fits(value.args[0])
+            inner = self.exact_dtype(value.args[0])
             return inner if inner is not None and holds(dtype, inner) else own
         if value.op in KEEPS:
-            found = {self.fits(a) for a in value.args[value.op == "select" :]}
-            if all(fits is not None and holds(dtype, fits) for fits in found):
-                return found.pop() if len(found) == 1 else dtype
+            dtypes = {self.exact_dtype(a) for a in value.args[value.op == "select" :]}
+            if all(exact is not None and holds(dtype, exact) for exact in dtypes):
+                return dtypes.pop() if len(dtypes) == 1 else dtype
         return own
 
     def rowwise(self, op: MoOp) -> int:
@@ -257,13 +257,13 @@ def region_parts(
     layouts: Sequence[Layout] | None = None,
     only: SSAValue | None = None,
 ) -> RegionParts:
-    """Describes a region of kind ``map`` or ``rows``, with the axes of its loops merged where that changes nothing.
+    """Describes a region of kind ``map`` or ``rows``, with loop axes merged if the strides allow it.
 
     Args:
         region: The region.
         main: In a library region, the library op: its results are read from memory, as operands number -1, -2, ….
         layouts: How the results lie in memory; contiguous by default.
-        only: Of what the region yields, the value that is computed; all by default.
+        only: The yielded value to compute; all by default.
     """
     builder = _Builder(region, only, main)
     for index, argument in enumerate(region.block.args):
@@ -286,13 +286,13 @@ def region_parts(
 
 
 def norm_before(main: MoOp) -> MoOp | None:
-    """The norm that a product in the body of a library region makes of its left operand itself."""
+    """The norm in the body of a library region that the product computes itself, on its left operand."""
     owner = main.operands[0].owner if main.operands else None
     return owner if isinstance(owner, MoOp) and owner.name == "mo.rms_norm" else None
 
 
 def needed_ops(value: SSAValue) -> list[MoOp]:
-    """The ops of a block that a value is computed by, in their order."""
+    """The ops of a block that compute a value, in program order."""
     found: set[object] = set()
     todo = [value.owner]
     block: Block | None = None

@@ -1,4 +1,4 @@
-"""Symbols that branches and loops' bodies have in common with the graphs around them."""
+"""Symbols that branches and loop bodies share with the graphs around them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from max.mlir import GraphOp, IfOp, ShapedType, WhileOp
 
 
 def scopes(module: ModuleOp) -> dict[str, set[str]]:
-    """For each branch and body the symbols of the graphs around it, which mean the same there."""
+    """For each branch and loop body, the symbols of the enclosing graphs; they have the same values there."""
     graphs = {op.sym_name: op for op in module.body.block.ops if isinstance(op, GraphOp)}
     inner: dict[str, set[str]] = {}
 

@@ -13,7 +13,7 @@ __all__ = ["VIEWS", "is_view", "shape_of", "strip", "view_layout"]
 VIEWS = frozenset({
     "mo.reshape", "mo.transpose", "mo.broadcast_to", "mo.slice", "mo.rebind", "mo.transfer",
 })  # fmt: skip
-"""Ops that move no element, as long as a strided layout can say what they do."""
+"""Ops that move no elements if a strided layout can describe their result."""
 
 
 def is_view(op: object) -> bool:
@@ -22,7 +22,7 @@ def is_view(op: object) -> bool:
 
 
 def shape_of(value: SSAValue) -> Sizes:
-    """The dims of a tensor or buffer, ints where they are static."""
+    """The dims of a tensor or buffer; static ones are ints."""
     type_ = value.type
     assert isinstance(type_, ShapedType)
     return tuple([simplify(dim) for dim in type_.shape])
@@ -34,7 +34,7 @@ def strip(shape: Sizes, keep: int = -1) -> Sizes:
 
 
 def view_layout(op: MoOp, source: Layout) -> Layout | None:
-    """The layout of a view's result, or None where no strides can describe it.
+    """The layout of a view's result, or None if no strides can describe it.
 
     Args:
         op: One of `VIEWS`.
@@ -55,7 +55,7 @@ def view_layout(op: MoOp, source: Layout) -> Layout | None:
             steps = [int(s) if isinstance(s, int) else s.value for s in op.attr("step")]
             return source.slice(starts, steps, shape)
         case "mo.rebind":
-            # the dims are written differently, but are equal when the program runs
+            # the dims are other expressions of equal values
             if source.is_contiguous:
                 contiguous = Layout.contiguous(shape)
                 return Layout(shape, contiguous.strides, source.offset)

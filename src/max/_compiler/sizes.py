@@ -1,4 +1,4 @@
-"""Sizes in the compiler: a Python int where a dim is static, else a `DimExpr`."""
+"""Sizes in the compiler: an int for a static dim, else a `DimExpr`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Size = int | DimExpr
 Sizes = tuple[Size, ...]
 
 NOMINAL = 128
-"""What a symbol is taken to be where two symbolic sizes must be compared; never affects results."""
+"""The value assumed for a symbol when heuristics compare symbolic sizes; never affects results."""
 
 
 def simplify(dim: Size) -> Size:
-    """The int of a static expression, else the expression itself."""
+    """A static expression as an int; other sizes as they are."""
     if isinstance(dim, DimExpr) and dim.is_static:
         return dim.value
     return dim
@@ -40,7 +40,7 @@ def product(dims: Iterable[Size]) -> Size:
 
 
 def divide(total: Size, divisor: Size) -> Size | None:
-    """``total / divisor`` where that is exact for all values of the symbols, else None."""
+    """``total / divisor`` if that is exact for all values of the symbols, else None."""
     if isinstance(total, int) and isinstance(divisor, int):
         return total // divisor if divisor and total % divisor == 0 else None
     quotient = DimExpr.of(total).exact_quotient(divisor)
@@ -67,7 +67,7 @@ def _text(expr: DimExpr, names: Mapping[str, str]) -> str:
             if isinstance(atom, FloorDiv):
                 divisor = _text(atom.denominator, names)
                 if not atom.denominator.is_static:
-                    # checks refuse 0; what is computed beside them must only not raise
+                    # checks reject 0; the sizes computed along with them must not raise
                     divisor = f"({divisor}) or 1"
                 factor = f"(({_text(atom.numerator, names)})//({divisor}))"
             else:
@@ -83,8 +83,8 @@ def size_function(
     """A compiled function from the values of `symbols`, in order, to the values of `sizes`.
 
     Args:
-        sizes: What to compute.
-        symbols: The names of all symbols that occur.
+        sizes: The sizes to compute.
+        symbols: The names of all symbols that occur in them.
     """
     names = {name: f"s{index}" for index, name in enumerate(symbols)}
     texts = [str(size) if isinstance(size, int) else _text(size, names) for size in sizes]

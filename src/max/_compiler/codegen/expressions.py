@@ -31,7 +31,7 @@ KERNEL_NAME: dict[DType, str] = {
     DType.float8_e5m2: "f8e5m2", DType.float8_e5m2fnuz: "f8e5m2fnuz",
     DType.float4_e2m1fn: "f4e2m1fn", DType.float16: "f16", DType.bfloat16: "bf16", DType.float32: "f32", DType.float64: "f64",
 }  # fmt: skip
-"""Element types that the kernel language has, by its names."""
+"""The kernel language's names of the element types that it has."""
 
 
 def compute_dtype(dtype: DType) -> DType:
@@ -74,8 +74,8 @@ def identity(reduction: str, dtype: DType) -> str:
 
 
 def combine(reduction: str, x: str, y: str) -> str:
-    """One step of a reduction: `x` so far, and `y`."""
-    # of max and min the first argument is tested for NaN: not the one that the next step waits for
+    """One step of a reduction of the accumulator `x` and the element `y`."""
+    # max and min test their first argument for NaN: the element, not the accumulator, which is on the dependency chain
     return (
         f"{x} + {y}"
         if reduction == "reduce_sum"
@@ -109,7 +109,7 @@ _FUNCTIONS = (
     *("abs", "exp", "log", "log1p", "sqrt", "rsqrt", "tanh", "sin", "cos", "atanh", "erf"),
     *("sigmoid", "silu", "max", "min", "select"),
 )
-"""Ops that the kernel language has under the same name."""
+"""Ops with the same name in the kernel language."""
 
 _TABLE: dict[str, Writer] = {
     **{name: _call(f"k.{name}") for name in _FUNCTIONS},

@@ -32,22 +32,22 @@ __all__ = ["NestText", "write_nest"]
 BLOCK = 4096
 """Elements of the vectorised axis that one parallel chunk takes."""
 TILE_ROWS, TILE_LANES = 16, 16
-"""The tile in which a transposed argument is read, so that each cache line of it is used whole while it is at hand."""
+"""The tile in which a transposed argument is read: each of its cache lines is used whole while it is in the cache."""
 TILE_LINE = 64
-"""Bytes of a row of a tile that is turned: a cache line, which is then written whole."""
+"""Bytes per row of a tile that is transposed in registers: one cache line, which is then written whole."""
 LONG_ROW = 8 * BLOCK
-"""Elements from which on a single row is reduced by several workers."""
+"""The length above which several workers reduce a single row."""
 SIMPLE = 4
-"""A region of so few computed values needs few registers."""
+"""The most computed values of a region that needs few registers."""
 CHUNKS = 8
-"""Chunks of a worker at most: so many keep workers equally busy, one of which may be slowed down by others."""
+"""The most chunks per worker: enough to balance the load if the system slows one worker down."""
 CHUNK = 16384
-"""Elements below which a chunk is not worth handing to another worker."""
+"""The fewest elements of a chunk."""
 
 
 @dataclass(frozen=True)
 class NestText:
-    """The text of a kernel and what its parameters are, in order: results, leaves, workspaces, then run-time dims."""
+    """The source of a kernel, and its parameters in order: results, leaves, workspaces, then run-time dims."""
 
     source: str
     args: tuple[ArgView, ...]
@@ -93,7 +93,7 @@ class _NestWriter:
         self.values = ValueWriter(spec, self, self.lane_axis, str(width))
         self.index = [f"i{axis}" for axis in range(rank)]
         self.tile_axis = tile_axis(spec)
-        # a single row is shared out over the workers where it may be long
+        # the workers share a single row that may be long
         self.split = (
             spec.reduces
             and rank == 1
@@ -145,7 +145,7 @@ class _NestWriter:
             self.out.add(f"o{position}[{where or '0'}] = {text}")
 
     def stage(self, stage: int) -> None:
-        """Everything that can be computed with `stage` reductions done: row values, then one walk of the last axis."""
+        """The values that need `stage` finished reductions: row values first, then one walk of the last axis."""
         spec = self.spec
         for i, value in enumerate(spec.values):
             if (
@@ -172,17 +172,17 @@ class _NestWriter:
         for position, result in enumerate(spec.results):
             if not self.inner_result(result) and spec.stage[result.value] == stage:
                 if self.split:
-                    # all workers know the value of the one row
+                    # all workers have the value of the only row
                     self.out.open("if ctx.worker == 0:")
                 self.store(position, result)
                 self.out.depth -= self.split
 
     def inner_result(self, result: Result) -> bool:
-        """Whether a result is written inside the innermost loop, even where its value does not vary there."""
+        """Whether a result is stored in the innermost loop, even if its value does not vary there."""
         return bool(result.strides) and result.strides[-1] != 0
 
     def split_walk(self, results: list[tuple[int, Result]], reductions: list[int]) -> None:
-        """A walk of the only row, shared out in blocks; partial results meet in workspaces, in the order of the blocks."""
+        """A walk of the only row, in blocks; workspaces collect the partial results in the order of the blocks."""
         out = self.out
         depth = out.depth
         out.open("for b in ctx.parallel(blocks):")
@@ -229,7 +229,7 @@ class _NestWriter:
         self.values.scope = {}
         for i in reductions:
             self.accumulate(i, accumulators[i])
-        # a result may take the place of an argument: everything is read before anything is written
+        # a result may overwrite an argument in place: all loads precede the stores
         for _, result in results:
             self.values.value(result.value)
         for position, result in results:
@@ -240,7 +240,7 @@ class _NestWriter:
             self.finish(i, accumulators[i])
 
     def transposed_walk(self, lanes: str, blocked: bool) -> None:
-        """Walks a tile of rows: vectors along the tile axis are loaded and transposed in registers, then it goes row by row."""
+        """Walks tiles of rows: loads vectors along the tile axis, transposes them in registers, and continues row by row."""
         spec, out, width = self.spec, self.out, self.width
         tile, last = self.index[self.tile_axis], self.index[self.last]
         out.add(f"first = tile * {width}")
@@ -260,7 +260,7 @@ class _NestWriter:
             where = ", ".join(at.get(axis, self.index[axis]) for axis in axes)
             depth = out.depth
             out.open(f"for r in k.static_range({width}):")
-            # rows past the end are read twice, and not stored
+            # rows past the end read the last row; their results are discarded
             out.add(f"at = k.min({start} + r, {lanes} - 1)")
             along = axes.index(self.tile_axis)
             text = f"a{self.leaves.index(i)}.load({where}, width={width}, mask=here, axis={along})"
@@ -352,7 +352,7 @@ class _NestWriter:
         return self.finish_text(bool(parallel) or self.split)
 
     def block_size(self) -> int:
-        """Elements of the lane axis in one chunk of work; 0 where the axis is not cut."""
+        """Elements of the lane axis per chunk; 0 if the axis is not cut."""
         if not self.spec.dims or (self.spec.reduces and not self.columns):
             return 0
         block = (
@@ -363,11 +363,11 @@ class _NestWriter:
         return 0 if isinstance(size, int) and size <= whole else block
 
     def grain(self, block: int) -> str:
-        """How many steps of the parallel loop make a chunk worth handing out."""
+        """The steps of the parallel loop that make up one chunk."""
         work = block or 1
         if self.tile_axis >= 0:
             work *= self.tile_rows
-        # the axes that one step walks whole
+        # axes that one step walks as a whole
         whole = [self.last] if self.columns or not block else []
         if self.columns and not block:
             whole.append(self.lane_axis)
@@ -428,8 +428,8 @@ def write_nest(spec: RegionSpec, native_width: int) -> NestText:
     columns = axis is not None
     if axis is not None:
         spec = move_axis(spec, axis)
-    # columns take wider strips: of each row that is read whole cache lines are used;
-    # simple reductions more sums at once, as each waits for the one before
+    # columns take wider strips, which use whole cache lines of each row; simple reductions keep more
+    # accumulators, as each addition depends on the one before
     simple = spec.reduces and sum(isinstance(v, Node) for v in spec.values) <= SIMPLE
     factor = 4 if columns or simple else 1 if tile_axis(spec) >= 0 else 2
     return _NestWriter(spec, columns, factor * native_width).write()

@@ -1,11 +1,11 @@
 """Groups ops into regions: one kernel each.
 
-Ops are taken in program order. An element-wise op joins the group that makes one of its operands when both run over the
-same iteration space; a reduction or a row-wise op joins when the group's values have its operand's shape. Groups whose
-values meet in one op become one. A join is refused where it would make two groups wait for each other.
+Ops are visited in program order. An element-wise op joins the group that produces one of its operands if both have the
+same iteration space; a reduction or row-wise op joins if the group's values have its operand's shape. Groups whose
+values meet in one op are merged. A join that would make two groups depend on each other is refused.
 
-Afterwards an element-wise group whose only input from a matmul is its result becomes that kernel's epilogue. An RMS norm that only
-a product by packed weights needs is computed in its kernel.
+Afterwards an element-wise group that uses a matmul's result element by element becomes the matmul's epilogue. An RMS norm
+that only a product by packed weights uses is computed in the product's kernel.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MATMULS = frozenset(
 PACKED_PRODUCTS = frozenset({"mok.packed_matmul", "mok.packed_products"})
 
 MAX_OPS = 96
-"""Ops of a region, where those over rows count as often as what they are made of."""
+"""The largest size of a region, in element-wise ops; ops over rows count as several."""
 _PARTS = {"mo.softmax": 6, "mo.logsoftmax": 6, "mo.layer_norm": 8, "mo.rms_norm": 6}
 
 
@@ -55,7 +55,7 @@ class Group:
     ops: list[MoOp]
     space: Sizes
     axis: int = -1
-    """Where in the space the reduction axis is; -1 without."""
+    """The place of the reduction axis in the space; -1 without one."""
     first: int = 0
     """The position of its first op in the block."""
     merged: Group | None = None
@@ -64,7 +64,7 @@ class Group:
 
     @property
     def size(self) -> int:
-        """How much it does: see `MAX_OPS`."""
+        """The size in element-wise ops; see `MAX_OPS`."""
         return sum(_PARTS.get(op.name, 1) for op in self.ops)
 
     def row_space(self) -> Sizes:
@@ -86,7 +86,7 @@ def fusable(op: MoOp) -> bool:
 
 
 def _space(op: MoOp) -> tuple[Sizes, int]:
-    """The iteration space of an op, and where its reduction axis is in it."""
+    """The iteration space of an op, and the place of its reduction axis."""
     if op.name not in ROWWISE:
         return strip(shape_of(op.results[0])), -1
     shape = shape_of(op.operands[0])
@@ -95,7 +95,7 @@ def _space(op: MoOp) -> tuple[Sizes, int]:
 
 
 def product_of_norm(op: MoOp) -> MoOp | None:
-    """The product that alone needs an op, which is an RMS norm that its kernel can compute."""
+    """The only user of an RMS norm, if it is a product whose kernel can compute the norm; else None."""
     if op.name != "mo.rms_norm" or any(is_view(v.owner) for v in op.operands):
         return None
     uses = list(op.results[0].uses)
@@ -114,21 +114,21 @@ class Fuser:
         self.position = {op: i for i, op in enumerate(self.ops)}
         self.group_of: dict[MoOp, Group] = {}
         self.norms = {user: op for op in self.ops if (user := product_of_norm(op)) is not None}
-        """For products the norms that their kernels compute."""
+        """The norm that a product's kernel computes, by product."""
         self.epilogues: dict[MoOp, list[Group]] = {}
-        """The groups that became epilogues of ops with several results, which all wait together."""
+        """The groups that became epilogues of an op with several results: one launch, so they wait together."""
         self.owners: dict[Group, MoOp] = {}
-        """The same from group to op."""
+        """The op that a group is an epilogue of."""
 
     def find(self, op: object) -> Group | None:
-        """The group that an op is in now."""
+        """The group that an op belongs to, after merges."""
         group = self.group_of.get(op) if isinstance(op, MoOp) else None
         while group is not None and group.merged is not None:
             group = group.merged
         return group
 
     def member(self, value: SSAValue) -> tuple[Group, SSAValue] | None:
-        """The group that makes a value, seen through views that keep every element at its place."""
+        """The group that produces a value, seen through views that keep each element in its place."""
         chain: list[MoOp] = []
         current = value
         while is_view(owner := current.owner):
@@ -160,7 +160,7 @@ class Fuser:
         source = shape_of(view.operands[0])
         if strip(shape) != strip(group.space) or len(shape) != len(source):
             return False
-        # the stretched axis must be the group's: the same number of larger dims stand before it
+        # the broadcast axis must be the reduction axis: as many dims other than 1 precede it
         stretched = [axis for axis, (a, b) in enumerate(zip(source, shape, strict=True)) if a != b]
         return len(stretched) == 1 and len(strip(shape[: stretched[0]])) == len(
             strip(group.space[: group.axis])
@@ -191,7 +191,7 @@ class Fuser:
                 groups.append(chosen)
             elif axis >= 0 and chosen.axis < 0:
                 chosen.axis = axis
-                # a group of element-wise ops may have been stripped of the axis where its size is 1
+                # an element-wise group leaves out an axis of size 1
                 chosen.space = space
             chosen.ops.append(op)
             self.group_of[op] = chosen
@@ -202,7 +202,7 @@ class Fuser:
         return [group for group in groups if group.merged is None]
 
     def is_row(self, op: MoOp, group: Group) -> bool:
-        """Whether an element-wise op works on row values of a group."""
+        """Whether an element-wise op is computed per row of a group."""
         return strip(shape_of(op.results[0])) == strip(group.row_space()) and strip(
             group.space
         ) != strip(group.row_space())
@@ -222,7 +222,7 @@ class Fuser:
         return strip(space) == strip(group.space) and self.aligned(op, group, False)
 
     def aligned(self, op: MoOp, group: Group, row: bool) -> bool:
-        """Whether the operands that the group makes stand at the op's own places."""
+        """Whether the op uses the operands that the group produces in place: element by element, or as rows."""
         data = op.operands[:1] if op.name in ROWWISE else op.operands
         for operand in op.operands:
             found = self.member(operand)
@@ -249,7 +249,7 @@ class Fuser:
         return a.axis < 0 or b.axis < 0 or (a.axis == b.axis and a.space == b.space)
 
     def merge(self, a: Group, b: Group) -> Group:
-        """Makes `b` part of `a`."""
+        """Merges `b` into `a`."""
         if a.axis < 0 and b.axis >= 0:
             a.axis, a.space = b.axis, b.space
         a.ops.extend(b.ops)
@@ -261,7 +261,7 @@ class Fuser:
     # cycles ------------------------------------------------------------------------------------
 
     def reaches(self, starts: list[MoOp], targets: Set[object], lowest: int) -> bool:
-        """Whether any of the ops, or what they wait for, is or waits for one of the groups, or of the ops with several epilogues."""
+        """Whether any of the ops is in, or depends on, one of the targets: groups, or ops with several epilogues."""
         todo, seen = list(starts), set[object]()
         while todo:
             op = todo.pop()
@@ -269,7 +269,7 @@ class Fuser:
             main = self.owners.get(unit, op) if unit is not None else op
             if unit in targets or main in targets:
                 return True
-            # an op with several epilogues waits for what all of them read
+            # an op with several epilogues depends on the operands of all of them
             grouped = self.epilogues.get(main, [])
             mark: object = main if grouped or unit is None else unit
             if mark in seen:
@@ -291,7 +291,7 @@ class Fuser:
         return False
 
     def outside_owners(self, ops: list[MoOp], inside: set[Group]) -> list[MoOp]:
-        """The makers of operands that come from outside of the groups."""
+        """The producers of operands from outside the groups."""
         found: list[MoOp] = []
         for op in ops:
             for value in op.operands:
@@ -303,19 +303,19 @@ class Fuser:
         return found
 
     def waits(self, op: MoOp, group: Group) -> bool:
-        """Whether an op waits for a group on a way that leads outside of it."""
+        """Whether an op depends on a group through ops outside of it."""
         return self.reaches(self.outside_owners([op], {group}), {group}, group.first)
 
     def would_cycle(self, a: Group, b: Group, *ops: MoOp) -> bool:
-        """Whether two groups and further ops, made one, would wait for themselves."""
+        """Whether merging two groups and further ops would make the result depend on itself."""
         both = {a, b}
         starts = self.outside_owners([*a.ops, *b.ops, *ops], both)
         return self.reaches(starts, both, min(a.first, b.first))
 
     def join_siblings(self, groups: list[Group]) -> list[Group]:
-        """Merges groups over one space that read the same value: it is then read once.
+        """Merges groups over one space that read the same value, which is then loaded once.
 
-        Only values as large as the space count: sharing a bias is no gain.
+        Only values as large as the space count: a shared bias gains nothing.
         """
         readers: dict[SSAValue, Group] = {}
         for group in groups:
@@ -333,7 +333,7 @@ class Fuser:
                     if first is current:
                         continue
                     if first.size + current.size > MAX_OPS:
-                        # the first is full: those that come meet this one
+                        # the first group is full: later groups may join this one
                         readers[base] = current
                     elif self.compatible(first, current) and not self.would_cycle(first, current):
                         self.merge(first, current)
