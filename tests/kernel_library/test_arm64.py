@@ -184,9 +184,9 @@ def test_products_of_bytes(
         if features:
             assert all(".4b[" in line for line in loop.lines if line.startswith(instruction))
     if encoding in ("Q4_0", "Q8_0") and features:
-        # four loops of four rows, one of a single row: a column of each of three loops may wait on the stack, as the
-        # outer loops' polls for interrupts keep no vector register on arm64
-        assert sum(len(loop.spills()) for loop in blocks) <= 10
+        # four loops of four rows, one of a single row: a column of each of the four may be on the stack, as the
+        # outer loops' polls for interrupts preserve no vector register on arm64
+        assert sum(len(loop.spills()) for loop in blocks) <= 12
 
 
 def test_attention() -> None:
