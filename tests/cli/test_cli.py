@@ -409,12 +409,12 @@ def test_commands_that_are_absent(here, command):
 def test_another_architecture_is_no_misspelling(here, folder):
     config = json.loads((folder / "config.json").read_text())
     for names, problem in (
-        (["MistralForCausalLM"], "architecture MistralForCausalLM is not supported"),
+        (["MambaForCausalLM"], "architecture MambaForCausalLM is not supported"),
         ([], "config.json names no architectures"),
     ):
         (folder / "config.json").write_text(json.dumps({**config, "architectures": names}))
         done = here("generate", "--model", str(folder), "--prompt", "x")
-        check_error(done, problem, "This release runs LlamaForCausalLM")
+        check_error(done, problem, "This release runs GraniteForCausalLM, LlamaForCausalLM")
         assert "did you mean" not in done.stderr
 
 
