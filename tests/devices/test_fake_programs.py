@@ -110,6 +110,20 @@ def test_errors_of_kernels(devices: list[FakeDevice], rng: np.random.Generator) 
         np.testing.assert_array_equal(second, x[[4, -1]])
 
 
+def test_an_execution_waits_for_the_queue(
+    devices: list[FakeDevice], rng: np.random.Generator
+) -> None:
+    """A program of one device raises the error of its own execution, not of a later one."""
+    types = [TensorType(F32, [5, 3], ONE), TensorType(I64, [2], ONE)]
+    with Graph("alone", input_types=types) as graph:
+        x, i = (value.tensor for value in graph.inputs)
+        graph.output(ops.gather(x, i, 0))
+    model = mixed_session(devices).load(graph)
+    with pytest.raises(IndexError, match="gather"):
+        model.execute(on(devices[0], floats(rng, 5, 3)), on(devices[0], np.array([0, 9])))
+    devices[0].synchronize()
+
+
 def test_sizes_are_checked(devices: list[FakeDevice]) -> None:
     with Graph("cut", input_types=[TensorType(F32, ["n"], ONE)]) as graph:
         graph.output(graph.inputs[0].tensor[2:6])
