@@ -9,6 +9,7 @@ import math
 import os
 import sys
 import tempfile
+import textwrap
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,19 +26,20 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 README = ROOT / "README.md"
 HEAD = """# Benchmarks
 
-The newest figures at a glance; above 1 Supremum is faster. All tables follow, and [what limits us](log/2026-11-21-limits.md) reads them against
-the machine's limits.
+The newest figures at a glance; above 1 Supremum is faster. All tables follow, and [what limits
+us](log/2026-11-21-limits.md) reads them against the machine's limits.
 
 <!-- benchmarks -->
 <!-- end -->
 
 ## How it is measured
-Supremum and each peer run in processes of their own, in turn (A B A B …), after a warm-up. A figure is the median with its range, a ratio
-the median of the pairwise ratios. The machine is shared, and its memory bandwidth drifts by half within minutes: trust the ratios.
+Supremum and each peer run in processes of their own, in turn (A B A B …), after a warm-up. A figure is the median with
+its range, a ratio the median of the pairwise ratios. The machine is shared, and its memory bandwidth drifts by half
+within minutes: trust the ratios.
 
-`make bench` measures all of it (about four hours, and 25 GB on disk for the models) and writes this page from the newest run of each case;
-`python -m benchmarks --sections generation --shapes llama-135m --encodings q4_0` measures a part. `benchmarks/history.jsonl` keeps each run
-with its date, commit and machine.
+`make bench` measures all of it (about four hours, and 25 GB on disk for the models) and writes this page from the
+newest run of each case; `python -m benchmarks --sections generation --shapes llama-135m --encodings q4_0` measures a
+part. `benchmarks/history.jsonl` keeps each run with its date, commit and machine.
 """
 
 
@@ -249,6 +251,15 @@ def beside(rows: Sequence[str], listed: Sequence[str], group: int) -> str:
     return f"In the mean, here (and of the listed shapes): {', '.join(means)}.\n" if means else ""
 
 
+def wrapped(text: str) -> str:
+    """Paragraphs with lines of up to 120 characters, as all pages have."""
+    paragraphs = text.strip().split("\n\n")
+    return "\n\n".join(
+        textwrap.fill(" ".join(p.split()), 120, break_long_words=False, break_on_hyphens=False)
+        for p in paragraphs
+    )
+
+
 def pages() -> dict[Path, str]:
     """The text of docs/benchmarks.md and README.md with the newest tables."""
     found: dict[str, list[dict[str, Any]]] = {}
@@ -262,12 +273,12 @@ def pages() -> dict[Path, str]:
         if name in found:
             rows, stamp = merge(found[name], section.cells)
             tables[name] = rows
-            text = f"{section.about.strip()}\n\n" if section.about else ""
-            parts.append(f"## {section.title}\n{text}{stamp}\n\n" + "\n".join(rows) + "\n")
+            text = f"{wrapped(section.about)}\n\n" if section.about else ""
+            parts.append(f"## {section.title}\n{text}{wrapped(stamp)}\n\n" + "\n".join(rows) + "\n")
             if name in WITH_MEAN:
                 parts.append(_mean(rows))
             if section.like in tables:
-                parts.append(beside(rows, tables[section.like], section.group))
+                parts.append(wrapped(beside(rows, tables[section.like], section.group)) + "\n")
     return {
         PAGE: replaced("\n".join(parts), summary(tables)),
         README: replaced(README.read_text(), summary(tables, readme=True)),

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "examples").glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+)
 FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.M | re.S)
 
 
@@ -22,6 +24,21 @@ def test_named_paths_exist(page: Path) -> None:
     missing = [p for p in named if not (ROOT / p).exists()]
     missing += [p for p in links if not (page.parent / p).exists()]
     assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_lines_are_short(page: Path) -> None:
+    """Prose is wrapped at 120, but for tables, code and what `python -m max._config` writes."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    lines = [line for line in text.splitlines() if not line.startswith("|")]
+    assert [line for line in lines if len(line) > 120] == []
+
+
+@pytest.mark.parametrize("folder", ["decisions", "log"])
+def test_folders_list_their_pages(folder: str) -> None:
+    listed = re.findall(r"\]\(([\w.-]+\.md)\)", (ROOT / "docs" / folder / "README.md").read_text())
+    pages = {p.name for p in (ROOT / "docs" / folder).glob("*.md")} - {"README.md"}
+    assert set(listed) == pages
 
 
 def test_each_package_is_on_the_map() -> None:
