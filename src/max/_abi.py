@@ -35,6 +35,7 @@ __all__ = [
     "ProgramHeader",
     "SlotPair",
     "Words",
+    "poll_convention",
 ]
 
 WORD_BYTES = 8
@@ -259,3 +260,14 @@ class BaseLayout:
     def count(self, num_segments: int = 1) -> int:
         """How many bases a program with a number of segments has."""
         return self.outputs.stop + num_segments - 1
+
+
+def poll_convention(triple: str) -> str:
+    """LLVM's calling convention of the poll function that ``Context.POLL`` points to.
+
+    Kernels keep their registers over the call. On arm64 ``preserve_mostcc`` would not keep vector registers.
+
+    Args:
+        triple: LLVM's target triple.
+    """
+    return "preserve_allcc" if triple.startswith(("aarch64", "arm64")) else "preserve_mostcc"

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.gguf_files import write_gguf
+from max._config import flags
 from max.dtype import DType
 from max.engine.explain import explain_graph
 from max.entrypoints.cli.explain import page, summary
@@ -119,7 +120,9 @@ def test_a_saved_graph(graph: Graph, tmp_path: Path) -> None:
 def test_a_model(tmp_path: Path) -> None:
     done = explain(str(TINY), "--html", str(tmp_path / "tiny.html"))
     assert done.returncode == 0, done.stderr
-    assert 100_000 < (tmp_path / "tiny.html").stat().st_size < 5_000_000
+    # checks of every access are code too
+    most = 5_000_000 if flags.MAX_KERNEL_CHECK < 2 else 20_000_000
+    assert 100_000 < (tmp_path / "tiny.html").stat().st_size < most
 
 
 def test_a_gguf_file(tmp_path: Path) -> None:

@@ -184,9 +184,8 @@ def test_products_of_bytes(
         if features:
             assert all(".4b[" in line for line in loop.lines if line.startswith(instruction))
     if encoding in ("Q4_0", "Q8_0") and features:
-        # four loops of four rows, one of a single row: a column of each of the four may be on the stack, as the
-        # outer loops' polls for interrupts preserve no vector register on arm64
-        assert sum(len(loop.spills()) for loop in blocks) <= 12
+        # four loops of four rows, one of a single row: the polls of outer loops keep vector registers, but 8 of 32
+        assert sum(len(loop.spills()) for loop in blocks) <= 8
 
 
 def test_attention() -> None:

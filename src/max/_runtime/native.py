@@ -38,7 +38,7 @@ declare i32 @PyErr_CheckSignals()
 declare void @PyErr_Fetch(ptr, ptr, ptr)
 
 ; Ends the run if it is to be interrupted; on the calling thread, lets Python handle signals. Returns the error state.
-define preserve_mostcc i64 @max_poll(ptr %ctx) noinline cold {{
+define {convention} i64 @max_poll(ptr %ctx) noinline cold {{
 entry:
   %alert.p = getelementptr i64, ptr %ctx, i64 {Context.ALERT}
   store atomic i64 0, ptr %alert.p seq_cst, align 8
@@ -128,7 +128,7 @@ look:
   %quiet = icmp eq i64 %alert, 0
   br i1 %quiet, label %done, label %poll
 poll:
-  %state = call preserve_mostcc i64 @max_poll(ptr %ctx)
+  %state = call {convention} i64 @max_poll(ptr %ctx)
   br label %done
 done:
   ret void
@@ -269,7 +269,7 @@ fetch:
   %quiet = icmp eq i64 %alert, 0
   br i1 %quiet, label %decode, label %alarm
 alarm:
-  %polled = call preserve_mostcc i64 @max_poll(ptr %ctx)
+  %polled = call {convention} i64 @max_poll(ptr %ctx)
   br label %decode
 decode:
   %opcode.p = getelementptr i64, ptr %ip, i64 {Instruction.OPCODE}
@@ -569,6 +569,7 @@ def native_ir(primitives: platform.Primitives, triple: str) -> str:
         primitives=primitives.ir,
         parking_mode=primitives.parking,
         triple=triple,
+        convention=_abi.poll_convention(triple),
         ERROR_STATE=_abi.PoolState.ERROR + _abi.ErrorRecord.STATE,
         **layouts,
     )

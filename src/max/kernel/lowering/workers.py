@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from max._abi import COUNTER_BYTES, Context, ErrorRecord, ErrorState
+from max._abi import COUNTER_BYTES, Context, ErrorRecord, ErrorState, poll_convention
 from max.kernel.ir.nodes import LONG_SHARE, LONGS, SHORT_SHARE, Atom, Barrier, Parallel, Raise, Ref
 from max.kernel.lowering.conversions import to_f32
 from max.kernel.lowering.tiles import leave_tiles
@@ -142,8 +142,8 @@ def poll(w: Writer) -> None:
     alarm, on = w.label("alarm"), w.label("on")
     w.out(f"br i1 {quiet}, label %{on}, label %{alarm}, !prof !0")
     w.start(alarm)
-    poll = context_value(w, Context.POLL, "ptr")
-    state = w.temp(f"call preserve_mostcc i64 {poll}(ptr %ctx)")
+    poll, convention = context_value(w, Context.POLL, "ptr"), poll_convention(w.target.triple)
+    state = w.temp(f"call {convention} i64 {poll}(ptr %ctx)")
     _leave_if_raised(w, state, on)
     w.start(on)
 
