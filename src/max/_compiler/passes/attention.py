@@ -1,13 +1,13 @@
-"""Makes attention that is written as products and a softmax one op: `softmax(scale * q @ kᵀ + mask) @ v` becomes `mok.attention`.
+"""Fuses attention: `softmax(scale * q @ kᵀ + mask) @ v`, written as matmuls and a softmax, becomes `mok.attention`.
 
-Its scores never go to memory, and its operands are read as the strided views that they are. What may stand around the softmax:
+The fused op does not write its scores to memory, and reads its operands as strided views. The pattern allows:
 
-- the scale as a product with, or a division by, a constant, of the scores, of q or of k;
-- masks that are added, and selections between the scores and a constant;
-- casts of the scores to wider floats, a cast of the probabilities before their product, and reshapes that regroup the batch axes;
-- key heads that are repeated for the query heads that share them: a broadcast, merged into the heads.
+- a scale: a product of, or a quotient by, a constant, applied to the scores, to q or to k;
+- masks that are added, and selects between the scores and a constant;
+- casts of the scores to wider floats, a cast of the probabilities, and reshapes that regroup the batch axes;
+- grouped queries: KV heads broadcast over the query heads that share them, and merged into one axis.
 
-Where the scores or the probabilities are used elsewhere they are computed as they are written.
+Attention whose scores or probabilities have other uses is not fused.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ MAX_MASKS = 4
 
 @dataclass
 class Scores:
-    """Scores, seen through what is done to them before the softmax."""
+    """The product that computes the scores, and what is applied to it before the softmax."""
 
     product: MoOp
     scale: float = 1.0
     masks: list[tuple[SSAValue, float | None, bool]] = field(
         default_factory=list[tuple[SSAValue, float | None, bool]]
     )
-    """What is added (None), or says where the scores stand (or, with True, where not) and what stands elsewhere."""
+    """Each mask with its fill (None: the mask is added; else a select with that constant) and whether the condition is negated."""
 
 
 def fuse_attention(block: Block) -> None:
-    """Replaces products around a softmax by `mok.attention`."""
+    """Replaces the matmuls around each softmax by `mok.attention`."""
     ops = ops_of(block)
     softmaxes = [op for op in ops if op.name == "mo.softmax"]
     if not softmaxes:
         return
-    known = weights_only(ops)
+    constant_values = weights_only(ops)
     changed = False
     for op in softmaxes:
-        changed = _Fusion(op, known).run() or changed
+        changed = _Fusion(op, constant_values).run() or changed
     if changed:
         for op in reversed(ops_of(block)):
             if op.is_pure and all(result.first_use is None for result in op.results):
@@ -68,14 +68,14 @@ def fuse_attention(block: Block) -> None:
 class _Fusion:
     """The attention around one softmax."""
 
-    def __init__(self, softmax: MoOp, known: set[SSAValue]) -> None:
+    def __init__(self, softmax: MoOp, constant_values: set[SSAValue]) -> None:
         self.softmax = softmax
-        self.known = known
+        self.constant_values = constant_values
         self.anchor = softmax
-        """New ops come before this one."""
+        """New ops are inserted before this one."""
 
     def run(self) -> bool:
-        """Replaces the ops; whether that was possible."""
+        """Fuses the ops; returns whether the pattern matched."""
         shape = shape_of(self.softmax.results[0])
         if len(shape) < 2 or self.softmax.attr("axis") != len(shape) - 1:
             return False
@@ -85,8 +85,8 @@ class _Fusion:
             return False
         self.anchor = last
         first = scores.product
-        if any(v in self.known for v in (first.operands[1], last.operands[1])):
-            # products with weights have kernels of their own
+        if any(v in self.constant_values for v in (first.operands[1], last.operands[1])):
+            # products with weights have their own kernels
             return False
         types = [v.type for v in (*first.operands, *last.operands, *last.results)]
         if not all(isinstance(t, TensorType) and t.dtype in FLOATS for t in types):
@@ -112,7 +112,7 @@ class _Fusion:
     # the pattern -------------------------------------------------------------------------------
 
     def _weighted_sum(self) -> MoOp | None:
-        """The product of the probabilities, which nothing else uses, with the values."""
+        """The product of the probabilities and the values, if it is the only use of the probabilities."""
         value = self.softmax.results[0]
         narrowed = False
         while value.has_one_use():
@@ -122,7 +122,7 @@ class _Fusion:
                 return None
             if user.name in MATMULS:
                 return user if use.index == 0 else None
-            # what is narrowed and cast again is meant to be rounded there
+            # a cast after a narrowing one: the graph rounds on purpose
             if not _same_places(user) or (narrowed and user.name == "mo.cast"):
                 return None
             narrowed = narrowed or _is_narrowing(user)
@@ -130,9 +130,9 @@ class _Fusion:
         return None
 
     def _scores(self, value: SSAValue, shape: Sizes) -> Scores | None:
-        """The product that scores come from, each step of which only the next one uses."""
+        """The product that computes the scores, if each step from it to `value` has one use."""
         op = value.owner
-        if not isinstance(op, MoOp) or not value.has_one_use() or value in self.known:
+        if not isinstance(op, MoOp) or not value.has_one_use() or value in self.constant_values:
             return None
         if op.name in MATMULS:
             return Scores(op)
@@ -140,42 +140,42 @@ class _Fusion:
             return None if _is_narrowing(op) else self._scores(op.operands[0], shape)
         if op.name in ("mo.mul", "mo.div"):
             inner, factor = _scaled(op)
-            found = self._scores(inner, shape) if factor is not None else None
-            if found is None or factor is None or found.masks:
+            scores = self._scores(inner, shape) if factor is not None else None
+            if scores is None or factor is None or scores.masks:
                 return None
-            found.scale *= factor
-            return found
+            scores.scale *= factor
+            return scores
         if shape_of(value) != shape:
             return None
         if op.name == "mo.add":
             for index in range(2):
-                found = self._scores(op.operands[index], shape)
-                if found is not None:
-                    found.masks.append((op.operands[1 - index], None, False))
-                    return found
+                scores = self._scores(op.operands[index], shape)
+                if scores is not None:
+                    scores.masks.append((op.operands[1 - index], None, False))
+                    return scores
         if op.name == "mo.select":
             condition, *branches = op.operands
             for index in range(2):
                 fill = _number(branches[1 - index])
-                found = self._scores(branches[index], shape) if fill is not None else None
-                if found is not None:
-                    found.masks.append((condition, fill, index == 1))
-                    return found
+                scores = self._scores(branches[index], shape) if fill is not None else None
+                if scores is not None:
+                    scores.masks.append((condition, fill, index == 1))
+                    return scores
         return None
 
     # operands ----------------------------------------------------------------------------------
 
     def _insert(self, name: str, value: SSAValue, shape: Sequence[Size]) -> SSAValue:
-        """A view of a value with another shape."""
+        """A view of a value with the given shape."""
         if shape_of(value) == tuple(shape):
             return value
         type_ = value.type
         assert isinstance(type_, TensorType)
-        wanted = type_.with_shape([DimExpr.of(dim) for dim in shape])
-        return insert_before(self.anchor, build(name, (value,), {}, (wanted,)))
+        view_type = type_.with_shape([DimExpr.of(dim) for dim in shape])
+        return insert_before(self.anchor, build(name, (value,), {}, (view_type,)))
 
     def _transpose(self, value: SSAValue, perm: Sequence[int]) -> SSAValue:
-        """A value with its axes in another order."""
+        """The transpose of a value; joins it with a transpose that made the value."""
         inner = producer(value, "mo.transpose")
         if inner is not None:
             first: tuple[int, ...] = inner.attr("perm")
@@ -184,19 +184,19 @@ class _Fusion:
             return value
         return insert_before(self.anchor, build("mo.transpose", (value,), {"perm": tuple(perm)}))
 
-    def _rows(self, op: MoOp, turned: bool) -> SSAValue:
-        """The right operand of a product, its last axes exchanged where `turned`."""
+    def _rows(self, op: MoOp, transposed: bool) -> SSAValue:
+        """The right operand of a product, with its last two axes exchanged if `transposed`."""
         value = op.operands[1]
         rank = len(shape_of(value))
         order = [*range(rank - 2), rank - 1, rank - 2]
-        return self._transpose(value, order) if turned else value
+        return self._transpose(value, order) if transposed else value
 
     def _widened(self, value: SSAValue) -> SSAValue:
-        """What a value was before it was widened: kernels widen what they read."""
+        """The value before widening casts: kernels widen as they read."""
         return self._source(value, scaled=False)[0]
 
     def _source(self, value: SSAValue, scaled: bool = True) -> tuple[SSAValue, float]:
-        """What a value was before it was widened, transposed or not, and multiplied by a constant; and the constant."""
+        """The value before widening casts and constant factors, with its transposes kept; and the product of the factors."""
         factor = 1.0
         while True:
             view = producer(value, "mo.transpose")
@@ -208,17 +208,17 @@ class _Fusion:
                 # a product in the narrower dtype is rounded before it is widened
                 scaled = False
             elif scaled and op.name in ("mo.mul", "mo.div") and op.results[0].has_one_use():
-                inner, found = _scaled(op)
-                if found is None or (view is not None and not view.results[0].has_one_use()):
+                inner, constant = _scaled(op)
+                if constant is None or (view is not None and not view.results[0].has_one_use()):
                     return value, factor
-                by = found
+                by = constant
             else:
                 return value, factor
             factor *= by
             value = inner if view is None else self._transpose(inner, view.attr("perm"))
 
     def _batched(self, value: SSAValue, batch: Sizes) -> SSAValue | None:
-        """A value with these batch axes, if it has as many elements along its own; a matrix is the same for all."""
+        """A value with the given batch axes: reshaped if its own have as many elements, broadcast if it is a matrix."""
         shape = shape_of(value)
         if shape[:-2] == batch:
             return value
@@ -226,13 +226,13 @@ class _Fusion:
             return self._insert("mo.broadcast_to", value, (*batch, *shape))
         if product(shape[:-2]) != product(batch):
             return None
-        wanted = (*batch, *shape[-2:])
+        batched_shape = (*batch, *shape[-2:])
         while (inner := producer(value, "mo.reshape")) is not None:
             value = inner.operands[0]
-        return self._insert("mo.reshape", value, wanted)
+        return self._insert("mo.reshape", value, batched_shape)
 
     def _mask(self, value: SSAValue, negated: bool) -> SSAValue:
-        """A mask as it was before it was spread over the scores."""
+        """A mask before it was broadcast to the shape of the scores."""
         while (inner := producer(value, "mo.broadcast_to")) is not None:
             value = inner.operands[0]
         if negated:
@@ -244,7 +244,7 @@ class _Fusion:
     def _grouped(
         self, q: SSAValue, keys: SSAValue, values: SSAValue, masks: list[SSAValue]
     ) -> tuple[SSAValue, SSAValue, SSAValue, list[SSAValue]]:
-        """The operands with a batch axis for the repetitions of keys and values, where these are merged into one."""
+        """The operands with the axis of KV heads and that of their repetitions apart, if keys and values had them merged."""
         first, second = self._unmerged(keys), self._unmerged(values)
         if first is None or second is None or first[1] != second[1]:
             return q, keys, values, masks
@@ -267,16 +267,16 @@ class _Fusion:
         return apart(q, batch + 2), keys_apart, values_apart, masks
 
     def _unmerged(self, value: SSAValue) -> tuple[SSAValue, int] | None:
-        """A value before one of its axes was merged from two, of which one repeats it; and that axis."""
+        """The value before an axis of heads and a broadcast axis were merged into one; and the merged axis."""
         owner = value.owner
         if not isinstance(owner, MoOp) or owner.name not in ("mo.reshape", "mo.transpose"):
             return None
         source = owner.operands[0]
         if owner.name == "mo.transpose":
-            found = self._unmerged(source)
-            if found is None:
+            unmerged = self._unmerged(source)
+            if unmerged is None:
                 return None
-            inner, axis = found
+            inner, axis = unmerged
             perm: tuple[int, ...] = owner.attr("perm")
             order: list[int] = []
             for old in perm:
@@ -307,11 +307,11 @@ class _Fusion:
         op = AttentionOp.of(
             (q, keys, values, *masks), scale, fills, axis, result.type.dtype, last.location
         )
-        made = insert_before(last, op)
+        fused = insert_before(last, op)
         rank = len(batch)
-        rest = [i for i in range(rank + 1) if i != axis]
-        made = self._transpose(made, [*rest, axis, rank + 1])
-        result.replace_all_uses_with(self._insert("mo.reshape", made, shape_of(result)))
+        batch_axes = [i for i in range(rank + 1) if i != axis]
+        fused = self._transpose(fused, [*batch_axes, axis, rank + 1])
+        result.replace_all_uses_with(self._insert("mo.reshape", fused, shape_of(result)))
 
 
 def _transposed(op: MoOp) -> bool:
@@ -330,7 +330,7 @@ def _is_widening(op: MoOp) -> bool:
 
 
 def _is_narrowing(op: MoOp) -> bool:
-    """Whether an op is a cast that rounds."""
+    """Whether an op is a cast that may round."""
     if op.name != "mo.cast":
         return False
     before, after = op.operands[0].type, op.results[0].type
@@ -339,7 +339,7 @@ def _is_narrowing(op: MoOp) -> bool:
 
 
 def _same_places(op: MoOp) -> bool:
-    """Whether an op leaves each score at its query and key: a cast between floats, or a reshape of the batch axes."""
+    """Whether an op keeps the last two axes: a cast between floats, or a reshape of the batch axes."""
     if op.name == "mo.cast":
         types = (op.operands[0].type, op.results[0].type)
         return all(isinstance(t, TensorType) and t.dtype in FLOATS for t in types)
@@ -350,7 +350,7 @@ def _same_places(op: MoOp) -> bool:
 
 
 def _number(value: SSAValue) -> float | None:
-    """The number that a value is everywhere, if it is a constant."""
+    """The value of a scalar constant, seen through casts, reshapes and broadcasts; else None."""
     casts: list[DType] = []
     while (owner := value.owner) and isinstance(owner, MoOp) and owner.name in (
         "mo.broadcast_to",
@@ -369,7 +369,7 @@ def _number(value: SSAValue) -> float | None:
 
 
 def _scaled(op: MoOp) -> tuple[SSAValue, float | None]:
-    """What a product or a quotient scales, and by what constant."""
+    """The scaled operand of a product or a quotient, and the constant factor (None: no operand is constant)."""
     x, y = op.operands
     number = _number(y)
     if op.name == "mo.div":
@@ -378,7 +378,7 @@ def _scaled(op: MoOp) -> tuple[SSAValue, float | None]:
 
 
 def _queries_axis(result: SSAValue, batch: Sizes) -> int:
-    """Before which batch axis the queries stand in memory: where a transpose puts them, else after all."""
+    """The batch axis before which the queries are in memory: where a later transpose moves them, else after all."""
     shape = shape_of(result)
     for use in result.uses:
         user = use.operation

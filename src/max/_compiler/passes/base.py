@@ -1,4 +1,4 @@
-"""What all passes share."""
+"""The base classes of passes and the helpers that all passes share."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Pass:
 
         Args:
             module: The module.
-            backends: The devices that it is compiled for.
+            backends: The devices that the module is compiled for.
         """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class GraphPass(Pass):
-    """A step that treats each block of ops separately: the body of a graph, or of a `mok.once`."""
+    """A step that runs on each block separately: the body of a graph, or of a `mok.once`."""
 
     function: Callable[[Block], object]
 
@@ -59,7 +59,7 @@ class DevicePass(Pass):
 
 @dataclass(frozen=True)
 class ModulePass(Pass):
-    """A step that treats the whole module."""
+    """A step that runs on the whole module."""
 
     function: Callable[[ModuleOp], object]
 
@@ -76,7 +76,7 @@ def blocks(graph: GraphOp) -> Iterator[Block]:
 
 
 def ops_of(block: Block) -> list[MoOp]:
-    """The ops of a block as a list, which stays as it is while the block changes."""
+    """The ops of a block as a list: a snapshot, safe to iterate over while the block changes."""
     return cast("list[MoOp]", list(block.ops))
 
 

@@ -1,4 +1,4 @@
-"""Brings ops to one form: drops what does nothing, joins neighbouring views, folds transposes into matmul."""
+"""Brings ops to canonical form: removes no-ops, joins adjacent views, folds transposes into matmul."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Rule = Callable[[MoOp], "SSAValue | None"]
 
 
 def insert_before(anchor: Operation, op: MoOp) -> SSAValue:
-    """Puts an op before another one, with its location if it has none; gives its first result."""
+    """Inserts an op before the anchor and returns its first result; an op without a location takes the anchor's."""
     block = anchor.parent_block()
     assert block is not None
     if op.location == UNKNOWN_LOC:
@@ -28,7 +28,7 @@ def insert_before(anchor: Operation, op: MoOp) -> SSAValue:
 
 
 def producer(value: SSAValue, name: str) -> MoOp | None:
-    """The op of that name that makes a value, if it is one."""
+    """The op that defines a value, if it has the given name."""
     owner = value.owner
     return owner if isinstance(owner, MoOp) and owner.name == name else None
 
@@ -74,7 +74,7 @@ def _transpose(op: MoOp) -> SSAValue | None:
     shape = shape_of(source)
     moved = [axis for axis in perm if shape[axis] != 1]
     if moved == sorted(moved):
-        # only axes of size 1 change places: no element moves
+        # only axes of size 1 move: a reshape, no element moves in memory
         return insert_before(op, build("mo.reshape", (source,), {}, op.result_types))
     return None
 
@@ -96,7 +96,7 @@ def _concat(op: MoOp) -> SSAValue | None:
 
 
 def _reduce_one(op: MoOp) -> SSAValue | None:
-    """A reduction over an axis of size 1 leaves the element as it is."""
+    """A reduction over an axis of size 1 is the identity."""
     return op.operands[0] if shape_of(op.operands[0])[op.attr("axis")] == 1 else None
 
 
@@ -110,17 +110,17 @@ def _matmul(op: MoOp) -> SSAValue | None:
     rank = len(perm)
     if perm != (*range(rank - 2), rank - 1, rank - 2):
         return None
-    made = MatmulOp.create(
+    matmul = MatmulOp.create(
         operands=(x, inner.operands[0]),
         result_types=op.result_types,
         attributes={"transpose_b": to_attr(True)},
         location=op.location,
     )
-    return insert_before(op, made)
+    return insert_before(op, matmul)
 
 
 def _gather(op: MoOp) -> SSAValue | None:
-    """`gather(cast(table))` becomes `cast(gather(table))`: rows are converted, not the table."""
+    """`gather(cast(table))` becomes `cast(gather(table))`: only the gathered rows are converted."""
     inner = producer(op.operands[0], "mo.cast")
     if inner is None:
         return None
@@ -178,7 +178,7 @@ def _pow(op: MoOp) -> SSAValue | None:
 
 
 def _pad(op: MoOp) -> SSAValue | None:
-    """Padding by sizes that only a run knows is a concatenation, axis by axis; the kernel takes constants."""
+    """Padding by symbolic amounts becomes a concat per axis: the kernel takes constant amounts only."""
     low, high = op.attr("low"), op.attr("high")
     if not low:
         return op.operands[0]
@@ -233,7 +233,7 @@ RULES: dict[str, Rule] = {
     "mo.reduce_max": _reduce_one,
     "mo.reduce_min": _reduce_one,
 }
-"""For each op what it may be replaced by; None where it stays."""
+"""The rule of each op: it returns the replacement, or None to keep the op."""
 
 
 def canonicalise(block: Block) -> None:
@@ -248,6 +248,6 @@ def canonicalise(block: Block) -> None:
             current.results[0].replace_all_uses_with(value)
             current.detach()
             current.erase()
-            # what came in its place may be simplified further; older values have been already
+            # a new op may be simplified further; older ones have been already
             owner = value.owner
             current = owner if isinstance(owner, MoOp) and value.first_use is not None else None

@@ -1,7 +1,7 @@
-"""Collectives between CPU devices, which share one memory, become moves and ordinary ops.
+"""Lowers collectives between CPU devices, which share one memory, to transfers and ordinary ops.
 
-The sum or the concatenation is made once, on the first device; the others see the same memory. Signal buffers and the
-order of effects are not needed for that.
+The sum or the concatenation is computed once, on the first device; the other devices read the same memory. This needs
+neither signal buffers nor the chain.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["expand_collectives"]
 
 
 def expand_collectives(block: Block) -> None:
-    """Replaces ``mo.allreduce`` and ``mo.allgather``."""
+    """Replaces `mo.allreduce` and `mo.allgather`."""
     for op in ops_of(block):
         if op.name not in ("mo.allreduce", "mo.allgather"):
             continue
@@ -27,25 +27,25 @@ def expand_collectives(block: Block) -> None:
         first = types[0]
         assert isinstance(first, TensorType)
         inputs = [_moved(op, value, first) for value in op.operands[: len(types)]]
-        made = _sum(op, inputs) if op.name == "mo.allreduce" else insert_before(
+        combined = _sum(op, inputs) if op.name == "mo.allreduce" else insert_before(
             op, build("mo.concat", inputs, {"axis": op.attr("axis")})
         )  # fmt: skip
         for result, type_ in zip(op.results[:-1], types, strict=True):
             assert isinstance(type_, TensorType)
-            result.replace_all_uses_with(_moved(op, made, type_))
+            result.replace_all_uses_with(_moved(op, combined, type_))
         op.results[-1].replace_all_uses_with(op.operands[-1])
         op.detach()
         op.erase()
 
 
 def _moved(op: MoOp, value: SSAValue, like: TensorType) -> SSAValue:
-    """A value on the device of `like`."""
+    """The value on the device of `like`."""
     type_ = value.type
     assert isinstance(type_, TensorType)
     if type_.device == like.device:
         return value
-    wanted = TensorType.get(type_.dtype, type_.shape, like.device)
-    return insert_before(op, build("mo.transfer", (value,), {}, (wanted,)))
+    moved_type = TensorType.get(type_.dtype, type_.shape, like.device)
+    return insert_before(op, build("mo.transfer", (value,), {}, (moved_type,)))
 
 
 def _sum(op: MoOp, inputs: list[SSAValue]) -> SSAValue:

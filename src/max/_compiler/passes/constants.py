@@ -1,4 +1,4 @@
-"""Computes small constants at compile time."""
+"""Folds ops on small constants at compile time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from max.mlir import DenseAttr, MoOp, TensorType, build
 __all__ = ["FOLD_LIMIT", "fold_constants"]
 
 FOLD_LIMIT = 64
-"""Results of more elements are computed by native code, once, when the model is loaded."""
+"""Elements of a folded result, at most; `mok.once` computes larger ones when the model is loaded."""
 
 Array = npt.NDArray[Any]
 
@@ -41,7 +41,7 @@ def _evaluate(op: MoOp, args: list[Array], dtype: DType, shape: tuple[int, ...])
             if dtype is DType.bool or args[0].dtype.kind == "b":
                 return args[0].astype(dtype.to_numpy())
             if dtype.is_integral() and not np.isfinite(args[0].astype(np.float64)).all():
-                return None  # undefined; left to the kernel
+                return None  # undefined: left to the kernel
             return converted(args[0], dtype.to_numpy())
         case "mo.reshape" | "mo.rebind":
             return args[0].reshape(shape)
@@ -59,7 +59,7 @@ def _evaluate(op: MoOp, args: list[Array], dtype: DType, shape: tuple[int, ...])
 
 
 def fold_constants(block: Block) -> None:
-    """Replaces ops on constants by constants where the result is small."""
+    """Replaces ops whose operands are constants by a constant, if the result has at most `FOLD_LIMIT` elements."""
     for op in ops_of(block):
         if len(op.results) != 1 or not isinstance(result := op.results[0].type, TensorType):
             continue
@@ -79,7 +79,7 @@ def fold_constants(block: Block) -> None:
         if value is None or value.shape != shape:
             continue
         attr = DenseAttr.of(np.ascontiguousarray(value).reshape(shape))
-        made = build("mo.constant", (), {"value": attr}, (result,), op.location)
-        op.results[0].replace_all_uses_with(insert_before(op, made))
+        folded = build("mo.constant", (), {"value": attr}, (result,), op.location)
+        op.results[0].replace_all_uses_with(insert_before(op, folded))
         op.detach()
         op.erase()

@@ -1,4 +1,4 @@
-"""Merges ops that compute the same."""
+"""Eliminates common subexpressions."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["merge_equal_ops"]
 
 
 def merge_equal_ops(block: Block) -> None:
-    """Lets equal pure ops (name, operands, attributes, result types) share the first one's results."""
-    known: dict[Any, tuple[SSAValue, ...]] = {}
+    """Replaces the results of a pure op by those of an earlier op with equal name, operands, attributes and result types."""
+    results_of: dict[Any, tuple[SSAValue, ...]] = {}
     for op in ops_of(block):
         if not op.is_pure or op.regions:
             continue
         attributes = tuple(sorted(op.attributes.items(), key=lambda item: item[0]))
         key = (op.name, tuple(map(id, op.operands)), attributes, tuple(r.type for r in op.results))
-        first = known.setdefault(key, tuple(op.results))
+        first = results_of.setdefault(key, tuple(op.results))
         if first[0] is not op.results[0]:
             for old, new in zip(op.results, first, strict=True):
                 old.replace_all_uses_with(new)

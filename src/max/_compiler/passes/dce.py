@@ -1,4 +1,4 @@
-"""Drops ops whose results nothing uses."""
+"""Eliminates dead ops."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["drop_dead_ops"]
 def _removable(op: MoOp) -> bool:
     if isinstance(op, BodyOp):
         return True
-    # a read of a buffer changes nothing: only the chain that passes through it may still be needed
+    # a read of a buffer has no effect: only its chain may still have uses
     return op.is_pure or op.name in ("mo.buffer_create", "mo.chain_create")
 
 
 def drop_dead_ops(block: Block) -> None:
-    """Removes pure ops without uses, last first, so that whole chains go in one walk.
+    """Removes pure ops without uses, last first, so that one walk removes whole chains.
 
-    A `mo.buffer_load` whose tensor is unused is removed too: its chain passes through.
+    A `mo.buffer_load` whose tensor is unused is removed too: its incoming chain replaces its outgoing one.
     """
     for op in reversed(ops_of(block)):
         if op.name == "mo.buffer_load" and op.results[0].first_use is None:

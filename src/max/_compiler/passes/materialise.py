@@ -1,4 +1,4 @@
-"""Puts a copy where no strided layout can describe a view, and where a library op or a result needs one."""
+"""Inserts copies where strides cannot describe a view, and where a library op or an output needs contiguous memory."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ READS_STRIDED = frozenset({
     "mo.reduce_sum", "mo.reduce_mean", "mo.reduce_max", "mo.reduce_min", "mo.softmax", "mo.logsoftmax",
     "mo.layer_norm", "mo.rms_norm", "mo.buffer_store", "mo.concat",
 })  # fmt: skip
-"""Ops besides the element-wise ones that become regions, which read through any layout."""
-
+"""Ops, besides element-wise ones, that become regions: these read operands of any layout."""
 
 BORROWED = frozenset({"mo.constant", "mo.constant.external", "mo.buffer_load", "mok.once"})
-"""Makers of values whose memory belongs to the model, or to the caller."""
+"""Ops whose results are memory of the model or of the caller."""
 
 
 def base_of(value: SSAValue) -> SSAValue:
@@ -33,9 +32,9 @@ def base_of(value: SSAValue) -> SSAValue:
 
 
 def copy_region(value: SSAValue) -> BodyOp:
-    """A region that writes a value, which may be a view, to memory of its own.
+    """A region that copies a value, which may be a view, to a new buffer.
 
-    The views that lead to the value are repeated in the body, so that it reads the memory they start from.
+    The body repeats the views that lead to the value, so that the region reads their base.
     """
     chain: list[MoOp] = []
     current = value
@@ -52,7 +51,7 @@ def copy_region(value: SSAValue) -> BodyOp:
 
 
 def needs_contiguous(op: MoOp) -> bool:
-    """Whether an op takes no strided operands."""
+    """Whether an op takes contiguous operands only."""
     if is_view(op) or op.name in READS_STRIDED or isinstance(op, BodyOp):
         return False
     return not (op.name in OPS and op.spec.elementwise)
@@ -64,25 +63,25 @@ class _Materialiser:
         self.layouts: dict[SSAValue, Layout] = {}
 
     def layout(self, value: SSAValue) -> Layout:
-        """How a value lies in the buffer of the value that its views start from."""
-        found = self.layouts.get(value)
-        if found is None:
-            found = self.layouts[value] = Layout.contiguous(shape_of(value))
-        return found
+        """The layout of a value in the buffer of its base."""
+        layout = self.layouts.get(value)
+        if layout is None:
+            layout = self.layouts[value] = Layout.contiguous(shape_of(value))
+        return layout
 
     def copy(self, op: MoOp, index: int) -> None:
-        """Gives an op a copy of an operand."""
-        made = copy_region(op.operands[index])
-        self.block.insert_op_before(made, op)
-        op.operands[index] = made.results[0]
+        """Replaces an operand of an op by a copy."""
+        copy = copy_region(op.operands[index])
+        self.block.insert_op_before(copy, op)
+        op.operands[index] = copy.results[0]
 
     def view(self, op: MoOp) -> None:
-        made = view_layout(op, self.layout(op.operands[0]))
-        if made is None:
+        layout = view_layout(op, self.layout(op.operands[0]))
+        if layout is None:
             self.copy(op, 0)
-            made = view_layout(op, self.layout(op.operands[0]))
-            assert made is not None, f"{op.name} of a contiguous value has a layout"
-        self.layouts[op.results[0]] = made
+            layout = view_layout(op, self.layout(op.operands[0]))
+            assert layout is not None, f"{op.name} of a contiguous value has a layout"
+        self.layouts[op.results[0]] = layout
 
     def contiguous_operands(self, op: MoOp) -> None:
         for index, operand in enumerate(op.operands):
@@ -95,7 +94,7 @@ class _Materialiser:
                 self.copy(op, index)
 
     def outputs(self, op: MoOp) -> None:
-        taken: set[SSAValue] = set()
+        returned: set[SSAValue] = set()
         for index, value in enumerate(op.operands):
             if not isinstance(value.type, ShapedType) or isinstance(value.type, BufferType):
                 continue
@@ -104,17 +103,17 @@ class _Materialiser:
             borrowed = not isinstance(owner, MoOp) or owner.name in BORROWED
             layout = self.layout(value)
             whole = layout.is_contiguous and layout.offset == 0 and not _is_part(value, base)
-            if borrowed or not whole or base in taken:
+            if borrowed or not whole or base in returned:
                 self.copy(op, index)
             else:
-                taken.add(base)
+                returned.add(base)
 
 
 def materialise(block: Block) -> None:
     """Inserts copies; afterwards every view has a layout, and library ops, calls and outputs read contiguous values.
 
-    An output is also copied where it is an argument, a weight or a constant, or part of another value, or is given
-    twice: the caller owns what it gets.
+    The caller owns the outputs. So an output is also copied if it is an argument, a weight or a constant, if it is part
+    of another value, or if it is returned twice.
     """
     work = _Materialiser(block)
     for op in ops_of(block):
@@ -129,7 +128,7 @@ def materialise(block: Block) -> None:
 
 
 def _is_part(value: SSAValue, base: SSAValue) -> bool:
-    """Whether views between a base and a value leave elements out."""
+    """Whether a view between the base and the value selects or repeats elements."""
     while value is not base:
         owner = value.owner
         assert isinstance(owner, MoOp)

@@ -1,4 +1,4 @@
-"""Makes products of one value with several packed weights one launch: x is read and rounded once, and workers wait once."""
+"""Merges products of one x with several packed weights into one launch: workers read and round x once, and wait at one barrier."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ from max.mlir import OPS, MoOp
 __all__ = ["merge_products"]
 
 MOST = 4
-"""Parts of one launch, single products or pairs: its code has what is done with each of them."""
+"""Parts of one launch, at most: the kernel has code for the epilogue of each."""
 CONE_OPS = 32
-"""Element-wise ops after a product that are looked at."""
+"""Element-wise ops after a product that are searched, at most."""
 APART = MATMULS | {"mok.attention", "mo.custom", "mo.call", "mo.if", "mo.while"}
-"""Products on both sides of one of these stay apart: their results would wait in memory."""
+"""Products on both sides of one of these ops are not merged: their results would stay in memory across it."""
 
 
 def merge_products(block: Block) -> None:
     """Merges `mok.packed_matmul` ops of one x into `mok.packed_products`, whose weights are packed into one buffer.
 
-    Two products of equal sizes whose results meet in element-wise ops, as those of a gated product, become a pair: they have shares
-    of the same strips, so that one epilogue has both sums. Others whose results meet stay apart, as the later one takes the epilogue;
-    likewise one whose epilogue waits for another product. A weight that other products use too is packed once, and stays apart.
+    Two products of equal sizes whose results meet in element-wise ops, as in a gated MLP, become a pair: they share strips,
+    so that one epilogue has both sums. Not merged are other products whose results meet (the later one takes the
+    epilogue), a product whose epilogue depends on another product, and a product whose weight has other uses (it is
+    packed once).
     """
     ops = ops_of(block)
     groups = _groups(ops)
     if all(len(group) == 1 for group in groups):
         return
     position = {op: i for i, op in enumerate(ops)}
-    made: dict[Plan, SSAValue] = {}
+    packed_weights: dict[Plan, SSAValue] = {}
     for plan, members in _decide(groups, position):
-        _merge(plan, members, position, made)
+        _merge(plan, members, position, packed_weights)
     for op in ops:
         if op.name == "mok.pack" and op.parent is not None and op.results[0].first_use is None:
             op.detach()
@@ -47,15 +48,15 @@ def merge_products(block: Block) -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """Packed weights that become one, and where pairs of them begin."""
+    """The weights that are packed into one buffer, and the index of the first of each pair."""
 
     packed: tuple[SSAValue, ...]
     pairs: tuple[int, ...]
 
 
 def _decide(groups: list[list[MoOp]], position: dict[MoOp, int]) -> list[tuple[Plan, list[MoOp]]]:
-    """What is merged, so that no weight is packed twice."""
-    # layers that have their weights in common use the same ones together; what is used otherwise too stays apart
+    """The plans and their products, chosen so that no weight is packed twice."""
+    # layers that share weights use them in equal groups; a weight of several different groups is not merged
     sets: dict[SSAValue, tuple[SSAValue, ...]] = {}
     shared: set[SSAValue] = set()
     for group in groups:
@@ -63,14 +64,14 @@ def _decide(groups: list[list[MoOp]], position: dict[MoOp, int]) -> list[tuple[P
         for packed in together:
             if sets.setdefault(packed, together) != together or together.count(packed) > 1:
                 shared.add(packed)
-    found: list[tuple[Plan, list[MoOp]]] = []
+    planned: list[tuple[Plan, list[MoOp]]] = []
     plans: dict[SSAValue, Plan | None] = {}
     for group in groups:
         plan_of: dict[SSAValue, Plan] = {}
         alone = [op for op in group if op.operands[1] not in shared]
         for parts in _parts(alone, position):
             plan, members = _plan(parts)
-            found.append((plan, members))
+            planned.append((plan, members))
             plan_of.update((packed, plan) for packed in plan.packed)
         for op in group:
             packed = op.operands[1]
@@ -79,20 +80,20 @@ def _decide(groups: list[list[MoOp]], position: dict[MoOp, int]) -> list[tuple[P
                 plans[packed] = None
     return [
         (plan, members)
-        for plan, members in found
+        for plan, members in planned
         if len(members) > 1 and all(plans[packed] == plan for packed in plan.packed)
     ]
 
 
 def _plan(parts: list[tuple[MoOp, ...]]) -> tuple[Plan, list[MoOp]]:
-    """Parts as one launch, and its products."""
+    """The plan of one launch and its products."""
     members = [op for part in parts for op in part]
     pairs = [members.index(part[0]) for part in parts if len(part) == 2]
     return Plan(tuple([op.operands[1] for op in members]), tuple(pairs)), members
 
 
 def _groups(ops: list[MoOp]) -> list[list[MoOp]]:
-    """Products that may be one launch, also of one: of one x, with nothing large between them."""
+    """The products in groups of one x with no op of `APART` between them; a group may have one product."""
     groups: list[list[MoOp]] = []
     open_: dict[tuple[SSAValue, str], list[MoOp]] = {}
     for op in ops:
@@ -112,18 +113,18 @@ def _groups(ops: list[MoOp]) -> list[list[MoOp]]:
 
 
 def _cone(product: MoOp) -> set[MoOp]:
-    """The element-wise ops that a product's result goes through."""
+    """The element-wise ops of the product's shape that its result reaches."""
     shape = shape_of(product.results[0])
-    found: set[MoOp] = set()
+    cone: set[MoOp] = set()
     todo = [product]
-    while todo and len(found) < CONE_OPS:
+    while todo and len(cone) < CONE_OPS:
         for use in todo.pop().results[0].uses:
             user = use.operation
-            if isinstance(user, MoOp) and user not in found and _elementwise(user):
+            if isinstance(user, MoOp) and user not in cone and _elementwise(user):
                 if shape_of(user.results[0]) == shape:
-                    found.add(user)
+                    cone.add(user)
                     todo.append(user)
-    return found
+    return cone
 
 
 def _elementwise(op: MoOp) -> bool:
@@ -131,7 +132,7 @@ def _elementwise(op: MoOp) -> bool:
 
 
 def _waits(op: MoOp, cone: set[MoOp], others: set[MoOp], position: dict[MoOp, int]) -> bool:
-    """Whether element-wise ops after a product wait for other products, through ops that are none."""
+    """Whether the element-wise ops after a product depend on other products through ops outside of the cone."""
     if not others:
         return False
     todo = [v.owner for inner in cone for v in inner.operands if v.owner not in cone]
@@ -150,7 +151,7 @@ def _waits(op: MoOp, cone: set[MoOp], others: set[MoOp], position: dict[MoOp, in
 
 
 def _parts(products: list[MoOp], position: dict[MoOp, int]) -> list[list[tuple[MoOp, ...]]]:
-    """What is merged: for each launch its single products and pairs. Products that stay apart are left out."""
+    """The single products and pairs of each launch; products that are not merged are left out."""
     if len(products) < 2:
         return []
     cones = {op: _cone(op) for op in products}
@@ -169,35 +170,35 @@ def _parts(products: list[MoOp], position: dict[MoOp, int]) -> list[list[tuple[M
 
 
 def _is_pair(a: MoOp, b: MoOp, cones: dict[MoOp, set[MoOp]]) -> bool:
-    """Whether one epilogue can take both results."""
-    alone = sum(bool(cones[b] & cone) for cone in cones.values()) == 2
+    """Whether one epilogue can consume both results."""
+    no_third_product = sum(bool(cones[b] & cone) for cone in cones.values()) == 2
     return (
-        alone
+        no_third_product
         and a.results[0].type == b.results[0].type
         and all(use.operation in cones[op] for op in (a, b) for use in op.results[0].uses)
     )
 
 
 def _merge(
-    plan: Plan, members: list[MoOp], position: dict[MoOp, int], made: dict[Plan, SSAValue]
+    plan: Plan, members: list[MoOp], position: dict[MoOp, int], packed_weights: dict[Plan, SSAValue]
 ) -> None:
-    """Replaces products, which need not stand in order, where the first of them stands."""
+    """Replaces the products by one op at the position of the first of them; `members` may be in any order."""
     first = min(members, key=position.__getitem__)
     block = first.parent
     assert block is not None
     encoding: str = first.attr("encoding")
-    if plan not in made:
+    if plan not in packed_weights:
         weights: list[SSAValue] = []
         for value in plan.packed:
             pack = value.owner
             assert isinstance(pack, MoOp)
             weights.append(pack.operands[0])
             _bring(pack.operands[0], first, position)
-        made[plan] = insert_before(first, PackOp.of(weights, encoding, plan.pairs))
+        packed_weights[plan] = insert_before(first, PackOp.of(weights, encoding, plan.pairs))
     columns = [shape_of(op.results[0])[-1] for op in members]
     merged = PackedProductsOp.of(
         first.operands[0],
-        made[plan],
+        packed_weights[plan],
         encoding,
         [size for size in columns if isinstance(size, int)],
         plan.pairs,
@@ -212,7 +213,7 @@ def _merge(
 
 
 def _bring(value: SSAValue, before: MoOp, position: dict[MoOp, int]) -> None:
-    """Moves what makes a weight, which depends on weights and constants only, before an op."""
+    """Moves the ops that compute a weight, which depend on weights and constants only, before an op."""
     op = value.owner
     if not isinstance(op, MoOp) or position[op] < position[before]:
         return
