@@ -1,4 +1,4 @@
-"""The kernels of one compilation: made once for equal code, whatever uses them."""
+"""The kernels of one compilation; launches with equal code share one kernel."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def guard(have: k.i64, want: k.i64, ctx: k.Context):
     if have {relation} want:
         raise ValueError("have {{}}, want {{}}", have, want)
 """
-"""Every worker looks for itself, and leaves the program before its next launch: no barrier is needed."""
+"""Every worker evaluates the guard, and leaves the program before its next launch: no barrier is needed."""
 
 
 @dataclass(frozen=True)
 class Argument:
-    """A tensor argument of a launch: where it is, and what the kernel is told of it.
+    """A tensor argument of a launch: its address and the view that the kernel gets.
 
     Args:
         pointer: The address of its first element.
         view: Dtype, shape and strides.
-        static: For each dim, whether it becomes part of the code where it is known.
-        static_strides: The same of the strides.
+        static: For each dim, whether a static size becomes part of the code.
+        static_strides: The same for the strides.
     """
 
     pointer: Pointer
@@ -46,24 +46,24 @@ class Argument:
     static_strides: tuple[bool, ...] | None = None
 
     def spec(self) -> k.TensorSpec:
-        """What is known at compile time. A dim of 0 is not: code that never runs may divide by it."""
+        """The static part of the view. A dim of 0 counts as dynamic: code that never runs may divide by it."""
         static = self.static or (True,) * len(self.view.shape)
         shape = tuple(
-            dim if known and isinstance(dim, int) and dim else None
-            for dim, known in zip(self.view.shape, static, strict=True)
+            dim if is_static and isinstance(dim, int) and dim else None
+            for dim, is_static in zip(self.view.shape, static, strict=True)
         )
         strides = self.view.strides
         if strides is not None:
-            known = self.static_strides or (True,) * len(strides)
+            static = self.static_strides or (True,) * len(strides)
             strides = tuple(
-                stride if here and isinstance(stride, int) else None
-                for stride, here in zip(strides, known, strict=True)
+                stride if is_static and isinstance(stride, int) else None
+                for stride, is_static in zip(strides, static, strict=True)
             )
         return k.TensorSpec(k.scalar_type(self.view.dtype), shape, strides)
 
 
 class KernelTable:
-    """Specialises kernels for one device, and keeps each once.
+    """Specialises kernels for one device, and keeps one of each.
 
     Args:
         backend: The device.
@@ -76,7 +76,7 @@ class KernelTable:
         self.target = backend.target
         self.irs: dict[str, k.KernelIR] = {}
         self.infos: dict[str, KernelInfo] = {}
-        self._known: dict[Any, k.KernelIR] = {}
+        self._irs_by_request: dict[Any, k.KernelIR] = {}
         self._inlines: dict[str, Any] = {}
         self._written: dict[Any, frozenset[int] | None] = {}
 
@@ -117,7 +117,7 @@ class KernelTable:
         return ir.key, self.slots(ir, arguments)
 
     def guard(self, exact: bool) -> str:
-        """The kernel that raises where two numbers are not equal, or where the first is less; gives its key."""
+        """The key of the kernel that raises if two numbers differ (`exact`), or if the first is less than the second."""
         text = _GUARD.format(relation="!=" if exact else "<")
 
         def make() -> tuple[Any, dict[str, Any]]:
@@ -127,17 +127,17 @@ class KernelTable:
 
     def _inline(self, text: str) -> Any:
         if text not in self._inlines:
-            made = k.from_source(text, "epilogue", _GLOBALS)
-            self._inlines[text] = k.InlineFunction(made, made.source)
+            kernel = k.from_source(text, "epilogue", _GLOBALS)
+            self._inlines[text] = k.InlineFunction(kernel, kernel.source)
         return self._inlines[text]
 
     def _specialise(
         self, key: Any, make: Callable[[], tuple[Any, dict[str, Any]]], specs: list[Any]
     ) -> k.KernelIR:
-        ir = self._known.get(key)
+        ir = self._irs_by_request.get(key)
         if ir is None:
             kernel, params = make()
-            ir = self._known[key] = k.specialize(
+            ir = self._irs_by_request[key] = k.specialize(
                 kernel, args=specs, params=params, target=self.target
             )
             if ir.key not in self.irs:
@@ -153,7 +153,7 @@ class KernelTable:
     def slots(
         ir: k.KernelIR, arguments: Sequence[Argument | Chosen], scalars: Sequence[Size] = ()
     ) -> tuple[Slot | Border, ...]:
-        """What goes into each slot of a kernel."""
+        """The value of each slot of a kernel."""
         slots: list[Slot | Border] = []
         for slot in ir.slots:
             if slot.arg >= len(arguments):
@@ -175,14 +175,14 @@ class KernelTable:
         return tuple(slots)
 
     def writes(self, kernel: Any) -> frozenset[int] | None:
-        """The positions of a kernel's tensor parameters that it may write; None where all may be."""
+        """The positions of a kernel's tensor parameters that the kernel may write; None: all."""
         if kernel not in self._written:
             parameters = [
                 p
                 for p in inspect.signature(kernel, follow_wrapped=True).parameters.values()
                 if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
             ]
-            # annotations are texts where the kernel's file postpones them
+            # annotations are strings in a file with postponed evaluation
             self._written[kernel] = frozenset(
                 i
                 for i, p in enumerate(parameters)
@@ -211,7 +211,7 @@ class KernelTables:
 
 
 def _is_input(annotation: Any) -> bool:
-    """Whether a parameter is a tensor that is only read."""
+    """Whether the annotation is that of a read-only tensor."""
     if isinstance(annotation, str):
         return annotation.startswith(("k.Input", "Input"))
     return getattr(annotation, "kind", None) == "input"

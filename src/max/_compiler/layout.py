@@ -1,4 +1,4 @@
-"""Strided layouts over symbolic sizes: what a view op makes of memory without touching it."""
+"""Strided layouts over symbolic sizes, and how view ops change them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def contiguous_strides(shape: Sequence[Size]) -> Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a value lies in a buffer: element ``i`` is at ``offset + sum(i * strides)``, counted in elements."""
+    """The layout of a value in a buffer: element `i` is at `offset + sum(i * strides)`, in elements."""
 
     shape: Sizes
     strides: Sizes
@@ -35,7 +35,7 @@ class Layout:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the elements lie in row-major order without gaps; the offset may be anything."""
+        """Whether the elements are in row-major order without gaps, at any offset."""
         step: Size = 1
         if 0 in self.shape:
             return True
@@ -69,7 +69,7 @@ class Layout:
         return Layout(tuple(shape), strides, offset)
 
     def reshape(self, shape: Sequence[Size]) -> Layout | None:
-        """The layout of the reshaped value, or None where no strides can describe it."""
+        """The layout of the reshaped value, or None if strides cannot describe it."""
         shape = tuple(shape)
         if self.shape == shape:
             return self
@@ -86,7 +86,7 @@ class Layout:
             old_size, new_size = old[i][0], shape[new[j]]
             i, j = i + 1, j + 1
             while old_size != new_size:
-                # extend the side that divides the other; where neither does, the smaller
+                # extend the side that divides the other; if neither does, the smaller one
                 if divide(new_size, old_size) is not None or nominal(old_size) < nominal(new_size):
                     grow_old = True
                 else:
@@ -116,12 +116,12 @@ class Layout:
 def collapse(
     shape: Sequence[Size], views: Sequence[Sequence[Size]], keep_last: bool = False
 ) -> tuple[Sizes, list[Sizes]]:
-    """Merges neighbouring axes of an iteration space wherever every view allows it, and drops axes of size 1.
+    """Merges adjacent axes of an iteration space where every view allows it, and drops axes of size 1.
 
     Args:
         shape: The iteration space.
         views: For each view its strides over that space.
-        keep_last: Leave the last axis alone (a reduction runs over it).
+        keep_last: Keep the last axis as it is (a reduction runs over it).
 
     Returns:
         The new space and the new strides of each view.

@@ -1,4 +1,4 @@
-"""From a graph of regions and library ops to a template: each op becomes a launch, each value a place in a buffer."""
+"""Lowers a graph of regions and library ops to a template: ops become launches, values become places in buffers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class GraphLowering(RegionLowering):
             if isinstance(type_, OpaqueType):
                 raise UnsupportedOpError(f"input of type {type_}: opaque values are not supported")
             assert isinstance(type_, ShapedType)
-            self.known.update(name for dim in type_.shape for name in dim.symbols)
+            self.known_symbols.update(name for dim in type_.shape for name in dim.symbols)
             shape = shape_of(argument)
             info = TensorInfo(type_.dtype, shape, type_.device.data, isinstance(type_, BufferType))
             index = self.buffer(
@@ -101,7 +101,7 @@ class GraphLowering(RegionLowering):
             self.library(op, op, None)
 
     def nothing(self, op: MoOp) -> None:
-        """Ops that have no launch of their own."""
+        """Ops without a launch."""
 
     def check(self, op: CheckOp) -> None:
         condition = op.condition
@@ -158,8 +158,8 @@ class GraphLowering(RegionLowering):
     def call(self, op: CallOp) -> None:
         shapes = [v.type.shape for v in op.results if isinstance(v.type, ShapedType)]
         symbols = {name for shape in shapes for dim in shape for name in dim.symbols}
-        reveals = tuple(sorted(symbols - self.known))
-        self.known.update(reveals)
+        reveals = tuple(sorted(symbols - self.known_symbols))
+        self.known_symbols.update(reveals)
         operands = self.pointers(op.operands)
         results = [self.allocate(v).buffer for v in op.results if isinstance(v.type, ShapedType)]
         types = [v.type for v in op.operands]
@@ -179,7 +179,7 @@ class GraphLowering(RegionLowering):
         return CallStep(callee, tuple(operands), tuple(results), pairs, prefix)
 
     def choice(self, op: IfOp) -> None:
-        """Both branches write to the same results."""
+        """Calls of both branches, which write to the same results; of one if the predicate is constant."""
         predicate = self.place(op.operands[0]).pointer()
         operands = self.pointers(op.operands[1:])
         results = [self.allocate(v).buffer for v in op.results if isinstance(v.type, ShapedType)]
@@ -195,14 +195,14 @@ class GraphLowering(RegionLowering):
         self.launches.append(IfStep(predicate, then, otherwise))
 
     def loop(self, op: WhileOp) -> None:
-        """What is carried is in the results' memory; the body computes the next values beside it."""
+        """The results' buffers hold the carried values; the body writes the next ones to a second set of buffers."""
         carried = [v for v in op.results if isinstance(v.type, ShapedType)]
         sources = [self.place(v) for v in op.operands[: len(carried)]]
         states = [self.allocate(v) for v in carried]
         for source, state in zip(sources, states, strict=True):
             self.copy_in_memory(source, state, "while")
-        rest = self.pointers(op.operands[len(carried) :])
-        operands = [*[state.pointer() for state in states], *rest]
+        captured = self.pointers(op.operands[len(carried) :])
+        operands = [*[state.pointer() for state in states], *captured]
         types = [v.type for v in op.operands]
         condition, body = op.callees
         decision = self.subgraphs[condition].output_types[0]
@@ -226,7 +226,7 @@ class GraphLowering(RegionLowering):
         )
 
     def print(self, op: MoOp) -> None:
-        """Ends a segment: between segments the host reads what is printed."""
+        """Ends a segment: between segments the host reads and prints the value."""
         label, text = op.attr("label"), op.attr_or("text", None)
         if text is not None:
             self.launches.append(Discover("print", (), (), DType.int8, (), f"{label}: {text}"))
@@ -238,14 +238,14 @@ class GraphLowering(RegionLowering):
         )
 
     def copy_in_memory(self, source: Place, target: Place, name: str) -> None:
-        """A launch that copies, on the device whose memory both places are in."""
+        """A launch that copies, on the device that both places belong to."""
         self.device = self.template.buffers[target.buffer].device
         self.copy(source, target, name)
 
     def device_copy(self, op: MoOp) -> None:
         """Ends a segment: between segments the host copies from one memory to another."""
         source, target = self.place(op.operands[0]), self.allocate(op.results[0])
-        # the target's memory belongs to a segment of its device
+        # the target is written in a segment of its own device
         self.launches.append(mark([target.buffer], self.device))
         nbytes = self.template.buffers[target.buffer].bytes
         bounds = (source.pointer(), target.pointer())
@@ -255,18 +255,18 @@ class GraphLowering(RegionLowering):
         self.allocate(op.results[0])
 
     def buffer_load(self, op: MoOp) -> None:
-        """The buffer itself, where nothing writes to it afterwards, else a copy."""
+        """The buffer itself if no later op uses it, else a copy."""
         value = op.operands[0]
         place = self.place(value)
-        later = False
+        used_later = False
         current = op.next_op
         while current is not None:
             touches = value in current.operands
             if touches and current.name not in ("mo.buffer_load", "mo.output"):
-                later = True
+                used_later = True
                 break
             current = current.next_op
-        if not later:
+        if not used_later:
             self.places[op.results[0]] = place
             return
         self.copy(place, self.allocate(op.results[0]), "copy")
@@ -322,11 +322,11 @@ def lower_graph(
 
     Args:
         graph: The graph.
-        tables: For each device where its kernels are made.
+        tables: The kernels of the compilation, by device.
         subgraphs: The subgraphs that it may call, by name.
-        scope: Symbols that mean here what they mean in the graph around; see `scopes`.
+        scope: Symbols that the graph shares with the enclosing graph; see `scopes`.
 
     Raises:
-        UnsupportedOpError: An op that has no kernel.
+        UnsupportedOpError: An op has no kernel.
     """
     return GraphLowering(graph, tables, subgraphs, scope).run()

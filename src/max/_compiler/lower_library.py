@@ -77,7 +77,9 @@ class LibraryLowering(Placing):
         for result in op.results:
             if not isinstance(result.type, ShapedType):
                 continue
-            unknown = [dim for dim in result.type.shape if not self.known.issuperset(dim.symbols)]
+            unknown = [
+                dim for dim in result.type.shape if not self.known_symbols.issuperset(dim.symbols)
+            ]
             if not unknown:
                 continue
             rule = DISCOVERING.get(op.name)
@@ -93,7 +95,7 @@ class LibraryLowering(Placing):
             pointers = tuple([place.pointer() for place in bounds])
             names = tuple([name or "" for name in symbols])
             self.launches.append(Discover(rule, names, pointers, bounds[0].dtype, shape))
-            self.known.update(filter(None, names))
+            self.known_symbols.update(filter(None, names))
 
     def library(self, op: MoOp, outer: MoOp, epilogue: RegionParts | None) -> bool:
         """A launch of a library kernel; `outer` is the region whose results it writes, or the op itself.

@@ -26,11 +26,11 @@ from max._kernel_library.library import Workspace
 from max.mlir import MoOp
 
 SERIAL_ELEMENTS = 2048
-"""Regions of so few elements are not worth waking other workers for."""
+"""Regions of at most this many elements run on one worker: waking the others costs more."""
 
 
 class RegionLowering(LibraryLowering):
-    """Lowers regions, and what is copied."""
+    """Lowers regions, copies and concats."""
 
     def copy(self, source: Place, target: Place, name: str, parts: Sequence[int] = ()) -> None:
         """A launch that copies from one layout to another."""
@@ -42,7 +42,7 @@ class RegionLowering(LibraryLowering):
         self.nest(spec, [(target, 0)], [(source, 0)], name, parts)
 
     def concat(self, op: MoOp) -> None:
-        """Each operand is copied to its part of the result, where it was not computed there."""
+        """Copies each operand that was not computed in place to its part of the result."""
         for index, operand in enumerate(op.operands):
             part = self.part_of_concat(op, index)
             source = self.place(operand)
@@ -50,7 +50,7 @@ class RegionLowering(LibraryLowering):
                 self.copy(source, part, "concat", parts=[part.buffer])
 
     def part_of_concat(self, op: MoOp, index: int) -> Place:
-        """Where an operand of a concatenation is in the result."""
+        """The place of an operand of a concat in the result."""
         axis: int = op.attr("axis")
         result = self.places.get(op.results[0]) or self.allocate(op.results[0])
         shape = shape_of(op.operands[index])
@@ -60,7 +60,11 @@ class RegionLowering(LibraryLowering):
         return replace(result, layout=result.layout.slice(starts, [1] * len(shape), shape))
 
     def place_result(self, value: SSAValue) -> tuple[Place, bool]:
-        """Where a region writes a result: a buffer of its own, or its part of the concatenation that alone needs it."""
+        """The place of a region's result: a new buffer, or a part of a concat's result if the concat is the only use.
+
+        Returns:
+            The place, and whether it is a part of a concat's result.
+        """
         uses = list(value.uses)
         user = uses[0].operation if len(uses) == 1 else None
         if isinstance(user, MoOp) and user.name == "mo.concat":
@@ -112,7 +116,7 @@ class RegionLowering(LibraryLowering):
         )
 
     def library_region(self, op: RegionOp) -> None:
-        """A library op with its epilogues; one that cannot be written is a launch of its own."""
+        """A library op with its epilogue; an epilogue that cannot be fused becomes a second launch."""
         for argument, value in zip(op.block.args, op.operands, strict=True):
             self.places[argument] = self.place(value)
         inner = ops_of(op.block)
@@ -134,10 +138,10 @@ class RegionLowering(LibraryLowering):
         if parts is not None and self.library(main, op, parts):
             return
         self.library(main, main, None)
-        self.rest(op, main, 0)
+        self.separate_epilogue(op, main, 0)
 
-    def rest(self, op: RegionOp, main: MoOp, number: int) -> None:
-        """What a library region computes after its first op for one of its results, as a launch of its own."""
+    def separate_epilogue(self, op: RegionOp, main: MoOp, number: int) -> None:
+        """A separate launch of the ops after the library op, for one result of the region."""
         parts = region_parts(op, main, only=op.yielded[number])
         operands = [self.place(v) for v in op.operands]
         sources = [
@@ -148,7 +152,7 @@ class RegionLowering(LibraryLowering):
         self.nest(parts.spec, [(result, 0)], sources, region_name(op))
 
     def packed_products(self, op: PackedProductsOp, outer: RegionOp | None = None) -> None:
-        """A launch that makes several products, with an epilogue for each part of them."""
+        """A launch of several products, with an epilogue per part."""
         jobs = plan_products(op, outer)
         operands, attributes = with_norm(op)
         outputs = [[self.allocate(v) for v in job.results] for job in jobs]
@@ -167,7 +171,7 @@ class RegionLowering(LibraryLowering):
             for job in jobs
         ]
         specs = [(job.epilogue.spec, job.products) if job.epilogue else None for job in jobs]
-        made = write_part_epilogues(specs) if any(specs) else None
+        epilogues = write_part_epilogues(specs) if any(specs) else None
         in_place: list[tuple[int, int]] = []
         for number, job in enumerate(jobs):
             if job.epilogue is not None:
@@ -182,9 +186,9 @@ class RegionLowering(LibraryLowering):
         if outer is not None:
             flops = simplify(flops + operations(outer))
         label = region_name(outer) if outer is not None else "packed_products"
-        everywhere = [place for places_ in outputs for place in places_]
+        written = [place for places_ in outputs for place in places_]
         views = [view for views in read for view in views]
-        self.launch_call(call, places, everywhere, label, made, views, tuple(in_place), flops)
+        self.launch_call(call, places, written, label, epilogues, views, tuple(in_place), flops)
         for number in (job.later for job in jobs):
             if number is not None and outer is not None:
-                self.rest(outer, op, number)
+                self.separate_epilogue(outer, op, number)

@@ -1,15 +1,15 @@
-"""The `mok` dialect: what the compiler adds to `mo` on the way to kernels.
+"""The `mok` dialect: the ops that the compiler adds to `mo` between the graph and kernels.
 
-- `mok.region`: one kernel, with the `mo` ops that it carries out in its body. Kinds: ``map`` (element-wise), ``rows``
-  (with reductions over one axis), ``library`` (a library op, the first that is no view, and its epilogue).
-- `mok.once`: ops on weights and constants only, which run once when a model is loaded.
+- `mok.region`: one kernel; its body has the `mo` ops that it computes. Kinds: ``map`` (element-wise), ``rows``
+  (with reductions over one axis), ``library`` (a library op, the first op that is no view, and its epilogue).
+- `mok.once`: ops on weights and constants only, run once when a model is loaded.
 - `mok.matmul`: `mo.matmul` with the attribute `transpose_b`.
-- `mok.pack`: a weight, or several, laid out as kernels like it best; `mok.packed_matmul`: the product with one;
-  `mok.packed_products`: one x with each of several.
+- `mok.pack`: one or more weights in the layout that kernels read; `mok.packed_matmul`: the product with a packed weight;
+  `mok.packed_products`: the products of one x with several packed weights.
 - `mok.pack_filter` and `mok.packed_conv`: the same for convolutions.
 - `mok.attention`: attention over keys and values that are plain tensors.
-- `mok.check`: a condition over dims that an execution's sizes must meet.
-- `mok.device_copy`: a value in the memory of another device.
+- `mok.check`: a condition over dims that the sizes of an execution must meet.
+- `mok.device_copy`: a copy of a value in the memory of another device.
 - `mok.yield`: ends the body of a region or of a `mok.once`.
 """
 
@@ -68,7 +68,7 @@ class YieldOp(MoOp):
 
 
 class CheckOp(MoOp):
-    """A condition: the first of the `sides` is at least the second one; where it is `exact`, equal to it."""
+    """A condition: the first of the `sides` is at least the second; equal to it if `exact`."""
 
     name = "mok.check"
     spec = OpSpec(
@@ -82,7 +82,7 @@ class CheckOp(MoOp):
 
     @classmethod
     def of(cls, condition: Condition, location: LocationAttr) -> CheckOp:
-        """The check of a condition; `location` is the place of the op that has it."""
+        """The check of a condition; `location` is that of the op with the condition."""
         attrs = {
             "sides": (condition.have, condition.want),
             "exact": condition.exact,
@@ -94,7 +94,7 @@ class CheckOp(MoOp):
 
     @property
     def condition(self) -> Condition:
-        """What is checked."""
+        """The condition that is checked."""
         have, want = self.attr("sides")
         return Condition(have, want, self.attr("message"), self.attr("exact"))
 
@@ -109,7 +109,7 @@ def _infer_matmul(types: Sequence[Attribute], attrs: Any) -> Sequence[Attribute]
 
 
 class MatmulOp(MoOp):
-    """`mo.matmul`, or with `transpose_b` the product with the second operand's last axes exchanged."""
+    """`mo.matmul`, or with `transpose_b` the product with the second operand's last two axes transposed."""
 
     name = "mok.matmul"
     spec = OpSpec("mok.matmul", (2, 2), 1, attributes={"transpose_b": bool}, infer=_infer_matmul)
@@ -117,10 +117,10 @@ class MatmulOp(MoOp):
 
 
 def parts_of(products: int, pairs: Sequence[int]) -> list[tuple[int, ...]]:
-    """Which products share strips of a packed weight: one, or a pair.
+    """The products in groups that share strips of a packed weight: single products and pairs.
 
     Args:
-        products: How many there are.
+        products: The number of products.
         pairs: The first of each pair.
     """
     second = {first + 1 for first in pairs}
@@ -147,7 +147,7 @@ def _dtype(type_: Attribute) -> DType:
 
 
 def _panel_sizes(w: TensorType, encoding: str) -> tuple[int, int]:
-    """The columns of a packed weight, and the elements of 32 of them."""
+    """The number of columns of a packed weight, and the elements of one strip of 32 columns."""
     first, second = w.static_shape or (0, 0)
     form = FORMATS.get(encoding)
     if form is not None:
@@ -159,11 +159,13 @@ def _panel_sizes(w: TensorType, encoding: str) -> tuple[int, int]:
 
 
 class PackOp(MoOp):
-    """A weight as kernels like it best, or several, one after the other; the `pairs` have shares of the same strips.
+    """One or more weights packed one after the other; the weights of a pair share strips.
 
-    The encoding is that of quantised blocks, laid out as `max._kernel_library.products.quantised.packed` has it; of a dense weight ``"rows"`` (`[N, K]`) or
-    ``"columns"`` (`[K, N]`), which become panels as `max._kernel_library.products.dense.panels` has them; of 8-bit integers ``"int8 rows"`` or ``"int8 columns"``,
-    as `max._kernel_library.products.int8.panels` has them.
+    Encodings and their layouts:
+
+    - that of quantised blocks: `max._kernel_library.products.quantised.packed`;
+    - ``"rows"`` (`[N, K]`) or ``"columns"`` (`[K, N]`) of a dense weight: `max._kernel_library.products.dense.panels`;
+    - ``"int8 rows"`` or ``"int8 columns"`` of an int8 weight: `max._kernel_library.products.int8.panels`.
     """
 
     name = "mok.pack"
@@ -179,7 +181,7 @@ class PackOp(MoOp):
 
     @classmethod
     def of(cls, ws: Sequence[SSAValue], encoding: str, pairs: Sequence[int] = ()) -> PackOp:
-        """The op for weights whose sizes are known; `pairs` are the first of each two that share strips."""
+        """The op for weights of static sizes; `pairs` has the index of the first weight of each pair."""
         attrs: dict[str, Any] = {"encoding": encoding}
         if pairs:
             attrs["pairs"] = tuple(pairs)
@@ -190,15 +192,15 @@ class PackOp(MoOp):
         )
 
     def places(self) -> list[tuple[int, int, int, int]]:
-        """For each operand its first strip, how many it has, how many weights share them, and which of these it is."""
-        found: list[tuple[int, int, int, int]] = []
+        """For each operand: first strip, number of strips, number of weights that share them, its index among these."""
+        places: list[tuple[int, int, int, int]] = []
         first = 0
         for part in parts_of(len(self.operands), self.attr_or("pairs", ())):
             w = cast("TensorType", self.operands[part[0]].type)
             strips = strips_of(_panel_sizes(w, self.attr("encoding"))[0], len(part))
-            found += [(first, strips, len(part), share) for share in range(len(part))]
+            places += [(first, strips, len(part), share) for share in range(len(part))]
             first += strips
-        return found
+        return places
 
 
 def _infer_packed_matmul(types: Sequence[Attribute], attrs: Any) -> Sequence[Attribute]:
@@ -211,9 +213,9 @@ def _infer_packed_matmul(types: Sequence[Attribute], attrs: Any) -> Sequence[Att
 
 
 class PackedMatmulOp(MoOp):
-    """The product with a packed weight, which has so many `columns`; of 8-bit integers in 32 bits.
+    """The product of x and a packed weight of `columns` columns; int8 products are int32.
 
-    The weight is `streamed` where the caches do not hold it until the next execution.
+    The weight is `streamed` if the caches do not hold it until the next execution.
     """
 
     name = "mok.packed_matmul"
@@ -236,7 +238,7 @@ class PackedMatmulOp(MoOp):
         streamed: bool,
         location: LocationAttr,
     ) -> PackedMatmulOp:
-        """The product of x and a packed weight of so many columns."""
+        """The product of x and a packed weight with the given number of columns."""
         return cls.create(
             operands=(x, packed),
             result_types=_infer_packed_matmul(
@@ -257,9 +259,9 @@ def _infer_packed_products(types: Sequence[Attribute], attrs: Any) -> Sequence[A
 
 
 class PackedProductsOp(MoOp):
-    """The products of one x with each of the weights that `mok.pack` laid out together.
+    """The products of one x with each of the weights that one `mok.pack` packed.
 
-    They have so many `columns`; `pairs` and `streamed` are as in `mok.pack` and `mok.packed_matmul`.
+    `columns` has the number of columns of each; `pairs` and `streamed` are as in `mok.pack` and `mok.packed_matmul`.
     """
 
     name = "mok.packed_products"
@@ -313,7 +315,7 @@ def _infer_pack_filter(types: Sequence[Attribute], attrs: Any) -> Sequence[Attri
 
 
 class PackFilterOp(MoOp):
-    """A filter `[taps…, C / groups, F]` as `max._kernel_library.convolution.conv` likes it best."""
+    """A filter `[taps…, C / groups, F]` in the packed layout that `max._kernel_library.convolution.conv` reads."""
 
     name = "mok.pack_filter"
     spec = OpSpec(
@@ -323,7 +325,7 @@ class PackFilterOp(MoOp):
 
     @classmethod
     def of(cls, w: SSAValue, groups: int) -> PackFilterOp:
-        """The op for a filter, whose sizes are known."""
+        """The op for a filter of static sizes."""
         return cls.create(
             operands=(w,),
             result_types=_infer_pack_filter([w.type], {"groups": groups}),
@@ -342,7 +344,7 @@ def _infer_packed_conv(types: Sequence[Attribute], attrs: Any) -> Sequence[Attri
 
 
 class PackedConvOp(MoOp):
-    """`mo.conv` with a packed filter, which has so many `taps` along each axis and so many `columns`."""
+    """`mo.conv` with a packed filter, which has `taps` along each axis and `columns` output channels."""
 
     name = "mok.packed_conv"
     spec = OpSpec(
@@ -402,8 +404,8 @@ def _infer_attention(types: Sequence[Attribute], attrs: Any) -> Sequence[Attribu
 class AttentionOp(MoOp):
     """`softmax(scale * q @ keysᵀ + masks) @ values`, of `[batch…, queries, size]` and `[batch…, keys, size]`.
 
-    Masks spread over the scores. Each has a fill: None where it is added, else what stands where it is false. The queries stand
-    before the batch axis `axis` of the result, which has the dtype of the graph's probabilities.
+    Masks broadcast to the scores. Each has a fill: None if the mask is added, else the score where the mask is false. In
+    the result the axis of queries is before the batch axis `axis`; its dtype is that of the graph's probabilities.
     """
 
     name = "mok.attention"
@@ -447,7 +449,7 @@ def _check_device_copy(
 
 
 class DeviceCopyOp(MoOp):
-    """A tensor, contiguous, in the memory of another device. `mo.transfer` between devices of one memory is a view instead."""
+    """A contiguous copy of a tensor in the memory of another device; between devices of one memory `mo.transfer` is a view."""
 
     name = "mok.device_copy"
     spec = OpSpec("mok.device_copy", (1, 1), 1, check=_check_device_copy)
@@ -455,12 +457,12 @@ class DeviceCopyOp(MoOp):
 
     @classmethod
     def of(cls, x: SSAValue, result: TensorType, location: LocationAttr) -> DeviceCopyOp:
-        """The copy of a tensor as a type that differs in the device only."""
+        """The copy of a tensor; `result` differs from its type in the device only."""
         return cls.create(operands=(x,), result_types=(result,), location=location)
 
 
 class BodyOp(MoOp):
-    """An op with a body that sees nothing but its arguments."""
+    """An op whose body uses its arguments only."""
 
     @classmethod
     def make(
@@ -483,7 +485,7 @@ class BodyOp(MoOp):
 
     @property
     def yielded(self) -> tuple[SSAValue, ...]:
-        """What the body ends with, one value a result."""
+        """The values that the body yields, one per result."""
         last = self.block.last_op
         assert last is not None
         return tuple(last.operands)
@@ -537,7 +539,7 @@ class RegionOp(BodyOp):
 
 
 class OnceOp(BodyOp):
-    """What is computed once, from weights and constants."""
+    """Ops on weights and constants, computed once when a model is loaded."""
 
     name = "mok.once"
     spec = OpSpec("mok.once", (0, None), None, pure=False)
@@ -565,17 +567,17 @@ MOK = Dialect(
 
 
 def parse(text: str, resources: Mapping[str, npt.NDArray[Any]] | None = None) -> ModuleOp:
-    """Reads a module of `mo` and `mok`, for tests and for the check that the printed form is complete.
+    """Reads a module of `mo` and `mok`, for tests and for the check that the printed form parses.
 
     Args:
-        text: What `max.mlir.print_module` gives.
-        resources: The big constants by name.
+        text: The output of `max.mlir.print_module`.
+        resources: The large constants by name.
     """
     from xdsl.context import Context
     from xdsl.parser import Parser
 
     context = Context()
-    # where the attributes of big constants look for their arrays
+    # attributes of large constants look up their arrays here
     setattr(context, "resources", resources or {})  # noqa: B010
     for dialect in (Builtin, MO, MOK):
         context.load_dialect(dialect)

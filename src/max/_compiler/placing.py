@@ -1,4 +1,4 @@
-"""Where the values of a graph are, and the launches that write them."""
+"""The places of a graph's values in buffers, and the launches that write them."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from max.mlir import GraphOp, MoOp, ResourceAttr, ShapedType, SubgraphOp
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value is: a buffer and a layout, counted in elements."""
+    """The place of a value: a buffer, and a layout in elements."""
 
     buffer: int
     layout: Layout
     dtype: DType
 
     def pointer(self, offset: Size = 0) -> Pointer:
-        """The address of an element."""
+        """The address of the element at `offset`."""
         elements = simplify(self.layout.offset + offset)
         return Pointer(self.buffer, simplify(elements * self.dtype.size_in_bytes))
 
@@ -51,7 +51,7 @@ class Placing:
         graph: The graph.
         tables: The kernels of the compilation, by device.
         subgraphs: The subgraphs of the module, for the symbols of calls.
-        scope: Symbols that mean here what they mean in the graph around.
+        scope: Symbols that the graph shares with the enclosing graph.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class Placing:
         self.kept: set[SSAValue] = set()
         self.site = -1
         """The number of the staged op that is being lowered."""
-        self.known: set[str] = set(scope)
-        """The symbols whose sizes are known where the lowering is."""
+        self.known_symbols: set[str] = set(scope)
+        """The symbols whose sizes are known at the op that is being lowered."""
 
     @property
     def kernels(self) -> KernelTable:
@@ -93,7 +93,7 @@ class Placing:
         results: Sequence[Operand],
         attributes: Mapping[str, Any],
     ) -> KernelCall:
-        """The launch that carries out an op, as the device's kernel library describes it."""
+        """The kernel call that the device's kernel library chooses for an op."""
         backend = self.backend
         return backend.library.lower(name, operands, results, attributes, backend.target)
 
@@ -102,7 +102,7 @@ class Placing:
         return len(self.template.buffers) - 1
 
     def allocate(self, value: SSAValue) -> Place:
-        """A fresh buffer for a value."""
+        """Allocates a buffer for a value."""
         type_ = value.type
         assert isinstance(type_, ShapedType)
         shape = shape_of(value)
@@ -114,9 +114,9 @@ class Placing:
         return place
 
     def place(self, value: SSAValue) -> Place:
-        """Where a value is."""
-        found = self.places.get(value)
-        if found is None:
+        """The place of a value; a constant gets its buffer here."""
+        place = self.places.get(value)
+        if place is None:
             array = constant_of(value.owner)
             assert array is not None, f"{value.owner} has no place"
             owner = value.owner
@@ -131,12 +131,12 @@ class Placing:
                 device=index_of(value.type, self.backends),
             )
             index = self.buffer(buffer)
-            found = Place(index, Layout.contiguous(array.shape), DType.from_numpy(array.dtype))
-            self.places[value] = found
-        return found
+            place = Place(index, Layout.contiguous(array.shape), DType.from_numpy(array.dtype))
+            self.places[value] = place
+        return place
 
     def pointers(self, values: Sequence[SSAValue]) -> list[Pointer]:
-        """Where values are; those without memory are left out."""
+        """The addresses of the values that have memory."""
         return [self.place(v).pointer() for v in values if isinstance(v.type, ShapedType)]
 
     def view(self, op: MoOp) -> None:
@@ -152,7 +152,7 @@ class Placing:
         return Place(self.buffer(buffer), Layout.contiguous(shape), workspace.dtype)
 
     def border(self, border: Border) -> Pointer:
-        """Where a buffer begins or ends."""
+        """The address of the begin or the end of a buffer."""
         size = self.template.buffers[border.buffer].bytes
         return Pointer(border.buffer, size if border.end else 0)
 
@@ -197,7 +197,7 @@ class Placing:
 
 
 def described(value: SSAValue) -> Operand:
-    """A value for the library."""
+    """The description of a value that the kernel library takes."""
     type_ = value.type
     assert isinstance(type_, ShapedType)
     return Operand(type_.dtype, shape_of(value))

@@ -1,4 +1,4 @@
-"""Moves computation on weights and constants into `mok.once`, which runs when a model is loaded."""
+"""Hoists ops on weights and constants into `mok.once`, which runs when a model is loaded."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["compute_once", "weights_only"]
 
 SOURCES = frozenset({"mo.constant", "mo.constant.external"})
 GROWTH = 4
-"""Results may take so many times the bytes of what they are computed from."""
+"""Largest ratio of the bytes of hoisted results to the bytes of their weights."""
 ALWAYS = 1 << 28
-"""Results up to so many bytes may be kept however small their sources are."""
+"""Results of at most this many bytes are hoisted whatever the ratio."""
 EXCLUDED = frozenset({"mo.call", "mo.custom", "mo.if", "mo.while", "mok.region"})
-"""May have effects, or hold constants themselves."""
+"""Ops that are never hoisted: they may have effects, or contain constants themselves."""
 
 
 def _bytes(value: SSAValue) -> int | None:
@@ -33,19 +33,19 @@ def _bytes(value: SSAValue) -> int | None:
 
 
 def _symbolic(attr: Attribute) -> bool:
-    """Whether an attribute is known only when the program runs."""
+    """Whether an attribute has symbolic dims."""
     if isinstance(attr, ShapeAttr):
         return not all(dim.is_static for dim in attr.data)
     return isinstance(attr, DimAttr) and not attr.data.is_static
 
 
-def _known(op: MoOp, known: set[SSAValue]) -> bool:
+def _is_constant(op: MoOp, constants: set[SSAValue]) -> bool:
     return (
         op.is_pure
         and op.name not in EXCLUDED
         and not any(_symbolic(attr) for attr in op.attributes.values())
         and bool(op.results)
-        and all(operand in known for operand in op.operands)
+        and all(operand in constants for operand in op.operands)
         and all(_bytes(result) is not None for result in op.results)
     )
 
@@ -56,11 +56,11 @@ def weights_only(ops: list[MoOp]) -> set[SSAValue]:
     Args:
         ops: The ops of a block.
     """
-    known: set[SSAValue] = set()
+    constants: set[SSAValue] = set()
     for op in ops:
-        if op.name in SOURCES or _known(op, known):
-            known.update(op.results)
-    return known
+        if op.name in SOURCES or _is_constant(op, constants):
+            constants.update(op.results)
+    return constants
 
 
 def _worth_keeping(op: MoOp, sources: dict[SSAValue, int]) -> bool:
@@ -70,7 +70,7 @@ def _worth_keeping(op: MoOp, sources: dict[SSAValue, int]) -> bool:
 
 
 def _move_sources_up(block: Block, ops: list[MoOp]) -> MoOp | None:
-    """Puts constants and weights first, in their order; gives the last of them."""
+    """Moves constants and weights to the start of the block, in their order; returns the last of them."""
     first = next((op for op in ops if op.name not in SOURCES), None)
     last: MoOp | None = None
     for op in ops:
@@ -83,57 +83,57 @@ def _move_sources_up(block: Block, ops: list[MoOp]) -> MoOp | None:
 
 
 def compute_once(block: Block) -> None:
-    """Hoists what depends on weights and constants only.
+    """Hoists ops that depend on weights and constants only.
 
-    Views stay where they are unless something that is hoisted needs them: they cost nothing. A strided view that an op
-    outside takes in one piece only is hoisted too, so that it is copied once (`materialise` puts the copy). Constants of one element
-    that are only cast or reshaped have been folded before; what is left is worth a buffer.
+    Views cost nothing: they stay, unless a hoisted op needs them. A strided view is hoisted too if an op outside needs it
+    contiguous: then it is copied once (`materialise` inserts the copy). `fold_constants` has folded small constants
+    before.
     """
     ops = ops_of(block)
-    known: set[SSAValue] = set()
+    constants: set[SSAValue] = set()
     sources: dict[SSAValue, int] = {}
     candidates: list[MoOp] = []
     for op in ops:
-        if op.name in SOURCES or (_known(op, known) and _worth_keeping(op, sources)):
-            known.update(op.results)
+        if op.name in SOURCES or (_is_constant(op, constants) and _worth_keeping(op, sources)):
+            constants.update(op.results)
             origin = sum({v: sources[v] for v in op.operands}.values())
             for result in op.results:
                 sources[result] = (_bytes(result) or 0) if op.name in SOURCES else origin
             if op.name not in SOURCES:
                 candidates.append(op)
-    # from the last to the first: what is wanted outside, and what that needs
-    inside, wanted = set[object](candidates), set[object]()
+    # last first: ops with uses outside, and the ops that these need
+    inside, needed = set[object](candidates), set[object]()
     strided = _strided(candidates)
     for op in reversed(candidates):
         users = {use.operation for result in op.results for use in result.uses}
         outside = users - inside
         copied = op in strided and any(isinstance(u, MoOp) and needs_contiguous(u) for u in outside)
-        if (not is_view(op) and outside) or copied or users & wanted:
-            wanted.add(op)
-    hoisted = [op for op in candidates if op in wanted]
+        if (not is_view(op) and outside) or copied or users & needed:
+            needed.add(op)
+    hoisted = [op for op in candidates if op in needed]
     if hoisted:
         _build(block, ops, hoisted, strided)
 
 
 def _strided(ops: list[MoOp]) -> set[object]:
-    """The views of weights whose elements do not lie one after the other."""
+    """The views of weights that are not contiguous."""
     layouts: dict[SSAValue, Layout] = {}
-    found: set[object] = set()
+    strided: set[object] = set()
     for op in ops:
         if not is_view(op):
             continue
         source = op.operands[0]
-        made = view_layout(op, layouts.get(source) or Layout.contiguous(shape_of(source)))
-        if made is None:
+        layout = view_layout(op, layouts.get(source) or Layout.contiguous(shape_of(source)))
+        if layout is None:
             continue
-        layouts[op.results[0]] = made
-        if not made.is_contiguous:
-            found.add(op)
-    return found
+        layouts[op.results[0]] = layout
+        if not layout.is_contiguous:
+            strided.add(op)
+    return strided
 
 
 def _takes(op: MoOp, user: object, strided: set[object]) -> bool:
-    """Whether a user outside takes a result of what is hoisted; of a strided view who needs its copy does."""
+    """Whether a user outside reads the hoisted result of an op; that of a strided view is read by ops that need it contiguous."""
     return op not in strided or (isinstance(user, MoOp) and needs_contiguous(user))
 
 
@@ -152,7 +152,7 @@ def _build(block: Block, ops: list[MoOp], hoisted: list[MoOp], strided: set[obje
     mapper: dict[SSAValue, SSAValue] = dict(zip(inputs, body.args, strict=True))
     for op in hoisted:
         for operand in op.operands:
-            if operand not in mapper:  # a constant: it goes along
+            if operand not in mapper:  # a constant: copied into the body
                 assert isinstance(operand.owner, MoOp)
                 body.add_op(operand.owner.clone(mapper))
         body.add_op(op.clone(mapper))

@@ -1,4 +1,4 @@
-"""Moves groups of ops into region ops and puts the block in an order in which everything comes before its use."""
+"""Outlines groups of ops into region ops and orders the block topologically."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from max.mlir import DimExpr, MoOp, ShapeAttr, ShapedType
 __all__ = ["DISCOVERING", "Unit", "rebuild"]
 
 DISCOVERING = {"mo.range": "range", "mo.slice_dynamic": "slice", "mo.nonzero": "count"}
-"""Ops whose operands tell sizes when the program runs, and the rule of each; see `max._compiler.template.Discover`."""
+"""Ops whose result sizes depend on the values of their operands, with the rule of each; see `max._compiler.template.Discover`."""
 
 
 @dataclass(eq=False)
 class Unit:
-    """Ops of one region, in program order, and its kind."""
+    """The ops of one region, in program order, and its kind."""
 
     ops: list[MoOp]
     kind: str
@@ -33,14 +33,14 @@ def _is_literal(value: SSAValue) -> bool:
 
 
 def _outline(unit: Unit) -> BodyOp:
-    """The region of a unit, not yet in a block; its results replace the uses outside of the unit."""
+    """The region of a unit, not yet inserted; its results replace the uses outside of the unit."""
     members = set[object](unit.ops)
     inputs: dict[SSAValue, int] = {}
     body = Block()
     mapper: dict[SSAValue, SSAValue] = {}
 
     def inside(value: SSAValue) -> None:
-        """Makes a value available in the body: an argument, or views of an argument or of a member's result."""
+        """Maps a value into the body: as an argument, or as views of an argument or of a member's result."""
         if value in mapper:
             return
         owner = value.owner
@@ -65,17 +65,17 @@ def _outline(unit: Unit) -> BodyOp:
         for r in op.results
         if any(use.operation not in members for use in r.uses)
     ]
-    # a view of a member that only members use is in the body, and dead outside
+    # a view of a member's result that only members use is in the body: dead outside
     results = [r for r in results if _used_outside(r, members)]
     body.add_op(YieldOp.create(operands=[mapper[result] for result in results]))
-    made = RegionOp.make(list(inputs), [r.type for r in results], body, {"kind": unit.kind})
-    for old, new in zip(results, made.results, strict=True):
+    region = RegionOp.make(list(inputs), [r.type for r in results], body, {"kind": unit.kind})
+    for old, new in zip(results, region.results, strict=True):
         old.replace_uses_with_if(new, lambda use: use.operation not in members)
-    return made
+    return region
 
 
 def _used_outside(value: SSAValue, members: set[object]) -> bool:
-    """Whether an op that is no member needs the value, seen through views."""
+    """Whether an op outside of `members` uses the value, seen through views."""
     for use in value.uses:
         if use.operation in members:
             continue
@@ -89,7 +89,7 @@ def rebuild(block: Block, units: list[Unit]) -> None:
 
     Args:
         block: The block.
-        units: Disjoint units; none may wait for itself through ops outside of it.
+        units: Disjoint units; none may depend on itself through ops outside of it.
     """
     ops = ops_of(block)
     position = {op: i for i, op in enumerate(ops)}
@@ -109,7 +109,7 @@ def rebuild(block: Block, units: list[Unit]) -> None:
 
 
 def _erase_views(value: SSAValue, kept: list[MoOp]) -> None:
-    """Removes views of a value that is no more: the regions that need them have their own."""
+    """Erases the views of a value that is erased: the regions that need them have copies."""
     for use in list(value.uses):
         view = use.operation
         assert isinstance(view, MoOp) and is_view(view), f"{view.name} uses a fused value"
@@ -123,25 +123,27 @@ def _dims(value: SSAValue) -> tuple[DimExpr, ...]:
 
 
 def _discovered(block: Block, ops: Iterable[MoOp]) -> dict[str, MoOp]:
-    """The symbols that ops tell when the program runs, and the first op that tells each."""
-    found: dict[str, MoOp] = {}
-    telling = [op for op in ops if op.name in DISCOVERING]
-    if telling:
-        known = {name for argument in block.args for dim in _dims(argument) for name in dim.symbols}
-        for op in telling:
+    """The symbols that ops discover when the program runs, each with the first op that discovers it."""
+    discovered: dict[str, MoOp] = {}
+    discovering = [op for op in ops if op.name in DISCOVERING]
+    if discovering:
+        input_symbols = {
+            name for argument in block.args for dim in _dims(argument) for name in dim.symbols
+        }
+        for op in discovering:
             for dim in _dims(op.results[0]):
-                if (name := dim.symbol_name) is not None and name not in known:
-                    found.setdefault(name, op)
-    return found
+                if (name := dim.symbol_name) is not None and name not in input_symbols:
+                    discovered.setdefault(name, op)
+    return discovered
 
 
-def _waits_for_sizes(op: MoOp, discovered: dict[str, MoOp]) -> set[MoOp]:
-    """The ops that must come first because they tell sizes that an op needs."""
-    found: set[MoOp] = set()
+def _size_dependencies(op: MoOp, discovered: dict[str, MoOp]) -> set[MoOp]:
+    """The ops that discover the sizes that an op needs, and must precede it."""
+    dependencies: set[MoOp] = set()
     for inner in op.walk():
         for value in (*inner.results, *inner.operands):
             if isinstance(value.type, ShapedType):
-                found.update(
+                dependencies.update(
                     discovered[name]
                     for dim in value.type.shape
                     for name in dim.symbols
@@ -149,17 +151,17 @@ def _waits_for_sizes(op: MoOp, discovered: dict[str, MoOp]) -> set[MoOp]:
                 )
         for attr in inner.attributes.values():
             if isinstance(attr, ShapeAttr):
-                found.update(
+                dependencies.update(
                     discovered[name]
                     for dim in attr.data
                     for name in dim.symbols
                     if name in discovered
                 )
-    return found - {op}
+    return dependencies - {op}
 
 
 def _order(block: Block, kept: list[MoOp], priority: dict[MoOp, int]) -> None:
-    """Puts ops in the block so that operands come before their uses, else by priority."""
+    """Orders ops in the block topologically; ops that are ready are ordered by priority."""
     for op in kept:
         op.detach()
     waiting: dict[MoOp, int] = {}
@@ -168,7 +170,7 @@ def _order(block: Block, kept: list[MoOp], priority: dict[MoOp, int]) -> None:
     for op in priority:
         owners = {v.owner for v in op.operands if v.owner in priority}
         if discovered:
-            owners |= _waits_for_sizes(op, discovered)
+            owners |= _size_dependencies(op, discovered)
         waiting[op] = len(owners)
         for owner in owners:
             assert isinstance(owner, MoOp)

@@ -1,4 +1,4 @@
-"""Lays out weights anew for the kernels that multiply by them, once when a model is loaded."""
+"""Packs weights into the layout that the kernels read, once when a model is loaded."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ CANDIDATES = frozenset({"mo.qmatmul", "mo.matmul", "mok.matmul", "mo.conv"})
 
 
 def pack_weights(block: Block, backends: Backends) -> None:
-    """Replaces products and convolutions with weights by those with packed weights, as the rules of their device say.
+    """Replaces products and convolutions with weights by those with packed weights, by the rules of their device.
 
-    `compute_once` then moves the packing to the load. A weight that is an input, or has a symbolic size, stays as it is.
+    `compute_once` then hoists the packing. A weight that is an input, or has a symbolic size, is not packed.
     """
     ops = ops_of(block)
     constant: set[SSAValue] | None = None
@@ -51,7 +51,7 @@ def _pack(block: Block, candidates: list[MoOp], constant: set[SSAValue], packing
     if packing.int8:
         _pack_int8([op for op in products if op.name != "mo.qmatmul"], constant, packing)
     products = [op for op in products if op.parent is not None]
-    # casts of operands that are now multiplied as they are
+    # casts to int32 of operands that int8 products now read directly
     drop_dead_ops(block)
     packed: dict[tuple[SSAValue, str], SSAValue] = {}
     chosen: list[tuple[MoOp, str]] = []
@@ -68,14 +68,16 @@ def _pack(block: Block, candidates: list[MoOp], constant: set[SSAValue], packing
         x, w = op.operands
         columns = shape_of(op.results[0])[-1]
         assert isinstance(columns, int)
-        made = PackedMatmulOp.of(x, packed[w, encoding], encoding, columns, streamed, op.location)
-        op.results[0].replace_all_uses_with(insert_before(op, made))
+        product = PackedMatmulOp.of(
+            x, packed[w, encoding], encoding, columns, streamed, op.location
+        )
+        op.results[0].replace_all_uses_with(insert_before(op, product))
         op.detach()
         op.erase()
 
 
 def _pack_int8(products: list[MoOp], constant: set[SSAValue], packing: Packing) -> None:
-    """Packs weights of 8-bit integers, whose products are written in 8 bits, or in 32 with a cast of each operand."""
+    """Packs int8 weights of products of int8 operands, or of int8 operands that are each cast to int32."""
     packed: dict[tuple[SSAValue, str], SSAValue] = {}
     for op in products:
         x, w = (_int8(value, op.results[0]) for value in op.operands)
@@ -93,8 +95,8 @@ def _pack_int8(products: list[MoOp], constant: set[SSAValue], packing: Packing) 
             packed[w, encoding] = insert_before(op, PackOp.of([w], encoding))
         panels = packed[w, encoding]
         columns, streamed = shape[0 if by_rows else 1], _bytes(panels) >= packing.streamed_bytes
-        made = PackedMatmulOp.of(x, panels, encoding, columns, streamed, op.location)
-        result = insert_before(op, made)
+        product = PackedMatmulOp.of(x, panels, encoding, columns, streamed, op.location)
+        result = insert_before(op, product)
         if result.type != op.results[0].type:
             result = insert_before(op, build("mo.cast", (result,), {}, op.result_types))
         op.results[0].replace_all_uses_with(result)
@@ -103,19 +105,19 @@ def _pack_int8(products: list[MoOp], constant: set[SSAValue], packing: Packing) 
 
 
 def _int8(value: SSAValue, result: SSAValue) -> SSAValue | None:
-    """The 8-bit integers that an operand of a product stands for; None where it is not of them."""
+    """The int8 value that an operand of a product is, or is cast from; None if there is none."""
     wide = producer(value, "mo.cast")
     narrow = value if wide is None else wide.operands[0]
     assert isinstance(result.type, TensorType)
-    wanted = DType.int8 if wide is None else DType.int32
+    result_dtype = DType.int8 if wide is None else DType.int32
     type_ = narrow.type
-    if result.type.dtype is not wanted or not isinstance(type_, TensorType):
+    if result.type.dtype is not result_dtype or not isinstance(type_, TensorType):
         return None
     return narrow if type_.dtype is DType.int8 else None
 
 
 def _pack_filters(convolutions: list[MoOp], constant: set[SSAValue], packing: Packing) -> None:
-    """Packs the filters of convolutions, but for those of one channel and column a group, which are read as they are."""
+    """Packs the filters of convolutions; depthwise filters (one channel and column per group) are not packed."""
     packed: dict[tuple[SSAValue, int], SSAValue] = {}
     for op in convolutions:
         x, w = op.operands
@@ -130,8 +132,8 @@ def _pack_filters(convolutions: list[MoOp], constant: set[SSAValue], packing: Pa
             continue
         if (w, groups) not in packed:
             packed[w, groups] = insert_before(op, PackFilterOp.of(w, groups))
-        made = insert_before(op, PackedConvOp.of(op, packed[w, groups]))
-        op.results[0].replace_all_uses_with(made)
+        convolved = insert_before(op, PackedConvOp.of(op, packed[w, groups]))
+        op.results[0].replace_all_uses_with(convolved)
         op.detach()
         op.erase()
 
@@ -143,7 +145,7 @@ def _bytes(value: SSAValue) -> int:
 
 
 def _encoding(op: MoOp, packing: Packing) -> str | None:
-    """The encoding that the weight of a product is packed in; None if it is not packed."""
+    """The encoding in which the weight of a product is packed; None: not packed."""
     x, w = (value.type for value in op.operands)
     shape = w.static_shape if isinstance(w, TensorType) else None
     if shape is None or len(shape) != 2 or 0 in shape:

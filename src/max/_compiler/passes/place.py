@@ -1,8 +1,8 @@
-"""Puts the operands of each op into the memory of the device that the op runs on.
+"""Copies the operands of each op into the memory of the device that the op runs on.
 
-An op runs on the device of its results. What it takes from another memory (a scalar of the CPU, a weight that was declared
-there) is copied by `mok.device_copy`, once for all ops of a block that need it. A `mo.transfer` between memories becomes such a
-copy; between devices that share their memory it stays a view.
+An op runs on the device of its results. `mok.device_copy` copies an operand from another memory (a scalar of the CPU, a
+weight declared there), once for all ops of a block on that device. A `mo.transfer` between memories becomes such a copy;
+between devices that share their memory it stays a view.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from max.mlir import BufferType, MoOp, ShapedType, TensorType
 __all__ = ["place_operands"]
 
 ANY_DEVICE = frozenset({"mo.output", "mo.call", "mo.if", "mo.while", "mo.print"})
-"""Ops that take each operand where it is."""
+"""Ops that accept operands in any memory."""
 
 
 def place_operands(block: Block, backends: Backends) -> None:
@@ -28,7 +28,7 @@ def place_operands(block: Block, backends: Backends) -> None:
 
     Raises:
         UnsupportedOpError: An op writes to a buffer of another device than its own.
-        ValueError: The session does not have a device.
+        ValueError: The session lacks the device of an op.
     """
     if len(backends) == 1:
         return
@@ -59,7 +59,7 @@ def _transfer(op: MoOp, backends: Backends) -> None:
 
 
 def _copied(op: MoOp, operand: SSAValue, device: int, backends: Backends) -> SSAValue:
-    """A copy of an operand on the device of an op."""
+    """The operand copied to the device of the op."""
     type_ = operand.type
     assert isinstance(type_, ShapedType)
     if isinstance(type_, BufferType):

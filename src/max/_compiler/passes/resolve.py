@@ -1,8 +1,8 @@
-"""Replaces symbols that results introduce by what they stand for, where that follows from the sizes of operands.
+"""Replaces symbols that results introduce by expressions over the sizes of operands, where these determine them.
 
-``x[(slice(2, n), "rest")]`` names the size ``n - 2`` of its result, a `mo.rebind` names a size anew, and a call's
-results have the sizes of its subgraph's. Behind this pass a symbol is a size of an input, or one that is discovered
-when the program runs.
+``x[(slice(2, n), "rest")]`` names the size ``n - 2`` of its result, a `mo.rebind` renames a size, and a call's
+results have the sizes of its subgraph's. After this pass each symbol is the size of an input, or is discovered when the
+program runs.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def resolve_sizes(module: ModuleOp) -> None:
     """Replaces each symbol that a slice, a rebind or a call introduces, in all graphs.
 
     Raises:
-        UnsupportedOpError: A result has a symbol that nothing tells.
+        UnsupportedOpError: A result has a symbol that nothing determines.
     """
     resolver = _Resolver(subgraphs(module))
     resolver.graph(entry(module), set(), {})
     for graph in resolver.subgraphs.values():
-        # those that nothing calls
+        # subgraphs without callers are resolved too
         resolver.callee(graph)
 
 
@@ -69,12 +69,12 @@ class _Resolver:
 
         Args:
             graph: The graph.
-            around: Symbols that mean here what they mean around it (of branches and loops).
-            outer: What symbols around it were found to stand for.
+            around: Symbols that a branch or a loop body shares with the enclosing graph.
+            outer: The expressions of symbols that were resolved in the enclosing graph.
         """
         self.done.add(graph.sym_name)
         own = _symbols(graph.input_types)
-        known = around | own
+        defined = around | own
         env = {name: dim for name, dim in outer.items() if name not in own}
         for op in ops_of(graph.block):
             if env:
@@ -82,31 +82,31 @@ class _Resolver:
             if isinstance(op, IfOp | WhileOp):
                 for name in op.callees:
                     if name not in self.done:
-                        self.graph(self.subgraphs[name], known, env)
+                        self.graph(self.subgraphs[name], defined, env)
             elif isinstance(op, CallOp):
                 self.callee(self.subgraphs[op.callee])
-            found = self.sizes_named_by(op, known)
-            if found:
-                env.update(found)
-                _substitute(op, found)
-            self.check(op, graph, known)
+            resolved = self.sizes_named_by(op, defined)
+            if resolved:
+                env.update(resolved)
+                _substitute(op, resolved)
+            self.check(op, graph, defined)
 
-    def sizes_named_by(self, op: MoOp, known: set[str]) -> Env:
-        """What the symbols stand for that an op's results introduce."""
-        found: Env = {}
+    def sizes_named_by(self, op: MoOp, defined: set[str]) -> Env:
+        """The expressions of the symbols that an op's results introduce."""
+        resolved: Env = {}
         for result, computed in zip(op.results, self.computed(op), strict=False):
             if not isinstance(result.type, ShapedType):
                 continue
             for dim, size in zip(result.type.shape, computed, strict=True):
                 name = dim.symbol_name
-                if name is None or name in known or name in found:
+                if name is None or name in defined or name in resolved:
                     continue
-                if known.issuperset(size.symbols):
-                    found[name] = size
-        return found
+                if defined.issuperset(size.symbols):
+                    resolved[name] = size
+        return resolved
 
     def computed(self, op: MoOp) -> Sequence[Sequence[DimExpr]]:
-        """The shapes of an op's results as they follow from its operands, for ops that may name sizes."""
+        """The shapes of an op's results computed from its operands, for ops that may name sizes."""
         if op.name == "mo.slice":
             bounds: list[tuple[DimExpr, ...]] = [op.attr(name) for name in SLICE_ATTRIBUTES]
             return [slice_shape("slice", _shape(op.operands[0].type), *bounds)]
@@ -118,18 +118,18 @@ class _Resolver:
             return [_shape(substitute_type(t, env)) for t in callee.output_types]
         return []
 
-    def check(self, op: MoOp, graph: GraphOp, known: set[str]) -> None:
-        """Notes the symbols that an op discovers when the program runs; all others must be known."""
+    def check(self, op: MoOp, graph: GraphOp, defined: set[str]) -> None:
+        """Adds the symbols that an op discovers to `defined`; all other symbols must be defined."""
         discovers = op.name in DISCOVERING or isinstance(op, CallOp)
         for result in op.results:
             for dim in _shape(result.type):
-                unknown = set(dim.symbols) - known
-                if unknown and not (discovers and dim.symbol_name is not None):
+                undefined = set(dim.symbols) - defined
+                if undefined and not (discovers and dim.symbol_name is not None):
                     raise UnsupportedOpError(
                         f"{op.name}: the size {dim} of its result does not follow from the inputs of "
                         f"{graph.sym_name}"
                     )
-                known |= unknown
+                defined |= undefined
 
 
 def _shape(type_: Attribute) -> tuple[DimExpr, ...]:

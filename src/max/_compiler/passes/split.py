@@ -1,7 +1,7 @@
-"""Computes element-wise what was put together, part by part: ``op(concat(a, b), c)`` becomes ``concat(op(a, c[:n]), op(b, c[n:]))``.
+"""Moves concats behind element-wise ops: `op(concat(a, b), c)` becomes `concat(op(a, c[:n]), op(b, c[n:]))`.
 
-A concat between element-wise ops would be written to memory and read again; as the last op it costs nothing, since each part is written
-to its place. So rotary embeddings of halves (``x * cos + concat(-b, a) * sin``) are one kernel.
+A concat between element-wise ops writes its result to memory, and the next op reads it. As the last op it costs nothing:
+each part is written to its place in the result. So RoPE on halves (`x * cos + concat(-b, a) * sin`) is one kernel.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ __all__ = ["split_concats"]
 
 MAX_PARTS = 4
 MAX_OPS = 32
-"""Ops of a tree that is repeated for each part, at most."""
+"""Ops of a tree that is repeated per part, at most."""
 
 
 def split_concats(block: Block) -> None:
-    """Moves concats behind the element-wise ops that use them, where that leaves no value to be computed twice."""
+    """Moves concats behind the element-wise ops that use them, where no value is then computed twice."""
     for op in reversed(ops_of(block)):
         if op.parent is None or not _elementwise(op) or not _is_root(op):
             continue
@@ -40,8 +40,8 @@ def split_concats(block: Block) -> None:
         parts = [
             _part(op, op.results[0], axis, *bound, concat, i) for i, bound in enumerate(bounds)
         ]
-        made = insert_before(op, build("mo.concat", parts, {"axis": axis}, op.result_types))
-        op.results[0].replace_all_uses_with(made)
+        joined = insert_before(op, build("mo.concat", parts, {"axis": axis}, op.result_types))
+        op.results[0].replace_all_uses_with(joined)
         for old in (*tree, concat):
             if all(result.first_use is None for result in old.results):
                 old.detach()
@@ -58,7 +58,7 @@ def _concat(value: SSAValue) -> bool:
 
 
 def _is_root(op: MoOp) -> bool:
-    """Whether what uses the result would read it from memory anyway."""
+    """Whether no user could be fused: all users read the result from memory anyway."""
     users = [use.operation for use in op.results[0].uses]
     return not any(_elementwise(u) or u.name in ROWWISE or u.name in MOVED for u in users)
 
@@ -68,17 +68,17 @@ def _inside(value: SSAValue) -> bool:
 
 
 def _tree(root: MoOp) -> list[MoOp]:
-    """An element-wise op, and those before it that nothing else uses, each after what uses it."""
-    found = [root]
-    for op in found:
-        found += [v.owner for v in op.operands if _inside(v) and isinstance(v.owner, MoOp)]
-        if len(found) > MAX_OPS:
+    """The element-wise op and the single-use element-wise ops that feed it, users first."""
+    tree = [root]
+    for op in tree:
+        tree += [v.owner for v in op.operands if _inside(v) and isinstance(v.owner, MoOp)]
+        if len(tree) > MAX_OPS:
             break
-    return found
+    return tree
 
 
 def _bounds(concat: MoOp) -> list[tuple[int, int]] | None:
-    """Where the parts begin and end, if that is known and there are few; at least one of them is computed element by element."""
+    """The bounds of the parts along the axis; None unless sizes are static, parts are few and one is element-wise."""
     axis: int = concat.attr("axis")
     sizes = [shape_of(part)[axis] for part in concat.operands]
     if not 2 <= len(sizes) <= MAX_PARTS or not any(_elementwise(v.owner) for v in concat.operands):
@@ -95,28 +95,28 @@ def _bounds(concat: MoOp) -> list[tuple[int, int]] | None:
 def _part(
     anchor: MoOp, value: SSAValue, axis: int, start: int, stop: int, concat: MoOp, number: int
 ) -> SSAValue:
-    """The part of a value from `start` to `stop` along an axis, computed before the anchor."""
+    """The slice of a value from `start` to `stop` along an axis, inserted before the anchor."""
     owner = value.owner
     if owner is concat:
         return concat.operands[number]
     if value is anchor.results[0] or _inside(value):
         assert isinstance(owner, MoOp)
         operands = [_part(anchor, v, axis, start, stop, concat, number) for v in owner.operands]
-        made = type(owner).create(
+        narrowed = type(owner).create(
             operands=operands,
             result_types=(_narrowed(value, axis, stop - start),),
             attributes=owner.attributes,
             location=owner.location,
         )
-        return insert_before(anchor, made)
+        return insert_before(anchor, narrowed)
     if isinstance(owner, MoOp) and owner.name == "mo.broadcast_to":
-        # narrowed before it is widened, where it has the axis at all
+        # slice before the broadcast, if the source has the axis
         source = owner.operands[0]
         missing = len(shape_of(value)) - len(shape_of(source))
         if axis >= missing and shape_of(source)[axis - missing] != 1:
             source = _slice(anchor, source, axis - missing, start, stop)
-        wanted = (_narrowed(value, axis, stop - start),)
-        return insert_before(anchor, build("mo.broadcast_to", (source,), {}, wanted))
+        result_types = (_narrowed(value, axis, stop - start),)
+        return insert_before(anchor, build("mo.broadcast_to", (source,), {}, result_types))
     return _slice(anchor, value, axis, start, stop)
 
 
@@ -135,5 +135,5 @@ def _slice(anchor: MoOp, value: SSAValue, axis: int, start: int, stop: int) -> S
     starts[axis], stops[axis] = DimExpr.of(start), DimExpr.of(stop)
     steps = [DimExpr.of(1)] * type_.rank
     attrs = {"start": tuple(starts), "stop": tuple(stops), "step": tuple(steps)}
-    wanted = (_narrowed(value, axis, stop - start),)
-    return insert_before(anchor, build("mo.slice", (value,), attrs, wanted))
+    result_types = (_narrowed(value, axis, stop - start),)
+    return insert_before(anchor, build("mo.slice", (value,), attrs, result_types))

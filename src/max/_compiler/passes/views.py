@@ -1,7 +1,7 @@
-"""Moves views towards their sources: ``view(op(x, y))`` becomes ``op(view(x), view(y))``.
+"""Moves views before element-wise ops: `view(op(x, y))` becomes `op(view(x), view(y))`.
 
-A region reads its leaves through views at no cost, but a view in the middle of element-wise ops would split them into
-two regions. Broadcasts move too: values that do not vary along the innermost axis are computed once a row.
+A region reads its leaves through views at no cost, but a view between element-wise ops splits them into two regions.
+Broadcasts move too: values that do not vary along the innermost axis are computed once per row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CHEAP = frozenset({
     "mo.cast", "mo.add", "mo.sub", "mo.mul", "mo.neg", "mo.abs", "mo.max", "mo.min", "mo.not", "mo.and", "mo.or",
     "mo.xor", "mo.equal", "mo.not_equal", "mo.greater", "mo.greater_equal", "mo.select", "mo.relu",
 })  # fmt: skip
-"""Ops that may be repeated for each element of a broadcast."""
+"""Ops cheap enough to repeat for each element of a broadcast."""
 
 
 def _elementwise(op: object) -> bool:
@@ -27,7 +27,7 @@ def _elementwise(op: object) -> bool:
 
 
 def _feeds_region(view: Operation) -> bool:
-    """Whether an element-wise op or a reduction uses a view, maybe through further views."""
+    """Whether an element-wise op or a reduction uses a view, directly or through further views."""
     for use in view.results[0].uses:
         user = use.operation
         if (
@@ -40,7 +40,7 @@ def _feeds_region(view: Operation) -> bool:
 
 
 def _worthwhile(view: MoOp, source: MoOp) -> bool:
-    """Whether the view stands between element-wise ops or reductions that could be one region."""
+    """Whether moving the view lets ops on both sides of it become one region."""
     if not source.results[0].has_one_use():
         return False
     if view.name == "mo.broadcast_to" and source.name not in CHEAP:
@@ -51,17 +51,17 @@ def _worthwhile(view: MoOp, source: MoOp) -> bool:
 def _apply(view: MoOp, value: SSAValue) -> SSAValue:
     result, source = view.results[0].type, value.type
     assert isinstance(result, TensorType) and isinstance(source, TensorType)
-    made = type(view).create(
+    moved = type(view).create(
         operands=(value,),
         result_types=(source.with_shape(result.shape),),
         attributes=view.attributes,
         location=view.location,
     )
-    return insert_before(view, made)
+    return insert_before(view, moved)
 
 
 def push_views(block: Block) -> None:
-    """Exchanges a view and the element-wise op before it where that joins two regions; last ops first."""
+    """Swaps a view and the element-wise op before it where that joins two regions; last ops first."""
     todo = [op for op in ops_of(block) if op.name in MOVED]
     while todo:
         view = todo.pop()
@@ -75,17 +75,17 @@ def push_views(block: Block) -> None:
         ):
             continue
         moved = [_apply(view, value) for value in source.operands]
-        made = type(source).create(
+        elementwise = type(source).create(
             operands=moved,
             result_types=view.result_types,
             attributes=source.attributes,
             location=source.location,
         )
-        view.results[0].replace_all_uses_with(insert_before(view, made))
+        view.results[0].replace_all_uses_with(insert_before(view, elementwise))
         for op in (view, source):
             op.detach()
             op.erase()
         # the moved views may go further up, and views of the result may follow
         todo.extend(op for value in moved if isinstance(op := value.owner, MoOp))
-        users = [use.operation for use in made.results[0].uses]
+        users = [use.operation for use in elementwise.results[0].uses]
         todo.extend(op for op in users if isinstance(op, MoOp) and op.name in MOVED)
