@@ -1,7 +1,7 @@
-"""Whether this process may multiply by the matrix tiles of AMX: the processor has them, the system grants them, and their products are right.
+"""Decides whether kernels may use AMX: the processor has it, the system grants it, and its products are correct.
 
-The tiles are registers that the system keeps for a process only once it has asked (:func:`max._runtime.platform.request_amx`).
-What was granted is tried out before anything relies on it (:mod:`max._runtime.amx_check`).
+The system saves the tile registers of a process only after a request (:func:`max._runtime.platform.request_amx`).
+:mod:`max._runtime.amx_check` verifies products before the first use.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger("max.runtime")
 
 @functools.cache
 def _allowed(target: k.CPUTarget) -> bool:
-    """Whether tile instructions may be used; once a target and process."""
+    """Whether tile instructions may be used; checked once per target and process."""
     if not platform.request_amx():
         logger.info("the system does not grant the registers of AMX; kernels do without")
         return False

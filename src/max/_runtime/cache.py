@@ -1,10 +1,9 @@
-"""The cache on disk: blobs by content hash, shared by all processes of the user.
+"""The disk cache: blobs by content hash, shared by all processes of the user.
 
-An entry is a file ``<cache folder>/<kind>/<two digits>/<key>``: a header with a checksum, then the
-payload. It is written to a temporary file and moved into place, so a reader sees all of it or
-nothing. Whatever is wrong with an entry (damaged, cut short, made by another version of this
-format) it counts as absent, and the next ``put`` replaces it. A folder that cannot be written is no
-error: one warning, and the process works without it.
+An entry is a file ``<cache folder>/<kind>/<two digits>/<key>``: a header with a checksum, then the payload. `put` writes
+a temporary file and renames it, so a reader never reads a partial entry. An invalid entry (damaged, truncated, written
+in another version of the format) counts as absent, and the next `put` replaces it. A folder that cannot be written is
+no error: the process logs one warning and works without the cache.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ logger = logging.getLogger("max.runtime")
 _MAGIC = b"SUPREMUM"
 _FORMAT = 1
 _HEADER = struct.Struct("<8sII Q 16s")  # magic, format, length of the key, of the payload, checksum
-_TOUCH_SECONDS = 3600.0  # a hit renews an entry's time at most once an hour
+_TOUCH_SECONDS = 3600.0  # a hit updates an entry's modification time at most once an hour
 _STALE_TEMPORARY_SECONDS = 3600.0
 
 
 def content_key(*parts: str | bytes) -> str:
-    """A key for :class:`Cache`: the hash of the parts; equal lists of parts give equal keys."""
+    """A key for `Cache`: the hash of the parts and their boundaries."""
     digest = hashlib.blake2b(digest_size=20)
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -45,15 +44,14 @@ def content_key(*parts: str | bytes) -> str:
 def source_fingerprint(package: str) -> str:
     """A hash that changes when a package's source files change: names, sizes and times.
 
-    Keys of things that a package generates include it, so that a changed code generator never meets
-    old entries.
+    Keys of code that a package generates include it, so that a changed code generator misses old entries.
 
     Args:
         package: A folder below ``max``, such as ``"kernel"``.
     """
     root = Path(__file__).parents[1]
     digest = hashlib.blake2b(digest_size=16)
-    # every code generator writes the layouts of _abi.py into its code
+    # generated code depends on the layouts in _abi.py
     for path in (root / "_abi.py", *sorted((root / package).rglob("*.py"))):
         stat = path.stat()
         digest.update(f"{path.relative_to(root)}:{stat.st_size}:{stat.st_mtime_ns};".encode())
@@ -79,8 +77,8 @@ class Cache:
     """Blobs on disk by kind and key.
 
     Args:
-        folder: Where it lies; made when the first entry is written.
-        limit_bytes: When the entries take more, those not used for the longest time go.
+        folder: The folder of the entries; created with the first entry.
+        limit_bytes: Largest total size; beyond it the least recently used entries are evicted.
     """
 
     def __init__(self, folder: Path, limit_bytes: int = 4 << 30) -> None:
@@ -112,7 +110,7 @@ class Cache:
         return self.folder / kind / key[:2] / key
 
     def get(self, kind: str, key: str) -> bytes | None:
-        """The payload, or None where there is no sound entry."""
+        """The payload, or None if there is no valid entry."""
         path = self.path(kind, key)
         try:
             with open(path, "rb") as file:
@@ -132,7 +130,7 @@ class Cache:
         return payload
 
     def has(self, kind: str, key: str) -> bool:
-        """Whether there is an entry, sound or not."""
+        """Whether there is an entry, valid or not."""
         return self.path(kind, key).exists()
 
     @staticmethod
@@ -153,7 +151,7 @@ class Cache:
         return payload
 
     def put(self, kind: str, key: str, payload: bytes) -> bool:
-        """Writes an entry, over an old one if there is one; whether it is on disk now."""
+        """Writes an entry, or replaces it; returns whether that succeeded."""
         path = self.path(kind, key)
         name = f"{kind}/{key}".encode()
         header = _HEADER.pack(
@@ -186,7 +184,7 @@ class Cache:
             )
 
     def _account(self, num_bytes: int) -> None:
-        """Keeps an estimate of the size, and evicts when it passes the limit."""
+        """Updates the estimated total size, and evicts entries when it exceeds the limit."""
         with self._lock:
             if self._estimated_bytes is None:
                 self._estimated_bytes = sum(size for _, size, _ in self._entries())
@@ -196,18 +194,18 @@ class Cache:
                 self._estimated_bytes = self._evict()
 
     def _entries(self) -> list[tuple[float, int, str]]:
-        """Time of the last use, size and path of each file that is still there."""
-        found: list[tuple[float, int, str]] = []
+        """The time of the last use, size and path of each file."""
+        entries: list[tuple[float, int, str]] = []
         for folder, _, names in os.walk(self.folder):
             for name in names:
                 path = os.path.join(folder, name)
                 with contextlib.suppress(OSError):
                     stat = os.stat(path)
-                    found.append((stat.st_mtime, stat.st_size, path))
-        return found
+                    entries.append((stat.st_mtime, stat.st_size, path))
+        return entries
 
     def _evict(self) -> int:
-        """Removes the entries used least recently until nine tenths of the limit are taken."""
+        """Removes the least recently used entries until the total is at most 90 % of the limit; returns the total."""
         entries = sorted(self._entries())
         total, now = sum(size for _, size, _ in entries), time.time()
         for used, size, path in entries:
@@ -227,7 +225,7 @@ _open: dict[Path, Cache] = {}
 
 
 def default_cache() -> Cache:
-    """The cache in ``MAX_CACHE_DIR``, or in the user's cache folder; one object a folder."""
+    """The cache in ``MAX_CACHE_DIR``, or in the user's cache folder; one object per folder."""
     folder = cache_dir()
     if folder not in _open:
         _open[folder] = Cache(folder, flags.MAX_CACHE_SIZE << 20)

@@ -1,7 +1,7 @@
-"""Memory between pages that nothing may touch, filled with a pattern: for tests (``MAX_GUARD=1``).
+"""Memory between inaccessible pages, filled with a pattern: for tests (``MAX_GUARD=1``).
 
-A read or a write behind the end of what lies there ends the process where it happens; what is read before it
-was written is the pattern: -2.6e36 as f32, -67372037 as a 32-bit integer.
+An access past the end faults at the instruction; a read of unwritten memory returns the pattern: -2.6e36 as f32,
+-67372037 as a 32-bit integer.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import numpy.typing as npt
 __all__ = ["CAN_PROTECT", "PAGE", "PATTERN", "allocate", "between_pages", "copied", "with_holes"]
 
 PATTERN = 0xFB
-"""The byte that fresh memory consists of."""
+"""The byte that fills new memory."""
 PAGE = mmap.PAGESIZE
 CAN_PROTECT = sys.platform != "win32"
-"""Whether pages can be made inaccessible here; elsewhere memory has the pattern only."""
+"""Whether the platform can make pages inaccessible; if not, memory has the pattern only."""
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -40,7 +40,7 @@ def _protect(address: int, num_bytes: int, protection: int = 0) -> None:
 
 
 def _mapped(num_bytes: int) -> Bytes:
-    """Whole pages of their own; the array holds them."""
+    """A new mapping of whole pages, owned by the array."""
     return np.frombuffer(mmap.mmap(-1, num_bytes), np.uint8)
 
 
@@ -49,7 +49,7 @@ def _whole_pages(num_bytes: int) -> int:
 
 
 def between_pages(num_bytes: int, pattern: int = PATTERN) -> Bytes:
-    """One or more whole pages that hold the given number of bytes, between two inaccessible pages."""
+    """Whole pages for at least the given number of bytes, between two inaccessible pages."""
     room = _whole_pages(max(num_bytes, 1))
     whole = _mapped(room + 2 * PAGE)
     whole[PAGE:-PAGE] = pattern
@@ -60,7 +60,7 @@ def between_pages(num_bytes: int, pattern: int = PATTERN) -> Bytes:
 
 
 def allocate(num_bytes: int) -> Bytes:
-    """Bytes of the pattern, of which the last is the last before a page that cannot be touched.
+    """Bytes of the pattern that end right before an inaccessible page.
 
     The address is a multiple of all powers of two that divide the size, up to that of a page.
     """
@@ -69,7 +69,7 @@ def allocate(num_bytes: int) -> Bytes:
 
 
 def copied(source: Bytes) -> Bytes:
-    """The same bytes as `allocate` places them, not to be written."""
+    """A read-only copy of the bytes, placed as by `allocate`."""
     room = between_pages(source.size)
     part = room[room.size - source.size :]
     part[:] = source
@@ -79,7 +79,7 @@ def copied(source: Bytes) -> Bytes:
 
 
 def with_holes(num_bytes: int, holes: Iterable[int]) -> Bytes:
-    """Whole pages of the pattern, of which those at some offsets cannot be touched."""
+    """Whole pages of the pattern; the pages at the offsets `holes` are inaccessible."""
     whole = _mapped(_whole_pages(max(num_bytes, 1)))
     whole[:] = PATTERN
     for offset in holes:

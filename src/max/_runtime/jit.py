@@ -1,9 +1,9 @@
-"""LLVM as a library: IR text to machine code in this process, through the cache on disk.
+"""Compiles LLVM IR text to machine code in this process, through the disk cache.
 
 Kernels come as LLVM IR with explicit vectors, so the pipeline is LLVM's function simplification at
 level 1, without the vectoriser and the unroller (docs/runtime.md has the measurements). Object code
-is kept by content in :mod:`max._runtime.cache`; code once linked stays for the life of the process,
-and equal kernels are linked once.
+is cached by content in :mod:`max._runtime.cache`. Linked code stays for the life of the process, and
+equal kernels are linked once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger("max.runtime")
 
 PASS_MODE = "function-simplification-O1"
 _OBJECT_KIND = "object"
-# releases whose functions below were read and found free of state shared between contexts
+# releases in which the functions below share no state between contexts (checked in their source)
 _LOCK_FREE_VERSIONS = {"0.50.0"}
 _LOCK_FREE_FUNCTIONS = (
     "LLVMPY_ParseAssembly",
@@ -57,14 +57,14 @@ class Machine(NamedTuple):
 
     @classmethod
     def host(cls) -> Machine:
-        """This machine, with all of its features."""
+        """This machine with all of its features."""
         return _host_machine()
 
 
 @functools.cache
 def _host_machine() -> Machine:
     triple, cpu = llvm.get_process_triple(), llvm.get_host_cpu_name()
-    if platform.MACHINE == "aarch64":  # LLVM does not know all of them
+    if platform.MACHINE == "aarch64":  # LLVM does not detect all features
         return Machine.of(kernel.CPUTarget(host_features(), triple, cpu))
     return Machine(triple, cpu, llvm.get_host_cpu_features().flatten())
 
@@ -73,8 +73,8 @@ def _host_machine() -> Machine:
 class JitStats:
     """Counts since the process started; tests gate on them.
 
-    ``compiled`` kernels went through LLVM, ``cached`` ones came from the disk, ``linked`` is their
-    sum, ``reused`` is how often a kernel that was asked for was in the process already.
+    ``compiled`` counts kernels compiled by LLVM, ``cached`` those read from the disk, ``linked`` their
+    sum, ``reused`` requests for kernels that the process had loaded already.
     """
 
     compiled: int = 0
@@ -84,7 +84,7 @@ class JitStats:
 
 
 class CompileError(RuntimeError):
-    """LLVM did not take a module: the code generator above made a mistake."""
+    """LLVM rejects a module: an error of the code generator."""
 
 
 @functools.cache
@@ -95,10 +95,9 @@ def _initialize() -> None:
 
 @functools.cache
 def _lock_free() -> bool:
-    """Takes llvmlite's one lock off the slow functions, where that is known to be sound.
+    """Removes llvmlite's global lock from the slow functions, in releases where that is safe.
 
-    With a context for each thread LLVM itself needs no lock; llvmlite takes one for callers that
-    share contexts.
+    With a context per thread LLVM needs no lock; llvmlite takes one for callers that share contexts.
     """
     if llvmlite.__version__ not in _LOCK_FREE_VERSIONS:
         return False
@@ -123,7 +122,7 @@ def _target_machine(machine: Machine, level: int = 2) -> llvm.TargetMachine:
 
 
 class Compiler:
-    """LLVM IR text to object code for one machine; for one thread at a time."""
+    """Compiles LLVM IR text to object code for one machine; not thread-safe."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -134,13 +133,13 @@ class Compiler:
         self._builder = llvm.create_pass_builder(self._target_machine, options)
 
     def compile(self, name: str, text: str, optimize: bool = True) -> bytes:
-        """Verified, optimised, emitted.
+        """Verifies and optimises a module, and emits its object code.
 
         Args:
             name: For errors and dumps.
             text: The module.
-            optimize: Whether LLVM takes its time. Text in its final form compiles five times as
-                fast without.
+            optimize: Whether LLVM optimises. IR that is already in its final form compiles five
+                times as fast without.
 
         Raises:
             CompileError: The text does not parse or does not verify.
@@ -168,7 +167,7 @@ class Compiler:
         inline.run(module, self._builder)
         for function in module.functions:
             if not function.is_declaration:
-                # a pass manager keeps analyses of the function it ran on
+                # a new pass manager per function: one keeps analyses of the function that it ran on
                 self._builder.getFunctionPassManager().run(function, self._builder)
 
     def assembly(self, text: str) -> str:
@@ -179,7 +178,7 @@ class Compiler:
 
 
 class Unit(NamedTuple):
-    """A module to load: its key, the functions wanted, and how to make its text on a miss."""
+    """A module to load: its key, the functions to export, and the function that makes its text on a miss."""
 
     key: str
     exports: tuple[str, ...]
@@ -188,7 +187,7 @@ class Unit(NamedTuple):
 
 
 class Jit:
-    """Code of one kind of machine in this process."""
+    """The code for one machine in this process."""
 
     def __init__(self, machine: Machine) -> None:
         _initialize()
@@ -210,7 +209,7 @@ class Jit:
         return self._local.compiler
 
     def object_key(self, key: str) -> str:
-        """The key on disk: that of the unit and all that decides which code LLVM makes of it."""
+        """The key on disk: the hash of the unit's key and of everything that determines the object code."""
         llvm_version = ".".join(map(str, llvm.llvm_version_info))
         code = self._code_model
         return content_key(
@@ -226,31 +225,30 @@ class Jit:
         )
 
     def start(self, unit: Unit) -> None:
-        """Begins to compile a unit on another thread, so that a later `load` finds it done.
+        """Starts to compile a unit on another thread ahead of `load`.
 
-        Does nothing where that would not help: the code is loaded, started or on the disk, it is to be dumped, or there is
-        one core only.
+        Does nothing if the code is loaded, started or on the disk, if it is dumped, or if there is only one core.
 
         Args:
-            unit: What will be loaded, most likely.
+            unit: The unit, which a later `load` probably requests.
         """
         if unit.key in self._loaded or unit.key in self._started or not _compiles_ahead():
             return
         if default_cache().has(_OBJECT_KIND, self.object_key(f"{unit.key} {unit.optimize}")):
             return
         text = unit.text()
-        with self._lock:  # no thread starts a compilation during a fork
+        with self._lock:  # no compilation starts during a fork
             self._started[unit.key] = _threads().submit(self._work, unit, text)
 
     def cancel_started(self) -> None:
-        """Drops the compilations that have not begun: what they were started for failed."""
+        """Cancels the compilations that no thread has begun, after an error."""
         with self._lock:
             for key, future in list(self._started.items()):
                 if future.cancel():
                     del self._started[key]
 
     def wait_for_started(self) -> None:
-        """Waits until no other thread compiles for `start`."""
+        """Waits for all compilations that `start` began."""
         wait(list(self._started.values()))
 
     def load(
@@ -262,12 +260,12 @@ class Jit:
         """Addresses of the exports of each unit.
 
         Args:
-            units: What to load; equal keys mean equal code.
-            symbols: Addresses of functions that the units call besides those of the process.
-            cache: Where object code is kept; default: the user's.
+            units: The units; equal keys mean equal code.
+            symbols: Addresses of functions that the units call, besides those of the process.
+            cache: The cache of object code; default: the user's.
 
         Raises:
-            CompileError: LLVM does not take a unit, or a symbol is missing.
+            CompileError: LLVM rejects a unit, or a symbol is missing.
         """
         cache = default_cache() if cache is None else cache
         with self._lock:
@@ -281,7 +279,7 @@ class Jit:
         self, units: Sequence[Unit], symbols: Mapping[str, int], cache: Cache
     ) -> None:
         keys = [self.object_key(f"{unit.key} {unit.optimize}") for unit in units]
-        # what comes from the disk passes no stage that a dump could show
+        # cached code skips the stages that a dump shows
         dumped = flags.MAX_DUMP & {"llvm", "asm"}
         objects = [None if dumped else cache.get(_OBJECT_KIND, key) for key in keys]
         num_cached = sum(data is not None for data in objects)
@@ -291,10 +289,10 @@ class Jit:
         except CompileError:
             if not num_cached:
                 raise
-            # sound as an entry but no object that links: not ours, so all are made anew
+            # a valid entry, but not an object that links: compile all units
             logger.debug("cached objects do not link, compiling them")
-            nothing = [None] * len(units)
-            self._link(units, self._complete(units, keys, nothing, cache), symbols)
+            no_objects = [None] * len(units)
+            self._link(units, self._complete(units, keys, no_objects, cache), symbols)
 
     def _complete(
         self,
@@ -303,7 +301,7 @@ class Jit:
         objects: Sequence[bytes | None],
         cache: Cache,
     ) -> list[bytes]:
-        """The objects, those that are None compiled and put into the cache."""
+        """The objects; compiles those that are None, and writes them to the cache."""
         absent = [i for i, data in enumerate(objects) if data is None]
         compiled = dict(zip(absent, self._compile([units[i] for i in absent]), strict=True))
         for i, data in compiled.items():
@@ -313,15 +311,14 @@ class Jit:
         return [compiled[i] if data is None else data for i, data in enumerate(objects)]
 
     def _compile(self, units: Sequence[Unit]) -> list[bytes]:
-        """Objects of the units; texts are made while LLVM works on earlier ones."""
-
-        alone = len(units) == 1 or not _compiles_ahead()
+        """The objects of the units; makes the text of one unit while LLVM compiles earlier ones."""
+        on_this_thread = len(units) == 1 or not _compiles_ahead()
         pending: list[Future[bytes] | bytes] = []
         for unit in units:
             started = self._started.pop(unit.key, None)
             if started is not None:
                 pending.append(started)
-            elif alone:
+            elif on_this_thread:
                 pending.append(self._work(unit, unit.text()))
             else:
                 pending.append(_threads().submit(self._work, unit, unit.text()))
@@ -358,7 +355,7 @@ _pool: ThreadPoolExecutor | None = None
 
 
 def _threads() -> ThreadPoolExecutor:
-    """The threads that compile, one for each core."""
+    """The thread pool of the compiler, one thread per core."""
     global _pool
     if _pool is None:
         _pool = ThreadPoolExecutor(platform.usable_cpus(), "max-compile")
@@ -366,18 +363,18 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def _compiles_ahead() -> bool:
-    """Whether several threads may compile at a time; not where each stage is to be seen in order."""
+    """Whether several threads may compile at a time; not while stages are dumped in order."""
     return platform.usable_cpus() > 1 and _lock_free() and not flags.MAX_DUMP & {"llvm", "asm"}
 
 
-# never disposed: addresses of code are held in native memory that Python does not see
+# never disposed: native memory holds addresses of their code
 _immortal: list[Any] = []
 _jits: dict[Machine, Jit] = {}
 _jits_lock = threading.RLock()
 
 
 def jit_for(machine: Machine) -> Jit:
-    """The JIT of a machine; one in the process."""
+    """The JIT of a machine, one per process."""
     with _jits_lock:
         if machine not in _jits:
             _jits[machine] = Jit(machine)
@@ -388,12 +385,12 @@ def compile_llvm(texts: Mapping[str, str], target: kernel.LLVMTarget) -> dict[st
     """Addresses of functions given as LLVM IR text.
 
     Args:
-        texts: By key, a module that defines the function ``"k_" + key``. Code is kept by key and
+        texts: Modules by key; each defines the function ``"k_" + key``. Code is cached by key and
             text.
-        target: The machine to make code for.
+        target: The machine to compile for.
 
     Raises:
-        CompileError: LLVM does not take a module.
+        CompileError: LLVM rejects a module.
     """
     units = {
         key: Unit(f"{key}.{content_key(text)}", (f"k_{key}",), functools.partial(str, text))
@@ -404,7 +401,7 @@ def compile_llvm(texts: Mapping[str, str], target: kernel.LLVMTarget) -> dict[st
 
 
 def _optimized() -> bool:
-    """Whether LLVM optimises kernels: not where every access is checked, as it would take five times as long."""
+    """Whether LLVM optimises kernels; not if every access is checked, as that takes five times as long."""
     return flags.MAX_KERNEL_CHECK < 2
 
 
@@ -412,7 +409,7 @@ def compile_kernels(irs: Iterable[kernel.KernelIR], target: kernel.LLVMTarget) -
     """Addresses of kernels by their key; only those absent from the cache become LLVM IR.
 
     Raises:
-        CompileError: LLVM does not take what the kernel language made.
+        CompileError: LLVM rejects the IR of a kernel.
     """
     if flags.MAX_KERNEL_INTERPRET:
         return {ir.key: kernel.interpreted_entry(ir, target) for ir in irs}
@@ -422,18 +419,18 @@ def compile_kernels(irs: Iterable[kernel.KernelIR], target: kernel.LLVMTarget) -
 
 
 def start_kernel(ir: kernel.KernelIR, target: kernel.LLVMTarget) -> None:
-    """Begins to compile a kernel that `compile_kernels` will be asked for, while more kernels are made.
+    """Starts to compile a kernel ahead of `compile_kernels`, while more kernels are specialised.
 
     Args:
         ir: The kernel.
-        target: The machine to make code for.
+        target: The machine to compile for.
     """
     if not flags.MAX_KERNEL_INTERPRET:
         jit_for(Machine.of(target)).start(_unit_of(ir, target))
 
 
 def cancel_started(target: kernel.LLVMTarget) -> None:
-    """Drops what `start_kernel` began and no thread compiles yet.
+    """Cancels the kernels of `start_kernel` that no thread compiles yet.
 
     Args:
         target: The machine.
@@ -448,13 +445,13 @@ def _unit_of(ir: kernel.KernelIR, target: kernel.LLVMTarget) -> Unit:
 
 
 def load_kernels(keys: Iterable[str], target: kernel.LLVMTarget) -> dict[str, int] | None:
-    """Addresses of kernels of which only the keys are known, from this process or from the disk.
+    """Addresses of kernels by their keys only, from this process or from the disk.
 
-    A compiler that kept a whole program on disk comes back here without making any kernel's IR.
+    A program loaded from the disk cache takes this path: it needs no kernel's IR.
 
     Returns:
-        The addresses by key, or None where the code of one is gone: then :func:`compile_kernels`
-        makes it.
+        The addresses by key, or None if the code of a kernel is missing: then call
+        :func:`compile_kernels`.
     """
     fingerprint = source_fingerprint("kernel")
 
@@ -481,7 +478,7 @@ _held: list[Any] = []
 
 
 def _before_fork() -> None:
-    # a child must not inherit a half-made table: fork waits for compilations of other threads
+    # a child must not inherit a partly filled table: the fork waits for compilations of other threads
     for lock in _locks():
         lock.acquire()
         _held.append(lock)

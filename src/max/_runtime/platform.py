@@ -1,9 +1,8 @@
-"""The one module that knows operating systems and processor families apart, but for the processor's features (`max.kernel.targets.host`).
+"""All code of the engine that depends on the operating system or the processor family.
 
-Everything else of the engine asks here: how many CPUs it may use, how a thread sleeps and is woken,
-which LLVM code model the linker of the platform takes, whether AMX may be used. The primitives that
-native code needs (pause, yield, park, wake, clock) are given as LLVM IR, with the addresses of the
-system functions they call.
+Only the detection of CPU features is elsewhere (`max.kernel.targets.host`). This module provides the number of usable
+CPUs, system memory, the LLVM code model for the platform's linker, the permission for AMX, and the primitives of native
+code (pause, yield, park, wake, clock) as LLVM IR, with the addresses of the system functions that they call.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def _read(path: Path) -> str | None:
 
 
 def cgroup_cpu_limit(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> float:
-    """CPUs that the process' control group and its parents grant; infinity where there is no limit.
+    """CPU limit of the process' control group and its parents; infinity if there is no limit.
 
     Args:
         root: Mount point of the control groups (v2, or v1 with a ``cpu`` controller below).
@@ -76,7 +75,7 @@ def cgroup_cpu_limit(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/pr
 
 
 def _cgroups(controller: str, root: Path, proc: Path) -> Iterator[Path]:
-    """The folders of the process' control group and its parents that may limit something."""
+    """The folders of the process' control group and of its parents."""
     for line in (_read(proc / "self" / "cgroup") or "").splitlines():
         _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
         if controllers == "":
@@ -85,7 +84,7 @@ def _cgroups(controller: str, root: Path, proc: Path) -> Iterator[Path]:
             base = root / controllers if (root / controllers).is_dir() else root / controller
         else:
             continue
-        # in a container the path may lie outside of the mount: then the mount point is our group
+        # in a container the path may be outside of the mount: then the mount point is the process' group
         folder = base / path.strip("/")
         for group in [folder, *folder.parents]:
             if group != base and base not in group.parents:
@@ -94,7 +93,7 @@ def _cgroups(controller: str, root: Path, proc: Path) -> Iterator[Path]:
 
 
 def _physical(cpus: set[int], root: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Physical cores among logical CPUs; their number where the platform does not say."""
+    """The number of physical cores of the logical CPUs; the number of CPUs if the platform does not tell."""
     if MACOS:
         size, count = ctypes.c_size_t(4), ctypes.c_int(0)
         libc = ctypes.CDLL(None)
@@ -109,14 +108,14 @@ def _physical(cpus: set[int], root: Path = Path("/sys/devices/system/cpu")) -> i
 
 
 def usable_cpus() -> int:
-    """Physical cores that the process may use: by affinity, SMT siblings and control groups."""
+    """The number of physical cores that the process may use, by affinity, SMT siblings and control groups."""
     cores = _physical(_affinity())
     limit = cgroup_cpu_limit() if LINUX else math.inf
     return max(1, min(cores, math.ceil(limit) if limit != math.inf else cores))
 
 
 def default_num_threads() -> int:
-    """``MAX_NUM_THREADS``, or one worker for each core that the process may use."""
+    """``MAX_NUM_THREADS``, or one worker per usable core."""
     return flags.MAX_NUM_THREADS or usable_cpus()
 
 
@@ -125,16 +124,16 @@ def default_num_threads() -> int:
 
 @dataclass(frozen=True)
 class SystemMemory:
-    """Memory that the process may use, in bytes; infinity where the platform does not say."""
+    """Memory that the process may use, in bytes; infinity if the platform does not tell."""
 
     total: float
     available: float
 
 
 def system_memory(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> SystemMemory:
-    """What the machine, and the process' control group and its parents, have and have left.
+    """Total and available memory: the least of the machine, the process' control group and its parents.
 
-    Memory that holds files counts as left, as the system takes it back. Takes some 0.1 ms.
+    The page cache counts as available, as the system reclaims it. Takes about 0.1 ms.
 
     Args:
         root: Mount point of the control groups (v2, or v1 with a ``memory`` controller below).
@@ -151,23 +150,25 @@ def system_memory(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc"
             ("memory.max", "memory.current"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes"),
         ):
-            most, used = _read(group / limit), _read(group / usage)
-            # without a limit there is "max", or a number beyond all memory
-            if most and used and most.isdigit() and int(most) < 1 << 60:
-                files = _numbers(_read(group / "memory.stat")).get("inactive_file", 0)
-                total = min(total, int(most))
-                available = min(available, max(int(most) - int(used) + files, 0))
+            limit_bytes, used_bytes = _read(group / limit), _read(group / usage)
+            # no limit: "max", or a number larger than any memory
+            if limit_bytes and used_bytes and limit_bytes.isdigit() and int(limit_bytes) < 1 << 60:
+                cached_bytes = _numbers(_read(group / "memory.stat")).get("inactive_file", 0)
+                total = min(total, int(limit_bytes))
+                available = min(
+                    available, max(int(limit_bytes) - int(used_bytes) + cached_bytes, 0)
+                )
     return SystemMemory(total, available)
 
 
 def _numbers(text: str | None) -> dict[str, int]:
-    """Of lines such as ``name 123``, the numbers by name."""
+    """The numbers of lines of the form `name 123`, by name."""
     rows = [line.split() for line in (text or "").splitlines()]
     return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
 
 
 def release_free_memory() -> None:
-    """Gives memory that the C library keeps free back to the system, where it can be told to."""
+    """Returns free memory of the C library's heap to the system, where the library supports it."""
     if LINUX and (trim := getattr(_libc(), "malloc_trim", None)) is not None:
         trim(0)
 
@@ -178,7 +179,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def advise_huge_pages(address: int, num_bytes: int) -> bool:
-    """Asks for huge pages behind the whole pages of a range; whether the system took the advice."""
+    """Requests huge pages for the whole huge pages of a range; returns whether the system accepts."""
     start = -(-address // HUGE_PAGE) * HUGE_PAGE
     stop = (address + num_bytes) // HUGE_PAGE * HUGE_PAGE
     if not LINUX or stop <= start:
@@ -189,14 +190,14 @@ def advise_huge_pages(address: int, num_bytes: int) -> bool:
 
 
 def allocate(num_bytes: int, alignment: int = CACHE_LINE) -> np.ndarray:
-    """Uninitialised memory as an array of bytes whose first element is aligned.
+    """An uninitialised, aligned array of bytes.
 
     Args:
-        num_bytes: Size; 0 gives an empty array.
-        alignment: A power of two.
+        num_bytes: The size; 0 gives an empty array.
+        alignment: Of the first element; a power of two.
 
     Returns:
-        A one-dimensional ``uint8`` array; ranges that hold a huge page are advised to use them.
+        A one-dimensional ``uint8`` array; huge pages are requested for arrays that contain one.
     """
     whole = np.empty(num_bytes + alignment, np.uint8)
     start = -whole.ctypes.data % alignment
@@ -207,13 +208,13 @@ def allocate(num_bytes: int, alignment: int = CACHE_LINE) -> np.ndarray:
 
 
 class MappedFiles:
-    """The parts of this process's memory that are files, mapped to be read only: known on Linux."""
+    """The read-only file mappings of this process; none on other systems than Linux."""
 
     def __init__(self) -> None:
         self._ranges: list[tuple[int, int]] = []
         if not LINUX:
             return
-        # start-stop perms offset device inode path; a page of such a mapping is never changed, so it can be read again
+        # start-stop perms offset device inode path; read-only pages never change, so they can be read again
         for line in Path("/proc/self/maps").read_text().splitlines():
             span, perms, _, _, inode, *_ = line.split()
             if inode != "0" and "w" not in perms and "x" not in perms:
@@ -223,14 +224,14 @@ class MappedFiles:
                 self._ranges.append((start, stop))
 
     def give_back(self, address: int, num_bytes: int) -> bool:
-        """Takes the whole pages of a range out of memory where it is of a mapped file; they are read again when they are used.
+        """Releases the whole pages of a range of a mapped file; the system reads them again on the next access.
 
         Args:
-            address: Where it starts.
-            num_bytes: Its size.
+            address: The start of the range.
+            num_bytes: The size of the range.
 
         Returns:
-            Whether the system did so.
+            Whether the system released the pages.
         """
         start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
         stop = (address + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -246,7 +247,7 @@ class MappedFiles:
 
 @dataclass(frozen=True)
 class CodeModel:
-    """How object code is made and linked into the process."""
+    """LLVM's code model, relocation model and linker for the process."""
 
     model: str
     reloc: str
@@ -254,10 +255,10 @@ class CodeModel:
 
 
 def code_model(triple: str) -> CodeModel:
-    """The code model and linker that are safe for a target triple."""
+    """The code model and linker that work for a target triple."""
     arch = triple.split("-", 1)[0]
     if "windows" in triple:
-        # COFF: small code cannot reach the process' own symbols, and jitlink has no GOT there
+        # COFF: the small model cannot reach the process' own symbols, and JITLink has no GOT for it
         return CodeModel("jitdefault", "default", False)
     if arch in ("x86_64", "aarch64", "arm64"):
         return CodeModel("small", "pic", True)
@@ -266,9 +267,9 @@ def code_model(triple: str) -> CodeModel:
 
 @functools.cache
 def request_amx() -> bool:
-    """Asks the kernel, once a process, for the AMX tile registers; whether they may be used.
+    """Requests the AMX tile registers from the system, once per process; returns whether they may be used.
 
-    Without the permission the first tile instruction kills the process.
+    Without this permission the first tile instruction kills the process.
     """
     if not LINUX or MACHINE != "x86_64":
         return False
@@ -287,13 +288,13 @@ def request_amx() -> bool:
 
 @dataclass(frozen=True)
 class Primitives:
-    """What the pool's native code needs of the platform.
+    """The platform's primitives for the native code of the pool.
 
     ``ir`` defines ``@max_pause()``, ``@max_yield()``, ``@max_park(ptr pool, ptr word, i32 old)``
     (sleep while the word has that value; may return early), ``@max_wake(ptr pool, ptr word)`` (wake
     all sleepers on the word), ``i64 @max_clock()`` (monotonic, in ``1 / clock_hz`` seconds) and
     ``i64 @max_self()`` (the calling thread, as ``threading.get_ident`` has it).
-    ``symbols`` has the addresses of the functions that it declares.
+    ``symbols`` has the addresses of the system functions that the IR declares.
     """
 
     parking: str
@@ -302,7 +303,7 @@ class Primitives:
     clock_hz: int
 
 
-# room in the pool's struct for the mutex and the condition variable of the portable parking
+# offsets of the mutex and the condition variable in the parking area of the pool's struct
 MUTEX_OFFSET, CONDITION_OFFSET = 0, PARKING_BYTES // 2
 
 _PAUSE = {
@@ -316,7 +317,7 @@ _PAUSE = {
     ),
 }
 
-# by way of parking: libraries (None: the process itself) and what is called in them
+# system functions by parking mode and library (None: the process itself)
 _FUNCTIONS: dict[str, dict[str | None, tuple[str, ...]]] = {
     "futex": {None: ("sched_yield", "clock_gettime", "pthread_self", "syscall")},
     "pthread": {
@@ -461,7 +462,7 @@ def parking_mode(asked: str | None = None) -> str:
         asked: ``auto``, ``futex`` or ``portable``; default: ``MAX_PARKING``.
 
     Raises:
-        ValueError: ``futex`` was asked for where there is none.
+        ValueError: ``futex`` was requested on a platform without futexes.
     """
     asked = flags.MAX_PARKING if asked is None else asked
     has_futex = LINUX and MACHINE in _FUTEX
@@ -482,7 +483,7 @@ def primitives_ir(system: str, machine: str, mode: str, parking_offset: int) -> 
         system: As in ``sys.platform``.
         machine: LLVM's name of the architecture.
         mode: A result of :func:`parking_mode`.
-        parking_offset: Where the pool's struct has `max._abi.PARKING_BYTES` for the parking.
+        parking_offset: The offset of the parking area (`max._abi.PARKING_BYTES`) in the pool's struct.
     """
     declare, call = _PAUSE.get(machine, ("", ""))
     body = f"{{\n  {call}\n  ret void\n}}\n"
@@ -501,14 +502,14 @@ def primitives_ir(system: str, machine: str, mode: str, parking_offset: int) -> 
 def _symbols(mode: str) -> dict[str, int]:
     """Addresses of the system functions that the primitives declare."""
     libraries = {name: library for library, names in _FUNCTIONS[mode].items() for name in names}
-    found: dict[str, int] = {}
+    addresses: dict[str, int] = {}
     for name, library in libraries.items():
         handle = ctypes.CDLL(library) if library else _libc()
         address = ctypes.cast(getattr(handle, name), ctypes.c_void_p).value
         if address is None:
             raise OSError(f"the system library has no function {name}")
-        found[name] = address
-    return found
+        addresses[name] = address
+    return addresses
 
 
 def _clock_hz() -> int:

@@ -75,9 +75,9 @@ class Branch(Graph):
         return inner
 
     def _captured(self, value: SSAValue) -> SSAValue | None:
-        found = self._inside.get(value)
-        if found is not None:
-            return found
+        captured = self._inside.get(value)
+        if captured is not None:
+            return captured
         owner = value.owner
         if isinstance(owner, mlir.MoOp) and owner.name in ("mo.constant", "mo.constant.external"):
             if not self._encloses(value):
@@ -94,9 +94,9 @@ class Branch(Graph):
             outer_value = self.outer._captured(value)
             if outer_value is None:
                 return None
-            found = self.capture(outer_value)
-            self._inside[value] = found
-            return found
+            captured = self.capture(outer_value)
+            self._inside[value] = captured
+            return captured
         return self.capture(value)
 
     def _encloses(self, value: SSAValue) -> bool:
@@ -114,7 +114,7 @@ class Branch(Graph):
         Raises:
             ValueError: A value is of a graph that is not around this one.
         """
-        found: list[Value[Any]] = []
+        own_values: list[Value[Any]] = []
         with self:
             for value in values:
                 inner: SSAValue | None = value.to_mlir()
@@ -122,8 +122,8 @@ class Branch(Graph):
                     inner = self._captured(inner)
                 if inner is None:
                     raise ValueError(f"{self.name}: the result {value!r} is of another graph")
-                found.append(value_of(inner))
-        return found
+                own_values.append(value_of(inner))
+        return own_values
 
     def random_seed(self) -> TensorValue | None:
         """The seed that was set in the branch, or else around it."""

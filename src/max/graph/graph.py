@@ -393,10 +393,10 @@ class Graph:
         for dim in dims:
             for name in dim.symbols:
                 if name not in self._symbols:
-                    known = ", ".join(sorted(self._symbols)) or "none"
+                    symbols = ", ".join(sorted(self._symbols)) or "none"
                     raise ValueError(
                         f"{op}: the dimension {name!r} is unknown in the graph {self.name}; "
-                        f"known: {known}"
+                        f"known: {symbols}"
                     )
 
     def new_symbol(self, stem: str) -> str:

@@ -111,8 +111,8 @@ class KernelLibrary:
             raise ValueError(f"{custom_op.name} is not a custom op")
         symbol: str = custom_op.attr("symbol")
         if symbol not in self._symbols:
-            known = ", ".join(sorted(self._symbols)) or "none"
-            raise ValueError(f"custom: no library registers {symbol!r}; registered: {known}")
+            registered = ", ".join(sorted(self._symbols)) or "none"
+            raise ValueError(f"custom: no library registers {symbol!r}; registered: {registered}")
 
 
 class MissingLibraryError(FileNotFoundError, ValueError):

@@ -159,9 +159,9 @@ class _OpaqueValue(Value[mlir.OpaqueType]):
 
     @property
     def mlir_type(self) -> mlir.OpaqueType:
-        found = self._mlir_value.type
-        assert isinstance(found, mlir.OpaqueType)
-        return found
+        ir_type = self._mlir_value.type
+        assert isinstance(ir_type, mlir.OpaqueType)
+        return ir_type
 
 
 class BufferValue(Value[mlir.BufferType]):
@@ -188,9 +188,9 @@ class BufferValue(Value[mlir.BufferType]):
 
     @property
     def mlir_type(self) -> mlir.BufferType:
-        found = self._mlir_value.type
-        assert isinstance(found, mlir.BufferType)
-        return found
+        ir_type = self._mlir_value.type
+        assert isinstance(ir_type, mlir.BufferType)
+        return ir_type
 
     @property
     def type(self) -> BufferType:
@@ -274,9 +274,9 @@ class TensorValue(Value[mlir.TensorType]):
 
     @property
     def mlir_type(self) -> mlir.TensorType:
-        found = self.to_mlir().type
-        assert isinstance(found, mlir.TensorType)
-        return found
+        ir_type = self.to_mlir().type
+        assert isinstance(ir_type, mlir.TensorType)
+        return ir_type
 
     @property
     def type(self) -> TensorType:

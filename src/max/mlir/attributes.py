@@ -172,10 +172,10 @@ class ResourceAttr(Data[_Resource]):
             key = parser.parse_str_literal(" (the name of a resource)")
         resources: Mapping[str, Array] = getattr(parser.ctx, "resources", {})
         if key not in resources:
-            known = ", ".join(resources) or "none"
+            keys = ", ".join(resources) or "none"
             parser.raise_error(
                 f'the constant "{key}" is a resource, and was not given to the parser '
-                f"(parse_module(text, resources=...)); given: {known}",
+                f"(parse_module(text, resources=...)); given: {keys}",
                 position,
             )
         return _Resource(key, resources[key])

@@ -410,23 +410,23 @@ def _long_division(x: DimExpr, y: DimExpr) -> tuple[DimExpr, DimExpr]:
     if leading_coefficient < 0:
         quotient, remainder = _long_division(-x, -y)
         return quotient, -remainder
-    rest = dict(x._terms)
+    dividend = dict(x._terms)
     quotient_terms: dict[Monomial, int] = {}
     remainder_terms: dict[Monomial, int] = {}
-    while rest:
-        monomial = min(rest, key=_monomial_key)
-        coefficient = rest.pop(monomial)
+    while dividend:
+        monomial = min(dividend, key=_monomial_key)
+        coefficient = dividend.pop(monomial)
         shift = _divide(monomial, leading)
         factor = 0 if shift is None else coefficient // leading_coefficient
         if shift is not None and factor:
             quotient_terms[shift] = factor
             for y_monomial, y_coefficient in y._terms[1:]:
                 key = _multiply(shift, y_monomial)
-                value = rest.get(key, 0) - factor * y_coefficient
+                value = dividend.get(key, 0) - factor * y_coefficient
                 if value:
-                    rest[key] = value
+                    dividend[key] = value
                 else:
-                    rest.pop(key, None)
+                    dividend.pop(key, None)
             coefficient -= factor * leading_coefficient
         if coefficient:
             remainder_terms[monomial] = coefficient
@@ -635,8 +635,8 @@ class _TextSource:
         return False
 
     def fail(self, message: str) -> DimParseError:
-        found = self._peek() or "its end"
-        return DimParseError(f"{self._text!r} is not a dimension: {message}, found {found}")
+        token = self._peek() or "its end"
+        return DimParseError(f"{self._text!r} is not a dimension: {message}, found {token}")
 
     @property
     def done(self) -> bool:

@@ -1,4 +1,4 @@
-"""Modules of `mo`: made, printed, parsed, checked."""
+"""Builds, prints, parses and verifies modules of `mo`."""
 
 from __future__ import annotations
 
@@ -86,10 +86,10 @@ def entry(module: ModuleOp) -> GraphOp:
     Raises:
         ValueError: The module has none, or more than one.
     """
-    found = [g for g in graphs(module) if not isinstance(g, SubgraphOp)]
-    if len(found) != 1:
-        raise ValueError(f"a module has one mo.graph, this one has {len(found)}")
-    return found[0]
+    entries = [g for g in graphs(module) if not isinstance(g, SubgraphOp)]
+    if len(entries) != 1:
+        raise ValueError(f"a module has one mo.graph, this one has {len(entries)}")
+    return entries[0]
 
 
 def subgraphs(module: ModuleOp) -> dict[str, SubgraphOp]:
@@ -105,13 +105,13 @@ def walk(module: Operation) -> Iterator[MoOp]:
 
 
 def resources(module: Operation) -> dict[str, npt.NDArray[Any]]:
-    """The big constants of a module by name; what `parse_module` needs to read its text again."""
-    found: dict[str, npt.NDArray[Any]] = {}
+    """The large constants of a module by name, as `parse_module` takes them."""
+    arrays: dict[str, npt.NDArray[Any]] = {}
     for op in module.walk():
         for attr in op.attributes.values():
             if isinstance(attr, ResourceAttr):
-                found[attr.key] = attr.array
-    return found
+                arrays[attr.key] = attr.array
+    return arrays
 
 
 def clone_module(module: ModuleOp) -> ModuleOp:

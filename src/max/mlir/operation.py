@@ -1,4 +1,4 @@
-"""What all `mo` ops share: the record that describes an op, the class made from it, its text form."""
+"""The base of all `mo` ops: the record that describes an op, the class defined from it, its text form."""
 
 from __future__ import annotations
 
@@ -100,17 +100,17 @@ class MoOp(Operation):
         )
 
     def conditions(self) -> list[Condition]:
-        """What must hold at run time: the conditions of the op's spec, and that its results have sizes."""
+        """The run-time conditions: those of the op's spec, and that the sizes of its results are valid."""
         spec = self.spec
-        found: list[Condition] = []
+        conditions: list[Condition] = []
         if spec.conditions is not None:
             operand_types = [v.type for v in self._operands]
             result_types = [v.type for v in self.results]
-            found += spec.conditions(operand_types, result_types, self.attrs)
+            conditions += spec.conditions(operand_types, result_types, self.attrs)
         for result in self.results:
             if isinstance(result.type, ShapedType):
-                found += size_conditions(spec.mnemonic, result.type.shape)
-        return [condition for condition in found if not condition.always_holds]
+                conditions += size_conditions(spec.mnemonic, result.type.shape)
+        return [condition for condition in conditions if not condition.always_holds]
 
     def verify_(self) -> None:
         spec = self.spec
@@ -118,8 +118,8 @@ class MoOp(Operation):
         result_types = [v.type for v in self.results]
         low, high = spec.operands
         if len(operand_types) < low or (high is not None and len(operand_types) > high):
-            wanted = str(low) if low == high else f"{low} to {high}" if high else f"at least {low}"
-            raise VerifyException(f"{spec.name} takes {wanted} operands, got {len(operand_types)}")
+            count = str(low) if low == high else f"{low} to {high}" if high else f"at least {low}"
+            raise VerifyException(f"{spec.name} takes {count} operands, got {len(operand_types)}")
         if spec.results is not None and len(result_types) != spec.results:
             raise VerifyException(
                 f"{spec.name} has {spec.results} results, got {len(result_types)}"
@@ -144,8 +144,8 @@ class MoOp(Operation):
         for name, attr in self.attributes.items():
             expected = spec.attributes.get(name) or spec.optional.get(name)
             if expected is None:
-                known = ", ".join((*spec.attributes, *spec.optional)) or "none"
-                raise VerifyException(f"{spec.name}: unknown attribute '{name}'; expected: {known}")
+                names = ", ".join((*spec.attributes, *spec.optional)) or "none"
+                raise VerifyException(f"{spec.name}: unknown attribute '{name}'; expected: {names}")
             value = from_attr(attr)
             if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
                 raise VerifyException(
@@ -278,13 +278,13 @@ def tensor(op: str, types: Types, index: int) -> TensorType:
     Raises:
         TypeError: The operand is not a tensor.
     """
-    found = types[index]
-    if not isinstance(found, TensorType):
+    type_ = types[index]
+    if not isinstance(type_, TensorType):
         raise TypeError(
-            f"{op}: operand {index} is {short_types([found])}, expected a tensor"
-            + ("; load the buffer first" if isinstance(found, BufferType) else "")
+            f"{op}: operand {index} is {short_types([type_])}, expected a tensor"
+            + ("; load the buffer first" if isinstance(type_, BufferType) else "")
         )
-    return found
+    return type_
 
 
 def axis_of(op: str, axis: int, rank: int) -> int:

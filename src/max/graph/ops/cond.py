@@ -39,15 +39,15 @@ def checked_predicate(op: str, value: TensorValueLike) -> TensorValue:
 
 
 def returned(op: str, what: str, result: Any) -> list[Value[Any]]:
-    """What a function of the user returned, as a list of values.
+    """The result of a user's function as a list of values.
 
     Args:
         op: The op, for messages.
-        what: The function.
-        found: What it returned: a value, an iterable of values, or None.
+        what: The name of the function, for messages.
+        result: The returned object: a value, an iterable of values, or None.
 
     Raises:
-        TypeError: It is something else.
+        TypeError: An item is not a tensor.
     """
     if result is None:
         return []
@@ -74,7 +74,7 @@ def check_results(
 
     Args:
         op: The op, for messages.
-        what: The function.
+        what: The name of the function, for messages.
         values: What it returned.
         types: The MLIR types that its results must have.
         expected: Who says so.
@@ -134,7 +134,7 @@ def cond(
         check_results("cond", what, values, types, "out_types")
         results.append(branch.own(values))
         branches.append(branch)
-    made = close_branches(
+    results_and_chains = close_branches(
         "mo.if",
         (branches[0], branches[1]),
         (results[0], results[1]),
@@ -143,4 +143,4 @@ def cond(
         ("then", "otherwise"),
         types,
     )
-    return [value for value in made if isinstance(value, TensorValue)]
+    return [value for value in results_and_chains if isinstance(value, TensorValue)]

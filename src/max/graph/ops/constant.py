@@ -54,8 +54,8 @@ def constant(
     attr = mlir.constant_attr(array, "")
     if isinstance(attr, mlir.ResourceAttr):
         attr = mlir.ResourceAttr.of(_graph.Graph.current.resource_key(), array)
-    made = stage("constant", (), {"value": attr}, on_cpu)
-    return made if where.is_cpu() and where.id == 0 else made.to(where)
+    on_host = stage("constant", (), {"value": attr}, on_cpu)
+    return on_host if where.is_cpu() and where.id == 0 else on_host.to(where)
 
 
 def to_array(value: Any, dtype: DType | None = None, op: str = "constant") -> Array:
@@ -141,8 +141,8 @@ def _convert(op: str, array: Array, dtype: DType) -> Array:
 
 
 def _first(array: Array, mask: npt.NDArray[np.bool_]) -> Any:
-    found = array[mask]
-    return found.reshape(-1)[0] if found.size else array.reshape(-1)[0]
+    selected = array[mask]
+    return selected.reshape(-1)[0] if selected.size else array.reshape(-1)[0]
 
 
 def constant_external(name: str, type: TensorType) -> TensorValue:

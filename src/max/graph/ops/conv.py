@@ -22,18 +22,18 @@ _TRANSPOSED = {FilterLayout.RSCF: (0, 1, 3, 2), FilterLayout.CFRS: (2, 3, 0, 1)}
 
 
 def _numbers(op: str, what: str, values: Sequence[int], count: int, least: int) -> tuple[int, ...]:
-    """Numbers that go with the spatial axes.
+    """Checks numbers of the spatial axes, one per axis.
 
     Raises:
         ValueError: There are not `count`, or one is less than `least`.
         TypeError: One is not an int.
     """
-    found = tuple(values)
-    if any(isinstance(n, bool) or not hasattr(n, "__index__") for n in found):
+    numbers = tuple(values)
+    if any(isinstance(n, bool) or not hasattr(n, "__index__") for n in numbers):
         raise TypeError(f"{op}: {what} is {values!r}, expected ints")
-    if len(found) != count or min(found, default=least) < least:
+    if len(numbers) != count or min(numbers, default=least) < least:
         raise ValueError(f"{op}: {what} is {values!r}, expected {count} ints, {least} or more")
-    return tuple(n.__index__() for n in found)
+    return tuple(n.__index__() for n in numbers)
 
 
 def _prepared(
@@ -54,8 +54,8 @@ def _prepared(
         )
     layout = FilterLayout(filter_layout)
     if layout not in layouts:
-        known = ", ".join(layouts)
-        raise ValueError(f"{op}: the filter layout is {layout}, expected {known}")
+        valid_layouts = ", ".join(layouts)
+        raise ValueError(f"{op}: the filter layout is {layout}, expected {valid_layouts}")
     if ConvInputLayout(input_layout) is ConvInputLayout.NCHW:
         image = permute(image, [0, *range(2, rank), 1])
     if layouts[layout] != tuple(range(rank)):

@@ -63,9 +63,9 @@ def _broadcast_leading(x: TensorValue, y: TensorValue) -> tuple[TensorValue, Ten
     leading = broadcast_shapes("matmul", [x_type.shape[:-2], y_type.shape[:-2]])
     operands: list[TensorValue] = []
     for operand, type_ in ((x, x_type), (y, y_type)):
-        wanted = (*leading, *type_.shape[-2:])
-        if wanted != type_.shape:
-            operand = stage("broadcast_to", (operand,), None, type_.with_shape(wanted))
+        shape = (*leading, *type_.shape[-2:])
+        if shape != type_.shape:
+            operand = stage("broadcast_to", (operand,), None, type_.with_shape(shape))
         operands.append(operand)
     return operands[0], operands[1]
 

@@ -20,17 +20,17 @@ def pair(op: str, what: str, value: Any, least: int) -> tuple[int, int]:
         TypeError: One is not an int.
     """
     values: Sequence[Any] = (value, value) if hasattr(value, "__index__") else value
-    found: list[int] = []
+    sizes: list[int] = []
     for n in values:
         if isinstance(n, bool) or not (isinstance(n, Dim | str) or hasattr(n, "__index__")):
             raise TypeError(f"{op}: {what} is {value!r}, expected an int or two")
         size = Dim(n).expr
         if not size.is_static:
             raise ValueError(f"{op}: {what} is {value!r}, expected numbers that are known")
-        found.append(size.value)
-    if len(found) != 2 or min(found) < least:
+        sizes.append(size.value)
+    if len(sizes) != 2 or min(sizes) < least:
         raise ValueError(f"{op}: {what} is {value!r}, expected one int or two, {least} or more")
-    return found[0], found[1]
+    return sizes[0], sizes[1]
 
 
 def _attrs(

@@ -116,11 +116,11 @@ def _gptq(
         raise ValueError(
             f"qmatmul: the config of a GPTQ weight is {config!r}, expected one with quant_method gptq"
         )
-    wanted = 4 if config.desc_act else 3
-    if len(operands) != wanted:
+    num_operands = 4 if config.desc_act else 3
+    if len(operands) != num_operands:
         names = "qweight, qzeros, scales" + (", g_idx" if config.desc_act else "")
         raise ValueError(
-            f"qmatmul: {len(operands)} operands after the left one, expected {wanted} for desc_act "
+            f"qmatmul: {len(operands)} operands after the left one, expected {num_operands} for desc_act "
             f"{config.desc_act}: {names}"
         )
     group = config.group_size

@@ -69,22 +69,22 @@ def reshape(x: TensorValueLike, shape: ShapeLike) -> TensorValue:
 
 
 def _remaining(type_: TensorType, dims: list[DimExpr], free: int) -> DimExpr:
-    """The dimension that -1 stands for."""
-    rest = DimExpr.constant(1)
+    """The size of the dimension given as -1."""
+    others = DimExpr.constant(1)
     for axis, dim in enumerate(dims):
         if axis != free:
-            rest = rest * dim
+            others = others * dim
     total = type_.num_elements
-    if rest == 0:
+    if others == 0:
         raise ValueError(
             f"reshape: {dims_text(dims)} leaves -1 open for {type_.short}: the others have no "
             "elements"
         )
-    quotient = total.exact_quotient(rest)
+    quotient = total.exact_quotient(others)
     if quotient is None:
         raise ValueError(
             f"reshape: the {total} elements of {type_.short} do not fill {dims_text(dims)}: they "
-            f"are not a multiple of {rest}"
+            f"are not a multiple of {others}"
         )
     return quotient
 

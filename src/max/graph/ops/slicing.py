@@ -73,9 +73,9 @@ class Slice:
     def sizes(self, op: str, shape: tuple[DimExpr, ...]) -> tuple[DimExpr, ...]:
         """The sizes of all axes of the slice, those included that the result drops."""
         bounds = self.attrs
-        found = slice_shape(op, shape, bounds["start"], bounds["stop"], bounds["step"])
+        sizes = slice_shape(op, shape, bounds["start"], bounds["stop"], bounds["step"])
         return tuple(
-            size if a.size is None else a.size for a, size in zip(self.axes, found, strict=True)
+            size if a.size is None else a.size for a, size in zip(self.axes, sizes, strict=True)
         )
 
     def result_shape(self, sizes: Iterable[DimExpr]) -> list[DimExpr]:
@@ -103,11 +103,11 @@ def parse_indices(op: str, shape: tuple[DimExpr, ...], indices: SliceIndices) ->
     counted = sum(item is not None and item is not Ellipsis for item in items)
     if counted > len(shape):
         raise ValueError(f"{op}: {counted} indices for a tensor of rank {len(shape)}")
-    rest = [slice(None)] * (len(shape) - counted)
+    full_slices = [slice(None)] * (len(shape) - counted)
     if dots:
-        items[dots[0] : dots[0] + 1] = rest
+        items[dots[0] : dots[0] + 1] = full_slices
     else:
-        items.extend(rest)
+        items.extend(full_slices)
     axes: list[_Axis] = []
     new_axes: list[int] = []
     position = 0
@@ -278,8 +278,8 @@ def dynamic_sizes(shape: tuple[DimExpr, ...], index: Slice) -> tuple[DimExpr, ..
             sizes.append(axis.size)
             continue
         bounds = [axis.start, axis.stop, axis.step]
-        (found,) = slice_shape("slice", (dim,), *[(b,) for b in bounds])  # type: ignore[arg-type]
-        sizes.append(found)
+        (size,) = slice_shape("slice", (dim,), *[(b,) for b in bounds])  # type: ignore[arg-type]
+        sizes.append(size)
     return tuple(sizes)
 
 

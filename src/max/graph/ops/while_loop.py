@@ -50,18 +50,18 @@ def while_loop(
     types = [value.to_mlir().type for value in values]
     condition = Branch(outer, "condition", types)
     with condition:
-        found = returned("while_loop", "predicate", predicate(*condition.inputs))
-        if len(found) != 1 or not isinstance(found[0], TensorValue):
+        predicates = returned("while_loop", "predicate", predicate(*condition.inputs))
+        if len(predicates) != 1 or not isinstance(predicates[0], TensorValue):
             raise TypeError(
-                f"while_loop: the predicate returns {len(found)} values, expected one bool of rank 0"
+                f"while_loop: the predicate returns {len(predicates)} values, expected one bool of rank 0"
             )
-        checked = checked_predicate("while_loop", found[0])
+        checked = checked_predicate("while_loop", predicates[0])
     tested = condition.own([checked])
     step = Branch(outer, "body", types, condition.captures)
     with step:
         carried = returned("while_loop", "body", body(*step.inputs))
     check_results("while_loop", "body", carried, types, "initial_values")
-    made = close_branches(
+    results_and_chains = close_branches(
         "mo.while",
         (condition, step),
         (tested, step.own(carried)),
@@ -70,4 +70,4 @@ def while_loop(
         ("condition", "body"),
         types,
     )
-    return [value for value in made if isinstance(value, TensorValue)]
+    return [value for value in results_and_chains if isinstance(value, TensorValue)]

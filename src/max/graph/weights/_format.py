@@ -41,12 +41,12 @@ _SUFFIXES = {
 def _format_of(path: Path) -> WeightsFormat:
     if path.name.endswith(INDEX_SUFFIX):
         return WeightsFormat.safetensors
-    found = _SUFFIXES.get(path.suffix.lower())
-    if found is None:
+    weights_format = _SUFFIXES.get(path.suffix.lower())
+    if weights_format is None:
         raise ValueError(
             f"weights_format: {path} has no known suffix; expected one of {', '.join(_SUFFIXES)}"
         )
-    return found
+    return weights_format
 
 
 def weights_format(weight_paths: list[Path]) -> WeightsFormat:

@@ -183,8 +183,8 @@ class GGUFFile:
             if key in self.metadata:
                 raise cursor.fail(f"the metadata has {key!r} twice")
             self.metadata[key] = cursor.value(cursor.scalar("I"))
-        found = [self._entry(cursor) for _ in range(self._counted(cursor, tensors, 24))]
-        self.tensors = self._placed(cursor, found)
+        entries = [self._entry(cursor) for _ in range(self._counted(cursor, tensors, 24))]
+        self.tensors = self._placed(cursor, entries)
 
     @staticmethod
     def _counted(cursor: _Cursor, count: int, least: int) -> int:
@@ -251,9 +251,9 @@ class GGUFFile:
             WeightsFileError: Its type is not known, or the file was cut since it was opened.
         """
         if tensor.nbytes is None:
-            known = ", ".join((*BLOCK_FORMATS, *PLAIN_TYPES))
+            known_types = ", ".join((*BLOCK_FORMATS, *PLAIN_TYPES))
             raise WeightsFileError(
-                f"weight {tensor.name!r}: GGUF type {tensor.stored} is not known; expected one of {known}"
+                f"weight {tensor.name!r}: GGUF type {tensor.stored} is not known; expected one of {known_types}"
             )
         # what is mapped beyond the file's end cannot be read: the process would end
         size = self._data.size()

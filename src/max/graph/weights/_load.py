@@ -45,8 +45,8 @@ def load_weights(paths: list[Path]) -> Weights:
 def _merge(paths: list[Path], read: Callable[[os.PathLike[str]], dict[str, Any]]) -> dict[str, Any]:
     tensors: dict[str, Any] = {}
     for path in paths:
-        found = read(path)
-        if doubled := found.keys() & tensors.keys():
+        tensors_of_file = read(path)
+        if doubled := tensors_of_file.keys() & tensors.keys():
             raise WeightsFileError(f"{path}: weight {min(doubled)!r} is also in another file")
-        tensors |= found
+        tensors |= tensors_of_file
     return tensors

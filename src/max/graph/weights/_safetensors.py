@@ -88,14 +88,14 @@ class SafetensorWeights(HierarchicalWeights):
         Raises:
             KeyError: There is no weight of this name.
         """
-        found = self.data()
+        data = self.data()
         if dtype is not None:
-            found = found.astype(dtype)
-        tensor = Tensor.from_dlpack(found.data)
+            data = data.astype(dtype)
+        tensor = Tensor.from_dlpack(data.data)
         if tensor.rank == 0:
             tensor = tensor.view(tensor.dtype, (1,))
-        data = WeightData._from_tensor(tensor.view(DType.uint8), found.name)  # pyright: ignore[reportPrivateUsage]
-        return self._allocate(data, DeviceRef.CPU())
+        raw = WeightData._from_tensor(tensor.view(DType.uint8), data.name)  # pyright: ignore[reportPrivateUsage]
+        return self._allocate(raw, DeviceRef.CPU())
 
 
 def _expand(paths: list[Path]) -> tuple[list[Path], dict[str, Path]]:
@@ -117,11 +117,11 @@ def _read_index(path: Path) -> dict[str, str]:
         index: Any = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise WeightsFileError(f"{path}: not JSON: {error}") from error
-    found: Any = (
+    weight_map: Any = (
         cast("dict[str, Any]", index).get("weight_map") if isinstance(index, dict) else None
     )
-    shards = cast("dict[str, str]", found) if isinstance(found, dict) else {}
-    if not isinstance(found, dict) or not all(type(s) is str for s in shards.values()):
+    shards = cast("dict[str, str]", weight_map) if isinstance(weight_map, dict) else {}
+    if not isinstance(weight_map, dict) or not all(type(s) is str for s in shards.values()):
         raise WeightsFileError(f"{path}: there is no weight_map from names to files")
     for name, shard in shards.items():
         if Path(shard).name != shard or not shard.endswith(".safetensors"):

@@ -177,8 +177,8 @@ class SafetensorsFile:
             raise self._error("its header entry is not an object", name)
         fields = dict(value)
         if sorted(key for key, _ in value) != ["data_offsets", "dtype", "shape"]:
-            found = ", ".join(key for key, _ in value)
-            raise self._error(f"expected dtype, shape and data_offsets, found {found}", name)
+            keys = ", ".join(key for key, _ in value)
+            raise self._error(f"expected dtype, shape and data_offsets, found {keys}", name)
         stored = fields["dtype"]
         if not isinstance(stored, str) or stored not in _TYPES:
             raise self._error(f"unknown dtype {stored!r}; known are {', '.join(_TYPES)}", name)
@@ -208,10 +208,10 @@ class SafetensorsFile:
         return TensorEntry(stored, shape, begin, end - begin)
 
     def _integers(self, name: str, field: str, value: Any) -> tuple[int, ...]:
-        found: object = value
+        given: object = value
         sizes = cast("list[Any]", value) if isinstance(value, list) else None
         if sizes is None or not all(type(v) is int and 0 <= v < 2**63 for v in sizes):
-            raise self._error(f"{field} is not a list of sizes: {str(found)[:80]}", name)
+            raise self._error(f"{field} is not a list of sizes: {str(given)[:80]}", name)
         return tuple(sizes)
 
     def _check_places(

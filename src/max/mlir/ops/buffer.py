@@ -17,10 +17,10 @@ _CHAIN = ChainType.get()
 
 
 def _buffer(op: str, types: Types, index: int) -> BufferType:
-    found = types[index]
-    if not isinstance(found, BufferType):
-        raise TypeError(f"{op}: operand {index} is {short_types([found])}, expected a buffer")
-    return found
+    type_ = types[index]
+    if not isinstance(type_, BufferType):
+        raise TypeError(f"{op}: operand {index} is {short_types([type_])}, expected a buffer")
+    return type_
 
 
 def _chain(op: str, types: Types, index: int) -> None:

@@ -199,17 +199,17 @@ def _in_module(op: Operation) -> bool:
     return op.name == "builtin.module"
 
 
-def _gives(op: MoOp, name: str, arguments: Types, wanted: Types) -> None:
-    """Checks that a subgraph takes some values and gives others."""
+def _gives(op: MoOp, name: str, arguments: Types, results: Types) -> None:
+    """Checks that a subgraph takes values of the types `arguments` and returns those of the types `results`."""
     target = _subgraph(op, name)
     try:
         env = bind_call(name, target.input_types, arguments)
     except (ValueError, TypeError) as error:
         raise VerifyException(str(error).replace("call:", f"{op.spec.mnemonic}:", 1)) from error
-    given = [substitute_type(t, env) for t in target.output_types]
-    if given != list(wanted):
+    result_types = [substitute_type(t, env) for t in target.output_types]
+    if result_types != list(results):
         raise VerifyException(
-            f"{op.spec.mnemonic}: @{name} gives {short_types(given)}, expected {short_types(wanted)}"
+            f"{op.spec.mnemonic}: @{name} gives {short_types(result_types)}, expected {short_types(results)}"
         )
 
 
@@ -330,11 +330,11 @@ def bind_call(callee: str, parameters: Types, arguments: Types) -> dict[str, Dim
             else:
                 expressions.append((index, axis, p, a))
     for index, axis, p, a in expressions:
-        wanted = p.substitute(env)
-        if wanted != a:
+        expected = p.substitute(env)
+        if expected != a:
             raise ValueError(
                 f"call: axis {axis} of input {index} of @{callee} is {p}"
-                + (f", here {wanted}" if wanted != p else "")
+                + (f", here {expected}" if expected != p else "")
                 + f", got {a}"
             )
     return env
@@ -347,8 +347,8 @@ def substitute_type(type_: Attribute, env: Mapping[str, DimExpr]) -> Attribute:
     shape = tuple([dim.substitute(env) for dim in type_.shape])
     if shape == type_.shape:
         return type_
-    made = TensorType.get(type_.dtype, shape, type_.device, type_.layout)
-    return made.as_buffer() if isinstance(type_, BufferType) else made
+    tensor_type = TensorType.get(type_.dtype, shape, type_.device, type_.layout)
+    return tensor_type.as_buffer() if isinstance(type_, BufferType) else tensor_type
 
 
 def _check_call(operands: Types, results: Types, attrs: Attrs) -> None:

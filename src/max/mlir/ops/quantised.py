@@ -15,10 +15,10 @@ FLOATS = (DType.float32, DType.bfloat16, DType.float16)
 GPTQ_BITS = (2, 4, 8)
 
 
-def _form(op: str, attrs: Attrs, known: tuple[str, ...] = tuple(BLOCK_FORMATS)) -> BlockFormat:
-    if attrs["encoding"] not in known:
+def _form(op: str, attrs: Attrs, encodings: tuple[str, ...] = tuple(BLOCK_FORMATS)) -> BlockFormat:
+    if attrs["encoding"] not in encodings:
         raise ValueError(
-            f"{op}: the encoding is {attrs['encoding']!r}, expected {', '.join(known)}"
+            f"{op}: the encoding is {attrs['encoding']!r}, expected {', '.join(encodings)}"
         )
     return BLOCK_FORMATS[attrs["encoding"]]
 
@@ -162,13 +162,13 @@ def _infer_qmatmul_gptq(types: Types, attrs: Attrs) -> Types:
         )
     groups = (inner + (group - 1)) // group
     columns = weight.shape[1]
-    for what, part, wanted in (
+    for what, part, shape in (
         ("scales", scales, (groups, columns)),
         ("qzeros", zeros, (groups, columns // packed)),
     ):
-        if part.shape != wanted:
+        if part.shape != shape:
             raise ValueError(
-                f"{op}: {what} is {part.short}, expected {wanted[0]} groups of {group} inputs by {wanted[1]}"
+                f"{op}: {what} is {part.short}, expected {shape[0]} groups of {group} inputs by {shape[1]}"
             )
     if columns.is_static and columns.value % packed:
         raise ValueError(

@@ -15,9 +15,9 @@ def _check_random(operands: Types, results: Types, attrs: Attrs) -> None:
     if result.dtype is not DType.float32:
         raise TypeError(f"random: the result is {result.short}, expected f32")
     if attrs["distribution"] not in DISTRIBUTIONS:
-        known = ", ".join(DISTRIBUTIONS)
+        distributions = ", ".join(DISTRIBUTIONS)
         raise ValueError(
-            f"random: unknown distribution {attrs['distribution']!r}; there are {known}"
+            f"random: unknown distribution {attrs['distribution']!r}; there are {distributions}"
         )
     if not 0 <= attrs["stream"] < 1 << 32:
         raise ValueError(f"random: stream {attrs['stream']} does not fit into 32 bits")
