@@ -122,6 +122,40 @@ def one(out: k.Output, x: k.Input, y: k.Input, *, op="//"):
         out[0] = k.ceildiv(x[0], y[0])
 
 
+def dividing(line):
+    text = f"def f(out: k.Output, x: k.Input):\n    c = 3\n    if x[0] > 0:\n        {line}\n"
+    return k.from_source(text, "f", {"k": k})
+
+
+@pytest.mark.parametrize("reached", [True, False])
+@pytest.mark.parametrize(
+    "divided",
+    ["x[0] // 0", "x[0] % 0", "x[0] % (c - 3)", "5 // 0", "5 % (c - 3)", "x.load(0, width=4) // 0", "k.ceildiv(x[0], 0)"],
+)  # fmt: skip
+def test_the_number_0_is_refused_at_compile_time(divided, reached):
+    """Reached or not; plain Python raises where it is reached."""
+    fn = dividing(f"v = {divided}")
+    args = [np.zeros(1, np.int64), np.full(4, 5 if reached else -5)]
+    with pytest.raises(k.KernelValueError, match=":4:.*: division by zero"):
+        compiled(fn, args)
+    if reached:
+        with pytest.raises(ZeroDivisionError):
+            interpreted(fn, args)
+    else:
+        interpreted(fn, args)
+
+
+@pytest.mark.parametrize(
+    "divided", ["x[0] // k.i64(0)", "x[0] % k.i64(c - 3)", "(x.load(0, width=4) % k.splat(k.i64(0), 4))[0]"]
+)  # fmt: skip
+def test_a_typed_0_raises_where_it_is_reached(divided):
+    fn = dividing(f"out[0] = {divided}")
+    for run in (compiled, interpreted):
+        with pytest.raises(ZeroDivisionError, match="integer (division|modulo) by zero"):
+            run(fn, [np.zeros(1, np.int64), np.full(4, 5)])
+        run(fn, [np.zeros(1, np.int64), np.full(4, -5)])
+
+
 @EACH_DTYPE
 @pytest.mark.parametrize(("op", "what"), [("//", "division"), ("%", "modulo"), ("up", "division")])
 def test_a_scalar_by_zero(dtype, op, what):

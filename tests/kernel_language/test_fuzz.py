@@ -47,9 +47,9 @@ class Program:
         )
 
     def divisor(self, q: str) -> str:
-        """A literal, a size, or, rarely, what may be 0."""
+        """A literal, a size, or, rarely, what may be 0 at run time: a 0 that is known at compile time is refused."""
         if self.random.random() < 0.1:
-            return self.pick(q, "n", "k.max(n, 0)")
+            return self.pick(f"({q} + data[0] - data[0])", "n", "k.max(n, 0)")
         size = "data.shape[0]"
         return self.pick(
             "2", "3", "-4", "-1", "7", size, f"k.min({size}, {size} * 2)", f"k.max({q}, 1)",
@@ -175,6 +175,11 @@ def check(seed: int, n: int) -> None:
                     run(fn, args)
     except Exception as error:
         raise AssertionError(f"seed {seed}, n {n}\n{text}") from error
+
+
+def test_no_divisor_is_the_number_0():
+    """The program of this seed divided by the literal 0, which is refused at compile time."""
+    check(122321, 0)
 
 
 @given(seed=st.integers(0, 10**9), n=st.integers(-6, 6))

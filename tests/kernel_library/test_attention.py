@@ -167,6 +167,22 @@ def test_a_long_context_is_split(length: int, workers: int) -> None:
     check(make_cache([(length, 1)], 9, 3, 64, 128, F32), workers=workers)
 
 
+@pytest.mark.parametrize("lengths", [[(700, 2)], [(700, 2), (2500, 1)]], ids=["one", "two"])
+def test_a_task_has_at_most_16_parts(lengths: list[tuple[int, int]]) -> None:
+    """One KV head and 4 workers would share 32 parts of 2 rows or more; scratch memory has 16 a row."""
+    lengths = [(cached * 4, new) for cached, new in lengths]
+    check(make_cache(lengths, 4, 1, 16, 128, F32), workers=4)
+
+
+@pytest.mark.parametrize("machine", ["host", "avx2", "invariant host"])
+@pytest.mark.parametrize("page_size", [129, 300])
+@pytest.mark.parametrize("mask", ["causal", "sliding_window"])
+def test_pages_longer_than_a_block_of_keys(machine: str, page_size: int, mask: str) -> None:
+    """Few rows, which read the cache in place, and many, which pack it."""
+    cache = make_cache([(500, 1), (131, 30), (0, 290)], 2, 1, 16, page_size, F32)
+    check(cache, mask, 270, machine=machine)
+
+
 @pytest.mark.parametrize("machine", ["host", "avx2"])
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 def test_long_prompts(dtype: np.dtype, machine: str) -> None:

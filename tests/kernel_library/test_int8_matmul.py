@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from max import kernel as k
 from max._kernel_library.products.dense.panels import panel_elements
 from max._kernel_library.tiles.strips import COLUMNS
-from tests.kernel_library.harness import interpreted, run
+from tests.kernel_library.harness import Runner, interpreted, run
+from tests.kernel_library.test_guarded import run_guarded
 
 
 def packed(w: np.ndarray, by_rows: bool, **options: object) -> np.ndarray:
@@ -87,6 +88,20 @@ def test_rows_at_any_address() -> None:
             x = memory[start : start + rows * 64].reshape(rows, 64)
             want = x.astype(np.int32) @ w.astype(np.int32)
             np.testing.assert_array_equal(multiplied(x, panels, 40), want)
+
+
+@pytest.mark.parametrize("machine", ["host", "avx2", "tiles host"])
+@pytest.mark.parametrize("m", [1, 3, 5, 9, 13, 26])
+def test_no_read_behind_the_last_row(m: int, machine: str) -> None:
+    """Passes and register tiles reach past the last row, which lies before a page that cannot be read.
+
+    Rows are long: a read of the row behind the last one is one in that page.
+    """
+    rng = np.random.default_rng(m)
+    x, w = integers(rng, m, 1100), integers(rng, 1100, 40)
+    attributes = {"encoding": "int8 rows", "columns": 40, "streamed": False}
+    operands, result = [x, packed(w, True, machine=machine)], [(np.int32, (m, 40))]
+    run_guarded(Runner("mok.packed_matmul", operands, result, attributes, machine=machine))
 
 
 @k.inline

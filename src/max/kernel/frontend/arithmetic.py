@@ -121,6 +121,8 @@ def at_compile_time(fe: Frontend, op: str, a: Any, b: Any) -> Any:
     """Applies a Python operator to values known at compile time."""
     try:
         return PYTHON_OPS[op](a, b)
+    except ZeroDivisionError:
+        fe.fail("division by zero", KernelValueError)
     except (TypeError, ValueError, ArithmeticError) as error:
         fe.fail(f"'{SYMBOLS[op]}' on {describe(a)} and {describe(b)}: {error}")
 

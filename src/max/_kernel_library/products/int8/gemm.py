@@ -70,7 +70,7 @@ def multiply_rows(
         c: The sums, `COLUMNS` a row.
         x: The operands.
         row: The first row.
-        height: Int8Rows of the tile.
+        height: Rows of the tile.
         t: The tiling.
         ahead: The bytes of a panel that are multiplied next and prefetched meanwhile; None: nothing.
         next_rows: Whether the rows of the next tile are prefetched.

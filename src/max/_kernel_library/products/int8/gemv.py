@@ -12,7 +12,7 @@ from max._kernel_library.tiles.tiling import Matrix, Tiling
 
 
 class Int8Rows(NamedTuple):
-    """Int8Rows of A and the corrections of their sums.
+    """Rows of A and the corrections of their sums.
 
     Args:
         elements: Lanes of four bytes, flat, from the first row and lane on.
@@ -94,7 +94,7 @@ def gemv_int8(
         panel: The panel's bytes.
         depth: Lanes in k.
         first: The first column.
-        rows: Int8Rows per pass.
+        rows: Rows per pass.
         vectors: Vectors of columns.
         t: The tiling.
     """
