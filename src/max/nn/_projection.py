@@ -1,4 +1,4 @@
-"""Products with weights that are stored row by output: ``x @ weight.T + bias``."""
+"""Products with weights of one row per output: ``x @ weight.T + bias``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ HALF = (DType.bfloat16, DType.float16)
 
 
 def matmul_input(x: TensorValue, weight: TensorValue) -> TensorValue:
-    """`x` as a product with a weight takes it: float32 is rounded to the dtype of a half weight.
+    """Casts `x` for a product with a weight: float32 is rounded to the dtype of a 16-bit weight.
 
-    Widening the weight instead would read twice the bytes, for digits that the weight has not.
+    Widening the weight instead would read twice the bytes and gain no precision of the weight.
     """
     if weight.dtype in HALF and x.dtype is DType.float32:
         return ops.cast(x, weight.dtype)
@@ -27,14 +27,14 @@ def project(
 ) -> TensorValue:
     """``x @ weight.T + bias``.
 
-    Sums are accumulated in float32. Of a float32 `x` the result is float32, also when the weight is
+    Sums are accumulated in float32. The result of a float32 `x` is float32, also when the weight is
     bfloat16 or float16 (the factors are then rounded to it).
 
     Args:
         x: ``[…, in_dim]``.
         weight: ``[out_dim, in_dim]``, or rows of encoded blocks.
         bias: ``[out_dim]``.
-        encoding: How the weight is encoded, if it is.
+        encoding: The encoding of the weight; None: not encoded.
 
     Raises:
         ValueError: The sizes do not fit.
@@ -59,5 +59,5 @@ def with_bias(y: TensorValue, bias: TensorValueLike | None) -> TensorValue:
 
 
 def plain_dtype(dtype: DType, encoding: QuantizationEncoding | None) -> DType:
-    """The dtype of what is not encoded beside encoded weights, which callers call uint8: float32 then."""
+    """The dtype of the parts that are not encoded; callers pass uint8 for encoded weights: then float32."""
     return DType.float32 if encoding is not None and not dtype.is_float() else dtype

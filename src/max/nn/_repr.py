@@ -1,4 +1,4 @@
-"""Modules as trees of text."""
+"""Prints modules as trees."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class Tree(Protocol):
-    """What a module shows of itself."""
+    """The parts of a module that `module_tree` prints."""
 
     @property
     def layer_weights(self) -> Mapping[str, Any]:
@@ -21,7 +21,7 @@ class Tree(Protocol):
 
 
 def module_tree(module: Tree) -> str:
-    """The tree of a module: classes, weights with dtype and shape; equal neighbours once."""
+    """The tree of a module: classes, weights with dtype and shape; adjacent equal parts are printed once."""
     return "\n".join(_lines(module))
 
 
@@ -30,7 +30,7 @@ def _lines(module: Tree) -> list[str]:
     groups: list[tuple[list[str], list[str]]] = []
     for name, part in module.sublayers.items():
         lines = _lines(part)
-        # only what is numbered is a repetition
+        # only numbered parts are repetitions
         if name.isdigit() and groups and groups[-1][0][-1].isdigit() and groups[-1][1] == lines:
             groups[-1][0].append(name)
         else:

@@ -29,7 +29,7 @@ __all__ = [
 
 F32 = DType.float32
 _LEAST = 1e-12
-"""The least magnitude that a scale is computed from: rows of zeros have a scale too."""
+"""The least magnitude that a scale is computed from, so that rows of zeros have a scale."""
 
 
 def quantize_static_scaled_float8(
@@ -38,7 +38,7 @@ def quantize_static_scaled_float8(
     scale_is_inverted: bool = True,
     out_type: DType = DType.float8_e4m3fn,
 ) -> TensorValue:
-    """float8 elements whose product with `scale` is about `x`; what is too large becomes the greatest number.
+    """float8 elements whose product with `scale` is about `x`; larger magnitudes saturate.
 
     Args:
         x: A float tensor.
@@ -70,7 +70,7 @@ def quantize_dynamic_scaled_float8(
         input_scale_spec: How the input is scaled.
         weight_scale_spec: How the weight is scaled that the input is to be multiplied by.
         scale_ub: An upper bound of the magnitude that a scale is computed from.
-        group_size_or_per_token: How many columns share a scale; -1: all.
+        group_size_or_per_token: The number of columns that share a scale; -1: all.
         out_type: The float8 type.
         scales_type: The dtype of the scales.
 
@@ -94,7 +94,7 @@ def quantize_dynamic_scaled_float8(
     if input_scale_spec.is_tensor:
         magnitude = ops.broadcast_to(ops.max(ops.max(magnitude, axis=0), axis=1), magnitude.shape)
     bounded = ops.max(ops.min(magnitude, scale_ub), _LEAST)
-    # of a narrower type the rounded scale counts, for both factors of the product
+    # with a narrower scale dtype, quantise with the rounded scale that the product applies
     scales = ops.cast(bounded / _greatest(out_type), scales_type)
     quantised = _rounded(wide / ops.cast(scales, F32), out_type)
     table = ops.transpose(ops.reshape(scales, (rows, size // group)), 0, 1)
@@ -173,7 +173,7 @@ def batched_quantize_dynamic_scaled_float8(
         input_scale_spec: How the input is scaled.
         weight_scale_spec: How the weight is scaled.
         scale_ub: An upper bound of the magnitude that a scale is computed from.
-        group_size_or_per_token: How many columns share a scale; -1: all.
+        group_size_or_per_token: The number of columns that share a scale; -1: all.
         out_type: The float8 type.
         scales_type: The dtype of the scales.
 
@@ -207,7 +207,7 @@ def batched_dynamic_scaled_fp8_matmul(
         a: float8 ``[batch, rows, in_dim]``; the batch is a number.
         b: float8 ``[batch, out_dim, in_dim]``.
         a_scales: ``[batch, groups, rows]``.
-        b_scales: ``[batch, …]``, the weights' scales.
+        b_scales: The weights' scales, ``[batch, …]``.
         input_scale_spec: How `a` is scaled.
         weight_scale_spec: How `b` is scaled.
         out_type: The dtype of the result.
@@ -233,7 +233,7 @@ def batched_dynamic_scaled_fp8_matmul(
 def convert_weights_to_fp8_fnuz_if_needed(
     weight: TensorValue, weight_scale: TensorValue
 ) -> tuple[TensorValue, TensorValue]:
-    """The weight and its scales as they are: no device here needs another float8 format.
+    """The weight and its scales, unchanged: no device of this engine needs another float8 format.
 
     Args:
         weight: The weight.
@@ -357,17 +357,17 @@ def _product(
 def _spread(
     op: str, scales: TensorValue, axis: int, size: int, block: int | None = None
 ) -> TensorValue:
-    """Scales with one for each of `size` elements along an axis, or one for all.
+    """Broadcasts scales to one per element along an axis, or to one for all.
 
     Args:
         op: For errors.
         scales: A matrix of scales.
         axis: The axis.
         size: The number of elements.
-        block: How many elements share a scale, the last scale's elements may be fewer; None: as many for each.
+        block: The number of elements that share a scale (the last scale may have fewer); None: equal numbers.
 
     Raises:
-        ValueError: There are more or fewer scales.
+        ValueError: The number of scales does not fit.
     """
     count = _static(f"{op}: the scales", scales.shape[axis])
     if count in (1, size):

@@ -1,4 +1,4 @@
-"""What layers share that are split over devices."""
+"""Helpers of layers that are split over devices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REGISTRIES = frozenset(
 
 
 def part_of(module: Module, cls: type[M], **changed: object) -> M:
-    """A module like another one, but for some attributes.
+    """A copy of a module with some attributes changed.
 
     Weights and parts that are not among `changed` are shared.
 
@@ -61,11 +61,11 @@ def shard_devices(
 
 
 def check_strategy(name: str, strategy: ShardingStrategy | None, *kinds: str) -> None:
-    """Checks that a layer can be split so.
+    """Checks that a layer supports a sharding strategy.
 
     Raises:
-        TypeError: It is no strategy.
-        ValueError: It is one of another kind.
+        TypeError: The value is not a strategy.
+        ValueError: The layer does not support the strategy.
     """
     if strategy is not None and not isinstance(strategy, ShardingStrategy):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(
@@ -80,7 +80,7 @@ def check_strategy(name: str, strategy: ShardingStrategy | None, *kinds: str) ->
 def parts_of_weight(
     weight: Weight | None, strategy: ShardingStrategy, devices: list[DeviceRef]
 ) -> list[Weight | None]:
-    """The shards of a weight, which takes on the strategy; Nones where there is no weight."""
+    """Sets the strategy of a weight and returns its shards; Nones if there is no weight."""
     if weight is None:
         return [None] * len(devices)
     weight.sharding_strategy = strategy

@@ -26,7 +26,7 @@ def as_tensor(value: Any) -> Tensor:
 
 
 def value_of(value: Any) -> DLPackArray:
-    """What a state dict gives back: the array of a `WeightData`, else the value itself."""
+    """A value as a state dict returns it: the array of a `WeightData`, else the value itself."""
     return value.data if isinstance(value, WeightData) else value
 
 
@@ -46,7 +46,7 @@ def zeros(name: str, weight: Weight) -> Tensor:
 
 
 def check_value(name: str, weight: Weight, value: Any, override: bool) -> str | None:
-    """What is wrong with a value; None where nothing is."""
+    """The error of a value; None if it is valid."""
     encoding = getattr(value, "quantization_encoding", None)
     if encoding is not weight.quantization_encoding:
         if override and isinstance(value, WeightData):
@@ -76,7 +76,7 @@ def check_value(name: str, weight: Weight, value: Any, override: bool) -> str | 
 
 
 def _fits(dims: Sequence[Dim], sizes: Sequence[int]) -> bool:
-    """Whether sizes are those of dimensions, of which a symbol stands for any size."""
+    """Whether sizes match dimensions; a symbol matches any size."""
     symbol_sizes: dict[Dim, int] = {}
     return len(dims) == len(sizes) and all(
         size == (dim if isinstance(dim, StaticDim) else symbol_sizes.setdefault(dim, size))
@@ -85,7 +85,7 @@ def _fits(dims: Sequence[Dim], sizes: Sequence[int]) -> bool:
 
 
 def _override_error(name: str, weight: Weight, value: WeightData) -> str | None:
-    """What is wrong with a value whose encoding the weight is to take on."""
+    """The error of a value whose encoding the weight takes on; None if it is valid."""
     own = WeightData(
         value.data, name, weight.dtype, weight.shape, weight.quantization_encoding
     ).element_shape
@@ -101,11 +101,11 @@ def _encoding(encoding: Any) -> str:
 
 
 def alignment_error(name: str, value: Any, alignment: int | None) -> str | None:
-    """Whether a value's address is not a multiple of what kernels count on."""
+    """Whether a value's address lacks the alignment that kernels assume."""
     data = value_of(value)
     if isinstance(data, LaterCast):
         return None  # it gets memory of its own
-    # not by way of a tensor, which would copy what is not aligned
+    # not through a tensor, which copies unaligned data
     array = data if isinstance(data, np.ndarray) else as_tensor(data).to_numpy()
     if array.ctypes.data % (alignment or array.dtype.itemsize):
         return (
@@ -124,7 +124,7 @@ def _listed(names: Sequence[str]) -> str:
 def state_dict_error(
     module: str, missing: Sequence[str], unused: Sequence[str], wrong: Sequence[str]
 ) -> ValueError:
-    """The error that lists everything that does not fit."""
+    """The error that lists all invalid values."""
     parts: list[str] = []
     if wrong:
         shown = "; ".join(wrong[:MOST_LISTED])

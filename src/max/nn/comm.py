@@ -42,11 +42,11 @@ class Allreduce(Module):
         """The sum on each device.
 
         Args:
-            inputs: A tensor a device, of one shape and dtype.
-            signal_buffers: A signal buffer a device, in the same order; see `Signals`.
+            inputs: One tensor per device, of one shape and dtype.
+            signal_buffers: One signal buffer per device, in the same order; see `Signals`.
 
         Raises:
-            ValueError: The number of inputs is not that of the devices, or they do not fit.
+            ValueError: The number of inputs differs from the number of devices, or they do not fit.
         """
         tensors = list(inputs)
         if len(tensors) != len(self.devices):
@@ -82,7 +82,7 @@ class Signals:
             )
 
     def buffers(self) -> list[Tensor]:
-        """New buffers, one a device, for the inputs of a model."""
+        """New buffers, one per device, for the inputs of a model."""
         return [
             Tensor(DType.uint8, [self.NUM_BYTES], device.to_device()) for device in self.devices
         ]

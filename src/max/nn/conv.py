@@ -32,10 +32,10 @@ def numbers(layer: str, what: str, value: int | Sequence[int], count: int) -> tu
         layer: The layer, for the message.
         what: The argument.
         value: A number for all axes, or one for each.
-        count: How many axes there are.
+        count: The number of axes.
 
     Raises:
-        ValueError: There is another number of them.
+        ValueError: The number of values is wrong.
     """
     sizes = (value,) * count if isinstance(value, int) else tuple(value)
     if len(sizes) != count:
@@ -49,10 +49,10 @@ def paddings(layer: str, value: int | Sequence[int], count: int) -> tuple[int, .
     Args:
         layer: The layer, for the message.
         value: A number for all sides, one for each axis, or two for each axis.
-        count: How many axes there are.
+        count: The number of axes.
 
     Raises:
-        ValueError: There is another number of them.
+        ValueError: The number of values is wrong.
     """
     sizes = (value,) * count if isinstance(value, int) else tuple(value)
     if len(sizes) == count:
@@ -65,18 +65,18 @@ def paddings(layer: str, value: int | Sequence[int], count: int) -> tuple[int, .
 
 
 class _Conv(Module):
-    """What the convolutions share.
+    """Base of the convolution layers.
 
     Args:
         taps: The filter's size along each spatial axis.
         in_channels: The channels of the input.
         out_channels: The channels of the result.
         dtype: The dtype of filter and bias.
-        num_groups: Into how many groups channels are split.
-        device: Where it is computed; the CPU by default.
+        num_groups: The number of channel groups.
+        device: The device of the computation; the CPU by default.
         has_bias: Whether there is a bias.
         permute: Whether channels come second, and the filter is laid out as PyTorch has it.
-        name: What comes before the names of the weights.
+        name: The prefix of the weights' names.
 
     Raises:
         ValueError: The groups do not divide the channels.
@@ -90,10 +90,10 @@ class _Conv(Module):
     """``[out_channels]``."""
 
     device: DeviceRef
-    """Where it is computed."""
+    """The device of the computation."""
 
     num_groups: int
-    """Into how many groups channels are split."""
+    """The number of channel groups."""
 
     permute: bool
     """Whether channels come second, and the filter is laid out as PyTorch has it."""
@@ -157,14 +157,14 @@ class Conv1D(_Conv):
         in_channels: The channels of the input.
         out_channels: The channels of the result.
         dtype: The dtype of filter and bias.
-        stride: The distance of windows.
+        stride: The step between windows.
         padding: Zeros before and after: one number, or two.
-        dilation: The distance of a window's taps.
-        num_groups: Into how many groups channels are split; each is a convolution of its own.
-        device: Where it is computed; the CPU by default.
+        dilation: The step between the taps of a window.
+        num_groups: The number of channel groups; each is a separate convolution.
+        device: The device of the computation; the CPU by default.
         has_bias: Whether there is a bias.
         permute: Whether channels come second, and the filter is ``[out, in / groups, taps]`` as in PyTorch.
-        name: What comes before the names of the weights.
+        name: The prefix of the weights' names.
 
     Raises:
         ValueError: The groups do not divide the channels, or padding has other than one or two numbers.
@@ -228,27 +228,27 @@ class Conv2d(_Conv):
         in_channels: The channels of the input.
         out_channels: The channels of the result.
         dtype: The dtype of filter and bias.
-        stride: The distance of windows along height and width, or one number for both.
+        stride: The step between windows along height and width, or one number for both.
         padding: Zeros around: one number, (height, width), or (top, bottom, left, right).
-        dilation: The distance of a window's taps, as `stride`.
-        num_groups: Into how many groups channels are split; each is a convolution of its own.
-        device: Where it is computed; the CPU by default.
+        dilation: The step between the taps of a window, as `stride`.
+        num_groups: The number of channel groups; each is a separate convolution.
+        device: The device of the computation; the CPU by default.
         has_bias: Whether there is a bias.
         permute: Whether channels come second, and the filter is ``[out, in / groups, R, S]`` as in PyTorch.
-        name: What comes before the names of the weights.
+        name: The prefix of the weights' names.
 
     Raises:
         ValueError: The groups do not divide the channels, or an argument has a wrong number of numbers.
     """
 
     stride: tuple[int, ...]
-    """The distance of windows along height and width."""
+    """The step between windows along height and width."""
 
     padding: tuple[int, ...]
     """Zeros before and after height, before and after width."""
 
     dilation: tuple[int, ...]
-    """The distance of a window's taps along height and width."""
+    """The step between the taps of a window along height and width."""
 
     def __init__(
         self,
@@ -275,7 +275,7 @@ class Conv2d(_Conv):
 
     @property
     def sharding_strategy(self) -> ShardingStrategy | None:
-        """How `shard` splits the layer: replicate; None where it is not split.
+        """How `shard` splits the layer: replicate; None: not split.
 
         Raises:
             ValueError: It is set to another strategy.
@@ -340,27 +340,27 @@ class Conv3D(_Conv):
         in_channels: The channels of the input.
         out_channels: The channels of the result.
         dtype: The dtype of filter and bias.
-        stride: The distance of windows along D, H and W, or one number for all.
+        stride: The step between windows along D, H and W, or one number for all.
         padding: Zeros around: one number, one for each of D, H and W, or two for each.
-        dilation: The distance of a window's taps, as `stride`.
-        num_groups: Into how many groups channels are split; each is a convolution of its own.
-        device: Where it is computed; the CPU by default.
+        dilation: The step between the taps of a window, as `stride`.
+        num_groups: The number of channel groups; each is a separate convolution.
+        device: The device of the computation; the CPU by default.
         has_bias: Whether there is a bias.
         permute: Whether channels come second, and the filter is ``[out, in / groups, Q, R, S]`` as in PyTorch.
-        name: What comes before the names of the weights.
+        name: The prefix of the weights' names.
 
     Raises:
         ValueError: The groups do not divide the channels, or an argument has a wrong number of numbers.
     """
 
     stride: tuple[int, ...]
-    """The distance of windows along D, H and W."""
+    """The step between windows along D, H and W."""
 
     padding: tuple[int, ...]
     """Zeros before and after D, H and W."""
 
     dilation: tuple[int, ...]
-    """The distance of a window's taps along D, H and W."""
+    """The step between the taps of a window along D, H and W."""
 
     def __init__(
         self,
@@ -411,15 +411,15 @@ class Conv3D(_Conv):
 
 
 class Conv1DV1(Layer):
-    """Convolution over sequences with values of the graph instead of weights. Deprecated: use `Conv1D`.
+    """Convolution over sequences with graph values instead of weights. Deprecated: use `Conv1D`.
 
     Args:
         filter: ``[taps, in_channels / groups, out_channels]``.
         bias: ``[out_channels]``.
-        stride: The distance of windows.
+        stride: The step between windows.
         padding: Zeros before and after.
-        dilation: The distance of a window's taps.
-        groups: Into how many groups channels are split.
+        dilation: The step between the taps of a window.
+        groups: The number of channel groups.
     """
 
     def __init__(
@@ -453,15 +453,15 @@ class Conv1DV1(Layer):
 
 
 class Conv2dV1(Layer):
-    """Convolution over images with values of the graph instead of weights. Deprecated: use `Conv2d`.
+    """Convolution over images with graph values instead of weights. Deprecated: use `Conv2d`.
 
     Args:
         filter: ``[R, S, in_channels / groups, out_channels]``.
         bias: ``[out_channels]``.
-        stride: The distance of windows along height and width, or one number for both.
+        stride: The step between windows along height and width, or one number for both.
         padding: Zeros around: one number, (height, width), or (top, bottom, left, right).
-        dilation: The distance of a window's taps, as `stride`.
-        groups: Into how many groups channels are split.
+        dilation: The step between the taps of a window, as `stride`.
+        groups: The number of channel groups.
 
     Raises:
         ValueError: An argument has a wrong number of numbers.
@@ -499,15 +499,15 @@ class Conv2dV1(Layer):
 
 
 class Conv3DV1(Layer):
-    """Convolution over volumes with values of the graph instead of weights. Deprecated: use `Conv3D`.
+    """Convolution over volumes with graph values instead of weights. Deprecated: use `Conv3D`.
 
     Args:
         filter: ``[Q, R, S, in_channels / groups, out_channels]``.
         bias: ``[out_channels]``.
-        stride: The distance of windows along D, H and W, or one number for all.
+        stride: The step between windows along D, H and W, or one number for all.
         padding: Zeros around: one number, one for each of D, H and W, or two for each.
-        dilation: The distance of a window's taps, as `stride`.
-        groups: Into how many groups channels are split.
+        dilation: The step between the taps of a window, as `stride`.
+        groups: The number of channel groups.
 
     Raises:
         ValueError: An argument has a wrong number of numbers.

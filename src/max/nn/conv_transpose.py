@@ -43,14 +43,14 @@ class ConvTranspose1d(Module):
         in_channels: The channels of the input.
         out_channels: The channels of the result.
         dtype: The dtype of filter and bias.
-        stride: How many elements of the result each element of the input steps over.
-        padding: What is cut from the result before and after: a number, or (0, 0, before, after).
-        dilation: The distance of a window's taps.
-        output_padding: What is added to the result at its end.
-        device: Where it is computed; the CPU by default.
+        stride: The step in the result between two elements of the input.
+        padding: The number of elements cut from both ends of the result: a number, or (0, 0, before, after).
+        dilation: The step between the taps of a window.
+        output_padding: The number of elements added at the end of the result.
+        device: The device of the computation; the CPU by default.
         has_bias: Whether there is a bias.
         permute: Whether channels come second, and the filter is ``[in, out, taps]`` as in PyTorch.
-        name: What comes before the names of the weights.
+        name: The prefix of the weights' names.
 
     Raises:
         ValueError: An argument has a wrong number of numbers.
@@ -109,7 +109,7 @@ class ConvTranspose1d(Module):
     def apply(
         self, x: TensorValue, weight: TensorValueLike, bias: TensorValueLike | None
     ) -> TensorValue:
-        """The transposed convolution with a filter that was computed.
+        """The transposed convolution with a given filter.
 
         Args:
             x: The input.
@@ -147,10 +147,10 @@ class WeightNormConvTranspose1d(Module):
         padding: As for `ConvTranspose1d`.
         dilation: As for `ConvTranspose1d`.
         output_padding: As for `ConvTranspose1d`.
-        device: Where it is computed; the CPU by default.
+        device: The device of the computation; the CPU by default.
         has_bias: Whether there is a bias.
         permute: As for `ConvTranspose1d`.
-        name: What comes before the names of the weights.
+        name: The prefix of the weights' names.
 
     Raises:
         ValueError: An argument has a wrong number of numbers.
@@ -186,7 +186,7 @@ class WeightNormConvTranspose1d(Module):
         )  # fmt: skip
         prefix = f"{name}." if name else ""
         self.device = conv.device
-        # its weights are this layer's: it only computes
+        # it has no weights of its own: they are this layer's
         self._conv = (conv,)
         self.weight_g = Weight(f"{prefix}weight_g", dtype, (in_channels, 1, 1), conv.device)
         self.weight_v = Weight(f"{prefix}weight_v", dtype, conv.weight.shape, conv.device)

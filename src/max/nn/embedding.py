@@ -26,8 +26,8 @@ def check_encoding(what: str, dtype: DType, encoding: QuantizationEncoding | Non
 
     Args:
         what: The layer.
-        dtype: The dtype that was asked for.
-        encoding: The encoding that was asked for.
+        dtype: The requested dtype.
+        encoding: The requested encoding.
 
     Raises:
         ValueError: The encoding is not of blocks.
@@ -60,7 +60,7 @@ class Embedding(Module):
         vocab_size: The number of rows.
         hidden_dim: The size of a row.
         dtype: The dtype of the table.
-        device: Where the rows are looked up.
+        device: The device (or devices) of the lookup.
         quantization_encoding: How the table is encoded; its rows are decoded as they are looked up,
             to `dtype`, or to float32 where that is uint8.
         name: The name of the weight; ``weight`` by default.
@@ -73,7 +73,7 @@ class Embedding(Module):
     """``[vocab_size, hidden_dim]``, or its rows in encoded blocks."""
 
     device: DeviceRef
-    """Where the rows are looked up."""
+    """The device (or devices) of the lookup."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class VocabParallelEmbedding(Module):
         vocab_size: The number of rows.
         hidden_dim: The size of a row.
         dtype: The dtype of the table.
-        devices: Where the rows are looked up.
+        devices: The device (or devices) of the lookup.
         quantization_encoding: How the table is encoded; see `Embedding`.
         name: The name of the weight; ``weight`` by default.
 
@@ -124,7 +124,7 @@ class VocabParallelEmbedding(Module):
     """``[vocab_size, hidden_dim]``, or its rows in encoded blocks."""
 
     devices: list[DeviceRef]
-    """Where the rows are looked up."""
+    """The device (or devices) of the lookup."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class VocabParallelEmbedding(Module):
 
         Args:
             indices: Integers of any shape.
-            signal_buffers: A signal buffer a device; see `max.nn.comm.Signals`.
+            signal_buffers: One signal buffer per device; see `max.nn.comm.Signals`.
 
         Raises:
             TypeError: The indices are not integers.
@@ -179,14 +179,14 @@ class EmbeddingV1(Layer):
 
     Args:
         weights: ``[vocab_size, hidden_dim]``.
-        device: Where the rows are looked up.
+        device: The device (or devices) of the lookup.
     """
 
     weights: TensorValueLike
     """The table."""
 
     device: DeviceRef
-    """Where the rows are looked up."""
+    """The device (or devices) of the lookup."""
 
     def __init__(self, weights: TensorValueLike, device: DeviceRef) -> None:
         self.weights, self.device = weights, device

@@ -18,7 +18,7 @@ __all__ = [
 
 
 class Float8ScaleGranularity(Enum):
-    """What a scale is for."""
+    """The elements that share a scale."""
 
     TENSOR = "tensor"
     """The whole tensor."""
@@ -37,7 +37,7 @@ class Float8ScaleGranularity(Enum):
 
 
 class Float8ScaleOrigin(Enum):
-    """Where an input's scale comes from."""
+    """The origin of an input's scale."""
 
     STATIC = "static"
     """The checkpoint."""
@@ -59,7 +59,7 @@ class Float8WeightScaleSpec:
     """How weights are scaled.
 
     Args:
-        granularity: What a scale is for.
+        granularity: The elements that share a scale.
         dtype: The dtype of the scales.
         block_size: Rows and columns of a block.
 
@@ -76,22 +76,22 @@ class Float8WeightScaleSpec:
 
     @property
     def is_tensor(self) -> bool:
-        """Whether one scale is for the whole tensor."""
+        """Whether the whole tensor has one scale."""
         return self.granularity is Float8ScaleGranularity.TENSOR
 
     @property
     def is_rowwise(self) -> bool:
-        """Whether a scale is for a row."""
+        """Whether each row has a scale."""
         return self.granularity is Float8ScaleGranularity.ROWWISE
 
     @property
     def is_colwise(self) -> bool:
-        """Whether a scale is for a column."""
+        """Whether each column has a scale."""
         return self.granularity is Float8ScaleGranularity.COLWISE
 
     @property
     def is_block(self) -> bool:
-        """Whether a scale is for a block."""
+        """Whether each block has a scale."""
         return self.granularity is Float8ScaleGranularity.BLOCK
 
 
@@ -100,8 +100,8 @@ class Float8InputScaleSpec:
     """How a layer's input is scaled.
 
     Args:
-        granularity: What a scale is for.
-        origin: Where the scales come from.
+        granularity: The elements that share a scale.
+        origin: The origin of the scales.
         dtype: The dtype of the scales.
         activation_scale_ub: An upper bound of dynamic scales.
         block_size: Rows and columns of a block.
@@ -121,28 +121,28 @@ class Float8InputScaleSpec:
 
     @property
     def is_tensor(self) -> bool:
-        """Whether one scale is for the whole tensor."""
+        """Whether the whole tensor has one scale."""
         return self.granularity is Float8ScaleGranularity.TENSOR
 
     @property
     def is_rowwise(self) -> bool:
-        """Whether a scale is for a row."""
+        """Whether each row has a scale."""
         return self.granularity is Float8ScaleGranularity.ROWWISE
 
     @property
     def is_colwise(self) -> bool:
-        """Whether a scale is for a column."""
+        """Whether each column has a scale."""
         return self.granularity is Float8ScaleGranularity.COLWISE
 
     @property
     def is_block(self) -> bool:
-        """Whether a scale is for a block."""
+        """Whether each block has a scale."""
         return self.granularity is Float8ScaleGranularity.BLOCK
 
 
 @dataclass
 class Float8Config:
-    """What of a model is in float8, and how it is scaled.
+    """The float8 parts of a model, and their scales.
 
     Args:
         input_scale: How inputs are scaled.
@@ -164,12 +164,12 @@ class Float8Config:
 
     @property
     def is_static(self) -> bool:
-        """Whether inputs are scaled by the checkpoint's scales."""
+        """Whether inputs are scaled by static scales of the checkpoint."""
         return self.input_scale.origin is Float8ScaleOrigin.STATIC
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether inputs are scaled by what they are."""
+        """Whether inputs are scaled dynamically, by their values."""
         return self.input_scale.origin is Float8ScaleOrigin.DYNAMIC
 
 

@@ -1,9 +1,9 @@
 """The library ops of attention over a paged KV cache, and of sampling.
 
-A ragged batch has the tokens of all sequences one after the other; ``input_row_offsets`` (uint32
-``[batch + 1]``) says where each begins. `PagedCacheValues` has the cache, ``layer_idx`` (uint32,
-rank 0) says which layer of it. New keys and values are written after the cached ones; what counts as cached changes
-between runs of the graph only.
+A ragged batch has the tokens of all sequences concatenated; ``input_row_offsets`` (uint32
+``[batch + 1]``) has the first row of each. `PagedCacheValues` is the cache, ``layer_idx`` (uint32,
+rank 0) the index of a layer in it. New keys and values are written after the cached ones; the number of cached tokens
+changes between executions only.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ MASKS: dict[MHAMaskVariant, str] = {
     MHAMaskVariant.CHUNKED_CAUSAL_MASK: "chunked_causal",
     MHAMaskVariant.SLIDING_WINDOW_CAUSAL_MASK: "sliding_window",
 }
-"""The masks that the attention kernel has, by its names for them."""
+"""The masks of the attention kernel, by their names in the kernel."""
 
 
 def _check(op: str, what: str, value: TensorValue, dtype: DType, rank: int) -> None:
@@ -121,10 +121,10 @@ def store_kv_cache_ragged(
     """Writes the keys and values of new tokens to the cache.
 
     Args:
-        kv_params: The form of the cache.
+        kv_params: The parameters of the cache.
         k: ``[total_seq_len, kv_heads * head_dim]``; is cast to the cache's dtype.
         v: The same for the values.
-        input_row_offsets: Where each sequence begins.
+        input_row_offsets: The first row of each sequence.
         kv_collection: The cache.
         layer_idx: The layer.
 
@@ -165,9 +165,9 @@ def fused_qkv_ragged_matmul(
     """Projects to queries, keys and values, and writes keys and values to the cache.
 
     Args:
-        kv_params: The form of the cache.
+        kv_params: The parameters of the cache.
         input: ``[total_seq_len, hidden_size]``.
-        input_row_offsets: Where each sequence begins.
+        input_row_offsets: The first row of each sequence.
         wqkv: ``[(n_heads + 2 * kv_heads) * head_dim, hidden_size]``: the rows for queries, keys, values.
         kv_collection: The cache.
         layer_idx: The layer.
@@ -209,9 +209,9 @@ def matmul_kv_cache_ragged(
     """Projects to keys and values, and writes them to the cache.
 
     Args:
-        kv_params: The form of the cache.
+        kv_params: The parameters of the cache.
         hidden_states: ``[total_seq_len, hidden_size]``.
-        input_row_offsets: Where each sequence begins.
+        input_row_offsets: The first row of each sequence.
         weight: ``[2 * kv_heads * head_dim, hidden_size]``: the rows for keys, then for values.
         kv_collection: The cache.
         layer_idx: The layer.
@@ -246,15 +246,15 @@ def fused_qk_ragged_rope(
     A token's position is the number of its sequence's tokens before it.
 
     Args:
-        kv_params: The form of the cache.
+        kv_params: The parameters of the cache.
         input: The queries ``[total_seq_len, n_heads, head_dim]``.
-        input_row_offsets: Where each sequence begins.
+        input_row_offsets: The first row of each sequence.
         kv_collection: The cache, with the new keys stored.
-        freqs_cis: Cosine and sine in turn, a row a position; is cast to float32.
+        freqs_cis: Interleaved cosines and sines, one row per position; is cast to float32.
         layer_idx: The layer.
-        interleaved: Whether the elements of a pair are neighbours.
-        position_ids: Other positions; there is no kernel for that yet.
-        mrope_section: Sections of positions; there is no kernel for that yet.
+        interleaved: Whether the elements of a pair are adjacent.
+        position_ids: Other positions; not supported yet.
+        mrope_section: Sections of positions; not supported yet.
 
     Returns:
         The rotated queries, of the input's shape and dtype.
@@ -307,23 +307,23 @@ def flash_attention_ragged(
 ) -> TensorValue:
     """``softmax(scale * q kᵀ + mask) v`` of new tokens over their sequences in the cache.
 
-    Sums and softmax are computed in float32. Query head ``i`` takes key head
+    Sums and softmax are computed in float32. Query head ``i`` reads KV head
     ``i // (n_heads // kv_heads)``.
 
     Args:
-        kv_params: The form of the cache.
+        kv_params: The parameters of the cache.
         input: The queries ``[total_seq_len, n_heads, head_dim]``.
-        input_row_offsets: Where each sequence begins.
+        input_row_offsets: The first row of each sequence.
         kv_collection: The cache, with the new keys and values stored.
         layer_idx: The layer.
-        mask_variant: Which keys a query sees.
-        scale: What scores are multiplied by.
+        mask_variant: The mask: which keys a query attends to.
+        scale: The factor of the scores.
         local_window_size: The window of the sliding mask, the chunk of the chunked one.
-        sink_weights: Scores of sinks; there is no kernel for that yet.
+        sink_weights: Scores of sinks; not supported yet.
         out_dtype: The dtype of the result; that of the queries by default.
 
     Returns:
-        The attended values, of the queries' shape.
+        The attention output, of the queries' shape.
 
     Raises:
         ValueError: A shape does not fit, or the window is missing.
@@ -370,20 +370,20 @@ def flash_attention_gpu(
 ) -> TensorValue:
     """``softmax(scale * q kᵀ + mask) v`` of padded sequences, on any device.
 
-    Sums and softmax are computed in float32. Query head ``i`` takes key head ``i // (n_heads // kv_heads)``.
+    Sums and softmax are computed in float32. Query head ``i`` reads KV head ``i // (n_heads // kv_heads)``.
 
     Args:
         q: The queries ``[batch, seq_len, n_heads, head_dim]``.
         k: The keys ``[batch, seq_len, kv_heads, head_dim]``; without a mask their number is their own.
         v: The values, of the shape of the keys.
-        mask_variant: Which keys a query sees.
-        scale: What scores are multiplied by.
+        mask_variant: The mask: which keys a query attends to.
+        scale: The factor of the scores.
         local_window_size: The window of the sliding mask, the chunk of the chunked one.
-        valid_length: The length of each sequence, uint32 ``[batch]``: keys behind it are not seen, and rows behind it
+        valid_length: The length of each sequence, uint32 ``[batch]``: keys past it are masked, and rows past it
             have no meaning.
 
     Returns:
-        The attended values, of the queries' shape and dtype.
+        The attention output, of the queries' shape and dtype.
 
     Raises:
         ValueError: A shape does not fit, or the window is missing.
@@ -407,7 +407,7 @@ def flash_attention_gpu(
     if int(heads) % int(kv_heads):
         raise ValueError(f"{op}: {heads} query heads cannot share {kv_heads} key heads")
     group = int(heads) // int(kv_heads)
-    # heads of one key head are rows of one product: [batch, kv_heads, group, tokens, size]
+    # query heads that share a KV head are rows of one product: [batch, kv_heads, group, tokens, size]
     rows = ops.permute(
         ops.reshape(ops.cast(q, DType.float32), [batch, length, kv_heads, group, size]),
         [0, 2, 3, 1, 4],
@@ -423,7 +423,7 @@ def flash_attention_gpu(
         inside = ops.greater(lengths, _positions(keys, q.device))
         seen = inside if seen is None else ops.logical_and(seen, inside)
     if seen is not None:
-        # not -inf: a row that sees nothing is no NaN
+        # not -inf: a fully masked row must not become NaN
         hidden = ops.constant(float(np.finfo(np.float32).min), DType.float32, q.device)
         scores = ops.where(seen, scores, hidden)
     attended = ops.permute(ops.matmul(ops.softmax(scores), values), [0, 3, 1, 2, 4])
@@ -437,7 +437,7 @@ def _positions(length: Dim, device: DeviceRef) -> TensorValue:
 def _seen(
     length: Dim, keys: Dim, mask: MHAMaskVariant, window: int, device: DeviceRef
 ) -> TensorValue | None:
-    """Which keys each query sees, ``[queries, keys]``; None for all."""
+    """The mask of each query and key, ``[queries, keys]``; None for all."""
     if mask is MHAMaskVariant.NULL_MASK:
         return None
     row = ops.unsqueeze(_positions(length, device), 1)
@@ -455,8 +455,8 @@ def swish_glu(a: TensorValueLike, b0: TensorValueLike, b1: TensorValueLike) -> T
 
     Args:
         a: ``[rows, in_dim]``.
-        b0: The gate's weight ``[out_dim, in_dim]``.
-        b1: The weight of what is gated ``[out_dim, in_dim]``.
+        b0: The gate projection's weight ``[out_dim, in_dim]``.
+        b1: The up projection's weight ``[out_dim, in_dim]``.
 
     Raises:
         ValueError: The sizes do not fit.
@@ -465,7 +465,7 @@ def swish_glu(a: TensorValueLike, b0: TensorValueLike, b1: TensorValueLike) -> T
 
 
 def _per_row(op: str, what: str, value: Any, dtype: DType, like: TensorValue) -> TensorValue:
-    """A parameter of each row of `like`, from a scalar or a vector."""
+    """A parameter per row of `like`, from a scalar or a vector."""
     batch = like.shape[0]
     if not isinstance(value, Value):
         value = ops.constant(np.asarray(value), dtype, like.device)
@@ -487,16 +487,16 @@ def topk_fused_sampling(
     top_p: TensorValueLike = 1.0,
     seed: TensorValueLike = 0,
 ) -> TensorValue:
-    """Draws a token of each row: temperature, then the `top_k` likeliest, of those `top_p`.
+    """Samples a token per row: temperature, then top-k, then top-p.
 
     Args:
         logits: ``[batch, vocab_size]``; is cast to float32.
-        top_k: How many tokens are considered, of each row or of all; 1 is greedy, -1 takes all.
-        temperature: What logits are divided by; 0 is greedy.
-        max_k: The greatest `top_k`: needed by kernels with a fixed buffer, here only checked.
-        min_top_p: The least `top_p`; the same holds.
-        top_p: The share of the likeliest tokens that are considered.
-        seed: The seed, of each row or of all. Of one seed rows draw different numbers.
+        top_k: The number of tokens to sample from, per row or for all rows; 1 is greedy, -1 takes all.
+        temperature: The divisor of the logits; 0 is greedy.
+        max_k: The greatest `top_k`: for kernels with a fixed buffer; only checked here.
+        min_top_p: The least `top_p`; only checked here.
+        top_p: The total probability of the tokens to sample from.
+        seed: The seed, per row or for all rows. Rows with one seed draw different numbers.
 
     Returns:
         int64 ``[batch, 1]``.
@@ -546,18 +546,18 @@ def apply_penalties_to_logits(
     presence_penalty: TensorValueLike = 0.0,
     repetition_penalty: TensorValueLike = 1.0,
 ) -> None:
-    """Lowers the logits of tokens that occurred already.
+    """Penalises the logits of tokens that occurred before.
 
-    A logit is divided by the repetition penalty where it is positive, multiplied by it where not;
-    then the frequency penalty times the count, and the presence penalty, are taken off.
+    A positive logit is divided by the repetition penalty, any other is multiplied by it;
+    then the frequency penalty times the count, and the presence penalty, are subtracted.
 
     Args:
         logits_buffer: ``[batch, vocab_size]``, changed in place.
-        frequency_data: int32 ``[n, 2]``: token and count. A count of 0 is no occurrence.
+        frequency_data: int32 ``[n, 2]``: token and count. A count of 0 has no effect.
         frequency_offsets: uint32 ``[batch + 1]``: where each row's data begins.
-        frequency_penalty: Of each row or of all.
-        presence_penalty: Of each row or of all.
-        repetition_penalty: Of each row or of all.
+        frequency_penalty: Per row or for all rows.
+        presence_penalty: Per row or for all rows.
+        repetition_penalty: Per row or for all rows.
 
     Raises:
         ValueError: A shape does not fit.
@@ -596,9 +596,9 @@ def merge_ragged_tensors(
 
     Args:
         a: ``[a_rows, …]``.
-        a_row_offsets: Where each sequence begins in `a`, ``[batch + 1]``.
+        a_row_offsets: The first row of each sequence in `a`, ``[batch + 1]``.
         b: ``[b_rows, …]``, of the other sizes and the dtype of `a`.
-        b_row_offsets: Where each sequence begins in `b`, ``[batch + 1]``.
+        b_row_offsets: The first row of each sequence in `b`, ``[batch + 1]``.
 
     Returns:
         The rows ``[a_rows + b_rows, …]``, and where each sequence begins in them.
@@ -626,7 +626,7 @@ def merge_ragged_tensors(
     places = ops.concat([a_places, b_places])
     total = a.shape[0] + b.shape[0]
     rows = ops.concat([a, b])
-    # where each row goes, turned into where each place takes its row from
+    # the target row of each source row, inverted to the source row of each target row
     order = ops.scatter_nd(
         ops.broadcast_to(ops.constant(0, DType.int64, a.device), [total]),
         ops.range(0, TensorValue(total), 1, out_dim=total, dtype=DType.int64, device=a.device),
@@ -636,7 +636,7 @@ def merge_ragged_tensors(
 
 
 def _checked_offsets(what: str, offsets: TensorValue, rows: TensorValue) -> TensorValue:
-    """Where each sequence begins in some rows, checked when the graph runs."""
+    """The first row of each sequence, checked when the graph runs."""
     return ops.custom(
         "mo.check.offsets",
         device=offsets.device,
@@ -649,7 +649,7 @@ def _checked_offsets(what: str, offsets: TensorValue, rows: TensorValue) -> Tens
 def _shifted_rows(
     count: Dim, bounds: TensorValue, shifts: TensorValue, device: DeviceRef
 ) -> TensorValue:
-    """For each row its index plus the shift of its sequence."""
+    """The index of each row plus the shift of its sequence."""
     rows = ops.range(0, TensorValue(count), 1, out_dim=count, dtype=DType.int64, device=device)
     ends = ops.reshape(bounds[1:], [1, bounds.shape[0] - 1])
     passed = ops.cast(ops.reshape(rows, [count, 1]) >= ends, DType.int64)

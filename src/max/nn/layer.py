@@ -55,7 +55,7 @@ def add_layer_hook(fn: Callable[[Layer, tuple[Any, ...], dict[str, Any], Any], A
     """Calls a function after each layer's ``__call__``, while graphs are built.
 
     Args:
-        fn: Takes the layer, its arguments, its keyword arguments, and its outputs (values of a
+        fn: Called with the layer, its arguments, its keyword arguments, and its outputs (values of a
             graph). What it returns replaces the outputs, unless it is None.
     """
     _HOOKS.append(fn)
@@ -81,7 +81,7 @@ def _with_hooks(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Layer:
-    """Base of what is called while a graph is built; hooks see its calls. Use `Module` instead."""
+    """Base of callables that stage ops into a graph; hooks observe the calls. Use `Module` instead."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -89,31 +89,31 @@ class Layer:
             cls.__call__ = _with_hooks(cls.__call__)  # type: ignore[assignment,method-assign]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Stages the layer's computation.
+        """Stages the ops of the layer.
 
         Raises:
-            NotImplementedError: A subclass has to say what it is.
+            NotImplementedError: The subclass does not override it.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define __call__")
 
 
 @runtime_checkable
 class Shardable(Protocol):
-    """What can be split over devices."""
+    """A layer that can be split over devices."""
 
     @property
     def sharding_strategy(self) -> ShardingStrategy | None:
-        """How the weights are split; None where they are not."""
+        """How the weights are split; None: not split."""
         ...
 
     @sharding_strategy.setter
     def sharding_strategy(self, strategy: ShardingStrategy | None) -> None: ...
 
     def shard(self, devices: Iterable[DeviceRef]) -> Sequence[Self]:
-        """The parts, one a device.
+        """The shards, one per device.
 
         Args:
-            devices: Where the parts are to be.
+            devices: The devices of the shards.
         """
         ...
 
@@ -121,8 +121,7 @@ class Shardable(Protocol):
 class Module(Layer, ABC):
     """Base of layers with weights, and of models.
 
-    An attribute that is a `max.graph.Weight` is a weight of the module, one that is a `Module` a
-    part of it. A weight's full name is its path: attributes joined by dots, and its own name::
+    An attribute of type `max.graph.Weight` is a weight of the module, one of type `Module` a part of it. A weight's full name is its path: attributes joined by dots, and its own name::
 
         class MLP(nn.Module):
             def __init__(self):
@@ -156,7 +155,7 @@ class Module(Layer, ABC):
         super().__delattr__(name)
 
     def _forget(self, name: str) -> None:
-        """Drops what an attribute has meant so far."""
+        """Removes the weight or part registered under an attribute."""
         state = vars(self)
         state.get("_sublayers", {}).pop(name, None)
         key = state.get("_weight_keys", {}).pop(name, None)
@@ -216,7 +215,7 @@ class Module(Layer, ABC):
         return {name: weight for name, _, _, weight in self._owned()}
 
     def state_dict(self, auto_initialize: bool = True) -> dict[str, DLPackArray]:
-        """The values of all weights, by full name: what `load_state_dict` got.
+        """The values of all weights by full name, as set by `load_state_dict`.
 
         Args:
             auto_initialize: Whether weights without a value get zeros.
@@ -315,7 +314,7 @@ class Module(Layer, ABC):
             name: The name of the subgraph, unique in the graph.
             input_types: The types of the module's arguments; a list of types stands for an argument
                 that is a list of values. The subgraph takes them flat.
-            weight_prefix: What comes before the names of this module's weights in the whole model.
+            weight_prefix: The prefix of this module's weights in the whole model.
 
         Raises:
             ValueError: A weight's name does not begin with the prefix, or the module uses a weight

@@ -67,11 +67,11 @@ class Linear(Module):
         out_dim: The size of the output's last dimension.
         dtype: The dtype of weight and bias; of an encoded weight that of the bias, where uint8 stands
             for float32.
-        device: Where the product is computed.
+        device: The device of the product.
         has_bias: Whether there is a bias.
         quantization_encoding: How the weight is encoded in blocks; see `max.graph.ops.qmatmul`.
         float8_config: How the float8 weight and the input are scaled; see `float8_product`.
-        name: What comes before the names of the weights.
+        name: The prefix of the weights' names.
         clip_weight: The weight is clamped to ``[-clip_weight, clip_weight]``.
 
     Raises:
@@ -95,7 +95,7 @@ class Linear(Module):
     """How float8 is scaled."""
 
     device: DeviceRef
-    """Where the product is computed."""
+    """The device of the product."""
 
     def __init__(
         self,
@@ -147,10 +147,10 @@ class Linear(Module):
 
     @property
     def sharding_strategy(self) -> ShardingStrategy | None:
-        """How `shard` splits the weight; None where it is not split.
+        """How `shard` splits the weight; None: not split.
 
         Parts of rows compute parts of the outputs. Parts of columns take parts of the inputs, and
-        their results are to be added; the first of them adds the bias.
+        their results must be summed; the first part adds the bias.
         """
         return self.weight.sharding_strategy
 
@@ -159,10 +159,10 @@ class Linear(Module):
         self.weight.sharding_strategy = strategy
 
     def shard(self, devices: Iterable[DeviceRef]) -> list[Linear]:
-        """The parts of the layer on devices; their weights are views of this layer's.
+        """The shards of the layer, one per device; their weights are views of this layer's.
 
         Args:
-            devices: Where the parts are to be.
+            devices: The devices of the shards.
 
         Raises:
             ValueError: There is no sharding strategy, it is for another number of devices, or the
@@ -291,13 +291,13 @@ def _check_float8(
 
 
 class ColumnParallelLinear(Linear):
-    """A linear layer whose outputs are computed in parts, one a device, and gathered on all of them.
+    """A linear layer whose outputs are computed in parts, one per device, and gathered on all devices.
 
     Args:
         in_dim: The size of the inputs' last dimension.
         out_dim: The size of the outputs' last dimension.
         dtype: The dtype of weight and bias.
-        devices: Where the parts are computed.
+        devices: The devices of the parts.
         tied_weight: Another layer's weight to use, ``[out_dim, in_dim]``.
         kwargs: More arguments of `Linear`.
 
@@ -330,10 +330,10 @@ class ColumnParallelLinear(Linear):
 
         Args:
             x: The same ``[…, in_dim]`` on each device.
-            signal_buffers: A signal buffer a device; see `max.nn.comm.Signals`.
+            signal_buffers: One signal buffer per device; see `max.nn.comm.Signals`.
 
         Raises:
-            ValueError: The number of inputs is not that of the devices, or a shape does not fit.
+            ValueError: The number of inputs differs from the number of devices, or a shape does not fit.
         """
         if len(x) != len(self._parts):
             raise ValueError(
@@ -362,7 +362,7 @@ class DistributedGemmConfig:
 
 
 class LinearV1(Layer):
-    """``y = x Wᵀ + b`` with values of the graph instead of weights. Deprecated: use `Linear`.
+    """``y = x Wᵀ + b`` with graph values instead of weights. Deprecated: use `Linear`.
 
     Args:
         weight: ``[out_dim, in_dim]``.
@@ -401,7 +401,7 @@ class LinearV1(Layer):
 
         Args:
             dtype: The dtype of the weights.
-            quantization_encoding: How the weight is encoded, if it is.
+            quantization_encoding: The encoding of the weight; None: not encoded.
             in_features: The size of the input's last dimension.
             out_features: The size of the output's last dimension.
             weights: The weight, or where it is in a checkpoint.
@@ -472,7 +472,7 @@ class GPTQLinear(Linear):
         in_dim: The size of the input's last dimension.
         out_dim: The size of the output's last dimension.
         dtype: The dtype of scales and bias; uint8 stands for float16.
-        device: Where the product is computed.
+        device: The device of the product.
         has_bias: Whether there is a bias.
         quantization_encoding: GPTQ.
         quantization_config: How the weight was quantised.
@@ -571,8 +571,8 @@ class MLP(Module):
         quantization_encoding: How the weights are encoded.
         hidden_dim: The size of the input's last dimension.
         feed_forward_length: The size between the projections.
-        devices: Where it is computed: the first of them.
-        linear_cls: Makes the projections.
+        devices: The devices; the layer runs on the first one.
+        linear_cls: The class of the projections.
         has_bias: Whether the projections have biases.
         activation_function: silu, gelu, gelu_tanh, gelu_quick, relu, tanh or sigmoid.
         float8_config: How float8 is scaled.
@@ -622,10 +622,10 @@ class MLP(Module):
 
     @property
     def sharding_strategy(self) -> ShardingStrategy | None:
-        """How `shard` splits the layer; None where it is not split.
+        """How `shard` splits the layer; None: not split.
 
         ``tensor_parallel`` (or ``rowwise``) gives each device a part of the inner features: its
-        results are to be added. ``replicate`` gives each device the whole layer.
+        results must be summed. ``replicate`` gives each device the whole layer.
 
         Raises:
             ValueError: It is set to another strategy.
@@ -645,10 +645,10 @@ class MLP(Module):
         self.down_proj.sharding_strategy = inner
 
     def shard(self, devices: Iterable[DeviceRef]) -> list[MLP]:
-        """The parts of the layer on devices; their weights are views of this layer's.
+        """The shards of the layer, one per device; their weights are views of this layer's.
 
         Args:
-            devices: Where the parts are to be.
+            devices: The devices of the shards.
 
         Raises:
             ValueError: There is no sharding strategy, it is for another number of devices, or the
@@ -687,19 +687,19 @@ class MLPV1(Layer):
     """The gated MLP of three `LinearV1`. Deprecated: use `MLP`.
 
     Args:
-        gate_proj: The gate's projection.
-        down_proj: The projection back.
-        up_proj: The projection that is gated.
+        gate_proj: The gate projection.
+        down_proj: The output projection.
+        up_proj: The up projection.
     """
 
     gate_proj: LinearV1
-    """The gate's projection."""
+    """The gate projection."""
 
     down_proj: LinearV1
-    """The projection back."""
+    """The output projection."""
 
     up_proj: LinearV1
-    """The projection that is gated."""
+    """The up projection."""
 
     def __init__(self, gate_proj: LinearV1, down_proj: LinearV1, up_proj: LinearV1) -> None:
         self.gate_proj, self.down_proj, self.up_proj = gate_proj, down_proj, up_proj

@@ -36,8 +36,8 @@ class RMSNorm(Module):
     Args:
         dim: The size of the last dimension.
         dtype: The dtype of the weight.
-        eps: What is added to the mean square.
-        weight_offset: What is added to the weight; 1 for Gemma.
+        eps: Added to the mean square.
+        weight_offset: Added to the weight; 1 for Gemma.
         multiply_before_cast: Whether the product with the weight is rounded once, as Gemma does, or
             the normalised value is rounded before the product, as Llama does.
     """
@@ -57,7 +57,7 @@ class RMSNorm(Module):
 
     @property
     def sharding_strategy(self) -> ShardingStrategy | None:
-        """How `shard` splits the layer: replicate; None where it is not split.
+        """How `shard` splits the layer: replicate; None: not split.
 
         Raises:
             ValueError: It is set to another strategy: a row cannot be normalised in parts.
@@ -102,8 +102,8 @@ class RMSNormV1(Layer):
 
     Args:
         weight: ``[dim]``.
-        eps: What is added to the mean square.
-        weight_offset: What is added to the weight.
+        eps: Added to the mean square.
+        weight_offset: Added to the weight.
         multiply_before_cast: When the result is rounded; see `RMSNorm`.
     """
 
@@ -111,10 +111,10 @@ class RMSNormV1(Layer):
     """The weight."""
 
     eps: float = 1e-6
-    """What is added to the mean square."""
+    """The number added to the mean square."""
 
     weight_offset: float = 0.0
-    """What is added to the weight."""
+    """The number added to the weight."""
 
     multiply_before_cast: bool = True
     """When the result is rounded."""
@@ -147,9 +147,9 @@ class LayerNorm(Module):
 
     Args:
         dims: The size of the last dimension.
-        devices: Where it is computed: the first of them; or that device alone, as earlier versions had it.
+        devices: The devices; the layer runs on the first one. A single device is accepted too, as in earlier versions.
         dtype: The dtype of the parameters.
-        eps: What is added to the variance.
+        eps: Added to the variance.
         use_bias: Whether there is a bias.
 
     Raises:
@@ -174,7 +174,7 @@ class LayerNorm(Module):
 
     @property
     def sharding_strategy(self) -> ShardingStrategy | None:
-        """How `shard` splits the layer: replicate; None where it is not split.
+        """How `shard` splits the layer: replicate; None: not split.
 
         Raises:
             ValueError: It is set to another strategy: a row cannot be normalised in parts.
@@ -232,7 +232,7 @@ class LayerNormV1(Layer):
     Args:
         weight: ``[dims]``.
         bias: ``[dims]``.
-        eps: What is added to the variance.
+        eps: Added to the variance.
     """
 
     weight: TensorValue
@@ -242,7 +242,7 @@ class LayerNormV1(Layer):
     """The offset."""
 
     eps: float = 1e-6
-    """What is added to the variance."""
+    """The number added to the variance."""
 
     def __init__(
         self, weight: TensorValue, bias: TensorValue | None = None, eps: float = 1e-6
@@ -263,9 +263,9 @@ class ConstantLayerNorm(Module):
 
     Args:
         dims: The size of the last dimension, or a shape of one dimension.
-        device: Where it is computed.
+        device: The device of the computation.
         dtype: The dtype of the constants.
-        eps: What is added to the variance.
+        eps: Added to the variance.
     """
 
     gamma: npt.NDArray[np.floating[Any]]
@@ -275,10 +275,10 @@ class ConstantLayerNorm(Module):
     """Zeros."""
 
     eps: float = 1e-5
-    """What is added to the variance."""
+    """The number added to the variance."""
 
     device: DeviceRef
-    """Where it is computed."""
+    """The device of the computation."""
 
     dtype: DType
     """The dtype of the constants."""
@@ -310,9 +310,9 @@ class GroupNorm(Module):
     Args:
         num_groups: The number of groups.
         num_channels: The number of channels, a multiple of it.
-        eps: What is added to the variance.
+        eps: Added to the variance.
         affine: Whether channels are scaled and offset by weights.
-        device: Where it is computed.
+        device: The device of the computation.
 
     Raises:
         ValueError: The channels cannot be divided into the groups.

@@ -53,9 +53,9 @@ class Llama3RopeScalingParams:
     """Low frequencies are divided by a factor, high ones are kept, those between are blended.
 
     Args:
-        factor: By what low frequencies are divided.
-        low_freq_factor: Frequencies with fewer turns than that in the original length are low.
-        high_freq_factor: Frequencies with more turns than that are high.
+        factor: The divisor of low frequencies.
+        low_freq_factor: Frequencies with fewer rotations over the original length are low.
+        high_freq_factor: Frequencies with more rotations are high.
         orig_max_position: The length that the model was first trained with.
     """
 
@@ -70,9 +70,9 @@ class YarnScalingParams:
     """YaRN (https://arxiv.org/abs/2309.00071).
 
     Args:
-        factor: By what low frequencies are divided.
-        beta_fast: Frequencies with more turns than that in the original length are kept.
-        beta_slow: Frequencies with fewer turns than that are divided.
+        factor: The divisor of low frequencies.
+        beta_fast: Frequencies with more rotations over the original length are kept.
+        beta_slow: Frequencies with fewer rotations are divided.
         original_max_position_embeddings: The length that the model was first trained with.
         truncate: Whether the bounds between are rounded to whole dimensions.
     """
@@ -86,13 +86,13 @@ class YarnScalingParams:
 
 @dataclass
 class DeepseekYarnRopeScalingParams:
-    """YaRN as DeepSeek has it.
+    """YaRN in DeepSeek's variant.
 
     Args:
-        scaling_factor: By what low frequencies are divided.
+        scaling_factor: The divisor of low frequencies.
         original_max_position_embeddings: The length that the model was first trained with.
-        beta_fast: Frequencies with more turns than that in the original length are kept.
-        beta_slow: Frequencies with fewer turns than that are divided.
+        beta_fast: Frequencies with more rotations over the original length are kept.
+        beta_slow: Frequencies with fewer rotations are divided.
         mscale: The weight of the correction of cosines and sines.
         mscale_all_dim: The weight of the correction of scores.
     """
@@ -131,8 +131,8 @@ class RotaryEmbedding(Module):
         theta: The base of the frequencies.
         max_seq_len: The longest sequence; the table has twice as many rows.
         head_dim: The size of a head; ``dim // n_heads`` by default.
-        _freqs_cis: The table, where it is known already.
-        interleaved: Whether the elements of a pair are neighbours.
+        _freqs_cis: The table, if it is computed already.
+        interleaved: Whether the elements of a pair are adjacent.
 
     Raises:
         ValueError: The head's size is odd.
@@ -154,7 +154,7 @@ class RotaryEmbedding(Module):
     """The size of a head."""
 
     interleaved: bool = True
-    """Whether the elements of a pair are neighbours."""
+    """Whether the elements of a pair are adjacent."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class RotaryEmbedding(Module):
 
     @property
     def _rotated(self) -> int:
-        """How many elements of a head are rotated."""
+        """The number of rotated elements of a head."""
         return self.head_dim
 
     @property
@@ -198,7 +198,7 @@ class RotaryEmbedding(Module):
         return positions[:, None] * self._inv_freqs()[None, :]
 
     def _magnitude(self) -> float:
-        """What cosines and sines are multiplied by."""
+        """The factor of cosines and sines."""
         return 1.0
 
     def table(self) -> Floats:
@@ -229,7 +229,7 @@ class RotaryEmbedding(Module):
         return ops.reshape(base, [base.shape[0], base.shape[1] * base.shape[2]])
 
     def compute_scale(self, user_scale: float | None = None) -> float:
-        """What attention scores are multiplied by.
+        """The factor of the attention scores.
 
         Args:
             user_scale: The scale where it is given; ``1 / sqrt(head_dim)`` by default.
@@ -288,8 +288,8 @@ class Llama3RotaryEmbedding(RotaryEmbedding):
         theta: The base of the frequencies.
         max_seq_len: The longest sequence.
         head_dim: The size of a head.
-        _freqs_cis: The table, where it is known already.
-        interleaved: Whether the elements of a pair are neighbours.
+        _freqs_cis: The table, if it is computed already.
+        interleaved: Whether the elements of a pair are adjacent.
         scaling_params: How frequencies are scaled; not at all by default.
     """
 
@@ -338,8 +338,8 @@ class LinearRotaryEmbedding(RotaryEmbedding):
         theta: The base of the frequencies.
         max_seq_len: The longest sequence.
         head_dim: The size of a head.
-        _freqs_cis: The table, where it is known already.
-        interleaved: Whether the elements of a pair are neighbours.
+        _freqs_cis: The table, if it is computed already.
+        interleaved: Whether the elements of a pair are adjacent.
         scaling_params: The factor; not scaled by default.
     """
 
@@ -371,11 +371,11 @@ def _yarn_inv_freqs(
     original: int,
     truncate: bool,
 ) -> Floats:
-    """Frequencies blended by how often they turn in the original length; `bounds` is fast, slow."""
+    """Frequencies blended by their number of rotations over the original length; `bounds` is fast, slow."""
     size = 2 * len(inv_freqs)
 
     def dimension(turns: float) -> float:
-        """Which pair turns so often in the original length."""
+        """The pair with the given number of rotations over the original length."""
         return size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = (dimension(turns) for turns in bounds)
@@ -403,8 +403,8 @@ class YarnRotaryEmbedding(RotaryEmbedding):
         theta: The base of the frequencies.
         max_seq_len: The longest sequence.
         head_dim: The size of a head.
-        _freqs_cis: The table, where it is known already.
-        interleaved: Whether the elements of a pair are neighbours.
+        _freqs_cis: The table, if it is computed already.
+        interleaved: Whether the elements of a pair are adjacent.
         scaling_params: How frequencies are scaled.
     """
 
@@ -440,18 +440,18 @@ class YarnRotaryEmbedding(RotaryEmbedding):
 
 
 class DeepseekYarnRotaryEmbedding(RotaryEmbedding):
-    """Rotary embedding with YaRN scaling as DeepSeek has it.
+    """Rotary embedding with YaRN scaling in DeepSeek's variant.
 
     The table has `max_seq_len` rows, and is for the rotated part of heads.
 
     Args:
-        dim: How many elements of a head are rotated.
+        dim: The number of rotated elements of a head.
         n_heads: The number of query heads.
         theta: The base of the frequencies.
         max_seq_len: The longest sequence.
         head_dim: The size of a head, for the scale of the scores; `dim` by default.
-        _freqs_cis: The table, where it is known already.
-        interleaved: Whether the elements of a pair are neighbours.
+        _freqs_cis: The table, if it is computed already.
+        interleaved: Whether the elements of a pair are adjacent.
         scaling_params: How frequencies are scaled; not at all by default.
     """
 
@@ -499,7 +499,7 @@ class DeepseekYarnRotaryEmbedding(RotaryEmbedding):
         return own / all_dim
 
     def compute_scale(self, user_scale: float | None = None) -> float:
-        """What attention scores are multiplied by: with the correction for the extended length.
+        """The factor of the attention scores: with the correction for the extended length.
 
         Args:
             user_scale: The scale before the correction; ``1 / sqrt(head_dim)`` by default.
@@ -522,12 +522,12 @@ class LongRoPERotaryEmbedding(RotaryEmbedding):
         theta: The base of the frequencies.
         max_seq_len: The longest sequence.
         head_dim: The size of a head.
-        _freqs_cis: The table, where it is known already.
-        interleaved: Whether the elements of a pair are neighbours.
+        _freqs_cis: The table, if it is computed already.
+        interleaved: Whether the elements of a pair are adjacent.
         scaling_params: The factors.
 
     Raises:
-        ValueError: The number of factors is not that of the pairs.
+        ValueError: The number of factors differs from the number of pairs.
     """
 
     def __init__(
@@ -569,7 +569,7 @@ class LongRoPERotaryEmbedding(RotaryEmbedding):
         return 1.0 if p is None else p.max_position_embeddings / p.original_max_position
 
     def compute_scale(self, user_scale: float | None = None) -> float:
-        """What attention scores are multiplied by: with the correction for the extended length.
+        """The factor of the attention scores: with the correction for the extended length.
 
         Args:
             user_scale: The scale before the correction; ``1 / sqrt(head_dim)`` by default.

@@ -1,4 +1,4 @@
-"""Layers one after the other."""
+"""Layers in sequence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Sequential"]
 
 
 class Sequential(LayerList):
-    """A list of layers, each of which takes the output of the one before.
+    """A list of layers; each takes the output of the one before.
 
     Args:
         layers: The layers.

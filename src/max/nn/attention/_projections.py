@@ -1,4 +1,4 @@
-"""The projections that attention layers share."""
+"""The projections of attention layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["QKVProjections"]
 
 
 class QKVProjections(Module):
-    """Base of attention layers: projections to queries, keys, values, and back.
+    """Base of attention layers: the projections to queries, keys and values, and the output projection.
 
     Weights: ``q_proj``, ``k_proj``, ``v_proj`` (or ``qkv_proj.weight``, stacked), and ``o_proj``.
     """
@@ -78,7 +78,7 @@ class QKVProjections(Module):
 
     @property
     def wqkv(self) -> TensorValue:
-        """The weights of queries, keys and values, one above the other.
+        """The weights of queries, keys and values, stacked by rows.
 
         Raises:
             ValueError: They have several encodings.
@@ -104,7 +104,7 @@ class QKVProjections(Module):
 
     @property
     def wqkv_bias(self) -> TensorValue | None:
-        """The biases of queries, keys and values, one after the other; None without biases."""
+        """The biases of queries, keys and values, concatenated; None without biases."""
         if not self.has_bias:
             return None
         biases = [p.bias for p in (self.q_proj, self.k_proj, self.v_proj)]
@@ -121,16 +121,16 @@ class QKVProjections(Module):
             qkv = project(x, TensorValue(self.qkv_proj), encoding=encoding)
             q, k, v = ops.split(qkv, [self.q_width, self.kv_width, self.kv_width], axis=1)
             return q, k, v
-        # three products read the weights where they are; one would need them in one piece
+        # three products read the weights in place; one product needs them concatenated
         return self.q_proj(x), self.k_proj(x), self.v_proj(x)
 
     def attended_dtype(self, q: TensorValue) -> DType:
-        """The dtype in which the projection back takes what was attended, so that nothing is cast between."""
+        """The dtype of the attention output that the output projection reads without a cast."""
         weight = self.o_proj.weight.dtype
         return weight if weight in HALF and q.dtype is DType.float32 else q.dtype
 
     def queries_for(self, q: TensorValue) -> TensorValue:
-        """Queries as attention multiplies them: in the cache's 16-bit dtype where the weights are rounded as much or more."""
+        """Queries in the dtype of attention: the cache's 16-bit dtype if the weights have no more precision."""
         weight = self.o_proj.weight
         rounded = weight.dtype in HALF or weight.quantization_encoding is not None
         return ops.cast(q, self.kv_params.dtype) if rounded and self.kv_params.dtype in HALF else q

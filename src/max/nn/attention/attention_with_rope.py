@@ -46,33 +46,33 @@ class AttentionWithRope(QKVProjections):
     the first three; with `use_qk_norm` ``q_norm`` and ``k_norm`` over heads.
 
     Args:
-        rope: Gives the scale of the scores, and how pairs lie.
+        rope: Provides the factor of the scores and the layout of pairs.
         sharding_strategy: How the weights are split over devices; see the attribute.
         num_attention_heads: The number of query heads.
-        num_key_value_heads: The number of key heads, a divisor of it.
+        num_key_value_heads: The number of KV heads, a divisor of `num_attention_heads`.
         hidden_size: The size of the input's last dimension.
-        kv_params: The form of the cache.
-        devices: Where it is computed: the first of them; the CPU by default.
+        kv_params: The parameters of the cache.
+        devices: The devices; the layer runs on the first one. The CPU by default.
         dtype: The dtype of the weights.
-        linear_cls: Makes the projections.
+        linear_cls: The class of the projections.
         stacked_qkv: Whether one weight has the rows of queries, keys and values.
-        scale: What scores are multiplied by; by default what `rope` says.
+        scale: The factor of the scores; by default that of `rope`.
         has_bias: Whether queries, keys and values have biases.
-        float8_config: How float8 is scaled; there is no kernel for it yet.
+        float8_config: How float8 is scaled; not supported yet.
         clip_qkv: The weights of queries, keys and values are clamped to ``[-clip_qkv, clip_qkv]``.
         use_qk_norm: Whether query and key heads are normalised before they are rotated.
         rms_norm_eps: For these norms.
 
     Raises:
-        ValueError: The options do not go together.
+        ValueError: The options are incompatible.
         NotImplementedError: `float8_config` is given.
     """
 
     rope: RotaryEmbedding
-    """Gives the scale of the scores, and how pairs lie."""
+    """Provides the factor of the scores and the layout of pairs."""
 
     sliding_window: int | None = None
-    """How many tokens a token sees, itself included; None: itself and all tokens before it."""
+    """The number of tokens that a token attends to, itself included; None: itself and all tokens before it."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class AttentionWithRope(QKVProjections):
             has_bias=has_bias,
             clip_qkv=clip_qkv,
         )
-        # borrowed: the table is the model's, not a part of each layer
+        # a reference: the table belongs to the model, not to each layer
         vars(self)["rope"] = rope
         self.scale = rope.compute_scale(scale)
         self.q_norm: RMSNorm | None = None
@@ -126,10 +126,10 @@ class AttentionWithRope(QKVProjections):
 
     @property
     def sharding_strategy(self) -> ShardingStrategy | None:
-        """How `shard` splits the layer; None where it is not split.
+        """How `shard` splits the layer; None: not split.
 
         ``tensor_parallel`` (or ``rowwise``, ``stacked_qkv``) gives each device a part of the heads:
-        its results are to be added. ``replicate`` gives each device the whole layer.
+        their results must be summed. ``replicate`` gives each device the whole layer.
 
         Raises:
             ValueError: It is set to another strategy, or the heads cannot be divided evenly.
@@ -166,12 +166,12 @@ class AttentionWithRope(QKVProjections):
         self._sharding = strategy
 
     def shard(self, devices: Iterable[DeviceRef]) -> list[AttentionWithRope]:
-        """The parts of the layer on devices; their weights are views of this layer's.
+        """The shards of the layer, one per device; their weights are views of this layer's.
 
         Each part has its own cache, of ``kv_params.n_kv_heads_per_device`` heads.
 
         Args:
-            devices: Where the parts are to be.
+            devices: The devices of the shards.
 
         Raises:
             ValueError: There is no sharding strategy, it is for another number of devices, or
@@ -222,14 +222,14 @@ class AttentionWithRope(QKVProjections):
         freqs_cis: TensorValue,
         input_row_offsets: TensorValue,
     ) -> TensorValue:
-        """The attended input.
+        """The attention output.
 
         Args:
             layer_idx: Which layer of the cache, uint32, rank 0.
             x: ``[total_seq_len, hidden_size]``.
             kv_collection: The cache; keys and values of the new tokens are written to it.
             freqs_cis: The rope's table ``[positions, head_dim]``.
-            input_row_offsets: Where each sequence begins, uint32 ``[batch + 1]``.
+            input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
 
         Returns:
             ``[total_seq_len, hidden_size]``, of x's dtype.
@@ -272,7 +272,7 @@ class AttentionWithRope(QKVProjections):
 
 
 class _AttentionOverDevices(AttentionWithRope, DistributedAttentionImpl):
-    """Attention that holds its parts on several devices."""
+    """Base of attention layers with parts on several devices."""
 
     _parts: list[AttentionWithRope]
 
@@ -288,7 +288,7 @@ class _AttentionOverDevices(AttentionWithRope, DistributedAttentionImpl):
         freqs_cis: Sequence[TensorValue],
         input_row_offsets: Sequence[TensorValue],
     ) -> list[TensorValue]:
-        """What each part gives."""
+        """The outputs of the parts."""
         given = {
             "x": x,
             "kv_collections": kv_collections,
@@ -308,7 +308,7 @@ class _AttentionOverDevices(AttentionWithRope, DistributedAttentionImpl):
 
 
 class TensorParallelAttentionWithRope(_AttentionOverDevices):
-    """`AttentionWithRope` with a part of the heads on each device; the results are added.
+    """`AttentionWithRope` with a part of the heads on each device; the results are summed.
 
     The arguments are those of `AttentionWithRope`; weights have its names.
 
@@ -371,10 +371,10 @@ class TensorParallelAttentionWithRope(_AttentionOverDevices):
         freqs_cis: Sequence[TensorValue],
         input_row_offsets: Sequence[TensorValue],
     ) -> list[TensorValue]:
-        """The attended input, on each device; see `DistributedAttentionImpl`.
+        """The attention output on each device; see `DistributedAttentionImpl`.
 
         Raises:
-            ValueError: The number of values is not that of the devices, or a shape does not fit.
+            ValueError: The number of values differs from the number of devices, or a shape does not fit.
         """
         attended = self._each(layer_idx, x, kv_collections, freqs_cis, input_row_offsets)
         return self.allreduce(attended, signal_buffers)
@@ -437,10 +437,10 @@ class DataParallelAttentionWithRope(_AttentionOverDevices):
         freqs_cis: Sequence[TensorValue],
         input_row_offsets: Sequence[TensorValue],
     ) -> list[TensorValue]:
-        """Each device's attended input; see `DistributedAttentionImpl`.
+        """The attention output on each device; see `DistributedAttentionImpl`.
 
         Raises:
-            ValueError: The number of values is not that of the devices, or a shape does not fit.
+            ValueError: The number of values differs from the number of devices, or a shape does not fit.
         """
         return self._each(layer_idx, x, kv_collections, freqs_cis, input_row_offsets)
 

@@ -1,4 +1,4 @@
-"""What attention layers over several devices have in common."""
+"""The interface of attention layers over several devices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["DistributedAttentionImpl"]
 
 
 class DistributedAttentionImpl(Module):
-    """Attention that takes and gives a tensor a device."""
+    """Attention that takes and returns one tensor per device."""
 
     @abstractmethod
     def __call__(
@@ -25,7 +25,7 @@ class DistributedAttentionImpl(Module):
         freqs_cis: Sequence[TensorValue],
         input_row_offsets: Sequence[TensorValue],
     ) -> list[TensorValue]:
-        """The attended inputs, one a device.
+        """The attention outputs, one per device.
 
         Args:
             layer_idx: Which layer of the caches, uint32, rank 0.
@@ -33,5 +33,5 @@ class DistributedAttentionImpl(Module):
             signal_buffers: The buffers of collectives.
             kv_collections: The cache of each device.
             freqs_cis: The rope's table on each device.
-            input_row_offsets: Where each sequence begins, uint32 ``[batch + 1]``, on each device.
+            input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``, on each device.
         """

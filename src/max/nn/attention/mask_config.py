@@ -1,4 +1,4 @@
-"""Which keys a query sees."""
+"""Masks: which keys a query attends to."""
 
 from __future__ import annotations
 
@@ -17,48 +17,48 @@ class MHAMaskVariant(str, Enum):
     """The mask of an attention layer, with its positional encoding."""
 
     CAUSAL_MASK = "0"
-    """A token sees itself and those before it."""
+    """A token attends to itself and to the tokens before it."""
 
     CAUSAL_ALIBI_MASK = "1"
-    """The same, with a bias that falls with the distance (ALiBi)."""
+    """A causal mask with a bias that decreases with the distance (ALiBi)."""
 
     NULL_MASK = "2"
-    """A token sees all tokens."""
+    """A token attends to all tokens."""
 
     CHUNKED_CAUSAL_MASK = "3"
-    """A token sees itself and those before it in the same chunk of positions."""
+    """A token attends to itself and to the tokens before it in the same chunk of positions."""
 
     SLIDING_WINDOW_CAUSAL_MASK = "4"
-    """A token sees itself and the ``local_window_size - 1`` tokens before it."""
+    """A token attends to itself and to the ``local_window_size - 1`` tokens before it."""
 
 
 class AttentionMaskVariant(str, Enum):
-    """The mask of an attention layer alone."""
+    """The mask of an attention layer, without its positional encoding."""
 
     NULL_MASK = "null"
-    """A token sees all tokens."""
+    """A token attends to all tokens."""
 
     CAUSAL_MASK = "causal"
-    """A token sees itself and those before it."""
+    """A token attends to itself and to the tokens before it."""
 
     TENSOR_MASK = "tensor_mask"
-    """A tensor that is added to the scores says it."""
+    """A tensor that is added to the scores."""
 
     CHUNKED_CAUSAL_MASK = "chunked_causal"
-    """A token sees itself and those before it in the same chunk of positions."""
+    """A token attends to itself and to the tokens before it in the same chunk of positions."""
 
     SLIDING_WINDOW_CAUSAL_MASK = "sliding_window_causal"
-    """A token sees itself and a fixed number of tokens before it."""
+    """A token attends to itself and to a fixed number of tokens before it."""
 
 
 class PositionalEncodingVariant(str, Enum):
-    """How an attention layer takes account of positions."""
+    """The positional encoding of an attention layer."""
 
     NO_POS = "no_pos"
-    """Not at all; rotary embedding has done it before."""
+    """None: rotary embedding is applied before."""
 
     ALIBI_POS = "alibi_pos"
-    """By a bias that falls with the distance."""
+    """A bias that decreases with the distance."""
 
 
 @dataclass

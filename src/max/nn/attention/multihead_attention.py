@@ -15,7 +15,7 @@ __all__ = ["MultiheadAttention"]
 
 
 class MultiheadAttention(Module):
-    """``softmax(scale * q kᵀ) v`` of padded batches, all tokens of a row seeing each other.
+    """``softmax(scale * q kᵀ) v`` of padded batches, in which all tokens of a row attend to each other.
 
     Weights: ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj`` (`Linear`), or ``qkv_proj.weight`` (and
     ``qkv_proj.bias``) instead of the first three. Softmax is computed in float32.
@@ -23,11 +23,11 @@ class MultiheadAttention(Module):
     Args:
         num_attention_heads: The number of heads.
         hidden_size: The size of the input's last dimension, a multiple of it.
-        devices: Where it is computed; one device. The CPU by default.
+        devices: The device, one only; the CPU by default.
         dtype: The dtype of the weights.
-        scale: What scores are multiplied by; ``1 / sqrt(head size)`` by default.
+        scale: The factor of the scores; ``1 / sqrt(head size)`` by default.
         qkv_has_bias: Whether queries, keys and values have biases.
-        o_proj_has_bias: Whether the projection back has one.
+        o_proj_has_bias: Whether the output projection has a bias.
         stacked_qkv: Whether one weight has the rows of queries, keys and values.
 
     Raises:
@@ -80,14 +80,14 @@ class MultiheadAttention(Module):
 
     @property
     def wqkv(self) -> TensorValue:
-        """The weights of queries, keys and values, one above the other."""
+        """The weights of queries, keys and values, stacked by rows."""
         if self.stacked_qkv:
             return TensorValue(self.qkv_proj)
         return ops.concat([p.weight for p in (self.q_proj, self.k_proj, self.v_proj)], axis=0)
 
     @property
     def wqkv_bias(self) -> TensorValue | None:
-        """The biases of queries, keys and values, one after the other; None without biases."""
+        """The biases of queries, keys and values, concatenated; None without biases."""
         if not self.qkv_has_bias:
             return None
         if self.stacked_qkv:
@@ -96,7 +96,7 @@ class MultiheadAttention(Module):
         return ops.concat([TensorValue(b) for b in biases if b is not None], axis=0)
 
     def __call__(self, x: TensorValue) -> TensorValue:
-        """The attended input.
+        """The attention output.
 
         Args:
             x: ``[batch, seq_len, hidden_size]``.

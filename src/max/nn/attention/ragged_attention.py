@@ -25,21 +25,21 @@ class RaggedAttention(QKVProjections):
     the first three.
 
     Args:
-        mask_variant: Which keys a query sees.
+        mask_variant: The mask: which keys a query attends to.
         num_attention_heads: The number of query heads.
-        num_key_value_heads: The number of key heads, a divisor of it.
+        num_key_value_heads: The number of KV heads, a divisor of `num_attention_heads`.
         hidden_size: The size of the input's last dimension.
-        kv_params: The form of the cache.
-        devices: Where it is computed: the first of them; the CPU by default.
+        kv_params: The parameters of the cache.
+        devices: The devices; the layer runs on the first one. The CPU by default.
         dtype: The dtype of the weights.
-        linear_cls: Makes the projections.
+        linear_cls: The class of the projections.
         stacked_qkv: Whether one weight has the rows of queries, keys and values.
-        scale: What scores are multiplied by; ``1 / sqrt(head_dim)`` by default.
+        scale: The factor of the scores; ``1 / sqrt(head_dim)`` by default.
         has_bias: Whether queries, keys and values have biases.
         clip_qkv: The weights of queries, keys and values are clamped to ``[-clip_qkv, clip_qkv]``.
 
     Raises:
-        ValueError: The options do not go together.
+        ValueError: The options are incompatible.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class RaggedAttention(QKVProjections):
         kv_collection: PagedCacheValues,
         **kwargs: Any,
     ) -> TensorValue:
-        """The attended input.
+        """The attention output.
 
         Args:
             layer_idx: Which layer of the cache, uint32, rank 0.

@@ -1,4 +1,4 @@
-"""What a KV cache looks like: its dtype, heads, pages."""
+"""The parameters of a KV cache: dtype, heads, pages."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class KVCacheStrategy(str, Enum):
     """How the keys and values of past tokens are kept."""
 
     MODEL_DEFAULT = "model_default"
-    """What the model's architecture prefers."""
+    """The default of the model's architecture."""
 
     PAGED = "paged"
-    """In pages of a fixed number of tokens, which sequences take as they grow."""
+    """Pages of a fixed number of tokens, allocated as sequences grow."""
 
     def kernel_substring(self) -> str:
-        """The part of kernels' names that stands for this strategy."""
+        """The strategy's part of kernel names."""
         return self.value
 
     def uses_opaque(self) -> bool:
@@ -30,7 +30,7 @@ class KVCacheStrategy(str, Enum):
 
 @dataclass
 class KVCacheParams:
-    """The form of a KV cache.
+    """The parameters of a KV cache.
 
     Args:
         dtype: The element type of cached keys and values.
@@ -45,8 +45,8 @@ class KVCacheParams:
             of 128, this engine takes any.
         n_devices: The number of devices.
         is_mla: Whether the model has multi-latent attention, which caches one latent head.
-        data_parallel_degree: Over how many groups of devices the batch is split.
-        n_kv_heads_per_device: Key heads a device; set from the others.
+        data_parallel_degree: The number of device groups that the batch is split over.
+        n_kv_heads_per_device: KV heads per device; computed from the others.
 
     Raises:
         ValueError: Values do not fit each other.

@@ -63,9 +63,9 @@ def paged_cache_types(
     """The types of a graph's inputs for a paged cache, in the order of ``RaggedKVCacheInputs``.
 
     Args:
-        params: The form of the cache.
+        params: The parameters of the cache.
         num_layers: The number of layers that have a cache.
-        device: Where the pages are.
+        device: The device of the pages.
         batch: The dimension of the batch.
     """
     if params.page_size is None:

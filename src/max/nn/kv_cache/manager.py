@@ -1,4 +1,4 @@
-"""The tensors of a KV cache that a step takes."""
+"""The input tensors of a KV cache for one step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["KVCacheInputs", "KVCacheInputsSequence", "RaggedKVCacheInputs"]
 
 
 class KVCacheInputs:
-    """Base of what holds the tensors of a cache, one field each.
+    """Base of the input tensors of a cache, one field per tensor.
 
     A subclass is a dataclass. Iterating gives the tensors in the order of the fields, those of
     nested inputs in their place: the order of a graph's inputs.
@@ -49,7 +49,7 @@ class RaggedKVCacheInputs(KVCacheInputs):
             they are changed by the execution.
         cache_lengths: The tokens of each sequence that are cached already, uint32 ``[batch]``.
         lookup_table: The pages of each sequence, uint32 ``[batch, max_pages]``.
-        max_lengths: A row a step, uint32 ``[steps, 2]``: the most new tokens of a sequence, and the
+        max_lengths: One row per step, uint32 ``[steps, 2]``: the most new tokens of a sequence, and the
             most cached ones.
     """
 

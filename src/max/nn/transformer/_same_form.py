@@ -1,4 +1,4 @@
-"""Whether modules stage the same computation, but for the values of their weights."""
+"""Decides whether modules stage the same computation up to the values of their weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["groups_of_same_form", "same_form"]
 def same_form(x: Module, y: Module) -> bool:
     """Whether one subgraph serves both: equal classes, options, and forms of weights.
 
-    What is neither a module nor a weight is compared with ``==``; what cannot be compared is taken to differ.
+    What is neither a module nor a weight is compared with ``==``; values that cannot be compared count as different.
     """
     if type(x) is not type(y) or _shares_weights(x) or _shares_weights(y):
         return False
@@ -59,7 +59,7 @@ def _same_options(x: Module, y: Module) -> bool:
         try:
             equal = type(value) is type(other) and bool(value == other)
         except (TypeError, ValueError):
-            # arrays and values of graphs have no one answer
+            # comparing arrays or graph values gives no single bool
             return False
         if not equal:
             return False

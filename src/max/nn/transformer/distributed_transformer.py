@@ -55,7 +55,7 @@ class ShardableCallable(Shardable, Protocol):
 
 
 def take(it: Iterable[Value[Any]], n: int) -> list[Value[Any]]:
-    """The next values, as a list; fewer where there are no more.
+    """The next `n` values as a list; fewer at the end of the iterator.
 
     Args:
         it: The values; an iterator goes on after those.
@@ -70,7 +70,7 @@ def forward_sharded_layers(
     """The output of each layer for its input.
 
     Args:
-        layers: The parts of a layer, one a device.
+        layers: The shards of a layer, one per device.
         xs: An input for each.
 
     Raises:
@@ -82,7 +82,7 @@ def forward_sharded_layers(
 
 
 def _sharded(layer: Any, strategy: ShardingStrategy, devices: Sequence[DeviceRef]) -> list[Any]:
-    """The parts of a layer, which takes on the strategy."""
+    """Sets the strategy of a layer and returns its shards."""
     if not isinstance(layer, Shardable):
         raise TypeError(
             f"{type(layer).__name__} cannot be split over devices; expected a layer with "
@@ -93,7 +93,7 @@ def _sharded(layer: Any, strategy: ShardingStrategy, devices: Sequence[DeviceRef
 
 
 def _caches(values: Sequence[PagedCacheValues | Value[Any]]) -> list[PagedCacheValues]:
-    """The caches of the devices, from themselves or from their values in a row."""
+    """The caches of the devices, given as caches or as a flat list of their values."""
     if all(isinstance(value, PagedCacheValues) for value in values):
         return cast("list[PagedCacheValues]", list(values))
     remaining = iter(cast("Sequence[Value[Any]]", values))
@@ -162,13 +162,13 @@ class DistributedTransformerBlock(Module):
         Args:
             layer_idx: Which layer of the caches, uint32, rank 0.
             xs: The same ``[total_seq_len, dim]`` on each device.
-            signal_buffers: A signal buffer a device; see `max.nn.comm.Signals`.
+            signal_buffers: One signal buffer per device; see `max.nn.comm.Signals`.
             kv_collections: The cache of each device, or the four values of each in a row.
             freqs_cis: The rope's table, on each device.
-            input_row_offsets: Where each sequence begins, uint32 ``[batch + 1]``, on each device.
+            input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``, on each device.
 
         Raises:
-            ValueError: The number of values is not that of the devices, or a shape does not fit.
+            ValueError: The number of values differs from the number of devices, or a shape does not fit.
         """
         caches = _caches(kv_collections)
         given = {
@@ -214,15 +214,15 @@ class DistributedTransformer(Module):
         layers: The blocks.
         norm: The norm after the last block.
         output: The output layer, from hidden size to vocabulary.
-        embedding: The embedding of the tokens.
-        kv_params: The form of the cache.
+        embedding: The token embedding.
+        kv_params: The parameters of the cache.
         devices: The devices.
         rope: The rotary embedding.
-        return_logits: Of which tokens logits are returned.
+        return_logits: The tokens whose logits are returned.
         use_subgraphs: Whether blocks of the same form are staged once.
         subgraph_layer_groups: Which blocks may be staged once, as lists of their indices; by
             default all of the same form.
-        logits_scaling: What logits are divided by.
+        logits_scaling: The divisor of the logits.
 
     Raises:
         ValueError: There is no device, or the norm cannot be put on them.
@@ -278,16 +278,16 @@ class DistributedTransformer(Module):
 
         Args:
             tokens: Integers ``[total_seq_len]``.
-            signal_buffers: A signal buffer a device; see `max.nn.comm.Signals`.
+            signal_buffers: One signal buffer per device; see `max.nn.comm.Signals`.
             kv_collections: The cache of each device.
             return_n_logits: For `ReturnLogits.VARIABLE` of how many last tokens, int64 ``[1]``.
-            input_row_offsets: Where each sequence begins, uint32 ``[batch + 1]``; or one a device.
+            input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``; or one a device.
 
         Returns:
             What `Transformer` returns.
 
         Raises:
-            ValueError: The number of values is not that of the devices.
+            ValueError: The number of values differs from the number of devices.
         """
         one = isinstance(input_row_offsets, TensorValue)
         offsets = distribute_value(input_row_offsets, self.devices) if one else list(input_row_offsets)  # fmt: skip
@@ -311,7 +311,7 @@ class DistributedTransformer(Module):
         return (last,)
 
     def _groups(self) -> list[int]:
-        """For each block the first one that it is staged with."""
+        """For each block the first block of its subgraph."""
         indices = list(range(len(self.layers)))
         if not self.use_subgraphs:
             return indices
@@ -359,7 +359,7 @@ class DistributedTransformer(Module):
     def _logits(
         self, hs: list[TensorValue], rows: TensorValue | None, signals: list[BufferValue]
     ) -> TensorValue:
-        """The logits of some rows, of all where None."""
+        """The logits of the given rows; None: of all."""
         if rows is not None:
             hs = [ops.gather(h, rows.to(h.device), axis=0) for h in hs]
         normed = forward_sharded_layers(self._norms, hs)

@@ -21,7 +21,7 @@ __all__ = ["ReturnLogits", "Transformer", "TransformerBlock"]
 
 
 class ReturnLogits(str, Enum):
-    """Of which tokens a model returns logits."""
+    """The tokens whose logits a model returns."""
 
     LAST_TOKEN = "last_token"
     """The last token of each sequence."""
@@ -43,7 +43,7 @@ class TransformerBlock(Module):
         mlp: The feed-forward layer.
         attention_norm: The norm before the attention.
         mlp_norm: The norm before the feed-forward layer.
-        residual_multiplier: What both outputs are multiplied by before they are added.
+        residual_multiplier: The factor of both outputs before they are added.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class TransformerBlock(Module):
             x: ``[total_seq_len, dim]``.
             kv_collection: The cache, or its four values.
             freqs_cis: The rope's table.
-            input_row_offsets: Where each sequence begins, uint32 ``[batch + 1]``.
+            input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
             kwargs: More arguments of the attention.
 
         Returns:
@@ -112,12 +112,12 @@ class Transformer(Module):
         layers: The blocks.
         norm: The norm after the last block.
         output: The output layer, from hidden size to vocabulary.
-        embedding: The embedding of the tokens.
-        kv_params: The form of the cache.
+        embedding: The token embedding.
+        kv_params: The parameters of the cache.
         rope: The rotary embedding.
-        return_logits: Of which tokens logits are returned.
-        embedding_multiplier: What embeddings are multiplied by.
-        logits_scaling: What logits are divided by.
+        return_logits: The tokens whose logits are returned.
+        embedding_multiplier: The factor of the embeddings.
+        logits_scaling: The divisor of the logits.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Transformer(Module):
             tokens: Integers ``[total_seq_len]``.
             kv_collection: The cache; keys and values of the tokens are written to it.
             return_n_logits: For `ReturnLogits.VARIABLE` of how many last tokens, int64 ``[1]``.
-            input_row_offsets: Where each sequence begins, uint32 ``[batch + 1]``.
+            input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
 
         Returns:
             The logits of the last tokens, float32 ``[batch, vocab]``. For `ReturnLogits.ALL` and
@@ -233,7 +233,7 @@ class Transformer(Module):
 
 
 def weight_prefix(block: Module, otherwise: str) -> str:
-    """What comes before the names of a block's weights; `otherwise` where no state dict named them."""
+    """The prefix of the names of a block's weights; `otherwise` if no state dict has named them."""
     for path, weight in block.raw_state_dict().items():
         if weight.name != path and weight.name.endswith(f".{path}"):
             return weight.name.removesuffix(path)
@@ -245,7 +245,7 @@ def last_rows(
 ) -> tuple[TensorValue, TensorValue]:
     """The rows of the last `count` tokens of each sequence, and where each sequence begins in them.
 
-    A sequence with fewer new tokens has its first one several times.
+    The first token of a sequence with fewer new tokens is repeated.
     """
     number = ops.cast(count, DType.int64)[0]
     bounds = ops.cast(input_row_offsets, DType.int64)
