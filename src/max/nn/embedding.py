@@ -60,7 +60,7 @@ class Embedding(Module):
         vocab_size: The number of rows.
         hidden_dim: The size of a row.
         dtype: The dtype of the table.
-        device: The device (or devices) of the lookup.
+        device: The device of the lookup.
         quantization_encoding: How the table is encoded; its rows are decoded as they are looked up,
             to `dtype`, or to float32 where that is uint8.
         name: The name of the weight; ``weight`` by default.
@@ -112,7 +112,7 @@ class VocabParallelEmbedding(Module):
         vocab_size: The number of rows.
         hidden_dim: The size of a row.
         dtype: The dtype of the table.
-        devices: The device (or devices) of the lookup.
+        devices: The devices of the lookup.
         quantization_encoding: How the table is encoded; see `Embedding`.
         name: The name of the weight; ``weight`` by default.
 
@@ -179,7 +179,7 @@ class EmbeddingV1(Layer):
 
     Args:
         weights: ``[vocab_size, hidden_dim]``.
-        device: The device (or devices) of the lookup.
+        device: The device of the lookup.
     """
 
     weights: TensorValueLike

@@ -121,7 +121,8 @@ class Shardable(Protocol):
 class Module(Layer, ABC):
     """Base of layers with weights, and of models.
 
-    An attribute of type `max.graph.Weight` is a weight of the module, one of type `Module` a part of it. A weight's full name is its path: attributes joined by dots, and its own name::
+    An attribute of type `max.graph.Weight` is a weight of the module, one of type `Module` a part of it. A weight's
+    full name is its path: attributes joined by dots, and its own name::
 
         class MLP(nn.Module):
             def __init__(self):

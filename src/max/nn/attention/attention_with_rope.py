@@ -129,7 +129,7 @@ class AttentionWithRope(QKVProjections):
         """How `shard` splits the layer; None: not split.
 
         ``tensor_parallel`` (or ``rowwise``, ``stacked_qkv``) gives each device a part of the heads:
-        their results must be summed. ``replicate`` gives each device the whole layer.
+        the results must be summed. ``replicate`` gives each device the whole layer.
 
         Raises:
             ValueError: It is set to another strategy, or the heads cannot be divided evenly.
