@@ -112,6 +112,16 @@ def test_scatter_nd(depth: int, workers: int, rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.parametrize("size", [16383, 16384, 16385, 40000])
+def test_scatter_copies_in_several_tasks(size: int, rng: np.random.Generator) -> None:
+    x, updates = (values(rng, (n,), np.dtype(np.float32)) for n in (size, 3))
+    indices = np.array([0, size - 1, 7])
+    want = x.copy()
+    want[indices] = updates
+    (got,) = run("mo.scatter", [x, updates, indices], [(np.float32, x.shape)], {"axis": 0})
+    np.testing.assert_array_equal(got, want)
+
+
 def test_scatter_out_of_range() -> None:
     x = np.zeros((3, 4), np.float32)
     with pytest.raises(KernelRunError, match="index 3 is out of range for axis 0 of size 3"):
@@ -231,6 +241,34 @@ def test_concat(dtype: np.dtype, axis: int, rng: np.random.Generator) -> None:
         parts.append(values(rng, tuple(shape), dtype))
     want = np.concatenate(parts, axis)
     (got,) = run("mo.concat", parts, [(dtype, want.shape)], {"axis": axis})
+    np.testing.assert_array_equal(got, want)
+
+
+def test_concat_of_rows_of_several_tasks(rng: np.random.Generator) -> None:
+    parts = [values(rng, (2, n), np.dtype(np.float32)) for n in (4095, 4096, 4097, 9000)]
+    want = np.concatenate(parts, 1)
+    (got,) = run("mo.concat", parts, [(np.float32, want.shape)], {"axis": 1})
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("shape", [(1,), (4096,), (3, 1365), (17, 241), (5, 7, 300)])
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_nonzero(shape: tuple[int, ...], share: float, rng: np.random.Generator) -> None:
+    mask = rng.random(shape) < share
+    want = np.argwhere(mask)
+    (got,) = run("mo.nonzero", [mask], [(np.int64, want.shape)])
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("ascending", [True, False])
+@pytest.mark.parametrize("n", [1, 2, 15, 16, 17, 33, 64, 65, 1024, 1025, 2049, 5003, 17000])
+@pytest.mark.parametrize("distinct", [4, 100000])
+def test_argsort(n: int, ascending: bool, distinct: int, rng: np.random.Generator) -> None:
+    """Runs of one insertion, of several merges, of several workers; equal elements keep their order."""
+    x = rng.integers(0, distinct, (2, n)).astype(np.float32)
+    want = np.argsort(x if ascending else -x, 1, kind="stable")
+    options = {"axis": 1, "ascending": ascending}
+    (got,) = run("mo.argsort", [x], [(np.int64, x.shape)], options)
     np.testing.assert_array_equal(got, want)
 
 
