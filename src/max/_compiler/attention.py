@@ -44,8 +44,8 @@ def attention_views(
     """
     q, keys, values, *masks = operands
     rank = len(q.shape) - 2
-    rest = [i for i in range(rank + 1) if i != axis]
-    out = result.transpose([*rest, axis, rank + 1])
+    batch_axes = [i for i in range(rank + 1) if i != axis]
+    out = result.transpose([*batch_axes, axis, rank + 1])
     spread = [mask.broadcast_to((*q.shape[:-1], keys.shape[-2])) for mask in masks]
     views = [out, q, keys, values, *spread]
     batch = q.shape[:-2]
@@ -63,7 +63,7 @@ def attention_views(
     dims, strides = _merged(batch, views, others)
     group: Size = group_dims[0] if group_dims else 1
     columns = not _neighbours(keys, -1)
-    made: list[Layout] = []
+    layouts: list[Layout] = []
     for i, view in enumerate(views):
         shape, steps = view.shape[-2:], view.strides[-2:]
         if i == 2 and columns:
@@ -73,8 +73,8 @@ def attention_views(
         if i not in (2, 3):
             shape = (group, *shape)
             steps = (group_strides[i][0] if group_dims else 0, *steps)
-        made.append(Layout((*dims, *shape), (*strides[i], *steps), view.offset))
-    return made, columns
+        layouts.append(Layout((*dims, *shape), (*strides[i], *steps), view.offset))
+    return layouts, columns
 
 
 def _merged(

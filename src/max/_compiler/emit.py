@@ -179,8 +179,8 @@ class Compiled:
     def input_symbols(self) -> tuple[str, ...]:
         """The symbols of the inputs' shapes."""
         parts = (self.main, *self.later)
-        found = {name for part in parts for code in part.discoveries for name in code.symbols}
-        return tuple([name for name in self.symbols if name not in found])
+        discovered = {name for part in parts for code in part.discoveries for name in code.symbols}
+        return tuple([name for name in self.symbols if name not in discovered])
 
 
 class _Emitter:
@@ -238,20 +238,20 @@ class _Emitter:
         self.code.bytes_moved.append(total)
         self.code.flops.append(launch.flops)
 
-    def discovery(self, found: Discover, target: int) -> None:
+    def discovery(self, discover: Discover, target: int) -> None:
         """Adds a discovery; `target` is the segment where the host goes on."""
-        bounds = tuple([self.slot(pointer) for pointer in found.bounds])
-        shape = tuple([self.slot(Number(size)) for size in found.shape])
+        bounds = tuple([self.slot(pointer) for pointer in discover.bounds])
+        shape = tuple([self.slot(Number(size)) for size in discover.shape])
         self.code.discoveries.append(
             DiscoveryCode(
-                found.rule,
-                found.symbols,
+                discover.rule,
+                discover.symbols,
                 bounds,
-                found.dtype,
+                discover.dtype,
                 shape,
-                found.label,
+                discover.label,
                 target,
-                tuple([self.buffers[pointer.buffer].device for pointer in found.bounds]),
+                tuple([self.buffers[pointer.buffer].device for pointer in discover.bounds]),
             )
         )
 
@@ -293,8 +293,8 @@ class _Emitter:
         block = self.plan.block_of[slot.buffer]
         arena = self.bases.arena(self.plan.blocks[block].segment)
         if block in self.block_offset:
-            made = self.code_of(arena, -1, slot.offset, -1)
-            return SlotCode(made.value, made.addend + self.block_offset[block])
+            code = self.code_of(arena, -1, slot.offset, -1)
+            return SlotCode(code.value, code.addend + self.block_offset[block])
         return self.code_of(arena, self.block_number[block], slot.offset, -1)
 
     def code_of(self, base: int, block: int, size: Size, fixed: int) -> SlotCode:
@@ -408,11 +408,15 @@ def _segments(
             code.device = launches[start].device
         for launch, barrier in zip(launches[start:end], plan.barriers[start:end], strict=True):
             emitter.launch(launch, barrier, start)
-        known = symbols.keys()
-        code.outputs = [i for i, info in outputs_left.items() if _symbols(*info.shape) <= known]
+        known_symbols = symbols.keys()
+        code.outputs = [
+            i for i, info in outputs_left.items() if _symbols(*info.shape) <= known_symbols
+        ]
         for index in code.outputs:
             del outputs_left[index]
-        code.checks = [check for check in checks_left if _symbols(check.have, check.want) <= known]
+        code.checks = [
+            check for check in checks_left if _symbols(check.have, check.want) <= known_symbols
+        ]
         checks_left = [check for check in checks_left if check not in code.checks]
         for position, step in discoveries:
             if segment < len(cuts) and position == cuts[segment]:

@@ -290,8 +290,8 @@ class _Flattener:
         slots = () if predicate is None else (predicate,)
         if host:
             rule = "if_zero" if slots else "jump"
-            found = Discover(rule, (), slots, DType.bool, target=label)
-            self.flat.discoveries.append((len(self.flat.launches), found))
+            jump = Discover(rule, (), slots, DType.bool, target=label)
+            self.flat.discoveries.append((len(self.flat.launches), jump))
             if kind == "back":
                 # the last launch of the loop: its buffers keep their memory up to here
                 self.mark(())
@@ -320,15 +320,17 @@ class _Flattener:
                 inner[index] = places[result]
         whole = prefix + step.prefix
         given = {symbol: env[symbol] for symbol in step.reveals}
-        found = self.instantiate(callee, inner, bound, whole, whole, given, conditional)
+        computed = self.instantiate(callee, inner, bound, whole, whole, given, conditional)
         outputs = {s for _, info in callee.outputs for dim in info.shape for s in symbols_of(dim)}
         # a symbol that another call computed already: both calls must agree
         agree = [
             Check(
-                found[symbol], env[symbol], f"call: two calls of {step.callee} differ in {symbol}"
+                computed[symbol],
+                env[symbol],
+                f"call: two calls of {step.callee} differ in {symbol}",
             )
             for symbol in sorted(outputs.intersection(found_out(callee)) - set(step.reveals))
-            if symbol in env and found[symbol] != env[symbol]
+            if symbol in env and computed[symbol] != env[symbol]
         ]
         if conditional:
             self.guards(agree, set())

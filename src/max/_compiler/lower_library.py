@@ -130,11 +130,11 @@ class LibraryLowering(Placing):
             return False
         places = [self.place(v) for v in operands]
         outputs = [self.allocate(v) for v in results]
-        made: EpilogueText | None = None
+        epilogue_text: EpilogueText | None = None
         sources: list[tuple[Place, Size]] = []
         in_place = tuple([(outputs[r].buffer, places[o].buffer) for r, o in call.in_place])
         if epilogue is not None:
-            made = write_epilogue(epilogue.spec)
+            epilogue_text = write_epilogue(epilogue.spec)
             outers = [self.place(v) for v in outer.operands]
             sources = [(outers[index], offset) for index, offset in epilogue.sources]
             results_at = [(place, 0) for place in outputs]
@@ -143,7 +143,7 @@ class LibraryLowering(Placing):
         if isinstance(outer, RegionOp) and epilogue is not None:
             flops = simplify(flops + operations(outer))
         label = region_name(outer) if isinstance(outer, RegionOp) else name.partition(".")[2]
-        self.launch_call(call, places, outputs, label, made, sources, in_place, flops)
+        self.launch_call(call, places, outputs, label, epilogue_text, sources, in_place, flops)
         return True
 
     def launch_call(
@@ -225,8 +225,8 @@ class LibraryLowering(Placing):
                 strides = layouts[arg.source][arg.index].strides
             view = ArgView(arg.dtype, tuple(arg.shape), strides, arg.source != "operand")
             # only the stride of the last axis is a constant in the code
-            known = tuple([axis == len(arg.shape) - 1 for axis in range(len(arg.shape))])
-            arguments.append(Argument(pointer, view, arg.static, known))
+            static_strides = tuple([axis == len(arg.shape) - 1 for axis in range(len(arg.shape))])
+            arguments.append(Argument(pointer, view, arg.static, static_strides))
         kernel = self.kernels.library(call.kernel, arguments, call.params, None)
         written = [isinstance(arg, Arg) and arg.source != "operand" for arg in call.args]
         flops = products(op.name, op.operands, op.results)
@@ -268,8 +268,8 @@ class LibraryLowering(Placing):
             written.append(position < num_results or mutable)
             if mutable:
                 both.append(place.buffer)
-        made = self.kernels.library(kernel, arguments, dict(parameters), None)
-        self.launch(made, arguments, written, False, symbol, (), both)
+        specialised = self.kernels.library(kernel, arguments, dict(parameters), None)
+        self.launch(specialised, arguments, written, False, symbol, (), both)
 
 
 def on_host(value: SSAValue) -> SSAValue:

@@ -66,7 +66,11 @@ class Compilation:
     ) -> None:
         """Keeps the program."""
         cuts = sorted({position for position, _ in flat.discoveries})
-        held = [(at, pointer.buffer) for at, found in flat.discoveries for pointer in found.bounds]
+        held = [
+            (at, pointer.buffer)
+            for at, discovery in flat.discoveries
+            for pointer in discovery.bounds
+        ]
         self.flat, self.compiled, self.irs, self.backends = flat, compiled, irs, backends
         self.plan = plan_memory(flat.buffers, flat.launches, cuts, held, flat.labels, flat.loops)
 
@@ -76,22 +80,22 @@ _RECORDS: ContextVar[list[Compilation] | None] = ContextVar("max.compilations", 
 
 @contextmanager
 def record() -> Generator[list[Compilation]]:
-    """Keeps what is compiled in the block; the disk cache of programs is not used there."""
-    found: list[Compilation] = []
-    token = _RECORDS.set(found)
+    """Records the compilations in a `with` block; the disk cache of programs is not used in it."""
+    compilations: list[Compilation] = []
+    token = _RECORDS.set(compilations)
     try:
-        yield found
+        yield compilations
     finally:
         _RECORDS.reset(token)
 
 
 def is_recording() -> bool:
-    """Whether compilations are kept."""
+    """Whether compilations are recorded."""
     return _RECORDS.get() is not None
 
 
 def recorded() -> Compilation | None:
-    """A record for a compilation that begins; None where none is kept."""
+    """A new record for a compilation; None if none is recorded."""
     records = _RECORDS.get()
     if records is None:
         return None

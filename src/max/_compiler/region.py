@@ -144,9 +144,9 @@ class _Builder:
                 self.numbers[op.results[0]] = self.numbers[source]
                 return
             argument, layout = self.layouts[source]
-            made = view_layout(op, layout)
-            assert made is not None, f"{op.name} in a region has no layout"
-            self.layouts[op.results[0]] = (argument, made)
+            view = view_layout(op, layout)
+            assert view is not None, f"{op.name} in a region has no layout"
+            self.layouts[op.results[0]] = (argument, view)
         elif op.name in ROWWISE:
             self.numbers[op.results[0]] = self.rowwise(op)
         elif op.name == "mo.cast":
@@ -293,16 +293,16 @@ def norm_before(main: MoOp) -> MoOp | None:
 
 def needed_ops(value: SSAValue) -> list[MoOp]:
     """The ops of a block that compute a value, in program order."""
-    found: set[object] = set()
+    needed: set[object] = set()
     todo = [value.owner]
     block: Block | None = None
     while todo:
         op = todo.pop()
-        if isinstance(op, MoOp) and op not in found:
-            found.add(op)
+        if isinstance(op, MoOp) and op not in needed:
+            needed.add(op)
             block = op.parent
             todo.extend(operand.owner for operand in op.operands)
-    return [] if block is None else [op for op in ops_of(block) if op in found]
+    return [] if block is None else [op for op in ops_of(block) if op in needed]
 
 
 def epilogue_parts(

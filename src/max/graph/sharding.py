@@ -23,11 +23,11 @@ class ShardingStrategy:
     Args:
         num_devices: The number of parts.
         kind: What the strategy is called: the name of its static method.
-        axis: The axis that is split; None where there is none.
-        sections: Relative sizes of what lies one after the other along the axis; each section is
-            split for itself, and a device gets its part of all of them.
-        unit: A section is split between multiples of so many elements. The first devices get one
-            unit more where the units cannot be divided evenly.
+        axis: The axis that is split; None: no axis.
+        sections: Relative sizes of consecutive sections along the axis; each section is split
+            separately, and a device gets its part of each.
+        unit: Sections are split at multiples of this many elements. If the units cannot be divided
+            evenly, the first devices get one unit more.
 
     Raises:
         ValueError: There is no device, or a size is not positive.

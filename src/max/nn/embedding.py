@@ -73,7 +73,7 @@ class Embedding(Module):
     """``[vocab_size, hidden_dim]``, or its rows in encoded blocks."""
 
     device: DeviceRef
-    """The device (or devices) of the lookup."""
+    """The device of the lookup."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class VocabParallelEmbedding(Module):
     """``[vocab_size, hidden_dim]``, or its rows in encoded blocks."""
 
     devices: list[DeviceRef]
-    """The device (or devices) of the lookup."""
+    """The devices of the lookup."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class EmbeddingV1(Layer):
     """The table."""
 
     device: DeviceRef
-    """The device (or devices) of the lookup."""
+    """The device of the lookup."""
 
     def __init__(self, weights: TensorValueLike, device: DeviceRef) -> None:
         self.weights, self.device = weights, device

@@ -177,10 +177,10 @@ class Fuser:
             space, axis = _space(op)
             chosen: Group | None = None
             for operand in op.operands:
-                found = self.member(operand)
-                if found is None or found[0] is chosen:
+                membership = self.member(operand)
+                if membership is None or membership[0] is chosen:
                     continue
-                group = found[0]
+                group = membership[0]
                 if chosen is None:
                     if self.fits(op, group, space, axis) and not self.waits(op, group):
                         chosen = group
@@ -225,12 +225,12 @@ class Fuser:
         """Whether the op uses the operands that the group produces in place: element by element, or as rows."""
         data = op.operands[:1] if op.name in ROWWISE else op.operands
         for operand in op.operands:
-            found = self.member(operand)
-            if found is None or found[0] is not group:
+            membership = self.member(operand)
+            if membership is None or membership[0] is not group:
                 continue
             if operand not in data:
                 return False
-            is_row = found[1] in group.rows
+            is_row = membership[1] in group.rows
             if row and not is_row:
                 return False
             if (
@@ -292,15 +292,15 @@ class Fuser:
 
     def outside_owners(self, ops: list[MoOp], inside: set[Group]) -> list[MoOp]:
         """The producers of operands from outside the groups."""
-        found: list[MoOp] = []
+        owners: list[MoOp] = []
         for op in ops:
             for value in op.operands:
-                made_by = self.member(value)
-                if made_by is not None and made_by[0] in inside:
+                membership = self.member(value)
+                if membership is not None and membership[0] in inside:
                     continue
                 if isinstance(owner := value.owner, MoOp) and owner in self.position:
-                    found.append(owner)
-        return found
+                    owners.append(owner)
+        return owners
 
     def waits(self, op: MoOp, group: Group) -> bool:
         """Whether an op depends on a group through ops outside of it."""
@@ -342,8 +342,8 @@ class Fuser:
     # epilogues ---------------------------------------------------------------------------------
 
     def attach_epilogues(self, groups: list[Group]) -> dict[Group, MoOp]:
-        """For each group that can be a matmul's epilogue that matmul, the last one where there are several."""
-        found: dict[Group, MoOp] = {}
+        """The matmul of each group that can be its epilogue; of several matmuls the last one."""
+        matmul_of: dict[Group, MoOp] = {}
         for group in groups:
             if group.axis >= 0:
                 continue
@@ -365,12 +365,12 @@ class Fuser:
             for matmul in sorted(matmuls, key=lambda m: self.position[m], reverse=True):  # pyright: ignore[reportArgumentType]
                 assert isinstance(matmul, MoOp)
                 if self.is_epilogue(matmul, group, inside):
-                    found[group] = matmul
+                    matmul_of[group] = matmul
                     if isinstance(matmul, PackedProductsOp):
                         self.epilogues.setdefault(matmul, []).append(group)
                         self.owners[group] = matmul
                     break
-        return found
+        return matmul_of
 
     def is_epilogue(self, matmul: MoOp, group: Group, inside: set[MoOp]) -> bool:
         """Whether all that becomes of a matmul's result is computed by a group, element by element."""

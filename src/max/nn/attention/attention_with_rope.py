@@ -209,7 +209,7 @@ class AttentionWithRope(QKVProjections):
                 AttentionWithRope,
                 devices=[device],
                 **sizes,
-                **{name: found[index] for name, found in parts.items()},
+                **{name: shards[index] for name, shards in parts.items()},
             )
             for index, device in enumerate(where)
         ]
