@@ -56,7 +56,7 @@ def test_help_imports_the_command_line_only() -> None:
     assert len(modules) < 220
 
 
-@pytest.mark.parametrize("module", ["max", "max.engine", "max.kernel", "max.pipelines"])
+@pytest.mark.parametrize("module", ["max", "max.kernel", "max.pipelines"])
 def test_packages_import_nothing_of_theirs(module: str) -> None:
     modules = imported(f"import {module}")
     assert own(modules) <= {
@@ -65,11 +65,23 @@ def test_packages_import_nothing_of_theirs(module: str) -> None:
     assert not {"numpy", "xdsl", "llvmlite", "dis", "inspect", "tempfile"} & modules
 
 
-def test_a_session_needs_no_compiler() -> None:
-    modules = imported("from max.engine import InferenceSession\nInferenceSession()")
+@pytest.mark.parametrize(
+    "code", ["import max.engine", "from max.engine import InferenceSession\nInferenceSession()"]
+)
+def test_a_session_needs_no_compiler(code: str) -> None:
+    modules = imported(code)
     heavy = ("max.kernel.frontend", "max.kernel.lowering", "max.kernel.interpreter", "max._compiler.passes",
              "max._compiler.pipeline", "max._compiler.codegen", "max._interpreter", "max._kernel_library.products", "torch")  # fmt: skip
     assert not {name for name in modules if name.startswith(heavy)}
+
+
+def test_names_of_the_engine_are_there_for_tools_that_run_no_code() -> None:
+    """Editors and documentation tools look names up without calling the ``__getattr__`` of a module."""
+    lines = python(
+        "import inspect\nfrom max import engine\n"
+        "for name in engine.__all__: print(inspect.getattr_static(engine, name) is getattr(engine, name))"
+    )
+    assert set(lines) == {"True"}
 
 
 def test_the_packing_of_cpus_is_that_of_their_kernels() -> None:

@@ -17,21 +17,17 @@
     assert y.to_numpy().tolist() == [2.0, 4.0]
 """
 
-from typing import TYPE_CHECKING
-
 from max._earlier import earlier_names
-
-if TYPE_CHECKING:
-    from max._runtime.interrupts import ExecutionInterrupted, interrupt_on
-    from max.engine._model import Model, MojoValue, TensorSpec
-    from max.engine._session import (
-        AssertLevel,
-        CustomExtensionsType,
-        GPUProfilingMode,
-        InferenceSession,
-        LogLevel,
-        SplitKReductionPrecision,
-    )
+from max._runtime.interrupts import ExecutionInterrupted, interrupt_on
+from max.engine._model import Model, MojoValue, TensorSpec
+from max.engine._session import (
+    AssertLevel,
+    CustomExtensionsType,
+    GPUProfilingMode,
+    InferenceSession,
+    LogLevel,
+    SplitKReductionPrecision,
+)
 
 __all__ = [
     "AssertLevel",
@@ -47,26 +43,4 @@ __all__ = [
     "interrupt_on",
 ]
 
-# loaded when they are first used
-_WHERE = {
-    "ExecutionInterrupted": "max._runtime.interrupts",
-    "interrupt_on": "max._runtime.interrupts",
-    **dict.fromkeys(("Model", "MojoValue", "TensorSpec"), "max.engine._model"),
-    **dict.fromkeys(
-        (
-            "AssertLevel",
-            "CustomExtensionsType",
-            "GPUProfilingMode",
-            "InferenceSession",
-            "LogLevel",
-            "SplitKReductionPrecision",
-        ),
-        "max.engine._session",
-    ),
-}
-
-__getattr__ = earlier_names(__name__, _WHERE)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__ = earlier_names(__name__)
