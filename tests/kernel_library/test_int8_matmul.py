@@ -71,6 +71,14 @@ def test_sizes(m: int, n: int, size: int, by_rows: bool, workers: int, machine: 
 
 
 @pytest.mark.parametrize("machine", ["host", "avx2"])
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("size", [1025, 2049])
+def test_sums_of_several_tiles_wait_between_k_blocks(size: int, workers: int, machine: str) -> None:
+    """Two and three K blocks of tasks of many tiles and panels; the last task has fewer panels."""
+    check(260, 33 * 32, size, True, workers=workers, machine=machine)
+
+
+@pytest.mark.parametrize("machine", ["host", "avx2"])
 def test_the_largest_sums(machine: str) -> None:
     """Nothing saturates, on the way or at the end."""
     for left, right in ((-128, -128), (-128, 127), (127, -128), (127, 127)):
