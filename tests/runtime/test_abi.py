@@ -65,9 +65,8 @@ def test_words_are_where_the_struct_has_them(words: type[Words], struct: type[ct
 
 
 def test_the_documented_numbers_are_those_of_the_context():
-    text = (ROOT / "docs" / "architecture.md").read_text()
+    text = " ".join((ROOT / "docs" / "architecture.md").read_text().split())
     paragraph = text[text.index("`ctx` points to") : text.index("The barrier function returns")]
-    paragraph = paragraph.replace("\n", " ")
     numbers = {int(n): rest for n, rest in re.findall(r"`(\d+)` ([a-z' ]+)", paragraph)}
     words = {
         "WORKER": "worker", "WORKERS": "number of workers", "COUNTERS": "counters", "BARRIER": "barrier",
