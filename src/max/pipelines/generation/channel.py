@@ -72,6 +72,11 @@ class ConnectionChannel(Generic[Received, Sent]):
             return self._connection.recv()
         except OSError as error:  # a reset connection, or a process that was killed
             raise EOFError(str(error)) from error
+        except TypeError as error:
+            # a connection that another thread closes meanwhile has no handle to read from
+            if not self._connection.closed:
+                raise
+            raise EOFError("the channel was closed") from error
 
     def close(self) -> None:
         """Closes this end."""
