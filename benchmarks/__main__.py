@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import math
 import os
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from typing import Any
 
 from benchmarks import blocks, encoders, generation, matmul, overhead, perplexity, startup
 from benchmarks.runner import ROOT, commit, machine
-from benchmarks.summary import replaced, summary
+from benchmarks.summary import geometric_mean, ratios_of, replaced, summary
 
 HISTORY = ROOT / "benchmarks" / "history.jsonl"
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -208,21 +207,6 @@ def merge(entries: Sequence[Mapping[str, Any]], cells: int) -> tuple[list[str], 
                 rows[key], days[key] = row, f"{entry['date']}, {entry['machine']}."
     rows = {key: row for key, row in rows.items() if not row.startswith("| all |")}
     return [*head, *rows.values()], " ".join(sorted({days[key] for key in rows}))
-
-
-def ratios_of(rows: Sequence[str], group: int | None = None) -> dict[str, list[float]]:
-    """The ratios in the last cells of the rows of a table without its head, by the cell `group`; all together where that is None."""
-    found: dict[str, list[float]] = {}
-    for row in rows:
-        cells = [cell.strip() for cell in row.split("|")[1:-1]]
-        if cells[-1]:
-            found.setdefault("" if group is None else cells[group], []).append(float(cells[-1]))
-    return found
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    """The geometric mean of positive numbers."""
-    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def _mean(rows: Sequence[str]) -> str:

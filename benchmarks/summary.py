@@ -48,6 +48,21 @@ HIGHLIGHTS = (
 )  # fmt: skip
 
 
+def ratios_of(rows: Sequence[str], group: int | None = None) -> dict[str, list[float]]:
+    """The ratios in the last cells of the rows of a table without its head, by the cell `group`; all together where that is None."""
+    ratios: dict[str, list[float]] = {}
+    for row in rows:
+        cells = [cell.strip() for cell in row.split("|")[1:-1]]
+        if cells[-1]:
+            ratios.setdefault("" if group is None else cells[group], []).append(float(cells[-1]))
+    return ratios
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """The geometric mean of positive numbers."""
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
 def figure(cell: str) -> float | None:
     """The median at the head of a cell such as ``"1.2 (1.1–1.3), 40 GB/s"``; None where it holds no figure."""
     match = re.match(r"[\d.e+]+", cell.strip())
@@ -63,9 +78,10 @@ def row_of(highlight: Highlight, table: Sequence[str]) -> str | None:
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table]
     header, measured = cells[0], cells[2:]
     if not highlight.case:
-        ratios = [float(row[-1]) for row in measured if row[-1]]
-        mean = math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
-        return mean and f"| {highlight.label} of {len(ratios)} | | | {mean:.2f} |"
+        ratios = ratios_of(table[2:]).get("", [])
+        if not ratios:
+            return None
+        return f"| {highlight.label} of {len(ratios)} | | | {geometric_mean(ratios):.2f} |"
     for row in measured:
         if tuple(row[: len(highlight.case)]) == highlight.case and row[-1]:
             first = header.index("Supremum")
