@@ -22,7 +22,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--pytest", default="", metavar="ARGUMENTS", help="further arguments of pytest"
     )
-    parser.add_argument("--count", type=int, help="a sample of so many mutants a file")
+    parser.add_argument(
+        "--count", type=int, help="test a random sample of this many mutants per file"
+    )
     parser.add_argument("--seed", type=int, default=0, help="chooses the sample (default: 0)")
     parser.add_argument("--lines", metavar="A-B", help="only mutants in these lines")
     parser.add_argument("--kinds", nargs="+", help="only these kinds of mutants")
