@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType
 from max.nn.attention.mask_config import MHAMaskVariant
-from max.nn.kernels import flash_attention_gpu
+from max.nn.kernels import flash_attention_gpu, flash_attention_ragged_gpu
 
 REF = DeviceRef.CPU()
 session = InferenceSession(devices=[CPU()])
@@ -130,3 +132,45 @@ def test_what_does_not_fit(shapes, mask, window, error, said) -> None:
             lambda q, k, v: flash_attention_gpu(q, k, v, mask, 1.0, window),
             input_types=[q, k, k],
         )
+
+
+@pytest.mark.parametrize(("mask", "window"), [(NULL, -1), (CAUSAL, -1), (SLIDING, 3), (CHUNKED, 4)])
+def test_a_ragged_batch_without_a_cache(mask: MHAMaskVariant, window: int) -> None:
+    rng = np.random.default_rng(5)
+    lengths = [7, 1, 0, 12]
+    offsets = np.cumsum([0, *lengths]).astype(np.uint32)
+    q, k, v = (x[0] for x in tensors(rng, 1, sum(lengths), sum(lengths), 4, 2, 8))
+    types = [TensorType(DType.float32, ["rows", *x.shape[1:]], REF) for x in (q, k, v)]
+    types += [TensorType(DType.uint32, ["bounds"], REF), TensorType(DType.uint32, [], REF)]
+    graph = Graph(
+        "ragged",
+        lambda *args: flash_attention_ragged_gpu(*args, mask, 0.3, window),
+        input_types=types,
+    )
+    longest = np.array(max(lengths), np.uint32)
+    (got,) = session.load(graph).execute(q, k, v, offsets, longest)
+    for begin, end in itertools.pairwise(offsets.tolist()):
+        parts = (x[None, begin:end] for x in (q, k, v))
+        want = attended(*parts, mask, 0.3, window)[0]
+        np.testing.assert_allclose(got.to_numpy()[begin:end], want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_ragged_batch_that_does_not_fit() -> None:
+    def stage(q, k, v, offsets=(DType.uint32, (3,))) -> None:
+        types = [TensorType(DType.float32, shape, REF) for shape in (q, k, v)]
+        types += [TensorType(*offsets, REF), TensorType(DType.uint32, [], REF)]
+        Graph(
+            "ragged",
+            lambda *args: flash_attention_ragged_gpu(*args, NULL, 1.0),
+            input_types=types,
+        )
+
+    rows = (5, 4, 8)
+    with pytest.raises(ValueError, match="of rank 3"):
+        stage((5, 32), rows, rows)
+    with pytest.raises(ValueError, match="do not fit"):
+        stage(rows, (5, 2, 8), (5, 4, 8))
+    with pytest.raises(ValueError, match="4 query heads cannot share 3"):
+        stage(rows, (5, 3, 8), (5, 3, 8))
+    with pytest.raises(TypeError, match="expected uint32 of rank 1"):
+        stage(rows, rows, rows, (DType.int64, (3,)))

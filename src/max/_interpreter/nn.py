@@ -6,6 +6,7 @@ float32 and rounded once; positions, pages and masks are spelt out token by toke
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -159,6 +160,8 @@ def _visible(mask: str, window: int, position: int, length: int) -> Array:
             return (keys <= position) & (keys > position - window)
         case "chunked_causal":
             return (keys <= position) & (keys // window == position // window)
+        case "symmetric_window":
+            return abs(keys - position) < window
         case _:
             raise ValueError(f"the mask {mask!r} has no meaning here")
 
@@ -215,6 +218,45 @@ def _attention(
         weights /= weights.sum(axis=-1, keepdims=True)
         attended = np.einsum("kgts,skd->tkgd", weights, values)
         out[begin:end] = attended.reshape(end - begin, heads, head_dim)
+    return out
+
+
+@register("mo.attention.ragged")
+def _attention_ragged(
+    q: Array,
+    keys: Array,
+    values: Array,
+    offsets: Array,
+    scale: Array,
+    bias: Array | None = None,
+    *,
+    mask: str = "null",
+    local_window_size: int = -1,
+) -> Array:
+    _check_offsets("input_row_offsets", offsets, max(len(offsets) - 1, 0), len(q))
+    for what, rows in (("keys", keys), ("values", values)):
+        if len(rows) != len(q):
+            raise ValueError(f"{what} has size {len(rows)}, expected {len(q)}")
+    group = q.shape[1] // keys.shape[1]
+    out = np.zeros(q.shape, np.float32)
+    for begin, end in itertools.pairwise(int(offset) for offset in offsets):
+        length = end - begin
+        if bias is not None and length > bias.shape[1] // 2 + 1:
+            raise ValueError(f"a text has {length} rows; the bias is for {bias.shape[1] // 2 + 1}")
+        seen = [_visible(mask, local_window_size, i, length) for i in range(length)]
+        for head in range(q.shape[1] if length else 0):
+            text = slice(begin, end)
+            scores = (
+                q[text, head].astype(np.float64) @ keys[text, head // group].astype(np.float64).T
+            )
+            scores *= float(scale)
+            if bias is not None:
+                places = np.arange(length) - np.arange(length)[:, None] + bias.shape[1] // 2
+                scores += bias[head][places]
+            scores = np.where(np.stack(seen), scores, -np.inf)
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            weights /= weights.sum(axis=1, keepdims=True)
+            out[text, head] = weights @ values[text, head // group].astype(np.float64)
     return out
 
 

@@ -103,6 +103,7 @@ class KernelLibrary:
 
 _CPU_FAMILIES: dict[str, str] = {
     "mo.matmul": "products.dense.matmul",
+    "mo.attention.ragged": "attention.ragged_attention",
     "mo.attention.ragged.paged": "attention.paged_attention",
     "mo.kv_store.ragged.paged": "attention.kv_store",
     "mo.rope.ragged.paged": "attention.rope",

@@ -36,6 +36,7 @@ from max.nn._scaled import (
     quantize_dynamic_scaled_float8,
     quantize_static_scaled_float8,
 )
+from max.nn.attention._ragged import attend_ragged
 from max.nn.attention.mask_config import MHAMaskVariant
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
@@ -48,6 +49,7 @@ __all__ = [
     "dynamic_scaled_matmul",
     "flash_attention_gpu",
     "flash_attention_ragged",
+    "flash_attention_ragged_gpu",
     "fused_qk_ragged_rope",
     "fused_qkv_ragged_matmul",
     "matmul_kv_cache_ragged",
@@ -428,6 +430,44 @@ def flash_attention_gpu(
         scores = ops.where(seen, scores, hidden)
     attended = ops.permute(ops.matmul(ops.softmax(scores), values), [0, 3, 1, 2, 4])
     return ops.cast(ops.reshape(attended, q.shape), q.dtype)
+
+
+def flash_attention_ragged_gpu(
+    q: TensorValue,
+    k: TensorValue,
+    v: TensorValue,
+    input_row_offsets: TensorValue,
+    max_seq_len: TensorValue,
+    mask_variant: MHAMaskVariant,
+    scale: float,
+    local_window_size: int = -1,
+) -> TensorValue:
+    """``softmax(scale * q kᵀ + mask) v`` of a ragged batch without a KV cache, on any device.
+
+    Sums and softmax are computed in float32. Query head ``i`` reads KV head ``i // (n_heads // kv_heads)``.
+
+    Args:
+        q: The queries ``[total_seq_len, n_heads, head_dim]``.
+        k: The keys ``[total_seq_len, kv_heads, head_dim]``.
+        v: The values, of the shape of the keys.
+        input_row_offsets: The first row of each sequence, and the number of rows, uint32 ``[batch + 1]``.
+        max_seq_len: The rows of the longest sequence, uint32; unused, the kernel reads the offsets.
+        mask_variant: The mask: which keys a query attends to.
+        scale: The factor of the scores.
+        local_window_size: The window of the sliding mask, the chunk of the chunked one.
+
+    Returns:
+        The attention output, of the queries' shape and dtype.
+
+    Raises:
+        ValueError: A shape does not fit, or the window is missing.
+        TypeError: A dtype does not fit.
+        NotImplementedError: There is no kernel for the mask.
+    """
+    _check_mask("flash_attention_ragged_gpu", mask_variant, local_window_size)
+    return attend_ragged(
+        q, k, v, input_row_offsets, scale, mask=MASKS[mask_variant], window=local_window_size
+    )
 
 
 def _positions(length: Dim, device: DeviceRef) -> TensorValue:

@@ -214,7 +214,7 @@ def paged_scratch(head_dim: int, p: Plan, ctx: Any) -> Scratch:
 @k.inline
 def first_key(position: Any, p: Plan) -> Any:
     """The first key that a query at a position sees."""
-    if p.mask == "sliding_window":
+    if p.mask == "sliding_window" or p.mask == "symmetric_window":
         return k.max(position - p.window + 1, 0)
     elif p.mask == "chunked_causal":
         return position // p.window * p.window
@@ -227,6 +227,8 @@ def last_key(position: Any, total: Any, p: Plan) -> Any:
     """The last key that a query at a position sees, of a sequence of `total` tokens."""
     if p.mask == "null":
         return total - 1
+    elif p.mask == "symmetric_window":
+        return k.min(position + p.window - 1, total - 1)
     else:
         return position
 

@@ -1,0 +1,274 @@
+"""Attention of a ragged batch without a cache: the rows of a text attend to the keys and values of the same text.
+
+The work of a task is that of `max._kernel_library.attention.paged_rows`, with keys and values in plain tensors::
+
+    texts    0          1                   q [total, heads, head_dim], keys and values [total, kv_heads, head_dim]
+    rows   ├────┼────┤├────┼────┼──┤        a task attends with some rows of a text and one KV head
+    tasks    0    1     2    3   4   × kv_heads
+
+A bias is added to the scaled scores by the distance of key and query, `bias[head, key - query + n - 1]` for texts of up to `n` rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from max import kernel as k
+from max._kernel_library.attention.online_softmax import LOG2_E
+from max._kernel_library.attention.paged_cache import check_offsets, check_size, unsigned
+from max._kernel_library.attention.paged_rows import (
+    KEYS,
+    ROW_THRESHOLD,
+    Plan,
+    Scratch,
+    Task,
+    add_values,
+    first_key,
+    last_key,
+    load_queries,
+    of_height,
+    pack_paged_queries,
+    paged_scratch,
+    plan_paged,
+    score_block,
+    softmax_block,
+)
+from max._kernel_library.lowering import KernelCall, Operand, view
+from max.dtype import DType
+
+
+class Grid(NamedTuple):
+    """How a launch is cut into tasks.
+
+    Args:
+        tasks: Tasks.
+        rows: Rows of a text that a task takes.
+        longest: Rows of the longest text.
+    """
+
+    tasks: Any
+    rows: Any
+    longest: Any
+
+
+class TextTask(NamedTuple):
+    """A task, and the first row of its text.
+
+    Args:
+        task: The task.
+        begin: The first row.
+    """
+
+    task: Task
+    begin: Any
+
+
+@k.inline
+def plan_ragged_grid(offsets: Any, p: Plan, ctx: Any) -> Grid:
+    """The tasks of a launch: long ones where enough remain for the workers."""
+    tasks, long_tasks, longest = k.i64(0), k.i64(0), k.i64(0)
+    for b in range(offsets.shape[0] - 1):
+        rows = k.i64(offsets[b + 1]) - k.i64(offsets[b])
+        tasks += k.ceildiv(rows, p.short_tokens) * p.kv_heads
+        long_tasks += k.ceildiv(rows, p.long_tokens) * p.kv_heads
+        longest = k.max(longest, rows)
+    rows_per_task = k.i64(p.short_tokens)
+    if long_tasks >= 6 * ctx.num_workers:
+        rows_per_task = k.i64(p.long_tokens)
+        tasks = long_tasks
+    return Grid(tasks, rows_per_task, longest)
+
+
+@k.inline
+def find_text_task(offsets: Any, number: Any, rows_per_task: Any, p: Plan) -> TextTask:
+    """The task of a number: the tasks of a text follow each other, in each the KV heads."""
+    text = k.i64(0)
+    index = k.i64(number)
+    rows = k.i64(offsets[1]) - k.i64(offsets[0])
+    pieces = k.ceildiv(rows, rows_per_task)
+    while index >= pieces * p.kv_heads:
+        index -= pieces * p.kv_heads
+        text += 1
+        rows = k.i64(offsets[text + 1]) - k.i64(offsets[text])
+        pieces = k.ceildiv(rows, rows_per_task)
+    # the last rows of a causal mask see most keys: they come first
+    first = (pieces - 1 - index % pieces) * rows_per_task
+    begin = k.i64(offsets[text])
+    count = k.min(rows_per_task, rows - first)
+    return TextTask(Task(text, index // pieces, begin + first, first, count, rows), begin)
+
+
+@k.inline
+def add_bias(task: Task, bias: Any, key: Any, count: Any, scale: Any, memory: Scratch, p: Plan) -> None:  # fmt: skip
+    """Adds the bias of each row and key to the scores of a block of keys, divided by what scores are multiplied by later.
+
+    Args:
+        task: The task.
+        bias: `[heads, 2 * n - 1]`; the middle is that of distance 0.
+        key: The first key of the block in the text.
+        count: Keys of the block.
+        scale: What scores are multiplied by later.
+        memory: Scratch memory.
+        p: The plan.
+    """
+    width = p.plain.width
+    middle = bias.shape[1] // 2
+    inverse = 1 / scale
+    for i in range(task.tokens * p.group):
+        head = task.kv_head * p.group + i % p.group
+        first = middle + key - (task.position + i // p.group)
+        for j, tail in k.vectors(count, width):
+            added = bias.load(head, first + j, width=width, mask=tail) * inverse
+            score = memory.scores.load(i * KEYS + j, width=width) + added
+            memory.scores.store(i * KEYS + j, value=score)
+
+
+@k.inline
+def attend_text(
+    text_task: TextTask, keys: Any, values: Any, biases: Any, scale: Any, tile_height: Any,
+    memory: Scratch, p: Plan,
+) -> None:  # fmt: skip
+    """Attends with the rows of a task to the keys of its text that one of them sees.
+
+    Args:
+        text_task: The task.
+        keys: `[total, kv_heads, head_dim]`.
+        values: The same shape.
+        biases: The bias, or nothing.
+        scale: What scores are multiplied by when they become weights.
+        tile_height: The height of register tiles, one of the plan's.
+        memory: Scratch memory.
+        p: The plan.
+    """
+    task, begin = text_task.task, text_task.begin
+    key = first_key(task.position, p)
+    if k.target().batch_invariant:
+        key -= key % KEYS
+    end = last_key(task.position + task.tokens - 1, task.total, p) + 1
+    rows = task.tokens * p.group
+    while key < end:
+        count = k.min(k.i64(KEYS), end - key)
+        block = keys[begin + key : begin + key + count, task.kv_head]
+        for height in k.unroll(p.heights):
+            if height == tile_height:
+                score_block(block, rows, memory, of_height(p, height))
+        for bias in k.unroll(biases):
+            add_bias(task, bias, key, count, scale, memory, p)
+        softmax_block(task, key, count, scale * LOG2_E, memory, p)
+        block = values[begin + key : begin + key + count, task.kv_head]
+        for height in k.unroll(p.heights):
+            if height == tile_height:
+                add_values(block, rows, memory, of_height(p, height))
+        key += count
+
+
+@k.kernel
+def attention_ragged(
+    out: k.Output,
+    q: k.Input,
+    keys: k.Input,
+    values: k.Input,
+    offsets: k.Input,
+    scale: k.Input,
+    *biases: k.Input,
+    ctx: k.Context,
+    mask: str,
+    window: int,
+) -> None:
+    """`out[row, head] = softmax(scale · q[row, head] · keys + bias) · values`, over the keys of the row's text that the mask leaves."""
+    heads, head_dim, kv_heads = q.shape[1], q.shape[2], keys.shape[1]
+    p = plan_paged(ctx.target, (q.dtype, keys.dtype), (heads, kv_heads, head_dim), mask, window)
+    memory = paged_scratch(head_dim, p, ctx)
+    check_offsets("input_row_offsets", offsets, q.shape[0], p.plain.width)
+    check_size("the result", out.shape[0], q.shape[0])
+    check_size("keys", keys.shape[0], q.shape[0])
+    check_size("values", values.shape[0], q.shape[0])
+    # scores are scaled when they become weights, unless the scale would reverse their order
+    query_factor = k.f32(1) if scale[0] > 0 else k.f32(scale[0])
+    factor = k.f32(scale[0]) if scale[0] > 0 else k.f32(1)
+    grid = plan_ragged_grid(offsets, p, ctx)
+    for bias in k.unroll(biases):
+        if grid.longest > bias.shape[1] // 2 + 1:
+            raise ValueError(
+                "a text has {} rows; the bias is for up to {}",
+                grid.longest,
+                bias.shape[1] // 2 + 1,
+            )
+    if p.matrix_tiles:
+        if grid.longest * p.group > ROW_THRESHOLD:
+            memory.tiles.configure()
+
+    for index in ctx.parallel(grid.tasks, grain=1):
+        text_task = find_text_task(offsets, index, grid.rows, p)
+        task = text_task.task
+        rows = task.tokens * p.group
+        load_queries(q, task, query_factor, memory, p)
+        tile_height = k.i64(p.plain.height)
+        if len(p.heights) == 2:
+            if rows <= ROW_THRESHOLD:
+                tile_height = k.i64(p.heights[1])
+        if rows > p.row_threshold:
+            pack_paged_queries(rows, memory, tile_height, p)
+        attend_text(text_task, keys, values, biases, factor, tile_height, memory, p)
+        for i in range(rows):
+            row, head = task.row + i // p.group, task.kv_head * p.group + i % p.group
+            total = memory.state.totals[i]
+            share = 1 / total if total > 0 else k.f32(0)
+            for j, tail in k.vectors(head_dim, p.plain.width):
+                v = memory.state.sums.load(i * p.stride + j, width=p.plain.width) * share
+                out.store(row, head, j, value=v, mask=tail)
+
+    if p.matrix_tiles:
+        if grid.longest * p.group > ROW_THRESHOLD:
+            memory.tiles.release()
+
+
+MASKS = ("null", "causal", "sliding_window", "chunked_causal", "symmetric_window")
+
+
+def _lower_attention(
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
+) -> KernelCall:
+    op = "mo.attention.ragged"
+    q, keys, values, offsets, scale, *biases = operands
+    unsigned(op, [offsets])
+    mask, window = attributes.get("mask", "null"), int(attributes.get("local_window_size", -1))
+    if mask not in MASKS:
+        raise NotImplementedError(f"{op}: mask {mask!r}; expected one of {', '.join(MASKS)}")
+    if mask not in ("null", "causal") and window <= 0:
+        raise NotImplementedError(
+            f"{op}: mask {mask!r} with local_window_size {window}, expected a positive one"
+        )
+    heads, head_dim = q.shape[1:]
+    sizes = (heads, head_dim, keys.shape[1])
+    if not all(isinstance(size, int) for size in sizes):
+        raise NotImplementedError(
+            f"{op}: heads {heads}, head_dim {head_dim}, kv_heads {sizes[2]}, expected static sizes"
+        )
+    if heads % sizes[2] or {keys.shape[2], values.shape[2]} != {head_dim} or keys.shape[1] != values.shape[1]:  # fmt: skip
+        raise NotImplementedError(
+            f"{op}: queries {q.shape}, keys {keys.shape} and values {values.shape} do not fit"
+        )
+    if biases and (biases[0].dtype is not DType.float32 or biases[0].shape[0] != heads):
+        raise NotImplementedError(
+            f"{op}: the bias is {biases[0].dtype.name} {biases[0].shape}, expected float32 [{heads}, 2 * n - 1]"
+        )
+    rows = (False, True, True)
+    args = (
+        view("result", 0, results[0], static=rows),
+        view("operand", 0, q, static=rows),
+        view("operand", 1, keys, static=rows),
+        view("operand", 2, values, static=rows),
+        view("operand", 3, offsets, static=False),
+        view("operand", 4, scale, ((),)),
+        *(view("operand", 5 + i, bias, static=(True, False)) for i, bias in enumerate(biases)),
+    )
+    params = {"mask": mask, "window": max(window, 1)}
+    return KernelCall(attention_ragged, args, params)
+
+
+LOWERINGS = {"mo.attention.ragged": _lower_attention}
