@@ -66,12 +66,18 @@ def test_packages_import_nothing_of_theirs(module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "code", ["import max.engine", "from max.engine import InferenceSession\nInferenceSession()"]
+    "code",
+    [
+        "import max.engine",
+        "from max.engine import InferenceSession\nInferenceSession()",
+        "import max.graph",
+        "import max.nn, max.pipelines.architectures.llama3.arch",
+    ],
 )
 def test_a_session_needs_no_compiler(code: str) -> None:
     modules = imported(code)
     heavy = ("max.kernel.frontend", "max.kernel.lowering", "max.kernel.interpreter", "max._compiler.passes",
-             "max._compiler.pipeline", "max._compiler.codegen", "max._interpreter", "max._kernel_library.products", "torch")  # fmt: skip
+             "max._compiler.pipeline", "max._compiler.codegen", "max._interpreter", "max._kernel_library.products", "torch", "xdsl", "max.mlir.types")  # fmt: skip
     assert not {name for name in modules if name.startswith(heavy)}
 
 

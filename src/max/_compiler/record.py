@@ -7,14 +7,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from xdsl.dialects.builtin import ModuleOp
-
 from max import kernel as k
+from max import mlir
 from max._backends.backend import Backends
 from max._compiler.emit import Compiled
 from max._compiler.flatten import Flat
 from max._compiler.memory import MemoryPlan, plan_memory
-from max.mlir import print_module, walk
 
 __all__ = ["Compilation", "PassRecord", "is_recording", "record", "recorded"]
 
@@ -56,10 +54,10 @@ class Compilation:
     irs: list[dict[str, k.KernelIR]] = field(default_factory=list)
     backends: Backends | None = None
 
-    def module(self, name: str, module: ModuleOp, seconds: float) -> None:
+    def module(self, name: str, module: mlir.ModuleOp, seconds: float) -> None:
         """Keeps a module as it is now."""
-        ops = sum(1 for _ in walk(module))
-        self.passes.append(PassRecord(name, ops, seconds, print_module(module)))
+        ops = sum(1 for _ in mlir.walk(module))
+        self.passes.append(PassRecord(name, ops, seconds, mlir.print_module(module)))
 
     def finish(
         self, flat: Flat, compiled: Compiled, irs: list[dict[str, k.KernelIR]], backends: Backends

@@ -6,32 +6,36 @@ keeps the op's number in the staged module; the session that loads the program l
 
 from __future__ import annotations
 
-from xdsl.dialects.builtin import FileLineColLoc, IntAttr, ModuleOp, StringAttr
-from xdsl.ir import Attribute, Operation
+from functools import cache
 
-from max.mlir import walk
+from max import mlir
 
 __all__ = ["Sites", "number_sites", "site_of"]
 
-_SITE = StringAttr("")
 _RAISING = frozenset({"mo.gather", "mo.gather_nd", "mo.div", "mo.mod"})
 """Ops in regions whose kernels raise for some values of their operands."""
 
 
-def number_sites(module: ModuleOp) -> None:
+@cache
+def _site() -> mlir.StringAttr:
+    """The file name of locations that hold a number; compared by identity."""
+    return mlir.StringAttr("")
+
+
+def number_sites(module: mlir.ModuleOp) -> None:
     """Replaces the location of each op by its number in the module. Passes copy locations to the ops they create."""
-    column = IntAttr(0)
-    for number, op in enumerate(walk(module)):
-        op.location = FileLineColLoc(_SITE, IntAttr(number), column)
+    column, site = mlir.IntAttr(0), _site()
+    for number, op in enumerate(mlir.walk(module)):
+        op.location = mlir.FileLineColLoc(site, mlir.IntAttr(number), column)
 
 
-def site_of(op: Operation) -> int:
+def site_of(op: mlir.Operation) -> int:
     """The number of the staged op that an op comes from; -1 if unknown.
 
     A region takes the number of its first op that can raise, else that of its last op.
     """
     location = op.location
-    if isinstance(location, FileLineColLoc) and location.filename is _SITE:
+    if isinstance(location, mlir.FileLineColLoc) and location.filename is _site():
         return location.line.data
     sites = [(site_of(inner), inner.name in _RAISING) for inner in op.walk() if inner is not op]
     numbered = [(site, raises) for site, raises in sites if site >= 0]
@@ -46,14 +50,14 @@ class Sites:
         module: The module; None has no locations.
     """
 
-    def __init__(self, module: ModuleOp | None = None) -> None:
-        self._locations: list[Attribute | None] = (
-            [] if module is None else [op.location for op in walk(module)]
+    def __init__(self, module: mlir.ModuleOp | None = None) -> None:
+        self._locations: list[mlir.Attribute | None] = (
+            [] if module is None else [op.location for op in mlir.walk(module)]
         )
 
     def describe(self, number: int) -> str:
         """``file:line`` of an op; empty if the op has no location (a saved graph) or the number is unknown."""
         location = self._locations[number] if 0 <= number < len(self._locations) else None
-        if not isinstance(location, FileLineColLoc):
+        if not isinstance(location, mlir.FileLineColLoc):
             return ""
         return f"{location.filename.data}:{location.line.data}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from xdsl.dialects.builtin import ModuleOp
 
+from max import mlir
 from max._backends import Backends
 from max._compiler.emit import Compiled
 from max._runtime import platform
@@ -20,7 +20,7 @@ __all__ = ["Caster"]
 
 _FLOATS = frozenset({DType.float32, DType.bfloat16, DType.float16})
 
-Compile = Callable[[ModuleOp], tuple[Compiled, list[dict[str, int]]]]
+Compile = Callable[["mlir.ModuleOp"], tuple[Compiled, list[dict[str, int]]]]
 """Makes the program of a module, and for each device the addresses of its kernels."""
 
 

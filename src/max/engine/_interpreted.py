@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from max import _interpreter
+from max import _interpreter, mlir
 from max._compiler.emit import Compiled, ProgramCode
 from max._compiler.sizes import simplify
 from max._compiler.template import TensorInfo
@@ -18,14 +18,13 @@ from max.engine._model import Linked, Model
 from max.engine._program import Arena
 from max.graph import Graph
 from max.graph.print_options import PrintOptions
-from max.mlir import BufferType, ShapedType, entry
 
 __all__ = ["interpreted_model"]
 
 
-def _info(type_: ShapedType) -> TensorInfo:
+def _info(type_: mlir.ShapedType) -> TensorInfo:
     shape = tuple([simplify(dim) for dim in type_.shape])
-    return TensorInfo(type_.dtype, shape, type_.device.data, isinstance(type_, BufferType))
+    return TensorInfo(type_.dtype, shape, type_.device.data, isinstance(type_, mlir.BufferType))
 
 
 class _NoLinker:
@@ -45,7 +44,7 @@ class _Run:
         printing: PrintOptions,
     ) -> None:
         self.graph = graph
-        self.top = entry(graph.to_mlir())
+        self.top = mlir.entry(graph.to_mlir())
         self.outputs = outputs
         self.printing = printing
         self.weights = {
@@ -62,7 +61,7 @@ class _Run:
         finally:
             _interpreter.printing.CURRENT.reset(token)
         for given, copy, type_ in zip(inputs, on_host, self.top.input_types, strict=False):
-            if isinstance(type_, BufferType) and given is not copy:
+            if isinstance(type_, mlir.BufferType) and given is not copy:
                 given.inplace_copy_from(copy)
         outputs: list[Tensor] = []
         for result, info in zip(results, self.outputs, strict=True):
@@ -90,9 +89,9 @@ def interpreted_model(
         arena: The session's arena, which is not used.
         printing: How it shows tensors.
     """
-    top = entry(graph.to_mlir())
-    inputs = [_info(t) for t in top.input_types if isinstance(t, ShapedType)]
-    outputs = [_info(t) for t in top.output_types if isinstance(t, ShapedType)]
+    top = mlir.entry(graph.to_mlir())
+    inputs = [_info(t) for t in top.input_types if isinstance(t, mlir.ShapedType)]
+    outputs = [_info(t) for t in top.output_types if isinstance(t, mlir.ShapedType)]
     symbols = dict.fromkeys(
         symbol
         for info in inputs

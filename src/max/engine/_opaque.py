@@ -2,40 +2,37 @@
 
 from __future__ import annotations
 
-from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import SSAValue
-
+from max import mlir
 from max.graph.ops.custom import opaque_buffer
-from max.mlir import OpaqueType, clone_module, walk
 
 __all__ = ["with_buffers"]
 
 
-def with_buffers(module: ModuleOp) -> ModuleOp:
+def with_buffers(module: mlir.ModuleOp) -> mlir.ModuleOp:
     """A module in which opaque values are buffers; the module itself where it has none.
 
     Raises:
         TypeError: A type does not say the size of its values.
         NotImplementedError: An op makes an opaque value: they come in as inputs.
     """
-    if not any(isinstance(value.type, OpaqueType) for value in _values(module)):
+    if not any(isinstance(value.type, mlir.OpaqueType) for value in _values(module)):
         return module
-    changed = clone_module(module)
-    for op in walk(changed):
+    changed = mlir.clone_module(module)
+    for op in mlir.walk(changed):
         for result in op.results:
-            if isinstance(result.type, OpaqueType):
+            if isinstance(result.type, mlir.OpaqueType):
                 raise NotImplementedError(
                     f"{op.name}: a result is the opaque value {result.type.type_name!r}; make its memory "
                     "outside (a Tensor) and give it as an input, which the op changes in place"
                 )
     for value in _values(changed):
-        if isinstance(value.type, OpaqueType):
+        if isinstance(value.type, mlir.OpaqueType):
             value._type = opaque_buffer(value.type)  # pyright: ignore[reportPrivateUsage]
     return changed
 
 
-def _values(module: ModuleOp) -> list[SSAValue]:
-    values: list[SSAValue] = []
+def _values(module: mlir.ModuleOp) -> list[mlir.SSAValue]:
+    values: list[mlir.SSAValue] = []
     for op in module.walk():
         values.extend(op.results)
         for region in op.regions:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from max import mlir
 from max._backends import BackendOptions, Backends, backends_for
 from max._compiler.emit import Compiled, ProgramCode
 from max._compiler.record import is_recording
@@ -43,7 +44,6 @@ from max.graph.print_options import STYLES, PrintOptions
 from max.graph.saved import saved_weights
 from max.graph.weights import LaterCast, WeightsFileError
 from max.kernel.language.extensions import load_extensions
-from max.mlir import ChainType, ModuleOp, entry, print_module, resources, walk
 
 if TYPE_CHECKING:
     from max._compiler import pipeline
@@ -292,8 +292,8 @@ class InferenceSession:
         except (ValueError, OSError) as error:
             raise RuntimeError(f"load: {path} is not a saved graph: {error}") from error
 
-    def _check_devices(self, module: ModuleOp) -> None:
-        graph = entry(module)
+    def _check_devices(self, module: mlir.ModuleOp) -> None:
+        graph = mlir.entry(module)
         # sizes, seeds and flags are on the CPU, whatever devices the session is for
         available = {(d.label, d.id) for d in (*self._devices, self._backends.host.device)}
         for index, type_ in enumerate([*graph.input_types, *graph.output_types]):
@@ -307,7 +307,7 @@ class InferenceSession:
                     "give the device to InferenceSession(devices=...)"
                 )
 
-    def _compile(self, module: ModuleOp) -> tuple[Compiled, list[dict[str, int]]]:
+    def _compile(self, module: mlir.ModuleOp) -> tuple[Compiled, list[dict[str, int]]]:
         """The program of a module and for each device the entries of its kernels, from the disk cache if it has them."""
         names = input_names(module)
         key = self._key(module, names)
@@ -341,7 +341,7 @@ class InferenceSession:
             cache.put("program", key, pickle.dumps(compiled, pickle.HIGHEST_PROTOCOL))
         return compiled, addresses
 
-    def _key(self, module: ModuleOp, names: Sequence[str]) -> str | None:
+    def _key(self, module: mlir.ModuleOp, names: Sequence[str]) -> str | None:
         """The key of a module on disk: its text, without the contents of big constants, and all that makes code of it.
 
         None where kernels of the user are part of it, whose source is not in the text, or run in plain Python.
@@ -350,7 +350,7 @@ class InferenceSession:
         devices = self._backends.cache_key()
         if devices is None or flags.MAX_KERNEL_INTERPRET or shown or flags.MAX_CHECK >= 2:
             return None  # interpreted entries belong to this process; a cached program is not recorded, dumped or checked
-        for op in walk(module):
+        for op in mlir.walk(module):
             if op.name == "mo.custom" and not self._backends.host.library.supports(
                 op.attr("symbol")
             ):
@@ -368,7 +368,7 @@ class InferenceSession:
         ]
         checked = f"{flags.MAX_KERNEL_CHECK}{flags.MAX_GUARD}"
         return content_key(
-            print_module(module), "\n".join(names), devices, checked, __version__, sys.version, np.__version__, *makers,
+            mlir.print_module(module), "\n".join(names), devices, checked, __version__, sys.version, np.__version__, *makers,
         )  # fmt: skip
 
     def set_debug_print_options(
@@ -524,7 +524,7 @@ class _Linker:
         convert(list(memory.casts))
 
 
-def _arrays(module: ModuleOp, compiled: Compiled) -> dict[int, np.ndarray[Any, Any]]:
+def _arrays(module: mlir.ModuleOp, compiled: Compiled) -> dict[int, np.ndarray[Any, Any]]:
     """The constants of a model by their number among its fixed buffers."""
     named: dict[str, np.ndarray[Any, Any]] | None = None
     arrays: dict[int, np.ndarray[Any, Any]] = {}
@@ -533,15 +533,15 @@ def _arrays(module: ModuleOp, compiled: Compiled) -> dict[int, np.ndarray[Any, A
             continue
         array = item.array
         if array is None:
-            named = resources(module) if named is None else named
+            named = mlir.resources(module) if named is None else named
             array = named[item.name]
         arrays[index] = np.ascontiguousarray(array)
     return arrays
 
 
-def input_names(module: ModuleOp) -> list[str]:
+def input_names(module: mlir.ModuleOp) -> list[str]:
     """The names of the inputs of a module's entry: those of its values, else ``input0``, ``input1``, …"""
-    arguments = [a for a in entry(module).args if not isinstance(a.type, ChainType)]
+    arguments = [a for a in mlir.entry(module).args if not isinstance(a.type, mlir.ChainType)]
     names = [argument.name_hint or f"input{index}" for index, argument in enumerate(arguments)]
     return (
         names if len(set(names)) == len(names) else [f"input{index}" for index in range(len(names))]

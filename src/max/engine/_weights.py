@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from max import mlir
 from max._errors import ArgumentError
 from max.driver import Tensor
 from max.dtype import DType
 from max.graph.weights import LaterCast
-from max.mlir import CallOp, GraphOp, ModuleOp, ShapedType, control_callees, entry, subgraphs
 
 __all__ = ["WeightInfo", "bind_weights", "declared_weights"]
 
@@ -27,20 +27,20 @@ class WeightInfo:
         return f"{self.name}: {self.dtype.name}{list(self.shape)}"
 
 
-def declared_weights(module: ModuleOp) -> dict[str, WeightInfo]:
+def declared_weights(module: mlir.ModuleOp) -> dict[str, WeightInfo]:
     """The weights of a module by name, with the prefixes of the calls that lead to them.
 
     Raises:
         ValueError: A weight has a symbolic dimension, or one name has two types.
     """
-    callees = subgraphs(module)
+    callees = mlir.subgraphs(module)
     declared: dict[str, WeightInfo] = {}
 
-    def walk(graph: GraphOp, prefix: str) -> Iterator[WeightInfo]:
+    def walk(graph: mlir.GraphOp, prefix: str) -> Iterator[WeightInfo]:
         for op in graph.body:
             if op.name == "mo.constant.external":
                 type_ = op.results[0].type
-                assert isinstance(type_, ShapedType)
+                assert isinstance(type_, mlir.ShapedType)
                 shape = type_.static_shape
                 name = prefix + op.attr("name")
                 if shape is None:
@@ -48,11 +48,11 @@ def declared_weights(module: ModuleOp) -> dict[str, WeightInfo]:
                         f"weight {name!r} is {type_.short}; the shape of a weight must be static"
                     )
                 yield WeightInfo(name, type_.dtype, shape)
-            for callee in control_callees(op):
-                inner = op.prefix if isinstance(op, CallOp) else ""
+            for callee in mlir.control_callees(op):
+                inner = op.prefix if isinstance(op, mlir.CallOp) else ""
                 yield from walk(callees[callee], prefix + inner)
 
-    for info in walk(entry(module), ""):
+    for info in walk(mlir.entry(module), ""):
         first = declared.setdefault(info.name, info)
         if first != info:
             raise ValueError(f"the graph has two weights of one name, {first} and {info}")

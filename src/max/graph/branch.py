@@ -8,17 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from xdsl.dialects.builtin import SymbolRefAttr
-from xdsl.ir import Attribute, SSAValue
-
 from max import mlir
 from max.graph.graph import Graph, _block_of
 from max.graph.value import TensorValue, Value, _ChainValue, value_of
 from max.graph.weight import Weight
 
 __all__ = ["Branch", "close_branches"]
-
-_CHAIN = mlir.ChainType.get()
 
 
 class Branch(Graph):
@@ -37,8 +32,8 @@ class Branch(Graph):
         self,
         outer: Graph,
         role: str,
-        types: Sequence[Attribute] = (),
-        captures: Sequence[SSAValue] = (),
+        types: Sequence[mlir.Attribute] = (),
+        captures: Sequence[mlir.SSAValue] = (),
     ) -> None:
         root = outer.root
         self._init(_free_name(root, f"{outer.name}_{role}"), outer._kernel_library, ())
@@ -46,13 +41,13 @@ class Branch(Graph):
         self.outer = outer
         self._module = root._module
         self._num_own = len(types)
-        self.captures: list[SSAValue] = []
+        self.captures: list[mlir.SSAValue] = []
         """The values of the enclosing graph that are inputs, after those it began with."""
-        self._inside: dict[SSAValue, SSAValue] = {}
+        self._inside: dict[mlir.SSAValue, mlir.SSAValue] = {}
         self._build("mo.subgraph", ())
         for type_ in types:
             self._block.insert_arg(type_, len(self._block.args))
-        chain = self._block.insert_arg(_CHAIN, len(self._block.args))
+        chain = self._block.insert_arg(mlir.ChainType.get(), len(self._block.args))
         self._chain = self._chain_input = chain
         self._num_inputs = len(types)
         self._symbols = set(outer._symbols)
@@ -65,7 +60,7 @@ class Branch(Graph):
         """Whether something in the branch took its chain."""
         return self._chain is not self._chain_input
 
-    def capture(self, value: SSAValue) -> SSAValue:
+    def capture(self, value: mlir.SSAValue) -> mlir.SSAValue:
         """The input for a value of the enclosing graph."""
         inner = self._inside.get(value)
         if inner is None:
@@ -74,7 +69,7 @@ class Branch(Graph):
             self.captures.append(value)
         return inner
 
-    def _captured(self, value: SSAValue) -> SSAValue | None:
+    def _captured(self, value: mlir.SSAValue) -> mlir.SSAValue | None:
         captured = self._inside.get(value)
         if captured is not None:
             return captured
@@ -99,7 +94,7 @@ class Branch(Graph):
             return captured
         return self.capture(value)
 
-    def _encloses(self, value: SSAValue) -> bool:
+    def _encloses(self, value: mlir.SSAValue) -> bool:
         """Whether a value is of a graph around this one."""
         block, graph = _block_of(value), self.outer
         while graph._block is not block:
@@ -117,7 +112,7 @@ class Branch(Graph):
         own_values: list[Value[Any]] = []
         with self:
             for value in values:
-                inner: SSAValue | None = value.to_mlir()
+                inner: mlir.SSAValue | None = value.to_mlir()
                 if _block_of(inner) is not self._block:
                     inner = self._captured(inner)
                 if inner is None:
@@ -165,7 +160,7 @@ def close_branches(
     first: Sequence[Value[Any]],
     own: Sequence[Value[Any]],
     roles: tuple[str, str],
-    types: Sequence[Attribute],
+    types: Sequence[mlir.Attribute],
 ) -> list[Value[Any]]:
     """Ends the two subgraphs of an op, so that both take the same values, and stages the op.
 
@@ -186,7 +181,7 @@ def close_branches(
     for branch, values in zip(branches, outputs, strict=True):
         branch.finish(values, has_chain)
     outer = one.outer
-    attrs = {role: SymbolRefAttr(b.name) for role, b in zip(roles, branches, strict=True)}
+    attrs = {role: mlir.SymbolRefAttr(b.name) for role, b in zip(roles, branches, strict=True)}
     operands = [*first, *own, *[value_of(value) for value in one.captures]]
     stage = outer.stage_effect if has_chain else outer.stage
     return [value_of(result) for result in stage(op, operands, attrs, list(types))]

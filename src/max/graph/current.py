@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-from xdsl.ir import Attribute, SSAValue
-
+from max import mlir
 from max.graph.value import TensorValue, Value
 
 __all__ = ["CURRENT", "Staging", "current_graph"]
@@ -21,8 +20,8 @@ class Staging(Protocol):
         name: str,
         operands: Sequence[Value[Any]],
         attrs: Mapping[str, Any] | None = None,
-        result_types: Sequence[Attribute] | None = None,
-    ) -> Sequence[SSAValue]:
+        result_types: Sequence[mlir.Attribute] | None = None,
+    ) -> Sequence[mlir.SSAValue]:
         """Stages an op; see `Graph.stage`."""
         ...
 

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import numpy as np
 
+from max import mlir
 from max.mlir.dims import POC, DimExpr
-from max.mlir.types import DimAttr
 
 __all__ = ["AlgebraicDim", "Dim", "DimLike", "StaticDim", "SymbolicDim"]
 
@@ -46,13 +46,13 @@ class Dim:
         return _to_dim(value)
 
     @staticmethod
-    def from_mlir(attr: DimAttr | DimExpr) -> Dim:
+    def from_mlir(attr: mlir.DimAttr | DimExpr) -> Dim:
         """The dimension of an MLIR attribute."""
         return _from_expr(attr if isinstance(attr, DimExpr) else attr.data)
 
-    def to_mlir(self) -> DimAttr:
+    def to_mlir(self) -> mlir.DimAttr:
         """The MLIR attribute of the dimension."""
-        return DimAttr(self._expr)
+        return mlir.DimAttr(self._expr)
 
     @property
     def expr(self) -> DimExpr:
@@ -144,7 +144,7 @@ class StaticDim(Dim):
         return self._expr.value
 
     @staticmethod
-    def from_mlir(attr: DimAttr | DimExpr) -> Dim:
+    def from_mlir(attr: mlir.DimAttr | DimExpr) -> Dim:
         """The dimension of an MLIR attribute."""
         return Dim.from_mlir(attr)
 
@@ -190,7 +190,7 @@ class SymbolicDim(Dim):
         return name
 
     @staticmethod
-    def from_mlir(attr: DimAttr | DimExpr) -> Dim:
+    def from_mlir(attr: mlir.DimAttr | DimExpr) -> Dim:
         """The dimension of an MLIR attribute."""
         return Dim.from_mlir(attr)
 
@@ -204,8 +204,8 @@ class AlgebraicDim(Dim):
 
     __slots__ = ()
 
-    def __new__(cls, attr: DimLike | DimAttr | DimExpr) -> Dim:
-        if isinstance(attr, DimAttr | DimExpr):
+    def __new__(cls, attr: DimLike | mlir.DimAttr | DimExpr) -> Dim:
+        if isinstance(attr, mlir.DimAttr | DimExpr):
             return Dim.from_mlir(attr)
         return _to_dim(attr)
 
@@ -226,12 +226,12 @@ class AlgebraicDim(Dim):
         return _from_expr(op.apply([_to_dim(operand)._expr for operand in operands]))
 
     @property
-    def attr(self) -> DimAttr:
+    def attr(self) -> mlir.DimAttr:
         """The expression as MLIR has it."""
-        return DimAttr(self._expr)
+        return mlir.DimAttr(self._expr)
 
     @staticmethod
-    def from_mlir(attr: DimAttr | DimExpr) -> Dim:
+    def from_mlir(attr: mlir.DimAttr | DimExpr) -> Dim:
         """The dimension of an MLIR attribute."""
         return Dim.from_mlir(attr)
 

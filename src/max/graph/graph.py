@@ -12,9 +12,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from xdsl.dialects.builtin import FileLineColLoc, IntAttr, LocationAttr, StringAttr
-from xdsl.ir import Attribute, Block, BlockArgument, OpResult, Region, SSAValue
-
 from max import mlir
 from max._errors import ArgumentError
 from max.graph.current import CURRENT, current_graph
@@ -26,13 +23,11 @@ from max.graph.value import TensorValue, TensorValueLike, Value, _ChainValue, va
 from max.graph.weight import Weight, stage_weight
 from max.graph.weights_by_name import Weights
 from max.mlir.dims import DimExpr
-from max.mlir.types import ShapedType
 
 __all__ = ["Graph"]
 
 _STAGING = tuple([str(Path(__file__).parents[1] / name) for name in ("graph", "nn")])
 """Packages whose frames stage ops for their callers."""
-_CHAIN = mlir.ChainType.get()
 
 INTRODUCES_SYMBOLS = frozenset(
     {
@@ -49,16 +44,16 @@ INTRODUCES_SYMBOLS = frozenset(
 
 
 @lru_cache(maxsize=65536)
-def _location(filename: str, line: int) -> LocationAttr:
-    return FileLineColLoc(StringAttr(filename), IntAttr(line), IntAttr(0))
+def _location(filename: str, line: int) -> mlir.LocationAttr:
+    return mlir.FileLineColLoc(mlir.StringAttr(filename), mlir.IntAttr(line), mlir.IntAttr(0))
 
 
-def _block_of(value: SSAValue) -> Block | None:
+def _block_of(value: mlir.SSAValue) -> mlir.Block | None:
     """The block that a value is of."""
-    return value.block if isinstance(value, BlockArgument) else value.owner.parent_block()
+    return value.block if isinstance(value, mlir.BlockArgument) else value.owner.parent_block()
 
 
-def _user_location() -> LocationAttr:
+def _user_location() -> mlir.LocationAttr:
     """The place of the innermost call that comes from outside of the packages that stage ops."""
     frame = sys._getframe(2)
     while frame.f_code.co_filename.startswith(_STAGING) and frame.f_back is not None:
@@ -189,8 +184,8 @@ class Graph:
         self._weights: dict[str, _AddedWeight] = {}
         self._symbols: set[str] = set()
         self._new_symbols = 0
-        self._chain: SSAValue | None = None
-        self._chain_input: BlockArgument | None = None
+        self._chain: mlir.SSAValue | None = None
+        self._chain_input: mlir.BlockArgument | None = None
         self._ready_chain: _ChainValue | None = None
         self._num_resources = 0
         self._num_streams = 0
@@ -206,8 +201,8 @@ class Graph:
                 )
         types = [t.to_mlir() for t in input_types]
         self._declare_symbols(types, is_entry=op == "mo.graph")
-        block = Block(arg_types=types)
-        self._adopt(mlir.build(op, attrs={"sym_name": self.name}, regions=[Region(block)]))
+        block = mlir.Block(arg_types=types)
+        self._adopt(mlir.build(op, attrs={"sym_name": self.name}, regions=[mlir.Region(block)]))
         self._num_inputs = len(types)
 
     def _adopt(self, op: mlir.MoOp) -> None:
@@ -224,8 +219,8 @@ class Graph:
         for op in self._block.ops:
             self._note_symbols([r.type for r in op.results])
 
-    def _declare_symbols(self, types: Sequence[Attribute], is_entry: bool) -> None:
-        shapes = [t.shape for t in types if isinstance(t, ShapedType)]
+    def _declare_symbols(self, types: Sequence[mlir.Attribute], is_entry: bool) -> None:
+        shapes = [t.shape for t in types if isinstance(t, mlir.ShapedType)]
         plain = {dim.symbol_name for shape in shapes for dim in shape}
         for shape in shapes:
             for dim in shape:
@@ -328,8 +323,8 @@ class Graph:
         name: str,
         operands: Sequence[Value[Any]] = (),
         attrs: Mapping[str, Any] | None = None,
-        result_types: Sequence[Attribute] | None = None,
-    ) -> Sequence[OpResult]:
+        result_types: Sequence[mlir.Attribute] | None = None,
+    ) -> Sequence[mlir.OpResult]:
         """Adds an op at the end of the graph, and gives its results.
 
         Raises:
@@ -359,7 +354,7 @@ class Graph:
             self._note_symbols([r.type for r in op.results])
         return op.results
 
-    def _captured(self, value: SSAValue) -> SSAValue | None:
+    def _captured(self, value: mlir.SSAValue) -> mlir.SSAValue | None:
         """This graph's own value for one of an enclosing graph; None where it has no such graph."""
         return None
 
@@ -368,18 +363,18 @@ class Graph:
         name: str,
         operands: Sequence[Value[Any]],
         attrs: Mapping[str, Any] | None = None,
-        result_types: Sequence[Attribute] | None = None,
-    ) -> Sequence[OpResult]:
+        result_types: Sequence[mlir.Attribute] | None = None,
+    ) -> Sequence[mlir.OpResult]:
         """`stage` for an op that takes the chain last and gives it back last, which is left out."""
         if result_types is not None:
-            result_types = (*result_types, _CHAIN)
+            result_types = (*result_types, mlir.ChainType.get())
         results = self.stage(name, (*operands, self._current_chain), attrs, result_types)
         self._chain = results[-1]
         return results[:-1]
 
-    def _note_symbols(self, types: Iterable[Attribute]) -> None:
+    def _note_symbols(self, types: Iterable[mlir.Attribute]) -> None:
         for t in types:
-            if isinstance(t, ShapedType):
+            if isinstance(t, mlir.ShapedType):
                 for dim in t.shape:
                     if not dim.is_static:
                         self._symbols.update(dim.symbols)
@@ -489,12 +484,12 @@ class Graph:
             op = loaded[name]
             op.detach()
             subgraph._adopt(op)
-            inputs = [t for t in op.input_types if t != _CHAIN]
+            inputs = [t for t in op.input_types if not isinstance(t, mlir.ChainType)]
             subgraph._num_inputs = len(inputs)
             subgraph._declare_symbols(inputs, is_entry=False)
         else:
             subgraph._build("mo.subgraph", list(input_types))
-            chain = subgraph._block.insert_arg(_CHAIN, subgraph._num_inputs)
+            chain = subgraph._block.insert_arg(mlir.ChainType.get(), subgraph._num_inputs)
             subgraph._chain = subgraph._chain_input = chain
         for device in devices:
             subgraph.device_chains[device]

@@ -21,7 +21,6 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-from xdsl.dialects.builtin import ModuleOp
 
 from max import mlir
 from max.driver import Tensor
@@ -43,7 +42,7 @@ def _beside(path: Path, what: str) -> Path:
     return path.with_suffix(f".{what}.safetensors")
 
 
-def save_module(module: ModuleOp, path: Path, weights: Mapping[str, Any] | None) -> None:
+def save_module(module: mlir.ModuleOp, path: Path, weights: Mapping[str, Any] | None) -> None:
     """Writes a module; see the format above. Files that are there are replaced whole, or not at all.
 
     Args:
@@ -83,7 +82,7 @@ def _contiguous(value: Any) -> npt.NDArray[Any]:
     return np.asarray(tensor.to_numpy(), order="C")
 
 
-def load_module(path: Path) -> ModuleOp:
+def load_module(path: Path) -> mlir.ModuleOp:
     """Reads and verifies a saved module; its big constants are mapped.
 
     Raises:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, SupportsIndex, TypeGuard, cast, overload
 
+from max import mlir
 from max.graph.dim import Dim, DimLike, StaticDim, SymbolicDim
 from max.mlir.dims import DimExpr
-from max.mlir.types import ShapeAttr
 
 __all__ = ["Shape", "ShapeLike"]
 
@@ -68,13 +68,13 @@ class Shape(list[Dim]):
         return all(isinstance(dim, StaticDim) for dim in shape)
 
     @classmethod
-    def from_mlir(cls, attr: ShapeAttr) -> Shape:
+    def from_mlir(cls, attr: mlir.ShapeAttr) -> Shape:
         """The shape of an MLIR attribute."""
         return cls.from_exprs(attr.data)
 
-    def to_mlir(self) -> ShapeAttr:
+    def to_mlir(self) -> mlir.ShapeAttr:
         """The MLIR attribute of the shape."""
-        return ShapeAttr(self.exprs)
+        return mlir.ShapeAttr(self.exprs)
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> Dim: ...

@@ -8,16 +8,11 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Generic, TypeVar, cast
 
-from xdsl.dialects.builtin import StringAttr
-from xdsl.ir import Attribute
-
 from max import mlir
 from max._errors import ArgumentError
 from max.driver import CPU, Accelerator, Device
 from max.dtype import DType
 from max.graph.shape import Shape, ShapeLike
-from max.mlir.attributes import from_attr, to_attr
-from max.mlir.types import DeviceRefAttr
 
 __all__ = [
     "BufferType",
@@ -29,7 +24,7 @@ __all__ = [
     "Type",
 ]
 
-MlirType = TypeVar("MlirType", bound=Attribute, covariant=True)
+MlirType = TypeVar("MlirType", bound="mlir.Attribute", covariant=True)
 
 
 class FilterLayout(StrEnum):
@@ -42,13 +37,13 @@ class FilterLayout(StrEnum):
     RSCF = "RSCF"
 
     @staticmethod
-    def from_mlir(attr: StringAttr) -> FilterLayout:
+    def from_mlir(attr: mlir.StringAttr) -> FilterLayout:
         """The layout of an MLIR attribute."""
         return FilterLayout(attr.data)
 
-    def to_mlir(self) -> StringAttr:
+    def to_mlir(self) -> mlir.StringAttr:
         """The MLIR attribute of the layout."""
-        return StringAttr(self.value)
+        return mlir.StringAttr(self.value)
 
 
 class ConvInputLayout(StrEnum):
@@ -58,13 +53,13 @@ class ConvInputLayout(StrEnum):
     NCHW = "NCHW"
 
     @staticmethod
-    def from_mlir(attr: StringAttr) -> ConvInputLayout:
+    def from_mlir(attr: mlir.StringAttr) -> ConvInputLayout:
         """The layout of an MLIR attribute."""
         return ConvInputLayout(attr.data)
 
-    def to_mlir(self) -> StringAttr:
+    def to_mlir(self) -> mlir.StringAttr:
         """The MLIR attribute of the layout."""
-        return StringAttr(self.value)
+        return mlir.StringAttr(self.value)
 
 
 class DeviceKind(StrEnum):
@@ -151,13 +146,13 @@ class DeviceRef:
         return self.device_type is DeviceKind.GPU
 
     @staticmethod
-    def from_mlir(attr: DeviceRefAttr) -> DeviceRef:
+    def from_mlir(attr: mlir.DeviceRefAttr) -> DeviceRef:
         """The device of an MLIR attribute."""
         return _device_from_mlir(attr)
 
-    def to_mlir(self) -> DeviceRefAttr:
+    def to_mlir(self) -> mlir.DeviceRefAttr:
         """The MLIR attribute of the device."""
-        return DeviceRefAttr.get(self.device_type.value, self.id)
+        return mlir.DeviceRefAttr.get(self.device_type.value, self.id)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DeviceRef):
@@ -174,7 +169,7 @@ class DeviceRef:
 
 
 @lru_cache(maxsize=256)
-def _device_from_mlir(attr: DeviceRefAttr) -> DeviceRef:
+def _device_from_mlir(attr: mlir.DeviceRefAttr) -> DeviceRef:
     return DeviceRef(DeviceKind(attr.label), attr.id)
 
 
@@ -186,7 +181,7 @@ class Type(Generic[MlirType]):
         raise NotImplementedError(f"{type(self).__name__} is abstract")
 
     @staticmethod
-    def from_mlir(t: Attribute) -> Type[Any]:
+    def from_mlir(t: mlir.Attribute) -> Type[Any]:
         """The type of an MLIR type.
 
         Raises:
@@ -254,7 +249,7 @@ class _ShapedType(Type[MlirType]):
         )
 
 
-class TensorType(_ShapedType[mlir.TensorType]):
+class TensorType(_ShapedType["mlir.TensorType"]):
     """The type of a tensor that does not change: element type, shape, device.
 
     Args:
@@ -305,7 +300,7 @@ class TensorType(_ShapedType[mlir.TensorType]):
         return mlir.TensorType.get(self.dtype, self.shape.exprs, self.device.to_mlir(), layout)
 
 
-class BufferType(_ShapedType[mlir.BufferType]):
+class BufferType(_ShapedType["mlir.BufferType"]):
     """The type of a tensor that is changed in place: element type, shape, device.
 
     Args:
@@ -338,7 +333,7 @@ class BufferType(_ShapedType[mlir.BufferType]):
         return mlir.BufferType.get(self.dtype, self.shape.exprs, self.device.to_mlir())
 
 
-class _ChainType(Type[mlir.ChainType]):
+class _ChainType(Type["mlir.ChainType"]):
     """The type of a chain, the order of side effects."""
 
     def to_mlir(self) -> mlir.ChainType:
@@ -348,7 +343,7 @@ class _ChainType(Type[mlir.ChainType]):
         return "_ChainType()"
 
 
-class _OpaqueType(Type[mlir.OpaqueType]):
+class _OpaqueType(Type["mlir.OpaqueType"]):
     """The type of a value that only custom ops understand.
 
     Args:
@@ -363,7 +358,7 @@ class _OpaqueType(Type[mlir.OpaqueType]):
         self.parameters = dict(parameters or {})
 
     def to_mlir(self) -> mlir.OpaqueType:
-        pairs = sorted((key, to_attr(value)) for key, value in self.parameters.items())
+        pairs = sorted((key, mlir.to_attr(value)) for key, value in self.parameters.items())
         return mlir.OpaqueType((self.name, tuple(pairs)))
 
     @classmethod
@@ -371,7 +366,7 @@ class _OpaqueType(Type[mlir.OpaqueType]):
         cls, type: mlir.OpaqueType
     ) -> _OpaqueType:
         return cls(
-            type.type_name, {key: from_attr(value) for key, value in type.parameters.items()}
+            type.type_name, {key: mlir.from_attr(value) for key, value in type.parameters.items()}
         )
 
     def __repr__(self) -> str:

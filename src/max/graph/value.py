@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from types import SimpleNamespace
 from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
-from xdsl.ir import SSAValue
 
 from max import mlir
 from max.driver import Device, DLPackArray
@@ -18,7 +18,6 @@ from max.dtype import DType
 from max.graph.dim import Dim
 from max.graph.shape import Shape, ShapeLike
 from max.graph.type import BufferType, DeviceRef, TensorType, Type, _ChainType, _OpaqueType
-from max.mlir.types import short_types
 
 __all__ = [
     "BufferValue",
@@ -65,13 +64,13 @@ class Value(Generic[MlirType]):
 
     __slots__ = ("_mlir_value",)
 
-    _mlir_value: SSAValue
+    _mlir_value: mlir.SSAValue
 
-    def __init__(self, value: Value[Any] | SSAValue) -> None:
+    def __init__(self, value: Value[Any] | mlir.SSAValue) -> None:
         raise TypeError("Value is abstract; use TensorValue or BufferValue")
 
     @classmethod
-    def from_mlir(cls, value: SSAValue) -> Value[Any]:
+    def from_mlir(cls, value: mlir.SSAValue) -> Value[Any]:
         """The value of an MLIR value, of the class that fits its type.
 
         Raises:
@@ -79,10 +78,10 @@ class Value(Generic[MlirType]):
         """
         result = value_of(value)
         if not isinstance(result, cls):
-            raise TypeError(f"{short_types([value.type])} is not a {cls.__name__}")
+            raise TypeError(f"{mlir.short_types([value.type])} is not a {cls.__name__}")
         return result
 
-    def to_mlir(self) -> SSAValue:
+    def to_mlir(self) -> mlir.SSAValue:
         """The MLIR value."""
         return self._mlir_value
 
@@ -124,18 +123,18 @@ class Value(Generic[MlirType]):
         return self
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({short_types([self.to_mlir().type])})"
+        return f"{type(self).__name__}({mlir.short_types([self.to_mlir().type])})"
 
 
 _V = TypeVar("_V", bound=Value[Any])
 
 
-class _ChainValue(Value[mlir.ChainType]):
+class _ChainValue(Value["mlir.ChainType"]):
     """The order of side effects up to a point."""
 
     __slots__ = ()
 
-    def __init__(self, value: Value[Any] | SSAValue) -> None:
+    def __init__(self, value: Value[Any] | mlir.SSAValue) -> None:
         self._mlir_value = _ssa(value, mlir.ChainType, "a chain")
 
     @property
@@ -144,12 +143,12 @@ class _ChainValue(Value[mlir.ChainType]):
         return _ChainType()
 
 
-class _OpaqueValue(Value[mlir.OpaqueType]):
+class _OpaqueValue(Value["mlir.OpaqueType"]):
     """A value that only custom ops understand."""
 
     __slots__ = ()
 
-    def __init__(self, value: Value[Any] | SSAValue) -> None:
+    def __init__(self, value: Value[Any] | mlir.SSAValue) -> None:
         self._mlir_value = _ssa(value, mlir.OpaqueType, "an opaque value")
 
     @property
@@ -164,7 +163,7 @@ class _OpaqueValue(Value[mlir.OpaqueType]):
         return ir_type
 
 
-class BufferValue(Value[mlir.BufferType]):
+class BufferValue(Value["mlir.BufferType"]):
     """A tensor that the graph changes in place.
 
     Loading gives the elements as a tensor (``buffer[...]``), storing changes them
@@ -179,8 +178,8 @@ class BufferValue(Value[mlir.BufferType]):
 
     __slots__ = ()
 
-    def __init__(self, value: Value[Any] | SSAValue | HasBufferValue) -> None:
-        if not isinstance(value, Value | SSAValue):
+    def __init__(self, value: Value[Any] | mlir.SSAValue | HasBufferValue) -> None:
+        if not isinstance(value, Value | mlir.SSAValue):
             if not hasattr(value, "__buffervalue__"):
                 raise TypeError(f"{type(value).__name__} {value!r} is not a buffer")
             value = value.__buffervalue__()
@@ -237,7 +236,7 @@ class BufferValue(Value[mlir.BufferType]):
             ops.buffer_store_slice(self, value, indices)
 
 
-class TensorValue(Value[mlir.TensorType]):
+class TensorValue(Value["mlir.TensorType"]):
     """A tensor of the graph.
 
     Supports arithmetic, comparison and indexing as NumPy arrays do; all of them stage ops into
@@ -257,10 +256,10 @@ class TensorValue(Value[mlir.TensorType]):
     __array_ufunc__ = None
     """Leaves ``array + tensor`` to this class."""
 
-    def __init__(self, value: TensorValueLike | SSAValue) -> None:
+    def __init__(self, value: TensorValueLike | mlir.SSAValue) -> None:
         if isinstance(value, TensorValue):
             self._mlir_value = value.to_mlir()
-        elif isinstance(value, Value | SSAValue):
+        elif isinstance(value, Value | mlir.SSAValue):
             self._mlir_value = _ssa(value, mlir.TensorType, "a tensor")
         elif hasattr(value, "__tensorvalue__"):
             # the protocol's isinstance is slow
@@ -570,23 +569,26 @@ class TensorValue(Value[mlir.TensorType]):
     __hash__ = object.__hash__
 
 
-def _ssa(value: Value[Any] | SSAValue, cls: type[Any], what: str) -> SSAValue:
+def _ssa(value: Value[Any] | mlir.SSAValue, cls: type[Any], what: str) -> mlir.SSAValue:
     ssa = value.to_mlir() if isinstance(value, Value) else value
     if not isinstance(ssa.type, cls):
-        raise TypeError(f"the value of type {short_types([ssa.type])} is not {what}")
+        raise TypeError(f"the value of type {mlir.short_types([ssa.type])} is not {what}")
     return ssa
 
 
-_CLASSES: dict[type[Any], type[Value[Any]]] = {
-    mlir.TensorType: TensorValue,
-    mlir.BufferType: BufferValue,
-    mlir.ChainType: _ChainValue,
-    mlir.OpaqueType: _OpaqueValue,
-}
+@cache
+def _value_classes() -> dict[type[Any], type[Value[Any]]]:
+    """The class of values for each class of types in MLIR."""
+    return {
+        mlir.TensorType: TensorValue,
+        mlir.BufferType: BufferValue,
+        mlir.ChainType: _ChainValue,
+        mlir.OpaqueType: _OpaqueValue,
+    }
 
 
-def value_of(value: SSAValue) -> Value[Any]:
-    cls = _CLASSES.get(type(value.type))
+def value_of(value: mlir.SSAValue) -> Value[Any]:
+    cls = _value_classes().get(type(value.type))
     if cls is None:
         raise TypeError(f"{value.type} is not the type of a graph's value")
     result = cls.__new__(cls)
@@ -594,7 +596,7 @@ def value_of(value: SSAValue) -> Value[Any]:
     return result
 
 
-def tensor_of(value: SSAValue) -> TensorValue:
+def tensor_of(value: mlir.SSAValue) -> TensorValue:
     """The tensor of an MLIR value that is known to be one."""
     tensor = TensorValue.__new__(TensorValue)
     tensor._mlir_value = value
@@ -602,9 +604,9 @@ def tensor_of(value: SSAValue) -> TensorValue:
 
 
 Numeric = int | float | np.integer[Any] | np.floating[Any] | DLPackArray
-StrongTensorValueLike = Value[mlir.TensorType] | TensorValue | Shape | Dim | HasTensorValue
+StrongTensorValueLike = Value["mlir.TensorType"] | TensorValue | Shape | Dim | HasTensorValue
 """What is a tensor with an element type of its own."""
 TensorValueLike = StrongTensorValueLike | Numeric
 """What ops take for a tensor."""
-BufferValueLike = Value[mlir.BufferType] | BufferValue | HasBufferValue
+BufferValueLike = Value["mlir.BufferType"] | BufferValue | HasBufferValue
 """What ops take for a buffer."""

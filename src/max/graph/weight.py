@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from xdsl.ir import SSAValue
-
 from max import mlir
 from max.driver import Device
 from max.dtype import DType
@@ -182,7 +180,7 @@ class Weight(TensorValue):
         return shards
 
     @property
-    def _mlir_value(self) -> SSAValue:  # type: ignore[override]
+    def _mlir_value(self) -> mlir.SSAValue:  # type: ignore[override]
         return current_graph().add_weight(self).to_mlir()
 
     @property
@@ -294,7 +292,7 @@ class _Shard(Weight):
         return axis, tuple((a * block_bytes, b * block_bytes) for a, b in in_blocks)
 
     @property
-    def _mlir_value(self) -> SSAValue:  # type: ignore[override]
+    def _mlir_value(self) -> mlir.SSAValue:  # type: ignore[override]
         # slices of the whole weight, which has the values: nothing is registered twice
         graph = current_graph()
         whole = graph.add_weight(self._whole)

@@ -13,58 +13,121 @@
     for op in mlir.walk(module):
         if op.name == "mo.concat":
             axis = op.attr("axis")
+
+Names are loaded when they are first used, and xDSL with them: layers above take the dialect and what they need of xDSL
+from here (``from max import mlir``), and import nothing but `dims` and `conditions` by name. A start that finds its
+program on the disk then imports no xDSL.
 """
 
-from max.mlir import ops  # fills the table of ops
-from max.mlir.attributes import DenseAttr, ResourceAttr, constant_attr, from_attr, to_attr
-from max.mlir.dims import DimExpr, DimParseError, FloorDiv, parse_dim
-from max.mlir.module import (
-    MO,
-    ModuleOp,
-    ParseError,
-    VerifyError,
-    clone_module,
-    entry,
-    graphs,
-    new_module,
-    parse_module,
-    print_module,
-    resources,
-    subgraphs,
-    verify_module,
-    walk,
-)
-from max.mlir.operation import OPS, MoOp, OpSpec, build, infer_types
-from max.mlir.ops.control import (
-    CallOp,
-    GraphOp,
-    IfOp,
-    SubgraphOp,
-    WhileOp,
-    bind_call,
-    control_callees,
-    substitute_type,
-)
-from max.mlir.types import (
-    BufferType,
-    ChainType,
-    DeviceRefAttr,
-    DimAttr,
-    DTypeAttr,
-    OpaqueType,
-    ShapeAttr,
-    ShapedType,
-    TensorType,
-)
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from xdsl.dialects.builtin import (
+        FileLineColLoc,
+        IntAttr,
+        LocationAttr,
+        StringAttr,
+        SymbolRefAttr,
+    )
+    from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpResult, Region, SSAValue
+
+    from max.mlir import ops
+    from max.mlir.attributes import (
+        INLINE_LIMIT,
+        DenseAttr,
+        ResourceAttr,
+        constant_attr,
+        from_attr,
+        to_attr,
+    )
+    from max.mlir.dims import DimExpr, DimParseError, FloorDiv, parse_dim
+    from max.mlir.module import (
+        MO,
+        ModuleOp,
+        ParseError,
+        VerifyError,
+        clone_module,
+        entry,
+        graphs,
+        new_module,
+        parse_module,
+        print_module,
+        resources,
+        subgraphs,
+        verify_module,
+        walk,
+    )
+    from max.mlir.operation import OPS, MoOp, OpSpec, build, infer_types
+    from max.mlir.ops.control import (
+        CallOp,
+        GraphOp,
+        IfOp,
+        SubgraphOp,
+        WhileOp,
+        bind_call,
+        control_callees,
+        substitute_type,
+    )
+    from max.mlir.ops.elementwise import GELU_APPROXIMATIONS
+    from max.mlir.ops.shape import PAD_MODES, slice_shape
+    from max.mlir.types import (
+        BufferType,
+        ChainType,
+        DeviceRefAttr,
+        DimAttr,
+        DTypeAttr,
+        OpaqueType,
+        ShapeAttr,
+        ShapedType,
+        TensorType,
+        dims_text,
+        short_types,
+    )
+
+_NAMES = {
+    "xdsl.dialects.builtin": "FileLineColLoc IntAttr LocationAttr StringAttr SymbolRefAttr",
+    "xdsl.ir": "Attribute Block BlockArgument OpResult Operation Region SSAValue",
+    "max.mlir.attributes": "DenseAttr INLINE_LIMIT ResourceAttr constant_attr from_attr to_attr",
+    "max.mlir.dims": "DimExpr DimParseError FloorDiv parse_dim",
+    "max.mlir.module": "MO ModuleOp ParseError VerifyError clone_module entry graphs new_module parse_module print_module resources subgraphs verify_module walk",
+    "max.mlir.operation": "MoOp OPS OpSpec build infer_types",
+    "max.mlir.ops.control": "CallOp GraphOp IfOp SubgraphOp WhileOp bind_call control_callees substitute_type",
+    "max.mlir.types": "BufferType ChainType DTypeAttr DeviceRefAttr DimAttr OpaqueType ShapeAttr ShapedType TensorType dims_text short_types",
+    "max.mlir.ops.shape": "PAD_MODES slice_shape",
+    "max.mlir.ops.elementwise": "GELU_APPROXIMATIONS",
+}
+"""The names of each module."""
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES and name != "ops":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    ops = import_module("max.mlir.ops")  # fills the table of ops, which all others rely on
+    value = ops if name == "ops" else getattr(import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES, "ops"})
+
 
 __all__ = [
-    "MO",
-    "OPS",
+    "GELU_APPROXIMATIONS",
+    "PAD_MODES",
+    "slice_shape",
+    "INLINE_LIMIT",
+    "dims_text",
+    "short_types",
+    "Attribute",
+    "Block",
+    "BlockArgument",
     "BufferType",
     "CallOp",
-    "IfOp",
-    "WhileOp",
-    "control_callees",
     "ChainType",
     "DTypeAttr",
     "DenseAttr",
@@ -72,23 +135,37 @@ __all__ = [
     "DimAttr",
     "DimExpr",
     "DimParseError",
+    "FileLineColLoc",
     "FloorDiv",
     "GraphOp",
+    "IfOp",
+    "IntAttr",
+    "LocationAttr",
+    "MO",
     "MoOp",
     "ModuleOp",
+    "OPS",
+    "OpResult",
     "OpSpec",
     "OpaqueType",
+    "Operation",
     "ParseError",
+    "Region",
     "ResourceAttr",
+    "SSAValue",
     "ShapeAttr",
     "ShapedType",
+    "StringAttr",
     "SubgraphOp",
+    "SymbolRefAttr",
     "TensorType",
     "VerifyError",
+    "WhileOp",
     "bind_call",
     "build",
     "clone_module",
     "constant_attr",
+    "control_callees",
     "entry",
     "from_attr",
     "graphs",

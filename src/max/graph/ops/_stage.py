@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from xdsl.ir import Attribute
-
+from max import mlir
 from max._errors import ArgumentError, AxisError
 from max.graph import graph as _graph
 from max.graph.value import TensorValue, TensorValueLike, Value, tensor_of
-from max.mlir.types import TensorType
 
 
 def as_tensor(value: TensorValueLike) -> TensorValue:
@@ -22,10 +20,10 @@ def stage(
     name: str,
     operands: Sequence[Value[Any]],
     attrs: Mapping[str, Any] | None = None,
-    result_type: Attribute | None = None,
+    result_type: mlir.Attribute | None = None,
 ) -> TensorValue:
     """Stages an op of one tensor result into the current graph."""
-    if isinstance(result_type, TensorType):
+    if isinstance(result_type, mlir.TensorType):
         for axis, dim in enumerate(result_type.shape):
             if dim.is_static and dim.value < 0:
                 raise ArgumentError(f"{name}: axis {axis} of the result has size {dim}")

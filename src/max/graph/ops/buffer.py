@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from max import mlir
 from max.graph import graph as _graph
 from max.graph.dim import Dim
 from max.graph.ops._stage import as_tensor
@@ -16,7 +17,6 @@ from max.graph.value import (
     TensorValueLike,
     tensor_of,
 )
-from max.mlir.types import dims_text
 
 __all__ = ["buffer_create", "buffer_load", "buffer_store", "buffer_store_slice"]
 
@@ -90,7 +90,7 @@ def buffer_store_slice(
         value = broadcast_to(value, expected)
     except ValueError as error:
         raise ValueError(
-            f"buffer_store_slice: the source is {value!r}, the part has shape {dims_text(sizes)}"
+            f"buffer_store_slice: the source is {value!r}, the part has shape {mlir.dims_text(sizes)}"
         ) from error
     value = reshape(value, [Dim.from_mlir(dim) for dim in sizes])
     graph = _graph.Graph.current

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from xdsl.dialects.builtin import SymbolRefAttr
-
 from max import mlir
 from max.graph.graph import Graph
 from max.graph.value import TensorValue, Value, value_of
@@ -48,7 +46,7 @@ def call(graph: Graph, *args: Value[Any], prefix: str = "") -> list[Value[Any]]:
     inputs = [t for t in graph.mlir_op.input_types if not isinstance(t, mlir.ChainType)]
     env = mlir.bind_call(graph.name, inputs, [v.to_mlir().type for v in values])
     outputs = graph.mlir_op.output_types
-    attrs = {"callee": SymbolRefAttr(graph.name), "prefix": prefix}
+    attrs = {"callee": mlir.SymbolRefAttr(graph.name), "prefix": prefix}
     has_chain = len(inputs) != len(graph.mlir_op.input_types)
     kept = outputs[:-1] if has_chain else outputs
     types = [mlir.substitute_type(t, env) for t in kept]

@@ -7,13 +7,13 @@ from typing import Literal, cast
 
 import numpy as np
 
+from max import mlir
 from max.graph.dim import Dim, DimLike
 from max.graph.ops._stage import as_tensor, normalize_axis, stage
 from max.graph.ops.promotion import cast_to, is_weak, promote_types, promote_weak
 from max.graph.ops.shape import unsqueeze
 from max.graph.value import TensorValue, TensorValueLike
 from max.mlir.dims import DimExpr
-from max.mlir.ops.shape import PAD_MODES
 
 __all__ = ["chunk", "concat", "pad", "split", "stack"]
 
@@ -168,8 +168,8 @@ def pad(
             f"pad: {len(amounts)} paddings for a tensor of rank {tensor.rank}, expected "
             f"{2 * tensor.rank}"
         )
-    if mode not in PAD_MODES:
-        raise ValueError(f"pad: mode is {mode!r}, expected {', '.join(PAD_MODES)}")
+    if mode not in mlir.PAD_MODES:
+        raise ValueError(f"pad: mode is {mode!r}, expected {', '.join(mlir.PAD_MODES)}")
     if isinstance(value, TensorValue) or not np.isscalar(value):
         raise TypeError(f"pad: the value is {value!r}, expected a number")
     number = cast("int | float", value.item() if isinstance(value, np.generic) else value)

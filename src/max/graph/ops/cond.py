@@ -12,7 +12,6 @@ from max.graph.branch import Branch, close_branches
 from max.graph.ops._stage import as_tensor
 from max.graph.type import DeviceRef, Type
 from max.graph.value import TensorValue, TensorValueLike, Value
-from max.mlir.types import short_types
 
 __all__ = ["cond"]
 
@@ -88,8 +87,8 @@ def check_results(
         have = value.to_mlir().type
         if have != type_:
             raise ValueError(
-                f"{op}: result {index} of {what} is {short_types([have])}, {expected} has "
-                f"{short_types([type_])}"
+                f"{op}: result {index} of {what} is {mlir.short_types([have])}, {expected} has "
+                f"{mlir.short_types([type_])}"
             )
 
 
@@ -123,7 +122,7 @@ def cond(
     types = [] if out_types is None else [t.to_mlir() for t in out_types]
     for t in types:
         if not isinstance(t, mlir.TensorType):
-            raise TypeError(f"cond: out_types has {short_types([t])}, expected tensors")
+            raise TypeError(f"cond: out_types has {mlir.short_types([t])}, expected tensors")
         outer.check_symbols("cond", t.shape)
     results: list[list[Value[Any]]] = []
     branches: list[Branch] = []

@@ -16,7 +16,6 @@ from max.graph import graph as _graph
 from max.graph.ops._stage import stage
 from max.graph.type import DeviceRef, TensorType
 from max.graph.value import TensorValue
-from max.mlir.attributes import INLINE_LIMIT
 
 __all__ = ["constant", "constant_external"]
 
@@ -47,7 +46,7 @@ def constant(
     """
     array = to_array(value, dtype)
     where = DeviceRef.CPU() if device is None else DeviceRef.from_device(device)
-    if array.size <= INLINE_LIMIT:
+    if array.size <= mlir.INLINE_LIMIT:
         array = array.copy()
     element = DType.from_numpy(array.dtype)
     on_cpu = mlir.TensorType.get(element, array.shape)

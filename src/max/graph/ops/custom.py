@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from xdsl.ir import Attribute
-
 from max import kernel, mlir
 from max._lazy import lazy_module
 from max.driver import Device
@@ -18,7 +16,6 @@ from max.graph import graph as _graph
 from max.graph.dim import Dim
 from max.graph.type import DeviceRef, Type
 from max.graph.value import BufferValue, TensorValue, Value, _OpaqueValue, value_of
-from max.mlir.attributes import from_attr
 from max.mlir.dims import DimExpr
 
 if TYPE_CHECKING:
@@ -117,7 +114,7 @@ def _check(
     graph: _graph.Graph,
     name: str,
     operands: Sequence[Value[Any]],
-    types: Sequence[Attribute],
+    types: Sequence[mlir.Attribute],
     parameters: Mapping[str, Any],
 ) -> None:
     """Checks the op against its kernel's signature, where the kernel is known already."""
@@ -126,7 +123,7 @@ def _check(
     if name not in kernel.registered_names():
         return
 
-    def spec(type_: Attribute) -> kernel.TensorSpec | None:
+    def spec(type_: mlir.Attribute) -> kernel.TensorSpec | None:
         if isinstance(type_, mlir.OpaqueType):
             type_ = opaque_buffer(type_)
         if not isinstance(type_, mlir.TensorType | mlir.BufferType):
@@ -152,7 +149,7 @@ def opaque_buffer(type_: mlir.OpaqueType) -> mlir.BufferType:
     Raises:
         TypeError: The type does not say its size.
     """
-    values = {key: from_attr(value) for key, value in type_.parameters.items()}
+    values = {key: mlir.from_attr(value) for key, value in type_.parameters.items()}
     size, dtype = values.get("size"), values.get("dtype", DType.uint8)
     if not isinstance(size, int) or not isinstance(dtype, DType):
         raise TypeError(

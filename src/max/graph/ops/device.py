@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from max import mlir
 from max.driver import Device
 from max.graph.ops._stage import as_tensor, stage
 from max.graph.type import DeviceRef
 from max.graph.value import BufferValue, StrongTensorValueLike, TensorValue
-from max.mlir import TensorType
 
 __all__ = ["assert_same_device", "transfer_to"]
 
@@ -23,7 +23,7 @@ def transfer_to(x: StrongTensorValueLike, device: Device | DeviceRef) -> TensorV
     where = DeviceRef.from_device(device).to_mlir()
     if where == type_.device:
         return tensor
-    return stage("transfer", (tensor,), None, TensorType.get(type_.dtype, type_.shape, where))
+    return stage("transfer", (tensor,), None, mlir.TensorType.get(type_.dtype, type_.shape, where))
 
 
 def assert_same_device(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from max import mlir
 from max.dtype import DType
 from max.graph.ops._stage import as_tensor, stage
 from max.graph.ops.promotion import cast_to, is_weak, promoted
 from max.graph.value import StrongTensorValueLike, TensorValue, TensorValueLike
 from max.mlir.dims import DimExpr
-from max.mlir.ops.elementwise import GELU_APPROXIMATIONS
-from max.mlir.types import dims_text
 
 __all__ = [
     "abs",
@@ -75,7 +74,7 @@ def broadcast_shapes(op: str, shapes: Sequence[tuple[DimExpr, ...]]) -> tuple[Di
             if size == 1:
                 size = dim
             elif dim not in (size, 1):
-                texts = " and ".join(dims_text(s) for s in shapes)
+                texts = " and ".join(mlir.dims_text(s) for s in shapes)
                 symbolic = not (dim.is_static and size.is_static)
                 raise ValueError(
                     f"{op}: the shapes {texts} do not broadcast: axis {axis} is {size} and {dim}; "
@@ -350,10 +349,10 @@ def gelu(x: TensorValueLike, approximate: str = "none") -> TensorValue:
         ValueError: Another approximation.
         TypeError: The operand is not of a floating-point type.
     """
-    if approximate not in GELU_APPROXIMATIONS:
+    if approximate not in mlir.GELU_APPROXIMATIONS:
         raise ValueError(
             f"gelu: approximate is {approximate!r}, expected one of "
-            f"{', '.join(GELU_APPROXIMATIONS)}"
+            f"{', '.join(mlir.GELU_APPROXIMATIONS)}"
         )
     return stage("gelu", (as_tensor(x),), {"approximate": approximate})
 

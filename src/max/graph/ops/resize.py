@@ -10,7 +10,6 @@ from max.graph.dim import Dim, DimLike
 from max.graph.ops._stage import as_tensor, stage
 from max.graph.ops.pooling import pair
 from max.graph.value import TensorValue, TensorValueLike
-from max.mlir.types import dims_text
 
 __all__ = ["InterpolationMode", "fold", "resize"]
 
@@ -49,7 +48,7 @@ def resize(
     dims = [Dim(dim) for dim in shape]
     if x.rank != 4 or len(dims) != 4:
         raise ValueError(
-            f"resize: {x.mlir_type.short} to {dims_text([d.expr for d in dims])}; both must have rank 4"
+            f"resize: {x.mlir_type.short} to {mlir.dims_text([d.expr for d in dims])}; both must have rank 4"
         )
     mode = InterpolationMode(interpolation)
     result = x.mlir_type.with_shape([dim.expr for dim in dims])

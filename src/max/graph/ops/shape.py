@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from max import mlir
 from max.graph import graph as _graph
 from max.graph.dim import Dim, DimLike
 from max.graph.ops._stage import as_tensor, normalize_axis, stage
 from max.graph.shape import Shape, ShapeLike
 from max.graph.type import FilterLayout
 from max.graph.value import StrongTensorValueLike, TensorValue, TensorValueLike
-from max.mlir import TensorType
 from max.mlir.dims import DimExpr
-from max.mlir.types import dims_text
 
 __all__ = [
     "as_interleaved_complex",
@@ -57,10 +56,12 @@ def reshape(x: TensorValueLike, shape: ShapeLike) -> TensorValue:
     dims = list(_dims("reshape", shape))
     free = [i for i, dim in enumerate(dims) if dim == -1]
     if len(free) > 1:
-        raise ValueError(f"reshape: {dims_text(dims)} has {len(free)} dimensions of -1, at most 1")
+        raise ValueError(
+            f"reshape: {mlir.dims_text(dims)} has {len(free)} dimensions of -1, at most 1"
+        )
     for axis, dim in enumerate(dims):
         if dim.is_static and dim.value < -1:
-            raise ValueError(f"reshape: dimension {axis} of {dims_text(dims)} is negative")
+            raise ValueError(f"reshape: dimension {axis} of {mlir.dims_text(dims)} is negative")
     if free:
         dims[free[0]] = _remaining(type_, dims, free[0])
     if tuple(dims) == type_.shape:
@@ -68,7 +69,7 @@ def reshape(x: TensorValueLike, shape: ShapeLike) -> TensorValue:
     return stage("reshape", (tensor,), None, type_.with_shape(dims))
 
 
-def _remaining(type_: TensorType, dims: list[DimExpr], free: int) -> DimExpr:
+def _remaining(type_: mlir.TensorType, dims: list[DimExpr], free: int) -> DimExpr:
     """The size of the dimension given as -1."""
     others = DimExpr.constant(1)
     for axis, dim in enumerate(dims):
@@ -77,13 +78,13 @@ def _remaining(type_: TensorType, dims: list[DimExpr], free: int) -> DimExpr:
     total = type_.num_elements
     if others == 0:
         raise ValueError(
-            f"reshape: {dims_text(dims)} leaves -1 open for {type_.short}: the others have no "
+            f"reshape: {mlir.dims_text(dims)} leaves -1 open for {type_.short}: the others have no "
             "elements"
         )
     quotient = total.exact_quotient(others)
     if quotient is None:
         raise ValueError(
-            f"reshape: the {total} elements of {type_.short} do not fill {dims_text(dims)}: they "
+            f"reshape: the {total} elements of {type_.short} do not fill {mlir.dims_text(dims)}: they "
             f"are not a multiple of {others}"
         )
     return quotient
@@ -132,7 +133,9 @@ def broadcast_to(x: StrongTensorValueLike, shape: ShapeLike) -> TensorValue:
         return tensor
     for axis, dim in enumerate(dims):
         if dim.is_static and dim.value < 0:
-            raise ValueError(f"broadcast_to: dimension {axis} of {dims_text(dims)} is negative")
+            raise ValueError(
+                f"broadcast_to: dimension {axis} of {mlir.dims_text(dims)} is negative"
+            )
     return stage("broadcast_to", (tensor,), None, type_.with_shape(dims))
 
 
@@ -160,9 +163,9 @@ def rebind(
     dims = Shape(shape).exprs
     for axis, dim in enumerate(dims):
         if dim.is_static and dim.value < 0:
-            raise ValueError(f"rebind: dimension {axis} of {dims_text(dims)} is negative")
+            raise ValueError(f"rebind: dimension {axis} of {mlir.dims_text(dims)} is negative")
     name = type_.layout if layout is None else layout.value
-    target = TensorType.get(type_.dtype, dims, type_.device, name)
+    target = mlir.TensorType.get(type_.dtype, dims, type_.device, name)
     if target == type_:
         return tensor
     return stage("rebind", (tensor,), {"message": message}, target)

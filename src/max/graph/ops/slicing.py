@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from max import mlir
 from max._errors import AxisError
 from max.dtype import DType
 from max.graph.dim import Dim, DimLike
@@ -20,7 +21,6 @@ from max.graph.ops.shape import reshape
 from max.graph.type import DeviceRef
 from max.graph.value import TensorValue, TensorValueLike
 from max.mlir.dims import DimExpr
-from max.mlir.ops.shape import slice_shape
 
 __all__ = ["SliceIndex", "SliceIndices", "slice_tensor"]
 
@@ -73,7 +73,7 @@ class Slice:
     def sizes(self, op: str, shape: tuple[DimExpr, ...]) -> tuple[DimExpr, ...]:
         """The sizes of all axes of the slice, those included that the result drops."""
         bounds = self.attrs
-        sizes = slice_shape(op, shape, bounds["start"], bounds["stop"], bounds["step"])
+        sizes = mlir.slice_shape(op, shape, bounds["start"], bounds["stop"], bounds["step"])
         return tuple(
             size if a.size is None else a.size for a, size in zip(self.axes, sizes, strict=True)
         )
@@ -278,7 +278,7 @@ def dynamic_sizes(shape: tuple[DimExpr, ...], index: Slice) -> tuple[DimExpr, ..
             sizes.append(axis.size)
             continue
         bounds = [axis.start, axis.stop, axis.step]
-        (size,) = slice_shape("slice", (dim,), *[(b,) for b in bounds])  # type: ignore[arg-type]
+        (size,) = mlir.slice_shape("slice", (dim,), *[(b,) for b in bounds])  # type: ignore[arg-type]
         sizes.append(size)
     return tuple(sizes)
 
