@@ -54,7 +54,7 @@ def test_an_attribute_too(module: str, name: str) -> None:
         getattr(found, name)
 
 
-@pytest.mark.parametrize("name", ["max.experimental", "max.serve", "max.kernels", "max.tensor"])
+@pytest.mark.parametrize("name", ["max.experimental", "max.kernels", "max.tensor"])
 def test_programs_that_look_for_an_optional_module_go_on(name: str) -> None:
     with pytest.raises(ModuleNotFoundError, match=f"{name} is not in this release") as caught:
         importlib.import_module(name)

@@ -38,7 +38,7 @@ ABSENT: dict[str, str] = {
     "max.diagnostics": f"{_NO_GPU} Device.stats has what is known about a device.",
     "max.experimental": _EAGER,
     "max.nn.module_v3": f"{_EAGER} Layers are of max.nn.Module.",
-    "max.serve": "max.entrypoints.llm.LLM runs prompts from any thread, `max generate` one of them.",
+    "max.serve.*": "`max serve` is the server; its parts are no API.",
     "max.benchmark": "`max generate` and Model.profile() say how fast a model is.",
     "max.kernels": "Kernels are written in Python: max.kernel.register makes a custom op of one (docs/custom-ops.md).",
     "max.functional": _EAGER,

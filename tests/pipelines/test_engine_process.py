@@ -51,6 +51,7 @@ SAMPLING = st.builds(
     temperature=st.floats(0.01, 9), frequency_penalty=st.floats(-2, 2), presence_penalty=st.floats(-2, 2),
     repetition_penalty=st.floats(0.1, 3), min_new_tokens=INT, ignore_eos=st.booleans(),
     seed=st.integers(0, 2**64 - 1),
+    logit_bias=st.dictionaries(INT, st.floats(-100, 100), max_size=3).map(lambda d: tuple(d.items())),
 )  # fmt: skip
 REQUEST = st.builds(
     protocol.GenerationRequest,

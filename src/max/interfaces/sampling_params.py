@@ -36,6 +36,7 @@ class SamplingParamsInput:
     detokenize: bool | None = None
     seed: int | None = None
     logits_processors: LogitsProcessors | None = None
+    logit_bias: dict[int, float] | None = None
 
 
 @dataclass
@@ -95,6 +96,7 @@ class SamplingParams:
         detokenize: Whether to decode the tokens.
         seed: The seed of the random numbers; by default, or for None, from the system's random source.
         logits_processors: Callables that change the logits before sampling.
+        logit_bias: What is added to the logits of tokens before sampling.
 
     Raises:
         ValueError: A value is out of its range; the message states the value and the range.
@@ -115,6 +117,7 @@ class SamplingParams:
     detokenize: bool = True
     seed: int = field(default_factory=_random_seed)
     logits_processors: LogitsProcessors | None = None
+    logit_bias: dict[int, float] | None = None
 
     def __post_init__(self) -> None:
         def need(fits: bool, name: str, what: str) -> None:
@@ -150,6 +153,12 @@ class SamplingParams:
         need(0 <= self.seed < 2**64, "seed", "from 0 to 2**64 - 1")
         stops = self.stop_token_ids or ()
         need(all(0 <= t < 2**31 for t in stops), "stop_token_ids", "numbers of tokens")
+        biases = (self.logit_bias or {}).items()
+        need(
+            all(0 <= token < 2**31 and abs(bias) < float("inf") for token, bias in biases),
+            "logit_bias",
+            "numbers of tokens with finite numbers",
+        )
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise ValueError(
                 f"SamplingParams: min_new_tokens is {self.min_new_tokens}, more than "

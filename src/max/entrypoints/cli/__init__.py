@@ -19,11 +19,11 @@ COMMANDS = {
         "max.entrypoints.cli.explain:explain",
         "Show what the compiler makes of a graph or model.",
     ),
+    "serve": ("max.entrypoints.cli.serve:serve", "Serve a model over HTTP."),
     "list": ("max.entrypoints.cli.list:list_architectures", "Show the architectures that can run."),
 }
 # commands of MAX that are not in this release, and their replacements
 ABSENT = {
-    "serve": "`max generate` runs one prompt; max.entrypoints.llm.LLM runs many, from any thread.",
     "encode": "Only text generation is there; `max list` shows the architectures.",
     "warm-cache": "`max generate --max-new-tokens 1` compiles a model and fills the cache.",
     "warm-interpreter-cache": "`max generate --max-new-tokens 1` fills the cache of compiled code.",

@@ -15,7 +15,7 @@ from max._config import FlagError, flags
 
 _ADAPTERS = "there are no LoRA adapters"
 _IMAGES = "models take text alone"
-_SERVER = "there is no server"
+_SERVER = "the parser is chosen from the chat template"
 ABSENT_OPTIONS = {
     "--draft-": "there is no speculative decoding",
     "--speculative-method": "there is no speculative decoding",
@@ -27,7 +27,7 @@ ABSENT_OPTIONS = {
     "--image_url": _IMAGES,
     "--image-url": _IMAGES,
     "--vision-config-overrides": _IMAGES,
-    "--zmq-endpoint-base": _SERVER,
+    "--zmq-endpoint-base": "the processes of a server talk over pipes",
     "--tool-parser": _SERVER,
     "--reasoning-parser": _SERVER,
     "--kv-connector-config": "the KV cache stays in one process",

@@ -51,6 +51,7 @@ class Sampling:
     min_new_tokens: int = 0
     ignore_eos: bool = False
     seed: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     @classmethod
     def of(cls, params: SamplingParams) -> Sampling:
@@ -64,11 +65,12 @@ class Sampling:
         """
         if params.logits_processors:
             raise ValueError("logits processors cannot be sent to the process of an engine")
-        return cls(**{field.name: getattr(params, field.name) for field in fields(cls)})
+        values = {field.name: getattr(params, field.name) for field in fields(cls)}
+        return cls(**{**values, "logit_bias": tuple((params.logit_bias or {}).items())})
 
     def to_params(self) -> SamplingParams:
         """The sampling parameters with these fields."""
-        return SamplingParams(**asdict(self))
+        return SamplingParams(**{**asdict(self), "logit_bias": dict(self.logit_bias) or None})
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ def needs_sampler(context: TextGenerationContext, step: int = 0) -> bool:
     return (
         has_penalties(params)
         or bool(params.logits_processors)
+        or bool(params.logit_bias)
         or len(context.generated_tokens) + step < context.min_tokens
     )
 
@@ -88,8 +89,10 @@ def needs_masks(context: TextGenerationContext) -> bool:
     Args:
         context: The request.
     """
+    params = context.sampling_params
     return (
-        bool(context.sampling_params.logits_processors)
+        bool(params.logits_processors)
+        or bool(params.logit_bias)
         or len(context.generated_tokens) < context.min_tokens
     )
 
@@ -97,7 +100,7 @@ def needs_masks(context: TextGenerationContext) -> bool:
 def masked(
     logits: npt.NDArray[np.float32], batch: Sequence[TextGenerationContext]
 ) -> npt.NDArray[np.float32]:
-    """Applies the minimum lengths and logits processors of requests, in place.
+    """Applies the biases, minimum lengths and logits processors of requests, in place.
 
     Args:
         logits: ``[batch, vocab]``.
@@ -107,6 +110,8 @@ def masked(
         The same array.
     """
     for row, context in enumerate(batch):
+        for token, bias in (context.sampling_params.logit_bias or {}).items():
+            logits[row, token] += bias
         (banned,) = context.get_min_token_logit_mask(1)
         logits[row, banned[:, 1]] = -np.inf
         for process in context.sampling_params.logits_processors or ():

@@ -65,7 +65,7 @@ class TextStream:
 
 
 class StopStrings:
-    """Finds the first stop text in a stream of text.
+    """Finds the first stop text in a stream of text: the one that is complete first, of those the longest.
 
     Args:
         stops: The stop texts.
@@ -74,8 +74,13 @@ class StopStrings:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
         self._held = ""
-        self.found = False
-        """Whether a stop text has occurred; only the text before it is returned."""
+        self.stop: str | None = None
+        """The stop text that has occurred; only the text before it is returned."""
+
+    @property
+    def found(self) -> bool:
+        """Whether a stop text has occurred."""
+        return self.stop is not None
 
     def push(self, piece: str) -> str:
         """Appends text, and returns the text that is certainly before any stop text.
@@ -86,10 +91,12 @@ class StopStrings:
         if self.found or not self._stops:
             return "" if self.found else piece
         text = self._held + piece
-        places = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        # by their ends: how the text is cut into pieces must not matter
+        places = [(at + len(s), at, s) for s in self._stops if (at := text.find(s)) >= 0]
         if places:
-            self.found, self._held = True, ""
-            return text[: min(places)]
+            _, at, self.stop = min(places)
+            self._held = ""
+            return text[:at]
         keep = 0
         for stop in self._stops:
             for size in range(min(len(stop) - 1, len(text)), keep, -1):

@@ -1,0 +1,172 @@
+"""`max serve`: serves a model over HTTP."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import click
+
+from max.entrypoints.cli import log_level_option
+from max.entrypoints.cli.errors import CommandError
+from max.entrypoints.cli.options import config_options, given
+from max.serve.settings import ServerSettings, WorkerSettings
+
+_PREFIX = "MAX_SERVE_"
+_NEEDED = ("fastapi", "uvicorn", "pydantic", "msgspec", "prometheus_client")
+
+
+def _option(*names: str, env: str, **attributes: Any) -> Any:
+    """An option of the server, with its variable of the environment."""
+    return click.option(
+        *names, envvar=_PREFIX + env, show_envvar=True, show_default=True, **attributes
+    )
+
+
+@click.command("serve", short_help="Serve a model over HTTP.")
+@_option("--host", env="HOST", default="127.0.0.1", help="The address to listen on.")
+@_option(
+    "--port",
+    env="PORT",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    help="The port; 0: one that is free.",
+)
+@_option(
+    "--metrics-port",
+    env="METRICS_ENDPOINT_PORT",
+    type=click.IntRange(0, 65535),
+    default=8001,
+    help="The port that has /metrics alone; 0: none.",
+)
+@_option(
+    "--api-key",
+    env="API_KEY",
+    multiple=True,
+    help="A key that clients must give; may be given more than once.",
+)
+@_option(
+    "--api-key-file",
+    env="API_KEY_FILE",
+    type=click.Path(exists=True, dir_okay=False),
+    help="A file with one key a line.",
+)
+@_option(
+    "--max-queue",
+    env="MAX_QUEUE",
+    type=click.IntRange(min=0),
+    default=512,
+    help="Requests that may wait; more get status 429.",
+)
+@_option(
+    "--max-request-bytes",
+    env="MAX_REQUEST_BYTES",
+    type=click.IntRange(min=1),
+    default=32 << 20,
+    help="The longest body of a request.",
+)
+@_option(
+    "--request-timeout",
+    env="REQUEST_TIMEOUT_S",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds that a request may take.",
+)
+@_option(
+    "--graceful-shutdown-timeout",
+    env="GRACEFUL_SHUTDOWN_TIMEOUT_S",
+    type=click.FloatRange(min=0),
+    default=5.0,
+    help="Seconds that open requests get to end after SIGTERM.",
+)
+@_option(
+    "--ssl-certfile",
+    env="SSL_CERTFILE",
+    type=click.Path(exists=True, dir_okay=False),
+    help="The certificate, in a PEM file.",
+)
+@_option(
+    "--ssl-keyfile",
+    env="SSL_KEYFILE",
+    type=click.Path(exists=True, dir_okay=False),
+    help="The key of the certificate.",
+)
+@_option(
+    "--cors-origin",
+    env="CORS_ORIGINS",
+    multiple=True,
+    help="An origin of web pages that may use the server; may be given more than once.",
+)
+@_option("--log-requests/--no-log-requests", env="LOG_REQUESTS", help="Log each request.")
+@config_options
+@log_level_option
+@click.pass_context
+def serve(context: click.Context, **options: Any) -> None:
+    """Serve a model over HTTP.
+
+    OpenAI's API at /v1; /health, /metrics and /version beside it.
+    """
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise CommandError(
+            f"`max serve` needs packages that are not installed: {', '.join(missing)}",
+            'Install them with: pip install "supremum[serve]"',
+        )
+    settings = _settings(options)
+    config = given(options)
+    if not config.get("model_path"):
+        raise CommandError("no model is given", "Give one with --model, a folder or a name.")
+    # a prompt that is read must not stop the others, whatever its length
+    config.setdefault("enable_in_flight_batching", True)
+    config.setdefault("prefill_chunk_size", 512)
+    level = context.find_root().meta.get("log_level", "warning")
+    worker_settings = WorkerSettings(config, level)
+    # each import of these takes a while: the worker, a process of its own, starts before the last
+    from max.serve.listener import open_socket
+
+    try:
+        listener = open_socket(settings)
+    except OSError as error:
+        raise CommandError(
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}",
+            "Give another --port; 0 takes one that is free.",
+        ) from error
+    from max.serve.worker.process import WorkerProcess
+
+    worker = WorkerProcess(worker_settings)
+    try:
+        from max.serve.server import run_server
+
+        run_server(settings, worker_settings, listener, worker)
+    finally:
+        worker.kill()
+
+
+def _settings(options: dict[str, Any]) -> ServerSettings:
+    """The settings of the server; their options are removed."""
+    keys = list(options.pop("api_key"))
+    if (file := options.pop("api_key_file")) is not None:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+        keys += [line.strip() for line in lines if line.strip()]
+        if not keys:
+            raise CommandError(f"{file} has no key", "Write one key a line.")
+    certificate, key = options.pop("ssl_certfile"), options.pop("ssl_keyfile")
+    if (certificate is None) != (key is None):
+        raise CommandError(
+            "TLS needs a certificate and its key", "Give --ssl-certfile and --ssl-keyfile."
+        )
+    return ServerSettings(
+        host=options.pop("host"),
+        port=options.pop("port"),
+        metrics_port=options.pop("metrics_port") or None,
+        api_keys=tuple(keys),
+        max_queue=options.pop("max_queue"),
+        max_request_bytes=options.pop("max_request_bytes"),
+        request_timeout_s=options.pop("request_timeout"),
+        graceful_timeout_s=options.pop("graceful_shutdown_timeout"),
+        served_model_name=options.get("served_model_name"),
+        tls_certificate=certificate,
+        tls_key=key,
+        cors_origins=tuple(options.pop("cors_origin")),
+        log_requests=bool(options.pop("log_requests")),
+    )

@@ -1,0 +1,92 @@
+"""The parts of an answer, and the parsers that find them in its text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+
+@dataclass(frozen=True)
+class ContentPart:
+    """Text for the user.
+
+    Args:
+        text: The text.
+    """
+
+    text: str
+
+
+@dataclass(frozen=True)
+class ReasoningPart:
+    """Text that the model thinks before it answers.
+
+    Args:
+        text: The text.
+    """
+
+    text: str
+
+
+@dataclass(frozen=True)
+class ToolCallPart:
+    """The begin of a call of a tool.
+
+    Args:
+        index: The number of the call in the answer.
+        call_id: Identifies the call.
+        name: The tool.
+    """
+
+    index: int
+    call_id: str
+    name: str
+
+
+@dataclass(frozen=True)
+class ArgumentsPart:
+    """More of the arguments of a call.
+
+    Args:
+        index: The number of the call.
+        text: JSON text; all parts joined are an object.
+    """
+
+    index: int
+    text: str
+
+
+AnswerPart: TypeAlias = ContentPart | ReasoningPart | ToolCallPart | ArgumentsPart
+
+
+class AnswerParser(Protocol):
+    """Finds the parts of an answer while its text arrives."""
+
+    def push(self, text: str) -> Sequence[AnswerPart]:
+        """Adds text, and returns the parts that are certain.
+
+        Args:
+            text: The new text.
+        """
+        ...
+
+    def finish(self) -> Sequence[AnswerPart]:
+        """The parts that were held back."""
+        ...
+
+
+class PlainParser:
+    """Takes all text as content."""
+
+    def push(self, text: str) -> Sequence[AnswerPart]:
+        """The text as content.
+
+        Args:
+            text: The new text.
+        """
+        return [ContentPart(text)] if text else []
+
+    def finish(self) -> Sequence[AnswerPart]:
+        """Nothing: no text is held back."""
+        return []

@@ -1,0 +1,178 @@
+"""Runs the answers to a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from max.serve.chat.parts import (
+    AnswerParser,
+    AnswerPart,
+    ArgumentsPart,
+    ContentPart,
+    ReasoningPart,
+    ToolCallPart,
+)
+from max.serve.generation import RunOptions, TextSequence, generate_choices
+from max.serve.metrics import ServerMetrics
+from max.serve.model import ServedModel
+from max.serve.text import TokenLog
+from max.serve.worker.client import Repeated
+
+
+@dataclass(frozen=True)
+class ChatJob:
+    """A conversation that is ready to run.
+
+    Args:
+        model: The model.
+        sequences: The sequences, one an answer.
+        new_parser: Makes the parser of one answer.
+    """
+
+    model: ServedModel
+    sequences: tuple[TextSequence, ...]
+    new_parser: Callable[[], AnswerParser]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The number of tokens of the prompt."""
+        return len(self.sequences[0].request.tokens)
+
+
+@dataclass(frozen=True)
+class AnswerDelta:
+    """New parts of an answer.
+
+    Args:
+        choice: The number of the answer.
+        parts: The parts.
+        logs: The log-probabilities of its tokens.
+        tokens: The number of tokens that were generated for it so far.
+        finish_reason: ``"stop"``, ``"length"``, ``"tool_calls"`` or ``"cancelled"`` for the last one.
+        stop: The stop text that ended it.
+    """
+
+    choice: int
+    parts: tuple[AnswerPart, ...]
+    logs: tuple[TokenLog, ...]
+    tokens: int
+    finish_reason: str | None = None
+    stop: str | None = None
+
+
+@dataclass
+class ToolCall:
+    """A whole call of a tool.
+
+    Args:
+        call_id: Identifies the call.
+        name: The tool.
+        arguments: JSON text of an object.
+    """
+
+    call_id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass
+class Answer:
+    """A whole answer.
+
+    Args:
+        content: The text for the user.
+        reasoning: The text before it.
+        tool_calls: The calls of tools.
+        logs: The log-probabilities of its tokens.
+        tokens: The number of tokens.
+        finish_reason: Why it ended.
+        stop: The stop text that ended it.
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    logs: list[TokenLog] = field(default_factory=list)
+    tokens: int = 0
+    finish_reason: str = "stop"
+    stop: str | None = None
+
+    def add(self, delta: AnswerDelta) -> None:
+        """Adds new parts.
+
+        Args:
+            delta: The parts.
+        """
+        for part in delta.parts:
+            match part:
+                case ContentPart(text):
+                    self.content += text
+                case ReasoningPart(text):
+                    self.reasoning += text
+                case ToolCallPart(_, call_id, name):
+                    self.tool_calls.append(ToolCall(call_id, name))
+                case ArgumentsPart(index, text):
+                    self.tool_calls[index].arguments += text
+        self.logs += delta.logs
+        self.tokens, self.stop = delta.tokens, delta.stop
+        self.finish_reason = delta.finish_reason or self.finish_reason
+
+
+async def stream_answers(
+    job: ChatJob, options: RunOptions, metrics: ServerMetrics
+) -> AsyncGenerator[AnswerDelta | int, None]:
+    """Yields the parts of all answers as they are generated.
+
+    Args:
+        job: The conversation.
+        options: How it is run.
+        metrics: Receives the times and the counts.
+
+    Returns:
+        The parts; the number of an answer that begins anew, where ``options`` allow it.
+    """
+    parsers = [job.new_parser() for _ in job.sequences]
+    called: set[int] = set()
+    stream = generate_choices(job.model, job.sequences, options, metrics)
+    async with aclosing(stream):
+        async for number, piece in stream:
+            if isinstance(piece, Repeated):
+                parsers[number] = job.new_parser()
+                called.discard(number)
+                yield number
+                continue
+            parts = list(parsers[number].push(piece.text))
+            reason = piece.finish_reason
+            if reason is not None:
+                parts += parsers[number].finish()
+            if any(isinstance(part, ToolCallPart) for part in parts):
+                called.add(number)
+            if reason == "stop" and number in called:
+                reason = "tool_calls"
+            if parts or piece.logs or reason is not None:
+                yield AnswerDelta(
+                    number, tuple(parts), piece.logs, piece.tokens, reason, piece.stop
+                )
+
+
+async def collect_answers(
+    job: ChatJob, metrics: ServerMetrics, timeout: float | None
+) -> Sequence[Answer]:
+    """Runs a conversation to the end of all answers.
+
+    Args:
+        job: The conversation.
+        metrics: Receives the times and the counts.
+        timeout: The longest time in seconds; None: no limit.
+    """
+    answers = [Answer() for _ in job.sequences]
+    stream = stream_answers(job, RunOptions(repeatable=True, timeout=timeout), metrics)
+    async with aclosing(stream):
+        async for delta in stream:
+            if isinstance(delta, int):
+                answers[delta] = Answer()
+            else:
+                answers[delta.choice].add(delta)
+    return answers

@@ -1,0 +1,83 @@
+"""Errors of requests, with OpenAI's body."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max.pipelines.core.exceptions import UserError
+
+
+class ApiError(Exception):
+    """The error of a request.
+
+    Args:
+        message: What is wrong, and what would fit.
+        status: The HTTP status.
+        param: The parameter that does not fit.
+        code: A short name of the error.
+        kind: The type in OpenAI's body; by default that of the status.
+        headers: More headers of the response.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+        kind: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message, self.status, self.param, self.code = message, status, param, code
+        self.kind = kind or _KINDS.get(status, "invalid_request_error")
+        self.headers = headers or {}
+
+    def body(self) -> dict[str, Any]:
+        """OpenAI's body: an object with the one key ``error``."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+
+_KINDS = {
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "server_error",
+    504: "server_error",
+}
+
+
+def of_user_error(error: ValueError, param: str | None = None) -> ApiError:
+    """A 400 that says what a user's error says.
+
+    Args:
+        error: The error of a pipeline.
+        param: The parameter that does not fit.
+    """
+    if isinstance(error, UserError):
+        return ApiError(". ".join(filter(None, (error.problem, error.remedy))), param=param)
+    return ApiError(str(error), param=param)
+
+
+def model_not_found(name: str, known: list[str]) -> ApiError:
+    """A 404 that lists the models.
+
+    Args:
+        name: The requested model.
+        known: The models' names.
+    """
+    return ApiError(
+        f"the model {name!r} does not exist; this server has {', '.join(map(repr, known))}",
+        status=404,
+        param="model",
+        code="model_not_found",
+        kind="invalid_request_error",
+    )

@@ -1,0 +1,1 @@
+"""HTTP without any API: middleware, event streams, the queue's limit, the application."""

@@ -1,0 +1,31 @@
+"""Which status an exception gets."""
+
+from __future__ import annotations
+
+import logging
+
+from max.pipelines.core.exceptions import UserError
+from max.serve.errors import ApiError, of_user_error
+from max.serve.worker.client import EngineLostError, EngineUnavailableError
+
+logger = logging.getLogger("max.serve")
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """The error that a client gets for an exception; what nobody expects is logged.
+
+    Args:
+        error: The exception.
+    """
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, UserError):
+        return of_user_error(error)
+    if isinstance(error, EngineLostError):
+        return ApiError(str(error), status=500, code="engine_lost")
+    if isinstance(error, EngineUnavailableError):
+        return ApiError(str(error), status=503, code="engine_unavailable")
+    if isinstance(error, TimeoutError):
+        return ApiError(str(error), status=504, code="timeout")
+    logger.error("a request failed", exc_info=error)
+    return ApiError("the server failed; its log says why", status=500, code="internal_error")

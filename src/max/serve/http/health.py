@@ -1,0 +1,55 @@
+"""The routes of operators: ``/health``, ``/ping``, ``/version``, ``/metrics``, ``/load``."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from max._version import __version__
+from max.serve.http.state import json_response, state_of
+from max.serve.metrics import CONTENT_TYPE
+from max.serve.worker.client import EngineState
+
+router = APIRouter(tags=["operation"])
+
+
+@router.get("/health")
+@router.get("/v1/health")
+@router.get("/ping")
+async def health(request: Request) -> Response:
+    """Whether requests run now: 200, else 503 with the state of the engine.
+
+    Args:
+        request: The connection.
+    """
+    states = {name: m.engine.state for name, m in state_of(request).models.items()}
+    well = all(state is EngineState.READY for state in states.values())
+    words = sorted({state.value for state in states.values() if state is not EngineState.READY})
+    return json_response({"status": "ok" if well else ", ".join(words)}, 200 if well else 503)
+
+
+@router.get("/version")
+async def version() -> Response:
+    """The version of this package."""
+    return json_response({"version": __version__})
+
+
+@router.get("/load")
+async def load(request: Request) -> Response:
+    """The number of requests that run or wait.
+
+    Args:
+        request: The connection.
+    """
+    models = state_of(request).models.values()
+    return json_response({"server_load": sum(model.admission.open for model in models)})
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """The metrics in the format of Prometheus.
+
+    Args:
+        request: The connection.
+    """
+    return Response(state_of(request).metrics.text(), media_type=CONTENT_TYPE)

@@ -1,0 +1,135 @@
+"""What every request passes: its identifier, the key, the limit on its body, the count."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import secrets
+import time
+
+import msgspec
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from max.serve.errors import ApiError
+from max.serve.metrics import ServerMetrics
+from max.serve.settings import ServerSettings
+
+logger = logging.getLogger("max.serve.requests")
+
+OPEN_PATHS = frozenset({"/health", "/v1/health", "/ping", "/", "/favicon.ico"})
+"""Paths that need no key: they say nothing of the model, and what they start asks for the key."""
+
+
+class Gate:
+    """Lets requests pass that have a key and a body of bearable length; names, counts and logs them.
+
+    Args:
+        app: The application behind it.
+        settings: The server's settings.
+        metrics: Counts the requests.
+    """
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: ServerMetrics) -> None:
+        self._app, self._settings, self._metrics = app, settings, metrics
+        self._keys = [key.encode() for key in settings.api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles a connection.
+
+        Args:
+            scope: The connection.
+            receive: Its body.
+            send: Its response.
+        """
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        request_id = headers.get("x-request-id") or secrets.token_hex(12)
+        request_id = "".join(c for c in request_id if c.isalnum() or c in "-_.")[:128]
+        scope.setdefault("state", {})["request_id"] = request_id
+        begin, status = time.monotonic(), 0
+
+        async def named_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                named = MutableHeaders(scope=message)
+                named["X-Request-Id"] = request_id
+                unknown = scope["state"].get("unknown_fields")
+                if unknown:
+                    named["Warning"] = f'299 - "unknown fields are ignored: {unknown}"'
+            await send(message)
+
+        try:
+            await self._pass(scope, headers, receive, named_send)
+        finally:
+            route = scope.get("route")
+            path = getattr(route, "path", "other")
+            self._metrics.requests.labels(path, str(status or "closed")).inc()
+            if self._settings.log_requests:
+                logger.info(
+                    "%s %s %s %d %.1f ms",
+                    request_id,
+                    scope["method"],
+                    scope["path"],
+                    status,
+                    (time.monotonic() - begin) * 1e3,
+                )
+
+    async def _pass(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        limit = self._settings.max_request_bytes
+        too_long = ApiError(
+            f"the body is longer than {limit} bytes", status=413, code="request_too_large"
+        )
+        if self._keys and scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS":
+            if not self._has_key(headers):
+                error = ApiError(
+                    "the API key is missing or wrong; give it as Authorization: Bearer KEY",
+                    status=401,
+                    code="invalid_api_key",
+                    headers={"WWW-Authenticate": "Bearer"},
+                )
+                await send_error(send, error)
+                return
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > limit:
+            await send_error(send, too_long)
+            return
+        received = 0
+
+        async def limited_receive() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > limit:
+                raise HTTPException(413, too_long.message)
+            return message
+
+        await self._app(scope, limited_receive, send)
+
+    def _has_key(self, headers: Headers) -> bool:
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        # Anthropic's clients send the second header
+        given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        # no early end: the time says nothing about the keys
+        return any([hmac.compare_digest(given.encode(), key) for key in self._keys])
+
+
+async def send_error(send: Send, error: ApiError) -> None:
+    """Sends an error as a whole response.
+
+    Args:
+        send: Sends a part of the response.
+        error: The error.
+    """
+    body = msgspec.json.encode(error.body())
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        *((name.lower().encode(), value.encode()) for name, value in error.headers.items()),
+    ]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

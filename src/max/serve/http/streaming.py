@@ -1,0 +1,132 @@
+"""Responses that end with their client: event streams, and answers that are sent whole."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from max.serve.errors import ApiError
+from max.serve.http.failures import as_api_error
+
+logger = logging.getLogger("max.serve")
+T = TypeVar("T")
+
+CLIENT_CLOSED = 499
+"""The status that logs and metrics show for a request whose client has left."""
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """Runs a coroutine until its client leaves.
+
+    Args:
+        request: The client's request; its body was read.
+        work: The coroutine; cancelled where the client leaves.
+
+    Returns:
+        Its result; None where the client has left.
+    """
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_disconnected(request.receive))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        for each in (task, watcher):
+            each.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+class EventStream(Response):
+    """A stream of events. The generator is closed when it ends, or when the client leaves.
+
+    Args:
+        first: The first events.
+        rest: The others.
+        error_event: Makes the last event of an error that comes amid the stream.
+        media_type: The type of the stream.
+    """
+
+    def __init__(
+        self,
+        first: bytes,
+        rest: AsyncGenerator[bytes, None],
+        error_event: Callable[[ApiError], bytes],
+        media_type: str = "text/event-stream",
+    ) -> None:
+        super().__init__(
+            status_code=200,
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+            media_type=media_type,
+        )
+        # a stream has no length
+        self.raw_headers = [header for header in self.raw_headers if header[0] != b"content-length"]
+        self._first, self._rest, self._error_event = first, rest, error_event
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the stream.
+
+        Args:
+            scope: The connection.
+            receive: Tells that the client leaves.
+            send: Sends a part.
+        """
+        producer = asyncio.ensure_future(self._produce(send))
+        watcher = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait({producer, watcher}, return_when=asyncio.FIRST_COMPLETED)
+            if producer.done():
+                producer.result()
+        finally:
+            for each in (producer, watcher):
+                each.cancel()
+            await asyncio.gather(producer, watcher, return_exceptions=True)
+            await self._rest.aclose()
+
+    async def _produce(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await _send_part(send, self._first)
+        try:
+            async for part in self._rest:
+                await _send_part(send, part)
+        except Exception as error:
+            await _send_part(send, self._error_event(as_api_error(error)))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _send_part(send: Send, part: bytes) -> None:
+    await send({"type": "http.response.body", "body": part, "more_body": True})
+
+
+async def event_stream(
+    request: Request,
+    events: AsyncGenerator[bytes, None],
+    error_event: Callable[[ApiError], bytes],
+    media_type: str = "text/event-stream",
+) -> Response:
+    """A stream whose first event is there: errors before it have a status of their own.
+
+    Args:
+        request: The client's request.
+        events: The events.
+        error_event: Makes the last event of an error that comes amid the stream.
+        media_type: The type of the stream.
+
+    Raises:
+        Exception: What comes before the first event.
+    """
+    first = await unless_disconnected(request, anext(events))
+    if first is None:
+        await events.aclose()
+        return Response(status_code=CLIENT_CLOSED)
+    return EventStream(first, events, error_event, media_type)

@@ -1,0 +1,102 @@
+"""A model that is served: its tokenizer, its limits, its engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+from max.interfaces import SamplingParams, SamplingParamsInput, TextGenerationRequest
+from max.pipelines.config.pipeline_config import PipelineConfig
+from max.pipelines.generation.protocol import GenerationRequest
+from max.pipelines.registry.registry import PIPELINE_REGISTRY
+from max.pipelines.tokenization.tokenizer import TextTokenizer
+from max.serve.admission import Admission
+from max.serve.errors import ApiError, of_user_error
+from max.serve.vocabulary import Vocabulary
+from max.serve.worker.client import EngineClient
+
+
+class ServedModel:
+    """A model with a running engine.
+
+    Args:
+        name: The name by which clients ask for it.
+        config: Its configuration, resolved.
+        engine: The client of its engine.
+        admission: Its queue.
+    """
+
+    def __init__(
+        self, name: str, config: PipelineConfig, engine: EngineClient, admission: Admission
+    ) -> None:
+        tokenizer = PIPELINE_REGISTRY.retrieve_tokenizer(config)
+        if not isinstance(tokenizer, TextTokenizer):
+            raise TypeError(f"{name}: {type(tokenizer).__name__} is no TextTokenizer")
+        self.name, self.config, self.engine, self.admission = name, config, engine, admission
+        self.tokenizer = tokenizer
+        self.created = int(time.time())
+
+    @property
+    def max_length(self) -> int:
+        """The longest sequence, prompt included."""
+        return self.config.max_length or 0
+
+    @cached_property
+    def vocabulary_size(self) -> int:
+        """The number of tokens."""
+        return len(self.tokenizer.delegate)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The bytes of its tokens."""
+        return Vocabulary(self.tokenizer.delegate)
+
+    @cached_property
+    def special_tokens(self) -> frozenset[int]:
+        """The special tokens, which are no text."""
+        return frozenset(self.tokenizer.delegate.all_special_ids)
+
+    def decoder(self, visible: frozenset[int] = frozenset()) -> Callable[[Sequence[int]], str]:
+        """A function that decodes tokens without special tokens.
+
+        Args:
+            visible: Special tokens that it decodes nevertheless.
+        """
+        decode = self.tokenizer.decode_now
+        hidden = self.special_tokens - visible
+        if not visible & self.special_tokens:
+            return lambda tokens: decode(tokens, skip_special_tokens=True)
+        return lambda tokens: decode([token for token in tokens if token not in hidden])
+
+    def sampling_params(self, given: SamplingParamsInput) -> SamplingParams:
+        """A client's sampling parameters, completed by the model's and by the defaults.
+
+        Args:
+            given: What the client has set.
+
+        Raises:
+            ApiError: A value does not fit.
+        """
+        defaults = self.config.model_config.sampling_params_defaults
+        try:
+            return SamplingParams.from_input_and_generation_config(given, defaults)
+        except (ValueError, TypeError) as error:
+            text = str(error).removeprefix("SamplingParams: ")
+            raise ApiError(text, param=text.split(" ", 1)[0]) from error
+
+    async def engine_request(self, request: TextGenerationRequest, param: str) -> GenerationRequest:
+        """A request with its prompt in tokens.
+
+        Args:
+            request: The request.
+            param: The parameter that holds the prompt, for errors.
+
+        Raises:
+            ApiError: It does not fit the model.
+        """
+        try:
+            context = await self.tokenizer.new_context(request)
+        except ValueError as error:
+            raise of_user_error(error, param) from error
+        return GenerationRequest.of(context)

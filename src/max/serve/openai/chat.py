@@ -1,0 +1,255 @@
+"""``/v1/chat/completions``: answers conversations."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from max.interfaces import RequestID, TextGenerationRequest
+from max.serve.chat.parts import (
+    AnswerPart,
+    ArgumentsPart,
+    ContentPart,
+    PlainParser,
+    ReasoningPart,
+    ToolCallPart,
+)
+from max.serve.chat.run import Answer, AnswerDelta, ChatJob, collect_answers, stream_answers
+from max.serve.errors import ApiError
+from max.serve.generation import RunOptions, TextSequence, choices_of
+from max.serve.http.state import ServerState, json_response, state_of
+from max.serve.http.streaming import CLIENT_CLOSED, event_stream, unless_disconnected
+from max.serve.openai.fields import SamplingFields, StrictBody, refuse
+from max.serve.openai.wire import DONE, chat_logprobs, error_event, event, new_id, usage
+
+router = APIRouter()
+
+_REFUSED = {
+    "audio": "answers are text",
+    "lora": "adapters come later",
+    "functions": "give tools",
+    "function_call": "give tool_choice",
+    "web_search_options": "this server fetches nothing",
+}
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+
+
+class MessagePart(StrictBody):
+    """A part of a message."""
+
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(StrictBody):
+    """A message of a conversation; further fields go to the chat template."""
+
+    role: str
+    content: str | list[MessagePart] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+
+class ChatCompletionRequest(SamplingFields):
+    """The body of ``/v1/chat/completions``."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    # they change nothing here, as nothing is stored, and every request is of one tier
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    prediction: dict[str, Any] | None = None
+    modalities: list[str] | None = None
+    audio: dict[str, Any] | None = None
+    functions: list[dict[str, Any]] | None = None
+    function_call: Any = None
+    web_search_options: dict[str, Any] | None = None
+
+
+@router.post("/v1/chat/completions", tags=["OpenAI"])
+async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
+    """Answers a conversation.
+
+    Args:
+        body: The request.
+        request: The connection.
+    """
+    state = state_of(request, body)
+    job = await _job(body, state)
+    head = {
+        "id": new_id("chatcmpl"),
+        "object": "chat.completion.chunk" if body.stream else "chat.completion",
+        "created": int(time.time()),
+        "model": job.model.name,
+        "system_fingerprint": None,
+    }
+    if body.stream:
+        return await event_stream(request, _stream(body, job, head, state), error_event)
+    timeout = state.settings.request_timeout_s
+    answers = await unless_disconnected(request, collect_answers(job, state.metrics, timeout))
+    if answers is None:
+        return Response(status_code=CLIENT_CLOSED)
+    choices = [_choice(i, answer, body, job) for i, answer in enumerate(answers)]
+    totals = usage(job.prompt_tokens, sum(answer.tokens for answer in answers))
+    return json_response({**head, "choices": choices, "usage": totals})
+
+
+async def _job(body: ChatCompletionRequest, state: ServerState) -> ChatJob:
+    model = state.model(body.model)
+    refuse(body, _REFUSED)
+    _ = body.wants_usage  # checked before anything runs
+    if body.modalities not in (None, ["text"]):
+        raise ApiError("modalities must be ['text']: answers are text", param="modalities")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError("top_logprobs needs logprobs to be true", param="top_logprobs")
+    for number, message in enumerate(body.messages):
+        if message.role not in ROLES:
+            raise ApiError(
+                f"the role is {message.role!r}; it must be one of {', '.join(sorted(ROLES))}",
+                param=f"messages.{number}.role",
+            )
+    limit = body.max_completion_tokens or body.max_tokens
+    params = model.sampling_params(body.sampling_input(model, limit))
+    options = dict(body.chat_template_kwargs or {})
+    if body.add_generation_prompt is not None:
+        options["add_generation_prompt"] = body.add_generation_prompt
+    messages: list[Any] = [message.model_dump(exclude_unset=True) for message in body.messages]
+    request = await model.engine_request(
+        TextGenerationRequest(
+            request_id=RequestID(new_id("chat")),
+            model_name=model.name,
+            messages=messages,
+            logprobs=max(body.top_logprobs or 0, 1) if body.logprobs else 0,
+            stop=list(body.stops),
+            sampling_params=params,
+            chat_template_options=options,
+        ),
+        param="messages",
+    )
+    sequence = TextSequence(request, body.stops, bool(body.include_stop_str_in_output))
+    return ChatJob(model, tuple(choices_of(sequence, body.n or 1)), PlainParser)
+
+
+def _choice(
+    index: int, answer: Answer, body: ChatCompletionRequest, job: ChatJob
+) -> dict[str, Any]:
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": answer.content if answer.content or not answer.tool_calls else None,
+        "refusal": None,
+    }
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if answer.tool_calls:
+        message["tool_calls"] = [
+            {
+                "id": call.call_id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in answer.tool_calls
+        ]
+    logs = (
+        chat_logprobs(answer.logs, body.top_logprobs or 0, job.model.vocabulary)
+        if body.logprobs
+        else None
+    )
+    return {
+        "index": index,
+        "message": message,
+        "logprobs": logs,
+        "finish_reason": answer.finish_reason,
+        "stop_reason": answer.stop,
+    }
+
+
+def _delta(part: AnswerPart) -> dict[str, Any]:
+    match part:
+        case ContentPart(text):
+            return {"content": text}
+        case ReasoningPart(text):
+            return {"reasoning_content": text}
+        case ToolCallPart(index, call_id, name):
+            function = {"name": name, "arguments": ""}
+            return {
+                "tool_calls": [
+                    {"index": index, "id": call_id, "type": "function", "function": function}
+                ]
+            }
+        case ArgumentsPart(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+
+async def _stream(
+    body: ChatCompletionRequest, job: ChatJob, head: dict[str, Any], state: ServerState
+) -> AsyncGenerator[bytes, None]:
+    options = RunOptions(timeout=state.settings.request_timeout_s)
+    begun: set[int] = set()
+    tokens: dict[int, int] = {}
+    stream = stream_answers(job, options, state.metrics)
+    async with aclosing(stream):
+        async for delta in stream:
+            if isinstance(delta, int):
+                continue  # streams are not repeatable
+            tokens[delta.choice] = delta.tokens
+            data = b"".join(
+                event(chunk) for chunk in _chunks(body, job, head, delta, delta.choice not in begun)
+            )
+            begun.add(delta.choice)
+            yield data
+    if body.wants_usage:
+        totals = usage(job.prompt_tokens, sum(tokens.values()))
+        yield event({**head, "choices": [], "usage": totals})
+    yield DONE
+
+
+def _chunks(
+    body: ChatCompletionRequest,
+    job: ChatJob,
+    head: dict[str, Any],
+    delta: AnswerDelta,
+    first: bool,
+) -> list[dict[str, Any]]:
+    """The events of new parts; the first has the role, the last alone the reason of the end."""
+    logs = (
+        chat_logprobs(delta.logs, body.top_logprobs or 0, job.model.vocabulary)
+        if body.logprobs and delta.logs
+        else None
+    )
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}] if first else []
+    deltas += map(_delta, delta.parts)
+    if logs is not None and not delta.parts:
+        deltas.append({})
+    choices: list[dict[str, Any]] = [
+        {"index": delta.choice, "delta": each, "logprobs": None, "finish_reason": None}
+        for each in deltas
+    ]
+    if logs is not None:
+        choices[-1]["logprobs"] = logs
+    if delta.finish_reason is not None:
+        choices.append(
+            {
+                "index": delta.choice,
+                "delta": {},
+                "logprobs": None,
+                "finish_reason": delta.finish_reason,
+                "stop_reason": delta.stop,
+            }
+        )
+    shared = {**head, "usage": None} if body.wants_usage else head
+    return [{**shared, "choices": [choice]} for choice in choices]

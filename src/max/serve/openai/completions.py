@@ -1,0 +1,257 @@
+"""``/v1/completions``: continues texts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from max.interfaces import RequestID, TextGenerationRequest
+from max.serve.errors import ApiError
+from max.serve.generation import RunOptions, TextSequence, choices_of, generate_choices
+from max.serve.http.state import ServerState, json_response, state_of
+from max.serve.http.streaming import CLIENT_CLOSED, event_stream, unless_disconnected
+from max.serve.model import ServedModel
+from max.serve.openai.fields import SamplingFields, Token, refuse
+from max.serve.openai.wire import DONE, completion_logprobs, error_event, event, new_id, usage
+from max.serve.text import TokenLog
+from max.serve.worker.client import Repeated
+
+router = APIRouter()
+
+_REFUSED = {
+    "suffix": "no model of this server fills in the middle",
+    "lora": "adapters come later",
+}
+
+
+class CompletionRequest(SamplingFields):
+    """The body of ``/v1/completions``."""
+
+    prompt: (
+        str
+        | Annotated[list[Token], Field(min_length=1)]
+        | Annotated[list[str], Field(min_length=1, max_length=128)]
+        | Annotated[
+            list[Annotated[list[Token], Field(min_length=1)]], Field(min_length=1, max_length=128)
+        ]
+    )
+    best_of: Annotated[int, Field(ge=1, le=128)] | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    suffix: str | None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, one by one."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if all(isinstance(each, int) for each in self.prompt):
+            return [[each for each in self.prompt if isinstance(each, int)]]
+        return [each for each in self.prompt if not isinstance(each, int)]
+
+
+@dataclass
+class _Choice:
+    """One choice of an answer.
+
+    Args:
+        prompt: The prompt's tokens.
+        prefix: The text before what is generated: the prompt, with echo.
+    """
+
+    prompt: tuple[int, ...]
+    prefix: str
+    text: str = ""
+    logs: list[TokenLog] = field(default_factory=list)
+    prompt_logs: tuple[TokenLog, ...] = ()
+    tokens: int = 0
+    finish_reason: str | None = None
+    stop: str | None = None
+
+    def reset(self) -> None:
+        """Forgets what was generated."""
+        self.text, self.logs, self.prompt_logs, self.tokens = "", [], (), 0
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a request asks for.
+
+    Args:
+        body: The request.
+        model: The model.
+        sequences: The sequences, one a choice.
+        choices: The choices.
+        drop_generated: Whether the generated token is dropped, as the prompt alone is asked for.
+    """
+
+    body: CompletionRequest
+    model: ServedModel
+    sequences: list[TextSequence]
+    choices: list[_Choice]
+    drop_generated: bool
+    head: dict[str, Any]
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """The numbers of tokens."""
+        prompts = {id(choice.prompt): len(choice.prompt) for choice in self.choices}
+        generated = 0 if self.drop_generated else sum(c.tokens for c in self.choices)
+        return usage(sum(prompts.values()), generated)
+
+    def logprobs(
+        self, choice: _Choice, logs: Sequence[TokenLog], first: bool
+    ) -> dict[str, Any] | None:
+        """The log-probabilities of new text, with echo those of the prompt before the first."""
+        top = self.body.logprobs
+        if top is None:
+            return None
+        vocabulary = self.model.vocabulary
+        shown = [] if self.drop_generated else list(logs)
+        offset = len(choice.prefix)
+        if not (first and self.body.echo):
+            return completion_logprobs(shown, top, vocabulary, offset)
+        entries = [TokenLog(choice.prompt[0], float("nan"), (), -offset)]
+        at = len(vocabulary.text(choice.prompt[0])) - offset
+        for token, log in zip(choice.prompt[1:], choice.prompt_logs, strict=False):
+            entries.append(TokenLog(token, log.log_probability, log.top, at))
+            at += len(vocabulary.text(token))
+        return completion_logprobs([*entries, *shown], top, vocabulary, offset)
+
+
+@router.post("/v1/completions", tags=["OpenAI"])
+async def completions(body: CompletionRequest, request: Request) -> Response:
+    """Continues one text or several.
+
+    Args:
+        body: The request.
+        request: The connection.
+    """
+    state = state_of(request, body)
+    plan = await _plan(body, state)
+    if body.stream:
+        return await event_stream(request, _stream(plan, state), error_event)
+    options = RunOptions(repeatable=True, timeout=state.settings.request_timeout_s)
+    answer = await unless_disconnected(request, _answer(plan, options, state))
+    return Response(status_code=CLIENT_CLOSED) if answer is None else json_response(answer)
+
+
+async def _plan(body: CompletionRequest, state: ServerState) -> _Plan:
+    model = state.model(body.model)
+    refuse(body, _REFUSED)
+    count = body.n or 1
+    if body.best_of not in (None, count):
+        raise ApiError(
+            f"best_of is {body.best_of}, and n is {count}; give equal ones", param="best_of"
+        )
+    _ = body.wants_usage  # checked before anything runs
+    echo_alone = body.max_tokens == 0
+    if echo_alone and not body.echo:
+        raise ApiError("max_tokens is 0; it must be at least 1 without echo", param="max_tokens")
+    if body.echo and body.logprobs is not None and not model.config.enable_echo:
+        raise ApiError(
+            "log-probabilities of the prompt need a server that was started with --enable-echo",
+            param="echo",
+        )
+    # OpenAI's default for completions
+    limit = 1 if echo_alone else 16 if body.max_tokens is None else body.max_tokens
+    params = model.sampling_params(body.sampling_input(model, limit))
+    request_id = new_id("cmpl")
+    sequences: list[TextSequence] = []
+    choices: list[_Choice] = []
+    for number, prompt in enumerate(body.prompts):
+        request = await model.engine_request(
+            TextGenerationRequest(
+                request_id=RequestID(f"{request_id}-{number}"),
+                model_name=model.name,
+                prompt=prompt,
+                # one likeliest token is the least that makes the engine compute them
+                logprobs=0 if body.logprobs is None else max(body.logprobs, 1),
+                echo=bool(body.echo) and body.logprobs is not None,
+                stop=list(body.stops),
+                sampling_params=params,
+            ),
+            param="prompt",
+        )
+        sequence = TextSequence(request, body.stops, bool(body.include_stop_str_in_output))
+        sequences += choices_of(sequence, count)
+        text = prompt if isinstance(prompt, str) else model.decoder()(prompt)
+        prefix = text if body.echo else ""
+        choices += [_Choice(request.tokens, prefix) for _ in range(count)]
+    head = {
+        "id": request_id,
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": model.name,
+    }
+    return _Plan(body, model, sequences, choices, echo_alone, head)
+
+
+async def _answer(plan: _Plan, options: RunOptions, state: ServerState) -> dict[str, Any]:
+    stream = generate_choices(plan.model, plan.sequences, options, state.metrics)
+    async with aclosing(stream):
+        async for number, piece in stream:
+            choice = plan.choices[number]
+            if isinstance(piece, Repeated):
+                choice.reset()
+                continue
+            choice.text += piece.text
+            choice.logs += piece.logs
+            choice.prompt_logs = piece.prompt_logs or choice.prompt_logs
+            choice.tokens, choice.stop = piece.tokens, piece.stop
+            choice.finish_reason = piece.finish_reason or choice.finish_reason
+    return {
+        **plan.head,
+        "choices": [
+            {
+                "index": index,
+                "text": choice.prefix + ("" if plan.drop_generated else choice.text),
+                "logprobs": plan.logprobs(choice, choice.logs, first=True),
+                "finish_reason": choice.finish_reason,
+                "stop_reason": choice.stop,
+            }
+            for index, choice in enumerate(plan.choices)
+        ],
+        "usage": plan.usage,
+    }
+
+
+async def _stream(plan: _Plan, state: ServerState) -> AsyncGenerator[bytes, None]:
+    options = RunOptions(timeout=state.settings.request_timeout_s)
+    begun: set[int] = set()
+    stream = generate_choices(plan.model, plan.sequences, options, state.metrics)
+    async with aclosing(stream):
+        async for number, piece in stream:
+            if isinstance(piece, Repeated):
+                continue  # streams are not repeatable
+            choice = plan.choices[number]
+            choice.tokens = piece.tokens
+            choice.prompt_logs = piece.prompt_logs or choice.prompt_logs
+            first = number not in begun
+            begun.add(number)
+            text = "" if plan.drop_generated else piece.text
+            data = {
+                **plan.head,
+                "choices": [
+                    {
+                        "index": number,
+                        "text": choice.prefix + text if first else text,
+                        "logprobs": plan.logprobs(choice, piece.logs, first),
+                        "finish_reason": piece.finish_reason,
+                        "stop_reason": piece.stop,
+                    }
+                ],
+            }
+            if plan.body.wants_usage:
+                data["usage"] = None
+            yield event(data)
+    if plan.body.wants_usage:
+        yield event({**plan.head, "choices": [], "usage": plan.usage})
+    yield DONE

@@ -1,0 +1,144 @@
+"""The fields that requests of OpenAI's API share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from max.interfaces import SamplingParamsInput
+from max.serve.errors import ApiError
+from max.serve.model import ServedModel
+
+
+class StrictBody(BaseModel):
+    """A body whose values have the types of the schema; unknown fields are kept for a warning."""
+
+    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
+
+    @property
+    def unknown_fields(self) -> str:
+        """The fields that nothing reads, with commas between."""
+        return ", ".join(sorted(self.model_extra or {}))
+
+
+class StreamOptions(StrictBody):
+    """What a stream has besides text."""
+
+    include_usage: bool | None = None
+    """Whether a last event has the numbers of tokens."""
+    continuous_usage_stats: bool | None = None
+    """Whether each event has them."""
+
+
+Token = Annotated[int, Field(ge=0, lt=2**31)]
+Stop = str | Annotated[list[str], Field(max_length=64)] | None
+
+
+class SamplingFields(StrictBody):
+    """How the tokens are chosen. Fields beyond OpenAI's are those of MAX and of vLLM."""
+
+    model: str | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    stop: Stop = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    seed: int | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[Token], Field(max_length=256)] | None = None
+    include_stop_str_in_output: bool | None = None
+    user: str | None = None
+    # images, audio and adapters come later
+    lora: Any = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop texts."""
+        if self.stop is None:
+            return ()
+        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if any(not stop for stop in stops):
+            raise ApiError("a stop text is empty; give texts with a character", param="stop")
+        return stops
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the numbers of tokens."""
+        options = self.stream_options
+        if options is not None and not self.stream:
+            raise ApiError("stream_options needs stream to be true", param="stream_options")
+        return bool(options is not None and options.include_usage)
+
+    def sampling_input(self, model: ServedModel, max_tokens: int | None) -> SamplingParamsInput:
+        """The sampling parameters that are set.
+
+        Args:
+            model: The model.
+            max_tokens: The most new tokens.
+
+        Raises:
+            ApiError: A value does not fit the model.
+        """
+        return SamplingParamsInput(
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            temperature=self.temperature,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            repetition_penalty=self.repetition_penalty,
+            max_new_tokens=max_tokens,
+            min_new_tokens=self.min_tokens,
+            ignore_eos=self.ignore_eos,
+            stop_token_ids=self.stop_token_ids,
+            seed=None if self.seed is None else self.seed % 2**64,
+            logit_bias=bias_of(self.logit_bias, model.vocabulary_size),
+        )
+
+
+def bias_of(given: dict[str, float] | None, vocabulary_size: int) -> dict[int, float] | None:
+    """Checks ``logit_bias``.
+
+    Args:
+        given: Numbers of tokens, as texts, and what is added to their logits.
+        vocabulary_size: The number of tokens.
+
+    Raises:
+        ApiError: A key is no token.
+    """
+    if not given:
+        return None
+    for key in given:
+        if not (key.isascii() and key.isdecimal()) or int(key) >= vocabulary_size:
+            raise ApiError(
+                f"logit_bias has the key {key!r}; the model's tokens are 0 to {vocabulary_size - 1}",
+                param="logit_bias",
+            )
+    return {int(key): value for key, value in given.items()}
+
+
+def refuse(body: StrictBody, fields: dict[str, str]) -> None:
+    """Refuses fields of what this server lacks.
+
+    Args:
+        body: The request.
+        fields: The fields, and why they are refused.
+
+    Raises:
+        ApiError: One is set.
+    """
+    for name, why in fields.items():
+        if getattr(body, name) is not None:
+            raise ApiError(
+                f"{name} is not supported: {why}", param=name, code="unsupported_parameter"
+            )

@@ -1,0 +1,115 @@
+"""Parts of OpenAI's answers: identifiers, usage, log-probabilities, events."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from max.serve.errors import ApiError
+from max.serve.text import TokenLog
+from max.serve.vocabulary import Vocabulary
+
+encode_json = msgspec.json.encode
+DONE = b"data: [DONE]\n\n"
+
+
+def new_id(prefix: str) -> str:
+    """A new identifier.
+
+    Args:
+        prefix: What it begins with.
+    """
+    return f"{prefix}-{secrets.token_hex(14)}"
+
+
+def event(data: Any) -> bytes:
+    """An event of a stream.
+
+    Args:
+        data: Its data, encoded as JSON.
+    """
+    return b"data: " + encode_json(data) + b"\n\n"
+
+
+def error_event(error: ApiError) -> bytes:
+    """The last event of a stream that an error ends.
+
+    Args:
+        error: The error.
+    """
+    return event(error.body())
+
+
+def usage(prompt: int, completion: int) -> dict[str, Any]:
+    """The numbers of tokens.
+
+    Args:
+        prompt: Those of the prompt.
+        completion: Those that were generated.
+    """
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
+
+
+def chat_logprobs(logs: Iterable[TokenLog], top: int, vocabulary: Vocabulary) -> dict[str, Any]:
+    """The log-probabilities of a chat completion.
+
+    Args:
+        logs: Those of the tokens.
+        top: The number of likeliest tokens to show.
+        vocabulary: The tokens' bytes.
+    """
+
+    def entry(token: int, log_probability: float) -> dict[str, Any]:
+        return {
+            "token": vocabulary.text(token),
+            "logprob": log_probability,
+            "bytes": list(vocabulary.token_bytes(token)),
+        }
+
+    content = [
+        {
+            **entry(log.token, log.log_probability),
+            "top_logprobs": [entry(*likely) for likely in log.top[:top]],
+        }
+        for log in logs
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(
+    logs: Iterable[TokenLog], top: int, vocabulary: Vocabulary, offset: int
+) -> dict[str, Any]:
+    """The log-probabilities of a completion.
+
+    Args:
+        logs: Those of the tokens; a log-probability that is NaN stands for none.
+        top: The number of likeliest tokens to show.
+        vocabulary: The tokens' bytes.
+        offset: Added to the places of the tokens in the text.
+    """
+    tokens: list[str] = []
+    values: list[float | None] = []
+    tops: list[dict[str, float] | None] = []
+    offsets: list[int] = []
+    for log in logs:
+        known = log.log_probability == log.log_probability
+        tokens.append(vocabulary.text(log.token))
+        values.append(log.log_probability if known else None)
+        # the own token is among them, as in OpenAI's
+        chosen = {log.token: log.log_probability}
+        likely = {**dict(log.top[:top]), **(chosen if top else {})}
+        tops.append({vocabulary.text(t): p for t, p in likely.items()} if known else None)
+        offsets.append(offset + log.offset)
+    return {
+        "tokens": tokens,
+        "token_logprobs": values,
+        "top_logprobs": tops if top else None,
+        "text_offset": offsets,
+    }

@@ -1,0 +1,56 @@
+"""The settings of a server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """The settings of a server, without those of its model.
+
+    Args:
+        host: The address to listen on.
+        port: The port; 0: one that is free.
+        metrics_port: The port of a second listener that has ``/metrics`` alone; None: there is none.
+        api_keys: The keys that clients may give; none: no key is needed.
+        max_queue: Requests that may wait beyond those that run; more get status 429.
+        max_request_bytes: The longest body of a request.
+        request_timeout_s: The longest time of a request; None: no limit.
+        graceful_timeout_s: Seconds that open requests get to end after SIGTERM or SIGINT.
+        served_model_name: The model's name for clients; None: as ``--model`` has it.
+        tls_certificate: A PEM file with the certificate.
+        tls_key: A PEM file with its key.
+        cors_origins: Origins of web pages that may use the server; none by default.
+        web_page: Whether ``/`` is the chat page.
+        log_requests: Whether each request is logged.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    metrics_port: int | None = 8001
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    max_queue: int = 512
+    max_request_bytes: int = 32 << 20
+    request_timeout_s: float | None = None
+    graceful_timeout_s: float = 5.0
+    served_model_name: str | None = None
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    cors_origins: tuple[str, ...] = ()
+    web_page: bool = True
+    log_requests: bool = False
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """What a worker process is started with.
+
+    Args:
+        config: The fields of ``PipelineConfig`` that are set.
+        log_level: The level of the ``max`` logger.
+    """
+
+    config: dict[str, Any]
+    log_level: str = "warning"

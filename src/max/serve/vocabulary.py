@@ -1,0 +1,67 @@
+"""The bytes of a model's tokens."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+@lru_cache(maxsize=1)
+def _byte_of_character() -> dict[str, int]:
+    """The characters by which byte-level tokenizers write bytes."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in printable}
+    others = [byte for byte in range(256) if byte not in printable]
+    return table | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+class Vocabulary:
+    """The bytes of each token of a tokenizer.
+
+    Args:
+        delegate: The tokenizer of a ``TextTokenizer``.
+    """
+
+    def __init__(self, delegate: Any) -> None:
+        backend = delegate.backend_tokenizer
+        self._backend = backend
+        self._added = {
+            number: token.content for number, token in backend.get_added_tokens_decoder().items()
+        }
+        state = backend.to_str()
+        self._byte_level = '"ByteLevel"' in state
+        self._bytes: dict[int, bytes] = {}
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that a token stands for.
+
+        Args:
+            token: The token.
+        """
+        if token not in self._bytes:
+            self._bytes[token] = self._compute(token)
+        return self._bytes[token]
+
+    def text(self, token: int) -> str:
+        """The text of a token alone; bytes that are no whole character become U+FFFD.
+
+        Args:
+            token: The token.
+        """
+        return self.token_bytes(token).decode("utf-8", "replace")
+
+    def _compute(self, token: int) -> bytes:
+        if token in self._added:
+            return self._added[token].encode()
+        piece = self._backend.id_to_token(token) or ""
+        if self._byte_level:
+            table = _byte_of_character()
+            if all(character in table for character in piece):
+                return bytes(table[character] for character in piece)
+            return piece.encode()
+        if match := _BYTE_TOKEN.fullmatch(piece):
+            return bytes([int(match[1], 16)])
+        return piece.replace("\u2581", " ").encode()

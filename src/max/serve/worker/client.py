@@ -1,0 +1,401 @@
+"""The asynchronous client of a worker process: it starts the worker, restarts it, and repeats what it can."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol, TypeAlias
+
+from max.pipelines.generation.channel import Channel
+from max.pipelines.generation.protocol import (
+    CancelRequest,
+    Command,
+    EngineReady,
+    EngineStopped,
+    ErrorInfo,
+    Event,
+    GenerationRequest,
+    RequestFailed,
+    Shutdown,
+    TokensGenerated,
+)
+
+logger = logging.getLogger("max.serve")
+
+MOST_ATTEMPTS = 3
+"""A request that has sent nothing is given to this many workers, then it fails: it may be what kills them."""
+MOST_FAILED_STARTS = 5
+"""Starts in a row that may fail."""
+_FIRST_DELAY_S = 0.1
+
+
+class Worker(Protocol):
+    """A started worker process; ``WorkerProcess`` implements it."""
+
+    @property
+    def channel(self) -> Channel[Event, Command]:
+        """The users' end of the channel."""
+        ...
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the process."""
+        ...
+
+    @property
+    def exit_reason(self) -> str:
+        """How the process has ended, in words."""
+        ...
+
+    def join(self, timeout: float | None = None) -> None:
+        """Waits for the end of the process.
+
+        Args:
+            timeout: The longest time in seconds; None: no limit.
+        """
+        ...
+
+    def kill(self) -> None:
+        """Ends the process at once, and waits for it."""
+        ...
+
+
+class EngineState(Enum):
+    """The state of the engine behind a client."""
+
+    STARTING = "starting"
+    """The worker loads the model for the first time."""
+    READY = "ready"
+    """Requests run."""
+    RESTARTING = "restarting"
+    """The worker has died, and another one loads the model."""
+    STOPPED = "stopped"
+    """No worker is started any more."""
+
+
+class EngineLostError(Exception):
+    """The worker died after a request's first tokens, or again and again before them."""
+
+
+class EngineUnavailableError(Exception):
+    """No worker can be started, or the server shuts down."""
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """Tells that a request is run again from its prompt: what came before is void."""
+
+
+_Item: TypeAlias = "TokensGenerated | RequestFailed | Repeated | Exception"
+
+
+@dataclass
+class _OpenRequest:
+    """A request that a task waits for.
+
+    Args:
+        request: The request.
+        repeatable: Whether it may be run again after its first tokens.
+        events: What the task has not read yet.
+        news: Is set where there is an event.
+        attempts: The workers that it was sent to.
+        started: Whether tokens have arrived.
+    """
+
+    request: GenerationRequest
+    repeatable: bool
+    events: deque[_Item] = field(default_factory=deque)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    attempts: int = 0
+    started: bool = False
+
+    def put(self, event: _Item) -> None:
+        """Adds an event, and wakes the task."""
+        self.events.append(event)
+        self.news.set()
+
+
+class EngineClient:
+    """Generates on the engine of a worker process, for the tasks of one event loop.
+
+    Args:
+        start_worker: Starts a worker process.
+        worker: The first worker, where it was started already.
+    """
+
+    def __init__(self, start_worker: Callable[[], Worker], worker: Worker | None = None) -> None:
+        self._start_worker = start_worker
+        self._worker = worker
+        self._open: dict[str, _OpenRequest] = {}
+        self._state = EngineState.STARTING
+        self._changed = asyncio.Event()
+        self._failed_starts = 0
+        self._error: ErrorInfo | None = None
+        self._incoming: deque[tuple[Worker, Event | None]] = deque()
+        self._wakes = False
+        self._lock = threading.Lock()  # guards the two before
+        self._restart: asyncio.Task[None] | None = None
+        self.ready: EngineReady | None = None
+        """The engine's limits; None before the first worker is ready."""
+        self.restarts = 0
+        """The number of workers that died."""
+
+    @property
+    def state(self) -> EngineState:
+        """The state of the engine."""
+        return self._state
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that run or wait."""
+        return len(self._open)
+
+    @property
+    def worker_pid(self) -> int | None:
+        """The number of the worker's process."""
+        return None if self._worker is None else self._worker.pid
+
+    def start(self) -> None:
+        """Starts the worker, or takes the one that was given; within the event loop."""
+        self._loop = asyncio.get_running_loop()
+        worker = self._worker or self._start_worker()
+        self._attach(worker)
+
+    async def wait_ready(self) -> EngineReady:
+        """Waits until the model is loaded.
+
+        Raises:
+            UserError: It cannot be loaded, for a reason that the user can correct.
+            RuntimeError: It cannot be loaded.
+        """
+        while self._state not in (EngineState.READY, EngineState.STOPPED):
+            self._changed.clear()
+            await self._changed.wait()
+        if self._state is EngineState.STOPPED or self.ready is None:
+            error = self._error or ErrorInfo("RuntimeError", "the engine was stopped")
+            raise error.to_exception()
+        return self.ready
+
+    async def stream(
+        self, request: GenerationRequest, repeatable: bool = False, timeout: float | None = None
+    ) -> AsyncGenerator[TokensGenerated | Repeated, None]:
+        """Yields the tokens of a request as they are generated; events that wait are joined.
+
+        A request whose generator is closed before its end is cancelled. Where the worker dies before
+        the first token, the next worker runs the request, without a trace here.
+
+        Args:
+            request: The request.
+            repeatable: Whether it is run again where the worker dies after the first token, as
+                nothing has been sent to the client; a :class:`Repeated` tells so.
+            timeout: The longest time in seconds; None: no limit.
+
+        Raises:
+            UserError: It can never run.
+            RuntimeError: A step failed.
+            EngineLostError: The worker died after the first token, or several workers did before it.
+            EngineUnavailableError: There is no worker, and there will be none.
+            TimeoutError: It took too long.
+        """
+        if self._state is EngineState.STOPPED:
+            raise EngineUnavailableError("the engine has stopped")
+        if request.request_id in self._open:
+            raise ValueError(f"request {request.request_id} is open already")
+        entry = _OpenRequest(request, repeatable)
+        self._open[request.request_id] = entry
+        if self._state is EngineState.READY:
+            self._submit(entry)
+        ended = False
+        deadline = None
+        if timeout is not None:
+            late = TimeoutError(f"the request took more than {timeout:g} s")
+            deadline = self._loop.call_later(timeout, entry.put, late)
+        try:
+            while not ended:
+                if not entry.events:
+                    entry.news.clear()
+                    await entry.news.wait()
+                event = entry.events.popleft()
+                if isinstance(event, Exception):
+                    ended = not isinstance(event, TimeoutError)
+                    raise event
+                if isinstance(event, RequestFailed):
+                    ended = True
+                    raise event.error.to_exception()
+                if isinstance(event, Repeated):
+                    yield event
+                    continue
+                event = _joined(event, entry.events)
+                ended = event.status.is_done
+                yield event
+        finally:
+            if deadline is not None:
+                deadline.cancel()
+            if self._open.get(request.request_id) is entry:
+                del self._open[request.request_id]
+                if not ended:
+                    self._send(CancelRequest(request.request_id))
+
+    async def close(self, finish: bool = True, timeout: float | None = None) -> None:
+        """Stops the worker, and waits until it has ended; open requests then end with an error.
+
+        Args:
+            finish: Whether open requests are finished first.
+            timeout: The longest time in seconds; then the worker is killed.
+        """
+        worker = self._worker
+        self._set_state(EngineState.STOPPED)
+        if self._restart is not None:
+            self._restart.cancel()
+        if worker is None:
+            return
+        self._send(Shutdown(finish))
+        await asyncio.to_thread(worker.join, timeout)
+        await asyncio.to_thread(worker.kill)
+        self._fail_open(EngineUnavailableError("the server shuts down"))
+
+    def _set_state(self, state: EngineState) -> None:
+        self._state = state
+        self._changed.set()
+
+    def _attach(self, worker: Worker) -> None:
+        self._worker = worker
+        threading.Thread(
+            target=self._read, args=(worker,), name="engine events", daemon=True
+        ).start()
+
+    def _read(self, worker: Worker) -> None:
+        """Hands the events of a worker to the loop, all that wait at once; in a thread."""
+        while True:
+            try:
+                event = worker.channel.receive()
+            except EOFError:
+                event = None
+            with self._lock:
+                self._incoming.append((worker, event))
+                wake, self._wakes = not self._wakes, True
+            try:
+                if wake:
+                    self._loop.call_soon_threadsafe(self._drain)
+            except RuntimeError:
+                return  # the loop is closed
+            if event is None:
+                return
+
+    def _drain(self) -> None:
+        with self._lock:
+            incoming, self._incoming = self._incoming, deque()
+            self._wakes = False
+        for worker, event in incoming:
+            if worker is self._worker:
+                self._take(worker, event)
+
+    def _take(self, worker: Worker, event: Event | None) -> None:
+        match event:
+            case TokensGenerated(request_id) | RequestFailed(request_id):
+                entry = self._open.get(request_id)
+                if entry is None:
+                    return
+                entry.started = True
+                if isinstance(event, RequestFailed) or event.status.is_done:
+                    del self._open[request_id]
+                entry.put(event)
+            case EngineReady():
+                self.ready, self._failed_starts = event, 0
+                if self._state is EngineState.STOPPED:
+                    return
+                self._set_state(EngineState.READY)
+                for entry in list(self._open.values()):
+                    self._submit(entry)
+            case EngineStopped(error):
+                self._error = error
+            case None:
+                self._lost(worker)
+
+    def _submit(self, entry: _OpenRequest) -> None:
+        entry.attempts += 1
+        self._send(entry.request)
+
+    def _send(self, command: Command) -> None:
+        if self._worker is None:
+            return
+        try:
+            self._worker.channel.send(command)
+        except OSError:
+            pass  # the reader finds out why, and tells every open request
+
+    def _lost(self, worker: Worker) -> None:
+        """Starts another worker; requests that have sent nothing wait for it, the others end."""
+        if self._state is EngineState.STOPPED:
+            return
+        self._worker = None
+        if self._state is EngineState.STARTING:
+            self._error = self._error or ErrorInfo(
+                "RuntimeError", "the worker process ended while it loaded the model"
+            )
+            self._set_state(EngineState.STOPPED)
+            self._fail_open(EngineUnavailableError(self._error.problem))
+            return
+        if self._state is EngineState.READY:
+            self.restarts += 1
+        else:
+            self._failed_starts += 1
+        self._set_state(EngineState.RESTARTING)
+        for key, entry in list(self._open.items()):
+            if entry.started and not entry.repeatable:
+                entry.put(EngineLostError("the worker process died while it generated this answer"))
+            elif entry.attempts >= MOST_ATTEMPTS:
+                entry.put(EngineLostError(f"{entry.attempts} worker processes died over this"))
+            else:
+                if entry.started:
+                    entry.events.clear()
+                    entry.put(Repeated())
+                    entry.started = False
+                continue
+            del self._open[key]
+        self._restart = asyncio.ensure_future(self._start_again(worker))
+
+    async def _start_again(self, worker: Worker) -> None:
+        await asyncio.to_thread(worker.join, 5.0)
+        await asyncio.to_thread(worker.kill)
+        logger.error("the worker process has ended (%s); it is started again", worker.exit_reason)
+        if self._failed_starts >= MOST_FAILED_STARTS:
+            problem = self._error.problem if self._error else worker.exit_reason
+            logger.error("no worker process can be started: %s", problem)
+            self._set_state(EngineState.STOPPED)
+            self._fail_open(EngineUnavailableError(f"no worker can be started: {problem}"))
+            return
+        if self._failed_starts:
+            await asyncio.sleep(_FIRST_DELAY_S * 2**self._failed_starts)
+        self._error = None
+        started = await asyncio.to_thread(self._start_worker)
+        if self._state is EngineState.STOPPED:
+            await asyncio.to_thread(started.kill)
+            return
+        self._attach(started)
+
+    def _fail_open(self, error: Exception) -> None:
+        for entry in self._open.values():
+            entry.put(error)
+        self._open.clear()
+
+
+def _joined(event: TokensGenerated, waiting: deque[_Item]) -> TokensGenerated:
+    """An event with the tokens of those that wait after it."""
+    while waiting and isinstance(waiting[0], TokensGenerated):
+        later = waiting[0]
+        waiting.popleft()
+        event = TokensGenerated(
+            event.request_id,
+            event.tokens + later.tokens,
+            later.status,
+            None
+            if event.log_probabilities is None and later.log_probabilities is None
+            else (event.log_probabilities or ()) + (later.log_probabilities or ()),
+        )
+    return event

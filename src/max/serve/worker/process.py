@@ -1,0 +1,97 @@
+"""The process that owns the engine."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import signal
+from multiprocessing.connection import Connection
+from typing import Any
+
+from max.interfaces import PipelineTask
+from max.pipelines.config.pipeline_config import PipelineConfig
+from max.pipelines.generation.channel import ConnectionChannel
+from max.pipelines.generation.protocol import Command, Event
+from max.pipelines.generation.service import serve_pipeline
+from max.pipelines.registry.registry import PIPELINE_REGISTRY
+from max.serve.settings import WorkerSettings
+
+
+def run_worker(settings: WorkerSettings, connection: Connection) -> None:
+    """Loads a model and serves the requests of a connection; the main function of the process.
+
+    It ends after a ``Shutdown``, or when the other end of the connection is closed, as where the
+    parent has died. Signals that the terminal sends to all processes of a group are the parent's.
+
+    Args:
+        settings: The settings of the worker.
+        connection: The engine's end.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("max").setLevel(settings.log_level.upper())
+
+    def load() -> Any:
+        config = PipelineConfig(**settings.config)
+        _, factory = PIPELINE_REGISTRY.retrieve_factory(config, PipelineTask.TEXT_GENERATION)
+        return factory()
+
+    serve_pipeline(load, ConnectionChannel[Command, Event](connection))
+
+
+class WorkerProcess:
+    """A started worker process, and the channel to it.
+
+    Args:
+        settings: The settings of the worker.
+    """
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        # fork would copy the locks of this process's threads
+        context = multiprocessing.get_context("spawn")
+        here, there = context.Pipe()
+        # on Windows a pipe has a class of its own, with the same methods
+        self.channel: ConnectionChannel[Event, Command] = ConnectionChannel(here)  # pyright: ignore[reportArgumentType]
+        self._process = context.Process(
+            target=run_worker, args=(settings, there), name="max worker", daemon=True
+        )
+        self._process.start()
+        # else the end of the process would not close the pipe
+        there.close()
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the process."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.is_alive()
+
+    @property
+    def exit_reason(self) -> str:
+        """How the process has ended, in words."""
+        code = self._process.exitcode
+        if code is None:
+            return "it still runs"
+        if code < 0:
+            try:
+                return f"signal {signal.Signals(-code).name}"
+            except ValueError:
+                return f"signal {-code}"
+        return f"exit code {code}"
+
+    def join(self, timeout: float | None = None) -> None:
+        """Waits for the end of the process.
+
+        Args:
+            timeout: The longest time in seconds; None: no limit.
+        """
+        self._process.join(timeout)
+
+    def kill(self) -> None:
+        """Ends the process at once, and waits for it."""
+        self._process.kill()
+        self._process.join()

@@ -1,0 +1,122 @@
+"""A server in a process of its own, on a port that is free, and clients of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TINY = ROOT / "models" / "tiny-chat"
+READY_S = 240.0
+
+
+class RunningServer:
+    """A server that was started with some options.
+
+    Args:
+        options: The options of ``max serve``.
+    """
+
+    def __init__(self, *options: str) -> None:
+        code = "from max.entrypoints.cli import main; main()"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, "serve", "--port", "0", "--metrics-port", "0", *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+        self.lines: list[str] = []
+        self.url = ""
+        self._ready = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if match := re.search(r"Server ready on (http://\S+) \(Press CTRL\+C to quit\)", line):
+                self.url = match[1]
+                self._ready.set()
+        self._ready.set()
+
+    def wait_ready(self) -> RunningServer:
+        """Waits for the line that says so."""
+        assert self._ready.wait(READY_S) and self.url, "".join(self.lines)
+        return self
+
+    @property
+    def output(self) -> str:
+        """What it has written."""
+        return "".join(self.lines)
+
+    @property
+    def worker(self) -> psutil.Process:
+        """Its worker process."""
+        children = psutil.Process(self.process.pid).children()
+        return next(p for p in children if "spawn_main" in " ".join(p.cmdline()))
+
+    def stop(self) -> int:
+        """Ends it as an operator does, and gives its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(60)
+        finally:
+            if self.process.poll() is None:
+                self.process.kill()
+            self._reader.join(10)
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def start_server() -> Iterator[Callable[..., RunningServer]]:
+    """Starts servers, which end with the session."""
+    servers: list[RunningServer] = []
+
+    def start(*options: str) -> RunningServer:
+        servers.append(RunningServer(*options))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def server(start_server: Callable[..., RunningServer]) -> RunningServer:
+    """A server of tiny-chat, for all tests that leave it as it is."""
+    return start_server(
+        "--model", str(TINY), "--served-model-name", "tiny", "--max-length", "512",
+        "--max-batch-size", "8", "--enable-echo", "--quantization-encoding", "float32",
+        "--max-request-bytes", "200000",
+    ).wait_ready()  # fmt: skip
+
+
+@pytest.fixture
+def http(server: RunningServer) -> Iterator[httpx.Client]:
+    """A plain client of that server."""
+    with httpx.Client(base_url=server.url, timeout=120) as client:
+        yield client
+
+
+@pytest.fixture
+def client(server: RunningServer) -> Iterator[openai.OpenAI]:
+    """OpenAI's client of that server."""
+    with openai.OpenAI(
+        base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120
+    ) as client:
+        yield client
