@@ -222,7 +222,7 @@ MISTAKES = {
         lambda x: ops.dequantize(Q4_K, x), [(U, ())], ValueError, "rank 0, expected rows of Q4_K blocks",
     ),
     "dequantize gptq": (
-        lambda x: ops.dequantize(GPTQ, x), [(U, (2, 144))], ValueError, "GPTQ is no encoding of blocks",
+        lambda x: ops.dequantize(GPTQ, x), [(U, (2, 144))], ValueError, "GPTQ is not a block encoding",
     ),
     "quantize k": (
         lambda x: ops.quantize(Q4_K, x), [(F, (2, 256))], ValueError, "is 'Q4_K', expected Q4_0, Q8_0",

@@ -424,7 +424,7 @@ MISTAKES: list[tuple[Callable[..., Any], list[TensorType], type[Exception], str]
         lambda x, n: ops.repeat_interleave(x, n),
         [tensor(F, 3), tensor(DType.int64, 3)],
         ValueError,
-        "say the size: out_dim",
+        "set out_dim, the size",
     ),
     (
         lambda x: ops.pad(x, [1]),
@@ -526,7 +526,7 @@ MISTAKES: list[tuple[Callable[..., Any], list[TensorType], type[Exception], str]
         lambda x: ops.range(0, x[0], dtype=S, device=CPU),
         [tensor(S, 3)],
         ValueError,
-        "is not known .* say it: out_dim",
+        "is not known .* set out_dim",
     ),
     (
         lambda x: ops.range(0, 5, 1, 4, dtype=S, device=CPU),

@@ -79,7 +79,7 @@ CONV_MISTAKES: list[tuple[str, list[TensorType], Callable[..., TensorValue], str
         "groups",
         [image(1, 5, 5, 4), image(3, 3, 2, 5)],
         lambda x, w: ops.conv2d(x, w, groups=2),
-        "gives 5 channels, which is no multiple of groups, 2",
+        "gives 5 channels, which is not a multiple of groups, 2",
     ),
     (
         "no group",
@@ -145,7 +145,7 @@ CONV_MISTAKES: list[tuple[str, list[TensorType], Callable[..., TensorValue], str
         "cut",
         [image(1, 2, 2, 4), image(1, 1, 2, 4)],
         lambda x, w: ops.conv2d_transpose(x, w, padding=(2, 2, 0, 0)),
-        "axis 1 of .* would get the size -2; the padding 4 is too much",
+        "axis 1 of .* would have size -2; the padding 4 is too large",
     ),
     ("pool rank", [image(5, 5, 2)], lambda x: ops.max_pool2d(x, (2, 2)), "expected rank 4"),
     (
@@ -164,7 +164,7 @@ CONV_MISTAKES: list[tuple[str, list[TensorType], Callable[..., TensorValue], str
         "pool kernel",
         [image(1, 5, 5, 2)],
         lambda x: ops.max_pool2d(x, ("k", 2)),
-        "max_pool2d: kernel_size is .*expected numbers that are known",
+        "max_pool2d: kernel_size is .*expected static sizes",
     ),
     (
         "resize rank",
@@ -194,7 +194,7 @@ CONV_MISTAKES: list[tuple[str, list[TensorType], Callable[..., TensorValue], str
         "fold channels",
         [image(1, 10, 4)],
         lambda x: ops.fold(x, (3, 3), (2, 2)),
-        "fold: axis 1 of .* is no multiple of 4",
+        "fold: axis 1 of .* is not a multiple of 4",
     ),
     (
         "fold blocks",

@@ -11,14 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from max.mlir.dims import (
-    POC,
-    DimExpr,
-    DimParseError,
-    is_symbol_name,
-    may_be_negative,
-    parse_dim,
-)
+from max.mlir.dim_parser import DimParseError, parse_dim
+from max.mlir.dims import POC, DimExpr, is_symbol_name, may_be_negative
 
 SYMBOLS = ("a", "b", "c")
 OPERATORS: dict[str, Callable[..., object]] = {

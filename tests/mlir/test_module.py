@@ -232,7 +232,7 @@ def test_parse_errors_show_the_place() -> None:
         module_of("mo.graph @g(%0: !mo.tensor<[2], f31, cpu:0>) { mo.output() : () -> () }")
     with pytest.raises(mlir.ParseError, match="Operation mo.ad is not registered"):
         module_of("mo.graph @g() { mo.ad() : () -> () }")
-    with pytest.raises(mlir.ParseError, match="the graph gives .*, the signature says f32"):
+    with pytest.raises(mlir.ParseError, match="the graph returns .*, its signature declares f32"):
         module_of("mo.graph @g() -> (!mo.tensor<[2], f32, cpu:0>) { mo.output() : () -> () }")
     with pytest.raises(mlir.ParseError, match="expected an integer, a symbol"):
         module_of("mo.graph @g(%0: !mo.tensor<[n *], f32, cpu:0>) { mo.output() : () -> () }")

@@ -82,7 +82,9 @@ def test_names_and_access(checkpoint: tuple[Path, dict[str, torch.Tensor]]) -> N
             np.array(Tensor.from_dlpack(weight.data()), "f4"), tensors[name].float().numpy()
         )
     assert [(name, w.name) for name, w in weights.scale.items()] == [("", "scale")]
-    with pytest.raises(KeyError, match=r"no weight is named 'model\.layers\.1\.mlp\.wight'; near"):
+    with pytest.raises(
+        KeyError, match=r"no weight is named 'model\.layers\.1\.mlp\.wight'; similar names"
+    ):
         layer.mlp.wight.data()
     with pytest.raises(AttributeError):
         _ = weights.__len__
@@ -182,7 +184,7 @@ def test_shards_and_index(tmp_path: Path) -> None:
         with pytest.raises(error, match=message):
             load_weights([index])
 
-    broken({"a": second.name}, "weight 'a' is not there, against the index")
+    broken({"a": second.name}, "weight 'a' is missing, but the index lists it")
     broken(
         {"a": "gone.safetensors"}, "gone.safetensors of weight 'a' is missing", FileNotFoundError
     )

@@ -1,4 +1,4 @@
-"""A NumPy interpreter of `mo`: what each op means, and what the compiler is tested against.
+"""A NumPy interpreter of `mo`: the executable definition of the ops, and the compiler's test oracle.
 
 ::
 
@@ -6,7 +6,7 @@
 
     outputs = _interpreter.run(graph, [x, y], weights)
 
-Each op computes in float32 (float64 for float64) and rounds its results to their dtype.
+Each op computes in float32 or wider and rounds its results to their dtype once.
 """
 
 from max._interpreter import (

@@ -1,4 +1,4 @@
-"""Buffers. Ops are evaluated in their order, so that chains need no attention."""
+"""Buffers. Ops are evaluated in program order, so chains are ignored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _create(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     type_ = op.results[0].type
     assert isinstance(type_, ShapedType)
     fresh = np.empty(frame.shape(type_), type_.dtype.to_numpy())
-    # elements that nobody set must not look as if somebody had
+    # poison: a read of uninitialised elements shows in results
     fresh.reshape(-1).view(np.uint8)[:] = 0x7F
     return fresh
 
@@ -28,30 +28,27 @@ def _load(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
 
 
 @implements("buffer_store")
-def _store(frame: Frame, op: MoOp, operands: Sequence[Array]) -> None:
+def _store_all(frame: Frame, op: MoOp, operands: Sequence[Array]) -> None:
     source, buffer = operands
     buffer[...] = source
+
+
+def _store(destination: Array, source: Array) -> None:
+    if destination.shape != source.shape:
+        raise InterpreterError(
+            f"buffer_store_slice: a source of shape {list(source.shape)} for a part of shape "
+            f"{list(destination.shape)}"
+        )
+    destination[...] = source
 
 
 @implements("buffer_store_slice_dynamic")
 def _store_slice_dynamic(frame: Frame, op: MoOp, operands: Sequence[Array]) -> None:
     source, buffer, *bounds = operands
-    part = buffer[tuple(slice(*map(int, b)) for b in zip(*bounds, strict=True))]
-    if part.shape != source.shape:
-        raise InterpreterError(
-            f"buffer_store_slice: a source of shape {list(source.shape)} for a part of shape "
-            f"{list(part.shape)}"
-        )
-    part[...] = source
+    _store(buffer[tuple(slice(*map(int, b)) for b in zip(*bounds, strict=True))], source)
 
 
 @implements("buffer_store_slice")
 def _store_slice(frame: Frame, op: MoOp, operands: Sequence[Array]) -> None:
     source, buffer = operands
-    part = buffer[slices(frame, op, buffer.shape)]
-    if part.shape != source.shape:
-        raise InterpreterError(
-            f"buffer_store_slice: a source of shape {list(source.shape)} for a part of shape "
-            f"{list(part.shape)}"
-        )
-    part[...] = source
+    _store(buffer[slices(frame, op, buffer.shape)], source)

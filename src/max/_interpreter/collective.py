@@ -1,4 +1,4 @@
-"""Collectives. The interpreter has one memory, so that every device gets the same array."""
+"""Collectives. The interpreter has one memory, so every device gets the same array."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _inputs(op: MoOp, operands: Sequence[Array]) -> Sequence[Array]:
 def _allreduce(frame: Frame, op: MoOp, operands: Sequence[Array]) -> tuple[Array, ...]:
     inputs = _inputs(op, operands)
     dtype = inputs[0].dtype
-    # half floats are summed in f32 and rounded once
+    # narrow floats are accumulated in f32 and rounded once
     wide = np.dtype(np.float32) if dtype.itemsize < 4 and dtype.kind in "fV" else dtype
     total = inputs[0].astype(wide)
     for x in inputs[1:]:

@@ -1,4 +1,4 @@
-"""Constants, weights, moves between devices."""
+"""Constants, weights, transfers between devices."""
 
 from __future__ import annotations
 

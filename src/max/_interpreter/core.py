@@ -32,18 +32,18 @@ __all__ = [
 Array = npt.NDArray[Any]
 
 Implementation = Callable[["Frame", MoOp, Sequence[Array]], Array | Sequence[Array] | None]
-"""From the frame, the op and its operands (chains left out) to its results (chains left out)."""
+"""Maps the frame, the op and its operands to its results; operands and results exclude chains."""
 
 IMPLEMENTATIONS: dict[str, Implementation] = {}
-"""How each op is evaluated, by its name."""
+"""The implementation of each op, by its name."""
 REFERENCES: dict[str, Callable[..., Any]] = {}
-"""How each custom op is evaluated, by its symbol."""
+"""The NumPy reference of each custom op, by its symbol."""
 
 _I = TypeVar("_I", bound=Callable[..., Any])
 
 
 class InterpreterError(RuntimeError):
-    """A graph cannot be evaluated: an input or weight does not fit, or an op fails."""
+    """A graph cannot be evaluated: an input or weight does not match its type, or an op fails."""
 
 
 class HasModule(Protocol):
@@ -55,7 +55,7 @@ class HasModule(Protocol):
 
 
 def implements(*names: str) -> Callable[[_I], _I]:
-    """Registers the evaluation of `mo` ops.
+    """Registers the implementation of `mo` ops.
 
     Args:
         names: The names without dialect, such as ``add``.
@@ -72,8 +72,8 @@ def implements(*names: str) -> Callable[[_I], _I]:
 def register(symbol: str) -> Callable[[_I], _I]:
     """Registers the NumPy reference of a custom op.
 
-    The function takes the operands as arrays (buffers may be written to; chains are left out), and the
-    parameters as keywords. It returns an array, a sequence of arrays, or None for no results.
+    The function takes the operands as arrays, without chains, and the parameters as keywords. It may write to buffers.
+    It returns an array, a sequence of arrays, or None for no results.
 
     Args:
         symbol: The name of the op, such as ``mo.attention.ragged.paged``.
@@ -93,14 +93,14 @@ class Frame:
     module: mlir.ModuleOp
     weights: Mapping[str, Any]
     prefix: str
-    """What comes before the names of this graph's weights."""
+    """The prefix of the names of this graph's weights."""
     sizes: dict[str, int]
-    """The sizes of the symbolic dimensions that are known so far."""
+    """The sizes of the symbols bound so far."""
     before_op: Callable[[], None]
-    """Called before each op; may raise to end the evaluation."""
+    """A callback before each op; it may raise to end the evaluation."""
 
     def evaluate(self, graph: GraphOp, args: Sequence[Array]) -> list[Array]:
-        """The outputs of a graph, chains left out."""
+        """Evaluates a graph and returns its outputs, without chains."""
         values: dict[SSAValue, Array] = {}
         parameters = [a for a in graph.args if not isinstance(a.type, mlir.ChainType)]
         values.update(zip(parameters, args, strict=True))
@@ -113,18 +113,18 @@ class Frame:
             if op.name == "mo.output":
                 return operands
             self.check(op)
-            kept = [r for r in op.results if not isinstance(r.type, mlir.ChainType)]
-            for result, array in zip(kept, self._evaluate_op(op, operands), strict=True):
+            results = [r for r in op.results if not isinstance(r.type, mlir.ChainType)]
+            for result, array in zip(results, self._evaluate_op(op, operands), strict=True):
                 values[result] = array
-            # what the op itself tells is known now
+            # again, for conditions over symbols that the op itself has bound
             self.check(op)
         raise InterpreterError(f"graph {graph.sym_name}: the outputs are not set")
 
     def check(self, op: MoOp) -> None:
-        """Checks the conditions of an op whose sizes are known.
+        """Checks the conditions of an op over bound symbols.
 
         Raises:
-            InterpreterError: The sizes do not meet one.
+            InterpreterError: A condition does not hold.
         """
         failure = first_unmet(op.conditions(), self.sizes)
         if failure is not None:
@@ -145,7 +145,7 @@ class Frame:
         return [self._finish(op, a, t) for a, t in zip(results, types, strict=True)]
 
     def _finish(self, op: MoOp, array: Array, type_: Attribute) -> Array:
-        """A result, rounded to its dtype; its sizes are checked, and bound to new symbols."""
+        """Rounds a result to its dtype, checks its sizes, and binds new symbols to them."""
         if not isinstance(type_, ShapedType):
             return array
         if array.dtype != type_.dtype.to_numpy():
@@ -154,7 +154,7 @@ class Frame:
         return array
 
     def bind(self, what: str, type_: ShapedType, array: Array) -> None:
-        """Checks an array's shape against a type; symbols that are not known yet take their size.
+        """Checks an array's shape against a type and binds new symbols to its sizes.
 
         Raises:
             InterpreterError: A size differs.
@@ -184,7 +184,7 @@ class Frame:
         return tuple(dim.evaluate(self.sizes) for dim in dims)
 
     def weight(self, name: str, type_: Attribute) -> Array:
-        """The weight of a name, checked against its type.
+        """Reads a weight by its name in this graph, and checks it against its type.
 
         Raises:
             InterpreterError: The weight is missing, or its dtype or shape differs.
@@ -202,7 +202,7 @@ class Frame:
 
 
 def _live_ops(graph: GraphOp) -> set[MoOp]:
-    """The ops that a result or an effect depends on; an op that nothing uses has no meaning, and raises nothing."""
+    """The ops that outputs or side effects depend on. Dead ops are not evaluated, so their errors do not show."""
     live: set[MoOp] = set()
     for op in reversed(list(graph.body)):
         if not op.is_pure or any(use.operation in live for r in op.results for use in r.uses):
@@ -211,7 +211,7 @@ def _live_ops(graph: GraphOp) -> set[MoOp]:
 
 
 def to_array(value: Any) -> Array:
-    """The NumPy array of an array, a driver tensor or a DLPack object, not copied."""
+    """Converts an array, a driver tensor or a DLPack object to a NumPy array without copying."""
     if isinstance(value, np.ndarray | np.generic):
         return np.asarray(cast(Array, value))
     if hasattr(value, "to_numpy"):
@@ -231,15 +231,15 @@ def run(
 
     Args:
         graph: The graph, or its module.
-        inputs: An array for each input; those of buffers are changed in place.
+        inputs: One array per input; arrays of buffers are modified in place.
         weights: The weights by name.
-        before_op: Called before each op; may raise to end the evaluation.
+        before_op: A callback before each op; it may raise to end the evaluation.
 
     Returns:
-        An array for each output.
+        One array per output.
 
     Raises:
-        InterpreterError: An input or a weight does not fit, or a shape is not what the graph says.
+        InterpreterError: An input or a weight does not match its type, or a size contradicts the graph.
         NotImplementedError: A custom op has no reference.
         IndexError: An index is out of range.
     """
@@ -266,9 +266,14 @@ def run(
 
 
 def widen(array: Array) -> Array:
-    """Floats narrower than 32 bits as float32; all else as it is."""
+    """Converts floats narrower than 32 bits to float32; other arrays are unchanged."""
     dtype = DType.from_numpy(array.dtype)
     return array.astype(np.float32) if dtype.is_float() and dtype.size_in_bits < 32 else array
+
+
+def widest(array: Array) -> Array:
+    """Converts floats to float64, in which sums are exact enough for a reference; integers are unchanged."""
+    return array if array.dtype.kind in "iu" else array.astype(np.float64)
 
 
 @implements("chain_create")
@@ -285,13 +290,13 @@ def _call(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Sequence[Array]:
 def _run(
     frame: Frame, callee: GraphOp, operands: Sequence[Array], prefix: str = ""
 ) -> Sequence[Array]:
-    """The outputs of a subgraph."""
-    # symbols that the callee's inputs do not bind mean what they mean here
+    """Evaluates a subgraph."""
     inner = Frame(frame.module, frame.weights, frame.prefix + prefix, {}, frame.before_op)
     types = [t for t in callee.input_types if not isinstance(t, mlir.ChainType)]
     for index, (array, type_) in enumerate(zip(operands, types, strict=True)):
         if isinstance(type_, ShapedType):
             inner.bind(f"input {index} of {callee.sym_name}", type_, array)
+    # symbols that the callee's inputs do not bind are those of the caller
     inner.sizes = {**frame.sizes, **inner.sizes}
     return inner.evaluate(callee, operands)
 

@@ -24,8 +24,8 @@ def erf(x: Array) -> Array:
 
 def sigmoid(x: Array) -> Array:
     """``1 / (1 + exp(-x))``, without overflow."""
-    small = np.exp(-np.abs(x))
-    return np.where(x >= 0, 1 / (1 + small), small / (1 + small)).astype(x.dtype)
+    decay = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1 / (1 + decay), decay / (1 + decay)).astype(x.dtype)
 
 
 _UNARY: dict[str, Callable[[Array], Array]] = {
@@ -60,11 +60,11 @@ def _pow(x: Array, y: Array) -> Array:
         return np.power(x, y)
     if x.dtype.kind == "u":
         return np.power(x, y)
-    # a negative power of a whole number is a fraction, which is cut to 0
-    whole = np.power(x, np.maximum(y, 0))
+    # negative exponents: NumPy raises for integers; the quotient truncates to 0 unless x is 1 or -1
+    power = np.power(x, np.maximum(y, 0))
     sign = np.where(np.mod(y, 2) == 0, 1, -1)
-    fraction = np.where(x == 1, 1, np.where(x == -1, sign, 0))
-    return np.where(y >= 0, whole, fraction).astype(x.dtype)
+    reciprocal = np.where(x == 1, 1, np.where(x == -1, sign, 0))
+    return np.where(y >= 0, power, reciprocal).astype(x.dtype)
 
 
 def _div(x: Array, y: Array) -> Array:
@@ -124,15 +124,15 @@ def _gelu(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
 
 
 def _to_integers(x: Array, dtype: np.dtype[Any]) -> Array:
-    """Floats truncated; those beyond the ends of the dtype become its ends, NaN becomes 0."""
+    """Truncates floats and saturates them at the limits of the dtype; NaN becomes 0."""
     info = np.iinfo(dtype)
-    # the greatest integer of 64 bits is no float64, the one after it is
+    # the exclusive upper limit: a power of two, which float64 represents, unlike the maximum of 64 bits
     low, high = float(info.min), 2.0 ** (info.bits - (dtype.kind == "i"))
-    whole = np.trunc(x.astype(np.float64))
-    inside = (whole >= low) & (whole < high)
-    result: Array = np.where(inside, whole, 0).astype(dtype)
-    result[whole >= high] = info.max
-    result[whole < low] = info.min
+    truncated = np.trunc(x.astype(np.float64))
+    in_range = (truncated >= low) & (truncated < high)
+    result: Array = np.where(in_range, truncated, 0).astype(dtype)
+    result[truncated >= high] = info.max
+    result[truncated < low] = info.min
     return result
 
 

@@ -1,4 +1,4 @@
-"""Ops that pick and place elements by index."""
+"""Gather, scatter, nonzero."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from max.mlir import MoOp
 
 
 def _check(op: str, indices: Array, size: int) -> Array:
-    """Indices as int64, counted from the first element.
+    """Converts indices to int64 in ``[0, size)``.
 
     Raises:
         IndexError: An index is out of range.
     """
-    wrong = (indices < -size) | (indices >= size)
-    if wrong.any():
+    out_of_range = (indices < -size) | (indices >= size)
+    if out_of_range.any():
         raise IndexError(
-            f"{op}: index {indices[wrong][0]} is out of range for an axis of size {size}"
+            f"{op}: index {indices[out_of_range][0]} is out of range for an axis of size {size}"
         )
     wide = indices.astype(np.int64)
     return np.where(wide < 0, wide + size, wide)

@@ -1,7 +1,7 @@
-"""The library ops of attention over a paged cache, and of sampling, in NumPy.
+"""NumPy references of the library ops: attention over a paged KV cache, RoPE, sampling, penalties.
 
-Shapes and meanings are those of the table in ``docs/architecture.md``. All is computed in float64 or
-float32 and rounded once; positions, pages and masks are spelt out token by token.
+Shapes and semantics are in the table of ``docs/architecture.md``. References compute in float64 or float32, round once,
+and resolve positions, pages and masks token by token.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ __all__ = ["uniform"]
 
 
 def _check_offsets(what: str, offsets: Array, batch: int, rows: int, exact: bool = True) -> None:
-    """Checks where the sequences of a ragged batch begin.
+    """Checks the row offsets of a ragged batch.
 
     Args:
         what: The name of the offsets.
-        offsets: ``[batch + 1]``: rising, and none is greater than `rows`.
+        offsets: ``[batch + 1]``: non-decreasing, at most `rows`.
         batch: The number of sequences.
         rows: The number of rows.
-        exact: Whether each row belongs to a sequence: the first offset is 0 and the last one `rows`.
+        exact: Whether every row must belong to a sequence: the first offset is 0 and the last one `rows`.
 
     Raises:
-        ValueError: They are not as they should be.
+        ValueError: The size, the order or an end of the offsets is wrong.
     """
     bounds = [int(n) for n in offsets]
     if len(bounds) != batch + 1 or not bounds:
@@ -46,11 +46,11 @@ def _check_batch(
     lookup_table: Array,
     layer: Array,
 ) -> None:
-    """Checks that offsets, lengths, page table and layer describe a ragged batch over a cache.
+    """Checks that offsets, lengths, page table and layer describe a ragged batch over a KV cache.
 
     Raises:
-        ValueError: The offsets are not those of the batch, or a size differs.
-        IndexError: The cache has no such layer.
+        ValueError: The offsets do not fit the batch, or a size differs.
+        IndexError: The layer is out of range.
     """
     batch = len(cache_lengths)
     if len(lookup_table) != batch:
@@ -61,7 +61,7 @@ def _check_batch(
 
 
 def _tokens(offsets: Array, cache_lengths: Array) -> Iterator[tuple[int, int, int]]:
-    """Row, sequence and position of each new token."""
+    """Yields row, sequence and position of each new token."""
     for sequence, cached in enumerate(cache_lengths):
         begin, end = int(offsets[sequence]), int(offsets[sequence + 1])
         for row in range(begin, end):
@@ -69,10 +69,10 @@ def _tokens(offsets: Array, cache_lengths: Array) -> Iterator[tuple[int, int, in
 
 
 def _slot(lookup_table: Array, blocks: Array, sequence: int, position: int) -> tuple[int, int]:
-    """Page and place in it of a position.
+    """The page of a position, and its index in the page.
 
     Raises:
-        IndexError: The sequence has no page for it, or the page is none of the cache's.
+        IndexError: The page table has no entry for the position, or the page is out of range.
     """
     page_size = blocks.shape[3]
     index = position // page_size
@@ -101,19 +101,22 @@ def _kv_store(
     _check_batch(offsets, len(k), blocks, cache_lengths, lookup_table, layer)
     heads, head_dim = blocks.shape[4:]
     for row, sequence, position in _tokens(offsets, cache_lengths):
-        page, place = _slot(lookup_table, blocks, sequence, position)
-        blocks[page, 0, int(layer), place] = k[row].reshape(heads, head_dim)
-        blocks[page, 1, int(layer), place] = v[row].reshape(heads, head_dim)
+        page, slot = _slot(lookup_table, blocks, sequence, position)
+        blocks[page, 0, int(layer), slot] = k[row].reshape(heads, head_dim)
+        blocks[page, 1, int(layer), slot] = v[row].reshape(heads, head_dim)
 
 
 def _rotate(x: Array, angles: Array, interleaved: bool) -> Array:
-    """Heads ``[heads, head_dim]`` rotated by a row of cosines and sines; the rest stays."""
-    rotated = angles.shape[0]
+    """Rotates the first elements of heads ``[heads, head_dim]`` by a row of interleaved cosines and sines.
+
+    Pairs are neighbours if `interleaved`, else the two halves of the rotated elements.
+    """
+    rope_dim = angles.shape[0]
     cos, sin = angles[0::2].astype(np.float32), angles[1::2].astype(np.float32)
     wide = x.astype(np.float32)
-    half = rotated // 2
-    parts = (slice(0, rotated, 2), slice(1, rotated, 2)) if interleaved else (
-        slice(0, half), slice(half, rotated))  # fmt: skip
+    half = rope_dim // 2
+    parts = (slice(0, rope_dim, 2), slice(1, rope_dim, 2)) if interleaved else (
+        slice(0, half), slice(half, rope_dim))  # fmt: skip
     first, second = wide[:, parts[0]].copy(), wide[:, parts[1]].copy()
     wide[:, parts[0]] = first * cos - second * sin
     wide[:, parts[1]] = first * sin + second * cos
@@ -140,16 +143,16 @@ def _rope(
                 f"position {position} of sequence {sequence}; freqs_cis has "
                 f"{freqs_cis.shape[0]} rows"
             )
-        page, place = _slot(lookup_table, blocks, sequence, position)
+        page, slot = _slot(lookup_table, blocks, sequence, position)
         angles = freqs_cis[position]
         out[row] = _rotate(q[row], angles, interleaved)
-        key = blocks[page, 0, int(layer), place]
-        blocks[page, 0, int(layer), place] = _rotate(key, angles, interleaved)
+        key = blocks[page, 0, int(layer), slot]
+        blocks[page, 0, int(layer), slot] = _rotate(key, angles, interleaved)
     return out
 
 
 def _visible(mask: str, window: int, position: int, length: int) -> Array:
-    """Which of the keys of a sequence a query at a position sees."""
+    """The mask ``[length]`` of the keys that a query at a position attends to."""
     keys = np.arange(length)
     match mask:
         case "causal":
@@ -163,11 +166,11 @@ def _visible(mask: str, window: int, position: int, length: int) -> Array:
         case "symmetric_window":
             return abs(keys - position) < window
         case _:
-            raise ValueError(f"the mask {mask!r} has no meaning here")
+            raise ValueError(f"the mask {mask!r} is unknown")
 
 
 def _first_key(mask: str, window: int, position: int) -> int:
-    """The first key that a query at a position sees, and with it all later ones."""
+    """The first key that queries at a position or later attend to."""
     match mask:
         case "sliding_window":
             return max(position - window + 1, 0)
@@ -201,23 +204,23 @@ def _attention(
         if begin == end:
             continue
         length = int(cached) + end - begin
-        # pages that no query sees need not be there
+        # pages before the first visible key may be missing from the page table
         first = _first_key(mask, local_window_size, int(cached))
-        places = [_slot(lookup_table, blocks, sequence, p) for p in range(first, length)]
-        pages, rows = (np.array(side) for side in zip(*places, strict=True))
+        slots = [_slot(lookup_table, blocks, sequence, p) for p in range(first, length)]
+        pages, rows = (np.array(side) for side in zip(*slots, strict=True))
         keys = blocks[pages, 0, int(layer), rows].astype(np.float64)
         values = blocks[pages, 1, int(layer), rows].astype(np.float64)
-        seen = np.stack(
+        visible = np.stack(
             [_visible(mask, local_window_size, int(cached) + i, length) for i in range(end - begin)]
         )[:, first:]
         queries = q[begin:end].astype(np.float64).reshape(-1, kv_heads, group, head_dim)
         scores = np.einsum("tkgd,skd->kgts", queries, keys) * np.float64(scale)
-        scores = np.where(seen[None, None], scores, -np.inf)
+        scores = np.where(visible[None, None], scores, -np.inf)
         scores -= scores.max(axis=-1, keepdims=True)
         weights = np.exp(scores)
         weights /= weights.sum(axis=-1, keepdims=True)
-        attended = np.einsum("kgts,skd->tkgd", weights, values)
-        out[begin:end] = attended.reshape(end - begin, heads, head_dim)
+        context = np.einsum("kgts,skd->tkgd", weights, values)
+        out[begin:end] = context.reshape(end - begin, heads, head_dim)
     return out
 
 
@@ -261,12 +264,12 @@ def _attention_ragged(
 
 
 def uniform(seed: int) -> float:
-    """The number in [0, 1) of a seed: the upper 24 bits of splitmix64's next output."""
+    """A sample in [0, 1): the upper 24 bits of splitmix64's first output for a seed."""
     return (_splitmix64(seed, 1) >> 40) / 2**24
 
 
 def _splitmix64(seed: int, index: int) -> int:
-    """Number ``index``, from 1, of the 64 well mixed bits that a seed gives."""
+    """Output number `index`, from 1, of splitmix64 for a seed."""
     mask = (1 << 64) - 1
     z = (int(seed) + index * 0x9E3779B97F4A7C15) & mask
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
@@ -277,33 +280,33 @@ def _splitmix64(seed: int, index: int) -> int:
 def _sample_row(
     logits: Array, temperature: float, top_k: int, top_p: float, min_p: float, seed: int
 ) -> int:
-    """The token of one row; see `max._kernel_library.generation.sampling` for the order of the cuts."""
+    """Samples the token of one row; `max._kernel_library.generation.sampling` documents the order of the filters."""
     if not temperature >= 0:
         raise ValueError(f"the temperature is {temperature}, expected 0 or more")
     if not (0 <= top_p <= 1 and 0 <= min_p <= 1):
         raise ValueError(f"top_p is {top_p}, min_p {min_p}; expected 0 to 1")
-    usable: Array = np.where(np.isnan(logits), -np.inf, logits.astype(np.float64))
-    best = int(np.argmax(usable))
-    peak = usable[best]
+    scores: Array = np.where(np.isnan(logits), -np.inf, logits.astype(np.float64))
+    best = int(np.argmax(scores))
+    peak = scores[best]
     if temperature == 0 or top_k == 1 or peak == -np.inf:
         return best
     if peak == np.inf:
-        weights: Array = (usable == np.inf).astype(np.float64)
+        weights: Array = (scores == np.inf).astype(np.float64)
     else:
-        weights = np.where(usable > -np.inf, np.exp((usable - peak) / temperature), 0.0)
-    order = np.argsort(-usable, kind="stable")
+        weights = np.where(scores > -np.inf, np.exp((scores - peak) / temperature), 0.0)
+    order = np.argsort(-scores, kind="stable")
     if top_k > 0:
         order = order[:top_k]
     if top_p < 1:
-        shares = np.cumsum(weights[order])
-        # the fewest tokens that together have the share
-        count = int(np.count_nonzero(shares < top_p * shares[-1])) + 1
+        cumulative = np.cumsum(weights[order])
+        # the smallest set of most probable tokens whose probability reaches top_p
+        count = int(np.count_nonzero(cumulative < top_p * cumulative[-1])) + 1
         order = order[: max(1, count)]
-    kept = np.zeros(len(usable), bool)
-    kept[order] = True
-    kept &= (weights >= min_p) & (weights > 0)
-    running = np.cumsum(np.where(kept, weights, 0.0))
-    return int(np.count_nonzero(running <= uniform(seed) * running[-1]))
+    eligible = np.zeros(len(scores), bool)
+    eligible[order] = True
+    eligible &= (weights >= min_p) & (weights > 0)
+    cumulative = np.cumsum(np.where(eligible, weights, 0.0))
+    return int(np.count_nonzero(cumulative <= uniform(seed) * cumulative[-1]))
 
 
 @register("mo.sample.token")
@@ -341,7 +344,7 @@ def _next_step(
     if not 0 <= step < len(history):
         raise IndexError(f"step {step} of {len(history)}, the rows of the history")
     if (cache_lengths == np.iinfo(cache_lengths.dtype).max).any():
-        raise ValueError(f"cache_lengths are {cache_lengths}: one cannot become greater")
+        raise ValueError(f"cache_lengths are {cache_lengths}: one is the maximum of its type")
     history[step] = tokens[:] = next_tokens
     cache_lengths += np.uint32(1)
     max_lengths[0, 1] += np.uint32(1)

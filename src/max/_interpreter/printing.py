@@ -1,4 +1,4 @@
-"""What `mo.print` shows, on standard output."""
+"""Printing of tensors on standard output."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from max.mlir import MoOp
 __all__ = ["CURRENT", "show", "tensor_text", "write"]
 
 CURRENT: ContextVar[PrintOptions] = ContextVar("CURRENT", default=PrintOptions())  # noqa: B039
-"""The options of the interpreter's runs."""
+"""The options of `mo.print` in the interpreter."""
 
 
 def tensor_text(label: str, array: Array, options: PrintOptions) -> str:
-    """A label, dtype and shape of a tensor, and its elements as NumPy shows them.
+    """Formats a tensor: label, dtype and shape, then the elements in NumPy's format.
 
     Args:
         label: The label.
@@ -40,7 +40,7 @@ def tensor_text(label: str, array: Array, options: PrintOptions) -> str:
 
 
 def show(label: str, array: Array, options: PrintOptions) -> None:
-    """Shows a tensor, or writes it to a file, as the options say.
+    """Prints a tensor, or writes it to a file, as the options require.
 
     Args:
         label: The label.

@@ -1,4 +1,4 @@
-"""Quantised weights: what the ops on them mean, without rounding of the left operand."""
+"""Ops on quantised weights, without quantisation of the left operand."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _qmatmul(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
 
 
 def unpack(words: Array, bits: int) -> Array:
-    """The integers in words along the last axis, the lowest bits first: ``[…, n]`` to ``[…, n * 32 / bits]``."""
+    """Unpacks the integers in 32-bit words, lowest bits first: ``[…, n]`` to ``[…, n * 32 / bits]``."""
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
     parts = words.view(np.uint32)[..., None] >> shifts & np.uint32(2**bits - 1)
     return parts.reshape(*words.shape[:-1], -1).astype(np.int32)
@@ -39,13 +39,13 @@ def _qmatmul_gptq(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     x, weight, zeros, scales = operands[:4]
     bits: int = op.attr("bits")
     q = unpack(np.ascontiguousarray(weight.T), bits).T
-    # zero points are stored less 1, of which the highest one becomes 0
+    # checkpoints store zero points minus 1, modulo 2**bits
     zero = unpack(np.ascontiguousarray(zeros), bits) + 1 & 2**bits - 1
     group = np.arange(len(q)) // op.attr("group_size") if len(operands) == 4 else operands[4]
-    wrong = (group < 0) | (group >= len(scales))
-    if wrong.any():
+    out_of_range = (group < 0) | (group >= len(scales))
+    if out_of_range.any():
         raise IndexError(
-            f"qmatmul_gptq: g_idx has the group {group[wrong][0]}, there are {len(scales)}"
+            f"qmatmul_gptq: g_idx has the group {group[out_of_range][0]}, there are {len(scales)}"
         )
     w = scales.astype(np.float32)[group] * (q - zero[group]).astype(np.float32)
     return x.astype(np.float32) @ w

@@ -1,4 +1,4 @@
-"""Random numbers: Philox4x32-10, and what is made of its words."""
+"""Random numbers: Philox4x32-10, and the uniform and normal distributions of its output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def philox(counter: Array, key: Array, rounds: int = 10) -> Array:
     Args:
         counter: ``[n, 4]`` of uint32.
         key: ``[2]`` of uint32.
-        rounds: Their number.
+        rounds: The number of rounds.
 
     Returns:
         ``[n, 4]`` of uint32.
@@ -50,6 +50,7 @@ def _random(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     words = philox(counter, np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32))
     unit = (words >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
     if op.attr("distribution") == "normal":
+        # Box-Muller on pairs of neighbours; the offset keeps the logarithm finite
         radius = np.sqrt(-2 * np.log(unit[:, ::2].astype(np.float64) + 2.0**-25))
         angle = unit[:, 1::2].astype(np.float64) * (2 * np.pi)
         pairs = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=2)

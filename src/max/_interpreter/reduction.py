@@ -1,4 +1,4 @@
-"""Ops that combine the elements along an axis."""
+"""Reductions, scans and sorts along an axis."""
 
 from __future__ import annotations
 
@@ -6,26 +6,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from max._interpreter.core import Array, Frame, implements, widen
+from max._interpreter.core import Array, Frame, implements, widen, widest
 from max.mlir import MoOp
-
-
-def _exact(x: Array) -> Array:
-    """Wide enough to sum without error that matters."""
-    return x if x.dtype.kind in "iu" else x.astype(np.float64)
 
 
 @implements("reduce_sum")
 def _sum(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     (x,) = operands
-    return np.sum(_exact(x), axis=op.attr("axis"), keepdims=True)
+    return np.sum(widest(x), axis=op.attr("axis"), keepdims=True)
 
 
 @implements("reduce_mean")
 def _mean(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     (x,) = operands
     axis: int = op.attr("axis")
-    total = np.sum(_exact(x), axis=axis, keepdims=True)
+    total = np.sum(widest(x), axis=axis, keepdims=True)
     return total // x.shape[axis] if x.dtype.kind in "iu" else total / x.shape[axis]
 
 
@@ -52,7 +47,7 @@ def _argmin(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
 @implements("cumsum")
 def _cumsum(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     axis: int = op.attr("axis")
-    x = np.moveaxis(_exact(operands[0]), axis, -1)
+    x = np.moveaxis(widest(operands[0]), axis, -1)
     if op.attr("reverse"):
         x = x[..., ::-1]
     total = np.cumsum(x, axis=-1, dtype=x.dtype)
@@ -67,7 +62,7 @@ def _cumsum(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
 @implements("softmax", "logsoftmax")
 def _softmax(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     axis: int = op.attr("axis")
-    x = _exact(operands[0])
+    x = widest(operands[0])
     if x.shape[axis] == 0:
         return x
     shifted = x - np.max(x, axis=axis, keepdims=True)
@@ -81,7 +76,7 @@ def _top_k(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Sequence[Array]
     axis: int = op.attr("axis")
     k: int = op.attr("k")
     size = x.shape[axis]
-    # a stable ascending sort of the reversed axis, read backwards: equal elements by rising index
+    # a stable ascending sort of the reversed axis, read backwards: descending, ties in order
     backwards: Array = np.flip(widen(x), axis)
     order: Array = np.argsort(backwards, axis=axis, kind="stable")
     first: Array = np.arange(k)
@@ -97,6 +92,6 @@ def _argsort(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     if op.attr("ascending"):
         order = np.argsort(x, axis=-1, kind="stable")
     else:
-        # equal elements keep their order: sorted from the last, and read from the last
+        # as in top_k: the reversed axis, read backwards, keeps ties in order
         order = x.shape[-1] - 1 - np.argsort(x[..., ::-1], axis=-1, kind="stable")[..., ::-1]
     return np.moveaxis(order, -1, axis)

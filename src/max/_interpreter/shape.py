@@ -1,4 +1,4 @@
-"""Ops that move elements and change none."""
+"""Ops that move elements without computing, and shapes as values."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _transpose(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
 
 
 def slices(frame: Frame, op: MoOp, shape: Sequence[int]) -> tuple[slice, ...]:
-    """The bounds of a normalised slice, checked against the shape.
+    """Converts the bounds of a normalised slice to Python slices.
 
     Raises:
         IndexError: A bound is out of range.
@@ -97,11 +97,13 @@ def _range(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     else:
         exact = (stop - start) / step
         if not exact <= 2**62:
-            raise InterpreterError(f"range: from {start} to {stop} in steps of {step} is no range")
+            raise InterpreterError(
+                f"range: from {start} to {stop} in steps of {step} is not a range"
+            )
         count = math.ceil(max(0, exact))
     type_ = op.results[0].type
     assert isinstance(type_, ShapedType)
-    # a wrong size is an error before it is memory
+    # checks the size before memory is allocated
     frame.bind(op.name, type_, np.broadcast_to(np.zeros((), dtype), (count,)))
     wide = {"i": np.int64, "u": np.uint64}.get(dtype.kind, np.float64)
     return (wide(start) + np.arange(count, dtype=wide) * wide(step)).astype(dtype)

@@ -1,4 +1,4 @@
-"""Convolutions and pooling: a sum or maximum over the taps of a window, one array operation a tap."""
+"""Convolution, pooling, resize and fold; windows are evaluated with one array operation per tap."""
 
 from __future__ import annotations
 
@@ -7,12 +7,8 @@ from itertools import product
 
 import numpy as np
 
-from max._interpreter.core import Array, Frame, InterpreterError, implements
+from max._interpreter.core import Array, Frame, InterpreterError, implements, widest
 from max.mlir import MoOp
-
-
-def _exact(x: Array) -> Array:
-    return x if x.dtype.kind in "iu" else x.astype(np.float64)
 
 
 def _pairs(flat: Sequence[int]) -> list[tuple[int, int]]:
@@ -22,43 +18,43 @@ def _pairs(flat: Sequence[int]) -> list[tuple[int, int]]:
 def _windows(
     sizes: Sequence[int], taps: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
 ) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
-    """Each tap of a window with the slices of the spatial axes that the windows' taps lie on."""
+    """Yields each tap with the slices of the spatial axes that select its element of every window."""
     for tap in product(*map(range, taps)):
-        places = zip(tap, dilation, stride, sizes, strict=True)
+        axes = zip(tap, dilation, stride, sizes, strict=True)
         yield (
             tap,
-            tuple(slice(t * d, t * d + s * (n - 1) + 1 if n else 0, s) for t, d, s, n in places),
+            tuple(slice(t * d, t * d + s * (n - 1) + 1 if n else 0, s) for t, d, s, n in axes),
         )
 
 
 @implements("conv")
 def _conv(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
-    x, weight = (_exact(a) for a in operands)
+    x, weight = (widest(a) for a in operands)
     x = np.pad(x, [(0, 0), *_pairs(op.attr("padding")), (0, 0)])
     shape = frame.shape(op.results[0].type)
     groups: int = op.attr("groups")
     out = np.zeros((*shape[:-1], groups, shape[-1] // groups), x.dtype)
     windows = _windows(shape[1:-1], weight.shape[:-2], op.attr("stride"), op.attr("dilation"))
     for tap, places in windows:
-        seen = x[(slice(None), *places)]
-        seen = seen.reshape(*seen.shape[:-1], groups, weight.shape[-2])
+        elements = x[(slice(None), *places)]
+        elements = elements.reshape(*elements.shape[:-1], groups, weight.shape[-2])
         filters = weight[tap].reshape(weight.shape[-2], groups, -1)
-        out += np.einsum("...gc,cgf->...gf", seen, filters)
+        out += np.einsum("...gc,cgf->...gf", elements, filters)
     return out.reshape(shape)
 
 
 @implements("conv_transpose")
 def _conv_transpose(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
-    x, weight = (_exact(a) for a in operands)
+    x, weight = (widest(a) for a in operands)
     shape = frame.shape(op.results[0].type)
     padding = _pairs(op.attr("padding"))
-    # each element of x adds a window to what is cut by the padding afterwards
-    whole = [n + low + high for n, (low, high) in zip(shape[1:3], padding, strict=True)]
+    # each element of x adds a window to a large enough result, which is cropped at the end
+    uncropped = [n + low + high for n, (low, high) in zip(shape[1:3], padding, strict=True)]
     stride: tuple[int, ...] = op.attr("stride")
-    room = [max(n, (m + 1) * s) for n, m, s in zip(whole, x.shape[1:3], stride, strict=True)]
+    sizes = [max(n, (m + 1) * s) for n, m, s in zip(uncropped, x.shape[1:3], stride, strict=True)]
     reach = [d * r for d, r in zip(op.attr("dilation"), weight.shape[:2], strict=True)]
     out = np.zeros(
-        (shape[0], *(n + r for n, r in zip(room, reach, strict=True)), shape[3]), x.dtype
+        (shape[0], *(n + r for n, r in zip(sizes, reach, strict=True)), shape[3]), x.dtype
     )
     for tap, places in _windows(x.shape[1:3], weight.shape[:2], stride, op.attr("dilation")):
         out[(slice(None), *places)] += x @ weight[tap]
@@ -69,7 +65,7 @@ def _conv_transpose(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
 def _pooled(
     frame: Frame, op: MoOp, x: Array, fill: float
 ) -> tuple[Array, list[tuple[tuple[int, ...], tuple[slice, ...]]]]:
-    """The input, padded so that all windows fit, and their taps."""
+    """Pads the input so that all windows fit, including those of `ceil_mode`; also returns the taps' slices."""
     taps, stride, dilation = (op.attr(name) for name in ("kernel", "stride", "dilation"))
     sizes = frame.shape(op.results[0].type)[1:3]
     pads = [(0, 0)]
@@ -82,7 +78,7 @@ def _pooled(
 
 @implements("max_pool")
 def _max_pool(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
-    x = _exact(operands[0])
+    x = widest(operands[0])
     lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
     padded, windows = _pooled(frame, op, x, lowest)
     out = np.full(frame.shape(op.results[0].type), lowest, x.dtype)
@@ -94,7 +90,7 @@ def _max_pool(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
 @implements("avg_pool")
 def _avg_pool(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     x = operands[0]
-    # sums of small integers do not wrap
+    # narrow integers are summed in int64, so that sums do not wrap
     x = x.astype(np.int64 if x.dtype.kind in "iu" else np.float64)
     padded, windows = _pooled(frame, op, x, 0)
     ones = np.ones((1, *x.shape[1:3], 1), np.int64)
@@ -115,7 +111,7 @@ def _avg_pool(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
 
 
 def _cubic(t: Array) -> list[Array]:
-    """The weights of four neighbours, `t` after the second one (Keys, with a = -0.75)."""
+    """Keys' cubic convolution weights, a = -0.75, of four neighbours for a position `t` after the second one."""
     a = -0.75
     distances = (1 + t, t, 1 - t, 2 - t)
     near = [((a + 2) * d - (a + 3)) * d * d + 1 for d in distances]
@@ -124,19 +120,19 @@ def _cubic(t: Array) -> list[Array]:
 
 
 def _resized(x: Array, axis: int, size: int, mode: str) -> Array:
-    """One axis resized: a weighted sum of neighbours."""
-    have = x.shape[axis]
+    """Resizes one axis by a weighted sum of neighbours."""
+    old_size = x.shape[axis]
     if mode == "nearest":
-        return np.take(x, np.arange(size) * have // max(size, 1), axis)
-    place = (np.arange(size) + 0.5) * have / max(size, 1) - 0.5
+        return np.take(x, np.arange(size) * old_size // max(size, 1), axis)
+    position = (np.arange(size) + 0.5) * old_size / max(size, 1) - 0.5
     if mode == "bilinear":
-        place = np.maximum(place, 0)
-    first = np.floor(place).astype(np.int64)
-    t = place - first
+        position = np.maximum(position, 0)
+    first = np.floor(position).astype(np.int64)
+    t = position - first
     weights, offset = ([1 - t, t], 0) if mode == "bilinear" else (_cubic(t), -1)
     shape = [-1 if i == axis else 1 for i in range(x.ndim)]
     return sum(
-        np.take(x, np.clip(first + offset + i, 0, have - 1), axis) * weight.reshape(shape)
+        np.take(x, np.clip(first + offset + i, 0, old_size - 1), axis) * weight.reshape(shape)
         for i, weight in enumerate(weights)
     )  # pyright: ignore[reportReturnType]
 
@@ -153,17 +149,17 @@ def _resize(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
 
 @implements("fold")
 def _fold(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
-    x = _exact(operands[0])
+    x = widest(operands[0])
     shape = frame.shape(op.results[0].type)
     kernel, stride, dilation = (op.attr(name) for name in ("kernel", "stride", "dilation"))
     padding = _pairs(op.attr("padding"))
-    whole = [n + low + high for n, (low, high) in zip(shape[2:], padding, strict=True)]
-    axes = zip(whole, kernel, dilation, stride, strict=True)
+    uncropped = [n + low + high for n, (low, high) in zip(shape[2:], padding, strict=True)]
+    axes = zip(uncropped, kernel, dilation, stride, strict=True)
     blocks = [(n - d * (k - 1) - 1) // s + 1 for n, k, d, s in axes]
     if blocks[0] * blocks[1] != x.shape[2]:
         raise InterpreterError(f"fold: {x.shape[2]} blocks, expected {blocks[0]} * {blocks[1]}")
     columns = x.reshape(*shape[:2], *kernel, *blocks)
-    out = np.zeros((*shape[:2], *whole), x.dtype)
+    out = np.zeros((*shape[:2], *uncropped), x.dtype)
     for tap, places in _windows(blocks, kernel, stride, dilation):
         out[(slice(None), slice(None), *places)] += columns[:, :, tap[0], tap[1]]
     (top, _), (left, _) = padding

@@ -438,7 +438,7 @@ def range_size(start: npt.NDArray[Any], stop: npt.NDArray[Any], step: npt.NDArra
     if isinstance(first, float):
         exact = (last - first) / by
         if math.isnan(exact) or exact == math.inf:
-            raise ValueError(f"range: from {first} to {last} in steps of {by} is no range")
+            raise ValueError(f"range: from {first} to {last} in steps of {by} is not a range")
         size = math.ceil(max(exact, 0))
     else:
         size = -((first - last) // by)

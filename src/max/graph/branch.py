@@ -1,6 +1,6 @@
-"""Graphs of the branches and bodies of `cond` and `while_loop`: functions that see the values around them."""
+"""Subgraphs of `cond` and `while_loop`: functions that capture values of the graphs that enclose them."""
 
-# a branch is built as its enclosing graph is, from inside
+# a branch sets up the same private state as `Graph` itself
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ __all__ = ["Branch", "close_branches"]
 
 
 class Branch(Graph):
-    """A subgraph whose inputs come about by use: a value of an enclosing graph becomes an input.
+    """A subgraph that captures: a value of an enclosing graph becomes an input at its first use.
 
-    Constants are repeated instead, so that what depends on their values still sees them.
+    Constants and weights are cloned into the branch instead, so that passes that read constant operands still find them.
 
     Args:
         outer: The graph that the branch is in.
-        role: What it is, for its name.
-        types: The types of the inputs that it begins with.
-        captures: The values of `outer` that another branch of the same op has as inputs after these already.
+        role: The suffix of its name: ``then``, ``else``, ``cond``, ``body``.
+        types: The types of the inputs that precede the captures.
+        captures: The captures of the op's other branch, which this one takes in the same order.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Branch(Graph):
         self._module = root._module
         self._num_own = len(types)
         self.captures: list[mlir.SSAValue] = []
-        """The values of the enclosing graph that are inputs, after those it began with."""
+        """Values of the enclosing graph, in the order of their inputs, which follow the branch's own inputs."""
         self._inside: dict[mlir.SSAValue, mlir.SSAValue] = {}
         self._build("mo.subgraph", ())
         for type_ in types:
@@ -57,11 +57,11 @@ class Branch(Graph):
 
     @property
     def has_effects(self) -> bool:
-        """Whether something in the branch took its chain."""
+        """Whether an op of the branch has used its chain."""
         return self._chain is not self._chain_input
 
     def capture(self, value: mlir.SSAValue) -> mlir.SSAValue:
-        """The input for a value of the enclosing graph."""
+        """The input for a value of the enclosing graph, added at the first call."""
         inner = self._inside.get(value)
         if inner is None:
             inner = self._block.insert_arg(value.type, self._num_own + len(self.captures))
@@ -70,6 +70,7 @@ class Branch(Graph):
         return inner
 
     def _captured(self, value: mlir.SSAValue) -> mlir.SSAValue | None:
+        # a value from further out is captured by each branch in between
         captured = self._inside.get(value)
         if captured is not None:
             return captured
@@ -95,7 +96,7 @@ class Branch(Graph):
         return self.capture(value)
 
     def _encloses(self, value: mlir.SSAValue) -> bool:
-        """Whether a value is of a graph around this one."""
+        """Whether a value is defined in a graph that encloses this one."""
         block, graph = _block_of(value), self.outer
         while graph._block is not block:
             if not isinstance(graph, Branch):
@@ -104,10 +105,10 @@ class Branch(Graph):
         return True
 
     def own(self, values: Iterable[Value[Any]]) -> list[Value[Any]]:
-        """Values as this graph's own; those of enclosing graphs become inputs.
+        """Maps values to values of this graph; those of enclosing graphs become inputs.
 
         Raises:
-            ValueError: A value is of a graph that is not around this one.
+            ValueError: A value is defined in a graph that does not enclose this one.
         """
         own_values: list[Value[Any]] = []
         with self:
@@ -121,7 +122,7 @@ class Branch(Graph):
         return own_values
 
     def random_seed(self) -> TensorValue | None:
-        """The seed that was set in the branch, or else around it."""
+        """The seed set in the branch, else that of the enclosing graph."""
         return self.outer.random_seed() if self._seed is None else self._seed
 
     def add_weight(self, weight: Weight, force_initial_weight_on_host: bool = True) -> TensorValue:
@@ -132,7 +133,12 @@ class Branch(Graph):
         return self.outer.add_weight_of(branch, weight, on_host)
 
     def finish(self, outputs: Iterable[Value[Any]], has_chain: bool) -> None:
-        """Sets the outputs; the branch gets its place in the module, before those that run it."""
+        """Sets the outputs and inserts the subgraph into the module, before its callers.
+
+        Args:
+            outputs: The results.
+            has_chain: Whether the op takes and returns the chain; without it the chain input is removed.
+        """
         values = list(outputs)
         chain, self._chain_input = self._chain_input, None
         assert chain is not None and self._chain is not None
@@ -162,16 +168,19 @@ def close_branches(
     roles: tuple[str, str],
     types: Sequence[mlir.Attribute],
 ) -> list[Value[Any]]:
-    """Ends the two subgraphs of an op, so that both take the same values, and stages the op.
+    """Finishes the two subgraphs of an op with equal signatures, and stages the op.
 
     Args:
-        op: The op.
-        branches: The subgraphs; the second began with the captures of the first.
-        outputs: What they give, values of theirs.
-        first: Values that the op takes besides, before all others.
-        own: The values of the inputs that both began with.
-        roles: The names of the op's attributes for the subgraphs.
+        op: The name of the op.
+        branches: The subgraphs; the second was built with the captures of the first.
+        outputs: The results of each subgraph.
+        first: Operands of the op that the subgraphs do not take, such as the predicate.
+        own: The values of the inputs that precede the captures.
+        roles: The op's attribute name for each subgraph.
         types: The types of the op's results.
+
+    Returns:
+        The results of the op.
     """
     one, other = branches
     for value in other.captures:

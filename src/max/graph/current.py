@@ -1,4 +1,4 @@
-"""The graph that ops are staged into, as values and weights see it: `Graph` is built on both."""
+"""The graph that ops are staged into, as a protocol: values and weights need it, and `Graph` imports both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["CURRENT", "Staging", "current_graph"]
 
 
 class Staging(Protocol):
-    """What weights need of a graph that is being built."""
+    """The methods of `Graph` that values and weights call."""
 
     def stage(
         self,
@@ -31,7 +31,7 @@ class Staging(Protocol):
 
 
 CURRENT: ContextVar[tuple[Staging, ...]] = ContextVar("max.graph.current", default=())
-"""The graphs that were entered, the innermost last."""
+"""The stack of entered graphs, innermost last."""
 
 
 def current_graph() -> Staging:

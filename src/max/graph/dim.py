@@ -1,6 +1,6 @@
 """Dimensions of tensors: static, symbolic, and expressions over symbols."""
 
-# the functions here make and read the class, which has no other way in
+# `Dim.__new__` is a conversion, so module functions build instances and read `_expr`
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ _LIMIT = 1 << 63
 class Dim:
     """A dimension of a tensor: a `StaticDim`, a `SymbolicDim` or an `AlgebraicDim`.
 
-    ``Dim(10)``, ``Dim("batch")`` and ``Dim("batch") * 2`` make one of each. Dimensions add,
-    subtract, multiply and floor-divide, with ints too; results are in canonical form, so that equal
-    expressions are equal dimensions::
+    ``Dim(10)``, ``Dim("batch")`` and ``Dim("batch") * 2`` are one of each. ``+``, ``-``, ``*`` and ``//`` accept
+    dimensions and ints. Results are in canonical form, so that equal expressions are equal dimensions::
 
         Dim("a") * 2 + Dim("a") == Dim("a") * 3
 
-    A static dimension equals its int, a symbolic one its name.
+    A static dimension equals and hashes as its int, a symbolic one as its name.
 
     Args:
-        value: An int, the name of a symbol, or a dimension, which is returned as it is.
+        value: An int, the name of a symbol, or a dimension, which is returned unchanged.
 
     Raises:
         TypeError: The value is none of these.
@@ -120,11 +119,11 @@ class Dim:
 
 
 DimLike = int | str | Dim | np.integer[Any]
-"""What a dimension is made from: an int, the name of a symbol, or a dimension."""
+"""What converts to a dimension: an int, the name of a symbol, or a dimension."""
 
 
 class StaticDim(Dim):
-    """A dimension of known size. Compares with ints, and converts to one with ``int``.
+    """A dimension of constant size. It is ordered with ints and converts to one with ``int``.
 
     Args:
         dim: The size.
@@ -168,7 +167,7 @@ class StaticDim(Dim):
 
 
 class SymbolicDim(Dim):
-    """A dimension whose size is known only when the graph runs, known by a name until then.
+    """A dimension whose size is known only when the graph runs, denoted by a name.
 
     Args:
         name: The name: a letter or ``_``, then letters, digits and ``_``.
@@ -199,7 +198,7 @@ class AlgebraicDim(Dim):
     """An expression over symbolic dimensions, such as ``Dim("batch") * 5``.
 
     Args:
-        attr: The expression: as MLIR has it, or any dimension.
+        attr: An MLIR attribute, or anything that converts to a dimension.
     """
 
     __slots__ = ()
@@ -211,7 +210,7 @@ class AlgebraicDim(Dim):
 
     @classmethod
     def apply(cls, op: POC, *operands: DimLike) -> Dim:
-        """The dimension of an operator applied to dimensions, from the left.
+        """Applies an operator to dimensions, from left to right.
 
         Args:
             op: The operator.
@@ -227,7 +226,7 @@ class AlgebraicDim(Dim):
 
     @property
     def attr(self) -> mlir.DimAttr:
-        """The expression as MLIR has it."""
+        """The MLIR attribute of the expression."""
         return mlir.DimAttr(self._expr)
 
     @staticmethod

@@ -27,7 +27,7 @@ from max.mlir.dims import DimExpr
 __all__ = ["Graph"]
 
 _STAGING = tuple([str(Path(__file__).parents[1] / name) for name in ("graph", "nn")])
-"""Packages whose frames stage ops for their callers."""
+"""Packages whose frames are skipped when an op's location is recorded."""
 
 INTRODUCES_SYMBOLS = frozenset(
     {
@@ -40,7 +40,7 @@ INTRODUCES_SYMBOLS = frozenset(
         "mo.call",
     }  # fmt: skip
 )
-"""Ops whose results may have symbols that no input of the graph has; running them tells the size."""
+"""Ops whose result types may introduce symbols; their sizes are computed when the graph runs."""
 
 
 @lru_cache(maxsize=65536)
@@ -49,12 +49,12 @@ def _location(filename: str, line: int) -> mlir.LocationAttr:
 
 
 def _block_of(value: mlir.SSAValue) -> mlir.Block | None:
-    """The block that a value is of."""
+    """The block that defines a value."""
     return value.block if isinstance(value, mlir.BlockArgument) else value.owner.parent_block()
 
 
 def _user_location() -> mlir.LocationAttr:
-    """The place of the innermost call that comes from outside of the packages that stage ops."""
+    """File and line of the innermost frame outside of `_STAGING`."""
     frame = sys._getframe(2)
     while frame.f_code.co_filename.startswith(_STAGING) and frame.f_back is not None:
         frame = frame.f_back
@@ -62,7 +62,7 @@ def _user_location() -> mlir.LocationAttr:
 
 
 class _DeviceChainMap(MutableMapping[DeviceRef, _ChainValue]):
-    """The chain of each device. One order holds for all devices, so they share the graph's chain."""
+    """The chain of each device. Side effects of all devices have one order: every entry is the graph's chain."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -90,7 +90,7 @@ class _AddedWeight(NamedTuple):
     weight: Weight
     value: TensorValue
     branch: Graph | None
-    """The branch of a `cond` or `while_loop` that added it."""
+    """The branch of a `cond` or `while_loop` that added it; None for the graph itself."""
 
 
 class _CurrentGraph:
@@ -101,7 +101,7 @@ class _CurrentGraph:
 
 
 class Graph:
-    """A function from tensors and buffers to tensors, built by staging ops, then compiled and run.
+    """A function from tensors and buffers to tensors: built by staging ops, then compiled and executed.
 
     Either as a context::
 
@@ -119,28 +119,29 @@ class Graph:
         name: The name of the graph.
         forward: A function that takes the inputs (and `args`, `kwargs`) and returns the outputs.
         input_types: The types of the inputs.
-        path: A saved graph (`save`), which is loaded instead; a file with MLIR text alone is one too.
-        args: More arguments of `forward`.
+        path: A file written by `save`, or any file with MLIR text, to load instead.
+        args: Further positional arguments of `forward`.
         custom_extensions: Files or folders with custom ops, written in the kernel language.
-        context: Not used: MLIR contexts are implicit. For compatibility.
-        kernel_library: Custom ops that are loaded already.
-        module: The module to build the graph in; a new one where None.
-        kwargs: More arguments of `forward`. Without it `output_types` is taken and not used, as programs of old give it.
+        context: Accepted for compatibility and ignored: MLIR contexts are implicit.
+        kernel_library: A library of custom ops to extend; a new one if None.
+        module: The module to build the graph in; a new one if None.
+        kwargs: Further keyword arguments of `forward`. Without `forward`, `output_types` is accepted and ignored, for
+            programs written for earlier versions.
 
     Raises:
-        ValueError: The name is empty, or a symbol of an input type cannot be known from the inputs.
-        TypeError: An input type is not a type.
+        ValueError: The name is empty, or a symbol of an input type occurs only inside expressions.
+        TypeError: An input type is not a `Type`, or there are arguments but no `forward`.
     """
 
     current = _CurrentGraph()
-    """The graph that is being built. LookupError where there is none."""
+    """The innermost graph that is being built. Raises LookupError outside of any graph."""
 
     name: str
     """The name of the graph."""
     root: Graph
-    """The entry graph that this one was made for; itself, where it is the entry."""
+    """The entry graph of the module; the graph itself unless it is a subgraph."""
     mlir_op: mlir.GraphOp
-    """The graph in the module."""
+    """The op of the graph in its module."""
     device_chains: _DeviceChainMap
     """The order of side effects of each device."""
 
@@ -266,7 +267,7 @@ class Graph:
 
     @property
     def inputs(self) -> Sequence[Value[Any]]:
-        """The inputs."""
+        """The input values, in the order of `input_types`."""
         return tuple([value_of(arg) for arg in self._block.args[: self._num_inputs]])
 
     @property
@@ -278,10 +279,10 @@ class Graph:
         """Sets the outputs and ends the graph.
 
         Args:
-            outputs: Values of this graph, or what becomes a tensor.
+            outputs: Values of this graph, or anything that converts to a tensor.
 
         Raises:
-            ValueError: The outputs are set already, or a value is of another graph.
+            ValueError: The outputs are already set, or a value belongs to another graph.
             TypeError: An output is not a value, or is a buffer.
         """
         if self.has_output:
@@ -325,11 +326,20 @@ class Graph:
         attrs: Mapping[str, Any] | None = None,
         result_types: Sequence[mlir.Attribute] | None = None,
     ) -> Sequence[mlir.OpResult]:
-        """Adds an op at the end of the graph, and gives its results.
+        """Appends an op to the graph.
+
+        Args:
+            name: The name of the op, such as ``mo.add``.
+            operands: The operands.
+            attrs: The attributes, as Python values.
+            result_types: The types of the results; inferred if None.
+
+        Returns:
+            The results of the op.
 
         Raises:
-            ValueError: The operands do not fit, are of another graph, or the graph has ended.
-            TypeError: An operand's type does not fit.
+            ValueError: The verifier rejects the operands, one belongs to another graph, or the outputs are already set.
+            TypeError: The verifier rejects an operand's type.
         """
         block = self._block
         values = [operand.to_mlir() for operand in operands]
@@ -355,7 +365,7 @@ class Graph:
         return op.results
 
     def _captured(self, value: mlir.SSAValue) -> mlir.SSAValue | None:
-        """This graph's own value for one of an enclosing graph; None where it has no such graph."""
+        """The value of this graph for one of an enclosing graph; None if no enclosing graph defines it."""
         return None
 
     def stage_effect(
@@ -365,7 +375,7 @@ class Graph:
         attrs: Mapping[str, Any] | None = None,
         result_types: Sequence[mlir.Attribute] | None = None,
     ) -> Sequence[mlir.OpResult]:
-        """`stage` for an op that takes the chain last and gives it back last, which is left out."""
+        """`stage` for an op with side effects: appends the chain to operands and results, and returns the other results."""
         if result_types is not None:
             result_types = (*result_types, mlir.ChainType.get())
         results = self.stage(name, (*operands, self._current_chain), attrs, result_types)
@@ -380,10 +390,10 @@ class Graph:
                         self._symbols.update(dim.symbols)
 
     def check_symbols(self, op: str, dims: Iterable[DimExpr]) -> None:
-        """Checks that the graph can know the size of each dimension.
+        """Checks that each symbol of the dimensions is bound by a tensor of the graph.
 
         Raises:
-            ValueError: A symbol is of no tensor of the graph.
+            ValueError: No tensor of the graph has the symbol.
         """
         for dim in dims:
             for name in dim.symbols:
@@ -395,7 +405,7 @@ class Graph:
                     )
 
     def new_symbol(self, stem: str) -> str:
-        """A name that no dimension of the graph has yet, for a size that only a run tells."""
+        """An unused symbol name, for a size that is computed when the graph runs."""
         self._new_symbols += 1
         name = f"{stem}_{self._new_symbols}"
         return name if name not in self._symbols else self.new_symbol(stem)
@@ -407,11 +417,11 @@ class Graph:
         self._seed = seed
 
     def random_seed(self) -> TensorValue | None:
-        """The seed that was set; None where none was."""
+        """The seed that was set, or None."""
         return self._seed
 
     def next_random_stream(self) -> int:
-        """The number of the next random tensor, the same for all graphs of the module."""
+        """The stream number of the next random tensor, unique in the module."""
         root = self.root
         root._num_streams += 1
         return root._num_streams - 1
@@ -452,21 +462,22 @@ class Graph:
         custom_extensions: Iterable[Path] = [],
         devices: Iterable[DeviceRef] = [],
     ) -> Graph:
-        """Makes a graph that this one (and other subgraphs) can call with `max.graph.ops.call`.
+        """Creates a subgraph that this graph and other subgraphs can call with `max.graph.ops.call`.
 
-        Its weights are named relative to the call's prefix. A chain is added to its inputs and
-        outputs where it has side effects.
+        Names of its weights are relative to the prefix of a call. A subgraph with side effects has a chain among
+        its inputs and outputs.
 
         Args:
             name: The name, unique among the graphs of the module.
-            forward: A function from the inputs to the outputs; where None, build with ``with``.
-            input_types: The types of the inputs. Symbols stand for what each call brings.
-            path: A file with the MLIR of the subgraph, which is loaded instead.
+            forward: A function from the inputs to the outputs; if None, build the subgraph in a ``with`` statement.
+            input_types: The types of the inputs. Each call binds their symbols.
+            path: A file with the MLIR of the subgraph, to load instead.
             custom_extensions: Files or folders with custom ops.
-            devices: The devices that the subgraph uses.
+            devices: The devices that the subgraph uses, for `device_chains`.
 
         Raises:
-            ValueError: The module has a graph of this name.
+            ValueError: The module already has a graph of this name, or the file has no such subgraph.
+            TypeError: The name is not a str.
         """
         if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"add_subgraph: the name is {name!r}, expected text")
@@ -499,15 +510,15 @@ class Graph:
         return subgraph
 
     def add_weight(self, weight: Weight, force_initial_weight_on_host: bool = True) -> TensorValue:
-        """Adds a weight to the graph; a weight that is there already is given back.
+        """Adds a weight to the graph; adding it again returns the same value.
 
         Args:
             weight: The weight.
-            force_initial_weight_on_host: Whether the weight starts on the CPU and is moved to
-                its device by the graph.
+            force_initial_weight_on_host: Whether the weight is loaded on the CPU and transferred to its device by
+                the graph.
 
         Raises:
-            ValueError: Another weight of this name is in the graph.
+            ValueError: The graph has another weight of this name.
         """
         return self.add_weight_of(None, weight, force_initial_weight_on_host)
 
@@ -515,7 +526,8 @@ class Graph:
         """`add_weight` for a branch of this graph. Branches share weights of one name and type.
 
         Raises:
-            ValueError: Another weight of this name is in the graph or in the same branch, or is of another type.
+            ValueError: The graph or the same branch has another weight of this name, or another branch has one of
+                another type.
         """
         added = self._weights.get(weight.name)
         if added is not None:
@@ -533,11 +545,11 @@ class Graph:
 
     @property
     def added_weights(self) -> dict[str, Weight]:
-        """The weights that were added to this graph, by name; those of subgraphs not included."""
+        """The weights of this graph by name, without those of its subgraphs."""
         return {name: added.weight for name, added in self._weights.items()}
 
     def weights(self) -> Weights:
-        """Makes weights by hierarchical names: ``graph.weights().layers[0].weight.allocate(dtype, shape)``."""
+        """Allocates weights by hierarchical name: ``graph.weights().layers[0].weight.allocate(dtype, shape)``."""
         return GraphWeights(self.added_weights)
 
     # Text
@@ -545,15 +557,15 @@ class Graph:
     def save(self, path: Path | str, weights: Mapping[str, Any] | None = None) -> None:
         """Writes the graph to files that `Graph(path=...)` and `InferenceSession.load` read.
 
-        The text of its MLIR goes to `path`, big constants and the values of weights to safetensors files beside it;
-        see `max.graph.saved` for the format. Custom ops are not part of it: give them to `load` again.
+        `path` holds the MLIR text; safetensors files beside it hold large constants and the values of weights. See
+        `max.graph.saved` for the format. Custom ops are not saved: pass them to `load` again.
 
         Args:
-            path: Where the text goes, such as ``model.mo``.
-            weights: Values of weights by name, so that they need not be given to `load`.
+            path: The file for the text, such as ``model.mo``.
+            weights: Values of weights by name; `load` then needs none.
 
         Raises:
-            ValueError: A value has a dtype that the file cannot hold, or the graph has no weight of its name.
+            ValueError: The format cannot hold the dtype of a value, or the graph has no weight of a name.
             OSError: The files cannot be written.
         """
         save_module(self.to_mlir(), Path(path), weights)
@@ -564,7 +576,7 @@ class Graph:
         return self._kernel_library.library_paths()
 
     def file_of_kernel(self, symbol: str) -> Path | None:
-        """The file with custom ops that registers an op; None where none of the graph's files does."""
+        """The file of custom ops that registers an op, or None."""
         return self._kernel_library.file_of(symbol)
 
     def to_mlir(self) -> mlir.ModuleOp:

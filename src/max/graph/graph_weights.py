@@ -1,4 +1,4 @@
-"""The weights of a graph that is being built, by their hierarchical names."""
+"""Weights of a graph under construction, by hierarchical name."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from max.graph.weights_by_name import HierarchicalWeights
 
 
 class GraphWeights(HierarchicalWeights):
-    """Makes weights for a graph, whose values come when it is loaded.
+    """Allocates weights of a graph; their values are given when the graph is loaded.
 
     Args:
-        added: The weights that the graph has.
-        prefix: The name built so far.
-        allocated: The values that are known: none.
+        added: The weights of the graph.
+        prefix: The name accumulated by attribute and index access.
+        allocated: Values of the weights: none.
     """
 
     def __init__(
@@ -29,8 +29,8 @@ class GraphWeights(HierarchicalWeights):
         prefix: str = "",
         allocated: dict[str, DLPackArray] | None = None,
     ) -> None:
-        self._made = dict(added)
-        super().__init__(self._made, prefix, allocated)
+        self._by_name = dict(added)
+        super().__init__(self._by_name, prefix, allocated)
 
     def _read(self, name: str) -> WeightData:
         raise KeyError(f"weight {name!r} has no data yet: its values come when the graph is loaded")
@@ -42,18 +42,18 @@ class GraphWeights(HierarchicalWeights):
         quantization_encoding: QuantizationEncoding | None = None,
         device: DeviceRef = DeviceRef.CPU(),  # noqa: B008  immutable
     ) -> Weight:
-        """A new weight of this name.
+        """Creates the weight of this name.
 
         Args:
             dtype: The element type.
             shape: The shape.
-            quantization_encoding: How the values are encoded, if they are.
-            device: The device that the graph wants the weight on.
+            quantization_encoding: The encoding of quantised values; None for plain ones.
+            device: The device of the weight in the graph.
 
         Raises:
-            ValueError: dtype or shape is missing, or there is a weight of this name.
+            ValueError: `dtype` or `shape` is missing, or the name is taken.
         """
-        if self._prefix in self._made:
+        if self._prefix in self._by_name:
             raise ValueError(f"allocate: there is a weight of the name {self._prefix!r} already")
         if dtype is None or shape is None:
             missing = "dtype" if dtype is None else "shape"
@@ -61,5 +61,5 @@ class GraphWeights(HierarchicalWeights):
                 f"allocate: weight {self._prefix!r} needs a {missing}, as no file tells it"
             )
         weight = Weight(self._prefix, dtype, shape, device, quantization_encoding)
-        self._made[self._prefix] = weight
+        self._by_name[self._prefix] = weight
         return weight

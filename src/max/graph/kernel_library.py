@@ -1,4 +1,4 @@
-"""The files that a graph's custom ops come from."""
+"""Files that define a graph's custom ops."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["KernelLibrary"]
 class KernelLibrary:
     """Files and folders with custom ops, written in the kernel language.
 
-    A path is a ``.py`` file, or a folder whose ``.py`` files are taken. The files are executed
-    when the graph is loaded, not before; here they are only read.
+    A path is a ``.py`` file, or a folder whose ``.py`` files are searched recursively. Files are only parsed here, for
+    the names they register; they are executed when the graph is loaded.
 
     Args:
-        context: Not used: MLIR contexts are implicit. Without `paths` these are the files and folders.
+        context: Ignored, as MLIR contexts are implicit; but without `paths` it is taken as the paths.
         paths: The files and folders.
 
     Raises:
@@ -59,9 +59,9 @@ class KernelLibrary:
         if (
             path.is_dir()
             and not any(path.glob("**/*.py"))
-            and (said := mojo_hint(path.glob("**/*")))
+            and (hint := mojo_hint(path.glob("**/*")))
         ):
-            raise ValueError(f"KernelLibrary: the folder {path} has no .py file{said}")
+            raise ValueError(f"KernelLibrary: the folder {path} has no .py file{hint}")
         if path in self._paths:
             return
         self._paths.append(path)
@@ -74,23 +74,24 @@ class KernelLibrary:
         return list(self._paths)
 
     def symbols(self) -> list[str]:
-        """The names of the ops that the files register."""
+        """The names of the registered ops, sorted."""
         return sorted(self._symbols)
 
     def file_of(self, symbol: str) -> Path | None:
-        """The file that registers an op; None where none does."""
+        """The file that registers an op, or None."""
         return self._symbols.get(symbol)
 
     def load_paths(self, context: object, custom_extensions: Iterable[Path] | None = None) -> None:
         """Adds files and folders.
 
         Args:
-            context: Not used; alone it is `custom_extensions`.
+            context: Ignored; but without `custom_extensions` it is taken as the paths.
             custom_extensions: The files and folders.
 
         Raises:
             FileNotFoundError: A path does not exist.
             ValueError: A path is neither a ``.py`` file nor a folder.
+            TypeError: The argument is not a list of paths.
         """
         paths: object = context if custom_extensions is None else custom_extensions
         if isinstance(paths, (str, os.PathLike)) or not isinstance(paths, Iterable):
@@ -105,7 +106,7 @@ class KernelLibrary:
             custom_op: A ``mo.custom`` op.
 
         Raises:
-            ValueError: The op is not a custom op, is not well formed, or no library registers it.
+            ValueError: The op is not a custom op, or no library registers it.
         """
         if custom_op.name != "mo.custom":
             raise ValueError(f"{custom_op.name} is not a custom op")

@@ -1,4 +1,4 @@
-"""Weights that are converted when a model is loaded."""
+"""Weights that are cast when a model is loaded."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ __all__ = ["LaterCast"]
 
 
 class LaterCast:
-    """Elements that are converted to another dtype when they are needed: a DLPack array.
+    """A DLPack array whose elements are cast from a stored dtype when they are read.
 
-    A session converts them by its kernels, on all cores, part by part while the model is loaded; any other reader gets a
-    converted copy.
+    A session casts `source` with its own kernels, in parts, while it loads a model. Any other reader gets a cast copy.
 
     Args:
-        source: The elements as stored.
-        dtype: Their dtype when they are read.
-        convert: Converts the source.
+        source: The stored elements.
+        dtype: The dtype that readers see.
+        convert: Casts the source.
     """
 
     def __init__(self, source: Tensor, dtype: DType, convert: Callable[[], Tensor]) -> None:
@@ -31,17 +30,17 @@ class LaterCast:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape, which is that of the source."""
+        """The shape of the source."""
         return self.source.shape
 
     def now(self) -> Tensor:
-        """The converted elements; they are kept."""
+        """The cast elements; the first call computes and keeps them."""
         if self._converted is None:
             self._converted = self._convert()
         return self._converted
 
     def __dlpack__(self, **kwargs: Any) -> Any:
-        """A DLPack capsule on the converted elements."""
+        """A DLPack capsule of the cast elements."""
         return self.now().__dlpack__(**kwargs)
 
     def __dlpack_device__(self) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""How a model shows the tensors that `ops.print` prints."""
+"""Format of the tensors that `ops.print` prints."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ STYLES = ("COMPACT", "FULL", "BINARY", "NONE")
 
 @dataclass(slots=True)
 class PrintOptions:
-    """How tensors are shown.
+    """The format of printed tensors.
 
     Args:
-        style: ``COMPACT`` shows the first and last elements of many, ``FULL`` all of them, ``BINARY`` writes the
-            elements to a file of ``folder`` that has the label's name, ``NONE`` shows nothing.
-        precision: The digits after the point, for ``FULL``.
-        folder: Where ``BINARY`` writes.
+        style: ``COMPACT`` abbreviates large tensors, ``FULL`` prints all elements, ``BINARY`` writes the elements to the
+            file ``folder / label``, ``NONE`` prints nothing.
+        precision: The digits after the decimal point, for ``FULL``.
+        folder: The output folder of ``BINARY``.
     """
 
     style: str = "COMPACT"

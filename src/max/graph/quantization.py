@@ -1,4 +1,4 @@
-"""Quantised weight encodings: names, block structure, and conversion of arrays."""
+"""Encodings of quantised weights: names, block structure, and conversion of arrays."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class BlockParameters:
     """The structure of a quantisation block.
 
     Args:
-        elements_per_block: How many elements are encoded together.
-        block_size: How many bytes they take.
+        elements_per_block: The number of elements in a block.
+        block_size: The size of an encoded block in bytes.
     """
 
     elements_per_block: int
@@ -35,14 +35,14 @@ class BlockParameters:
 
 @dataclass(frozen=True)
 class QuantizationConfig:
-    """How a checkpoint's weights were quantised, for methods that need more than an encoding's name.
+    """The quantisation parameters of a checkpoint, for methods that an encoding's name does not determine.
 
     Args:
         quant_method: The method, such as ``gptq``.
-        bits: Bits of an element.
-        group_size: Inputs that share a scale; -1 for all of them.
-        desc_act: Whether inputs were quantised in the order of their activations: a group is then no run of inputs.
-        sym: Whether the zero point is in the middle.
+        bits: The bits of an element.
+        group_size: The number of inputs that share a scale; -1 for all inputs.
+        desc_act: Whether inputs were quantised in order of activation, so that a group's inputs are not contiguous.
+        sym: Whether quantisation is symmetric: the zero point is the middle of the range.
     """
 
     quant_method: str
@@ -53,7 +53,7 @@ class QuantizationConfig:
 
 
 class QuantizationEncoding(StrEnum):
-    """An encoding of quantised weights in blocks. `max.dtype.blocks` has the formats in bytes."""
+    """An encoding of quantised weights. `max.dtype.blocks` documents the byte layout of block encodings."""
 
     Q4_0 = "Q4_0"
     """4 bits and a scale for 32 elements."""
@@ -70,10 +70,10 @@ class QuantizationEncoding(StrEnum):
 
     @property
     def block_parameters(self) -> BlockParameters:
-        """How many elements a block has, and how many bytes.
+        """The block structure.
 
         Raises:
-            ValueError: The encoding has no fixed block (GPTQ: it depends on the configuration).
+            ValueError: The encoding is GPTQ, whose structure depends on the `QuantizationConfig`.
         """
         if self is QuantizationEncoding.GPTQ:
             raise ValueError(
@@ -84,17 +84,17 @@ class QuantizationEncoding(StrEnum):
 
     @property
     def elements_per_block(self) -> int:
-        """The number of elements that are encoded together."""
+        """The number of elements in a block."""
         return self.block_parameters.elements_per_block
 
     @property
     def block_size(self) -> int:
-        """The number of bytes of an encoded block."""
+        """The size of an encoded block in bytes."""
         return self.block_parameters.block_size
 
     @property
     def is_gguf(self) -> bool:
-        """Whether GGUF files have this encoding."""
+        """Whether it is a block encoding of GGUF files."""
         return self is not QuantizationEncoding.GPTQ
 
     @property
@@ -104,9 +104,9 @@ class QuantizationEncoding(StrEnum):
 
 
 def quantize(values: npt.NDArray[Any], encoding: QuantizationEncoding) -> npt.NDArray[np.uint8]:
-    """Encodes an array, as GGUF files store it. Q4_0 and Q8_0 are those of the ``gguf`` package, bit by bit.
+    """Encodes an array in blocks of a GGUF encoding. Q4_0 and Q8_0 equal the ``gguf`` package's, bit for bit.
 
-    For values that a graph computes there is `max.graph.ops.quantize`.
+    `max.graph.ops.quantize` encodes values of a graph.
 
     Args:
         values: Finite floats ``[…, elements]``.
@@ -116,14 +116,14 @@ def quantize(values: npt.NDArray[Any], encoding: QuantizationEncoding) -> npt.ND
         uint8 ``[…, elements / elements_per_block * block_size]``.
 
     Raises:
-        ValueError: The encoding is not of blocks, the last dimension is not a multiple of its block, or a value is not finite
-            or too large for float16 scales.
+        ValueError: The encoding is not a block encoding, `elements` is not a multiple of its block, or a value is not
+            finite or too large for a float16 scale.
     """
     return encode(values, _of_blocks("quantize", encoding))
 
 
 def dequantize(blocks: npt.NDArray[Any], encoding: QuantizationEncoding) -> npt.NDArray[np.float32]:
-    """Decodes an array of blocks; for values of a graph there is `max.graph.ops.dequantize`.
+    """Decodes an array of blocks. `max.graph.ops.dequantize` decodes values of a graph.
 
     Args:
         blocks: uint8 ``[…, bytes]``.
@@ -133,7 +133,7 @@ def dequantize(blocks: npt.NDArray[Any], encoding: QuantizationEncoding) -> npt.
         float32 ``[…, bytes / block_size * elements_per_block]``.
 
     Raises:
-        ValueError: The encoding is not of blocks, or the last dimension is not a multiple of its block.
+        ValueError: The encoding is not a block encoding, or `bytes` is not a multiple of its block size.
     """
     return decode(blocks, _of_blocks("dequantize", encoding))
 
@@ -141,6 +141,6 @@ def dequantize(blocks: npt.NDArray[Any], encoding: QuantizationEncoding) -> npt.
 def _of_blocks(what: str, encoding: QuantizationEncoding) -> str:
     if not encoding.is_gguf:
         raise ValueError(
-            f"{what}: {encoding.value} is no encoding of blocks; expected {', '.join(BLOCK_FORMATS)}"
+            f"{what}: {encoding.value} is not a block encoding; expected {', '.join(BLOCK_FORMATS)}"
         )
     return encoding.value

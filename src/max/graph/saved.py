@@ -1,14 +1,13 @@
-"""Graphs in files: the text of the MLIR, and beside it what is not text.
+"""The file format of saved graphs: MLIR text, with binary data in safetensors files beside it.
 
-A graph saved as ``model.mo`` is up to three files:
+A graph saved as ``model.mo`` consists of up to three files:
 
-- ``model.mo``: a line ``// max graph 1``, then the module as MLIR text in UTF-8. The big constants stand in it by
-  name (``dense_resource<...>``), the weights as ``mo.constant.external`` with a name;
-- ``model.constants.safetensors``: the big constants by name, where there are any;
-- ``model.weights.safetensors``: values of weights by name, where they were given. It is an ordinary checkpoint.
+- ``model.mo``: the line ``// max graph 1``, then the module as MLIR text in UTF-8. It refers to large constants by name
+  (``#mo.resource<...>``) and to weights as ``mo.constant.external``;
+- ``model.constants.safetensors``: the large constants by name, if there are any;
+- ``model.weights.safetensors``: the values of weights by name, if they were given; an ordinary checkpoint.
 
-Both are mapped, not read, when the graph is loaded. A file that has only the text of a module, without the first
-line, is a graph too.
+Loading maps both safetensors files into memory. MLIR text without the first line is accepted too.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from max.graph.weights._safetensors_file import (
 __all__ = ["FORMAT_VERSION", "load_module", "saved_weights", "save_module"]
 
 FORMAT_VERSION = 1
-"""The version that is written; newer ones are refused."""
+"""The version of written files; newer versions are rejected."""
 
 _HEADER = re.compile(r"// max graph (\d+)\n")
 
@@ -43,15 +42,15 @@ def _beside(path: Path, what: str) -> Path:
 
 
 def save_module(module: mlir.ModuleOp, path: Path, weights: Mapping[str, Any] | None) -> None:
-    """Writes a module; see the format above. Files that are there are replaced whole, or not at all.
+    """Writes a module in the format above. Each existing file is replaced atomically.
 
     Args:
         module: The module.
-        path: Where its text goes.
+        path: The path of the text file.
         weights: Values of weights by name: NumPy arrays, `Tensor` or other DLPack arrays.
 
     Raises:
-        ValueError: A weight's value has a dtype that no checkpoint can hold, or the graph has no such weight.
+        ValueError: A value has a dtype that safetensors files cannot hold, or the graph has no weight of a name.
     """
     declared = {
         op.attr("name")
@@ -83,11 +82,11 @@ def _contiguous(value: Any) -> npt.NDArray[Any]:
 
 
 def load_module(path: Path) -> mlir.ModuleOp:
-    """Reads and verifies a saved module; its big constants are mapped.
+    """Reads and verifies a saved module, and maps its large constants.
 
     Raises:
-        WeightsFileError: The file with its constants is damaged or missing.
-        ValueError: The text is no valid module, of a newer format, or a constant is missing or of another shape.
+        WeightsFileError: The constants file is damaged or missing.
+        ValueError: The text is not a valid module or has a newer version, or a constant is missing or of another shape.
         OSError: The file cannot be read.
     """
     try:
@@ -104,7 +103,7 @@ def load_module(path: Path) -> mlir.ModuleOp:
         constants = {name: file.read(name).to_numpy() for name in file.entries}
     elif "#mo.resource<" in text:
         raise WeightsFileError(
-            f"{_beside(path, 'constants')} is missing; it has the constants of {path}"
+            f"{_beside(path, 'constants')} is missing; it holds the constants of {path}"
         )
     module = mlir.parse_module(text, constants, str(path))
     mlir.verify_module(module)
@@ -112,16 +111,16 @@ def load_module(path: Path) -> mlir.ModuleOp:
 
 
 def saved_weights(path: Path) -> dict[str, Tensor]:
-    """The values of weights that were saved with a graph, mapped; empty where there are none."""
+    """Maps the weights that were saved with a graph, by name; empty if none were."""
     file = _open_beside(path, "weights")
     return {} if file is None else {name: file.read(name) for name in file.entries}
 
 
 def _open_beside(path: Path, what: str) -> SafetensorsFile | None:
-    """A file beside a saved module; None where there is none.
+    """Opens a safetensors file beside a saved module; None if it does not exist.
 
     Raises:
-        WeightsFileError: It is damaged.
+        WeightsFileError: The file is damaged.
     """
     beside = _beside(path, what)
     if not beside.exists():

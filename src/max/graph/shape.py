@@ -12,11 +12,11 @@ from max.mlir.dims import DimExpr
 __all__ = ["Shape", "ShapeLike"]
 
 ShapeLike = Iterable[DimLike]
-"""What a shape is made from: ints, names of symbols, dimensions."""
+"""What converts to a shape: an iterable of ints, names of symbols, and dimensions."""
 
 
 class Shape(list[Dim]):
-    """A list of dimensions; compares with lists and tuples of ints and names too.
+    """A list of dimensions. It compares equal to lists and tuples of equal ints, names or dimensions.
 
     Args:
         dims: The dimensions: ints, names of symbols, `Dim` objects.
@@ -27,12 +27,12 @@ class Shape(list[Dim]):
 
     def __init__(self, dims: ShapeLike = ()) -> None:
         try:
-            given = iter(dims)
+            iterator = iter(dims)
         except TypeError:
             raise TypeError(
                 f"the shape is {dims!r}, expected a sequence of dimensions, such as (2, 'n')"
             ) from None
-        super().__init__([d if isinstance(d, Dim) else Dim(d) for d in given])
+        super().__init__([d if isinstance(d, Dim) else Dim(d) for d in iterator])
 
     @classmethod
     def from_exprs(cls, exprs: Iterable[DimExpr]) -> Shape:
@@ -53,7 +53,7 @@ class Shape(list[Dim]):
 
     @property
     def static_dims(self) -> list[int]:
-        """The sizes of all static dimensions; the others are left out."""
+        """The sizes of the static dimensions, without the others."""
         return [dim.dim for dim in self if isinstance(dim, StaticDim)]
 
     @property

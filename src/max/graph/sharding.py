@@ -1,4 +1,4 @@
-"""How a weight is split over devices."""
+"""Strategies that split weights over devices."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from dataclasses import dataclass
 __all__ = ["Ranges", "ShardingStrategy"]
 
 Ranges = tuple[tuple[int, int], ...]
-"""Parts of an axis, each from a first index to one past the last."""
+"""Half-open index ranges of an axis."""
 
 
 @dataclass(frozen=True)
 class ShardingStrategy:
-    """How a weight, or the weights of a layer, are split over devices.
+    """The split of a weight, or of the weights of a layer, over devices.
 
-    Made by one of the static methods::
+    Create it with one of the static methods::
 
         weight.sharding_strategy = ShardingStrategy.rowwise(num_devices=2)
         first, second = weight.shard([DeviceRef.CPU(0), DeviceRef.CPU(1)])
 
     Args:
         num_devices: The number of parts.
-        kind: What the strategy is called: the name of its static method.
-        axis: The axis that is split; None: no axis.
-        sections: Relative sizes of consecutive sections along the axis; each section is split
-            separately, and a device gets its part of each.
-        unit: Sections are split at multiples of this many elements. If the units cannot be divided
-            evenly, the first devices get one unit more.
+        kind: The name of the strategy: that of its static method.
+        axis: The axis to split; None replicates.
+        sections: The relative sizes of consecutive sections along the axis. Each section is split separately, and a
+            device gets one part of each.
+        unit: The granularity: sections are split at multiples of this number of elements. If the units do not divide
+            evenly, the first devices get one more.
 
     Raises:
-        ValueError: There is no device, or a size is not positive.
+        ValueError: `num_devices`, a section or `unit` is less than 1.
     """
 
     num_devices: int
@@ -50,7 +50,7 @@ class ShardingStrategy:
 
     @staticmethod
     def rowwise(num_devices: int) -> ShardingStrategy:
-        """Splits the first axis: the outputs of a linear layer.
+        """Splits the first axis, the outputs of a linear layer.
 
         Args:
             num_devices: The number of parts.
@@ -59,7 +59,7 @@ class ShardingStrategy:
 
     @staticmethod
     def columnwise(num_devices: int) -> ShardingStrategy:
-        """Splits the second axis: the inputs of a linear layer, whose results are then to be added.
+        """Splits the second axis, the inputs of a linear layer; the partial results must be added.
 
         Args:
             num_devices: The number of parts.
@@ -68,7 +68,7 @@ class ShardingStrategy:
 
     @staticmethod
     def replicate(num_devices: int) -> ShardingStrategy:
-        """Gives each device the whole weight.
+        """Keeps the whole weight on each device.
 
         Args:
             num_devices: The number of devices.
@@ -87,7 +87,7 @@ class ShardingStrategy:
 
     @staticmethod
     def head_aware_columnwise(num_devices: int, num_heads: int, head_dim: int) -> ShardingStrategy:
-        """Splits the second axis between heads: the projection that takes what heads attended to.
+        """Splits the second axis between heads: for the output projection of attention.
 
         Args:
             num_devices: The number of parts.
@@ -100,30 +100,30 @@ class ShardingStrategy:
     def stacked_qkv(
         num_devices: int, num_heads: int, head_dim: int, num_key_value_heads: int | None = None
     ) -> ShardingStrategy:
-        """Splits a matrix that has the rows of queries, keys and values, one below the other, between heads.
+        """Splits the rows of a stacked query, key and value projection between heads.
 
         Args:
             num_devices: The number of parts.
             num_heads: The number of query heads.
             head_dim: The size of a head.
-            num_key_value_heads: The number of key heads; `num_heads` by default.
+            num_key_value_heads: The number of KV heads; `num_heads` by default.
         """
         kv = num_heads if num_key_value_heads is None else num_key_value_heads
         return ShardingStrategy(num_devices, "stacked_qkv", 0, (num_heads, kv, kv), head_dim)
 
     @staticmethod
     def gate_up(num_devices: int, axis: int = 2) -> ShardingStrategy:
-        """Splits an axis that has the gate's half and the other half of a gated MLP.
+        """Splits an axis that holds the gate and up projections of a gated MLP, one after the other.
 
         Args:
             num_devices: The number of parts.
-            axis: The axis; the last one of stacked experts by default.
+            axis: The axis; by default the last axis of stacked experts.
         """
         return ShardingStrategy(num_devices, "gate_up", axis, (1, 1))
 
     @staticmethod
     def tensor_parallel(num_devices: int) -> ShardingStrategy:
-        """Splits a layer so that each device computes a part of each product; for layers only.
+        """Splits each product of a layer over the devices; for layers only.
 
         Args:
             num_devices: The number of parts.
@@ -132,7 +132,7 @@ class ShardingStrategy:
 
     @staticmethod
     def expert_parallel(num_devices: int) -> ShardingStrategy:
-        """Splits a layer of experts so that each device has some of them; for layers only.
+        """Distributes the experts of a layer over the devices; for layers only.
 
         Args:
             num_devices: The number of parts.
@@ -151,45 +151,46 @@ class ShardingStrategy:
 
     @property
     def is_replicate(self) -> bool:
-        """Whether each device gets everything."""
+        """Whether each device holds the whole weight."""
         return self.kind == "replicate"
 
     @property
     def is_stacked_qkv(self) -> bool:
-        """Whether queries, keys and values are split each."""
+        """Whether the rows of a stacked query, key and value projection are split between heads."""
         return self.kind == "stacked_qkv"
 
     @property
     def is_tensor_parallel(self) -> bool:
-        """Whether a layer's products are split."""
+        """Whether the products of a layer are split."""
         return self.kind == "tensor_parallel"
 
     @property
     def is_expert_parallel(self) -> bool:
-        """Whether a layer's experts are split."""
+        """Whether the experts of a layer are distributed."""
         return self.kind == "expert_parallel"
 
     def check_index(self, index: int) -> None:
-        """Checks the number of a part.
+        """Checks the index of a part.
 
         Raises:
-            IndexError: There is no such part.
+            IndexError: The index is not in ``[0, num_devices)``.
         """
         if not 0 <= index < self.num_devices:
             raise IndexError(f"ShardingStrategy: shard {index} of {self.num_devices} devices")
 
     def ranges(self, name: str, size: int, index: int, block: int = 1) -> Ranges:
-        """What a device gets of the axis.
+        """The ranges of the axis that a part consists of, one per section.
 
         Args:
-            name: What is split, for errors.
+            name: The weight, for error messages.
             size: The size of the axis.
-            index: The number of the part.
-            block: Elements that cannot be parted, as they are encoded together.
+            index: The index of the part.
+            block: The number of elements encoded together, which are not separated.
 
         Raises:
-            ValueError: The axis cannot be split so.
-            IndexError: There is no such part.
+            ValueError: The size is not divisible as the sections and the unit require, or there are fewer units than
+                devices.
+            IndexError: The index is not in ``[0, num_devices)``.
         """
         self.check_index(index)
         total = sum(self.sections)
@@ -210,9 +211,9 @@ class ShardingStrategy:
                     f"{name}: axis {self.axis} has {length} elements, which cannot be split"
                     f"{whole} over {self.num_devices} devices ({self.kind})"
                 )
-            least, more = divmod(units, self.num_devices)
-            first = index * least + min(index, more)
-            last = first + least + (index < more)
+            units_each, remainder = divmod(units, self.num_devices)
+            first = index * units_each + min(index, remainder)
+            last = first + units_each + (index < remainder)
             sections.append((begin + first * unit, begin + last * unit))
             begin += length
         return tuple(sections)

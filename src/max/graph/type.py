@@ -1,4 +1,4 @@
-"""The types of a graph's values: tensors, buffers, chains, opaque values; and devices, layouts."""
+"""Types of graph values (tensors, buffers, chains, opaque values), device references and layouts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MlirType = TypeVar("MlirType", bound="mlir.Attribute", covariant=True)
 
 
 class FilterLayout(StrEnum):
-    """The order of a convolution filter's axes: F out, C in channels, Q depth, R height, S width."""
+    """The axis order of a convolution filter: F output and C input channels, Q depth, R height, S width."""
 
     CFRS = "CFRS"
     FCQRS = "FCQRS"
@@ -47,7 +47,7 @@ class FilterLayout(StrEnum):
 
 
 class ConvInputLayout(StrEnum):
-    """The order of the axes of a convolution's input."""
+    """The axis order of a convolution's input."""
 
     NHWC = "NHWC"
     NCHW = "NCHW"
@@ -70,10 +70,10 @@ class DeviceKind(StrEnum):
 
     @staticmethod
     def from_string(txt: str) -> DeviceKind:
-        """The kind of a name, ``cpu`` or ``gpu``.
+        """Parses a kind: ``cpu`` or ``gpu``.
 
         Raises:
-            ValueError: Another name.
+            ValueError: The name is unknown.
         """
         try:
             return DeviceKind(txt)
@@ -86,11 +86,14 @@ class DeviceKind(StrEnum):
 
 
 class DeviceRef:
-    """A device by kind and number, whether the machine has it or not.
+    """A device by kind and id; the machine need not have it.
 
     Args:
         device_type: The kind of the device.
-        id: Its number among those of its kind; -1, as in ``DeviceSpec.cpu()``, for the first.
+        id: The id among devices of the kind; -1, as in ``DeviceSpec.cpu()``, means 0.
+
+    Raises:
+        ValueError: The kind is unknown, or the id is less than -1.
     """
 
     __slots__ = ("device_type", "id")
@@ -116,10 +119,10 @@ class DeviceRef:
 
     @staticmethod
     def from_device(device: Device | DeviceRef) -> DeviceRef:
-        """The reference to a device of the driver; a reference is returned as it is.
+        """The reference to a device of the driver; a reference is returned unchanged.
 
         Raises:
-            TypeError: It is no device.
+            TypeError: The argument is not a device.
         """
         if isinstance(device, DeviceRef):
             return device
@@ -133,7 +136,7 @@ class DeviceRef:
         """The device of the driver.
 
         Raises:
-            ValueError: The machine does not have it.
+            ValueError: The machine does not have the device.
         """
         return CPU(self.id) if self.is_cpu() else Accelerator(self.id)
 
@@ -174,7 +177,7 @@ def _device_from_mlir(attr: mlir.DeviceRefAttr) -> DeviceRef:
 
 
 class Type(Generic[MlirType]):
-    """The type of a value in a graph. Types compare and hash by what they say."""
+    """The type of a value in a graph. Types compare and hash by structure."""
 
     def to_mlir(self) -> MlirType:
         """The MLIR type."""
@@ -182,10 +185,10 @@ class Type(Generic[MlirType]):
 
     @staticmethod
     def from_mlir(t: mlir.Attribute) -> Type[Any]:
-        """The type of an MLIR type.
+        """Converts an MLIR type.
 
         Raises:
-            TypeError: It is not a type of the `mo` dialect.
+            TypeError: It is not a value type of the `mo` dialect.
         """
         if isinstance(t, mlir.TensorType):
             return TensorType.from_mlir(t)
@@ -237,7 +240,7 @@ class _ShapedType(Type[MlirType]):
         """The product of the dimensions.
 
         Raises:
-            RuntimeError: A dimension is not static.
+            RuntimeError: A dimension is symbolic.
         """
         if not Shape.is_static(self.shape):
             raise RuntimeError(f"{self} has no fixed number of elements: a dimension is symbolic")
@@ -250,12 +253,12 @@ class _ShapedType(Type[MlirType]):
 
 
 class TensorType(_ShapedType["mlir.TensorType"]):
-    """The type of a tensor that does not change: element type, shape, device.
+    """The type of an immutable tensor: element type, shape, device.
 
     Args:
         dtype: The element type.
         shape: The dimensions: ints, names of symbols, `Dim` objects.
-        device: Where the elements are.
+        device: The device of the elements; the CPU by default.
 
     Raises:
         TypeError: An argument is of the wrong type.
@@ -275,7 +278,7 @@ class TensorType(_ShapedType["mlir.TensorType"]):
         self._layout = _layout
 
     def cast(self, dtype: DType) -> TensorType:
-        """The tensor type of another element type, with this shape and device."""
+        """This type with another element type."""
         return TensorType(dtype, self.shape, self.device, self._layout)
 
     def as_buffer(self) -> BufferType:
@@ -301,12 +304,12 @@ class TensorType(_ShapedType["mlir.TensorType"]):
 
 
 class BufferType(_ShapedType["mlir.BufferType"]):
-    """The type of a tensor that is changed in place: element type, shape, device.
+    """The type of a mutable tensor: element type, shape, device.
 
     Args:
         dtype: The element type.
         shape: The dimensions: ints, names of symbols, `Dim` objects.
-        device: Where the elements are.
+        device: The device of the elements; the CPU by default.
 
     Raises:
         TypeError: An argument is of the wrong type.
@@ -344,11 +347,11 @@ class _ChainType(Type["mlir.ChainType"]):
 
 
 class _OpaqueType(Type["mlir.OpaqueType"]):
-    """The type of a value that only custom ops understand.
+    """The type of a value that only custom ops interpret.
 
     Args:
-        name: The name by which custom ops know the type.
-        parameters: Its parameters: bools, ints, strings, dtypes.
+        name: The name of the type.
+        parameters: The parameters of the type; ``size`` and ``dtype`` describe the memory of its values.
     """
 
     def __init__(

@@ -33,29 +33,29 @@ __all__ = [
 MlirType = TypeVar("MlirType", covariant=True)
 
 ops = SimpleNamespace()
-"""The functions of `max.graph.ops`, which methods of values call: `bind_operations` puts them here."""
+"""The functions of `max.graph.ops` that methods of values call; `bind_operations` fills it."""
 
 
 def bind_operations(functions: Mapping[str, Callable[..., Any]]) -> None:
-    """Gives values the functions that their methods and operators stage, which are built on values."""
+    """Registers the op functions for the methods and operators of values: ops import values, not the reverse."""
     ops.__dict__.update(functions)
 
 
 @runtime_checkable
 class HasTensorValue(Protocol):
-    """An object that stands for a tensor of the graph, such as a layer's parameter."""
+    """An object that converts to a tensor of the graph, such as a layer's parameter."""
 
     def __tensorvalue__(self) -> TensorValue:
-        """The tensor that the object stands for."""
+        """Returns the tensor."""
         ...
 
 
 @runtime_checkable
 class HasBufferValue(Protocol):
-    """An object that stands for a buffer of the graph."""
+    """An object that converts to a buffer of the graph."""
 
     def __buffervalue__(self) -> BufferValue:
-        """The buffer that the object stands for."""
+        """Returns the buffer."""
         ...
 
 
@@ -71,10 +71,10 @@ class Value(Generic[MlirType]):
 
     @classmethod
     def from_mlir(cls, value: mlir.SSAValue) -> Value[Any]:
-        """The value of an MLIR value, of the class that fits its type.
+        """Wraps an MLIR value in the class of its type.
 
         Raises:
-            TypeError: The type is not one of a graph's value, or does not fit this class.
+            TypeError: The type is not that of a graph value, or belongs to another class.
         """
         result = value_of(value)
         if not isinstance(result, cls):
@@ -92,28 +92,28 @@ class Value(Generic[MlirType]):
 
     @property
     def tensor(self) -> TensorValue:
-        """The value, checked to be a tensor.
+        """The value as a tensor.
 
         Raises:
-            TypeError: It is not.
+            TypeError: The value is not a tensor.
         """
         return self._checked(TensorValue)
 
     @property
     def buffer(self) -> BufferValue:
-        """The value, checked to be a buffer.
+        """The value as a buffer.
 
         Raises:
-            TypeError: It is not.
+            TypeError: The value is not a buffer.
         """
         return self._checked(BufferValue)
 
     @property
     def opaque(self) -> _OpaqueValue:
-        """The value, checked to be an opaque value.
+        """The value as an opaque value.
 
         Raises:
-            TypeError: It is not.
+            TypeError: The value is not opaque.
         """
         return self._checked(_OpaqueValue)
 
@@ -130,7 +130,7 @@ _V = TypeVar("_V", bound=Value[Any])
 
 
 class _ChainValue(Value["mlir.ChainType"]):
-    """The order of side effects up to a point."""
+    """A token that orders side effects."""
 
     __slots__ = ()
 
@@ -144,7 +144,7 @@ class _ChainValue(Value["mlir.ChainType"]):
 
 
 class _OpaqueValue(Value["mlir.OpaqueType"]):
-    """A value that only custom ops understand."""
+    """A value that only custom ops interpret."""
 
     __slots__ = ()
 
@@ -164,13 +164,13 @@ class _OpaqueValue(Value["mlir.OpaqueType"]):
 
 
 class BufferValue(Value["mlir.BufferType"]):
-    """A tensor that the graph changes in place.
+    """A mutable tensor of the graph.
 
-    Loading gives the elements as a tensor (``buffer[...]``), storing changes them
-    (``buffer[1:3] = x``); both happen in the order in which they are written.
+    ``buffer[...]`` loads the elements as a tensor, ``buffer[1:3] = x`` stores them. Loads and stores execute in the order
+    in which they are staged.
 
     Args:
-        value: A buffer: as a value, as MLIR has it, or an object with ``__buffervalue__``.
+        value: A buffer value, its MLIR value, or an object with ``__buffervalue__``.
 
     Raises:
         TypeError: The value is not a buffer.
@@ -213,14 +213,14 @@ class BufferValue(Value["mlir.BufferType"]):
 
     @property
     def device(self) -> DeviceRef:
-        """Where the elements are."""
+        """The device of the elements."""
         return DeviceRef.from_mlir(self.mlir_type.device)
 
     def print(self, label: str = "debug_buffer") -> None:
-        """Prints the elements as they are at this point; see `max.graph.ops.print`.
+        """Prints the elements at this point; see `max.graph.ops.print`.
 
         Args:
-            label: What the line begins with.
+            label: The start of the line.
         """
         ops.print(self, label)
 
@@ -239,13 +239,11 @@ class BufferValue(Value["mlir.BufferType"]):
 class TensorValue(Value["mlir.TensorType"]):
     """A tensor of the graph.
 
-    Supports arithmetic, comparison and indexing as NumPy arrays do; all of them stage ops into
-    the current graph.
+    Arithmetic, comparison and indexing work as on NumPy arrays, and stage ops into the current graph.
 
     Args:
-        value: What becomes a tensor: a tensor (as a value, as MLIR has it, or an object with
-            ``__tensorvalue__``), a `Dim` or `Shape` (int64), a number or an array (a constant on
-            the CPU).
+        value: A tensor value, its MLIR value, or an object with ``__tensorvalue__``; a `Dim` or `Shape`, which becomes
+            int64; a number or an array, which becomes a constant on the CPU.
 
     Raises:
         TypeError: The value is none of these.
@@ -254,7 +252,7 @@ class TensorValue(Value["mlir.TensorType"]):
     __slots__ = ()
 
     __array_ufunc__ = None
-    """Leaves ``array + tensor`` to this class."""
+    """Makes NumPy defer ``array + tensor`` to this class."""
 
     def __init__(self, value: TensorValueLike | mlir.SSAValue) -> None:
         if isinstance(value, TensorValue):
@@ -262,7 +260,7 @@ class TensorValue(Value["mlir.TensorType"]):
         elif isinstance(value, Value | mlir.SSAValue):
             self._mlir_value = _ssa(value, mlir.TensorType, "a tensor")
         elif hasattr(value, "__tensorvalue__"):
-            # the protocol's isinstance is slow
+            # hasattr instead of isinstance: checks against protocols are slow
             self._mlir_value = value.__tensorvalue__().to_mlir()  # type: ignore[union-attr]
         elif isinstance(value, Dim):
             self._mlir_value = ops.shape_to_tensor([value]).reshape([]).to_mlir()
@@ -299,14 +297,14 @@ class TensorValue(Value["mlir.TensorType"]):
 
     @property
     def device(self) -> DeviceRef:
-        """Where the elements are."""
+        """The device of the elements."""
         return DeviceRef.from_mlir(self.mlir_type.device)
 
     def print(self, label: str = "debug_tensor") -> None:
         """Prints the tensor each time the graph runs; see `max.graph.ops.print`.
 
         Args:
-            label: What the line begins with.
+            label: The start of the line.
         """
         ops.print(self, label)
 
@@ -314,14 +312,14 @@ class TensorValue(Value["mlir.TensorType"]):
 
     @property
     def T(self) -> TensorValue:
-        """The tensor with its last two axes swapped."""
+        """The transpose of the last two axes."""
         return self.transpose(-1, -2)
 
     def reshape(self, shape: ShapeLike) -> TensorValue:
-        """The same elements in another shape; see `max.graph.ops.reshape`.
+        """Changes the shape; see `max.graph.ops.reshape`.
 
         Args:
-            shape: The new dimensions, of which one may be -1.
+            shape: The new shape, with at most one -1.
         """
         return ops.reshape(self, shape)
 
@@ -335,27 +333,27 @@ class TensorValue(Value["mlir.TensorType"]):
         return ops.flatten(self, start_dim, end_dim)
 
     def broadcast_to(self, shape: ShapeLike) -> TensorValue:
-        """Repeats elements along axes of size 1; see `max.graph.ops.broadcast_to`.
+        """Broadcasts to a shape; see `max.graph.ops.broadcast_to`.
 
         Args:
-            shape: The new dimensions.
+            shape: The shape of the result.
         """
         return ops.broadcast_to(self, shape)
 
     def rebind(self, shape: ShapeLike, message: str = "") -> TensorValue:
-        """States another shape, checked at run time; see `max.graph.ops.rebind`.
+        """Asserts a shape, checked at run time; see `max.graph.ops.rebind`.
 
         Args:
-            shape: The dimensions that the tensor will have.
-            message: What the error says if it has not.
+            shape: The asserted shape.
+            message: The message of the error raised if the check fails.
         """
         return ops.rebind(self, shape, message)
 
     def permute(self, dims: list[int]) -> TensorValue:
-        """Orders the axes anew; see `max.graph.ops.permute`.
+        """Permutes the axes; see `max.graph.ops.permute`.
 
         Args:
-            dims: The axes in their new order.
+            dims: For each axis of the result, the axis of this tensor.
         """
         return ops.permute(self, dims)
 
@@ -379,17 +377,17 @@ class TensorValue(Value["mlir.TensorType"]):
         return ops.cast(self, dtype)
 
     def to(self, device: Device | DeviceRef) -> TensorValue:
-        """The tensor on another device; see `max.graph.ops.transfer_to`.
+        """Transfers the tensor to a device; see `max.graph.ops.transfer_to`.
 
         Args:
-            device: The device.
+            device: The target device.
         """
         return ops.transfer_to(self, device)
 
     # Reductions
 
     def max(self, axis: int = -1) -> TensorValue:
-        """The greatest element along an axis, which stays with size 1.
+        """The maximum along an axis, which stays with size 1.
 
         Args:
             axis: The axis to reduce; negative counts from the last.
@@ -397,7 +395,7 @@ class TensorValue(Value["mlir.TensorType"]):
         return ops.max(self, axis=axis)
 
     def min(self, axis: int = -1) -> TensorValue:
-        """The least element along an axis, which stays with size 1.
+        """The minimum along an axis, which stays with size 1.
 
         Args:
             axis: The axis to reduce; negative counts from the last.
@@ -413,7 +411,7 @@ class TensorValue(Value["mlir.TensorType"]):
         return ops.mean(self, axis)
 
     def argmax(self, axis: int = -1) -> TensorValue:
-        """The index (int64) of the greatest element along an axis, which stays with size 1.
+        """The index (int64) of the maximum along an axis, which stays with size 1.
 
         Args:
             axis: The axis to reduce; negative counts from the last.
@@ -421,7 +419,7 @@ class TensorValue(Value["mlir.TensorType"]):
         return ops.argmax(self, axis)
 
     def var(self, axis: int = -1) -> TensorValue:
-        """The variance of the population along an axis, which stays with size 1.
+        """The population variance along an axis, which stays with size 1.
 
         Args:
             axis: The axis to reduce; negative counts from the last.
@@ -430,7 +428,7 @@ class TensorValue(Value["mlir.TensorType"]):
         return (centered * centered).mean(axis)
 
     def stdev(self, axis: int = -1) -> TensorValue:
-        """The square root of the variance of the population along an axis.
+        """The population standard deviation along an axis, which stays with size 1.
 
         Args:
             axis: The axis to reduce; negative counts from the last.
@@ -578,7 +576,7 @@ def _ssa(value: Value[Any] | mlir.SSAValue, cls: type[Any], what: str) -> mlir.S
 
 @cache
 def _value_classes() -> dict[type[Any], type[Value[Any]]]:
-    """The class of values for each class of types in MLIR."""
+    """The class of values for each class of MLIR types."""
     return {
         mlir.TensorType: TensorValue,
         mlir.BufferType: BufferValue,
@@ -597,7 +595,7 @@ def value_of(value: mlir.SSAValue) -> Value[Any]:
 
 
 def tensor_of(value: mlir.SSAValue) -> TensorValue:
-    """The tensor of an MLIR value that is known to be one."""
+    """Wraps an MLIR value of tensor type, without a check."""
     tensor = TensorValue.__new__(TensorValue)
     tensor._mlir_value = value
     return tensor
@@ -605,8 +603,8 @@ def tensor_of(value: mlir.SSAValue) -> TensorValue:
 
 Numeric = int | float | np.integer[Any] | np.floating[Any] | DLPackArray
 StrongTensorValueLike = Value["mlir.TensorType"] | TensorValue | Shape | Dim | HasTensorValue
-"""What is a tensor with an element type of its own."""
+"""What converts to a tensor and determines its dtype."""
 TensorValueLike = StrongTensorValueLike | Numeric
-"""What ops take for a tensor."""
+"""What ops accept as a tensor operand."""
 BufferValueLike = Value["mlir.BufferType"] | BufferValue | HasBufferValue
-"""What ops take for a buffer."""
+"""What ops accept as a buffer operand."""

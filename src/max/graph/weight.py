@@ -1,4 +1,4 @@
-"""Weights: tensors that get their values when a graph is loaded."""
+"""Weights: tensors whose values are bound by name when a graph is loaded."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ __all__ = ["Weight"]
 
 
 class Weight(TensorValue):
-    """A tensor whose values come with the graph's loading, from a registry, by its name.
+    """A tensor whose values are read from the weights registry, by name, when the graph is loaded.
 
-    A weight is made outside of a graph, and added to the graph that first uses it. It is then used
-    as any tensor.
+    A weight is created outside of any graph. Its first use in a graph adds it there.
 
     Args:
-        name: The name. In a subgraph it is relative to the prefix of the call.
+        name: The name; in a subgraph, relative to the prefix of the call.
         dtype: The element type.
-        shape: The dimensions.
-        device: Where the weight is to be.
-        quantization_encoding: How the values are encoded, where they are quantised; the weight is
-            then a uint8 matrix of blocks.
-        align: The least alignment of the values in bytes.
-        sharding_strategy: How the weight is split over devices.
-        _placeholder: Whether the name is one that calls complete with their prefix; `is_placeholder` tells.
+        shape: The shape in elements.
+        device: The device of the weight in the graph.
+        quantization_encoding: The encoding of quantised values, or None. With a block encoding the weight is a uint8
+            tensor whose last axis holds encoded blocks.
+        align: The minimum alignment of the values in bytes.
+        sharding_strategy: The split over devices.
+        _placeholder: Whether calls complete the name with their prefix.
         _has_alias: Whether another weight shares the values.
 
     Raises:
-        ValueError: The name is empty.
+        ValueError: The name is empty, or the last dimension is not a multiple of the encoding's block.
+        TypeError: The name is not a str.
     """
 
     name: str
@@ -104,7 +104,7 @@ class Weight(TensorValue):
 
     @property
     def device(self) -> DeviceRef:
-        """Where the weight is."""
+        """The device of the weight."""
         return self._type.device
 
     @property
@@ -114,20 +114,20 @@ class Weight(TensorValue):
 
     @property
     def original_dtype_and_shape(self) -> tuple[DType, Shape]:
-        """The element type and shape before the encoding made the weight a uint8 matrix."""
+        """The element type and shape before encoding."""
         return self._original
 
     @property
     def is_placeholder(self) -> bool:
-        """Whether the name is one that calls complete with their prefix."""
+        """Whether calls complete the name with their prefix."""
         return self._placeholder
 
     @property
     def sharding_strategy(self) -> ShardingStrategy | None:
-        """How `shard` splits the weight; None where it is not split.
+        """The split that `shard` performs, or None.
 
         Raises:
-            TypeError: It is set to something else.
+            TypeError: It is set to an object of another class.
             ValueError: It is set to a strategy of layers, or on a shard.
         """
         return self._sharding
@@ -149,17 +149,20 @@ class Weight(TensorValue):
         self._sharding = strategy
 
     def shard(self, devices: Iterable[DeviceRef]) -> list[Weight]:
-        """The parts of the weight on devices, as `sharding_strategy` says.
+        """Splits the weight over devices by its `sharding_strategy`.
 
-        A shard has no values of its own: it is a view of this weight, which alone is in state dicts
-        and registries. An encoded weight is split between its blocks.
+        A shard holds no values: it is a slice of this weight, and only this weight is in state dicts and registries.
+        Encoded weights are split at block boundaries.
 
         Args:
-            devices: Where the parts are to be, in their order.
+            devices: The device of each part, in order.
+
+        Returns:
+            One weight per device.
 
         Raises:
-            ValueError: The weight has no sharding strategy, is a shard itself, or cannot be split so;
-                or the number of devices is not that of the strategy.
+            ValueError: The weight has no sharding strategy, is a shard itself, or cannot be split as the strategy
+                requires; or the number of devices differs from the strategy's.
         """
         strategy = self.sharding_strategy
         if self.shard_idx is not None:
@@ -176,7 +179,7 @@ class Weight(TensorValue):
             )
         shards: list[Weight] = [_Shard(self, strategy, i, d) for i, d in enumerate(where)]
         for shard in shards:
-            _ = shard.shape  # what cannot be split raises here
+            _ = shard.shape  # raises if the weight cannot be split
         return shards
 
     @property
@@ -188,7 +191,7 @@ class Weight(TensorValue):
         return self._type.to_mlir()
 
     def __getstate__(self) -> dict[str, Any]:
-        # copies are not in a graph, whose value the inherited slot would give
+        # without the slot `_mlir_value`, a property here: pickling it would add the weight to a graph
         return dict(vars(self))
 
     def __repr__(self) -> str:
@@ -202,7 +205,7 @@ class Weight(TensorValue):
 
 
 class _Shard(Weight):
-    """A part of a weight on a device. It follows its weight in name, dtype, shape and encoding."""
+    """A part of a weight on a device. Name, dtype, shape and encoding follow later changes of the weight."""
 
     def __init__(
         self, whole: Weight, strategy: ShardingStrategy, index: int, device: DeviceRef
@@ -213,33 +216,33 @@ class _Shard(Weight):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """The name of the whole weight and the number of the part."""
+        """The name of the whole weight and the index of the part."""
         return f"{self._whole.name}.shards.{self.shard_idx}"
 
     @property
     def align(self) -> int | None:  # type: ignore[override]
-        """None: a part begins anywhere."""
+        """None: the offset of a part has no guaranteed alignment."""
         return None
 
     @property
     def quantization_encoding(self) -> QuantizationEncoding | None:  # type: ignore[override]
-        """How the values are encoded."""
+        """The encoding of the whole weight."""
         return self._whole.quantization_encoding
 
     @property
     def original_dtype_and_shape(self) -> tuple[DType, Shape]:
-        """The element type and shape of the part before the encoding made a uint8 matrix of it."""
+        """The element type and shape of the part before encoding."""
         dtype, shape = self._whole.original_dtype_and_shape
         return dtype, self._part_of(shape, in_bytes=list(shape) == list(self._whole.shape))
 
     @property
     def is_placeholder(self) -> bool:
-        """Whether the name is one that calls complete with their prefix."""
+        """Whether calls complete the name with their prefix."""
         return self._whole.is_placeholder
 
     @property
     def sharding_strategy(self) -> ShardingStrategy | None:
-        """None: a shard is not split further. Setting it raises ValueError."""
+        """None, as a shard is not split further. Setting it raises ValueError."""
         return None
 
     @sharding_strategy.setter
@@ -252,7 +255,7 @@ class _Shard(Weight):
         return TensorType(self._whole.dtype, shape, self._where)
 
     def _part_of(self, shape: Shape, in_bytes: bool) -> Shape:
-        """The shape of the part of a shape of the whole weight."""
+        """The shape of this part, for a shape of the whole weight."""
         axis, ranges = self._cut(in_bytes)
         if axis is None:
             return shape
@@ -260,7 +263,7 @@ class _Shard(Weight):
         return Shape([*shape[:axis], size, *shape[axis + 1 :]])
 
     def _cut(self, in_bytes: bool = True) -> tuple[int | None, Ranges]:
-        """The axis that is split, and what is taken of it; of an encoded axis in bytes or in elements."""
+        """The split axis (None if replicated) and the ranges of this part, for an encoded axis in bytes or elements."""
         whole, strategy = self._whole, self._strategy
         assert self.shard_idx is not None
         strategy.check_index(self.shard_idx)
@@ -293,7 +296,7 @@ class _Shard(Weight):
 
     @property
     def _mlir_value(self) -> mlir.SSAValue:  # type: ignore[override]
-        # slices of the whole weight, which has the values: nothing is registered twice
+        # slices of the whole weight, so that the registry holds the values once
         graph = current_graph()
         whole = graph.add_weight(self._whole)
         axis, ranges = self._cut()
@@ -306,7 +309,7 @@ class _Shard(Weight):
 
 
 def _encoded_type(type_: TensorType, encoding: QuantizationEncoding, name: str) -> TensorType:
-    """The type of the blocks that hold a matrix of `type_`."""
+    """The uint8 type of the encoded blocks of a weight of type `type_`."""
     if not encoding.is_gguf or not type_.shape:
         return type_
     columns = type_.shape[-1]
@@ -321,7 +324,7 @@ def _encoded_type(type_: TensorType, encoding: QuantizationEncoding, name: str) 
 
 
 def stage_weight(graph: Staging, weight: Weight, on_host: bool) -> TensorValue:
-    """Stages the op that stands for a weight in a graph."""
+    """Stages `mo.constant.external` for a weight, and a transfer to its device if it is loaded on the host."""
     type_ = weight.mlir_type
     on_cpu = mlir.TensorType.get(type_.dtype, type_.shape)
     attrs: dict[str, Any] = {"name": weight.name}

@@ -1,4 +1,4 @@
-"""A weight's data with what is known about it."""
+"""Data of a weight with its name, dtype, shape and encoding."""
 
 from __future__ import annotations
 
@@ -18,16 +18,14 @@ from max.graph.shape import Shape
 
 @dataclass
 class WeightData:
-    """The data of a weight, and its name, dtype, shape and encoding.
-
-    It is a DLPack array itself.
+    """The data of a weight, with its name, dtype, shape and encoding. It is a DLPack array.
 
     Attributes:
-        data: The elements; for a quantized weight the bytes of its blocks, as uint8.
+        data: The elements; uint8 blocks for a quantised weight.
         name: The hierarchical name, such as ``model.layers.0.mlp.down_proj.weight``.
         dtype: The element type of ``data``.
         shape: The shape of ``data``.
-        quantization_encoding: How the bytes of a quantized weight are to be read.
+        quantization_encoding: The encoding of a quantised weight, or None.
     """
 
     data: DLPackArray
@@ -38,7 +36,7 @@ class WeightData:
 
     @property
     def element_shape(self) -> Shape:
-        """The shape in elements: that of ``data``, unless it holds encoded blocks."""
+        """The shape in elements: that of ``data`` unless it holds encoded blocks."""
         encoding = self.quantization_encoding
         if encoding is None or not encoding.is_gguf or not self.shape:
             return self.shape
@@ -47,7 +45,7 @@ class WeightData:
 
     @classmethod
     def from_numpy(cls, arr: np.ndarray[Any, Any], name: str) -> WeightData:
-        """Makes the data of a weight from an array, without a copy where it is contiguous.
+        """Wraps an array, without a copy if it is contiguous.
 
         Args:
             arr: The array; its dtype may come from ml_dtypes.
@@ -68,10 +66,10 @@ class WeightData:
         """Converts the elements to another dtype, rounding to the nearest, ties to even.
 
         Args:
-            dtype: The new element type; the same gives this object back.
+            dtype: The new element type; for the current one this object is returned.
 
         Raises:
-            ValueError: The weight is quantized: its bytes are no elements.
+            ValueError: The weight is quantised.
         """
         if dtype is self.dtype:
             return self
@@ -82,24 +80,24 @@ class WeightData:
             )
         array = Tensor.from_dlpack(self.data).to_numpy()
         if self.dtype is DType.bfloat16 and dtype is DType.float32:
-            # a bfloat16 is the upper half of a float32; shifting is 15 times as fast as ml_dtypes
+            # bfloat16 is the upper half of float32: a shift is 15 times as fast as ml_dtypes' cast
             shifted = np.left_shift(array.view(np.uint16), np.uint32(16), dtype=np.uint32)
             return WeightData._from_tensor(
                 Tensor.from_numpy(np.asarray(shifted.view(np.float32))), self.name
             )
-        # overflow to infinity is what a conversion to a narrower type means
+        # values beyond a narrower type's range become infinite, without a warning
         with np.errstate(over="ignore", invalid="ignore"):
             result = converted(array, dtype.to_numpy())
         return WeightData._from_tensor(Tensor.from_numpy(result), self.name)
 
     def cast_at_load(self, dtype: DType) -> WeightData:
-        """As :meth:`astype`, but the elements are converted when a model is loaded with them, or when they are read.
+        """:meth:`astype`, deferred until a model is loaded with the weight or its elements are read.
 
         Args:
-            dtype: The new element type; the same gives this object back.
+            dtype: The new element type; for the current one this object is returned.
 
         Raises:
-            ValueError: The weight is quantized: its bytes are no elements.
+            ValueError: The weight is quantised.
         """
         if dtype is self.dtype or self.quantization_encoding is not None:
             return self.astype(dtype)
@@ -111,7 +109,7 @@ class WeightData:
         return WeightData(later, self.name, dtype, self.shape)
 
     def __dlpack__(self, **kwargs: Any) -> Any:
-        """A DLPack capsule on the data."""
+        """A DLPack capsule of the data."""
         return Tensor.from_dlpack(self.data).__dlpack__(**kwargs)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -119,8 +117,8 @@ class WeightData:
         return self.data.__dlpack_device__()
 
 
-# set here, as a dataclass reads its module while the class is made
+# assigned late: the dataclass decorator looks names up in the module where the class is defined
 WeightData.__module__ = "max.graph.weights"
 
 WeightsAdapter: TypeAlias = Callable[..., dict[str, WeightData]]
-"""Renames the weights of a checkpoint to those of a model: ``adapter(dict(weights.items()), …)``."""
+"""Converts a checkpoint's weights to a model's names: ``adapter(dict(weights.items()), …)``."""

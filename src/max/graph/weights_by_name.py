@@ -1,4 +1,4 @@
-"""Hierarchical access to the weights of a checkpoint, for every format."""
+"""Access to the weights of a checkpoint by hierarchical name, for every format."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ from max.graph.weight_data import WeightData
 class Weights(Protocol):
     """Access to the weights of a checkpoint by their hierarchical names.
 
-    Attributes and indices build the name: ``weights.model.layers[0].weight`` stands for
-    ``model.layers.0.weight``. A part that is also a name of this class, such as ``data``, is
-    reached by an index: ``weights["data"]``.
+    Attribute and index access extend the name: ``weights.model.layers[0].weight`` is ``model.layers.0.weight``. Use an
+    index for a part that is also a method of this class: ``weights["data"]``.
     """
 
     __module__ = "max.graph.weights"
 
     @property
     def name(self) -> str:
-        """The name, or the prefix of names, that has been built so far."""
+        """The accumulated name, or prefix of names."""
         ...
 
     def items(self) -> Iterator[tuple[str, Self]]:
@@ -42,10 +41,10 @@ class Weights(Protocol):
         ...
 
     def data(self) -> WeightData:
-        """The weight of this name.
+        """The data of the weight of this name.
 
         Raises:
-            KeyError: There is none.
+            KeyError: There is no weight of this name.
         """
         ...
 
@@ -56,26 +55,25 @@ class Weights(Protocol):
         quantization_encoding: QuantizationEncoding | None = None,
         device: DeviceRef = DeviceRef.CPU(),  # noqa: B008  immutable
     ) -> Weight:
-        """A graph's :class:`~max.graph.Weight` for the weight of this name.
+        """Creates a :class:`~max.graph.Weight` for the weight of this name.
 
-        Its data is remembered in ``allocated_weights``, which is the ``weights_registry`` for
-        loading the graph.
+        ``allocated_weights`` keeps its data, to be passed as ``weights_registry`` when the graph is loaded.
 
         Args:
-            dtype: The element type to convert to; as stored if not given.
-            shape: The shape that is expected, of an encoded weight in bytes or in elements; any if not given.
-            quantization_encoding: The encoding that is expected; any if not given.
-            device: The device that the graph wants the weight on.
+            dtype: The element type to convert to; by default the stored one.
+            shape: The expected shape, for an encoded weight in bytes or elements; None accepts any.
+            quantization_encoding: The expected encoding; None accepts any.
+            device: The device of the weight in the graph.
 
         Raises:
             KeyError: There is no weight of this name.
-            ValueError: Its shape or encoding is another.
+            ValueError: The shape or encoding differs from the expected one.
         """
         ...
 
     @property
     def allocated_weights(self) -> dict[str, DLPackArray]:
-        """The data of all weights that :meth:`allocate` has been called for, by full name."""
+        """The data of all weights created by :meth:`allocate`, by full name."""
         ...
 
     def __getattr__(self, attr: str) -> Self: ...
@@ -83,12 +81,12 @@ class Weights(Protocol):
 
 
 class HierarchicalWeights(ABC):
-    """What the formats share: names, and allocation. A format lists and reads.
+    """The base of all formats: names and allocation. A subclass lists and reads the weights.
 
     Args:
-        names: The full names, as the keys of a mapping.
-        prefix: The name built so far.
-        allocated: The dictionary behind ``allocated_weights``.
+        names: A mapping whose keys are the full names.
+        prefix: The accumulated name.
+        allocated: The dictionary returned by ``allocated_weights``.
     """
 
     def __init__(
@@ -100,11 +98,11 @@ class HierarchicalWeights(ABC):
 
     @abstractmethod
     def _read(self, name: str) -> WeightData:
-        """The weight of a name that exists."""
+        """Reads the weight of an existing name."""
 
     @property
     def name(self) -> str:
-        """The name, or the prefix of names, that has been built so far."""
+        """The accumulated name, or prefix of names."""
         return self._prefix
 
     def _at(self, name: str) -> Self:
@@ -113,7 +111,7 @@ class HierarchicalWeights(ABC):
         return other
 
     def __getattr__(self, attr: str) -> Self:
-        # special methods are looked up by copy, pickle and others; no weight has such a name
+        # copy, pickle and others probe for special methods; no weight has such a name
         if attr.startswith("__"):
             raise AttributeError(attr)
         return self[attr]
@@ -124,7 +122,7 @@ class HierarchicalWeights(ABC):
     def items(self) -> Iterator[tuple[str, Self]]:
         """The weights under this prefix, each with its name relative to the prefix.
 
-        A weight of exactly this name comes with an empty relative name.
+        The relative name of a weight of exactly this name is empty.
         """
         start = f"{self._prefix}." if self._prefix else ""
         for name in self._names:
@@ -136,10 +134,10 @@ class HierarchicalWeights(ABC):
         return self._prefix in self._names
 
     def data(self) -> WeightData:
-        """The weight of this name, on the file's own bytes where the format allows it.
+        """The data of the weight of this name, mapped if the format allows it.
 
         Raises:
-            KeyError: There is none; the message has the nearest names.
+            KeyError: There is no weight of this name; the message lists similar names.
         """
         self._require()
         return self._read(self._prefix)
@@ -148,7 +146,7 @@ class HierarchicalWeights(ABC):
         if self.exists():
             return
         close = difflib.get_close_matches(self._prefix, self._names, n=3)
-        hint = f"; near are {', '.join(close)}" if close else ""
+        hint = f"; similar names: {', '.join(close)}" if close else ""
         raise KeyError(f"no weight is named {self._prefix!r}{hint}")
 
     def allocate(
@@ -158,17 +156,17 @@ class HierarchicalWeights(ABC):
         quantization_encoding: QuantizationEncoding | None = None,
         device: DeviceRef = DeviceRef.CPU(),  # noqa: B008  immutable
     ) -> Weight:
-        """A graph's :class:`~max.graph.Weight` for the weight of this name.
+        """Creates a :class:`~max.graph.Weight` for the weight of this name.
 
         Args:
-            dtype: The element type to convert to; as stored if not given.
-            shape: The shape that is expected, of an encoded weight in bytes or in elements; any if not given.
-            quantization_encoding: The encoding that is expected; any if not given.
-            device: The device that the graph wants the weight on.
+            dtype: The element type to convert to; by default the stored one.
+            shape: The expected shape, for an encoded weight in bytes or elements; None accepts any.
+            quantization_encoding: The expected encoding; None accepts any.
+            device: The device of the weight in the graph.
 
         Raises:
             KeyError: There is no weight of this name.
-            ValueError: Its shape or encoding is another.
+            ValueError: The shape or encoding differs from the expected one.
         """
         data = self.data()
         self._check_encoding(data, quantization_encoding)
@@ -183,10 +181,10 @@ class HierarchicalWeights(ABC):
 
     def _check_encoding(self, data: WeightData, expected: QuantizationEncoding | None) -> None:
         if expected is not None and expected is not data.quantization_encoding:
-            has = data.quantization_encoding
+            actual = data.quantization_encoding
             raise ValueError(
                 f"weight {data.name!r}: expected encoding {expected.value}, the file has "
-                f"{'none' if has is None else has.value}"
+                f"{'none' if actual is None else actual.value}"
             )
 
     def _allocate(self, data: WeightData, device: DeviceRef) -> Weight:
@@ -201,7 +199,7 @@ class HierarchicalWeights(ABC):
 
     @property
     def allocated_weights(self) -> dict[str, DLPackArray]:
-        """The data of all weights that :meth:`allocate` has been called for, by full name."""
+        """The data of all weights created by :meth:`allocate`, by full name."""
         return self._allocated
 
     def __repr__(self) -> str:

@@ -1,9 +1,10 @@
-"""The `mo` dialect: what a graph is made of, on xDSL.
+"""The `mo` dialect, the IR of graphs, on xDSL.
 
 - `dims`: dimension expressions.
-- `types`, `attributes`: the types of values, the attributes of ops.
-- `operation`, `ops`: the table of ops; `build` makes one.
-- `module`: modules, and their text.
+- `types`, `attributes`: types of values, attributes of ops.
+- `operation`, `ops`: the table of ops; `build` creates one.
+- `conditions`: conditions over dimensions that are checked at run time.
+- `module`: modules, their text, and the verifier.
 
 ::
 
@@ -14,9 +15,9 @@
         if op.name == "mo.concat":
             axis = op.attr("axis")
 
-Names are loaded when they are first used, and xDSL with them: layers above take the dialect and what they need of xDSL
-from here (``from max import mlir``), and import nothing but `dims` and `conditions` by name. A start that finds its
-program on the disk then imports no xDSL.
+Names are loaded at their first use, and xDSL with them. Layers above therefore take the dialect, and the names of xDSL
+that they need, from here (``from max import mlir``); only `dims` and `conditions` may be imported directly. A start that
+finds its program in the disk cache then imports no xDSL.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
         from_attr,
         to_attr,
     )
-    from max.mlir.dims import DimExpr, DimParseError, FloorDiv, parse_dim
+    from max.mlir.dim_parser import DimParseError, parse_dim
+    from max.mlir.dims import DimExpr, FloorDiv
     from max.mlir.module import (
         MO,
         ModuleOp,
@@ -91,7 +93,8 @@ _NAMES = {
     "xdsl.dialects.builtin": "FileLineColLoc IntAttr LocationAttr StringAttr SymbolRefAttr",
     "xdsl.ir": "Attribute Block BlockArgument OpResult Operation Region SSAValue",
     "max.mlir.attributes": "DenseAttr INLINE_LIMIT ResourceAttr constant_attr from_attr to_attr",
-    "max.mlir.dims": "DimExpr DimParseError FloorDiv parse_dim",
+    "max.mlir.dim_parser": "DimParseError parse_dim",
+    "max.mlir.dims": "DimExpr FloorDiv",
     "max.mlir.module": "MO ModuleOp ParseError VerifyError clone_module entry graphs new_module parse_module print_module resources subgraphs verify_module walk",
     "max.mlir.operation": "MoOp OPS OpSpec build infer_types",
     "max.mlir.ops.control": "CallOp GraphOp IfOp SubgraphOp WhileOp bind_call control_callees substitute_type",

@@ -1,4 +1,4 @@
-"""Attributes of `mo` ops: plain Python values to and from MLIR, and constants that are never copied."""
+"""Attributes of `mo` ops: conversion of Python values, and constants that are never copied."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ __all__ = [
 ]
 
 INLINE_LIMIT = 64
-"""Constants of more elements than this are resources: the text names them and leaves them out."""
+"""Constants with more elements are resources, which the text refers to by name."""
 
 Array = npt.NDArray[Any]
 
 
 class _Blob:
-    """An array that compares by its bytes."""
+    """An array that compares by its contents."""
 
     __slots__ = ("_hash", "array")
 
@@ -79,7 +79,7 @@ class _Blob:
 
 
 class _Resource:
-    """A named array that compares by where its bytes are, not by what they are."""
+    """A named array that compares by name and address, not by its contents."""
 
     __slots__ = ("array", "key")
 
@@ -102,13 +102,13 @@ class _Resource:
 
 
 class DenseAttr(Data[_Blob]):
-    """A small constant, written out: ``#mo.dense<f32, [2, 2], [1.0, 2.0, 3.0, 4.0]>``."""
+    """A small constant, printed inline: ``#mo.dense<f32, [2, 2], [1.0, 2.0, 3.0, 4.0]>``."""
 
     name = "mo.dense"
 
     @staticmethod
     def of(array: Array) -> DenseAttr:
-        """The attribute of `array`, which must not be written to from then on."""
+        """The attribute of `array`, which must not be modified afterwards."""
         return DenseAttr(_Blob(array))
 
     @property
@@ -146,7 +146,7 @@ class DenseAttr(Data[_Blob]):
 
 
 class ResourceAttr(Data[_Resource]):
-    """A big constant by name: ``#mo.resource<"constant_0">``. The array stays where it is."""
+    """A large constant by name: ``#mo.resource<"constant_0">``. The array is not copied."""
 
     name = "mo.resource"
 
@@ -186,7 +186,7 @@ class ResourceAttr(Data[_Resource]):
 
 
 def constant_attr(array: Array, key: str) -> DenseAttr | ResourceAttr:
-    """The attribute of a constant: written out when small, else a resource of the name `key`."""
+    """The attribute of a constant: inline up to `INLINE_LIMIT` elements, else a resource named `key`."""
     return DenseAttr.of(array) if array.size <= INLINE_LIMIT else ResourceAttr.of(key, array)
 
 
@@ -197,7 +197,7 @@ def _element_text(value: Any, dtype: DType) -> str:
         return str(int(value))
     number = float(value)
     if not math.isfinite(number):
-        # the bit pattern keeps the sign and the payload of a NaN
+        # the bit pattern preserves sign and payload of NaN
         return f'"0x{np.asarray(value).tobytes()[::-1].hex()}"'
     text = str(value) if dtype is DType.float32 else repr(number)
     mantissa, exponent, power = text.partition("e")
@@ -242,13 +242,13 @@ _FALSE = IntegerAttr(0, IntegerType(1))
 
 
 def to_attr(value: Any) -> Attribute:
-    """The attribute of a Python value.
+    """Converts a Python value to an attribute.
 
-    Takes bool, int, float, str, None, `DType`, `DimExpr`, a tuple or list of ints (an array), of
-    `DimExpr` (a shape) or of other values, a mapping from names to values, and attributes themselves.
+    Accepts bool, int, float, str, None, `DType`, `DimExpr`, a tuple or list of ints (an array), of `DimExpr` (a shape)
+    or of other values, a mapping from names to values, and attributes, which are returned unchanged.
 
     Raises:
-        TypeError: A value of another type.
+        TypeError: The value is of another type.
     """
     kind = cast(type[Any], type(value))
     if kind is bool:
@@ -256,9 +256,9 @@ def to_attr(value: Any) -> Attribute:
     if kind is int:
         return _int_attr(value)
     if kind is float:
-        # -0.0 == 0.0 and nan != nan: neither may go through the cache
-        exact = value != value or (value == 0 and math.copysign(1, value) < 0)
-        return FloatAttr(value, f64) if exact else _float_attr(value)
+        # the cache compares by ==, which confuses -0.0 with 0.0 and never finds NaN
+        uncacheable = value != value or (value == 0 and math.copysign(1, value) < 0)
+        return FloatAttr(value, f64) if uncacheable else _float_attr(value)
     if kind is str:
         return _string_attr(value)
     if kind is DimExpr:
@@ -285,7 +285,7 @@ def to_attr(value: Any) -> Attribute:
 
 
 def from_attr(attr: Attribute) -> Any:
-    """The Python value of an attribute; the inverse of `to_attr`. Constants give their arrays."""
+    """Converts an attribute to a Python value, the inverse of `to_attr`; constants become arrays."""
     if isinstance(attr, IntegerAttr):
         number = attr.value.data
         kind = cast(Attribute, attr.type)

@@ -1,4 +1,4 @@
-"""Conditions over dimensions: what must hold at run time so that an op stays inside its operands."""
+"""Conditions over dimensions that must hold at run time, such as bounds of slices."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["Condition", "first_unmet", "size_conditions"]
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """``have >= want``, or with `exact` ``have == want``, over the sizes of one execution.
+    """``have >= want``, or ``have == want`` if `exact`, over the sizes of one execution.
 
     Args:
-        have: One side.
-        want: The other side.
-        message: What is wrong where it does not hold: starts with the op's name, without a period.
+        have: The left side: the actual size.
+        want: The right side: the required size.
+        message: The start of the error message: the op's name and the fault, without a period.
         exact: Whether both sides must be equal.
     """
 
@@ -28,7 +28,7 @@ class Condition:
 
     @staticmethod
     def at_least(have: DimExpr, want: DimExpr | int, message: str) -> Condition:
-        """``have >= want``, with negative terms moved to the other side: ``n - 5 >= 0`` reads ``n >= 5``."""
+        """``have >= want``, with negative terms moved to the right: ``n - 5 >= 0`` becomes ``n >= 5``."""
         difference = have - want
         positive = {m: c for m, c in difference.terms if c > 0}
         left = DimExpr.from_terms(positive)
@@ -41,29 +41,29 @@ class Condition:
 
     @property
     def always_holds(self) -> bool:
-        """Whether it holds for all sizes of the symbols, which are never negative."""
+        """Whether the condition is proved for all non-negative sizes of the symbols."""
         return self.have == self.want or (
             not self.exact and not may_be_negative(self.have - self.want)
         )
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """The symbols that it depends on."""
+        """The symbols of both sides."""
         return tuple(dict.fromkeys((*self.have.symbols, *self.want.symbols)))
 
     def holds(self, have: int, want: int) -> bool:
-        """Whether it holds for values of both sides."""
+        """Evaluates the condition for values of both sides."""
         return have == want if self.exact else have >= want
 
     def text(self, have: int, want: int) -> str:
-        """The message for values that do not fit: what came, and what would fit."""
-        came = str(self.have) if self.have.is_static else f"{self.have} is {have}"
-        fits = str(self.want) if self.want.is_static else f"{self.want}, which is {want}"
-        return f"{self.message}: {came}, expected {'' if self.exact else 'at least '}{fits}"
+        """The error message for values that violate the condition: the actual and the required size."""
+        actual = str(self.have) if self.have.is_static else f"{self.have} is {have}"
+        required = str(self.want) if self.want.is_static else f"{self.want}, which is {want}"
+        return f"{self.message}: {actual}, expected {'' if self.exact else 'at least '}{required}"
 
 
 def first_unmet(conditions: Iterable[Condition], sizes: Mapping[str, int]) -> str | None:
-    """The message of the first condition that does not hold; those over unknown symbols are passed over."""
+    """The message of the first violated condition, or None. Conditions over unbound symbols are skipped."""
     for condition in conditions:
         if all(name in sizes for name in condition.symbols):
             have, want = condition.have.evaluate(sizes), condition.want.evaluate(sizes)
@@ -73,7 +73,7 @@ def first_unmet(conditions: Iterable[Condition], sizes: Mapping[str, int]) -> st
 
 
 def size_conditions(op: str, shape: Sequence[DimExpr]) -> list[Condition]:
-    """The conditions under which a result's sizes are sizes: not negative, and no quotient by 0.
+    """The conditions for valid sizes of a result: no dimension is negative or divides by 0.
 
     Args:
         op: The op's name, for messages.
@@ -94,7 +94,7 @@ def size_conditions(op: str, shape: Sequence[DimExpr]) -> list[Condition]:
 
 
 def _divisors(expr: DimExpr) -> list[DimExpr]:
-    """The symbolic divisors in an expression, inner ones first."""
+    """The symbolic denominators in an expression, inner ones first."""
     denominators: list[DimExpr] = []
     for monomial, _ in expr.terms:
         for atom, _ in monomial:

@@ -1,6 +1,6 @@
-"""Dimension expressions: integer polynomials over symbols, with floor division, in one canonical form.
+"""Dimension expressions: integer polynomials over symbols with floor divisions, in canonical form.
 
-Two expressions that are equal as polynomials compare equal and hash equal, however they were built::
+Expressions that are equal as polynomials compare and hash equal::
 
     >>> a, b = DimExpr.symbol("a"), DimExpr.symbol("b")
     >>> (a + b) * (a + b) == a * a + 2 * a * b + b * b
@@ -11,7 +11,7 @@ Two expressions that are equal as polynomials compare equal and hash equal, howe
     'b * ((a + b) // 2)'
 """
 
-# the functions here make and read the class, which has no other way in
+# module functions build instances of `DimExpr` and read its fields
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
@@ -21,16 +21,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import lru_cache, reduce
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 __all__ = [
     "POC",
     "DimExpr",
-    "DimParseError",
     "FloorDiv",
     "is_symbol_name",
     "may_be_negative",
-    "parse_dim",
 ]
 
 _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -38,7 +36,7 @@ _KEYWORDS = frozenset({"floordiv"})
 
 
 class FloorDiv(NamedTuple):
-    """The part of a quotient that does not simplify: ``numerator // denominator``, rounded to minus infinity."""
+    """An irreducible quotient ``numerator // denominator``, rounded toward minus infinity."""
 
     numerator: DimExpr
     denominator: DimExpr
@@ -46,11 +44,11 @@ class FloorDiv(NamedTuple):
 
 Atom = str | FloorDiv
 Monomial = tuple[tuple[Atom, int], ...]
-"""Atoms and their powers, sorted by `_atom_key`; the empty tuple is the constant term."""
+"""Pairs of atom and power, sorted by `_atom_key`; the empty tuple is the constant monomial."""
 
 
 def is_symbol_name(name: str) -> bool:
-    """Whether `name` may name a symbolic dimension: a letter or ``_``, then letters, digits, ``_``."""
+    """Whether `name` is a valid symbol: a letter or ``_``, then letters, digits, ``_``; not a keyword."""
     return _SYMBOL.fullmatch(name) is not None and name not in _KEYWORDS
 
 
@@ -62,7 +60,7 @@ def _atom_key(atom: Atom) -> tuple[int, str]:
 
 
 def _monomial_key(monomial: Monomial) -> tuple[int, tuple[tuple[tuple[int, str], int], ...]]:
-    """Sort key of the graded lexicographic order, greatest first: a monomial order, as long division needs."""
+    """Sort key of the graded lexicographic order, greatest first. Long division requires a monomial order."""
     degree = 0
     for _, power in monomial:
         degree += power
@@ -81,7 +79,7 @@ def _multiply(x: Monomial, y: Monomial) -> Monomial:
 
 
 def _divide(x: Monomial, y: Monomial) -> Monomial | None:
-    """``x / y``, or None where `y` does not divide `x`."""
+    """``x / y``, or None if `y` does not divide `x`."""
     if not y:
         return x
     powers = dict(x)
@@ -96,8 +94,7 @@ def _divide(x: Monomial, y: Monomial) -> Monomial | None:
 class DimExpr:
     """An immutable integer expression over named symbols, in canonical form.
 
-    Supports ``+``, ``-``, ``*``, ``//`` with other expressions and with ints. Constants compare
-    and hash equal to Python ints.
+    Supports ``+``, ``-``, ``*``, ``//`` with expressions and ints. Constants compare and hash equal to ints.
     """
 
     __slots__ = ("__weakref__", "_hash", "_symbols", "_terms", "_value")
@@ -116,7 +113,7 @@ class DimExpr:
 
     @staticmethod
     def of(value: int | str | DimExpr) -> DimExpr:
-        """The expression of an int, of a symbol's name, or the expression itself."""
+        """Converts an int or a symbol's name; an expression is returned unchanged."""
         if isinstance(value, DimExpr):
             return value
         if isinstance(value, str):
@@ -125,38 +122,38 @@ class DimExpr:
 
     @staticmethod
     def symbol(name: str) -> DimExpr:
-        """The expression of the symbol `name`.
+        """The symbol `name`.
 
         Raises:
-            ValueError: The name is not an identifier.
+            ValueError: The name is not a valid symbol.
         """
         return _symbol(name)
 
     @staticmethod
     def constant(value: int) -> DimExpr:
-        """The expression of an integer."""
+        """A constant expression."""
         return _constant(value)
 
     @staticmethod
     def from_terms(terms: Mapping[Monomial, int]) -> DimExpr:
-        """The sum of monomials of another expression, each times its coefficient."""
+        """The sum of coefficient times monomial, for monomials of other expressions."""
         return _from_terms(terms)
 
     # Structure
 
     @property
     def terms(self) -> tuple[tuple[Monomial, int], ...]:
-        """Pairs of monomial and coefficient (never 0), greatest monomial first."""
+        """Pairs of monomial and non-zero coefficient, greatest monomial first."""
         return self._terms
 
     @property
     def is_static(self) -> bool:
-        """Whether the expression is an integer."""
+        """Whether the expression is a constant."""
         return self._value is not None
 
     @property
     def value(self) -> int:
-        """The integer of a static expression.
+        """The value of a static expression.
 
         Raises:
             ValueError: The expression depends on symbols.
@@ -167,7 +164,7 @@ class DimExpr:
 
     @property
     def symbol_name(self) -> str | None:
-        """The name, where the expression is exactly one symbol."""
+        """The name if the expression is a single symbol, else None."""
         terms = self._terms
         if len(terms) == 1 and terms[0][1] == 1:
             monomial = terms[0][0]
@@ -177,7 +174,7 @@ class DimExpr:
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """The names of all symbols that the expression depends on, sorted."""
+        """The names of all symbols in the expression, sorted."""
         if self._symbols is None:
             names: set[str] = set()
             for monomial, _ in self._terms:
@@ -191,7 +188,7 @@ class DimExpr:
         return self._symbols
 
     def evaluate(self, env: Mapping[str, int]) -> int:
-        """The integer value under `env`, which maps each symbol's name to its size.
+        """Evaluates the expression for the sizes in `env`.
 
         Raises:
             KeyError: A symbol is not in `env`.
@@ -210,7 +207,7 @@ class DimExpr:
         return total
 
     def substitute(self, env: Mapping[str, int | DimExpr]) -> DimExpr:
-        """The expression with each symbol that `env` names replaced."""
+        """Replaces the symbols in `env`."""
         if not any(name in env for name in self.symbols):
             return self
         total = _constant(0)
@@ -286,7 +283,7 @@ class DimExpr:
         return NotImplemented if y is None else _floor_divide(y, self)
 
     def exact_quotient(self, divisor: int | DimExpr) -> DimExpr | None:
-        """``self / divisor`` where that is a polynomial without a remainder, else None."""
+        """``self / divisor`` if the division has no remainder, else None."""
         y = DimExpr.of(divisor)
         if not y._terms:
             return None
@@ -313,11 +310,11 @@ class DimExpr:
     def __repr__(self) -> str:
         return f"DimExpr({self.text()!r})"
 
-    def __reduce__(self) -> tuple[Callable[[str], DimExpr], tuple[str]]:
-        return (parse_dim, (self.text(),))
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (DimExpr.from_terms, (dict(self._terms),))
 
     def text(self, floor_div: str = "//") -> str:
-        """The expression as text that `parse_dim` reads; `floor_div` is ``//``, or ``floordiv`` as MLIR writes it."""
+        """Formats the expression for `max.mlir.dim_parser`; `floor_div` is ``//``, or ``floordiv`` for MLIR."""
         if not self._terms:
             return "0"
         parts: list[str] = []
@@ -371,18 +368,18 @@ def _build(terms: tuple[tuple[Monomial, int], ...]) -> DimExpr:
         expr._value = terms[0][1]
     else:
         expr._value = None
-    # a constant hashes as its int
+    # constants hash as their int, which they equal
     expr._hash = hash(terms if expr._value is None else expr._value)
     return expr
 
 
 def _from_terms(terms: Mapping[Monomial, int]) -> DimExpr:
-    kept = [(monomial, coefficient) for monomial, coefficient in terms.items() if coefficient]
-    if len(kept) > 1:
-        kept.sort(key=lambda term: _monomial_key(term[0]))
-    elif not kept or not kept[0][0]:
-        return _constant(kept[0][1] if kept else 0)
-    return _build(tuple(kept))
+    nonzero = [(monomial, coefficient) for monomial, coefficient in terms.items() if coefficient]
+    if len(nonzero) > 1:
+        nonzero.sort(key=lambda term: _monomial_key(term[0]))
+    elif not nonzero or not nonzero[0][0]:
+        return _constant(nonzero[0][1] if nonzero else 0)
+    return _build(tuple(nonzero))
 
 
 @lru_cache(maxsize=4096)
@@ -401,10 +398,10 @@ def _symbol(name: str) -> DimExpr:
 
 
 def _long_division(x: DimExpr, y: DimExpr) -> tuple[DimExpr, DimExpr]:
-    """Quotient and remainder by long division; ``x == q * y + r``.
+    """Polynomial long division: quotient q and remainder r with ``x == q * y + r``.
 
-    Coefficients of `r` at multiples of y's leading monomial lie in ``[0, y's leading coefficient)``, so
-    that all dividends that differ by a multiple of `y` share one remainder.
+    Coefficients of `r` at multiples of y's leading monomial lie in ``[0, leading coefficient)``. Dividends that differ
+    by a multiple of `y` therefore have the same remainder, which makes quotients canonical.
     """
     leading, leading_coefficient = y._terms[0]
     if leading_coefficient < 0:
@@ -434,7 +431,7 @@ def _long_division(x: DimExpr, y: DimExpr) -> tuple[DimExpr, DimExpr]:
 
 
 def _common_factor(x: DimExpr, y: DimExpr) -> DimExpr:
-    """The greatest monomial, with its coefficient, that divides every term of both."""
+    """The greatest term that divides every term of both."""
     terms = (*x._terms, *y._terms)
     coefficient = math.gcd(*(c for _, c in terms))
     common = dict(terms[0][0])
@@ -467,16 +464,18 @@ def _floor_divide(x: DimExpr, y: DimExpr) -> DimExpr:
 
 
 def _floor_divide_by_constant(x: DimExpr, divisor: int) -> DimExpr:
-    """`x` with coefficients in [0, divisor) over a positive constant, as a canonical quotient."""
+    """The canonical form of ``x // divisor``, for coefficients in ``[0, divisor)`` and a positive constant."""
     symbolic = [(monomial, c) for monomial, c in x._terms if monomial]
     offset = sum(c for monomial, c in x._terms if not monomial)
     if not symbolic:
         return _constant(offset // divisor)
-    # floor(n / (g * d)) == floor(floor(n / g) / d) for positive g and d
+    # cancel the common factor: floor(n / (g * d)) == floor(floor(n / g) / d) for positive g and d
     shared = math.gcd(divisor, *(c for _, c in symbolic))
     if shared > 1:
         inner = {monomial: c // shared for monomial, c in symbolic}
         return _floor_divide(_from_terms(inner) + offset // shared, _constant(divisor // shared))
+    # merge nested quotients: (a // b + c) // d == (a + b * c) // (b * d)
+    # merge nested quotients: (a // b + c) // d == (a + b * c) // (b * d)
     if len(symbolic) == 1:
         (monomial, coefficient) = symbolic[0]
         if coefficient == 1 and len(monomial) == 1 and monomial[0][1] == 1:
@@ -490,9 +489,9 @@ def _floor_divide_by_constant(x: DimExpr, divisor: int) -> DimExpr:
 
 
 def may_be_negative(expr: DimExpr) -> bool:
-    """Whether an expression could be less than 0 for some sizes of its symbols, which are never negative.
+    """Whether an expression may be negative for some non-negative sizes of its symbols.
 
-    False is a proof; True may only mean that none was found.
+    False is a proof; True is conservative.
     """
     return any(
         coefficient < 0
@@ -502,7 +501,7 @@ def may_be_negative(expr: DimExpr) -> bool:
 
 
 class POC(Enum):
-    """The operators of expressions, by name."""
+    """The operators of dimension expressions."""
 
     add = "+"
     sub = "-"
@@ -510,7 +509,7 @@ class POC(Enum):
     div = "//"
 
     def apply(self, operands: Iterable[DimExpr]) -> DimExpr:
-        """The operator between each two neighbours, from the left.
+        """Applies the operator to the operands, from left to right.
 
         Raises:
             ZeroDivisionError: A divisor is 0.
@@ -524,133 +523,3 @@ _APPLY: dict[POC, Callable[[DimExpr, DimExpr], DimExpr]] = {
     POC.mul: lambda x, y: x * y,
     POC.div: lambda x, y: x // y,
 }
-
-
-class DimParseError(ValueError):
-    """A text is not a dimension expression."""
-
-
-class TokenSource(Protocol):
-    """What `parse_expression` reads from: a text's tokens, or an MLIR parser."""
-
-    def name(self) -> str | None:
-        """Takes a symbol's name, where one comes next."""
-        ...
-
-    def integer(self) -> int | None:
-        """Takes a non-negative integer, where one comes next."""
-        ...
-
-    def accept(self, token: str) -> bool:
-        """Takes `token` (an operator or a parenthesis), where it comes next; ``//`` and ``floordiv`` are one."""
-        ...
-
-    def fail(self, message: str) -> Exception:
-        """The exception for a syntax error here."""
-        ...
-
-
-def parse_expression(source: TokenSource) -> DimExpr:
-    """Reads one expression.
-
-    ``sum ::= product (('+' | '-') product)*``, ``product ::= factor (('*' | '//') factor)*``.
-    """
-    total = _parse_product(source)
-    while True:
-        if source.accept("+"):
-            total = total + _parse_product(source)
-        elif source.accept("-"):
-            total = total - _parse_product(source)
-        else:
-            return total
-
-
-def _parse_product(source: TokenSource) -> DimExpr:
-    product = _parse_factor(source)
-    while True:
-        if source.accept("*"):
-            product = product * _parse_factor(source)
-        elif source.accept("//"):
-            product = product // _parse_factor(source)
-        else:
-            return product
-
-
-def _parse_factor(source: TokenSource) -> DimExpr:
-    if source.accept("-"):
-        return -_parse_factor(source)
-    if source.accept("("):
-        inner = parse_expression(source)
-        if not source.accept(")"):
-            raise source.fail("expected ')' in a dimension")
-        return inner
-    if (number := source.integer()) is not None:
-        return _constant(number)
-    if (name := source.name()) is not None:
-        return _symbol(name)
-    raise source.fail("expected an integer, a symbol or '(' in a dimension")
-
-
-class _TextSource:
-    _TOKEN = re.compile(r"\s*(//|[-+*()]|\d+|[A-Za-z_][A-Za-z0-9_]*)")
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._tokens = list(self._split(text))
-        self._next = 0
-
-    def _split(self, text: str) -> Iterable[str]:
-        position = 0
-        end = len(text.rstrip())
-        while position < end:
-            match = self._TOKEN.match(text, position)
-            if match is None:
-                raise DimParseError(
-                    f"{text!r} is not a dimension: {text[position:].strip()!r} was not understood"
-                )
-            yield "//" if match[1] == "floordiv" else match[1]
-            position = match.end()
-
-    def _peek(self) -> str:
-        return self._tokens[self._next] if self._next < len(self._tokens) else ""
-
-    def name(self) -> str | None:
-        token = self._peek()
-        if token[:1].isalpha() or token[:1] == "_":
-            self._next += 1
-            return token
-        return None
-
-    def integer(self) -> int | None:
-        token = self._peek()
-        if token.isdigit():
-            self._next += 1
-            return int(token)
-        return None
-
-    def accept(self, token: str) -> bool:
-        if self._peek() == token:
-            self._next += 1
-            return True
-        return False
-
-    def fail(self, message: str) -> DimParseError:
-        token = self._peek() or "its end"
-        return DimParseError(f"{self._text!r} is not a dimension: {message}, found {token}")
-
-    @property
-    def done(self) -> bool:
-        return self._next == len(self._tokens)
-
-
-def parse_dim(text: str) -> DimExpr:
-    """The expression that `text` writes, for example ``"batch * 5 + 1"`` or ``"(n + 127) // 128"``.
-
-    Raises:
-        DimParseError: The text is not an expression (a ValueError).
-    """
-    source = _TextSource(text)
-    expr = parse_expression(source)
-    if not source.done:
-        raise source.fail("expected an operator")
-    return expr

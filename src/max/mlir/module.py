@@ -1,4 +1,4 @@
-"""Builds, prints, parses and verifies modules of `mo`."""
+"""Construction, printing, parsing and verification of `mo` modules."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ MO = Dialect(
         ResourceAttr,
     ],
 )
-"""The dialect, as xDSL's tools take it."""
+"""The dialect as an xDSL object."""
 
 
 class ParseError(ValueError):
-    """A text is not a module of `mo`; the message shows the place."""
+    """A text is not a valid module; the message shows the position."""
 
 
 class VerifyError(ValueError):
-    """A module breaks a rule of the dialect; the message shows the op."""
+    """A module violates a rule of the dialect; the message shows the op."""
 
 
 def new_module() -> ModuleOp:
@@ -74,7 +74,7 @@ def new_module() -> ModuleOp:
 
 
 def graphs(module: ModuleOp) -> Iterator[GraphOp]:
-    """All graphs and subgraphs of a module, in their order."""
+    """All graphs and subgraphs of a module, in order."""
     for op in module.body.block.ops:
         if isinstance(op, GraphOp):
             yield op
@@ -84,7 +84,7 @@ def entry(module: ModuleOp) -> GraphOp:
     """The entry graph.
 
     Raises:
-        ValueError: The module has none, or more than one.
+        ValueError: The module has no entry graph, or more than one.
     """
     entries = [g for g in graphs(module) if not isinstance(g, SubgraphOp)]
     if len(entries) != 1:
@@ -98,14 +98,14 @@ def subgraphs(module: ModuleOp) -> dict[str, SubgraphOp]:
 
 
 def walk(module: Operation) -> Iterator[MoOp]:
-    """All ops of the bodies of all graphs, in order; not the graphs themselves."""
+    """All ops in the bodies of all graphs, in order, without the graph ops."""
     for op in module.walk():
         if isinstance(op, MoOp) and not isinstance(op, GraphOp):
             yield op
 
 
 def resources(module: Operation) -> dict[str, npt.NDArray[Any]]:
-    """The large constants of a module by name, as `parse_module` takes them."""
+    """The large constants of a module by name, the argument of `parse_module`."""
     arrays: dict[str, npt.NDArray[Any]] = {}
     for op in module.walk():
         for attr in op.attributes.values():
@@ -115,16 +115,16 @@ def resources(module: Operation) -> dict[str, npt.NDArray[Any]]:
 
 
 def clone_module(module: ModuleOp) -> ModuleOp:
-    """A copy whose ops may be changed; constants are shared."""
+    """A deep copy of the ops; constants are shared."""
     return module.clone()
 
 
 def print_module(module: Operation, locations: bool = False) -> str:
-    """The text of a module (or of one op), which `parse_module` reads.
+    """Formats a module (or one op) as text for `parse_module`.
 
     Args:
         module: The module.
-        locations: Whether to write the file and line that each op comes from.
+        locations: Whether to include the file and line of each op.
     """
     from xdsl.printer import Printer
 
@@ -138,15 +138,15 @@ def parse_module(
     resources: Mapping[str, npt.NDArray[Any]] | None = None,
     name: str = "<unknown>",
 ) -> ModuleOp:
-    """Reads a module.
+    """Parses a module.
 
     Args:
-        text: What `print_module` gives.
-        resources: The big constants, by name (`resources(module)`).
-        name: Names the text in messages.
+        text: Text in the format of `print_module`.
+        resources: The large constants by name (`resources(module)`).
+        name: The name of the text in messages.
 
     Raises:
-        ParseError: The text is not a module, or a resource is missing.
+        ParseError: The text is not a valid module, or a resource is missing.
     """
     from xdsl.context import Context
     from xdsl.parser import Parser
@@ -168,10 +168,10 @@ def parse_module(
 
 
 def verify_module(module: ModuleOp) -> None:
-    """Checks every op of a module, and its structure.
+    """Verifies each op of a module, and its structure.
 
     Raises:
-        VerifyError: An op breaks a rule.
+        VerifyError: An op violates a rule of the dialect.
     """
     from xdsl.utils.exceptions import VerifyException
 
@@ -184,14 +184,14 @@ def verify_module(module: ModuleOp) -> None:
 
 
 def _verify_dominance(module: ModuleOp) -> None:
-    """Checks that each operand comes before its use, in the same graph."""
+    """Checks that each operand is defined before its use, in the same graph."""
     for graph in graphs(module):
-        seen = set(cast("tuple[object, ...]", graph.args))
+        defined = set(cast("tuple[object, ...]", graph.args))
         for op in graph.body:
             for index, operand in enumerate(op.operands):
-                if operand not in seen:
+                if operand not in defined:
                     raise ValueError(
                         f"operand {index} of {op.name} in @{graph.sym_name} does not come "
                         "before its use"
                     )
-            seen.update(op.results)
+            defined.update(op.results)

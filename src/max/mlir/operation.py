@@ -1,4 +1,4 @@
-"""The base of all `mo` ops: the record that describes an op, the class defined from it, its text form."""
+"""The base class of `mo` ops, the record that specifies an op, and the table of all ops."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ Conditions = Callable[[Types, Types, Attrs], Iterable[Condition]]
 
 @dataclass(frozen=True)
 class OpSpec:
-    """Everything that is particular to one op; ops differ in nothing else.
+    """The specification of an op.
 
-    Either `infer` gives the result types from the operand types and attributes, and the verifier
-    compares, or the result types are free within what `check` allows (a reshape, a custom op).
-    Both raise ValueError or TypeError with a message that starts with the op's name.
+    Either `infer` computes the result types from operand types and attributes, and the verifier compares, or the result
+    types are free within the limits of `check` (a reshape, a custom op). Both raise ValueError or TypeError with a
+    message that starts with the op's name.
     """
 
     name: str
     """The full name: ``mo.add``."""
     operands: tuple[int, int | None]
-    """The least and the greatest number of operands; None is any number."""
+    """The minimum and maximum number of operands; a maximum of None is unlimited."""
     results: int | None
-    """The number of results; None is any number."""
+    """The number of results; None for any number."""
     attributes: Mapping[str, type[Any] | tuple[type[Any], ...]] = field(
         default_factory=dict[str, Any]
     )
@@ -50,17 +50,20 @@ class OpSpec:
     optional: Mapping[str, type[Any] | tuple[type[Any], ...]] = field(
         default_factory=dict[str, Any]
     )
-    """The Python types of the attributes that may be left out."""
+    """The Python types of the optional attributes."""
     infer: Infer | None = None
+    """Computes the result types from operand types and attributes."""
     check: Check | None = None
+    """Checks operand types, result types and attributes."""
     conditions: Conditions | None = None
-    """What the sizes of an execution must meet so that the op stays inside its operands, from the types of operands
-    and results and the attributes. Staging has refused what no sizes meet; what all sizes meet may be among them."""
+    """Computes the run-time conditions over sizes, from operand types, result types and attributes. Conditions that no
+    sizes meet are errors of `infer` and `check`; conditions that all sizes meet may be included."""
     elementwise: bool = False
-    """Whether result element i depends on the operands' elements i only; all shapes are equal."""
+    """Whether result element i depends on elements i of the operands only; all shapes are equal."""
     pure: bool = True
-    """Whether the op may be dropped, repeated or moved; ops that take a chain may not."""
+    """Whether the op may be removed, duplicated or moved. An op with a chain operand may not, whatever this says."""
     terminator: bool = False
+    """Whether the op ends a block."""
 
     @property
     def mnemonic(self) -> str:
@@ -69,7 +72,7 @@ class OpSpec:
 
 
 class MoOp(Operation):
-    """An op of the `mo` dialect. The class of each op is made from its `OpSpec` by `define`."""
+    """An op of the `mo` dialect. `define` creates the class of each op from its `OpSpec`."""
 
     spec: ClassVar[OpSpec]
     traits: ClassVar[OpTraits]
@@ -83,7 +86,7 @@ class MoOp(Operation):
         return from_attr(self.attributes[name])
 
     def attr_or(self, name: str, default: Any) -> Any:
-        """The Python value of an attribute, or `default` where the op does not have it."""
+        """The Python value of an attribute, or `default` if the op does not have it."""
         attr = self.attributes.get(name)
         return default if attr is None else from_attr(attr)
 
@@ -94,13 +97,13 @@ class MoOp(Operation):
 
     @property
     def is_pure(self) -> bool:
-        """Whether the op may be dropped when unused, repeated and moved."""
+        """Whether the op may be removed if unused, duplicated and moved."""
         return self.spec.pure and not any(
             isinstance(v.type, ChainType) for v in (*self._operands, *self.results)
         )
 
     def conditions(self) -> list[Condition]:
-        """The run-time conditions: those of the op's spec, and that the sizes of its results are valid."""
+        """The run-time conditions: those of the spec, and valid sizes of the results; without proved ones."""
         spec = self.spec
         conditions: list[Condition] = []
         if spec.conditions is not None:
@@ -162,7 +165,7 @@ class MoOp(Operation):
             printer.print_list(self._operands, printer.print_operand)
         printer.print_op_attributes(self.attributes)
         printer.print_string(" : ")
-        # without the location, which the printer adds
+        # no location here: the printer adds it
         printer.print_function_type(self.operand_types, self.result_types)
 
     @classmethod
@@ -189,7 +192,7 @@ OPS: dict[str, type[MoOp]] = {}
 
 
 def define(spec: OpSpec, base: type[MoOp] = MoOp) -> type[MoOp]:
-    """Makes the class of an op and enters it into `OPS`."""
+    """Creates the class of an op and registers it in `OPS`."""
     traits: tuple[OpTrait, ...] = (Pure(),) if spec.pure else ()
     if spec.terminator:
         traits += (IsTerminator(),)
@@ -203,11 +206,11 @@ def define(spec: OpSpec, base: type[MoOp] = MoOp) -> type[MoOp]:
 
 
 def infer_types(name: str, operand_types: Types, attrs: Attrs) -> Types:
-    """The result types of an op whose results follow from its operands.
+    """Computes the result types of an op with an `infer` function.
 
     Raises:
-        ValueError: The operands do not fit.
-        TypeError: An operand's type does not fit.
+        ValueError: The operands violate a rule of the op.
+        TypeError: An operand's type is wrong, or the op has no `infer` function.
     """
     infer = OPS[name].spec.infer
     if infer is None:
@@ -223,19 +226,19 @@ def build(
     location: LocationAttr | None = None,
     regions: Sequence[Region] = (),
 ) -> MoOp:
-    """A new op, not yet in a block.
+    """Creates an op, not yet in a block.
 
     Args:
         name: The full name, such as ``mo.add``.
         operands: The operands.
-        attrs: The attributes, as Python values (see `to_attr`) or as attributes.
-        result_types: The types of the results; where None they are inferred.
-        location: Where the op comes from.
+        attrs: The attributes, as Python values (see `to_attr`) or attributes.
+        result_types: The types of the results; inferred if None.
+        location: The source location.
         regions: The regions of a graph.
 
     Raises:
-        ValueError: The operands do not fit (only where result types are inferred or checked).
-        TypeError: An operand's type does not fit.
+        ValueError: The operands violate a rule of the op; checked if types are inferred or the op has a `check`.
+        TypeError: An operand's type is wrong.
     """
     cls = OPS[name]
     spec = cls.spec
@@ -269,7 +272,7 @@ def _check_sizes(op: str, type_: ShapedType) -> None:
             raise ValueError(f"{op}: axis {axis} of the result would have size {dim}")
 
 
-# Helpers of the families' infer and check functions
+# Helpers of `infer` and `check` functions
 
 
 def tensor(op: str, types: Types, index: int) -> TensorType:
@@ -288,10 +291,10 @@ def tensor(op: str, types: Types, index: int) -> TensorType:
 
 
 def axis_of(op: str, axis: int, rank: int) -> int:
-    """`axis`, checked to be in ``[0, rank)``.
+    """Checks that an axis is in ``[0, rank)``, and returns it.
 
     Raises:
-        ValueError: It is not.
+        ValueError: The axis is out of range.
     """
     if not 0 <= axis < rank:
         raise ValueError(f"{op}: axis {axis} is out of range for a tensor of rank {rank}")
@@ -302,8 +305,10 @@ def same_device(op: str, types: Sequence[TensorType]) -> None:
     """Checks that all tensors are on one device.
 
     Raises:
-        ValueError: They are not.
+        ValueError: Devices differ.
     """
     if any(t.device != types[0].device for t in types[1:]):
         where = ", ".join(t.device.text for t in types)
-        raise ValueError(f"{op}: the operands are on different devices ({where}); move them first")
+        raise ValueError(
+            f"{op}: the operands are on different devices ({where}); transfer them first"
+        )

@@ -1,4 +1,4 @@
-"""The types of `mo` values and the attributes inside them: tensors, buffers, chains, opaque values, devices."""
+"""The types of `mo` values (tensors, buffers, chains, opaque values) and the attributes that they contain."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from xdsl.ir import Attribute, Data, TypeAttribute
 
 from max.dtype import DType
-from max.mlir.dims import DimExpr, parse_expression
+from max.mlir.dim_parser import parse_expression
+from max.mlir.dims import DimExpr
 
 if TYPE_CHECKING:
     from xdsl.parser import AttrParser
@@ -58,7 +59,7 @@ def dtype_text(dtype: DType) -> str:
 
 
 def dtype_from_text(text: str) -> DType:
-    """The element type of a name in MLIR text.
+    """Parses the name of an element type in MLIR text.
 
     Raises:
         ValueError: No element type has this name.
@@ -69,7 +70,7 @@ def dtype_from_text(text: str) -> DType:
 
 
 class _ParserSource:
-    """Reads dimension expressions from an xDSL parser."""
+    """A `TokenSource` on an xDSL parser."""
 
     def __init__(self, parser: AttrParser) -> None:
         self._parser = parser
@@ -111,12 +112,12 @@ def _parse_dtype(parser: AttrParser) -> DType:
 
 
 def dims_text(dims: Iterable[DimExpr]) -> str:
-    """Dimensions as MLIR text, in brackets: ``[batch, n floordiv 2, 10]``."""
+    """Formats dimensions as MLIR text: ``[batch, n floordiv 2, 10]``."""
     return f"[{', '.join([dim.text('floordiv') for dim in dims])}]"
 
 
 class DeviceRefAttr(Data[tuple[str, int]]):
-    """A device by kind (``cpu``, ``gpu``) and number: ``#mo.device<cpu:0>``."""
+    """A device by kind (``cpu``, ``gpu``) and id: ``#mo.device<cpu:0>``."""
 
     name = "mo.device"
 
@@ -135,17 +136,17 @@ class DeviceRefAttr(Data[tuple[str, int]]):
 
     @property
     def id(self) -> int:
-        """The number of the device among those of its kind."""
+        """The id of the device among those of its kind."""
         return self.data[1]
 
     @property
     def text(self) -> str:
-        """``cpu:0``"""
+        """The device as text, such as ``cpu:0``."""
         return f"{self.data[0]}:{self.data[1]}"
 
     @classmethod
     def parse_text(cls, parser: AttrParser) -> DeviceRefAttr:
-        """Reads ``cpu:0``."""
+        """Parses ``cpu:0``."""
         label = parser.parse_identifier(" (a device)")
         parser.parse_punctuation(":")
         return cls.get(label, parser.parse_integer(allow_boolean=False, allow_negative=False))
@@ -214,7 +215,7 @@ class _Shaped(NamedTuple):
 
 
 class ShapedType(Data[_Shaped], TypeAttribute):
-    """What tensors and buffers have in common: a shape, an element type, a device."""
+    """The base of tensor and buffer types: shape, element type, device."""
 
     @property
     def shape(self) -> tuple[DimExpr, ...]:
@@ -233,17 +234,17 @@ class ShapedType(Data[_Shaped], TypeAttribute):
 
     @property
     def device(self) -> DeviceRefAttr:
-        """Where the elements are."""
+        """The device of the elements."""
         return self.data.device
 
     @property
     def layout(self) -> str:
-        """The layout of a convolution's filter, such as ``RSCF``; empty for all other tensors."""
+        """The layout of a convolution filter, such as ``RSCF``; empty for other tensors."""
         return self.data.layout
 
     @property
     def static_shape(self) -> tuple[int, ...] | None:
-        """The shape as ints, or None where a dimension is not static."""
+        """The shape as ints, or None if a dimension is symbolic."""
         shape = self.data.shape
         return tuple([d.value for d in shape]) if all(d.is_static for d in shape) else None
 
@@ -256,16 +257,16 @@ class ShapedType(Data[_Shaped], TypeAttribute):
         return product
 
     def with_shape(self, shape: Iterable[DimExpr | int]) -> TensorType:
-        """A tensor type of this element type and device."""
+        """The tensor type of another shape, with this element type and device."""
         return TensorType.get(self.data.dtype, shape, self.data.device)
 
     def with_dtype(self, dtype: DType) -> TensorType:
-        """A tensor type of this shape and device."""
+        """The tensor type of another element type, with this shape and device."""
         return _tensor_type(dtype, self.data.shape, self.data.device, "")
 
     @property
     def short(self) -> str:
-        """The type for messages: ``f32[batch, 10]``, with the device where it is not ``cpu:0``."""
+        """The type for messages: ``f32[batch, 10]``, with the device unless it is ``cpu:0``."""
         where = "" if self.device.data == ("cpu", 0) else f" on {self.device.text}"
         dims = ", ".join([dim.text() for dim in self.shape])
         return f"{dtype_text(self.dtype)}[{dims}]{where}"
@@ -311,7 +312,7 @@ class TensorType(ShapedType):
 
 
 class BufferType(ShapedType):
-    """A tensor that is changed in place: ``!mo.buffer<[batch, 10], f32, cpu:0>``."""
+    """A mutable tensor: ``!mo.buffer<[batch, 10], f32, cpu:0>``."""
 
     name = "mo.buffer"
 
@@ -339,7 +340,7 @@ def _reorder(data: _Shaped) -> tuple[DType, tuple[DimExpr, ...], DeviceRefAttr, 
 
 
 class ChainType(Data[None], TypeAttribute):
-    """The order of side effects: ``!mo.chain``."""
+    """A token that orders side effects: ``!mo.chain``."""
 
     name = "mo.chain"
 
@@ -358,13 +359,13 @@ class ChainType(Data[None], TypeAttribute):
 
 
 class OpaqueType(Data[tuple[str, tuple[tuple[str, Attribute], ...]]], TypeAttribute):
-    """A value that only custom ops understand: ``!mo.opaque<"name">``, with parameters where it has some."""
+    """A value that only custom ops interpret: ``!mo.opaque<"name">``, with optional parameters."""
 
     name = "mo.opaque"
 
     @property
     def type_name(self) -> str:
-        """The name by which custom ops know the type."""
+        """The name of the type."""
         return self.data[0]
 
     @property
@@ -400,7 +401,7 @@ _CPU = DeviceRefAttr.get("cpu", 0)
 
 
 def short_types(types: Sequence[Attribute]) -> str:
-    """Types for messages, separated by commas."""
+    """Formats types for messages, separated by commas."""
     return ", ".join(
         t.short if isinstance(t, ShapedType) else str(t).removeprefix("!mo.") for t in types
     )

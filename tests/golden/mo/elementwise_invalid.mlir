@@ -82,7 +82,7 @@ mo.graph @g(%0: !mo.tensor<[2], f32, cpu:0>) {
   mo.output() : () -> ()
 }
 // -----
-// expected: add: the operands are on different devices (cpu:0, gpu:0); move them first
+// expected: add: the operands are on different devices (cpu:0, gpu:0); transfer them first
 mo.graph @g(%0: !mo.tensor<[2], f32, cpu:0>, %1: !mo.tensor<[2], f32, gpu:0>) {
   %2 = mo.add(%0, %1) : (!mo.tensor<[2], f32, cpu:0>, !mo.tensor<[2], f32, gpu:0>) -> !mo.tensor<[2], f32, cpu:0>
   mo.output() : () -> ()

@@ -60,7 +60,7 @@ def elements_between(first: Any, last: Any, by: Any) -> Any:
     if first.dtype.is_float:
         exact = k.ceil((k.f64(last) - k.f64(first)) / k.f64(by))
         if not exact <= 2.0**62:
-            raise ValueError("from {} to {} in steps of {} is no range", first, last, by)
+            raise ValueError("from {} to {} in steps of {} is not a range", first, last, by)
         return k.u64(k.max(k.i64(exact), 0))
     else:
         # differences of 64-bit integers wrap to their unsigned values

@@ -1,6 +1,6 @@
-"""Ops: functions that stage an operation into the current graph and give its result.
+"""Ops: functions that stage an operation into the current graph and return its result.
 
-Operands are tensors, or what becomes one: numbers, arrays, dimensions, shapes (`TensorValue`).
+Operands are tensors, or anything that converts to one: numbers, arrays, dimensions, shapes (see `TensorValue`).
 """
 
 from collections.abc import Callable

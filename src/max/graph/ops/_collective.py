@@ -1,4 +1,4 @@
-"""What collectives share."""
+"""Staging of collectives."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def stage_collective(
     signal_buffers: Iterable[BufferValue],
     attrs: Mapping[str, Any] | None = None,
 ) -> list[TensorValue]:
-    """Stages a collective: a tensor and a signal buffer a device, a result a device.
+    """Stages a collective with one tensor, one signal buffer and one result per device.
 
     Raises:
-        ValueError: There is no input, or the numbers differ.
+        ValueError: There is no input, or the numbers of inputs and signal buffers differ.
     """
     tensors = [as_tensor(x) for x in inputs]
     buffers = list(signal_buffers)

@@ -1,4 +1,4 @@
-"""Errors of arguments that no op looks at: they get the op's name and what it was called with."""
+"""A wrapper of ops that adds the op's name and arguments to errors that lack them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ _PLAIN = (TypeError, AttributeError, ValueError, IndexError)
 
 
 def naming(function: _F) -> _F:
-    """Lets an op's mistakes of its caller name the op, and be caught as ValueError and as TypeError.
+    """Wraps an op so that errors of its arguments name the op and can be caught as ValueError or TypeError.
 
-    A TypeError, ValueError, IndexError or AttributeError of the op becomes an `ArgumentError`; one that Python raised, such
-    as for the length of None, comes with the op's name and arguments. Errors of the user's own functions stay as they are.
+    A TypeError, ValueError or AttributeError becomes an `ArgumentError`, an IndexError an `AxisError`. Messages that do
+    not name the op, such as Python's own, get its name and arguments. Errors raised in the user's functions (branches,
+    loop bodies) pass unchanged.
 
     Args:
         function: The op.
@@ -40,22 +41,27 @@ def naming(function: _F) -> _F:
                 raise
             text = str(error)
             first = _NAMED.match(text)
-            told = first is not None and first[1] != "constant" and text.startswith(f"{first[1]}:")
+            # the message of an op that this one calls; "constant: ..." would hide which operand it was
+            names_op = (
+                first is not None and first[1] != "constant" and text.startswith(f"{first[1]}:")
+            )
             kind = AxisError if isinstance(error, IndexError) else ArgumentError
-            if told or name in text[: len(name) + 12]:
+            if names_op or name in text[: len(name) + 12]:
                 raise kind(text).with_traceback(error.__traceback__) from error.__cause__
-            given = [_short(v) for v in args] + [f"{k}={_short(v)}" for k, v in kwargs.items()]
-            raise kind(f"{name}: {text}; the op was called with ({', '.join(given)})") from error
+            arguments = [_short(v) for v in args] + [f"{k}={_short(v)}" for k, v in kwargs.items()]
+            raise kind(
+                f"{name}: {text}; the op was called with ({', '.join(arguments)})"
+            ) from error
 
     return cast(_F, call)
 
 
 def _of_user(trace: TracebackType | None) -> bool:
-    """Whether an error passed through a function from outside of the package, such as the body of a loop."""
+    """Whether the traceback passes through the user's code, such as the body of a loop."""
     trace = trace.tb_next if trace is not None else None
     while trace is not None:
         if not trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
-            # libraries that the package calls are not the user's
+            # third-party libraries called by the package are not the user's code
             return "site-packages" not in trace.tb_frame.f_code.co_filename
         trace = trace.tb_next
     return False

@@ -1,4 +1,4 @@
-"""What the op families share: staging one op, axes."""
+"""Helpers of all op families: staging of one op, normalised axes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from max.graph.value import TensorValue, TensorValueLike, Value, tensor_of
 
 
 def as_tensor(value: TensorValueLike) -> TensorValue:
-    """The tensor of what an op takes for one."""
+    """Converts an operand to a tensor."""
     return value if isinstance(value, TensorValue) else TensorValue(value)
 
 
@@ -22,7 +22,11 @@ def stage(
     attrs: Mapping[str, Any] | None = None,
     result_type: mlir.Attribute | None = None,
 ) -> TensorValue:
-    """Stages an op of one tensor result into the current graph."""
+    """Stages an op with one tensor result into the current graph.
+
+    Raises:
+        ArgumentError: A static dimension of `result_type` is negative.
+    """
     if isinstance(result_type, mlir.TensorType):
         for axis, dim in enumerate(result_type.shape):
             if dim.is_static and dim.value < 0:
@@ -32,7 +36,7 @@ def stage(
 
 
 def normalize_axis(op: str, axis: int, rank: int, what: str = "axis") -> int:
-    """An axis that may count from the last, as one that counts from the first.
+    """Maps a possibly negative axis to ``[0, rank)``.
 
     Raises:
         AxisError: The axis is not an int, or out of range.

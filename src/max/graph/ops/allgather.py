@@ -1,4 +1,4 @@
-"""The concatenation over devices."""
+"""Concatenation across devices."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ __all__ = ["allgather"]
 def allgather(
     inputs: Iterable[TensorValue], signal_buffers: Iterable[BufferValue], axis: int = 0
 ) -> list[TensorValue]:
-    """Concatenates tensors of several devices, and gives each device the result.
+    """Concatenates one tensor per device and leaves the result on every device.
 
     Args:
-        inputs: A tensor a device, of one dtype, and of one shape but for `axis`.
-        signal_buffers: A uint8 buffer a device for their synchronisation, in the same order; CPU
-            devices share their memory and leave it as it is.
+        inputs: One tensor per device, of equal dtype, and of equal shape except along `axis`.
+        signal_buffers: One uint8 buffer per device for synchronisation, in the same order. CPU devices do not write
+            them.
         axis: The axis; negative counts from the last.
 
     Returns:
-        The concatenation on the device of each input.
+        The concatenation, once on the device of each input.
 
     Raises:
-        ValueError: No input, two on one device, other numbers of buffers, shapes that do not fit,
-            or the axis is out of range.
-        TypeError: Dtypes that differ.
+        ValueError: There is no input, two inputs share a device, the number of buffers differs, the shapes do not
+            match, or the axis is out of range.
+        TypeError: The dtypes differ.
     """
     tensors = list(inputs)
     rank = tensors[0].rank if tensors else 0

@@ -1,4 +1,4 @@
-"""The sum over devices."""
+"""Sum across devices."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ __all__ = ["sum"]
 
 
 def sum(inputs: Iterable[TensorValue], signal_buffers: Iterable[BufferValue]) -> list[TensorValue]:
-    """Adds tensors of several devices, and gives each device the sum.
+    """Adds one tensor per device and leaves the sum on every device.
 
-    bfloat16 and float16 are added in float32 and rounded once.
+    Floats narrower than 32 bits are accumulated in float32 and rounded once.
 
     Args:
-        inputs: A tensor a device, of one shape and dtype.
-        signal_buffers: A uint8 buffer a device for their synchronisation, in the same order; CPU
-            devices share their memory and leave it as it is.
+        inputs: One tensor per device, of equal shape and dtype.
+        signal_buffers: One uint8 buffer per device for synchronisation, in the same order. CPU devices do not write
+            them.
 
     Returns:
-        The sum on the device of each input.
+        The sum, once on the device of each input.
 
     Raises:
-        ValueError: No input, two on one device, other numbers of buffers, shapes that differ.
-        TypeError: Dtypes that differ, or bool.
+        ValueError: There is no input, two inputs share a device, the number of buffers or the shapes differ.
+        TypeError: The dtypes differ, or are bool.
     """
     return stage_collective("allreduce", inputs, signal_buffers)

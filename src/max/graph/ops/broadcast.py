@@ -1,4 +1,4 @@
-"""Broadcasting to a shape that the graph knows, or that a tensor tells when it runs."""
+"""Broadcasting to a shape of dims, or to the elements of a shape tensor."""
 
 from __future__ import annotations
 
@@ -23,18 +23,21 @@ def broadcast_to(
     shape: TensorValue | ShapeLike,
     out_dims: ShapeLike | None = None,
 ) -> TensorValue:
-    """Repeats elements along axes of size 1, and along new axes in front.
+    """Broadcasts a tensor by NumPy's rules.
 
     Args:
         x: The tensor.
-        shape: The new dimensions; or a tensor of them, of rank 1 and an integer type, which is read when the graph runs.
-        out_dims: The dimensions of the result, where `shape` is a tensor, which must then be equal to them. A name that is
-            new to the graph stands for what the tensor says.
+        shape: The shape of the result: dims, or a tensor of integers of rank 1 that is read when the graph runs.
+        out_dims: The dims of the result if `shape` is a tensor. The elements of `shape` must equal them, which is
+            checked when the graph runs; a new symbol is bound to its element.
+
+    Returns:
+        A tensor of shape `shape`, or `out_dims`, and of x's dtype.
 
     Raises:
-        ValueError: A dimension is neither 1 nor equal, a symbolic dimension is not one of the
-            graph, or `shape` is a tensor and `out_dims` is None or of another length.
-        TypeError: `shape` is a tensor, but not of integers or not of rank 1.
+        ValueError: A dim of `x` is neither 1 nor equal, a symbol is not bound in the graph, or `shape` is a tensor
+            and `out_dims` is None or of another length.
+        TypeError: `shape` is a tensor, but not of integers, or not of rank 1.
     """
     if isinstance(shape, TensorValue):
         if out_dims is None:
@@ -57,12 +60,12 @@ def _by_tensor(x: TensorValue, shape: TensorValue, out_dims: Shape) -> TensorVal
         raise ValueError(f"broadcast_to: {x!r} has more axes than the shape, which has {rank}")
     graph = _graph.Graph.current
     sizes = shape.cast(DType.int64).to(DeviceRef.CPU())
-    told = [Dim(graph.new_symbol(f"broadcast_{axis}")) for axis in range(rank)]
+    out_sizes = [Dim(graph.new_symbol(f"broadcast_{axis}")) for axis in range(rank)]
     x = _shape.reshape(x, [*[1] * (rank - x.rank), *x.shape])
     single = [dim == 1 for dim in x.shape]
-    # an axis that is not repeated has the size that the tensor tells: checked when the graph runs
-    x = _shape.rebind(x, [1 if one else dim for one, dim in zip(single, told, strict=True)])
-    for axis, (one, dim) in enumerate(zip(single, told, strict=True)):
+    # an axis that does not broadcast must have the size in the shape tensor: the rebind checks it at run time
+    x = _shape.rebind(x, [1 if one else dim for one, dim in zip(single, out_sizes, strict=True)])
+    for axis, (one, dim) in enumerate(zip(single, out_sizes, strict=True)):
         size = slice_tensor(sizes, [axis])
         index = range_(0, size, 1, dim, dtype=DType.int64, device=x.device)
         x = gather(x, minimum(index, 0) if one else index, axis)

@@ -1,4 +1,4 @@
-"""Buffers: tensors that the graph changes in place."""
+"""Buffers: tensors that the graph mutates."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ __all__ = ["buffer_create", "buffer_load", "buffer_store", "buffer_store_slice"]
 
 
 def buffer_create(type: BufferType) -> BufferValue:
-    """A new buffer, whose elements are not set. It lives as long as one run of the graph.
+    """Creates an uninitialised buffer that lives for one execution of the graph.
 
     Args:
         type: The type of the buffer.
 
     Raises:
-        ValueError: A symbolic dimension is not one of the graph.
+        ValueError: A symbol of the shape is not bound in the graph.
     """
     graph = _graph.Graph.current
     buffer_type = type.to_mlir()
@@ -37,25 +37,28 @@ def buffer_create(type: BufferType) -> BufferValue:
 
 
 def buffer_load(x: BufferValueLike) -> TensorValue:
-    """The elements of a buffer at this point, as a tensor.
+    """Reads a buffer: a tensor of its elements after all side effects staged so far.
 
     Args:
         x: The buffer.
+
+    Returns:
+        A tensor of the buffer's shape, dtype and device.
     """
     buffer = x if isinstance(x, BufferValue) else BufferValue(x)
     return tensor_of(_graph.Graph.current.stage_effect("mo.buffer_load", (buffer,))[0])
 
 
 def buffer_store(destination: BufferValueLike, source: TensorValueLike) -> None:
-    """Replaces all elements of a buffer.
+    """Overwrites all elements of a buffer.
 
     Args:
         destination: The buffer.
-        source: The new elements, of the buffer's shape; a number fills the buffer.
+        source: A tensor of the buffer's shape, dtype and device, or a number, which fills the buffer.
 
     Raises:
-        ValueError: The shape or the device does not fit.
-        TypeError: The dtype does not fit.
+        ValueError: The shape or the device differs.
+        TypeError: The dtype differs.
     """
     buffer = destination if isinstance(destination, BufferValue) else BufferValue(destination)
     value = _source("buffer_store", buffer, source)
@@ -67,17 +70,17 @@ def buffer_store(destination: BufferValueLike, source: TensorValueLike) -> None:
 def buffer_store_slice(
     destination: BufferValueLike, source: TensorValueLike, indices: SliceIndices
 ) -> None:
-    """Replaces part of the elements of a buffer.
+    """Overwrites a slice of a buffer.
 
     Args:
         destination: The buffer.
-        source: The new elements; broadcast to the shape of the part.
-        indices: Which part; see `max.graph.ops.slice_tensor`. With tensors as bounds the sizes are checked when the
+        source: The new elements, of the buffer's dtype; broadcast to the shape of the slice.
+        indices: The slice; see `max.graph.ops.slice_tensor`. Sizes that depend on tensor bounds are checked when the
             graph runs.
 
     Raises:
-        ValueError: An index is out of range, or the shape does not fit.
-        TypeError: An index or the dtype does not fit.
+        ValueError: An index is out of range, or the source does not broadcast to the slice.
+        TypeError: An index is of an unsupported type, or the dtype differs.
     """
     buffer = destination if isinstance(destination, BufferValue) else BufferValue(destination)
     shape = buffer.mlir_type.shape

@@ -13,24 +13,24 @@ __all__ = ["call"]
 
 
 def call(graph: Graph, *args: Value[Any], prefix: str = "") -> list[Value[Any]]:
-    """Calls a subgraph, made with `max.graph.Graph.add_subgraph`.
+    """Calls a subgraph that was created with `max.graph.Graph.add_subgraph`.
 
-    A subgraph with side effects takes its place in their order. Symbols of its input types stand
-    for the dimensions of the arguments. Sizes that the subgraph itself gives a name keep it, so that
-    all its calls must agree on them.
+    Side effects of the subgraph keep the order in which the call is staged. Symbols of its input types are bound to
+    the dimensions of the arguments. Symbols that the subgraph introduces keep their names, so all calls must agree
+    on their sizes.
 
     Args:
         graph: The subgraph, with its outputs set.
-        args: A value for each input.
-        prefix: What is put before the names of the subgraph's weights, such as ``"layers.0."``.
+        args: One value per input.
+        prefix: A prefix for the names of the subgraph's weights, such as ``"layers.0."``.
 
     Returns:
-        The outputs.
+        The outputs, with the types of this call.
 
     Raises:
-        ValueError: The subgraph is not of this module or has no outputs yet, a count or a dimension
-            does not fit.
-        TypeError: The type of an argument does not fit.
+        ValueError: The subgraph belongs to another module or has no outputs yet, or the number or a dimension of the
+            arguments does not match.
+        TypeError: The type of an argument does not match.
     """
     current = Graph.current
     if graph.root is not current.root or graph is graph.root:
@@ -48,7 +48,7 @@ def call(graph: Graph, *args: Value[Any], prefix: str = "") -> list[Value[Any]]:
     outputs = graph.mlir_op.output_types
     attrs = {"callee": mlir.SymbolRefAttr(graph.name), "prefix": prefix}
     has_chain = len(inputs) != len(graph.mlir_op.input_types)
-    kept = outputs[:-1] if has_chain else outputs
-    types = [mlir.substitute_type(t, env) for t in kept]
+    value_types = outputs[:-1] if has_chain else outputs
+    types = [mlir.substitute_type(t, env) for t in value_types]
     stage = current.stage_effect if has_chain else current.stage
     return [value_of(result) for result in stage("mo.call", values, attrs, types)]

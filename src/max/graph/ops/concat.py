@@ -1,4 +1,4 @@
-"""Ops that join, split, repeat and pad tensors."""
+"""Ops that join, split and pad tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ZERO, _ONE = DimExpr.constant(0), DimExpr.constant(1)
 
 
 def _tensors(op: str, values: Iterable[TensorValueLike]) -> list[TensorValue]:
-    """Operands of any number as tensors of one dtype."""
+    """Converts operands to tensors of their promoted dtype."""
     items = list(values)
     if not items:
         raise ValueError(f"{op}: expected at least one tensor")
@@ -43,11 +43,14 @@ def concat(original_vals: Iterable[TensorValueLike], axis: int = 0) -> TensorVal
     """Joins tensors along an axis.
 
     Args:
-        original_vals: The tensors, at least one; all of one rank, and of equal sizes but for `axis`.
+        original_vals: One tensor or more, of equal rank, and of equal sizes except along `axis`.
         axis: The axis; negative counts from the last.
 
+    Returns:
+        A tensor of the promoted dtype; its size along `axis` is the sum of the operands' sizes.
+
     Raises:
-        ValueError: No tensor, ranks or other sizes that differ, an axis out of range.
+        ValueError: There is no tensor, ranks or other sizes differ, or the axis is out of range.
         TypeError: No dtype fits all.
     """
     tensors = _tensors("concat", original_vals)
@@ -59,11 +62,14 @@ def stack(values: Iterable[TensorValueLike], axis: int = 0) -> TensorValue:
     """Joins tensors along a new axis.
 
     Args:
-        values: The tensors, at least one; all of one shape.
-        axis: Where the new axis is; negative counts from the last axis of the result.
+        values: One tensor or more, of equal shape.
+        axis: The position of the new axis in the result; negative counts from the last.
+
+    Returns:
+        A tensor of the promoted dtype, with one axis more than the operands.
 
     Raises:
-        ValueError: No tensor, shapes that differ, an axis out of range.
+        ValueError: There is no tensor, the shapes differ, or the axis is out of range.
         TypeError: No dtype fits all.
     """
     tensors = _tensors("stack", values)
@@ -78,15 +84,18 @@ def stack(values: Iterable[TensorValueLike], axis: int = 0) -> TensorValue:
 
 
 def split(x: TensorValueLike, split_sizes: Sequence[DimLike], axis: int = 0) -> list[TensorValue]:
-    """Cuts a tensor into parts along an axis.
+    """Splits a tensor into parts along an axis.
 
     Args:
         x: The tensor.
-        split_sizes: The sizes of the parts; they add up to the size of the axis.
+        split_sizes: The sizes of the parts; their sum is the size of the axis.
         axis: The axis; negative counts from the last.
 
+    Returns:
+        One tensor per size.
+
     Raises:
-        ValueError: The sizes do not add up, or the axis is out of range.
+        ValueError: A size is negative, the sum differs from the size of the axis, or the axis is out of range.
     """
     tensor = as_tensor(x)
     type_ = tensor.mlir_type
@@ -118,15 +127,18 @@ def split(x: TensorValueLike, split_sizes: Sequence[DimLike], axis: int = 0) -> 
 
 
 def chunk(x: TensorValueLike, chunks: int, axis: int = 0) -> list[TensorValue]:
-    """Cuts a tensor into equal parts along an axis.
+    """Splits a tensor into equal parts along an axis.
 
     Args:
         x: The tensor.
-        chunks: How many parts; the size of the axis is a multiple of it.
+        chunks: The number of parts; it must divide the size of the axis.
         axis: The axis; negative counts from the last.
 
+    Returns:
+        `chunks` tensors of equal shape.
+
     Raises:
-        ValueError: The axis is not divisible or out of range, or `chunks` is not positive.
+        ValueError: The axis is out of range or not divisible, or `chunks` is not positive.
     """
     tensor = as_tensor(x)
     type_ = tensor.mlir_type
@@ -152,13 +164,16 @@ def pad(
 
     Args:
         input: The tensor.
-        paddings: For each axis how many elements before and after: ``[before_0, after_0, …]``.
+        paddings: The number of elements before and after each axis: ``[before_0, after_0, …]``.
         mode: ``constant``, the only mode.
-        value: The value of the new elements: a number that fits the dtype.
+        value: The value of the new elements: a number that the dtype can hold.
+
+    Returns:
+        A tensor of the same dtype, each axis enlarged by its two paddings.
 
     Raises:
-        ValueError: A wrong number of paddings, a negative one, another mode, a value that does not
-            fit.
+        ValueError: The number of paddings differs from twice the rank, a padding is negative, the mode is unknown,
+            or the dtype cannot hold the value.
         TypeError: The value is not a number.
     """
     tensor = as_tensor(input)

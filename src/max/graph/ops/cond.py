@@ -1,4 +1,4 @@
-"""A choice between two branches while the program runs."""
+"""Conditional execution: `cond`."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ BranchFunction = Callable[[], "Iterable[Value[Any]] | Value[Any] | None"]
 
 
 def checked_predicate(op: str, value: TensorValueLike) -> TensorValue:
-    """A predicate as a tensor, checked: a bool of rank 0, brought to the CPU.
+    """Checks a predicate and transfers it to the CPU.
 
     Args:
         op: The op, for messages.
         value: The predicate.
 
+    Returns:
+        A bool tensor of rank 0 on the CPU.
+
     Raises:
-        TypeError: It is not a bool.
-        ValueError: It has another rank.
+        TypeError: The dtype is not bool.
+        ValueError: The rank is not 0.
     """
     tensor = as_tensor(value)
     if tensor.dtype is not DType.bool:
@@ -38,7 +41,7 @@ def checked_predicate(op: str, value: TensorValueLike) -> TensorValue:
 
 
 def returned(op: str, what: str, result: Any) -> list[Value[Any]]:
-    """The result of a user's function as a list of values.
+    """Converts the result of a user's function to a list of values.
 
     Args:
         op: The op, for messages.
@@ -46,7 +49,7 @@ def returned(op: str, what: str, result: Any) -> list[Value[Any]]:
         result: The returned object: a value, an iterable of values, or None.
 
     Raises:
-        TypeError: An item is not a tensor.
+        TypeError: An item does not convert to a tensor.
     """
     if result is None:
         return []
@@ -69,14 +72,14 @@ def returned(op: str, what: str, result: Any) -> list[Value[Any]]:
 def check_results(
     op: str, what: str, values: list[Value[Any]], types: list[Any], expected: str
 ) -> None:
-    """Checks what a function of the user returned.
+    """Checks the number and types of the values that a user's function returned.
 
     Args:
         op: The op, for messages.
         what: The name of the function, for messages.
-        values: What it returned.
-        types: The MLIR types that its results must have.
-        expected: Who says so.
+        values: The returned values.
+        types: The required MLIR types.
+        expected: The argument that determines the types, for messages.
 
     Raises:
         ValueError: The number or a type differs.
@@ -84,10 +87,10 @@ def check_results(
     if len(values) != len(types):
         raise ValueError(f"{op}: {what} returns {len(values)} values, {expected} has {len(types)}")
     for index, (value, type_) in enumerate(zip(values, types, strict=True)):
-        have = value.to_mlir().type
-        if have != type_:
+        actual = value.to_mlir().type
+        if actual != type_:
             raise ValueError(
-                f"{op}: result {index} of {what} is {mlir.short_types([have])}, {expected} has "
+                f"{op}: result {index} of {what} is {mlir.short_types([actual])}, {expected} has "
                 f"{mlir.short_types([type_])}"
             )
 
@@ -98,24 +101,26 @@ def cond(
     then_fn: BranchFunction,
     else_fn: BranchFunction,
 ) -> list[TensorValue]:
-    """Runs one of two branches.
+    """Executes one of two branches, chosen when the graph runs.
 
-    The functions stage the ops of their branch. They may use all values around them, and change buffers; the
-    order of effects holds across the branches.
+    The functions are called once each, to stage their branch. They may use all values of the enclosing graphs, and
+    store to buffers; side effects keep the order in which they are staged.
 
     Args:
-        pred: Which branch: a bool of rank 0.
-        out_types: The types of the results of both branches; None where there are none. Sizes are those that the
-            graph around knows.
-        then_fn: Stages what runs where `pred` is true, and returns its results.
-        else_fn: The same where it is false.
+        pred: The predicate: bool, rank 0.
+        out_types: The tensor types of the results of both branches; None for no results. Their symbols must be
+            bound in the enclosing graph.
+        then_fn: Stages the branch for a true predicate and returns its results.
+        else_fn: Stages the branch for a false predicate and returns its results.
 
     Returns:
-        The results of the branch that runs.
+        The results of the executed branch, one per type.
 
     Raises:
-        TypeError: `pred` is not of bool, or a function returns no values.
-        ValueError: `pred` is not of rank 0, or the branches' results are not those that `out_types` says.
+        TypeError: `pred` is not bool, `out_types` has a type that is not a tensor, or a result does not convert to a
+            tensor.
+        ValueError: `pred` is not of rank 0, a symbol is not bound, or the results of a branch differ from
+            `out_types`.
     """
     outer = _graph.Graph.current
     choice = checked_predicate("cond", pred)

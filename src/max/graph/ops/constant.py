@@ -27,21 +27,20 @@ def constant(
     dtype: DType | None = None,
     device: Device | DeviceRef | None = None,
 ) -> TensorValue:
-    """A tensor with values that are known now.
+    """A tensor of values known at staging.
 
-    A big array is used where it is, without a copy, where its dtype and layout allow; it must then
-    not be changed any more.
+    A large array of the right dtype and layout is not copied: do not modify it afterwards.
 
     Args:
         value: A number, nested sequences of numbers, or an array (NumPy, DLPack).
         dtype: The element type; by default that of an array, int64 for ints, float32 for floats.
-        device: Where the constant is; the CPU by default.
+        device: The device of the constant; the CPU by default.
 
     Returns:
         A tensor of the shape of `value`; rank 0 for a number.
 
     Raises:
-        ValueError: A value is out of range for `dtype`, or not whole for an integer type.
+        ValueError: A value is out of range for `dtype`, or has a fraction and `dtype` is an integer type.
         TypeError: The value is not numeric.
     """
     array = to_array(value, dtype)
@@ -58,10 +57,10 @@ def constant(
 
 
 def to_array(value: Any, dtype: DType | None = None, op: str = "constant") -> Array:
-    """The NumPy array of a constant's value, contiguous, of a dtype that `DType` knows.
+    """Converts a constant's value to a contiguous NumPy array whose dtype has a `DType`.
 
     Raises:
-        ValueError: A value is out of range for `dtype`, or not whole for an integer type.
+        ValueError: A value is out of range for `dtype`, or has a fraction and `dtype` is an integer type.
         TypeError: The value is not numeric.
     """
     array: Array
@@ -145,15 +144,15 @@ def _first(array: Array, mask: npt.NDArray[np.bool_]) -> Any:
 
 
 def constant_external(name: str, type: TensorType) -> TensorValue:
-    """A weight: a tensor whose values are given by name when the graph is loaded.
+    """A weight: a tensor whose values are bound by name when the graph is loaded.
 
     Args:
-        name: The full name of the weight. Constants of one name are one weight.
+        name: The full name of the weight. External constants of one name share one weight.
         type: The type of the weight.
 
     Raises:
         ValueError: The name is empty.
-        TypeError: The name is not text.
+        TypeError: The name is not a str.
     """
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"constant_external: the name is {name!r}, expected text")

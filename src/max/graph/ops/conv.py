@@ -13,20 +13,20 @@ from max.graph.value import TensorValue, TensorValueLike
 
 __all__ = ["conv2d", "conv2d_transpose", "conv3d"]
 
-# for each layout of a filter the axes that make it [taps…, channels, features]
+# the permutation from each filter layout to [taps…, channels, features]
 _CONV_2D = {FilterLayout.RSCF: (0, 1, 2, 3), FilterLayout.FCRS: (2, 3, 1, 0)}
 _CONV_2D[FilterLayout.CFRS] = (2, 3, 0, 1)
 _CONV_3D = {FilterLayout.QRSCF: (0, 1, 2, 3, 4), FilterLayout.FCQRS: (2, 3, 4, 1, 0)}
-# RSCF names the channels of the convolution that is transposed: its C are the channels of the result
+# the letters are those of the forward convolution: in RSCF, C are the channels of the transposed one's result
 _TRANSPOSED = {FilterLayout.RSCF: (0, 1, 3, 2), FilterLayout.CFRS: (2, 3, 0, 1)}
 
 
 def _numbers(op: str, what: str, values: Sequence[int], count: int, least: int) -> tuple[int, ...]:
-    """Checks numbers of the spatial axes, one per axis.
+    """Checks `count` numbers of the spatial axes, each `least` or more.
 
     Raises:
-        ValueError: There are not `count`, or one is less than `least`.
-        TypeError: One is not an int.
+        ValueError: The count differs, or a number is less than `least`.
+        TypeError: A number is not an int.
     """
     numbers = tuple(values)
     if any(isinstance(n, bool) or not hasattr(n, "__index__") for n in numbers):
@@ -44,7 +44,7 @@ def _prepared(
     filter_layout: FilterLayout,
     layouts: dict[FilterLayout, tuple[int, ...]],
 ) -> tuple[TensorValue, TensorValue]:
-    """Input and filter with channels last."""
+    """Promotes input and filter to one dtype and permutes them to channels last."""
     rank = len(next(iter(layouts.values())))
     image, weight = promoted(op, x, filter)
     if image.rank != rank or weight.rank != rank:
@@ -66,7 +66,7 @@ def _prepared(
 def _finished(
     op: str, y: TensorValue, bias: TensorValueLike | None, input_layout: ConvInputLayout
 ) -> TensorValue:
-    """The result with its bias, in the layout of the input."""
+    """Adds the bias and permutes the result to the layout of the input."""
     if bias is not None:
         added = promote_weak(op, bias, y.dtype, y.device) if is_weak(bias) else as_tensor(bias)
         if added.rank != 1 or added.shape[0] != y.shape[-1]:
@@ -102,7 +102,7 @@ def _conv(
 
 
 def _is_pointwise(x: TensorValue, weight: TensorValue) -> bool:
-    """Whether a filter has one tap, so that the convolution is a product of matrices."""
+    """Whether the filter has one tap, so that the convolution is a matrix product."""
     return all(dim == 1 for dim in weight.shape[:-2]) and x.shape[-1] == weight.shape[-2]
 
 
@@ -117,25 +117,27 @@ def conv2d(
     input_layout: ConvInputLayout = ConvInputLayout.NHWC,
     filter_layout: FilterLayout = FilterLayout.RSCF,
 ) -> TensorValue:
-    """Convolution over images.
+    """2-d convolution (cross-correlation, as in PyTorch).
 
     Args:
         x: The images: ``[N, H, W, C]``, or ``[N, C, H, W]`` with `input_layout` NCHW.
         filter: The filter: ``[R, S, C / groups, F]`` (RSCF), ``[F, C / groups, R, S]`` (FCRS) or
             ``[C / groups, F, R, S]`` (CFRS).
-        stride: The distance of windows along H and W.
-        dilation: The distance of a window's taps along H and W.
-        padding: Zeros before and after H, before and after W.
-        groups: Into how many groups of equal size channels are split; each is a convolution of its own.
-        bias: What is added to each channel of the result: ``[F]``.
+        stride: The stride along H and W.
+        dilation: The distance between the taps of a window along H and W.
+        padding: The zeros before and after H, before and after W.
+        groups: The number of groups that the channels are split into and convolved separately.
+        bias: A bias ``[F]`` for the channels of the result.
         input_layout: The order of the axes of the images and of the result.
         filter_layout: The order of the axes of the filter.
 
     Returns:
-        ``[N, OH, OW, F]`` (or NCHW) with OH = (H + padding - dilation (R - 1) - 1) // stride + 1.
+        ``[N, OH, OW, F]``, or ``[N, F, OH, OW]`` with NCHW, of the promoted dtype.
+        OH = (H + padding - dilation (R - 1) - 1) // stride + 1, where padding is the sum of both sides.
 
     Raises:
-        ValueError: Ranks, channels, groups or numbers do not fit, or a window is larger than an image.
+        ValueError: A rank, a number of channels, `groups`, or another number does not fit, or a window is larger than
+            the padded image.
         TypeError: The operands are bool, or no dtype fits both.
     """
     image, weight = _prepared("conv2d", x, filter, input_layout, filter_layout, _CONV_2D)
@@ -154,24 +156,25 @@ def conv3d(
     input_layout: ConvInputLayout = ConvInputLayout.NHWC,
     filter_layout: FilterLayout = FilterLayout.QRSCF,
 ) -> TensorValue:
-    """Convolution over volumes.
+    """3-d convolution (cross-correlation, as in PyTorch).
 
     Args:
         x: The volumes: ``[N, D, H, W, C]``, or ``[N, C, D, H, W]`` with `input_layout` NCHW.
         filter: The filter: ``[Q, R, S, C / groups, F]`` (QRSCF) or ``[F, C / groups, Q, R, S]`` (FCQRS).
-        stride: The distance of windows along D, H and W.
-        dilation: The distance of a window's taps along D, H and W.
-        padding: Zeros before and after D, before and after H, before and after W.
-        groups: Into how many groups of equal size channels are split.
-        bias: What is added to each channel of the result: ``[F]``.
+        stride: The stride along D, H and W.
+        dilation: The distance between the taps of a window along D, H and W.
+        padding: The zeros before and after D, before and after H, before and after W.
+        groups: The number of groups that the channels are split into and convolved separately.
+        bias: A bias ``[F]`` for the channels of the result.
         input_layout: The order of the axes of the volumes and of the result.
         filter_layout: The order of the axes of the filter.
 
     Returns:
-        ``[N, OD, OH, OW, F]``, or NCHW: ``[N, F, OD, OH, OW]``.
+        ``[N, OD, OH, OW, F]``, or ``[N, F, OD, OH, OW]`` with NCHW, of the promoted dtype; sizes as of `conv2d`.
 
     Raises:
-        ValueError: Ranks, channels, groups or numbers do not fit, or a window is larger than a volume.
+        ValueError: A rank, a number of channels, `groups`, or another number does not fit, or a window is larger than
+            the padded volume.
         TypeError: The operands are bool, or no dtype fits both.
     """
     volume, weight = _prepared("conv3d", x, filter, input_layout, filter_layout, _CONV_3D)
@@ -190,26 +193,26 @@ def conv2d_transpose(
     input_layout: ConvInputLayout = ConvInputLayout.NHWC,
     filter_layout: FilterLayout = FilterLayout.RSCF,
 ) -> TensorValue:
-    """The transpose of `conv2d`: what its gradient does with respect to its input.
+    """2-d transposed convolution: the gradient of `conv2d` with respect to its input.
 
     Args:
         x: The images: ``[N, H, W, C]``, or ``[N, C, H, W]`` with `input_layout` NCHW.
-        filter: The filter: ``[R, S, F, C]`` (RSCF), where F are the channels of the result; or
-            ``[C, F, R, S]`` (CFRS), as PyTorch has it.
-        stride: How many elements of the result each element of the input steps over, along H and W.
-        dilation: The distance of a window's taps along H and W.
-        padding: What is cut from the result: before and after H, before and after W.
-        output_paddings: What is added to the result after H and W: less than stride or dilation.
-        bias: What is added to each channel of the result: ``[F]``.
+        filter: The filter: ``[R, S, F, C]`` (RSCF), where F are the channels of the result, or
+            ``[C, F, R, S]`` (CFRS), PyTorch's layout.
+        stride: The distance in the result between the windows of neighbouring input elements, along H and W.
+        dilation: The distance between the taps of a window along H and W.
+        padding: The elements cropped from the result before and after H, before and after W.
+        output_paddings: The elements appended to H and W of the result; less than the stride or the dilation.
+        bias: A bias ``[F]`` for the channels of the result.
         input_layout: The order of the axes of the images and of the result.
         filter_layout: The order of the axes of the filter.
 
     Returns:
-        ``[N, OH, OW, F]`` (or NCHW) with
+        ``[N, OH, OW, F]``, or ``[N, F, OH, OW]`` with NCHW, of the promoted dtype.
         OH = (H - 1) stride - padding + dilation (R - 1) + 1 + output_padding.
 
     Raises:
-        ValueError: Ranks, channels or numbers do not fit, or the filter's height and width are not static.
+        ValueError: A rank, a number of channels or another number does not fit, or R or S is symbolic.
         TypeError: The operands are bool, or no dtype fits both.
     """
     op = "conv2d_transpose"

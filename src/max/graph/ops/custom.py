@@ -1,4 +1,4 @@
-"""Ops of the user, written in the kernel language."""
+"""Custom ops, written in the kernel language."""
 
 # the documented names of chains and opaque values start with an underscore
 # pyright: reportPrivateUsage=false
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from max.kernel.frontend import specialize
     from max.kernel.language import extensions
 else:
-    # only ops that a user registered are checked here
+    # needed for user-registered ops only, and slow to import
     specialize = lazy_module("max.kernel.frontend.specialize")
     extensions = lazy_module("max.kernel.language.extensions")
 
@@ -36,23 +36,23 @@ def custom(
     out_types: Sequence[Type[Any]],
     parameters: Mapping[str, bool | int | str | DType] | None = None,
 ) -> list[Value[Any]]:
-    """A custom op without side effects.
+    """Stages a custom op without side effects.
+
+    A kernel that is registered already is checked against the call here, otherwise when the graph is loaded.
 
     Args:
-        name: The name with which the op's kernel was registered.
-        device: The device that the op runs on.
-        values: The operands.
-        out_types: The types of the results. Symbols that are new to the graph stand for what the
-            kernel gives.
+        name: The registered name of the kernel.
+        device: The device that executes the op.
+        values: The operands: tensors, opaque values, or anything that converts to a tensor.
+        out_types: The types of the results. The kernel determines the sizes of new symbols.
         parameters: Compile-time parameters of the kernel.
 
     Returns:
-        A value for each of `out_types`.
+        One value per type in `out_types`.
 
     Raises:
-        TypeError: An operand is a buffer, an argument is of a wrong type, or what the op is staged with does not fit
-            the kernel's signature; the message has the kernel's file and line. A kernel that is known only when
-            the graph is loaded is checked then.
+        TypeError: An operand is a buffer, an argument has a wrong type, or the call does not match the kernel's
+            signature; the message has the kernel's file and line.
         ValueError: The name is empty.
     """
     operands = _operands(name, values)
@@ -77,23 +77,23 @@ def inplace_custom(
     out_types: Sequence[Type[Any]] | None = None,
     parameters: dict[str, bool | int | str | DType] | None = None,
 ) -> list[Value[Any]]:
-    """A custom op that changes buffers or opaque values in place.
+    """Stages a custom op that modifies buffers or opaque values.
 
-    It runs after all side effects staged before it, and before those staged after it.
+    It is ordered after all side effects staged before it, and before those staged after it.
 
     Args:
-        name: The name with which the op's kernel was registered.
-        device: The device that the op runs on.
+        name: The registered name of the kernel.
+        device: The device that executes the op.
         values: The operands; at least one is a buffer or an opaque value.
         out_types: The types of the results; none by default.
         parameters: Compile-time parameters of the kernel.
 
     Returns:
-        A value for each of `out_types`.
+        One value per type in `out_types`.
 
     Raises:
-        TypeError: No operand is a buffer or an opaque value, an argument is of a wrong type, or what the op is staged
-            with does not fit the kernel's signature, as with `custom`.
+        TypeError: No operand is a buffer or an opaque value, an argument has a wrong type, or the call does not match
+            the kernel's signature, as in `custom`.
         ValueError: The name is empty.
     """
     operands = _operands(name, values)
@@ -117,7 +117,7 @@ def _check(
     types: Sequence[mlir.Attribute],
     parameters: Mapping[str, Any],
 ) -> None:
-    """Checks the op against its kernel's signature, where the kernel is known already."""
+    """Checks the call against the kernel's signature if the kernel is registered or in one of the graph's files."""
     if (file := graph.file_of_kernel(name)) is not None:
         extensions.load_extensions([file])
     if name not in kernel.registered_names():
@@ -144,10 +144,10 @@ def _check(
 
 
 def opaque_buffer(type_: mlir.OpaqueType) -> mlir.BufferType:
-    """The memory of an opaque value: a vector of its type's parameters ``size`` and ``dtype`` (uint8 by default).
+    """The buffer type of an opaque value's memory: rank 1, of its parameters ``size`` and ``dtype`` (default uint8).
 
     Raises:
-        TypeError: The type does not say its size.
+        TypeError: The type has no parameter ``size``, or one of the two is of a wrong type.
     """
     values = {key: mlir.from_attr(value) for key, value in type_.parameters.items()}
     size, dtype = values.get("size"), values.get("dtype", DType.uint8)

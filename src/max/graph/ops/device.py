@@ -1,4 +1,4 @@
-"""Moves between devices."""
+"""Transfers between devices."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ __all__ = ["assert_same_device", "transfer_to"]
 
 
 def transfer_to(x: StrongTensorValueLike, device: Device | DeviceRef) -> TensorValue:
-    """The tensor on another device.
+    """Transfers a tensor to a device.
 
     Args:
         x: The tensor.
-        device: The device; where the tensor is there already, `x` is returned.
+        device: The target device.
+
+    Returns:
+        A tensor of equal shape and dtype on `device`; `x` itself if it is already there.
     """
     tensor = as_tensor(x)
     type_ = tensor.mlir_type
@@ -32,11 +35,11 @@ def assert_same_device(
     """Checks that all values are on one device.
 
     Args:
-        values: Values.
-        named_values: Values with the names that the error shows.
+        values: The values.
+        named_values: Further values, with names for the error message.
 
     Raises:
-        ValueError: They are not.
+        ValueError: The values are on different devices.
     """
     named = {f"value {i}": v for i, v in enumerate(values)} | named_values
     if len({v.device for v in named.values()}) > 1:

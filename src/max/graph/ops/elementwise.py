@@ -1,4 +1,4 @@
-"""Element-wise ops. Operands are promoted to one dtype and broadcast to one shape."""
+"""Element-wise ops. Operands of binary ops are promoted to one dtype and broadcast to one shape."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ __all__ = [
 
 
 def broadcast_shapes(op: str, shapes: Sequence[tuple[DimExpr, ...]]) -> tuple[DimExpr, ...]:
-    """The shape to which all `shapes` broadcast by NumPy's rules.
+    """The common shape of `shapes` under NumPy's broadcasting rules.
 
     Raises:
         ValueError: Two dimensions differ and neither is 1.
@@ -86,10 +86,10 @@ def broadcast_shapes(op: str, shapes: Sequence[tuple[DimExpr, ...]]) -> tuple[Di
 
 
 def broadcast_all(op: str, tensors: Sequence[TensorValue]) -> list[TensorValue]:
-    """The tensors, broadcast to one shape.
+    """Broadcasts tensors to their common shape.
 
     Raises:
-        ValueError: They do not broadcast.
+        ValueError: The shapes do not broadcast.
     """
     types = [t.mlir_type for t in tensors]
     shape = types[0].shape
@@ -107,7 +107,7 @@ def _unary(op: str, x: TensorValueLike) -> TensorValue:
 
 
 _OF_BOOLS = {"mul": "and", "max": "or", "min": "and"}
-"""What products and extremes of bools are."""
+"""The logical op that computes an arithmetic op on bools."""
 
 
 def _binary(op: str, name: str, lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
@@ -120,6 +120,7 @@ def _binary(op: str, name: str, lhs: TensorValueLike, rhs: TensorValueLike) -> T
 def _test(op: str, x: TensorValueLike) -> TensorValue:
     tensor = as_tensor(x)
     if not tensor.dtype.is_float():
+        # no integer is NaN or infinite: false everywhere
         return stage("not_equal", (tensor, tensor))
     return stage(op, (tensor,))
 
@@ -130,6 +131,9 @@ def add(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
     Args:
         lhs: The left operand.
         rhs: The right operand; broadcasts with the left.
+
+    Returns:
+        A tensor of the common shape and the promoted dtype (see `max.graph.ops.promotion`). Integers wrap around.
 
     Raises:
         ValueError: The shapes do not broadcast.
@@ -149,7 +153,7 @@ def sub(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
 
 
 def mul(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
-    """``lhs * rhs``, element by element; operands as of `add`. Of bools it is ``and``.
+    """``lhs * rhs``, element by element; operands as of `add`, and bools, for which it is ``and``.
 
     Args:
         lhs: The left operand.
@@ -166,7 +170,7 @@ def div(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
         rhs: The divisor; broadcasts with the dividend.
 
     Returns:
-        The quotient: of the promoted dtype where that is a float, else float64.
+        The quotient, of the promoted dtype if that is a float, else float64.
 
     Raises:
         ValueError: The shapes do not broadcast.
@@ -179,7 +183,7 @@ def div(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
 
 
 def _floating(value: TensorValueLike) -> TensorValueLike:
-    """A tensor of integers as floats; all else as it is."""
+    """Casts a tensor of integers to float64; other operands are unchanged."""
     return value if is_weak(value) else _float_tensor(as_tensor(value))
 
 
@@ -190,11 +194,11 @@ def _float_tensor(x: TensorValue) -> TensorValue:
 
 
 def floor_div(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
-    """``lhs // rhs``, rounded to minus infinity; operands as of `add`.
+    """``lhs // rhs``, rounded toward minus infinity; operands as of `add`.
 
     Args:
         lhs: The dividend.
-        rhs: The divisor.
+        rhs: The divisor. Integer division by 0 gives 0.
     """
     quotient = _binary("div", "floor_div", lhs, rhs)
     return floor(quotient) if quotient.dtype.is_float() else quotient
@@ -205,7 +209,7 @@ def mod(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
 
     Args:
         lhs: The dividend.
-        rhs: The divisor.
+        rhs: The divisor. An integer remainder by 0 is 0.
     """
     return _binary("mod", "mod", lhs, rhs)
 
@@ -300,22 +304,25 @@ def logical_not(x: TensorValueLike) -> TensorValue:
 
 
 def maximum(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
-    """The greater of both, element by element; of bools ``or``."""
+    """The element-wise maximum; ``or`` for bools."""
     return _binary("max", "max", lhs, rhs)
 
 
 def minimum(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
-    """The lesser of both, element by element; of bools ``and``."""
+    """The element-wise minimum; ``and`` for bools."""
     return _binary("min", "min", lhs, rhs)
 
 
 def where(condition: TensorValueLike, x: TensorValueLike, y: TensorValueLike) -> TensorValue:
-    """``x`` where the condition is true, ``y`` where not, element by element.
+    """``x`` where the condition is true, else ``y``, element by element.
 
     Args:
         condition: The condition, bool.
-        x: The values where it is true.
-        y: The values where it is false. All three broadcast.
+        x: The values for a true condition.
+        y: The values for a false condition. All three broadcast.
+
+    Returns:
+        A tensor of the common shape and of the promoted dtype of `x` and `y`.
 
     Raises:
         ValueError: The shapes do not broadcast.
@@ -326,11 +333,19 @@ def where(condition: TensorValueLike, x: TensorValueLike, y: TensorValueLike) ->
 
 
 def cast(x: StrongTensorValueLike, dtype: DType) -> TensorValue:
-    """The tensor with its elements converted. A float is truncated to become an int.
+    """Converts the elements to another dtype.
+
+    Floats become integers by truncation and saturate at the limits of the type; NaN becomes 0.
 
     Args:
         x: The tensor.
-        dtype: The new element type; where it is the old one, `x` is returned.
+        dtype: The new element type.
+
+    Returns:
+        A tensor of equal shape; `x` itself if it has the dtype already.
+
+    Raises:
+        TypeError: `dtype` is not a `DType`.
     """
     if not isinstance(dtype, DType):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"cast: the dtype is {dtype!r}, expected a DType")
@@ -346,7 +361,7 @@ def gelu(x: TensorValueLike, approximate: str = "none") -> TensorValue:
             or ``quick``: ``x sigmoid(1.702 x)``.
 
     Raises:
-        ValueError: Another approximation.
+        ValueError: The approximation is unknown.
         TypeError: The operand is not of a floating-point type.
     """
     if approximate not in mlir.GELU_APPROXIMATIONS:
@@ -403,7 +418,7 @@ def log(x: TensorValueLike) -> TensorValue:
 
 
 def log1p(x: TensorValueLike) -> TensorValue:
-    """``log(1 + x)``, exact for small `x`, element by element.
+    """``log(1 + x)``, accurate for small `x`, element by element.
 
     Args:
         x: The operand, of a floating-point type.
@@ -460,7 +475,7 @@ def acos(x: TensorValueLike) -> TensorValue:
     """The inverse cosine in radians, 0 to π, element by element.
 
     Args:
-        x: The operand, of a floating-point type; is clamped to -1 to 1.
+        x: The operand, of a floating-point type; clamped to [-1, 1].
     """
     return _unary("acos", x)
 
@@ -484,7 +499,7 @@ def erf(x: TensorValueLike) -> TensorValue:
 
 
 def floor(x: TensorValueLike) -> TensorValue:
-    """The greatest whole number that is not above, element by element.
+    """The greatest integer not above `x`, element by element.
 
     Args:
         x: The operand, of a floating-point type.
@@ -493,7 +508,7 @@ def floor(x: TensorValueLike) -> TensorValue:
 
 
 def round(x: TensorValueLike) -> TensorValue:
-    """The nearest whole number, halves to the even one, element by element.
+    """The nearest integer, ties to even, element by element.
 
     Args:
         x: The operand, of a floating-point type.
@@ -502,7 +517,7 @@ def round(x: TensorValueLike) -> TensorValue:
 
 
 def trunc(x: TensorValueLike) -> TensorValue:
-    """The number without its fraction, element by element.
+    """The integer part, rounded toward zero, element by element.
 
     Args:
         x: The operand, of a floating-point type.
@@ -529,18 +544,18 @@ def silu(x: TensorValueLike) -> TensorValue:
 
 
 def is_nan(x: TensorValueLike) -> TensorValue:
-    """Whether an element is not a number; bool.
+    """Whether an element is NaN; bool.
 
     Args:
-        x: The operand; no integer is.
+        x: The operand; false for integers.
     """
     return _test("is_nan", x)
 
 
 def is_inf(x: TensorValueLike) -> TensorValue:
-    """Whether an element is infinite; bool.
+    """Whether an element is positive or negative infinity; bool.
 
     Args:
-        x: The operand; no integer is.
+        x: The operand; false for integers.
     """
     return _test("is_inf", x)

@@ -1,4 +1,4 @@
-"""Ops that pick and place elements by index."""
+"""Gather and scatter."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def _updates(op: str, value: TensorValueLike, like: TensorValue) -> TensorValue:
 
 
 def gather(input: TensorValueLike, indices: TensorValueLike, axis: int) -> TensorValue:
-    """Picks slices of a tensor along an axis, as ``numpy.take``.
+    """Gathers slices along an axis, as ``numpy.take``.
 
     Args:
         input: The tensor.
-        indices: Which slices, integers; a negative index counts from the last. An index out of
-            range is an error when the graph runs.
+        indices: Integers of any shape; negative ones count from the last. An index out of range raises when the
+            graph runs.
         axis: The axis; negative counts from the last.
 
     Returns:
@@ -54,19 +54,19 @@ def gather(input: TensorValueLike, indices: TensorValueLike, axis: int) -> Tenso
 
 
 def gather_nd(input: TensorValueLike, indices: TensorValueLike, batch_dims: int = 0) -> TensorValue:
-    """Picks slices of a tensor by vectors of indices.
+    """Gathers slices by index vectors.
 
     Args:
         input: The tensor.
-        indices: Integers; the last axis, of static size, is the vector that indexes the axes of
-            `input` that follow the batch dims.
-        batch_dims: How many leading axes `input` and `indices` share; they must be equal.
+        indices: Integers. The last axis, of static size, holds index vectors for the axes of `input` after the
+            batch dims.
+        batch_dims: The number of equal leading axes of `input` and `indices`.
 
     Returns:
         A tensor of shape ``indices.shape[:-1] + input.shape[batch_dims + indices.shape[-1]:]``.
 
     Raises:
-        ValueError: The batch dims differ, or the vectors are too long.
+        ValueError: The batch dims differ, or the index vectors are longer than the remaining rank.
         TypeError: The indices are not integers.
     """
     tensor = as_tensor(input)
@@ -80,17 +80,20 @@ def scatter(
     indices: TensorValueLike,
     axis: int = -1,
 ) -> TensorValue:
-    """A copy of a tensor with elements replaced along an axis, as ``numpy.put_along_axis``.
+    """Replaces elements along an axis in a copy of a tensor, as ``numpy.put_along_axis``.
 
     Args:
         input: The tensor.
         updates: The new elements, of the input's dtype and rank.
-        indices: Where each goes along the axis: integers of the shape of `updates`.
+        indices: The index along `axis` of each update: integers of the shape of `updates`.
         axis: The axis; negative counts from the last.
 
+    Returns:
+        A tensor of the input's shape and dtype.
+
     Raises:
-        ValueError: The shapes do not fit, or the axis is out of range.
-        TypeError: The dtypes do not fit.
+        ValueError: The shapes do not match, or the axis is out of range.
+        TypeError: The updates are of another dtype, or the indices are not integers.
     """
     tensor = as_tensor(input)
     index = normalize_axis("scatter", axis, tensor.rank)
@@ -105,16 +108,19 @@ def scatter(
 def scatter_nd(
     input: TensorValueLike, updates: TensorValueLike, indices: TensorValueLike
 ) -> TensorValue:
-    """A copy of a tensor with slices replaced by vectors of indices.
+    """Replaces slices, addressed by index vectors, in a copy of a tensor.
 
     Args:
         input: The tensor.
         updates: The new slices, of shape ``indices.shape[:-1] + input.shape[indices.shape[-1]:]``.
-        indices: Integers; the last axis, of static size, is the vector of indices.
+        indices: Integers. The last axis, of static size, holds the index vectors.
+
+    Returns:
+        A tensor of the input's shape and dtype.
 
     Raises:
-        ValueError: The shapes do not fit.
-        TypeError: The dtypes do not fit.
+        ValueError: The shapes do not match.
+        TypeError: The updates are of another dtype, or the indices are not integers.
     """
     tensor = as_tensor(input)
     operands = (

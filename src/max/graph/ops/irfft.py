@@ -16,14 +16,14 @@ __all__ = ["Normalization", "irfft"]
 
 
 class Normalization(StrEnum):
-    """What the elements of a transform of length n are divided by."""
+    """The scale of an inverse transform of length n, with NumPy's names."""
 
     BACKWARD = "backward"
-    """By n."""
+    """1 / n."""
     ORTHO = "ortho"
-    """By the square root of n."""
+    """1 / sqrt(n)."""
     FORWARD = "forward"
-    """By nothing."""
+    """1."""
 
 
 def irfft(
@@ -34,24 +34,24 @@ def irfft(
     input_is_complex: bool = False,
     buffer_size_mb: int = 512,
 ) -> TensorValue:
-    """The inverse Fourier transform to real numbers, as ``numpy.fft.irfft``.
+    """The inverse Fourier transform with a real result, as ``numpy.fft.irfft``.
 
     Args:
-        input_tensor: The first half of the spectrum, ``n // 2 + 1`` elements along `axis`: more are left out, missing
-            ones are 0.
+        input_tensor: The first ``n // 2 + 1`` elements of the spectrum along `axis`; further elements are ignored,
+            missing ones are 0.
         n: The size of the result along `axis`; by default ``2 * (size - 1)``.
         axis: The axis; negative counts from the last.
-        normalization: What is divided by: n (``backward``), its square root (``ortho``), nothing (``forward``).
-        input_is_complex: Whether the last axis, of size 2, holds real and imaginary parts; it is none that `axis`
-            counts. Else the spectrum is real.
-        buffer_size_mb: Room for intermediate results on devices that need it; on CPUs they take none.
+        normalization: The scale; see `Normalization`.
+        input_is_complex: Whether the spectrum has a further last axis of size 2, real and imaginary part, which
+            `axis` does not count. Otherwise the spectrum is real.
+        buffer_size_mb: Workspace in MB on devices that need one; CPUs ignore it.
 
     Returns:
-        A real tensor of the shape of the spectrum, but n along `axis`.
+        A tensor of the spectrum's dtype and (real) shape, with size n along `axis`.
 
     Raises:
-        ValueError: The axis is out of range, the last axis of a complex spectrum has not size 2, n is less than 1,
-            or it is not given and the size is symbolic; the normalization is unknown.
+        ValueError: The axis is out of range, the last axis of a complex spectrum is not of size 2, n is less than 1, n
+            is None and the size is symbolic, or the normalization is unknown.
         TypeError: The spectrum is not of a floating-point type, or n is not an int.
     """
     x = as_tensor(input_tensor)
@@ -74,8 +74,9 @@ def irfft(
         raise TypeError(f"irfft: n is {n!r}, expected an int")
     if n < 1:
         raise ValueError(f"irfft: n is {n}, expected 1 or more, for {x.mlir_type.short}")
-    turns = 2 * np.pi * np.arange(n) / n
-    roots = constant(np.stack([np.cos(turns), np.sin(turns)], -1), x.dtype, x.device)
+    # the n-th roots of unity, computed in float64
+    angles = 2 * np.pi * np.arange(n) / n
+    roots = constant(np.stack([np.cos(angles), np.sin(angles)], -1), x.dtype, x.device)
     attrs = {
         "n": n.__index__(),
         "axis": index,

@@ -1,4 +1,4 @@
-"""Ops whose number of elements is known only when the graph runs: the places where something is true."""
+"""Ops on the positions where a mask is true; their number is known only when the graph runs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["masked_scatter", "nonzero"]
 
 
 def nonzero(x: TensorValueLike, out_dim: DimLike) -> TensorValue:
-    """The places of all elements that are not 0, in row-major order.
+    """The indices of all non-zero elements, in row-major order.
 
     Args:
         x: The operand.
-        out_dim: The number of these elements: a new name, or a size, which is checked when the graph runs.
+        out_dim: The number of non-zero elements: a new symbol, or a size, which is checked when the graph runs.
 
     Returns:
-        A tensor of shape ``[out_dim, rank]`` (int64): for each element its index along each axis.
+        int64 ``[out_dim, rank]``: one index vector per non-zero element.
     """
     tensor = as_tensor(x)
     rank = tensor.rank
@@ -46,22 +46,20 @@ def _places(mask: TensorValue, out_dim: DimLike) -> TensorValue:
 def masked_scatter(
     input: TensorValueLike, mask: TensorValueLike, updates: TensorValueLike, out_dim: DimLike
 ) -> TensorValue:
-    """A copy of a tensor with the elements where a mask is true replaced, one after the other.
+    """Replaces the elements selected by a mask, in row-major order, in a copy of a tensor.
 
     Args:
         input: The tensor.
-        mask: Which elements are replaced: bool, broadcast to the shape of the tensor.
-        updates: The new elements in row-major order, of the tensor's dtype; at least as many as are
-            replaced. Of more the first ones are taken.
-        out_dim: The number of elements that are replaced: a new name, or a size, which is checked when
-            the graph runs.
+        mask: Selects the elements: bool, broadcast to the shape of `input`.
+        updates: The new elements in row-major order, of the input's dtype: `out_dim` or more, of which the first
+            `out_dim` are used.
+        out_dim: The number of selected elements: a new symbol, or a size, which is checked when the graph runs.
 
     Returns:
         A tensor of the shape and dtype of `input`.
 
     Raises:
-        ValueError: The mask does not broadcast to the shape of the tensor, or there are fewer updates than
-            `out_dim` says.
+        ValueError: The mask does not broadcast to the shape of `input`, or there are fewer than `out_dim` updates.
         TypeError: The mask is not bool, or the dtype of the updates differs.
     """
     tensor = as_tensor(input)

@@ -1,4 +1,4 @@
-"""Products of matrices."""
+"""Matrix products."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["matmul", "outer"]
 
 
 def matmul(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
-    """``lhs @ rhs`` over the last two axes; the axes before broadcast.
+    """``lhs @ rhs`` over the last two axes; the leading axes broadcast.
 
     Args:
-        lhs: ``[…, M, K]``, or ``[K]``, which is taken as ``[1, K]``.
-        rhs: ``[…, K, N]``, or ``[K]``, which is taken as ``[K, 1]``. The axes of size 1 that were
-            added are not in the result.
+        lhs: ``[…, M, K]``, or ``[K]``, which stands for ``[1, K]``.
+        rhs: ``[…, K, N]``, or ``[K]``, which stands for ``[K, 1]``.
 
     Returns:
-        ``[…, M, N]``, of the promoted dtype. Sums are accumulated in float32 for narrower floats.
+        ``[…, M, N]``, without M or N if an operand is a vector, of the promoted dtype. Floats narrower than 32 bits
+        are accumulated in float32.
 
     Raises:
         ValueError: The sizes K differ, an operand has rank 0, or the leading axes do not broadcast.
@@ -71,14 +71,14 @@ def _broadcast_leading(x: TensorValue, y: TensorValue) -> tuple[TensorValue, Ten
 
 
 def outer(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
-    """The products of each element of one vector with each of another.
+    """The outer product of two vectors.
 
     Args:
-        lhs: The left vector; a tensor of another rank is flattened.
-        rhs: The right vector; a tensor of another rank is flattened.
+        lhs: The left vector ``[M]``; a tensor of another rank is flattened.
+        rhs: The right vector ``[N]``; a tensor of another rank is flattened.
 
     Returns:
-        A matrix with a row for each element of `lhs`, a column for each of `rhs`.
+        ``[M, N]``, of the promoted dtype.
     """
     x, y = promoted("outer", lhs, rhs)
     column = flatten(x)

@@ -21,14 +21,17 @@ def layer_norm(
     """``(x - mean) / sqrt(var + epsilon) * gamma + beta`` over the last axis.
 
     Args:
-        input: The tensor, of a floating-point type.
-        gamma: The scale, of the size of the last axis.
-        beta: The offset, of the size of the last axis.
-        epsilon: What is added to the variance, positive.
+        input: The tensor ``[…, n]``, of a floating-point type.
+        gamma: The scale ``[n]``.
+        beta: The offset ``[n]``.
+        epsilon: The positive number added to the variance.
+
+    Returns:
+        A tensor of the input's shape and dtype.
 
     Raises:
-        ValueError: A size does not fit, or epsilon is not positive.
-        TypeError: A dtype does not fit.
+        ValueError: A shape does not match, or epsilon is not positive.
+        TypeError: The input is not of a floating-point type, or a dtype does not match.
     """
     x = as_tensor(input)
     operands = (
@@ -51,16 +54,19 @@ def rms_norm(
     Computed in float32.
 
     Args:
-        input: The tensor, of a floating-point type.
-        weight: The scale, of the size of the last axis.
-        epsilon: What is added to the mean square, positive.
-        weight_offset: What is added to the weight; 1 for Gemma.
-        multiply_before_cast: Whether the product with the weight is rounded to the dtype once, or
-            the normalised value is rounded first, as Llama does.
+        input: The tensor ``[…, n]``, of a floating-point type.
+        weight: The scale ``[n]``.
+        epsilon: The positive number added to the mean square.
+        weight_offset: The number added to the weight; 1 for Gemma.
+        multiply_before_cast: Whether the result is rounded to the dtype once, after the product with the weight. If
+            false, the normalised value is rounded before the product, as Llama does.
+
+    Returns:
+        A tensor of the input's shape and dtype.
 
     Raises:
-        ValueError: A size does not fit, or epsilon is not positive.
-        TypeError: A dtype does not fit.
+        ValueError: A shape does not match, or epsilon is not positive.
+        TypeError: The input is not of a floating-point type, or a dtype does not match.
     """
     x = as_tensor(input)
     attrs = {

@@ -13,11 +13,11 @@ __all__ = ["avg_pool2d", "max_pool2d"]
 
 
 def pair(op: str, what: str, value: Any, least: int) -> tuple[int, int]:
-    """A number for both axes of an image, or one for each.
+    """Expands an argument that is one number for both axes of an image, or a number per axis.
 
     Raises:
-        ValueError: There are not two, one is less than `least`, or one is a symbolic dimension.
-        TypeError: One is not an int.
+        ValueError: There are not two numbers, one is less than `least`, or one is a symbolic dimension.
+        TypeError: A number is not an int.
     """
     values: Sequence[Any] = (value, value) if hasattr(value, "__index__") else value
     sizes: list[int] = []
@@ -26,7 +26,7 @@ def pair(op: str, what: str, value: Any, least: int) -> tuple[int, int]:
             raise TypeError(f"{op}: {what} is {value!r}, expected an int or two")
         size = Dim(n).expr
         if not size.is_static:
-            raise ValueError(f"{op}: {what} is {value!r}, expected numbers that are known")
+            raise ValueError(f"{op}: {what} is {value!r}, expected static sizes")
         sizes.append(size.value)
     if len(sizes) != 2 or min(sizes) < least:
         raise ValueError(f"{op}: {what} is {value!r}, expected one int or two, {least} or more")
@@ -41,12 +41,12 @@ def _attrs(
     padding: int | tuple[int, int],
     ceil_mode: bool,
 ) -> dict[str, Any]:
-    high, wide = pair(op, "padding", padding, 0)
+    rows, columns = pair(op, "padding", padding, 0)
     return {
         "kernel": pair(op, "kernel_size", kernel_size, 1),
         "stride": pair(op, "stride", stride, 1),
         "dilation": pair(op, "dilation", dilation, 1),
-        "padding": (high, high, wide, wide),
+        "padding": (rows, rows, columns, columns),
         "ceil_mode": bool(ceil_mode),
     }
 
@@ -59,17 +59,18 @@ def max_pool2d(
     padding: int | tuple[int, int] = 0,
     ceil_mode: bool = False,
 ) -> TensorValue:
-    """The greatest element of each window of an image, channel by channel.
+    """Max pooling over windows of an image, per channel.
 
-    Padding does not count: a window's result is the greatest of what it sees of the image.
+    Padding never is the maximum: only elements inside the image count.
 
     Args:
         input: The images: ``[N, H, W, C]``.
         kernel_size: Height and width of the window.
-        stride: The distance of windows.
-        dilation: The distance of a window's elements.
-        padding: How far windows reach beyond the image on each side; at most half a window.
-        ceil_mode: Whether a last window that reaches beyond the padding counts, if it begins before it.
+        stride: The distance between windows.
+        dilation: The distance between the elements of a window.
+        padding: The padding on each side; at most half a window.
+        ceil_mode: Whether to round the output size up: a last window may exceed the padding if it starts inside the
+            image or its leading padding.
 
     Returns:
         ``[N, OH, OW, C]`` with OH = (H + 2 padding - dilation (kernel - 1) - 1) / stride + 1,
@@ -92,17 +93,17 @@ def avg_pool2d(
     ceil_mode: bool = False,
     count_boundary: bool = True,
 ) -> TensorValue:
-    """The mean of each window of an image, channel by channel; of integers it is rounded down.
+    """Average pooling over windows of an image, per channel; integer means are rounded down.
 
     Args:
         input: The images: ``[N, H, W, C]``.
         kernel_size: Height and width of the window.
-        stride: The distance of windows.
-        dilation: The distance of a window's elements.
-        padding: Zeros on each side of the image; at most half a window.
-        ceil_mode: Whether a last window that reaches beyond the padding counts, if it begins before it.
-        count_boundary: Whether the zeros of the padding count as elements of the mean. What lies beyond
-            the padding never does.
+        stride: The distance between windows.
+        dilation: The distance between the elements of a window.
+        padding: The zeros on each side; at most half a window.
+        ceil_mode: Whether to round the output size up; see `max_pool2d`.
+        count_boundary: Whether zeros of the padding count as elements of the mean. Elements beyond the padding never
+            count.
 
     Returns:
         ``[N, OH, OW, C]``; see `max_pool2d`.

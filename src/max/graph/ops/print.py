@@ -1,4 +1,4 @@
-"""Showing values while a graph runs."""
+"""Printing of values when a graph runs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ __all__ = ["print"]
 def print(value: str | TensorValue | BufferValue, label: str = "debug_tensor") -> None:
     """Prints a tensor, or a text, on standard output each time the graph runs.
 
-    A line has the label, dtype and shape; the elements follow as NumPy shows them. All that a graph prints
-    and does to buffers happens in the order in which it was staged. A graph that prints stops to do so: its
-    runs cannot be captured.
+    One line has the label, dtype and shape; the elements follow in NumPy's format. Printing is a side effect, ordered
+    with stores to buffers as staged. It interrupts the program: executions of such a graph cannot be captured.
 
     Args:
-        value: The tensor, the buffer as it is at this point, or the text.
-        label: What the line begins with.
+        value: A tensor, a buffer, whose elements at this point are printed, or a text.
+        label: The start of the line.
 
     Raises:
-        TypeError: The value is none of these, or the label is no text.
+        TypeError: The value is none of these, or the label is not a str.
     """
     if not isinstance(label, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"print: the label is {label!r}, expected a str")

@@ -1,12 +1,12 @@
-"""Element types of mixed operands.
+"""Type promotion: the dtype of mixed operands.
 
-- Operands of one dtype keep it.
-- Numbers and arrays take the dtype of the tensor that they meet, where it can hold them: a float does not become an int,
-  and an int out of range is an error.
-- Dimensions are int64; where they meet a tensor of floats they take its dtype.
-- Of two tensors, the result has the higher category (bool, unsigned, signed, float) and the greater
-  width of both; a signed integer that meets an unsigned one of its width or more is widened so that all
-  values fit, and ``float16`` with ``bfloat16`` gives ``float32``.
+- Operands of equal dtype keep it.
+- Numbers and arrays are weak: they take the dtype of the tensor operand. A float with an integer tensor, and an int out
+  of the dtype's range, are errors.
+- Dimensions are int64, but take the dtype of a float tensor.
+- Two tensors promote to the higher category (bool, unsigned, signed, float) and the greater width. A signed integer with
+  an unsigned one of equal or greater width is widened so that all values fit; ``float16`` with ``bfloat16`` gives
+  ``float32``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _category(dtype: DType) -> int:
 
 
 def promote_types(op: str, x: DType, y: DType) -> DType:
-    """The dtype of a result of two tensors.
+    """The promoted dtype of two tensors.
 
     Raises:
         TypeError: No dtype holds both.
@@ -53,7 +53,7 @@ def promote_types(op: str, x: DType, y: DType) -> DType:
     if low == high:
         if x.size_in_bits != y.size_in_bits:
             return x if x.size_in_bits > y.size_in_bits else y
-        # two formats of one width: neither holds the other
+        # two float formats of one width, neither of which holds the other
         return _FLOAT[max(16, 2 * x.size_in_bits)]
     if high == 3:
         return y if x.size_in_bits <= y.size_in_bits else _FLOAT[x.size_in_bits]
@@ -67,16 +67,16 @@ def promote_types(op: str, x: DType, y: DType) -> DType:
 
 
 def is_weak(value: object) -> bool:
-    """Whether a value takes the dtype of the tensor that it meets."""
+    """Whether an operand takes the dtype of the tensor operand: it is a number, an array, a dimension or a shape."""
     return not isinstance(value, Value) and not hasattr(value, "__tensorvalue__")
 
 
 def promote_weak(op: str, value: Any, dtype: DType, device: DeviceRef) -> TensorValue:
-    """A number, array or dimension as a tensor of `dtype` on `device`.
+    """Converts a number, array or dimension to a tensor of `dtype` on `device`.
 
     Raises:
-        TypeError: The value is a float, `dtype` is not.
-        ValueError: The value is out of range.
+        TypeError: The value is a float, but `dtype` is not.
+        ValueError: The value is out of the range of `dtype`.
     """
     if isinstance(value, Dim | Shape):
         if isinstance(value, Dim) and value.expr.is_static:
@@ -92,7 +92,7 @@ def promote_weak(op: str, value: Any, dtype: DType, device: DeviceRef) -> Tensor
 
 
 def _dims_as_tensor(value: TensorValueLike, other: TensorValueLike) -> TensorValueLike:
-    """Dimensions that meet a tensor of integers, as int64 on its device; all else as it is."""
+    """Converts dimensions to an int64 tensor if the other operand is a tensor of integers; else returns `value`."""
     if not isinstance(value, Dim | Shape) or is_weak(other):
         return value
     tensor = as_tensor(other)
@@ -100,11 +100,11 @@ def _dims_as_tensor(value: TensorValueLike, other: TensorValueLike) -> TensorVal
 
 
 def promoted(op: str, x: TensorValueLike, y: TensorValueLike) -> tuple[TensorValue, TensorValue]:
-    """Two operands as tensors of one dtype.
+    """Converts two operands to tensors of their promoted dtype.
 
     Raises:
         TypeError: No dtype fits both.
-        ValueError: A number is out of range.
+        ValueError: A number is out of the dtype's range.
     """
     x, y = _dims_as_tensor(x, y), _dims_as_tensor(y, x)
     x_weak, y_weak = is_weak(x), is_weak(y)
@@ -123,6 +123,6 @@ def promoted(op: str, x: TensorValueLike, y: TensorValueLike) -> tuple[TensorVal
 
 
 def cast_to(x: TensorValue, dtype: DType) -> TensorValue:
-    """`x` with elements of `dtype`; itself where it has them already."""
+    """Casts `x` to `dtype`; returns `x` itself if it has the dtype."""
     type_ = x.mlir_type
     return x if type_.dtype is dtype else stage("cast", (x,), None, type_.with_dtype(dtype))

@@ -1,4 +1,4 @@
-"""Ops on quantised weights."""
+"""Ops on block-quantised and GPTQ weights."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ __all__ = ["dequantize", "qmatmul", "quantize"]
 
 
 def _encoding(op: str, encoding: QuantizationEncoding) -> str:
-    """The name of a block encoding in `mo`.
+    """The `mo` attribute of a block encoding.
 
     Raises:
-        TypeError: It is no encoding.
-        ValueError: It is not one of blocks.
+        TypeError: The argument is not a `QuantizationEncoding`.
+        ValueError: It is not a block encoding.
     """
     if not isinstance(encoding, QuantizationEncoding):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{op}: the encoding is {encoding!r}, expected a QuantizationEncoding")
     if not encoding.is_gguf:
         raise ValueError(
-            f"{op}: {encoding.value} is no encoding of blocks; expected {', '.join(BLOCK_FORMATS)}"
+            f"{op}: {encoding.value} is not a block encoding; expected {', '.join(BLOCK_FORMATS)}"
         )
     return encoding.value
 
 
 def dequantize(encoding: QuantizationEncoding, quantized: TensorValue) -> TensorValue:
-    """The elements of quantised blocks, as `max.dtype.blocks.decode`.
+    """Decodes quantised blocks, as `max.dtype.blocks.decode`.
 
     Args:
         encoding: Q4_0, Q4_K, Q5_K, Q6_K or Q8_0.
@@ -38,7 +38,7 @@ def dequantize(encoding: QuantizationEncoding, quantized: TensorValue) -> Tensor
         float32 ``[…, bytes / block_size * elements_per_block]``.
 
     Raises:
-        ValueError: The encoding is not of blocks, or the last dimension is not a multiple of its block.
+        ValueError: The encoding is not a block encoding, or `bytes` is not a multiple of its block size.
         TypeError: The tensor is not uint8.
     """
     attrs = {"encoding": _encoding("dequantize", encoding)}
@@ -46,17 +46,17 @@ def dequantize(encoding: QuantizationEncoding, quantized: TensorValue) -> Tensor
 
 
 def quantize(encoding: QuantizationEncoding, x: TensorValueLike) -> TensorValue:
-    """Quantised blocks of what a graph computes. An extension; `max.graph.quantization.quantize` encodes arrays.
+    """Encodes a tensor in quantised blocks (an extension). `max.graph.quantization.quantize` encodes arrays.
 
     Args:
         encoding: Q4_0 or Q8_0; the others need a search for their scales.
-        x: Floats ``[…, elements]``; what is not finite gives blocks without meaning.
+        x: Floats ``[…, elements]``. A value that is not finite makes its block undefined.
 
     Returns:
-        uint8 ``[…, elements / elements_per_block * block_size]``, the same as the ``gguf`` package's.
+        uint8 ``[…, elements / elements_per_block * block_size]``, equal to the ``gguf`` package's blocks.
 
     Raises:
-        ValueError: The encoding is another one, or the last dimension is not a multiple of its block.
+        ValueError: The encoding is not supported, or `elements` is not a multiple of its block.
         TypeError: The tensor is not of a floating-point type.
     """
     return stage("quantize", (as_tensor(x),), {"encoding": _encoding("quantize", encoding)})
@@ -70,25 +70,25 @@ def qmatmul(
 ) -> TensorValue:
     """``lhs @ W.T`` with a quantised weight W.
 
-    Kernels may quantise `lhs` to 8 bits in blocks of 32 (docs/quantisation.md says what that costs); sums are
-    accumulated in float32 or exactly, and rounded to the dtype of `lhs`.
+    Kernels may quantise `lhs` to 8 bits in blocks of 32 (docs/quantisation.md states the error). Sums are accumulated
+    in float32 or exactly, and rounded to the dtype of `lhs` once.
 
     Args:
         encoding: Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, or GPTQ.
-        config: How a GPTQ weight was made; not read for the others.
+        config: The configuration of a GPTQ weight; ignored for block encodings.
         lhs: float32, bfloat16 or float16 ``[…, M, K]``, or ``[K]``.
-        rhs: The weight and what belongs to it. For blocks: uint8 ``[N, bytes]``, rows of K encoded elements. For GPTQ, as
-            its checkpoints have them: ``qweight`` int32 ``[K * bits / 32, N]``, ``qzeros`` int32
-            ``[groups, N * bits / 32]`` (zero points less 1), ``scales`` float ``[groups, N]``, and with
-            ``desc_act`` ``g_idx`` int32 ``[K]``.
+        rhs: The operands of the weight. For block encodings: uint8 ``[N, bytes]``, rows of K encoded elements. For GPTQ, in
+            the layout of its checkpoints: ``qweight`` int32 ``[K * bits / 32, N]``, ``qzeros`` int32
+            ``[groups, N * bits / 32]`` (zero points minus 1), ``scales`` float ``[groups, N]``, and with
+            ``desc_act`` also ``g_idx`` int32 ``[K]``.
 
     Returns:
-        ``[…, M, N]``, of the dtype of `lhs`.
+        ``[…, M, N]``, or ``[N]`` for a vector, of the dtype of `lhs`.
 
     Raises:
-        ValueError: The number of operands is not the encoding's, GPTQ comes without a config or with bits other than 2, 4
-            and 8, or shapes do not fit.
-        TypeError: A dtype does not fit.
+        ValueError: The number of operands is wrong for the encoding, GPTQ has no config or bits other than 2, 4 and 8, or
+            the shapes do not match.
+        TypeError: A dtype is not supported.
     """
     x = as_tensor(lhs)
     if x.rank == 0:
@@ -128,7 +128,7 @@ def _gptq(
         inner = x.mlir_type.shape[-1]
         if not inner.is_static:
             raise ValueError(
-                f"qmatmul: group_size is -1, all inputs, and {x.mlir_type.short} does not tell how many"
+                f"qmatmul: group_size is -1 (all inputs), but the last dimension of {x.mlir_type.short} is symbolic"
             )
         group = max(inner.value, 1)
     return stage("qmatmul_gptq", (x, *operands), {"bits": config.bits, "group_size": group})

@@ -1,4 +1,4 @@
-"""Random tensors: reproducible from a seed, whatever the machine and the number of threads.
+"""Random tensors, reproducible from a seed on any machine and number of threads.
 
 ::
 
@@ -7,8 +7,8 @@
     ops.random.set_seed(42)
     noise = ops.random.gaussian(TensorType(DType.float32, ["n", 8], device))
 
-The numbers are those of Philox4x32-10, a counter-based generator: they depend on the seed, on how many random tensors were
-made before in the graph, and on the place in the tensor.
+The generator is Philox4x32-10, which is counter-based: an element depends on the seed, the number of random tensors staged
+earlier in the graph, and its position in the tensor.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from max.graph.value import TensorValue, TensorValueLike
 __all__ = ["SeedType", "gaussian", "normal", "set_seed", "uniform"]
 
 SeedType = TensorType(DType.int64, [], DeviceRef.CPU())
-"""The type of a seed."""
+"""The type of a seed: int64, rank 0, on the CPU."""
 
 
 def set_seed(seed: TensorValueLike = 0) -> None:
-    """Sets the seed of the random tensors that are made in the graph from here on.
+    """Sets the seed of random tensors staged after this call.
 
-    Without it the seed is 0. A seed that comes as an input gives new numbers with each execution.
+    The default seed is 0. To draw new numbers in each execution, pass an input of the graph.
 
     Args:
-        seed: An int, or a tensor of one.
+        seed: An int, which wraps to 64 bits, or an integer tensor of rank 0.
 
     Raises:
         TypeError: The seed is not an integer.
-        ValueError: The seed has elements for more than one.
+        ValueError: The seed is a tensor of another rank.
     """
     graph = _graph.Graph.current
     if isinstance(seed, int) and not isinstance(seed, bool):
@@ -56,48 +56,54 @@ def set_seed(seed: TensorValueLike = 0) -> None:
 def uniform(
     like: TensorType, range: tuple[TensorValueLike, TensorValueLike] = (0.0, 1.0)
 ) -> TensorValue:
-    """A tensor of numbers drawn uniformly from an interval.
+    """A tensor of samples of a uniform distribution.
 
     Args:
-        like: The type of the tensor, of floats.
-        range: The ends of the interval; the lower one is among the numbers.
+        like: The type of the result, a floating-point type.
+        range: The interval ``[low, high)``; a sample next to `high` may be rounded to it.
+
+    Returns:
+        A tensor of type `like`; samples are drawn in float32 and cast.
 
     Raises:
-        TypeError: `like` is not of floats.
-        ValueError: A size is unknown in the graph, or the range does not have two ends.
+        TypeError: `like` is not a tensor type of floats.
+        ValueError: A symbol of the shape is not bound in the graph, or the range has not two ends.
     """
     if len(range) != 2:
         raise ValueError(f"uniform: the range is {range!r}, expected (low, high)")
     low, high = range
-    drawn = _draw("uniform", like)
+    samples = _draw("uniform", like)
     if isinstance(low, int | float) and isinstance(high, int | float):
-        return _finish(drawn * float(high - low) + float(low), like)
-    bottom = as_tensor(low)
-    return _finish(drawn * (as_tensor(high) - bottom) + bottom, like)
+        return cast(samples * float(high - low) + float(low), like.dtype)
+    low = as_tensor(low)
+    return cast(samples * (as_tensor(high) - low) + low, like.dtype)
 
 
 def gaussian(
     like: TensorType, mean: TensorValueLike = 0.0, std: TensorValueLike = 1.0
 ) -> TensorValue:
-    """A tensor of numbers drawn from a normal distribution.
+    """A tensor of samples of a normal distribution.
 
     Args:
-        like: The type of the tensor, of floats.
+        like: The type of the result, a floating-point type.
         mean: The mean.
         std: The standard deviation.
 
+    Returns:
+        A tensor of type `like`; samples are drawn in float32 and cast.
+
     Raises:
-        TypeError: `like` is not of floats.
-        ValueError: A size is unknown in the graph.
+        TypeError: `like` is not a tensor type of floats.
+        ValueError: A symbol of the shape is not bound in the graph.
     """
-    return _finish(_draw("normal", like) * std + mean, like)
+    return cast(_draw("normal", like) * std + mean, like.dtype)
 
 
 normal = gaussian
 
 
 def _draw(distribution: str, like: TensorType) -> TensorValue:
-    """Numbers of the standard distribution in float32."""
+    """Samples of the standard distribution in float32."""
     op = "gaussian" if distribution == "normal" else distribution
     if not isinstance(like, TensorType):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{op}: expected the type of a tensor, got {like!r}")
@@ -111,7 +117,3 @@ def _draw(distribution: str, like: TensorType) -> TensorValue:
     type_ = TensorType(DType.float32, like.shape, like.device).to_mlir()
     attrs = {"distribution": distribution, "stream": graph.next_random_stream()}
     return stage("random", (seed,), attrs, type_)
-
-
-def _finish(drawn: TensorValue, like: TensorType) -> TensorValue:
-    return cast(drawn, like.dtype)

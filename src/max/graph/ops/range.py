@@ -1,4 +1,4 @@
-"""Sequences of numbers."""
+"""Arithmetic sequences."""
 
 from __future__ import annotations
 
@@ -28,19 +28,22 @@ def range(
     dtype: DType,
     device: Device | DeviceRef,
 ) -> TensorValue:
-    """The numbers from `start`, in steps of `step`, up to but without `stop`.
+    """The sequence ``start, start + step, …`` up to, and excluding, `stop`.
 
     Args:
-        start: The first number: a number, a dimension or a scalar tensor on the CPU.
-        stop: The number at which to stop; as `start`.
-        step: The step, not 0; as `start`.
-        out_dim: The size of the result. May be left out where numbers and dimensions tell it.
+        start: The first element: a number, a dimension or a tensor of rank 0.
+        stop: The exclusive end, as `start`.
+        step: The step, not 0, as `start`.
+        out_dim: The size of the result; it may be omitted if it follows from numbers and dimensions.
         dtype: The element type of the result.
-        device: Where the result is.
+        device: The device of the result.
+
+    Returns:
+        A tensor of shape ``[out_dim]``.
 
     Raises:
-        ValueError: The step is 0, its sign does not lead from start to stop, the size is not known.
-        TypeError: A bound is not a scalar.
+        ValueError: The step is 0 or leads away from `stop`, `out_dim` is missing, or differs from the size.
+        TypeError: A bound is a tensor of rank 1 or more.
     """
     size = _size(start, stop, step)
     if out_dim is not None:
@@ -51,7 +54,7 @@ def range(
     if size is None:
         raise ValueError(
             f"range: the size of the range from {start!r} to {stop!r} in steps of {step!r} is not "
-            "known while the graph is built; say it: out_dim"
+            "known at staging; set out_dim"
         )
     operands = [_bound(v, dtype) for v in (start, stop, step)]
     result = mlir.TensorType.get(dtype, (size,))
@@ -68,7 +71,7 @@ def _bound(value: TensorValueLike, dtype: DType) -> TensorValue:
 
 
 def _size(start: Any, stop: Any, step: Any) -> DimExpr | None:
-    """The number of elements, where numbers and dimensions tell it."""
+    """The number of elements, or None if a bound is a tensor or the sign of the step is unknown."""
     values = (start, stop, step)
     if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
         if step == 0:

@@ -1,4 +1,4 @@
-"""Ops that combine the elements along an axis, which stays with size 1; and scans along an axis."""
+"""Reductions along an axis, which stays with size 1; scans, sorting and top-k along an axis."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _reduce(name: str, op: str, x: TensorValueLike, axis: int) -> TensorValue:
     tensor = as_tensor(x)
     attrs = {"axis": normalize_axis(name, axis, tensor.rank)}
     if name in ("max", "min") and tensor.dtype is DType.bool:
-        # whether any, or all, elements are true
+        # "any" and "all", by way of uint8
         return cast_to(stage(op, (cast_to(tensor, DType.uint8),), attrs), DType.bool)
     return stage(op, (tensor,), attrs)
 
@@ -39,7 +39,7 @@ def sum(x: TensorValueLike, axis: int = -1) -> TensorValue:
     """The sum along an axis, which stays with size 1.
 
     Args:
-        x: The operand, a number type. Sums of bfloat16 and float16 are accumulated in float32.
+        x: The operand, a number type. Floats narrower than 32 bits are accumulated in float32.
         axis: The axis; negative counts from the last.
 
     Raises:
@@ -53,7 +53,7 @@ def mean(x: TensorValueLike, axis: int = -1) -> TensorValue:
     """The mean along an axis, which stays with size 1.
 
     Args:
-        x: The operand, a number type; of integers the mean is rounded down.
+        x: The operand, a number type; integer means are rounded down.
         axis: The axis; negative counts from the last.
 
     Raises:
@@ -66,12 +66,12 @@ def mean(x: TensorValueLike, axis: int = -1) -> TensorValue:
 def max(
     x: TensorValueLike, y: TensorValueLike | None = None, /, axis: int | None = None
 ) -> TensorValue:
-    """The greater of two tensors, or the greatest element along an axis of one.
+    """The element-wise maximum of two tensors, or the maximum along an axis of one.
 
     Args:
         x: The operand.
-        y: The other operand; broadcasts with `x`.
-        axis: Of one operand, the axis (the last by default), which stays with size 1.
+        y: The second operand; broadcasts with `x`. None reduces `x`.
+        axis: The axis to reduce (the last by default), which stays with size 1; negative counts from the last.
 
     Raises:
         ValueError: The axis is out of range or empty, or the shapes do not broadcast.
@@ -85,12 +85,12 @@ def max(
 def min(
     x: TensorValueLike, y: TensorValueLike | None = None, /, axis: int | None = None
 ) -> TensorValue:
-    """The lesser of two tensors, or the least element along an axis of one.
+    """The element-wise minimum of two tensors, or the minimum along an axis of one.
 
     Args:
         x: The operand.
-        y: The other operand; broadcasts with `x`.
-        axis: Of one operand, the axis (the last by default), which stays with size 1.
+        y: The second operand; broadcasts with `x`. None reduces `x`.
+        axis: The axis to reduce (the last by default), which stays with size 1; negative counts from the last.
 
     Raises:
         ValueError: The axis is out of range or empty, or the shapes do not broadcast.
@@ -102,10 +102,10 @@ def min(
 
 
 def argmax(x: TensorValueLike, axis: int = -1) -> TensorValue:
-    """The index of the greatest element along an axis, which stays with size 1; int64.
+    """The index of the maximum along an axis, which stays with size 1; int64.
 
     Args:
-        x: The operand, a number type. Of equal elements the first counts.
+        x: The operand, a number type. Ties give the first index.
         axis: The axis; negative counts from the last.
 
     Raises:
@@ -116,10 +116,10 @@ def argmax(x: TensorValueLike, axis: int = -1) -> TensorValue:
 
 
 def argmin(x: TensorValueLike, axis: int = -1) -> TensorValue:
-    """The index of the least element along an axis, which stays with size 1; int64.
+    """The index of the minimum along an axis, which stays with size 1; int64.
 
     Args:
-        x: The operand, a number type. Of equal elements the first counts.
+        x: The operand, a number type. Ties give the first index.
         axis: The axis; negative counts from the last.
 
     Raises:
@@ -160,13 +160,16 @@ def logsoftmax(value: TensorValueLike, axis: int = -1) -> TensorValue:
 def cumsum(
     x: TensorValueLike, axis: int = -1, exclusive: bool = False, reverse: bool = False
 ) -> TensorValue:
-    """The sums of all elements up to each one, along an axis.
+    """The cumulative sum along an axis.
 
     Args:
         x: The operand, a number type.
         axis: The axis; negative counts from the last.
-        exclusive: Whether an element is left out of its own sum: the first is then 0.
+        exclusive: Whether to exclude an element from its own sum; the first sum is then 0.
         reverse: Whether to sum from the end.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
 
     Raises:
         ValueError: The axis is out of range.
@@ -182,15 +185,15 @@ def cumsum(
 
 
 def top_k(input: TensorValueLike, k: int, axis: int = -1) -> tuple[TensorValue, TensorValue]:
-    """The greatest elements along an axis, in descending order, and their indices.
+    """The k greatest elements along an axis, in descending order, and their indices.
 
     Args:
         input: The operand, a number type.
-        k: How many elements, at least 1, at most the size of the axis.
+        k: The number of elements, from 1 to the size of the axis.
         axis: The axis; negative counts from the last.
 
     Returns:
-        The values, and their indices along the axis (int64). Of equal elements the first come first.
+        The values, and their indices along the axis (int64), both with size k along it. Ties keep their order.
 
     Raises:
         ValueError: The axis or `k` is out of range.
@@ -205,11 +208,11 @@ def top_k(input: TensorValueLike, k: int, axis: int = -1) -> tuple[TensorValue, 
 def argsort(x: TensorValueLike, ascending: bool = True) -> TensorValue:
     """The indices that sort a tensor along its first axis.
 
-    Equal elements keep their order. NaN comes after all numbers, in descending order before them.
+    The sort is stable. NaN counts as the greatest element.
 
     Args:
         x: The operand, a number type, of rank 1 or more.
-        ascending: Whether the least element comes first.
+        ascending: Whether to sort in ascending order.
 
     Returns:
         The indices along the first axis (int64), of the shape of `x`.

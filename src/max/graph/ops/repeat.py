@@ -1,4 +1,4 @@
-"""Repetition: of whole tensors, and of each element along an axis."""
+"""Repetition of whole tensors (`tile`) and of each element along an axis (`repeat_interleave`)."""
 
 from __future__ import annotations
 
@@ -25,10 +25,13 @@ def tile(x: TensorValueLike, repeats: Iterable[DimLike]) -> TensorValue:
 
     Args:
         x: The tensor.
-        repeats: How often, for each axis.
+        repeats: The number of repetitions of each axis.
+
+    Returns:
+        A tensor of the same dtype; axis i has size ``x.shape[i] * repeats[i]``.
 
     Raises:
-        ValueError: The number of repeats is not the rank, or one is negative.
+        ValueError: The number of repeats differs from the rank, or one is negative.
     """
     tensor = as_tensor(x)
     shape = tensor.shape
@@ -53,14 +56,16 @@ def repeat_interleave(
 
     Args:
         x: The tensor.
-        repeats: How often each element is repeated. A tensor (rank 1, integers, on the CPU) says it
-            for each element of the axis; of size 1, for all.
+        repeats: The number of repetitions: an int, or integers of rank 1, one for each element of the axis, or a
+            single one for all. Negative elements of a tensor raise when the graph runs.
         axis: The axis; negative counts from the last. None flattens the tensor first.
-        out_dim: The size of the axis in the result, where `repeats` is a tensor and not a constant.
+        out_dim: The size of the axis in the result; required if `repeats` is a tensor other than a constant.
+
+    Returns:
+        A tensor of the same dtype, with the size of the axis multiplied, or `out_dim`.
 
     Raises:
-        ValueError: `repeats` is not positive or of a wrong shape, the axis is out of range, or
-            `out_dim` is missing. A tensor with a negative number is an error when the graph runs.
+        ValueError: `repeats` is not positive or of a wrong shape, the axis is out of range, or `out_dim` is missing.
     """
     tensor = as_tensor(x)
     if axis is None:
@@ -79,7 +84,9 @@ def repeat_interleave(
 def _sum_of_constant(repeats: TensorValue, size: Dim) -> Dim:
     op = repeats.to_mlir().owner
     if not isinstance(op, mlir.MoOp) or op.name != "mo.constant":
-        raise ValueError("repeat_interleave: repeats is a tensor; say the size: out_dim")
+        raise ValueError(
+            "repeat_interleave: repeats is a tensor; set out_dim, the size of the result"
+        )
     counts = op.attr("value")
     if (counts < 0).any():
         raise ValueError(f"repeat_interleave: repeats are {counts.tolist()}, expected 0 or more")
@@ -89,7 +96,7 @@ def _sum_of_constant(repeats: TensorValue, size: Dim) -> Dim:
 def _repeat_by_tensor(
     x: TensorValue, repeats: TensorValue, axis: int, out_dim: DimLike | None
 ) -> TensorValue:
-    """Element i of the result is element j of `x` where i first lies below the sum of repeats[:j+1]."""
+    """Element i of the result is element j of `x`, for the smallest j with i < sum(repeats[:j + 1])."""
     size = x.shape[axis]
     if repeats.rank != 1 or not repeats.dtype.is_integral():
         raise ValueError(
@@ -109,7 +116,7 @@ def _repeat_by_tensor(
         )
     total = Dim(out_dim)
     ends = cumsum(counts, axis=0)
-    # a new name for the size is known once the range has run
+    # if out_dim is a new symbol, the range binds it
     last = reshape(sum(counts, axis=0), [])
     positions = range(0, last, 1, out_dim=total, dtype=DType.int64, device=x.device)
     passed = reshape(positions, [total, 1]) >= reshape(ends, [1, size])

@@ -1,4 +1,4 @@
-"""Images in another size, and from their windows."""
+"""Resizing of images, and `fold`, which adds up windows."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["InterpolationMode", "fold", "resize"]
 
 
 class InterpolationMode(StrEnum):
-    """How `resize` makes elements between those that there are."""
+    """The interpolation of `resize`."""
 
     NEAREST = "nearest"
-    """The element before the place."""
+    """Element ``i * size // new_size`` along each axis."""
     BILINEAR = "bilinear"
-    """Between two neighbours along each axis, weighted by their distance."""
+    """Linear between two neighbours along each axis."""
     BICUBIC = "bicubic"
     """A cubic through four neighbours along each axis."""
 
@@ -30,19 +30,22 @@ def resize(
     shape: Iterable[DimLike],
     interpolation: InterpolationMode = InterpolationMode.BILINEAR,
 ) -> TensorValue:
-    """Images in another size.
+    """Resizes images.
 
-    Elements are at the centres of pixels, and the image's edge goes on beyond it, as in PyTorch's
-    ``interpolate`` without ``align_corners``. An image that gets smaller is not smoothed before.
+    Elements lie at pixel centres and edge elements extend beyond the image, as in PyTorch's ``interpolate`` without
+    ``align_corners``. There is no antialiasing.
 
     Args:
         input: The images: ``[N, C, H, W]``.
-        shape: The new shape: N and C as they are, another H and W.
-        interpolation: How elements are made.
+        shape: The shape of the result: the same N and C, and the new H and W.
+        interpolation: The interpolation.
+
+    Returns:
+        A tensor of shape `shape` and of the input's dtype.
 
     Raises:
-        ValueError: The rank is not 4, `shape` has not four sizes or other N and C, or the mode is unknown.
-        TypeError: The images are bool; or integers, and the mode is not NEAREST.
+        ValueError: The rank is not 4, `shape` has not four sizes or other N or C, or the mode is unknown.
+        TypeError: The images are bool, or they are integers and the mode is not NEAREST.
     """
     x = as_tensor(input)
     dims = [Dim(dim) for dim in shape]
@@ -63,29 +66,29 @@ def fold(
     dilation: int | tuple[int, int] = 1,
     padding: int | tuple[int, int] = 0,
 ) -> TensorValue:
-    """Images as the sum of their windows: each window is added where it was taken from.
+    """Adds windows up to images, as PyTorch's ``fold``: the adjoint of extracting the windows.
 
     Args:
-        input: The windows: ``[N, C * kernel, L]``. ``kernel`` are the elements of a window, L is the number
-            of windows: the product over both axes of
-            ``(output + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1``.
+        input: The windows: ``[N, C * kernel, L]``. ``kernel`` is the number of elements of a window, L the number of
+            windows: the product over both axes of
+            ``(output + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1``. A symbolic L is checked when the
+            graph runs.
         output_size: Height and width of the images.
         kernel_size: Height and width of a window.
-        stride: The distance of windows.
-        dilation: The distance of a window's elements.
-        padding: How far windows reach beyond the image on each side; what lies there is dropped.
+        stride: The distance between windows.
+        dilation: The distance between the elements of a window.
+        padding: The padding of the image on each side; elements of windows that lie there are dropped.
 
     Returns:
-        ``[N, C, *output_size]``.
+        ``[N, C, *output_size]``, of the input's dtype.
 
     Raises:
-        ValueError: The rank is not 3, the channels are no multiple of the window's elements, or the number of
-            windows does not fit (where it is symbolic, when the graph runs).
+        ValueError: The rank is not 3, axis 1 is not a multiple of the window's elements, or L does not match.
         TypeError: A number is not an int.
     """
     x = as_tensor(input)
     kernel = pair("fold", "kernel_size", kernel_size, 1)
-    high, wide = pair("fold", "padding", padding, 0)
+    rows, columns = pair("fold", "padding", padding, 0)
     size = tuple(output_size)
     if x.rank != 3 or len(size) != 2:
         raise ValueError(
@@ -96,13 +99,13 @@ def fold(
     depth = x.mlir_type.shape[1]
     if depth.is_static and depth.value % taps:
         raise ValueError(
-            f"fold: axis 1 of {x.mlir_type.short} is no multiple of {taps}, the elements of a window"
+            f"fold: axis 1 of {x.mlir_type.short} is not a multiple of {taps}, the elements of a window"
         )
     attrs = {
         "kernel": kernel,
         "stride": pair("fold", "stride", stride, 1),
         "dilation": pair("fold", "dilation", dilation, 1),
-        "padding": (high, high, wide, wide),
+        "padding": (rows, rows, columns, columns),
     }
     result = mlir.TensorType.get(
         x.dtype,

@@ -1,4 +1,4 @@
-"""Ops that give the same elements another shape."""
+"""Ops on shapes: reshape, transpose, broadcast, rebind and their relatives."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def _dims(op: str, shape: ShapeLike) -> tuple[DimExpr, ...]:
-    """The dimensions of a target shape, all of them known in the graph."""
+    """Converts a target shape, and checks that its symbols are bound in the graph."""
     if isinstance(shape, str) or not hasattr(shape, "__iter__"):
         raise TypeError(f"{op}: the shape is {shape!r}, expected a sequence of dimensions")
     try:
@@ -41,15 +41,18 @@ def _dims(op: str, shape: ShapeLike) -> tuple[DimExpr, ...]:
 
 
 def reshape(x: TensorValueLike, shape: ShapeLike) -> TensorValue:
-    """The same elements, in the same order, in another shape.
+    """Changes the shape; the elements keep their row-major order.
 
     Args:
         x: The tensor.
-        shape: The new dimensions. One may be -1: it takes what the others leave.
+        shape: The new shape. One dimension may be -1: it is inferred from the number of elements.
+
+    Returns:
+        A tensor of the new shape; `x` itself if it has the shape.
 
     Raises:
-        ValueError: The number of elements differs, more than one dimension is -1, or a symbolic
-            dimension is not one of the graph.
+        ValueError: The number of elements differs, more than one dimension is -1, or a symbol is not bound in the
+            graph.
     """
     tensor = as_tensor(x)
     type_ = tensor.mlir_type
@@ -70,7 +73,7 @@ def reshape(x: TensorValueLike, shape: ShapeLike) -> TensorValue:
 
 
 def _remaining(type_: mlir.TensorType, dims: list[DimExpr], free: int) -> DimExpr:
-    """The size of the dimension given as -1."""
+    """The size of the dimension that is -1."""
     others = DimExpr.constant(1)
     for axis, dim in enumerate(dims):
         if axis != free:
@@ -91,10 +94,10 @@ def _remaining(type_: mlir.TensorType, dims: list[DimExpr], free: int) -> DimExp
 
 
 def flatten(x: TensorValueLike, start_dim: int = 0, end_dim: int = -1) -> TensorValue:
-    """Merges the axes from `start_dim` to `end_dim`, both included, into one.
+    """Merges the axes from `start_dim` to `end_dim`, inclusive, into one.
 
     Args:
-        x: The tensor; one of rank 0 becomes rank 1.
+        x: The tensor; rank 0 becomes rank 1.
         start_dim: The first axis; negative counts from the last.
         end_dim: The last axis; negative counts from the last.
 
@@ -117,14 +120,14 @@ def flatten(x: TensorValueLike, start_dim: int = 0, end_dim: int = -1) -> Tensor
 
 
 def broadcast_to(x: StrongTensorValueLike, shape: ShapeLike) -> TensorValue:
-    """Repeats elements along axes of size 1, and along new axes in front.
+    """Broadcasts a tensor to a shape by NumPy's rules.
 
     Args:
         x: The tensor.
-        shape: The new dimensions.
+        shape: The shape of the result.
 
     Raises:
-        ValueError: A dimension is neither 1 nor equal, or a symbolic dimension is not one of the graph.
+        ValueError: A dimension of `x` is neither 1 nor equal, or a symbol is not bound in the graph.
     """
     tensor = as_tensor(x)
     dims = _dims("broadcast_to", shape)
@@ -145,15 +148,18 @@ def rebind(
     message: str = "",
     layout: FilterLayout | None = None,
 ) -> TensorValue:
-    """States that a tensor has another shape than the graph knows; checked when the graph runs.
+    """Asserts a shape: dimensions that the graph cannot prove equal are checked when it runs.
 
-    Names that are new to the graph stand for what they turn out to be.
+    A symbol that is new to the graph is bound to the actual size.
 
     Args:
         x: The tensor.
-        shape: The dimensions that it will have, as many as it has.
-        message: What the error says if it has not.
-        layout: The layout of a convolution's filter.
+        shape: The asserted shape, of equal rank.
+        message: The message of the error raised if the check fails.
+        layout: The layout to attach to a convolution filter.
+
+    Returns:
+        The tensor, with type ``shape``.
 
     Raises:
         ValueError: The rank differs, or a dimension can never be equal.
@@ -192,14 +198,14 @@ def transpose(x: TensorValueLike, axis_1: int, axis_2: int) -> TensorValue:
 
 
 def permute(x: TensorValueLike, dims: list[int]) -> TensorValue:
-    """Orders all axes anew.
+    """Permutes the axes.
 
     Args:
         x: The tensor.
-        dims: The axes in their new order; negative ones count from the last.
+        dims: For each axis of the result, the axis of `x`; negative counts from the last.
 
     Raises:
-        ValueError: An axis is out of range, missing or named twice.
+        ValueError: An axis is out of range, missing or repeated.
     """
     tensor = as_tensor(x)
     rank = tensor.rank
@@ -235,7 +241,7 @@ def unsqueeze(x: TensorValueLike, axis: int) -> TensorValue:
 
     Args:
         x: The tensor.
-        axis: Where the new axis is; negative counts from the last axis of the result.
+        axis: The position of the new axis in the result; negative counts from the last.
 
     Raises:
         ValueError: The axis is out of range.
@@ -247,16 +253,16 @@ def unsqueeze(x: TensorValueLike, axis: int) -> TensorValue:
 
 
 def as_interleaved_complex(x: TensorValueLike) -> TensorValue:
-    """Splits the last axis into pairs of real and imaginary parts.
+    """Splits the last axis into pairs of real and imaginary part.
 
     Args:
-        x: The tensor, with a last axis of even size n.
+        x: The tensor ``[…, n]``, n even.
 
     Returns:
-        A tensor whose last two axes have sizes n / 2 and 2.
+        ``[…, n / 2, 2]``.
 
     Raises:
-        ValueError: The last axis is missing, or its size is odd.
+        ValueError: The rank is 0, or n is not known to be even.
     """
     tensor = as_tensor(x)
     shape = tensor.shape
@@ -272,13 +278,16 @@ def as_interleaved_complex(x: TensorValueLike) -> TensorValue:
 
 
 def shape_to_tensor(shape: ShapeLike) -> TensorValue:
-    """The sizes of dimensions as a tensor of int64 on the CPU.
+    """Converts dimensions to an int64 tensor on the CPU.
 
     Args:
         shape: The dimensions.
 
+    Returns:
+        int64 ``[rank]``.
+
     Raises:
-        ValueError: A symbolic dimension is not one of the graph.
+        ValueError: A symbol is not bound in the graph.
     """
     attrs: dict[str, Any] = {"shape": _dims("shape_to_tensor", shape)}
     return stage("shape_to_tensor", (), attrs)

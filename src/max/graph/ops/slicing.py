@@ -25,7 +25,7 @@ from max.mlir.dims import DimExpr
 __all__ = ["SliceIndex", "SliceIndices", "slice_tensor"]
 
 SliceIndex = TensorValue | int | slice | tuple[slice, DimLike] | EllipsisType | None
-"""What indexes one axis (or, for ``None`` and ``...``, none or many)."""
+"""An index of one axis; ``None`` adds an axis, ``...`` stands for any number of full slices."""
 SliceIndices = Sequence[SliceIndex]
 
 _ZERO, _ONE = DimExpr.constant(0), DimExpr.constant(1)
@@ -42,11 +42,11 @@ class _Axis:
     stop: Bound
     step: Bound
     size: DimExpr | None
-    """The size in the result, where the index says it; else it follows from the bounds."""
+    """The size in the result if the index states it, else None: it follows from the bounds."""
     dropped: bool = False
-    """Whether the axis is not in the result: it was indexed by a number."""
+    """Whether the result lacks the axis, because a scalar indexes it."""
     to_end: bool = False
-    """Whether a negative step goes on to the very first element."""
+    """Whether the slice has no stop; with a negative step it includes element 0."""
 
 
 @dataclass(frozen=True)
@@ -55,23 +55,23 @@ class Slice:
 
     axes: tuple[_Axis, ...]
     new_axes: tuple[int, ...]
-    """Where the result has axes of size 1 that ``None`` asked for."""
+    """The axes of size 1 in the result that ``None`` inserts."""
 
     @property
     def is_static(self) -> bool:
-        """Whether all bounds are known now, as dimensions."""
+        """Whether all bounds are dimensions, not tensors."""
         return all(
             isinstance(bound, DimExpr) for a in self.axes for bound in (a.start, a.stop, a.step)
         )
 
     @property
     def attrs(self) -> dict[str, tuple[DimExpr, ...]]:
-        """The bounds as the attributes of the op; they are all dimensions."""
+        """The attributes of `mo.slice`; requires `is_static`."""
         names = ("start", "stop", "step")
         return {name: tuple([getattr(a, name) for a in self.axes]) for name in names}
 
     def sizes(self, op: str, shape: tuple[DimExpr, ...]) -> tuple[DimExpr, ...]:
-        """The sizes of all axes of the slice, those included that the result drops."""
+        """The sizes of all axes of the slice, including dropped ones."""
         bounds = self.attrs
         sizes = mlir.slice_shape(op, shape, bounds["start"], bounds["stop"], bounds["step"])
         return tuple(
@@ -79,23 +79,23 @@ class Slice:
         )
 
     def result_shape(self, sizes: Iterable[DimExpr]) -> list[DimExpr]:
-        """The shape of the result, from the sizes of all axes."""
-        kept = [size for a, size in zip(self.axes, sizes, strict=True) if not a.dropped]
+        """Computes the shape of the result from the sizes of all axes."""
+        shape = [size for a, size in zip(self.axes, sizes, strict=True) if not a.dropped]
         for axis in self.new_axes:
-            kept.insert(axis, _ONE)
-        return kept
+            shape.insert(axis, _ONE)
+        return shape
 
 
 def parse_indices(op: str, shape: tuple[DimExpr, ...], indices: SliceIndices) -> Slice:
-    """Normalises indices against the shape that they index.
+    """Normalises indices for a shape.
 
     Raises:
-        TypeError: An index is of a wrong type.
+        TypeError: An index is of an unsupported type.
         ValueError: There are too many indices, or one is out of range.
     """
     items: list[Any] = list(indices)
     if len(items) == 2 and isinstance(items[0], slice) and isinstance(items[1], str):
-        # x[(slice, "size")] comes as two indices; a name indexes no axis
+        # Python passes x[(slice, "size")] as two indices; a str cannot index an axis
         items = [(items[0], items[1])]
     dots = [i for i, item in enumerate(items) if item is Ellipsis]
     if len(dots) > 1:
@@ -190,9 +190,9 @@ def _step(op: str, axis: int, value: Any) -> int:
 
 
 def _bound(op: str, axis: int, dim: DimExpr, value: Any, excess: int) -> DimExpr:
-    """An index that may count from the end, as a dimension that counts from the start.
+    """Converts a possibly negative index to a dimension that counts from the start.
 
-    `excess` is 0 where the index may be one past the last element, else -1.
+    `excess` is 0 for a stop, which may be one past the last element, else -1.
     """
     try:
         index = Dim(value).expr
@@ -220,27 +220,29 @@ def _scalar(op: str, axis: int, value: TensorValue) -> TensorValue:
             "many indices use ops.gather"
         )
     if value.dtype is DType.uint64:
-        # what int64 does not hold lies beyond the end of any axis, as its greatest number does
+        # values beyond int64 clamp to its maximum, which is out of range for any axis too
         greatest = constant(np.array(_LAST, np.uint64), device=value.device)
         value = where(greater(value, greatest), greatest, value)
     return cast_elements(value, DType.int64).to(DeviceRef.CPU())
 
 
 def slice_tensor(x: TensorValueLike, indices: SliceIndices) -> TensorValue:
-    """Part of a tensor, by NumPy's basic indexing; also written ``x[...]``.
+    """Slices a tensor by NumPy's basic indexing; ``x[...]`` calls it.
 
-    An int or a scalar tensor takes one element and drops the axis, a slice takes a range, ``None``
-    inserts an axis of size 1, ``...`` stands for all axes left. Of a symbolic axis the bounds are
-    checked when the graph runs. ``(slice, out_dim)`` says the size of the result, which a slice with
-    tensors as bounds needs.
+    An int or a scalar tensor selects one element and drops the axis, a slice selects a range, ``None`` inserts an axis
+    of size 1, ``...`` stands for the remaining axes. Bounds of symbolic axes are checked when the graph runs.
+    ``(slice, out_dim)`` states the size of the result, which a slice with tensor bounds requires.
 
     Args:
         x: The tensor.
-        indices: An index for each axis; those left out are taken whole.
+        indices: One index per axis; missing ones are full slices.
+
+    Returns:
+        A tensor of the same dtype.
 
     Raises:
-        ValueError: Too many indices, an index out of range, a step of 0, a size that is not said.
-        TypeError: An index of another type.
+        ValueError: There are too many indices, one is out of range, a step is 0, or a size is missing.
+        TypeError: An index is of an unsupported type.
     """
     tensor = as_tensor(x)
     type_ = tensor.mlir_type
@@ -264,14 +266,14 @@ def _backward(axis: _Axis) -> bool:
 
 
 def bound_tensors(index: Slice) -> tuple[TensorValue, TensorValue, TensorValue]:
-    """Start, stop and step of each axis, as vectors on the CPU."""
+    """Start, stop and step of all axes: three int64 tensors ``[rank]`` on the CPU."""
     starts = _vector([a.start for a in index.axes])
     stops = _vector([_FIRST if a.to_end and _backward(a) else a.stop for a in index.axes])
     return starts, stops, _vector([a.step for a in index.axes])
 
 
 def dynamic_sizes(shape: tuple[DimExpr, ...], index: Slice) -> tuple[DimExpr, ...]:
-    """The sizes of all axes of a slice with tensors as bounds, which say them."""
+    """The sizes of all axes of a slice with tensor bounds: the stated ones, else from static bounds."""
     sizes: list[DimExpr] = []
     for axis, dim in zip(index.axes, shape, strict=True):
         if axis.size is not None:
@@ -284,7 +286,7 @@ def dynamic_sizes(shape: tuple[DimExpr, ...], index: Slice) -> tuple[DimExpr, ..
 
 
 def _vector(values: Sequence[Bound | int]) -> TensorValue:
-    """Integers, dimensions and scalars as a 1-d tensor of int64 on the CPU."""
+    """Packs integers, dimensions and scalar tensors into an int64 tensor of rank 1 on the CPU."""
     if all(isinstance(v, int) or (isinstance(v, DimExpr) and v.is_static) for v in values):
         numbers = [v if isinstance(v, int) else v.value for v in values]  # type: ignore[union-attr]
         return constant(np.array(numbers, np.int64))

@@ -1,4 +1,4 @@
-"""A loop while the program runs."""
+"""Loops: `while_loop`."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ def while_loop(
     predicate: Callable[..., TensorValue],
     body: Callable[..., Value[Any] | Iterable[Value[Any]]],
 ) -> list[TensorValue]:
-    """Runs a body as long as a predicate of the values that it carries on is true.
+    """Executes a body while a predicate of the carried values is true.
 
-    Both functions stage ops. They may use all values around them, and the body may change buffers. No turn goes back to
-    Python.
+    Both functions are called once, to stage their ops. They may use all values of the enclosing graphs, and the body may
+    store to buffers. Iterations do not return to Python.
 
     Args:
-        initial_values: The values of the first turn.
-        predicate: From the values of a turn to whether there is one: a bool of rank 0.
-        body: From the values of a turn to those of the next, of the same types.
+        initial_values: The carried values of the first iteration: tensors.
+        predicate: Maps the carried values to a bool of rank 0: whether to execute the body.
+        body: Maps the carried values to those of the next iteration, of the same types.
 
     Returns:
-        The values after the last turn.
+        The carried values after the last iteration.
 
     Raises:
-        ValueError: There are no values, or the types of the body's results are not theirs.
-        TypeError: The predicate is not of bool, or a function returns no values.
-        NotImplementedError: A value is a buffer; use it in the body without carrying it.
+        ValueError: There are no initial values, or the results of the body differ from them in number or type.
+        TypeError: The predicate is not bool, or a result does not convert to a tensor.
+        NotImplementedError: A carried value is a buffer; the body can use it without carrying it.
     """
     outer = _graph.Graph.current
-    given = [initial_values] if isinstance(initial_values, Value) else list(initial_values)
-    values = returned("while_loop", "initial_values", given)
+    initial = [initial_values] if isinstance(initial_values, Value) else list(initial_values)
+    values = returned("while_loop", "initial_values", initial)
     if not values:
-        raise ValueError("while_loop: there are no initial values; give at least one")
+        raise ValueError("while_loop: there are no initial values, expected at least one")
     for index, value in enumerate(values):
         if isinstance(value, BufferValue):
             raise NotImplementedError(
-                f"while_loop: initial value {index} is {value!r}; a buffer cannot be carried, the body can use "
-                "it without"
+                f"while_loop: initial value {index} is {value!r}; a buffer cannot be carried; use "
+                "it in the body directly"
             )
     types = [value.to_mlir().type for value in values]
     condition = Branch(outer, "condition", types)
@@ -56,7 +56,7 @@ def while_loop(
                 f"while_loop: the predicate returns {len(predicates)} values, expected one bool of rank 0"
             )
         checked = checked_predicate("while_loop", predicates[0])
-    tested = condition.own([checked])
+    condition_results = condition.own([checked])
     step = Branch(outer, "body", types, condition.captures)
     with step:
         carried = returned("while_loop", "body", body(*step.inputs))
@@ -64,7 +64,7 @@ def while_loop(
     results_and_chains = close_branches(
         "mo.while",
         (condition, step),
-        (tested, step.own(carried)),
+        (condition_results, step.own(carried)),
         (),
         values,
         ("condition", "body"),

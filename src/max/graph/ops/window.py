@@ -1,4 +1,4 @@
-"""Ops that make or mask by position: bands of matrices, windows."""
+"""Ops that depend on positions only: band masks, windows."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ def band_part(
     num_upper: int | None = None,
     exclude: bool = False,
 ) -> TensorValue:
-    """Sets to 0 what lies outside a band around the diagonal of each matrix.
+    """Zeroes each matrix outside a band around its main diagonal.
 
-    Element (m, n) of the last two axes is in the band where ``m - n <= num_lower`` and
-    ``n - m <= num_upper``.
+    Element (m, n) of the last two axes is in the band if ``m - n <= num_lower`` and ``n - m <= num_upper``.
 
     Args:
-        x: The tensor, of rank 2 or more.
-        num_lower: How many diagonals below the main one are kept; None keeps all.
-        num_upper: How many diagonals above the main one are kept; None keeps all.
-        exclude: Whether the band is set to 0 instead.
+        x: The tensor ``[…, M, N]``.
+        num_lower: The number of diagonals below the main one in the band; None for all.
+        num_upper: The number of diagonals above the main one in the band; None for all.
+        exclude: Whether to zero the band instead.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
 
     Raises:
-        ValueError: The rank is less than 2, or a number is negative or more than the matrix has.
+        ValueError: The rank is less than 2, or a number is negative or exceeds the diagonals of the matrix.
     """
     tensor = as_tensor(x)
     if tensor.rank < 2:
@@ -72,9 +74,9 @@ def hann_window(
 
     Args:
         window_length: The length N of the window.
-        device: Where the window is.
-        periodic: Whether the window is one period of a window of N + 1, without its last element.
-        dtype: The element type, of floating point.
+        device: The device of the window.
+        periodic: Whether to return the first N elements of the window of length N + 1, for spectral analysis.
+        dtype: The element type, a floating-point type.
 
     Returns:
         A tensor of shape ``[window_length]``.

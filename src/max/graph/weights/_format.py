@@ -1,4 +1,4 @@
-"""Which format weight files have."""
+"""Formats of weight files."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class WeightsFormat(StrEnum):
     __module__ = "max.graph.weights"
 
     gguf = "gguf"
-    """Weights and metadata of llama.cpp, often quantized; ``.gguf``."""
+    """The format of llama.cpp: weights, often quantised, and metadata; ``.gguf``."""
     pytorch = "pytorch"
-    """Checkpoints written by ``torch.save``; ``.bin``, ``.pt``, ``.pth``. Read without running
-    any code that the file may hold."""
+    """Checkpoints written by ``torch.save``; ``.bin``, ``.pt``, ``.pth``. Code in the file is never
+    executed."""
     safetensors = "safetensors"
-    """Tensors after a JSON header, mapped into memory; ``.safetensors``, in one file or in shards
-    with a ``.safetensors.index.json``."""
+    """A JSON header, then tensors, mapped into memory; ``.safetensors``, one file or shards with a
+    ``.safetensors.index.json``."""
 
     def __str__(self) -> str:
         return f"WeightsFormat.{self.name}"
@@ -53,10 +53,10 @@ def weights_format(weight_paths: list[Path]) -> WeightsFormat:
     """The format of weight files, by their suffixes.
 
     Args:
-        weight_paths: The files; all of one format.
+        weight_paths: The files, all of one format.
 
     Raises:
-        ValueError: No paths, an unknown suffix, or several formats.
+        ValueError: There are no paths, a suffix is unknown, or the files have several formats.
     """
     paths = check_paths("weights_format", weight_paths)
     if not paths:
@@ -73,7 +73,11 @@ def weights_format(weight_paths: list[Path]) -> WeightsFormat:
 
 
 def check_paths(op: str, paths: object) -> list[Path]:
-    """The paths as a list; a single path is a mistake that gets its own message."""
+    """Converts paths to a list.
+
+    Raises:
+        TypeError: The argument is a single path, or not iterable.
+    """
     if isinstance(paths, (str, bytes, Path)) or not isinstance(paths, Iterable):
         raise TypeError(f"{op}: expected a list of paths, got {paths!r}")
     return [Path(path) for path in cast("Iterable[str | os.PathLike[str]]", paths)]

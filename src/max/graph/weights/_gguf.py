@@ -32,30 +32,29 @@ class Stored:
 
 
 def read_tensors(path: os.PathLike[str] | str) -> dict[str, Stored]:
-    """The tensors of a GGUF file, by name; the file is mapped.
+    """Opens a GGUF file and lists its tensors by name.
 
     Args:
         path: The file.
 
     Raises:
-        WeightsFileError: The file is damaged, or no GGUF file.
+        WeightsFileError: The file is damaged, or not a GGUF file.
     """
-    # the last reader of a model's file
+    # weights are read after configuration and tokenizer: the file need not stay open for another reader
     file = open_gguf(path, keep=False)
     return {name: Stored(file, tensor) for name, tensor in file.tensors.items()}
 
 
 class GGUFWeights(HierarchicalWeights):
-    """Weights in a GGUF file, of llama.cpp.
+    """Weights in a GGUF file.
 
-    A quantized weight comes as the uint8 bytes of its blocks, one row of bytes for each row of
-    elements, with its encoding. Data is the file's own bytes, read-only.
+    The data of a quantised weight is uint8: a row of encoded blocks per row of elements. Data is mapped, read-only.
 
     Args:
-        source: The file, or a ``gguf.GGUFReader`` that has it open.
-        tensors: The tensors by name; those of the source if not given.
-        prefix: The start of all names.
-        allocated: The dictionary behind ``allocated_weights``.
+        source: The file, or an open ``gguf.GGUFReader``.
+        tensors: The tensors by name; by default those of the source.
+        prefix: A prefix of all names.
+        allocated: The dictionary returned by ``allocated_weights``.
 
     Raises:
         ValueError: The file is damaged.
@@ -91,7 +90,7 @@ class GGUFWeights(HierarchicalWeights):
 
 
 def _reader_data(tensor: gguf.ReaderTensor) -> npt.NDArray[Any]:
-    """The data of a tensor that the ``gguf`` package has read."""
+    """The data of a tensor of a ``gguf.GGUFReader``."""
     stored = tensor.tensor_type.name
     data: npt.NDArray[Any] = np.asarray(tensor.data)
     if stored in PLAIN_TYPES:

@@ -1,8 +1,8 @@
-"""Reads one GGUF file: metadata and the list of tensors checked in full, the tensors mapped, never copied.
+"""A reader of GGUF files: validates metadata and tensor list, and maps the tensors without copying.
 
 Layout (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), little-endian: ``GGUF``, the version, the numbers of tensors
-and of metadata values; the values by key; for each tensor name, sizes (the fastest first), type and place; then, aligned, the
-data. Whatever the file claims is checked against its size before anything is allocated or mapped.
+and of metadata values; key and value of each; name, sizes (innermost first), type and offset of each tensor; padding; the
+data. Every count and offset is checked against the file's size before memory is allocated or mapped.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ PLAIN_TYPES = {
     "I32": DType.int32,
     "I64": DType.int64,
 }
-"""The types whose elements are stored one by one."""
+"""Types without blocks, whose elements are stored individually."""
 
-# the file's numbers of types
+# type numbers of tensors
 _TYPES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K",
     11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS",
@@ -50,7 +50,7 @@ _TYPES = {
     39: "MXFP4",
 }  # fmt: skip
 
-# numbers of the types of metadata values
+# type numbers of metadata values, and their `struct` codes
 _SCALARS = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
 }  # fmt: skip
@@ -63,11 +63,11 @@ class GGUFTensor:
     """One tensor of a file.
 
     Args:
-        name: Its name.
-        stored: The file's own name of its type.
-        shape: The sizes in elements, the fastest last.
-        begin: Where the data starts, in bytes from the start of the file.
-        nbytes: The bytes of the data; None for a type that is not known here.
+        name: The name.
+        stored: The GGUF name of the type.
+        shape: The shape in elements, innermost last.
+        begin: The offset of the data from the start of the file in bytes.
+        nbytes: The size of the data in bytes; None for unsupported types.
     """
 
     name: str
@@ -78,7 +78,7 @@ class GGUFTensor:
 
 
 class _Cursor:
-    """Reads values one after the other, within bounds."""
+    """Reads consecutive values with bounds checks."""
 
     def __init__(self, data: mmap.mmap, path: str) -> None:
         self.data, self.path, self.at = data, path, 0
@@ -100,7 +100,7 @@ class _Cursor:
     def string(self) -> str:
         length = self.scalar("Q")
         start = self.skip(length)
-        # tokens of a vocabulary may be parts of characters
+        # tokens of a vocabulary may be incomplete UTF-8 sequences
         return self.data[start : start + length].decode("utf-8", "surrogateescape")
 
     def value(self, kind: int, depth: int = 0) -> Any:
@@ -124,7 +124,7 @@ class _Cursor:
         return [self.value(inner, depth + 1) for _ in range(count)]
 
     def strings(self, count: int) -> list[str]:
-        """An array of texts, read in one loop: a vocabulary has 100,000 of them."""
+        """Reads an array of texts in one tight loop, as a vocabulary has more than 100,000."""
         data, at, first = self.data, self.at, self.at
         texts: list[bytes] = []
         try:
@@ -135,29 +135,29 @@ class _Cursor:
                 at = end
         except (struct.error, OverflowError):
             at = len(data) + 1
-        # a text that reaches beyond the end was cut, or the next length was
+        # slices beyond the end are short without an error: the position tells
         if at > len(data):
             raise self.fail(f"an array of {count} texts should follow at byte {first}")
         self.at = at
-        # decoded together, which takes a third of the time; tokens of a vocabulary may be parts of characters
+        # decoding one joined text takes a third of the time; tokens may be incomplete UTF-8 sequences
         decoded = b"\0".join(texts).decode("utf-8", "surrogateescape").split("\0")
-        if len(decoded) != count:  # a text has a zero byte, or there is none
+        if len(decoded) != count:  # a text contains a zero byte, or the array is empty
             return [text.decode("utf-8", "surrogateescape") for text in texts]
         return decoded
 
 
 class GGUFFile:
-    """A GGUF file, mapped.
+    """A GGUF file, mapped into memory.
 
     Args:
         path: The file.
 
     Raises:
-        WeightsFileError: The file is damaged, of another version, or no GGUF file.
+        WeightsFileError: The file is damaged, of another version, or not a GGUF file.
     """
 
     metadata: dict[str, Any]
-    """The values by key; arrays of numbers as NumPy arrays, others as lists."""
+    """Metadata by key; arrays of numbers are NumPy arrays, others lists."""
     tensors: dict[str, GGUFTensor]
     """The tensors by name."""
 
@@ -188,7 +188,7 @@ class GGUFFile:
 
     @staticmethod
     def _counted(cursor: _Cursor, count: int, least: int) -> int:
-        """A count of what takes some bytes at least."""
+        """Checks that `count` entries of at least `least` bytes fit the rest of the file."""
         if count * least > len(cursor.data) - cursor.at:
             raise cursor.fail(f"{count} entries should follow at byte {cursor.at}")
         return count
@@ -215,7 +215,7 @@ class GGUFFile:
         return GGUFTensor(name, stored, shape, begin, nbytes)
 
     def _placed(self, cursor: _Cursor, entries: list[GGUFTensor]) -> dict[str, GGUFTensor]:
-        """The tensors with their places in the file, each within it and clear of the others."""
+        """Computes absolute offsets; checks that tensors are aligned, inside the file, and do not overlap."""
         alignment = self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1 or alignment % 8:
             raise cursor.fail(f"general.alignment is {alignment!r}, expected a multiple of 8")
@@ -238,24 +238,24 @@ class GGUFFile:
             placed[entry.name] = GGUFTensor(
                 entry.name, entry.stored, entry.shape, begin, entry.nbytes
             )
-        # the order of the file, not that of the places
+        # in the order of the tensor list, not of the offsets
         return {entry.name: placed[entry.name] for entry in entries}
 
     def read(self, tensor: GGUFTensor) -> npt.NDArray[Any]:
-        """The data of a tensor on the file's own bytes, read-only: elements, or uint8 rows of blocks.
+        """Maps the data of a tensor, read-only: its elements, or uint8 rows of encoded blocks.
 
         Args:
-            tensor: One of `tensors`, of a type whose size is known.
+            tensor: One of `tensors`, of a supported type.
 
         Raises:
-            WeightsFileError: Its type is not known, or the file was cut since it was opened.
+            WeightsFileError: The type is not supported, or the file was truncated after it was opened.
         """
         if tensor.nbytes is None:
-            known_types = ", ".join((*BLOCK_FORMATS, *PLAIN_TYPES))
+            supported_types = ", ".join((*BLOCK_FORMATS, *PLAIN_TYPES))
             raise WeightsFileError(
-                f"weight {tensor.name!r}: GGUF type {tensor.stored} is not known; expected one of {known_types}"
+                f"weight {tensor.name!r}: GGUF type {tensor.stored} is not known; expected one of {supported_types}"
             )
-        # what is mapped beyond the file's end cannot be read: the process would end
+        # access to a mapping beyond the file's end is SIGBUS
         size = self._data.size()
         if size < tensor.begin + tensor.nbytes:
             raise WeightsFileError(
@@ -277,16 +277,16 @@ _latest: GGUFFile | None = None
 
 
 def open_gguf(path: os.PathLike[str] | str, keep: bool = True) -> GGUFFile:
-    """A GGUF file, mapped; one that is open and has not changed is not read again.
+    """Opens a GGUF file; an open file that has not changed is reused.
 
-    Configuration, tokenizer and weights of a model are all in one file.
+    Configuration, tokenizer and weights of a model are in one file, which is parsed once this way.
 
     Args:
         path: The file.
-        keep: Whether the file stays open when the caller drops it, until another one is opened.
+        keep: Whether to keep the file open until another one is opened, even if the caller drops it.
 
     Raises:
-        WeightsFileError: The file is damaged, of another version, or no GGUF file.
+        WeightsFileError: The file is damaged, of another version, or not a GGUF file.
     """
     global _latest
     stat = os.stat(path)

@@ -1,4 +1,4 @@
-"""Opens weight files of any format."""
+"""Loading of weight files of any format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from max.graph.weights_by_name import Weights
 
 
 def load_weights(paths: list[Path]) -> Weights:
-    """Opens weight files; the format follows from their suffixes.
+    """Opens weight files, in the format of their suffixes.
 
     ::
 
@@ -28,7 +28,7 @@ def load_weights(paths: list[Path]) -> Weights:
 
     Raises:
         FileNotFoundError: A file is missing.
-        ValueError: An unknown suffix, several formats, or a damaged file.
+        ValueError: A suffix is unknown, the files have several formats, or a file is damaged.
     """
     format = weights_format(paths)
     paths = [Path(path) for path in paths]
@@ -46,7 +46,7 @@ def _merge(paths: list[Path], read: Callable[[os.PathLike[str]], dict[str, Any]]
     tensors: dict[str, Any] = {}
     for path in paths:
         tensors_of_file = read(path)
-        if doubled := tensors_of_file.keys() & tensors.keys():
-            raise WeightsFileError(f"{path}: weight {min(doubled)!r} is also in another file")
+        if duplicates := tensors_of_file.keys() & tensors.keys():
+            raise WeightsFileError(f"{path}: weight {min(duplicates)!r} is also in another file")
         tensors |= tensors_of_file
     return tensors

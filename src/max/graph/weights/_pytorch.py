@@ -1,4 +1,4 @@
-"""Weights in torch checkpoints, read by torch."""
+"""Weights in PyTorch checkpoints, read by torch."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from max.graph.weights_by_name import HierarchicalWeights
 
 
 def read_tensors(path: os.PathLike[str] | str) -> dict[str, Any]:
-    """The tensors of a checkpoint, by name.
+    """Reads the tensors of a checkpoint, by name.
 
-    Only tensors and plain containers are unpickled; a checkpoint that asks for anything else is
-    refused, and nothing of it is run.
+    Only tensors and plain containers are unpickled; a checkpoint with other objects is rejected without executing
+    any of its code.
 
     Raises:
         ImportError: torch is not installed.
-        WeightsFileError: The file is damaged, holds more than data, or has no tensors.
+        WeightsFileError: The file is damaged, contains other objects, or has no tensors.
     """
     import torch
 
@@ -30,7 +30,7 @@ def read_tensors(path: os.PathLike[str] | str) -> dict[str, Any]:
         loaded: Any = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise
-    except Exception as error:  # a damaged pickle makes the unpickler fail in any way
+    except Exception as error:  # the unpickler raises any class for a damaged file
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise WeightsFileError(f"{os.fspath(path)}: cannot be read safely: {reason}") from error
     if isinstance(loaded, dict):
@@ -51,19 +51,19 @@ def read_tensors(path: os.PathLike[str] | str) -> dict[str, Any]:
 
 
 class PytorchWeights(HierarchicalWeights):
-    """Weights in a checkpoint that ``torch.save`` wrote.
+    """Weights in a checkpoint written by ``torch.save``.
 
-    Needs torch. Code that the file may hold is never run.
+    Requires torch. Code in the file is never executed.
 
     Args:
         filepath: The file.
-        tensor_infos: The tensors by name; those of the file if not given.
-        prefix: The start of all names.
-        allocated: The dictionary behind ``allocated_weights``.
+        tensor_infos: The tensors by name; by default those of the file.
+        prefix: A prefix of all names.
+        allocated: The dictionary returned by ``allocated_weights``.
 
     Raises:
         ImportError: torch is not installed.
-        ValueError: The file is damaged, or holds more than data.
+        ValueError: The file is damaged, or contains other objects than tensors.
     """
 
     __module__ = "max.graph.weights"
@@ -88,7 +88,7 @@ class PytorchWeights(HierarchicalWeights):
         """The dtype of the weight of this name.
 
         Raises:
-            KeyError: There is none.
+            KeyError: There is no weight of this name.
         """
         self._require()
         return DType.from_torch(self._tensors[self._prefix].dtype)
@@ -98,7 +98,7 @@ class PytorchWeights(HierarchicalWeights):
         """The shape of the weight of this name.
 
         Raises:
-            KeyError: There is none.
+            KeyError: There is no weight of this name.
         """
         self._require()
         return Shape(self._tensors[self._prefix].shape)

@@ -21,23 +21,22 @@ from max.graph.weights_by_name import HierarchicalWeights
 class SafetensorWeights(HierarchicalWeights):
     """Weights in one safetensors file, or in several shards.
 
-    The files are mapped: a weight's data is the file's own bytes, read-only, and is read from disk
-    when it is first used. All headers are read and checked when the object is made.
+    The files are mapped, read-only: data is read from disk at its first use. The constructor reads and checks all
+    headers.
 
     Args:
-        filepaths: The files. A ``.safetensors.index.json`` stands for the shards that it lists,
-            which must hold exactly the weights that it says.
-        tensors: Restricts to weights of these names.
-        tensors_to_file_idx: Which of the files each weight is taken from; found in the files
-            if not given.
-        prefix: The start of all names.
-        allocated: The dictionary behind ``allocated_weights``.
-        _st_weight_map: Data that is used in place of the files'.
-        _st_file_handles: Files that are open already, by path.
+        filepaths: The files. A ``.safetensors.index.json`` stands for its shards, which must contain the listed
+            weights.
+        tensors: The names of weights to include; by default all.
+        tensors_to_file_idx: The index of the file of each weight; by default from the headers.
+        prefix: A prefix of all names.
+        allocated: The dictionary returned by ``allocated_weights``.
+        _st_weight_map: Data that replaces that of the files.
+        _st_file_handles: Open files by path.
 
     Raises:
         FileNotFoundError: A file is missing.
-        ValueError: A file is damaged, two files have a weight of one name, or an index lies; the
+        ValueError: A file is damaged, two files contain a weight of one name, or an index contradicts its shards; the
             message names file and weight.
     """
 
@@ -77,13 +76,13 @@ class SafetensorWeights(HierarchicalWeights):
         return WeightData._from_tensor(tensor, name)  # pyright: ignore[reportPrivateUsage]
 
     def allocate_as_bytes(self, dtype: DType | None = None) -> Weight:
-        """A graph's Weight for the bytes of the weight of this name, as uint8.
+        """Creates a uint8 `Weight` for the bytes of the weight of this name.
 
-        The last size is multiplied by the bytes of an element: float32 ``[512, 256]`` becomes
-        uint8 ``[512, 1024]``. A scalar counts as shape ``[1]``.
+        The last dimension is multiplied by the size of an element: float32 ``[512, 256]`` becomes uint8
+        ``[512, 1024]``. A scalar has shape ``[1]``.
 
         Args:
-            dtype: The element type to convert to before; as stored if not given.
+            dtype: The element type to convert to first; by default the stored one.
 
         Raises:
             KeyError: There is no weight of this name.
@@ -99,7 +98,7 @@ class SafetensorWeights(HierarchicalWeights):
 
 
 def _expand(paths: list[Path]) -> tuple[list[Path], dict[str, Path]]:
-    """Puts the shards of an index in its place; also which shard each weight is said to be in."""
+    """Replaces index files by their shards; also returns the shard of each indexed weight."""
     expanded: dict[Path, None] = {}
     indexed: dict[str, Path] = {}
     for path in paths:
@@ -134,7 +133,7 @@ def _read_index(path: Path) -> dict[str, str]:
 
 
 def _places(files: list[SafetensorsFile], indexed: dict[str, Path]) -> dict[str, SafetensorsFile]:
-    """The file that each weight is in."""
+    """The file of each weight, checked against the index."""
     places: dict[str, SafetensorsFile] = {}
     for file in files:
         for name in file.entries:
@@ -145,7 +144,7 @@ def _places(files: list[SafetensorsFile], indexed: dict[str, Path]) -> dict[str,
             places[name] = file
     for name, path in indexed.items():
         if name not in places or Path(places[name].path) != path:
-            raise WeightsFileError(f"{path}: weight {name!r} is not there, against the index")
+            raise WeightsFileError(f"{path}: weight {name!r} is missing, but the index lists it")
     return places
 
 

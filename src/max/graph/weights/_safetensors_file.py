@@ -1,8 +1,7 @@
-"""Reads one safetensors file: the header checked in full, the tensors mapped, never copied.
+"""A reader and writer of safetensors files: validates the header, and maps the tensors without copying.
 
-Layout: 8 bytes with the header's length, a JSON header that gives each tensor its dtype, shape and
-place, then the data, without gaps or overlaps. Whatever the header claims is checked against the
-file's size before anything is allocated or mapped.
+Layout: 8 bytes with the header's length, a JSON header with dtype, shape and offsets of each tensor, then the data,
+without gaps or overlaps. Every size and offset is checked against the file's size before memory is allocated or mapped.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
 _MAX_RANK = 64
 
-# name in the file -> bits of an element, and the DType where there is one with that layout
+# name in the file -> bits of an element, and the DType of that layout if there is one
 _TYPES: dict[str, tuple[int, DType | None]] = {
     "BOOL": (8, DType.bool),
     "U8": (8, DType.uint8),
@@ -46,7 +45,7 @@ _TYPES: dict[str, tuple[int, DType | None]] = {
     "BF16": (16, DType.bfloat16),
     "F32": (32, DType.float32),
     "F64": (64, DType.float64),
-    # packed, or unknown to DType: such tensors can be listed, not read
+    # packed, or without a DType: such tensors are listed, but cannot be read
     "F4": (4, None),
     "F6_E2M3": (6, None),
     "F6_E3M2": (6, None),
@@ -55,11 +54,11 @@ _TYPES: dict[str, tuple[int, DType | None]] = {
 }
 
 STORED_NAMES = {dtype: name for name, (_, dtype) in _TYPES.items() if dtype is not None}
-"""For each dtype that a file can hold, its name there."""
+"""The name in the file of each supported dtype."""
 
 
 class WeightsFileError(ValueError):
-    """A weight file is damaged, or does not say the truth about itself."""
+    """A weight file is damaged or inconsistent."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +66,10 @@ class TensorEntry:
     """One tensor of a file.
 
     Attributes:
-        stored: The file's own name of the element type.
-        shape: The sizes.
-        begin: Where the data starts, in bytes from the start of the file.
-        nbytes: The size of the data.
+        stored: The safetensors name of the element type.
+        shape: The shape.
+        begin: The offset of the data from the start of the file in bytes.
+        nbytes: The size of the data in bytes.
     """
 
     stored: str
@@ -80,7 +79,7 @@ class TensorEntry:
 
     @property
     def dtype(self) -> DType | None:
-        """The DType of the elements; None where none has their layout."""
+        """The DType of the elements; None if no DType has their layout."""
         return _TYPES[self.stored][1]
 
 
@@ -91,9 +90,9 @@ class SafetensorsFile:
         path: The file.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        WeightsFileError: It is not a whole, honest safetensors file; the message names the file,
-            the tensor where one is at fault, and what is wrong.
+        FileNotFoundError: The file does not exist.
+        WeightsFileError: The file is truncated, inconsistent, or not a safetensors file; the message names the file,
+            the tensor and the fault.
     """
 
     def __init__(self, path: os.PathLike[str] | str) -> None:
@@ -109,18 +108,16 @@ class SafetensorsFile:
         self._bytes = np.frombuffer(self._mapping, np.uint8)
 
     def read(self, name: str) -> Tensor:
-        """The tensor of that name, on the file's own bytes; read-only.
-
-        Only a tensor whose place in the file is not aligned to its dtype is copied.
+        """Maps a tensor, read-only. It is copied only if its offset is not aligned to its dtype.
 
         Raises:
             KeyError: There is no such tensor.
-            WeightsFileError: No DType has the layout of its elements, or the file was cut since it was opened.
+            WeightsFileError: No DType has the layout of its elements, or the file was truncated after it was opened.
         """
         entry = self.entries[name]
         if entry.dtype is None:
             raise self._error(f"elements of type {entry.stored} cannot be read", name)
-        # what is mapped beyond the file's end cannot be read: the process would end
+        # access to a mapping beyond the file's end is SIGBUS
         size = self._mapping.size()
         if size < entry.begin + entry.nbytes:
             raise self._error(f"the file was cut to {size} bytes after it was opened", name)
@@ -144,7 +141,7 @@ class SafetensorsFile:
 
     def _parse(self, text: bytes, available: int) -> tuple[dict[str, TensorEntry], dict[str, str]]:
         try:
-            # a list of pairs at each level: names that come twice must not get lost
+            # pairs instead of dicts at each level, so that duplicate names are detected
             header = json.loads(text.decode("utf-8"), object_pairs_hook=_Pairs)
         except (ValueError, RecursionError) as error:
             raise self._error(f"the header is not JSON: {error}") from error
@@ -186,7 +183,7 @@ class SafetensorsFile:
         offsets = self._integers(name, "data_offsets", fields["data_offsets"])
         if len(shape) > _MAX_RANK:
             raise self._error(f"rank {len(shape)} is above {_MAX_RANK}", name)
-        # a size of 0 must not hide sizes that no array can have
+        # a dimension of 0 must not hide others that no array can have
         if math.prod(size or 1 for size in shape) >= 2**59:
             raise self._error(f"shape {list(shape)} is too large for any array", name)
         if len(offsets) != 2 or offsets[0] > offsets[1]:
@@ -208,16 +205,16 @@ class SafetensorsFile:
         return TensorEntry(stored, shape, begin, end - begin)
 
     def _integers(self, name: str, field: str, value: Any) -> tuple[int, ...]:
-        given: object = value
+        text = str(value)[:80]
         sizes = cast("list[Any]", value) if isinstance(value, list) else None
         if sizes is None or not all(type(v) is int and 0 <= v < 2**63 for v in sizes):
-            raise self._error(f"{field} is not a list of sizes: {str(given)[:80]}", name)
+            raise self._error(f"{field} is not a list of sizes: {text}", name)
         return tuple(sizes)
 
     def _check_places(
         self, entries: dict[str, TensorEntry], available: int, data_start: int
     ) -> None:
-        """All data is used, and each byte by one tensor."""
+        """Checks that each byte of data belongs to exactly one tensor."""
         place, before = 0, None
         for name, entry in sorted(
             entries.items(), key=lambda item: (item[1].begin, item[1].nbytes)
@@ -237,14 +234,14 @@ class SafetensorsFile:
 
 
 def write_safetensors(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Writes a safetensors file; one that is there is replaced whole, or not at all.
+    """Writes a safetensors file; an existing file is replaced atomically.
 
     Args:
         path: The file.
-        arrays: The tensors by name, C-contiguous. Those with the largest elements come first, so that all are aligned.
+        arrays: The tensors by name, C-contiguous. They are stored by decreasing element size, so that all are aligned.
 
     Raises:
-        ValueError: A tensor has a dtype that the file cannot hold.
+        ValueError: The format cannot hold the dtype of a tensor.
     """
     order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
     header: dict[str, dict[str, Any]] = {}
@@ -274,4 +271,4 @@ def write_safetensors(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> Non
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """A JSON object as its pairs, distinct from a JSON list."""
+    """A JSON object as a list of pairs; a class of its own to tell it from a JSON list."""

@@ -1,4 +1,4 @@
-"""The ops of the `mo` dialect, a file for each family. Importing this package fills `max.mlir.OPS`."""
+"""The ops of the `mo` dialect, one file per family. Importing this package fills `max.mlir.OPS`."""
 
 from max.mlir.ops import (
     buffer,

@@ -1,4 +1,4 @@
-"""Buffers: tensors that change in place, in the order that chains say."""
+"""Ops on buffers, which are mutable tensors; chains order the accesses. Also chains and printing."""
 
 from __future__ import annotations
 

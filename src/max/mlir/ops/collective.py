@@ -1,6 +1,7 @@
-"""Collectives: one op over tensors of several devices.
+"""Collectives: ops over tensors of several devices.
 
-Operands are a tensor a device, a signal buffer a device, and the chain; results are a tensor a device, and the chain.
+Operands are one tensor per device, one signal buffer per device, and a chain; results are one tensor per device, and a
+chain.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ _CHAIN = ChainType.get()
 
 
 def _inputs(op: str, types: Types) -> list[TensorType]:
-    """The tensors, once everything about their number, devices and buffers is checked."""
+    """Checks the operands of a collective, and returns the types of its tensors."""
     if len(types) < 3 or len(types) % 2 == 0:
         raise ValueError(
             f"{op}: got {short_types(types)}, expected a tensor and a signal buffer for each device"
@@ -22,12 +23,12 @@ def _inputs(op: str, types: Types) -> list[TensorType]:
         raise TypeError(f"{op}: the last operand is {short_types(types[-1:])}, expected a chain")
     count = len(types) // 2
     tensors = [tensor(op, types, index) for index in range(count)]
-    where = [t.device for t in tensors]
-    for index, device in enumerate(where):
-        if device in where[:index]:
+    devices = [t.device for t in tensors]
+    for index, device in enumerate(devices):
+        if device in devices[:index]:
             raise ValueError(
-                f"{op}: inputs {where.index(device)} and {index} are both on {device.text}; "
-                "expected one input a device"
+                f"{op}: inputs {devices.index(device)} and {index} are both on {device.text}; "
+                "expected one input per device"
             )
     for index, (x, buffer) in enumerate(zip(tensors, types[count:-1], strict=True)):
         if not isinstance(buffer, BufferType) or buffer.dtype is not DType.uint8:

@@ -1,4 +1,4 @@
-"""Constants, weights, and moves between devices."""
+"""Constants, weights, and transfers between devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs, subgraphs, calls, custom ops, and the terminator."""
+"""Graphs, subgraphs, calls, control flow, custom ops, and the terminator."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class GraphOp(MoOp):
 
     @property
     def body(self) -> Iterator[MoOp]:
-        """The ops of the body, the terminator included."""
+        """The ops of the body, including the terminator."""
         return cast(Iterator[MoOp], iter(self.block.ops))
 
     def verify_(self) -> None:
@@ -129,7 +129,7 @@ class GraphOp(MoOp):
         last = region.block.last_op
         if results is not None and last is not None and list(last.operand_types) != results:
             parser.raise_error(
-                f"the graph gives {short_types(last.operand_types)}, the signature says "
+                f"the graph returns {short_types(last.operand_types)}, its signature declares "
                 f"{short_types(results)}",
                 position,
             )
@@ -138,7 +138,7 @@ class GraphOp(MoOp):
 
 
 class SubgraphOp(GraphOp):
-    """A graph that others call: ``mo.subgraph @name(…) -> (…) { … }``."""
+    """A graph called by other graphs: ``mo.subgraph @name(…) -> (…) { … }``."""
 
 
 class CallOp(MoOp):
@@ -151,11 +151,11 @@ class CallOp(MoOp):
 
     @property
     def prefix(self) -> str:
-        """What is put before the names of the subgraph's weights."""
+        """The prefix of the names of the subgraph's weights."""
         return cast(StringAttr, self.attributes["prefix"]).data
 
     def target(self) -> SubgraphOp:
-        """The subgraph that is called.
+        """The called subgraph.
 
         Raises:
             ValueError: The module has no such subgraph.
@@ -183,7 +183,7 @@ class CallOp(MoOp):
 
 
 def _subgraph(op: Operation, name: str) -> SubgraphOp:
-    """The subgraph of a name in the module of an op."""
+    """Looks up a subgraph in the module of an op."""
     module = op
     while (parent := module.parent_op()) is not None:
         module = parent
@@ -199,8 +199,8 @@ def _in_module(op: Operation) -> bool:
     return op.name == "builtin.module"
 
 
-def _gives(op: MoOp, name: str, arguments: Types, results: Types) -> None:
-    """Checks that a subgraph takes values of the types `arguments` and returns those of the types `results`."""
+def _check_signature(op: MoOp, name: str, arguments: Types, results: Types) -> None:
+    """Checks that a subgraph takes values of types `arguments` and returns values of types `results`."""
     target = _subgraph(op, name)
     try:
         env = bind_call(name, target.input_types, arguments)
@@ -214,15 +214,15 @@ def _gives(op: MoOp, name: str, arguments: Types, results: Types) -> None:
 
 
 class IfOp(MoOp):
-    """A choice: ``mo.if(%pred, %x) {then = @a, otherwise = @b}`` calls one of two subgraphs with all values but the first.
+    """A conditional: ``mo.if(%pred, %x) {then = @a, otherwise = @b}`` calls one of two subgraphs.
 
-    The subgraphs' weights are named as those of the graph that the op is in, and symbols that their inputs do not bind
-    mean what they mean there.
+    The subgraphs take all operands but the predicate. Names of their weights, and symbols that their inputs do not bind,
+    are those of the enclosing graph.
     """
 
     @property
     def callees(self) -> tuple[str, str]:
-        """The names of the subgraphs: where the predicate is true, and where not."""
+        """The names of the subgraphs for a true and a false predicate."""
         return self.attr("then"), self.attr("otherwise")
 
     def verify_(self) -> None:
@@ -230,20 +230,21 @@ class IfOp(MoOp):
         if not _in_module(self):
             return
         for name in self.callees:
-            _gives(self, name, [v.type for v in self._operands[1:]], [v.type for v in self.results])
+            arguments = [v.type for v in self._operands[1:]]
+            _check_signature(self, name, arguments, [v.type for v in self.results])
 
 
 class WhileOp(MoOp):
     """A loop: ``mo.while(%x, %y) {condition = @a, body = @b}``.
 
-    The first operands are carried: as long as the condition, called with all values, gives true, the body, called with
-    all values, gives new ones for them. The results are the last ones. The rest stays as it is; a chain, the last
-    operand, result, input and output, is carried, too.
+    Condition and body take all operands. The first operands are carried: while the condition returns true, the body
+    returns their next values, and the results are the last ones. The other operands do not change. A chain, which is the
+    last operand, result, input and output, is carried too.
     """
 
     @property
     def callees(self) -> tuple[str, str]:
-        """The names of the subgraphs: the condition, and the body."""
+        """The names of condition and body."""
         return self.attr("condition"), self.attr("body")
 
     def verify_(self) -> None:
@@ -254,14 +255,14 @@ class WhileOp(MoOp):
         arguments = [v.type for v in self._operands]
         results = [v.type for v in self.results]
         chain = [t for t in results if isinstance(t, ChainType)]
-        given = _subgraph(self, condition).output_types
-        _check_predicate("while: the condition's result", given[:1])
-        _gives(self, condition, arguments, [*given[:1], *chain])
-        _gives(self, body, arguments, results)
+        outputs = _subgraph(self, condition).output_types
+        _check_predicate("while: the condition's result", outputs[:1])
+        _check_signature(self, condition, arguments, [*outputs[:1], *chain])
+        _check_signature(self, body, arguments, results)
 
 
 def control_callees(op: Operation) -> tuple[str, ...]:
-    """The names of the subgraphs that an op runs."""
+    """The names of the subgraphs that an op may execute."""
     if isinstance(op, CallOp):
         return (op.callee,)
     return op.callees if isinstance(op, IfOp | WhileOp) else ()
@@ -284,7 +285,7 @@ def _check_while(operands: Types, results: Types, attrs: Attrs) -> None:
     if not carried:
         raise ValueError("while: no value is carried")
     if any(isinstance(t, BufferType) for t in carried):
-        raise TypeError("while: a buffer cannot be carried; the body may change it in place")
+        raise TypeError("while: a buffer cannot be carried; the body may store to it")
     if list(operands[: len(carried)]) != carried:
         raise ValueError(
             f"while: the first values are {short_types(operands[: len(carried)])}, "
@@ -293,16 +294,16 @@ def _check_while(operands: Types, results: Types, attrs: Attrs) -> None:
 
 
 def bind_call(callee: str, parameters: Types, arguments: Types) -> dict[str, DimExpr]:
-    """What each symbol of a subgraph's inputs stands for in a call.
+    """Binds the symbols of a subgraph's inputs to the dimensions of a call's arguments.
 
     Args:
         callee: The name of the subgraph, for messages.
-        parameters: The types of its inputs.
-        arguments: The types of the values that it is called with.
+        parameters: The types of the subgraph's inputs.
+        arguments: The types of the arguments.
 
     Raises:
-        ValueError: A count, a rank or a dimension does not fit.
-        TypeError: A type does not fit.
+        ValueError: The number of arguments, a rank, a device or a dimension differs.
+        TypeError: The kind of a type or a dtype differs.
     """
     if len(parameters) != len(arguments):
         raise ValueError(
@@ -341,7 +342,7 @@ def bind_call(callee: str, parameters: Types, arguments: Types) -> dict[str, Dim
 
 
 def substitute_type(type_: Attribute, env: Mapping[str, DimExpr]) -> Attribute:
-    """A type with the symbols of its shape replaced."""
+    """Replaces the symbols in a type's shape."""
     if not isinstance(type_, ShapedType):
         return type_
     shape = tuple([dim.substitute(env) for dim in type_.shape])
@@ -361,7 +362,7 @@ def _check_chains(op: str, operands: Types, results: Types) -> None:
         raise ValueError(f"{op}: a chain must be the last operand and the last result")
     has = [any(flags) for flags in chains]
     if has[0] != has[1]:
-        raise ValueError(f"{op}: a chain that comes in must go out, and the other way round")
+        raise ValueError(f"{op}: expected a chain among both operands and results, or in neither")
 
 
 def _check_custom(operands: Types, results: Types, attrs: Attrs) -> None:

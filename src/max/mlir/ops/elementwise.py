@@ -1,4 +1,4 @@
-"""Element-wise ops: operands of one shape (and, but for `select` and `cast`, one element type)."""
+"""Element-wise ops: operands of equal shape and, except for `select` and `cast`, equal dtype."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _is_any(dtype: DType) -> bool:
     return True
 
 
-_WANTED: dict[Accepts, str] = {
+_DESCRIPTIONS: dict[Accepts, str] = {
     _is_float: "a floating-point type",
     _is_number: "a number",
     _is_bool: "bool",
@@ -40,7 +40,7 @@ def _check_dtype(op: str, types: list[TensorType], accepts: Accepts) -> None:
     for index, t in enumerate(types):
         if not accepts(t.dtype):
             raise TypeError(
-                f"{op}: operand {index} has dtype {t.dtype.name}, expected {_WANTED[accepts]}"
+                f"{op}: operand {index} has dtype {t.dtype.name}, expected {_DESCRIPTIONS[accepts]}"
             )
 
 

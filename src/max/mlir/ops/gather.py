@@ -1,4 +1,4 @@
-"""Ops that pick and place elements by index."""
+"""Gather, scatter, nonzero."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from max.mlir.operation import Attrs, Conditions, OpSpec, Types, define, same_de
 from max.mlir.types import TensorType
 
 QUANTISERS = ("Q4_0", "Q8_0")
-"""The formats that values are converted to while a graph runs; the others need a search."""
+"""The encodings of `mo.quantize`; the others need a search for their scales."""
 FLOATS = (DType.float32, DType.bfloat16, DType.float16)
 GPTQ_BITS = (2, 4, 8)
 
@@ -24,10 +24,10 @@ def _form(op: str, attrs: Attrs, encodings: tuple[str, ...] = tuple(BLOCK_FORMAT
 
 
 def _blocks_of(op: str, x: TensorType, attrs: Attrs, size: int, what: str) -> DimExpr:
-    """How many blocks the last dimension of a tensor has.
+    """The number of blocks in the last dimension of a tensor.
 
     Raises:
-        ValueError: There is no last dimension, or it is not a whole number of blocks.
+        ValueError: The rank is 0, or the last dimension is not a multiple of a block.
     """
     if x.rank == 0:
         raise ValueError(f"{op}: {x.short} has rank 0, expected rows of {attrs['encoding']} blocks")
@@ -41,7 +41,7 @@ def _blocks_of(op: str, x: TensorType, attrs: Attrs, size: int, what: str) -> Di
 
 
 def _whole_blocks(op: str, attribute: str, operand: int = 0) -> Conditions:
-    """The last dimension of an operand is a whole number of blocks."""
+    """The condition that the last dimension of an operand is a multiple of a block."""
 
     def conditions(operands: Types, results: Types, attrs: Attrs) -> list[Condition]:
         x = tensor(op, operands, operand)

@@ -1,4 +1,4 @@
-"""Ops that combine the elements along one axis."""
+"""Reductions, scans and sorts along one axis."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ REDUCTIONS = {
     "reduce_max": "max",
     "reduce_min": "min",
 }
-"""Reductions that keep the element type, and the names that users know."""
+"""Reductions that keep the dtype, and their names in `max.graph.ops`."""
 ARG_REDUCTIONS = {"argmax": "argmax", "argmin": "argmin"}
 SCANS = {"softmax": "softmax", "logsoftmax": "logsoftmax"}
-"""Ops along an axis that keep the type."""
+"""Ops along an axis whose result has the operand's type."""
 
 
 def _numbers(op: str, x: TensorType, floats: bool = False) -> None:
@@ -56,7 +56,7 @@ def _along_axis(op: str, floats: bool) -> Infer:
 
 
 def _elements_conditions(op: str) -> Conditions:
-    """The axis has an element: the op has no value for none."""
+    """The condition that the axis is not empty, for ops without a value for an empty axis."""
 
     def conditions(operands: Types, results: Types, attrs: Attrs) -> list[Condition]:
         x = tensor(op, operands, 0)

@@ -1,4 +1,4 @@
-"""Ops that move elements and change none: reshapes, slices, concatenation, padding; and ranges."""
+"""Ops that move elements without computing: reshape, slice, concat, pad and others; ranges."""
 
 from __future__ import annotations
 
@@ -113,10 +113,10 @@ def slice_shape(
     stop: tuple[DimExpr, ...],
     step: tuple[DimExpr, ...],
 ) -> tuple[DimExpr, ...]:
-    """The shape that a normalised slice has.
+    """The shape of a normalised slice.
 
     Raises:
-        ValueError: A count of bounds, a step or a static bound does not fit.
+        ValueError: The number of bounds differs from the rank, a step is symbolic or 0, or a static bound is out of range.
     """
     rank = len(shape)
     if not len(start) == len(stop) == len(step) == rank:
@@ -152,7 +152,7 @@ def _check_slice(operands: Types, results: Types, attrs: Attrs) -> None:
 
 
 def check_slice_result(op: str, expected: tuple[DimExpr, ...], actual: tuple[DimExpr, ...]) -> None:
-    """Checks that `actual`, which is authoritative, does not contradict the computed shape."""
+    """Checks that the actual shape, which is authoritative, can equal the computed one."""
     fits = len(expected) == len(actual) and not any(
         (difference := have - want).is_static and difference.value
         for have, want in zip(expected, actual, strict=True)
@@ -166,7 +166,7 @@ def check_slice_result(op: str, expected: tuple[DimExpr, ...], actual: tuple[Dim
 def slice_conditions(
     op: str, shape: tuple[DimExpr, ...], result: tuple[DimExpr, ...], attrs: Attrs
 ) -> list[Condition]:
-    """The conditions under which a normalised slice of a tensor of that shape is inside of it, and of the result's shape."""
+    """The conditions that a normalised slice lies inside a tensor of shape `shape` and has shape `result`."""
     bounds: list[tuple[DimExpr, ...]] = [attrs[name] for name in SLICE_ATTRIBUTES]
     sizes = slice_shape(op, shape, *bounds)
     conditions: list[Condition] = []
@@ -202,12 +202,12 @@ define(
 
 
 def check_slice_bounds(op: str, types: Types, rank: int, device: DeviceRefAttr) -> None:
-    """Checks that start, stop and step of a slice are vectors of an integer for each axis.
+    """Checks that start, stop and step of a dynamic slice are int64 tensors ``[rank]``.
 
-    They are on the CPU; the compiler puts them on the device of the op.
+    Staging puts them on the CPU; the compiler may transfer them to the device of the op.
 
     Raises:
-        TypeError: They are not.
+        TypeError: A type differs.
     """
     expected = TensorType.get(DType.int64, (rank,), _CPU)
     for index, what in enumerate(("start", "stop", "step")):

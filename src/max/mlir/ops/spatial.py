@@ -1,7 +1,7 @@
-"""Ops over the spatial axes of images and volumes: convolutions, pooling.
+"""Ops over the spatial axes of images and volumes: convolution, pooling, resize, fold.
 
 Images are ``[N, H, W, C]``, volumes ``[N, D, H, W, C]``; filters are ``[R, S, C, F]`` or ``[Q, R, S, C, F]``.
-Attributes have a number for each spatial axis, paddings two: before and after.
+Attributes have one number per spatial axis; paddings have two, before and after.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from max.mlir.types import TensorType
 
 
 def _counts(op: str, attrs: Attrs, spatial: int) -> None:
-    """Checks the lengths and signs of the attributes that go with the spatial axes."""
+    """Checks length and minimum of the attributes over spatial axes."""
     for name, length, least in (
         ("kernel", spatial, 1),
         ("stride", spatial, 1),
@@ -37,7 +37,7 @@ def _counts(op: str, attrs: Attrs, spatial: int) -> None:
 def _window_size(
     op: str, x: TensorType, axis: int, taps: DimExpr, dilation: int, stride: int, padding: int
 ) -> DimExpr:
-    """How often a window of `taps` fits an axis that is padded by `padding` in all."""
+    """The number of windows of `taps` elements along an axis with `padding` on both sides together."""
     reach = (taps - 1) * dilation + 1
     room = x.shape[axis] + padding - reach
     if room.is_static and room.value < 0:
@@ -83,7 +83,7 @@ def _infer_conv(types: Types, attrs: Attrs) -> Types:
         )
     if features.is_static and features.value % groups:
         raise ValueError(
-            f"conv: the filter {weight.short} gives {features} channels, which is no multiple of "
+            f"conv: the filter {weight.short} gives {features} channels, which is not a multiple of "
             f"groups, {groups}"
         )
     padding: tuple[int, ...] = attrs["padding"]
@@ -109,7 +109,7 @@ def _conv_conditions(operands: Types, results: Types, attrs: Attrs) -> list[Cond
         )
     ]
     if groups > 1:
-        message = f"conv: the features of {weight.short} are no multiple of groups, {groups}"
+        message = f"conv: the features of {weight.short} are not a multiple of groups, {groups}"
         conditions.append(Condition.equal(features, features // groups * groups, message))
     return conditions
 
@@ -153,8 +153,8 @@ def _infer_conv_transpose(types: Types, attrs: Attrs) -> Types:
         size = (x.shape[1 + i] - 1) * stride + ((taps - 1) * dilation + 1 + more - cut)
         if size.is_static and size.value < 0:
             raise ValueError(
-                f"conv_transpose: axis {1 + i} of {x.short} would get the size {size}; the padding "
-                f"{cut} is too much"
+                f"conv_transpose: axis {1 + i} of {x.short} would have size {size}; the padding "
+                f"{cut} is too large"
             )
         sizes.append(size)
     return (x.with_shape([x.shape[0], *sizes, weight.shape[-1]]),)
@@ -181,20 +181,20 @@ define(
 def pooled_size(
     size: DimExpr, taps: int, dilation: int, stride: int, before: int, after: int, ceil: bool
 ) -> DimExpr:
-    """How many windows pooling has along an axis.
+    """The number of pooling windows along an axis.
 
     Args:
         size: The size of the axis.
-        taps: Elements of the window.
-        dilation: The distance of these elements.
-        stride: The distance of windows.
-        before: Padding before the axis.
-        after: Padding after it.
-        ceil: Whether a last window may reach beyond the padding; it begins before it, however.
+        taps: The number of elements of the window.
+        dilation: The distance between these elements.
+        stride: The distance between windows.
+        before: The padding before the axis.
+        after: The padding after the axis.
+        ceil: Whether to round up: a last window may exceed the padding if it starts before the trailing padding.
     """
     room = before + after - dilation * (taps - 1) - 1 + stride
     if ceil:
-        # the windows that begin no later than fits, rounded up; and those that begin on the axis
+        # rounded up, but without windows that start in the trailing padding
         room = min(room + stride - 1, before + stride - 1)
     return (size + room) // stride
 
@@ -305,7 +305,7 @@ def _check_fold(operands: Types, results: Types, attrs: Attrs) -> None:
 
 
 def _fold_windows(y: TensorType, attrs: Attrs) -> list[DimExpr]:
-    """How many windows each spatial axis of the result of a fold has."""
+    """The number of windows along each spatial axis of a fold's result."""
     windows: list[DimExpr] = []
     for i in range(2):
         size, dilation, stride = (int(attrs[n][i]) for n in ("kernel", "dilation", "stride"))
@@ -325,7 +325,7 @@ def _fold_conditions(operands: Types, results: Types, attrs: Attrs) -> list[Cond
         for i, count in enumerate(windows)
     ]
     taps = int(attrs["kernel"][0]) * int(attrs["kernel"][1])
-    message = f"fold: axis 1 of {x.short} is no multiple of {taps}, the elements of a window"
+    message = f"fold: axis 1 of {x.short} is not a multiple of {taps}, the elements of a window"
     fits.append(Condition.equal(x.shape[1], y.shape[1] * taps, message))
     message = f"fold: {x.short} has {x.shape[2]} blocks, which do not fill {y.short}"
     return [*fits, Condition.equal(x.shape[2], reduce(mul, windows), message)]
