@@ -19,6 +19,7 @@ from benchmarks.perplexity import (
     windows_of,
 )
 from max.dtype.blocks import decode
+from max.dtype.file_blocks import FILE_FORMATS
 from max.entrypoints.llm import LLM
 from max.graph.weights import GGUFFile
 from max.pipelines import PipelineConfig
@@ -26,6 +27,7 @@ from max.pipelines.core.exceptions import ConfigError, ModelFilesError
 from max.pipelines.lib.config_enums import SupportedEncoding
 from max.pipelines.lib.hf_utils import HuggingFaceRepo
 from max.pipelines.tokenization.hf_tokenizer import load_tokenizer
+from tests.dtype.test_file_blocks import random_blocks, reference
 from tests.quantised import gptq_weight, rounded_to_8_bits
 
 torch = pytest.importorskip("torch")
@@ -107,7 +109,10 @@ def decoded_copy(folder: Path, file: Path, target: Path) -> Path:
     for name in list(weights):
         tensor = found.tensors[gguf_name(name)]
         data = found.read(tensor)
-        data = data if tensor.stored in ("F32", "F16") else decode(data, tensor.stored)
+        if tensor.stored in FILE_FORMATS:
+            data = reference(data, tensor.stored)
+        elif tensor.stored not in ("F32", "F16"):
+            data = decode(data, tensor.stored)
         if "q_proj" in name or "k_proj" in name:
             rows = data.reshape(-1, dim // 2, 2, data.shape[1]).swapaxes(1, 2)
             data = rows.reshape(data.shape)
@@ -155,6 +160,35 @@ def test_mixed_files(encoding, embedding, changed, tmp_path, rng):
     rounded = log_probabilities_of_transformers(decoded, windows, rounding(file))
     assert_near(found, rounded, 0.75 * ROUNDED)
     np.testing.assert_array_equal(log_probabilities(file, windows), found)
+
+
+@pytest.mark.long
+def test_types_without_kernels(tmp_path, rng, monkeypatch):
+    """A file with a matrix of each type that no kernel multiplies."""
+    types = iter(FILE_FORMATS)
+
+    def encoded(weight, _encoding):
+        name = next(types, "IQ4_XS")
+        form = FILE_FORMATS[name].block
+        seed = int(rng.integers(1 << 30))
+        blocks = [
+            random_blocks(np.random.default_rng(seed), name, 1, weight.size // form.elements, scale)
+            for scale in (1e-3, 5e-3)
+        ]
+        spread = [np.std(reference(data, name)) for data in blocks]
+        # scales of the exponent formats are given
+        near = min(range(2), key=lambda i: abs(np.log(spread[i] / 0.06)))
+        return blocks[near].reshape(len(weight), -1), name
+
+    monkeypatch.setattr("benchmarks.gguf_files.encoded", encoded)
+    folder = dense_llama(tmp_path / "dense", num_hidden_layers=3, intermediate_size=512)
+    file = write_gguf(folder, tmp_path / "m.gguf", "")
+    stored = {t.stored for t in GGUFFile(file).tensors.values()}
+    assert stored >= set(FILE_FORMATS)
+    windows = rng.integers(3, 4096, (2, 32)).tolist()
+    decoded = decoded_copy(folder, file, tmp_path / "decoded")
+    found = log_probabilities(file, windows)
+    assert_near(found, log_probabilities_of_transformers(decoded, windows), ROUNDED)
 
 
 def test_rope_factors(tmp_path, rng):

@@ -110,8 +110,25 @@ def test_gguf_quantized(tmp_path: Path) -> None:
         q4.allocate(quantization_encoding=QuantizationEncoding.Q4_K)
     with pytest.raises(ValueError, match="Q4_0 blocks cannot be converted"):
         q4.allocate(DType.float32)
-    with pytest.raises(WeightsFileError, match="GGUF type Q5_0 is not known; expected one of Q4_0"):
-        weights.blk[10].q5.weight.data()
+
+
+def test_gguf_types_without_kernels(tmp_path: Path) -> None:
+    """A type that no kernel multiplies comes in blocks of one that has kernels; bfloat16 where these would lose much."""
+    path, arrays = sample_gguf(tmp_path / "m.gguf")
+    expected = gguf.quants.dequantize(arrays["blk.10.q5.weight"], GGML.Q5_0)
+    for weights in (load_weights([path]), GGUFWeights(gguf.GGUFReader(path))):
+        data = weights.blk[10].q5.weight.data()
+        assert data.quantization_encoding is QuantizationEncoding.Q8_0
+        assert list(data.element_shape) == [4, 512]
+        blocks = Tensor.from_dlpack(data).to_numpy()
+        np.testing.assert_array_equal(gguf.quants.dequantize(blocks, GGML.Q8_0), expected)
+    far = np.zeros((2, 17), np.uint8)
+    far[:, 0], far[:, 1:] = (3, 250), 0x12
+    path = write_gguf(tmp_path / "far.gguf", {"a": (far, GGML.MXFP4)})
+    data = load_weights([path]).a.data()
+    assert (data.dtype, data.quantization_encoding) == (DType.bfloat16, None)
+    values = torch.from_dlpack(data).float().numpy()
+    np.testing.assert_array_equal(values, gguf.quants.dequantize(far, GGML.MXFP4))
 
 
 def test_gguf_sources(tmp_path: Path) -> None:

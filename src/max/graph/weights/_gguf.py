@@ -11,9 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from max.driver import DLPackArray, Tensor
+from max.dtype import DType
+from max.dtype.file_blocks import FILE_FORMATS, decode_file_blocks, to_kernel_blocks
 from max.graph.quantization import QuantizationEncoding
 from max.graph.weight_data import WeightData
-from max.graph.weights._gguf_file import PLAIN_TYPES, GGUFFile, GGUFTensor, open_gguf
+from max.graph.weights._gguf_file import BLOCK_TYPES, PLAIN_TYPES, GGUFFile, GGUFTensor, open_gguf
 from max.graph.weights._safetensors_file import WeightsFileError
 from max.graph.weights_by_name import HierarchicalWeights
 
@@ -48,7 +50,9 @@ def read_tensors(path: os.PathLike[str] | str) -> dict[str, Stored]:
 class GGUFWeights(HierarchicalWeights):
     """Weights in a GGUF file.
 
-    The data of a quantised weight is uint8: a row of encoded blocks per row of elements. Data is mapped, read-only.
+    The data of a quantised weight is uint8: a row of encoded blocks per row of elements. Data is mapped, read-only. A weight
+    of a type without kernels (`max.dtype.file_blocks`) is converted when it is read: to Q8_0, Q6_K or Q4_0, or to bfloat16
+    where these would lose more than 1/128 of it.
 
     Args:
         source: The file, or an open ``gguf.GGUFReader``.
@@ -83,10 +87,23 @@ class GGUFWeights(HierarchicalWeights):
             stored, data = entry.tensor.stored, entry.file.read(entry.tensor)
         else:
             stored, data = entry.tensor_type.name, _reader_data(entry)
+        if stored in FILE_FORMATS:
+            return _converted(name, data, stored)
         members: dict[str, QuantizationEncoding] = dict(QuantizationEncoding.__members__)
         return WeightData._from_tensor(  # pyright: ignore[reportPrivateUsage]
             Tensor.from_numpy(data), name, members.get(stored)
         )
+
+
+def _converted(name: str, data: npt.NDArray[Any], stored: str) -> WeightData:
+    """A weight of a type that no kernel multiplies: blocks of one that has kernels, or bfloat16."""
+    blocks = to_kernel_blocks(data, stored)
+    if blocks is None:
+        values = decode_file_blocks(data, stored)
+        return WeightData.from_numpy(values, name).astype(DType.bfloat16)
+    return WeightData._from_tensor(  # pyright: ignore[reportPrivateUsage]
+        Tensor.from_numpy(blocks[0]), name, QuantizationEncoding(blocks[1])
+    )
 
 
 def _reader_data(tensor: gguf.ReaderTensor) -> npt.NDArray[Any]:
@@ -95,6 +112,6 @@ def _reader_data(tensor: gguf.ReaderTensor) -> npt.NDArray[Any]:
     data: npt.NDArray[Any] = np.asarray(tensor.data)
     if stored in PLAIN_TYPES:
         return data.view(PLAIN_TYPES[stored].to_numpy())
-    if stored not in QuantizationEncoding.__members__:
+    if stored not in BLOCK_TYPES:
         raise WeightsFileError(f"weight {tensor.name!r}: GGUF type {stored} is not known")
     return data

@@ -20,9 +20,10 @@ import numpy.typing as npt
 
 from max.dtype import DType
 from max.dtype.blocks import BLOCK_FORMATS
+from max.dtype.file_blocks import FILE_FORMATS
 from max.graph.weights._safetensors_file import WeightsFileError
 
-__all__ = ["PLAIN_TYPES", "GGUFFile", "GGUFTensor", "open_gguf"]
+__all__ = ["BLOCK_TYPES", "PLAIN_TYPES", "GGUFFile", "GGUFTensor", "open_gguf"]
 
 _VERSIONS = (2, 3)
 _MAX_RANK = 8
@@ -41,13 +42,16 @@ PLAIN_TYPES = {
 }
 """Types without blocks, whose elements are stored individually."""
 
-# type numbers of tensors
+BLOCK_TYPES = {**BLOCK_FORMATS, **{name: form.block for name, form in FILE_FORMATS.items()}}
+"""The types whose elements are stored in blocks."""
+
+# type numbers of tensors; Q8_1 is ggml's type of activations, which no file has
 _TYPES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K",
     11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS",
     18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8",
     25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0",
-    39: "MXFP4",
+    39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
 
 # type numbers of metadata values, and their `struct` codes
@@ -205,8 +209,8 @@ class GGUFFile:
         elements, size = 1, 0
         if stored in PLAIN_TYPES:
             size = PLAIN_TYPES[stored].size_in_bytes
-        elif stored in BLOCK_FORMATS:
-            elements, size = BLOCK_FORMATS[stored]
+        elif stored in BLOCK_TYPES:
+            elements, size = BLOCK_TYPES[stored]
             if not shape or shape[-1] % elements:
                 raise cursor.fail(
                     f"tensor {name!r} {list(shape)}: rows of {stored} are multiples of {elements}"
@@ -251,7 +255,7 @@ class GGUFFile:
             WeightsFileError: The type is not supported, or the file was truncated after it was opened.
         """
         if tensor.nbytes is None:
-            supported_types = ", ".join((*BLOCK_FORMATS, *PLAIN_TYPES))
+            supported_types = ", ".join((*BLOCK_TYPES, *PLAIN_TYPES))
             raise WeightsFileError(
                 f"weight {tensor.name!r}: GGUF type {tensor.stored} is not known; expected one of {supported_types}"
             )
@@ -266,7 +270,7 @@ class GGUFFile:
             dtype = PLAIN_TYPES[tensor.stored].to_numpy()
             count = math.prod(tensor.shape)
             return np.frombuffer(self._data, dtype, count, tensor.begin).reshape(tensor.shape)
-        form = BLOCK_FORMATS[tensor.stored]
+        form = BLOCK_TYPES[tensor.stored]
         shape = (*tensor.shape[:-1], tensor.shape[-1] // form.elements * form.bytes)
         return np.frombuffer(self._data, np.uint8, tensor.nbytes, tensor.begin).reshape(shape)
 

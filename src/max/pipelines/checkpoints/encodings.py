@@ -6,6 +6,7 @@ from enum import Enum
 
 from max.driver import DeviceSpec
 from max.dtype import DType
+from max.dtype.file_blocks import FILE_FORMATS
 from max.graph.quantization import QuantizationEncoding
 
 
@@ -61,7 +62,7 @@ class SupportedEncoding(str, Enum):
 
     @classmethod
     def of_dtype(cls, dtype: str) -> SupportedEncoding | None:
-        """The encoding of weights of a dtype.
+        """The encoding of weights of a dtype; for a type of GGUF files without kernels, that which it is converted to.
 
         Args:
             dtype: The dtype as in safetensors ("BF16"), GGUF ("Q4_K") or config.json ("bfloat16") files.
@@ -72,6 +73,8 @@ class SupportedEncoding(str, Enum):
             "BF16": cls.bfloat16,
             "F8_E4M3": cls.float8_e4m3fn,
         }
+        if dtype in FILE_FORMATS:
+            dtype = FILE_FORMATS[dtype].kernel
         named = dtype.removeprefix("torch.").lower()
         return spelt.get(dtype) or (cls(named) if named in cls.__members__ else None)
 

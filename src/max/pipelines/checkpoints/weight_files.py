@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from max.dtype.blocks import BLOCK_FORMATS
+from max.dtype.file_blocks import FILE_FORMATS
 from max.graph import weights
 from max.graph.weights import GGUFFile, SafetensorsFile
 from max.pipelines.checkpoints.encodings import SupportedEncoding
@@ -118,7 +120,7 @@ def encoding_of(entries: list[TensorEntry]) -> SupportedEncoding | None:
 
 
 def bytes_of(entries: list[TensorEntry], encoding: SupportedEncoding) -> int:
-    """The bytes of a checkpoint in memory, its floats converted to an encoding.
+    """The bytes of a checkpoint in memory, its floats converted to an encoding, and blocks to those that kernels take.
 
     Args:
         entries: The tensors of the checkpoint.
@@ -131,5 +133,9 @@ def bytes_of(entries: list[TensorEntry], encoding: SupportedEncoding) -> int:
         size = entry.end - entry.begin
         if into is not None and entry.dtype in floats:
             size = size // _BYTES[entry.dtype] * into
+        elif entry.dtype in FILE_FORMATS:
+            block, _, kernel, _ = FILE_FORMATS[entry.dtype]
+            elements, bytes_ = BLOCK_FORMATS[kernel]
+            size = size // block.bytes * block.elements // elements * bytes_
         total += size
     return total

@@ -431,8 +431,9 @@ class MAXModelConfig(StrictConfig):
         """The bytes of the weights in memory."""
         total = 0
         for path in self.weight_paths():
-            if path.suffix == ".safetensors" and self.quantization_encoding is not None:
-                total += bytes_of(read_safetensors_header(path), self.quantization_encoding)
+            readers = {".safetensors": read_safetensors_header, ".gguf": read_gguf_entries}
+            if path.suffix in readers and self.quantization_encoding is not None:
+                total += bytes_of(readers[path.suffix](path), self.quantization_encoding)
             else:
                 total += path.stat().st_size
         return total
