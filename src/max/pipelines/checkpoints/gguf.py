@@ -1,4 +1,4 @@
-"""The config and the tokenizer in a GGUF file's metadata, in the forms of the Hugging Face layout.
+"""The config in a GGUF file's metadata, in the form of the Hugging Face layout.
 
 The keys are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
@@ -6,15 +6,12 @@ The keys are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from max.graph.weights import GGUFFile
 from max.pipelines.core.exceptions import ModelFilesError
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-__all__ = ["config_of", "tokenizer_of"]
+__all__ = ["config_of"]
 
 ARCHITECTURES = {"llama": ("LlamaForCausalLM", "llama")}
 """For each GGUF name of an architecture, the Hugging Face class and model type."""
@@ -30,19 +27,6 @@ _REQUIRED = {
 _OPTIONAL = {"num_key_value_heads": "attention.head_count_kv", "head_dim": "attention.key_length"}
 
 _FOLDER = "Give the model's folder in the Hugging Face layout with --model, and the file with --weight-path."
-
-# how texts are split before byte-pair merges; the patterns of the models' tokenizer.json files
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
-_SPLITS = {
-    "gpt-2": (_GPT2,),
-    "default": (_GPT2,),
-    "smollm": (r"\p{N}", _GPT2),
-    "llama-bpe": (_WORDS + r"|\p{N}{1,3}" + _TAIL,),
-    "qwen2": (_WORDS + r"|\p{N}" + _TAIL,),
-}
-_CONTROL, _USER_DEFINED = 3, 4
 
 
 def config_of(file: GGUFFile) -> dict[str, Any]:
@@ -115,80 +99,3 @@ def _token_ids(values: Mapping[str, Any]) -> dict[str, Any]:
     if ends and "eos_token_id" in ids:
         return {**ids, "eos_token_id": sorted({ids["eos_token_id"], *ends})}
     return ids
-
-
-def _texts(file: GGUFFile, key: str) -> list[str]:
-    texts = file.metadata.get(key)
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise ModelFilesError(f"{file.path}: {key} is no list of texts", _FOLDER)
-    return texts
-
-
-def tokenizer_of(file: GGUFFile) -> tuple[Tokenizer, dict[str, Any], dict[str, str]]:
-    """The tokenizer, the object of a tokenizer_config.json, and the chat templates by name.
-
-    Args:
-        file: The file.
-
-    Raises:
-        ModelFilesError: The file has no tokenizer, or one of an unsupported kind.
-    """
-    values = file.metadata
-    model, pre = values.get("tokenizer.ggml.model"), values.get("tokenizer.ggml.pre", "default")
-    if model != "gpt2" or pre not in _SPLITS:
-        raise ModelFilesError(
-            f"{file.path}: the tokenizer is {model!r} with {pre!r}; GGUF tokenizers are read of model gpt2 with "
-            f"{', '.join(_SPLITS)}",
-            _FOLDER,
-        )
-    from tokenizers import (
-        AddedToken,
-        Regex,
-        Tokenizer,
-        decoders,
-        models,
-        pre_tokenizers,
-        processors,
-    )
-
-    tokens = _texts(file, "tokenizer.ggml.tokens")
-    kinds = list(values.get("tokenizer.ggml.token_type", [1] * len(tokens)))
-    if len(kinds) != len(tokens):
-        raise ModelFilesError(
-            f"{file.path}: {len(kinds)} token types for {len(tokens)} tokens", _FOLDER
-        )
-    vocabulary = {text: number for number, text in enumerate(tokens)}
-    try:
-        pairs = [pair.partition(" ") for pair in _texts(file, "tokenizer.ggml.merges")]
-        merges = [(left, right) for left, _, right in pairs]
-        tokenizer = Tokenizer(
-            models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre == "llama-bpe")
-        )
-    except Exception as error:  # the package raises bare Exception
-        raise ModelFilesError(f"{file.path}: the tokenizer is broken: {error}", _FOLDER) from error
-    splits = [pre_tokenizers.Split(Regex(p), "isolated") for p in _SPLITS[pre]]
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
-    tokenizer.decoder = decoders.ByteLevel()
-    added = [
-        AddedToken(text, special=kind == _CONTROL, normalized=False)
-        for text, kind in zip(tokens, kinds, strict=True)
-        if kind in (_CONTROL, _USER_DEFINED)
-    ]
-    tokenizer.add_tokens(added)
-    ids = _token_ids(values)
-    config: dict[str, Any] = {}
-    for key in ("bos_token", "eos_token", "pad_token"):
-        number = ids.get(f"{key}_id")
-        number = values["tokenizer.ggml.eos_token_id"] if isinstance(number, list) else number
-        if number is not None and number < len(tokens):
-            config[key] = tokens[number]
-    if values.get("tokenizer.ggml.add_bos_token") and "bos_token" in config:
-        bos = config["bos_token"]
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{bos}:0 $A:0",
-            pair=f"{bos}:0 $A:0 $B:1",
-            special_tokens=[(bos, ids["bos_token_id"])],
-        )
-    template = values.get("tokenizer.chat_template")
-    return tokenizer, config, {"default": template} if isinstance(template, str) else {}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from max.pipelines.checkpoints.config_keys import ConfigKeys
-from max.pipelines.checkpoints.gguf import tokenizer_of
+from max.pipelines.checkpoints.gguf_tokenizer import tokenizer_of
 from max.pipelines.checkpoints.hub import HuggingFaceRepo, RepoType
 from max.pipelines.checkpoints.json_files import read_json
 from max.pipelines.checkpoints.weight_files import open_gguf

@@ -1,0 +1,104 @@
+"""How byte-level tokenizers of GGUF files split texts before they merge pairs.
+
+``tokenizer.ggml.pre`` names the model family whose tokenizer.json has the patterns; here they are by those names. A name
+whose family splits by code (``kimi-k2``, ``afmoe``) is absent.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["SPLITS", "Split"]
+
+
+class Split(NamedTuple):
+    """How texts of a family are split.
+
+    Args:
+        patterns: Each splits the parts that the ones before it leave; matches and what is between them become parts.
+        ignore_merges: Whether a part that is a token is not merged from its bytes.
+        adds_bos: Whether files without ``add_bos_token`` mean that it is added.
+    """
+
+    patterns: tuple[str, ...]
+    ignore_merges: bool = False
+    adds_bos: bool = False
+
+
+_SPACES = r"|\s+(?!\S)|\s+"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+" + _SPACES
+_DIGIT = r"\p{N}"
+_SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORDS = _SUFFIX + r"|[^\r\n\p{L}\p{N}]?\p{L}+"
+_LINES = r"|\s*[\r\n]+" + _SPACES
+_SIGNS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
+_LLAMA3 = _WORDS + r"|\p{N}{1,3}" + _SIGNS + _LINES
+_QWEN2 = _WORDS + r"|\p{N}" + _SIGNS + _LINES
+_QWEN35 = (
+    _SUFFIX + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*" + _LINES
+)
+_SEED = _WORDS + r"|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+" + _LINES
+_BAILING = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]"
+    + _SPACES
+)
+_EXAONE_MOE = (
+    _SUFFIX
+    + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]"
+    + _SPACES
+)
+
+# words of upper- and lower-case letters: an upper-case letter after a lower-case one begins another
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_START = r"[^\r\n\p{L}\p{N}]?"
+
+
+def _cased(suffix: str, digits: str) -> str:
+    words = f"{_START}{_UPPER}*{_LOWER}+{suffix}|{_START}{_UPPER}+{_LOWER}*{suffix}"
+    return words + "|" + digits + r"| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _LINES
+
+
+_TEKKEN = _cased("", r"\p{N}")
+_GPT4O = _cased(f"{_SUFFIX}?", r"\p{N}{1,3}")
+_YOUTU_SCRIPTS = "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥\u3040-ゟ゠-ヿ]+"
+
+_LETTERS = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+)
+_DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    "[一-龥\u3040-ゟ゠-ヿ]+",
+    _LETTERS + r"| ?[\p{P}\p{S}]+[\r\n]*" + _LINES,
+)
+_CJK = "[一-龥\u0800-一가-\ud7ff]+"
+_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}")
+_FALCON = (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]")
+_BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"
+
+_FAMILIES: dict[Split, str] = {
+    Split(
+        (_GPT2,)
+    ): "default gpt-2 phi-2 mpt olmo jais trillion granite-docling gigachat roberta-bpe exaone4 mellum "
+    "modern-bert a.x-4.0 jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code",
+    Split((_DIGIT, _GPT2)): "starcoder refact command-r smollm codeshell exaone minerva-7b",
+    Split(
+        (_LLAMA3,), ignore_merges=True, adds_bos=True
+    ): "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
+    Split((_LLAMA3,)): "dbrx smaug-bpe chatglm-bpe glm4",
+    Split((_QWEN2,)): "qwen2 deepseek-r1-qwen kormo megrez stablelm2 hunyuan solar-open grok-2",
+    Split((_QWEN35,)): "qwen35",
+    Split((_SEED,)): "seed-coder",
+    Split((_BAILING,)): "bailingmoe bailingmoe2 llada-moe",
+    Split((_EXAONE_MOE,)): "exaone-moe",
+    Split((_TEKKEN,), ignore_merges=True, adds_bos=True): "tekken",
+    Split((_GPT4O,)): "gpt-4o llama4 kanana2 minimax-m2",
+    Split((_YOUTU_SCRIPTS, _cased(f"{_SUFFIX}?", r"\p{N}")), ignore_merges=True): "youtu",
+    Split(_DEEPSEEK3): "deepseek-v3 hunyuan-dense joyai-llm",
+    Split(_DEEPSEEK_CODER): "deepseek-coder",
+    Split(_FALCON): "falcon",
+    Split((_BLOOM,)): "bloom poro-chat gpt3-finnish",
+    Split((_BLOOM, _DIGIT)): "viking",
+}
+
+SPLITS = {name: split for split, names in _FAMILIES.items() for name in names.split()}
+"""How texts are split, by the names of ``tokenizer.ggml.pre``."""
