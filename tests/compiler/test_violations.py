@@ -45,7 +45,6 @@ def test_random_graphs(first: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(0)
 @pytest.mark.parametrize("part", range(100))
 def test_random_graphs_long(part: int) -> None:
     run_seeds(10_000 + part * 1000, 1000, 3600)

@@ -794,7 +794,6 @@ def test_engine_answers_as_the_interpreter_or_both_raise(name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_engine_answers_as_the_interpreter_or_both_raise_for_long(name: str) -> None:
     @settings(max_examples=1000)

@@ -43,7 +43,6 @@ def test_nothing_outside_is_touched(name: str, machine: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("machine", ["host", "avx2", "generic", "tiles host"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 @settings(max_examples=10)

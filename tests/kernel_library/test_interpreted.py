@@ -93,6 +93,24 @@ CASES: dict[
         [(F32, (1, 1, 1, 8))],
         {"scale": 0.4},
     ),
+    **{
+        f"dense attention of {rows} rows and {keys} keys, rounded": (
+            "mok.attention",
+            [
+                floats(1, 1, rows, 6),
+                floats(1, keys, 6),
+                floats(1, keys, 9),
+                floats(1, 1, rows, keys),
+            ],
+            [(F32, (1, 1, rows, 9))],
+            {
+                "scale": 0.4,
+                "fills": (None,),
+                "roundings": (None, DType.float16, DType.bfloat16),
+            },
+        )
+        for rows, keys in ((2, 37), (11, 37), (11, 520))
+    },
     "kv_store": ("mo.kv_store.ragged.paged", [NEW_ROWS, NEW_ROWS + 1, *PAGED[1:7]], [], {}),
     "rope": (
         "mo.rope.ragged.paged",

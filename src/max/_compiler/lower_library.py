@@ -211,7 +211,8 @@ class LibraryLowering(Placing):
             Operand(place.dtype, layout.shape)
             for place, layout in zip([result, *places], views, strict=True)
         ]
-        params = {"scale": op.attr("scale"), "fills": op.attr("fills"), "columns": columns}
+        params = {name: op.attr(name) for name in ("scale", "fills", "roundings")}
+        params["columns"] = columns
         call = self.lower_call(op.name, described[1:], described[:1], params)
         workspaces = [self.workspace(w) for w in call.workspaces]
         tables = {"operand": places, "result": [result], "workspace": workspaces}

@@ -388,6 +388,10 @@ def _infer_attention(types: Sequence[Attribute], attrs: Any) -> Sequence[Attribu
         raise ValueError(
             f"attention: axis {axis} of {len(batch)} batch axes, {len(fills)} fills for {len(masks)} masks"
         )
+    if len(attrs["roundings"]) != len(masks) + 2:
+        raise ValueError(
+            f"attention: {len(attrs['roundings'])} roundings, expected {len(masks) + 2}"
+        )
     scores = (*batch, q.shape[-2], keys.shape[-2])
     for mask, fill in zip(masks, fills, strict=True):
         places = scores[len(scores) - mask.rank :]
@@ -406,6 +410,8 @@ class AttentionOp(MoOp):
 
     Masks broadcast to the scores. Each has a fill: None if the mask is added, else the score where the mask is false. In
     the result the axis of queries is before the batch axis `axis`; its dtype is that of the graph's probabilities.
+    `roundings` has the dtypes that casts of the graph round to: the scaled scores, the scores after each mask, and the
+    probabilities; None: they stay in f32.
     """
 
     name = "mok.attention"
@@ -413,7 +419,13 @@ class AttentionOp(MoOp):
         "mok.attention",
         (3, None),
         1,
-        attributes={"scale": float, "fills": tuple, "axis": int, "dtype": DType},
+        attributes={
+            "scale": float,
+            "fills": tuple,
+            "roundings": tuple,
+            "axis": int,
+            "dtype": DType,
+        },
         infer=_infer_attention,
     )
     traits = OpTraits(lambda: (Pure(),))
@@ -424,12 +436,19 @@ class AttentionOp(MoOp):
         operands: Sequence[SSAValue],
         scale: float,
         fills: Sequence[float | None],
+        roundings: Sequence[DType | None],
         axis: int,
         dtype: DType,
         location: LocationAttr,
     ) -> AttentionOp:
         """The op for queries, keys, values and masks."""
-        attrs = {"scale": scale, "fills": tuple(fills), "axis": axis, "dtype": dtype}
+        attrs = {
+            "scale": scale,
+            "fills": tuple(fills),
+            "roundings": tuple(roundings),
+            "axis": axis,
+            "dtype": dtype,
+        }
         return cls.create(
             operands=operands,
             result_types=_infer_attention([v.type for v in operands], attrs),

@@ -13,7 +13,7 @@ builtin.module {
     %1 = mo.transpose(%v2) {perm = array<i64: 0, 2, 3, 1, 4>} : (!mo.tensor<[b, n, 2, 2, 8], f32, cpu:0>) -> !mo.tensor<[b, 2, 2, n, 8], f32, cpu:0>
     %2 = mo.reshape(%m) : (!mo.tensor<[b, 1, 1, n], f32, cpu:0>) -> !mo.tensor<[b, 1, 1, 1, n], f32, cpu:0>
     %3 = mo.reshape(%qt) : (!mo.tensor<[b, 4, n, 8], f32, cpu:0>) -> !mo.tensor<[b, 2, 2, n, 8], f32, cpu:0>
-    %4 = mok.attention(%3, %0, %1, %2) {scale = 5.000000e-01 : f64, fills = [unit], axis = 1 : i64, dtype = #mo.dtype<f32>} : (!mo.tensor<[b, 2, 2, n, 8], f32, cpu:0>, !mo.tensor<[b, 2, 2, n, 8], f32, cpu:0>, !mo.tensor<[b, 2, 2, n, 8], f32, cpu:0>, !mo.tensor<[b, 1, 1, 1, n], f32, cpu:0>) -> !mo.tensor<[b, n, 2, 2, 8], f32, cpu:0>
+    %4 = mok.attention(%3, %0, %1, %2) {scale = 5.000000e-01 : f64, fills = [unit], roundings = [unit, unit, unit], axis = 1 : i64, dtype = #mo.dtype<f32>} : (!mo.tensor<[b, 2, 2, n, 8], f32, cpu:0>, !mo.tensor<[b, 2, 2, n, 8], f32, cpu:0>, !mo.tensor<[b, 2, 2, n, 8], f32, cpu:0>, !mo.tensor<[b, 1, 1, 1, n], f32, cpu:0>) -> !mo.tensor<[b, n, 2, 2, 8], f32, cpu:0>
     %5 = mo.transpose(%4) {perm = array<i64: 0, 2, 3, 1, 4>} : (!mo.tensor<[b, n, 2, 2, 8], f32, cpu:0>) -> !mo.tensor<[b, 2, 2, n, 8], f32, cpu:0>
     %o = mo.reshape(%5) : (!mo.tensor<[b, 2, 2, n, 8], f32, cpu:0>) -> !mo.tensor<[b, 4, n, 8], f32, cpu:0>
     %ot = mo.transpose(%o) {perm = array<i64: 0, 2, 1, 3>} : (!mo.tensor<[b, 4, n, 8], f32, cpu:0>) -> !mo.tensor<[b, n, 4, 8], f32, cpu:0>

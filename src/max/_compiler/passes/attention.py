@@ -4,7 +4,7 @@ The fused op does not write its scores to memory, and reads its operands as stri
 
 - a scale: a product of, or a quotient by, a constant, applied to the scores, to q or to k;
 - masks that are added, and selects between the scores and a constant;
-- casts of the scores to wider floats, a cast of the probabilities, and reshapes that regroup the batch axes;
+- casts of scores and probabilities, which the op carries out where they round, and reshapes that regroup the batch axes;
 - grouped queries: KV heads broadcast over the query heads that share them, and merged into one axis.
 
 Attention whose scores or probabilities have other uses is not fused.
@@ -45,6 +45,16 @@ class Scores:
         default_factory=list[tuple[SSAValue, float | None, bool]]
     )
     """Each mask with its fill (None: the mask is added; else a select with that constant) and whether the condition is negated."""
+    roundings: list[DType | None] = field(default_factory=lambda: [None])
+    """What the scaled scores, and the scores after each mask, are rounded to; None: they stay in f32."""
+    is_product: bool = True
+    """Whether nothing but reshapes has been applied."""
+
+    def add_mask(self, mask: SSAValue, fill: float | None, negated: bool) -> None:
+        """Applies a mask after those before."""
+        self.masks.append((mask, fill, negated))
+        self.roundings.append(None)
+        self.is_product = False
 
 
 def fuse_attention(block: Block) -> None:
@@ -79,10 +89,11 @@ class _Fusion:
         shape = shape_of(self.softmax.results[0])
         if len(shape) < 2 or self.softmax.attr("axis") != len(shape) - 1:
             return False
-        last = self._weighted_sum()
+        weighted_sum = self._weighted_sum()
         scores = self._scores(self.softmax.operands[0], shape)
-        if last is None or scores is None or len(scores.masks) > MAX_MASKS:
+        if weighted_sum is None or scores is None or len(scores.masks) > MAX_MASKS:
             return False
+        last, weight_dtype = weighted_sum
         self.anchor = last
         first = scores.product
         if any(v in self.constant_values for v in (first.operands[1], last.operands[1])):
@@ -106,26 +117,31 @@ class _Fusion:
         masks = [self._mask(value, negated) for value, _, negated in scores.masks]
         fills = [fill for _, fill, _ in scores.masks]
         q, keys, values, masks = self._grouped(q, keys, values, masks)
-        self._replace(last, q, keys, values, masks, fills, scale)
+        roundings = [*scores.roundings, weight_dtype]
+        self._replace(last, (q, keys, values, *masks), fills, roundings, scale)
         return True
 
     # the pattern -------------------------------------------------------------------------------
 
-    def _weighted_sum(self) -> MoOp | None:
-        """The product of the probabilities and the values, if it is the only use of the probabilities."""
+    def _weighted_sum(self) -> tuple[MoOp, DType | None] | None:
+        """The product of the probabilities and the values, if it is their only use, and what casts round them to."""
         value = self.softmax.results[0]
-        narrowed = False
+        rounding: DType | None = None
         while value.has_one_use():
             (use,) = value.uses
             user = use.operation
             if not isinstance(user, MoOp):
                 return None
             if user.name in MATMULS:
-                return user if use.index == 0 else None
-            # a cast after a narrowing one: the graph rounds on purpose
-            if not _same_places(user) or (narrowed and user.name == "mo.cast"):
+                return (user, rounding) if use.index == 0 else None
+            if not _same_places(user):
                 return None
-            narrowed = narrowed or _is_narrowing(user)
+            if user.name == "mo.cast":
+                before, after = _cast_dtypes(user)
+                joined = _join_roundings(rounding, before, after)
+                if joined is None:
+                    return None
+                rounding = joined[0]
             value = user.results[0]
         return None
 
@@ -137,13 +153,15 @@ class _Fusion:
         if op.name in MATMULS:
             return Scores(op)
         if _same_places(op):
-            return None if _is_narrowing(op) else self._scores(op.operands[0], shape)
+            scores = self._scores(op.operands[0], shape)
+            return _cast_scores(scores, op) if scores and op.name == "mo.cast" else scores
         if op.name in ("mo.mul", "mo.div"):
             inner, factor = _scaled(op)
             scores = self._scores(inner, shape) if factor is not None else None
-            if scores is None or factor is None or scores.masks:
+            if scores is None or factor is None or scores.masks or scores.roundings != [None]:
                 return None
             scores.scale *= factor
+            scores.is_product = False
             return scores
         if shape_of(value) != shape:
             return None
@@ -151,7 +169,7 @@ class _Fusion:
             for index in range(2):
                 scores = self._scores(op.operands[index], shape)
                 if scores is not None:
-                    scores.masks.append((op.operands[1 - index], None, False))
+                    scores.add_mask(op.operands[1 - index], None, False)
                     return scores
         if op.name == "mo.select":
             condition, *branches = op.operands
@@ -159,7 +177,7 @@ class _Fusion:
                 fill = _number(branches[1 - index])
                 scores = self._scores(branches[index], shape) if fill is not None else None
                 if scores is not None:
-                    scores.masks.append((condition, fill, index == 1))
+                    scores.add_mask(condition, fill, index == 1)
                     return scores
         return None
 
@@ -293,19 +311,17 @@ class _Fusion:
     def _replace(
         self,
         last: MoOp,
-        q: SSAValue,
-        keys: SSAValue,
-        values: SSAValue,
-        masks: list[SSAValue],
-        fills: list[float | None],
+        operands: Sequence[SSAValue],
+        fills: Sequence[float | None],
+        roundings: Sequence[DType | None],
         scale: float,
     ) -> None:
         result = last.results[0]
         assert isinstance(result.type, TensorType)
-        batch = shape_of(q)[:-2]
+        batch = shape_of(operands[0])[:-2]
         axis = _queries_axis(result, batch)
         op = AttentionOp.of(
-            (q, keys, values, *masks), scale, fills, axis, result.type.dtype, last.location
+            operands, scale, fills, roundings, axis, result.type.dtype, last.location
         )
         fused = insert_before(last, op)
         rank = len(batch)
@@ -329,13 +345,36 @@ def _is_widening(op: MoOp) -> bool:
     )
 
 
-def _is_narrowing(op: MoOp) -> bool:
-    """Whether an op is a cast that may round."""
-    if op.name != "mo.cast":
-        return False
+def _cast_dtypes(op: MoOp) -> tuple[DType, DType]:
+    """The dtypes before and after a cast."""
     before, after = op.operands[0].type, op.results[0].type
     assert isinstance(before, TensorType) and isinstance(after, TensorType)
-    return not holds(after.dtype, before.dtype)
+    return before.dtype, after.dtype
+
+
+def _join_roundings(rounding: DType | None, *dtypes: DType) -> tuple[DType | None] | None:
+    """The one rounding that equals `rounding` followed by roundings to some dtypes; None if no one does."""
+    for dtype in dtypes:
+        if dtype is DType.float32:
+            continue
+        if rounding is not None and not holds(dtype, rounding):
+            return None
+        rounding = rounding or dtype
+    return (rounding,)
+
+
+def _cast_scores(scores: Scores, op: MoOp) -> Scores | None:
+    """The scores after a cast: its operand is rounded to the dtype before, its result to the one after."""
+    before, after = _cast_dtypes(op)
+    if scores.is_product and holds(after, before):
+        # the sums of a product that are widened are taken as they are
+        return scores
+    joined = _join_roundings(scores.roundings[-1], before, after)
+    if joined is None:
+        return None
+    scores.roundings[-1] = joined[0]
+    scores.is_product = False
+    return scores
 
 
 def _same_places(op: MoOp) -> bool:

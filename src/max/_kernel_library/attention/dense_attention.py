@@ -8,6 +8,9 @@ Tasks with few rows (decoding) read keys and values in place. Where there are fe
 keys, and a second phase merges the parts. All operands are strided views, contiguous along their last axis.
 
 bf16 operands are multiplied in pairs where the target can: weights (not their total) are then rounded to bf16.
+
+Where the graph rounds its probabilities, weights are divided by their total before they are rounded and summed. So the total comes first:
+a task with more keys than a block computes its scores twice, and tasks are not split.
 """
 
 from __future__ import annotations
@@ -100,8 +103,8 @@ def plan_dense_grid(q: Any, length: Any, most_rows: int, p: Plan, ctx: Any) -> G
     blocks = k.max(k.ceildiv(rows, k.min(k.max(even_rows, LEAST_ROWS), most_rows)), 1)
     task_rows = k.ceildiv(k.ceildiv(rows, blocks), height) * height
     splits = k.i64(1)
-    if ctx.target.batch_invariant:
-        pass  # parts would depend on the number of tasks
+    if ctx.target.batch_invariant or p.weight_dtype is not None:
+        pass  # parts would depend on the number of tasks, or round with their own totals
     elif batches * rows <= SPLIT_ROWS and batches * blocks < 4 * ctx.num_workers:
         splits = k.ceildiv(8 * ctx.num_workers, k.max(batches * blocks, 1))
         splits = k.max(k.min(k.min(splits, length // SPLIT_KEYS), MAX_SPLITS), 1)
@@ -125,7 +128,8 @@ def dense_scratch(most_rows: int, size: int, width: int, p: Plan, ctx: Any) -> S
     key_panels = ctx.scratch(p.left.lane, (p.keys * p.depth,))
     value_panels = ctx.scratch(p.right.lane, (p.keys // p.right.pair * p.stride,))
     # rows go through the softmax by fours: a row tile takes `state_rows` rows
-    scores = ctx.scratch(k.f32, (max(p.row_threshold, p.state_rows) * p.keys,))
+    most_scores = max(p.row_threshold * p.in_place.keys, p.state_rows * p.keys)
+    scores = ctx.scratch(k.f32, (most_scores,))
     rounded = ctx.scratch(k.bf16, (p.state_rows * p.keys if p.right.pair == 2 else 1,))
     most = max(most_rows // p.plain.height * p.state_rows, p.row_threshold)
     sums = ctx.scratch(k.f32, (most * p.stride,))
@@ -163,7 +167,7 @@ def store_rows(
         if splits > 1:
             parts[at, width] = state.maxima[place]
             parts[at, width + 1] = state.totals[place]
-        else:
+        elif p.weight_dtype is None:
             scale = 1 / state.totals[place]
         for j, tail in k.vectors(width, t.width):
             v = state.sums.load(place * p.stride + j, width=t.width) * scale
@@ -188,6 +192,7 @@ def attention_dense(
     ctx: k.Context,
     scale: float,
     fills: tuple[float | None, ...],
+    roundings: tuple[k.ScalarType | None, ...],
     columns: bool,
 ) -> None:
     """`out[b, g, i] = softmax(scale · q[b, g, i] · keys[b] + masks[b, g, i]) · values[b]`, with any number of batch axes.
@@ -198,7 +203,7 @@ def attention_dense(
     group, size = q.shape[rank], q.shape[rank + 2]
     length, width = values.shape[rank], values.shape[rank + 1]
     dtypes = (q.dtype, keys.dtype, values.dtype, out.dtype)
-    p = plan_dense(ctx.target, dtypes, (size, width), scale, fills, columns)
+    p = plan_dense(ctx.target, dtypes, (size, width), scale, fills, roundings, columns)
     most_rows = TASK_ROWS // p.plain.height * p.plain.height
     memory = dense_scratch(most_rows, size, width, p, ctx)
     coordinates = k.tile(k.i64, (max(rank, 1),), fill=0)
@@ -226,7 +231,7 @@ def attention_dense(
         next_keys = part_at(keys, next_coordinates, rank)
         ahead = (next_q, next_keys, part_at(values, next_coordinates, rank))
         if task.rows <= p.row_threshold:
-            attend_in_place(task, memory, p)
+            attend_in_place(task, memory, p.in_place)
         else:
             attend_packed(task, memory, ahead, p)
         part = (k.i64(index // blocks) * grid.rows + first) * MAX_SPLITS + split
@@ -257,6 +262,7 @@ def _lower_attention(
     sizes = (*[False] * (rank - 3), True, False, True)
     columns = bool(attributes.get("columns", False))
     flat = (*[False] * (rank - 3), False, True)
+    roundings = attributes.get("roundings", (None,) * (len(masks) + 2))
     parts = Workspace(DType.float32, (SPLIT_ROWS * MAX_SPLITS, values.shape[-1] + 2))
     args = (
         view("result", 0, results[0], static=sizes),
@@ -272,6 +278,7 @@ def _lower_attention(
     params = {
         "scale": float(attributes["scale"]),
         "fills": tuple(attributes.get("fills", ())),
+        "roundings": tuple(None if dtype is None else k.scalar_type(dtype) for dtype in roundings),
         "columns": columns,
     }
     return KernelCall(attention_dense, args, params, workspaces=(parts,))

@@ -7,7 +7,7 @@ A row is a query of one head of the group; rows are ordered query by query, in e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from max import kernel as k
@@ -21,6 +21,7 @@ from max._kernel_library.attention.online_softmax import (
     lane_maxima,
     maximum,
     padded,
+    softmax_weight,
     state_from,
 )
 from max._kernel_library.tiles import amx_tiles
@@ -32,6 +33,8 @@ MOST_KEYS = 512
 """Keys of a block, except for large heads."""
 BLOCK_ELEMENTS = 1 << 17
 """Most elements of the packed keys and values of a block, which stay in the L2 cache."""
+MOST_KEYS_ROUNDED = 4096
+"""Keys of a block of rounded weights that are read in place: only scores of the first block need not be computed twice."""
 IN_PLACE_PASSES = 4
 """A task reads keys and values in place if its rows take up to this many passes."""
 
@@ -53,6 +56,8 @@ class Plan:
         factor: The factor from scores to powers of 2.
         query_factor: What queries are multiplied by: a negative scale must be applied before the maximum is taken.
         fills: For each mask None, where it is added, or the value where it is false.
+        score_dtypes: What the scaled scores and the scores after each mask are rounded to, if to anything.
+        weight_dtype: What weights are rounded to, divided by their total; None: they are summed as they are.
         columns: Whether keys are `[size, keys]`.
         matrix_tiles: Whether packed operands are multiplied in matrix tiles.
     """
@@ -69,8 +74,20 @@ class Plan:
     factor: float
     query_factor: float
     fills: tuple[float | None, ...]
+    score_dtypes: tuple[k.ScalarType | None, ...]
+    weight_dtype: k.ScalarType | None
     columns: bool
     matrix_tiles: bool
+
+    @property
+    def rewrites_scores(self) -> bool:
+        """Whether scores are scaled before the softmax: they are masked or rounded."""
+        return any(self.score_dtypes) or bool(self.fills)
+
+    @property
+    def in_place(self) -> Plan:
+        """The plan of tasks that read keys and values in place."""
+        return self if self.weight_dtype is None else replace(self, keys=MOST_KEYS_ROUNDED)
 
     @property
     def scaling(self) -> Scaling:
@@ -136,12 +153,20 @@ class KeyBlock(NamedTuple):
     masks: Any
 
 
+class Sweep(NamedTuple):
+    """A pass over the keys of a task: whether it computes maxima and totals, and whether it adds values."""
+
+    first: Any
+    last: Any
+
+
 def plan_dense(
     target: k.Target,
     dtypes: tuple[k.ScalarType, ...],
     sizes: tuple[int, int],
     scale: float,
     fills: tuple[float | None, ...],
+    roundings: tuple[k.ScalarType | None, ...],
     columns: bool,
 ) -> Plan:
     """The plan of a call.
@@ -152,6 +177,7 @@ def plan_dense(
         sizes: Sizes of a query and of a value.
         scale: What scores are multiplied by.
         fills: For each mask None, where it is added, or the value where it is false.
+        roundings: What the scaled scores, the scores after each mask, and the weights are rounded to.
         columns: Whether keys are `[size, keys]`.
     """
     size, width = sizes
@@ -164,7 +190,8 @@ def plan_dense(
     matrix_tiles = amx_tiles.takes_tiles(target, left, right)
     if matrix_tiles:
         t, left, right = (amx_tiles.with_tile_height(x) for x in (t, left, right))
-    late = not fills and scale > 0
+    rewrites_scores = any(roundings[:-1]) or bool(fills)
+    late = not rewrites_scores and scale > 0
     return Plan(
         plain=t,
         left=left,
@@ -176,11 +203,21 @@ def plan_dense(
         state_rows=padded(t.height, 4),
         scale=scale,
         factor=scale * LOG2_E if late else LOG2_E,
-        query_factor=1.0 if fills or late else scale,
+        query_factor=1.0 if rewrites_scores or late else scale,
         fills=fills,
+        score_dtypes=roundings[:-1],
+        weight_dtype=roundings[-1],
         columns=columns,
         matrix_tiles=matrix_tiles,
     )
+
+
+@k.inline
+def rounded(v: Any, dtype: k.ScalarType | None) -> Any:
+    """An f32 vector rounded to a dtype; None: as it is."""
+    if dtype is not None:
+        v = k.cast(k.cast(v, dtype), k.f32)
+    return v
 
 
 @k.inline
@@ -188,7 +225,7 @@ def masked_maxima(scores: Any, row: Any, last: Any, keys: KeyBlock, rows: int, p
     """The greatest scores of one row or of four, after masks; scores behind the last key become -inf.
 
     Args:
-        scores: The scores; with masks they are scaled and masked in place.
+        scores: The scores; with masks or roundings they are scaled, rounded and masked in place.
         row: The first row.
         last: The last row of the operands; rows past it read its masks.
         keys: The block of keys.
@@ -200,9 +237,9 @@ def masked_maxima(scores: Any, row: Any, last: Any, keys: KeyBlock, rows: int, p
     for j, tail in k.vectors(keys.count, t.width):
         for i in k.static_range(rows):
             score = scores.load(i * p.keys + j, width=t.width)
-            if p.fills:
-                score = score * p.scale
-            for mask, kind in zip(keys.masks, p.fills, strict=True):
+            if p.rewrites_scores:
+                score = rounded(score * p.scale, p.score_dtypes[0])
+            for mask, kind, dtype in zip(keys.masks, p.fills, p.score_dtypes[1:], strict=True):
                 group = mask.shape[0]
                 r = k.min(row + i, last)
                 v = mask.load(r % group, r // group, keys.first + j, width=t.width, mask=tail)
@@ -210,9 +247,10 @@ def masked_maxima(scores: Any, row: Any, last: Any, keys: KeyBlock, rows: int, p
                     score = score + k.cast(v, k.f32)
                 else:
                     score = k.select(v, score, k.splat(k.f32(kind), t.width))
+                score = rounded(score, dtype)
             if tail is not None:
                 score = k.select(tail, score, NEGATIVE_INFINITY)
-            if p.fills or tail is not None:
+            if p.rewrites_scores or tail is not None:
                 scores.store(i * p.keys + j, value=score)
             largest[i] = maximum(score, largest[i])
     return lane_maxima(largest, rows, t.width)
@@ -238,6 +276,37 @@ def softmax_rows(
     largest = masked_maxima(scores, row, last, keys, rows, p)
     count = keys.count
     add_weights(Matrix(scores, p.keys), weights, largest, count, state, p.scaling, rows, p.plain)
+
+
+@k.inline
+def rounded_weights(
+    scores: Any, weights: Any, state: RowState, row: Any, last: Any, keys: KeyBlock, rows: int,
+    sweep: Sweep, p: Plan,
+) -> None:  # fmt: skip
+    """Computes the weights of one row or of four as the graph's probabilities: divided by their total, and rounded.
+
+    Arguments are those of `softmax_rows`, and the sweep. The first sweep finds maxima and totals; the last one needs them.
+    """
+    t, scaling, count = p.plain, p.scaling, keys.count
+    if sweep.first:
+        # sums hold nothing that a new maximum would rescale
+        totals = RowState(state.maxima, state.totals, state.sums, state.stride, 0)
+        softmax_rows(scores, scores, totals, row, last, keys, rows, p)
+    else:
+        masked_maxima(scores, row, last, keys, rows, p)
+        for i in k.static_range(rows):
+            top = k.select(state.maxima[i] > NEGATIVE_INFINITY, state.maxima[i], 0.0)
+            if not scaling.overflows:
+                top = top * scaling.factor
+            for j in range(0, count, t.width):
+                score = scores.load(i * p.keys + j, width=t.width)
+                scores.store(i * p.keys + j, value=softmax_weight(score, top, scaling, t.width))
+    if sweep.last:
+        for i in k.static_range(rows):
+            inverse = 1 / state.totals[i]
+            for j in range(0, count, t.width):
+                weight = scores.load(i * p.keys + j, width=t.width) * inverse
+                weights.store(i * p.keys + j, value=rounded(weight, p.weight_dtype))
 
 
 @k.inline
@@ -300,13 +369,31 @@ def copy_queries(target: Any, task: Task, p: Plan) -> None:
 def attend_in_place(task: Task, memory: Scratch, p: Plan) -> None:
     """Attends with the rows of a task to its keys, read in place."""
     t, state = p.plain, memory.state
-    last = task.q.shape[0] * task.q.shape[1] - 1
     copy_queries(memory.queries, task, p)
     for i in range(task.rows):
         state.maxima[i] = NEGATIVE_INFINITY
         state.totals[i] = 0
         for j in range(0, p.stride, t.width):
             state.sums.store(i * p.stride + j, value=k.splat(k.f32(0), t.width))
+    if p.weight_dtype is None:
+        sweep_in_place(task, memory, Sweep(True, True), p)
+    else:
+        sweeps = sweeps_of(task, p)
+        for sweep in range(sweeps):
+            sweep_in_place(task, memory, Sweep(sweep == 0, sweep == sweeps - 1), p)
+
+
+@k.inline
+def sweeps_of(task: Task, p: Plan) -> Any:
+    """How often a task with rounded weights reads its keys: twice if their scores do not fit into scratch memory."""
+    return k.select(task.end - task.begin > p.keys, k.i64(2), k.i64(1))
+
+
+@k.inline
+def sweep_in_place(task: Task, memory: Scratch, sweep: Sweep, p: Plan) -> None:
+    """One pass of the rows of a task over its keys, read in place."""
+    state = memory.state
+    last = task.q.shape[0] * task.q.shape[1] - 1
     key = k.i64(task.begin)
     while key < task.end:
         count = k.min(task.end - key, p.keys)
@@ -315,14 +402,16 @@ def attend_in_place(task: Task, memory: Scratch, p: Plan) -> None:
         i = k.i64(0)
         for rows in k.unroll((4, 1)):
             while i + rows <= task.rows:
-                scores = memory.scores[i * p.keys :]
-                softmax_rows(
-                    scores, scores, state_from(state, i), task.first + i, last,
-                    KeyBlock(key, count, task.masks), rows, p,
-                )  # fmt: skip
+                scores, row = memory.scores[i * p.keys :], task.first + i
+                row_state, part = state_from(state, i), KeyBlock(key, count, task.masks)
+                if p.weight_dtype is None:
+                    softmax_rows(scores, scores, row_state, row, last, part, rows, p)
+                else:
+                    rounded_weights(scores, scores, row_state, row, last, part, rows, sweep, p)
                 i += rows
-        values = task.values[key : key + count]
-        add_values_in_place(state.sums, memory.scores, values, task.rows, p)
+        if sweep.last:
+            values = task.values[key : key + count]
+            add_values_in_place(state.sums, memory.scores, values, task.rows, p)
         key += count
 
 
@@ -453,29 +542,45 @@ def attend_packed(task: Task, memory: Scratch, ahead: Any, p: Plan) -> None:
         ahead: Views `[rows, size]` that the worker's next task reads first, prefetched during the last block.
         p: The plan.
     """
-    t, state = p.plain, memory.state
-    last = task.q.shape[0] * task.q.shape[1] - 1
+    state = memory.state
     pack_queries(task, memory, p)
-    tiles = k.ceildiv(task.rows, t.height)
-    for i in range(0, tiles * p.state_rows, 4):
+    for i in range(0, k.ceildiv(task.rows, p.plain.height) * p.state_rows, 4):
         state.maxima.store(i, value=k.splat(k.f32(NEGATIVE_INFINITY), 4))
         state.totals.store(i, value=k.splat(k.f32(0), 4))
+    if p.weight_dtype is None:
+        sweep_packed(task, memory, ahead, Sweep(True, True), p)
+    else:
+        sweeps = sweeps_of(task, p)
+        for sweep in range(sweeps):
+            sweep_packed(task, memory, ahead, Sweep(sweep == 0, sweep == sweeps - 1), p)
+
+
+@k.inline
+def sweep_packed(task: Task, memory: Scratch, ahead: Any, sweep: Sweep, p: Plan) -> None:
+    """One pass of the packed rows of a task over its keys; arguments as of `attend_packed`."""
+    t, state = p.plain, memory.state
+    last = task.q.shape[0] * task.q.shape[1] - 1
+    tiles = k.ceildiv(task.rows, t.height)
     key = k.i64(task.begin)
     while key < task.end:
         count = k.min(task.end - key, p.keys)
         keys = task.keys[:, key : task.end] if p.columns else task.keys[key : key + count]
         pack_keys(memory.key_panels, keys, p)
-        pack_values(memory.value_panels, task.values[key : key + count], p)
+        if sweep.last:
+            pack_values(memory.value_panels, task.values[key : key + count], p)
         for tile in range(tiles):
             top = tile * t.height
             multiply_keys(task, memory, tile, tiles, key, count, ahead, p)
             for i in range(0, k.min(task.rows - top, t.height), 4):
                 scores = memory.scores[i * p.keys :]
                 weights = memory.rounded[i * p.keys :] if p.right.pair == 2 else scores
-                softmax_rows(
-                    scores, weights, state_from(state, tile * p.state_rows + i), task.first + top + i,
-                    last, KeyBlock(key, count, task.masks), 4, p,
-                )  # fmt: skip
-            sums = state.sums[tile * p.state_rows * p.stride :]
-            multiply_values(memory, sums, task.values.shape[1], count, key == task.begin, p)
+                row_state = state_from(state, tile * p.state_rows + i)
+                row, part = task.first + top + i, KeyBlock(key, count, task.masks)
+                if p.weight_dtype is None:
+                    softmax_rows(scores, weights, row_state, row, last, part, 4, p)
+                else:
+                    rounded_weights(scores, weights, row_state, row, last, part, 4, sweep, p)
+            if sweep.last:
+                sums = state.sums[tile * p.state_rows * p.stride :]
+                multiply_values(memory, sums, task.values.shape[1], count, key == task.begin, p)
         key += count

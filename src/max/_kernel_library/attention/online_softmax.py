@@ -138,6 +138,23 @@ def add_totals(state: RowState, parts: Any, change: Any, rows: int, width: int) 
 
 
 @k.inline
+def softmax_weight(score: Any, top: Any, scaling: Scaling, width: int) -> Any:
+    """The weight of a vector of scores of a row.
+
+    Args:
+        score: The scores.
+        top: The row's maximum; times the factor unless that overflows.
+        scaling: How scores are scaled.
+        width: Lanes of a vector.
+    """
+    if scaling.overflows:
+        power = (score - top) * scaling.factor
+    else:
+        power = k.fma(score, k.splat(scaling.factor, width), k.splat(-top, width))
+    return k.exp2(power)
+
+
+@k.inline
 def add_weights(
     scores: Matrix, weights: Any, largest: Any, count: Any, state: RowState, scaling: Scaling,
     rows: int, t: Tiling,
@@ -166,11 +183,7 @@ def add_weights(
     for j in range(0, count, t.width):
         for i in k.static_range(rows):
             score = scores.elements.load(i * scores.row + j, width=t.width)
-            if scaling.overflows:
-                power = (score - top[i]) * scaling.factor
-            else:
-                power = k.fma(score, k.splat(scaling.factor, t.width), k.splat(-top[i], t.width))
-            weight = k.exp2(power)
+            weight = softmax_weight(score, top[i], scaling, t.width)
             weights.store(i * scores.row + j, value=weight)
             parts[i] = parts[i] + weight
     state.maxima.store(0, value=now)

@@ -1,0 +1,139 @@
+"""Casts in attention that is written as products and a softmax: the fused op rounds where the graph does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from max._backends import cpu_backends
+from max._compiler.pipeline import optimise
+from max.driver import CPU
+from max.dtype import DType
+from max.engine import InferenceSession
+from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
+from max.mlir import clone_module, print_module
+from tests.kernel_library.rounded_attention import (
+    assert_attended,
+    attended,
+    picks,
+    small_integers,
+)
+
+SESSION = InferenceSession(devices=[CPU()])
+DEVICE = DeviceRef.CPU()
+F32, BF16, F16 = DType.float32, DType.bfloat16, DType.float16
+SCALE = 179 / 256
+"""A bfloat16 whose products are none."""
+ROWS, KEYS, SIZE, WIDTH = 5, 130, 16, 40
+Build = Callable[[TensorValue, TensorValue, TensorValue, TensorValue], TensorValue]
+
+
+def of_bfloat16(q: TensorValue, keys: TensorValue, v: TensorValue, m: TensorValue) -> TensorValue:
+    """As models in bfloat16 write it: the softmax in float32, everything else in bfloat16."""
+    scores = q @ keys.transpose(-1, -2) * SCALE + m
+    return ops.softmax(scores.cast(F32)).cast(BF16) @ v
+
+
+def masked_in_f32(q: TensorValue, keys: TensorValue, v: TensorValue, m: TensorValue) -> TensorValue:
+    """The widened sums of a product are not rounded."""
+    scores = (q @ keys.transpose(-1, -2)).cast(F32) * SCALE + m.cast(F32)
+    return ops.softmax(scores).cast(BF16) @ v
+
+
+def scaled_in_bf16(
+    q: TensorValue, keys: TensorValue, v: TensorValue, m: TensorValue
+) -> TensorValue:
+    scores = (q @ keys.transpose(-1, -2) * SCALE).cast(F32) + m.cast(F32)
+    return ops.softmax(scores) @ v.cast(F32)
+
+
+def widened_softmax(
+    q: TensorValue, keys: TensorValue, v: TensorValue, m: TensorValue
+) -> TensorValue:
+    """A softmax of bfloat16 that is cast gives bfloat16's values."""
+    scores = q @ keys.transpose(-1, -2) * SCALE + m
+    return ops.softmax(scores).cast(F32) @ v.cast(F32)
+
+
+def narrowed(q: TensorValue, keys: TensorValue, v: TensorValue, m: TensorValue) -> TensorValue:
+    """Casts that narrow what is computed in float32, and widen it again."""
+    scores = (q.cast(F32) @ keys.cast(F32).transpose(-1, -2) * SCALE).cast(BF16).cast(F32)
+    scores = (scores + m.cast(F32)).cast(F16).cast(F32)
+    return ops.softmax(scores).cast(BF16).cast(F32) @ v.cast(F32)
+
+
+def uncast(q: TensorValue, keys: TensorValue, v: TensorValue, m: TensorValue) -> TensorValue:
+    return ops.softmax(q @ keys.transpose(-1, -2) * SCALE + m) @ v
+
+
+def two_roundings(q: TensorValue, keys: TensorValue, v: TensorValue, m: TensorValue) -> TensorValue:
+    return ops.softmax(q @ keys.transpose(-1, -2) + m).cast(F16).cast(F32) @ v.cast(F32)
+
+
+def scaled_after(q: TensorValue, keys: TensorValue, v: TensorValue, m: TensorValue) -> TensorValue:
+    scores = (q.cast(F32) @ keys.cast(F32).transpose(-1, -2)).cast(BF16).cast(F32) * SCALE
+    return ops.softmax(scores + m.cast(F32)) @ v.cast(F32)
+
+
+def staged(build: Build, shapes: list[tuple[int, ...]]) -> tuple[Graph, list[str] | None]:
+    """The graph, and the roundings of its fused op; None where it has none."""
+    types = [TensorType(BF16, shape, DEVICE) for shape in shapes]
+    with Graph("attention", input_types=types) as graph:
+        graph.output(build(*[v.tensor for v in graph.inputs]))
+    module = clone_module(graph.to_mlir())
+    optimise(module, cpu_backends())
+    match = re.search(r"mok\.attention\(.*roundings = \[(.*?)\]", print_module(module))
+    return graph, None if match is None else re.findall(r"unit|bf16|f16", match[1])
+
+
+@pytest.mark.parametrize(
+    ("build", "roundings"),
+    [
+        (of_bfloat16, ["unit", "bf16", "bf16"]),
+        (masked_in_f32, ["unit", "unit", "bf16"]),
+        (scaled_in_bf16, ["bf16", "unit", "unit"]),
+        (widened_softmax, ["unit", "unit", "bf16"]),
+        (narrowed, ["bf16", "f16", "bf16"]),
+        (uncast, ["unit", "unit", "unit"]),
+        (two_roundings, None),
+        (scaled_after, None),
+    ],
+)
+def test_casts(build: Build, roundings: list[str] | None, rng: np.random.Generator) -> None:
+    bf16 = np.dtype(ml_dtypes.bfloat16)
+    operands = [
+        small_integers(rng, bf16, 2, 3, ROWS, SIZE),
+        small_integers(rng, bf16, 2, 3, KEYS, SIZE),
+        np.stack([[picks(rng, bf16, KEYS, WIDTH) for _ in range(3)] for _ in range(2)]),
+        rng.standard_normal((2, 1, ROWS, KEYS)).astype(bf16),
+    ]
+    graph, got_roundings = staged(build, [x.shape for x in operands])
+    assert got_roundings == roundings
+    (got,) = SESSION.load(graph).execute(*operands)
+    if roundings is None:
+        return
+    dtypes = {"unit": None, "bf16": bf16, "f16": np.float16}
+    want, slack = attended(operands, SCALE, (None,), [dtypes[name] for name in roundings])
+    assert_attended(got.to_numpy(), want, slack)
+
+
+def test_a_rounding_that_is_left_out_is_noticed(rng: np.random.Generator) -> None:
+    """The reference tells the roundings apart."""
+    bf16 = np.dtype(ml_dtypes.bfloat16)
+    operands = [
+        small_integers(rng, bf16, ROWS, SIZE),
+        small_integers(rng, bf16, KEYS, SIZE),
+        picks(rng, bf16, KEYS, WIDTH),
+        rng.standard_normal((ROWS, KEYS)).astype(bf16),
+    ]
+    all_three = [bf16, bf16, bf16]
+    want, slack = attended(operands, SCALE, (None,), all_three)
+    for place in range(3):
+        roundings = [None if i == place else dtype for i, dtype in enumerate(all_three)]
+        other, _ = attended(operands, SCALE, (None,), roundings)
+        with pytest.raises(AssertionError):
+            assert_attended(other.astype(np.float32), want, slack)
