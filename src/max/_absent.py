@@ -26,7 +26,6 @@ _GRAPHS = "Stage a max.graph.Graph, and run it with max.engine.InferenceSession.
 _EAGER = f"Eager tensors are absent. {_GRAPHS}"
 _OWN_KERNEL = "Write it with max.graph.ops, or as a custom op (docs/custom-ops.md)."
 _NO_GPU = "GPUs are not supported."
-_EXPERTS = "Layers of experts are absent; write them as a max.nn.Module."
 _FLOAT8 = "max.nn.Linear with a Float8Config, and max.nn.kernels.dynamic_scaled_matmul, multiply scaled 8-bit floats."
 _ADAPTERS = "LoRA adapters are absent; merge one into the weights before they are loaded."
 _LATENT = "Multi-head latent attention is absent; max.nn.AttentionWithRope is attention with GQA."
@@ -51,8 +50,6 @@ ABSENT: dict[str, str] = {
     "max.nn.lora": _ADAPTERS,
     "max.nn.*LoRA*": _ADAPTERS,
     "max.pipelines.lib.*lora*": _ADAPTERS,
-    "max.nn.moe": _EXPERTS,
-    "max.nn.MoE*": _EXPERTS,
     "max.nn.sampling": "max.pipelines.lib.sampling has the graphs that pick tokens.",
     "max.nn.*Sampler*": "max.pipelines.lib.sampling has the graphs that pick tokens.",
     "max.nn.attention.multi_latent_attention": _LATENT,
@@ -73,8 +70,6 @@ ABSENT: dict[str, str] = {
     "max.nn.kernels.*_gpu": f"{_NO_GPU} max.nn.kernels.flash_attention_ragged runs on the CPU.",
     "max.nn.kernels.*lora*": _ADAPTERS,
     "max.nn.kernels.sgmv_*": _ADAPTERS,
-    "max.nn.kernels.grouped_*": _EXPERTS,
-    "max.nn.kernels.moe_*": _EXPERTS,
     **dict.fromkeys(
         (
             f"max.nn.kernels.{name}"

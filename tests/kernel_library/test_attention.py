@@ -74,7 +74,15 @@ def make_cache(
     )
 
 
-def reference(cache: Cache, scale: float, mask: str, window: int) -> np.ndarray:
+def reference(
+    cache: Cache,
+    scale: float,
+    mask: str,
+    window: int,
+    softcap: float = 0.0,
+    sinks: np.ndarray | None = None,
+    slopes: np.ndarray | None = None,
+) -> np.ndarray:
     heads, kv_heads = cache.q.shape[1], cache.blocks.shape[4]
     page_size = cache.blocks.shape[3]
     out = np.zeros(cache.q.shape)
@@ -101,8 +109,14 @@ def reference(cache: Cache, scale: float, mask: str, window: int) -> np.ndarray:
                     rows[seen, 1, h * kv_heads // heads],
                 )
                 scores = keys @ cache.q[i, h].astype(np.float64) * scale
-                weights = np.exp(scores - scores.max())
-                out[i, h] = weights @ values / weights.sum()
+                if softcap:
+                    scores = np.tanh(scores / softcap) * softcap
+                if slopes is not None:
+                    scores += slopes[h] * (tokens[seen] - position)
+                top = scores.max() if sinks is None else max(scores.max(), sinks[h])
+                weights = np.exp(scores - top)
+                share = weights.sum() + (0 if sinks is None else np.exp(sinks[h] - top))
+                out[i, h] = weights @ values / share
     return out
 
 
@@ -111,14 +125,22 @@ def check(
     mask: str = "causal",
     window: int = -1,
     scale: float | None = None,
+    softcap: float = 0.0,
+    sinks: np.ndarray | None = None,
+    slopes: np.ndarray | None = None,
     **options: object,
 ) -> None:
     scale = cache.q.shape[2] ** -0.5 if scale is None else scale
-    want = reference(cache, scale, mask, window)
-    attributes = {"mask": mask, "local_window_size": window}
+    want = reference(cache, scale, mask, window, softcap, sinks, slopes)
+    attributes = {
+        "mask": mask,
+        "local_window_size": window,
+        "softcap": softcap,
+        "sinks": sinks is not None,
+    }
     (got,) = run(
         "mo.attention.ragged.paged",
-        cache.operands(scale),
+        [*cache.operands(scale), *(x for x in (sinks, slopes) if x is not None)],
         [(cache.q.dtype, cache.q.shape)],
         attributes,
         **options,
@@ -211,6 +233,55 @@ def test_queries_of_another_type_than_the_cache() -> None:
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 def test_scales_that_turn_scores_around(dtype: np.dtype, scale: float) -> None:
     check(make_cache([(70, 1), (3, 50)], 4, 2, 64, 32, dtype), scale=scale)
+
+
+def numbers_by_head(heads: int, low: float, high: float) -> np.ndarray:
+    return np.random.default_rng(heads).uniform(low, high, heads).astype(F32)
+
+
+@pytest.mark.parametrize("machine", ["host", "avx2", "generic", "invariant host"])
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize("softcap", [0.0, 1.5])
+@pytest.mark.parametrize("sinks", [None, (-30.0, 4.0)], ids=["plain", "sinks"])
+@pytest.mark.parametrize("mask", ["causal_alibi", "sliding_window"])
+def test_caps_sinks_and_biases(
+    mask: str, sinks: tuple[float, float] | None, softcap: float, dtype: np.dtype, machine: str
+) -> None:
+    """Few rows and many, prompts and decoding."""
+    cache = make_cache([(0, 19), (70, 1), (3, 50), (200, 2)], 6, 2, 48, 32, dtype)
+    check(
+        cache,
+        mask,
+        23,
+        0.7,
+        softcap,
+        None if sinks is None else numbers_by_head(6, *sinks),
+        numbers_by_head(6, 0.01, 0.5) if mask == "causal_alibi" else None,
+        machine=machine,
+    )
+
+
+@pytest.mark.parametrize("scale", [0.4, -0.3])
+def test_sinks_of_a_split_context(scale: float) -> None:
+    """Only the first part counts the sink; where it exceeds all scores too."""
+    cache = make_cache([(3000, 1)], 4, 2, 32, 128, F32)
+    for sinks in ((3.0, 9.0), (40.0, 60.0), (-np.inf, -np.inf)):
+        values = np.full(4, -np.inf, F32) if sinks[0] == -np.inf else numbers_by_head(4, *sinks)
+        check(cache, scale=scale, sinks=values, workers=4)
+        check(cache, "sliding_window", 1700, scale, 2.0, values, workers=4)
+
+
+def test_a_split_context_with_biases() -> None:
+    cache = make_cache([(3000, 1)], 6, 2, 32, 128, F32)
+    check(cache, "causal_alibi", slopes=numbers_by_head(6, 0.0, 0.01), workers=4)
+
+
+@pytest.mark.parametrize("name", ["sinks", "slopes"])
+def test_numbers_of_other_heads_raise(name: str) -> None:
+    cache = make_cache([(20, 2)], 4, 2, 16, 8, F32)
+    mask = "causal" if name == "sinks" else "causal_alibi"
+    with pytest.raises(KernelRunError, match="has size 3, expected 4"):
+        check(cache, mask, **{name: numbers_by_head(3, 0.0, 1.0)})
 
 
 def test_split_with_a_window() -> None:

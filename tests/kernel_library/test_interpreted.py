@@ -34,6 +34,12 @@ def floats(*shape: int, dtype: Any = F32) -> np.ndarray:
 CACHE = make_cache([(3, 2), (0, 13)], 4, 2, 16, 4, np.dtype(F32))
 PAGED = CACHE.operands(0.3)
 NEW_ROWS = floats(15, 32)
+# groups of 2 rows, of none, of 17, and one whose results are 0
+GROUPS = [
+    np.array([0, 2, 2, 19, 21, 21], np.uint32),
+    np.array([4, 0, 1, -1, 2], np.int32),
+    np.array([17, 4], np.uint32),
+]
 TURNS = np.arange(12) * np.pi / 6
 DIMS = [np.array([1, 0]), np.array([4, 9]), np.array([1, 2])]
 
@@ -62,6 +68,55 @@ CASES: dict[
         {"transpose_b": True},
     ),
     "attention": ("mo.attention.ragged.paged", PAGED, [(F32, CACHE.q.shape)], {"mask": "causal"}),
+    "experts' order": (
+        "mo.moe.indices",
+        [np.array([3, 0, 3, 4, 0])],
+        [
+            (np.uint32, (5,)),
+            (np.uint32, (6,)),
+            (np.uint32, (5,)),
+            (np.int32, (5,)),
+            (np.uint32, (2,)),
+        ],
+        {"experts": 5},
+    ),
+    "grouped matmul": (
+        "mo.grouped_matmul.ragged",
+        [floats(22, 35), floats(5, 9, 35), *GROUPS],
+        [(F32, (22, 9))],
+        {},
+    ),
+    **{
+        f"grouped {encoding} {kind}": (
+            name,
+            [
+                floats(22, 256),
+                np.stack([encode(floats(33, 256), encoding) for _ in range(5)])
+                if kind == "in place"
+                else RNG.integers(0, 64, (10, FORMATS[encoding].group_bytes(256)), np.uint8),
+                *GROUPS,
+            ],
+            [(F32, (22, 33))],
+            {"encoding": encoding, "streamed": True},
+        )
+        for encoding in ("Q4_0", "Q4_K", "Q6_K")
+        for kind, name in (
+            ("in place", "mo.grouped_qmatmul.ragged"),
+            ("packed", "mok.packed_grouped_qmatmul"),
+        )
+    },
+    "attention with a soft cap and sinks": (
+        "mo.attention.ragged.paged",
+        [*PAGED, floats(4)],
+        [(F32, CACHE.q.shape)],
+        {"mask": "causal", "softcap": 0.8, "sinks": True},
+    ),
+    "attention with biases": (
+        "mo.attention.ragged.paged",
+        [*PAGED, floats(4)],
+        [(F32, CACHE.q.shape)],
+        {"mask": "causal_alibi"},
+    ),
     **{
         f"dense attention of {rows} rows, {name}": (
             "mok.attention",

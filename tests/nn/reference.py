@@ -68,7 +68,15 @@ class PagedBatch:
         return torch.from_numpy(f32(np.stack(rows)))
 
     def attention(
-        self, q: Array, layer: int, scale: float, mask: str = "causal", window: int = -1
+        self,
+        q: Array,
+        layer: int,
+        scale: float,
+        mask: str = "causal",
+        window: int = -1,
+        softcap: float | None = None,
+        sinks: Array | None = None,
+        slopes: Array | None = None,
     ) -> Array:
         """The attended values ``[total, heads, head_dim]``, in float32."""
         out = np.zeros(q.shape, np.float32)
@@ -90,8 +98,16 @@ class PagedBatch:
                 for side in (0, 1)
             )
             queries = torch.from_numpy(f32(q[begin : begin + new])).transpose(0, 1)
-            attended = torch.nn.functional.scaled_dot_product_attention(
-                queries, keys, values, attn_mask=seen, scale=scale
-            )
+            scores = queries @ keys.transpose(1, 2) * scale
+            if softcap:
+                scores = torch.tanh(scores / softcap) * softcap
+            if slopes is not None:
+                scores = scores + torch.from_numpy(slopes)[:, None, None] * (key - at)
+            scores = scores.masked_fill(~seen, -torch.inf)
+            if sinks is not None:
+                column = torch.from_numpy(sinks)[:, None, None].expand(-1, new, 1)
+                scores = torch.cat([scores, column], -1)
+            weights = torch.softmax(scores, -1)[..., : cached + new]
+            attended = weights @ values
             out[begin : begin + new] = attended.transpose(0, 1).numpy()
         return out

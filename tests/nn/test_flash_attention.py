@@ -22,6 +22,7 @@ SLIDING, CHUNKED = (
     MHAMaskVariant.SLIDING_WINDOW_CAUSAL_MASK,
     MHAMaskVariant.CHUNKED_CAUSAL_MASK,
 )
+ALIBI = MHAMaskVariant.CAUSAL_ALIBI_MASK
 
 
 def attended(q, k, v, mask, scale, window, lengths=None) -> np.ndarray:
@@ -39,6 +40,8 @@ def attended(q, k, v, mask, scale, window, lengths=None) -> np.ndarray:
         if lengths is not None:
             seen &= j < lengths[b]
         scores = k[b, seen, head].astype(np.float64) @ q[b, i, h] * scale
+        if mask is ALIBI:
+            scores += 2.0 ** (-8 * (h + 1) / heads) * (j[seen] - i)
         weights = np.exp(scores - scores.max())
         out[b, i, h] = weights / weights.sum() @ v[b, seen, head]
     return out
@@ -72,7 +75,8 @@ def tensors(rng, batch, rows, keys, heads, kv_heads, size):
 
 
 @pytest.mark.parametrize(
-    ("mask", "window"), [(CAUSAL, -1), (NULL, -1), (SLIDING, 3), (SLIDING, 1), (CHUNKED, 4)]
+    ("mask", "window"),
+    [(CAUSAL, -1), (NULL, -1), (SLIDING, 3), (SLIDING, 1), (CHUNKED, 4), (ALIBI, -1)],
 )
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 def test_masks_and_shared_heads(mask, window, kv_heads) -> None:
@@ -118,12 +122,8 @@ def test_bfloat16_is_rounded_once() -> None:
         ([(1, 4, 3, 8), (1, 4, 2, 8)], NULL, -1, ValueError, "3 query heads cannot share 2"),
         ([(4, 2, 8), (4, 2, 8)], NULL, -1, ValueError, "of rank 4"),
         ([(1, 4, 2, 8), (1, 4, 2, 8)], SLIDING, 0, ValueError, "local_window_size 0"),
-        (
-            [(1, 4, 2, 8), (1, 4, 2, 8)],
-            MHAMaskVariant.CAUSAL_ALIBI_MASK, -1, NotImplementedError, "CAUSAL_ALIBI_MASK",
-        ),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit(shapes, mask, window, error, said) -> None:
     q, k = (TensorType(DType.float32, shape, REF) for shape in shapes)
     with pytest.raises(error, match=said):

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 from max.dtype import DType
 from max.graph import BufferType, Graph, TensorType, ops
@@ -168,6 +170,36 @@ def test_attention(
 
 
 @both
+@pytest.mark.parametrize("softcap", [None, 1.3])
+@pytest.mark.parametrize("heads", [4, 6])
+def test_attention_with_caps_sinks_and_biases(
+    rng: np.random.Generator, backend: str, heads: int, softcap: float | None
+) -> None:
+    """Soft cap and mask, against the formulas of Gemma 2 and GPT-OSS; slopes against those of BLOOM."""
+    batch = PagedBatch(rng, [6, 0, 3], [1, 7, 0], 2, 16, 4)
+    q, sinks = normal(rng, (batch.total, heads, 16)), normal(rng, (heads,)) * 3
+
+    def attend(params: Any, values: Any, offsets: Any, cache: Any, layer: Any) -> Any:
+        given = (params, values[0], offsets, cache, layer)
+        sliding = MHAMaskVariant.SLIDING_WINDOW_CAUSAL_MASK
+        return (
+            kernels.flash_attention_ragged(*given, sliding, 0.9, 3, values[1], softcap=softcap),
+            kernels.flash_attention_ragged(
+                *given, MHAMaskVariant.CAUSAL_ALIBI_MASK, 0.9, softcap=softcap
+            ),
+        )
+
+    window, biased = run(batch, backend, attend, q, sinks)
+    alibi = build_alibi_tensor(torch.ones(1, 13), heads, torch.float32).reshape(heads, 13)
+    slopes = (alibi[:, 1] - alibi[:, 0]).numpy()
+    for out, options in (
+        (window, {"window": 3, "mask": "sliding_window", "sinks": sinks}),
+        (biased, {"slopes": slopes}),
+    ):
+        assert_close(out, batch.attention(q, 1, 0.9, softcap=softcap, **options))
+
+
+@both
 def test_attention_of_float32_queries_over_a_half_cache(
     rng: np.random.Generator, backend: str
 ) -> None:
@@ -202,6 +234,7 @@ def test_mistakes(rng: np.random.Generator) -> None:
         kv = PagedCacheValues.of(cache)
         layer = ops.constant(0, DType.uint32, CPU_REF)
         causal = MHAMaskVariant.CAUSAL_MASK
+        even = q.tensor[:, :4]
 
         def attend(**changed: Any) -> Any:
             arguments: dict[str, Any] = {
@@ -217,8 +250,12 @@ def test_mistakes(rng: np.random.Generator) -> None:
 
         with pytest.raises(ValueError, match="5 query heads cannot share 2 key heads"):
             attend()
-        with pytest.raises(NotImplementedError, match="CAUSAL_ALIBI_MASK has no kernel yet"):
-            attend(mask_variant=MHAMaskVariant.CAUSAL_ALIBI_MASK)
+        with pytest.raises(ValueError, match="softcap is -1.0, expected a positive number"):
+            attend(input=even, softcap=-1.0)
+        with pytest.raises(ValueError, match=r"sink_weights is .* expected \[4\]"):
+            attend(input=even, sink_weights=ops.constant(np.zeros(3, np.float32)))
+        with pytest.raises(ValueError, match="alibi_slopes with the mask CAUSAL_MASK"):
+            attend(input=even, alibi_slopes=np.zeros(4, np.float32))
         with pytest.raises(ValueError, match="with local_window_size -1"):
             attend(mask_variant=MHAMaskVariant.SLIDING_WINDOW_CAUSAL_MASK)
         with pytest.raises(TypeError, match="layer_idx is .* expected uint32"):

@@ -155,7 +155,7 @@ def _visible(mask: str, window: int, position: int, length: int) -> Array:
     """The mask ``[length]`` of the keys that a query at a position attends to."""
     keys = np.arange(length)
     match mask:
-        case "causal":
+        case "causal" | "causal_alibi":
             return keys <= position
         case "null":
             return np.ones(length, bool)
@@ -190,11 +190,17 @@ def _attention(
     max_lengths: Array,
     layer: Array,
     scale: Array,
+    *by_head: Array,
     mask: str = "causal",
     local_window_size: int = -1,
+    softcap: float = 0.0,
+    sinks: bool = False,
 ) -> Array:
     _check_batch(offsets, len(q), blocks, cache_lengths, lookup_table, layer)
     heads, head_dim = q.shape[1:]
+    for name, numbers in zip(("sinks", "alibi_slopes")[not sinks :], by_head, strict=False):
+        if len(numbers) != heads:
+            raise ValueError(f"{name} has size {len(numbers)}, expected {heads}")
     kv_heads = blocks.shape[4]
     group = heads // kv_heads
     # rounded to the result's dtype by the interpreter
@@ -215,10 +221,23 @@ def _attention(
         )[:, first:]
         queries = q[begin:end].astype(np.float64).reshape(-1, kv_heads, group, head_dim)
         scores = np.einsum("tkgd,skd->kgts", queries, keys) * np.float64(scale)
+        if softcap:
+            scores = np.tanh(scores / softcap) * softcap
+        if mask == "causal_alibi":
+            slopes = by_head[-1].astype(np.float64).reshape(kv_heads, group, 1, 1)
+            positions = int(cached) + np.arange(end - begin)
+            scores = scores + slopes * (np.arange(first, length) - positions[:, None])
         scores = np.where(visible[None, None], scores, -np.inf)
+        if sinks:
+            # a key without value
+            sink = by_head[0].astype(np.float64).reshape(kv_heads, group, 1, 1)
+            scores = np.concatenate(
+                [scores, np.broadcast_to(sink, (*scores.shape[:3], 1))], axis=-1
+            )
         scores -= scores.max(axis=-1, keepdims=True)
         weights = np.exp(scores)
         weights /= weights.sum(axis=-1, keepdims=True)
+        weights = weights[..., : length - first]
         context = np.einsum("kgts,skd->tkgd", weights, values)
         out[begin:end] = context.reshape(end - begin, heads, head_dim)
     return out

@@ -42,6 +42,7 @@ from max.nn.linear import (
     LinearV1,
     QLinearV1,
 )
+from max.nn.moe import MoE, MoEFp8, MoEGate
 from max.nn.norm import (
     ConstantLayerNorm,
     GroupNorm,
@@ -116,6 +117,9 @@ __all__ = [
     "LongRoPEScalingParams",
     "MHAMaskConfig",
     "MHAMaskVariant",
+    "MoE",
+    "MoEFp8",
+    "MoEGate",
     "MLPV1",
     "Module",
     "MultiheadAttention",

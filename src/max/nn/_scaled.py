@@ -25,6 +25,8 @@ __all__ = [
     "quantize_dynamic_scaled_float8",
     "quantize_static_scaled_float8",
     "scale_shape",
+    "scaled_rows",
+    "scaled_weights",
 ]
 
 F32 = DType.float32
@@ -257,6 +259,62 @@ def scale_shape(spec: Float8WeightScaleSpec, rows: int, columns: int) -> tuple[i
     if spec.block_size is not None:
         return -(-rows // spec.block_size[0]), -(-columns // spec.block_size[1])
     return ()
+
+
+def scaled_rows(op: str, x: TensorValue, scales: TensorValue) -> TensorValue:
+    """Rows of float8 elements times their scales, float32.
+
+    Args:
+        op: For errors.
+        x: float8 ``[rows, columns]``.
+        scales: ``[groups, rows]``: equal numbers of neighbours of a row share a scale.
+
+    Raises:
+        ValueError: A shape does not fit.
+        TypeError: `x` is no float8 tensor.
+    """
+    _factors(op, x, x)
+    if scales.rank != 2 or scales.shape[1] != x.shape[0]:
+        raise ValueError(f"{op}: the input scales are {scales!r}, expected [groups, {x.shape[0]}]")
+    columns = _static(f"{op}: the columns", x.shape[1])
+    return ops.cast(x, F32) * _spread(op, ops.cast(ops.transpose(scales, 0, 1), F32), 1, columns)
+
+
+def scaled_weights(
+    op: str, weights: TensorValue, scales: TensorValue, blocks: tuple[int, int] | None = None
+) -> TensorValue:
+    """Float8 weights times their scales, float32; of weights of a checkpoint once, when it is loaded.
+
+    Args:
+        op: For errors.
+        weights: float8 ``[n, rows, columns]``.
+        scales: ``[n, row blocks, column blocks]``, or a number for each weight, ``[n]``.
+        blocks: Rows and columns of a block; None: equal numbers share a scale.
+
+    Raises:
+        ValueError: A shape does not fit.
+        TypeError: The weights are no float8 tensor.
+    """
+    if not weights.dtype.is_float8():
+        raise TypeError(f"{op}: {weights!r} is no float8 tensor")
+    count, rows, columns = (_static(f"{op}: the sizes of the weights", d) for d in weights.shape)
+    if scales.rank == 1:
+        scales = ops.reshape(scales, (scales.shape[0], 1, 1))
+    if scales.rank != 3 or scales.shape[0] != count:
+        raise ValueError(
+            f"{op}: the weights' scales are {scales!r}, expected [{count}, row blocks, column blocks]"
+        )
+    spread = [
+        _spread(
+            op,
+            _spread(op, ops.cast(scales[i], F32), 0, rows, blocks and blocks[0]),
+            1,
+            columns,
+            blocks and blocks[1],
+        )
+        for i in range(count)
+    ]
+    return ops.cast(weights, F32) * ops.stack(spread)
 
 
 # checks ------------------------------------------------------------------------------------------

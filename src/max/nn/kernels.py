@@ -8,9 +8,11 @@ changes between executions only.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from max._earlier import earlier_names
 from max.dtype import DType
@@ -25,6 +27,11 @@ from max.graph import (
     TensorValueLike,
     Value,
     ops,
+)
+from max.nn._experts import (
+    grouped_dynamic_scaled_fp8_matmul,
+    grouped_matmul_ragged,
+    moe_create_indices,
 )
 from max.nn._projection import matmul_input, project
 from max.nn._scaled import (
@@ -52,9 +59,12 @@ __all__ = [
     "flash_attention_ragged_gpu",
     "fused_qk_ragged_rope",
     "fused_qkv_ragged_matmul",
+    "grouped_dynamic_scaled_fp8_matmul",
+    "grouped_matmul_ragged",
     "matmul_kv_cache_ragged",
     "matmul_static_scaled_float8",
     "merge_ragged_tensors",
+    "moe_create_indices",
     "quantize_dynamic_scaled_float8",
     "quantize_static_scaled_float8",
     "scatter_set_constant",
@@ -65,6 +75,7 @@ __all__ = [
 
 MASKS: dict[MHAMaskVariant, str] = {
     MHAMaskVariant.CAUSAL_MASK: "causal",
+    MHAMaskVariant.CAUSAL_ALIBI_MASK: "causal_alibi",
     MHAMaskVariant.NULL_MASK: "null",
     MHAMaskVariant.CHUNKED_CAUSAL_MASK: "chunked_causal",
     MHAMaskVariant.SLIDING_WINDOW_CAUSAL_MASK: "sliding_window",
@@ -85,11 +96,6 @@ def _check_ragged(op: str, input_row_offsets: TensorValue, layer_idx: TensorValu
 
 
 def _check_mask(op: str, mask: MHAMaskVariant, window: int) -> None:
-    if mask not in MASKS:
-        raise NotImplementedError(
-            f"{op}: the mask {mask.name} has no kernel yet; there are "
-            f"{', '.join(m.name for m in MASKS)}"
-        )
     windowed = (MHAMaskVariant.CHUNKED_CAUSAL_MASK, MHAMaskVariant.SLIDING_WINDOW_CAUSAL_MASK)
     if mask in windowed and window < 1:
         raise ValueError(
@@ -305,12 +311,18 @@ def flash_attention_ragged(
     local_window_size: int = -1,
     sink_weights: TensorValue | None = None,
     *,
+    softcap: float | None = None,
+    alibi_slopes: TensorValueLike | None = None,
     out_dtype: DType | None = None,
 ) -> TensorValue:
     """``softmax(scale * q kᵀ + mask) v`` of new tokens over their sequences in the cache.
 
     Sums and softmax are computed in float32. Query head ``i`` reads KV head
     ``i // (n_heads // kv_heads)``.
+
+    A soft cap replaces scores by ``softcap * tanh(scale * q kᵀ / softcap)``, before the mask. A sink is a key without
+    value: the softmax of head ``h`` runs over its scores and ``sink_weights[h]``, and the sink's share is dropped. The
+    mask ``CAUSAL_ALIBI_MASK`` adds ``alibi_slopes[h] * (key - position)`` to the scores.
 
     Args:
         kv_params: The parameters of the cache.
@@ -321,20 +333,21 @@ def flash_attention_ragged(
         mask_variant: The mask: which keys a query attends to.
         scale: The factor of the scores.
         local_window_size: The window of the sliding mask, the chunk of the chunked one.
-        sink_weights: Scores of sinks; not supported yet.
+        sink_weights: The logit of each head's sink, ``[n_heads]``; is cast to float32.
+        softcap: The bound of soft-capped scores; None or 0 for none.
+        alibi_slopes: The slope of each head, ``[n_heads]``, for ``CAUSAL_ALIBI_MASK``; by default those of
+            `default_alibi_slopes`.
         out_dtype: The dtype of the result; that of the queries by default.
 
     Returns:
         The attention output, of the queries' shape.
 
     Raises:
-        ValueError: A shape does not fit, or the window is missing.
+        ValueError: A shape does not fit, the window is missing, the soft cap is negative or not finite, or there are
+            slopes without their mask.
         TypeError: A dtype does not fit.
-        NotImplementedError: There is no kernel for the mask or for sinks.
     """
     op = "flash_attention_ragged"
-    if sink_weights is not None:
-        raise NotImplementedError(f"{op}: sink_weights have no kernel yet")
     _check_mask(op, mask_variant, local_window_size)
     _check_ragged(op, input_row_offsets, layer_idx)
     _check_cache(op, kv_params, kv_collection)
@@ -346,6 +359,23 @@ def flash_attention_ragged(
         )
     if int(input.shape[1]) % heads:
         raise ValueError(f"{op}: {input.shape[1]} query heads cannot share {heads} key heads")
+    parameters: dict[str, Any] = {
+        "mask": MASKS[mask_variant],
+        "local_window_size": local_window_size,
+    }
+    if softcap:
+        if not 0 < softcap < math.inf:
+            raise ValueError(f"{op}: softcap is {softcap}, expected a positive number")
+        parameters["softcap"] = float(softcap)
+    by_head: list[TensorValue] = []
+    if sink_weights is not None:
+        by_head.append(_per_head(op, "sink_weights", sink_weights, input))
+        parameters["sinks"] = True
+    if mask_variant is MHAMaskVariant.CAUSAL_ALIBI_MASK:
+        slopes = default_alibi_slopes(int(input.shape[1])) if alibi_slopes is None else alibi_slopes
+        by_head.append(_per_head(op, "alibi_slopes", slopes, input))
+    elif alibi_slopes is not None:
+        raise ValueError(f"{op}: alibi_slopes with the mask {mask_variant.name}; CAUSAL_ALIBI_MASK takes them")  # fmt: skip
     return ops.inplace_custom(
         "mo.attention.ragged.paged",
         device=input.device,
@@ -355,10 +385,33 @@ def flash_attention_ragged(
             *kv_collection,
             layer_idx,
             ops.constant(np.array(scale, np.float32), DType.float32, DeviceRef.CPU()),
+            *by_head,
         ],
         out_types=[TensorType(out_dtype or input.dtype, input.shape, input.device)],
-        parameters={"mask": MASKS[mask_variant], "local_window_size": local_window_size},
+        parameters=parameters,
     )[0].tensor
+
+
+def default_alibi_slopes(heads: int) -> npt.NDArray[np.float32]:
+    """The slopes of ALiBi: ``2 ** (-8 (h + 1) / heads)`` where `heads` is a power of 2.
+
+    Other numbers take those of the power of 2 below, and every second slope of the one above.
+
+    Args:
+        heads: The number of query heads.
+    """
+    power = 1 << (heads.bit_length() - 1)
+    slopes = [2.0 ** (-8 * (h + 1) / power) for h in range(power)]
+    slopes += [2.0 ** (-4 * (2 * h + 1) / power) for h in range(heads - power)]
+    return np.array(slopes, np.float32)
+
+
+def _per_head(op: str, what: str, value: TensorValueLike, queries: TensorValue) -> TensorValue:
+    """A number for each query head, float32 ``[n_heads]``."""
+    numbers = TensorValue(value)
+    if numbers.rank != 1 or numbers.shape[0] != queries.shape[1]:
+        raise ValueError(f"{op}: {what} is {numbers!r}, expected [{queries.shape[1]}]")
+    return ops.cast(numbers, DType.float32).to(queries.device)
 
 
 def flash_attention_gpu(
@@ -390,7 +443,6 @@ def flash_attention_gpu(
     Raises:
         ValueError: A shape does not fit, or the window is missing.
         TypeError: A dtype does not fit.
-        NotImplementedError: There is no kernel for the mask.
     """
     op = "flash_attention_gpu"
     _check_mask(op, mask_variant, local_window_size)
@@ -424,6 +476,13 @@ def flash_attention_gpu(
         lengths = ops.reshape(ops.cast(valid_length, DType.int64), [batch, 1, 1, 1, 1])
         inside = ops.greater(lengths, _positions(keys, q.device))
         seen = inside if seen is None else ops.logical_and(seen, inside)
+    if mask_variant is MHAMaskVariant.CAUSAL_ALIBI_MASK:
+        slopes = ops.constant(default_alibi_slopes(int(heads)), DType.float32, q.device)
+        away = ops.unsqueeze(_positions(keys, q.device), 0) - ops.unsqueeze(
+            _positions(length, q.device), 1
+        )
+        slopes = ops.reshape(slopes, [1, kv_heads, group, 1, 1])
+        scores = scores + slopes * ops.cast(away, DType.float32)
     if seen is not None:
         # not -inf: a fully masked row must not become NaN
         hidden = ops.constant(float(np.finfo(np.float32).min), DType.float32, q.device)
@@ -465,6 +524,11 @@ def flash_attention_ragged_gpu(
         NotImplementedError: There is no kernel for the mask.
     """
     _check_mask("flash_attention_ragged_gpu", mask_variant, local_window_size)
+    if mask_variant is MHAMaskVariant.CAUSAL_ALIBI_MASK:
+        raise NotImplementedError(
+            "flash_attention_ragged_gpu: CAUSAL_ALIBI_MASK has no kernel without a cache; "
+            "flash_attention_gpu and flash_attention_ragged take it"
+        )
     return attend_ragged(
         q, k, v, input_row_offsets, scale, mask=MASKS[mask_variant], window=local_window_size
     )

@@ -17,6 +17,7 @@ rounded to bf16, sums are f32.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -39,6 +40,7 @@ from max._kernel_library.attention.paged_rows import (
     KEYS,
     ROW_THRESHOLD,
     Plan,
+    Scores,
     Scratch,
     Task,
     attend_block,
@@ -48,6 +50,7 @@ from max._kernel_library.attention.paged_rows import (
     pack_paged_queries,
     paged_scratch,
     plan_paged,
+    rescaled,
 )
 from max._kernel_library.lowering import KernelCall, Operand, Workspace, view
 from max.dtype import DType
@@ -135,7 +138,7 @@ def find_task(batch: Batch, task: Any, tokens_per_task: Any, p: Plan) -> Task:
 
 @k.inline
 def attend(
-    task: Task, batch: Batch, split: Any, splits: Any, factor: Any, tile_height: Any,
+    task: Task, batch: Batch, split: Any, splits: Any, scores: Scores, tile_height: Any,
     memory: Scratch, p: Plan,
 ) -> None:  # fmt: skip
     """Attends with the rows of a task to its part of the context, in blocks that lie in one page.
@@ -145,7 +148,7 @@ def attend(
         batch: The batch.
         split: The number of the part.
         splits: Parts of the context.
-        factor: What scores are multiplied by.
+        scores: How products become scores.
         tile_height: The height of register tiles, one of the plan's.
         memory: Scratch memory.
         p: The plan.
@@ -166,7 +169,7 @@ def attend(
         count = k.min(k.min(page_size - slot, KEYS), end - key)
         keys = blocks[page, 0, batch.layer][slot : slot + count, task.kv_head]
         values = blocks[page, 1, batch.layer][slot : slot + count, task.kv_head]
-        attend_block(task, keys, values, key, factor, tile_height, memory, p)
+        attend_block(task, keys, values, key, scores, tile_height, memory, p)
         key += count
 
 
@@ -217,25 +220,40 @@ def attention(
     max_lengths: k.Input,
     layer_index: k.Input,
     scale: k.Input,
+    sinks: k.Input,
+    slopes: k.Input,
     parts: k.InOut,
     ctx: k.Context,
     *,
     mask: str,
     window: int,
+    softcap: float,
+    has_sinks: bool,
 ) -> None:
-    """`out[token, head] = softmax(scale · q[token, head] · keys) · values`, over the keys that the mask leaves to the token."""
+    """`out[token, head] = softmax(scale · q[token, head] · keys) · values`, over the keys that the mask leaves to the token.
+
+    `sinks` and `slopes` are `[heads]` where the call has them, and are not read otherwise.
+    """
     heads, head_dim = q.shape[1], q.shape[2]
     kv_heads = blocks.shape[4]
-    p = plan_paged(ctx.target, (q.dtype, blocks.dtype), (heads, kv_heads, head_dim), mask, window)
+    p = plan_paged(
+        ctx.target, (q.dtype, blocks.dtype), (heads, kv_heads, head_dim), mask, window, softcap,
+        has_sinks,
+    )  # fmt: skip
     width = p.plain.width
     memory = paged_scratch(head_dim, p, ctx)
     layer = layer_of(blocks, layer_index)
     check_batch(offsets, q.shape[0], blocks, cache_lengths, lookup_table, width)
     for d in k.static_range(3):
         check_size("the result", out.shape[d], q.shape[d])
-    # scores are scaled when they become weights, unless the scale would reverse their order
-    query_factor = k.f32(1) if scale[0] > 0 else k.f32(scale[0])
-    factor = (k.f32(scale[0]) if scale[0] > 0 else k.f32(1)) * LOG2_E
+    if has_sinks:
+        check_size("sinks", sinks.shape[0], heads)
+    if mask == "causal_alibi":
+        check_size("alibi_slopes", slopes.shape[0], heads)
+    # products are scaled when they become weights, unless the scale would reverse their order
+    query_factor = k.f32(1) if rescaled(p) or scale[0] > 0 else k.f32(scale[0])
+    factor = (k.f32(1) if rescaled(p) or scale[0] <= 0 else k.f32(scale[0])) * LOG2_E
+    scores = Scores(query_factor, factor, scale[0], sinks, slopes)
     batch = Batch(offsets, blocks, cache_lengths, lookup_table, layer)
     grid = plan_paged_grid(batch, q, p, ctx)
     if p.matrix_tiles:
@@ -245,14 +263,14 @@ def attention(
     for index, split in ctx.parallel((grid.tasks, grid.splits), grain=1):
         task = find_task(batch, index, grid.tokens, p)
         rows = task.tokens * p.group
-        load_queries(q, task, query_factor, memory, p)
+        load_queries(q, task, split, scores, memory, p)
         tile_height = k.i64(p.plain.height)
         if len(p.heights) == 2:
             if rows <= ROW_THRESHOLD:
                 tile_height = k.i64(p.heights[1])
         if rows > p.row_threshold:
             pack_paged_queries(rows, memory, tile_height, p)
-        attend(task, batch, split, grid.splits, factor, tile_height, memory, p)
+        attend(task, batch, split, grid.splits, scores, tile_height, memory, p)
         store_task(out, parts, task, split, grid.splits, factor, memory, p)
 
     if p.matrix_tiles:
@@ -265,7 +283,7 @@ def attention(
             merge_parts(out[row, head], row_parts, grid.splits, k.f32(1), 0.0, width)
 
 
-MASKS = ("causal", "chunked_causal", "null", "sliding_window")
+MASKS = ("causal", "causal_alibi", "chunked_causal", "null", "sliding_window")
 
 
 def _lower_attention(
@@ -296,6 +314,17 @@ def _lower_attention(
         raise NotImplementedError(
             f"mo.attention.ragged.paged: {heads} heads of {head_dim} over {kv_heads} KV heads of {blocks.shape[5]}"
         )
+    softcap = float(attributes.get("softcap", 0.0))
+    has_sinks = bool(attributes.get("sinks", False))
+    # each absent operand is the scale again, which has a fitting dtype
+    count = 8 + has_sinks + (mask == "causal_alibi")
+    sinks = 8 if has_sinks else 7
+    slopes = count - 1 if mask == "causal_alibi" else 7
+    if len(operands) != count or not (softcap >= 0 and math.isfinite(softcap)):
+        raise NotImplementedError(
+            f"mo.attention.ragged.paged: {len(operands)} operands and softcap {softcap}, expected {count} operands and "
+            "a softcap of 0 or more"
+        )
     rows = max(SPLIT_ROWS, heads)
     parts = Workspace(DType.float32, (rows * MAX_SPLITS, head_dim + 2))
     args = (
@@ -308,11 +337,17 @@ def _lower_attention(
         view("operand", 5, operands[5], static=False),
         view("operand", 6, operands[6], ((),)),
         view("operand", 7, operands[7], ((),)),
+        view("operand", sinks, operands[sinks], ((0,) if sinks == 8 else (),), static=False),
+        view("operand", slopes, operands[slopes], ((0,) if slopes > 7 else (),), static=False),
         view("workspace", 0, parts),
     )
-    return KernelCall(
-        attention, args, {"mask": mask, "window": max(window, 1)}, workspaces=(parts,)
-    )
+    parameters = {
+        "mask": mask,
+        "window": max(window, 1),
+        "softcap": softcap,
+        "has_sinks": has_sinks,
+    }
+    return KernelCall(attention, args, parameters, workspaces=(parts,))
 
 
 LOWERINGS = {"mo.attention.ragged.paged": _lower_attention}

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from max import kernel as k
 from max._kernel_library.attention import amx_attention
 from max._kernel_library.attention.online_softmax import (
+    LOG2_E,
     NEGATIVE_INFINITY,
     RowState,
     Scaling,
@@ -55,6 +56,8 @@ class Plan:
         matrix_tiles: Whether packed operands are multiplied in matrix tiles.
         mask: The mask.
         window: Its window.
+        softcap: The bound of soft-capped scores; 0 for none.
+        sinks: Whether each head has a sink.
     """
 
     plain: Tiling
@@ -72,6 +75,26 @@ class Plan:
     matrix_tiles: bool
     mask: str
     window: int
+    softcap: float
+    sinks: bool
+
+
+class Scores(NamedTuple):
+    """How products of queries and keys become the logits of the softmax.
+
+    Args:
+        query_factor: What queries are multiplied by.
+        factor: What scores are multiplied by, to be powers of 2.
+        scale: The scale of the products, where `rescaled` turns them into scores.
+        sinks: The logit of each head's sink, `[heads]`.
+        slopes: The slope of each head's bias, `[heads]`.
+    """
+
+    query_factor: Any
+    factor: Any
+    scale: Any
+    sinks: Any
+    slopes: Any
 
 
 class Scratch(NamedTuple):
@@ -148,6 +171,8 @@ def plan_paged(
     heads: tuple[int, int, int],
     mask: str,
     window: int,
+    softcap: float,
+    sinks: bool,
 ) -> Plan:
     """The plan of a call.
 
@@ -157,6 +182,8 @@ def plan_paged(
         heads: Query heads, KV heads, and the size of a head.
         mask: The mask.
         window: Its window.
+        softcap: The bound of soft-capped scores; 0 for none.
+        sinks: Whether each head has a sink.
     """
     query_heads, kv_heads, head_dim = heads
     group = query_heads // kv_heads
@@ -185,7 +212,14 @@ def plan_paged(
         matrix_tiles=matrix_tiles,
         mask=mask,
         window=window,
+        softcap=softcap,
+        sinks=sinks,
     )
+
+
+def rescaled(p: Plan) -> bool:
+    """Whether products are scaled before the softmax, as a soft cap or a bias needs."""
+    return p.softcap > 0 or p.mask == "causal_alibi"
 
 
 def of_height(p: Plan, height: int) -> Plan:
@@ -234,20 +268,28 @@ def last_key(position: Any, total: Any, p: Plan) -> Any:
 
 
 @k.inline
-def load_queries(q: Any, task: Task, factor: Any, memory: Scratch, p: Plan) -> None:
-    """Copies the rows of a task, times a factor, to scratch memory, and resets their state."""
+def load_queries(q: Any, task: Task, split: Any, scores: Scores, memory: Scratch, p: Plan) -> None:
+    """Copies the rows of a task, times a factor, to scratch memory, and resets their state.
+
+    A sink is a key without value that the first part of the context has seen.
+    """
     t, state = p.plain, memory.state
     rows = task.tokens * p.group
     for i in range(rows):
         query = q[task.row + i // p.group, task.kv_head * p.group + i % p.group]
         for j, tail in k.vectors(q.shape[2], t.width):
-            v = k.cast(query.load(j, width=t.width, mask=tail), k.f32) * factor
+            v = k.cast(query.load(j, width=t.width, mask=tail), k.f32) * scores.query_factor
             if rows <= p.row_threshold:
                 memory.queries.store(i, j, value=v, mask=tail)
             else:
                 memory.unpacked.store(i, j, value=v, mask=tail)
         state.maxima[i] = NEGATIVE_INFINITY
         state.totals[i] = 0
+        if p.sinks:
+            if split == 0:
+                head = task.kv_head * p.group + i % p.group
+                state.maxima[i] = scores.sinks[head] * LOG2_E / scores.factor
+                state.totals[i] = 1
         for j in range(0, p.stride, t.width):
             state.sums.store(i * p.stride + j, value=k.splat(k.f32(0), t.width))
 
@@ -389,6 +431,31 @@ def softmax_visible(
 
 
 @k.inline
+def rescale(task: Task, key: Any, count: Any, scores: Scores, memory: Scratch, p: Plan) -> None:
+    """Scales the products of a block: `softcap · tanh(scale · product / softcap) + slope · (key - position)`.
+
+    Args:
+        task: The task.
+        key: The first key.
+        count: Keys of the block.
+        scores: How products become scores.
+        memory: Scratch memory.
+        p: The plan.
+    """
+    width = p.plain.width
+    for i in range(task.tokens * p.group):
+        for j in range(0, count, width):
+            v = memory.scores.load(i * KEYS + j, width=width) * scores.scale
+            if p.softcap > 0:
+                v = k.tanh(v * (1 / p.softcap)) * p.softcap
+            if p.mask == "causal_alibi":
+                offset = key + j - task.position - i // p.group
+                distances = k.cast(k.iota(k.i32, width) + k.i32(offset), k.f32)
+                v = v + distances * scores.slopes[task.kv_head * p.group + i % p.group]
+            memory.scores.store(i * KEYS + j, value=v)
+
+
+@k.inline
 def softmax_block(task: Task, key: Any, count: Any, factor: Any, memory: Scratch, p: Plan) -> None:
     """Computes the weights of all rows of a task for a block of keys, four rows at a time.
 
@@ -418,7 +485,7 @@ def softmax_block(task: Task, key: Any, count: Any, factor: Any, memory: Scratch
 
 @k.inline
 def attend_block(
-    task: Task, keys: Any, values: Any, key: Any, factor: Any, tile_height: Any, memory: Scratch,
+    task: Task, keys: Any, values: Any, key: Any, scores: Scores, tile_height: Any, memory: Scratch,
     p: Plan,
 ) -> None:  # fmt: skip
     """Attends with the rows of a task to a block of keys and values.
@@ -428,7 +495,7 @@ def attend_block(
         keys: `[count, head_dim]`.
         values: `[count, head_dim]`.
         key: The number of the first key in the sequence.
-        factor: What scores are multiplied by.
+        scores: How products become scores.
         tile_height: The height of register tiles, one of the plan's.
         memory: Scratch memory.
         p: The plan.
@@ -437,7 +504,9 @@ def attend_block(
     for height in k.unroll(p.heights):
         if height == tile_height:
             score_block(keys, rows, memory, of_height(p, height))
-    softmax_block(task, key, keys.shape[0], factor, memory, p)
+    if rescaled(p):
+        rescale(task, key, keys.shape[0], scores, memory, p)
+    softmax_block(task, key, keys.shape[0], scores.factor, memory, p)
     for height in k.unroll(p.heights):
         if height == tile_height:
             add_values(values, rows, memory, of_height(p, height))

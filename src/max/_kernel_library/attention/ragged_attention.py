@@ -21,6 +21,7 @@ from max._kernel_library.attention.paged_rows import (
     KEYS,
     ROW_THRESHOLD,
     Plan,
+    Scores,
     Scratch,
     Task,
     add_values,
@@ -178,7 +179,9 @@ def attention_ragged(
 ) -> None:
     """`out[row, head] = softmax(scale · q[row, head] · keys + bias) · values`, over the keys of the row's text that the mask leaves."""
     heads, head_dim, kv_heads = q.shape[1], q.shape[2], keys.shape[1]
-    p = plan_paged(ctx.target, (q.dtype, keys.dtype), (heads, kv_heads, head_dim), mask, window)
+    p = plan_paged(
+        ctx.target, (q.dtype, keys.dtype), (heads, kv_heads, head_dim), mask, window, 0.0, False
+    )
     memory = paged_scratch(head_dim, p, ctx)
     check_offsets("input_row_offsets", offsets, q.shape[0], p.plain.width)
     check_size("the result", out.shape[0], q.shape[0])
@@ -187,6 +190,8 @@ def attention_ragged(
     # scores are scaled when they become weights, unless the scale would reverse their order
     query_factor = k.f32(1) if scale[0] > 0 else k.f32(scale[0])
     factor = k.f32(scale[0]) if scale[0] > 0 else k.f32(1)
+    # no sinks and slopes: nothing reads the last two
+    scores = Scores(query_factor, factor * LOG2_E, scale[0], scale, scale)
     grid = plan_ragged_grid(offsets, p, ctx)
     for bias in k.unroll(biases):
         if grid.longest > bias.shape[1] // 2 + 1:
@@ -203,7 +208,7 @@ def attention_ragged(
         text_task = find_text_task(offsets, index, grid.rows, p)
         task = text_task.task
         rows = task.tokens * p.group
-        load_queries(q, task, query_factor, memory, p)
+        load_queries(q, task, k.i64(0), scores, memory, p)
         tile_height = k.i64(p.plain.height)
         if len(p.heights) == 2:
             if rows <= ROW_THRESHOLD:

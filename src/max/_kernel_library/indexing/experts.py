@@ -1,0 +1,79 @@
+"""The order of rows by expert, for grouped products."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from max import kernel as k
+from max._kernel_library.lowering import KernelCall, Operand, view
+
+
+@k.kernel
+def expert_order(
+    order: k.Output,
+    starts: k.Output,
+    restored: k.Output,
+    experts: k.Output,
+    stats: k.Output,
+    ids: k.Input,
+    ctx: k.Context,
+    *,
+    count: int,
+) -> None:
+    """Sorts rows by the expert in `ids` `[n]`; rows of one expert keep their order.
+
+    Row `order[p]` comes to place `p`, row `i` to place `restored[i]`. Group `g` has the rows of expert `experts[g]`, from place `starts[g]` on;
+    only experts with rows have groups. The other elements of `experts` `[count]` are -1, those of `starts` `[count + 1]` are n.
+    `stats` is the most rows of a group, and the number of groups.
+    """
+    places = ctx.scratch(k.i64, (count,))
+    rows = ids.shape[0]
+    for e in range(count):
+        places[e] = 0
+        experts[e] = -1
+    for i in range(rows):
+        expert = k.i64(ids[i])
+        if expert < 0 or expert >= count:
+            raise IndexError("topk_ids[{}] is {}; there are {} experts", i, ids[i], count)
+        places[expert] += 1
+    groups, first, most = k.i64(0), k.i64(0), k.i64(0)
+    for e in range(count):
+        size = places[e]
+        if size > 0:
+            experts[groups] = e
+            starts[groups] = first
+            places[e] = first
+            first += size
+            groups += 1
+            most = k.max(most, size)
+    for g in range(groups, count + 1):
+        starts[g] = rows
+    stats[0] = most
+    stats[1] = groups
+    for i in range(rows):
+        expert = k.i64(ids[i])
+        order[places[expert]] = i
+        restored[i] = places[expert]
+        places[expert] += 1
+
+
+def _lower_order(
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
+) -> KernelCall:
+    count = results[3].shape[0]
+    if not isinstance(count, int) or operands[0].dtype.is_float():
+        raise NotImplementedError(
+            f"mo.moe.indices: {count} experts, ids of {operands[0].dtype.name}; expected a static number and integers"
+        )
+    args = (
+        *(view("result", i, result, static=False) for i, result in enumerate(results)),
+        view("operand", 0, operands[0], static=False),
+    )
+    return KernelCall(expert_order, args, {"count": count}, serial=True)
+
+
+LOWERINGS = {"mo.moe.indices": _lower_order}

@@ -1,0 +1,174 @@
+"""Products of groups of rows with the dense weights of their experts, which are read where they are.
+
+Groups of few rows read a weight row by row, at the speed of memory; tasks of the others pack a strip of the weight at a time and multiply
+all rows of the group by it. Weights of experts without rows are not touched::
+
+    workspace   [group][K block][row tile][lanes][height]     the rows of large groups, packed by all workers
+    task        a group × 32 columns
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from max import kernel as k
+from max._kernel_library.lowering import KernelCall, Operand, Workspace, view
+from max._kernel_library.products.blocking import LANES_K
+from max._kernel_library.products.dense.matmul import (
+    BLOCK_ROWS,
+    GEMV_PASSES,
+    MAX_TILE_ROWS,
+    MAX_WIDTH,
+    PackedRows,
+    Strip,
+    gemm_block,
+    gemv_block,
+    pack_row_tile,
+)
+from max._kernel_library.products.groups import (
+    Groups,
+    check_groups_dtypes,
+    group_at,
+    read_groups,
+    zero_rows_of_no_group,
+)
+from max._kernel_library.tiles import amx_tiles
+from max._kernel_library.tiles.tiling import Matrix, Tiling, round_up, tiling
+from max.dtype import DType
+
+COLUMNS = 32
+"""Columns of a task."""
+
+
+@k.inline
+def pack_groups(
+    packed: Any, x: Any, groups: Groups, limit: Any, block: Any, in_tiles: bool, t: Tiling, ctx: Any
+) -> None:
+    """Packs the rows of groups of more than `limit` rows; see `pack_row_tile`."""
+    lanes = round_up(k.ceildiv(x.shape[1], t.pair), t.width)
+    for number, tile in ctx.parallel((groups.count, k.ceildiv(groups.most_rows, t.height))):
+        group = group_at(groups, number)
+        if group.rows > limit and tile * t.height < group.rows and group.expert >= 0:
+            rows = x[group.first : group.first + group.rows]
+            base = (group.first // t.height + number) * t.height * lanes
+            tiles = k.ceildiv(group.rows, t.height)
+            pack_row_tile(packed[base:], rows, tile, tiles, block, in_tiles, t)
+
+
+@k.inline
+def store_block(out: Any, c: Any, stride: Any, row: Any, rows: Any, column: Any, columns: Any, width: int) -> None:  # fmt: skip
+    """Stores sums, `stride` a row."""
+    for i in range(rows):
+        for j, mask in k.vectors(columns, width):
+            v = c.load(i * stride + j, width=width)
+            out.store(row + i, column + j, value=v, mask=mask)
+
+
+@k.kernel
+def grouped_matmul(
+    out: k.Output,
+    x: k.Input,
+    w: k.Input,
+    starts: k.Input,
+    experts: k.Input,
+    stats: k.Input,
+    workspace: k.InOut,
+    ctx: k.Context,
+) -> None:
+    """`out[i] = w[experts[g]] @ x[i]` of each row `i` of group `g`; `x` is `[M, K]`, `w` `[experts, N, K]`. Rows of no group are 0."""
+    t = tiling(ctx.target, x.dtype, w.dtype)
+    in_tiles = amx_tiles.takes_tiles(ctx.target, t)
+    if in_tiles:
+        t = amx_tiles.with_tile_height(t)
+    most_rows = BLOCK_ROWS // t.height * t.height
+    size, columns = x.shape[1], out.shape[1]
+    c = ctx.scratch(t.sums, (max(most_rows * 2 * t.width, GEMV_PASSES * t.gemv_rows * COLUMNS),))
+    panel = ctx.scratch(t.lane, (LANES_K * 2 * t.width,))
+    packed = workspace.view(t.lane)
+    groups = read_groups(starts, experts, stats, x.shape[0], w.shape[0])
+    limit = 0 if ctx.target.batch_invariant else GEMV_PASSES * t.gemv_rows
+    blocks = k.max(k.ceildiv(size, LANES_K * t.pair), 1)
+    block = k.max(round_up(k.ceildiv(size, blocks), t.step), t.step)
+    lanes = round_up(k.ceildiv(size, t.pair), t.width)
+    matrix_tiles = k.matrix_tiles(amx_tiles.SHAPES)
+    if groups.most_rows > limit:
+        pack_groups(packed, x, groups, limit, block, in_tiles, t, ctx)
+        ctx.barrier()
+        if in_tiles:
+            matrix_tiles.configure()
+
+    for number, strip in ctx.parallel((groups.count, k.ceildiv(columns, COLUMNS)), grain=1):
+        group = group_at(groups, number)
+        column = strip * COLUMNS
+        count = k.min(columns - column, COLUMNS)
+        if group.expert < 0:
+            for i in range(group.rows):
+                for j, mask in k.vectors(count, t.width):
+                    zero = k.splat(k.f32(0), t.width)
+                    out.store(group.first + i, column + j, value=zero, mask=mask)
+        elif group.rows > limit:
+            tiles = k.ceildiv(group.rows, t.height)
+            base = (group.first // t.height + number) * t.height * lanes
+            for j in range(0, count, 2 * t.width):
+                width = k.min(count - j, 2 * t.width)
+                right = Strip(
+                    w[group.expert, column + j :], True, width, panel, size, block, 2 * t.width
+                )
+                for first in range(0, tiles, most_rows // t.height):
+                    last = k.min(first + most_rows // t.height, tiles)
+                    left = PackedRows(packed[base:], tiles, first, last)
+                    used = matrix_tiles if in_tiles else None
+                    gemm_block(Matrix(c, 2 * t.width), left, right, used, t)
+                    done = first * t.height
+                    rows = k.min(last * t.height, group.rows) - done
+                    store_block(
+                        out, c, 2 * t.width, group.first + done, rows, column + j, width, t.width
+                    )
+        elif group.rows > 0:
+            rows = x[group.first : group.first + group.rows]
+            gemv_block(Matrix(c, COLUMNS), rows, w[group.expert, column:], count, True, t)
+            store_block(out, c, COLUMNS, group.first, group.rows, column, count, t.width)
+    if in_tiles:
+        if groups.most_rows > limit:
+            matrix_tiles.release()
+    zero_rows_of_no_group(out, groups, t.width, ctx)
+
+
+def lower_grouped(operands: Sequence[Operand], results: Sequence[Operand]) -> KernelCall:
+    """The launch of `grouped_matmul`.
+
+    Args:
+        operands: Rows, weights, starts, experts, statistics.
+        results: The result.
+    """
+    x, w = operands[:2]
+    if not (x.dtype.is_float() and w.dtype.is_float()) or x.dtype.size_in_bytes > 4:
+        raise NotImplementedError(
+            f"mo.grouped_matmul.ragged: {x.dtype.name} by {w.dtype.name}; floats of 16 or 32 bits would fit"
+        )
+    check_groups_dtypes("mo.grouped_matmul.ragged", list(operands[2:5]))
+    rows, size = x.shape
+    height = MAX_TILE_ROWS
+    shape = ((rows + (operands[3].shape[0] + 1) * height) * (size + MAX_WIDTH),)
+    workspace = Workspace(DType.float32, shape)
+    args = (
+        view("result", 0, results[0], static=False),
+        view("operand", 0, x, static=False),
+        view("operand", 1, w, static=False),
+        *(view("operand", i, operands[i], static=False) for i in (2, 3, 4)),
+        view("workspace", 0, workspace, static=False),
+    )
+    return KernelCall(grouped_matmul, args, workspaces=(workspace,))
+
+
+def _lower_grouped(
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
+) -> KernelCall:
+    return lower_grouped(operands, results)
+
+
+LOWERINGS = {"mo.grouped_matmul.ragged": _lower_grouped}

@@ -1,0 +1,119 @@
+"""Groups of rows that are each multiplied by a weight of their own: the experts of a mixture.
+
+Rows are sorted by expert; groups follow each other. Row tiles do not cross groups, so that a group's tiles begin at a multiple of the height::
+
+    rows     │ group 0 (expert 5)   │ group 1 (expert 2) │ … │ rows of no group
+    starts   0                      starts[1]            …   starts[groups]
+    tiles    ├────┼────┼────┼──     ├────┼────┼───           tile starts[g] // height + g is the first one of group g
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from max import kernel as k
+from max._kernel_library.lowering import Operand
+from max.dtype import DType
+
+
+class Groups(NamedTuple):
+    """The groups of a launch.
+
+    Args:
+        starts: The first row of each group, and the row after the last one.
+        experts: The expert of each group; -1: the group's results are 0.
+        count: Groups.
+        most_rows: Most rows of a group.
+    """
+
+    starts: Any
+    experts: Any
+    count: Any
+    most_rows: Any
+
+
+class Group(NamedTuple):
+    """A group of rows.
+
+    Args:
+        expert: Its expert.
+        first: Its first row.
+        rows: Its rows.
+    """
+
+    expert: Any
+    first: Any
+    rows: Any
+
+
+@k.inline
+def group_at(groups: Groups, number: Any) -> Group:
+    """The group of a number."""
+    first = k.i64(groups.starts[number])
+    return Group(k.i64(groups.experts[number]), first, k.i64(groups.starts[number + 1]) - first)
+
+
+@k.inline
+def read_groups(starts: Any, experts: Any, stats: Any, rows: Any, weights: Any) -> Groups:
+    """The groups of a launch, checked; each worker reads them for itself.
+
+    Args:
+        starts: `[n + 1]`; those past the number of groups are not read.
+        experts: `[n]`.
+        stats: `[2]`: most rows of a group, and the number of groups. The first is not read.
+        rows: Rows of the launch.
+        weights: Experts that have a weight.
+    """
+    if stats.shape[0] != 2:
+        raise ValueError("expert_usage_stats has size {}, expected 2", stats.shape[0])
+    count = k.i64(stats[1])
+    if count < 0 or count > experts.shape[0] or count >= starts.shape[0]:
+        raise ValueError(
+            "expert_usage_stats has {} groups, expert_ids {} and expert_start_indices {} elements",
+            count,
+            experts.shape[0],
+            starts.shape[0],
+        )
+    if k.i64(starts[0]) != 0:
+        raise ValueError("expert_start_indices[0] is {}, expected 0", starts[0])
+    most_rows = k.i64(0)
+    for g in range(count):
+        size = k.i64(starts[g + 1]) - k.i64(starts[g])
+        if size < 0 or k.i64(starts[g + 1]) > rows:
+            raise ValueError(
+                "expert_start_indices[{}] is {} after {}, of {} rows",
+                g + 1,
+                starts[g + 1],
+                starts[g],
+                rows,
+            )
+        if k.i64(experts[g]) < -1 or k.i64(experts[g]) >= weights:
+            raise IndexError("expert_ids[{}] is {}; there are {}", g, experts[g], weights)
+        most_rows = k.max(most_rows, size)
+    return Groups(starts, experts, count, most_rows)
+
+
+@k.inline
+def zero_rows_of_no_group(out: Any, groups: Groups, width: int, ctx: Any) -> None:
+    """Sets the rows past the last group to 0."""
+    end = k.i64(groups.starts[groups.count])
+    for i in ctx.parallel(out.shape[0] - end):
+        for j, mask in k.vectors(out.shape[1], width):
+            out.store(end + i, j, value=k.splat(k.f32(0), width), mask=mask)
+
+
+def check_groups_dtypes(op: str, operands: list[Operand]) -> None:
+    """Checks the dtypes of starts, experts and statistics.
+
+    Args:
+        op: The op.
+        operands: The three operands.
+
+    Raises:
+        NotImplementedError: One is no 32-bit integer.
+    """
+    for operand in operands:
+        if operand.dtype not in (DType.uint32, DType.int32):
+            raise NotImplementedError(
+                f"{op}: starts, experts and statistics of {operand.dtype.name}; uint32 and int32 would fit"
+            )

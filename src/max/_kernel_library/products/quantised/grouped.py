@@ -1,0 +1,256 @@
+"""Products of groups of rows with the quantised weights of their experts.
+
+Packed weights have the strips of expert after expert (`max._kernel_library.products.quantised.packed`); rows are rounded to 8 bits, as for other
+products with packed weights, and both paths give the same sums:
+
+- groups of up to `ROW_THRESHOLD` rows: packed lines are unpacked in registers;
+- others: strips are unpacked to bytes in scratch memory.
+
+A weight that is not packed is decoded to f32 in scratch memory, some rows at a time. Weights of experts without rows are not touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from max import kernel as k
+from max._kernel_library.lowering import KernelCall, Operand, Workspace, view
+from max._kernel_library.products.groups import (
+    Groups,
+    check_groups_dtypes,
+    group_at,
+    read_groups,
+    zero_rows_of_no_group,
+)
+from max._kernel_library.products.quantised import gemm_amx, qmatmul
+from max._kernel_library.products.quantised.activations import (
+    TASK_BLOCKS,
+    Rounded,
+    block_of,
+    round_block,
+    row_of,
+)
+from max._kernel_library.products.quantised.dequantise import decode_block
+from max._kernel_library.products.quantised.gemv import PackedStrip
+from max._kernel_library.products.quantised.packed import BLOCK, FORMATS
+from max._kernel_library.products.quantised.packed_matmul import (
+    BLOCK_ROWS,
+    KEPT,
+    MAX_TILE_ROWS,
+    ROW_THRESHOLD,
+    STREAMED,
+    gemm_strip,
+    gemv_strip,
+    quantised_scratch,
+)
+from max._kernel_library.products.quantised.unpacking import QuantisedTiling, quantised_tiling
+from max._kernel_library.tiles.strips import COLUMNS, Results, identity, store_strip
+from max.dtype import DType
+from max.dtype.blocks import BLOCK_FORMATS
+
+
+@k.inline
+def rounded_group(
+    memory: Any, first: Any, number: Any, rows: Any, blocks: Any, most: Any, tile: int,
+    t: QuantisedTiling,
+) -> Rounded:  # fmt: skip
+    """The rounded rows of a group: one tile of few rows, or tiles of `tile` rows.
+
+    Args:
+        memory: A workspace of f32: words, then scales, then zero sums of `most` rows.
+        first: The first row of the group.
+        number: Its number.
+        rows: Its rows.
+        blocks: Blocks along k.
+        most: Rows of the workspace.
+        tile: Rows of a tile.
+        t: The tiling.
+    """
+    base = (first // tile + number) * tile * blocks
+    height = rows if rows <= ROW_THRESHOLD else k.i64(tile)
+    scales, zero_sums = memory[most * blocks * 8 :], memory[most * blocks * 9 :]
+    return Rounded(
+        memory.view(k.i32)[base * 8 :], scales[base:], zero_sums[base * t.form.parts :], height
+    )
+
+
+@k.inline
+def round_groups(
+    x: Any, memory: Any, groups: Groups, most: Any, tile: int, t: QuantisedTiling, ctx: Any
+) -> None:
+    """Rounds the rows of all groups; a task has all rows of a group or a tile of them, in some blocks."""
+    blocks = x.shape[1] // BLOCK
+    shape = (
+        groups.count,
+        k.ceildiv(groups.most_rows, tile),
+        k.ceildiv(blocks, TASK_BLOCKS),
+    )
+    for number, i, chunk in ctx.parallel(shape):
+        group = group_at(groups, number)
+        q = rounded_group(memory, group.first, number, group.rows, blocks, most, tile, t)
+        if i * q.height < group.rows and group.expert >= 0:
+            for b in range(chunk * TASK_BLOCKS, k.min((chunk + 1) * TASK_BLOCKS, blocks)):
+                target = block_of(q, blocks * q.height, i, b, t.form)
+                for r in range(k.min(q.height, group.rows - i * q.height)):
+                    row = x[group.first + i * q.height + r, b * BLOCK :]
+                    round_block(row_of(target, r), row, t.form, t.zero)
+    ctx.barrier()
+
+
+@k.kernel
+def grouped_qmatmul_packed(
+    out: k.Output,
+    x: k.Input,
+    w: k.Input,
+    starts: k.Input,
+    experts: k.Input,
+    stats: k.Input,
+    workspace: k.InOut,
+    ctx: k.Context,
+    *,
+    encoding: str,
+    locality: int,
+) -> None:
+    """`out[i] = w[experts[g]] @ x[i]` of each row `i` of group `g`; `w` `[strips, bytes]` has the strips of expert after expert.
+
+    Rows of no group are 0.
+    """
+    t = quantised_tiling(ctx.target, FORMATS[encoding])
+    in_tiles = ctx.target.tile_products
+    tile = MAX_TILE_ROWS if ctx.target.registers >= 32 else 2
+    tile = gemm_amx.TILE_ROWS if in_tiles else tile
+    blocks = x.shape[1] // BLOCK
+    strips = k.ceildiv(out.shape[1], COLUMNS)
+    groups = read_groups(starts, experts, stats, x.shape[0], w.shape[0] // k.max(strips, 1))
+    most = x.shape[0] + (experts.shape[0] + 1) * tile
+    round_groups(x, workspace, groups, most, tile, t, ctx)
+    memory = quantised_scratch(t.form, tile, in_tiles, ctx)
+    matrix_tiles = k.matrix_tiles(gemm_amx.tile_shapes(t.form))
+    results = Results(out, (), identity, t.width, ())
+    if in_tiles:
+        if groups.most_rows > ROW_THRESHOLD:
+            matrix_tiles.configure()
+    for number, strip in ctx.parallel((groups.count, strips), grain=1):
+        group = group_at(groups, number)
+        if group.expert < 0:
+            for i in range(group.rows):
+                for j, mask in k.vectors(k.min(out.shape[1] - strip * COLUMNS, COLUMNS), t.width):
+                    zero = k.splat(k.f32(0), t.width)
+                    out.store(group.first + i, strip * COLUMNS + j, value=zero, mask=mask)
+        elif group.rows > 0:
+            packed = w[group.expert * strips + strip :]
+            q = rounded_group(workspace, group.first, number, group.rows, blocks, most, tile, t)
+            if group.rows <= ROW_THRESHOLD:
+                gemv_strip(memory.sums, q, PackedStrip(packed, blocks, locality), group.rows, t)
+                store_strip(results, memory.sums, group.first, group.rows, strip)
+            else:
+                tiles = k.ceildiv(group.rows, tile)
+                used = matrix_tiles if in_tiles else None
+                for first in range(0, tiles, BLOCK_ROWS // tile):
+                    last = k.min(first + BLOCK_ROWS // tile, tiles)
+                    gemm_strip(memory, q, packed[0], blocks, first, last, tile, used, t)
+                    rows = k.min(last * tile, group.rows) - first * tile
+                    store_strip(results, memory.sums, group.first + first * tile, rows, strip)
+    if in_tiles:
+        if groups.most_rows > ROW_THRESHOLD:
+            matrix_tiles.release()
+    zero_rows_of_no_group(out, groups, t.width, ctx)
+
+
+@k.kernel
+def grouped_qmatmul(
+    out: k.Output,
+    x: k.Input,
+    w: k.Input,
+    starts: k.Input,
+    experts: k.Input,
+    stats: k.Input,
+    ctx: k.Context,
+    *,
+    encoding: str,
+) -> None:
+    """`grouped_qmatmul_packed` with rows of blocks `w` `[experts, N, bytes]`; rows of `x` are not rounded."""
+    elements, size = BLOCK_FORMATS[encoding]
+    width = ctx.target.width(k.f32)
+    decoded = ctx.scratch(k.f32, (qmatmul.COLUMNS, qmatmul.DEPTH))
+    sums = ctx.scratch(k.f32, (qmatmul.ROWS, qmatmul.COLUMNS))
+    inner = x.shape[1]
+    groups = read_groups(starts, experts, stats, x.shape[0], w.shape[0])
+    strips = k.ceildiv(out.shape[1], qmatmul.COLUMNS)
+    for number, strip in ctx.parallel((groups.count, strips), grain=1):
+        group = group_at(groups, number)
+        column = strip * qmatmul.COLUMNS
+        for first in range(group.first, group.first + group.rows, qmatmul.ROWS):
+            rows = k.min(group.first + group.rows - first, qmatmul.ROWS)
+            for r in range(rows):
+                for c in k.static_range(qmatmul.COLUMNS):
+                    sums[r, c] = 0.0
+            if group.expert >= 0:
+                for begin in range(0, inner, qmatmul.DEPTH):
+                    depth = k.min(inner - begin, qmatmul.DEPTH)
+                    for c in k.static_range(qmatmul.COLUMNS):
+                        # columns past the last one decode it again (their results are discarded)
+                        at = k.min(column + c, out.shape[1] - 1)
+                        for b in range(depth // elements):
+                            block = w[group.expert, at, (begin // elements + b) * size :]
+                            decode_block(decoded[c, b * elements :], block, encoding)
+                    for r in range(rows):
+                        qmatmul.add_dots(sums[r:], x[first + r :, begin:], decoded, depth, 1, width)
+            for r in range(rows):
+                for c in k.static_range(qmatmul.COLUMNS):
+                    if column + c < out.shape[1]:
+                        out[first + r, column + c] = sums[r, c]
+    zero_rows_of_no_group(out, groups, width, ctx)
+
+
+def _operands(operands: Sequence[Operand], encoding: str) -> tuple[Any, ...]:
+    """Views of rows, weight, starts, experts and statistics, checked."""
+    check_groups_dtypes("mo.grouped_qmatmul.ragged", list(operands[2:5]))
+    inner = operands[0].shape[1]
+    if encoding not in FORMATS or not operands[0].dtype.is_float() or (
+        not isinstance(inner, int) or inner % BLOCK_FORMATS[encoding].elements
+    ):  # fmt: skip
+        raise NotImplementedError(
+            f"mo.grouped_qmatmul.ragged: {operands[0].dtype.name} rows of {inner} by {encoding}; expected floats, a static "
+            f"number of whole blocks, and one of {', '.join(FORMATS)}"
+        )
+    return tuple(view("operand", i, operands[i], static=False) for i in range(5))
+
+
+def _lower_grouped(
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
+) -> KernelCall:
+    encoding: str = attributes["encoding"]
+    args = (view("result", 0, results[0], static=False), *_operands(operands, encoding))
+    return KernelCall(grouped_qmatmul, args, {"encoding": encoding})
+
+
+def _lower_packed(
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
+) -> KernelCall:
+    encoding: str = attributes["encoding"]
+    rows, inner = operands[0].shape
+    words = inner // BLOCK * (8 + 1 + FORMATS[encoding].parts)
+    most = rows + (operands[3].shape[0] + 1) * gemm_amx.TILE_ROWS
+    workspace = Workspace(DType.float32, (most * words,))
+    args = (
+        view("result", 0, results[0], static=False),
+        *_operands(operands, encoding),
+        view("workspace", 0, workspace, static=False),
+    )
+    locality = STREAMED if attributes["streamed"] else KEPT
+    params = {"encoding": encoding, "locality": locality}
+    return KernelCall(grouped_qmatmul_packed, args, params, workspaces=(workspace,))
+
+
+LOWERINGS = {
+    "mo.grouped_qmatmul.ragged": _lower_grouped,
+    "mok.packed_grouped_qmatmul": _lower_packed,
+}

@@ -1,0 +1,170 @@
+"""The library ops of mixtures of experts: rows sorted by expert, and products of groups of rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max.dtype import DType
+from max.graph import DeviceRef, TensorType, TensorValue, ops
+from max.graph.quantization import QuantizationEncoding
+from max.nn._projection import matmul_input
+from max.nn._scaled import scaled_rows, scaled_weights
+from max.nn.float8_config import Float8InputScaleSpec, Float8WeightScaleSpec
+
+__all__ = ["grouped_dynamic_scaled_fp8_matmul", "grouped_matmul_ragged", "moe_create_indices"]
+
+
+def moe_create_indices(
+    topk_ids: TensorValue, num_local_experts: int
+) -> tuple[TensorValue, TensorValue, TensorValue, TensorValue, TensorValue]:
+    """Sorts rows by expert; rows of one expert keep their order.
+
+    Args:
+        topk_ids: The expert of each row, integers ``[rows]``.
+        num_local_experts: The number of experts.
+
+    Returns:
+        ``(token_expert_order, expert_start_indices, restore_token_order, expert_ids, expert_usage_stats)``:
+
+        - uint32 ``[rows]``: the rows, group by group;
+        - uint32 ``[num_local_experts + 1]``: where each group begins; the elements past the last group are `rows`;
+        - uint32 ``[rows]``: the place of each row in that order;
+        - int32 ``[num_local_experts]``: the expert of each group, then -1; experts without rows have no group;
+        - uint32 ``[2]``, on the CPU: the most rows of a group, and the number of groups.
+
+    Raises:
+        ValueError: The ids have another rank, or there is no expert. An id that is no expert is an error when the
+            graph runs.
+        TypeError: The ids are no integers.
+    """
+    op = "moe_create_indices"
+    if topk_ids.rank != 1:
+        raise ValueError(f"{op}: topk_ids is {topk_ids!r}, expected [rows]")
+    if not topk_ids.dtype.is_integral():
+        raise TypeError(f"{op}: topk_ids is {topk_ids!r}, expected integers")
+    if num_local_experts < 1:
+        raise ValueError(f"{op}: num_local_experts is {num_local_experts}, expected 1 or more")
+    rows, device = topk_ids.shape[0], topk_ids.device
+    outputs = ops.custom(
+        "mo.moe.indices",
+        device=device,
+        values=[topk_ids],
+        out_types=[
+            TensorType(DType.uint32, [rows], device),
+            TensorType(DType.uint32, [num_local_experts + 1], device),
+            TensorType(DType.uint32, [rows], device),
+            TensorType(DType.int32, [num_local_experts], device),
+            TensorType(DType.uint32, [2], device),
+        ],
+        parameters={"experts": num_local_experts},
+    )
+    order, starts, restored, experts, stats = (value.tensor for value in outputs)
+    return order, starts, restored, experts, stats.to(DeviceRef.CPU())
+
+
+def grouped_matmul_ragged(
+    hidden_states: TensorValue,
+    weight: TensorValue,
+    expert_start_indices: TensorValue,
+    expert_ids: TensorValue,
+    expert_usage_stats_host: TensorValue,
+    *,
+    quantization_encoding: QuantizationEncoding | None = None,
+) -> TensorValue:
+    """Multiplies each group of rows by the weight of its expert: ``x @ weight[expert].T``.
+
+    Weights of experts without rows are not read. Sums are accumulated in float32; float32 rows that meet 16-bit weights
+    are rounded to their dtype.
+
+    Args:
+        hidden_states: ``[rows, in_dim]``, group by group.
+        weight: ``[experts, out_dim, in_dim]``, or with an encoding the rows of blocks ``[experts, out_dim, bytes]``.
+        expert_start_indices: The first row of each group, and the row after the last group.
+        expert_ids: The expert of each group; -1: the group's results are 0.
+        expert_usage_stats_host: uint32 ``[2]``, on the CPU: the most rows of a group, and the number of groups.
+        quantization_encoding: The encoding of the weight; None: not encoded.
+
+    Returns:
+        ``[rows, out_dim]``, of the rows' dtype. Rows past the last group are 0.
+
+    Raises:
+        ValueError: A shape does not fit. Groups and experts that do not fit are an error when the graph runs.
+    """
+    op = "grouped_matmul_ragged"
+    if hidden_states.rank != 2:
+        raise ValueError(f"{op}: hidden_states is {hidden_states!r}, expected [rows, in_dim]")
+    if weight.rank != 3:
+        raise ValueError(f"{op}: expected weight of rank 3 but got {weight.rank}")
+    inner = hidden_states.shape[1]
+    parameters: dict[str, Any] = {}
+    if quantization_encoding is not None:
+        elements = quantization_encoding.elements_per_block
+        size = quantization_encoding.block_size
+        if int(inner) % elements or weight.shape[2] != int(inner) // elements * size:
+            raise ValueError(
+                f"{op}: weight is {weight!r}; {inner} elements in {quantization_encoding.value} take "
+                f"{-(-int(inner) // elements) * size} bytes, in whole blocks of {elements}"
+            )
+        parameters["encoding"] = quantization_encoding.value
+        rows = hidden_states
+    elif weight.shape[2] != inner:
+        raise ValueError(
+            f"{op}: expected weight of shape [num_experts, *, {inner}] but got {weight.shape}"
+        )
+    else:
+        rows = matmul_input(hidden_states, weight)
+    return ops.custom(
+        "mo.grouped_matmul.ragged" if not parameters else "mo.grouped_qmatmul.ragged",
+        device=hidden_states.device,
+        values=[rows, weight, expert_start_indices, expert_ids, expert_usage_stats_host],
+        out_types=[
+            TensorType(
+                hidden_states.dtype, [hidden_states.shape[0], weight.shape[1]], hidden_states.device
+            )
+        ],
+        parameters=parameters,
+    )[0].tensor
+
+
+def grouped_dynamic_scaled_fp8_matmul(
+    hidden_states: TensorValue,
+    weight: TensorValue,
+    a_scales: TensorValue,
+    b_scales: TensorValue,
+    expert_start_indices: TensorValue,
+    expert_ids: TensorValue,
+    expert_usage_stats_host: TensorValue,
+    input_scale_spec: Float8InputScaleSpec,
+    weight_scale_spec: Float8WeightScaleSpec,
+    out_type: DType = DType.bfloat16,
+) -> TensorValue:
+    """`grouped_matmul_ragged` of scaled float8 elements, which are scaled in float32 and then multiplied.
+
+    Args:
+        hidden_states: float8 ``[rows, in_dim]``, group by group.
+        weight: float8 ``[experts, out_dim, in_dim]``.
+        a_scales: ``[groups, rows]``: equal numbers of neighbours of a row share a scale.
+        b_scales: ``[experts, row blocks, column blocks]``.
+        expert_start_indices: The first row of each group, and the row after the last group.
+        expert_ids: The expert of each group; -1: the group's results are 0.
+        expert_usage_stats_host: uint32 ``[2]``, on the CPU: the most rows of a group, and the number of groups.
+        input_scale_spec: How the rows are scaled.
+        weight_scale_spec: How the weight is scaled.
+        out_type: The dtype of the result.
+
+    Returns:
+        ``[rows, out_dim]``.
+
+    Raises:
+        ValueError: A shape does not fit.
+        TypeError: An operand is no float8 tensor.
+    """
+    op = "grouped_dynamic_scaled_fp8_matmul"
+    if hidden_states.rank != 2 or weight.rank != 3:
+        raise ValueError(
+            f"{op}: {hidden_states!r} and {weight!r}, expected [rows, in_dim] and [experts, out_dim, in_dim]"
+        )
+    x = scaled_rows(op, hidden_states, a_scales)
+    w = scaled_weights(op, weight, b_scales, weight_scale_spec.block_size)
+    product = grouped_matmul_ragged(x, w, expert_start_indices, expert_ids, expert_usage_stats_host)
+    return ops.cast(product, out_type)
