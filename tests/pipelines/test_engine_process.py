@@ -59,7 +59,7 @@ REQUEST = st.builds(
     max_length=st.integers(10, 2**40), eos_token_ids=st.sets(INT, max_size=3).map(sorted).map(tuple),
     eos_sequences=st.lists(st.lists(INT, max_size=3).map(tuple), max_size=3).map(tuple),
     log_probabilities=INT, log_probabilities_echo=st.booleans(), ignore_eos=st.booleans(),
-    json_schema=st.none() | NAME, model_name=NAME, sampling=SAMPLING,
+    json_schema=st.none() | NAME, grammar=st.none() | NAME, model_name=NAME, sampling=SAMPLING,
 )  # fmt: skip
 LOGS = st.builds(
     protocol.TokenLogProbabilities,

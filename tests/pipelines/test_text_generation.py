@@ -105,10 +105,6 @@ def test_execute_reserves_pages_and_release_frees_them(fake):
     assert step(pipeline) == {}
     with pytest.raises(ValueError, match="has 256 tokens, and the context holds 256"):
         pipeline.calculate_num_steps(1, context([1] * 256))
-    structured = context([1])
-    structured.json_schema = "{}"
-    with pytest.raises(ValueError, match="structured output is not enabled"):
-        step(pipeline, structured)
 
 
 def reference_penalties(logits, generated, frequency, presence, repetition):

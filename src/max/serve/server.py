@@ -171,11 +171,32 @@ def _on_signals(stop: asyncio.Event) -> None:
 
 
 def _add_gauges(state: ServerState, model: ServedModel) -> None:
-    admission, engine = model.admission, model.engine
-    state.metrics.gauge(
+    admission, engine, gauge = model.admission, model.engine, state.metrics.gauge
+    gauge(
         "num_requests_running",
         "Sequences that run.",
         lambda: min(admission.open, admission.running),
     )
-    state.metrics.gauge("num_requests_queued", "Sequences that wait.", lambda: admission.waiting)
-    state.metrics.gauge("worker_restarts", "Workers that died.", lambda: engine.restarts)
+    gauge("num_requests_queued", "Sequences that wait.", lambda: admission.waiting)
+    gauge("batch_size", "Sequences that generate.", lambda: engine.stats.running)
+    gauge(
+        "cache_num_used_blocks",
+        "Pages of the KV cache that sequences hold.",
+        lambda: engine.stats.used_pages,
+    )
+    gauge(
+        "cache_num_total_blocks",
+        "Pages of the KV cache.",
+        lambda: 0 if engine.ready is None else engine.ready.total_pages,
+    )
+    gauge(
+        "cache_preemption_count",
+        "Times that a sequence has lost its pages.",
+        lambda: engine.stats.preemptions,
+    )
+    gauge(
+        "cache_hit_rate",
+        "Tokens of prompts that were in the cache, of all.",
+        lambda: engine.stats.reused_tokens / max(engine.stats.prompt_tokens, 1),
+    )
+    gauge("worker_restarts", "Workers that died.", lambda: engine.restarts)

@@ -140,7 +140,7 @@ class SamplingConfig(StrictConfig):
     enable_structured_output: bool = option(
         "Constrain the text to a JSON schema if a request has one.",
         default=False,
-        unsupported="schemas are not enforced",
+        no_effect="a request's schema always applies",
     )
     enable_variable_logits: bool = option(
         "Return logits of more tokens than the last.",

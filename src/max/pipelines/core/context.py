@@ -44,6 +44,7 @@ class TextContext:
         log_probabilities_echo: Whether to return the prompt's log-probabilities too.
         ignore_eos: Whether to continue after one of ``eos_token_ids``.
         json_schema: The schema that the text must match.
+        grammar: The grammar that the text must match (``max.pipelines.structured``).
         sampling_params: How tokens are chosen.
         model_name: The name of the requested model.
         status: The state of the generation.
@@ -77,6 +78,7 @@ class TextContext:
     _is_initial_prompt: bool = True
     _draft_offset: int = 0
     target_endpoint: str | None = None
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 1:

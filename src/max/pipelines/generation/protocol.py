@@ -7,6 +7,7 @@ and neither side sees the other's state. A conversation::
     user   -> GenerationRequest, CancelRequest    at any time, from any thread
     engine -> TokensGenerated ...                 per request, in the order of its tokens
     engine -> TokensGenerated | RequestFailed     the last event of each request
+    engine -> EngineStats                         now and then, where the engine was told to
     user   -> Shutdown
     engine -> EngineStopped                       the last event of all
 
@@ -87,6 +88,7 @@ class GenerationRequest:
         log_probabilities_echo: Whether those of the prompt are returned too.
         ignore_eos: Whether the sequence goes on after one of ``eos_token_ids``.
         json_schema: The schema of the text.
+        grammar: The grammar of the text.
         model_name: The requested model.
         sampling: How tokens are chosen.
     """
@@ -100,6 +102,7 @@ class GenerationRequest:
     log_probabilities_echo: bool = False
     ignore_eos: bool = False
     json_schema: str | None = None
+    grammar: str | None = None
     model_name: str = ""
     sampling: Sampling = Sampling()
 
@@ -132,6 +135,7 @@ class GenerationRequest:
             log_probabilities_echo=context.log_probabilities_echo,
             ignore_eos=context.ignore_eos,
             json_schema=context.json_schema,
+            grammar=context.grammar,
             model_name=context.model_name,
             sampling=Sampling.of(context.sampling_params),
         )
@@ -153,6 +157,7 @@ class GenerationRequest:
             log_probabilities_echo=self.log_probabilities_echo,
             ignore_eos=self.ignore_eos,
             json_schema=self.json_schema,
+            grammar=self.grammar,
             model_name=self.model_name,
             sampling_params=self.sampling.to_params(),
         )
@@ -310,6 +315,27 @@ class EngineReady:
 
 
 @dataclass(frozen=True)
+class EngineStats:
+    """The load of the engine.
+
+    Args:
+        running: Requests whose prompt is in the cache.
+        waiting: Requests whose prompt is not, or not whole.
+        used_pages: Pages of the KV cache that requests hold.
+        preemptions: The number of times that a request has lost its pages.
+        prompt_tokens: Tokens of prompts, each time that they got pages.
+        reused_tokens: Those of them that were in the cache.
+    """
+
+    running: int
+    waiting: int
+    used_pages: int
+    preemptions: int
+    prompt_tokens: int
+    reused_tokens: int
+
+
+@dataclass(frozen=True)
 class EngineStopped:
     """The last event.
 
@@ -322,5 +348,5 @@ class EngineStopped:
 
 Command: TypeAlias = GenerationRequest | CancelRequest | Shutdown
 """What an engine receives."""
-Event: TypeAlias = EngineReady | TokensGenerated | RequestFailed | EngineStopped
+Event: TypeAlias = EngineReady | TokensGenerated | RequestFailed | EngineStats | EngineStopped
 """What an engine sends."""

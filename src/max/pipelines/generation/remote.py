@@ -14,6 +14,7 @@ from max.pipelines.generation.protocol import (
     CancelRequest,
     Command,
     EngineReady,
+    EngineStats,
     EngineStopped,
     ErrorInfo,
     Event,
@@ -143,7 +144,7 @@ class RemoteGeneration(TextGenerator[TextContext]):
                         events.put(event)
                     self._calls.clear()
                     return
-                if isinstance(event, EngineReady):
+                if isinstance(event, EngineReady | EngineStats):
                     continue
                 if (events := self._calls.get(event.request_id)) is not None:
                     events.put(event)

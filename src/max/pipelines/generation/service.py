@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 from max.interfaces import GenerationStatus, RequestID
@@ -20,6 +21,7 @@ from max.pipelines.generation.protocol import (
     CancelRequest,
     Command,
     EngineReady,
+    EngineStats,
     EngineStopped,
     ErrorInfo,
     Event,
@@ -31,7 +33,11 @@ from max.pipelines.generation.protocol import (
 from max.pipelines.scheduler import SchedulerLimits
 
 
-def serve_pipeline(load: Callable[[], object], channel: Channel[Command, Event]) -> None:
+def serve_pipeline(
+    load: Callable[[], object],
+    channel: Channel[Command, Event],
+    stats_interval: float | None = None,
+) -> None:
     """Loads a pipeline and runs it for the requests of a channel; the main function of an engine process.
 
     An error of loading is sent as :class:`EngineStopped`.
@@ -40,6 +46,8 @@ def serve_pipeline(load: Callable[[], object], channel: Channel[Command, Event])
         load: Loads the pipeline, a ``ConfiguredPipeline``; such as
             ``PIPELINE_REGISTRY.retrieve_factory`` returns.
         channel: The engine's end of the channel.
+        stats_interval: Seconds between two ``EngineStats`` while the engine works, and one when it
+            becomes idle; None: none are sent.
     """
     try:
         pipeline = load()
@@ -49,11 +57,14 @@ def serve_pipeline(load: Callable[[], object], channel: Channel[Command, Event])
     except Exception as error:
         channel.send(EngineStopped(ErrorInfo.of(error)))
         return
-    serve(pipeline, limits, channel)
+    serve(pipeline, limits, channel, stats_interval)
 
 
 def serve(
-    pipeline: BatchPipeline, limits: SchedulerLimits, channel: Channel[Command, Event]
+    pipeline: BatchPipeline,
+    limits: SchedulerLimits,
+    channel: Channel[Command, Event],
+    stats_interval: float | None = None,
 ) -> None:
     """Runs a pipeline for the requests of a channel.
 
@@ -63,15 +74,20 @@ def serve(
         pipeline: The pipeline.
         limits: The limits of batches.
         channel: The engine's end of the channel.
+        stats_interval: Seconds between two ``EngineStats``; None: none are sent.
     """
-    _Service(pipeline, limits, channel).run()
+    _Service(pipeline, limits, channel, stats_interval).run()
 
 
 class _Service:
     """One engine, one channel, and the thread that reads the channel."""
 
     def __init__(
-        self, pipeline: BatchPipeline, limits: SchedulerLimits, channel: Channel[Command, Event]
+        self,
+        pipeline: BatchPipeline,
+        limits: SchedulerLimits,
+        channel: Channel[Command, Event],
+        stats_interval: float | None,
     ) -> None:
         self._pipeline = pipeline  # an engine does not keep it alive
         self._engine = Engine(pipeline, limits)
@@ -79,6 +95,7 @@ class _Service:
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._open: set[RequestID] = set()
         self._shutdown: Shutdown | None = None
+        self._stats_interval, self._next_stats = stats_interval, 0.0
 
     def run(self) -> None:
         """Sends ``EngineReady``, steps the engine, sends ``EngineStopped``."""
@@ -93,6 +110,7 @@ class _Service:
                 self._obey(wait=self._engine.idle)
                 for outcome in self._engine.step():
                     self._send(outcome)
+                self._send_stats()
         except OSError:
             pass  # nobody receives any more
         except BaseException as caught:
@@ -131,6 +149,13 @@ class _Service:
                     self._shutdown = shutdown
                     if not shutdown.finish:
                         return
+
+    def _send_stats(self) -> None:
+        now = time.monotonic()
+        if self._stats_interval is None or (now < self._next_stats and not self._engine.idle):
+            return
+        self._next_stats = now + self._stats_interval
+        self._channel.send(EngineStats(**self._engine.scheduler.counts()))
 
     def _submit(self, request: GenerationRequest) -> None:
         request_id = RequestID(request.request_id)

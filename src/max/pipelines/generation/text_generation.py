@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, cast
 
@@ -34,6 +35,7 @@ from max.pipelines.sampling.inputs import SamplingInputs
 from max.pipelines.sampling.log_probabilities import of_rows
 from max.pipelines.sampling.sampler import Sampler, needs_sampler
 from max.pipelines.scheduler.page_tables import PageTables
+from max.pipelines.structured.constraint import Constraints, is_constrained
 
 if TYPE_CHECKING:
     from max.graph.weights import WeightsFormat
@@ -140,6 +142,7 @@ class TextGenerationPipeline(
         self._kv_manager = self._load_cache()
         self._page_tables = PageTables(self._kv_manager)
         self._sampler = Sampler(self._session, self._devices[0], pipeline_config.sampling_config)
+        self._constraints = Constraints(getattr(tokenizer, "delegate", None))
         self._loop = DecodeLoop.of(self._session, self._pipeline_model)
 
     def _load_cache(self) -> PagedKVCacheManager:
@@ -205,12 +208,17 @@ class TextGenerationPipeline(
     def initialize_bitmask(
         self, batch: list[TextGenerationContextType]
     ) -> npt.NDArray[np.int32] | None:
-        """The bitmask of a batch with structured output; None, since structured output is not supported.
+        """A bitmask that forbids nothing, for a batch with structured output.
 
         Args:
             batch: The requests.
+
+        Returns:
+            int32 ``[batch, words]``, a bit a token; None where no request has a schema or a grammar.
         """
-        return None
+        if not any(map(is_constrained, batch)):
+            return None
+        return np.full((len(batch), self._constraints.words()), -1, np.int32)
 
     def update_for_structured_output(
         self,
@@ -218,21 +226,20 @@ class TextGenerationPipeline(
         bitmask: npt.NDArray[np.int32],
         index: int,
     ) -> None:
-        """Checks that a request has no JSON schema, since structured output is not supported.
+        """Compiles a request's schema or grammar, and fills its row of the bitmask.
 
         Args:
-            context: The request.
-            bitmask: The batch's bitmask.
+            context: The request; it gets its matcher.
+            bitmask: The batch's bitmask, changed in place.
             index: The request's row in it.
 
         Raises:
-            ValueError: It has one.
+            ValueError: The schema or the grammar is invalid.
         """
-        if context.json_schema is not None:
-            raise ValueError(
-                f"request {context.request_id} has a json_schema, and structured output is not "
-                "enabled"
-            )
+        self._constraints.begin(context)
+        masks = self._constraints.start_masks([context])
+        if masks is not None:
+            bitmask[index] = masks.result()[0]
 
     def prepare_batch(
         self, batches: list[dict[RequestID, TextGenerationContextType]], num_steps: int
@@ -245,14 +252,18 @@ class TextGenerationPipeline(
 
         Returns:
             The inputs; the steps, as many as all sequences have room for; the bitmask of structured
-            output (None); the requests in order.
+            output or None; the requests in order.
 
         Raises:
             OutOfPagesError: Too few pages are free.
-            ValueError: A sequence is full, or has a JSON schema.
+            ValueError: A sequence is full, or has an invalid schema.
         """
         flat, num_steps = self._reserve(batches, num_steps)
-        return self._inputs(flat, num_steps), num_steps, self.initialize_bitmask(flat), flat
+        bitmask = self.initialize_bitmask(flat)
+        for index, context in enumerate(flat):
+            if bitmask is not None:
+                self.update_for_structured_output(context, bitmask, index)
+        return self._inputs(flat, num_steps), num_steps, bitmask, flat
 
     def _reserve(
         self, batches: list[dict[RequestID, TextGenerationContextType]], num_steps: int
@@ -260,8 +271,7 @@ class TextGenerationPipeline(
         """The requests in order, and their number of steps, for which their pages are reserved."""
         flat = [context for batch in batches for context in batch.values()]
         for context in flat:
-            if context.json_schema is not None:
-                self.update_for_structured_output(context, np.zeros((0, 0), np.int32), 0)
+            self._constraints.begin(context)
             num_steps = self.calculate_num_steps(num_steps, context)
             if context.active_idx < context.end_idx or needs_sampler(context):
                 num_steps = 1  # a chunk has no next token; penalties count each token
@@ -307,7 +317,7 @@ class TextGenerationPipeline(
 
         Raises:
             OutOfPagesError: The batch does not come from a scheduler, and too few pages are free.
-            ValueError: A sequence is full, or has a JSON schema.
+            ValueError: A sequence is full, or has an invalid schema.
         """
         if not inputs:
             return {}
@@ -321,6 +331,7 @@ class TextGenerationPipeline(
             and all(context.active_length == 1 for context in batch)
         ):
             return self._execute_in_loop(loop, batch, num_steps)
+        masks = self._constraints.start_masks(batch)  # made while the model runs
         model_inputs = self._inputs(batch, num_steps)
         steps: list[npt.NDArray[np.int64]] = []
         logs: list[list[LogProbabilities | None]] = []
@@ -330,7 +341,7 @@ class TextGenerationPipeline(
                 device = self._devices[0]
                 model_inputs.update(sampling=SamplingInputs.of(batch, device, step))
             outputs = self._pipeline_model.execute(model_inputs)
-            tokens = self._next_tokens(outputs, batch, step)
+            tokens = self._next_tokens(outputs, batch, step, masks)
             steps.append(np.asarray(tokens.to(CPU()).to_numpy(), np.int64))
             if enable_log_probs:
                 logs.append(self._log_probabilities(outputs, batch, steps[-1]))
@@ -368,11 +379,16 @@ class TextGenerationPipeline(
         return responses
 
     def _next_tokens(
-        self, outputs: ModelOutputs, batch: Sequence[TextGenerationContextType], step: int
+        self,
+        outputs: ModelOutputs,
+        batch: Sequence[TextGenerationContextType],
+        step: int,
+        masks: Future[npt.NDArray[np.int32]] | None,
     ) -> Tensor:
         if outputs.next_tokens is not None and not any(needs_sampler(c, step) for c in batch):
             return outputs.next_tokens
-        return self._sampler.sample(_last_logits(outputs), batch, step)
+        bitmask = None if masks is None else masks.result()
+        return self._sampler.sample(_last_logits(outputs), batch, step, bitmask)
 
     def _log_probabilities(
         self,
@@ -429,7 +445,10 @@ class TextGenerationPipeline(
                 if context.is_done:
                     break
                 logs = batch_log_probabilities[step][row] if enable_log_probs else None
-                context.update(int(generated_tokens_host[row, step]), logs)
+                token, chunk = int(generated_tokens_host[row, step]), context.end_idx
+                context.update(token, logs)
+                if context.end_idx > chunk:  # else the token after a chunk, which was dropped
+                    self._constraints.advance(context, token)
             responses[context.request_id] = context.to_generation_output()
         return responses
 

@@ -13,6 +13,9 @@ from max.interfaces import SamplingParams, TextGenerationContext
 from max.pipelines.config.model_config import SamplingConfig
 from max.pipelines.sampling.inputs import sample_tokens, sampling_input_types
 
+_FORBIDDEN = float(np.finfo(np.float32).min)
+"""The logit of a token that may not follow."""
+
 
 def has_penalties(params: SamplingParams) -> bool:
     """Whether a request has penalties.
@@ -89,7 +92,8 @@ def token_sampler(
 
     Its inputs: logits ``[batch, vocab]`` of ``in_dtype``; those of
     :func:`~max.pipelines.sampling.inputs.sampling_input_types`; with ``enable_penalties`` those
-    of :func:`penalty_input_types`. Its outputs: tokens int64 ``[batch]``; with ``return_logits``
+    of :func:`penalty_input_types`; with ``enable_structured_output`` a mask bool ``[batch, vocab]`` of
+    the tokens that may follow. Its outputs: tokens int64 ``[batch]``; with ``return_logits``
     the logits that they were sampled from, ``out_dtype``.
 
     Args:
@@ -97,17 +101,23 @@ def token_sampler(
         device: The device of the graph.
         return_logits: Whether it returns the logits too.
     """
+    mask = TensorType(DType.bool, ["batch", "vocab"], device)
     types = [
         TensorType(sampling_config.in_dtype, ["batch", "vocab"], device),
         *sampling_input_types(device),
         *(penalty_input_types(device) if sampling_config.enable_penalties else ()),
+        *([mask] if sampling_config.enable_structured_output else ()),
     ]
     with Graph("token_sampler", input_types=types) as graph:
         logits, *rest = (value.tensor for value in graph.inputs)
         if logits.dtype != DType.float32:
             logits = ops.cast(logits, DType.float32)
         if sampling_config.enable_penalties:
-            logits = apply_penalties(logits, rest[5:])
+            logits = apply_penalties(logits, rest[5:11])
+        if sampling_config.enable_structured_output:
+            # finite: a kernel may subtract the maximum of a row
+            forbidden = ops.constant(_FORBIDDEN, DType.float32, device)
+            logits = ops.where(rest[-1], logits, forbidden)
         tokens = sample_tokens(logits, *rest[:5])
         if return_logits:
             graph.output(tokens, ops.cast(logits, sampling_config.out_dtype))

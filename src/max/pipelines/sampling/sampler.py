@@ -20,6 +20,7 @@ from max.interfaces import ProcessorInputs, TextGenerationContext
 from max.pipelines.config.model_config import SamplingConfig
 from max.pipelines.sampling.graph import has_penalties, penalty_inputs, token_sampler
 from max.pipelines.sampling.inputs import SamplingInputs
+from max.pipelines.structured.constraint import is_constrained, unpacked
 
 
 def needs_sampler(context: TextGenerationContext, step: int = 0) -> bool:
@@ -34,6 +35,7 @@ def needs_sampler(context: TextGenerationContext, step: int = 0) -> bool:
         has_penalties(params)
         or bool(params.logits_processors)
         or bool(params.logit_bias)
+        or is_constrained(context)
         or len(context.generated_tokens) + step < context.min_tokens
     )
 
@@ -49,17 +51,27 @@ class Sampler:
 
     def __init__(self, session: InferenceSession, device: Device, config: SamplingConfig) -> None:
         self._session, self._device, self._config = session, device, config
-        self._models: dict[bool, Model] = {}
+        self._models: dict[tuple[bool, bool], Model] = {}
 
-    def _model(self, penalties: bool) -> Model:
-        if penalties not in self._models:
-            config = dataclasses.replace(self._config, in_dtype=None, enable_penalties=penalties)
+    def _model(self, penalties: bool, structured: bool) -> Model:
+        key = penalties, structured
+        if key not in self._models:
+            config = dataclasses.replace(
+                self._config,
+                in_dtype=None,
+                enable_penalties=penalties,
+                enable_structured_output=structured,
+            )
             graph = token_sampler(config, DeviceRef.from_device(self._device))
-            self._models[penalties] = self._session.load(graph)
-        return self._models[penalties]
+            self._models[key] = self._session.load(graph)
+        return self._models[key]
 
     def sample(
-        self, logits: Tensor, batch: Sequence[TextGenerationContext], step: int = 0
+        self,
+        logits: Tensor,
+        batch: Sequence[TextGenerationContext],
+        step: int = 0,
+        bitmask: npt.NDArray[np.int32] | None = None,
     ) -> Tensor:
         """Samples the next token of each request.
 
@@ -67,6 +79,7 @@ class Sampler:
             logits: ``[batch, vocab]``, float32; not modified.
             batch: The requests in the batch's order.
             step: The number of the step; only the first may have penalties.
+            bitmask: The tokens that may follow ``[batch, words]``, a bit a token; None: all.
 
         Returns:
             int64 ``[batch]``.
@@ -79,7 +92,10 @@ class Sampler:
         inputs: list[Any] = [logits, *SamplingInputs.of(batch, self._device, step)]
         if penalties:
             inputs += [tensor.to(self._device) for tensor in penalty_inputs(batch)]
-        (tokens,) = self._model(penalties).execute(*inputs)
+        if bitmask is not None:
+            allowed = Tensor.from_numpy(unpacked(bitmask, int(logits.shape[1])))
+            inputs.append(allowed.to(self._device))
+        (tokens,) = self._model(penalties, bitmask is not None).execute(*inputs)
         return tokens
 
 

@@ -96,6 +96,10 @@ class PageTables:
 
     def __init__(self, source: PageSource) -> None:
         self._source = source
+        self.opened_tokens = 0
+        """The tokens of all requests, each time that they got a page table."""
+        self.reused_tokens = 0
+        """Those of them that were in the cache."""
 
     @property
     def page_size(self) -> int:
@@ -127,7 +131,8 @@ class PageTables:
         if context.request_id in self:
             return False
         self._source.claim(context.request_id)
-        self._source.reuse_prefix(context)
+        self.opened_tokens += context.current_length
+        self.reused_tokens += self._source.reuse_prefix(context)
         return True
 
     def missing(self, context: TextGenerationContext, num_steps: int) -> int:

@@ -42,6 +42,18 @@ class TextScheduler:
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._arrival
 
+    def counts(self) -> dict[str, int]:
+        """The load: requests that run and that wait, used pages, preemptions, tokens read and reused."""
+        tables = self._tables
+        return {
+            "running": len(self._running),
+            "waiting": len(self._waiting),
+            "used_pages": tables.total_pages - tables.free_pages,
+            "preemptions": self.preemptions,
+            "prompt_tokens": tables.opened_tokens,
+            "reused_tokens": tables.reused_tokens,
+        }
+
     def add(self, context: TextGenerationContext) -> None:
         """Adds a request.
 

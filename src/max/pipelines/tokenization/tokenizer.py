@@ -24,6 +24,7 @@ from max.pipelines.checkpoints.hub import HuggingFaceRepo
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core import TextContext
 from max.pipelines.core.exceptions import InputError
+from max.pipelines.structured.grammar import of_json_schema
 from max.pipelines.tokenization.hf_tokenizer import active_tokenizer
 
 logger = logging.getLogger("max.pipelines")
@@ -418,6 +419,7 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
         schema = None
         if response is not None and response.get("type") in ("json_schema", "json_object"):
             schema = json.dumps(response.get("json_schema") or {"type": "object"})
+            of_json_schema(schema)  # a bad schema is an error now, and not in a batch
         return {
             "request_id": request.request_id,
             "tokens": tokens,

@@ -16,6 +16,7 @@ from max.pipelines.generation.protocol import (
     CancelRequest,
     Command,
     EngineReady,
+    EngineStats,
     EngineStopped,
     ErrorInfo,
     Event,
@@ -142,6 +143,8 @@ class EngineClient:
         self._restart: asyncio.Task[None] | None = None
         self.ready: EngineReady | None = None
         """The engine's limits; None before the first worker is ready."""
+        self.stats = EngineStats(0, 0, 0, 0, 0, 0)
+        """The last report of the engine's load."""
         self.restarts = 0
         """The number of workers that died."""
 
@@ -312,6 +315,8 @@ class EngineClient:
                 self._set_state(EngineState.READY)
                 for entry in list(self._open.values()):
                     self._submit(entry)
+            case EngineStats():
+                self.stats = event
             case EngineStopped(error):
                 self._error = error
             case None:
@@ -334,6 +339,7 @@ class EngineClient:
         if self._state is EngineState.STOPPED:
             return
         self._worker = None
+        self.stats = EngineStats(0, 0, 0, 0, 0, 0)
         if self._state is EngineState.STARTING:
             self._error = self._error or ErrorInfo(
                 "RuntimeError", "the worker process ended while it loaded the model"

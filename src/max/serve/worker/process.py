@@ -16,6 +16,9 @@ from max.pipelines.generation.service import serve_pipeline
 from max.pipelines.registry.registry import PIPELINE_REGISTRY
 from max.serve.settings import WorkerSettings
 
+STATS_INTERVAL_S = 0.5
+"""Seconds between two reports of a busy engine."""
+
 
 def run_worker(settings: WorkerSettings, connection: Connection) -> None:
     """Loads a model and serves the requests of a connection; the main function of the process.
@@ -37,7 +40,7 @@ def run_worker(settings: WorkerSettings, connection: Connection) -> None:
         _, factory = PIPELINE_REGISTRY.retrieve_factory(config, PipelineTask.TEXT_GENERATION)
         return factory()
 
-    serve_pipeline(load, ConnectionChannel[Command, Event](connection))
+    serve_pipeline(load, ConnectionChannel[Command, Event](connection), STATS_INTERVAL_S)
 
 
 class WorkerProcess:

@@ -1,0 +1,1 @@
+"""Structured output: grammars, and the tokens that each leaves, by llguidance (extra ``serve``)."""

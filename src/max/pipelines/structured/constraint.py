@@ -1,0 +1,148 @@
+"""The tokens that the grammars of a batch leave."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from max.interfaces import GenerationStatus, TextGenerationContext
+from max.pipelines.core.exceptions import InputError
+from max.pipelines.structured.grammar import llguidance, of_json_schema
+
+logger = logging.getLogger("max.pipelines")
+Mask = npt.NDArray[np.int32]
+
+
+def grammar_of(context: TextGenerationContext) -> str | None:
+    """The grammar of a request; None without one.
+
+    Args:
+        context: The request.
+    """
+    grammar = getattr(context, "grammar", None)
+    if grammar is None and context.json_schema is not None:
+        return of_json_schema(context.json_schema)
+    return grammar
+
+
+def is_constrained(context: TextGenerationContext) -> bool:
+    """Whether a request has a grammar.
+
+    Args:
+        context: The request.
+    """
+    return context.json_schema is not None or getattr(context, "grammar", None) is not None
+
+
+class Constraints:
+    """Follows the grammars of requests, and makes the masks of their next tokens.
+
+    Args:
+        delegate: The tokenizer of a ``TextTokenizer``.
+    """
+
+    def __init__(self, delegate: Any) -> None:
+        self._delegate = delegate
+        self._vocabularies: dict[tuple[int, ...], Any] = {}
+        self._pool = ThreadPoolExecutor(1, "structured output")
+
+    def words(self) -> int:
+        """The width of a mask: words of 32 tokens."""
+        return (len(self._delegate) + 31) // 32
+
+    def begin(self, context: TextGenerationContext) -> None:
+        """Gives a request its matcher, where it has a grammar and no matcher.
+
+        Args:
+            context: The request.
+
+        Raises:
+            InputError: The grammar is invalid.
+        """
+        if context.matcher is not None or not is_constrained(context):
+            return
+        matcher = llguidance().LLMatcher(
+            self._vocabulary(context.eos_token_ids), grammar_of(context), log_level=0
+        )
+        if matcher.is_error():
+            raise InputError(f"the grammar is invalid: {matcher.get_error()}")
+        for token in context.generated_tokens.tolist():
+            matcher.consume_token(token)
+        context.set_matcher(matcher)
+
+    def start_masks(self, batch: Sequence[TextGenerationContext]) -> Future[Mask] | None:
+        """Begins to make the masks of a batch's next tokens, while the model runs.
+
+        Args:
+            batch: The requests; those with a grammar have a matcher.
+
+        Returns:
+            The masks ``[batch, words]``, a bit a token; None where no request of the batch, whose whole
+            prompt is read in this step, has a grammar.
+        """
+        rows = [
+            (context.matcher, row)
+            for row, context in enumerate(batch)
+            if context.matcher is not None and context.active_idx == context.end_idx
+        ]
+        if not rows:
+            return None
+        return self._pool.submit(self._masks, rows, len(batch))
+
+    def advance(self, context: TextGenerationContext, token: int) -> None:
+        """Tells a request's matcher of a token. A request whose grammar cannot be followed ends.
+
+        Args:
+            context: The request; it has the token already.
+            token: The token.
+        """
+        matcher = context.matcher
+        if matcher is None:
+            return
+        if token in context.eos_token_ids and context.is_done:
+            return
+        if not matcher.consume_token(token):
+            logger.error("request %s: %s", context.request_id, matcher.get_error())
+            context.status = GenerationStatus.CANCELLED
+
+    def _vocabulary(self, eos: set[int]) -> Any:
+        key = tuple(sorted(eos))
+        if key not in self._vocabularies:
+            self._vocabularies[key] = llguidance().LLTokenizer(
+                self._delegate.backend_tokenizer.to_str(),
+                n_vocab=len(self._delegate),
+                eos_token=list(key) or None,
+            )
+        return self._vocabularies[key]
+
+    def _masks(self, rows: list[tuple[Any, int]], size: int) -> Mask:
+        masks = np.full((size, self.words()), -1, np.int32)
+        for matcher, row in rows:
+            line = masks[row]
+            # it drops the GIL
+            matcher.unsafe_compute_mask_ptr(line.ctypes.data, line.nbytes)
+        return masks
+
+
+def unpacked(masks: Mask, vocabulary: int) -> npt.NDArray[np.bool_]:
+    """Masks with a byte a token.
+
+    Args:
+        masks: ``[batch, words]``, a bit a token.
+        vocabulary: The width of the logits; tokens beyond the mask are left out where the row has a
+            constraint.
+
+    Returns:
+        bool ``[batch, vocabulary]``; True where a token may follow.
+    """
+    bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little").view(np.bool_)
+    if bits.shape[1] >= vocabulary:
+        return np.ascontiguousarray(bits[:, :vocabulary])
+    free = (masks == -1).all(axis=1, keepdims=True)
+    rest = np.broadcast_to(free, (len(masks), vocabulary - bits.shape[1]))
+    return np.concatenate([bits, rest], axis=1)

@@ -1,0 +1,169 @@
+"""Structured output: what is generated matches, in batches where each request has its own grammar or none."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from max.interfaces import (
+    PipelineTask,
+    RequestID,
+    SamplingParams,
+    TextGenerationRequest,
+)
+from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
+from max.pipelines.core import InputError
+from max.pipelines.generation.coroutines import run_async
+from max.pipelines.generation.generation import Generation
+from max.pipelines.structured import grammar
+from max.pipelines.structured.constraint import unpacked
+
+TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 12},
+        "people": {"type": "integer", "minimum": 3, "maximum": 250},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["city", "people", "tags"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    config = PipelineConfig(
+        model_path=str(TINY), max_length=256, max_batch_size=6, prefill_chunk_size=16,
+        enable_in_flight_batching=True, quantization_encoding="float32",
+    )  # fmt: skip
+    return PIPELINE_REGISTRY.retrieve(config, PipelineTask.TEXT_GENERATION)
+
+
+def new_context(tokenizer, text: str, params: SamplingParams, own_grammar: str | None, schema=None):
+    context = run_async(
+        tokenizer.new_context(
+            TextGenerationRequest(
+                request_id=RequestID(),
+                model_name="",
+                prompt=text,
+                sampling_params=params,
+                response_format=None
+                if schema is None
+                else {"type": "json_schema", "json_schema": schema},
+            )
+        )
+    )
+    context.grammar = own_grammar
+    return context
+
+
+def texts_of(tiny, contexts) -> list[str]:
+    tokenizer, pipeline = tiny
+    outputs = Generation.of(pipeline).run(contexts)
+    return [tokenizer.decode_now(output.tokens, skip_special_tokens=True) for output in outputs]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 2.5])
+def test_a_batch_of_different_grammars(tiny, temperature) -> None:
+    """The request without a grammar gets what it gets alone; hot sampling does not leave the grammars."""
+    tokenizer, pipeline = tiny
+
+    def contexts(only: int | None = None):
+        params = [
+            SamplingParams(temperature=temperature, seed=i, max_new_tokens=220) for i in range(5)
+        ]
+        prompt = "Tell me of a city, at some length, with all that there is to know:"
+        made = [
+            new_context(tokenizer, prompt, params[0], None, SCHEMA),
+            new_context(tokenizer, "x", params[1], grammar.of_regex(r"[0-9]{3}-(ab|\u00e9){2,4}")),
+            new_context(tokenizer, prompt, params[2], None),
+            new_context(tokenizer, "is it?", params[3], grammar.of_choices(["yes it is", "no", "ja"])),
+            new_context(tokenizer, "y", params[4], grammar.of_grammar('root ::= "a" ("b" | "c")+ "!"')),
+        ]  # fmt: skip
+        return made if only is None else [made[only]]
+
+    schema, regex, free, choice, gbnf = texts_of(tiny, contexts())
+    value = json.loads(schema)
+    assert set(value) == {"city", "people", "tags"} and 3 <= value["people"] <= 250
+    assert len(value["city"]) <= 12 and set(value["tags"]) <= {"a", "b"}
+    assert re.fullmatch(r"[0-9]{3}-(ab|\u00e9){2,4}", regex)
+    assert choice in ("yes it is", "no", "ja")
+    assert re.fullmatch("a[bc]+!?", gbnf)
+    if temperature == 0:
+        assert [free] == texts_of(tiny, contexts(only=2))
+    assert pipeline.kv_managers[0].free_pages == pipeline.kv_managers[0].total_num_pages
+
+
+def test_it_goes_on_after_a_preemption(tiny) -> None:
+    tokenizer, pipeline = tiny
+    one = new_context(
+        tokenizer, "x", SamplingParams(temperature=0, max_new_tokens=60), None, SCHEMA
+    )
+    (expected,) = texts_of(tiny, [one])
+    two = new_context(
+        tokenizer, "x", SamplingParams(temperature=0, max_new_tokens=60), None, SCHEMA
+    )
+    generation = Generation.of(pipeline)
+    tokens: list[int] = []
+    for output in generation.stream([two]):
+        tokens += output.tokens
+        if len(tokens) in (1, 7):
+            generation.scheduler.requeue(two)
+    assert tokenizer.decode_now(tokens, skip_special_tokens=True) == expected
+    assert generation.scheduler.preemptions >= 2
+
+
+def test_the_documented_methods(tiny) -> None:
+    tokenizer, pipeline = tiny
+    free = new_context(tokenizer, "x", SamplingParams(), None)
+    assert pipeline.initialize_bitmask([free]) is None
+    bound = new_context(tokenizer, "x", SamplingParams(), grammar.of_choices(["no"]))
+    bitmask = pipeline.initialize_bitmask([free, bound])
+    assert bitmask.dtype == np.int32 and (bitmask == -1).all()
+    pipeline.update_for_structured_output(free, bitmask, 0)
+    pipeline.update_for_structured_output(bound, bitmask, 1)
+    allowed = unpacked(bitmask, 4100)
+    assert allowed[0].all() and not allowed[1, 4096:].any()
+    texts = {tokenizer.decode_now([int(token)]) for token in np.flatnonzero(allowed[1])}
+    assert texts == {"n", "no"} or texts == {"n"} or texts == {"no"}
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "says"),
+    [
+        (grammar.of_json_schema, {"type": "thing"}, "JSON schema is invalid: .*thing"),
+        (grammar.of_json_schema, "[]", "expected an object"),
+        (grammar.of_json_schema, "{", "JSON schema is invalid"),
+        (grammar.of_regex, "a(", "regular expression is invalid: .*unclosed group"),
+        (grammar.of_choices, [], "not empty"),
+        (grammar.of_grammar, "start: nothing", "grammar is invalid"),
+        (grammar.of_grammar, "root ::= (", "grammar is invalid"),
+    ],
+)
+def test_what_is_no_grammar(make, given, says) -> None:
+    with pytest.raises(InputError, match=says):
+        make(given)
+
+
+def test_a_bad_schema_is_an_error_of_the_request(tiny) -> None:
+    with pytest.raises(InputError, match="JSON schema is invalid"):
+        new_context(tiny[0], "x", SamplingParams(), None, {"type": "thing"})
+
+
+@given(
+    masks=st.lists(st.integers(-(2**31), 2**31 - 1), min_size=2, max_size=2),
+    vocabulary=st.integers(1, 80),
+)
+def test_masks_have_a_bit_a_token(masks: list[int], vocabulary: int) -> None:
+    allowed = unpacked(np.array([masks, [-1, -1]], np.int32), vocabulary)
+    for token in range(vocabulary):
+        word = masks[token // 32] if token < 64 else (-1 if masks == [-1, -1] else 0)
+        assert allowed[0, token] == bool(word >> (token % 32) & 1)
+    assert allowed[1].all() and allowed.shape == (2, vocabulary)

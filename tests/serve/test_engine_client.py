@@ -1,0 +1,229 @@
+"""The client of a worker: what it repeats, what it fails, when it gives up. Workers are threads here."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import Callable
+
+import pytest
+
+from max.interfaces import GenerationStatus
+from max.pipelines.core.exceptions import ConfigError
+from max.pipelines.generation.protocol import (
+    CancelRequest,
+    EngineReady,
+    EngineStopped,
+    ErrorInfo,
+    GenerationRequest,
+    Shutdown,
+    TokensGenerated,
+)
+from max.serve.worker.client import (
+    MOST_ATTEMPTS,
+    EngineClient,
+    EngineLostError,
+    EngineState,
+    EngineUnavailableError,
+    Repeated,
+)
+
+ACTIVE, END = GenerationStatus.ACTIVE, GenerationStatus.END_OF_SEQUENCE
+
+
+class FakeWorker:
+    """A worker whose events the test sends, and whose commands it reads."""
+
+    exit_reason = "signal SIGKILL"
+    pid = 1
+
+    def __init__(self) -> None:
+        self.channel = self
+        self.events: queue.SimpleQueue = queue.SimpleQueue()
+        self.commands: list = []
+        self.dead = False
+
+    def send(self, message) -> None:
+        if self.dead:
+            raise BrokenPipeError
+        self.commands.append(message)
+        if isinstance(message, Shutdown):
+            self.die()
+
+    def receive(self):
+        event = self.events.get()
+        if event is None:
+            raise EOFError
+        return event
+
+    def die(self) -> None:
+        self.dead = True
+        self.events.put(None)
+
+    def join(self, timeout=None) -> None: ...
+
+    def kill(self) -> None:
+        self.die()
+
+    def close(self) -> None: ...
+
+
+class Workers:
+    """The workers that a client has started."""
+
+    def __init__(self, ready: bool = True) -> None:
+        self.started: list[FakeWorker] = []
+        self.ready = ready
+
+    def start(self) -> FakeWorker:
+        worker = FakeWorker()
+        self.started.append(worker)
+        if self.ready:
+            worker.events.put(EngineReady(4, 128, 10))
+        else:
+            worker.die()
+        return worker
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def tokens(*numbers: int, name: str = "a", status: GenerationStatus = ACTIVE) -> TokensGenerated:
+    return TokensGenerated(name, numbers, status)
+
+
+def request(name: str = "a") -> GenerationRequest:
+    return GenerationRequest(name, (1, 2), 9)
+
+
+def run(test) -> None:
+    """Runs a test with a client that is ready."""
+
+    async def whole() -> None:
+        workers = Workers()
+        client = EngineClient(workers.start)
+        client.start()
+        await client.wait_ready()
+        await test(client, workers)
+        await client.close(finish=False)
+        assert client.open_requests == 0
+
+    asyncio.run(whole())
+
+
+def test_tokens_come_in_order_and_those_that_wait_are_joined() -> None:
+    async def test(client: EngineClient, workers: Workers) -> None:
+        (worker,) = workers.started
+        stream = client.stream(request())
+        first = asyncio.ensure_future(anext(stream))
+        await until(lambda: worker.commands == [request()])
+        worker.events.put(tokens(5))
+        assert await first == tokens(5)
+        for event in (tokens(6), tokens(7), tokens(8, status=END)):
+            worker.events.put(event)
+        await until(lambda: client.open_requests == 0)
+        assert [event async for event in stream] == [tokens(6, 7, 8, status=END)]
+        assert CancelRequest("a") not in worker.commands
+
+    run(test)
+
+
+def test_a_stream_that_is_closed_cancels_its_request() -> None:
+    async def test(client: EngineClient, workers: Workers) -> None:
+        (worker,) = workers.started
+        stream = client.stream(request())
+        worker.events.put(tokens(5))
+        first = asyncio.ensure_future(anext(stream))
+        await until(lambda: worker.commands)
+        worker.events.put(tokens(5))
+        await first
+        await stream.aclose()
+        assert worker.commands == [request(), CancelRequest("a")]
+
+    run(test)
+
+
+def test_a_dead_worker_is_replaced() -> None:
+    """What has sent nothing runs again, what may be repeated is told so, a begun stream fails."""
+
+    async def test(client: EngineClient, workers: Workers) -> None:
+        first = workers.started[0]
+        silent = asyncio.ensure_future(_all(client.stream(request("silent"))))
+        begun = asyncio.ensure_future(_all(client.stream(request("begun"))))
+        repeatable = asyncio.ensure_future(_all(client.stream(request("whole"), repeatable=True)))
+        await until(lambda: len(first.commands) == 3)
+        first.events.put(tokens(5, name="begun"))
+        first.events.put(tokens(6, name="whole"))
+        first.die()
+        await until(lambda: client.state is EngineState.READY and len(workers.started) == 2)
+        with pytest.raises(EngineLostError, match="died while it generated"):
+            await begun
+        second = workers.started[1]
+        assert second.commands == [request("silent"), request("whole")]
+        second.events.put(tokens(7, name="silent", status=END))
+        second.events.put(tokens(8, name="whole", status=END))
+        assert await silent == [tokens(7, name="silent", status=END)]
+        events = await repeatable
+        assert events[-2:] == [Repeated(), tokens(8, name="whole", status=END)]
+        assert client.restarts == 1
+
+    run(test)
+
+
+def test_a_request_that_kills_workers_fails() -> None:
+    async def test(client: EngineClient, workers: Workers) -> None:
+        deadly = asyncio.ensure_future(_all(client.stream(request())))
+        for number in range(MOST_ATTEMPTS):
+            await until(lambda n=number: len(workers.started) == n + 1)
+            await until(lambda n=number: workers.started[n].commands)
+            workers.started[number].die()
+        with pytest.raises(EngineLostError, match="3 worker processes died over this"):
+            await deadly
+        await until(lambda: client.state is EngineState.READY)
+
+    run(test)
+
+
+def test_it_gives_up_where_no_worker_starts() -> None:
+    async def test(client: EngineClient, workers: Workers) -> None:
+        waiting = asyncio.ensure_future(_all(client.stream(request())))
+        await until(lambda: workers.started[0].commands)
+        workers.ready = False
+        workers.started[0].die()
+        with pytest.raises(EngineUnavailableError, match="no worker can be started"):
+            await waiting
+        assert client.state is EngineState.STOPPED
+        with pytest.raises(EngineUnavailableError):
+            await anext(client.stream(request()))
+
+    run(test)
+
+
+def test_an_error_of_loading_is_raised() -> None:
+    async def whole() -> None:
+        worker = FakeWorker()
+        client = EngineClient(lambda: worker)
+        client.start()
+        worker.events.put(EngineStopped(ErrorInfo("ConfigError", "no such model", "Give another.")))
+        worker.die()
+        with pytest.raises(ConfigError, match="no such model"):
+            await client.wait_ready()
+        await client.close()
+
+    asyncio.run(whole())
+
+
+def test_a_request_that_takes_too_long_is_cancelled() -> None:
+    async def test(client: EngineClient, workers: Workers) -> None:
+        with pytest.raises(TimeoutError, match=r"more than 0.05 s"):
+            await _all(client.stream(request(), timeout=0.05))
+        assert workers.started[0].commands == [request(), CancelRequest("a")]
+
+    run(test)
+
+
+async def _all(stream) -> list:
+    return [event async for event in stream]
