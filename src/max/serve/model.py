@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import Any
 
 from max.interfaces import SamplingParams, SamplingParamsInput, TextGenerationRequest
 from max.pipelines.config.pipeline_config import PipelineConfig
@@ -12,6 +13,7 @@ from max.pipelines.generation.protocol import GenerationRequest
 from max.pipelines.registry.registry import PIPELINE_REGISTRY
 from max.pipelines.tokenization.tokenizer import TextTokenizer
 from max.serve.admission import Admission
+from max.serve.chat.tools.formats import ALIASES, FORMATS, ToolFormat, format_of_template
 from max.serve.errors import ApiError, of_user_error
 from max.serve.vocabulary import Vocabulary
 from max.serve.worker.client import EngineClient
@@ -25,16 +27,22 @@ class ServedModel:
         config: Its configuration, resolved.
         engine: The client of its engine.
         admission: Its queue.
+        tool_parser: The name of the format of its tool calls; None: as its template teaches.
     """
 
     def __init__(
-        self, name: str, config: PipelineConfig, engine: EngineClient, admission: Admission
+        self,
+        name: str,
+        config: PipelineConfig,
+        engine: EngineClient,
+        admission: Admission,
+        tool_parser: str | None = None,
     ) -> None:
         tokenizer = PIPELINE_REGISTRY.retrieve_tokenizer(config)
         if not isinstance(tokenizer, TextTokenizer):
             raise TypeError(f"{name}: {type(tokenizer).__name__} is no TextTokenizer")
         self.name, self.config, self.engine, self.admission = name, config, engine, admission
-        self.tokenizer = tokenizer
+        self.tokenizer, self.tool_parser = tokenizer, tool_parser
         self.created = int(time.time())
 
     @property
@@ -56,6 +64,71 @@ class ServedModel:
     def special_tokens(self) -> frozenset[int]:
         """The special tokens, which are no text."""
         return frozenset(self.tokenizer.delegate.all_special_ids)
+
+    @cached_property
+    def special_token_ids(self) -> dict[str, int]:
+        """The special tokens by their texts."""
+        added = self.tokenizer.delegate.backend_tokenizer.get_added_tokens_decoder()
+        return {token.content: number for number, token in added.items() if token.special}
+
+    @cached_property
+    def template(self) -> str:
+        """The text of the chat template; empty where the model has none."""
+        own = self.config.retrieve_chat_template()
+        return own or getattr(self.tokenizer.delegate, "chat_template", None) or ""
+
+    @cached_property
+    def tool_format(self) -> ToolFormat:
+        """How it calls tools: as the server's option says, else as its template teaches."""
+        if self.tool_parser is not None:
+            return FORMATS[ALIASES.get(self.tool_parser, self.tool_parser)]
+        return format_of_template(self.template)
+
+    @cached_property
+    def reasons(self) -> bool:
+        """Whether its answers may begin with reasoning."""
+        return "<think>" in self.template
+
+    def apply_template(
+        self,
+        messages: list[Any],
+        tools: list[Any] | None,
+        options: dict[str, Any],
+    ) -> str:
+        """The text of a conversation.
+
+        Args:
+            messages: The messages, as templates expect them.
+            tools: The tools, with OpenAI's fields.
+            options: More variables of the template.
+
+        Raises:
+            ApiError: The model has no template, or the template refuses the conversation.
+        """
+        reserved = {"chat_template", "tokenize", "messages", "conversation", "tools"}
+        if wrong := sorted(reserved & options.keys()):
+            raise ApiError(
+                f"chat_template_kwargs cannot set {wrong[0]}", param="chat_template_kwargs"
+            )
+        try:
+            return self.tokenizer.apply_chat_template(messages, tools, options)
+        except ValueError as error:
+            raise of_user_error(error, "messages") from error
+
+    async def encode_template(self, text: str) -> list[int]:
+        """The tokens of a text that a chat template has made.
+
+        Args:
+            text: The text; it has its special tokens.
+
+        Raises:
+            ApiError: It is longer than the context.
+        """
+        try:
+            tokens = await self.tokenizer.encode(text, add_special_tokens=False)
+        except ValueError as error:
+            raise of_user_error(error, "messages") from error
+        return tokens.tolist()
 
     def decoder(self, visible: frozenset[int] = frozenset()) -> Callable[[Sequence[int]], str]:
         """A function that decodes tokens without special tokens.

@@ -107,7 +107,9 @@ async def _serve(
         config = await asyncio.to_thread(lambda: PipelineConfig(**worker_settings.config))
         admission = Admission(1, settings.max_queue)
         name = settings.served_model_name or config.model_config.model_name
-        model = await asyncio.to_thread(ServedModel, name, config, engine, admission)
+        model = await asyncio.to_thread(
+            ServedModel, name, config, engine, admission, settings.tool_parser
+        )
         state.models[name] = model
         _add_gauges(state, model)
         app = build_app(state)

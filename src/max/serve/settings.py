@@ -23,6 +23,7 @@ class ServerSettings:
         tls_certificate: A PEM file with the certificate.
         tls_key: A PEM file with its key.
         cors_origins: Origins of web pages that may use the server; none by default.
+        tool_parser: The format of tool calls; None: as the model's chat template teaches.
         web_page: Whether ``/`` is the chat page.
         log_requests: Whether each request is logged.
     """
@@ -39,6 +40,7 @@ class ServerSettings:
     tls_certificate: str | None = None
     tls_key: str | None = None
     cors_origins: tuple[str, ...] = ()
+    tool_parser: str | None = None
     web_page: bool = True
     log_requests: bool = False
 

@@ -13,6 +13,7 @@ from max.entrypoints.cli.errors import CommandError
 from max.entrypoints.cli.options import config_options, given
 from max.serve.settings import ServerSettings, WorkerSettings
 
+TOOL_PARSERS = ["hermes", "qwen", "llama3_json", "llama3", "llama", "mistral", "granite", "generic"]
 _PREFIX = "MAX_SERVE_"
 _NEEDED = ("fastapi", "uvicorn", "pydantic", "msgspec", "prometheus_client")
 
@@ -97,6 +98,12 @@ def _option(*names: str, env: str, **attributes: Any) -> Any:
     multiple=True,
     help="An origin of web pages that may use the server; may be given more than once.",
 )
+@_option(
+    "--tool-parser",
+    env="TOOL_PARSER",
+    type=click.Choice(TOOL_PARSERS),
+    help="How the model writes calls of tools. Not set: as its chat template teaches.",
+)
 @_option("--log-requests/--no-log-requests", env="LOG_REQUESTS", help="Log each request.")
 @config_options
 @log_level_option
@@ -168,5 +175,6 @@ def _settings(options: dict[str, Any]) -> ServerSettings:
         tls_certificate=certificate,
         tls_key=key,
         cors_origins=tuple(options.pop("cors_origin")),
+        tool_parser=options.pop("tool_parser"),
         log_requests=bool(options.pop("log_requests")),
     )

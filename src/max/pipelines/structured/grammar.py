@@ -9,7 +9,6 @@ from typing import Any
 
 from max.pipelines.core.exceptions import ConfigError, InputError
 
-
 _SPACE = r"[ \t\r\n]{0,24}"
 """The space between the tokens of JSON: bounded, as small models go on with spaces for ever."""
 

@@ -5,27 +5,28 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from max.interfaces import RequestID, TextGenerationRequest
 from max.serve.chat.parts import (
     AnswerPart,
     ArgumentsPart,
     ContentPart,
-    PlainParser,
     ReasoningPart,
     ToolCallPart,
 )
+from max.serve.chat.prompt import Conversation, prepare
 from max.serve.chat.run import Answer, AnswerDelta, ChatJob, collect_answers, stream_answers
 from max.serve.errors import ApiError
-from max.serve.generation import RunOptions, TextSequence, choices_of
+from max.serve.generation import RunOptions
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import CLIENT_CLOSED, event_stream, unless_disconnected
 from max.serve.openai.fields import SamplingFields, StrictBody, refuse
+from max.serve.openai.structure import GrammarFields, grammar_of
+from max.serve.openai.tools import NamedChoice, ToolField, choice_of, tools_of
 from max.serve.openai.wire import DONE, chat_logprobs, error_event, event, new_id, usage
 
 router = APIRouter()
@@ -37,7 +38,6 @@ _REFUSED = {
     "function_call": "give tool_choice",
     "web_search_options": "this server fetches nothing",
 }
-ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 
 
 class MessagePart(StrictBody):
@@ -57,7 +57,7 @@ class ChatMessage(StrictBody):
     tool_call_id: str | None = None
 
 
-class ChatCompletionRequest(SamplingFields):
+class ChatCompletionRequest(SamplingFields, GrammarFields):
     """The body of ``/v1/chat/completions``."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
@@ -65,6 +65,9 @@ class ChatCompletionRequest(SamplingFields):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: Annotated[list[ToolField], Field(max_length=512)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     # they change nothing here, as nothing is stored, and every request is of one tier
@@ -117,32 +120,27 @@ async def _job(body: ChatCompletionRequest, state: ServerState) -> ChatJob:
         raise ApiError("modalities must be ['text']: answers are text", param="modalities")
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError("top_logprobs needs logprobs to be true", param="top_logprobs")
-    for number, message in enumerate(body.messages):
-        if message.role not in ROLES:
-            raise ApiError(
-                f"the role is {message.role!r}; it must be one of {', '.join(sorted(ROLES))}",
-                param=f"messages.{number}.role",
-            )
     limit = body.max_completion_tokens or body.max_tokens
     params = model.sampling_params(body.sampling_input(model, limit))
     options = dict(body.chat_template_kwargs or {})
     if body.add_generation_prompt is not None:
         options["add_generation_prompt"] = body.add_generation_prompt
-    messages: list[Any] = [message.model_dump(exclude_unset=True) for message in body.messages]
-    request = await model.engine_request(
-        TextGenerationRequest(
-            request_id=RequestID(new_id("chat")),
-            model_name=model.name,
-            messages=messages,
-            logprobs=max(body.top_logprobs or 0, 1) if body.logprobs else 0,
-            stop=list(body.stops),
-            sampling_params=params,
-            chat_template_options=options,
+    return await prepare(
+        model,
+        Conversation(
+            request_id=new_id("chat"),
+            messages=[message.model_dump(exclude_unset=True) for message in body.messages],
+            sampling=params,
+            tools=tools_of(body.tools),
+            tool_choice=choice_of(body.tool_choice, body.parallel_tool_calls, body.tools),
+            grammar=grammar_of(body),
+            stops=body.stops,
+            include_stop=bool(body.include_stop_str_in_output),
+            count=body.n or 1,
+            log_probabilities=max(body.top_logprobs or 0, 1) if body.logprobs else 0,
+            template_options=options,
         ),
-        param="messages",
     )
-    sequence = TextSequence(request, body.stops, bool(body.include_stop_str_in_output))
-    return ChatJob(model, tuple(choices_of(sequence, body.n or 1)), PlainParser)
 
 
 def _choice(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -19,6 +19,7 @@ from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import CLIENT_CLOSED, event_stream, unless_disconnected
 from max.serve.model import ServedModel
 from max.serve.openai.fields import SamplingFields, Token, refuse
+from max.serve.openai.structure import GrammarFields, grammar_of
 from max.serve.openai.wire import DONE, completion_logprobs, error_event, event, new_id, usage
 from max.serve.text import TokenLog
 from max.serve.worker.client import Repeated
@@ -31,7 +32,7 @@ _REFUSED = {
 }
 
 
-class CompletionRequest(SamplingFields):
+class CompletionRequest(SamplingFields, GrammarFields):
     """The body of ``/v1/completions``."""
 
     prompt: (
@@ -163,6 +164,7 @@ async def _plan(body: CompletionRequest, state: ServerState) -> _Plan:
     # OpenAI's default for completions
     limit = 1 if echo_alone else 16 if body.max_tokens is None else body.max_tokens
     params = model.sampling_params(body.sampling_input(model, limit))
+    grammar = grammar_of(body)
     request_id = new_id("cmpl")
     sequences: list[TextSequence] = []
     choices: list[_Choice] = []
@@ -180,6 +182,7 @@ async def _plan(body: CompletionRequest, state: ServerState) -> _Plan:
             ),
             param="prompt",
         )
+        request = replace(request, grammar=grammar)
         sequence = TextSequence(request, body.stops, bool(body.include_stop_str_in_output))
         sequences += choices_of(sequence, count)
         text = prompt if isinstance(prompt, str) else model.decoder()(prompt)

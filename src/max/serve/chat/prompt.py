@@ -1,0 +1,195 @@
+"""From a conversation to what the engine gets: template, tools, grammar, parser."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from max.interfaces import RequestID, SamplingParams, TextGenerationRequest
+from max.serve.chat.parts import AnswerParser, PlainParser
+from max.serve.chat.reasoning import BEGIN, ReasoningParser
+from max.serve.chat.run import ChatJob
+from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice, check_tools
+from max.serve.chat.tools.formats import ToolFormat, description
+from max.serve.chat.tools.grammars import answer_grammar
+from max.serve.chat.tools.parser import ToolParser
+from max.serve.errors import ApiError
+from max.serve.generation import TextSequence, choices_of
+from max.serve.model import ServedModel
+
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A conversation to answer, whatever API it came by.
+
+    Args:
+        request_id: Identifies the request.
+        messages: The messages, with OpenAI's fields.
+        sampling: How tokens are chosen.
+        tools: The tools that may be called.
+        tool_choice: Whether they are.
+        grammar: The grammar of an answer that calls none.
+        stops: Texts that end an answer.
+        include_stop: Whether the stop text is part of it.
+        count: The number of answers.
+        log_probabilities: The number of likeliest tokens; 0: no log-probabilities.
+        template_options: More variables of the chat template.
+    """
+
+    request_id: str
+    messages: Sequence[dict[str, Any]]
+    sampling: SamplingParams
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = ToolChoice()
+    grammar: str | None = None
+    stops: tuple[str, ...] = ()
+    include_stop: bool = False
+    count: int = 1
+    log_probabilities: int = 0
+    template_options: dict[str, Any] = field(default_factory=dict)
+
+
+async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
+    """Makes a conversation ready to run.
+
+    Args:
+        model: The model.
+        conversation: The conversation.
+
+    Raises:
+        ApiError: It does not fit the model.
+    """
+    check_tools(conversation.tools, conversation.tool_choice)
+    may_call = bool(conversation.tools) and conversation.tool_choice.kind is not ChoiceKind.NONE
+    tools = conversation.tools if may_call else ()
+    tool_format = model.tool_format
+    grammar = conversation.grammar
+    if tools:
+        grammar = answer_grammar(
+            tools, conversation.tool_choice, tool_format, model.special_token_ids, grammar
+        )
+    if grammar is not None and (
+        conversation.sampling.ignore_eos or conversation.sampling.min_new_tokens
+    ):
+        raise ApiError(
+            "ignore_eos and min_tokens do not fit an answer with a grammar, which says where it ends",
+            param="ignore_eos" if conversation.sampling.ignore_eos else "min_tokens",
+        )
+    text = prompt_text(model, conversation.messages, tools, conversation.template_options)
+    request = await model.engine_request(
+        TextGenerationRequest(
+            request_id=RequestID(conversation.request_id),
+            model_name=model.name,
+            prompt=await model.encode_template(text),
+            logprobs=conversation.log_probabilities,
+            stop=list(conversation.stops),
+            sampling_params=conversation.sampling,
+        ),
+        param="messages",
+    )
+    marks = (tool_format.trigger, tool_format.optional_trigger) if tools else ()
+    visible = frozenset(model.special_token_ids[m] for m in marks if m in model.special_token_ids)
+    sequence = TextSequence(
+        replace(request, grammar=grammar),
+        conversation.stops,
+        conversation.include_stop,
+        visible,
+    )
+    thinks = text.rstrip().endswith(BEGIN)
+    parses_reasoning = model.reasons and (grammar is None or bool(tools))
+
+    def new_parser() -> AnswerParser:
+        parser: AnswerParser = ToolParser(tool_format) if tools else PlainParser()
+        return ReasoningParser(parser, thinks) if parses_reasoning else parser
+
+    return ChatJob(model, tuple(choices_of(sequence, conversation.count)), new_parser)
+
+
+def prompt_text(
+    model: ServedModel,
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[Tool],
+    options: dict[str, Any],
+) -> str:
+    """The text of a conversation by the model's chat template.
+
+    Args:
+        model: The model.
+        messages: The messages, with OpenAI's fields.
+        tools: The tools that may be called.
+        options: More variables of the template.
+
+    Raises:
+        ApiError: A role is unknown, or the template refuses the conversation.
+    """
+    plain = [
+        _for_template(message, number, model.template, model.tool_format)
+        for number, message in enumerate(messages)
+    ]
+    if tools and model.tool_format.describes_tools:
+        text = description(tools, model.tool_format)
+        if plain and plain[0]["role"] == "system":
+            content = plain[0]["content"]
+            given = content if isinstance(content, str) else _joined(content)
+            plain[0] = {**plain[0], "content": f"{given}\n\n{text}"}
+        else:
+            plain.insert(0, {"role": "system", "content": text})
+    return model.apply_template(plain, [tool.as_openai() for tool in tools] or None, options)
+
+
+def _for_template(
+    message: dict[str, Any], number: int, template: str, tool_format: ToolFormat
+) -> dict[str, Any]:
+    """A message as chat templates expect it."""
+    role = message.get("role")
+    if role not in ROLES:
+        raise ApiError(
+            f"the role is {role!r}; it must be one of {', '.join(sorted(ROLES))}",
+            param=f"messages.{number}.role",
+        )
+    plain = {**message, "content": message.get("content") or ""}
+    if role == "developer" and "developer" not in template:
+        plain["role"] = "system"
+    calls = plain.pop("tool_calls", None)
+    if not calls:
+        return plain
+    functions = [
+        _function(call, f"messages.{number}.tool_calls.{i}") for i, call in enumerate(calls)
+    ]
+    if "tool_calls" in template:
+        plain["tool_calls"] = [
+            {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
+            for call, function in zip(calls, functions, strict=True)
+        ]
+        return plain
+    texts = [tool_format.render_call(each["name"], each["arguments"]) for each in functions]
+    content = plain["content"] if isinstance(plain["content"], str) else _joined(plain["content"])
+    plain["content"] = "\n".join(filter(None, [content, *texts]))
+    return plain
+
+
+def _function(call: Any, param: str) -> dict[str, Any]:
+    """The function of an earlier call, its arguments checked to be the text of an object."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ApiError(f"{param}.function has no name", param=param)
+    arguments = function.get("arguments") or "{}"
+    if isinstance(arguments, dict):
+        return {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}
+    try:
+        if not isinstance(json.loads(arguments), dict):
+            raise ValueError
+    except (ValueError, TypeError):
+        raise ApiError(
+            f"{param}.function.arguments is {arguments!r}; expected JSON text of an object",
+            param=f"{param}.function.arguments",
+        ) from None
+    return {**function, "arguments": arguments}
+
+
+def _joined(parts: Sequence[dict[str, Any]]) -> str:
+    return "\n".join(str(part.get("text") or "") for part in parts)

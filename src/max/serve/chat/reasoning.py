@@ -1,0 +1,85 @@
+"""Tells what a model thinks from what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from max.serve.chat.parts import AnswerParser, AnswerPart, ReasoningPart
+
+BEGIN, END = "<think>", "</think>"
+
+
+class ReasoningParser:
+    """Takes the text between ``<think>`` and ``</think>`` at the begin of an answer as reasoning.
+
+    Args:
+        answer: The parser of what comes after it.
+        begun: Whether the prompt ends in ``<think>``, so that the answer begins with reasoning.
+    """
+
+    def __init__(self, answer: AnswerParser, begun: bool) -> None:
+        self._answer = answer
+        self._inside, self._looking = begun, not begun
+        self._buffer = ""
+        self._first = True  # space at the begin of reasoning and of the answer after it is no text
+
+    def push(self, text: str) -> Sequence[AnswerPart]:
+        """Adds text, and returns the parts that are certain.
+
+        Args:
+            text: The new text.
+        """
+        self._buffer += text
+        parts: list[AnswerPart] = []
+        if self._looking:
+            bare = self._buffer.lstrip()
+            if BEGIN.startswith(bare) and bare != BEGIN:
+                return parts
+            self._looking = False
+            if bare.startswith(BEGIN):
+                self._inside, self._buffer = True, bare[len(BEGIN) :]
+            else:
+                self._first = False
+        if self._inside:
+            self._reason(parts)
+        if not self._inside:
+            self._pass(parts)
+        return parts
+
+    def finish(self) -> Sequence[AnswerPart]:
+        """The parts that were held back."""
+        parts: list[AnswerPart] = []
+        if self._inside:
+            self._add(parts, self._buffer)
+        else:
+            parts += self._answer.push(self._buffer)
+        self._buffer = ""
+        return [*parts, *self._answer.finish()]
+
+    def _reason(self, parts: list[AnswerPart]) -> None:
+        at = self._buffer.find(END)
+        if at >= 0:
+            self._add(parts, self._buffer[:at].rstrip())
+            self._buffer, self._inside, self._first = self._buffer[at + len(END) :], False, True
+            return
+        # the mark may have begun, and space before it is no text
+        ready = self._buffer.rstrip()
+        for size in range(min(len(END) - 1, len(ready)), 0, -1):
+            if END.startswith(ready[-size:]):
+                ready = ready[:-size].rstrip()
+                break
+        self._add(parts, ready)
+        self._buffer = self._buffer[len(ready) :]
+
+    def _add(self, parts: list[AnswerPart], text: str) -> None:
+        text = text.lstrip() if self._first else text
+        if text:
+            self._first = False
+            parts.append(ReasoningPart(text))
+
+    def _pass(self, parts: list[AnswerPart]) -> None:
+        text = self._buffer.lstrip() if self._first else self._buffer
+        self._buffer = ""
+        if text:
+            self._first = False
+            parts += self._answer.push(text)

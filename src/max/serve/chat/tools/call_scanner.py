@@ -1,0 +1,119 @@
+"""Reads the JSON object of one call while its text arrives."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+ARGUMENT_KEYS = ("arguments", "parameters")
+
+
+class CallScanner:
+    """Finds the name and the arguments in the object of a call, whatever their order.
+
+    It takes text from the opening brace on. The arguments are given out while they arrive, where the
+    name came before them and they are an object.
+    """
+
+    def __init__(self) -> None:
+        self.raw = ""
+        """The text of the object so far."""
+        self.done = False
+        """Whether the closing brace has come."""
+        self.name: str | None = None
+        """The name, where it has come."""
+        self.sent = ""
+        """The arguments that were given out."""
+        self._depth = 0
+        self._in_string = self._escaped = False
+        self._key: str | None = None
+        self._value: str | None = None  # of the key at depth 1; None: no value has begun
+        self._text = ""  # of the string at depth 1 that may be a key
+        self._arguments: str | None = None
+
+    def push(self, text: str) -> str:
+        """Takes text up to the end of the object.
+
+        Args:
+            text: The text.
+
+        Returns:
+            What comes after the object.
+        """
+        for place, character in enumerate(text):
+            self.raw += character
+            self._step(character)
+            if self.done:
+                self._finish()
+                return text[place + 1 :]
+        return ""
+
+    def take_arguments(self) -> str:
+        """The arguments that are new and certain; empty before the name has come."""
+        if self.name is None or self._arguments is None:
+            return ""
+        # space at the end may belong to the object around
+        certain = self._arguments if self.done else self._arguments.rstrip()
+        new = certain[len(self.sent) :]
+        self.sent = certain
+        return new
+
+    def _step(self, character: str) -> None:
+        if self._value is not None and not self._ends_value(character):
+            self._value += character
+            if self._key in ARGUMENT_KEYS and self._value.lstrip().startswith("{"):
+                self._arguments = self._value.lstrip()
+        if self._in_string:
+            self._text += character
+            if self._escaped:
+                self._escaped = False
+            elif character == "\\":
+                self._escaped = True
+            elif character == '"':
+                self._in_string = False
+            return
+        if character == '"':
+            self._in_string, self._text = True, '"'
+        elif character in "{[":
+            self._depth += 1
+        elif character in "}]":
+            if self._depth == 1:
+                self._end_value()
+                self.done = True
+            self._depth -= 1
+        elif character == ":" and self._depth == 1 and self._value is None:
+            self._key, self._value = _loaded(self._text), ""
+        elif character == "," and self._depth == 1:
+            self._end_value()
+
+    def _ends_value(self, character: str) -> bool:
+        return not self._in_string and self._depth == 1 and character in ",}"
+
+    def _end_value(self) -> None:
+        value = (self._value or "").strip()
+        if self._key == "name" and isinstance(name := _loaded(value), str):
+            self.name = name
+        elif self._key in ARGUMENT_KEYS:
+            loaded = _loaded(value)
+            # some models write the arguments as a text
+            self._arguments = loaded if isinstance(loaded, str) else value
+        self._key, self._value = None, None
+
+    def _finish(self) -> None:
+        """Takes a call that stands in ``function``, and arguments that are missing or null."""
+        if self.name is None:
+            whole = _loaded(self.raw)
+            inner = whole.get("function") if isinstance(whole, dict) else None
+            if isinstance(inner, dict) and isinstance(inner.get("name"), str):
+                self.name = inner["name"]
+                given = next((inner[key] for key in ARGUMENT_KEYS if key in inner), {})
+                self._arguments = given if isinstance(given, str) else json.dumps(given)
+        if self.name is not None and self._arguments in (None, "", "null"):
+            self._arguments = "{}"
+
+
+def _loaded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None

@@ -1,0 +1,93 @@
+"""The tools of a request, whatever API they come by."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from max.serve.errors import ApiError
+
+_NAME = re.compile(r"[a-zA-Z0-9_.:/-]{1,256}")
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that the model may call.
+
+    Args:
+        name: Its name.
+        description: What it does, in words for the model.
+        parameters: A JSON schema of its arguments, an object.
+    """
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = field(default_factory=lambda: {"type": "object"}, hash=False)
+
+    def as_openai(self) -> dict[str, Any]:
+        """The tool as chat templates expect it."""
+        function = {
+            "name": self.name,
+            "description": self.description,
+            "parameters": self.parameters,
+        }
+        return {"type": "function", "function": function}
+
+
+class ChoiceKind(Enum):
+    """Whether tools are called."""
+
+    NONE = "none"
+    """No tool is called."""
+    AUTO = "auto"
+    """The model decides."""
+    REQUIRED = "required"
+    """At least one is called."""
+    NAMED = "named"
+    """One tool is called."""
+
+
+@dataclass(frozen=True)
+class ToolChoice:
+    """Whether tools are called, and which.
+
+    Args:
+        kind: Whether they are.
+        name: The tool, for ``NAMED``.
+        parallel: Whether an answer may have several calls.
+    """
+
+    kind: ChoiceKind = ChoiceKind.AUTO
+    name: str = ""
+    parallel: bool = True
+
+
+def check_tools(tools: Sequence[Tool], choice: ToolChoice) -> None:
+    """Checks that names fit, and that a choice is possible.
+
+    Args:
+        tools: The tools.
+        choice: The choice.
+
+    Raises:
+        ApiError: They do not.
+    """
+    names = [tool.name for tool in tools]
+    for number, name in enumerate(names):
+        if not _NAME.fullmatch(name):
+            raise ApiError(
+                f"a tool has the name {name!r}; give letters, digits, and _ - . : /",
+                param=f"tools.{number}.function.name",
+            )
+        if names.count(name) > 1:
+            raise ApiError(f"there are two tools of the name {name!r}", param="tools")
+    if choice.kind in (ChoiceKind.REQUIRED, ChoiceKind.NAMED) and not tools:
+        raise ApiError("tool_choice needs tools", param="tool_choice")
+    if choice.kind is ChoiceKind.NAMED and choice.name not in names:
+        raise ApiError(
+            f"tool_choice names {choice.name!r}; the tools are {', '.join(names)}",
+            param="tool_choice",
+        )

@@ -1,0 +1,95 @@
+"""How models write calls of tools, by family."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from max.serve.chat.tools.definitions import Tool
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """How a family of models writes calls: marks around JSON objects.
+
+    Args:
+        name: The name of the format.
+        trigger: What begins one call or a list of them; empty: calls begin with the answer.
+        before: What stands between the trigger and the first object.
+        after: What ends what the trigger began.
+        separator: What stands between two objects; None: each call has a trigger of its own.
+        arguments_key: The key of the arguments.
+        describes_tools: Whether the tools are described in a system message, as no template does it.
+        optional_trigger: Something that may stand before the first object, where there is no trigger.
+    """
+
+    name: str
+    trigger: str
+    before: str = ""
+    after: str = ""
+    separator: str | None = None
+    arguments_key: str = "arguments"
+    describes_tools: bool = False
+    optional_trigger: str = ""
+
+    def render_call(self, name: str, arguments: str) -> str:
+        """A call as the model would write it, for templates that leave calls out.
+
+        Args:
+            name: The tool.
+            arguments: JSON text of an object.
+        """
+        call = f'{{"name": {json.dumps(name)}, "{self.arguments_key}": {arguments}}}'
+        return f"{self.trigger}{self.before}{call}{self.after}"
+
+
+HERMES = ToolFormat("hermes", "<tool_call>", "\n", "\n</tool_call>")
+GENERIC = ToolFormat("generic", "<tool_call>", "\n", "\n</tool_call>", describes_tools=True)
+LLAMA3 = ToolFormat(
+    "llama3_json",
+    "",
+    separator="; ",
+    arguments_key="parameters",
+    optional_trigger="<|python_tag|>",
+)
+MISTRAL = ToolFormat("mistral", "[TOOL_CALLS]", "[", "]", separator=", ")
+GRANITE = ToolFormat("granite", "<|tool_call|>", "[", "]", separator=", ")
+
+FORMATS = {each.name: each for each in (HERMES, GENERIC, LLAMA3, MISTRAL, GRANITE)}
+"""The formats by their names."""
+ALIASES = {"qwen": "hermes", "llama": "llama3_json", "llama3": "llama3_json", "llama4_json": "llama3_json"}  # fmt: skip
+
+
+def format_of_template(template: str | None) -> ToolFormat:
+    """The format that a chat template teaches.
+
+    Args:
+        template: The template; None: the model has none.
+    """
+    text = template or ""
+    if "[TOOL_CALLS]" in text:
+        return MISTRAL
+    if "<|python_tag|>" in text or ('"parameters"' in text and "ipython" in text):
+        return LLAMA3
+    if "<|tool_call|>" in text:
+        return GRANITE
+    if "<tool_call>" in text or "<tools>" in text:
+        return HERMES
+    return GENERIC
+
+
+def description(tools: Sequence[Tool], tool_format: ToolFormat) -> str:
+    """A system message that describes tools, for models whose template does not.
+
+    Args:
+        tools: The tools.
+        tool_format: How they are called.
+    """
+    lines = [json.dumps(tool.as_openai()["function"], ensure_ascii=False) for tool in tools]
+    call = tool_format.render_call("NAME", "{...}")
+    return (
+        "You can call these functions, each described by a JSON object:\n"
+        + "\n".join(lines)
+        + f"\nTo call one, answer with:\n{call}"
+    )

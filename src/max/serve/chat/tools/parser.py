@@ -1,0 +1,172 @@
+"""Finds the calls of tools in an answer while its text arrives."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+from max.serve.chat.parts import AnswerPart, ArgumentsPart, ContentPart, ToolCallPart
+from max.serve.chat.tools.call_scanner import CallScanner
+from max.serve.chat.tools.formats import ToolFormat
+
+_BETWEEN = " \t\r\n,;[]"
+
+
+class ToolParser:
+    """Finds calls in one of the formats; all other text is content.
+
+    What begins as a call and is none becomes content again, as long as no part of it was given out.
+
+    Args:
+        tool_format: The format.
+    """
+
+    def __init__(self, tool_format: ToolFormat) -> None:
+        self._format = tool_format
+        self._buffer = ""
+        self._calling = False  # after a trigger
+        self._mark = ""  # the text since the trigger, to give back where no call comes
+        self._scanner: CallScanner | None = None
+        self._announced = False
+        self._calls = 0
+        self._begun = False  # whether content was given out: calls without trigger begin the answer
+        self._space = ""  # before a trigger it is part of the call
+
+    def push(self, text: str) -> Sequence[AnswerPart]:
+        """Adds text, and returns the parts that are certain.
+
+        Args:
+            text: The new text.
+        """
+        self._buffer += text
+        parts: list[AnswerPart] = []
+        while self._step(parts, last=False):
+            pass
+        return parts
+
+    def finish(self) -> Sequence[AnswerPart]:
+        """The parts that were held back."""
+        parts: list[AnswerPart] = []
+        while self._step(parts, last=True):
+            pass
+        if self._scanner is not None and not self._announced:
+            self._content(parts, self._mark + self._scanner.raw)
+        elif self._calling and not self._announced:
+            self._content(parts, self._mark)
+        self._content(parts, self._buffer)
+        self._buffer, self._scanner, self._calling = "", None, False
+        if self._space and not self._calls:
+            parts.append(ContentPart(self._space))
+        return parts
+
+    def _step(self, parts: list[AnswerPart], last: bool) -> bool:
+        """Takes some text from the buffer; whether there may be more to take."""
+        if self._scanner is not None:
+            return self._scan(parts)
+        if self._calling:
+            return self._between(parts, last)
+        return self._text(parts, last)
+
+    def _text(self, parts: list[AnswerPart], last: bool) -> bool:
+        trigger = self._format.trigger
+        if not trigger:
+            return self._text_without_trigger(parts, last)
+        at = self._buffer.find(trigger)
+        if at >= 0:
+            self._content(parts, self._buffer[:at])
+            self._enter(self._buffer[at : at + len(trigger)], at + len(trigger))
+            return True
+        held = 0 if last else _overlap(self._buffer, trigger)
+        ready = self._buffer[: len(self._buffer) - held]
+        self._buffer = self._buffer[len(ready) :]
+        self._content(parts, ready)
+        return False
+
+    def _text_without_trigger(self, parts: list[AnswerPart], last: bool) -> bool:
+        """Calls stand at the begin of the answer, after a mark or as a bare object."""
+        if self._begun:
+            self._content(parts, self._buffer)
+            self._buffer = ""
+            return False
+        bare, mark = self._buffer.lstrip(), self._format.optional_trigger
+        space = len(self._buffer) - len(bare)
+        if mark and bare.startswith(mark):
+            self._enter(self._buffer[: space + len(mark)], space + len(mark))
+            return True
+        if bare.startswith("{"):
+            self._enter(self._buffer[:space], space)
+            return True
+        if not last and (not bare or (mark and mark.startswith(bare))):
+            return False
+        self._content(parts, self._buffer)
+        self._buffer = ""
+        return False
+
+    def _enter(self, mark: str, end: int) -> None:
+        self._calling, self._mark, self._announced = True, mark, False
+        self._buffer = self._buffer[end:]
+
+    def _between(self, parts: list[AnswerPart], last: bool) -> bool:
+        """Between two objects of a list, or before the first one."""
+        bare = self._buffer.lstrip(_BETWEEN)
+        self._mark += self._buffer[: len(self._buffer) - len(bare)]
+        self._buffer = bare
+        if not bare:
+            return False
+        closing = self._format.after.strip()
+        if bare.startswith("{"):
+            self._scanner, self._announced = CallScanner(), False
+            return True
+        if closing and bare.startswith(closing):
+            self._buffer = bare[len(closing) :]
+            self._leave(parts)
+            return True
+        if closing and closing.startswith(bare) and not last:
+            return False
+        self._leave(parts)
+        return True
+
+    def _leave(self, parts: list[AnswerPart]) -> None:
+        """Goes back to text; a mark after which no call came is text."""
+        if self._mark and not self._announced:
+            self._content(parts, self._mark)
+        self._calling, self._mark = False, ""
+        self._begun = True
+
+    def _scan(self, parts: list[AnswerPart]) -> bool:
+        scanner = self._scanner
+        assert scanner is not None
+        self._buffer = scanner.push(self._buffer)
+        arguments = scanner.take_arguments()
+        if scanner.name is not None and (arguments or scanner.done) and not self._announced:
+            self._announced = True
+            parts.append(ToolCallPart(self._calls, f"call_{secrets.token_hex(12)}", scanner.name))
+        if arguments:
+            parts.append(ArgumentsPart(self._calls, arguments))
+        if not scanner.done:
+            return False
+        if self._announced:
+            self._calls += 1
+            self._mark = ""
+        else:  # an object that is no call
+            self._content(parts, self._mark + scanner.raw)
+            self._mark, self._calling = "", False
+        self._scanner = None
+        return bool(self._buffer)
+
+    def _content(self, parts: list[AnswerPart], text: str) -> None:
+        """Adds content; space is held back, as that before a call is no content."""
+        text = self._space + text
+        bare = text.rstrip()
+        self._space = text[len(bare) :]
+        if bare:
+            self._begun = True
+            parts.append(ContentPart(bare))
+
+
+def _overlap(text: str, mark: str) -> int:
+    """The length of the end of a text that may begin a mark."""
+    for size in range(min(len(mark) - 1, len(text)), 0, -1):
+        if mark.startswith(text[-size:]):
+            return size
+    return 0
