@@ -224,8 +224,8 @@ MISTAKES = {
     "dequantize gptq": (
         lambda x: ops.dequantize(GPTQ, x), [(U, (2, 144))], ValueError, "GPTQ is not a block encoding",
     ),
-    "quantize k": (
-        lambda x: ops.quantize(Q4_K, x), [(F, (2, 256))], ValueError, "is 'Q4_K', expected Q4_0, Q8_0",
+    "quantize gptq": (
+        lambda x: ops.quantize(GPTQ, x), [(F, (2, 256))], ValueError, "GPTQ is not a block encoding",
     ),
     "quantize rows": (
         lambda x: ops.quantize(Q4_0, x), [(F, (2, 33))], ValueError, "not a multiple of 32 elements",

@@ -475,6 +475,15 @@ CASES: dict[
         )
     },
     "quantize Q8_0": ("mo.quantize", [floats(2, 32)], [(np.uint8, (2, 34))], {"encoding": "Q8_0"}),
+    **{
+        f"quantize {encoding}": (
+            "mo.quantize",
+            [floats(1, 512)],
+            [(np.uint8, (1, 2 * BLOCK_FORMATS[encoding].bytes))],
+            {"encoding": encoding},
+        )
+        for encoding in ("Q4_K", "Q5_K", "Q6_K")
+    },
     "quantize Q4_0": ("mo.quantize", [floats(2, 32)], [(np.uint8, (2, 18))], {"encoding": "Q4_0"}),
     "qmatmul": (
         "mo.qmatmul",

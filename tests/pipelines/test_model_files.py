@@ -15,7 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig, sampling_defaults
-from max.pipelines.checkpoints.weight_files import bytes_of, encoding_of, read_safetensors_header
+from max.pipelines.checkpoints.weight_files import (
+    TensorEntry,
+    bytes_of,
+    encoding_of,
+    read_safetensors_header,
+)
 from max.pipelines.core import ModelFilesError
 from max.pipelines.lib.config_enums import RepoType, SupportedEncoding
 from max.pipelines.lib.hf_utils import (
@@ -83,6 +88,12 @@ def test_headers_are_those_that_safetensors_reads(tmp_path):
     }
     assert encoding_of(list(entries.values())) == SupportedEncoding.float32
     assert bytes_of(list(entries.values()), SupportedEncoding.bfloat16) == 2 * (15 + 7)
+    matrix = TensorEntry("a", "BF16", (4, 512), 0, 4096)
+    vector = TensorEntry("b", "BF16", (512,), 4096, 5120)
+    iq = TensorEntry("c", "Q3_K", (2, 512), 0, 440)
+    for kind, expected in (("q4_k", 8 * 144), ("int8", 64 * 34)):
+        assert bytes_of([matrix, vector], SupportedEncoding.float32, kind) == expected + 2048
+    assert bytes_of([iq], SupportedEncoding.q6_k) == 4 * 210
 
 
 @settings(max_examples=60, deadline=None)

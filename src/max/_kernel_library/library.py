@@ -136,7 +136,7 @@ _CPU_FAMILIES: dict[str, str] = {
     "mo.irfft": "numeric.fourier",
     "mo.random": "numeric.random",
     "mo.dequantize": "products.quantised.dequantise",
-    "mo.quantize": "products.quantised.dequantise",
+    "mo.quantize": "products.quantised.quantise",
     "mo.moe.indices": "indexing.experts",
     "mo.grouped_matmul.ragged": "products.dense.grouped",
     "mo.grouped_qmatmul.ragged": "products.quantised.grouped",

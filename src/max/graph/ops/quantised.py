@@ -49,11 +49,12 @@ def quantize(encoding: QuantizationEncoding, x: TensorValueLike) -> TensorValue:
     """Encodes a tensor in quantised blocks (an extension). `max.graph.quantization.quantize` encodes arrays.
 
     Args:
-        encoding: Q4_0 or Q8_0; the others need a search for their scales.
+        encoding: Q4_0, Q4_K, Q5_K, Q6_K or Q8_0.
         x: Floats ``[…, elements]``. A value that is not finite makes its block undefined.
 
     Returns:
-        uint8 ``[…, elements / elements_per_block * block_size]``, equal to the ``gguf`` package's blocks.
+        uint8 ``[…, elements / elements_per_block * block_size]``. Blocks of Q4_0 and Q8_0 are equal to the ``gguf``
+        package's; scales of the others are fitted by least squares.
 
     Raises:
         ValueError: The encoding is not supported, or `elements` is not a multiple of its block.

@@ -9,16 +9,14 @@ from max.mlir.dims import DimExpr
 from max.mlir.operation import Attrs, Conditions, OpSpec, Types, define, same_device, tensor
 from max.mlir.types import TensorType
 
-QUANTISERS = ("Q4_0", "Q8_0")
-"""The encodings of `mo.quantize`; the others need a search for their scales."""
 FLOATS = (DType.float32, DType.bfloat16, DType.float16)
 GPTQ_BITS = (2, 4, 8)
 
 
-def _form(op: str, attrs: Attrs, encodings: tuple[str, ...] = tuple(BLOCK_FORMATS)) -> BlockFormat:
-    if attrs["encoding"] not in encodings:
+def _form(op: str, attrs: Attrs) -> BlockFormat:
+    if attrs["encoding"] not in BLOCK_FORMATS:
         raise ValueError(
-            f"{op}: the encoding is {attrs['encoding']!r}, expected {', '.join(encodings)}"
+            f"{op}: the encoding is {attrs['encoding']!r}, expected {', '.join(BLOCK_FORMATS)}"
         )
     return BLOCK_FORMATS[attrs["encoding"]]
 
@@ -77,7 +75,7 @@ define(
 
 def _infer_quantize(types: Types, attrs: Attrs) -> Types:
     x = tensor("quantize", types, 0)
-    form = _form("quantize", attrs, QUANTISERS)
+    form = _form("quantize", attrs)
     if not x.dtype.is_float():
         raise TypeError(f"quantize: the operand is {x.short}, expected a floating-point type")
     blocks = _blocks_of("quantize", x, attrs, form.elements, "elements")

@@ -9,6 +9,9 @@ from max.dtype import DType
 from max.dtype.file_blocks import FILE_FORMATS
 from max.graph.quantization import QuantizationEncoding
 
+QUANTISED_KINDS = ("q8_0", "q6_k", "q5_k", "q4_k", "q4_0", "int8")
+"""What float checkpoints can be quantised to when they are loaded; ``int8`` has 8 bits and one scale a row."""
+
 
 class SupportedEncoding(str, Enum):
     """The encoding of a model's weights, in files and in computations."""

@@ -119,19 +119,25 @@ def encoding_of(entries: list[TensorEntry]) -> SupportedEncoding | None:
     return SupportedEncoding.of_dtype(max(encodings, key=lambda d: encodings[d]))
 
 
-def bytes_of(entries: list[TensorEntry], encoding: SupportedEncoding) -> int:
+def bytes_of(
+    entries: list[TensorEntry], encoding: SupportedEncoding, quantise: str | None = None
+) -> int:
     """The bytes of a checkpoint in memory, its floats converted to an encoding, and blocks to those that kernels take.
 
     Args:
         entries: The tensors of the checkpoint.
         encoding: The encoding.
+        quantise: What float matrices are quantised to.
     """
     floats = {"F64", "F32", "F16", "BF16"}
     into = {"float32": 4, "float16": 2, "bfloat16": 2}.get(encoding.value)
     total = 0
     for entry in entries:
         size = entry.end - entry.begin
-        if into is not None and entry.dtype in floats:
+        if quantise is not None and entry.dtype in floats and len(entry.shape) > 1:
+            elements, bytes_ = BLOCK_FORMATS["Q8_0" if quantise == "int8" else quantise.upper()]
+            size = size // _BYTES[entry.dtype] // elements * bytes_
+        elif into is not None and entry.dtype in floats:
             size = size // _BYTES[entry.dtype] * into
         elif entry.dtype in FILE_FORMATS:
             block, _, kernel, _ = FILE_FORMATS[entry.dtype]

@@ -15,7 +15,7 @@ from max.graph.weights import Weights, WeightsFormat, load_weights
 from max.graph.weights import weights_format as format_of_files
 from max.interfaces import SamplingParamsGenerationConfigDefaults
 from max.pipelines.checkpoints.config_keys import ConfigKeys
-from max.pipelines.checkpoints.encodings import SupportedEncoding
+from max.pipelines.checkpoints.encodings import QUANTISED_KINDS, SupportedEncoding
 from max.pipelines.checkpoints.hub import HuggingFaceRepo, RepoType, download_weight_files
 from max.pipelines.checkpoints.huggingface_config import (
     HuggingFaceConfig,
@@ -170,6 +170,15 @@ def _dtype(value: Any) -> DType:
         raise ConfigError(f"{value!r} is not a dtype", "It must be a max.dtype.DType.") from None
 
 
+def _quantised_kind(value: Any) -> str | None:
+    if value is None or value in QUANTISED_KINDS:
+        return value
+    raise ConfigError(
+        f"quantize is {value!r}, which does not fit{did_you_mean(str(value), list(QUANTISED_KINDS))}",
+        f"It must be one of {', '.join(QUANTISED_KINDS)}.",
+    )
+
+
 @dataclass(kw_only=True)
 class ProfilingConfig(StrictConfig):
     """The options of profiling."""
@@ -203,6 +212,13 @@ class MAXModelConfig(StrictConfig):
         "The encoding of the weights in computations. Not set: the checkpoint's. Checkpoints of "
         "float32, float16 or bfloat16 are converted.",
         default=None,
+    )
+    quantize: str | None = option(
+        "Quantise the matrices of a float checkpoint when it is loaded: "
+        + ", ".join(QUANTISED_KINDS)
+        + ".",
+        default=None,
+        parse=lambda value: _quantised_kind(value),
     )
     allow_safetensors_weights_fp32_bf6_bidirectional_cast: bool = option(
         "Allow weights to be converted between float32 and bfloat16.",
@@ -433,7 +449,8 @@ class MAXModelConfig(StrictConfig):
         for path in self.weight_paths():
             readers = {".safetensors": read_safetensors_header, ".gguf": read_gguf_entries}
             if path.suffix in readers and self.quantization_encoding is not None:
-                total += bytes_of(readers[path.suffix](path), self.quantization_encoding)
+                entries = readers[path.suffix](path)
+                total += bytes_of(entries, self.quantization_encoding, self.quantize)
             else:
                 total += path.stat().st_size
         return total

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from max.driver import Device
 from max.engine import InferenceSession
-from max.graph.weights import WeightsFormat
+from max.graph.weights import WeightData, WeightsFormat
 from max.interfaces import BaseContextType
 from max.nn.transformer.transformer import ReturnLogits
+from max.pipelines.checkpoints.quantise import quantised_state_dict
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ModelFilesError, UserError, WeightsError
 from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter
+from max.pipelines.models.weight_names import WeightNames
 
 
 def load_model(
@@ -46,7 +49,7 @@ def load_model(
             devices=list(devices),
             kv_cache_config=config.kv_cache_config,
             weights=model_config.load_weights(),
-            adapter=weight_adapters.get(model_config.weights_format),
+            adapter=_adapter(pipeline_model, weight_adapters, config, session),
             return_logits=ReturnLogits.ALL if config.enable_echo else ReturnLogits.LAST_TOKEN,
         )
     except UserError:
@@ -60,3 +63,27 @@ def load_model(
         name = f"{pipeline_model.__module__}.{pipeline_model.__qualname__}"
         error.add_note(f"raised while {name} loaded {model_config.model_path}")
         raise
+
+
+def _adapter(
+    pipeline_model: type[PipelineModel[BaseContextType]],
+    weight_adapters: Mapping[WeightsFormat, WeightsAdapter],
+    config: PipelineConfig,
+    session: InferenceSession,
+) -> WeightsAdapter | None:
+    """The function that renames the weights, and quantises them if the configuration has it."""
+    model_config = config.model_config
+    rename = weight_adapters.get(model_config.weights_format)
+    kind = model_config.quantize
+    if kind is None:
+        return rename
+    if rename is None:
+        names: WeightNames = getattr(pipeline_model, "weight_names", WeightNames())
+        rename = names.from_safetensors
+    rename_weights = rename
+
+    def quantise(state_dict: Mapping[str, Any], **options: Any) -> dict[str, WeightData]:
+        weights = rename_weights(state_dict, **options)
+        return quantised_state_dict(weights, kind, session, model_config.weight_paths())
+
+    return quantise

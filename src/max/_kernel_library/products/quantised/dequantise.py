@@ -1,4 +1,4 @@
-"""Quantised blocks to floats and back, element by element as `max.dtype.blocks` has them."""
+"""Quantised blocks to floats, element by element as `max.dtype.blocks` has them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,6 @@ def half_at(block: Any, at: int) -> Any:
     """The float16 at a byte of a block, which need not be aligned."""
     bits = k.u16(block[at]) | k.u16(block[at + 1]) << 8
     return k.f32(k.bitcast(bits, k.f16))
-
-
-@k.inline
-def store_half(block: Any, at: int, value: Any) -> None:
-    """Writes a float16 at a byte of a block."""
-    bits = k.bitcast(k.f16(value), k.u16)
-    block[at] = k.u8(bits & 255)
-    block[at + 1] = k.u8(bits >> 8)
 
 
 @k.inline
@@ -125,58 +117,7 @@ def dequantise(out: k.Output, x: k.Input, ctx: k.Context, *, encoding: str) -> N
         decode_block(out[b * elements :], x[b * size :], encoding)
 
 
-@k.inline
-def inverse(scale: Any) -> Any:
-    """1 / scale; 0 for 0."""
-    return k.f32(0) if scale == 0.0 else 1.0 / scale
-
-
-@k.inline
-def encode_q8_0(out: Any, x: Any) -> None:
-    """A block of Q8_0; halves are rounded away from zero."""
-    top = k.splat(k.f32(0), WIDTH)
-    for i in k.static_range(0, 32, WIDTH):
-        top = k.max(top, k.abs(k.cast(x.load(i, width=WIDTH), k.f32)))
-    d = k.reduce_max(top) / 127.0
-    store_half(out, 0, d)
-    for i in k.static_range(0, 32, WIDTH):
-        scaled = k.cast(x.load(i, width=WIDTH), k.f32) * inverse(d)
-        size = k.abs(scaled)
-        whole = k.floor(size)
-        q = k.copysign(whole + k.floor(2.0 * (size - whole)), scaled)
-        out.store(2 + i, value=k.bitcast(k.cast(q, k.i8), k.u8))
-
-
-@k.inline
-def encode_q4_0(out: Any, x: Any) -> None:
-    """A block of Q4_0: the largest element becomes -8."""
-    largest = k.f32(0)
-    for i in range(32):
-        value = k.f32(x[i])
-        if k.abs(value) > k.abs(largest):
-            largest = value
-    d = largest / -8.0
-    store_half(out, 0, d)
-    scale = k.f64(inverse(d))
-    for i in range(16):
-        # in f64 and then in f32, as the reference rounds
-        low = k.f32(k.f64(k.f32(x[i])) * scale + 8.5)
-        high = k.f32(k.f64(k.f32(x[i + 16])) * scale + 8.5)
-        out[2 + i] = k.u8(k.min(low, 15.0)) | k.u8(k.min(high, 15.0)) << 4
-
-
-@k.kernel
-def quantise(out: k.Output, x: k.Input, ctx: k.Context, *, encoding: str) -> None:
-    """`out` `[blocks * bytes]` from `x` `[blocks * elements]`."""
-    elements, size = BLOCK_FORMATS[encoding]
-    for b in ctx.parallel(x.shape[0] // elements):
-        if encoding == "Q8_0":
-            encode_q8_0(out[b * size :], x[b * elements :])
-        else:
-            encode_q4_0(out[b * size :], x[b * elements :])
-
-
-def _lower_flat(kernel: Any) -> Any:
+def lower_flat(kernel: Any) -> Any:
     """The lowering of a kernel whose operand and result are flat sequences of blocks."""
 
     def lowered(
@@ -195,4 +136,4 @@ def _lower_flat(kernel: Any) -> Any:
     return lowered
 
 
-LOWERINGS = {"mo.dequantize": _lower_flat(dequantise), "mo.quantize": _lower_flat(quantise)}
+LOWERINGS = {"mo.dequantize": lower_flat(dequantise)}

@@ -1,0 +1,230 @@
+"""Quantises the float weights of a checkpoint: by compiled kernels on all cores, remembered in the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from max._config import cache_dir
+from max.driver import Tensor
+from max.dtype import DType
+from max.dtype.blocks import BLOCK_FORMATS
+from max.engine import InferenceSession, Model
+from max.graph import DeviceRef, Graph, TensorType, ops
+from max.graph.quantization import QuantizationEncoding
+from max.graph.weights import SafetensorsFile, WeightData
+from max.pipelines.checkpoints.encodings import QUANTISED_KINDS
+from max.pipelines.core.exceptions import ModelFilesError
+
+__all__ = ["Quantiser", "encoding_for", "quantised_state_dict"]
+
+logger = logging.getLogger("max.pipelines")
+
+_FLOATS = (DType.float32, DType.bfloat16, DType.float16)
+_MATRICES = re.compile(r"(_proj|lm_head|embed_tokens)\.weight$")
+_OF_TOKENS = re.compile(r"(^|\.)(lm_head|embed_tokens)\.weight$")
+_SMALLER = {"q4_k": "q4_0", "q5_k": "q8_0", "q6_k": "q8_0"}
+"""What a matrix is encoded in whose rows are no multiples of 256."""
+_BLOCKS_AT_ONCE = 1 << 15
+_FORMAT = 1
+"""Changes with the encoders: cached weights of another number are not read."""
+
+
+def encoding_for(name: str, shape: Sequence[int], kind: str) -> str | None:
+    """What a weight of a model is encoded in; None if it stays as it is.
+
+    Matrices of projections, embedding and output layer are encoded. The last two have at least 6 bits, as in llama.cpp.
+
+    Args:
+        name: The weight's name in the model.
+        shape: Its shape.
+        kind: One of `QUANTISED_KINDS`.
+    """
+    if len(shape) != 2 or not shape[1] or not _MATRICES.search(name) or ".experts." in name:
+        return None
+    if kind in ("q4_0", "q4_k", "q5_k") and _OF_TOKENS.search(name):
+        kind = "q6_k"
+    if kind in _SMALLER and shape[1] % 256:
+        kind = _SMALLER[kind]
+    return None if shape[1] % 32 else kind
+
+
+class Quantiser:
+    """Encodes floats by kernels.
+
+    Args:
+        session: Compiles and runs them.
+    """
+
+    def __init__(self, session: InferenceSession) -> None:
+        self._session = session
+        self._programs: dict[tuple[DType, str], Model] = {}
+
+    def encode(self, weight: WeightData, kind: str) -> WeightData:
+        """A weight in blocks.
+
+        Args:
+            weight: Floats ``[rows, columns]``; columns are a multiple of the block's elements.
+            kind: One of `QUANTISED_KINDS`; ``int8`` has one scale a row, in blocks of Q8_0.
+
+        Returns:
+            uint8 ``[rows, bytes]``.
+
+        Raises:
+            ModelFilesError: A value is not finite, or too large for float16 scales.
+        """
+        values = Tensor.from_dlpack(weight.data)
+        if values.dtype not in _FLOATS:
+            values = Tensor.from_dlpack(weight.astype(DType.float32).data)
+        array = values.to_numpy()
+        rows, columns = array.shape
+        encoding = QuantizationEncoding("Q8_0" if kind == "int8" else kind.upper())
+        elements, size = BLOCK_FORMATS[encoding.value]
+        out = np.empty((rows, columns // elements * size), np.uint8)
+        step = max(_BLOCKS_AT_ONCE * elements // columns, 1)
+        for start in range(0, rows, step):
+            part = np.ascontiguousarray(array[start : start + step])
+            _check(weight.name, part)
+            if kind == "int8":
+                out[start : start + step] = _rows_of_int8(part)
+            else:
+                blocks = self._program(values.dtype, encoding.value).execute(
+                    Tensor.from_numpy(part.reshape(-1, elements))
+                )[0]
+                assert isinstance(blocks, Tensor)
+                out[start : start + step] = blocks.to_numpy().reshape(len(part), -1)
+        return WeightData._from_tensor(  # pyright: ignore[reportPrivateUsage]
+            Tensor.from_numpy(out), weight.name, encoding
+        )
+
+    def _program(self, dtype: DType, encoding: str) -> Model:
+        if (dtype, encoding) not in self._programs:
+            elements = BLOCK_FORMATS[encoding].elements
+            kind = TensorType(dtype, ["blocks", elements], DeviceRef.CPU())
+            with Graph(f"quantise_{encoding}", input_types=[kind]) as graph:
+                graph.output(ops.quantize(QuantizationEncoding(encoding), graph.inputs[0].tensor))
+            self._programs[dtype, encoding] = self._session.load(graph)
+        return self._programs[dtype, encoding]
+
+
+def _check(name: str, values: np.ndarray[Any, Any]) -> None:
+    """Refuses what blocks do not hold."""
+    with np.errstate(invalid="ignore"):
+        largest = float(np.abs(values).max().astype(np.float64)) if values.size else 0.0
+    # a scale is the largest value over 8 at most
+    if not largest <= 65504 * 8:
+        raise ModelFilesError(
+            f"weight {name!r} has the value {largest}, which quantised blocks do not hold",
+            "Leave out --quantize, or check the checkpoint.",
+        )
+
+
+def _rows_of_int8(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Blocks of Q8_0 whose scales are those of whole rows."""
+    floats = values.astype(np.float32)
+    half = (np.abs(floats).max(1, keepdims=True) / 127).astype(np.float16)
+    scale = half.astype(np.float32)
+    q = np.rint(floats / np.where(scale == 0, np.float32(1), scale))
+    q = np.clip(q, -127, 127).astype(np.int8).reshape(len(values), -1, 32)
+    scales = np.broadcast_to(half[:, None], (*q.shape[:2], 1))
+    blocks = [np.ascontiguousarray(scales).view(np.uint8), q.view(np.uint8)]
+    return np.concatenate(blocks, 2).reshape(len(values), -1)
+
+
+def quantised_state_dict(
+    state_dict: Mapping[str, WeightData],
+    kind: str,
+    session: InferenceSession,
+    files: Sequence[Path],
+) -> dict[str, WeightData]:
+    """The weights of a model, its float matrices quantised; read from the cache if they were quantised before.
+
+    Args:
+        state_dict: The weights by the model's names.
+        kind: One of `QUANTISED_KINDS`.
+        session: Compiles and runs the kernels.
+        files: The files of the weights, which tell cached weights apart.
+
+    Raises:
+        ModelFilesError: A weight has values that blocks do not hold.
+    """
+    assert kind in QUANTISED_KINDS
+    plan = dict(_plan(state_dict, kind))
+    cached = _cached(files, plan)
+    if cached is None:
+        quantiser = Quantiser(session)
+        cached = {name: quantiser.encode(state_dict[name], plan[name]) for name in plan}
+        _remember(files, plan, cached)
+    return {**state_dict, **cached}
+
+
+def _plan(state_dict: Mapping[str, WeightData], kind: str) -> Iterator[tuple[str, str]]:
+    for name, value in state_dict.items():
+        if value.quantization_encoding is None and value.dtype.is_float():
+            chosen = encoding_for(name, [int(size) for size in value.shape], kind)
+            if chosen is not None:
+                yield name, chosen
+
+
+# the cache -------------------------------------------------------------------------------------
+
+
+def _folder() -> Path:
+    return cache_dir() / "quantised"
+
+
+def _key(files: Sequence[Path], plan: Mapping[str, str]) -> Path:
+    stats = [(os.path.realpath(path), path.stat()) for path in files]
+    identity = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+    text = json.dumps([_FORMAT, identity, sorted(plan.items())])
+    return _folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.safetensors"
+
+
+def _cached(files: Sequence[Path], plan: Mapping[str, str]) -> dict[str, WeightData] | None:
+    path = _key(files, plan)
+    try:
+        file = SafetensorsFile(path)
+    except (OSError, ValueError):
+        return None
+    if file.entries.keys() != plan.keys():
+        return None
+    weights: dict[str, WeightData] = {}
+    for name, kind in plan.items():
+        encoding = QuantizationEncoding("Q8_0" if kind == "int8" else kind.upper())
+        weights[name] = WeightData._from_tensor(  # pyright: ignore[reportPrivateUsage]
+            file.read(name), name, encoding
+        )
+    os.utime(path)
+    return weights
+
+
+def _remember(
+    files: Sequence[Path], plan: Mapping[str, str], weights: Mapping[str, WeightData]
+) -> None:
+    """Writes quantised weights to the cache, in place of those of the same files in another encoding."""
+    path = _key(files, plan)
+    first = hashlib.sha256(os.path.realpath(files[0]).encode()).hexdigest()[:16]
+    temporary = path.with_suffix(f".{os.getpid()}.part")
+    mark = _folder() / f"{first}.of"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        arrays = {name: Tensor.from_dlpack(w.data).to_numpy() for name, w in weights.items()}
+        save_file(arrays, temporary)
+        temporary.replace(path)
+        if mark.is_file() and (before := mark.read_text("utf-8")) != path.name:
+            (_folder() / Path(before).name).unlink(missing_ok=True)
+        mark.write_text(path.name, "utf-8")
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        logger.warning("the quantised weights are not remembered: %s", error)
