@@ -26,7 +26,6 @@ IMPORTS = [
     "from max.nn.kernels import fused_qkv_ragged_matmul_scaled_float8",
     "from max.nn.attention.multi_latent_attention import LatentAttentionWithRope",
     "from max.pipelines.lib.tokenizer import TextAndVisionTokenizer",
-    "from max.pipelines.lib import EmbeddingsPipeline",
     "from max.pipelines.architectures.gemma3 import model",
     "from max.diagnostics import gpu",
     "import modular.engine",

@@ -111,6 +111,7 @@ def test_the_engine_needs_only_its_four_dependencies() -> None:
 
 PACKAGES = sorted({package_of(path) for path in FILES})
 LOCAL_IMPORTS = {
+    "entrypoints/cli/encode.py": "`max --help` loads neither the engine nor the pipelines",
     "entrypoints/cli/explain.py": "`max --help` loads neither the engine nor the pipelines",
     "entrypoints/cli/generate.py": "`max --help` loads neither the engine nor the pipelines",
     "entrypoints/cli/serve.py": "the worker starts before the server's packages are loaded",

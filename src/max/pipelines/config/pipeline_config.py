@@ -123,9 +123,8 @@ class PipelineConfig(StrictConfig):
         unsupported="one process reads prompts and generates",
     )
     pool_embeddings: bool = option(
-        "Pool the embeddings of a text's tokens.",
+        "Make one vector of a text; off: one per token.",
         default=True,
-        no_effect="there are no pipelines of embeddings",
     )
     ep_size: int = option(
         "Devices that share a model's experts.", default=1, unsupported="models run on one device"

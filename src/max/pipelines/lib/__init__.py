@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         SamplingConfig,
     )
     from max.pipelines.config.pipeline_config import PipelineConfig
+    from max.pipelines.encoders.embeddings_pipeline import EmbeddingsPipeline
     from max.pipelines.generation.mixin import GenerateMixin
     from max.pipelines.generation.text_generation import TextGenerationPipeline
     from max.pipelines.models.inputs import ModelInputs, ModelOutputs
@@ -60,6 +61,7 @@ _WHERE = {
     "generate_local_model_path": _HERE + "checkpoints.hub",
     "try_to_load_from_cache": _HERE + "checkpoints.hub",
     "AlwaysSignalBuffersMixin": _HERE + "models.pipeline_model",
+    "EmbeddingsPipeline": _HERE + "encoders.embeddings_pipeline",
     "GenerateMixin": _HERE + "generation.mixin",
     "KVCacheMixin": _HERE + "models.kv_cache",
     "ModelInputs": _HERE + "models.inputs",
@@ -86,6 +88,7 @@ _WHERE = {
 __all__ = [
     "AlwaysSignalBuffersMixin",
     "AudioGenerationConfig",
+    "EmbeddingsPipeline",
     "GenerateMixin",
     "HuggingFaceRepo",
     "IdentityPipelineTokenizer",

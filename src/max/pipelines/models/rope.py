@@ -57,12 +57,41 @@ class RopeConfig:
         Raises:
             ModelFilesError: The kind is unknown, lacks a parameter, or has one that does not fit.
         """
-        keys = ConfigKeys(config)
-        rope = keys.object("rope_parameters") or keys.object("rope_scaling") or ConfigKeys({})
+        return cls.from_keys(ConfigKeys(config), 10000.0)
+
+    @classmethod
+    def from_keys(cls, keys: ConfigKeys, default_theta: float) -> RopeConfig:
+        """Reads ``rope_parameters``, or ``rope_theta`` and ``rope_scaling`` of older files.
+
+        Args:
+            keys: The keys of config.json.
+            default_theta: The base of the frequencies where the file has none.
+
+        Raises:
+            ModelFilesError: The kind is unknown, lacks a parameter, or has one that does not fit.
+        """
+        theta = keys.number("rope_theta", over=0, default=default_theta)
+        rope = keys.object("rope_parameters") or keys.object("rope_scaling")
+        return cls.from_parameters(keys, rope, theta)
+
+    @classmethod
+    def from_parameters(
+        cls, keys: ConfigKeys, rope: ConfigKeys | None, default_theta: float
+    ) -> RopeConfig:
+        """Reads an object such as ``rope_parameters``.
+
+        Args:
+            keys: The keys of config.json.
+            rope: The keys of the object; None where there is none.
+            default_theta: The base of the frequencies where the object has none.
+
+        Raises:
+            ModelFilesError: The kind is unknown, lacks a parameter, or has one that does not fit.
+        """
+        rope = rope or ConfigKeys({})
         kind_key = "type" if rope.value("rope_type") is None else "rope_type"
         kind = rope.choice(kind_key, tuple(_REQUIRED), "default")
-        theta = keys.number("rope_theta", over=0, default=10000.0)
-        theta = rope.number("rope_theta", over=0, default=theta)
+        theta = rope.number("rope_theta", over=0, default=default_theta)
         if rope.number("partial_rotary_factor", over=0, default=1.0) != 1.0:
             raise rope.error("partial_rotary_factor", "1: heads are rotated as a whole")
         for name in ("attention_factor", "mscale", "mscale_all_dim"):

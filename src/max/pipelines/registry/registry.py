@@ -20,12 +20,18 @@ PipelineTypes: TypeAlias = Pipeline[Any, Any]
 
 OWN_ARCHITECTURES = tuple(
     f"max.pipelines.architectures.{name}"
-    for name in ("granite", "llama3.arch", "mistral", "qwen2", "qwen3")
-)
+    for name in (
+        "granite", "llama3.arch", "mistral", "qwen2", "qwen3",
+        # after the decoders: Qwen3ForCausalLM is a model of text first
+        "encoders.bert", "encoders.distilbert", "encoders.gemma", "encoders.modernbert",
+        "encoders.mpnet", "encoders.nomic_bert", "encoders.qwen3", "encoders.roberta",
+    )
+)  # fmt: skip
 """The modules of this package that have a list ``ARCHITECTURES``, imported when a model is looked up."""
 
 PIPELINES = {
-    PipelineTask.TEXT_GENERATION: "max.pipelines.generation.text_generation:TextGenerationPipeline"
+    PipelineTask.TEXT_GENERATION: "max.pipelines.generation.text_generation:TextGenerationPipeline",
+    PipelineTask.EMBEDDINGS_GENERATION: "max.pipelines.encoders.embeddings_pipeline:EmbeddingsPipeline",
 }
 """The pipeline of each task as ``module:class``, imported when a pipeline is made."""
 
@@ -38,8 +44,11 @@ class PipelineRegistry:
     """
 
     def __init__(self, architectures: list[SupportedArchitecture]) -> None:
-        self.architectures = {architecture.name: architecture for architecture in architectures}
+        self.architectures: dict[str, SupportedArchitecture] = {}
+        self._embedders: dict[str, SupportedArchitecture] = {}
         self._own_loaded = False
+        for architecture in architectures:
+            self.register(architecture, allow_override=True)
 
     def load_own(self) -> None:
         """Registers the architectures of this package, once."""
@@ -87,6 +96,8 @@ class PipelineRegistry:
     ) -> None:
         """Adds an architecture.
 
+        One for embeddings may have the name of one for text: it is for models with a modules.json.
+
         Args:
             architecture: The architecture.
             allow_override: Whether it may replace an architecture of the same name.
@@ -94,7 +105,15 @@ class PipelineRegistry:
         Raises:
             ValueError: The name is registered, and ``allow_override`` is False.
         """
-        if architecture.name in self.architectures and not allow_override:
+        registered = self.architectures.get(architecture.name)
+        if registered is not None and registered.task is not architecture.task:
+            if architecture.task is PipelineTask.EMBEDDINGS_GENERATION:
+                self._embedders[architecture.name] = architecture
+                return
+            if registered.task is PipelineTask.EMBEDDINGS_GENERATION:
+                self._embedders[architecture.name] = registered
+                registered = None
+        if registered is not None and not allow_override:
             raise ValueError(
                 f"an architecture named {architecture.name} is registered already; "
                 "allow_override=True replaces it"
@@ -104,6 +123,7 @@ class PipelineRegistry:
     def reset(self) -> None:
         """Removes all architectures, and clears the caches of configs and tokenizers."""
         self.architectures.clear()
+        self._embedders.clear()
         active_config.cache_clear()
         active_tokenizer.cache_clear()
         self._own_loaded = False
@@ -134,7 +154,11 @@ class PipelineRegistry:
         """
         self.load_own()
         names = self.get_active_huggingface_config(huggingface_repo).architectures
-        return next((self.architectures[n] for n in names if n in self.architectures), None)
+        known = self.architectures
+        # sentence-transformers' file makes a model of text an embedder
+        if self._embedders.keys() & {*names} and huggingface_repo.file_exists("modules.json"):
+            known = {**known, **self._embedders}
+        return next((known[name] for name in names if name in known), None)
 
     def architecture_of(
         self, pipeline_config: PipelineConfig, override: str | None = None

@@ -1,0 +1,1 @@
+"""Models that read a text in one step: embedders and rankers."""

@@ -1,0 +1,185 @@
+"""Vectors and scores of texts in three lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from max.interfaces import EmbeddingsGenerationInputs, PipelineTask
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.config.pipeline_config import PipelineConfig
+from max.pipelines.core.exceptions import ConfigError, InputError, did_you_mean
+from max.pipelines.encoders.context import EncoderTokenizer
+from max.pipelines.encoders.embeddings_pipeline import EmbeddingsPipeline
+from max.pipelines.encoders.encoder_model import EncoderModel
+from max.pipelines.encoders.sentence_files import read_scores_activation, read_sentence_files
+from max.pipelines.registry.registry import PIPELINE_REGISTRY
+
+__all__ = ["TextEncoder"]
+
+Floats = npt.NDArray[np.float32]
+
+
+class TextEncoder:
+    """A model that makes a vector of a text, or scores a text for a query.
+
+    ::
+
+        encoder = TextEncoder(PipelineConfig(model_path="models/all-MiniLM-L6-v2"))
+        vectors = encoder.encode(["a text", "another one"])          # [2, 384]
+        scores = encoder.rank("a question", ["a text", "another one"])  # [2]
+
+    Loading and compiling is done when it is made.
+
+    Args:
+        pipeline_config: The configuration of the model.
+
+    Raises:
+        UserError: The configuration or the model's files do not fit.
+    """
+
+    def __init__(self, pipeline_config: PipelineConfig) -> None:
+        pipeline_config.resolve()
+        self._model_config = pipeline_config.model_config
+        tokenizer, load = PIPELINE_REGISTRY.retrieve_factory(
+            pipeline_config, PipelineTask.EMBEDDINGS_GENERATION
+        )
+        model = PIPELINE_REGISTRY.architecture_of(pipeline_config).pipeline_model
+        if not isinstance(tokenizer, EncoderTokenizer) or not issubclass(model, EncoderModel):
+            raise TypeError(f"TextEncoder: {model.__name__} is no EncoderModel")
+        self._tokenizer = tokenizer
+        self._files = read_sentence_files(self._model_config.huggingface_model_repo)
+        keys = ConfigKeys(self._model_config.huggingface_config)
+        head = model.read_head(keys)
+        self.scores_per_text: int | None = None if head is None else head.outputs
+        """The number of a ranker's scores; None: the model makes vectors."""
+        self._activation = None if head is None else read_scores_activation(keys, head.outputs)
+        pipeline: Any = load()
+        assert isinstance(pipeline, EmbeddingsPipeline)
+        self._pipeline = pipeline
+
+    @property
+    def prompt_names(self) -> list[str]:
+        """The names of the texts that the model wants before a text, such as ``query``."""
+        return list(self._files.prompts)
+
+    def encode(
+        self, texts: str | Sequence[str], prompt_name: str | None = None
+    ) -> Floats | list[Floats]:
+        """The vectors of texts.
+
+        A text of more tokens than the model reads is cut off with a warning. The model's own
+        sentence-transformers files say how hidden states are pooled and normalised; without them the mean is
+        taken.
+
+        Args:
+            texts: A text, or a list of texts.
+            prompt_name: The name of a prompt of the model, which is put before each text; by default the one
+                that the model names, if it does.
+
+        Returns:
+            float32 ``[texts, size]``; with ``pool_embeddings=False`` a list of ``[tokens, size]``.
+
+        Raises:
+            InputError: There are no texts, or one is not UTF-8 or has no tokens.
+            ConfigError: The model has no such prompt.
+        """
+        given = [texts] if isinstance(texts, str) else list(texts)
+        prompt = self._prompt(prompt_name)
+        rows = self._run([prompt + text for text in given])
+        # rows of tokens have two axes
+        return np.stack(rows) if rows[0].ndim == 1 else rows
+
+    def rank(self, query: str, texts: Sequence[str]) -> Floats:
+        """The scores of texts for a query; greater is better.
+
+        A ranker reads query and text together, and its config.json names the activation of its scores (a
+        sigmoid by default). Of another model the score is the cosine of the vectors; its prompts ``query`` and
+        ``document`` are used where it has them.
+
+        Args:
+            query: The query.
+            texts: The texts.
+
+        Returns:
+            float32 ``[texts]``.
+
+        Raises:
+            InputError: There are no texts, or one is not UTF-8.
+            ConfigError: The model gives several scores, or does not pool.
+        """
+        if self.scores_per_text is None:
+            return self._cosines(query, list(texts))
+        if self.scores_per_text != 1:
+            raise ConfigError(
+                f"the model gives {self.scores_per_text} scores per text, a ranker gives one",
+                "Give a ranker, or a model that makes vectors.",
+            )
+        scores = np.stack(self._run([(query, text) for text in texts]))[:, 0]
+        return activated(scores, self._activation)
+
+    def _cosines(self, query: str, texts: list[str]) -> Floats:
+        names = self._files.prompts
+        sides = [
+            self.encode(side, prompt_name=name if name in names else None)
+            for side, name in (([query], "query"), (texts, "document"))
+        ]
+        if not all(isinstance(side, np.ndarray) for side in sides):
+            raise ConfigError("texts cannot be ranked by vectors of tokens", "Leave pooling on.")
+        one, many = (np.asarray(side, np.float32) for side in sides)
+        lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(many, axis=1)
+        return (many @ one[0]) / np.maximum(lengths, np.float32(1e-12))
+
+    def _prompt(self, name: str | None) -> str:
+        files = self._files
+        if name is None:
+            name = files.default_prompt
+            if name is None:
+                return ""
+        if name not in files.prompts:
+            known = ", ".join(files.prompts) or "none"
+            near = did_you_mean(name, files.prompts)
+            raise ConfigError(f"the model has no prompt {name!r}{near}", f"It has {known}.")
+        prompt = files.prompts[name]
+        if prompt and not files.pools_prompts:
+            raise ConfigError(
+                f"the model does not pool the tokens of its prompt {name!r}, which is not supported",
+                "Give the texts without a prompt.",
+            )
+        return prompt
+
+    def _run(self, texts: Sequence[str | tuple[str, str]]) -> list[Floats]:
+        """The model's results, in the order of the texts."""
+        if not texts:
+            raise InputError("there are no texts", "Give at least one.")
+        contexts = self._tokenizer.contexts(texts, self._model_config.model_name)
+        batch = {context.request_id: context for context in contexts}
+        outputs = self._pipeline.execute(EmbeddingsGenerationInputs([{**batch}]))
+        return [
+            np.asarray(outputs[context.request_id].embeddings, np.float32) for context in contexts
+        ]
+
+
+def activated(scores: Floats, activation: str | None) -> Floats:
+    """Scores after a ranker's activation.
+
+    Args:
+        scores: ``[texts]``.
+        activation: As `read_scores_activation` names it.
+    """
+    if activation is None:
+        return scores
+    if activation == "sigmoid":
+        # for large negative scores exp would overflow
+        return (0.5 * (1 + np.tanh(0.5 * scores.astype(np.float64)))).astype(np.float32)
+    if activation == "tanh":
+        return np.tanh(scores)
+    if activation == "relu":
+        return np.maximum(scores, np.float32(0))
+    raise ConfigError(
+        f"a ranker with the activation {activation} is not supported",
+        "Its config.json must name Sigmoid, Identity, Tanh or ReLU.",
+    )
