@@ -23,7 +23,7 @@ PHASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("lowering", ("max/_compiler/",)),
     ("casts of weights", ("_weight_data.py:astype", "_casts.py")),
     ("reading of weights", ("max/graph/weights/",)),
-    ("key of the graph", ("_session.py:_key",)),
+    ("key of the graph", ("_store.py:_key", "_store.py:_recipe_key", "described.py")),
     ("linking of the program", ("max/engine/",)),
     ("tokenizer", ("tokenizer.py", "gguf_model.py")),
     ("graph building", ("build_graph", "max/nn/", "max/graph/", "max/mlir/")),

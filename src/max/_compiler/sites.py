@@ -6,6 +6,7 @@ keeps the op's number in the staged module; the session that loads the program l
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 from max import mlir
@@ -47,17 +48,26 @@ class Sites:
     """The locations of a staged module's ops. They are formatted when an error needs them, not at each load.
 
     Args:
-        module: The module; None has no locations.
+        locations: Of each op by its number: ``file:line``, or an attribute, or None where it has none.
     """
 
-    def __init__(self, module: mlir.ModuleOp | None = None) -> None:
-        self._locations: list[mlir.Attribute | None] = (
-            [] if module is None else [op.location for op in mlir.walk(module)]
-        )
+    def __init__(self, locations: Sequence[mlir.Attribute | str | None] = ()) -> None:
+        self._locations = locations
+
+    @classmethod
+    def of(cls, module: mlir.ModuleOp) -> Sites:
+        """The locations of a module's ops."""
+        return cls([op.location for op in mlir.walk(module)])
+
+    def places(self) -> list[str]:
+        """``file:line`` of each op by its number."""
+        return [self.describe(number) for number in range(len(self._locations))]
 
     def describe(self, number: int) -> str:
         """``file:line`` of an op; empty if the op has no location (a saved graph) or the number is unknown."""
         location = self._locations[number] if 0 <= number < len(self._locations) else None
+        if location is None or isinstance(location, str):
+            return location or ""
         if not isinstance(location, mlir.FileLineColLoc):
             return ""
         return f"{location.filename.data}:{location.line.data}"

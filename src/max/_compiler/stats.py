@@ -16,6 +16,8 @@ class CompileStats:
     """Modules that went through the passes."""
     from_disk: int = 0
     """Programs that came from the cache instead."""
+    recipes: int = 0
+    """Of these, programs that were found without staging their module."""
     kernels: int = 0
     """Kernels that were specialised."""
     seconds: dict[str, float] = field(default_factory=dict[str, float])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from max import mlir
@@ -13,6 +11,7 @@ from max._runtime import platform
 from max.driver import Tensor
 from max.dtype import DType
 from max.engine._program import LinkedProgram, arena_of
+from max.engine._store import ProgramStore, describe
 from max.graph import DeviceRef, Graph, TensorType
 from max.graph.weights import LaterCast
 
@@ -20,20 +19,17 @@ __all__ = ["Caster"]
 
 _FLOATS = frozenset({DType.float32, DType.bfloat16, DType.float16})
 
-Compile = Callable[["mlir.ModuleOp"], tuple[Compiled, list[dict[str, int]]]]
-"""Makes the program of a module, and for each device the addresses of its kernels."""
-
 
 class Caster:
     """Converts weights; one program for each pair of dtypes.
 
     Args:
-        compile: Compiles a module, through the disk cache.
+        store: Compiles.
         backends: The devices of the session; the CPU converts.
     """
 
-    def __init__(self, compile: Compile, backends: Backends) -> None:
-        self._compile = compile
+    def __init__(self, store: ProgramStore, backends: Backends) -> None:
+        self._store = store
         self._backends = backends
         self._programs: dict[tuple[DType, DType], tuple[Compiled, LinkedProgram]] = {}
 
@@ -67,13 +63,20 @@ class Caster:
 
     def _program(self, source: DType, dtype: DType) -> tuple[Compiled, LinkedProgram]:
         if (source, dtype) not in self._programs:
-            kind = TensorType(source, ["n"], DeviceRef.CPU())
-            with Graph("convert", input_types=[kind]) as graph:
-                graph.output(graph.inputs[0].tensor.cast(dtype))
-            compiled, addresses = self._compile(graph.to_mlir())
-            program = LinkedProgram(compiled, compiled.main, addresses, [], self._backends)
+            description = describe(("convert", source, dtype))
+            loaded = self._store.load_described(description, lambda: (_cast(source, dtype), ()))
+            compiled = loaded.compiled
+            program = LinkedProgram(compiled, compiled.main, loaded.entries, [], self._backends)
             self._programs[source, dtype] = compiled, program
         return self._programs[source, dtype]
+
+
+def _cast(source: DType, dtype: DType) -> mlir.ModuleOp:
+    """The module of a graph that converts a vector."""
+    kind = TensorType(source, ["n"], DeviceRef.CPU())
+    with Graph("convert", input_types=[kind]) as graph:
+        graph.output(graph.inputs[0].tensor.cast(dtype))
+    return graph.to_mlir()
 
 
 def _address(tensor: Tensor) -> int:

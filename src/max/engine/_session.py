@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import logging
-import pickle
-import sys
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from max import mlir
 from max._backends import BackendOptions, Backends, backends_for
 from max._compiler.emit import Compiled, ProgramCode
-from max._compiler.record import is_recording
-from max._compiler.sites import Sites
-from max._compiler.stats import stats
 from max._config import dump_log, flags
 from max._errors import ArgumentError
 from max._lazy import lazy_module
 from max._runtime import platform
-from max._runtime.cache import content_key, default_cache, source_fingerprint
-from max._version import __version__
 from max.driver import CPU, Device
 from max.engine._casts import Caster
 from max.engine._fixed import FixedMemory
@@ -38,7 +28,8 @@ from max.engine._once import run_once
 from max.engine._opaque import with_buffers
 from max.engine._profile import Profile, keep_for_exit, recording
 from max.engine._program import LinkedProgram, arena_of
-from max.engine._weights import WeightInfo, bind_weights, declared_weights
+from max.engine._store import Loaded, ProgramStore, input_names
+from max.engine._weights import bind_weights, declared_weights
 from max.graph import Graph
 from max.graph.print_options import STYLES, PrintOptions
 from max.graph.saved import saved_weights
@@ -46,11 +37,8 @@ from max.graph.weights import LaterCast, WeightsFileError
 from max.kernel.language.extensions import load_extensions
 
 if TYPE_CHECKING:
-    from max._compiler import pipeline
     from max.engine import _interpreted
 else:
-    # not needed where a program comes from the disk
-    pipeline = lazy_module("max._compiler.pipeline")
     _interpreted = lazy_module("max.engine._interpreted")
 
 __all__ = [
@@ -186,7 +174,8 @@ class InferenceSession:
                 f"InferenceSession: num_threads is {num_threads!r}, expected 1 or more"
             )
         self._backends = backends_for(self._devices, BackendOptions(num_threads, batch_invariant))
-        self._caster = Caster(self._compile, self._backends)
+        self._store = ProgramStore(self._backends)
+        self._caster = Caster(self._store, self._backends)
         self._lock = threading.Lock()
         self._printing = PrintOptions()
         self._models: weakref.WeakSet[Model] = weakref.WeakSet()
@@ -243,23 +232,23 @@ class InferenceSession:
             load_extensions(extensions)
         load_extensions(list(graph.kernel_libraries_paths))
         module = with_buffers(graph.to_mlir())
-        declared = declared_weights(module)
         self._check_devices(module)
         if flags.MAX_INTERPRET:
-            bound = bind_weights(graph.name, declared, registry)
+            bound = bind_weights(graph.name, declared_weights(module), registry)
             weights = {n: w.now() if isinstance(w, LaterCast) else w for n, w in bound.items()}
             return _interpreted.interpreted_model(
                 graph, input_names(module), weights, arena_of(self._backends.host), self._printing
             )
-        compiled, addresses = self._compile(module)
-        arrays, sites = _arrays(module, compiled), Sites(module)
-        linker = _Linker(
-            self._backends, addresses, declared, arrays, sites, self._printing, self._caster
-        )
+        return self._linked(self._store.load(module), registry)
+
+    def _linked(self, program: Loaded, registry: Mapping[str, Any] | None) -> Model:
+        """The model of a program with the weights of a registry."""
+        linker = _Linker(self._backends, program, self._printing, self._caster)
+        compiled = program.compiled
         linked = linker.link(compiled, registry)
-        loaded = Model(compiled, linked, linker, arena_of(self._backends[compiled.main.device]))
-        self._models.add(loaded)
-        return loaded
+        model = Model(compiled, linked, linker, arena_of(self._backends[compiled.main.device]))
+        self._models.add(model)
+        return model
 
     def profile(self) -> AbstractContextManager[Profile]:
         """Keeps the time of each kernel of the models that are loaded, while a ``with`` block runs.
@@ -306,70 +295,6 @@ class InferenceSession:
                     f"load: {what} of {graph.sym_name} is on {device.text}, the session has {names}; "
                     "give the device to InferenceSession(devices=...)"
                 )
-
-    def _compile(self, module: mlir.ModuleOp) -> tuple[Compiled, list[dict[str, int]]]:
-        """The program of a module and for each device the entries of its kernels, from the disk cache if it has them."""
-        names = input_names(module)
-        key = self._key(module, names)
-        cache = default_cache()
-        if key is not None and (blob := cache.get("program", key)) is not None:
-            start = time.perf_counter()
-            compiled: Compiled = pickle.loads(blob)
-            entries = [
-                backend.load_cached(list(kernels))
-                for backend, kernels in zip(self._backends, compiled.kernels, strict=True)
-            ]
-            stats.add("from disk", start)
-            loaded = [each for each in entries if each is not None]
-            if len(loaded) == len(entries):
-                stats.from_disk += 1
-                return compiled, loaded
-        try:
-            with self._lock:
-                compiled, irs = pipeline.compile_module(module, names, self._backends, ahead=True)
-        except BaseException:
-            for backend in self._backends:
-                backend.cancel_started()
-            raise
-        start = time.perf_counter()
-        addresses = [
-            backend.load(kernels.values())
-            for backend, kernels in zip(self._backends, irs, strict=True)
-        ]
-        stats.add("llvm", start)
-        if key is not None:
-            cache.put("program", key, pickle.dumps(compiled, pickle.HIGHEST_PROTOCOL))
-        return compiled, addresses
-
-    def _key(self, module: mlir.ModuleOp, names: Sequence[str]) -> str | None:
-        """The key of a module on disk: its text, without the contents of big constants, and all that makes code of it.
-
-        None where kernels of the user are part of it, whose source is not in the text, or run in plain Python.
-        """
-        shown = flags.MAX_DUMP or is_recording()
-        devices = self._backends.cache_key()
-        if devices is None or flags.MAX_KERNEL_INTERPRET or shown or flags.MAX_CHECK >= 2:
-            return None  # interpreted entries belong to this process; a cached program is not recorded, dumped or checked
-        for op in mlir.walk(module):
-            if op.name == "mo.custom" and not self._backends.host.library.supports(
-                op.attr("symbol")
-            ):
-                return None
-        makers = [
-            source_fingerprint(package)
-            for package in (
-                "_compiler",
-                "_backends",
-                "kernel",
-                "_kernel_library",
-                "mlir",
-                "_runtime",
-            )
-        ]
-        checked = f"{flags.MAX_KERNEL_CHECK}{flags.MAX_GUARD}"
-        return content_key(
-            mlir.print_module(module), "\n".join(names), devices, checked, __version__, sys.version, np.__version__, *makers,
-        )  # fmt: skip
 
     def set_debug_print_options(
         self,
@@ -465,30 +390,24 @@ class _Linker:
     def __init__(
         self,
         backends: Backends,
-        addresses: list[dict[str, int]],
-        declared: dict[str, WeightInfo],
-        arrays: dict[int, np.ndarray[Any, Any]],
-        sites: Sites,
+        program: Loaded,
         printing: PrintOptions,
         caster: Caster,
     ) -> None:
         self.backends = backends
         self.caster = caster
         self.printing = printing
-        self.addresses = addresses
-        self.declared = declared
-        self.arrays = arrays
-        self.sites = sites
+        self.program = program
 
     def link(self, compiled: Compiled, registry: Mapping[str, Any] | None) -> Linked:
         """Programs with the weights of a registry; runs what is to be computed once."""
-        weights = bind_weights(compiled.name, self.declared, registry, self.caster.takes)
-        memory = FixedMemory(compiled, self.backends, weights, self.arrays)
+        weights = bind_weights(compiled.name, self.program.declared, registry, self.caster.takes)
+        memory = FixedMemory(compiled, self.backends, weights, self.program.constants)
         addresses = memory.addresses  # what measures later must not hold the memory
 
         def linked(part: ProgramCode, limits: Mapping[str, int] | None = None) -> LinkedProgram:
             return LinkedProgram(
-                compiled, part, self.addresses, addresses, self.backends, limits, self.sites,
+                compiled, part, self.program.entries, addresses, self.backends, limits, self.program.sites,
                 self.printing,
             )  # fmt: skip
 
@@ -522,27 +441,3 @@ class _Linker:
         if any(part.launches for part in compiled.once):
             run_once(compiled, link, memory.addresses, self.backends, mapped, convert, drop)
         convert(list(memory.casts))
-
-
-def _arrays(module: mlir.ModuleOp, compiled: Compiled) -> dict[int, np.ndarray[Any, Any]]:
-    """The constants of a model by their number among its fixed buffers."""
-    named: dict[str, np.ndarray[Any, Any]] | None = None
-    arrays: dict[int, np.ndarray[Any, Any]] = {}
-    for index, item in enumerate(compiled.fixed):
-        if item.kind != "constant":
-            continue
-        array = item.array
-        if array is None:
-            named = mlir.resources(module) if named is None else named
-            array = named[item.name]
-        arrays[index] = np.ascontiguousarray(array)
-    return arrays
-
-
-def input_names(module: mlir.ModuleOp) -> list[str]:
-    """The names of the inputs of a module's entry: those of its values, else ``input0``, ``input1``, …"""
-    arguments = [a for a in mlir.entry(module).args if not isinstance(a.type, mlir.ChainType)]
-    names = [argument.name_hint or f"input{index}" for index, argument in enumerate(arguments)]
-    return (
-        names if len(set(names)) == len(names) else [f"input{index}" for index in range(len(names))]
-    )

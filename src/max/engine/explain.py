@@ -16,7 +16,7 @@ from max._compiler.record import Compilation, record
 from max._compiler.sizes import NOMINAL, Size, nominal
 from max._compiler.template import Buffer, Launch, TensorInfo
 from max.engine._opaque import with_buffers
-from max.engine._session import input_names
+from max.engine._store import input_names
 from max.graph import Graph
 from max.kernel.language.extensions import load_extensions
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from max.driver import Tensor
 from max.dtype import DType
 from max.engine import InferenceSession, Model
+from max.engine.described import load_described
 from max.engine.loop import ModelLoop
 from max.graph import BufferType, DeviceRef, Graph, TensorType, ops
 from max.interfaces import TextGenerationContext
@@ -66,7 +67,8 @@ class DecodeLoop:
         model: Model,
     ) -> None:
         self._pipeline_model, self._model = pipeline_model, model
-        self._loop = ModelLoop(model, session.load(next_step_graph()))
+        advance = load_described(session, "next_step", {}, lambda: (next_step_graph(), {}))
+        self._loop = ModelLoop(model, advance)
         self._interrupted = np.zeros(1, np.uint8)
         self._again = np.zeros(1, np.uint8)
         self._flags = [Tensor.from_numpy(flag) for flag in (self._interrupted, self._again)]

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from max.driver import Device, Tensor
+from max.driver import Device, DLPackArray, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession, Model
-from max.graph import DeviceRef
+from max.engine.described import describe_staging, load_described
+from max.graph import DeviceRef, Graph
 from max.graph.weights import WeightData, Weights, WeightsFormat
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.manager import KVCacheInputs
@@ -28,7 +29,7 @@ from max.pipelines.models.decoder import Decoder
 from max.pipelines.models.decoder_config import DecoderConfig
 from max.pipelines.models.decoder_graph import build_graph
 from max.pipelines.models.decoder_weights import weights_registry
-from max.pipelines.models.gptq import gptq_v1, stores_plain_zeros
+from max.pipelines.models.gptq import gptq_v1, is_gptq, stores_plain_zeros
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs
 from max.pipelines.models.kv_cache import KVCacheMixin
 from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter, upper_bounded_default
@@ -129,20 +130,32 @@ class DecoderModel(PipelineModel[TextContext], KVCacheMixin):
         config = self.configure(state_dict)
         if config.quantization is not None and stores_plain_zeros(self.huggingface_config):
             state_dict = gptq_v1(state_dict, config.quantization.bits)
-        decoder = self.decoder_class
-        registry = weights_registry(decoder, config, params, self.dtype, state_dict)
-        graph = build_graph(
-            decoder,
-            config,
-            params,
-            self.dtype,
-            self.return_logits,
-            with_sampling=True,
-            device=DeviceRef.from_device(self.devices[0]),
-            use_subgraphs=self.pipeline_config.model_config.use_subgraphs,
-            state_dict=state_dict,
-        )
-        return session.load(graph, weights_registry=registry)
+        device = DeviceRef.from_device(self.devices[0])
+        use_subgraphs = self.pipeline_config.model_config.use_subgraphs
+
+        def stage() -> tuple[Graph, dict[str, DLPackArray]]:
+            registry = weights_registry(self.decoder_class, config, params, self.dtype, state_dict)
+            graph = build_graph(
+                self.decoder_class,
+                config,
+                params,
+                self.dtype,
+                self.return_logits,
+                with_sampling=True,
+                device=device,
+                use_subgraphs=use_subgraphs,
+                state_dict=state_dict,
+            )
+            return graph, registry
+
+        # all that `stage` reads; of GPTQ weights it reads elements
+        description = None
+        if not is_gptq(state_dict):
+            arguments = (
+                self.decoder_class, config, params, self.dtype, self.return_logits, str(device), use_subgraphs,
+            )  # fmt: skip
+            description = describe_staging(arguments, state_dict)
+        return load_described(session, description, state_dict, stage)
 
     def configure(self, state_dict: Mapping[str, WeightData]) -> DecoderConfig:
         """The shape of the model: config.json, the weights, and the user's options.

@@ -1,0 +1,286 @@
+"""Programs ready to be linked: compiled, or found on the disk, by their module or by a description of it.
+
+A module's key is its text and all that makes code of it. Writing that text takes a graph, and a graph takes xDSL and
+the graph layer, so a caller that stages the same module at each start may describe it instead: by the arguments of the
+function that stages it. The disk then holds a *recipe* under the description's key: the key of the program, and what
+linking needs of the module (weights, constants, locations). A start that finds the recipe stages nothing.
+
+What a description must cover: everything that the staging function reads. The key adds the source files of the whole
+package, the target, the flags and the versions of Python and NumPy, so the function itself must be one of `max`.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from max import mlir
+from max._backends import Backends
+from max._compiler.emit import Compiled
+from max._compiler.record import is_recording
+from max._compiler.sites import Sites
+from max._compiler.stats import stats
+from max._config import flags
+from max._lazy import lazy_module
+from max._runtime.cache import content_key, default_cache, source_fingerprint
+from max._version import __version__
+from max.engine._weights import WeightInfo, declared_weights
+
+if TYPE_CHECKING:
+    from max._compiler import pipeline
+else:
+    # not needed where a program comes from the disk
+    pipeline = lazy_module("max._compiler.pipeline")
+
+__all__ = ["Loaded", "ProgramStore", "describe", "input_names"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+MOST_CONSTANTS = 128 << 20
+"""Bytes of constants that a recipe may hold; with more there is none, and each start stages the module."""
+
+CODE_PACKAGES = ("_compiler", "_backends", "kernel", "_kernel_library", "mlir", "_runtime")
+"""The packages that make code of a module."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A program, its kernels in memory, and what linking needs of its module.
+
+    Attributes:
+        compiled: The program.
+        entries: For each device the entries of its kernels.
+        declared: The module's weights by name.
+        constants: Its constants, by the number of their fixed buffer.
+        sites: The locations of its ops.
+        note: What the staging function returned beside the module.
+        key: The program's key on the disk; None where it is not kept.
+    """
+
+    compiled: Compiled
+    entries: list[dict[str, int]]
+    declared: dict[str, WeightInfo]
+    constants: dict[int, Array]
+    sites: Sites
+    note: Any = None
+    key: str | None = None
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """`Loaded` on the disk, without what the program's own entry holds."""
+
+    program: str
+    declared: dict[str, WeightInfo]
+    constants: dict[int, Array]
+    places: list[str]
+    note: Any
+
+
+class ProgramStore:
+    """The programs of a session.
+
+    Args:
+        backends: The devices of the session.
+    """
+
+    def __init__(self, backends: Backends) -> None:
+        self._backends = backends
+        self._lock = threading.Lock()
+
+    def load(self, module: mlir.ModuleOp, note: Any = None) -> Loaded:
+        """The program of a module, from the disk if it is there.
+
+        Args:
+            module: The module.
+            note: Becomes `Loaded.note`.
+
+        Raises:
+            ValueError: A weight has a symbolic dimension, or one name has two types.
+            CompileError: The module cannot be compiled.
+        """
+        declared = declared_weights(module)
+        names = input_names(module)
+        key = self._key(module, names)
+        program = None if key is None else self._from_disk(key)
+        compiled, entries = self._compile(module, names, key) if program is None else program
+        constants = _constants(module, compiled)
+        return Loaded(compiled, entries, declared, constants, Sites.of(module), note, key)
+
+    def load_described(
+        self, description: str | None, stage: Callable[[], tuple[mlir.ModuleOp, Any]]
+    ) -> Loaded:
+        """The program of the module that a function stages; the function is not called if the disk has the recipe.
+
+        Args:
+            description: Covers everything that `stage` reads; see `describe`. None: there is no recipe.
+            stage: Returns the module, and a note that can be pickled, or None: then no recipe is kept.
+
+        Raises:
+            ValueError: As :meth:`load`.
+            CompileError: As :meth:`load`.
+        """
+        key = None if description is None else self._recipe_key(description)
+        if key is not None and (blob := default_cache().get("recipe", key)) is not None:
+            recipe: _Recipe = pickle.loads(blob)
+            if (program := self._from_disk(recipe.program)) is not None:
+                stats.recipes += 1
+                return Loaded(
+                    *program, recipe.declared, recipe.constants, Sites(recipe.places), recipe.note,
+                    recipe.program,
+                )  # fmt: skip
+        loaded = self.load(*stage())
+        kept = loaded.key is not None and loaded.note is not None
+        if key is not None and kept and _bytes(loaded.constants) <= MOST_CONSTANTS:
+            assert loaded.key is not None
+            recipe = _Recipe(
+                loaded.key, loaded.declared, loaded.constants, loaded.sites.places(), loaded.note
+            )
+            blob = pickle.dumps(recipe, pickle.HIGHEST_PROTOCOL)
+            default_cache().put("recipe", key, blob)
+        return loaded
+
+    def _from_disk(self, key: str) -> tuple[Compiled, list[dict[str, int]]] | None:
+        """A program and its kernels; None if the disk lacks one of them."""
+        if (blob := default_cache().get("program", key)) is None:
+            return None
+        start = time.perf_counter()
+        compiled: Compiled = pickle.loads(blob)
+        entries = [
+            backend.load_cached(list(kernels))
+            for backend, kernels in zip(self._backends, compiled.kernels, strict=True)
+        ]
+        stats.add("from disk", start)
+        loaded = [each for each in entries if each is not None]
+        if len(loaded) < len(entries):
+            return None
+        stats.from_disk += 1
+        return compiled, loaded
+
+    def _compile(
+        self, module: mlir.ModuleOp, names: list[str], key: str | None
+    ) -> tuple[Compiled, list[dict[str, int]]]:
+        try:
+            with self._lock:
+                compiled, irs = pipeline.compile_module(module, names, self._backends, ahead=True)
+        except BaseException:
+            for backend in self._backends:
+                backend.cancel_started()
+            raise
+        start = time.perf_counter()
+        entries = [
+            backend.load(kernels.values())
+            for backend, kernels in zip(self._backends, irs, strict=True)
+        ]
+        stats.add("llvm", start)
+        if key is not None:
+            default_cache().put("program", key, pickle.dumps(compiled, pickle.HIGHEST_PROTOCOL))
+        return compiled, entries
+
+    def _key(self, module: mlir.ModuleOp, names: Sequence[str]) -> str | None:
+        """The key of a module: its text, without the contents of big constants, and all that makes code of it.
+
+        None where kernels of the user are part of it, whose source is not in the text.
+        """
+        devices = self._kept_devices()
+        if devices is None:
+            return None
+        for op in mlir.walk(module):
+            if op.name == "mo.custom" and not self._backends.host.library.supports(
+                op.attr("symbol")
+            ):
+                return None
+        makers = [source_fingerprint(package) for package in CODE_PACKAGES]
+        checked = f"{flags.MAX_KERNEL_CHECK}{flags.MAX_GUARD}"
+        return content_key(
+            mlir.print_module(module), "\n".join(names), devices, checked, __version__, sys.version, np.__version__,
+            *makers,
+        )  # fmt: skip
+
+    def _recipe_key(self, description: str) -> str | None:
+        devices = self._kept_devices()
+        if devices is None or flags.MAX_INTERPRET:
+            return None
+        values = [f"{name}={flag.get()!r}" for name, flag in sorted(flags.declared().items())]
+        return content_key(
+            description, devices, *values, __version__, sys.version, np.__version__, source_fingerprint(""),
+        )  # fmt: skip
+
+    def _kept_devices(self) -> str | None:
+        """What the devices' code depends on; None where programs stay in this process."""
+        # interpreted entries belong to this process; a cached program is not recorded, dumped or checked
+        shown = flags.MAX_DUMP or is_recording()
+        if flags.MAX_KERNEL_INTERPRET or shown or flags.MAX_CHECK >= 2:
+            return None
+        return self._backends.cache_key()
+
+
+def describe(value: Any) -> str | None:
+    """A text that tells two values apart, for `ProgramStore.load_described`; None for a value of an unknown kind.
+
+    Args:
+        value: None, bools, numbers, strings, enums, classes and dataclasses of `max`, and lists, tuples, sets and
+            mappings of them.
+    """
+    if isinstance(value, Enum):
+        return f"{type(value).__module__}.{type(value).__qualname__}.{value.name}"
+    if value is None or type(value) in (bool, int, float, str, bytes):
+        return repr(value)
+    if isinstance(value, type):
+        # the sources of other classes are not part of the key
+        own = value.__module__.partition(".")[0] == "max"
+        return f"{value.__module__}.{value.__qualname__}" if own else None
+    if isinstance(value, Mapping):
+        pairs = _joined(part for pair in value.items() for part in pair)  # pyright: ignore[reportUnknownVariableType]
+        return None if pairs is None else f"map{pairs}"
+    if isinstance(value, list | tuple):
+        return _joined(value)  # pyright: ignore[reportUnknownArgumentType]
+    if isinstance(value, frozenset | set):
+        parts: list[Any] = [describe(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+        return None if None in parts else f"{{{','.join(sorted(parts))}}}"
+    if is_dataclass(value) and (name := describe(type(value))) is not None:
+        inner = describe({field.name: getattr(value, field.name) for field in fields(value)})
+        return None if inner is None else name + inner
+    return None
+
+
+def _joined(values: Any) -> str | None:
+    parts = [describe(value) for value in values]
+    known = [part for part in parts if part is not None]
+    return f"({','.join(known)})" if len(known) == len(parts) else None
+
+
+def _bytes(constants: Mapping[int, Array]) -> int:
+    return sum(array.nbytes for array in constants.values())
+
+
+def _constants(module: mlir.ModuleOp, compiled: Compiled) -> dict[int, Array]:
+    """The constants of a module by their number among the program's fixed buffers."""
+    named: dict[str, Array] | None = None
+    constants: dict[int, Array] = {}
+    for index, item in enumerate(compiled.fixed):
+        if item.kind != "constant":
+            continue
+        array = item.array
+        if array is None:
+            named = mlir.resources(module) if named is None else named
+            array = named[item.name]
+        constants[index] = np.ascontiguousarray(array)
+    return constants
+
+
+def input_names(module: mlir.ModuleOp) -> list[str]:
+    """The names of the inputs of a module's entry: those of its values, else ``input0``, ``input1``, …"""
+    arguments = [a for a in mlir.entry(module).args if not isinstance(a.type, mlir.ChainType)]
+    names = [argument.name_hint or f"input{index}" for index, argument in enumerate(arguments)]
+    return (
+        names if len(set(names)) == len(names) else [f"input{index}" for index in range(len(names))]
+    )

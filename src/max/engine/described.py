@@ -1,0 +1,129 @@
+"""Loads a graph that a function stages, and does not stage it where its program is on the disk.
+
+A description of what the function reads stands for the graph, see `max.engine._store`::
+
+    description = describe_staging(arguments, weights)
+    model = load_described(session, description, weights, lambda: staged(*arguments, weights))
+"""
+
+# what a session and models are made of is read directly
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from max import mlir
+from max._config import flags
+from max.driver import DLPackArray, Tensor
+from max.dtype import DType
+from max.engine._model import Model
+from max.engine._opaque import with_buffers
+from max.engine._session import InferenceSession
+from max.engine._store import describe
+from max.graph import Graph
+from max.graph.weights import LaterCast, WeightData
+
+__all__ = ["describe_staging", "load_described"]
+
+ALIGNMENT = 64
+"""The largest alignment that staging may depend on."""
+
+
+class _Source(NamedTuple):
+    """The value of a graph's weight: a weight of the caller, converted where there is a dtype."""
+
+    name: str
+    dtype: DType | None
+
+
+def load_described(
+    session: InferenceSession,
+    description: str | None,
+    weights: Mapping[str, WeightData],
+    stage: Callable[[], tuple[Graph, Mapping[str, DLPackArray]]],
+) -> Model:
+    """Loads the graph that a function stages.
+
+    Args:
+        session: The session.
+        description: All that `stage` reads, see `describe_staging`; None stages at each call.
+        weights: The weights that `stage` takes its values from.
+        stage: Returns the graph, and a value for each of its weights. It must not read the elements of `weights`.
+
+    Raises:
+        Exception: As `stage` and `InferenceSession.load`.
+    """
+    registry: Mapping[str, DLPackArray] = {}
+
+    def module() -> tuple[mlir.ModuleOp, dict[str, _Source] | None]:
+        nonlocal registry
+        graph, registry = stage()
+        staged = with_buffers(graph.to_mlir())
+        session._check_devices(staged)
+        own = None if graph.kernel_libraries_paths else _sources(registry, weights)
+        return staged, own
+
+    if description is None or flags.MAX_INTERPRET:
+        graph, registry = stage()
+        return session.load(graph, weights_registry=registry)
+    loaded = session._store.load_described(description, module)
+    if not registry and loaded.note:
+        sources: dict[str, _Source] = loaded.note
+        registry = {name: _value(weights[source.name], source) for name, source in sources.items()}
+    return session._linked(loaded, registry)
+
+
+def describe_staging(arguments: Sequence[Any], weights: Mapping[str, WeightData]) -> str | None:
+    """A text of what a function that stages a graph reads; None where an argument is of an unknown kind.
+
+    Of the weights it has names, dtypes, shapes, encodings and alignments, not the elements.
+
+    Args:
+        arguments: The arguments, of the kinds that `max.engine._store.describe` takes.
+        weights: The weights by name.
+    """
+    kinds = [
+            (name, value.dtype, [int(dim) for dim in value.shape], value.quantization_encoding, _alignment(value))
+            for name, value in weights.items()
+        ]  # fmt: skip
+    return describe([*arguments, kinds])
+
+
+def _alignment(value: WeightData) -> int:
+    """The alignment of a weight's elements, at most `ALIGNMENT`."""
+    pointer = _stored(value.data)._ptr
+    return min(pointer & -pointer, ALIGNMENT) if pointer else ALIGNMENT
+
+
+def _stored(data: Any) -> Tensor:
+    """The elements as stored: those that a cast reads."""
+    return Tensor.from_dlpack(data.source if isinstance(data, LaterCast) else data)
+
+
+def _memory(tensor: Tensor) -> tuple[int, DType, tuple[int, ...]]:
+    return tensor._ptr, tensor.dtype, tuple(tensor.shape)
+
+
+def _sources(
+    registry: Mapping[str, DLPackArray], weights: Mapping[str, WeightData]
+) -> dict[str, _Source] | None:
+    """Where each value comes from; None where one is not a weight as it is, or converted, or two share memory."""
+    names: dict[tuple[int, DType, tuple[int, ...]], str] = {}
+    for name, weight in weights.items():
+        if isinstance(weight.data, LaterCast):
+            return None
+        if names.setdefault(_memory(_stored(weight.data)), name) != name:
+            return None
+    sources: dict[str, _Source] = {}
+    for name, value in registry.items():
+        source = names.get(_memory(_stored(value)))
+        if source is None:
+            return None
+        sources[name] = _Source(source, value.dtype if isinstance(value, LaterCast) else None)
+    return sources
+
+
+def _value(weight: WeightData, source: _Source) -> DLPackArray:
+    return (weight if source.dtype is None else weight.cast_at_load(source.dtype)).data

@@ -1,0 +1,263 @@
+"""Graphs that are loaded by a description: staged once, then found on the disk, with the same results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from max._compiler.stats import stats
+from max._config import flags
+from max.driver import Tensor
+from max.dtype import DType
+from max.engine import InferenceSession, _store
+from max.engine.described import describe_staging, load_described
+from max.graph import DeviceRef, Graph, TensorType, Weight, ops
+from max.graph.weights import WeightData
+from max.nn.kv_cache import KVCacheParams
+from max.pipelines.architectures.llama3.model_config import Llama3Config
+from max.pipelines.models.rope import RopeConfig
+
+CPU = DeviceRef.CPU()
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path):
+    with flags.override(MAX_CACHE_DIR=tmp_path, MAX_CHECK=1):
+        yield tmp_path
+
+
+def weights(seed: int, dtype: type = np.float32, rows: int = 5) -> dict[str, WeightData]:
+    """A matrix and a vector."""
+    rng = np.random.default_rng(seed)
+    arrays = {"w": rng.standard_normal((rows, 3)), "b": rng.standard_normal(3)}
+    return {name: WeightData.from_numpy(a.astype(dtype), name) for name, a in arrays.items()}
+
+
+def affine(
+    values: dict[str, WeightData], table: np.ndarray, dtype: DType = DType.float32
+) -> Callable[[], tuple[Graph, dict[str, Any]]]:
+    """Stages ``(x + table) @ w + b``; the constant is too big to stand in the module's text."""
+
+    def stage() -> tuple[Graph, dict[str, Any]]:
+        rows = int(values["w"].shape[0])
+        with Graph(
+            "affine", input_types=[TensorType(DType.float32, list(table.shape), CPU)]
+        ) as graph:
+            w = Weight("w", dtype, [rows, 3], CPU)
+            b = Weight("b", dtype, [3], CPU)
+            x = graph.inputs[0].tensor + ops.constant(table, DType.float32, CPU)
+            graph.output(x @ w.cast(DType.float32) + b.cast(DType.float32))
+        return graph, {name: value.cast_at_load(dtype).data for name, value in values.items()}
+
+    return stage
+
+
+def load(values: dict[str, WeightData], description: str | None, **options: Any) -> np.ndarray:
+    """The model's result for one input, loaded by a session of its own."""
+    rows = int(values["w"].shape[0])
+    table = options.pop("table", np.arange(100 * rows, dtype=np.float32).reshape(100, rows) / 64)
+    model = load_described(
+        InferenceSession(), description, values, affine(values, table, **options)
+    )
+    x = np.linspace(-1, 1, len(table) * rows, dtype=np.float32).reshape(len(table), rows)
+    (y,) = model.execute(x)
+    w, b = (Tensor.from_dlpack(values[k].data).to_numpy().astype(np.float64) for k in "wb")
+    np.testing.assert_allclose(y.to_numpy(), (x + table) @ w + b, rtol=2e-2, atol=2e-2)
+    return y.to_numpy()
+
+
+def counts() -> tuple[int, int]:
+    return stats.modules, stats.recipes
+
+
+@pytest.mark.parametrize("dtype", [DType.float32, DType.bfloat16])
+def test_the_second_load_stages_nothing_and_takes_new_weights(dtype: DType) -> None:
+    text = describe_staging(["affine", dtype], weights(1))
+    assert text is not None
+    first = load(weights(1), text, dtype=dtype)
+    modules, recipes = counts()
+
+    def unwanted() -> Any:
+        raise AssertionError("staged")
+
+    values = weights(1)
+    model = load_described(InferenceSession(), text, values, unwanted)
+    x = np.linspace(-1, 1, 500, dtype=np.float32).reshape(100, 5)
+    np.testing.assert_array_equal(model.execute(x)[0].to_numpy(), first)
+    assert counts()[0] == modules and counts()[1] > recipes
+    # other values of the same kinds
+    load(weights(2), text, dtype=dtype)
+    assert counts()[0] == modules
+
+
+def test_other_descriptions_stage() -> None:
+    load(weights(1), describe_staging([1], weights(1)))
+    modules = stats.modules
+    # the same program, from the disk: staged, not compiled
+    recipes = stats.recipes
+    load(weights(1), describe_staging([2], weights(1)))
+    assert (stats.modules, stats.recipes) == (modules, recipes)
+    with flags.override(MAX_GUARD=True):
+        load(weights(1), describe_staging([1], weights(1)))
+    assert stats.modules == modules + 1 and stats.recipes == recipes
+
+
+def test_no_description_and_the_interpreter_stage_at_each_load() -> None:
+    recipes = stats.recipes
+    for _ in range(2):
+        load(weights(1), None)
+    with flags.override(MAX_INTERPRET=True):
+        for _ in range(2):
+            load(weights(1), "text")
+    assert stats.recipes == recipes
+
+
+def test_values_that_are_no_weights_leave_no_recipe() -> None:
+    values = weights(1)
+
+    def stage() -> tuple[Graph, dict[str, Any]]:
+        graph, registry = affine(values, np.ones((100, 5), np.float32))()
+        return graph, {**registry, "b": np.ones(3, np.float32)}
+
+    recipes = stats.recipes
+    for _ in range(2):
+        load_described(InferenceSession(), "text", values, stage)
+    assert stats.recipes == recipes
+
+
+def test_weights_on_one_memory_leave_no_recipe() -> None:
+    values = weights(1)
+    values["tied"] = values["w"]
+    recipes = stats.recipes
+    for _ in range(2):
+        load_described(
+            InferenceSession(), "text", values, affine(weights(1), np.ones((100, 5), np.float32))
+        )
+    assert stats.recipes == recipes
+
+
+def test_many_constants_leave_no_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_store, "MOST_CONSTANTS", 100 * 5 * 4 - 1)
+    recipes = stats.recipes
+    for _ in range(2):
+        load(weights(1), "text")
+    assert stats.recipes == recipes
+    monkeypatch.setattr(_store, "MOST_CONSTANTS", 100 * 5 * 4)
+    for _ in range(2):
+        load(weights(1), "text")
+    assert stats.recipes == recipes + 1
+
+
+def test_a_recipe_without_its_program_or_damaged_is_no_recipe(own_cache: Path) -> None:
+    load(weights(1), "text")
+    for kind in ("program", "recipe"):
+        for path in (own_cache / kind).rglob("*"):
+            if path.is_file():
+                path.write_bytes(path.read_bytes()[:-1])
+        recipes = stats.recipes
+        load(weights(1), "text")
+        assert stats.recipes == recipes
+        load(weights(1), "text")
+        assert stats.recipes == recipes + 1
+
+
+def test_errors_of_kernels_name_the_line_that_staged_the_op() -> None:
+    def stage() -> tuple[Graph, dict[str, Any]]:
+        types = [TensorType(DType.float32, ["n"], CPU), TensorType(DType.int64, ["k"], CPU)]
+        with Graph("rows", input_types=types) as graph:
+            x, index = (value.tensor for value in graph.inputs)
+            graph.output(ops.gather(x, index, axis=0))
+        return graph, {}
+
+    texts: list[str] = []
+    recipes = stats.recipes
+    for _ in range(2):
+        model = load_described(InferenceSession(), "rows", {}, stage)
+        with pytest.raises(Exception, match=r"test_described\.py:\d+") as caught:
+            model.execute(np.ones(3, np.float32), np.array([7]))
+        texts.append(str(caught.value))
+    assert texts[0] == texts[1] and stats.recipes == recipes + 1
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+def test_different_values_have_different_descriptions() -> None:
+    values: list[Any] = [
+        None, True, 1, 1.0, "1", b"1", "None", [], [1], [[1]], (), [1, 1], "1,1", ["1,1"], [None], {"a": 1}, {"a": 2},
+        {"b": 1}, ["a", 1], {1}, {1, 2}, frozenset(), Colour.RED, Colour.BLUE, DType.float32, DType.bfloat16, Llama3Config, 0.1,
+        np.nextafter(0.1, 1).item(), RopeConfig(), RopeConfig(theta=1.0), RopeConfig(parameters={"factor": 2}),
+    ]  # fmt: skip
+    texts = [_store.describe(value) for value in values]
+    # an empty list and an empty tuple stage the same
+    assert texts[values.index([])] == texts[values.index(())]
+    assert len({*texts}) == len(texts) - 1, [t for t in texts if texts.count(t) > 1]
+
+
+@dataclass
+class Foreign:
+    x: int = 1
+
+
+@pytest.mark.parametrize(
+    "value", [object(), Foreign(), Foreign, [Foreign()], {"a": object()}, np.ones(1), {object()}]
+)
+def test_values_of_unknown_kinds_have_none(value: Any) -> None:
+    assert _store.describe(value) is None
+    assert describe_staging([value], {}) is None
+
+
+def changed(value: Any) -> Any:
+    """Another value of a field."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value * 2
+    if isinstance(value, frozenset):
+        return frozenset({0})
+    if isinstance(value, DType):
+        return DType.bfloat16
+    if isinstance(value, RopeConfig):
+        return RopeConfig(theta=5.0)
+    return "gelu" if value == "silu" else 2
+
+
+def test_each_field_of_a_config_is_described() -> None:
+    config = Llama3Config(
+        hidden_size=64, intermediate_size=128, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16, vocab_size=100,
+        rms_norm_eps=1e-5, max_position_embeddings=64, max_seq_len=64, rope=RopeConfig(), tie_word_embeddings=True,
+    )  # fmt: skip
+    params = KVCacheParams(DType.float32, 2, 16, page_size=16)
+    for value in (config, params):
+        for field in fields(value):
+            if field.name in ("cache_strategy", "enable_kvcache_swapping_to_host", "n_kv_heads_per_device", "n_devices", "data_parallel_degree"):  # fmt: skip
+                continue
+            other = replace(value, **{field.name: changed(getattr(value, field.name))})
+            assert _store.describe(value) != _store.describe(other), field.name
+            assert _store.describe(other) is not None, field.name
+
+
+def test_kinds_of_weights_are_described() -> None:
+    texts = [
+        describe_staging([], weights(1)),
+        describe_staging([], weights(1, np.float16)),
+        describe_staging([], weights(1, rows=6)),
+        describe_staging([], dict(list(weights(1).items())[:1])),
+        describe_staging([], {"v": weights(1)["w"]}),
+    ]
+    assert None not in texts and len({*texts}) == len(texts)
+    assert describe_staging([], weights(2)) == texts[0]
+    # elements that are less aligned
+    block = np.zeros(64, np.uint8)
+    start = -block.ctypes.data % 64
+    shifted = WeightData.from_numpy(block[start % 32 + 1 :][:8], "w")
+    aligned = WeightData.from_numpy(np.zeros(8, np.uint8), "w")
+    assert describe_staging([], {"w": shifted}) != describe_staging([], {"w": aligned})
