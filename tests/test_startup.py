@@ -81,6 +81,11 @@ def test_a_session_needs_no_compiler(code: str) -> None:
     assert not {name for name in modules if name.startswith(heavy)}
 
 
+@pytest.mark.parametrize("module", ["max.engine", "max.graph", "max.nn"])
+def test_llvm_is_loaded_with_the_first_session(module: str) -> None:
+    assert not {name for name in imported(f"import {module}") if name.startswith("llvmlite")}
+
+
 def test_names_of_the_engine_are_there_for_tools_that_run_no_code() -> None:
     """Editors and documentation tools look names up without calling the ``__getattr__`` of a module."""
     lines = python(
@@ -125,7 +130,7 @@ def test_a_second_start_compiles_and_measures_nothing() -> None:
     # the model, and what makes the inputs of the next step: no graph is staged
     assert second["from_disk"] == second["recipes"] == 2 and second["linked"] >= 10
     unused = ("max.kernel.frontend", "max.kernel.lowering", "max.kernel.interpreter", "max._compiler.passes",
-              "max._compiler.pipeline", "max._compiler.codegen", "max._interpreter", "max._kernel_library.products", "torch", "transformers", "huggingface_hub", "multiprocessing", "xdsl", "max.mlir.types")  # fmt: skip
+              "max._compiler.pipeline", "max._compiler.codegen", "max._interpreter", "max._kernel_library.products", "torch", "transformers", "huggingface_hub", "multiprocessing", "xdsl", "max.mlir.types", "jinja2", "ssl")  # fmt: skip
     assert not {name for name in second["imported"] if name.startswith(unused)}
 
 

@@ -21,8 +21,8 @@ class _LazyModule(ModuleType):
     """Stands for a module; reading an attribute imports it."""
 
     def __getattr__(self, name: str) -> Any:
-        # Python asks for attributes such as __path__ and __wrapped__ of any module that it sees
-        if name.startswith("__"):
+        # Python reads attributes such as __path__ and __wrapped__ of any module that it sees
+        if name.startswith("__") and name != "__version__":
             raise AttributeError(name)
         return getattr(importlib.import_module(self.__name__), name)
 

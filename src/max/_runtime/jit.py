@@ -17,17 +17,24 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-import llvmlite
-import llvmlite.binding as llvm
-from llvmlite.binding import ffi
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from max import kernel
 from max._config import dump_log, flags
+from max._lazy import lazy_module
 from max._runtime import platform
 from max._runtime.cache import Cache, content_key, default_cache, source_fingerprint
 from max.kernel.targets.host import host_features
+
+if TYPE_CHECKING:
+    import llvmlite
+    import llvmlite.binding as llvm
+    from llvmlite.binding import ffi
+else:
+    # loads LLVM: not before the first kernel
+    llvmlite = lazy_module("llvmlite")
+    llvm = lazy_module("llvmlite.binding")
+    ffi = lazy_module("llvmlite.binding.ffi")
 
 logger = logging.getLogger("max.runtime")
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import difflib
 import functools
 from dataclasses import dataclass, replace
-
-import llvmlite.binding as llvm
+from typing import TYPE_CHECKING
 
 from max._config import FlagError, flags
+from max._lazy import lazy_module
 from max.kernel.targets.host import ARM64_BASE, ARM64_FEATURES, host_features, known_features
 from max.kernel.targets.target import LLVMTarget
+
+if TYPE_CHECKING:
+    import llvmlite.binding as llvm
+else:
+    llvm = lazy_module("llvmlite.binding")  # loads LLVM
 
 _X86_BASE = frozenset({"sse", "sse2", "cx8", "fxsr", "mmx", "64bit", "cmov"})
 # what a restricted feature list needs so that LLVM takes it

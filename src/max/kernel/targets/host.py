@@ -9,8 +9,15 @@ import ctypes
 import functools
 import platform
 import sys
+from typing import TYPE_CHECKING
 
-import llvmlite.binding as llvm
+from max._lazy import lazy_module
+
+if TYPE_CHECKING:
+    import llvmlite.binding as llvm
+else:
+    llvm = lazy_module("llvmlite.binding")  # loads LLVM
+
 
 # LLVM's name of a feature: the vector of the auxiliary values (AT_HWCAP, AT_HWCAP2) and the bit, from Linux'
 # arch/arm64/include/uapi/asm/hwcap.h; the name that macOS has for it below hw.optional.arm

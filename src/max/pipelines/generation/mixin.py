@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from max._lazy import lazy_module
 from max.interfaces import (
     PipelineTokenizer,
     RequestID,
@@ -20,6 +20,11 @@ from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.generation.coroutines import run_async
 from max.pipelines.generation.generation import Generation
 from max.pipelines.kv_cache.manager import PagedKVCacheManager
+
+if TYPE_CHECKING:
+    import asyncio
+else:
+    asyncio = lazy_module("asyncio")
 
 
 @runtime_checkable

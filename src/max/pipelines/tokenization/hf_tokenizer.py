@@ -13,16 +13,21 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from max._lazy import lazy_module
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.gguf_tokenizer import tokenizer_of
 from max.pipelines.checkpoints.hub import HuggingFaceRepo, RepoType
 from max.pipelines.checkpoints.json_files import read_json
 from max.pipelines.checkpoints.weight_files import open_gguf
 from max.pipelines.core.exceptions import InputError, ModelFilesError
-from max.pipelines.tokenization.chat_template import render_chat
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+    from max.pipelines.tokenization import chat_template as chat_template_module
+else:
+    # imports Jinja: not before the first chat
+    chat_template_module = lazy_module("max.pipelines.tokenization.chat_template")
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")  # fmt: skip
 _TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -218,7 +223,7 @@ class HFTokenizer:
                 "the model has no chat template",
                 "Give bare text (--no-chat-template), or a template with --chat-template.",
             )
-        return render_chat(
+        return chat_template_module.render_chat(
             template,
             conversation,
             tools=tools,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from max._lazy import lazy_module
 from max.interfaces import (
     BaseContextType,
     PipelineTokenizer,
@@ -26,6 +26,11 @@ from max.pipelines.core import TextContext
 from max.pipelines.core.exceptions import InputError
 from max.pipelines.structured.grammar import of_json_schema
 from max.pipelines.tokenization.hf_tokenizer import active_tokenizer
+
+if TYPE_CHECKING:
+    import asyncio
+else:
+    asyncio = lazy_module("asyncio")
 
 logger = logging.getLogger("max.pipelines")
 
