@@ -289,5 +289,5 @@ def test_dump(caplog):
 
 def test_brief_stands_in_a_loop():
     text = "def f(out: k.Output[k.i64, 1], n: k.i64):\n    k.brief()\n    out[0] = n\n"
-    with pytest.raises(k.KernelError, match="stands in a loop"):
+    with pytest.raises(k.KernelError, match="must be in a loop"):
         k.specialize(k.from_source(text, "f", {"k": k}), [k.TensorSpec(k.i64, (None,)), k.i64])

@@ -1,5 +1,4 @@
 """The graph compiler: from a module of `mo` to a program of kernel launches.
 
-:mod:`max._compiler.pipeline` has the list of passes and the function that runs everything; docs/compiler.md explains
-it.
+:mod:`max._compiler.pipeline` lists the passes and runs them; docs/compiler.md explains them.
 """

@@ -1,4 +1,4 @@
-"""The operands of the `mok.attention` kernel: the layouts that it reads, and the axes that it takes."""
+"""The operands of the `mok.attention` kernel: supported layouts, and the order of axes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from max._compiler.sizes import Size, Sizes
 __all__ = ["attention_views", "readable"]
 
 
-def _neighbours(layout: Layout, axis: int) -> bool:
+def _unit_stride(layout: Layout, axis: int) -> bool:
+    """Whether vectors can be loaded along an axis."""
     return layout.strides[axis] == 1 or layout.shape[axis] == 1
 
 
@@ -23,16 +24,20 @@ def readable(index: int, layout: Layout) -> bool:
     """
     if not layout.shape:
         return True
-    return _neighbours(layout, -1) or (index == 1 and _neighbours(layout, -2))
+    return _unit_stride(layout, -1) or (index == 1 and _unit_stride(layout, -2))
 
 
 def attention_views(
     result: Layout, operands: Sequence[Layout], axis: int
 ) -> tuple[list[Layout], bool]:
-    """The result and the operands with axes as the kernel takes them.
+    """Permutes the axes of result and operands to the kernel's order.
 
-    Batch axes are merged where all views allow it. An axis along which keys and values do not vary becomes the group, whose query
-    heads share them: it comes after the batch axes in the queries, the result and the masks, and is left out in the others.
+    Batch axes are merged where all views allow it. A batch axis along which keys and values are broadcast becomes the
+    group of query heads that share a KV head: it follows the batch axes in queries, result and masks, and is absent from
+    keys and values::
+
+        queries, result, masks   [batch…, group, rows, columns]
+        keys, values             [batch…, rows, columns]
 
     Args:
         result: The layout of the result, with the queries before the batch axis `axis`.
@@ -40,35 +45,35 @@ def attention_views(
         axis: See `result`.
 
     Returns:
-        The layouts of the result and of the operands, in that order, and whether the keys are given as `[size, keys]`.
+        The layouts of the result and of the operands, in that order, and whether the keys are transposed: `[size, keys]`.
     """
     q, keys, values, *masks = operands
     rank = len(q.shape) - 2
     batch_axes = [i for i in range(rank + 1) if i != axis]
     out = result.transpose([*batch_axes, axis, rank + 1])
-    spread = [mask.broadcast_to((*q.shape[:-1], keys.shape[-2])) for mask in masks]
-    views = [out, q, keys, values, *spread]
+    full_masks = [mask.broadcast_to((*q.shape[:-1], keys.shape[-2])) for mask in masks]
+    views = [out, q, keys, values, *full_masks]
     batch = q.shape[:-2]
 
     def shared(i: int) -> bool:
         return isinstance(batch[i], int) and keys.strides[i] == 0 and values.strides[i] == 0
 
-    alike = [i for i in range(rank) if batch[i] != 1 and shared(i)]
-    others = [i for i in range(rank) if i not in alike]
-    group_dims, group_strides = _merged(batch, views, alike)
+    group_axes = [i for i in range(rank) if batch[i] != 1 and shared(i)]
+    others = [i for i in range(rank) if i not in group_axes]
+    group_dims, group_strides = _merged(batch, views, group_axes)
     if len(group_dims) > 1:
-        # one of them is the group
-        others, alike = sorted([*others, *alike[:-1]]), alike[-1:]
-        group_dims, group_strides = _merged(batch, views, alike)
+        # axes that do not merge: the innermost is the group, the others are batch axes
+        others, group_axes = sorted([*others, *group_axes[:-1]]), group_axes[-1:]
+        group_dims, group_strides = _merged(batch, views, group_axes)
     dims, strides = _merged(batch, views, others)
     group: Size = group_dims[0] if group_dims else 1
-    columns = not _neighbours(keys, -1)
+    columns = not _unit_stride(keys, -1)
     layouts: list[Layout] = []
     for i, view in enumerate(views):
         shape, steps = view.shape[-2:], view.strides[-2:]
         if i == 2 and columns:
             shape, steps = shape[::-1], steps[::-1]
-        # an axis of size 1 has no neighbours: any stride will do
+        # the stride of an axis of size 1 is never used; 1 allows vector loads
         steps = (steps[0], 1 if shape[1] == 1 and i < 4 else steps[1])
         if i not in (2, 3):
             shape = (group, *shape)
@@ -80,7 +85,7 @@ def attention_views(
 def _merged(
     batch: Sizes, views: Sequence[Layout], axes: Sequence[int]
 ) -> tuple[Sizes, list[Sizes]]:
-    """Some batch axes, merged where all views allow it, and the views' strides along them."""
+    """Merges batch axes where all views allow it; returns the dims, and each view's strides along them."""
     return collapse(
         [batch[i] for i in axes], [tuple([view.strides[i] for i in axes]) for view in views]
     )

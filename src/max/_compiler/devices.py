@@ -1,4 +1,4 @@
-"""On which device an op runs."""
+"""The device of an op."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def index_of(type_: Attribute, backends: Backends) -> int:
 
 
 def device_of(op: MoOp, backends: Backends) -> int:
-    """The index of the backend that an op runs on: where its results are, else the buffer that it writes, else its operands.
+    """The index of the backend that runs an op: that of its results, else of the buffer that it writes, else of its operands.
 
     Raises:
         ValueError: The session does not have the device.

@@ -1,4 +1,4 @@
-"""Emits launches and their memory plan as a program without addresses and symbol values, which the disk cache can hold.
+"""Emits launches and their memory plan as a program without addresses or symbol values, so that it can be cached on disk.
 
 A *value* of the program is ``base + block offset + size``: the base is nothing, an arena, an input or an output
 (`max._abi.BaseLayout`); the block is one of the arena's symbolic blocks; the size is an expression over the symbols.
@@ -89,7 +89,7 @@ class DiscoveryCode:
     label: str = ""
     target: int = -1
     devices: tuple[int, ...] = ()
-    """For each of the bounds the backend whose memory it is in."""
+    """The backend of each bound."""
 
 
 @dataclass(slots=True)
@@ -97,17 +97,16 @@ class ProgramCode:
     """A list of launches with its values and arena: a whole program, or the part up to where sizes are discovered.
 
     Args:
-        segment: Which part it is.
-        device: The index of the backend that runs it, and whose memory its arena is in.
-        static_bytes: For each arena up to this segment's the length of its static part.
-        blocks: The symbolic blocks of these arenas, with the number of the arena, each as long as the longest of its
-            sizes; they come after the static part, in this order.
-        bytes_moved: For each launch the bytes of the buffers that it touches: what tests gate on, and what profiles
-            divide by time.
-        flops: For each launch its operations on numbers; 0 where it is not known.
-        outputs: The outputs whose shapes are first known here.
-        checks: The checks that can first be made here.
-        discoveries: What is known afterwards.
+        segment: The index of the segment.
+        device: The index of the backend that runs it and holds its arena.
+        static_bytes: The length of the static part of each arena up to this segment's.
+        blocks: The symbolic blocks of these arenas, each with the number of its arena; a block has the largest of its
+            sizes. They follow the static part, in this order.
+        bytes_moved: The bytes of the buffers that each launch touches; tests limit them, profiles divide them by time.
+        flops: The arithmetic operations of each launch; 0 if unknown.
+        outputs: The outputs whose shapes become known in this segment.
+        checks: The checks whose sizes become known in this segment.
+        discoveries: The sizes that the host reads after the segment.
     """
 
     segment: int = 0
@@ -140,7 +139,7 @@ class Fixed:
 
 @dataclass(slots=True)
 class Compiled:
-    """All of a compiled model but its weights and the addresses of its code.
+    """A compiled model without weights and code addresses.
 
     Args:
         name: The name of the graph.
@@ -148,13 +147,13 @@ class Compiled:
         inputs: The inputs.
         input_names: Their names.
         outputs: The outputs.
-        output_buffers: For each output -1, or the input that it is.
-        once: The program that runs when the model is loaded, in parts that follow each other.
-        main: The program, up to where sizes are discovered.
-        later: The parts after that.
-        fixed: What stays in memory for the life of the model.
-        kernels: For each device the kernels by key.
-        guarded: Whether all memory is to lie between guard pages; see `max._runtime.guard`.
+        output_buffers: For each output the input buffer that it is, or -1.
+        once: The program that runs when the model is loaded, by segment.
+        main: The first segment of the program.
+        later: The further segments, each after a discovery of sizes.
+        fixed: Memory that lives as long as the model.
+        kernels: The kernels of each device by key.
+        guarded: Whether all memory lies between guard pages; see `max._runtime.guard`.
     """
 
     name: str
@@ -172,7 +171,7 @@ class Compiled:
 
     @property
     def bases(self) -> BaseLayout:
-        """The order of the addresses that an execution hands over."""
+        """The order of the addresses that an execution passes."""
         return BaseLayout(len(self.inputs), len(self.outputs))
 
     @property
@@ -209,7 +208,7 @@ class _Emitter:
         self.place_blocks([block for block in plan.blocks if block.segment <= segment])
 
     def launch(self, launch: Launch, barrier: bool, start: int = 0) -> None:
-        """Adds a launch; `start` is the position of the program's first one."""
+        """Adds a launch; `start` is the position of the segment's first one."""
         slots = tuple([self.slot(slot) for slot in launch.slots])
         choice = next(
             (self.choice(i, s) for i, s in enumerate(launch.slots) if type(s) is Chosen), None
@@ -239,7 +238,7 @@ class _Emitter:
         self.code.flops.append(launch.flops)
 
     def discovery(self, discover: Discover, target: int) -> None:
-        """Adds a discovery; `target` is the segment where the host goes on."""
+        """Adds a discovery; `target` is the segment where the host continues."""
         bounds = tuple([self.slot(pointer) for pointer in discover.bounds])
         shape = tuple([self.slot(Number(size)) for size in discover.shape])
         self.code.discoveries.append(
@@ -256,7 +255,7 @@ class _Emitter:
         )
 
     def place_blocks(self, blocks: list[Block]) -> None:
-        """Static blocks get offsets now, symbolic ones when the program runs."""
+        """Assigns offsets to static blocks; symbolic blocks get theirs when the program runs."""
         offsets = [0] * (self.code.segment + 1)
         for number, block in enumerate(blocks):
             if not flags.MAX_GUARD and all(isinstance(size, int) for size in block.sizes):
@@ -313,7 +312,7 @@ def _fixed(buffer: Buffer) -> Fixed:
 
 @dataclass(frozen=True)
 class _Sequence:
-    """Launches that run one after the other: those of `mok.once`, or those of an execution; see `Flat`."""
+    """The launches of `mok.once`, or those of an execution; see `Flat`."""
 
     launches: list[Launch]
     discoveries: list[tuple[int, Discover]]
@@ -330,12 +329,12 @@ def emit(
     input_names: list[str],
     outputs: list[TensorInfo],
 ) -> Compiled:
-    """Makes the program.
+    """Emits the program of a model.
 
     Args:
         name: The name of the graph.
         flat: Its launches.
-        kernels: For each device the kernels that the launches use.
+        kernels: The kernels of each device.
         inputs: The inputs.
         input_names: Their names.
         outputs: The outputs.
@@ -390,7 +389,7 @@ def _segments(
     outputs: Sequence[TensorInfo],
     symbols: dict[str, None],
 ) -> list[ProgramCode]:
-    """The parts of a sequence of launches; adds the symbols that they discover to `symbols`."""
+    """Emits the segments of a sequence of launches; adds the symbols that they discover to `symbols`."""
     launches, discoveries = sequence.launches, sequence.discoveries
     cuts = sorted({position for position, _ in discoveries})
     held = [(at, pointer.buffer) for at, step in discoveries for pointer in step.bounds]

@@ -1,4 +1,4 @@
-"""Inlines calls: each becomes the launches of its callee, on the caller's buffers, symbols and weights."""
+"""Inlines calls: each becomes the launches of its callee, with the caller's buffers, symbols and weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["Flat", "flatten"]
 
 
 def callees_of(step: Step) -> tuple[str, ...]:
-    """The templates that a step runs."""
+    """The templates that a step may run."""
     if isinstance(step, CallStep):
         return (step.callee,)
     if isinstance(step, IfStep):
@@ -39,16 +39,16 @@ def callees_of(step: Step) -> tuple[str, ...]:
     return (step.condition.callee, step.body.callee) if isinstance(step, WhileStep) else ()
 
 
-def found_by(step: Step) -> tuple[str, ...]:
+def symbols_computed_by(step: Step) -> tuple[str, ...]:
     """The symbols whose values a step computes at run time."""
     if isinstance(step, Discover):
         return tuple(filter(None, step.symbols))
     return step.reveals if isinstance(step, CallStep) else ()
 
 
-def found_out(template: Template) -> list[str]:
+def computed_symbols(template: Template) -> list[str]:
     """The symbols whose values a template or its callees compute at run time."""
-    return [symbol for step in template.steps for symbol in found_by(step)]
+    return [symbol for step in template.steps for symbol in symbols_computed_by(step)]
 
 
 def symbols_of(size: Size) -> tuple[str, ...]:
@@ -71,9 +71,9 @@ class Flat:
     outputs: list[int] = field(default_factory=list[int])
     """The buffer of each output."""
     labels: list[int] = field(default_factory=list[int])
-    """For each label the position of the launch that it stands before."""
+    """The position of the launch after each label."""
     loops: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """For each loop the position of its first launch, and of the one after its last."""
+    """The position of the first launch of each loop, and of the one after its last."""
 
 
 CUT = Discover("cut", (), (), DType.bool)
@@ -90,7 +90,7 @@ class _Flattener:
         self.flat = Flat()
         self.weights: dict[str, int] = {}
         self.constants: dict[object, int] = {}
-        self.taken: set[str] = set()
+        self.used_names: set[str] = set()
 
     def instantiate(
         self,
@@ -99,25 +99,25 @@ class _Flattener:
         env: Mapping[str, Size],
         prefix: str,
         path: str,
-        given: Mapping[str, Size] | None = None,
+        names: Mapping[str, Size] | None = None,
         conditional: bool = False,
     ) -> Mapping[str, Size]:
         """Adds a template's launches.
 
         Args:
             template: The callee.
-            places: The places of its inputs and outputs.
+            places: The program's memory for its inputs and outputs; its other buffers are added.
             env: The values of its symbols.
             prefix: The prefix of its weights' names.
             path: The prefix of its launches' names.
-            given: Names for symbols that it computes.
-            conditional: Whether it is in a branch or a loop. Its checks are then launches, which do not run if
-                the branch is not taken.
+            names: The caller's symbols for sizes that the callee computes.
+            conditional: Whether the call is in a branch or a loop. Checks are then launches, which do not run if the
+                branch is not taken.
 
         Returns:
             The values of its symbols, including those that it computes.
         """
-        env = {**env, **self.names_of_discoveries(template, given or {})}
+        env = {**env, **self.names_of_discoveries(template, names or {})}
         for index, buffer in enumerate(template.buffers):
             if index not in places:
                 places[index] = Pointer(self.add(buffer, env, prefix))
@@ -129,7 +129,9 @@ class _Flattener:
                 self.flat.once_discoveries.append((position, self.bound(step, places, env)))
         checks = self.bound_checks(template.checks, env, path)
         unknown = (
-            {str(env[symbol]) for symbol in found_out(template)} if conditional else set[str]()
+            {str(env[symbol]) for symbol in computed_symbols(template)}
+            if conditional
+            else set[str]()
         )
         if conditional:
             checks = self.guards(checks, unknown)
@@ -147,7 +149,7 @@ class _Flattener:
             else:
                 self.call(step, places, env, prefix, conditional)
             if unknown:
-                unknown -= {str(env[symbol]) for symbol in found_by(step)}
+                unknown -= {str(env[symbol]) for symbol in symbols_computed_by(step)}
                 checks = self.guards(checks, unknown)
         return env
 
@@ -202,7 +204,7 @@ class _Flattener:
         host = self.needs_host(step)
         other, end = self.label(), self.label()
         if host:
-            # the results have memory on both paths
+            # allocates the results before the branch, so that both paths write the same memory
             self.mark(tuple([places[result].buffer for result in step.then.results]))
         self.jump("if_zero", other, host, self.pointer(step.predicate, places, env))
         self.call(step.then, places, env, prefix, conditional=True)
@@ -259,7 +261,7 @@ class _Flattener:
             self.cut()
         self.flat.labels[label] = len(self.flat.launches)
         if host:
-            # a discovery right after the label has a position of its own
+            # separates the label's position from that of a discovery right after it
             self.mark(())
 
     def add_launch(self, launch: Launch) -> None:
@@ -319,8 +321,8 @@ class _Flattener:
             if index not in inner:
                 inner[index] = places[result]
         whole = prefix + step.prefix
-        given = {symbol: env[symbol] for symbol in step.reveals}
-        computed = self.instantiate(callee, inner, bound, whole, whole, given, conditional)
+        names = {symbol: env[symbol] for symbol in step.reveals}
+        computed = self.instantiate(callee, inner, bound, whole, whole, names, conditional)
         outputs = {s for _, info in callee.outputs for dim in info.shape for s in symbols_of(dim)}
         # a symbol that another call computed already: both calls must agree
         agree = [
@@ -329,7 +331,7 @@ class _Flattener:
                 env[symbol],
                 f"call: two calls of {step.callee} differ in {symbol}",
             )
-            for symbol in sorted(outputs.intersection(found_out(callee)) - set(step.reveals))
+            for symbol in sorted(outputs.intersection(computed_symbols(callee)) - set(step.reveals))
             if symbol in env and computed[symbol] != env[symbol]
         ]
         if conditional:
@@ -338,17 +340,17 @@ class _Flattener:
             self.flat.checks += agree
 
     def names_of_discoveries(
-        self, template: Template, given: Mapping[str, Size]
+        self, template: Template, names: Mapping[str, Size]
     ) -> dict[str, Size]:
         """Unique names for the symbols that a template computes: each call computes its own sizes."""
-        named: dict[str, Size] = dict(given)
-        for symbol in found_out(template):
-            if symbol not in given:
+        named: dict[str, Size] = dict(names)
+        for symbol in computed_symbols(template):
+            if symbol not in names:
                 name, number = symbol, 0
-                while name in self.taken:
+                while name in self.used_names:
                     number += 1
                     name = f"{symbol}_{number}"
-                self.taken.add(name)
+                self.used_names.add(name)
                 named[symbol] = DimExpr.symbol(name)
         return named
 
@@ -411,17 +413,19 @@ class _Flattener:
 
 
 def flatten(templates: Mapping[str, Template], entry: str, guard: Guard) -> Flat:
-    """The program of the entry graph, with all calls expanded.
+    """Inlines all calls into the program of the entry graph.
 
     Args:
         templates: All graphs by name.
         entry: The name of the entry graph.
-        guard: Makes the kernels of checks in branches and loops; called where there are any.
+        guard: Creates the kernel of checks in branches and loops, at the first of them.
     """
     flattener = _Flattener(templates, guard)
     template = templates[entry]
     sizes = [dim for _, info in template.inputs for dim in info.shape]
-    flattener.taken = {name for dim in sizes if not isinstance(dim, int) for name in dim.symbols}
+    flattener.used_names = {
+        name for dim in sizes if not isinstance(dim, int) for name in dim.symbols
+    }
     places: dict[int, Pointer] = {}
     flattener.instantiate(template, places, {}, "", "")
     flat = flattener.flat

@@ -1,4 +1,4 @@
-"""The kernels of one compilation; launches with equal code share one kernel."""
+"""The kernels of one compilation. Launches with equal code share one kernel."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def guard(have: k.i64, want: k.i64, ctx: k.Context):
     if have {relation} want:
         raise ValueError("have {{}}, want {{}}", have, want)
 """
-"""Every worker evaluates the guard, and leaves the program before its next launch: no barrier is needed."""
+"""Every worker evaluates the guard and leaves the program before its next launch, so that no barrier is needed."""
 
 
 @dataclass(frozen=True)
 class Argument:
-    """A tensor argument of a launch: its address and the view that the kernel gets.
+    """A tensor argument of a launch: its address and the kernel's view.
 
     Args:
         pointer: The address of its first element.
@@ -46,7 +46,7 @@ class Argument:
     static_strides: tuple[bool, ...] | None = None
 
     def spec(self) -> k.TensorSpec:
-        """The static part of the view. A dim of 0 counts as dynamic: code that never runs may divide by it."""
+        """The static part of the view. A dim of 0 is dynamic: dead code may divide by it at compile time."""
         static = self.static or (True,) * len(self.view.shape)
         shape = tuple(
             dim if is_static and isinstance(dim, int) and dim else None
@@ -63,11 +63,11 @@ class Argument:
 
 
 class KernelTable:
-    """Specialises kernels for one device, and keeps one of each.
+    """Specialises kernels for one device, each once.
 
     Args:
         backend: The device.
-        ahead: Whether the device begins to compile each kernel as soon as it is specialised.
+        ahead: Whether the device starts to compile each kernel as soon as it is specialised.
     """
 
     def __init__(self, backend: Backend, ahead: bool = False) -> None:
@@ -100,7 +100,7 @@ class KernelTable:
         params: Mapping[str, Any],
         epilogue: str | None,
     ) -> tuple[str, tuple[Slot | Border, ...]]:
-        """A kernel written as a Python function, with the text of an epilogue or None."""
+        """The specialisation of a library kernel, with the text of an epilogue or None, and its slots."""
         specs = [k.i64 if isinstance(a, Chosen) else a.spec() for a in arguments]
         key = (
             id(kernel),
@@ -153,7 +153,7 @@ class KernelTable:
     def slots(
         ir: k.KernelIR, arguments: Sequence[Argument | Chosen], scalars: Sequence[Size] = ()
     ) -> tuple[Slot | Border, ...]:
-        """The value of each slot of a kernel."""
+        """The values of a kernel's argument slots."""
         slots: list[Slot | Border] = []
         for slot in ir.slots:
             if slot.arg >= len(arguments):
@@ -175,14 +175,14 @@ class KernelTable:
         return tuple(slots)
 
     def writes(self, kernel: Any) -> frozenset[int] | None:
-        """The positions of a kernel's tensor parameters that the kernel may write; None: all."""
+        """The positions of the tensor parameters that a kernel may write; None for all."""
         if kernel not in self._written:
             parameters = [
                 p
                 for p in inspect.signature(kernel, follow_wrapped=True).parameters.values()
                 if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
             ]
-            # annotations are strings in a file with postponed evaluation
+            # annotations are strings in files with postponed evaluation
             self._written[kernel] = frozenset(
                 i
                 for i, p in enumerate(parameters)

@@ -1,4 +1,4 @@
-"""Strided layouts over symbolic sizes, and how view ops change them."""
+"""Strided layouts over symbolic sizes, and the view ops on them."""
 
 from __future__ import annotations
 
@@ -75,6 +75,7 @@ class Layout:
             return self
         if 0 in shape or 0 in self.shape or self.is_contiguous:
             return Layout(shape, contiguous_strides(shape), self.offset)
+        # pair groups of old and new axes with equal products; the old axes of a group must be mergeable
         old = [
             (dim, stride) for dim, stride in zip(self.shape, self.strides, strict=True) if dim != 1
         ]
@@ -121,7 +122,7 @@ def collapse(
     Args:
         shape: The iteration space.
         views: For each view its strides over that space.
-        keep_last: Keep the last axis as it is (a reduction runs over it).
+        keep_last: Whether to keep the last axis separate, as a reduction runs over it.
 
     Returns:
         The new space and the new strides of each view.

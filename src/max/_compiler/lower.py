@@ -1,4 +1,4 @@
-"""Lowers a graph of regions and library ops to a template: ops become launches, values become places in buffers."""
+"""Lowers a graph of regions and library ops to a template: ops become launches, values places in buffers."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ class GraphLowering(RegionLowering):
         return CallStep(callee, tuple(operands), tuple(results), pairs, prefix)
 
     def choice(self, op: IfOp) -> None:
-        """Calls of both branches, which write to the same results; of one if the predicate is constant."""
+        """Calls both branches, which write to the same results; only one if the predicate is constant."""
         predicate = self.place(op.operands[0]).pointer()
         operands = self.pointers(op.operands[1:])
         results = [self.allocate(v).buffer for v in op.results if isinstance(v.type, ShapedType)]
@@ -188,14 +188,14 @@ class GraphLowering(RegionLowering):
             replace(self.call_step(name, types, operands, results), inherit=True)
             for name in op.callees
         ]
-        decided = constant_of(op.operands[0].owner)
-        if decided is not None:
-            self.launches.append(then if decided else otherwise)
+        constant_predicate = constant_of(op.operands[0].owner)
+        if constant_predicate is not None:
+            self.launches.append(then if constant_predicate else otherwise)
             return
         self.launches.append(IfStep(predicate, then, otherwise))
 
     def loop(self, op: WhileOp) -> None:
-        """The results' buffers hold the carried values; the body writes the next ones to a second set of buffers."""
+        """Lowers a loop. The results' buffers hold the carried values; the body writes the next ones to other buffers."""
         carried = [v for v in op.results if isinstance(v.type, ShapedType)]
         sources = [self.place(v) for v in op.operands[: len(carried)]]
         states = [self.allocate(v) for v in carried]
@@ -238,7 +238,7 @@ class GraphLowering(RegionLowering):
         )
 
     def copy_in_memory(self, source: Place, target: Place, name: str) -> None:
-        """A launch that copies, on the device that both places belong to."""
+        """Launches a copy on the device of both places."""
         self.device = self.template.buffers[target.buffer].device
         self.copy(source, target, name)
 

@@ -1,4 +1,4 @@
-"""Launches of library kernels, of attention, of packing, and of custom kernels."""
+"""Lowering of library ops, attention, packing, and custom kernels."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LibraryLowering(Placing):
         sources: Sequence[tuple[Place, Size]],
         others: Sequence[Place] = (),
     ) -> tuple[tuple[int, int], ...]:
-        """Pairs of result and operand buffers that may share memory: each is read before it is written.
+        """Pairs of result and operand buffers that may share memory, as each element is read before it is written.
 
         Args:
             spec: The region. In an epilogue the first leaf, the kernel's own result, has no source.
@@ -47,9 +47,9 @@ class LibraryLowering(Placing):
         """
         leaves = [v for v in spec.values if isinstance(v, Leaf)]
         leaves = leaves[len(leaves) - len(sources) :]
-        elsewhere = {place.buffer for place in others}
+        other_buffers = {place.buffer for place in others}
         last = max(spec.stage, default=0)
-        # a walk must not overwrite an operand of a later walk
+        # each stage walks the row again: an earlier one must not overwrite operands of a later one
         if any(
             spec.stage[r.value] != last and r.strides and r.strides[-1] != 0 for r in spec.results
         ):
@@ -57,22 +57,22 @@ class LibraryLowering(Placing):
         pairs: list[tuple[int, int]] = []
         for result, (target, _) in zip(spec.results, results, strict=True):
             for leaf, (source, offset) in zip(leaves, sources, strict=True):
-                alone = sum(place.buffer == source.buffer for place, _ in sources) == 1
-                alone = alone and source.buffer not in elsewhere
+                read_once = sum(place.buffer == source.buffer for place, _ in sources) == 1
+                read_once = read_once and source.buffer not in other_buffers
                 whole = source.layout.is_contiguous and source.layout.offset == 0 and offset == 0
-                same = (
+                same_elements = (
                     leaf.strides == result.strides
                     and leaf.dtype.size_in_bytes == result.dtype.size_in_bytes
                 )
-                if alone and whole and same:
+                if read_once and whole and same_elements:
                     pairs.append((target.buffer, source.buffer))
         return tuple(pairs)
 
     def discover(self, op: MoOp) -> None:
-        """Records the sizes of an op's results that only its operands' values determine, at run time.
+        """Adds a discovery of the sizes of an op's results that depend on values of its operands.
 
         Raises:
-            UnsupportedOpError: Nothing determines a size.
+            UnsupportedOpError: No rule determines a size.
         """
         for result in op.results:
             if not isinstance(result.type, ShapedType):
@@ -98,10 +98,10 @@ class LibraryLowering(Placing):
             self.known_symbols.update(filter(None, names))
 
     def library(self, op: MoOp, outer: MoOp, epilogue: RegionParts | None) -> bool:
-        """A launch of a library kernel; `outer` is the region whose results it writes, or the op itself.
+        """Launches a library kernel; `outer` is the region whose results it writes, or the op itself.
 
         Returns:
-            Whether a launch was made: False if the device's kernel takes no epilogue.
+            Whether a launch was added: False if the device's kernel takes no epilogue.
         """
         values, attributes = with_norm(op)
         operands = [v for v in values if isinstance(v.type, ShapedType)]
@@ -158,50 +158,50 @@ class LibraryLowering(Placing):
         flops: Size = 0,
         parts: Sequence[int] = (),
     ) -> None:
-        """The launch of a library kernel.
+        """Launches a library kernel.
 
         Args:
             call: The kernel, its arguments and parameters.
             places: The places of the operands.
             outputs: The places of the results.
-            label: The launch's name.
+            label: The name of the launch.
             epilogue: The function that the kernel calls before it stores.
             sources: The operands of the epilogue.
             in_place: Pairs of result and operand buffers that may share memory.
-            flops: Its operations.
-            parts: Buffers of which it writes a part that no other launch writes.
+            flops: The arithmetic operations.
+            parts: Buffers of which this launch writes a part that no other launch writes.
         """
         workspaces = [self.workspace(w) for w in call.workspaces]
         tables = {"operand": places, "result": outputs, "workspace": workspaces}
         may_write = self.kernels.writes(call.kernel)
         arguments: list[Argument] = []
-        given: list[Argument | Chosen] = []
+        kernel_arguments: list[Argument | Chosen] = []
         written: list[bool] = []
         both: list[int] = []
         for position, arg in enumerate(call.args):
             if isinstance(arg, Limit):
-                given.append(Chosen(arg.name, arg.guess, arg.most, simplify(arg.rows)))
+                kernel_arguments.append(Chosen(arg.name, arg.guess, arg.most, simplify(arg.rows)))
                 continue
             place = tables[arg.source][arg.index]
             shape = tuple(simplify(dim) for dim in arg.shape)
             arguments.append(
                 Argument(place.pointer(), ArgView(arg.dtype, shape, None, True), arg.static)
             )
-            given.append(arguments[-1])
+            kernel_arguments.append(arguments[-1])
             writes = arg.source != "operand" or may_write is None or position in may_write
             written.append(writes)
             if writes and arg.source == "operand":
                 both.append(place.buffer)
         for (place, offset), view in zip(sources, epilogue.args if epilogue else (), strict=True):
             arguments.append(Argument(place.pointer(offset), view))
-            given.append(arguments[-1])
+            kernel_arguments.append(arguments[-1])
             written.append(False)
         text = None if epilogue is None else epilogue.source
-        kernel = self.kernels.library(call.kernel, given, call.params, text)
+        kernel = self.kernels.library(call.kernel, kernel_arguments, call.params, text)
         self.launch(kernel, arguments, written, call.serial, label, in_place, both, parts, flops)
 
     def attention(self, op: MoOp) -> None:
-        """A launch of the attention kernel, over views of any strides."""
+        """Launches the attention kernel, over views of any strides."""
         result = self.allocate(op.results[0])
         places = [self.place(v) for v in op.operands]
         views, columns = attention_views(
@@ -225,7 +225,7 @@ class LibraryLowering(Placing):
             if arg.source in layouts:
                 strides = layouts[arg.source][arg.index].strides
             view = ArgView(arg.dtype, tuple(arg.shape), strides, arg.source != "operand")
-            # only the stride of the last axis is a constant in the code
+            # only the stride of the last axis is a constant in the code: fewer specialisations
             static_strides = tuple([axis == len(arg.shape) - 1 for axis in range(len(arg.shape))])
             arguments.append(Argument(pointer, view, arg.static, static_strides))
         kernel = self.kernels.library(call.kernel, arguments, call.params, None)
@@ -248,7 +248,7 @@ class LibraryLowering(Placing):
             self.launch_call(call, [self.place(w)], [target], "pack", parts=shared)
 
     def custom(self, op: MoOp, symbol: str, parameters: Mapping[str, Any]) -> None:
-        """A launch of the kernel registered under the op's symbol; its arguments are the results, then the operands."""
+        """Launches the kernel registered under the op's symbol; its arguments are the results, then the operands."""
         self.discover(op)
         kernel = k.registered(symbol)
         values = [v for v in (*op.results, *op.operands) if isinstance(v.type, ShapedType)]
@@ -274,12 +274,16 @@ class LibraryLowering(Placing):
 
 
 def on_host(value: SSAValue) -> SSAValue:
-    """The source of a copy to a device; other values as they are."""
+    """The source of a copy to a device; other values are returned unchanged."""
     return value.owner.operands[0] if isinstance(value.owner, DeviceCopyOp) else value
 
 
 def with_norm(op: MoOp) -> tuple[list[SSAValue], Mapping[str, Any]]:
-    """The operands and attributes of an op's launch. If it computes a norm: the norm's x instead of its result, gamma last, and `norm`."""
+    """The operands and attributes of an op's launch.
+
+    A product that computes the norm before it takes the norm's x instead of its result, gamma as the last operand, and the
+    attribute `norm`.
+    """
     norm = norm_before(op) if op.name in PACKED_PRODUCTS else None
     if norm is None:
         return list(op.operands), op.attrs
@@ -289,7 +293,7 @@ def with_norm(op: MoOp) -> tuple[list[SSAValue], Mapping[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """An attribute's value with static dims as ints."""
+    """Converts static dims in an attribute's value to ints."""
     if isinstance(value, DimExpr):
         return simplify(value)
     if isinstance(value, Mapping):

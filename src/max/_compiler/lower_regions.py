@@ -1,4 +1,4 @@
-"""Launches of regions: element-wise ops over an iteration space, and library ops with their epilogues."""
+"""Lowering of regions: element-wise ops over an iteration space, and library ops with epilogues."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RegionLowering(LibraryLowering):
     """Lowers regions, copies and concats."""
 
     def copy(self, source: Place, target: Place, name: str, parts: Sequence[int] = ()) -> None:
-        """A launch that copies from one layout to another."""
+        """Launches a copy from one layout to another."""
         shape = source.layout.shape
         dims, (read, written) = collapse(shape, [source.layout.strides, target.layout.strides])
         spec = RegionSpec(
@@ -50,7 +50,7 @@ class RegionLowering(LibraryLowering):
                 self.copy(source, part, "concat", parts=[part.buffer])
 
     def part_of_concat(self, op: MoOp, index: int) -> Place:
-        """The place of an operand of a concat in the result."""
+        """The part of a concat's result that an operand fills."""
         axis: int = op.attr("axis")
         result = self.places.get(op.results[0]) or self.allocate(op.results[0])
         shape = shape_of(op.operands[index])
@@ -93,7 +93,7 @@ class RegionLowering(LibraryLowering):
         parts: Sequence[int] = (),
         flops: Size = 0,
     ) -> None:
-        """A launch of the kernel of a region; places come with an offset in elements."""
+        """Launches the kernel of a region; places have an offset in elements."""
         text = write_nest(spec, self.native_width(spec))
         count = len(results) + len(sources)
         workspaces = [self.workspace(Workspace(v.dtype, v.shape)) for v in text.args[count:]]
@@ -116,7 +116,7 @@ class RegionLowering(LibraryLowering):
         )
 
     def library_region(self, op: RegionOp) -> None:
-        """A library op with its epilogue; an epilogue that cannot be fused becomes a second launch."""
+        """Launches a library op with its epilogue; an epilogue that cannot be fused becomes a second launch."""
         for argument, value in zip(op.block.args, op.operands, strict=True):
             self.places[argument] = self.place(value)
         inner = ops_of(op.block)
@@ -141,7 +141,7 @@ class RegionLowering(LibraryLowering):
         self.separate_epilogue(op, main, 0)
 
     def separate_epilogue(self, op: RegionOp, main: MoOp, number: int) -> None:
-        """A separate launch of the ops after the library op, for one result of the region."""
+        """Launches the ops after the library op separately, for one result of the region."""
         parts = region_parts(op, main, only=op.yielded[number])
         operands = [self.place(v) for v in op.operands]
         sources = [
@@ -152,7 +152,7 @@ class RegionLowering(LibraryLowering):
         self.nest(parts.spec, [(result, 0)], sources, region_name(op))
 
     def packed_products(self, op: PackedProductsOp, outer: RegionOp | None = None) -> None:
-        """A launch of several products, with an epilogue per part."""
+        """Launches several products, with one epilogue per part."""
         jobs = plan_products(op, outer)
         operands, attributes = with_norm(op)
         outputs = [[self.allocate(v) for v in job.results] for job in jobs]

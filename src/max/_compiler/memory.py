@@ -1,4 +1,4 @@
-"""Places temporaries in the arena and barriers between launches.
+"""Memory planning: places temporaries in the arena, and barriers between launches.
 
 Buffers whose lifetimes do not overlap share an arena *block*. The assignment is made once, at compile time; block sizes
 follow from the symbols at run time. Barriers depend only on the assignment, so they hold for all sizes.
@@ -7,7 +7,7 @@ A launch needs a barrier if an unfinished launch conflicts with it:
 
 * read after write: it reads memory that the other writes;
 * write after read: it writes memory that the other reads;
-* write after write: both write it, unless each writes a part of its own.
+* write after write: both write it, unless each writes a disjoint part.
 
 Serial launches run in order on worker 0 and need no barrier between each other.
 """
@@ -34,7 +34,7 @@ class Block:
     sizes: list[Size]
     estimate: int
     segment: int = 0
-    """The segment of the program whose arena holds it."""
+    """The segment whose arena holds the block."""
 
 
 @dataclass(slots=True)
@@ -42,10 +42,10 @@ class MemoryPlan:
     """The result of planning."""
 
     block_of: dict[int, int] = field(default_factory=dict[int, int])
-    """For each temporary buffer its block."""
+    """The block of each temporary buffer."""
     blocks: list[Block] = field(default_factory=list[Block])
     barriers: list[bool] = field(default_factory=list[bool])
-    """For each launch, whether all workers finish the earlier launches first."""
+    """Whether all workers finish the earlier launches before each launch."""
 
 
 class _Planner:
@@ -72,19 +72,23 @@ class _Planner:
                     self.last_use[buffer] = index
         for position, buffer in held:
             self.last_use[buffer] = max(self.last_use.get(buffer, 0), position)
-        # the targets of jumps: which launches came before depends on the path taken
+        # jump targets: the launches before them depend on the path, so a barrier ends all of them
         self.joins = frozenset(labels)
         self.ends = self.keep_through_loops(loops)
         self.free: list[int] = []
         # blocks whose last user may still be running: free after the next barrier
         self.pending: list[int] = []
         # memory written and read since the last barrier, by parallel (0) and by serial launches (1); for
-        # written memory, whether every writer wrote a part of its own
+        # written memory, whether all writers wrote disjoint parts
         self.written: tuple[dict[int, bool], dict[int, bool]] = ({}, {})
         self.read: tuple[set[int], set[int]] = (set(), set())
 
     def keep_through_loops(self, loops: Sequence[tuple[int, int]]) -> dict[int, list[int]]:
-        """Extends to a loop's end the lifetime of buffers made before it and used in it; returns these buffers by last launch."""
+        """Extends the lifetime of buffers that are defined before a loop and used in it to the loop's end.
+
+        Returns:
+            The extended buffers, by the position of the loop's last launch.
+        """
         first_use: dict[int, int] = {}
         for index, launch in enumerate(self.launches):
             for buffer in (*launch.reads, *launch.writes):
@@ -107,6 +111,7 @@ class _Planner:
         for index, launch in enumerate(self.launches):
             if index in self.cuts:
                 self.begin_segment()
+            # all workers read the predicate of a branch, or repeat a loop, after all launches before
             waits = launch.jump is not None and launch.jump.kind in ("if_zero", "back")
             barrier = index in self.joins or (index > 0 and (waits or self.conflicts(launch)))
             if barrier:
@@ -162,12 +167,12 @@ class _Planner:
         for lane in (0, 1):
             self.written[lane].clear()
             self.read[lane].clear()
-        # blocks of an earlier segment stay where they are: the size of its arena is fixed
+        # blocks of earlier segments are not reused: the layout of their arenas is final
         self.free.extend([b for b in self.pending if self.plan.blocks[b].segment == self.segment])
         self.pending.clear()
 
     def allocate(self, index: int, launch: Launch) -> bool:
-        """Assigns blocks to the temporaries that a launch uses first; whether one of them reuses an operand in place."""
+        """Assigns blocks to temporaries at their first launch; returns whether one of them reuses an operand in place."""
         reused = False
         for buffer in launch.writes:
             if self.buffers[buffer].kind != "temp" or buffer in self.plan.block_of:
@@ -182,7 +187,7 @@ class _Planner:
                 self.plan.block_of[buffer] = self.take(self.buffers[buffer].bytes)
         for buffer in launch.reads:
             if self.buffers[buffer].kind == "temp" and buffer not in self.plan.block_of:
-                # a buffer that is read before anything is stored in it
+                # an uninitialised buffer (`buffer_create`) is read before it is written
                 self.plan.block_of[buffer] = self.take(self.buffers[buffer].bytes)
         return reused
 
@@ -193,7 +198,7 @@ class _Planner:
             if (
                 written == buffer
                 and self.buffers[read].kind == "temp"
-                # a buffer passed twice has a second reader in this launch
+                # an operand passed twice is read at other positions too
                 and launch.reads.count(read) == 1
                 and self.last_use[read] == index
                 and self.buffers[read].bytes == self.buffers[buffer].bytes
@@ -207,7 +212,7 @@ class _Planner:
         return None
 
     def take(self, size: Size) -> int:
-        """The free block that wastes least, or a new one."""
+        """Takes the free block with the least waste, or a new one."""
         expected = nominal(size)
         best, best_waste = -1, 0
         for position, block in enumerate(self.free if self.share else ()):
@@ -249,10 +254,10 @@ def plan_memory(
     Args:
         buffers: All buffers.
         launches: All launches, in order.
-        cuts: Positions of launches that begin a new segment of the program, with an arena of its own.
+        cuts: Positions of launches that begin a new segment of the program, with its own arena.
         held: Pairs (position, buffer): the host reads the buffer before the launch at the position.
-        labels: Positions of the launches that jumps go to.
-        loops: For each loop the positions of its first launch and of the one after its last, inner loops first.
+        labels: Positions of jump targets.
+        loops: The positions of the first launch of each loop and of the one after its last, inner loops first.
         share: Whether buffers share memory.
     """
     return _Planner(buffers, launches, cuts, held, labels, loops, share).run()

@@ -1,4 +1,4 @@
-"""Which axes of a region its loop nest vectorises and tiles."""
+"""The choice of the axes that a region's loop nest vectorises and tiles."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["column_axis", "move_axis", "reads_longer_rows", "tile_axis", "transp
 
 
 def move_axis(spec: RegionSpec, axis: int) -> RegionSpec:
-    """The region with an outer axis moved to the place before the last."""
+    """Moves an outer axis of a region to the position before the last."""
     order = [a for a in range(len(spec.dims) - 1) if a != axis] + [axis, len(spec.dims) - 1]
 
     def moved(strides: Sizes) -> Sizes:
         return tuple(strides[a] for a in order)
 
-    place = {old: new for new, old in enumerate(order)}
+    new_axis = {old: new for new, old in enumerate(order)}
     values = tuple(
         replace(v, strides=moved(v.strides)) if isinstance(v, Leaf)
-        else replace(v, axis=place[v.axis]) if isinstance(v, SizeOf)
+        else replace(v, axis=new_axis[v.axis]) if isinstance(v, SizeOf)
         else v
         for v in spec.values
     )  # fmt: skip

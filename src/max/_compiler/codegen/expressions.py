@@ -1,7 +1,7 @@
 """One node of a region as an expression of the kernel language.
 
-Floats of 16 bits or fewer are computed in f32, everything else in its own type. ``round_to`` rounds a value to its dtype. A value is a vector where it varies
-along the vectorised axis, else a scalar; operands of one operation are brought to one shape by the caller.
+Floats of 16 bits or fewer are computed in f32, other types in their own. ``round_to`` rounds a value to its dtype. A value
+is a vector if it varies along the vectorised axis, else a scalar; the caller splats scalars that meet vectors.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KERNEL_NAME: dict[DType, str] = {
     DType.float8_e5m2: "f8e5m2", DType.float8_e5m2fnuz: "f8e5m2fnuz",
     DType.float4_e2m1fn: "f4e2m1fn", DType.float16: "f16", DType.bfloat16: "bf16", DType.float32: "f32", DType.float64: "f64",
 }  # fmt: skip
-"""The kernel language's names of the element types that it has."""
+"""The kernel language's names of its element types."""
 
 
 def compute_dtype(dtype: DType) -> DType:
@@ -55,7 +55,7 @@ def literal(value: float | int | bool, dtype: DType) -> str:
 
 
 def identity(reduction: str, dtype: DType) -> str:
-    """The scalar that leaves a reduction unchanged."""
+    """The identity element of a reduction, as a scalar."""
     dtype = compute_dtype(dtype)
     if reduction == "reduce_sum":
         return literal(0, dtype)
@@ -74,7 +74,7 @@ def identity(reduction: str, dtype: DType) -> str:
 
 
 def combine(reduction: str, x: str, y: str) -> str:
-    """One step of a reduction of the accumulator `x` and the element `y`."""
+    """One step of a reduction, with accumulator `x` and element `y`."""
     # max and min test their first argument for NaN: the element, not the accumulator, which is on the dependency chain
     return (
         f"{x} + {y}"
@@ -156,7 +156,7 @@ def expression(op: str, attr: str, operand_dtype: DType, args: Sequence[str]) ->
 
 
 def cast(text: str, source: DType, target: DType) -> str:
-    """A conversion between compute types; ``text`` itself where they are one."""
+    """A conversion between compute types; ``text`` itself if they are equal."""
     source, target = compute_dtype(source), compute_dtype(target)
     if source is target:
         return text
@@ -166,12 +166,12 @@ def cast(text: str, source: DType, target: DType) -> str:
 
 
 def rounded(text: str, dtype: DType) -> str:
-    """A value of the compute type of `dtype`, rounded to `dtype`, which it then has."""
+    """A value of the compute type of `dtype`, rounded to `dtype`."""
     return f"k.cast({text}, k.{KERNEL_NAME[dtype]})"
 
 
 def loaded(text: str, dtype: DType) -> str:
-    """A value of type `dtype` in the compute type of `dtype`."""
+    """A value of type `dtype`, converted to the compute type of `dtype`."""
     target = compute_dtype(dtype)
     return text if target is dtype else f"k.cast({text}, k.{KERNEL_NAME[target]})"
 

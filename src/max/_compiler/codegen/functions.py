@@ -1,6 +1,6 @@
-"""Functions that generated kernels call: `mo` ops that are no single operation of the kernel language.
+"""Functions that generated kernels call: `mo` ops without a single equivalent in the kernel language.
 
-All take and give scalars or vectors of one element type.
+Arguments and results are scalars or vectors of one element type.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ __all__ = [
 def gelu(x: Any) -> Any:
     """``x * Phi(x)``.
 
-    In f32 ``max(x, 0) - |x| Phi(-|x|)``, where the logarithm of Phi(-t) is a polynomial, a weighted minimax fit on [0, 6] that goes on
-    falling behind it: within 4 units in the last place above 0, relative 4e-7 down to -2 and 3e-6 down to -5.
+    In f32 it is ``max(x, 0) - |x| Phi(-|x|)``. The logarithm of Phi(-t) is a polynomial: a weighted minimax fit on [0, 6]
+    that decreases beyond. Error: 4 units in the last place above 0, relative 4e-7 down to -2 and 3e-6 down to -5.
     """
     if x.dtype is k.f64:
         return 0.5 * x * (1.0 + k.erf(x * 0.7071067811865476))
     else:
-        # no tail behind it, and no product of infinity and 0
+        # Phi(-14) is 0 in f32; the clamp also avoids infinity * 0
         t = k.min(k.abs(x), 14.0)
         log_tail = k.polynomial(
             t,
@@ -67,19 +67,19 @@ def floor_mod(x: Any, y: Any) -> Any:
 
 @k.inline
 def floor_div(x: Any, y: Any) -> Any:
-    """Division of integers, rounded down; 0 where `y` is 0."""
+    """Floor division of integers; 0 if `y` is 0."""
     return k.select(y == 0, 0, x // k.select(y == 0, 1, y))
 
 
 @k.inline
 def integer_mod(x: Any, y: Any) -> Any:
-    """The remainder of integers, with the sign of `y`; 0 where `y` is 0."""
+    """The remainder of integers, with the sign of `y`; 0 if `y` is 0."""
     return k.select(y == 0, 0, x % k.select(y == 0, 1, y))
 
 
 @k.inline
 def unsigned_pow(x: Any, y: Any) -> Any:
-    """Integer power by repeated squaring, wrapped."""
+    """Integer power by repeated squaring; wraps."""
     result = x * 0 + 1
     base = x
     exponent = y
@@ -92,7 +92,7 @@ def unsigned_pow(x: Any, y: Any) -> Any:
 
 @k.inline
 def signed_pow(x: Any, y: Any) -> Any:
-    """Integer power, wrapped; a negative power is 0 but for bases 1 and -1."""
+    """Integer power; wraps. A negative power is 0, except for bases 1 and -1."""
     power = unsigned_pow(x, k.select(y < 0, -(y + 1), y))
     odd = (y & 1) != 0
     unit = k.select(x == 1, 1, k.select(x == -1, k.select(odd, -1, 1), 0)) + x * 0

@@ -93,7 +93,7 @@ class _NestWriter:
         self.values = ValueWriter(spec, self, self.lane_axis, str(width))
         self.index = [f"i{axis}" for axis in range(rank)]
         self.tile_axis = tile_axis(spec)
-        # the workers share a single row that may be long
+        # a full reduction of a long row: all workers share the row
         self.split = (
             spec.reduces
             and rank == 1
@@ -107,8 +107,8 @@ class _NestWriter:
         self.along_read = bool(self.transposed) and reads_longer_rows(
             spec, self.transposed, self.tile_axis
         )
-        least = min((r.dtype.size_in_bytes for r in spec.results), default=4)
-        self.tile_lanes = TILE_LINE // least if self.transposed else TILE_LANES
+        narrowest = min((r.dtype.size_in_bytes for r in spec.results), default=4)
+        self.tile_lanes = TILE_LINE // narrowest if self.transposed else TILE_LANES
 
     # arguments ---------------------------------------------------------------------------------
 
@@ -327,7 +327,7 @@ class _NestWriter:
             comma = "," if len(parallel) == 1 else ""
             grain = self.grain(block)
             if not self.transposed:
-                # long runs are read fastest
+                # chunks grow with the work: long runs are read fastest
                 steps = " * ".join(size for _, size in parallel)
                 grain = f"k.max({grain}, {steps} // ({CHUNKS} * ctx.num_workers))"
             out.open(f"for {names}{comma} in ctx.parallel(({shape}{comma}), grain={grain}):")
@@ -367,12 +367,12 @@ class _NestWriter:
         work = block or 1
         if self.tile_axis >= 0:
             work *= self.tile_rows
-        # axes that one step walks as a whole
-        whole = [self.last] if self.columns or not block else []
+        # axes that one step of the parallel loop walks completely
+        walked = [self.last] if self.columns or not block else []
         if self.columns and not block:
-            whole.append(self.lane_axis)
+            walked.append(self.lane_axis)
         texts = list[str]()
-        for axis in whole:
+        for axis in walked:
             size = self.spec.dims[axis]
             if isinstance(size, int):
                 work *= max(size, 1)

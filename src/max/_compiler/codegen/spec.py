@@ -1,4 +1,4 @@
-"""A fused region as plain data, free of MLIR: what the code generator works on."""
+"""A fused region as plain data without MLIR, the input of the code generator."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class SizeOf:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """``op(args)``; `args` are indices of earlier values, `attr` is what the op needs besides."""
+    """``op(args)``; `args` are indices of earlier values, `attr` is the op's attribute."""
 
     op: str
     args: tuple[int, ...]
@@ -73,7 +73,7 @@ Value = Leaf | Literal | SizeOf | Node
 
 @dataclass(frozen=True, slots=True)
 class RegionSpec:
-    """A loop nest over `dims`; where `reduces`, the last axis is the one that reductions run over."""
+    """A loop nest over `dims`; if `reduces`, reductions run over the last axis."""
 
     dims: Sizes
     reduces: bool
@@ -82,7 +82,7 @@ class RegionSpec:
     inner: tuple[bool, ...] = field(init=False)
     """For each value, whether it varies along the last axis."""
     stage: tuple[int, ...] = field(init=False)
-    """For each value, how many reductions must be finished before it can be computed."""
+    """For each value, the number of reductions that must finish before it, one after the other."""
 
     def __post_init__(self) -> None:
         self._drop_strides_of_ones()
@@ -108,7 +108,7 @@ class RegionSpec:
         object.__setattr__(self, "stage", tuple(stage))
 
     def _drop_strides_of_ones(self) -> None:
-        """Nothing varies along an axis of size 1, whatever stride its layout has there."""
+        """Sets strides along axes of size 1 to 0: nothing varies there, whatever the layout says."""
         ones = [axis for axis, dim in enumerate(self.dims) if dim == 1]
         if not ones:
             return
@@ -126,7 +126,7 @@ class RegionSpec:
 
     @property
     def size(self) -> int | None:
-        """The number of points of the iteration space where it is static."""
+        """The number of points of the iteration space, or None if it is symbolic."""
         total = 1
         for dim in self.dims:
             if not isinstance(dim, int):
@@ -137,7 +137,7 @@ class RegionSpec:
 
 @dataclass(frozen=True)
 class ArgView:
-    """How a kernel sees one of its tensors: the dims and strides of the axes that it varies along; contiguous if None."""
+    """A kernel's view of one of its tensors: dims and strides of the axes that it varies along (None: contiguous)."""
 
     dtype: DType
     shape: Sizes

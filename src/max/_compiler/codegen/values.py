@@ -1,4 +1,4 @@
-"""Writes the values of a region as assignments, each once, where it is first used. Loop nests and epilogues share it."""
+"""Writes the values of a region as assignments, each once, at its first use. Loop nests and epilogues share it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Code", "ValueWriter", "converted"]
 
 
 class Code(Protocol):
-    """The code around the values: where statements go, and how arguments are read there."""
+    """The code around the values, which receives statements and reads arguments."""
 
     def add(self, text: str) -> None:
         """Appends a statement."""
@@ -46,23 +46,23 @@ class ValueWriter:
         code: The code around the values.
         axis: The vectorised axis.
         lanes: The number of lanes, as an expression.
-        given: Leaves that are vectors in any case: the sums that an epilogue starts from.
+        vectors: Leaves that are always vectors: the sums that an epilogue starts from.
     """
 
     def __init__(
-        self, spec: RegionSpec, code: Code, axis: int, lanes: str, given: Collection[int] = ()
+        self, spec: RegionSpec, code: Code, axis: int, lanes: str, vectors: Collection[int] = ()
     ) -> None:
         self.spec = spec
         self.code = code
         self.axis = axis
         self.lanes = lanes
         self.names: dict[int, str] = {}
-        """The variables of values that hold until the end of the code."""
+        """Variables of values that are valid until the end of the code."""
         self.scope: dict[int, str] | None = None
-        """The variables of values that hold in the innermost loop; None outside of it."""
+        """Variables of values that are valid in the innermost loop; None outside of it."""
         self._counter = 0
-        self._vectors = dict.fromkeys(given, True)
-        # a variable that was rounded -> the variable with the same value in the dtype that it was rounded to
+        self._vectors = dict.fromkeys(vectors, True)
+        # a variable in the compute type -> the variable with its value before widening, and that dtype
         self._narrow: dict[str, tuple[str, DType]] = {}
 
     def fresh(self) -> str:
@@ -87,7 +87,7 @@ class ValueWriter:
         return vector
 
     def value(self, i: int) -> str:
-        """The variable of a value; writes the value, and those it depends on, if they are not written yet."""
+        """The variable of a value; first writes the value and its operands if needed."""
         name = self.names.get(i) or (self.scope or {}).get(i)
         if name is not None:
             return name
@@ -109,7 +109,7 @@ class ValueWriter:
             self._narrow[(wide := self.fresh())] = name, value.dtype
             name, text = wide, loaded(name, value.dtype)
         self.code.add(f"{name} = {text}")
-        # all that does not vary in the innermost loop was written before it
+        # invariant values were written before the innermost loop
         (self.names if self.scope is None else self.scope)[i] = name
         return name
 
@@ -119,8 +119,8 @@ class ValueWriter:
         Args:
             i: The value.
             vector: Whether the operand must be a vector.
-            stored: The dtype in memory, of an operand that is stored: a value that was rounded to it is used as it was
-                before it was widened again.
+            stored: The dtype in memory if the operand is stored. A value that was rounded to it is used in its narrow
+                form, without widening and rounding again.
         """
         text = self.value(i)
         narrow, dtype = self._narrow.get(text, (text, None))

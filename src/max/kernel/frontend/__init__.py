@@ -1,1 +1,1 @@
-"""From a syntax tree to kernel IR, for given argument types."""
+"""The frontend of the kernel language: compiles a syntax tree to kernel IR, for concrete argument types."""

@@ -1,4 +1,4 @@
-"""Operators: arithmetic, comparisons, shifts and truth of numbers and atoms."""
+"""Operators: arithmetic, comparisons, shifts and truth of compile-time numbers and atoms."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 # values of the user's program are Any
@@ -70,7 +70,7 @@ def _is_atom(v: Any) -> bool:
 
 # ***** operations *****
 def binary(fe: Frontend, op: str, a: Any, b: Any) -> Any:
-    """A Python operator."""
+    """Evaluates a Python operator: at compile time if both operands are known, else as an op of the IR."""
     a_rt, b_rt = _is_atom(a), _is_atom(b)
     if not a_rt and not b_rt:
         return at_compile_time(fe, op, a, b)
@@ -128,7 +128,7 @@ def at_compile_time(fe: Frontend, op: str, a: Any, b: Any) -> Any:
 
 
 def _fold(fe: Frontend, op: str, a: Atom, b: Any) -> Any:
-    """Identities on integers and divisions by powers of two."""
+    """Folds integer identities, and divisions by powers of two into shifts and masks; None if nothing applies."""
     if isinstance(b, bool) or not isinstance(b, int):
         return None
     if (b == 0 and op in ("add", "sub", "or", "xor")) or (b == 1 and op in ("mul", "floordiv")):
@@ -155,7 +155,7 @@ def _shift(fe: Frontend, op: str, a: Any, b: Any) -> Atom:
 
 
 def power(fe: Frontend, a: Any, b: Any) -> Any:
-    """``a ** b``: products where the exponent is a small known integer."""
+    """``a ** b``: repeated squaring for exponents of 0 to 16 known at compile time."""
     if (
         isinstance(b, int)
         and 0 <= b <= 16
@@ -194,7 +194,7 @@ def unary(fe: Frontend, op: str, v: Any) -> Any:
 
 
 def truth(fe: Frontend, v: Any) -> Any:
-    """A condition: a Python bool, or a run-time ``bool`` scalar."""
+    """Converts a value to a condition: a Python bool, or a run-time ``bool`` scalar."""
     if isinstance(v, (Ref, Const)):
         if v.type.width:
             fe.fail(f"a condition is a scalar, got {describe(v)}; use k.select, k.any or k.all")

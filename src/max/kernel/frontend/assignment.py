@@ -42,13 +42,14 @@ def _unpack(fe: Frontend, target: ast.Tuple | ast.List, value: Any) -> None:
     items = sequence(fe, value, target)
     stars = [k for k, t in enumerate(target.elts) if isinstance(t, ast.Starred)]
     if stars:
-        at, rest = stars[0], len(items) - len(target.elts) + 1
-        if rest < 0:
+        at, starred_count = stars[0], len(items) - len(target.elts) + 1
+        if starred_count < 0:
             fe.fail(
                 f"cannot unpack {len(items)} values into {len(target.elts)} names",
                 KernelValueError,
             )
-        items = (*items[:at], tuple(items[at : at + rest]), *items[at + rest :])
+        after = at + starred_count
+        items = (*items[:at], tuple(items[at:after]), *items[after:])
     if len(items) != len(target.elts):
         fe.fail(
             f"cannot unpack {len(items)} values into {len(target.elts)} names", KernelValueError
@@ -58,10 +59,10 @@ def _unpack(fe: Frontend, target: ast.Tuple | ast.List, value: Any) -> None:
 
 
 def bind(fe: Frontend, name: str, value: Any) -> None:
-    """Assigns a local variable; one that a run-time loop changes is written to its slot.
+    """Assigns a local variable; a variable that a run-time loop carries is stored to its slot.
 
     Raises:
-        Retype: The slot has another type than the value.
+        Retype: The slot cannot hold the value: the loop is compiled again with another type.
     """
     env = fe.frame.env
     current = env.get(name)

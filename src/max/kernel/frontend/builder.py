@@ -1,4 +1,4 @@
-"""Builds the IR: nested bodies, one binding a value, equal values computed once, loop-invariant ones outside of loops."""
+"""Construction of the IR: nested bodies in SSA form, with common subexpressions shared and invariants hoisted out of loops."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from max.kernel.ir.nodes import Alloc, Assign, Atom, Const, Effect, Let, Ref, Stmt, Store
 from max.kernel.types import INDEX, POINTER, ScalarType, Type
 
-#: Ops that are computed as far out as their operands allow.
+#: Index and pointer arithmetic, hoisted as far out as its operands allow, also out of branches.
 _CHEAP = frozenset({"add", "sub", "mul", "gep", "splat", "neg", "cast", "shl"})
-#: Ops that may trap or depend on memory or on control flow: never moved.
+#: Ops that may trap, or depend on memory or control flow: never hoisted.
 _FIXED = frozenset(
     {
         "load",
@@ -27,7 +27,7 @@ _FIXED = frozenset(
         "libm",
     }
 )
-#: Ops whose value depends on more than their operands: never shared.
+#: Ops whose value depends on memory: never shared.
 _IMPURE = frozenset({"load", "masked_load", "gather", "masked_gather", "read", "atomic_add"})
 
 
@@ -47,21 +47,23 @@ class Scope:
     )
 
     def __init__(self, kind: str) -> None:
-        self.kind = kind  # "loop" bodies let invariant values out
+        self.kind = kind  # invariant values are hoisted out of "loop" bodies only
         self.body: list[Stmt] = []
         self.is_open = True
-        self.home: Scope | None = None  # the scope that this one's statements were moved to
-        self.home_generation = 0
-        self.generation = 0  # grows when statements are dropped
-        self.positive: set[int] = set()  # ids of values that are greater than 0 in this body
-        self.nonzero: set[int] = set()  # ids of values that are not 0 in this body
-        self.checked: set[object] = set()  # conditions and accesses that were tested in this body
+        self.home: Scope | None = None  # the scope that received this one's statements
+        self.home_generation = 0  # the generation of `home` at that time
+        self.generation = (
+            0  # incremented when statements are dropped: values of earlier ones are invalid
+        )
+        self.positive: set[int] = set()  # ids of values proved greater than 0 in this body
+        self.nonzero: set[int] = set()  # ids of values proved non-zero in this body
+        self.checked: set[object] = set()  # conditions and accesses tested in this body
 
     def forget(self, length: int) -> None:
         """Drops the statements from ``length`` on."""
         del self.body[length:]
         self.generation += 1
-        # these may come from a test that was dropped
+        # these facts may come from a dropped test
         self.positive.clear()
         self.nonzero.clear()
         self.checked.clear()
@@ -79,13 +81,13 @@ class Builder:
         self.constants: dict[Any, Const] = {}
         self.shared: dict[Any, tuple[Ref, Scope, int]] = {}
         self.definitions: dict[int, Let] = {}
-        """Scalar and vector values that are no memory accesses, by the numbers of their names."""
+        """The definitions of values other than memory accesses, by id."""
         self.intervals: dict[int, tuple[int, int]] = {}
-        """The least and the greatest value of arguments and of variables of loops."""
+        """The minimum and maximum of arguments and loop variables, by id."""
 
     # ***** atoms *****
     def const(self, value: Any, type: Type) -> Const:
-        """A literal of ``type``; equal literals are one object."""
+        """A literal of ``type``; equal literals are the same object."""
         key = (repr(value), type)
         constant = self.constants.get(key)
         if constant is None:
@@ -93,17 +95,17 @@ class Builder:
         return constant
 
     def index(self, value: int | Atom) -> Atom:
-        """An index as an atom."""
+        """Converts an index to an atom."""
         return self.const(value, INDEX) if isinstance(value, int) else value
 
     def ref(self, type: Type) -> Ref:
-        """A fresh name for a value bound by the body that is opened next."""
+        """A new name for a value that the next opened body binds, such as a loop variable."""
         self.next_id += 1
         return Ref(self.next_id, type, len(self.scopes))
 
     # ***** values *****
     def op(self, name: str, args: tuple[Atom, ...], type: Type, attr: Any = None) -> Ref:
-        """Binds ``name(args)``; an equal value that is visible is shared."""
+        """Emits ``name(args)`` and returns its value; an equal value that is in scope is reused."""
         scopes = self.scopes
         top = len(scopes) - 1
         if name in _IMPURE:
@@ -117,6 +119,7 @@ class Builder:
             key = (name, args, type, attr)
             earlier = self.shared.get(key)
             if earlier is not None:
+                # valid if the scope is open, or was spliced, directly or not, into one that is
                 ref, scope, generation = earlier
                 while scope.generation == generation:
                     if scope.home is None:
@@ -136,6 +139,7 @@ class Builder:
         return ref
 
     def _place(self, name: str, level: int, top: int, type: Type) -> int:
+        """The scope for an op whose operands are available from scope `level` on."""
         if level >= top or name in _FIXED:
             return top
         if name in _CHEAP and (name == "splat" or type is INDEX or type is POINTER):
@@ -145,14 +149,14 @@ class Builder:
         return top
 
     def effect(self, name: str, args: tuple[Atom, ...], attr: Any = None) -> None:
-        """Emits an op that has no value."""
+        """Emits an op without a value."""
         self.emit(Effect(name, args, attr, self.line))
 
     def store(self, pointer: Atom, value: Atom, mask: Atom | None = None) -> None:
-        """Writes to memory."""
+        """Emits a store to memory."""
         self.emit(Store(pointer, value, mask, self.line))
 
-    # ***** index arithmetic, folded where it is known *****
+    # ***** index arithmetic, folded at compile time if possible *****
     def add(self, a: int | Atom, b: int | Atom) -> int | Atom:
         """``a + b`` of indices, which does not overflow."""
         if isinstance(a, int):
@@ -184,29 +188,29 @@ class Builder:
         return self.op("sub", (self.index(a), b), INDEX, "nsw")
 
     def gep(self, pointer: Atom, offset: int | Atom, dtype: ScalarType) -> Atom:
-        """The address ``offset`` elements on."""
+        """``pointer`` plus ``offset`` elements."""
         if offset == 0 and isinstance(offset, int):
             return pointer
         return self.op("gep", (pointer, self.index(offset)), POINTER, dtype)
 
     # ***** slots *****
     def alloc(self, type: Type, count: int = 1) -> int:
-        """A new slot."""
+        """Allocates a slot: a mutable variable of ``count`` values."""
         self.next_slot += 1
         self.emit(Alloc(self.next_slot, type, count))
         return self.next_slot
 
     def read(self, slot: int, type: Type, index: int | Atom = 0) -> Ref:
-        """The slot's present value."""
+        """The current value of a slot."""
         return self.op("read", (self.index(index),), type, slot)
 
     def assign(self, slot: int, value: Atom, index: int | Atom = 0) -> None:
-        """Sets the slot."""
+        """Stores to a slot."""
         self.emit(Assign(slot, self.index(index), value, self.line))
 
     # ***** bodies *****
     def emit(self, stmt: Stmt) -> None:
-        """Appends to the innermost body."""
+        """Appends a statement to the innermost body."""
         self.scopes[-1].body.append(stmt)
 
     def label(self) -> int:
@@ -215,20 +219,20 @@ class Builder:
         return self.next_label
 
     def open(self, kind: str) -> Scope:
-        """Starts a nested body."""
+        """Opens a nested body."""
         scope = Scope(kind)
         self.scopes.append(scope)
         return scope
 
     def close(self) -> Scope:
-        """Ends the innermost body."""
+        """Closes the innermost body."""
         scope = self.scopes.pop()
         scope.is_open = False
         return scope
 
     @contextmanager
     def reopened(self, scope: Scope) -> Generator[None]:
-        """Emits at the end of a body that was closed, still nested in the same place."""
+        """Reopens a closed body, to append to it; it must still be nested in the innermost body."""
         self.scopes.append(scope)
         scope.is_open = True
         try:
@@ -237,12 +241,12 @@ class Builder:
             self.close()
 
     def splice(self, scope: Scope) -> None:
-        """Puts a closed body into the present one."""
+        """Appends the statements of a closed body to the innermost one."""
         self.scopes[-1].body.extend(scope.body)
         scope.home = self.scopes[-1]
         scope.home_generation = scope.home.generation
 
     def unwind(self, depth: int) -> None:
-        """Drops the innermost bodies, so that ``depth`` are left."""
+        """Closes the innermost bodies until ``depth`` are open."""
         while len(self.scopes) > depth:
             self.close()

@@ -48,7 +48,7 @@ def call_node(fe: Frontend, node: ast.Call) -> Any:
 
 
 def call(fe: Frontend, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Calls something that is known at compile time."""
+    """Calls a function, method or type that is known at compile time."""
     kind = function.__class__
     if kind is Method:
         return _handled(fe, function.fn, (function.owner, *args), kwargs)
@@ -65,10 +65,11 @@ def call(fe: Frontend, function: Any, args: list[Any], kwargs: dict[str, Any]) -
         return _handled(fe, handler, args, kwargs)
     if isinstance(function, (Ref, Const, Runtime)):
         fe.fail(f"{describe(function)} cannot be called")
-    owner = getattr(function, "__self__", None)  # of a bound method
-    holds = is_record(function) or (is_record(owner) and function.__name__ == "_replace")
+    # records are the only Python objects that may hold run-time values
+    owner = getattr(function, "__self__", None)
+    makes_record = is_record(function) or (is_record(owner) and function.__name__ == "_replace")
     runtime = [v for v in (*args, *kwargs.values()) if is_runtime(v)]
-    if runtime and not holds:
+    if runtime and not makes_record:
         name = getattr(function, "__qualname__", repr(function))
         fe.fail(
             f"{name} is a Python function and cannot take {describe(runtime[0])}; mark it @k.inline"
@@ -77,9 +78,7 @@ def call(fe: Frontend, function: Any, args: list[Any], kwargs: dict[str, Any]) -
         return function(*args, **kwargs)
     except KernelError:
         raise
-    except (
-        Exception
-    ) as error:  # the function is the user's: whatever it raises belongs to this call
+    except Exception as error:  # any error of the user's function is reported at this call
         fe.fail(
             f"{getattr(function, '__qualname__', function)}: {type(error).__name__}: {error}",
             KernelValueError,
@@ -94,8 +93,8 @@ def _handled(fe: Frontend, handler: Callable[..., Any], args: Any, kwargs: dict[
             raise
         try:
             inspect.signature(handler).bind(fe, *args, **kwargs)
-        except TypeError as wrong:
-            fe.fail(f"{handler.__name__.removeprefix('emit_')}: {wrong}")
+        except TypeError as signature_error:
+            fe.fail(f"{handler.__name__.removeprefix('emit_')}: {signature_error}")
         fe.fail(f"{handler.__name__.removeprefix('emit_')}: {error}", KernelTypeError)
 
 

@@ -1,4 +1,4 @@
-"""Walks a kernel's syntax tree: the tables of what compiles each type of node, and the kernel's body."""
+"""Compilation of a kernel's body, with the tables of visitors for each type of node."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _STATEMENTS = {**STATEMENTS, **LOOPS}
 
 
 def new_frontend(target: Target, check: int) -> Frontend:
-    """The compilation of a kernel for a target, at a level of ``MAX_KERNEL_CHECK``."""
+    """The state of a compilation for a target, at a level of ``MAX_KERNEL_CHECK``."""
     return Frontend(target, check, EXPRESSIONS, _STATEMENTS)
 
 
 def compile_body(fe: Frontend, node: ast.FunctionDef) -> None:
-    """Compiles a kernel's body, whose parameters are bound.
+    """Compiles a kernel's body; its parameters must be bound.
 
     Raises:
-        KernelError: with all errors in it.
+        KernelError: The body has errors; the exception has all of them.
     """
     label = fe.b.label() if returns_early(node) else None
     scope = fe.b.open("branch") if label is not None else None

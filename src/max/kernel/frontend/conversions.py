@@ -1,4 +1,4 @@
-"""Types of values, and conversions between them."""
+"""Types of values, conversions and promotion."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 # values of the user's program are Any
@@ -28,12 +28,12 @@ from max.kernel.types import (
 )
 
 MAX_UNROLL = 65536
-"""The most items that a loop is unrolled for."""
+"""The maximum number of unrolled iterations."""
 
 
 # ***** types *****
 def type_of(fe: Frontend, v: Any) -> Type:
-    """The type that a number or an atom has when it stands alone."""
+    """The type of an atom, or the default type of a number."""
     if isinstance(v, (Ref, Const)):
         return v.type
     v = plain_number(v)
@@ -47,13 +47,13 @@ def type_of(fe: Frontend, v: Any) -> Type:
 
 
 def unify(fe: Frontend, a: Type, a_weak: bool, b: Type, b_weak: bool) -> Type | None:
-    """The type of a variable that takes values of both types, or None."""
+    """The type of a variable that holds values of both types, or None; weak types are those of literals."""
     if a is b:
         return a
     if a_weak and not b_weak:
         a, b = b, a
         a_weak, b_weak = b_weak, a_weak
-    if b_weak and not a_weak:  # a literal fits where its kind does
+    if b_weak and not a_weak:  # a literal takes the other type if its kind allows that
         fits = a.dtype.is_float or (
             b.dtype.kind != "f" and (a.dtype.kind == "b") == (b.dtype.kind == "b")
         )
@@ -68,7 +68,7 @@ def unify(fe: Frontend, a: Type, a_weak: bool, b: Type, b_weak: bool) -> Type | 
 
 # ***** conversions *****
 def literal(fe: Frontend, v: Any, type: Type) -> Const:
-    """A Python number as a constant of ``type``."""
+    """Converts a Python number to a constant of ``type``."""
     v = plain_number(v)
     dtype = type.dtype
     if dtype.is_float:
@@ -80,7 +80,7 @@ def literal(fe: Frontend, v: Any, type: Type) -> Const:
     if isinstance(v, float):
         if not math.isfinite(v) or v % 1 != 0:
             fe.fail(
-                f"{v!r} is no {dtype.name}; convert the other operand with k.f32(...), or round the number"
+                f"{v!r} is not a {dtype.name}; convert the other operand with k.f32(...), or round the number"
             )
         v = int(v)
     low, high = (
@@ -94,7 +94,7 @@ def literal(fe: Frontend, v: Any, type: Type) -> Const:
 
 
 def cast(fe: Frontend, v: Any, dtype: ScalarType, unchecked: bool = False) -> Atom:
-    """Converts elements, as ``k.f32(x)`` does: floats round, floats to integers truncate and saturate."""
+    """Converts elements, as ``k.f32(x)``: floats are rounded; floats to integers truncate and saturate."""
     if isinstance(v, SlotVar):
         v = fe.b.read(v.slot, v.type)
     if not isinstance(v, (Ref, Const)):
@@ -120,14 +120,14 @@ def cast(fe: Frontend, v: Any, dtype: ScalarType, unchecked: bool = False) -> At
 
 
 def splat(fe: Frontend, v: Atom, width: int) -> Atom:
-    """All lanes equal."""
+    """A vector with ``v`` in all lanes."""
     if isinstance(v, Const):
         return fe.b.const(v.value, vector(v.type.dtype, width))
     return fe.b.op("splat", (v,), vector(v.type.dtype, width))
 
 
 def coerce(fe: Frontend, v: Any, type: Type) -> Atom:
-    """Converts a number or atom to ``type``; scalars fill vectors."""
+    """Converts a number or atom to ``type``; scalars are broadcast to vectors."""
     if isinstance(v, SlotVar):
         v = fe.b.read(v.slot, v.type)
     if not isinstance(v, (Ref, Const)):
@@ -145,7 +145,7 @@ def coerce(fe: Frontend, v: Any, type: Type) -> Atom:
 
 
 def as_index(fe: Frontend, v: Any) -> int | Atom:
-    """An index: an int where it is known, else an ``i64`` scalar."""
+    """Converts an index: to an int if it is known at compile time, else to an ``i64`` scalar."""
     if isinstance(v, (int, np.integer)) and not isinstance(v, bool):
         return int(v)
     if isinstance(v, Const) and v.type.dtype.is_integer and v.type.width == 0:
@@ -156,14 +156,14 @@ def as_index(fe: Frontend, v: Any) -> int | Atom:
 
 
 def widened(fe: Frontend, v: Any) -> Any:
-    """The value as arithmetic takes it: bf16 and f16 as f32."""
+    """Converts narrow floats to f32, in which they are computed."""
     if isinstance(v, (Ref, Const)) and v.type.dtype.is_narrow_float:
         return cast(fe, v, f32)
     return v
 
 
 def together(fe: Frontend, what: str, *values: Any) -> list[Atom]:
-    """Operands of one type: literals take the type of the others, scalars fill vectors, smaller types widen."""
+    """Promotes operands to one type: literals take the others' type, scalars are broadcast, narrower types widen."""
     dtype: ScalarType | None = None
     width = 0
     for v in values:
@@ -200,25 +200,27 @@ def together(fe: Frontend, what: str, *values: Any) -> list[Atom]:
 
 
 def mismatch(fe: Frontend, what: str, values: tuple[Any, ...]) -> NoReturn:
-    """Reports operands that have no common type."""
-    came = " and ".join(describe(v) for v in values)
-    fe.fail(f"{what} does not take {came}; equal types fit, or convert one of them, as in k.f32(x)")
+    """Reports operands without a common type."""
+    operands = " and ".join(describe(v) for v in values)
+    fe.fail(
+        f"{what} does not take {operands}; equal types fit, or convert one of them, as in k.f32(x)"
+    )
 
 
 def loose_type(fe: Frontend, v: Any) -> tuple[Type, bool]:
-    """A number's type, and whether it is only a literal's."""
+    """The type of a value, and whether it is weak: that of a literal."""
     if isinstance(v, SlotVar):
         return v.type, v.weak
     return type_of(fe, v), not isinstance(v, (Ref, Const))
 
 
 def sequence(fe: Frontend, value: Any, node: ast.AST) -> tuple[Any, ...]:
-    """The items of something that is a sequence at compile time."""
+    """The items of a sequence that is known at compile time."""
     fe.node = node
     if isinstance(value, RangeValue):
         static = value.static()
         if static is None:
-            fe.fail("the bounds of a range that is unrolled are known at compile time")
+            fe.fail("the bounds of an unrolled range must be known at compile time")
         value = static
     if (
         isinstance(value, range)
@@ -245,12 +247,12 @@ def extract(fe: Frontend, v: Any, index: Any) -> Any:
 
 
 def type_of_lanes(dtype: ScalarType, width: int) -> Type:
-    """The interned type."""
+    """The vector type of ``width`` lanes, or the scalar type for 0."""
     return vector(dtype, width) if width else scalar(dtype)
 
 
 def annotated(fe: Frontend, value: Any, annotation: Any, name: str) -> Any:
-    """Converts literals to an annotated type, and checks other values."""
+    """Converts a literal to an annotated type, or checks the type of another value."""
     if isinstance(annotation, ScalarType):
         type: Type = scalar(annotation)
     elif isinstance(annotation, SIMDAnnotation):

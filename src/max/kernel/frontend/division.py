@@ -1,8 +1,8 @@
-"""Division and remainder of integers: intervals of the operands, and tests of the divisor.
+"""Integer division: interval analysis of the operands, and tests of the divisor.
 
-An integer has an interval: sizes are not negative, the variable of a loop lies between its bounds. Where a loop runs, its
-bound is positive, and so are the sizes whose product it is. A divisor that may be 0 is tested before the division; a
-test holds to the end of its body. The least number divided by -1 wraps.
+Each integer has an interval: sizes are not negative, a loop variable lies between its bounds. Inside a loop its bound is
+positive, and so are the sizes of which it is a product. A divisor that may be 0 is tested before the division; the test
+covers the rest of its body. The minimum of a signed type divided by -1 wraps.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -17,9 +17,9 @@ from max.kernel.ir.nodes import Atom, Const, Let, Ref
 from max.kernel.types import BOOL, ScalarType
 
 MAX_SIZE = 1 << 48
-"""No size, and no number of bytes, is greater: addresses have 48 bits."""
+"""The maximum of sizes and byte counts: addresses have 48 bits."""
 
-_DEPTH = 12  # how far definitions are followed
+_DEPTH = 12  # the maximum depth of definitions that the analysis follows
 Interval = tuple[int, int]
 
 
@@ -30,7 +30,7 @@ def _type_interval(dtype: ScalarType) -> Interval:
 
 
 def interval(b: Builder, a: Atom, depth: int = _DEPTH) -> Interval:
-    """The least and the greatest value that an integer may have; of a vector, in any lane."""
+    """The minimum and maximum of an integer; for a vector, over all lanes."""
     low, high = whole = _type_interval(a.type.dtype)
     if isinstance(a, Const):
         values = a.value if isinstance(a.value, tuple) else (a.value,)
@@ -41,11 +41,11 @@ def interval(b: Builder, a: Atom, depth: int = _DEPTH) -> Interval:
         low, high = _of_op(b, let, whole, depth - 1)
     if low < 1 and any(a.id in scope.positive for scope in b.scopes):
         low = 1
-    return low, max(low, high)  # in code that never runs the interval may be empty
+    return low, max(low, high)  # the interval may be empty in dead code
 
 
 def _of_op(b: Builder, let: Let, whole: Interval, depth: int) -> Interval:
-    """The interval of an op's value: that of its type where nothing better is known."""
+    """The interval of an op's value; that of its type (`whole`) by default."""
     op, args = let.op, let.args
     if op == "cast" and not args[0].type.dtype.is_integer:
         return whole
@@ -82,7 +82,7 @@ def _of_op(b: Builder, let: Let, whole: Interval, depth: int) -> Interval:
 
 
 def _fit(span: Interval, whole: Interval, nsw: bool) -> Interval:
-    """A result's interval, where it does not wrap."""
+    """The interval of a result that may wrap: `whole` if it does, clamped to `whole` if `nsw` excludes that."""
     if nsw:
         return max(span[0], whole[0]), min(span[1], whole[1])
     return span if whole[0] <= span[0] and span[1] <= whole[1] else whole
@@ -90,7 +90,7 @@ def _fit(span: Interval, whole: Interval, nsw: bool) -> Interval:
 
 # ***** facts *****
 def note_loop(b: Builder, scope: Scope, var: Ref, start: Atom, stop: Atom, step: int) -> None:
-    """Notes the interval of a loop's variable, and that its bound is positive: the body only runs then."""
+    """Records the interval of a loop variable, and that the bound is positive inside the body."""
     (low, first), (last, high) = interval(b, start), interval(b, stop)
     if step > 0:
         b.intervals[var.id] = low, high - 1
@@ -101,7 +101,7 @@ def note_loop(b: Builder, scope: Scope, var: Ref, start: Atom, stop: Atom, step:
 
 
 def note_chunk(b: Builder, scope: Scope, begin: Ref, end: Ref, total: Atom) -> None:
-    """A chunk of a parallel loop is not empty."""
+    """Records that a chunk of a parallel loop is not empty."""
     high = interval(b, total)[1]
     b.intervals[begin.id] = 0, high - 1
     b.intervals[end.id] = 1, high
@@ -109,7 +109,7 @@ def note_chunk(b: Builder, scope: Scope, begin: Ref, end: Ref, total: Atom) -> N
 
 
 def note_positive(b: Builder, scope: Scope, a: Atom | int) -> None:
-    """Notes that a value is greater than 0 in a body, and which of its operands must be, too."""
+    """Records that a value is positive in a body, and the operands for which that follows."""
     if not isinstance(a, Ref):
         return
     scope.positive.add(a.id)
@@ -117,7 +117,7 @@ def note_positive(b: Builder, scope: Scope, a: Atom | int) -> None:
     if let is None:
         return
     if let.op == "mul":
-        # a product that is not 0, of factors that are not negative
+        # a positive product of non-negative factors
         if all(interval(b, x)[0] >= 0 for x in let.args):
             for x in let.args:
                 note_positive(b, scope, x)
@@ -135,7 +135,7 @@ def note_positive(b: Builder, scope: Scope, a: Atom | int) -> None:
 
 
 def note_condition(b: Builder, scope: Scope, cond: Atom, holds: bool) -> None:
-    """Notes which operands of a condition are positive or not 0 where it holds (or does not)."""
+    """Records the operands that a condition proves positive or non-zero if it holds (or does not)."""
     let = b.definitions.get(cond.id) if isinstance(cond, Ref) else None
     if let is None:
         return
@@ -171,10 +171,10 @@ def divide(fe: Frontend, op: str, x: Atom, y: Atom) -> Atom:
     """``x // y`` (``floordiv``) or ``x % y`` (``mod``) of integers of one type."""
     b, type = fe.b, x.type
     low = interval(b, x)[0]
-    least, most = interval(b, y)
-    if (least, most) == (-1, -1):
+    divisor_min, divisor_max = interval(b, y)
+    if (divisor_min, divisor_max) == (-1, -1):
         return b.op("neg", (x,), type) if op == "floordiv" else b.const(0, type)
-    if least <= 0 <= most and not _is_nonzero(b, y):
+    if divisor_min <= 0 <= divisor_max and not _is_nonzero(b, y):
         active = fe.active_lanes(type.width)
         zero = b.op("eq", (y, b.const(0, type)), type.with_dtype(BOOL.dtype))
         counts = zero if active is None else b.op("and", (zero, active), zero.type)
@@ -186,16 +186,17 @@ def divide(fe: Frontend, op: str, x: Atom, y: Atom) -> Atom:
         else:
             refuse(fe, raised, "ZeroDivisionError", f"{{}} {sign} 0: {text}", (x,))
         if active is not None:
-            # lanes that do not count give 0
-            one, none = b.const(1, type), b.const(0, type)
+            # inactive lanes divide by 1 instead of 0, and their result is 0
+            one, nothing = b.const(1, type), b.const(0, type)
             safe = b.op("select", (zero, one, y), type)
-            return b.op("select", (zero, none, _quotient(b, op, x, safe, True)), type)
+            return b.op("select", (zero, nothing, _quotient(b, op, x, safe, True)), type)
         if isinstance(y, Ref):
             b.scopes[-1].nonzero.add(y.id)
-            if least == 0:
+            if divisor_min == 0:
                 b.scopes[-1].positive.add(y.id)
-    wraps = least <= -1 <= most and low == _type_interval(type.dtype)[0] < 0
-    if low >= 0 and least >= 0:
+    wraps = divisor_min <= -1 <= divisor_max and low == _type_interval(type.dtype)[0] < 0
+    # unsigned division needs no correction of the sign
+    if low >= 0 and divisor_min >= 0:
         return b.op("udiv" if op == "floordiv" else "umod", (x, y), type)
     return _quotient(b, op, x, y, wraps)
 
@@ -214,7 +215,7 @@ def _is_nonzero(b: Builder, y: Atom) -> bool:
     let = b.definitions.get(y.id)
     if let is None or let.op != "select":
         return False
-    # k.select(y == 0, 1, y)
+    # the guarded divisor k.select(y == 0, 1, y)
     cond, chosen, other = let.args
     test = b.definitions.get(cond.id) if isinstance(cond, Ref) else None
     if test is None or test.op != "eq" or not isinstance(test.args[1], Const):

@@ -1,4 +1,4 @@
-"""Expressions: what is known at compile time becomes a Python value, the rest becomes IR."""
+"""Expressions: values known at compile time are Python objects, others become IR."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 # values of the user's program are Any
@@ -63,7 +63,7 @@ def _name(fe: Frontend, node: ast.Name) -> Any:
 
 
 def lookup(fe: Frontend, name: str) -> Any:
-    """The value of a name: local, enclosing, global, built in."""
+    """Looks a name up: local, enclosing, global, then built in."""
     frame = fe.frame
     env = frame.env
     if name in env:
@@ -141,7 +141,7 @@ def _boolop(fe: Frontend, node: ast.BoolOp) -> Any:
 def _short_circuit(fe: Frontend, op: str, nodes: list[ast.expr], node: ast.AST) -> Any:
     first = fe.expr(nodes[0])
     fe.node = nodes[0]
-    if not is_runtime(first):  # as in Python, the value decides and is the result
+    if not is_runtime(first):  # as in Python, the deciding operand is the result
         if len(nodes) == 1 or bool(first) is (op == "or"):
             return first
         return _short_circuit(fe, op, nodes[1:], node)
@@ -152,17 +152,18 @@ def _short_circuit(fe: Frontend, op: str, nodes: list[ast.expr], node: ast.AST) 
         return cond if cond is (op == "or") else _short_circuit(fe, op, nodes[1:], node)
     scope = fe.b.open("branch")
     try:
-        rest = truth(fe, _short_circuit(fe, op, nodes[1:], node))
+        right = truth(fe, _short_circuit(fe, op, nodes[1:], node))
     finally:
         fe.b.close()
     fe.node = node
+    # operands without effects are evaluated unconditionally, which is cheaper than a branch
     if is_pure(scope.body):
         fe.b.splice(scope)
-        return binary(fe, op, cond, rest)
+        return binary(fe, op, cond, right)
     slot = fe.b.alloc(cond.type)
     fe.b.assign(slot, cond)
     with fe.b.reopened(scope):
-        fe.b.assign(slot, coerce(fe, rest, type_of(fe, True)))
+        fe.b.assign(slot, coerce(fe, right, type_of(fe, True)))
     run = cond if op == "and" else fe.b.op("not", (cond,), cond.type)
     fe.b.emit(If(run, tuple(scope.body), (), fe.b.line))
     return fe.b.read(slot, type_of(fe, True))
@@ -303,7 +304,10 @@ def _attribute(fe: Frontend, node: ast.Attribute) -> Any:
     else:
         try:
             return getattr(value, name)
-        except (AttributeError, TypeError) as error:  # a record's property may compute
+        except (
+            AttributeError,
+            TypeError,
+        ) as error:  # TypeError: from the body of a record's property
             fe.fail(f"{describe(value)}: {error}", KernelNameError)
     if result is None:
         fe.fail(f"{describe(value)} has no attribute {name!r}", KernelNameError)
@@ -329,7 +333,7 @@ def _fstring(fe: Frontend, node: ast.JoinedStr) -> str:
     text, values = format_parts(fe, node)
     if values:
         fe.node = node
-        fe.fail("a string holds values known at compile time only")
+        fe.fail("a string can only contain values known at compile time")
     return text.format()
 
 
@@ -344,7 +348,7 @@ def _comprehension(fe: Frontend, node: ast.ListComp | ast.GeneratorExp) -> tuple
         for test in generator.ifs:
             cond = truth(fe, fe.expr(test))
             if isinstance(cond, Ref):
-                fe.fail("the condition of a comprehension is known at compile time")
+                fe.fail("the condition of a comprehension must be known at compile time")
             if not cond:
                 break
         else:

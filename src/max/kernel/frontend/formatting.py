@@ -1,4 +1,4 @@
-"""Texts with values in them: f-strings, and the messages of ``raise``."""
+"""Formatted texts: f-strings, and the messages of ``raise``."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 # values of the user's program are Any
@@ -17,7 +17,7 @@ from max.kernel.ir.nodes import Atom, Const, Ref
 
 
 def format_parts(fe: Frontend, node: ast.JoinedStr) -> tuple[str, list[Any]]:
-    """An f-string as a format text and the run-time values in it."""
+    """Converts an f-string to a format text and its run-time values."""
     text, values = "", list[Any]()
     for part in node.values:
         if isinstance(part, ast.Constant):
@@ -35,7 +35,7 @@ def format_parts(fe: Frontend, node: ast.JoinedStr) -> tuple[str, list[Any]]:
 def run_time_format(
     fe: Frontend, text: str, values: Sequence[Any], what: str
 ) -> tuple[str, list[Atom]]:
-    """Puts values known at compile time into a format text; gives the new text and the run-time values."""
+    """Inserts compile-time values into a format text; returns the new text and the run-time values."""
     parts = text.split("{}")
     if len(parts) - 1 != len(values):
         fe.fail(
@@ -44,14 +44,14 @@ def run_time_format(
         )
     atoms: list[Atom] = []
     out = parts[0]
-    for value, rest in zip(values, parts[1:], strict=True):
+    for value, following in zip(values, parts[1:], strict=True):
         if isinstance(value, (Ref, Const)):
             if value.type.width:
                 fe.fail(f"{what} takes scalars, got {describe(value)}")
             atoms.append(widened(fe, value))
-            out += "{}" + rest
+            out += "{}" + following
         elif is_runtime(value):
             fe.fail(f"{what} takes scalars, got {describe(value)}")
         else:
-            out += str(value).replace("{", "{{").replace("}", "}}") + rest
+            out += str(value).replace("{", "{{").replace("}", "}}") + following
     return out, atoms

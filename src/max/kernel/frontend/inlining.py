@@ -1,4 +1,4 @@
-"""Inlining: parameters, early returns and closures."""
+"""Inlining of functions and closures: parameters and early returns."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 # values of the user's program are Any
@@ -23,11 +23,11 @@ _MAX_INLINE_DEPTH = 48
 def call_inline(
     fe: Frontend, function: InlineFunction | Closure, args: list[Any], kwargs: dict[str, Any]
 ) -> Any:
-    """Compiles the body of a function where it is called, in a frame of its own; gives what it returns."""
+    """Compiles the body of a function at its call, in a new frame, and returns its result."""
     source = function.source
     if len(fe.calls) >= _MAX_INLINE_DEPTH:
         fe.fail(
-            f"{source.name} is inlined {_MAX_INLINE_DEPTH} deep; a recursion needs an end known at compile time"
+            f"{source.name} is inlined {_MAX_INLINE_DEPTH} deep; a recursion must end at compile time"
         )
     env = _bind_parameters(fe, source, args, kwargs)
     outer = function.env if isinstance(function, Closure) else None
@@ -80,7 +80,7 @@ def _inline_body(fe: Frontend, node: ast.FunctionDef, frame: Frame) -> Any:
 def _result_slots(
     fe: Frontend, frame: Frame, values: list[Any], scopes: list[Scope]
 ) -> Callable[[], Any]:
-    """Joins the values of several returns through slots, written before each one leaves."""
+    """Merges the values of several returns through slots, which are stored before each return."""
     first = values[0]
     if not any(is_runtime(v) for v in values) and all(
         type(v) is type(first) and v == first for v in values
@@ -94,8 +94,8 @@ def _result_slots(
         ]
         return lambda: tuple_like(first, (part() for part in parts))
     if not all(isinstance(v, (Ref, Const)) or is_number(v) for v in values):
-        shown = ", ".join(describe(v) for v in values)
-        fe.fail(f"{frame.source.name} returns {shown}, of which one cannot be chosen at run time")
+        results = ", ".join(describe(v) for v in values)
+        fe.fail(f"{frame.source.name} returns {results}, which cannot be selected from at run time")
     common, weak = loose_type(fe, first)
     for v in values[1:]:
         other, other_weak = loose_type(fe, v)
@@ -150,7 +150,7 @@ def _bind_parameters(
 
 
 def evaluate_in(fe: Frontend, source: FunctionSource, node: ast.expr) -> Any:
-    """A default or an annotation, in the scope of its function's definition."""
+    """Evaluates a default or an annotation in the scope of its function's definition."""
     if isinstance(node, ast.Constant):
         if isinstance(node.value, str):
             return (

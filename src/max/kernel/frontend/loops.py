@@ -1,4 +1,4 @@
-"""Loops that run on one worker: run-time loops with slots for the variables they change, and unrolled loops."""
+"""Loops of one worker: run-time loops, whose variables are in slots, and unrolled loops."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 # values of the user's program are Any
@@ -106,7 +106,7 @@ def _while(fe: Frontend, node: ast.While) -> int:
 
 
 def _unrolled(fe: Frontend, node: ast.For, items: tuple[Any, ...]) -> int:
-    """A loop over a Python sequence."""
+    """Unrolls a loop over a Python sequence; with slots if ``break`` or ``continue`` depend on run-time values."""
     env, saved, state = fe.frame.env, dict(fe.frame.env), fe.checkpoint()
     loop = Loop(fe.depth, True, False)
     try:

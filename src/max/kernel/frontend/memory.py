@@ -1,7 +1,7 @@
 """Checks of accesses against the memory of a view's tensor (``MAX_KERNEL_CHECK=2``).
 
-A view knows where the memory begins that its pointer was made from, and how long that is; parts and other forms of the
-view keep it. Every load and store is compared with it, whatever shape and strides the view claims.
+A view records the memory range of its tensor; slices and reshapes of the view keep it. Every load and store is checked
+against that range, independent of the view's shape and strides.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -25,17 +25,17 @@ class Memory:
     begin: Atom
     size: Atom
     name: str
-    """What it is, for errors."""
+    """The name in error messages."""
 
 
 def check_bytes(fe: Frontend, memory: Memory | None, pointer: Atom, size: int, what: str) -> None:
-    """Raises where ``size`` bytes from ``pointer`` on are not all in the memory.
+    """Emits a check that ``size`` bytes from ``pointer`` on are inside the memory.
 
     Args:
-        fe: the frontend.
-        memory: the memory; None where nothing is checked.
-        pointer: the address.
-        size: how many bytes are accessed.
+        fe: The frontend.
+        memory: The memory; None disables the check.
+        pointer: The address.
+        size: The number of accessed bytes.
         what: ``read`` or ``write``.
     """
     if memory is None or not _first_check(fe, (pointer, size)):
@@ -55,15 +55,15 @@ def check_lanes(
     mask: Atom | None,
     what: str,
 ) -> None:
-    """Raises where an element of an active lane is not in the memory.
+    """Emits a check that the elements of all active lanes are inside the memory.
 
     Args:
-        fe: the frontend.
-        memory: the memory; None where nothing is checked.
-        pointer: the address that the offsets start from.
-        offsets: for each lane how many elements on its element is.
-        size: the bytes of an element.
-        mask: the active lanes; None for all.
+        fe: The frontend.
+        memory: The memory; None disables the check.
+        pointer: The base address.
+        offsets: The offset of each lane, in elements.
+        size: The size of an element in bytes.
+        mask: The active lanes; None for all.
         what: ``read`` or ``write``.
     """
     if memory is None or not _first_check(fe, (pointer, offsets, size, mask)):
@@ -72,18 +72,18 @@ def check_lanes(
     lanes, flags = vector(INDEX.dtype, width), vector(BOOL.dtype, width)
     scaled = b.op("mul", (offsets, b.const(size, lanes)), lanes)
     first = splat(fe, _offset(fe, memory, pointer), width)
-    places = b.op("add", (first, scaled), lanes)
-    outside = b.op("uge", (places, splat(fe, _limit(fe, memory, size), width)), flags)
+    positions = b.op("add", (first, scaled), lanes)
+    outside = b.op("uge", (positions, splat(fe, _limit(fe, memory, size), width)), flags)
     if mask is not None:
         outside = b.op("and", (outside, mask), flags)
-    # of several, the one that lies furthest back
-    shown = b.op("select", (outside, places, b.const(-(1 << 63), lanes)), lanes)
-    furthest = b.op("reduce_max", (shown,), INDEX)
+    # the message shows the furthest of several violations
+    violations = b.op("select", (outside, positions, b.const(-(1 << 63), lanes)), lanes)
+    furthest = b.op("reduce_max", (violations,), INDEX)
     _refuse(fe, memory, b.op("any", (outside,), BOOL), what, size, furthest)
 
 
 def _first_check(fe: Frontend, key: tuple[object, ...]) -> bool:
-    """Whether no check of the same access stands before this one; notes it."""
+    """Records a check; returns whether no equal one is already in scope."""
     if any(key in scope.checked for scope in fe.b.scopes):
         return False
     fe.b.scopes[-1].checked.add(key)
@@ -95,7 +95,7 @@ def _offset(fe: Frontend, memory: Memory, pointer: Atom) -> Atom:
 
 
 def _limit(fe: Frontend, memory: Memory, size: int) -> Atom:
-    """The first offset at which an access of this size does not fit; 0 if it fits nowhere."""
+    """The first offset that is out of range for an access of this size; 0 if every offset is."""
     b = fe.b
     return b.op("max", (b.index(b.add(memory.size, 1 - size)), b.index(0)), INDEX)
 

@@ -1,4 +1,4 @@
-"""The value of a name or an expression after branches that give it different values."""
+"""Merging of values at the end of branches."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 # values of the user's program are Any
@@ -31,7 +31,8 @@ def join(
 ) -> tuple[Any, Callable[[], Any] | None]:
     """Merges two values at the end of two bodies that are not emitted yet.
 
-    Gives the value, or (where it needs a slot) a function that reads it after the `If` was emitted.
+    Returns:
+        The merged value and None, or, if it needs a slot, None and a function that reads it after the `If` is emitted.
     """
     if a is b or (not is_runtime(a) and not is_runtime(b) and type(a) is type(b) and _same(a, b)):
         return a, None
@@ -59,7 +60,7 @@ def join(
 
 
 def is_pure(statements: list[Any]) -> bool:
-    """Whether statements may run although their result is not needed."""
+    """Whether statements may be executed speculatively: none traps or has an effect."""
     traps = ("load", "masked_load", "gather", "masked_gather", "atomic_add", "floordiv", "mod")
     return all(isinstance(s, Let) and s.op not in traps for s in statements)
 

@@ -1,4 +1,4 @@
-"""Loops over the shares of workers, and loops over vectors."""
+"""Loops whose iterations workers share, and loops over vectors."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 # values of the user's program are Any
@@ -31,10 +31,10 @@ def _parallel(
     fill: Callable[[Ref, Ref], None],
 ) -> int:
     if fe.parallel_depth:
-        fe.fail("a parallel loop cannot stand inside of another one")
+        fe.fail("a parallel loop cannot be inside another one")
     if fe.loop_depth:
         fe.fail(
-            "a parallel loop cannot stand inside of a run-time loop: its counter is used once a launch"
+            "a parallel loop cannot be inside a run-time loop: its counter works once per launch"
         )
     phase = fe.phases
 
@@ -56,7 +56,7 @@ def _parallel(
 
 
 def for_parallel(fe: Frontend, node: ast.For, domain: ParallelValue) -> int:
-    """``for i in ctx.parallel(shape)``: each worker walks the indices of its chunks."""
+    """``for i in ctx.parallel(shape)``: each worker iterates over the indices of its chunks."""
     total: Any = 1
     for size in domain.shape:
         total = fe.b.mul(total, size)
@@ -93,7 +93,7 @@ def _index_loop(
 def _grid_loop(
     fe: Frontend, node: ast.For, loop: Loop, shape: tuple[Any, ...], begin: Ref, end: Ref
 ) -> None:
-    """Walks flat indices row by row: the divisions are done once a row."""
+    """Iterates over flat indices row by row, so that indices are divided once per row."""
     b = fe.b
     slot = b.alloc(INDEX)
     b.assign(slot, begin)
@@ -104,12 +104,12 @@ def _grid_loop(
     body = b.open("loop")
     position = b.read(slot, INDEX)
     b.intervals[position.id] = 0, MAX_SIZE
-    rest: Any = position
+    quotient: Any = position
     outer: list[Any] = []
     for size in reversed(shape[1:]):
-        outer.append(b.op("umod", (rest, b.index(size)), INDEX))
-        rest = b.op("udiv", (rest, b.index(size)), INDEX)
-    outer = [rest, *reversed(outer)]
+        outer.append(b.op("umod", (quotient, b.index(size)), INDEX))
+        quotient = b.op("udiv", (quotient, b.index(size)), INDEX)
+    outer = [quotient, *reversed(outer)]
     first = outer.pop()
     last = b.index(shape[-1])
     count = b.op(
@@ -125,7 +125,7 @@ def _grid_loop(
 
 
 def for_chunks(fe: Frontend, node: ast.For, domain: ChunksValue) -> int:
-    """``for lo, hi in ctx.chunks(n)``: each worker gets the bounds of its chunks."""
+    """``for lo, hi in ctx.chunks(n)``: each worker iterates over the bounds of its chunks."""
 
     def fill(begin: Ref, end: Ref) -> None:
         loop = Loop(fe.depth, False, True)
@@ -141,7 +141,7 @@ def for_chunks(fe: Frontend, node: ast.For, domain: ChunksValue) -> int:
 
 # ***** vector loops *****
 def for_vectors(fe: Frontend, node: ast.For, domain: VectorsValue) -> int:
-    """``for j, mask in k.vectors(n, width)``: a loop over whole vectors, then one masked tail."""
+    """``for j, mask in k.vectors(n, width)``: a loop over whole vectors, then a masked tail."""
     b, width = fe.b, domain.width
     start = domain.start
     count = b.sub(domain.stop, start)

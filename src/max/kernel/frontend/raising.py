@@ -11,7 +11,7 @@ from max.kernel.ir.nodes import Atom, If, Message, Raise
 
 
 def raise_at_run_time(fe: Frontend, exception: str, text: str, values: tuple[Atom, ...]) -> None:
-    """Emits a ``raise``; the message gets the place in the source."""
+    """Emits a ``raise`` with the source location."""
     if len(values) > 5:
         fe.fail(f"raise takes at most five run-time values, got {len(values)}", KernelValueError)
     at = fe.location(fe.node)
@@ -27,7 +27,7 @@ def guard(fe: Frontend, cond: Atom, exception: str, text: str, values: tuple[Ato
 
 
 def refuse(fe: Frontend, bad: Atom, exception: str, text: str, values: tuple[Atom, ...]) -> None:
-    """Emits ``if bad: raise``, unless the same condition was tested before."""
+    """Emits ``if bad: raise``, unless the same condition was already tested."""
     if any(bad in scope.checked for scope in fe.b.scopes):
         return
     fe.b.scopes[-1].checked.add(bad)

@@ -1,4 +1,4 @@
-"""What all run-time loops share: slots for the variables that change, and the body."""
+"""The common part of run-time loops: slots for carried variables, and the body."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 # values of the user's program are Any
@@ -21,7 +21,17 @@ _MAX_RETRIES = 64
 def run_time_loop(
     fe: Frontend, names: frozenset[str], targets: frozenset[str], build: Callable[[], None]
 ) -> None:
-    """Compiles a loop, giving slots to the variables that it changes, until their types are stable."""
+    """Compiles a loop. Variables that it assigns are carried in slots.
+
+    A first compilation assumes that variables keep their types. If one does not (`Retype`), the loop is compiled again with
+    a common type, until types are stable.
+
+    Args:
+        fe: The frontend.
+        names: The variables that the body assigns.
+        targets: The loop variables.
+        build: Compiles the loop.
+    """
     env = fe.frame.env
     types: dict[str, tuple[Type | None, bool]] = {}
     for _ in range(_MAX_RETRIES):
@@ -49,12 +59,12 @@ def run_time_loop(
             fe.depth = state.depth
             fe.loop_depth = state.loop_depth
     else:
-        fe.fail("the types of the loop's variables do not settle; convert them before the loop")
-    # in order: the text of a kernel, whose hash is its key in the cache, must not depend on the process
+        fe.fail("the types of the loop's variables are not stable; convert them before the loop")
+    # sorted: the kernel's text, whose hash is its cache key, must not depend on the order of a set
     for name in sorted(names | targets):
         before = saved.get(name)
         if isinstance(before, SlotVar) and name in promoted and promoted[name] is before:
-            continue  # it belongs to an outer loop
+            continue  # carried by an outer loop
         if name in promoted:
             var = promoted[name]
             env[name] = fe.b.read(var.slot, var.type)
@@ -110,10 +120,10 @@ def loop_body(fe: Frontend, node: ast.For | ast.While, loop: Loop) -> None:
 
 
 def emit_loop(fe: Frontend, loop: Loop, stmt: Any) -> None:
-    """Emits a loop, in a block where it is left by ``break``."""
+    """Emits a loop, inside a block if the loop has a ``break``."""
     fe.b.emit(stmt if loop.break_label is None else Block(loop.break_label, (stmt,)))
 
 
 def loop_target(node: ast.For | ast.While) -> Any:
-    """The target of a ``for``; an empty one for a ``while``."""
+    """The expression that binds names in a loop's header: the target of ``for``, the condition of ``while``."""
     return node.target if isinstance(node, ast.For) else node.test

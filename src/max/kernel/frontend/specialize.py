@@ -1,7 +1,7 @@
-"""From a kernel and its argument types to kernel IR."""
+"""Specialisation: compiles a kernel for argument types to kernel IR."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
-# values of the user's program are Any: what they are is what these functions find out
+# values of the user's program are Any
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ def specialize(
     params: Mapping[str, Any] | None = None,
     target: Target | None = None,
 ) -> KernelIR:
-    """Compiles a kernel for given arguments.
+    """Compiles a kernel for argument types to kernel IR.
 
     Args:
-        fn: the kernel.
-        args: one spec a run-time parameter, in order: a ``TensorSpec`` for a view, an element type for a scalar;
-            those beyond the named parameters go to ``*extra``. The context takes none.
-        params: the values of the keyword-only parameters.
-        target: the processor to compile for; this machine by default.
+        fn: The kernel.
+        args: One spec per run-time parameter, in order: a ``TensorSpec`` for a view, an element type for a scalar. Further
+            specs go to ``*extra``. The context has none.
+        params: The values of the keyword-only parameters, which are known at compile time.
+        target: The target; this machine by default.
 
     Raises:
-        KernelError: the kernel does not compile for these arguments; the message has the places in its source.
+        KernelError: The kernel does not compile for these arguments; the message has the source locations.
     """
     target = target or host_target()
     fe = new_frontend(target, flags.MAX_KERNEL_CHECK)
@@ -70,7 +70,7 @@ def specialize(
     text = print_kernel(body, slots, fe.phases, fe.scratch_bytes, target.name)
     file, line = fn.location
     if fe.check:
-        # checks name views and places: kernels that differ in them are not one
+        # messages of checks contain names and locations: kernels that differ in them must not share code
         text += "".join(f"{m.exception} {m.text}\n" for m in fe.messages)
     messages: list[Any] = list(fe.messages)
     if flags.MAX_KERNEL_INTERPRET:
@@ -100,17 +100,17 @@ def check_call(
     operands: Sequence[tuple[TensorSpec, bool]],
     params: Mapping[str, Any],
 ) -> None:
-    """Checks an op's values against its kernel's signature, without compiling.
+    """Checks an op's values against its kernel's signature, without compiling the kernel.
 
     Args:
-        fn: the kernel.
-        results: what the kernel writes: its first parameters.
-        operands: what it reads, and whether it may write to it.
-        params: the values of the keyword-only parameters.
+        fn: The kernel.
+        results: The results, which are the kernel's first parameters.
+        operands: The operands, and whether the kernel may write to each.
+        params: The values of the keyword-only parameters.
 
     Raises:
-        KernelError: a count, a dtype, a rank or a parameter does not fit, or the kernel writes to what it may only
-            read; with the place of the kernel's parameter.
+        KernelError: A count, a dtype, a rank or a parameter does not match, or the kernel writes to a read-only operand.
+            The message has the location of the parameter.
     """
     bound = _Parameters(
         new_frontend(host_target(), 0), fn, [*results, *(spec for spec, _ in operands)], params
@@ -136,13 +136,13 @@ def check_call(
 
 
 def tensor_roles(fn: Kernel) -> list[str]:
-    """What a kernel does with each of its tensors, in their order: input, output or inout.
+    """The access of each tensor parameter, in order: ``input``, ``output`` or ``inout``.
 
     Args:
-        fn: the kernel.
+        fn: The kernel.
 
     Raises:
-        KernelError: a parameter has no annotation, or one that is none of a kernel's.
+        KernelError: A parameter has no annotation, or one that is not valid for kernels.
     """
     bound = _Parameters(new_frontend(host_target(), 0), fn, [], {})
     bound.fe.frame = Frame(fn.source, {}, 0)
@@ -172,10 +172,10 @@ class _Parameters:
         self.sizes: dict[str, Any] = {}
         self.position = 0
         self.views: list[tuple[ast.arg, str, Access]] = []
-        """The tensor parameters in their order."""
+        """The tensor parameters, in order."""
 
     def bind(self) -> tuple[ArgSlot, ...]:
-        """Gives each parameter its value in the frontend's first frame."""
+        """Binds each parameter in the frontend's first frame, and returns the argument slots."""
         fe, source = self.fe, self.fn.source
         env: dict[str, Any] = {}
         fe.frame = Frame(source, env, 0)
@@ -198,17 +198,17 @@ class _Parameters:
             for p, default in zip(a.kwonlyargs, a.kw_defaults, strict=True):
                 self._keyword(p, default, env)
             if self.position < len(self.args):
-                takes = ", ".join(p.arg for p in (*a.posonlyargs, *a.args))
+                names = ", ".join(p.arg for p in (*a.posonlyargs, *a.args))
                 self._fail(
                     source.node,
-                    f"{source.name} takes {self.position} arguments ({takes}), got {len(self.args)}",
+                    f"{source.name} takes {self.position} arguments ({names}), got {len(self.args)}",
                 )
             if self.params:
                 declared = ", ".join(p.arg for p in a.kwonlyargs) or "none"
-                wrong = ", ".join(sorted(self.params))
+                unknown = ", ".join(sorted(self.params))
                 self._fail(
                     source.node,
-                    f"{source.name} has no parameter {wrong}; its compile-time parameters: {declared}",
+                    f"{source.name} has no parameter {unknown}; its compile-time parameters: {declared}",
                 )
         except Failure as failure:
             raise failure.kind([failure.diagnostic]) from None
@@ -220,7 +220,7 @@ class _Parameters:
     refuse = _fail
 
     def annotation(self, p: ast.arg) -> Any:
-        """What a parameter is: an `Access`, an element type, or `Context`."""
+        """The annotation of a parameter: an `Access`, an element type, or `Context`."""
         if p.annotation is None:
             self._fail(
                 p,
@@ -232,7 +232,7 @@ class _Parameters:
             return annotation.access
         if annotation is Context or isinstance(annotation, (Access, ScalarType)):
             return annotation
-        self._fail(p, f"{p.arg}: {annotation!r} is no annotation of a kernel's parameter")
+        self._fail(p, f"{p.arg}: {annotation!r} is not an annotation of a kernel's parameter")
         return None
 
     def _keyword(self, p: ast.arg, default: ast.expr | None, env: dict[str, Any]) -> None:
@@ -265,7 +265,8 @@ class _Parameters:
             self._fail(p, f"{name} is a tensor, got {spec!r}; a k.TensorSpec fits")
         if not isinstance(annotation, Access):
             self._fail(
-                p, f"{name} is no tensor: k.Context fits one parameter, which takes no argument"
+                p,
+                f"{name} is not a tensor: k.Context is for one parameter, which takes no argument",
             )
         access = annotation
         self.views.append((p, name, access))
@@ -290,7 +291,7 @@ class _Parameters:
                 shape.append(size)
                 continue
             value = self._slot(ArgSlot(position, name, "dim", axis, spec.dtype), INDEX)
-            # equal names are equal sizes: one value for all of them
+            # equal names state equal sizes, which share one value
             shape.append(value if size is None else self.sizes.setdefault(size, value))
         if spec.strides is None:
             strides = contiguous_strides(self.fe, tuple(shape))
@@ -312,7 +313,7 @@ class _Parameters:
 
 
 def _freeze(body: Iterable[Stmt]) -> tuple[Stmt, ...]:
-    """The body with tuples for lists, without empty blocks."""
+    """Converts a body to tuples, without empty blocks."""
     out: list[Stmt] = []
     for s in body:
         if isinstance(s, (For, Parallel)):

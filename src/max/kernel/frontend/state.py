@@ -1,9 +1,8 @@
-"""The state of one kernel's compilation, which every function of the frontend takes first.
+"""The state of one kernel's compilation, the first argument of every function of the frontend.
 
-The frontend runs the function as Python would, with values of two kinds: Python values, known at compile time, and
-atoms of the IR, known at run time. `Frontend` holds what it knows while it walks the syntax tree; the functions that
-compile a node are in tables by the node's type (``compiler.py`` makes them), so that files need not import each other
-in a circle.
+The frontend interprets the function as Python would, over values of two kinds: Python values, known at compile time, and
+atoms of the IR, known at run time. `Frontend` is the state of the walk over the syntax tree. The visitors of nodes are in
+tables by node type, which ``compiler.py`` assembles, so that files do not import each other in circles.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -26,12 +25,12 @@ from max.kernel.language.source import FunctionSource, assigned_names
 from max.kernel.targets.target import Target
 from max.kernel.types import Type
 
-# how a statement ends: the next one runs, none runs (it left at run time), or as Python would at compile time
+# how a statement ends: with the next one; at run time (a jump was emitted); or with a jump at compile time
 FALLS, DEAD, BREAK, CONTINUE, RETURN = range(5)
 
 
 class Failure(Exception):
-    """One error on its way to the statement that reports it."""
+    """An error, propagated to the enclosing statement, which reports it."""
 
     def __init__(self, diagnostic: Diagnostic, kind: type[KernelError]) -> None:
         super().__init__(str(diagnostic))
@@ -40,11 +39,11 @@ class Failure(Exception):
 
 
 class Suppressed(Exception):
-    """A consequence of an error that was already reported."""
+    """A consequence of an error that is already reported."""
 
 
 class Retype(Exception):
-    """A variable's slot needs another type (None: no slot), so its loop is compiled again."""
+    """A variable's slot needs another type (None: no slot); its loop is compiled again."""
 
     def __init__(self, var: SlotVar, type: Type | None, weak: bool) -> None:
         super().__init__(var.name)
@@ -52,7 +51,7 @@ class Retype(Exception):
 
 
 class NeedsSlots(Exception):
-    """An unrolled loop is left at run time, so its variables need slots."""
+    """An unrolled loop has a run-time ``break`` or ``continue``; it is compiled again with slots."""
 
     def __init__(self, loop: Loop) -> None:
         super().__init__()
@@ -64,8 +63,8 @@ class Loop:
 
     Args:
         depth: The nesting depth of run-time control flow around it.
-        unrolled: Whether its body is compiled once for each item.
-        slots: Whether the variables that it changes are in slots, so that it can be left at run time.
+        unrolled: Whether its body is compiled once per item.
+        slots: Whether its variables are in slots, which run-time jumps require.
     """
 
     def __init__(self, depth: int, unrolled: bool, slots: bool) -> None:
@@ -81,10 +80,10 @@ class Frame:
     source: FunctionSource
     env: dict[str, Any]
     depth: int
-    label: int | None = None  # the block that an early return leaves
-    leaves: bool = False  # a return stands inside of run-time control flow
+    label: int | None = None  # the block that early returns leave
+    leaves: bool = False  # whether a return is inside run-time control flow
     results: list[tuple[Any, Scope]] = field(default_factory=list[Any])
-    outer_env: Mapping[str, Any] | None = None  # of the function that a closure was defined in
+    outer_env: Mapping[str, Any] | None = None  # the environment that a closure was defined in
 
 
 ExpressionVisitor = Callable[["Frontend", Any], Any]
@@ -92,7 +91,7 @@ StatementVisitor = Callable[["Frontend", Any], int]
 
 
 class Checkpoint(NamedTuple):
-    """How far a compilation has come, to go back to."""
+    """The state of a compilation, for `Frontend.rollback`."""
 
     depth: int
     loop_depth: int
@@ -133,15 +132,15 @@ class Frontend:
         self._expressions = expressions
         self._statements = statements
         self.b = Builder()
-        self.node: ast.AST = ast.Pass(lineno=1, col_offset=0)  # where errors point to
-        self.name = ""  # the kernel's, for errors at run time
+        self.node: ast.AST = ast.Pass(lineno=1, col_offset=0)  # the location of errors
+        self.name = ""  # the kernel's name, for run-time errors
         self.depth = 0  # nesting of run-time control flow
         self.loop_depth = 0
         self.parallel_depth = 0
         self.loops: list[Loop] = []
-        # of the enclosing vector loops: the mask of the tail, None for the whole vectors
+        # the masks of the enclosing vector loops: that of the tail, None for whole vectors
         self.tail_masks: list[Atom | None] = []
-        self.calls: list[Location] = []  # of the inlined calls around the node
+        self.calls: list[Location] = []  # the locations of the enclosing inlined calls
         self.diagnostics: list[Diagnostic] = []
         self.error_kind: type[KernelError] = KernelError
         self.messages: list[Message] = []
@@ -150,7 +149,7 @@ class Frontend:
 
     # ***** errors *****
     def location(self, node: ast.AST) -> Location:
-        """Where a node is in the source."""
+        """The source location of a node."""
         line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
         file = self.frame.source.file
         return Location(file, line, column + 1, linecache.getline(file, line).rstrip("\n"))
@@ -161,15 +160,16 @@ class Frontend:
         """Reports an error at ``node``, by default at the current one.
 
         Raises:
-            Failure: always; the enclosing statement catches and reports it.
+            Failure: Always; the enclosing statement catches and reports it.
         """
-        places = [self.location(node or self.node), *reversed(self.calls)]
-        while len(places) > 1 and places[0].file == mathlib.__file__:  # the mistake is the caller's
-            places.pop(0)
-        raise Failure(Diagnostic(message, places[0], tuple(places[1:])), kind)
+        locations = [self.location(node or self.node), *reversed(self.calls)]
+        # errors inside of mathlib are shown at its caller
+        while len(locations) > 1 and locations[0].file == mathlib.__file__:
+            locations.pop(0)
+        raise Failure(Diagnostic(message, locations[0], tuple(locations[1:])), kind)
 
     def report(self, failure: Failure) -> None:
-        """Keeps an error, once."""
+        """Records an error, once."""
         if not self.diagnostics:
             self.error_kind = failure.kind
         if failure.diagnostic not in self.diagnostics:
@@ -177,7 +177,7 @@ class Frontend:
 
     # ***** the walk *****
     def expr(self, node: ast.expr) -> Any:
-        """The value of an expression."""
+        """Evaluates an expression."""
         visit = self._expressions.get(node.__class__)
         self.node = node
         if visit is None:
@@ -187,9 +187,9 @@ class Frontend:
         return visit(self, node)
 
     def body(self, nodes: Sequence[ast.stmt]) -> int:
-        """Compiles statements up to the one that does not fall through; gives how the last one ended.
+        """Compiles statements until one does not fall through; returns how the last one ended.
 
-        A statement with an error is dropped, and the names that it assigns are poisoned, so that one run reports
+        A statement with an error is dropped and the names that it assigns are poisoned, so that one compilation reports
         all independent errors.
         """
         for node in nodes:
@@ -222,7 +222,7 @@ class Frontend:
 
     # ***** loops that are compiled again *****
     def checkpoint(self) -> Checkpoint:
-        """The present state, for `rollback`."""
+        """The current state, for `rollback`."""
         return Checkpoint(
             self.depth,
             self.loop_depth,
@@ -239,7 +239,7 @@ class Frontend:
         )
 
     def rollback(self, to: Checkpoint) -> None:
-        """Goes back to a state, but for the statements of the body that was innermost then."""
+        """Restores a state, except the statements of the body that was innermost then."""
         self.b.unwind(len(to.lengths))
         del (
             self.messages[to.messages :],

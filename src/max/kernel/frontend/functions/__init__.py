@@ -1,1 +1,1 @@
-"""What the functions of the language emit, family by family."""
+"""The IR that functions of the language emit, by family. `max.kernel.language.lang` documents the functions."""

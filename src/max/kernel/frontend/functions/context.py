@@ -1,4 +1,4 @@
-"""The context ``ctx``: its numbers, parallel loops, barriers and scratch memory."""
+"""The context ``ctx``: worker numbers, parallel loops, barriers and scratch memory."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 # values of the user's program are Any
@@ -32,14 +32,16 @@ def emit_chunks(
     fe: Frontend, ctx: ContextValue, total: Any, grain: Any = 0, multiple: Any = 1
 ) -> Any:
     if not isinstance(multiple, int) or multiple < 1:
-        fe.fail(f"multiple is a positive integer known at compile time, got {describe(multiple)}")
+        fe.fail(
+            f"multiple must be a positive integer known at compile time, got {describe(multiple)}"
+        )
     return ChunksValue(as_index(fe, total), as_index(fe, grain), multiple)
 
 
 def emit_barrier(fe: Frontend, ctx: ContextValue) -> None:
     if fe.parallel_depth:
         fe.fail(
-            "a barrier cannot stand inside of a parallel loop: not all workers get there",
+            "a barrier cannot be inside a parallel loop: not all workers reach it",
             KernelSyntaxError,
         )
     fe.b.emit(Barrier(fe.b.line))
@@ -48,7 +50,7 @@ def emit_barrier(fe: Frontend, ctx: ContextValue) -> None:
 def emit_scratch(fe: Frontend, ctx: ContextValue, dtype: Any, shape: Any) -> View:
     sizes = (shape,) if isinstance(shape, int) else shape
     if not isinstance(sizes, tuple) or not all(isinstance(s, int) and s >= 0 for s in sizes):
-        fe.fail(f"the shape of scratch memory is known at compile time, got {describe(shape)}")
+        fe.fail(f"the shape of scratch memory must be known at compile time, got {describe(shape)}")
     dtype = as_dtype(fe, dtype)
     size = dtype.size
     for s in sizes:
@@ -66,11 +68,11 @@ _CONTEXT_METHODS: dict[str, Handler] = {
     "scratch": emit_scratch,
 }
 _CONTEXT_NUMBERS = {"worker": (Context.WORKER, 0), "num_workers": (Context.WORKERS, 1)}
-"""Attributes of ``ctx``: the field, and the least value that it has."""
+"""Attributes of ``ctx``: the field, and its minimum."""
 
 
 def context_attribute(fe: Frontend, ctx: Any, name: str) -> Any:
-    """An attribute of the context, such as ``ctx.worker``, or of matrix tiles; None if there is none of the name."""
+    """An attribute of the context, such as ``ctx.worker``, or of matrix tiles; None if the name is unknown."""
     if isinstance(ctx, TilesValue):
         if name == "shapes":
             return ctx.shapes

@@ -1,4 +1,4 @@
-"""What only kernels have: vector loops, unrolling, promises, printing."""
+"""Functions without a Python equivalent: vector loops, unrolling, assumptions, printing."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 # values of the user's program are Any
@@ -60,7 +60,7 @@ def emit_assume(fe: Frontend, cond: Any) -> None:
 @FUNCTIONS.emits(lang.brief)
 def emit_brief(fe: Frontend) -> None:
     if not fe.loop_depth:
-        fe.fail("k.brief() stands in a loop: it promises that the loop ends soon")
+        fe.fail("k.brief() must be in a loop: it promises that the loop ends soon")
     fe.b.effect("brief", ())
 
 
@@ -85,7 +85,7 @@ def emit_print(fe: Frontend, text: Any, *xs: Any) -> None:
         )
     out: list[Any] = [parts[0]]
     atoms: list[Atom] = []
-    for x, rest in zip(xs, parts[1:], strict=True):
+    for x, following in zip(xs, parts[1:], strict=True):
         if isinstance(x, (Ref, Const)):
             lanes = [extract(fe, x, i) for i in range(x.type.width)] if x.type.is_vector else [x]
             if x.type.is_vector:
@@ -100,7 +100,7 @@ def emit_print(fe: Frontend, text: Any, *xs: Any) -> None:
                 out.append("]")
         else:
             out.append(str(x))
-        out.append(rest)
+        out.append(following)
     fe.b.effect("print", tuple(atoms), tuple(out))
 
 

@@ -1,4 +1,4 @@
-"""Sums of products of neighbours, by the instructions that the target has."""
+"""Dot products of neighbouring lanes, with the target's instructions or an equal sequence."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 # values of the user's program are Any
@@ -30,8 +30,8 @@ def emit_dot_bf16(fe: Frontend, acc: Any, a: Any, b: Any) -> Any:
     acc, a, b = (as_vector(fe, x, "k.dot_bf16") for x in (acc, a, b))
     pair = vector(bf16, 2 * acc.type.width)
     if acc.type.dtype is not f32 or a.type is not pair or b.type is not pair:
-        came = f"{describe(acc)}, {describe(a)} and {describe(b)}"
-        fe.fail(f"k.dot_bf16 takes SIMD[f32, n] and twice SIMD[bf16, 2n], got {came}")
+        operands = f"{describe(acc)}, {describe(a)} and {describe(b)}"
+        fe.fail(f"k.dot_bf16 takes SIMD[f32, n] and twice SIMD[bf16, 2n], got {operands}")
     if fe.target.dot_bf16_lanes(acc.type.width):
         return fe.b.op("dot_bf16", (acc, a, b), acc.type)
     (a0, a1), (b0, b1) = emit_deinterleave(fe, a), emit_deinterleave(fe, b)
@@ -49,8 +49,8 @@ def emit_dot_i8(fe: Frontend, acc: Any, a: Any, b: Any, narrow: bool = False) ->
         or not (signed or a.type is vector(u8, 4 * width))
         or b.type is not vector(i8, 4 * width)
     ):
-        came = f"{describe(acc)}, {describe(a)} and {describe(b)}"
-        fe.fail(f"k.dot_i8 takes SIMD[i32, n], SIMD[u8 or i8, 4n] and SIMD[i8, 4n], got {came}")
+        operands = f"{describe(acc)}, {describe(a)} and {describe(b)}"
+        fe.fail(f"k.dot_i8 takes SIMD[i32, n], SIMD[u8 or i8, 4n] and SIMD[i8, 4n], got {operands}")
     target = fe.target
     unsigned_lanes, signed_lanes = target.dot_i8_lanes(width), target.signed_dot_i8_lanes(width)
     if signed and signed_lanes:
@@ -58,20 +58,21 @@ def emit_dot_i8(fe: Frontend, acc: Any, a: Any, b: Any, narrow: bool = False) ->
     if not signed and unsigned_lanes:
         return fe.b.op("dot_i8", (acc, a, b), acc.type)
     if narrow and target.narrow_dot_i8_lanes(width):
-        if signed:  # magnitudes, with the signs moved to b
+        if signed:  # |a| * (sign(a) * b)
             negative = fe.b.op("lt", (a, coerce(fe, 0, a.type)), vector(BOOL.dtype, 4 * width))
             b = emit_select(fe, negative, binary(fe, "sub", 0, b), b)
             a = emit_bitcast(fe, fe.b.op("abs", (a,), a.type), u8)
         return fe.b.op("narrow_dot_i8", (acc, a, b), acc.type)
     if unsigned_lanes or signed_lanes:
-        # a moved by 128 into the other range; the sums of b bring that back
-        moved = emit_bitcast(
+        # shift a by 128 into the other signedness, and correct by 128 * sum(b)
+        shifted = emit_bitcast(
             fe, binary(fe, "xor", a, -128 if signed else 128), u8 if signed else i8
         )
-        ones = coerce(fe, 1, moved.type)
+        ones = coerce(fe, 1, shifted.type)
         sums = emit_dot_i8(fe, coerce(fe, 0, acc.type), ones, b, narrow)
-        back = binary(fe, "shl", sums, 7)
-        return binary(fe, "sub" if signed else "add", emit_dot_i8(fe, acc, moved, b, narrow), back)
+        correction = binary(fe, "shl", sums, 7)
+        product = emit_dot_i8(fe, acc, shifted, b, narrow)
+        return binary(fe, "sub" if signed else "add", product, correction)
     for j in range(4):
         lanes = tuple(range(j, 4 * width, 4))
         x, y = (cast(fe, emit_shuffle(fe, v, None, lanes), i32) for v in (a, b))

@@ -1,4 +1,4 @@
-"""Arithmetic on scalars and vectors, element by element."""
+"""Element-wise functions of scalars and vectors."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 # values of the user's program are Any
@@ -143,7 +143,7 @@ def emit_ceildiv(fe: Frontend, a: Any, b: Any) -> Any:
 @FUNCTIONS.emits(lang.libm)
 def emit_libm(fe: Frontend, name: Any, *xs: Any) -> Any:
     if name not in _LIBM:
-        fe.fail(f"k.libm knows {', '.join(sorted(_LIBM))}, got {name!r}", KernelNameError)
+        fe.fail(f"k.libm has {', '.join(sorted(_LIBM))}, got {name!r}", KernelNameError)
     atoms = together(fe, "k.libm", *(cast(fe, x, f64) for x in xs))
     if not atoms[0].type.is_vector:
         return fe.b.op("libm", tuple(atoms), atoms[0].type, name)

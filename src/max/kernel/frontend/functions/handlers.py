@@ -1,4 +1,4 @@
-"""All functions of the language with what they emit."""
+"""The table of all functions of the language, with the handlers that emit them."""
 
 from __future__ import annotations
 

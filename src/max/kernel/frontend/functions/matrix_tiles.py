@@ -1,7 +1,7 @@
-"""What the methods of matrix tiles emit when a kernel is compiled."""
+"""The IR that methods of matrix tiles emit."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
-# values of the user's program are Any: what they are is what these functions find out
+# values of the user's program are Any
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KINDS: dict[type[Exception], type[KernelError]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TilesValue(Runtime):
-    """``k.matrix_tiles(shapes)``: which tiles there are; they themselves are registers."""
+    """``k.matrix_tiles(shapes)``: the shapes of the tiles; the tiles are registers."""
 
     shapes: rules.Shapes
 
@@ -81,7 +81,7 @@ def _memory(
     stride: Any,
     what: str,
 ) -> tuple[Atom, Atom, tuple[int, int, int]]:
-    """Where a tile is in memory: its address, bytes from row to row, and the tile with its shape."""
+    """Resolves a tile in memory: its address, the bytes between rows, and the tile with its shape."""
     rows, size = shape = _checked(fe, rules.check_tile, tiles.shapes, tile)
     if not isinstance(view, View):
         fe.fail(f"a matrix tile is loaded from and stored to a view, got {describe(view)}")
@@ -91,22 +91,22 @@ def _memory(
     if len(indices) != view.rank or view.rank == 0:
         fe.fail(f"{view.name} takes {view.rank} indices, got {len(indices)}", KernelIndexError)
     if view.strides[-1] != 1:
-        fe.fail(f"{view.name}: rows of a matrix tile have no gaps")
+        fe.fail(f"{view.name}: rows of a matrix tile must be contiguous")
     if stride is None and view.rank < 2:
-        fe.fail(f"{view.name} has no rows; stride= says how far they are apart")
+        fe.fail(f"{view.name} has no rows; stride= sets their distance")
     step: Index = view.strides[-2] if stride is None else as_index(fe, stride)
     check_indices(fe, view, indices, count)
     if stride is None:
-        below = list(indices)
-        below[-2] = fe.b.add(as_index(fe, below[-2]), rows - 1)
-        check_indices(fe, view, tuple(below))
+        last_row = list(indices)
+        last_row[-2] = fe.b.add(as_index(fe, last_row[-2]), rows - 1)
+        check_indices(fe, view, tuple(last_row))
     else:
-        # the rows lie in the view if the first and the last one do
+        # all rows lie in the view if the first and the last one do
         last = fe.b.add(as_index(fe, indices[-1]), fe.b.mul(step, rows - 1))
         check_indices(fe, view, (*indices[:-1], last), count)
     pointer = address(fe, view, indices)
-    below = fe.b.gep(pointer, fe.b.mul(step, rows - 1), view.dtype)
-    for row in (pointer, below):
+    last_pointer = fe.b.gep(pointer, fe.b.mul(step, rows - 1), view.dtype)
+    for row in (pointer, last_pointer):
         check_bytes(fe, view.memory, row, size, what)
     return pointer, fe.b.index(fe.b.mul(step, view.dtype.size)), (tile, rows, size)
 

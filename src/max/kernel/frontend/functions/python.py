@@ -1,4 +1,4 @@
-"""Python's own functions, as kernels call them."""
+"""Python's built-in functions in kernels."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 # values of the user's program are Any
@@ -30,7 +30,9 @@ def emit_range(fe: Frontend, *args: Any) -> Any:
     start, stop, step = (0, args[0], 1) if len(args) == 1 else (*args, 1)[:3]
     step = as_index(fe, step)
     if not isinstance(step, int) or step == 0:
-        fe.fail(f"the step of a range is known at compile time and not 0, got {describe(step)}")
+        fe.fail(
+            f"the step of a range must be known at compile time, and not 0; got {describe(step)}"
+        )
     return RangeValue(as_index(fe, start), as_index(fe, stop), step)
 
 

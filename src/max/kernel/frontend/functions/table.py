@@ -1,4 +1,4 @@
-"""Tables of what functions of the language emit, and how they read their arguments."""
+"""The table type of handlers, and conversions of their arguments."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 # values of the user's program are Any
@@ -18,10 +18,10 @@ Handler = Callable[..., Any]
 
 
 class HandlerTable(dict[Any, Handler]):
-    """What functions emit, by the function; a handler takes the frontend, then the arguments of the call."""
+    """Handlers by function. A handler takes the frontend, then the arguments of the call, and emits IR."""
 
     def emits(self, *functions: Any) -> Callable[[Handler], Handler]:
-        """Registers a handler for functions."""
+        """Registers a handler for one or more functions."""
 
         def register(handler: Handler) -> Handler:
             for function in functions:
@@ -32,6 +32,7 @@ class HandlerTable(dict[Any, Handler]):
 
 
 def as_value(fe: Frontend, x: Any, what: str) -> Atom:
+    """Converts an argument to an atom; `what` names the function in errors."""
     if isinstance(x, (Ref, Const)):
         return x
     if is_number(x):
@@ -40,12 +41,14 @@ def as_value(fe: Frontend, x: Any, what: str) -> Atom:
 
 
 def as_vector(fe: Frontend, x: Any, what: str) -> Atom:
+    """Checks that an argument is a vector; `what` names the function in errors."""
     if isinstance(x, (Ref, Const)) and x.type.is_vector:
         return x
     fe.fail(f"{what} takes a vector, got {describe(x)}")
 
 
 def as_dtype(fe: Frontend, dtype: Any) -> ScalarType:
+    """Converts an argument to an element type."""
     try:
         return scalar_type(dtype)
     except TypeError as error:

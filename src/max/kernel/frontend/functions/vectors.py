@@ -1,4 +1,4 @@
-"""Vectors: making, converting, selecting, reordering and reducing them."""
+"""Vectors: creation, conversion, selection, shuffles and reductions."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 # values of the user's program are Any
@@ -21,7 +21,7 @@ from max.kernel.types import BOOL, scalar, vector
 FUNCTIONS = HandlerTable()
 
 
-# ***** making vectors *****
+# ***** creation *****
 @FUNCTIONS.emits(lang.splat)
 def emit_splat(fe: Frontend, x: Any, width: Any) -> Any:
     x = as_value(fe, x, "k.splat")
