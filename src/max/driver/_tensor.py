@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import math
-import operator
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias, cast, overload
+from typing import Any, cast, overload
 
 import numpy as np
 
-from max._errors import ArgumentError, ForeignTypeError
 from max.driver import _dlpack
-from max.driver._device import CPU, Device, DeviceStream
+from max.driver._arguments import (
+    HOST,
+    ShapeLike,
+    as_shape,
+    check_dtype,
+    dtype_of,
+    target_of,
+    view_shape,
+    writable_value,
+)
+from max.driver._device import Device, DeviceStream
 from max.driver._indexing import Index, apply_index, contiguous_strides, is_contiguous
 from max.driver._memory import (
     ALIGNMENT,
@@ -25,40 +33,7 @@ from max.driver._memory import (
 )
 from max.dtype import DType
 
-ShapeLike: TypeAlias = Sequence[int]
-
-
-def _as_shape(op: str, shape: Any) -> tuple[int, ...]:
-    if isinstance(shape, (str, bytes)) or not isinstance(shape, (Sequence, np.ndarray)):
-        raise TypeError(f"{op}: expected shape as a sequence of integers, got {shape!r}")
-    try:
-        sizes = tuple(operator.index(size) for size in cast("Sequence[Any]", shape))
-    except TypeError as error:
-        raise TypeError(f"{op}: expected shape as integers, got {shape!r}") from error
-    if any(size < 0 for size in sizes):
-        raise ArgumentError(f"{op}: sizes are not negative, got shape {sizes}")
-    return sizes
-
-
-def _check_dtype(op: str, dtype: object) -> DType:
-    if not isinstance(dtype, DType):
-        hint = "; the order is dtype, shape, device" if isinstance(dtype, (tuple, list)) else ""
-        raise TypeError(f"{op}: expected a DType, got {dtype!r}{hint}")
-    return dtype
-
-
-_HOST = CPU()
-HOST_MEMORY = _HOST.memory
-
-
-def _place(op: str, target: Device | DeviceStream | None) -> tuple[Device, DeviceStream]:
-    if target is None:
-        return _HOST, _HOST.default_stream
-    if isinstance(target, Device):
-        return target, target.default_stream
-    if isinstance(target, DeviceStream):  # pyright: ignore[reportUnnecessaryIsInstance]
-        return target.device, target
-    raise TypeError(f"{op}: expected a Device or a DeviceStream, got {type(target).__name__}")
+HOST_MEMORY = HOST.memory
 
 
 class Tensor:
@@ -76,17 +51,17 @@ class Tensor:
         assert x[0].to_numpy().tolist() == [1.5, 1.5, 1.5]
 
     Args:
-        dtype: The element type. A NumPy array in its place, with a device next, is copied there.
+        dtype: The element type; or a NumPy array, with a device as second argument, to copy there.
         shape: The sizes; a size may be 0.
-        device: Where to allocate, the CPU if not given; or a stream.
-        pinned: Page-locked memory, for copies to an accelerator. Without one it is ordinary memory.
-        stream: The stream that the tensor belongs to; its device is the tensor's.
+        device: The device, by default the CPU; or a stream.
+        pinned: Whether memory is page-locked for copies to an accelerator; ignored without one.
+        stream: The stream of the tensor, which determines the device.
 
-    The elements are not initialised; :meth:`zeros` gives zeros. Memory is aligned to 64 bytes.
+    The elements are uninitialised; :meth:`zeros` sets them. Memory is aligned to 64 bytes.
 
     Raises:
-        TypeError: An argument of a wrong type.
-        ArgumentError: A negative size.
+        TypeError: An argument is of a wrong type.
+        ArgumentError: A size is negative.
         MemoryError: There is not enough memory.
     """
 
@@ -99,7 +74,7 @@ class Tensor:
     _ptr: int
     """Address of the first element."""
     _strides: tuple[int, ...] | None
-    """In elements; None when row-major and contiguous."""
+    """The strides in elements; None for row-major and contiguous."""
     _owner: object
     """Keeps the memory alive."""
 
@@ -142,8 +117,8 @@ class Tensor:
             raise TypeError("Tensor: expected dtype and shape")
         if isinstance(shape, Device):
             raise TypeError("Tensor: expected shape as a sequence of integers, got a device")
-        checked = _check_dtype("Tensor", dtype)
-        self._allocate(checked, _as_shape("Tensor", shape), target, pinned=pinned)
+        checked = check_dtype("Tensor", dtype)
+        self._allocate(checked, as_shape("Tensor", shape), target, pinned=pinned)
 
     def _allocate(
         self,
@@ -154,7 +129,7 @@ class Tensor:
         zero: bool = False,
         pinned: bool = False,
     ) -> None:
-        device, stream = _place("Tensor", target)
+        device, stream = target_of("Tensor", target)
         self._ptr, self._owner = device.memory.allocate("Tensor", dtype, shape, zero)
         self._dtype, self._shape, self._strides = dtype, shape, None
         self._read_only, self._pinned = False, pinned
@@ -162,7 +137,7 @@ class Tensor:
 
     @classmethod
     def _empty(cls, dtype: DType, shape: tuple[int, ...], device: Device) -> Tensor:
-        """A tensor of a shape that was checked before, for the outputs of each execution."""
+        """An uninitialised tensor of a checked shape: the fast path for outputs of executions."""
         tensor = cls.__new__(cls)
         tensor._ptr, tensor._owner = device.memory.allocate("Tensor", dtype, shape, False)
         tensor._dtype, tensor._shape, tensor._strides = dtype, shape, None
@@ -181,7 +156,7 @@ class Tensor:
         target: Device | DeviceStream | None = None,
         read_only: bool = False,
     ) -> Tensor:
-        """A tensor on memory that ``owner`` keeps alive.
+        """Wraps memory that ``owner`` keeps alive.
 
         Args:
             ptr: The address of the first element.
@@ -189,15 +164,15 @@ class Tensor:
             shape: The sizes.
             strides: The strides in elements; None for contiguous.
             owner: Any object that holds the memory.
-            target: The device or stream; the CPU if not given.
-            read_only: Whether Python refuses to write through it.
+            target: The device or stream; by default the CPU.
+            read_only: Whether writes from Python are errors.
         """
         self = cls.__new__(cls)
         if strides is not None and is_contiguous(shape, strides):
             strides = None
         self._ptr, self._dtype, self._shape, self._strides = ptr, dtype, shape, strides
         self._owner, self._read_only, self._pinned = owner, read_only, False
-        self._device, self._stream = _place("Tensor", target)
+        self._device, self._stream = target_of("Tensor", target)
         return self
 
     def _derive(
@@ -209,7 +184,7 @@ class Tensor:
         view._pinned = self._pinned
         return view
 
-    # ----- making tensors
+    # ----- construction
 
     @staticmethod
     def zeros(
@@ -233,8 +208,8 @@ class Tensor:
             raise TypeError("Tensor.zeros: expected a device or a stream, got both")
         tensor = Tensor.__new__(Tensor)
         target = device if stream is None else stream
-        sizes = _as_shape("Tensor.zeros", shape)
-        checked = _check_dtype("Tensor.zeros", dtype)
+        sizes = as_shape("Tensor.zeros", shape)
+        checked = check_dtype("Tensor.zeros", dtype)
         tensor._allocate(checked, sizes, target, zero=True, pinned=pinned)
         return tensor
 
@@ -246,7 +221,7 @@ class Tensor:
         *,
         stream: DeviceStream | None = None,
     ) -> Tensor:
-        """Makes a tensor of rank 0 with a value.
+        """Allocates a tensor of rank 0 with a value.
 
         Args:
             value: A Python or NumPy number or bool.
@@ -255,8 +230,8 @@ class Tensor:
             stream: The stream that the tensor belongs to.
 
         Raises:
-            OverflowError: An integer that the type cannot hold.
-            ValueError: A number that an integer type holds only in part, such as 1.5 or NaN.
+            OverflowError: An integer is out of the type's range.
+            ValueError: An integer type cannot hold the number, such as 1.5 or NaN.
         """
         tensor = Tensor.zeros((), dtype, device, stream=stream)
         tensor[()] = value
@@ -264,10 +239,10 @@ class Tensor:
 
     @staticmethod
     def from_numpy(arr: Array) -> Tensor:
-        """Makes a tensor on the memory of a NumPy array, on the host.
+        """Wraps the memory of a NumPy array, on the host.
 
-        The data is copied only where the array is not contiguous, or not aligned to its dtype. A
-        tensor of a read-only array is read-only.
+        The data is copied only if the array is not contiguous or not aligned to its dtype. The tensor of a
+        read-only array is read-only.
 
         Args:
             arr: The array; its dtype may come from ml_dtypes.
@@ -278,7 +253,7 @@ class Tensor:
         """
         if not isinstance(arr, np.ndarray):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"Tensor.from_numpy: expected a NumPy array, got {type(arr).__name__}")
-        dtype = _dtype_of("Tensor.from_numpy", arr)
+        dtype = dtype_of("Tensor.from_numpy", arr)
         flags = arr.flags
         if not (flags.c_contiguous and flags.aligned):
             arr = arr.copy(order="C")
@@ -288,18 +263,17 @@ class Tensor:
 
     @staticmethod
     def from_dlpack(array: Any, *, copy: bool | None = None) -> Tensor:
-        """Makes a tensor on the memory of a DLPack array: NumPy, torch, JAX and others.
+        """Wraps the memory of a DLPack array: NumPy, torch, JAX and others.
 
-        Strides are kept, and so is read-only memory. ml_dtypes arrays are taken too.
+        Strides and read-only memory are preserved. NumPy arrays may have dtypes of ml_dtypes.
 
         Args:
             array: The array, on the host.
-            copy: True always copies, False never does, None copies where it must.
+            copy: True always copies, False never does, None copies if required.
 
         Raises:
-            TypeError: The object is no DLPack array.
-            BufferError: A dtype or a device that cannot be shared, or a copy that ``copy=False``
-                forbids.
+            TypeError: The object is not a DLPack array.
+            BufferError: The dtype or the device cannot be shared, or ``copy=False`` forbids a required copy.
         """
         if isinstance(array, Tensor):
             shared = array
@@ -307,7 +281,7 @@ class Tensor:
             shared = Tensor._from_strided(cast("Array", array), copy)
         else:
             imported = _dlpack.import_array(array, copy)
-            # zero-size tensors may have no address at all
+            # empty tensors may have a null address
             ptr = imported.data or ALIGNMENT
             shared = Tensor._wrap(
                 ptr, imported.dtype, imported.shape, imported.strides, imported,
@@ -319,12 +293,12 @@ class Tensor:
 
     @staticmethod
     def _from_strided(array: Array, copy: bool | None) -> Tensor:
-        dtype, itemsize = _dtype_of("Tensor.from_dlpack", array), array.dtype.itemsize
+        dtype, itemsize = dtype_of("Tensor.from_dlpack", array), array.dtype.itemsize
         if not array.flags.aligned or any(stride % itemsize for stride in array.strides):
             if copy is False:
                 raise BufferError(
-                    f"from_dlpack: the array's address or strides are no multiples of {itemsize} "
-                    f"bytes, the size of {dtype}; copy=False forbids the copy that this needs"
+                    f"from_dlpack: the array's address or strides are not multiples of {itemsize} "
+                    f"bytes, the size of {dtype}; copy=False forbids the required copy"
                 )
             array = array.copy(order="C")
         strides = tuple(stride // itemsize for stride in array.strides)
@@ -339,23 +313,23 @@ class Tensor:
         mode: MapMode = "copyonwrite",
         offset: int = 0,
     ) -> Tensor:
-        """Makes a tensor on a file's bytes, which are read when they are used.
+        """Maps a file into memory; bytes are read at their first use.
 
         Args:
             filename: The file.
             dtype: The element type.
-            shape: The sizes; an integer stands for one axis.
+            shape: The sizes; an integer means one axis.
             mode: ``copyonwrite`` (writes stay in memory), ``readonly``, ``readwrite`` (writes go
-                to the file), or ``write`` (makes or overwrites the file); or as ``numpy.memmap``.
-            offset: Where the tensor starts in the file, in bytes.
+                to the file), or ``write`` (creates or overwrites the file); or a mode of ``numpy.memmap``.
+            offset: The offset of the tensor in the file, in bytes.
 
         Raises:
-            ValueError: An unknown mode, or a file that is too short.
+            ValueError: The mode is unknown, or the file is too short.
             OSError: The file cannot be opened.
         """
         op = "Tensor.mmap"
-        sizes = _as_shape(op, (shape,) if isinstance(shape, int) else shape)
-        checked = _check_dtype(op, dtype)
+        sizes = as_shape(op, (shape,) if isinstance(shape, int) else shape)
+        checked = check_dtype(op, dtype)
         memory, read_only = map_file(op, filename, checked, sizes, mode, offset)
         return Tensor._wrap(memory.ptr, checked, sizes, owner=memory.owner, read_only=read_only)
 
@@ -368,7 +342,7 @@ class Tensor:
 
     @property
     def stream(self) -> DeviceStream:
-        """The stream that the tensor belongs to."""
+        """The stream of the tensor."""
         return self._stream
 
     @property
@@ -388,7 +362,7 @@ class Tensor:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """The distance between neighbours along each axis, in elements."""
+        """The distance between neighbours along each axis in elements."""
         return contiguous_strides(self._shape) if self._strides is None else self._strides
 
     @property
@@ -403,7 +377,7 @@ class Tensor:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the elements lie in memory one after the other, in row-major order."""
+        """Whether the elements are in row-major order without gaps."""
         return self._strides is None
 
     @property
@@ -416,10 +390,10 @@ class Tensor:
         """Whether the tensor was allocated with ``pinned``."""
         return self._pinned
 
-    # ----- data in and out
+    # ----- conversion, element access
 
     def to_numpy(self) -> Array:
-        """A NumPy array on the same memory; bfloat16 and narrower floats have ml_dtypes' types.
+        """A NumPy array on the same memory, with ml_dtypes' dtypes for bfloat16 and narrower floats.
 
         Raises:
             ValueError: The tensor is not on the host.
@@ -432,7 +406,7 @@ class Tensor:
         return array_at(memory, self._dtype, self._shape, self._strides, self._read_only)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        """Lets NumPy functions take a tensor of the host."""
+        """Converts a tensor on the host for NumPy functions."""
         return np.array(self.to_numpy(), dtype=dtype, copy=copy)
 
     def __dlpack__(
@@ -446,8 +420,8 @@ class Tensor:
         """A DLPack capsule on the same memory.
 
         Raises:
-            BufferError: The consumer wants another device, or the tensor is read-only and the
-                consumer's version of DLPack cannot say so.
+            BufferError: The consumer requires another device, or the tensor is read-only and the consumer's version of
+                DLPack cannot express that.
         """
         own_device = self.__dlpack_device__()
         if stream is not None:
@@ -491,8 +465,8 @@ class Tensor:
         """A view, by NumPy's basic indexing: integers, slices, ``...`` and ``None``.
 
         Raises:
-            AxisError: Too many indices, or one out of range: an IndexError and a ValueError.
-            TypeError: Index arrays and masks.
+            AxisError: There are too many indices, or one is out of range; it is an IndexError and a ValueError.
+            TypeError: An index is an array or a mask.
         """
         offset, shape, strides = apply_index(index, self._shape, self.strides)
         return self._derive(self._dtype, shape, strides, offset)
@@ -501,9 +475,8 @@ class Tensor:
         """Writes a number, array or tensor into a part of the tensor, with broadcasting.
 
         Raises:
-            ValueError: The tensor is read-only, the shapes do not broadcast, or an integer type
-                holds a number only in part.
-            TypeError: The value is no number, or its dtype does not convert to the tensor's.
+            ValueError: The tensor is read-only, the shapes do not broadcast, or an integer type would lose a fraction.
+            TypeError: The value is not a number, or its dtype does not convert to the tensor's.
         """
         self[index]._write(value)
 
@@ -516,25 +489,14 @@ class Tensor:
             self._write_through_host(value)
             return
         array = self.to_numpy()
-        if isinstance(value, np.generic) and self._dtype.to_numpy().isbuiltin == 1:
-            value = cast("Any", value).item()
-        if isinstance(value, (np.ndarray, np.generic)):
-            given = np.dtype(cast("Any", value).dtype)
-            if given != array.dtype and not np.can_cast(given, array.dtype, "same_kind"):
-                raise TypeError(
-                    f"Tensor: {given} does not convert to {array.dtype}; use astype first"
-                )
-        elif value is None:
-            raise TypeError(f"Tensor: expected a number or an array to write, got {value}")
-        elif isinstance(value, float) and not value.is_integer() and self._dtype.is_integral():
-            raise ValueError(f"Tensor: {value} is no integer, the tensor is {self._dtype}")
+        value = writable_value(value, self._dtype)
         try:
             array[...] = value
         except ValueError as error:
             raise ValueError(f"Tensor: writing to shape {self._shape}: {error}") from error
 
     def _span(self) -> tuple[int, int]:
-        """Address and length in bytes of the memory from the first element to the last, in the order of addresses."""
+        """Address and length in bytes of the memory range that the elements span."""
         if 0 in self._shape:
             return self._ptr, 0
         size = self._dtype.size_in_bytes
@@ -552,11 +514,11 @@ class Tensor:
         return Tensor._wrap(ptr, self._dtype, self._shape, self._strides, data)
 
     def _write_through_host(self, value: Any) -> None:
-        """Writes to the memory of a device: the elements are converted and spread on the host."""
+        """Writes to device memory: elements are converted and broadcast on the host, then copied."""
         staged = (
             self._on_host()
             if self._strides is not None
-            else Tensor._empty(self._dtype, self._shape, _HOST)
+            else Tensor._empty(self._dtype, self._shape, HOST)
         )
         staged._write(value)
         start, nbytes = self._span()
@@ -580,36 +542,19 @@ class Tensor:
 
         Args:
             dtype: The new element type.
-            shape: The new sizes. If not given they stay, and with an element of another size
-                the last one changes.
+            shape: The new sizes. By default those of the tensor; with an element of another size the last one is
+                converted.
 
         Raises:
-            ValueError: The tensor is not contiguous, the bytes do not come out even, or the
-                address is not aligned to the new type.
+            ValueError: The tensor is not contiguous, the sizes in bytes differ, or the address is not aligned to the
+                new type.
         """
-        new = _check_dtype("Tensor.view", dtype)
+        new = check_dtype("Tensor.view", dtype)
         if self._strides is not None:
             raise ValueError(
                 f"Tensor.view: the tensor has strides {self._strides}; use contiguous() first"
             )
-        nbytes = self.num_elements * self.element_size
-        if shape is not None:
-            sizes = _as_shape("Tensor.view", shape)
-        elif new.size_in_bytes == self.element_size:
-            sizes = self._shape
-        elif not self._shape or self._shape[-1] * self.element_size % new.size_in_bytes:
-            raise ValueError(
-                f"Tensor.view: {self._shape} {self._dtype} has no shape as {new} of its own; "
-                "give one"
-            )
-        else:
-            last = self._shape[-1] * self.element_size // new.size_in_bytes
-            sizes = (*self._shape[:-1], last)
-        if math.prod(sizes) * new.size_in_bytes != nbytes:
-            raise ValueError(
-                f"Tensor.view: {self._shape} {self._dtype} has {nbytes} bytes, {sizes} {new} "
-                f"has {math.prod(sizes) * new.size_in_bytes}"
-            )
+        sizes = view_shape(self._dtype, self._shape, new, shape)
         if self._ptr % new.align:
             raise ValueError(f"Tensor.view: the address is not aligned to {new.align} for {new}")
         return self._derive(new, sizes, None)
@@ -627,7 +572,7 @@ class Tensor:
 
         Args:
             stream: The stream of the copy, on its device; or a device.
-            device: Where to copy to; the same device if not given.
+            device: The target device; by default that of the tensor.
         """
         if stream is not None and device is not None:
             raise TypeError("Tensor.copy: expected a stream or a device, got both")
@@ -655,7 +600,7 @@ class Tensor:
         devices: Sequence[Device] | None = None,
         streams: Sequence[DeviceStream] | None = None,
     ) -> Tensor | list[Tensor]:
-        """The tensor on a device, or a list of it on several; copied only to other devices.
+        """The tensor on one device, or a list with one per device; copied to other devices only.
 
         Args:
             device: A device or a stream, or a sequence of them.
@@ -663,10 +608,10 @@ class Tensor:
             devices: Devices.
             streams: Streams.
         """
-        given = [target for target in (device, stream, devices, streams) if target is not None]
-        if len(given) != 1:
-            raise TypeError(f"Tensor.to: expected one target, got {len(given)}")
-        target = given[0]
+        targets = [target for target in (device, stream, devices, streams) if target is not None]
+        if len(targets) != 1:
+            raise TypeError(f"Tensor.to: expected one target, got {len(targets)}")
+        target = targets[0]
         if isinstance(target, (Device, DeviceStream)):
             return self._to(target)
         if not isinstance(target, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -674,24 +619,23 @@ class Tensor:
         return [self._to(each) for each in target]
 
     def _to(self, target: Device | DeviceStream) -> Tensor:
-        device, stream = _place("Tensor.to", target)
+        device, stream = target_of("Tensor.to", target)
         if device is not self._device:
             return self.copy(stream)
         if stream is self._stream or isinstance(target, Device):
             return self
-        moved = self._derive(self._dtype, self._shape, self._strides)
-        moved._stream = stream
-        return moved
+        on_stream = self._derive(self._dtype, self._shape, self._strides)
+        on_stream._stream = stream
+        return on_stream
 
     def inplace_copy_from(self, src: Tensor) -> None:
-        """Overwrites this tensor with the contents of another one, of any device.
+        """Overwrites this tensor with the elements of another one, on any device.
 
         Args:
             src: The source: contiguous, of the same dtype and number of elements.
 
         Raises:
-            ValueError: One of them is not contiguous, they differ in size or dtype, or this
-                tensor is read-only.
+            ValueError: One of them is not contiguous, they differ in size or dtype, or this tensor is read-only.
         """
         op = "Tensor.inplace_copy_from"
         if not isinstance(src, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -718,13 +662,6 @@ class Tensor:
 
     def __repr__(self) -> str:
         return f"max.driver.Tensor({self._dtype}, {self._shape}, {self._stream!r})"
-
-
-def _dtype_of(op: str, array: Array) -> DType:
-    try:
-        return DType.from_numpy(array.dtype)
-    except ValueError as error:
-        raise ForeignTypeError(f"{op}: {str(error).removeprefix('DType.from_numpy: ')}") from error
 
 
 def _restore(data: bytes, dtype: DType, shape: tuple[int, ...], device: Device) -> Tensor:

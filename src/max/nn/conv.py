@@ -6,7 +6,7 @@ and results, and filters are laid out as PyTorch has them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from max.dtype import DType
 from max.graph import (
@@ -64,6 +64,54 @@ def paddings(layer: str, value: int | Sequence[int], count: int) -> tuple[int, .
     return sizes
 
 
+def convolve(
+    x: TensorValueLike,
+    filter: TensorValueLike,
+    bias: TensorValueLike | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    permute: bool = False,
+) -> TensorValue:
+    """A convolution over as many spatial axes as `stride` has numbers: one, two or three.
+
+    Args:
+        x: The input.
+        filter: The filter.
+        bias: The bias, or None.
+        stride: The step between windows along each axis.
+        padding: Zeros before and after each axis.
+        dilation: The step between the taps of a window along each axis.
+        groups: The number of channel groups.
+        permute: Whether channels come second, and the filter is laid out as PyTorch has it.
+    """
+    axes = len(stride)
+    if axes == 1:
+        # a sequence is an image of height 1
+        x = ops.unsqueeze(x, 2 if permute else 1)
+        filter = ops.unsqueeze(filter, 2 if permute else 0)
+        stride, padding, dilation = (1, *stride), (0, 0, *padding), (1, *dilation)
+    op: Callable[..., TensorValue] = ops.conv3d if axes == 3 else ops.conv2d
+    channels_last, channels_second = (
+        (FilterLayout.QRSCF, FilterLayout.FCQRS)
+        if axes == 3
+        else (FilterLayout.RSCF, FilterLayout.FCRS)
+    )
+    y = op(
+        x,
+        filter,
+        stride=tuple(stride),
+        dilation=tuple(dilation),
+        padding=tuple(padding),
+        groups=groups,
+        bias=bias,
+        input_layout=ConvInputLayout.NCHW if permute else ConvInputLayout.NHWC,
+        filter_layout=channels_second if permute else channels_last,
+    )
+    return ops.squeeze(y, 2 if permute else 1) if axes == 1 else y
+
+
 class _Conv(Module):
     """Base of the convolution layers.
 
@@ -72,6 +120,9 @@ class _Conv(Module):
         in_channels: The channels of the input.
         out_channels: The channels of the result.
         dtype: The dtype of filter and bias.
+        stride: The step between windows: one number, or one for each axis.
+        padding: Zeros around: one number, one for each axis, or two for each axis.
+        dilation: The step between the taps of a window, as `stride`.
         num_groups: The number of channel groups.
         device: The device of the computation; the CPU by default.
         has_bias: Whether there is a bias.
@@ -79,7 +130,7 @@ class _Conv(Module):
         name: The prefix of the weights' names.
 
     Raises:
-        ValueError: The groups do not divide the channels.
+        ValueError: The groups do not divide the channels, or an argument has a wrong number of numbers.
     """
 
     filter: Weight
@@ -98,25 +149,41 @@ class _Conv(Module):
     permute: bool
     """Whether channels come second, and the filter is laid out as PyTorch has it."""
 
+    stride: int | tuple[int, ...]
+    """The step between windows along each axis."""
+
+    padding: int | tuple[int, ...]
+    """Zeros before and after each axis."""
+
+    dilation: int | tuple[int, ...]
+    """The step between the taps of a window along each axis."""
+
     def __init__(
         self,
         taps: Sequence[int],
         in_channels: int,
         out_channels: int,
         dtype: DType,
+        stride: int | Sequence[int],
+        padding: int | Sequence[int],
+        dilation: int | Sequence[int],
         num_groups: int,
         device: DeviceRef | None,
         has_bias: bool,
         permute: bool,
         name: str | None,
     ) -> None:
+        layer, axes = type(self).__name__, len(taps)
         if num_groups < 1 or in_channels % num_groups or out_channels % num_groups:
             raise ValueError(
-                f"{type(self).__name__}: {num_groups} groups do not divide {in_channels} channels of the "
+                f"{layer}: {num_groups} groups do not divide {in_channels} channels of the "
                 f"input and {out_channels} of the result"
             )
         self.device = DeviceRef.CPU() if device is None else device
         self.num_groups, self.permute = num_groups, permute
+        self.stride = numbers(layer, "stride", stride, axes)
+        self.padding = paddings(layer, padding, axes)
+        self.dilation = numbers(layer, "dilation", dilation, axes)
         channels = in_channels // num_groups
         shape = (out_channels, channels, *taps) if permute else (*taps, channels, out_channels)
         prefix = f"{name}." if name else ""
@@ -124,11 +191,6 @@ class _Conv(Module):
         self.bias = (
             Weight(f"{prefix}bias", dtype, (out_channels,), self.device) if has_bias else None
         )
-
-    @property
-    def layout(self) -> ConvInputLayout:
-        """The layout of inputs and results."""
-        return ConvInputLayout.NCHW if self.permute else ConvInputLayout.NHWC
 
     def check(self, x: TensorValue, rank: int) -> None:
         """Checks an input's rank and channels.
@@ -145,6 +207,28 @@ class _Conv(Module):
                 f"{type(self).__name__}: the input is {x!r}, expected rank {rank} with {channels} "
                 f"channels, {order} (permute={self.permute})"
             )
+
+    def __call__(self, x: TensorValue) -> TensorValue:
+        """The convolution.
+
+        Args:
+            x: ``[N, spatial axes…, in_channels]``, or ``[N, in_channels, spatial axes…]`` with `permute`.
+
+        Raises:
+            ValueError: The input has another rank or other channels.
+        """
+        layer, axes = type(self).__name__, self.filter.rank - 2
+        self.check(x, axes + 2)
+        return convolve(
+            x,
+            self.filter,
+            self.bias,
+            numbers(layer, "stride", self.stride, axes),
+            paddings(layer, self.padding, axes),
+            numbers(layer, "dilation", self.dilation, axes),
+            self.num_groups,
+            self.permute,
+        )
 
 
 class Conv1D(_Conv):
@@ -186,36 +270,11 @@ class Conv1D(_Conv):
         name: str | None = None,
     ) -> None:
         super().__init__(
-            (kernel_size,), in_channels, out_channels, dtype, num_groups, device, has_bias, permute, name
+            (kernel_size,), in_channels, out_channels, dtype, stride, padding, dilation, num_groups,
+            device, has_bias, permute, name,
         )  # fmt: skip
+        # as given, not one number for each axis
         self.stride, self.padding, self.dilation = stride, padding, dilation
-        paddings("Conv1D", padding, 1)
-
-    def __call__(self, x: TensorValue) -> TensorValue:
-        """The convolution.
-
-        Args:
-            x: ``[N, L, in_channels]``, or ``[N, in_channels, L]`` with `permute`.
-
-        Raises:
-            ValueError: The input has another rank or other channels.
-        """
-        self.check(x, 3)
-        # a sequence is an image of height 1
-        filter = ops.unsqueeze(self.filter, 2 if self.permute else 0)
-        axis = 2 if self.permute else 1
-        y = ops.conv2d(
-            ops.unsqueeze(x, axis),
-            filter,
-            stride=(1, self.stride),
-            dilation=(1, self.dilation),
-            padding=(0, 0, *paddings("Conv1D", self.padding, 1)),  # pyright: ignore[reportArgumentType]
-            groups=self.num_groups,
-            bias=self.bias,
-            input_layout=self.layout,
-            filter_layout=FilterLayout.FCRS if self.permute else FilterLayout.RSCF,
-        )
-        return ops.squeeze(y, axis)
 
 
 class Conv2d(_Conv):
@@ -241,15 +300,6 @@ class Conv2d(_Conv):
         ValueError: The groups do not divide the channels, or an argument has a wrong number of numbers.
     """
 
-    stride: tuple[int, ...]
-    """The step between windows along height and width."""
-
-    padding: tuple[int, ...]
-    """Zeros before and after height, before and after width."""
-
-    dilation: tuple[int, ...]
-    """The step between the taps of a window along height and width."""
-
     def __init__(
         self,
         kernel_size: int | tuple[int, int],
@@ -267,11 +317,9 @@ class Conv2d(_Conv):
     ) -> None:
         taps = numbers("Conv2d", "kernel_size", kernel_size, 2)
         super().__init__(
-            taps, in_channels, out_channels, dtype, num_groups, device, has_bias, permute, name
-        )
-        self.stride = numbers("Conv2d", "stride", stride, 2)
-        self.padding = paddings("Conv2d", padding, 2)
-        self.dilation = numbers("Conv2d", "dilation", dilation, 2)
+            taps, in_channels, out_channels, dtype, stride, padding, dilation, num_groups, device,
+            has_bias, permute, name,
+        )  # fmt: skip
 
     @property
     def sharding_strategy(self) -> ShardingStrategy | None:
@@ -305,28 +353,6 @@ class Conv2d(_Conv):
             for filter, bias, device in zip(self.filter.shard(where), biases, where, strict=True)
         ]
 
-    def __call__(self, x: TensorValue) -> TensorValue:
-        """The convolution.
-
-        Args:
-            x: ``[N, H, W, in_channels]``, or ``[N, in_channels, H, W]`` with `permute`.
-
-        Raises:
-            ValueError: The input has another rank or other channels.
-        """
-        self.check(x, 4)
-        return ops.conv2d(
-            x,
-            self.filter,
-            stride=self.stride,  # pyright: ignore[reportArgumentType]
-            dilation=self.dilation,  # pyright: ignore[reportArgumentType]
-            padding=self.padding,  # pyright: ignore[reportArgumentType]
-            groups=self.num_groups,
-            bias=self.bias,
-            input_layout=self.layout,
-            filter_layout=FilterLayout.FCRS if self.permute else FilterLayout.RSCF,
-        )
-
 
 class Conv3D(_Conv):
     """Convolution over volumes.
@@ -353,15 +379,6 @@ class Conv3D(_Conv):
         ValueError: The groups do not divide the channels, or an argument has a wrong number of numbers.
     """
 
-    stride: tuple[int, ...]
-    """The step between windows along D, H and W."""
-
-    padding: tuple[int, ...]
-    """Zeros before and after D, H and W."""
-
-    dilation: tuple[int, ...]
-    """The step between the taps of a window along D, H and W."""
-
     def __init__(
         self,
         depth: int,
@@ -379,38 +396,67 @@ class Conv3D(_Conv):
         permute: bool = False,
         name: str | None = None,
     ) -> None:
-        taps = (depth, height, width)
         super().__init__(
-            taps, in_channels, out_channels, dtype, num_groups, device, has_bias, permute, name
-        )
-        self.stride = numbers("Conv3D", "stride", stride, 3)
-        self.padding = paddings("Conv3D", padding, 3)
-        self.dilation = numbers("Conv3D", "dilation", dilation, 3)
+            (depth, height, width), in_channels, out_channels, dtype, stride, padding, dilation,
+            num_groups, device, has_bias, permute, name,
+        )  # fmt: skip
 
-    def __call__(self, x: TensorValue) -> TensorValue:
+
+_NO_PADDING = (0, 0, 0, 0, 0, 0)
+
+
+class _ConvV1(Layer):
+    """Base of the convolution layers with graph values.
+
+    Args:
+        axes: The number of spatial axes.
+        filter: The filter.
+        bias: The bias, or None.
+        stride: The step between windows: one number, or one for each axis.
+        padding: Zeros around: one number, one for each axis, or two for each axis.
+        dilation: The step between the taps of a window, as `stride`.
+        groups: The number of channel groups.
+
+    Raises:
+        ValueError: An argument has a wrong number of numbers.
+    """
+
+    def __init__(
+        self,
+        axes: int,
+        filter: TensorValueLike,
+        bias: TensorValueLike | None,
+        stride: int | Sequence[int],
+        padding: int | Sequence[int],
+        dilation: int | Sequence[int],
+        groups: int,
+    ) -> None:
+        layer = type(self).__name__
+        self.filter, self.bias, self.groups = filter, bias, groups
+        self.stride: int | tuple[int, ...] = numbers(layer, "stride", stride, axes)
+        self.padding: int | tuple[int, ...] = paddings(layer, padding, axes)
+        self.dilation: int | tuple[int, ...] = numbers(layer, "dilation", dilation, axes)
+        self._axes = axes
+
+    def __call__(self, x: TensorValueLike) -> TensorValue:
         """The convolution.
 
         Args:
-            x: ``[N, D, H, W, in_channels]``, or ``[N, in_channels, D, H, W]`` with `permute`.
-
-        Raises:
-            ValueError: The input has another rank or other channels.
+            x: ``[N, spatial axes…, in_channels]``.
         """
-        self.check(x, 5)
-        return ops.conv3d(
+        layer, axes = type(self).__name__, self._axes
+        return convolve(
             x,
             self.filter,
-            stride=self.stride,  # pyright: ignore[reportArgumentType]
-            dilation=self.dilation,  # pyright: ignore[reportArgumentType]
-            padding=self.padding,  # pyright: ignore[reportArgumentType]
-            groups=self.num_groups,
-            bias=self.bias,
-            input_layout=self.layout,
-            filter_layout=FilterLayout.FCQRS if self.permute else FilterLayout.QRSCF,
+            self.bias,
+            numbers(layer, "stride", self.stride, axes),
+            paddings(layer, self.padding, axes),
+            numbers(layer, "dilation", self.dilation, axes),
+            self.groups,
         )
 
 
-class Conv1DV1(Layer):
+class Conv1DV1(_ConvV1):
     """Convolution over sequences with graph values instead of weights. Deprecated: use `Conv1D`.
 
     Args:
@@ -431,28 +477,12 @@ class Conv1DV1(Layer):
         dilation: int = 1,
         groups: int = 1,
     ) -> None:
-        self.filter, self.bias = filter, bias
-        self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
-
-    def __call__(self, x: TensorValueLike) -> TensorValue:
-        """The convolution.
-
-        Args:
-            x: ``[N, L, in_channels]``.
-        """
-        y = ops.conv2d(
-            ops.unsqueeze(x, 1),
-            ops.unsqueeze(self.filter, 0),
-            stride=(1, self.stride),
-            dilation=(1, self.dilation),
-            padding=(0, 0, self.padding, self.padding),
-            groups=self.groups,
-            bias=self.bias,
-        )
-        return ops.squeeze(y, 1)
+        super().__init__(1, filter, bias, stride, padding, dilation, groups)
+        # as given, not one number for each axis
+        self.stride, self.padding, self.dilation = stride, padding, dilation
 
 
-class Conv2dV1(Layer):
+class Conv2dV1(_ConvV1):
     """Convolution over images with graph values instead of weights. Deprecated: use `Conv2d`.
 
     Args:
@@ -476,29 +506,10 @@ class Conv2dV1(Layer):
         dilation: int | tuple[int, int] = (1, 1),
         groups: int = 1,
     ) -> None:
-        self.filter, self.bias, self.groups = filter, bias, groups
-        self.stride = numbers("Conv2dV1", "stride", stride, 2)
-        self.padding = paddings("Conv2dV1", padding, 2)
-        self.dilation = numbers("Conv2dV1", "dilation", dilation, 2)
-
-    def __call__(self, x: TensorValueLike) -> TensorValue:
-        """The convolution.
-
-        Args:
-            x: ``[N, H, W, in_channels]``.
-        """
-        return ops.conv2d(
-            x,
-            self.filter,
-            stride=self.stride,  # pyright: ignore[reportArgumentType]
-            dilation=self.dilation,  # pyright: ignore[reportArgumentType]
-            padding=self.padding,  # pyright: ignore[reportArgumentType]
-            groups=self.groups,
-            bias=self.bias,
-        )
+        super().__init__(2, filter, bias, stride, padding, dilation, groups)
 
 
-class Conv3DV1(Layer):
+class Conv3DV1(_ConvV1):
     """Convolution over volumes with graph values instead of weights. Deprecated: use `Conv3D`.
 
     Args:
@@ -518,34 +529,8 @@ class Conv3DV1(Layer):
         filter: TensorValueLike,
         bias: TensorValueLike | None = None,
         stride: int | tuple[int, int, int] = (1, 1, 1),
-        padding: int | tuple[int, int, int] | tuple[int, int, int, int, int, int] = (
-            0,
-            0,
-            0,
-            0,
-            0,
-            0,
-        ),
+        padding: int | tuple[int, int, int] | tuple[int, int, int, int, int, int] = _NO_PADDING,
         dilation: int | tuple[int, int, int] = (1, 1, 1),
         groups: int = 1,
     ) -> None:
-        self.filter, self.bias, self.groups = filter, bias, groups
-        self.stride = numbers("Conv3DV1", "stride", stride, 3)
-        self.padding = paddings("Conv3DV1", padding, 3)
-        self.dilation = numbers("Conv3DV1", "dilation", dilation, 3)
-
-    def __call__(self, x: TensorValueLike) -> TensorValue:
-        """The convolution.
-
-        Args:
-            x: ``[N, D, H, W, in_channels]``.
-        """
-        return ops.conv3d(
-            x,
-            self.filter,
-            stride=self.stride,  # pyright: ignore[reportArgumentType]
-            dilation=self.dilation,  # pyright: ignore[reportArgumentType]
-            padding=self.padding,  # pyright: ignore[reportArgumentType]
-            groups=self.groups,
-            bias=self.bias,
-        )
+        super().__init__(3, filter, bias, stride, padding, dilation, groups)

@@ -32,7 +32,81 @@ def _of_length(layer: str, what: str, value: int | tuple[int, ...], height: int)
     return pair[0], pair[1]
 
 
-class ConvTranspose1d(Module):
+class _ConvTranspose(Module):
+    """Base of the transposed convolutions over sequences, whose subclasses have a filter in different forms."""
+
+    bias: Weight | None
+    """``[out_channels]``."""
+
+    def __init__(
+        self,
+        length: int,
+        in_channels: int,
+        out_channels: int,
+        dtype: DType,
+        stride: int | tuple[int, int] = 1,
+        padding: int | tuple[int, int, int, int] = 0,
+        dilation: int | tuple[int, int] = 1,
+        output_padding: int | tuple[int, int] = 0,
+        device: DeviceRef | None = None,
+        has_bias: bool = False,
+        permute: bool = False,
+        name: str | None = None,
+    ) -> None:
+        layer = type(self).__name__
+        self.device = DeviceRef.CPU() if device is None else device
+        self.permute = permute
+        self.stride = _of_length(layer, "stride", stride, 1)
+        self.dilation = _of_length(layer, "dilation", dilation, 1)
+        self.output_padding = _of_length(layer, "output_padding", output_padding, 0)
+        sides = (0, 0, padding, padding) if isinstance(padding, int) else tuple(padding)
+        if len(sides) != 4:
+            raise ValueError(f"{layer}: padding is {padding!r}, expected a number, or 4 of them")
+        self.padding = sides
+        shape = (
+            (in_channels, out_channels, length) if permute else (length, out_channels, in_channels)
+        )
+        prefix = f"{name}." if name else ""
+        self.bias = (
+            Weight(f"{prefix}bias", dtype, (out_channels,), self.device) if has_bias else None
+        )
+        self._add_filter(prefix, dtype, shape, in_channels)
+
+    def _add_filter(
+        self, prefix: str, dtype: DType, shape: tuple[int, int, int], in_channels: int
+    ) -> None:
+        """Creates the weights of the filter."""
+        raise NotImplementedError(f"{type(self).__name__} is abstract")
+
+    def apply(
+        self, x: TensorValue, weight: TensorValueLike, bias: TensorValueLike | None
+    ) -> TensorValue:
+        """The transposed convolution with a filter.
+
+        Args:
+            x: The input.
+            weight: The filter: ``[taps, out_channels, in_channels]``; with `permute`
+                ``[in_channels, out_channels, taps]``.
+            bias: The bias, or None.
+        """
+        if x.rank != 3:
+            raise ValueError(f"{type(self).__name__}: the input is {x!r}, expected rank 3")
+        axis = 2 if self.permute else 1
+        y = ops.conv2d_transpose(
+            ops.unsqueeze(x, axis),
+            ops.unsqueeze(weight, 2 if self.permute else 0),
+            stride=self.stride,
+            dilation=self.dilation,
+            padding=self.padding,
+            output_paddings=self.output_padding,
+            bias=bias,
+            input_layout=ConvInputLayout.NCHW if self.permute else ConvInputLayout.NHWC,
+            filter_layout=FilterLayout.CFRS if self.permute else FilterLayout.RSCF,
+        )
+        return ops.squeeze(y, axis)
+
+
+class ConvTranspose1d(_ConvTranspose):
     """The transpose of a convolution over sequences: each element adds a window to the result.
 
     Shapes: ``[N, L, in_channels]`` gives ``[N, OL, out_channels]``, with `permute` channels second;
@@ -59,41 +133,10 @@ class ConvTranspose1d(Module):
     weight: Weight
     """``[taps, out_channels, in_channels]``; with `permute` ``[in_channels, out_channels, taps]``."""
 
-    bias: Weight | None
-    """``[out_channels]``."""
-
-    def __init__(
-        self,
-        length: int,
-        in_channels: int,
-        out_channels: int,
-        dtype: DType,
-        stride: int | tuple[int, int] = 1,
-        padding: int | tuple[int, int, int, int] = 0,
-        dilation: int | tuple[int, int] = 1,
-        output_padding: int | tuple[int, int] = 0,
-        device: DeviceRef | None = None,
-        has_bias: bool = False,
-        permute: bool = False,
-        name: str | None = None,
+    def _add_filter(
+        self, prefix: str, dtype: DType, shape: tuple[int, int, int], in_channels: int
     ) -> None:
-        layer = type(self).__name__
-        self.device = DeviceRef.CPU() if device is None else device
-        self.permute = permute
-        self.stride = _of_length(layer, "stride", stride, 1)
-        self.dilation = _of_length(layer, "dilation", dilation, 1)
-        self.output_padding = _of_length(layer, "output_padding", output_padding, 0)
-        self.padding = (0, 0, padding, padding) if isinstance(padding, int) else tuple(padding)
-        if len(self.padding) != 4:
-            raise ValueError(f"{layer}: padding is {padding!r}, expected a number, or 4 of them")
-        shape = (
-            (in_channels, out_channels, length) if permute else (length, out_channels, in_channels)
-        )
-        prefix = f"{name}." if name else ""
         self.weight = Weight(f"{prefix}weight", dtype, shape, self.device)
-        self.bias = (
-            Weight(f"{prefix}bias", dtype, (out_channels,), self.device) if has_bias else None
-        )
 
     def __call__(self, x: TensorValue) -> TensorValue:
         """The transposed convolution.
@@ -106,34 +149,8 @@ class ConvTranspose1d(Module):
         """
         return self.apply(x, self.weight, self.bias)
 
-    def apply(
-        self, x: TensorValue, weight: TensorValueLike, bias: TensorValueLike | None
-    ) -> TensorValue:
-        """The transposed convolution with a given filter.
 
-        Args:
-            x: The input.
-            weight: The filter, of the shape of `weight`.
-            bias: The bias.
-        """
-        if x.rank != 3:
-            raise ValueError(f"{type(self).__name__}: the input is {x!r}, expected rank 3")
-        axis = 2 if self.permute else 1
-        y = ops.conv2d_transpose(
-            ops.unsqueeze(x, axis),
-            ops.unsqueeze(weight, 2 if self.permute else 0),
-            stride=self.stride,
-            dilation=self.dilation,
-            padding=self.padding,  # pyright: ignore[reportArgumentType]
-            output_paddings=self.output_padding,
-            bias=bias,
-            input_layout=ConvInputLayout.NCHW if self.permute else ConvInputLayout.NHWC,
-            filter_layout=FilterLayout.CFRS if self.permute else FilterLayout.RSCF,
-        )
-        return ops.squeeze(y, axis)
-
-
-class WeightNormConvTranspose1d(Module):
+class WeightNormConvTranspose1d(_ConvTranspose):
     """A `ConvTranspose1d` whose filter is ``g v / |v|`` (https://arxiv.org/abs/1602.07868).
 
     The norm is over all axes but that of the input's channels.
@@ -162,40 +179,23 @@ class WeightNormConvTranspose1d(Module):
     weight_v: Weight
     """The directions, of the shape of a `ConvTranspose1d`'s filter."""
 
-    bias: Weight | None
-    """``[out_channels]``."""
-
-    def __init__(
-        self,
-        length: int,
-        in_channels: int,
-        out_channels: int,
-        dtype: DType,
-        stride: int | tuple[int, int] = 1,
-        padding: int | tuple[int, int, int, int] = 0,
-        dilation: int | tuple[int, int] = 1,
-        output_padding: int | tuple[int, int] = 0,
-        device: DeviceRef | None = None,
-        has_bias: bool = False,
-        permute: bool = False,
-        name: str | None = None,
+    def _add_filter(
+        self, prefix: str, dtype: DType, shape: tuple[int, int, int], in_channels: int
     ) -> None:
-        conv = ConvTranspose1d(
-            length, in_channels, out_channels, dtype, stride, padding, dilation, output_padding, device,
-            has_bias, permute, name,
-        )  # fmt: skip
-        prefix = f"{name}." if name else ""
-        self.device = conv.device
-        # it has no weights of its own: they are this layer's
-        self._conv = (conv,)
-        self.weight_g = Weight(f"{prefix}weight_g", dtype, (in_channels, 1, 1), conv.device)
-        self.weight_v = Weight(f"{prefix}weight_v", dtype, conv.weight.shape, conv.device)
-        self.bias = conv.bias
+        self.weight_g = Weight(f"{prefix}weight_g", dtype, (in_channels, 1, 1), self.device)
+        self.weight_v = Weight(f"{prefix}weight_v", dtype, shape, self.device)
 
     @property
     def conv(self) -> ConvTranspose1d:
-        """The convolution without its weights."""
-        return self._conv[0]
+        """A plain layer of the same form, with this layer's bias; its weight is not part of this layer."""
+        shape = [int(size) for size in self.weight_v.shape]
+        in_channels, out_channels, length = shape if self.permute else reversed(shape)
+        conv = ConvTranspose1d(
+            length, in_channels, out_channels, self.weight_v.dtype, self.stride, self.padding, self.dilation,
+            self.output_padding, self.device, permute=self.permute,
+        )  # fmt: skip
+        conv.bias = self.bias
+        return conv
 
     def __call__(self, x: TensorValue) -> TensorValue:
         """The transposed convolution.
@@ -205,10 +205,10 @@ class WeightNormConvTranspose1d(Module):
         """
         direction: TensorValue = self.weight_v
         lengths: TensorValue = self.weight_g
-        axes = (1, 2) if self.conv.permute else (0, 1)
-        if not self.conv.permute:
+        axes = (1, 2) if self.permute else (0, 1)
+        if not self.permute:
             lengths = ops.transpose(lengths, 0, 2)
         square = direction * direction
         for axis in axes:
             square = ops.sum(square, axis=axis)
-        return self.conv.apply(x, direction * (lengths * ops.rsqrt(square)), self.bias)
+        return self.apply(x, direction * (lengths * ops.rsqrt(square)), self.bias)

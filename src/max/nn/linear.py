@@ -14,12 +14,11 @@ from max.graph import (
     DeviceRef,
     ShardingStrategy,
     TensorValue,
-    TensorValueLike,
     Weight,
     ops,
 )
 from max.graph.quantization import QuantizationConfig, QuantizationEncoding
-from max.graph.weights import Weights
+from max.nn._linear_v1 import MLPV1, LinearV1, QLinearV1
 from max.nn._projection import matmul_input, plain_dtype, project, with_bias
 from max.nn._scaled import (
     dynamic_scaled_matmul,
@@ -31,7 +30,7 @@ from max.nn._scaled import (
 from max.nn._sharding import check_strategy, part_of, parts_of_weight, shard_devices
 from max.nn.clamp import clamp
 from max.nn.float8_config import Float8Config
-from max.nn.layer import Layer, Module
+from max.nn.layer import Module
 
 __all__ = [
     "MLP",
@@ -59,24 +58,22 @@ class Linear(Module):
     """``y = x Wᵀ + b``.
 
     Shapes: ``x`` is ``[…, in_dim]``, ``y`` is ``[…, out_dim]``, of x's dtype. Sums are accumulated in
-    float32. A float32 ``x`` that meets bfloat16 or float16 weights is rounded to their dtype, its
-    products are not.
+    float32. A float32 ``x`` is rounded to the dtype of bfloat16 or float16 weights; its products are not.
 
     Args:
         in_dim: The size of the input's last dimension.
         out_dim: The size of the output's last dimension.
-        dtype: The dtype of weight and bias; of an encoded weight that of the bias, where uint8 stands
-            for float32.
+        dtype: The dtype of weight and bias; for an encoded weight that of the bias, with float32 for uint8.
         device: The device of the product.
         has_bias: Whether there is a bias.
-        quantization_encoding: How the weight is encoded in blocks; see `max.graph.ops.qmatmul`.
-        float8_config: How the float8 weight and the input are scaled; see `float8_product`.
+        quantization_encoding: The block encoding of the weight; see `max.graph.ops.qmatmul`.
+        float8_config: The scales of a float8 weight and its input; see `float8_product`.
         name: The prefix of the weights' names.
-        clip_weight: The weight is clamped to ``[-clip_weight, clip_weight]``.
+        clip_weight: A bound: the weight is clamped to ``[-clip_weight, clip_weight]``.
 
     Raises:
-        ValueError: The encoding is not of blocks, in_dim is not a multiple of its block, an encoded
-            weight is to be clamped, or the config does not fit the weight.
+        ValueError: The encoding is not a block encoding, `in_dim` is not a multiple of its block, `clip_weight` is
+            set for an encoded weight, or the config does not match the weight.
     """
 
     weight: Weight
@@ -86,13 +83,13 @@ class Linear(Module):
     """``[out_dim]``."""
 
     input_scale: Weight | None = None
-    """The scale of a float8 layer's inputs, where it is part of the checkpoint."""
+    """The static scale of a float8 layer's input, from the checkpoint."""
 
     weight_scale: Weight | None = None
     """The scales of a float8 weight."""
 
     float8_config: Float8Config | None = None
-    """How float8 is scaled."""
+    """The scales of a float8 layer."""
 
     device: DeviceRef
     """The device of the product."""
@@ -139,7 +136,7 @@ class Linear(Module):
                 self.input_scale = Weight(f"{prefix}input_scale", static, (), device)
 
     def effective_weight(self) -> TensorValue:
-        """The weight in the graph, clamped if it is to be."""
+        """The weight in the graph, clamped if `clip_weight` is set."""
         weight: TensorValue = self.weight
         if self.clip_weight is not None:
             weight = clamp(weight, min=-self.clip_weight, max=self.clip_weight)
@@ -149,8 +146,8 @@ class Linear(Module):
     def sharding_strategy(self) -> ShardingStrategy | None:
         """How `shard` splits the weight; None: not split.
 
-        Parts of rows compute parts of the outputs. Parts of columns take parts of the inputs, and
-        their results must be summed; the first part adds the bias.
+        A row-wise split computes parts of the outputs. A column-wise split takes parts of the inputs, and the results
+        must be summed; the first shard adds the bias.
         """
         return self.weight.sharding_strategy
 
@@ -166,7 +163,7 @@ class Linear(Module):
 
         Raises:
             ValueError: There is no sharding strategy, it is for another number of devices, or the
-                weight cannot be split so.
+                weight cannot be split as the strategy requires.
         """
         strategy = self.sharding_strategy
         where = shard_devices("Linear", strategy, devices)
@@ -189,10 +186,10 @@ class Linear(Module):
         return parts
 
     def _scale_strategy(self, strategy: ShardingStrategy) -> ShardingStrategy:
-        """How the scales are split where the weight is split so.
+        """The strategy that splits the scales with the weight.
 
         Raises:
-            ValueError: A part of the weight would begin within a block.
+            ValueError: A shard of the weight would not begin at a block of the scales.
         """
         assert self.float8_config is not None and self.weight_scale is not None
         whole = ShardingStrategy.replicate(strategy.num_devices)
@@ -224,12 +221,11 @@ class Linear(Module):
         return project(x, self.effective_weight(), self.bias, self.weight.quantization_encoding)
 
     def float8_product(self, x: TensorValue, config: Float8Config) -> TensorValue:
-        """``x Wᵀ`` as bfloat16, of an input that is rounded to scaled float8 elements.
+        """``x Wᵀ`` in bfloat16, with the input rounded to scaled float8.
 
         Args:
             x: ``[…, in_dim]``.
-            config: How `x` is scaled: by the checkpoint's scale, by a scale a row, or by one a group of a
-                row's elements.
+            config: The scales of `x`: the checkpoint's static scale, one per row, or one per group of elements of a row.
 
         Raises:
             ValueError: The last dimension is not in_dim.
@@ -279,10 +275,10 @@ def _check_float8(
         raise ValueError("Linear: a float8 weight is neither encoded in blocks nor clamped")
     spec = config.input_scale
     if spec.is_rowwise or (spec.block_size is not None and spec.block_size[0] != 1):
-        given = spec.granularity.value + (f" of {spec.block_size}" if spec.block_size else "")
+        granularity = spec.granularity.value + (f" of {spec.block_size}" if spec.block_size else "")
         raise ValueError(
             f"Linear: inputs are scaled as a tensor, colwise (a scale a row of x) or in blocks of one "
-            f"row, got {given}"
+            f"row, got {granularity}"
         )
     if config.is_static and not spec.is_tensor:
         raise ValueError(
@@ -299,10 +295,10 @@ class ColumnParallelLinear(Linear):
         dtype: The dtype of weight and bias.
         devices: The devices of the parts.
         tied_weight: Another layer's weight to use, ``[out_dim, in_dim]``.
-        kwargs: More arguments of `Linear`.
+        kwargs: Further arguments of `Linear`.
 
     Raises:
-        ValueError: No device, or the outputs cannot be split over the devices.
+        ValueError: There is no device, or the outputs cannot be split over the devices.
     """
 
     def __init__(
@@ -345,15 +341,15 @@ class ColumnParallelLinear(Linear):
 
 @dataclass
 class DistributedGemmConfig:
-    """How products over several devices are computed.
+    """The computation of products over several devices.
 
     Args:
-        enable_matmul_allreduce: Whether a product and the sum of its parts are one kernel. On CPU
-            devices the compiler makes the sum an epilogue of the product wherever it can.
+        enable_matmul_allreduce: Whether a product and the sum of its parts are fused. On CPU devices the compiler
+            fuses the sum into the product's epilogue where possible.
     """
 
     enable_matmul_allreduce: bool
-    """Whether a product and the sum of its parts are one kernel."""
+    """Whether a product and the sum of its parts are fused."""
 
     @staticmethod
     def generate() -> DistributedGemmConfig | None:
@@ -361,110 +357,8 @@ class DistributedGemmConfig:
         return DistributedGemmConfig(enable_matmul_allreduce=True)
 
 
-class LinearV1(Layer):
-    """``y = x Wᵀ + b`` with graph values instead of weights. Deprecated: use `Linear`.
-
-    Args:
-        weight: ``[out_dim, in_dim]``.
-        bias: ``[out_dim]``.
-    """
-
-    weight: TensorValueLike
-    """The weight."""
-
-    bias: TensorValueLike | None = None
-    """The bias."""
-
-    def __init__(self, weight: TensorValueLike, bias: TensorValueLike | None = None) -> None:
-        self.weight, self.bias = weight, bias
-
-    def __call__(self, x: TensorValue) -> TensorValue:
-        """``x Wᵀ + b``.
-
-        Args:
-            x: ``[…, in_dim]``.
-        """
-        return project(x, self.weight, self.bias)
-
-    @classmethod
-    def create(
-        cls,
-        dtype: DType,
-        quantization_encoding: QuantizationEncoding | None,
-        in_features: int,
-        out_features: int,
-        weights: Weights | Weight,
-        bias: Weights | Weight | None = None,
-        quantization_config: QuantizationConfig | None = None,
-    ) -> LinearV1:
-        """A layer with weights of a checkpoint.
-
-        Args:
-            dtype: The dtype of the weights.
-            quantization_encoding: The encoding of the weight; None: not encoded.
-            in_features: The size of the input's last dimension.
-            out_features: The size of the output's last dimension.
-            weights: The weight, or where it is in a checkpoint.
-            bias: The bias, or where it is in a checkpoint.
-            quantization_config: More on GPTQ, which has several weights: use `GPTQLinear`.
-
-        Raises:
-            ValueError: The checkpoint's weight has another dtype, shape or encoding, or the encoding is GPTQ.
-        """
-        if quantization_encoding is QuantizationEncoding.GPTQ or quantization_config is not None:
-            raise ValueError("LinearV1: a GPTQ weight comes in parts; use GPTQLinear")
-        part_dtype = plain_dtype(dtype, quantization_encoding)
-
-        def parameter(source: Weights | Weight, *shape: int, encoded: bool = False) -> Weight:
-            if isinstance(source, Weight):
-                return source
-            if encoded:
-                return source.allocate(None, shape, quantization_encoding)
-            return source.allocate(part_dtype, shape)
-
-        encoded = quantization_encoding is not None
-        weight = parameter(weights, out_features, in_features, encoded=encoded)
-        bias_weight = None if bias is None else parameter(bias, out_features)
-        if quantization_encoding is not None:
-            return QLinearV1(weight, bias_weight, quantization_encoding)
-        return cls(weight, bias_weight)
-
-
-class QLinearV1(LinearV1):
-    """``y = x Wᵀ + b`` with an encoded value of the graph. Deprecated: use `Linear`.
-
-    Args:
-        weight: Rows of encoded blocks.
-        bias: ``[out_dim]``.
-        quantization_encoding: How the weight is encoded in blocks.
-    """
-
-    quantization_encoding: QuantizationEncoding | None = None
-    """How the weight is encoded."""
-
-    def __init__(
-        self,
-        weight: TensorValueLike,
-        bias: TensorValueLike | None = None,
-        quantization_encoding: QuantizationEncoding | None = None,
-    ) -> None:
-        super().__init__(weight, bias)
-        self.quantization_encoding = quantization_encoding
-
-    def __call__(self, x: TensorValue) -> TensorValue:
-        """``x Wᵀ + b``.
-
-        Args:
-            x: ``[…, in_dim]``.
-
-        Raises:
-            ValueError: The shapes do not fit the encoding.
-        """
-        return project(x, self.weight, self.bias, self.quantization_encoding)
-
-
 class GPTQLinear(Linear):
-    """``y = x Wᵀ + b`` with a GPTQ weight, in the parts that its checkpoints have.
+    """``y = x Wᵀ + b`` with a GPTQ weight, in the layout of its checkpoints.
 
     Weights: ``qweight``, ``qzeros``, ``scales``, with `desc_act` ``g_idx``, and ``bias``; see `max.graph.ops.qmatmul`.
 
@@ -475,11 +369,12 @@ class GPTQLinear(Linear):
         device: The device of the product.
         has_bias: Whether there is a bias.
         quantization_encoding: GPTQ.
-        quantization_config: How the weight was quantised.
+        quantization_config: The quantisation parameters of the weight.
         float8_config: Not supported.
 
     Raises:
-        ValueError: The encoding is another, there is no config, its bits are not 2, 4 or 8, or the sizes cannot be packed.
+        ValueError: The encoding is not GPTQ, the config is missing or not of 2, 4 or 8 bits, or the sizes are not multiples
+            of the packed integers.
         NotImplementedError: `float8_config` is given.
     """
 
@@ -568,18 +463,18 @@ class MLP(Module):
 
     Args:
         dtype: The dtype of the weights.
-        quantization_encoding: How the weights are encoded.
+        quantization_encoding: The block encoding of the weights.
         hidden_dim: The size of the input's last dimension.
         feed_forward_length: The size between the projections.
         devices: The devices; the layer runs on the first one.
         linear_cls: The class of the projections.
         has_bias: Whether the projections have biases.
         activation_function: silu, gelu, gelu_tanh, gelu_quick, relu, tanh or sigmoid.
-        float8_config: How float8 is scaled.
-        dist_gemm_config: For several devices.
+        float8_config: The scales of float8 weights and inputs.
+        dist_gemm_config: The computation of products over several devices.
 
     Raises:
-        ValueError: No device, or an unknown activation.
+        ValueError: There is no device, or the activation is unknown.
     """
 
     def __init__(
@@ -624,8 +519,8 @@ class MLP(Module):
     def sharding_strategy(self) -> ShardingStrategy | None:
         """How `shard` splits the layer; None: not split.
 
-        ``tensor_parallel`` (or ``rowwise``) gives each device a part of the inner features: its
-        results must be summed. ``replicate`` gives each device the whole layer.
+        ``tensor_parallel`` (or ``rowwise``) splits the inner features; the results of the devices must be
+        summed. ``replicate`` keeps the whole layer on each device.
 
         Raises:
             ValueError: It is set to another strategy.
@@ -652,7 +547,7 @@ class MLP(Module):
 
         Raises:
             ValueError: There is no sharding strategy, it is for another number of devices, or the
-                weights cannot be split so.
+                weights cannot be split as the strategy requires.
         """
         where = shard_devices("MLP", self.sharding_strategy, devices)
         projections = (self.gate_proj, self.down_proj, self.up_proj)
@@ -674,43 +569,13 @@ class MLP(Module):
         activation = ACTIVATIONS[self.activation_function]
         gate_proj, up_proj = self.gate_proj, self.up_proj
         if type(gate_proj) is Linear and type(up_proj) is Linear:
-            # rounded once for both products; their outputs stay in the weights' dtype
+            # x is rounded once for both products; their outputs stay in the weights' dtype
             x_in = matmul_input(x, gate_proj.weight)
         else:
             x_in = x
         hidden = activation(gate_proj(x_in)) * up_proj(x_in)
         y = self.down_proj(hidden)
         return y if y.dtype is x.dtype else ops.cast(y, x.dtype)
-
-
-class MLPV1(Layer):
-    """The gated MLP of three `LinearV1`. Deprecated: use `MLP`.
-
-    Args:
-        gate_proj: The gate projection.
-        down_proj: The output projection.
-        up_proj: The up projection.
-    """
-
-    gate_proj: LinearV1
-    """The gate projection."""
-
-    down_proj: LinearV1
-    """The output projection."""
-
-    up_proj: LinearV1
-    """The up projection."""
-
-    def __init__(self, gate_proj: LinearV1, down_proj: LinearV1, up_proj: LinearV1) -> None:
-        self.gate_proj, self.down_proj, self.up_proj = gate_proj, down_proj, up_proj
-
-    def __call__(self, x: TensorValue) -> TensorValue:
-        """``down(silu(gate(x)) * up(x))``.
-
-        Args:
-            x: ``[…, hidden_dim]``.
-        """
-        return self.down_proj(ops.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 __getattr__ = earlier_names(__name__)

@@ -1,0 +1,150 @@
+"""Linear layers and the gated MLP over graph values instead of weights, which `max.nn.linear` exports. Deprecated."""
+
+from __future__ import annotations
+
+from max.dtype import DType
+from max.graph import TensorValue, TensorValueLike, Weight, ops
+from max.graph.quantization import QuantizationConfig, QuantizationEncoding
+from max.graph.weights import Weights
+from max.nn._projection import plain_dtype, project
+from max.nn.layer import Layer
+
+__all__ = ["MLPV1", "LinearV1", "QLinearV1"]
+
+
+class LinearV1(Layer):
+    """``y = x Wᵀ + b`` with graph values instead of weights. Deprecated: use `Linear`.
+
+    Args:
+        weight: ``[out_dim, in_dim]``.
+        bias: ``[out_dim]``.
+    """
+
+    __module__ = "max.nn.linear"
+
+    weight: TensorValueLike
+    """The weight."""
+
+    bias: TensorValueLike | None = None
+    """The bias."""
+
+    def __init__(self, weight: TensorValueLike, bias: TensorValueLike | None = None) -> None:
+        self.weight, self.bias = weight, bias
+
+    def __call__(self, x: TensorValue) -> TensorValue:
+        """``x Wᵀ + b``.
+
+        Args:
+            x: ``[…, in_dim]``.
+        """
+        return project(x, self.weight, self.bias)
+
+    @classmethod
+    def create(
+        cls,
+        dtype: DType,
+        quantization_encoding: QuantizationEncoding | None,
+        in_features: int,
+        out_features: int,
+        weights: Weights | Weight,
+        bias: Weights | Weight | None = None,
+        quantization_config: QuantizationConfig | None = None,
+    ) -> LinearV1:
+        """A layer with weights of a checkpoint.
+
+        Args:
+            dtype: The dtype of the weights.
+            quantization_encoding: The encoding of the weight; None: not encoded.
+            in_features: The size of the input's last dimension.
+            out_features: The size of the output's last dimension.
+            weights: The weight, or where it is in a checkpoint.
+            bias: The bias, or where it is in a checkpoint.
+            quantization_config: More on GPTQ, which has several weights: use `GPTQLinear`.
+
+        Raises:
+            ValueError: The checkpoint's weight has another dtype, shape or encoding, or the encoding is GPTQ.
+        """
+        if quantization_encoding is QuantizationEncoding.GPTQ or quantization_config is not None:
+            raise ValueError("LinearV1: a GPTQ weight comes in parts; use GPTQLinear")
+        part_dtype = plain_dtype(dtype, quantization_encoding)
+
+        def parameter(source: Weights | Weight, *shape: int, encoded: bool = False) -> Weight:
+            if isinstance(source, Weight):
+                return source
+            if encoded:
+                return source.allocate(None, shape, quantization_encoding)
+            return source.allocate(part_dtype, shape)
+
+        encoded = quantization_encoding is not None
+        weight = parameter(weights, out_features, in_features, encoded=encoded)
+        bias_weight = None if bias is None else parameter(bias, out_features)
+        if quantization_encoding is not None:
+            return QLinearV1(weight, bias_weight, quantization_encoding)
+        return cls(weight, bias_weight)
+
+
+class QLinearV1(LinearV1):
+    """``y = x Wᵀ + b`` with an encoded value of the graph. Deprecated: use `Linear`.
+
+    Args:
+        weight: Rows of encoded blocks.
+        bias: ``[out_dim]``.
+        quantization_encoding: How the weight is encoded in blocks.
+    """
+
+    __module__ = "max.nn.linear"
+
+    quantization_encoding: QuantizationEncoding | None = None
+    """How the weight is encoded."""
+
+    def __init__(
+        self,
+        weight: TensorValueLike,
+        bias: TensorValueLike | None = None,
+        quantization_encoding: QuantizationEncoding | None = None,
+    ) -> None:
+        super().__init__(weight, bias)
+        self.quantization_encoding = quantization_encoding
+
+    def __call__(self, x: TensorValue) -> TensorValue:
+        """``x Wᵀ + b``.
+
+        Args:
+            x: ``[…, in_dim]``.
+
+        Raises:
+            ValueError: The shapes do not fit the encoding.
+        """
+        return project(x, self.weight, self.bias, self.quantization_encoding)
+
+
+class MLPV1(Layer):
+    """The gated MLP of three `LinearV1`. Deprecated: use `MLP`.
+
+    Args:
+        gate_proj: The gate projection.
+        down_proj: The output projection.
+        up_proj: The up projection.
+    """
+
+    __module__ = "max.nn.linear"
+
+    gate_proj: LinearV1
+    """The gate projection."""
+
+    down_proj: LinearV1
+    """The output projection."""
+
+    up_proj: LinearV1
+    """The up projection."""
+
+    def __init__(self, gate_proj: LinearV1, down_proj: LinearV1, up_proj: LinearV1) -> None:
+        self.gate_proj, self.down_proj, self.up_proj = gate_proj, down_proj, up_proj
+
+    def __call__(self, x: TensorValue) -> TensorValue:
+        """``down(silu(gate(x)) * up(x))``.
+
+        Args:
+            x: ``[…, hidden_dim]``.
+        """
+        return self.down_proj(ops.silu(self.gate_proj(x)) * self.up_proj(x))
