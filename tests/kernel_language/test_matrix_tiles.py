@@ -139,7 +139,7 @@ def test_strides(shape: tuple[int, int], num_workers: int) -> None:
         ("t.zero(3)", "tiles 0 … 2, got 3"),
         ("t.load(0, x, 0)", "2 indices"),
         ("t.load(0, flat, 0)", "stride="),
-        ("t.load(0, x.transpose(1, 0), 0, 0)", "no gaps"),
+        ("t.load(0, x.transpose(1, 0), 0, 0)", "must be contiguous"),
         ("t.load(0, x, 1, 0)", "out of range"),
         ("t.load(0, x, 0, 17)", "out of range"),
         ("t.load(1, x.view(k.f64), 0, 0)", "whole elements"),
