@@ -153,3 +153,16 @@ def view(
     )
     constant = (static,) * len(shape) if isinstance(static, bool) else tuple(static)
     return Arg(source, index, tensor.dtype, shape, constant)
+
+
+def operand_views(
+    operands: Sequence[Operand],
+    groups: Sequence[Sequence[int]] | None = None,
+    *,
+    first: int = 0,
+    static: bool = True,
+) -> tuple[Arg, ...]:
+    """A view of each operand from number `first` on; `groups` and `static` as for `view`."""
+    return tuple(
+        view("operand", i, operands[i], groups, static=static) for i in range(first, len(operands))
+    )

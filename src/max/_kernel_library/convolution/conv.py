@@ -63,8 +63,7 @@ def conv(
     taps = (weight.shape[0], weight.shape[1], weight.shape[2])
     window = Window(taps, stride, dilation, padding)
     f = Filter(strips, weight.dtype, weight.shape[3], groups, stored)
-    results = Results(out, extra, epilogue, t.width)
-    convolve(results, x, padded_elements(padded, x, t), f, window, how, t, ctx)
+    convolve_image(out, x, padded, extra, f, window, how, epilogue, t, ctx)
 
 
 @k.kernel
@@ -93,6 +92,36 @@ def conv_packed(
         ctx.barrier()
     window = Window(taps, stride, dilation, padding)
     f = Filter(strips, weight.dtype, x.shape[4] // groups, groups, stored)
+    convolve_image(out, x, padded, extra, f, window, how, epilogue, t, ctx)
+
+
+@k.inline
+def convolve_image(
+    out: Any,
+    x: Any,
+    padded: Any,
+    extra: Any,
+    f: Filter,
+    window: Window,
+    how: str,
+    epilogue: Any,
+    t: Tiling,
+    ctx: Any,
+) -> None:
+    """Convolves an image, or its padded copy, with a packed filter: the common end of `conv` and `conv_packed`.
+
+    Args:
+        out: The result.
+        x: The input.
+        padded: The workspace of the padded input.
+        extra: The operands of the epilogue.
+        f: The packed filter.
+        window: The taps and their positions.
+        how: How patches are read; see `MODES` in `convolve`.
+        epilogue: The function that is called before results are stored.
+        t: The tiling.
+        ctx: The context.
+    """
     results = Results(out, extra, epilogue, t.width)
     convolve(results, x, padded_elements(padded, x, t), f, window, how, t, ctx)
 

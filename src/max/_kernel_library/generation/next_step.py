@@ -8,7 +8,7 @@ from typing import Any
 from max import kernel as k
 from max._kernel_library.attention.paged_cache import check_size, unsigned
 from max._kernel_library.generation.sampling import splitmix64
-from max._kernel_library.lowering import KernelCall, Operand, view
+from max._kernel_library.lowering import KernelCall, Operand, operand_views
 
 LONGEST = 2**32 - 1
 """The greatest length, which cannot be increased."""
@@ -73,7 +73,7 @@ def _lower_next_step(
     target: k.Target,
 ) -> KernelCall:
     unsigned("mo.next_step.ragged.paged", operands[5:7])
-    args = tuple(view("operand", i, operand, static=False) for i, operand in enumerate(operands))
+    args = operand_views(operands, static=False)
     return KernelCall(next_step, args)
 
 

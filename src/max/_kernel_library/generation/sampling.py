@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from max import kernel as k
 from max._kernel_library.attention.paged_cache import check_size
 from max._kernel_library.indexing.selection import NEGATIVE_INFINITY, better, keep_best, sort_heap
-from max._kernel_library.lowering import KernelCall, Operand, view
+from max._kernel_library.lowering import KernelCall, Operand, operand_views, view
 
 SMALL_K = 256
 """Most candidates that are kept in a heap."""
@@ -326,7 +326,7 @@ def _lower_sample(
 ) -> KernelCall:
     args = (
         view("result", 0, results[0]),
-        *(view("operand", i, operand) for i, operand in enumerate(operands)),
+        *operand_views(operands),
     )
     return KernelCall(sample_token, args)
 

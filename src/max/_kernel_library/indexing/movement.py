@@ -7,7 +7,7 @@ from typing import Any
 
 from max import kernel as k
 from max._kernel_library.indexing.gather import as_rows, copy_row
-from max._kernel_library.lowering import KernelCall, Operand, view
+from max._kernel_library.lowering import KernelCall, Operand, operand_views, view
 
 CHUNK = 4096
 """Elements of a concatenated row that a task copies."""
@@ -54,7 +54,7 @@ def concat(out: k.Output, *inputs: k.Input, ctx: k.Context) -> None:
 
 @k.inline
 def elements_between(first: Any, last: Any, by: Any) -> Any:
-    """The number of elements of a range, as an unsigned integer, which holds any; raises where the step is 0 or the range has no size."""
+    """The number of elements of a range, as an unsigned integer, which holds any; raises if the step is 0 or the range has no size."""
     if by == 0:
         raise ValueError("the step is 0")
     if first.dtype.is_float:
@@ -77,7 +77,7 @@ def elements_between(first: Any, last: Any, by: Any) -> Any:
 def number_range(
     out: k.Output, start: k.Input, stop: k.Input, step: k.Input, ctx: k.Context
 ) -> None:
-    """`out[i] = start + i * step`; raises where `out` is not as long as the range up to `stop`."""
+    """`out[i] = start + i * step`; raises unless `out` has the size of the range up to `stop`."""
     first = start[0]
     by = step[0]
     length = elements_between(first, stop[0], by)
@@ -105,12 +105,12 @@ def clamped(index: Any, size: Any, low: Any, high: Any) -> Any:
 def slice_bounds(
     begin: Any, by: Any, whole: Any, part: Any, start: Any, stop: Any, step: Any
 ) -> None:
-    """First index and step of `whole[start:stop:step]` along each axis, as in Python; raises where a size is not that of `part`."""
+    """First index and step of `whole[start:stop:step]` along each axis, as in Python; raises if a size differs from that of `part`."""
     for axis in k.static_range(whole.rank):
         size = whole.shape[axis]
         if step[axis] == 0:
             raise ValueError("the step along axis {} is 0", axis)
-        # a longer step leaves the axis just as well
+        # the clamped step leaves the axis as well, and does not overflow
         stride = k.min(k.max(k.i64(step[axis]), -size - 1), size + 1)
         distance = k.i64(0)
         if stride > 0:
@@ -154,7 +154,7 @@ def row_start(row: Any, begin: Any, by: Any, whole: Any, part: Any) -> Any:
 def slice_dynamic(
     out: k.Output, x: k.Input, start: k.Input, stop: k.Input, step: k.Input, ctx: k.Context
 ) -> None:
-    """`out = x[start:stop:step]` along each axis, as in Python; raises where a result's size is not that of `out`."""
+    """`out = x[start:stop:step]` along each axis, as in Python; raises if a size differs from that of `out`."""
     rank = x.rank
     begin = k.tile(k.i64, (rank,), fill=0)
     by = k.tile(k.i64, (rank,), fill=1)
@@ -171,7 +171,7 @@ def slice_dynamic(
 def store_slice_dynamic(
     x: k.Input, buffer: k.InOut, start: k.Input, stop: k.Input, step: k.Input, ctx: k.Context
 ) -> None:
-    """`buffer[start:stop:step] = x` along each axis, as in Python; raises where a size is not that of `x`."""
+    """`buffer[start:stop:step] = x` along each axis, as in Python; raises if a size differs from that of `x`."""
     rank = x.rank
     begin = k.tile(k.i64, (rank,), fill=0)
     by = k.tile(k.i64, (rank,), fill=1)
@@ -208,11 +208,9 @@ def _lower_concat(
     rank = len(results[0].shape)
     axis = int(attributes.get("axis", 0)) % rank
     groups = (range(axis), range(axis, rank))
-    args = (
-        view("result", 0, results[0], groups),
-        *(view("operand", i, operand, groups) for i, operand in enumerate(operands)),
+    return KernelCall(
+        concat, (view("result", 0, results[0], groups), *operand_views(operands, groups))
     )
-    return KernelCall(concat, args)
 
 
 def _lower_range(
@@ -221,12 +219,9 @@ def _lower_range(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
+    # the bounds are scalars, as views of one element
     return KernelCall(
-        number_range,
-        (
-            view("result", 0, results[0]),
-            *(view("operand", i, operand, ((),)) for i, operand in enumerate(operands)),
-        ),
+        number_range, (view("result", 0, results[0]), *operand_views(operands, ((),)))
     )
 
 
@@ -238,13 +233,7 @@ def _lower_slice_dynamic(
 ) -> KernelCall:
     if not results[0].shape:
         raise NotImplementedError("mo.slice_dynamic of rank 0")
-    return KernelCall(
-        slice_dynamic,
-        (
-            view("result", 0, results[0]),
-            *(view("operand", i, operand) for i, operand in enumerate(operands)),
-        ),
-    )
+    return KernelCall(slice_dynamic, (view("result", 0, results[0]), *operand_views(operands)))
 
 
 def _lower_store_slice_dynamic(
@@ -255,8 +244,7 @@ def _lower_store_slice_dynamic(
 ) -> KernelCall:
     if not operands[0].shape:
         raise NotImplementedError("mo.buffer_store_slice_dynamic of rank 0")
-    views = [view("operand", i, operand) for i, operand in enumerate(operands)]
-    return KernelCall(store_slice_dynamic, tuple(views))
+    return KernelCall(store_slice_dynamic, operand_views(operands))
 
 
 LOWERINGS = {

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max import kernel as k
-from max._kernel_library.lowering import KernelCall, Operand, view
+from max._kernel_library.lowering import KernelCall, Operand, operand_views, view
 from max._kernel_library.products.quantised.dequantise import decode_block
 from max.dtype.blocks import BLOCK_FORMATS
 
@@ -185,7 +185,7 @@ def _lower_qmatmul_gptq(
     args = (
         view("result", 0, results[0], _rows_and_columns(results[0]), static=False),
         view("operand", 0, operands[0], _rows_and_columns(operands[0]), static=False),
-        *(view("operand", i, operands[i], static=False) for i in range(1, len(operands))),
+        *operand_views(operands, first=1, static=False),
     )
     params = {"bits": attributes["bits"], "group_size": attributes["group_size"]}
     return KernelCall(qmatmul_gptq, args, params)
