@@ -1,6 +1,6 @@
-"""Tries the matrix tiles of AMX: every worker of a small pool multiplies tiles as the kernels of ``max._kernel_library`` do.
+"""A test of AMX products: every worker of a small pool multiplies tiles as the kernels of ``max._kernel_library``.
 
-The results must be those of the same kernel in plain Python.
+The results must equal those of the same kernel in plain Python.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def check_products(
 
 
 def products_are_right(target: k.CPUTarget) -> bool:
-    """Multiplies tiles in code made for a target, in several threads; whether the results are those of plain Python.
+    """Multiplies tiles in code for a target, in several threads; returns whether results equal plain Python's.
 
     Args:
         target: A target that this machine runs.

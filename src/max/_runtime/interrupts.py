@@ -41,7 +41,7 @@ class Interruptible(Protocol):
         ...
 
     def caller(self) -> int:
-        """The thread that began the last run, as `threading.get_ident` has it."""
+        """The `threading.get_ident` of the thread that began the last run."""
         ...
 
     def nudge(self, run: int, check_signals: bool, interrupt: bool) -> None:
@@ -60,23 +60,23 @@ _thread: threading.Thread | None = None
 
 @contextmanager
 def interrupt_on(event: threading.Event) -> Generator[None]:
-    """Lets an event end the executions that this thread makes in a ``with`` block.
+    """Makes executions of this thread in a ``with`` block end when an event is set.
 
-    An execution that is going on when another thread sets the event ends within a tenth of a second, and raises
-    :class:`ExecutionInterrupted`; one that is over sooner is completed. An endless loop, or a kernel that waits
-    for workers that never come, ends too. Blocks may be nested: each event counts. ::
+    An execution that runs when another thread sets the event ends within a tenth of a second and raises
+    :class:`ExecutionInterrupted`, unless it completes earlier. This includes endless loops and kernels in a deadlock.
+    Blocks may be nested; each event ends executions. ::
 
         stop = threading.Event()
         with interrupt_on(stop):
             outputs = model.execute(x)     # stop.set() in another thread
 
-    Ctrl-C needs no such block: it ends what the main thread executes with ``KeyboardInterrupt``.
+    Ctrl-C needs no such block: it ends executions of the main thread with ``KeyboardInterrupt``.
 
     Args:
         event: The event.
 
     Raises:
-        TypeError: ``event`` is no `threading.Event`.
+        TypeError: ``event`` is not a `threading.Event`.
     """
     if not isinstance(event, threading.Event):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"interrupt_on: got {type(event).__name__}, expected a threading.Event")
@@ -97,10 +97,10 @@ def interrupt_on(event: threading.Event) -> Generator[None]:
 
 
 def check_interrupt() -> None:
-    """Raises if an event is set under which this thread runs; called between the parts of an execution.
+    """Checks the events of this thread, between the segments of an execution.
 
     Raises:
-        ExecutionInterrupted: One is.
+        ExecutionInterrupted: An event is set.
     """
     if _events and _is_set(threading.get_ident()):
         raise ExecutionInterrupted("the execution was interrupted: its event is set")
@@ -152,7 +152,7 @@ def _watch() -> None:
 
 
 def _look(seen: weakref.WeakKeyDictionary[Interruptible, int]) -> bool:
-    """Nudges runs seen before; whether anything ran since the last inspection."""
+    """Nudges runs that the last inspection saw too; returns whether anything ran since."""
     ran = False
     main = threading.main_thread().ident
     with _lock:

@@ -238,7 +238,7 @@ class Pool:
         self._place_buffers()
         if self._finalizer is not None:
             self._finalizer.detach()
-        # an unreferenced pool ends its workers; they keep the memory alive until then
+        # a garbage-collected pool stops its workers, which keep the memory alive until then
         finalizer = weakref.finalize(self, _stop, self._native.stop, memory)
         finalizer.atexit = False
         self._finalizer = finalizer

@@ -45,8 +45,8 @@ class Launch:
         phases: Counters, one cache line each, that the kernel finds zeroed.
         serial: Whether only worker 0 runs it.
         name: For errors and profiles.
-        messages: For each number of a ``raise`` in the kernel, its message; a text has ``{}`` for
-            each word of the error record.
+        messages: The messages of the kernel's ``raise`` statements, by number; a text has ``{}`` for each word of the
+            error record.
         where: The source location that ends an error's message.
     """
 
@@ -65,10 +65,10 @@ class Jump(Launch):
     """A jump to another launch; it has no kernel.
 
     Args:
-        kind: ``if_zero``: where the byte at the address in the only slot is 0 (all workers wait before they look);
-            ``always``; or ``back``: to the head of a loop, whose first launch has a barrier. All workers wait, and the
-            counters of the loop's launches are zeroed.
-        target: The number of the launch to go on with; the number of launches is the end.
+        kind: ``if_zero``: taken if the byte at the address in the only slot is 0 (after a barrier); ``always``; or
+            ``back``: to the head of a loop, whose first launch has a barrier. After a barrier, the counters of the
+            loop's launches are zeroed.
+        target: The index of the next launch; the number of launches is the end.
     """
 
     kind: str = "always"
@@ -79,7 +79,7 @@ class Jump(Launch):
 class Program:
     """Launches in order, over a number of 64-bit values.
 
-    ``scratch_bytes`` is the most scratch memory that a launch needs for one worker.
+    ``scratch_bytes`` is the maximum scratch memory of a launch per worker.
     """
 
     launches: Sequence[Launch]
@@ -105,14 +105,14 @@ class Program:
 
 
 class KernelRunError(RuntimeError):
-    """A kernel raised while it ran. The error is also of the exception class that the kernel named, if built in.
+    """A kernel raised at run time. The error is also an instance of the built-in exception class that the kernel names.
 
     A kernel that does not compile is a `max.kernel.KernelError`.
 
     Attributes:
-        launch: Name of the launch.
-        exception: Name of the exception class that the kernel raised.
-        values: The words that it put into the error record.
+        launch: The name of the launch.
+        exception: The name of the exception class.
+        values: The words of the error record.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ def run_error_class(exception: str) -> type[KernelRunError]:
         return KernelRunError
     try:
         return type(f"KernelRun{exception}", (KernelRunError, base), {"__module__": __name__})
-    except TypeError:  # an exception with a layout of its own, such as OSError
+    except TypeError:  # a class with another instance layout, such as OSError
         return KernelRunError
 
 
@@ -236,15 +236,15 @@ class Executor:
 
     @property
     def clock_hz(self) -> int:
-        """Ticks a second of the times in `ticks` and `events`."""
+        """Ticks per second of the times in `ticks` and `events`."""
         return self.pool.clock_hz
 
     def run(self, values: np.ndarray) -> None:
         """Runs the program once.
 
         Args:
-            values: ``int64``, ``program.num_values`` of them; the first is 0. Kernels may write to
-                it where the program hands out its address.
+            values: int64 ``[program.num_values]``; the first element is 0. Kernels may write to it if the program
+                passes its address.
 
         Raises:
             KernelRunError: A kernel raised; what the program writes is then undefined, the pool is
@@ -277,8 +277,8 @@ class Executor:
 
         Args:
             bases: Addresses.
-            index: For each value which of them it starts from; not checked.
-            offsets: What is added to each.
+            index: The index of each value's base; not checked.
+            offsets: The offset that is added to each base.
 
         Raises:
             KernelRunError: See `run`.
@@ -306,7 +306,7 @@ class Executor:
         Args:
             launch: The number of the launch.
             slot: The number of its slot.
-            addend: What is added to the slot's value.
+            addend: The constant that is added to the slot's value.
         """
         before = sum(len(other.slots) for other in self.program.launches[:launch])
         changed = self.program.launches[launch]
@@ -349,7 +349,7 @@ class Executor:
             return rows[: self._events[EventLog.COUNT]].copy()
 
     def ticks(self) -> np.ndarray:
-        """For each launch a row of `max._abi.ProfileRecord`; zeros where nothing was measured."""
+        """One row of `max._abi.ProfileRecord` per launch; zeros without measurements."""
         with self.pool.lock:
             if self._profile is None:
                 shape = (len(self.program.launches), ProfileRecord.END)
@@ -357,7 +357,7 @@ class Executor:
             return self._profile.copy()
 
     def timings(self) -> list[LaunchTiming]:
-        """Time of each launch as worker 0 saw it, summed over the runs so far; needs ``profile``.
+        """The time of each launch as measured by worker 0, summed over runs; requires ``profile``.
 
         Raises:
             RuntimeError: The executor was made without ``profile``.

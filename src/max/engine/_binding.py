@@ -1,4 +1,4 @@
-"""From what users pass to a model to addresses and sizes, with errors that name the input."""
+"""Binding of inputs: converts arguments to tensors, addresses and sizes, with errors that name the input."""
 
 # the fields of tensors are read directly: properties would double the time of an execution
 # pyright: reportPrivateUsage=false
@@ -19,7 +19,7 @@ from max.dtype import DType
 __all__ = ["InputBinder"]
 
 MOST_PAIRS = 64
-"""Of a mutable input and another one, that are compared one by one."""
+"""The maximum number of pairs of a mutable and another input that are compared directly."""
 
 
 def _shape_text(shape: Sequence[object]) -> str:
@@ -27,7 +27,7 @@ def _shape_text(shape: Sequence[object]) -> str:
 
 
 def _end(tensor: Tensor) -> int:
-    """The address behind a contiguous tensor."""
+    """The end address of a contiguous tensor."""
     return tensor._ptr + math.prod(tensor._shape) * tensor._dtype.size_in_bytes
 
 
@@ -36,9 +36,9 @@ class InputBinder:
 
     Args:
         model: The model's name, for messages.
-        inputs: What the inputs must be.
+        inputs: The types of the inputs.
         names: Their names.
-        symbols: The symbols of their shapes, in the order in which values are given.
+        symbols: The symbols of their shapes, in the order of the bound sizes.
     """
 
     def __init__(
@@ -93,12 +93,12 @@ class InputBinder:
         return scope["bind"]
 
     def _make_overlap(self) -> Callable[[list[Tensor]], bool]:
-        """A function from the inputs to whether a mutable one may share memory with another."""
+        """Generates a function that tests whether a mutable input may share memory with another input."""
         pairs = [
             (m, i)
             for m in self._written
             for i in range(len(self.inputs))
-            # addresses of different memories have nothing in common; two buffers are compared once
+            # inputs of different devices cannot overlap; two buffers are compared once
             if self.memories[i] is self.memories[m]
             and i != m
             and not (self.inputs[i].mutable and i < m)
@@ -126,7 +126,7 @@ class InputBinder:
         return f"prod(tensors[{index}]._shape) * {info.dtype.size_in_bytes}"
 
     def _overlap_of_many(self, tensors: list[Tensor]) -> bool:
-        """The same, for many inputs: all that is written is compared with what lies before it, and the other way round."""
+        """The same for many inputs: sorts the ranges by address, and compares each with its predecessors."""
         for memory in set(self.memories):
             spans = sorted(
                 (t._ptr, _end(t), i.mutable)
@@ -142,10 +142,10 @@ class InputBinder:
         return False
 
     def _separate(self, tensors: list[Tensor], may_copy: bool) -> None:
-        """Puts copies in place of what a mutable input shares memory with.
+        """Replaces inputs that share memory with a mutable input by copies.
 
         Raises:
-            ValueError: Two mutable inputs share memory; or it is to be written and read again and again.
+            ValueError: Two mutable inputs share memory, or `may_copy` is false.
         """
         for m in self._written:
             start, stop = tensors[m]._ptr, _end(tensors[m])
@@ -182,18 +182,18 @@ class InputBinder:
     def bind(
         self, args: Sequence[Any], may_copy: bool = True
     ) -> tuple[list[Tensor], tuple[int, ...]]:
-        """The inputs as tensors, and the values of the symbols.
+        """Converts the inputs to tensors, and binds the symbols.
 
-        A tensor that shares memory with a mutable input is read as it is before the execution: from a copy.
+        An input that shares memory with a mutable input is copied, so that the model reads its elements from before the
+        execution.
 
         Args:
-            args: What was passed.
-            may_copy: Whether such a copy will do; not where the inputs are read again and again.
+            args: The arguments of the call.
+            may_copy: Whether such copies are allowed; not if an execution reads the inputs repeatedly.
 
         Raises:
-            ArgumentError: A wrong number of inputs, an input of a wrong type or dtype.
-            ValueError: An input of a wrong rank, size or device; sizes that disagree; or two mutable inputs that
-                share memory.
+            ArgumentError: The number of inputs, a type or a dtype is wrong.
+            ValueError: A rank, a size or a device is wrong, sizes disagree, or two mutable inputs share memory.
         """
         if len(args) != len(self.inputs):
             self._wrong_count(args)
@@ -218,7 +218,7 @@ class InputBinder:
         return tensors, values
 
     def what(self, index: int) -> str:
-        """The input for messages: its name and what fits."""
+        """Describes an input for messages: its name and type."""
         info = self.inputs[index]
         kind = "buffer" if info.mutable else "tensor"
         where = "" if info.device == ("cpu", 0) else f" on {info.device[0]}:{info.device[1]}"
@@ -239,11 +239,11 @@ class InputBinder:
         raise ArgumentError(f"{self.model} takes {len(self.inputs)} inputs ({names}), got {got}")
 
     def _convert(self, index: int, arg: Any) -> Tensor:
-        """A tensor of what was passed.
+        """Converts an argument to a tensor.
 
         Raises:
-            ArgumentError: It is no tensor, or has a wrong dtype.
-            ValueError: It is on another device, or cannot be written.
+            ArgumentError: It is not a tensor, or has a wrong dtype.
+            ValueError: It is on another device, or read-only for a mutable input.
         """
         info = self.inputs[index]
         if isinstance(arg, (bool, int, float, np.generic)):

@@ -1,4 +1,4 @@
-"""Converts weights while a model is loaded, by compiled kernels on all workers."""
+"""Casts of weights while a model is loaded, with compiled kernels on all workers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _FLOATS = frozenset({DType.float32, DType.bfloat16, DType.float16})
 
 
 class Caster:
-    """Converts weights; one program for each pair of dtypes.
+    """Casts weights, with one program per pair of dtypes.
 
     Args:
         store: Compiles.
-        backends: The devices of the session; the CPU converts.
+        backends: The devices of the session; casts run on the CPU.
     """
 
     def __init__(self, store: ProgramStore, backends: Backends) -> None:
@@ -35,15 +35,15 @@ class Caster:
 
     @staticmethod
     def takes(weight: LaterCast) -> bool:
-        """Whether kernels convert a weight: contiguous floats of 32 and 16 bits."""
+        """Whether kernels can cast a weight: contiguous floats of 32 or 16 bits."""
         return {weight.source.dtype, weight.dtype} <= _FLOATS and weight.source.is_contiguous
 
     def convert(self, weight: LaterCast, address: int, mapped: platform.MappedFiles) -> None:
-        """Converts a weight; pages of mapped files are given back once they were read.
+        """Casts a weight, and releases pages of mapped files after they are read.
 
         Args:
             weight: The weight.
-            address: Where the converted elements go.
+            address: The address of the cast elements.
             mapped: The mapped files.
         """
         source = weight.source

@@ -1,4 +1,4 @@
-"""The memory that stays for the life of a model: weights, constants, and what is computed once."""
+"""Memory that lives as long as a model: weights, constants, and results computed once."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ HOST_DEVICE = CPU()
 class FixedMemory:
     """The fixed buffers of a model, each in the memory of its device.
 
-    Weights and constants of the CPU are used where they are; those of another device are copied there. With ``MAX_GUARD`` each
-    buffer of the CPU lies between guard pages.
+    Weights and constants on the CPU are not copied; those of other devices are copied there. With ``MAX_GUARD`` each
+    buffer on the CPU lies between guard pages.
 
     Args:
         compiled: The model.
         backends: The devices of the session.
         weights: The values of the weights.
-        constants: The constants, by the number of their buffer.
+        constants: The constants by buffer index.
 
     Attributes:
         addresses: The address of each buffer.
-        casts: The weights that are still to be converted, by the number of their buffer; their memory is reserved.
+        casts: The weights to cast into reserved memory, by buffer index.
 
     Raises:
-        MemoryError: A device does not have as much memory.
+        MemoryError: A device is out of memory.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class FixedMemory:
         self.casts: dict[int, LaterCast] = {}
         self._owners: dict[int, object] = {}
         on_host = [backends[item.device].is_host for item in compiled.fixed]
-        # what the CPU computes once lies in one piece, so that it gets huge pages
+        # one allocation for results computed once on the CPU, so that it gets huge pages
         sizes = [
             -(-item.bytes // ALIGNMENT) * ALIGNMENT
             for item, host in zip(compiled.fixed, on_host, strict=True)
@@ -85,25 +85,25 @@ class FixedMemory:
 
     @property
     def owners(self) -> list[object]:
-        """What keeps the memory alive."""
+        """The objects that keep the memory alive."""
         return [self._kept, *self._owners.values()]
 
     def release(self, index: int) -> None:
-        """Drops the reference to a buffer that nothing reads any more.
+        """Drops the reference to a buffer after its last use.
 
         Args:
-            index: Its number.
+            index: The index of the buffer.
         """
         self._owners.pop(index, None)
 
     def _reserve(self, index: int, item: Fixed, value: LaterCast) -> None:
-        """A buffer of the CPU for a weight that is converted later; its pages are empty until then."""
+        """Reserves a buffer on the CPU for a weight that is cast later; its pages are not touched yet."""
         self.casts[index] = value
         self._owners[index] = block = platform.allocate(item.bytes)
         self.addresses.append(block.ctypes.data)
 
     def _own(self, index: int, value: Tensor | Array) -> None:
-        """A buffer of the CPU where its value is."""
+        """Uses the memory of a value as a buffer on the CPU."""
         if isinstance(value, Tensor) and not value.is_host:
             value = value.to(HOST_DEVICE)
         self._owners[index] = value
@@ -113,7 +113,7 @@ class FixedMemory:
     def _on_device(
         self, index: int, item: Fixed, value: Tensor | Array | None, backend: Backend
     ) -> None:
-        """A buffer of another device: a tensor that is there already, else fresh memory with a copy of the value."""
+        """A buffer on another device: the tensor's memory if it is there, else a copy."""
         memory = backend.device.memory
         if isinstance(value, Tensor) and value.device is backend.device:
             self._owners[index] = value
@@ -136,5 +136,5 @@ def _bytes(value: Tensor | Array) -> Array:
 
 
 def _guarded(item: Fixed, value: Tensor | Array | None) -> Array:
-    """A buffer between guard pages: a copy of the value, or room for what is computed once."""
+    """A buffer between guard pages: a copy of the value, or uninitialised memory for a result computed once."""
     return guard.allocate(item.bytes) if value is None else guard.copied(_bytes(value))

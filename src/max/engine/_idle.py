@@ -1,8 +1,8 @@
-"""Measures row thresholds of loaded programs while their pool is idle, in a thread of its own.
+"""Measurement of row thresholds on a background thread, while the pool is idle.
 
-A program is measured after its first execution, when nothing ran on its pool for `IDLE_SECONDS` and the process used little of
-the processor. A measurement gives up as soon as anything else runs on the pool, and begins again later. What it finds is used
-by the program at once, and remembered with its quality: a busy machine's result is replaced by a quiet one's.
+A program is measured after its first execution, when its pool was idle for `IDLE_SECONDS` and the process used little CPU.
+A measurement is abandoned when anything else runs on the pool, and repeated later. The program uses the result at once; the
+disk cache stores it with its quality, so that a result from a quiet machine replaces one from a busy machine.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ logger = logging.getLogger("max.engine")
 IDLE_SECONDS = 1.0
 """Time without an execution after which a pool counts as idle."""
 IDLE_CPU = 0.1
-"""Most of a core that the process uses meanwhile."""
+"""The maximum share of a core that the process uses meanwhile."""
 RETRY_SECONDS = 60.0
-"""After a measurement on a busy machine the next one comes this much later, then twice as much, and so on."""
+"""The delay of the next measurement after one on a busy machine; it doubles each time."""
 ATTEMPTS = 3
-"""Measurements of one threshold in one process."""
+"""The maximum number of measurements of one threshold per process."""
 
 
 @dataclass
 class _Job:
-    """A threshold to be measured, and the programs that it is for; dropped with them."""
+    """A threshold to measure, with weak references to its programs."""
 
     linked: weakref.ref[Linked]
     compiled: Compiled
@@ -72,13 +72,13 @@ class _Idler:
             thread = threading.Thread(target=self._work, name="max-measure", daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # no thread to be had, or the interpreter is leaving
+            except RuntimeError:  # the system refused a thread, or the interpreter is shutting down
                 logger.debug("row thresholds are not measured: no thread", exc_info=True)
                 return
             self._thread = thread
 
     def end(self) -> None:
-        """Lets a measurement give up, and waits for its last run."""
+        """Abandons the current measurement, and waits for its last run."""
         self._ended.set()
         thread = self._thread
         if thread is not None:
@@ -99,21 +99,21 @@ class _Idler:
                     self._jobs.remove(job)
 
     def _is_idle(self, job: _Job) -> bool:
-        """Watches the job's pool for a while."""
+        """Observes the job's pool for `IDLE_SECONDS`."""
         linked = job.linked()
         if linked is None:
             return False
         executor = linked.main.executor
         assert isinstance(executor, Executor)
         pool = executor.pool
-        del linked, executor  # the watch does not keep the model's memory
+        del linked, executor  # observing must not keep the model's memory alive
         before, cpu = pool.run_number(), time.process_time()
         if self._ended.wait(IDLE_SECONDS):
             return False
         return pool.run_number() == before and time.process_time() - cpu < IDLE_CPU * IDLE_SECONDS
 
     def _measure(self, job: _Job) -> bool:
-        """Measures a threshold; whether to measure it again later."""
+        """Measures a threshold; returns whether to measure it again later."""
         linked, unsure = job.linked(), job.unsure
         if linked is None:
             return False
@@ -157,13 +157,13 @@ def _was_run(linked: Linked | None) -> bool:
 def measure_when_idle(
     linked: Linked, compiled: Compiled, link: Linker, unsure: Sequence[Unsure]
 ) -> None:
-    """Measures thresholds after the model's first execution, when its pool is idle.
+    """Schedules measurements of thresholds, after the model's first execution.
 
     Args:
-        linked: The model's programs; waiting for idleness does not keep them alive.
-        compiled: What they were made of.
-        link: Makes parts of them ready; does not hold `linked`.
-        unsure: The thresholds.
+        linked: The model's programs; scheduled jobs do not keep them alive.
+        compiled: The compiled model.
+        link: Links parts of the model; it must not reference `linked`.
+        unsure: The thresholds to measure.
     """
     if unsure and isinstance(linked.main.executor, Executor):
         ref = weakref.ref(linked)

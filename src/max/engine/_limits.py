@@ -1,10 +1,9 @@
 """Row thresholds of products: looked up when a program is loaded, measured when its pool is idle.
 
-A kernel that multiplies few rows in another way than many takes the threshold as an argument
-(`max._kernel_library.lowering.Limit`). The best one depends on the processor, its caches and the shape. A load takes what the
-disk cache remembers, or the compiler's guess; it never measures. A threshold that was not measured, or that was measured on a
-busy machine, is measured by `max.engine._idle` after the first execution, for this process and those to come. Both ways give
-the same result: only time depends on the threshold.
+A kernel with a GEMV and a GEMM path takes the threshold between them as an argument (`max._kernel_library.lowering.Limit`).
+The best threshold depends on the processor, its caches and the shape. Loading takes it from the disk cache, or the compiler's
+guess, and never measures. `max.engine._idle` measures thresholds without a measurement, or with one from a busy machine, after
+the first execution, and stores them for later processes. Both paths compute the same result.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from max._runtime.cache import content_key, default_cache, source_fingerprint
 __all__ = ["QUIET", "Threshold", "Thresholds", "Unsure", "find_limits", "remember", "remembered"]
 
 LEAST_BYTES = 1 << 20
-"""Launches with fewer bytes of weights are not measured: their time matters little."""
+"""The minimum size of the weights of measured launches; the time of smaller ones hardly matters."""
 SAMPLE_BYTES = 48 << 20
-"""Bytes of weights that a measurement reads, about: more than caches hold, since a model reads each weight once a step."""
+"""The approximate size of the weights that a measurement reads: more than the caches, as a step reads each weight once."""
 QUIET = 0.9
-"""Least share of the workers' time that the process got in a measurement on a quiet machine."""
+"""The minimum quality of a measurement on a quiet machine."""
 USABLE = 0.5
-"""With a smaller share a measured threshold is no better than the guess: the way with smaller tasks seems faster."""
+"""The minimum quality of a useful measurement; below it the path with smaller tasks seems faster than it is."""
 
 _KIND = "limits"
 _ENTRY = struct.Struct("<Id")  # rows, quality
@@ -41,8 +40,8 @@ class Threshold(NamedTuple):
     """A measured row threshold.
 
     Args:
-        rows: The most rows for which the way for few rows is taken.
-        quality: The share of the workers' time that the process got while it was measured, 0 to 1.
+        rows: The maximum number of rows for the GEMV path.
+        quality: The share of the workers' time that the process got during the measurement, 0 to 1.
     """
 
     rows: int
@@ -51,7 +50,7 @@ class Threshold(NamedTuple):
 
 @dataclass(frozen=True)
 class Unsure:
-    """A threshold that is still to be measured.
+    """A threshold to measure.
 
     Args:
         name: The name that its launches share.
@@ -66,11 +65,11 @@ class Unsure:
 
 @dataclass
 class Thresholds:
-    """What is known when a program is loaded.
+    """The thresholds of a program that is being loaded.
 
     Args:
-        rows: Thresholds by name; a launch whose name is absent keeps its guess.
-        unsure: What is worth a measurement.
+        rows: Thresholds by name; other launches keep the compiler's guess.
+        unsure: Thresholds that are worth a measurement.
     """
 
     rows: dict[str, int] = field(default_factory=dict[str, int])
@@ -110,7 +109,7 @@ def find_limits(compiled: Compiled, backend: Backend) -> Thresholds:
 
 
 def remembered(key: str) -> Threshold | None:
-    """The threshold of a key, from this process or from the disk."""
+    """The threshold of a key, from this process or the disk cache."""
     threshold = _in_process.get(key)
     if threshold is None and (stored := default_cache().get(_KIND, key)) is not None:
         if len(stored) != _ENTRY.size:
@@ -120,7 +119,7 @@ def remembered(key: str) -> Threshold | None:
 
 
 def remember(key: str, threshold: Threshold) -> bool:
-    """Keeps a threshold for this process and others, unless a better one is known; whether it was kept."""
+    """Stores a threshold, unless a better one is stored; returns whether it was stored."""
     before = remembered(key)
     if before is not None and before.quality >= threshold.quality:
         return False
@@ -130,7 +129,7 @@ def remember(key: str, threshold: Threshold) -> bool:
 
 
 def _sample(compiled: Compiled, launches: Sequence[LaunchCode]) -> list[LaunchCode]:
-    """Some of the launches, those with small weights first; none where all together read little."""
+    """A sample of the launches, smallest weights first; empty if all of them together read little."""
     sizes = [
         sum(
             compiled.fixed[fixed].bytes

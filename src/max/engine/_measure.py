@@ -1,4 +1,4 @@
-"""Measures a row threshold: runs launches of a loaded program both ways, on memory of their own."""
+"""Measurement of a row threshold: runs launches of a loaded program on both paths, on separate memory."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from max.engine._program import LinkedProgram
 __all__ = ["Linker", "Measurement", "PoolIsBusyError", "stats"]
 
 Linker = Callable[[ProgramCode, Mapping[str, int]], LinkedProgram]
-"""Makes a program with given thresholds."""
+"""Links a program with thresholds by name."""
 
 MOST_INPUT_BYTES = 64 << 20
-"""Launches that read or write more of what comes from outside are not measured."""
+"""The maximum size of the operands and results, other than weights, of measured launches."""
 MOST_ROWS = 128
 ROUNDS, FEWEST_ROUNDS = 8, 4
-"""Runs of each way, in turn."""
+"""The number of alternating runs of each path."""
 ENOUGH_SECONDS = 0.1
-"""After this time no further round begins."""
+"""The time after which no further round begins."""
 CLEARLY = 0.9
-"""A guess is left for a way that takes at most this share of the time, in each half of the runs."""
+"""The guess is replaced by a path that takes at most this share of its time, in each half of the runs."""
 PAUSE = 0.0002
-"""Seconds between rounds in which the pool is free for others: a lock that is taken again at once is never handed over."""
+"""Seconds between rounds without the pool's lock: a lock that is retaken at once is never handed over."""
 
 
 @dataclass
@@ -39,9 +39,9 @@ class MeasureStats:
     """Counts since the process started; tests gate on them."""
 
     measured: int = 0
-    """Thresholds that were measured."""
+    """The number of measured thresholds."""
     given_up: int = 0
-    """Measurements that ended because the pool was needed."""
+    """The number of measurements abandoned because the pool was needed."""
 
 
 stats = MeasureStats()
@@ -61,14 +61,14 @@ class _Ready:
 
 
 class Measurement:
-    """Runs launches of a program by themselves.
+    """Runs launches of a program separately.
 
     Args:
-        compiled: The program; what it computes once was computed.
-        link: Makes parts of it ready.
+        compiled: The program; results computed once must exist.
+        link: Links parts of it.
         launches: The launches; their thresholds have one name.
-        pool: The workers that run them.
-        stopped: Whether to give up; called between runs.
+        pool: The worker pool.
+        stopped: Called between runs; returns whether to abandon the measurement.
     """
 
     def __init__(
@@ -111,13 +111,13 @@ class Measurement:
         self._quality = 1.0
 
     def threshold(self) -> Threshold | None:
-        """Doubles or halves the rows from the guess until the faster way changes, then tries one number between.
+        """Doubles or halves the rows from the guess until the other path is faster, then tries one number in between.
 
         Returns:
-            The threshold; None where no sizes of the program give the rows that are needed.
+            The threshold; None if no sizes of the program give the required rows.
 
         Raises:
-            PoolIsBusyError: Something else ran on the pool, or `stopped` says so.
+            PoolIsBusyError: Something else ran on the pool, or `stopped` returned true.
         """
         few, many = 1, self._most + 1
         rows = self._guess
@@ -136,11 +136,11 @@ class Measurement:
                 return None
             few = between if faster else few
         stats.measured += 1
-        # the greatest number of rows that was measured stands for all beyond
+        # the result for the greatest measured number of rows holds for all greater ones
         return Threshold(self._choice.most if few == self._most else few, self._quality)
 
     def _few_is_faster(self, rows: int) -> bool | None:
-        """Whether the way for few rows is the faster one; None where the program cannot have this number of rows."""
+        """Whether the GEMV path is faster; None if the program cannot have this number of rows."""
         ready = self._prepare(rows)
         if ready is None:
             return None
@@ -161,7 +161,7 @@ class Measurement:
                 program.executor.run_at(ready.bases, program.bases, ready.offsets)
                 way.append(time.perf_counter() - start)
             run_number += 4  # twice two runs
-            if turn:  # the first turn touches memory, and wakes workers
+            if turn:  # the first turn is a warm-up: it touches memory and wakes the workers
                 elapsed += time.perf_counter() - begin
                 cpu += time.process_time() - begin_cpu
         self._quality = min(self._quality, max(cpu / (pool.num_threads * elapsed), 0.0))
@@ -173,7 +173,7 @@ class Measurement:
         return all(few <= CLEARLY * many for few, many in best)
 
     def _prepare(self, rows: int) -> _Ready | None:
-        """Sizes and memory with which the launches have this number of rows; None where no sizes give it."""
+        """Sizes and memory for which the launches have this number of rows; None if no sizes give it."""
         program, count = self._ways[0], len(self._compiled.symbols)
         if self._other:
             return None

@@ -29,7 +29,7 @@ __all__ = ["Model", "MojoValue", "TensorSpec"]
 
 
 class MojoValue:
-    """A value that only custom ops understand. Not used: opaque values stay inside of a model."""
+    """A value that only custom ops interpret. Not used: opaque values stay inside a model."""
 
     __module__ = "max.engine"
 
@@ -40,7 +40,7 @@ class TensorSpec:
     For usage, see :attr:`Model.input_metadata`.
 
     Args:
-        shape: The sizes; None where a size is known only when the model runs. None for an unknown rank.
+        shape: The sizes, None for those known only when the model runs; None for an unknown rank.
         dtype: The element type.
         name: The name.
     """
@@ -95,7 +95,7 @@ class TensorSpec:
 
 @dataclass(slots=True, weakref_slot=True)
 class Linked:
-    """A model's programs with all addresses, and what keeps that memory alive; replaced whole by a reload."""
+    """A model's programs with all addresses, and the owners of that memory; a reload replaces it as a whole."""
 
     main: LinkedProgram
     later: list[LinkedProgram]
@@ -103,7 +103,7 @@ class Linked:
 
 
 class Linker(Protocol):
-    """How a session makes the parts of a model; a model calls it again for a reload."""
+    """The session's interface to link a model; a model calls it again for a reload."""
 
     def link(self, compiled: Compiled, registry: Mapping[str, Any] | None) -> Linked:
         """Programs with the weights of a registry."""
@@ -111,7 +111,7 @@ class Linker(Protocol):
 
 
 class Runner(Protocol):
-    """Something else that can run a model: the interpreter."""
+    """Another executor of a model: the interpreter."""
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]: ...
 
@@ -128,7 +128,7 @@ class _Capture:
 
 
 _NOTHING = Tensor(DType.uint8, (0,))
-"""Stands for an output that is not made yet."""
+"""A placeholder of an output that is not allocated yet."""
 
 
 class Model:
@@ -228,17 +228,16 @@ class Model:
     def kernel_summaries(self) -> list[str]:
         """Kernel fusion summaries from the compiled model.
 
-        One string for each launch of a kernel, in their order: the ops that it carries out, joined by ``+``,
-        after the prefix of the subgraph call that it comes from.
+        One string per kernel launch, in order: the prefix of the subgraph call, then the ops, joined by ``+``.
         """
         parts = (self._compiled.main, *self._compiled.later)
         return [code.name for part in parts for code in part.launches if not code.jump]
 
     def profile(self) -> AbstractContextManager[Profile]:
-        """Keeps the time of each kernel while a ``with`` block runs.
+        """Measures the time of each kernel in a ``with`` block.
 
-        The profile is complete when the block ends: ``str(profile)`` is a table, ``profile.to_dict()``
-        data. A reload in the block ends the measurement; an interpreted model has no kernels.
+        The profile is complete when the block ends: ``str(profile)`` is a table, ``profile.to_dict()`` data. A reload in
+        the block ends the measurement. An interpreted model has no kernels.
         """
         return recording(self._programs())
 
@@ -277,19 +276,18 @@ class Model:
         """Runs the model.
 
         Args:
-            args: The inputs in order: tensors, NumPy arrays, other DLPack arrays; for inputs of rank 0 Python numbers
-                too. Tensors and arrays are used where they are, without a copy if they are contiguous and share no
-                memory with a buffer that the model writes to.
+            args: The inputs in order: tensors, NumPy arrays, other DLPack arrays, and Python numbers for rank 0. They are
+                not copied if they are contiguous and share no memory with a buffer that the model writes to.
 
         Returns:
-            The outputs, in memory of their own; an output that is an input buffer is the tensor that was passed in.
+            The outputs, in new memory; an output that is an input buffer is the tensor that was passed.
 
         Raises:
-            TypeError: A wrong number of inputs, or an input of a wrong type or dtype.
-            ValueError: An input of a wrong rank, size or device, or sizes that disagree with each other.
-            KernelRunError: A kernel raised; outputs and buffers that are written are then undefined.
-            ExecutionInterrupted: An event was set, see :func:`interrupt_on`; likewise. In the main thread Ctrl-C ends
-                an execution too, with ``KeyboardInterrupt``.
+            TypeError: The number of inputs, a type or a dtype is wrong.
+            ValueError: A rank, a size or a device is wrong, or sizes disagree.
+            KernelRunError: A kernel raised; written outputs and buffers are then undefined.
+            ExecutionInterrupted: An event was set, see :func:`interrupt_on`; written memory is undefined, too. Ctrl-C ends
+                an execution of the main thread with ``KeyboardInterrupt``.
         """
         tensors, symbols = self._binder.bind(args)
         linked = self._linked
@@ -322,7 +320,7 @@ class Model:
     ) -> None:
         if linked.main.empty:
             return
-        # held by this frame until the run is over
+        # this frame keeps the memory alive until the run is over
         address, _memory = self._arena.take(instance.arena_bytes, instance.holes)
         bases = BaseLayout.addresses(
             address, [tensor._ptr for tensor in inputs], [tensor._ptr for tensor in outputs]
@@ -376,8 +374,8 @@ class Model:
     def reload(self, weights_registry: Mapping[str, Any], /) -> None:
         """Reload weights into this compiled model in-place.
 
-        Reuses the compiled graph and replaces the weights all at once: an execution sees either the old ones or the
-        new ones. What the model computes once from its weights is computed again. Captures are dropped.
+        Reuses the compiled graph and replaces all weights atomically: an execution sees either the old or the new ones.
+        Results computed once from weights are computed again. Captures are dropped.
 
         Args:
             weights_registry: Model weight names mapped to their new values.
@@ -393,12 +391,11 @@ class Model:
             self._captures.clear()
 
     def trim(self) -> None:
-        """Gives back memory that is kept from one execution to the next.
+        """Frees memory that is kept between executions.
 
-        That is: free blocks for outputs, and the arena, which
-        models on the same workers share. Executions that are going on keep theirs, and the next one allocates again, which
-        costs it some page faults. Weights, captures and tensors that were given out stay. Blocks for outputs are given
-        back without a call when little memory is left.
+        These are free blocks for outputs, and the arena, which models on the same workers share. Running executions keep
+        theirs; the next execution allocates again, at the cost of page faults. Weights, captures and returned tensors
+        are not affected. When little memory is left, free blocks are released without a call.
         """
         self._output_memory.trim()
         self._arena.trim()
@@ -409,15 +406,14 @@ class Model:
     def capture(self, graph_keys: int | Sequence[int], *inputs: Tensor) -> list[Tensor]:
         """Capture execution into a device graph for caller-provided key.
 
-        Runs the model once. A replay repeats the same launches on the same memory, with nothing to bind or to
-        allocate.
+        Runs the model once. A replay repeats the same launches on the same memory, without binding or allocation.
 
         Args:
             graph_keys: Caller-provided graph key or per-device keys identifying the captured graph.
-            inputs: Input buffers; a replay reads what they hold then.
+            inputs: Input buffers; a replay reads their elements at that time.
 
         Returns:
-            The output buffers, which each replay writes again.
+            The output buffers, which each replay overwrites.
 
         Raises:
             TypeError: If graph_keys is neither an int nor a sequence of ints.
@@ -512,7 +508,7 @@ class Model:
     def _keys(self, graph_keys: int | Sequence[int], inputs: Sequence[Tensor]) -> tuple[int, ...]:
         given: Any = (graph_keys,) if isinstance(graph_keys, int) else graph_keys
         keys = tuple(cast("Sequence[Any]", given)) if isinstance(given, Sequence) else None
-        # type() and not isinstance: True is no key
+        # type() instead of isinstance: bools are not keys
         if keys is None or not all(type(key) is int for key in keys):
             raise TypeError(f"graph_keys is {graph_keys!r}, expected an int or a sequence of ints")
         for key in keys:

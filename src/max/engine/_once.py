@@ -1,4 +1,4 @@
-"""Runs what a model computes once from its weights, in parts, so that memory is freed as soon as nothing needs it."""
+"""Execution of what a model computes once from its weights, in parts, so that memory is freed early."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from max.engine._program import LinkedProgram, arena_of
 __all__ = ["run_once"]
 
 PART_BYTES = 64 << 20
-"""Of weights that the launches of a part read, about."""
+"""The approximate size of the weights that one part reads."""
 
 
 def run_once(
@@ -30,17 +30,17 @@ def run_once(
 ) -> None:
     """Runs `compiled.once`.
 
-    A program of the CPU runs in parts. Pages of mapped files are released as soon as they were read, since their packed copy takes as much memory again.
-    Pages that are read later (rows of an embedding table) are loaded again one by one.
+    A program on the CPU runs in parts. Pages of mapped files are released after each part, as their packed copies take the
+    same amount of memory. Pages that are read later (rows of an embedding table) are loaded again on demand.
 
     Args:
         compiled: The model.
-        link: Makes a part of the program ready.
+        link: Links a part of the program.
         fixed: The addresses of the fixed buffers.
         backends: The devices of the session.
         mapped: The mapped files.
-        prepare: Called before each part with the fixed buffers that it reads, by their numbers.
-        drop: Called after each part with the weights that are needed no longer.
+        prepare: Called before each part with the indices of the fixed buffers that it reads.
+        drop: Called after each part with the weights that later parts do not read.
     """
     needed = _used(compiled.main).union(*(_used(part) for part in compiled.later))
     if len(compiled.once) > 1 or compiled.once[0].device != HOST:
@@ -65,7 +65,7 @@ def run_once(
 
 
 def _run_segments(compiled: Compiled, link: Callable[[ProgramCode], LinkedProgram]) -> None:
-    """Runs what is computed on several devices, or not on the CPU, with copies between them."""
+    """Runs programs of several devices, or of another device than the CPU, with copies between them."""
     layout = compiled.bases
     programs = [link(code) for code in compiled.once]
     bases = np.zeros(layout.count(len(programs)), np.int64)
@@ -85,7 +85,7 @@ def _run_segments(compiled: Compiled, link: Callable[[ProgramCode], LinkedProgra
 def _parts(
     compiled: Compiled, launches: Sequence[LaunchCode]
 ) -> Iterator[tuple[list[LaunchCode], set[int], set[int]]]:
-    """The launches in parts, each with the weights that it reads, and those of them that no later part reads."""
+    """Splits the launches into parts; yields each with the weights that it reads, and those that it reads last."""
     weights = {i for i, item in enumerate(compiled.fixed) if item.kind == "weight"}
     reads = [{s.fixed for s in launch.slots} & weights for launch in launches]
     last = {index: n for n, read in enumerate(reads) for index in read}

@@ -1,4 +1,4 @@
-"""Opaque values as the memory that they are: a vector of bytes, or of what their type's parameters say."""
+"""Lowering of opaque values to buffers of the size and dtype in their type's parameters."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["with_buffers"]
 
 
 def with_buffers(module: mlir.ModuleOp) -> mlir.ModuleOp:
-    """A module in which opaque values are buffers; the module itself where it has none.
+    """Replaces opaque values by buffers; returns the module itself if it has none.
 
     Raises:
-        TypeError: A type does not say the size of its values.
-        NotImplementedError: An op makes an opaque value: they come in as inputs.
+        TypeError: A type has no size.
+        NotImplementedError: An op creates an opaque value; only inputs may be opaque.
     """
     if not any(isinstance(value.type, mlir.OpaqueType) for value in _values(module)):
         return module

@@ -1,6 +1,6 @@
-"""Memory for the outputs of a model, reused when no tensor holds it any more.
+"""Memory for the outputs of a model, reused after its last tensor is released.
 
-Fresh memory from the system costs a page fault every few KiB or MiB, for large outputs more than computing them.
+Fresh memory costs a page fault every few KiB or MiB, which for large outputs exceeds the time to compute them.
 """
 
 # tensors are made directly: the checks of the constructor would cost as much as the rest
@@ -28,27 +28,27 @@ __all__ = ["OutputMemory", "trim_all", "under_pressure"]
 logger = logging.getLogger("max.engine")
 
 LEAST = 64 << 10
-"""Smaller outputs are not kept: the allocator of the process is fast for them."""
+"""The minimum size of kept blocks; the process' allocator is fast for smaller ones."""
 KEPT = 2
 """Blocks kept per output: a loop holds the last result while the next one is computed."""
 WASTE = 4
-"""A block is reused for an output that is at most this factor smaller."""
+"""The maximum ratio between a block and an output that reuses it."""
 LARGE = 1 << 20
-"""For a fresh block of at least this size the memory that is left is checked."""
+"""The minimum size of a fresh block for which free memory is checked."""
 LEFT_SHARE = 0.1
-"""Share of the memory that must be free for blocks to be kept."""
+"""The minimum share of free memory for blocks to be kept."""
 FRESH_SECONDS = 0.05
-"""Time for which a reading of the free memory is valid."""
+"""The time for which a reading of free memory is valid."""
 KEPT_SHARE = 0.25
-"""Largest share of the memory for the blocks of all models."""
+"""The maximum share of memory for the blocks of all models."""
 
 
 class OutputMemory:
     """The newest blocks of each output of a model.
 
     Args:
-        count: How many outputs there are.
-        guarded: Whether each is made between guard pages, and nothing is kept.
+        count: The number of outputs.
+        guarded: Whether each block is fresh and between guard pages.
     """
 
     def __init__(self, count: int, guarded: bool = False) -> None:
@@ -58,25 +58,25 @@ class OutputMemory:
             _all.add(self)
 
     def trim(self) -> None:
-        """Frees the blocks that no tensor holds, and forgets the others."""
+        """Frees the blocks that no tensor uses, and stops tracking the others."""
         for kept in self._kept:
             kept.clear()
 
     def kept_bytes(self) -> int:
-        """The size of all blocks, held or not."""
+        """The total size of all blocks, used or not."""
         return sum(block.size for kept in self._kept for block in list(kept))
 
     def tensor(self, index: int, dtype: DType, shape: tuple[int, ...], device: Device) -> Tensor:
-        """A tensor for an output, not initialised, in memory that nothing else holds.
+        """An uninitialised tensor for an output, in memory that nothing else uses.
 
         Args:
-            index: Which output.
+            index: The index of the output.
             dtype: Its element type.
             shape: Its shape.
-            device: Where it is.
+            device: Its device.
 
         Raises:
-            MemoryError: There is not as much memory.
+            MemoryError: The device is out of memory.
         """
         nbytes = math.prod(shape) * dtype.size_in_bytes
         if self._guarded and device.is_host:
@@ -119,7 +119,7 @@ class OutputMemory:
                 return None
             free = sys.getrefcount(block) == 2  # this frame's and the call's
             if free and not nbytes <= block.size - ALIGNMENT <= WASTE * nbytes:
-                continue  # of another size: given back
+                continue  # of another size: freed
             kept.append(block)
             if free:
                 return block
@@ -137,7 +137,7 @@ def _everything() -> list[OutputMemory]:
 
 
 def under_pressure(nbytes: int) -> bool:
-    """Whether a block of this size should not be kept: little memory is left, or much is kept already.
+    """Whether a block of this size should not be kept: little memory is free, or the limit is reached.
 
     Args:
         nbytes: The size of the block.
@@ -153,7 +153,7 @@ def under_pressure(nbytes: int) -> bool:
 
 
 def trim_all() -> None:
-    """Frees the blocks of all models' outputs that no tensor holds."""
+    """Frees the unused output blocks of all models."""
     logger.debug("little memory is left: blocks that were kept for outputs are freed")
     for each in _everything():
         each.trim()

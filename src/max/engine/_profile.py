@@ -1,7 +1,7 @@
-"""Where the time of executions goes: one line a kernel, as a table or as data.
+"""Profiles of executions: time per kernel, as a table or as data.
 
-The workers' walk over a program keeps, for each launch, the time at the barrier before it and the time in it, as worker 0
-sees them. A :class:`Profile` is the difference of two readings, joined with what the compiler knows of each launch.
+For each launch, worker 0 measures the time in it, and at the barrier before it. A :class:`Profile` is the difference of two
+readings, joined with the compiler's data on each launch.
 """
 
 from __future__ import annotations
@@ -26,25 +26,24 @@ from max.engine._program import LinkedProgram
 __all__ = ["KernelTime", "Profile", "keep_for_exit", "recording"]
 
 EVENT_ROOM = 1 << 16
-"""Launches of a program that a trace has."""
+"""The maximum number of launches per program in a trace."""
 _NUMBERED = re.compile(r"(?<![^.])\d+(?=\.)")
 
 
 @dataclass
 class KernelTime:
-    """The launches of one kernel that differ only in the numbers of their names, summed.
+    """The sum over the launches of one kernel whose names differ only in numbers.
 
     Args:
-        name: What the kernel does, after where it stands; ``*`` stands for the numbers of equal layers.
-        kernel: The key of its code.
-        launches: How many launches of the program these are.
-        calls: How often they ran.
-        seconds: Time in the kernel, as worker 0 saw it.
-        wait_seconds: Time at the barriers before it.
-        bytes: Size of the buffers that it touched, workspaces included; a buffer of which only a part is read counts
-            whole.
-        flops: Operations on numbers: two for each product of a matmul or convolution, one for each element and op of
-            a fused region; 0 where it is not known.
+        name: The prefix of the call and the kernel's ops; ``*`` stands for the numbers of equal layers.
+        kernel: The key of the code.
+        launches: The number of launches in the program.
+        calls: The number of executions of these launches.
+        seconds: The time in the kernel, measured by worker 0.
+        wait_seconds: The time at the barriers before it.
+        bytes: The size of the touched buffers, workspaces included; a partially read buffer counts as a whole.
+        flops: The arithmetic operations: two per product of a matmul or convolution, one per element and op of a fused
+            region; 0 if unknown.
     """
 
     name: str
@@ -58,33 +57,33 @@ class KernelTime:
 
     @property
     def gigaflops(self) -> float:
-        """`flops` by `seconds`, in 1e9; 0 where no time passed."""
+        """`flops / seconds / 1e9`; 0 if no time passed."""
         return self.flops / self.seconds / 1e9 if self.seconds else 0.0
 
     @property
     def gigabytes_per_second(self) -> float:
-        """`bytes` by `seconds`; 0 where no time passed."""
+        """`bytes / seconds / 1e9`; 0 if no time passed."""
         return self.bytes / self.seconds / 1e9 if self.seconds else 0.0
 
 
 @dataclass
 class Profile:
-    """What was measured; complete when its ``with`` block has ended.
+    """The measurements of a ``with`` block, complete when it has ended.
 
     Args:
-        kernels: The kernels, the one with the most time first.
-        runs: How many programs, or segments of one, ran.
-        seconds: Time of these runs, waking the workers included; the checks of arguments are not.
+        kernels: The kernels, by decreasing time.
+        runs: The number of runs of programs, or of their segments.
+        seconds: The time of these runs, including waking the workers, without checks of arguments.
     """
 
     kernels: list[KernelTime] = field(default_factory=list[KernelTime])
     runs: int = 0
     seconds: float = 0.0
     events: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]], repr=False)
-    """Single launches and waits, as events of the Trace Event Format."""
+    """Launches and waits, as events of the Trace Event Format."""
 
     def write_chrome_trace(self, path: str | os.PathLike[str]) -> None:
-        """Writes what worker 0 did over time, for chrome://tracing or Perfetto.
+        """Writes a trace of worker 0, for chrome://tracing or Perfetto.
 
         The file is in the Trace Event Format: complete events (``"ph": "X"``), times in microseconds. Up to 65,536
         launches of each program are kept.
@@ -97,17 +96,17 @@ class Profile:
 
     @property
     def around_seconds(self) -> float:
-        """Time of the runs that is in no kernel and at no barrier: waking the workers, waiting for the last one."""
+        """The time of runs outside of kernels and barriers: waking the workers, waiting for the last one."""
         inside = sum(kernel.seconds + kernel.wait_seconds for kernel in self.kernels)
         return max(self.seconds - inside, 0.0)
 
     def share(self, kernel: KernelTime) -> float:
-        """A kernel's part of the time in kernels, from 0 to 1."""
+        """A kernel's share of the time in kernels, from 0 to 1."""
         total = sum(k.seconds for k in self.kernels)
         return kernel.seconds / total if total else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """The profile as JSON can hold it."""
+        """The profile as JSON data."""
         return {
             "runs": self.runs,
             "seconds": self.seconds,
@@ -179,7 +178,7 @@ def _fill(profile: Profile, parts: Iterable[tuple[LinkedProgram, _Reading | None
 
 @contextmanager
 def recording(programs: Iterable[LinkedProgram]) -> Generator[Profile]:
-    """Keeps the times of programs while the block runs.
+    """Measures the times of programs in a ``with`` block.
 
     Args:
         programs: The programs.
@@ -201,7 +200,7 @@ def recording(programs: Iterable[LinkedProgram]) -> Generator[Profile]:
 
 
 def _trace(programs: Iterable[LinkedProgram]) -> list[dict[str, Any]]:
-    """The logged launches of programs, and the waits before them, in their order."""
+    """The logged launches of programs and the waits before them, in order."""
     rows: list[tuple[int, int, str, str]] = []
     hertz = 1.0
     for program in programs:
@@ -230,7 +229,7 @@ _kept: list[LinkedProgram] = []
 
 
 def keep_for_exit(programs: Iterable[LinkedProgram]) -> None:
-    """With ``MAX_PROFILE``, has the times of programs shown when the process ends."""
+    """With ``MAX_PROFILE``, registers programs whose times are shown when the process ends."""
     if not flags.MAX_PROFILE:
         return
     if not _kept:
@@ -241,7 +240,7 @@ def keep_for_exit(programs: Iterable[LinkedProgram]) -> None:
 
 
 def _show() -> None:
-    """Writes the profile of the process to the logger ``max.profile``; to stderr where no logging is set up."""
+    """Writes the profile of the process to the logger ``max.profile``, or to stderr if no logging is configured."""
     profile = Profile()
     _fill(profile, [(program, None) for program in _kept])
     log = logging.getLogger("max.profile")
