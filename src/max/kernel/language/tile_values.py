@@ -134,9 +134,9 @@ class MatrixTiles:
         count = check_elements(self.shapes[tile], view.dtype)
         at = view._indices(indices)
         if stride is None and view.rank < 2:
-            raise TypeError(f"{view.name} has no rows; stride= says how far they are apart")
+            raise TypeError(f"{view.name} has no rows; stride= sets their distance")
         if view.strides[-1] != 1 and view.shape[-1] > 1:
-            raise TypeError(f"{view.name}: rows of a matrix tile have no gaps")
+            raise TypeError(f"{view.name}: rows of a matrix tile must be contiguous")
         if stride is None:
             for axis, index in enumerate(at):
                 view._check(axis, index)
