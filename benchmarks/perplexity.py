@@ -16,25 +16,21 @@ import numpy as np
 
 from benchmarks.gguf_files import write_gguf
 from benchmarks.runner import ROOT
-from max.interfaces import PipelineTask, TextGenerationInputs
-from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
+from max.interfaces import PipelineTask
+from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
+from max.pipelines import perplexity as library
 
 BOUNDS = {"Q8_0": 0.005, "Q6_K": 0.01, "Q5_K": 0.03, "Q4_K": 0.03, "Q4_0": 0.03}
 """By what share a perplexity may be above or below that of float32."""
-BATCH = 8
+BATCH = library.BATCH
 
 
 def windows_of(folder: Path, text: str, size: int, most: int) -> list[list[int]]:
-    """The tokens of a text in parts of equal size; a rest is left out."""
+    """The tokens of a text in parts of equal size; a last shorter part is left out."""
     from tokenizers import Tokenizer
 
-    tokens = (
-        Tokenizer.from_file(str(folder / "tokenizer.json"))
-        .encode(text, add_special_tokens=False)
-        .ids
-    )
-    parts = [tokens[i : i + size] for i in range(0, len(tokens) - size + 1, size)]
-    return parts[:most]
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return library.windows_of(tokenizer.encode(text, add_special_tokens=False).ids, size, most)
 
 
 def log_probabilities(folder: Path, windows: list[list[int]], **options: object) -> np.ndarray:
@@ -53,21 +49,7 @@ def log_probabilities(folder: Path, windows: list[list[int]], **options: object)
         **options,
     )
     pipeline = PIPELINE_REGISTRY.retrieve(config, PipelineTask.TEXT_GENERATION)[1]
-    rows: list[list[float]] = []
-    for start in range(0, len(windows), BATCH):
-        contexts = [
-            TextContext(max_length=len(w) + 1, tokens=np.array(w))
-            for w in windows[start : start + BATCH]
-        ]
-        for context in contexts:
-            context.log_probabilities, context.log_probabilities_echo = 1, True
-        inputs = TextGenerationInputs([{c.request_id: c for c in contexts}], num_steps=1)
-        outputs = pipeline.execute(inputs)
-        for context in contexts:
-            (found,) = outputs[context.request_id].log_probabilities
-            rows.append(found.token_log_probabilities[:-1])
-            pipeline.release(context.request_id)
-    return np.array(rows)
+    return np.array(list(library.log_probabilities(pipeline, windows)))
 
 
 def log_probabilities_of_transformers(

@@ -116,6 +116,8 @@ LOCAL_IMPORTS = {
     "entrypoints/cli/generate.py": "`max --help` loads neither the engine nor the pipelines",
     "entrypoints/cli/serve.py": "the worker starts before the server's packages are loaded",
     "entrypoints/cli/list.py": "`max --help` loads neither the engine nor the pipelines",
+    "entrypoints/cli/perplexity.py": "`max --help` loads neither the engine nor the pipelines",
+    "entrypoints/cli/quantize.py": "`max --help` loads neither the engine nor the pipelines",
 }
 """Files whose functions import from `max`, and why `max._lazy.lazy_module` does not fit there."""
 

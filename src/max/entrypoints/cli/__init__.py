@@ -22,6 +22,14 @@ COMMANDS = {
     "serve": ("max.entrypoints.cli.serve:serve", "Serve a model over HTTP."),
     "encode": ("max.entrypoints.cli.encode:encode", "Make vectors of texts."),
     "rank": ("max.entrypoints.cli.encode:rank", "Order texts by their scores for a query."),
+    "perplexity": (
+        "max.entrypoints.cli.perplexity:perplexity",
+        "Measure how well a model predicts a text.",
+    ),
+    "quantize": (
+        "max.entrypoints.cli.quantize:quantize",
+        "Write a model as a quantised GGUF file.",
+    ),
     "list": ("max.entrypoints.cli.list:list_architectures", "Show the architectures that can run."),
 }
 # commands of MAX that are not in this release, and their replacements

@@ -15,6 +15,7 @@ from max.graph.weight_data import WeightsAdapter as WeightsAdapter
 from max.graph.weights._format import WeightsFormat as WeightsFormat
 from max.graph.weights._format import weights_format as weights_format
 from max.graph.weights._gguf import GGUFWeights as GGUFWeights
+from max.graph.weights._gguf_file import GGUF_TYPE_NUMBERS as GGUF_TYPE_NUMBERS
 from max.graph.weights._gguf_file import GGUFFile as GGUFFile
 from max.graph.weights._gguf_file import GGUFTensor as GGUFTensor
 from max.graph.weights._gguf_file import open_gguf as open_gguf

@@ -23,7 +23,7 @@ from max.dtype.blocks import BLOCK_FORMATS
 from max.dtype.file_blocks import FILE_FORMATS
 from max.graph.weights._safetensors_file import WeightsFileError
 
-__all__ = ["BLOCK_TYPES", "PLAIN_TYPES", "GGUFFile", "GGUFTensor", "open_gguf"]
+__all__ = ["BLOCK_TYPES", "GGUF_TYPE_NUMBERS", "PLAIN_TYPES", "GGUFFile", "GGUFTensor", "open_gguf"]
 
 _VERSIONS = (2, 3)
 _MAX_RANK = 8
@@ -53,6 +53,9 @@ _TYPES = {
     25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0",
     39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
+
+GGUF_TYPE_NUMBERS = {name: number for number, name in _TYPES.items()}
+"""The numbers of types, by name."""
 
 # type numbers of metadata values, and their `struct` codes
 _SCALARS = {

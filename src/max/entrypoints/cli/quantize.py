@@ -1,0 +1,32 @@
+"""`max quantize`: writes a GGUF file of a model."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from max.entrypoints.cli import log_level_option
+
+TYPES = ("q8_0", "q6_k", "q5_k", "q4_k", "q4_0", "f16", "bf16", "f32")
+
+
+@click.command("quantize", short_help="Write a model as a quantised GGUF file.")
+@click.argument("model", metavar="FOLDER", type=click.Path(exists=True, file_okay=False))
+@click.argument("path", metavar="FILE.gguf", type=click.Path(dir_okay=False))
+@click.option(
+    "--type", "kind", type=click.Choice(TYPES), default="q4_k", show_default=True,
+    help="The type of matrices. Embedding and output layer have at least 6 bits, vectors 32.",
+)  # fmt: skip
+@log_level_option
+def quantize(model: str, path: str, kind: str) -> None:
+    """Write the model in FOLDER, in the Hugging Face layout, as a GGUF file, which llama.cpp reads too."""
+    from max.engine import InferenceSession
+    from max.pipelines.checkpoints.gguf_export import export_gguf
+
+    if not path.endswith(".gguf"):
+        raise click.UsageError(f"the file is {path!r}, expected a name that ends in .gguf")
+    begin = time.perf_counter()
+    size = export_gguf(Path(model), Path(path), kind, InferenceSession())
+    click.echo(f"{path}: {size / 2**20:.1f} MiB in {time.perf_counter() - begin:.1f} s", err=True)
