@@ -36,9 +36,10 @@ ALLOWED: dict[str, set[str]] = {
     "_interpreter": ENGINE_BASE | {"kernel"},
     "engine": ENGINE_BASE
     | {"_abi", "kernel", "_runtime", "_kernel_library", "_backends", "_compiler", "_interpreter"},
+    "experimental": ENGINE_BASE | {"engine"},
     "profiler": EVERY,
     "torch": ENGINE_BASE | {"kernel", "engine"},
-    "nn": ENGINE_BASE | {"kernel", "engine", "interfaces"},
+    "nn": ENGINE_BASE | {"kernel", "engine", "experimental", "interfaces"},
     "pipelines": ENGINE_BASE | {"kernel", "engine", "interfaces", "nn"},
     "serve": ENGINE_BASE | {"kernel", "engine", "interfaces", "nn", "pipelines"},
     "entrypoints": ENGINE_BASE | {"kernel", "engine", "interfaces", "nn", "pipelines", "serve"},

@@ -23,7 +23,6 @@ else:
     fnmatch = lazy_module("fnmatch")
 
 _GRAPHS = "Stage a max.graph.Graph, and run it with max.engine.InferenceSession."
-_EAGER = f"Eager tensors are absent. {_GRAPHS}"
 _OWN_KERNEL = "Write it with max.graph.ops, or as a custom op (docs/custom-ops.md)."
 _NO_GPU = "GPUs are not supported."
 _FLOAT8 = "max.nn.Linear with a Float8Config, and max.nn.kernels.dynamic_scaled_matmul, multiply scaled 8-bit floats."
@@ -35,16 +34,11 @@ _FOREIGN = f"ONNX and TorchScript models are not read, nor by MAX any more. {_GR
 
 ABSENT: dict[str, str] = {
     "max.diagnostics": f"{_NO_GPU} Device.stats has what is known about a device.",
-    "max.experimental": _EAGER,
-    "max.nn.module_v3": f"{_EAGER} Layers are of max.nn.Module.",
     "max.serve.*": "`max serve` is the server; its parts are no API.",
     "max.benchmark": "`max generate` and Model.profile() say how fast a model is.",
     "max.kernels": "Kernels are written in Python: max.kernel.register makes a custom op of one (docs/custom-ops.md).",
-    "max.functional": _EAGER,
     "max.engine.InputSpec": _FOREIGN,
     "max.engine.Torch*": _FOREIGN,
-    "max.random": _EAGER,
-    "max.tensor": _EAGER,
     "max.support": "It is of MAX's own tools.",
     "max.nn.hooks": "Call a layer's parts yourself, and add what they give to the graph's outputs.",
     "max.nn.lora": _ADAPTERS,

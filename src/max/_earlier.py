@@ -36,6 +36,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     "max.driver.driver": ("max.driver",),
     "max.driver.tensor": ("max.driver",),
     "max.engine.api": ("max.engine",),
+    "max.experimental.nn": ("max.nn.module_v3",),
+    "max.functional": ("max.experimental.functional",),
     "max.graph.dtype": ("max.dtype",),
     "max.graph.dtype_promotion": ("max.graph.ops.promotion", "max.graph"),
     "max.graph.weights.load": ("max.graph.weights",),
@@ -61,6 +63,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     "max.pipelines.lib.pipeline": (LIB + "interfaces", "max.pipelines"),
     "max.pipelines.nn": ("max.nn",),
     "max.pipelines.tokenizer": (LIB + "tokenizer",),
+    "max.random": ("max.experimental.random",),
+    "max.tensor": ("max.experimental.tensor",),
     "max.torch.torch": ("max.torch",),
     # architectures that are one file here
     **{

@@ -557,11 +557,25 @@ def check(case: OpCase, dtype: str, rng: np.random.Generator, run: Run, *, symbo
     inputs = inputs_of(case, dtype, rng)
     graph = stage(case, inputs, symbolic)
     outputs = run(graph, inputs, {})
+    arrays = [x.to_numpy() if hasattr(x, "to_numpy") else np.asarray(x) for x in outputs]
+    for array, type_ in zip(arrays, graph.output_types, strict=True):
+        assert array.dtype == type_.dtype.to_numpy()
+    compare(case, dtype, inputs, arrays)
+
+
+def compare(case: OpCase, dtype: str, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    """Compares the results of a case with its reference.
+
+    Args:
+        case: The case.
+        dtype: The dtype of its operands.
+        inputs: The operands.
+        outputs: The results.
+    """
     expected = expected_of(case, inputs)
     assert len(outputs) == len(expected)
-    for output, want, type_ in zip(outputs, expected, graph.output_types, strict=True):
-        actual = output.to_numpy() if hasattr(output, "to_numpy") else np.asarray(output)
-        assert actual.dtype == type_.dtype.to_numpy()
+    for actual, want in zip(outputs, expected, strict=True):
+        assert actual.shape == np.shape(want)
         assert_close(
             actual,
             want,

@@ -6,8 +6,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import nullcontext
+from collections.abc import (
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -26,7 +34,9 @@ from max.mlir.dims import DimExpr
 
 __all__ = ["Graph"]
 
-_STAGING = tuple([str(Path(__file__).parents[1] / name) for name in ("graph", "nn")])
+_STAGING = tuple(
+    [str(Path(__file__).parents[1] / name) for name in ("graph", "nn", "experimental")]
+)
 """Packages whose frames are skipped when an op's location is recorded."""
 
 INTRODUCES_SYMBOLS = frozenset(
@@ -53,12 +63,12 @@ def _block_of(value: mlir.SSAValue) -> mlir.Block | None:
     return value.block if isinstance(value, mlir.BlockArgument) else value.owner.parent_block()
 
 
-def _user_location() -> mlir.LocationAttr:
+def user_place() -> tuple[str, int]:
     """File and line of the innermost frame outside of `_STAGING`."""
-    frame = sys._getframe(2)
+    frame = sys._getframe(1)
     while frame.f_code.co_filename.startswith(_STAGING) and frame.f_back is not None:
         frame = frame.f_back
-    return _location(frame.f_code.co_filename, frame.f_lineno)
+    return frame.f_code.co_filename, frame.f_lineno
 
 
 class _DeviceChainMap(MutableMapping[DeviceRef, _ChainValue]):
@@ -191,6 +201,7 @@ class Graph:
         self._num_resources = 0
         self._num_streams = 0
         self._seed: TensorValue | None = None
+        self._place: tuple[str, int] | None = None
         self.device_chains = _DeviceChainMap(self)
 
     def _build(self, op: str, input_types: Sequence[Type[Any]]) -> None:
@@ -353,7 +364,8 @@ class Graph:
                     f"{name.removeprefix('mo.')}: operand {index} ({operands[index]!r}) is not "
                     f"of the graph {self.name}, which is being built"
                 )
-        op = mlir.build(name, values, attrs, result_types, _user_location())
+        place = self.root._place or user_place()
+        op = mlir.build(name, values, attrs, result_types, _location(*place))
         if self.has_output:
             raise ValueError(
                 f"{name.removeprefix('mo.')}: the graph {self.name} has its outputs already; "
@@ -410,6 +422,16 @@ class Graph:
         name = f"{stem}_{self._new_symbols}"
         return name if name not in self._symbols else self.new_symbol(stem)
 
+    @contextmanager
+    def placed(self, filename: str, line: int) -> Generator[None]:
+        """Gives the ops that are staged in a ``with`` block this source location instead of that of the caller."""
+        root = self.root
+        before, root._place = root._place, (filename, line)
+        try:
+            yield
+        finally:
+            root._place = before
+
     # Random numbers
 
     def set_random_seed(self, seed: TensorValue) -> None:
@@ -419,6 +441,11 @@ class Graph:
     def random_seed(self) -> TensorValue | None:
         """The seed that was set, or None."""
         return self._seed
+
+    def reseed(self, seed: TensorValue) -> None:
+        """Sets the seed, and numbers the random tensors that follow from 0 again."""
+        self._seed = seed
+        self.root._num_streams = 0
 
     def next_random_stream(self) -> int:
         """The stream number of the next random tensor, unique in the module."""

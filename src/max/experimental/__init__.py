@@ -1,0 +1,6 @@
+"""Experimental APIs: eager tensors, the functions on them, and random tensors."""
+
+from max.experimental import functional, random, tensor
+from max.experimental.tensor import Tensor
+
+__all__ = ["Tensor", "functional", "random", "tensor"]

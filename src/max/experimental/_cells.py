@@ -1,0 +1,52 @@
+"""Cells: the values behind eager tensors, computed or not, and the calls that compute them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+from max import driver
+from max.experimental._signatures import Signature
+from max.experimental._types import CellType
+
+__all__ = ["Call", "Cell"]
+
+
+class Cell:
+    """A value: in memory, or the result of a call that was recorded.
+
+    Args:
+        type: Its type.
+        storage: Its memory; None where it is not computed yet.
+        call: The call that computes it; None where it is in memory.
+        index: Which of the results of the call it is.
+    """
+
+    __slots__ = ("__weakref__", "call", "index", "storage", "type")
+
+    def __init__(
+        self,
+        type: CellType,
+        storage: driver.Tensor | None = None,
+        call: Call | None = None,
+        index: int = 0,
+    ) -> None:
+        self.type, self.storage, self.call, self.index = type, storage, call, index
+
+
+class Call:
+    """A call of an op that was recorded and not run.
+
+    Args:
+        signature: What is called, see `Signature`.
+        inputs: The tensors that it reads.
+        place: The file and line of the user's program that made the call.
+    """
+
+    __slots__ = ("inputs", "place", "results", "signature")
+
+    def __init__(
+        self, signature: Signature, inputs: Sequence[Cell], place: tuple[str, int]
+    ) -> None:
+        self.signature, self.inputs, self.place = signature, inputs, place
+        self.results: tuple[weakref.ref[Cell], ...] = ()

@@ -1,0 +1,44 @@
+"""Calling ops of a graph on eager tensors: recorded, or staged where a graph is being built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from max.experimental._recorder import record
+from max.graph import Value
+from max.graph.current import CURRENT
+
+__all__ = ["apply", "bind_tensor", "in_graph"]
+
+_wrap_cell: Callable[[Any], Any]
+_wrap_value: Callable[[Any], Any]
+
+
+def bind_tensor(wrap_cell: Callable[[Any], Any], wrap_value: Callable[[Any], Any]) -> None:
+    """Gives this module the class of tensors, which is built on it: how it wraps a cell and a value of a graph."""
+    global _wrap_cell, _wrap_value
+    _wrap_cell, _wrap_value = wrap_cell, wrap_value
+
+
+def in_graph() -> bool:
+    """Whether a graph is being built, so that ops are staged into it."""
+    return bool(CURRENT.get())
+
+
+def apply(op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls an op of `max.graph.ops` on tensors.
+
+    Where a graph is being built it is staged there, else it is recorded.
+    """
+    if CURRENT.get():
+        result = op(*args, **kwargs)
+        if isinstance(result, Value):
+            return _wrap_value(result)
+        if isinstance(result, list | tuple):
+            return type(result)([_wrap_value(item) for item in result])
+        return result
+    structure, cells = record(op, args, kwargs)
+    if structure is None:
+        return _wrap_cell(cells[0])
+    return structure([_wrap_cell(cell) for cell in cells])

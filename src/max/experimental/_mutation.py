@@ -1,0 +1,82 @@
+"""Writing into eager tensors."""
+
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from max import driver
+from max.experimental import _recorder
+from max.experimental._cells import Cell
+from max.graph import BufferType, BufferValue, Graph, TensorType, TensorValue, ops
+
+__all__ = ["store"]
+
+
+def store(destination: Any, source: Any, indices: Any) -> None:
+    """Replaces elements of a tensor, at once; what was recorded before is computed with the elements before.
+
+    Args:
+        destination: An eager tensor.
+        source: A tensor, number or array.
+        indices: Which elements, see `max.graph.ops.slice_tensor`; all of them if None.
+
+    Raises:
+        ValueError, TypeError: As for `max.graph.ops.buffer_store_slice`; or memory that is read-only.
+    """
+    cell: Cell = destination._cell
+    source_cell: Cell | None = getattr(source, "_cell", None)
+    values: Any = source
+    if indices is not None:
+        indices = tuple([_bound(index) for index in indices])
+    _check(cell, source, source_cell, indices)
+    # readers that were recorded before must see the elements before
+    _recorder.materialize([cell] if source_cell is None else [cell, source_cell])
+    _recorder.materialize_all()
+    storage = cell.storage
+    assert storage is not None
+    if source_cell is not None:
+        assert source_cell.storage is not None
+        values = source_cell.storage.to(driver.CPU()).to_numpy()
+    array = storage.to_numpy() if storage.is_host else storage.to(driver.CPU()).to_numpy()
+    if not array.flags.writeable:
+        raise ValueError("store: the tensor's memory is read-only")
+    where = ... if indices is None else indices
+    # the source may share memory with the destination
+    array[where] = np.array(values, array.dtype)
+    if not storage.is_host:
+        storage.inplace_copy_from(driver.Tensor.from_numpy(array))
+
+
+def _bound(index: Any) -> Any:
+    if isinstance(index, slice):
+        return slice(*[_bound(bound) for bound in (index.start, index.stop, index.step)])
+    if isinstance(index, tuple):
+        raise TypeError(
+            "store: a tuple of a slice and a dimension names a size; give the slice alone"
+        )
+    if getattr(index, "_cell", None) is None:
+        return index
+    if index.rank:
+        raise TypeError(f"store: the index {index!r} has rank {index.rank}, expected a number")
+    return index.item()
+
+
+def _check(cell: Cell, source: Any, source_cell: Cell | None, indices: Any) -> None:
+    """Stages the write, which raises what does not fit."""
+    type_ = cell.type
+    types: list[Any] = [BufferType(type_.dtype, type_.shape, type_.device)]
+    if source_cell is not None:
+        given = source_cell.type
+        types.append(TensorType(given.dtype, given.shape, given.device))
+    graph = Graph("store", input_types=types)
+    with graph:
+        buffer = BufferValue(graph.inputs[0])
+        value = source if source_cell is None else TensorValue(graph.inputs[1])
+        if indices is None:
+            ops.buffer_store(buffer, value)
+        else:
+            ops.buffer_store_slice(buffer, value, indices)

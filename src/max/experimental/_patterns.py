@@ -1,0 +1,117 @@
+"""Patterns of sizes: which of the numbers of a computation are constants, and which depend on symbols.
+
+The details of a computation are its numbers in a fixed order: the sizes of its inputs, then the numbers among its
+arguments. A pattern describes all details that one program computes. It is made from examples (their
+anti-unification): a position is a constant where they agree, else a symbol, or an integer multiple of an earlier symbol
+plus a constant where that holds in all examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from max.dtype import DType
+
+__all__ = ["Details", "Pattern", "Symbol"]
+
+Details = tuple[int | float, ...]
+"""The numbers of a computation."""
+
+
+class Symbol(NamedTuple):
+    """A position that varies: ``factor * symbol + offset``."""
+
+    number: int
+    """Which symbol."""
+    factor: int = 1
+    offset: int = 0
+
+
+class Pattern:
+    """A set of details.
+
+    Args:
+        positions: A constant or symbol for each position. The first position of a symbol is the symbol itself.
+        dtypes: int64 or float64 for each symbol.
+    """
+
+    __slots__ = ("_dtypes", "_first", "positions")
+
+    def __init__(
+        self, positions: Sequence[int | float | Symbol], dtypes: Sequence[DType] = ()
+    ) -> None:
+        self.positions = tuple(positions)
+        self._dtypes = tuple(dtypes)
+        first: dict[int, int] = {}
+        for index, position in enumerate(self.positions):
+            if isinstance(position, Symbol):
+                first.setdefault(position.number, index)
+        self._first = [first[number] for number in range(len(first))]
+
+    @staticmethod
+    def covering(examples: Sequence[Details]) -> Pattern:
+        """The pattern of examples, at least one, of one length."""
+        bases: list[tuple[int | float, ...]] = []
+        dtypes: list[DType] = []
+        positions: list[int | float | Symbol] = []
+        for values in zip(*examples, strict=True):
+            if all(value == values[0] for value in values):
+                positions.append(values[0])
+                continue
+            dtype = DType.int64 if all(type(value) is int for value in values) else DType.float64
+            symbol = None
+            for number, base in enumerate(bases):
+                if dtypes[number] is dtype:
+                    symbol = _multiple(number, base, values)
+                if symbol is not None:
+                    break
+            if symbol is None:
+                symbol = Symbol(len(bases))
+                bases.append(values)
+                dtypes.append(dtype)
+            positions.append(symbol)
+        return Pattern(positions, dtypes)
+
+    @property
+    def symbols(self) -> int:
+        """The number of symbols."""
+        return len(self._first)
+
+    def dtype(self, number: int) -> DType:
+        """The dtype of the values of a symbol: int64 or float64."""
+        return self._dtypes[number]
+
+    def match(self, details: Details) -> list[int | float] | None:
+        """The values of the symbols; None where the details are not in the set."""
+        values = [details[index] for index in self._first]
+        for position, value in zip(self.positions, details, strict=True):
+            if isinstance(position, Symbol):
+                # an integer may stand where all examples were floats, but not the other way round
+                expected = position.factor * values[position.number] + position.offset
+                if type(value) is float and self._dtypes[position.number] is DType.int64:
+                    return None
+            else:
+                expected = position
+            if value != expected:
+                return None
+        return values
+
+
+def _multiple(
+    number: int, base: Sequence[int | float], values: Sequence[int | float]
+) -> Symbol | None:
+    """The values as a symbol with the values `base`; None where they do not depend on it alone."""
+    if tuple(values) == tuple(base):
+        return Symbol(number)
+    if not all(type(value) is int for value in (*base, *values)):
+        return None
+    # the examples of a symbol are not all equal
+    other = next(i for i, value in enumerate(base) if value != base[0])
+    factor, remainder = divmod(int(values[other] - values[0]), int(base[other] - base[0]))
+    offset = int(values[0] - factor * base[0])
+    if remainder or factor < 1:
+        return None
+    if any(value != factor * start + offset for value, start in zip(values, base, strict=True)):
+        return None
+    return Symbol(number, factor, offset)

@@ -1,0 +1,213 @@
+"""Programs: recorded calls, compiled and run as one graph.
+
+A program is found by the structure of what was recorded: the signatures of the calls, in order, and where the tensors
+of each come from. A loop that records the same again finds the same program. Where only sizes or numbers differ, one
+program with symbols serves all (see `Family`, which does the same for the types of one call).
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from max import driver
+from max.engine import InferenceSession, Model
+from max.experimental._cells import Call, Cell
+from max.experimental._patterns import Details, Pattern
+from max.experimental._signatures import EXAMPLES
+from max.experimental._staging import Staged, Step, stage
+from max.graph import Graph
+
+__all__ = ["Recording", "compiled_programs", "run", "staged"]
+
+_PROGRAMS = 1024
+"""Programs that are kept, each with the numbers of its inputs; the oldest are dropped."""
+_FAILURES = 2
+"""Failures to compile a structure with symbols, after which it is always specialised."""
+_PLACE = "eager"
+"""Stands for the file in source locations: the line is the number of the call."""
+_STAGED_AT = re.compile(r"\(staged at eager:(\d+)\)")
+
+
+class Recording(NamedTuple):
+    """Calls to run, each after those whose results it reads."""
+
+    calls: list[Call]
+    leaves: list[Cell]
+    """The tensors in memory that they read."""
+    inputs: list[tuple[tuple[int, int], ...]]
+    """The call and result that each tensor comes from; for leaves -1 and their index."""
+    outputs: list[tuple[int, int]]
+    """The call and result of each output."""
+
+
+class _Compiled(NamedTuple):
+    """A compiled structure."""
+
+    pattern: Pattern
+    model: Model
+    sizes: list[int]
+    scalars: list[int]
+
+    def extra(self, details: Details) -> list[Any] | None:
+        """The inputs after the leaves; None where the program is for other details."""
+        values = self.pattern.match(details)
+        if values is None:
+            return None
+        return [
+            *[_size_carrier(int(values[number])) for number in self.sizes],
+            *[
+                np.array(values[number], self.pattern.dtype(number).to_numpy())
+                for number in self.scalars
+            ],
+        ]
+
+
+class _Bound(NamedTuple):
+    """A program with its inputs after the leaves."""
+
+    model: Model
+    extra: list[Any]
+
+
+class _Structure:
+    """Programs of recordings that differ in sizes and numbers only."""
+
+    __slots__ = ("compiled", "examples", "failures")
+
+    def __init__(self) -> None:
+        self.examples: list[Details] = []
+        self.compiled: list[_Compiled] = []
+        self.failures = 0
+
+
+_structures: dict[tuple[Any, ...], _Structure] = {}
+_bound: dict[tuple[Any, ...], _Bound] = {}
+_lock = threading.RLock()
+_sessions: dict[tuple[driver.Device, ...], InferenceSession] = {}
+_compilations = 0
+
+
+def compiled_programs() -> int:
+    """How many programs were compiled or loaded from the disk cache in this process."""
+    return _compilations
+
+
+def run(recording: Recording) -> list[driver.Tensor]:
+    """Runs calls, and returns the outputs."""
+    calls, leaves, inputs, outputs = recording
+    places = [item for source in inputs for pair in source for item in pair]
+    key = (
+        *[call.signature for call in calls], *[leaf.type for leaf in leaves], *places,
+        *[item for pair in outputs for item in pair],
+    )  # fmt: skip
+    with _lock:
+        program = _bound.get(key)
+        if program is None:
+            program = _find(recording, places)
+            if len(_bound) >= _PROGRAMS:
+                _bound.pop(next(iter(_bound)))
+            _bound[key] = program
+    try:
+        return program.model.execute(*[leaf.storage for leaf in leaves], *program.extra)
+    except Exception as error:
+        _relocate(error, calls)
+        raise
+
+
+def _find(recording: Recording, places: list[int]) -> _Bound:
+    calls, leaves, _, outputs = recording
+    structure_key = (
+        *[call.signature.family for call in calls], *[leaf.type.kind for leaf in leaves], *places,
+        *[item for pair in outputs for item in pair],
+    )  # fmt: skip
+    structure = _structures.setdefault(structure_key, _Structure())
+    details = _details(recording)
+    for compiled in structure.compiled:
+        extra = compiled.extra(details)
+        if extra is not None:
+            return _Bound(compiled.model, extra)
+    structure.examples.append(details)
+    compiled = None
+    if len(structure.examples) > EXAMPLES and structure.failures < _FAILURES:
+        try:
+            compiled = _compile(recording, Pattern.covering(structure.examples))
+        except (ValueError, TypeError, IndexError):
+            structure.failures += 1
+    if compiled is None:
+        compiled = _compile(recording, Pattern(details))
+    del structure.examples[:-EXAMPLES]
+    structure.compiled.insert(0, compiled)
+    del structure.compiled[8:]
+    extra = compiled.extra(details)
+    assert extra is not None
+    return _Bound(compiled.model, extra)
+
+
+def staged(recording: Recording) -> Graph:
+    """The graph of calls."""
+    return _stage(recording, Pattern(_details(recording))).graph
+
+
+def _details(recording: Recording) -> Details:
+    return (
+        *[size for leaf in recording.leaves for size in leaf.type.shape],
+        *[number for call in recording.calls for number in call.signature.numbers],
+    )
+
+
+def _stage(recording: Recording, pattern: Pattern) -> Staged:
+    calls, leaves, inputs, outputs = recording
+    steps = [
+        Step(call.signature.family.template, source, len(call.signature.numbers), (_PLACE, number))
+        for number, (call, source) in enumerate(zip(calls, inputs, strict=True))
+    ]
+    staged = stage(steps, [leaf.type.kind for leaf in leaves], pattern)
+    staged.graph.output(*[staged.values[call][index] for call, index in outputs])
+    return staged
+
+
+def _compile(recording: Recording, pattern: Pattern) -> _Compiled:
+    global _compilations
+    calls, leaves = recording.calls, recording.leaves
+    staged = _stage(recording, pattern)
+    devices = {leaf.type.device for leaf in leaves}
+    devices |= {
+        type_.device for call in calls for type_ in call.signature.results if type_ is not None
+    }
+    model = _session(tuple([device.to_device() for device in devices])).load(staged.graph)
+    _compilations += 1
+    return _Compiled(pattern, model, staged.sizes, staged.scalars)
+
+
+def _session(devices: tuple[driver.Device, ...]) -> InferenceSession:
+    ordered = tuple(sorted({driver.CPU(), *devices}, key=lambda d: (d.label, d.id)))
+    session = _sessions.get(ordered)
+    if session is None:
+        session = _sessions[ordered] = InferenceSession(devices=ordered)
+    return session
+
+
+_carrier = np.zeros(1 << 16, np.uint8)
+
+
+def _size_carrier(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """A tensor of a size, whose elements are never read."""
+    global _carrier
+    if size > len(_carrier):
+        _carrier = np.zeros(max(size, 2 * len(_carrier)), np.uint8)
+    return _carrier[:size]
+
+
+def _relocate(error: Exception, calls: Sequence[Call]) -> None:
+    """Replaces the numbers of calls in an error's message by the lines of the user's program."""
+
+    def place(match: re.Match[str]) -> str:
+        filename, line = calls[int(match[1])].place
+        return f"(staged at {filename}:{line})"
+
+    error.args = tuple([_STAGED_AT.sub(place, a) if isinstance(a, str) else a for a in error.args])

@@ -1,0 +1,179 @@
+"""Signatures of calls: a template, the types of its tensors and its numbers; and the types of its results.
+
+A call is staged into a graph of its own when its signature is new, which also finds what does not fit. Calls that
+differ in sizes and numbers only are a family. From its third member on a family is staged with symbols, and the sizes
+of later results are evaluated.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from max.dtype import DType
+from max.experimental._patterns import Details, Pattern
+from max.experimental._staging import Staged, Step, stage
+from max.experimental._templates import Template
+from max.experimental._types import CellType, cell_type
+from max.graph import DeviceRef, TensorValue
+from max.mlir.conditions import Condition, first_unmet
+from max.mlir.dims import DimExpr
+
+__all__ = ["EXAMPLES", "Family", "Signature", "signature_of"]
+
+EXAMPLES = 2
+"""Sets of sizes for which a computation is specialised before its sizes become symbols."""
+_SIGNATURES = 1 << 15
+"""Signatures that are kept; the oldest are dropped."""
+_PATTERNS = 8
+"""Patterns with symbols that a family keeps; the oldest are dropped."""
+_FAILURES = 2
+"""Failures to stage a family with symbols, after which it is always specialised."""
+
+Kind = tuple[DType, int, DeviceRef]
+
+
+class _Symbolic(NamedTuple):
+    """The results of a family for the sizes of a pattern."""
+
+    pattern: Pattern
+    conditions: list[Condition]
+    shapes: list[tuple[DimExpr, ...]]
+
+
+class Family:
+    """Calls that differ in sizes and numbers only.
+
+    Args:
+        template: Their template.
+        kinds: Dtype, rank and device of each tensor.
+        numbers: How many numbers they take.
+    """
+
+    __slots__ = (
+        "_examples",
+        "_failures",
+        "_outputs",
+        "_symbolic",
+        "kinds",
+        "structure",
+        "template",
+        "_step",
+    )
+
+    def __init__(self, template: Template, kinds: tuple[Kind, ...], numbers: int) -> None:
+        self.template, self.kinds = template, kinds
+        self.structure: type | None = None
+        self._step = Step(template, tuple([(-1, i) for i in range(len(kinds))]), numbers, ("", 0))
+        self._outputs: list[tuple[DType, DeviceRef]] = []
+        self._examples: list[Details] = []
+        self._symbolic: list[_Symbolic] = []
+        self._failures = 0
+
+    def results(self, details: Details, place: tuple[str, int]) -> list[CellType | None]:
+        """The types of the results; None for one whose sizes only a run tells.
+
+        Args:
+            details: The sizes of the tensors, and the numbers.
+            place: The source location for errors.
+
+        Raises:
+            ValueError, TypeError: What the op raises for tensors that do not fit.
+        """
+        known = self._known(details)
+        if known is not None:
+            return known
+        staged = self._stage(Pattern(details), place)
+        self.structure = staged.structure
+        values = staged.values[0]
+        types = [_static_type(value) for value in values]
+        if None not in types:
+            self._outputs = [(value.dtype, value.device) for value in values]
+            self._learn(details, place)
+        return types
+
+    def _known(self, details: Details) -> list[CellType | None] | None:
+        for symbolic in reversed(self._symbolic):
+            values = symbolic.pattern.match(details)
+            if values is None:
+                continue
+            sizes = {f"s{index}": int(value) for index, value in enumerate(values)}
+            if first_unmet(symbolic.conditions, sizes) is None:
+                return [
+                    cell_type(dtype, tuple([dim.evaluate(sizes) for dim in shape]), device)
+                    for shape, (dtype, device) in zip(symbolic.shapes, self._outputs, strict=True)
+                ]
+        return None
+
+    def _stage(self, pattern: Pattern, place: tuple[str, int]) -> Staged:
+        return stage([self._step._replace(place=place)], self.kinds, pattern)
+
+    def _learn(self, details: Details, place: tuple[str, int]) -> None:
+        """Stages the family with symbols if enough of its members were seen."""
+        self._examples.append(details)
+        if len(self._examples) <= EXAMPLES or self._failures >= _FAILURES:
+            return
+        pattern = Pattern.covering(self._examples)
+        del self._examples[0]
+        try:
+            staged = self._stage(pattern, place)
+        except (ValueError, TypeError, IndexError):
+            self._failures += 1
+            return
+        conditions = staged.conditions()
+        shapes = [tuple(value.mlir_type.shape) for value in staged.values[0]]
+        symbols = {f"s{number}" for number in range(pattern.symbols)}
+        if any(name not in symbols for shape in shapes for dim in shape for name in dim.symbols):
+            self._failures += 1
+            return
+        self._symbolic = [*self._symbolic[1 - _PATTERNS :], _Symbolic(pattern, conditions, shapes)]
+
+
+class Signature:
+    """A call but for the tensors themselves; equal signatures are one object while they are kept.
+
+    Args:
+        family: Its family.
+        numbers: The numbers among its arguments.
+        results: The types of its results; None for one whose sizes only a run tells.
+    """
+
+    __slots__ = ("family", "numbers", "results")
+
+    def __init__(self, family: Family, numbers: Details, results: list[CellType | None]) -> None:
+        self.family, self.numbers, self.results = family, numbers, results
+
+
+_families: dict[object, Family] = {}
+_signatures: dict[object, Signature] = {}
+
+
+def signature_of(
+    template: Template, types: tuple[CellType, ...], numbers: Details, place: tuple[str, int]
+) -> Signature:
+    """The signature of a call.
+
+    Raises:
+        ValueError, TypeError: What the op raises for tensors that do not fit.
+    """
+    key = (template, types, numbers)
+    signature = _signatures.get(key)
+    if signature is None:
+        kinds = tuple([type_.kind for type_ in types])
+        family_key = (template, kinds, tuple([type(number) for number in numbers]))
+        family = _families.get(family_key)
+        if family is None:
+            family = Family(template, kinds, len(numbers))
+        details = (*[size for type_ in types for size in type_.shape], *numbers)
+        signature = Signature(family, numbers, family.results(details, place))
+        _families[family_key] = family
+        if len(_signatures) >= _SIGNATURES:
+            _signatures.pop(next(iter(_signatures)))
+        _signatures[key] = signature
+    return signature
+
+
+def _static_type(value: TensorValue) -> CellType | None:
+    shape = value.mlir_type.shape
+    if not all(dim.is_static for dim in shape):
+        return None
+    return cell_type(value.dtype, tuple([dim.value for dim in shape]), value.device)

@@ -1,0 +1,164 @@
+"""Staging recorded calls into a graph, with constants or symbols for the numbers that they depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from max.dtype import DType
+from max.experimental._patterns import Pattern, Symbol
+from max.experimental._templates import Template
+from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue
+from max.mlir import walk
+from max.mlir.conditions import Condition
+
+__all__ = ["Staged", "Step", "VaryingNumberError", "stage", "values_of"]
+
+SCALAR_OPS = frozenset(
+    {
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "mod",
+        "equal",
+        "not_equal",
+        "greater",
+        "greater_equal",
+        "where",
+        "max",
+        "min",
+    }
+)
+"""Ops whose numbers are operands: a number that varies is an input of the program."""
+SIZE_OPS = frozenset(
+    {"reshape", "broadcast_to", "slice_tensor", "split", "range", "_uniform", "_gaussian"}
+)
+"""Ops whose integers are sizes or bounds: one that varies is a symbol."""
+
+_CPU = DeviceRef.CPU()
+
+
+class VaryingNumberError(ValueError):
+    """An op takes a number that varies neither as an operand nor as a size."""
+
+
+class Step(NamedTuple):
+    """A call in a program."""
+
+    template: Template
+    inputs: tuple[tuple[int, int], ...]
+    """The step and result that each tensor comes from; for inputs of the program -1 and their index."""
+    numbers: int
+    """How many numbers its template takes."""
+    place: tuple[str, int]
+    """The source location that its ops get."""
+
+
+class Staged(NamedTuple):
+    """A graph, and what its inputs are beyond the tensors."""
+
+    graph: Graph
+    sizes: list[int]
+    """Symbols that uint8 tensors of their size introduce, after the tensors."""
+    scalars: list[int]
+    """Symbols whose values are rank-0 inputs, after these."""
+    structure: type | None
+    """What the last step returns: None for one tensor, or `list` or `tuple`."""
+    values: list[list[TensorValue]]
+    """The results of each step."""
+
+    def conditions(self) -> list[Condition]:
+        """The conditions on sizes under which the ops are valid."""
+        return [c for op in walk(self.graph.mlir_op) for c in op.conditions()]
+
+
+def values_of(results: Any) -> tuple[type | None, list[TensorValue]]:
+    """The structure of what an op returns (None for one tensor), and its tensors."""
+    if isinstance(results, TensorValue):
+        return None, [results]
+    if isinstance(results, list | tuple):
+        return type(results), [item.tensor for item in results]
+    raise TypeError(f"an op on eager tensors returned {results!r}, expected tensors")
+
+
+def stage(
+    steps: Sequence[Step], kinds: Sequence[tuple[DType, int, DeviceRef]], pattern: Pattern
+) -> Staged:
+    """Stages steps into a new graph, which has no outputs yet.
+
+    Args:
+        steps: The calls, in order.
+        kinds: Dtype, rank and device of the tensors that are the inputs of the program.
+        pattern: The sizes of the inputs, and the numbers of the steps after them.
+
+    Raises:
+        VaryingNumberError: A number varies that must be a constant.
+        ValueError, TypeError: What an op raises for tensors that do not fit.
+    """
+    dims = [Dim(f"s{number}") for number in range(pattern.symbols)]
+    sizes: list[Any] = [
+        dims[p.number] * p.factor + p.offset if isinstance(p, Symbol) else p
+        for p in pattern.positions
+    ]
+    types: list[TensorType] = []
+    end = 0
+    for dtype, rank, device in kinds:
+        types.append(TensorType(dtype, sizes[end : end + rank], device))
+        end += rank
+    introduced = {p.number for p in pattern.positions[:end] if isinstance(p, Symbol)}
+    size_symbols, scalar_symbols = _uses(steps, pattern, end, introduced)
+    carriers = [TensorType(DType.uint8, (dims[number],), _CPU) for number in size_symbols]
+    scalars = [TensorType(pattern.dtype(number), (), _CPU) for number in scalar_symbols]
+    graph = Graph("eager", input_types=[*types, *carriers, *scalars])
+    inputs = [value.tensor for value in graph.inputs]
+    values_by_symbol = dict(zip(scalar_symbols, inputs[len(inputs) - len(scalars) :], strict=True))
+    structure: type | None = None
+    values: list[list[TensorValue]] = []
+    with graph:
+        for step in steps:
+            tensors = [inputs[i] if s < 0 else values[s][i] for s, i in step.inputs]
+            numbers: list[Any] = []
+            for index in range(end, end + step.numbers):
+                position = pattern.positions[index]
+                if not isinstance(position, Symbol) or step.template.op.__name__ in SIZE_OPS:
+                    numbers.append(sizes[index])
+                    continue
+                # the dtype that the number takes as a constant
+                value = values_by_symbol[position.number]
+                if position.factor != 1 or position.offset:
+                    value = value * position.factor + position.offset
+                numbers.append(value.cast(_float_operand(tensors).dtype))
+            end += step.numbers
+            with graph.placed(*step.place):
+                structure, results = values_of(step.template.call(tensors, numbers))
+            values.append(results)
+    return Staged(graph, size_symbols, scalar_symbols, structure, values)
+
+
+def _float_operand(tensors: Sequence[TensorValue]) -> TensorValue:
+    for tensor in tensors:
+        if tensor.dtype.is_float():
+            return tensor
+    raise VaryingNumberError("a number that varies meets integers, whose range it may leave")
+
+
+def _uses(
+    steps: Sequence[Step], pattern: Pattern, start: int, introduced: set[int]
+) -> tuple[list[int], list[int]]:
+    """The symbols that need inputs of their own: as sizes, and as scalars."""
+    sizes: dict[int, None] = {}
+    scalars: dict[int, None] = {}
+    for step in steps:
+        for position in pattern.positions[start : start + step.numbers]:
+            if not isinstance(position, Symbol):
+                continue
+            name = step.template.op.__name__
+            if name in SCALAR_OPS:
+                scalars[position.number] = None
+            elif name not in SIZE_OPS or pattern.dtype(position.number) is not DType.int64:
+                raise VaryingNumberError(f"{name} takes a number that varies as a constant only")
+            elif position.number not in introduced:
+                sizes[position.number] = None
+        start += step.numbers
+    return list(sizes), list(scalars)

@@ -1,0 +1,155 @@
+"""Templates of calls: the arguments of an op without its tensors and numbers.
+
+Two calls with equal templates, and tensors and numbers of the same kinds, stage the same ops but for sizes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from max.graph import Value
+from max.graph.dim import StaticDim
+
+__all__ = ["Template", "describe"]
+
+
+class _Mark:
+    """A place in a template."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+TENSOR, NUMBER, INTEGER = _Mark("tensor"), _Mark("number"), _Mark("integer")
+
+
+class _Items(NamedTuple):
+    """A sequence or slice in a template."""
+
+    kind: type
+    items: tuple[Any, ...]
+
+
+class _Literal(NamedTuple):
+    """A hashable argument; its type keeps ``True`` apart from 1."""
+
+    kind: type
+    value: Any
+
+
+class _Array:
+    """An array argument, compared by its content."""
+
+    __slots__ = ("_key", "array")
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+        self._key = (array.dtype.str, array.shape, array.tobytes())
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Array) and self._key == other._key
+
+
+class _Object:
+    """Any other argument, compared by identity."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Object) and self.value is other.value
+
+
+def describe(value: Any, cells: list[Any], numbers: list[int | float]) -> Any:
+    """The template of an argument; its tensors are appended to `cells`, its numbers to `numbers`."""
+    kind = type(value)
+    if kind is int:
+        numbers.append(value)
+        return INTEGER
+    if kind is float:
+        # NaN and the sign of zero do not survive a comparison
+        if value == 0.0 or math.isnan(value):
+            return _Literal(float, value.hex())
+        numbers.append(value)
+        return NUMBER
+    if value is None or kind is str:
+        return value
+    cell = getattr(value, "_cell", None)
+    if cell is not None:
+        cells.append(cell)
+        return TENSOR
+    if isinstance(value, StaticDim):
+        numbers.append(int(value))
+        return INTEGER
+    if isinstance(value, tuple | list):
+        container = kind if kind in (tuple, list) else list
+        return _Items(container, tuple([describe(item, cells, numbers) for item in value]))
+    if kind is slice:
+        bounds = (value.start, value.stop, value.step)
+        return _Items(slice, tuple([describe(bound, cells, numbers) for bound in bounds]))
+    if isinstance(value, Mapping):
+        items = [(key, describe(item, cells, numbers)) for key, item in value.items()]
+        return _Items(dict, tuple(items))
+    if isinstance(value, np.ndarray):
+        return _Array(value)
+    if isinstance(value, Value):
+        raise TypeError(
+            f"{value!r} is of a graph that is being built; it cannot meet an eager tensor outside of the graph"
+        )
+    try:
+        hash(value)
+    except TypeError:
+        return _Object(value)
+    return _Literal(kind, value)
+
+
+def _rebuild(template: Any, tensors: Iterator[Any], numbers: Iterator[Any]) -> Any:
+    """The argument of a template, with its tensors and numbers taken in order."""
+    if template is TENSOR:
+        return next(tensors)
+    if template is INTEGER or template is NUMBER:
+        return next(numbers)
+    if isinstance(template, _Items):
+        if template.kind is dict:
+            return {key: _rebuild(item, tensors, numbers) for key, item in template.items}
+        items = [_rebuild(item, tensors, numbers) for item in template.items]
+        return slice(*items) if template.kind is slice else template.kind(items)
+    if isinstance(template, _Literal):
+        return float.fromhex(template.value) if template.kind is float else template.value
+    if isinstance(template, _Array):
+        return template.array
+    if isinstance(template, _Object):
+        return template.value
+    return template
+
+
+class Template(NamedTuple):
+    """A call without its tensors and numbers."""
+
+    op: Callable[..., Any]
+    args: tuple[Any, ...]
+    names: tuple[str, ...]
+    """The keywords of the last arguments."""
+
+    def call(self, tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+        """Calls the op."""
+        tensors_left, numbers_left = iter(tensors), iter(numbers)
+        values = [_rebuild(arg, tensors_left, numbers_left) for arg in self.args]
+        positional = len(values) - len(self.names)
+        keywords = dict(zip(self.names, values[positional:], strict=True))
+        return self.op(*values[:positional], **keywords)

@@ -1,0 +1,53 @@
+"""Types of eager tensors, interned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max import driver
+from max.dtype import DType
+from max.graph import DeviceRef
+
+__all__ = ["CellType", "cell_type", "type_of"]
+
+_TYPES = 1 << 16
+"""Types that are kept."""
+
+
+class CellType:
+    """The type of a cell. Equal types are one object, so that they compare and hash by identity."""
+
+    __slots__ = ("device", "dtype", "shape")
+
+    def __init__(self, dtype: DType, shape: tuple[int, ...], device: DeviceRef) -> None:
+        self.dtype, self.shape, self.device = dtype, shape, device
+
+    @property
+    def kind(self) -> tuple[DType, int, DeviceRef]:
+        """The type without the sizes: dtype, rank and device."""
+        return self.dtype, len(self.shape), self.device
+
+
+_types: dict[tuple[DType, tuple[int, ...], DeviceRef], CellType] = {}
+
+
+def cell_type(dtype: DType, shape: tuple[int, ...], device: DeviceRef) -> CellType:
+    """The type of a dtype, sizes and device."""
+    key = (dtype, shape, device)
+    found = _types.get(key)
+    if found is None:
+        if len(_types) >= _TYPES:
+            # types in use go on to exist; a new object for an equal type costs a look-up that misses
+            _types.clear()
+        found = _types.setdefault(key, CellType(dtype, shape, device))
+    return found
+
+
+_cpu = DeviceRef.CPU()
+
+
+def type_of(storage: driver.Tensor) -> CellType:
+    """The type of a tensor in memory."""
+    device: Any = storage.device
+    ref = _cpu if device.is_host and device.id == 0 else DeviceRef.from_device(device)
+    return cell_type(storage.dtype, storage.shape, ref)

@@ -1,0 +1,206 @@
+"""The ops of `max.graph.ops` as functions on eager tensors, and on values of a graph where one is being built.
+
+Each takes tensors, numbers and arrays as the op does and returns `Tensor`; see the op for what it computes. One operand
+at least must be a tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from max.experimental import _mutation
+from max.experimental._dispatch import apply, in_graph
+from max.experimental.tensor import Tensor
+from max.graph import BufferValue, TensorType, ops
+
+__all__ = [
+    "abs", "acos", "add", "allgather", "allreduce_sum", "argmax", "argmin", "argsort", "as_interleaved_complex",
+    "atanh", "avg_pool2d", "band_part", "broadcast_to", "buffer_store", "buffer_store_slice", "cast", "chunk", "concat",
+    "constant", "constant_external", "conv2d", "conv2d_transpose", "conv3d", "cos", "cumsum", "custom", "dequantize",
+    "div", "equal", "erf", "exp", "flatten", "floor", "floor_div", "fold", "functional", "gather", "gather_nd", "gelu",
+    "greater", "greater_equal", "hann_window", "irfft", "is_inf", "is_nan", "layer_norm", "log", "log1p", "logical_and",
+    "logical_not", "logical_or", "logical_xor", "logsoftmax", "masked_scatter", "matmul", "max", "max_pool2d", "mean",
+    "min", "mod", "mul", "negate", "nonzero", "not_equal", "outer", "pad", "permute", "pow", "qmatmul", "range",
+    "relu", "repeat_interleave", "reshape", "resize", "rms_norm", "round", "rsqrt", "scatter", "scatter_nd", "sigmoid",
+    "silu", "sin", "slice_tensor", "softmax", "split", "sqrt", "squeeze", "stack", "sub", "sum", "tanh", "tile",
+    "top_k", "transfer_to", "transpose", "trunc", "unsqueeze", "where",
+]  # fmt: skip
+
+
+def functional(op: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a function on eager tensors of one that stages ops into a graph.
+
+    The result checks shapes and dtypes at the call, and computes when a value is needed. Where a graph is being built,
+    it stages into it.
+
+    Args:
+        op: A function of tensors that stages ops and returns a tensor, or a list or tuple of tensors. It must do the
+            same in each call with arguments of the same types and values.
+    """
+
+    @functools.wraps(op)
+    def on_tensors(*args: Any, **kwargs: Any) -> Any:
+        return apply(op, args, kwargs)
+
+    return on_tensors
+
+
+def _on_operands(op: Callable[..., Any]) -> Callable[..., Any]:
+    """`functional` for ops whose operands could all be numbers, which have no dtype of their own."""
+    name = op.__name__
+
+    @functools.wraps(op)
+    def on_tensors(lhs: Any, rhs: Any) -> Any:
+        if not in_graph() and not isinstance(lhs, Tensor) and not isinstance(rhs, Tensor):
+            raise TypeError(
+                f"{name}: neither {lhs!r} nor {rhs!r} is a Tensor; make one with Tensor.constant(value, dtype=...)"
+            )
+        return apply(op, (lhs, rhs), {})
+
+    return on_tensors
+
+
+add = _on_operands(ops.add)
+div = _on_operands(ops.div)
+equal = _on_operands(ops.equal)
+floor_div = _on_operands(ops.floor_div)
+greater = _on_operands(ops.greater)
+greater_equal = _on_operands(ops.greater_equal)
+logical_and = _on_operands(ops.logical_and)
+logical_or = _on_operands(ops.logical_or)
+logical_xor = _on_operands(ops.logical_xor)
+matmul = _on_operands(ops.matmul)
+mod = _on_operands(ops.mod)
+mul = _on_operands(ops.mul)
+not_equal = _on_operands(ops.not_equal)
+outer = _on_operands(ops.outer)
+pow = _on_operands(ops.pow)
+sub = _on_operands(ops.sub)
+
+abs = functional(ops.abs)
+acos = functional(ops.acos)
+allgather = functional(ops.allgather)
+allreduce_sum = functional(ops.allreduce.sum)
+argmax = functional(ops.argmax)
+argmin = functional(ops.argmin)
+argsort = functional(ops.argsort)
+as_interleaved_complex = functional(ops.as_interleaved_complex)
+atanh = functional(ops.atanh)
+avg_pool2d = functional(ops.avg_pool2d)
+band_part = functional(ops.band_part)
+broadcast_to = functional(ops.broadcast_to)
+cast = functional(ops.cast)
+chunk = functional(ops.chunk)
+concat = functional(ops.concat)
+conv2d = functional(ops.conv2d)
+conv2d_transpose = functional(ops.conv2d_transpose)
+conv3d = functional(ops.conv3d)
+cos = functional(ops.cos)
+cumsum = functional(ops.cumsum)
+dequantize = functional(ops.dequantize)
+erf = functional(ops.erf)
+exp = functional(ops.exp)
+flatten = functional(ops.flatten)
+floor = functional(ops.floor)
+fold = functional(ops.fold)
+gather = functional(ops.gather)
+gather_nd = functional(ops.gather_nd)
+gelu = functional(ops.gelu)
+hann_window = functional(ops.hann_window)
+irfft = functional(ops.irfft)
+is_inf = functional(ops.is_inf)
+is_nan = functional(ops.is_nan)
+layer_norm = functional(ops.layer_norm)
+log = functional(ops.log)
+log1p = functional(ops.log1p)
+logical_not = functional(ops.logical_not)
+logsoftmax = functional(ops.logsoftmax)
+masked_scatter = functional(ops.masked_scatter)
+max = functional(ops.max)
+max_pool2d = functional(ops.max_pool2d)
+mean = functional(ops.mean)
+min = functional(ops.min)
+negate = functional(ops.negate)
+nonzero = functional(ops.nonzero)
+pad = functional(ops.pad)
+permute = functional(ops.permute)
+qmatmul = functional(ops.qmatmul)
+range = functional(ops.range)
+relu = functional(ops.relu)
+repeat_interleave = functional(ops.repeat_interleave)
+reshape = functional(ops.reshape)
+resize = functional(ops.resize)
+rms_norm = functional(ops.rms_norm)
+round = functional(ops.round)
+rsqrt = functional(ops.rsqrt)
+scatter = functional(ops.scatter)
+scatter_nd = functional(ops.scatter_nd)
+sigmoid = functional(ops.sigmoid)
+silu = functional(ops.silu)
+sin = functional(ops.sin)
+slice_tensor = functional(ops.slice_tensor)
+softmax = functional(ops.softmax)
+split = functional(ops.split)
+sqrt = functional(ops.sqrt)
+squeeze = functional(ops.squeeze)
+stack = functional(ops.stack)
+sum = functional(ops.sum)
+tanh = functional(ops.tanh)
+tile = functional(ops.tile)
+top_k = functional(ops.top_k)
+transfer_to = functional(ops.transfer_to)
+transpose = functional(ops.transpose)
+trunc = functional(ops.trunc)
+unsqueeze = functional(ops.unsqueeze)
+where = functional(ops.where)
+
+
+@functools.wraps(ops.constant)
+def constant(value: Any, dtype: Any = None, device: Any = None) -> Any:
+    return Tensor.constant(value, dtype=dtype, device=device)
+
+
+@functools.wraps(ops.constant_external)
+def constant_external(name: str, type: TensorType) -> Any:
+    if not in_graph():
+        raise TypeError(
+            f"constant_external: {name!r} is bound when a graph is loaded, and no graph is being built; use a Tensor"
+        )
+    return apply(ops.constant_external, (name, type), {})
+
+
+@functools.wraps(ops.custom)
+def custom(
+    name: str,
+    device: Any,
+    values: Sequence[Any],
+    out_types: Sequence[Any],
+    parameters: Mapping[str, Any] | None = None,
+) -> Any:
+    return apply(ops.custom, (name, device, list(values), list(out_types), parameters), {})
+
+
+@functools.wraps(ops.buffer_store)
+def buffer_store(destination: Any, source: Any) -> None:
+    _store(destination, source, None)
+
+
+@functools.wraps(ops.buffer_store_slice)
+def buffer_store_slice(destination: Any, source: Any, indices: Any) -> None:
+    _store(destination, source, indices)
+
+
+def _store(destination: Any, source: Any, indices: Any) -> None:
+    if isinstance(destination, Tensor) and destination._cell is not None:
+        _mutation.store(destination, source, indices)
+    elif indices is None:
+        ops.buffer_store(cast_buffer(destination), source)
+    else:
+        ops.buffer_store_slice(cast_buffer(destination), source, indices)
+
+
+def cast_buffer(value: Any) -> BufferValue:
+    """The buffer of a graph that a tensor or value stands for."""
+    return value if isinstance(value, BufferValue) else BufferValue(value)

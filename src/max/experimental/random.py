@@ -1,0 +1,148 @@
+"""Random tensors: eager, or in the graph that is being built.
+
+The numbers depend on the seed (`set_seed`) and on how many random tensors were made since, on no machine and number of
+threads; see `max.graph.ops.random`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from max.driver import Device
+from max.dtype import DType
+from max.experimental._dispatch import apply, in_graph
+from max.experimental.tensor import Tensor, defaults
+from max.graph import DeviceRef, Graph, ShapeLike, TensorType, TensorValue, TensorValueLike, ops
+
+__all__ = [
+    "gaussian",
+    "gaussian_like",
+    "normal",
+    "normal_like",
+    "set_seed",
+    "uniform",
+    "uniform_like",
+]
+
+_seeds = itertools.count()
+
+
+def set_seed(seed: int) -> None:
+    """Starts the sequence of eager random tensors anew.
+
+    Args:
+        seed: The seed; the sequences of two seeds differ.
+    """
+    global _seeds
+    _seeds = itertools.count((int(seed) & 0x7FFFFFFF) << 32)
+
+
+def uniform(
+    shape: ShapeLike = (),
+    range: tuple[float, float] = (0, 1),
+    *,
+    dtype: DType | None = None,
+    device: Device | None = None,
+) -> Tensor:
+    """A tensor of numbers drawn uniformly from an interval.
+
+    Args:
+        shape: The shape.
+        range: The ends of the interval; the lower one is among the numbers.
+        dtype: The element type, a float; the default if None.
+        device: The device; the default if None.
+
+    Raises:
+        ValueError: The range does not have two ends, or the lower one is not below the other.
+    """
+    if len(range) != 2:
+        raise ValueError(f"uniform: the range is {range!r}, expected (low, high)")
+    if range[0] >= range[1]:
+        raise ValueError(
+            f"uniform: the range is {range!r}, expected the first end below the second"
+        )
+    dtype, device = defaults(dtype, device)
+    return uniform_like(TensorType(dtype, shape, DeviceRef.from_device(device)), range)
+
+
+def uniform_like(
+    like: TensorType, range: tuple[TensorValueLike, TensorValueLike] = (0, 1)
+) -> Tensor:
+    """A tensor of a given type, of numbers drawn uniformly from an interval; see `max.graph.ops.random.uniform`.
+
+    Args:
+        like: The type.
+        range: The ends of the interval, numbers or tensors.
+    """
+    if in_graph():
+        return apply(ops.random.uniform, (like, range), {})
+    return apply(_uniform, (_next_seed(), *_parts(like), *range), {})
+
+
+def gaussian(
+    shape: ShapeLike = (),
+    mean: float = 0.0,
+    std: float = 1.0,
+    *,
+    dtype: DType | None = None,
+    device: Device | None = None,
+) -> Tensor:
+    """A tensor of numbers drawn from a normal distribution.
+
+    Args:
+        shape: The shape.
+        mean: The mean.
+        std: The standard deviation, above 0.
+        dtype: The element type, a float; the default if None.
+        device: The device; the default if None.
+
+    Raises:
+        ValueError: The standard deviation is not above 0.
+    """
+    if not std > 0:
+        raise ValueError(f"gaussian: std is {std!r}, expected a number above 0")
+    dtype, device = defaults(dtype, device)
+    return gaussian_like(TensorType(dtype, shape, DeviceRef.from_device(device)), mean, std)
+
+
+def gaussian_like(like: TensorType, mean: TensorValueLike = 0, std: TensorValueLike = 1) -> Tensor:
+    """A tensor of a given type, of numbers from a normal distribution; see `max.graph.ops.random.gaussian`.
+
+    Args:
+        like: The type.
+        mean: The mean, a number or tensor.
+        std: The standard deviation, a number or tensor.
+    """
+    if in_graph():
+        return apply(ops.random.gaussian, (like, mean, std), {})
+    return apply(_gaussian, (_next_seed(), *_parts(like), mean, std), {})
+
+
+normal = gaussian
+normal_like = gaussian_like
+
+
+def _next_seed() -> Tensor:
+    return Tensor.from_dlpack(np.array(next(_seeds), np.int64))
+
+
+def _parts(like: TensorType) -> tuple[Any, ...]:
+    """A type as arguments whose sizes can become symbols."""
+    return list(like.shape), like.dtype, like.device
+
+
+def _uniform(
+    seed: TensorValue, shape: ShapeLike, dtype: DType, device: DeviceRef, low: Any, high: Any
+) -> TensorValue:
+    Graph.current.reseed(seed)
+    return ops.random.uniform(TensorType(dtype, shape, device), (low, high))
+
+
+def _gaussian(
+    seed: TensorValue, shape: ShapeLike, dtype: DType, device: DeviceRef, mean: Any, std: Any
+) -> TensorValue:
+    Graph.current.reseed(seed)
+    return ops.random.gaussian(TensorType(dtype, shape, device), mean, std)

@@ -1,0 +1,787 @@
+"""Eager tensors: operations are recorded, and run as one fused program where a value is needed.
+
+::
+
+    from max.experimental.tensor import Tensor
+
+    x = Tensor.ones((2, 3))
+    y = x * 2 + 1           # recorded; shapes and dtypes are checked here
+    print(y)                # compiled (once for each structure and then found again) and run
+
+A value is needed by `Tensor.realize`, `Tensor.item`, printing, DLPack, NumPy and Python's control flow. Sizes that vary
+from one execution to the next become symbols, so that a sequence that grows is compiled a few times, not at each step.
+"""
+
+# cells are shared by the modules of this package
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any, TypeVar, cast
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from max import driver
+from max.driver import CPU, Accelerator, Device, DLPackArray, accelerator_count
+from max.dtype import DType
+from max.experimental import _mutation, _recorder
+from max.experimental._cells import Cell
+from max.experimental._dispatch import apply, bind_tensor, in_graph
+from max.experimental._types import type_of
+from max.graph import (
+    BufferValue,
+    DeviceRef,
+    Graph,
+    Shape,
+    ShapeLike,
+    TensorType,
+    TensorValue,
+    TensorValueLike,
+    Value,
+    ops,
+)  # fmt: skip
+from max.graph.ops.constant import to_array
+
+__all__ = [
+    "ComputeGraph",
+    "Tensor",
+    "TensorType",
+    "contextvar_context",
+    "default_device",
+    "default_dtype",
+    "defaults",
+    "driver_tensor_type",
+]
+
+T = TypeVar("T")
+
+_DEFAULT_DEVICE: ContextVar[Device | None] = ContextVar("default_device", default=None)
+_DEFAULT_DTYPE: ContextVar[DType | None] = ContextVar("default_dtype", default=None)
+
+
+@contextlib.contextmanager
+def contextvar_context(var: ContextVar[T], value: T) -> Generator[T]:
+    """Sets a context variable while a ``with`` block runs.
+
+    Args:
+        var: The variable.
+        value: Its value in the block.
+    """
+    token = var.set(value)
+    try:
+        yield value
+    finally:
+        var.reset(token)
+
+
+def default_device(device: Device) -> contextlib.AbstractContextManager[Any]:
+    """Makes a device the default for tensors that are created in a ``with`` block.
+
+    Args:
+        device: The device.
+    """
+    return contextvar_context(_DEFAULT_DEVICE, device)
+
+
+def default_dtype(dtype: DType) -> contextlib.AbstractContextManager[Any]:
+    """Makes a dtype the default for tensors that are created in a ``with`` block.
+
+    Args:
+        dtype: The dtype.
+    """
+    return contextvar_context(_DEFAULT_DTYPE, dtype)
+
+
+def defaults(dtype: DType | None = None, device: Device | None = None) -> tuple[DType, Device]:
+    """The dtype and device of a new tensor.
+
+    Args:
+        dtype: The dtype, if given; else float32 on a CPU, bfloat16 on an accelerator.
+        device: The device, if given; else an accelerator where there is one, or the CPU.
+    """
+    if device is None:
+        device = _DEFAULT_DEVICE.get()
+    if device is None:
+        device = Accelerator() if accelerator_count() else CPU()
+    if isinstance(device, DeviceRef):
+        device = device.to_device()
+    if dtype is None:
+        dtype = _DEFAULT_DTYPE.get()
+    if dtype is None:
+        dtype = DType.float32 if device.is_host else DType.bfloat16
+    return dtype, device
+
+
+def driver_tensor_type(t: driver.Tensor) -> TensorType:
+    """The type of a tensor of the driver.
+
+    Args:
+        t: The tensor.
+    """
+    return TensorType(t.dtype, t.shape, DeviceRef.from_device(t.device))
+
+
+class ComputeGraph:
+    """What was recorded and not computed yet.
+
+    All tensors of a process share one record; an object of this class is a view of it.
+
+    Args:
+        context: Not used: MLIR contexts are implicit. For compatibility.
+        sources: Tensors of graph values, see :attr:`sources`.
+        seed: The seed of random tensors, see `max.experimental.random`.
+    """
+
+    sources: dict[Value[Any], Tensor]
+    """Keeps tensors alive that the values of a graph stand for."""
+
+    def __init__(
+        self,
+        context: object = None,
+        sources: dict[Value[Any], Tensor] | Sequence[Any] = (),
+        seed: int = 0,
+    ) -> None:
+        self.sources = dict(cast("dict[Value[Any], Tensor]", sources))
+        self.seed = seed
+
+    @property
+    def unrealized(self) -> WeakValueDictionary[int, Tensor]:
+        """The tensors that are not computed yet. They are not kept alive: a value that nothing holds is not computed."""
+        return _recorder.pending
+
+    @property
+    def graph(self) -> Graph:
+        """A graph of what was recorded, with all tensors that are not computed yet as outputs."""
+        return _recorder.staged_graph()
+
+    def add_source(self, tensor: Tensor) -> None:
+        """Keeps a tensor of a graph value alive.
+
+        Raises:
+            TypeError: The tensor is no value of a graph.
+        """
+        if tensor._value is None:
+            raise TypeError(f"add_source: {tensor!r} is not a value of a graph")
+        self.sources[tensor._value] = tensor
+
+    def add_unrealized(self, tensor: Tensor) -> None:
+        """Adds a tensor to those that are not computed yet.
+
+        Raises:
+            TypeError: The tensor is computed already, or a value of a graph.
+        """
+        if tensor._cell is None or tensor._cell.storage is not None:
+            raise TypeError(f"add_unrealized: {tensor!r} has a value already")
+        self.unrealized[id(tensor._cell)] = tensor
+
+    async def evaluate(self, tensor: Tensor) -> None:
+        """Computes a tensor, and with it the tensors that it depends on.
+
+        Args:
+            tensor: The tensor.
+        """
+        tensor._materialize()
+
+
+GRAPH = ComputeGraph()
+"""The record of the process."""
+
+
+class Tensor:
+    """A multi-dimensional array. Operations are recorded, and run where a value is needed.
+
+    ``Tensor([[1.0, 2.0]])`` makes one from numbers as :meth:`constant` does; see also :meth:`ones`, :meth:`zeros`,
+    :meth:`full`, :meth:`arange` and :meth:`from_dlpack`. In a graph that is being built (``with Graph(...)``,
+    `Module.compile`) operations are staged, and the tensor stands for a value of the graph.
+
+    Arithmetic, comparison, indexing and broadcasting are those of `max.graph`.
+
+    Args:
+        data: Numbers, nested lists or an array, as for :meth:`constant`.
+        dtype: The element type, as for :meth:`constant`.
+        device: The device, as for :meth:`constant`.
+        storage: A tensor of the driver, used where it is.
+        value: A value of a graph.
+
+    Raises:
+        TypeError: Not exactly one of `data`, `storage` and `value` is given.
+    """
+
+    __slots__ = ("__weakref__", "_cell", "_value")
+
+    __array_ufunc__ = None
+    """Leaves ``array + tensor`` to this class."""
+
+    _cell: Cell | None
+    _value: BufferValue | TensorValue | None
+
+    def __init__(
+        self,
+        data: Any = None,
+        *,
+        dtype: DType | None = None,
+        device: Device | None = None,
+        storage: driver.Tensor | None = None,
+        value: BufferValue | TensorValue | None = None,
+    ) -> None:
+        if sum([data is not None, storage is not None, value is not None]) != 1:
+            raise TypeError("Tensor: expected one of data, storage and value")
+        self._cell, self._value = None, value
+        if data is not None:
+            made = Tensor.constant(data, dtype=dtype, device=device)
+            self._cell, self._value = made._cell, made._value
+        elif storage is not None:
+            if not isinstance(storage, driver.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"Tensor: storage is {storage!r}, expected a max.driver.Tensor")
+            self._cell = Cell(type_of(storage), storage)
+
+    @classmethod
+    def _of_cell(cls, cell: Cell) -> Tensor:
+        tensor = cls.__new__(cls)
+        tensor._cell, tensor._value = cell, None
+        if cell.storage is None:
+            _recorder.pending[id(cell)] = tensor
+        return tensor
+
+    @classmethod
+    def from_graph_value(cls, value: Value[Any]) -> Tensor:
+        """The tensor that stands for a value of a graph.
+
+        Args:
+            value: A tensor or buffer of a graph.
+
+        Raises:
+            TypeError: The value is neither.
+        """
+        if not isinstance(value, TensorValue | BufferValue):
+            raise TypeError(f"from_graph_value: {value!r} is neither a tensor nor a buffer")
+        tensor = cls.__new__(cls)
+        tensor._cell, tensor._value = None, value
+        return tensor
+
+    @classmethod
+    def from_dlpack(cls, array: DLPackArray) -> Tensor:
+        """A tensor on the memory of an array of NumPy, torch, JAX or another library with DLPack.
+
+        Args:
+            array: The array. Memory that its library writes to later is seen by computations that run later.
+
+        Raises:
+            TypeError: It is no DLPack array.
+            BufferError: A dtype or device that cannot be shared.
+        """
+        if isinstance(array, Tensor):
+            return array
+        storage = driver.Tensor.from_dlpack(array)
+        return cls(storage=storage if storage.is_contiguous else storage.contiguous())
+
+    @classmethod
+    def constant(
+        cls, value: Any, *, dtype: DType | None = None, device: Device | None = None
+    ) -> Tensor:
+        """A tensor of given values.
+
+        Args:
+            value: A number, nested lists of numbers, or an array.
+            dtype: The element type; that of an array, or the default (`defaults`).
+            device: The device; the default if None.
+
+        Raises:
+            ValueError: Lists that are not rectangular, or an array of another dtype.
+        """
+        if isinstance(value, Tensor):
+            return value if dtype is None else value.cast(dtype)
+        is_array = hasattr(value, "__dlpack__") or isinstance(value, np.ndarray)
+        if is_array and dtype is None:
+            dtype = driver.Tensor.from_dlpack(value).dtype
+        dtype, device = defaults(dtype, device)
+        if in_graph():
+            return cls.from_graph_value(ops.constant(value, dtype, DeviceRef.from_device(device)))
+        made = driver.Tensor.from_numpy(np.array(to_array(value, dtype)))
+        return cls(storage=made if device.is_host else made.to(device))
+
+    @classmethod
+    def full(
+        cls,
+        shape: ShapeLike,
+        value: float | np.number[Any],
+        *,
+        dtype: DType | None = None,
+        device: Device | None = None,
+    ) -> Tensor:
+        """A tensor with one value everywhere.
+
+        Args:
+            shape: The shape.
+            value: The value.
+            dtype: The element type; the default (`defaults`) if None.
+            device: The device; the default if None.
+
+        Raises:
+            ValueError: A size is negative, or a symbol outside of a graph.
+        """
+        dtype, device = defaults(dtype, device)
+        number = cls.constant(value, dtype=dtype, device=device)
+        if in_graph():
+            return apply(ops.broadcast_to, (number, Shape(shape)), {})
+        sizes = _sizes("full", shape)
+        storage = number.driver_tensor
+        if sizes:
+            array = np.full(sizes, storage.to(CPU()).to_numpy())
+            storage = driver.Tensor.from_numpy(array)
+        return cls(storage=storage if device.is_host else storage.to(device))
+
+    @classmethod
+    def zeros(
+        cls, shape: ShapeLike, *, dtype: DType | None = None, device: Device | None = None
+    ) -> Tensor:
+        """A tensor of zeros; see :meth:`full`."""
+        return cls.full(shape, 0, dtype=dtype, device=device)
+
+    @classmethod
+    def ones(
+        cls, shape: ShapeLike, *, dtype: DType | None = None, device: Device | None = None
+    ) -> Tensor:
+        """A tensor of ones; see :meth:`full`."""
+        return cls.full(shape, 1, dtype=dtype, device=device)
+
+    @classmethod
+    def full_like(cls, type: TensorType, value: float | np.number[Any]) -> Tensor:
+        """A tensor of a given type with one value everywhere.
+
+        Args:
+            type: The shape, dtype and device.
+            value: The value.
+        """
+        return cls.full(type.shape, value, dtype=type.dtype, device=type.device.to_device())
+
+    @classmethod
+    def zeros_like(cls, type: TensorType) -> Tensor:
+        """A tensor of zeros of a given type."""
+        return cls.full_like(type, 0)
+
+    @classmethod
+    def ones_like(cls, type: TensorType) -> Tensor:
+        """A tensor of ones of a given type."""
+        return cls.full_like(type, 1)
+
+    @classmethod
+    def arange(
+        cls,
+        start: int = 0,
+        stop: int | None = None,
+        step: int = 1,
+        *,
+        dtype: DType | None = None,
+        device: Device | None = None,
+    ) -> Tensor:
+        """The values from `start` to before `stop`, `step` apart: a tensor of rank 1.
+
+        Args:
+            start: The first value; where `stop` is None the end, and the first value is 0.
+            stop: The end.
+            step: The distance of values; negative to count down.
+            dtype: The element type; the default (`defaults`) if None.
+            device: The device; the default if None.
+
+        Raises:
+            ValueError: The step is 0.
+        """
+        dtype, device = defaults(dtype, device)
+        if stop is None:
+            start, stop = 0, start
+        if step == 0:
+            raise ValueError("arange: the step is 0")
+        values = range(int(start), int(stop), int(step))
+        return cls.constant(list(values), dtype=dtype, device=device).reshape((len(values),))
+
+    @classmethod
+    def range_like(cls, type: TensorType) -> Tensor:
+        """The indices along the last axis, for each row: a tensor of a given type.
+
+        Args:
+            type: The shape, dtype and device.
+        """
+        device = DeviceRef.from_device(type.device)
+        counted = apply(ops.range, (0, type.shape[-1], 1), {"dtype": type.dtype, "device": device})
+        return apply(ops.broadcast_to, (counted, list(type.shape)), {})
+
+    # what it is
+
+    @property
+    def type(self) -> TensorType:
+        """Its shape, dtype and device."""
+        if self._cell is not None:
+            type_ = self._cell.type
+            return TensorType(type_.dtype, type_.shape, type_.device)
+        type_ = self._graph_value().type
+        return type_.as_tensor() if not isinstance(type_, TensorType) else type_
+
+    @property
+    def shape(self) -> Shape:
+        """The dimensions."""
+        return Shape(self._cell.type.shape) if self._cell is not None else self.type.shape
+
+    @property
+    def dtype(self) -> DType:
+        """The element type."""
+        return self._cell.type.dtype if self._cell is not None else self.type.dtype
+
+    @property
+    def rank(self) -> int:
+        """The number of dimensions."""
+        return len(self._cell.type.shape) if self._cell is not None else self.type.rank
+
+    @property
+    def device(self) -> Device:
+        """The device that it is on."""
+        ref = self._cell.type.device if self._cell is not None else self.type.device
+        return ref.to_device()
+
+    def num_elements(self) -> int:
+        """The number of elements."""
+        count = 1
+        for dim in self.shape:
+            count *= int(dim)
+        return count
+
+    @property
+    def real(self) -> bool:
+        """Whether it is computed."""
+        return self._cell is not None and self._cell.storage is not None
+
+    @property
+    def storage(self) -> driver.Tensor | None:
+        """The memory of a tensor that is computed; else None."""
+        return None if self._cell is None else self._cell.storage
+
+    @property
+    def driver_tensor(self) -> driver.Tensor:
+        """The memory of a tensor that is computed.
+
+        Raises:
+            TypeError: It is not; see :attr:`realize`.
+        """
+        storage = self.storage
+        if storage is None:
+            raise TypeError("the tensor is not computed yet: realize it first")
+        return storage
+
+    # values
+
+    def _materialize(self) -> driver.Tensor:
+        cell = self._cell
+        if cell is None:
+            raise TypeError(
+                "the tensor is a value of a graph that is being built, so it has no elements yet"
+            )
+        if cell.storage is None:
+            _recorder.materialize([cell])
+        storage = cell.storage
+        assert storage is not None
+        return storage
+
+    @property
+    def realize(self) -> Tensor:
+        """The tensor itself, computed if it was not. It can be awaited too."""
+        self._materialize()
+        return self
+
+    def __await__(self) -> Generator[Any, None, Tensor]:
+        self._materialize()
+        return self
+        yield
+
+    def item(self) -> Any:
+        """The value of a tensor of one element, as a Python number.
+
+        Raises:
+            TypeError: It has another number of elements.
+        """
+        if self._cell is not None and self.num_elements() != 1:
+            raise TypeError(f"item: the tensor has {self.num_elements()} elements, expected 1")
+        return self._host().reshape(()).item()
+
+    def to_numpy(self) -> np.ndarray[Any, Any]:
+        """The elements as a NumPy array; on the CPU it shares their memory."""
+        return self._host()
+
+    def _host(self) -> np.ndarray[Any, Any]:
+        storage = self._materialize()
+        return (storage if storage.is_host else storage.to(CPU())).to_numpy()
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __index__(self) -> int:
+        if not self.dtype.is_integral():
+            raise TypeError(f"a tensor of {self.dtype.name} is no index")
+        return int(self.item())
+
+    def __len__(self) -> int:
+        if not self.rank:
+            raise TypeError("len() of a tensor of rank 0")
+        return int(self.shape[0])
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter([self[index] for index in range(len(self))])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        array = self._host()
+        return np.array(array, dtype, copy=copy) if copy is not None else np.asarray(array, dtype)
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        return self._materialize().__dlpack__(**kwargs)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._materialize().__dlpack_device__()
+
+    def __deepcopy__(self, memo: object) -> Tensor:
+        return Tensor(storage=self._materialize().copy())
+
+    def __repr__(self) -> str:
+        where = f"dtype={self.dtype.name}, device={self.type.device}"
+        if not self.real:
+            state = "not realized" if self._value is None else "in a graph"
+            return f"Tensor(shape={[str(d) for d in self.shape]}, {where}, {state})".replace(
+                "'", ""
+            )
+        return f"Tensor({np.array2string(self._host(), separator=', ', prefix='Tensor(')}, {where})"
+
+    def __str__(self) -> str:
+        return repr(self) if self._cell is None else str(self._host())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec else str(self)
+
+    # as an operand of a graph
+
+    def _graph_value(self) -> BufferValue | TensorValue:
+        assert self._value is not None
+        return self._value
+
+    def __tensorvalue__(self) -> TensorValue:
+        """The value of a graph; a tensor in memory becomes a constant of the graph that is being built."""
+        if self._cell is None:
+            value = self._graph_value()
+            return value[...] if isinstance(value, BufferValue) else value
+        if not in_graph():
+            raise TypeError(
+                "an eager tensor met an op of max.graph outside of a graph; use max.experimental.functional"
+            )
+        return ops.constant(self._host(), self.dtype, self._cell.type.device)
+
+    def __buffervalue__(self) -> BufferValue:
+        """The buffer of a graph.
+
+        Raises:
+            TypeError: The tensor is none.
+        """
+        if isinstance(self._value, BufferValue):
+            return self._value
+        raise TypeError(f"{self!r} is not a buffer of a graph")
+
+    # operations
+
+    def cast(self, dtype: DType) -> Tensor:
+        """The elements in another dtype.
+
+        Args:
+            dtype: The dtype.
+        """
+        return apply(ops.cast, (self, dtype), {})
+
+    def to(self, device: Device) -> Tensor:
+        """The elements on another device.
+
+        Args:
+            device: The device.
+        """
+        return apply(ops.transfer_to, (self, DeviceRef.from_device(device)), {})
+
+    def argmax(self, axis: int = -1) -> Tensor:
+        """The indices of the greatest elements along an axis, which keeps size 1."""
+        return apply(ops.argmax, (self, axis), {})
+
+    def max(self, axis: int = -1) -> Tensor:
+        """The greatest elements along an axis, which keeps size 1."""
+        return apply(ops.max, (self,), {"axis": axis})
+
+    def min(self, axis: int = -1) -> Tensor:
+        """The smallest elements along an axis, which keeps size 1."""
+        return apply(ops.min, (self,), {"axis": axis})
+
+    def mean(self, axis: int = -1) -> Tensor:
+        """The means along an axis, which keeps size 1."""
+        return apply(ops.mean, (self, axis), {})
+
+    def sum(self, axis: int = -1) -> Tensor:
+        """The sums along an axis, which keeps size 1."""
+        return apply(ops.sum, (self, axis), {})
+
+    def reshape(self, shape: ShapeLike) -> Tensor:
+        """The elements in another shape; one size may be -1 and is found from the others."""
+        return apply(ops.reshape, (self, list(shape)), {})
+
+    def broadcast_to(self, shape: ShapeLike) -> Tensor:
+        """The elements repeated along axes of size 1 and new leading axes."""
+        return apply(ops.broadcast_to, (self, list(shape)), {})
+
+    def permute(self, dims: list[int]) -> Tensor:
+        """The axes in another order.
+
+        Args:
+            dims: The axis that comes to each place.
+        """
+        return apply(ops.permute, (self, dims), {})
+
+    def transpose(self, dim1: int, dim2: int) -> Tensor:
+        """Two axes swapped."""
+        return apply(ops.transpose, (self, dim1, dim2), {})
+
+    @property
+    def T(self) -> Tensor:
+        """The last two axes swapped."""
+        return self.transpose(-1, -2)
+
+    def squeeze(self, axis: int) -> Tensor:
+        """Without an axis of size 1."""
+        return apply(ops.squeeze, (self, axis), {})
+
+    def unsqueeze(self, axis: int) -> Tensor:
+        """With a new axis of size 1."""
+        return apply(ops.unsqueeze, (self, axis), {})
+
+    def split(self, split_sizes: Sequence[int], axis: int = 0) -> list[Tensor]:
+        """Parts of given sizes along an axis."""
+        return apply(ops.split, (self, split_sizes, axis), {})
+
+    def __getitem__(self, index: Any) -> Tensor:
+        indices = cast("tuple[Any, ...]", index) if isinstance(index, tuple) else (index,)
+        return apply(ops.slice_tensor, (self, indices), {})
+
+    def __setitem__(self, index: Any, value: TensorValueLike) -> None:
+        indices = cast("tuple[Any, ...]", index) if isinstance(index, tuple) else (index,)
+        if self._cell is None:
+            ops.buffer_store_slice(BufferValue(self), value, indices)
+        else:
+            _mutation.store(self, value, indices)
+
+    def __add__(self, other: TensorValueLike) -> Tensor:
+        return apply(ops.add, (self, other), {})
+
+    def __radd__(self, other: TensorValueLike) -> Tensor:
+        return apply(ops.add, (other, self), {})
+
+    def __sub__(self, other: TensorValueLike) -> Tensor:
+        return apply(ops.sub, (self, other), {})
+
+    def __rsub__(self, other: TensorValueLike) -> Tensor:
+        return apply(ops.sub, (other, self), {})
+
+    def __mul__(self, other: TensorValueLike) -> Tensor:
+        return apply(ops.mul, (self, other), {})
+
+    def __rmul__(self, other: TensorValueLike) -> Tensor:
+        return apply(ops.mul, (other, self), {})
+
+    def __truediv__(self, other: TensorValueLike) -> Tensor:
+        return apply(ops.div, (self, other), {})
+
+    def __rtruediv__(self, other: TensorValueLike) -> Tensor:
+        return apply(ops.div, (other, self), {})
+
+    def __floordiv__(self, other: TensorValueLike) -> Tensor:
+        return apply(ops.floor_div, (self, other), {})
+
+    def __rfloordiv__(self, other: TensorValueLike) -> Tensor:
+        return apply(ops.floor_div, (other, self), {})
+
+    def __mod__(self, other: TensorValueLike) -> Tensor:
+        return apply(ops.mod, (self, other), {})
+
+    def __rmod__(self, other: TensorValueLike) -> Tensor:
+        return apply(ops.mod, (other, self), {})
+
+    def __divmod__(self, other: TensorValueLike) -> tuple[Tensor, Tensor]:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: TensorValueLike) -> tuple[Tensor, Tensor]:
+        return self.__rfloordiv__(other), self.__rmod__(other)
+
+    def __pow__(self, other: TensorValueLike) -> Tensor:
+        return apply(ops.pow, (self, other), {})
+
+    def __rpow__(self, other: TensorValueLike) -> Tensor:
+        return apply(ops.pow, (other, self), {})
+
+    def __matmul__(self, other: TensorValueLike) -> Tensor:
+        return apply(ops.matmul, (self, other), {})
+
+    def __rmatmul__(self, other: TensorValueLike) -> Tensor:
+        return apply(ops.matmul, (other, self), {})
+
+    def __and__(self, other: TensorValueLike) -> Tensor:
+        return apply(ops.logical_and, (self, other), {})
+
+    def __or__(self, other: TensorValueLike) -> Tensor:
+        return apply(ops.logical_or, (self, other), {})
+
+    def __xor__(self, other: TensorValueLike) -> Tensor:
+        return apply(ops.logical_xor, (self, other), {})
+
+    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
+
+    def __invert__(self) -> Tensor:
+        return apply(ops.logical_not, (self,), {})
+
+    def __neg__(self) -> Tensor:
+        return apply(ops.negate, (self,), {})
+
+    def __pos__(self) -> Tensor:
+        return self
+
+    def __abs__(self) -> Tensor:
+        return apply(ops.abs, (self,), {})
+
+    def __gt__(self, other: Any) -> Tensor:
+        return apply(ops.greater, (self, other), {})
+
+    def __ge__(self, other: Any) -> Tensor:
+        return apply(ops.greater_equal, (self, other), {})
+
+    def __lt__(self, other: Any) -> Tensor:
+        return apply(ops.greater, (other, self), {})
+
+    def __le__(self, other: Any) -> Tensor:
+        return apply(ops.greater_equal, (other, self), {})
+
+    def __eq__(self, other: object) -> Tensor:  # type: ignore[override]
+        return apply(ops.equal, (self, other), {})
+
+    def __ne__(self, other: object) -> Tensor:  # type: ignore[override]
+        return apply(ops.not_equal, (self, other), {})
+
+    __hash__ = object.__hash__
+
+
+def _sizes(op: str, shape: ShapeLike) -> tuple[int, ...]:
+    sizes: list[int] = []
+    for dim in Shape(shape):
+        if not dim.expr.is_static or int(dim) < 0:
+            raise ValueError(f"{op}: a size is {dim}, expected an int of 0 or more")
+        sizes.append(int(dim))
+    return tuple(sizes)
+
+
+bind_tensor(Tensor._of_cell, Tensor.from_graph_value)

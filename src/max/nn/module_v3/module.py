@@ -1,0 +1,302 @@
+"""The base of layers of eager tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import inspect
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from typing import Any, Self, TypeVar, dataclass_transform, overload
+
+from max.driver import CPU, Device, DLPackArray
+from max.engine import InferenceSession
+from max.experimental.tensor import Tensor
+from max.graph import Graph, Type, Value, ops
+
+__all__ = ["Module", "module_dataclass"]
+
+_M = TypeVar("_M", bound="type[Module]")
+
+
+class Module:
+    """A layer or model: a tree of modules with tensors as parameters, and a `__call__` that applies it.
+
+    Attributes that are tensors are the parameters of the module; those that are modules are its children. The qualified
+    name of a parameter is the path of attributes to it, joined by periods::
+
+        @module_dataclass
+        class Linear(Module):
+            weight: Tensor
+            bias: Tensor | int = 0
+
+            def __call__(self, x: Tensor) -> Tensor:
+                return x @ self.weight.T + self.bias
+
+        linear = Linear(Tensor.zeros([5, 4]))
+        linear(Tensor.ones([4]))                    # runs eagerly
+        linear.compile(TensorType(...))             # compiles the whole module
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Applies the module. Subclasses define it."""
+        raise NotImplementedError(f"{type(self).__name__} does not define __call__")
+
+    @property
+    def local_parameters(self) -> Iterable[tuple[str, Tensor]]:
+        """Name and tensor of each parameter that the module itself holds."""
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                yield name, value
+
+    @property
+    def children(self) -> Iterable[tuple[str, Module]]:
+        """Name and module of each child."""
+        for name, value in vars(self).items():
+            if isinstance(value, Module):
+                yield name, value
+
+    @property
+    def descendants(self) -> Iterable[tuple[str, Module]]:
+        """Qualified name and module of each child and of its descendants, depth first."""
+        for prefix, child in self.children:
+            yield prefix, child
+            for name, descendant in child.descendants:
+                yield f"{prefix}.{name}", descendant
+
+    @property
+    def parameters(self) -> Iterable[tuple[str, Tensor]]:
+        """Qualified name and tensor of each parameter: those of the module itself, then those of its children."""
+        yield from self.local_parameters
+        for prefix, descendant in self.descendants:
+            for name, parameter in descendant.local_parameters:
+                yield f"{prefix}.{name}", parameter
+
+    def apply_to_local_parameters(self, f: Callable[[str, Tensor], Tensor]) -> None:
+        """Replaces each parameter that the module itself holds.
+
+        Args:
+            f: Gives the new value for a name and the current value.
+        """
+        for name, parameter in list(self.local_parameters):
+            setattr(self, name, f(name, parameter))
+
+    def apply_to_parameters(self, f: Callable[[str, Tensor], Tensor]) -> None:
+        """Replaces each parameter of the module and its descendants.
+
+        Args:
+            f: Gives the new value for a qualified name and the current value.
+        """
+        self.apply_to_local_parameters(f)
+        for prefix, child in self.children:
+            child.apply_to_parameters(
+                lambda name, tensor, prefix=prefix: f(f"{prefix}.{name}", tensor)
+            )
+
+    def map_parameters(self, f: Callable[[str, Tensor], Tensor]) -> Self:
+        """A copy of the module with other parameters; this one stays as it is.
+
+        Args:
+            f: Gives the new value for a qualified name and the current value.
+        """
+        # parameters are replaced, so their memory need not be copied
+        shared = {id(tensor): tensor for _, tensor in self.parameters}
+        mapped = copy.deepcopy(self, shared)
+        mapped.apply_to_parameters(f)
+        return mapped
+
+    def load_state(self, lookup: Callable[[str], DLPackArray]) -> None:
+        """Replaces each parameter of the module and its descendants by arrays, used where they are.
+
+        Args:
+            lookup: Gives the new value for a qualified name.
+
+        Raises:
+            ValueError: The shape, dtype or device of a value is not that of the parameter.
+        """
+        replaced = {name: _loaded(name, old, lookup(name)) for name, old in self.parameters}
+        self.apply_to_parameters(lambda name, _: replaced[name])
+
+    def load_state_dict(self, state: Mapping[str, DLPackArray], strict: bool = True) -> None:
+        """Replaces each parameter of the module and its descendants by the values of a dictionary.
+
+        Args:
+            state: Values by qualified name.
+            strict: Whether values that no parameter has the name of are an error.
+
+        Raises:
+            KeyError: A parameter has no value.
+            ValueError: A value is of no parameter (where `strict`), or does not fit its parameter.
+        """
+        names = {name for name, _ in self.parameters}
+        missing = sorted(names - set(state))
+        if missing:
+            raise KeyError(f"load_state_dict: no value for {_listed(missing)}")
+        unknown = sorted(set(state) - names)
+        if strict and unknown:
+            raise ValueError(
+                f"load_state_dict: no parameter has the name {_listed(unknown)}; the parameters are "
+                f"{_listed(sorted(names))}. strict=False ignores them"
+            )
+        self.load_state(state.__getitem__)
+
+    def to(self, device: Device) -> Self:
+        """Moves the parameters to a device, in place.
+
+        Args:
+            device: The device.
+        """
+        self.apply_to_parameters(lambda _, tensor: tensor.to(device))
+        return self
+
+    def compile(self, *input_types: Type[Any]) -> Callable[..., Any]:
+        """Compiles the module, with its parameters as they are now, for inputs of given types.
+
+        Symbolic sizes in the types stand for those of each call. `__call__` runs once, on tensors that have no values:
+        Python's control flow may depend on their shapes, not on their elements.
+
+        Args:
+            input_types: The type of each positional argument of `__call__`.
+
+        Returns:
+            A function of as many tensors (or arrays), which returns what `__call__` returns: a tensor, or a tuple,
+            list or dictionary of tensors.
+
+        Raises:
+            TypeError: The types do not fit the signature of `__call__`, or it needs the elements of a tensor, or
+                returns something else.
+        """
+        name = type(self).__name__
+        try:
+            inspect.signature(self.__call__).bind(*input_types)
+        except TypeError as error:
+            raise TypeError(
+                f"{name}.compile: {error}; give a type for each argument of __call__"
+            ) from None
+        parameters = dict(self.parameters)
+        graph = Graph(name, input_types=input_types)
+        outputs: list[Tensor] = []
+        with graph:
+            external = {
+                path: Tensor.from_graph_value(ops.constant_external(path, tensor.type))
+                for path, tensor in parameters.items()
+            }
+            with self._holding(external):
+                result = self(*[Tensor.from_graph_value(value) for value in graph.inputs])
+            structure = _flatten(name, result, outputs)
+            graph.output(*outputs)
+        registry = {path: tensor.realize.driver_tensor for path, tensor in parameters.items()}
+        devices = [CPU(), *[tensor.device for tensor in parameters.values()]]
+        session = InferenceSession(devices=list(dict.fromkeys(devices)))
+        model = session.load(graph, weights_registry=registry)
+
+        def compiled(*inputs: Any) -> Any:
+            arrays = [x.realize.driver_tensor if isinstance(x, Tensor) else x for x in inputs]
+            storages = iter(model.execute(*arrays))
+            return _unflatten(structure, storages)
+
+        compiled.__doc__ = f"{name}, compiled for {', '.join(map(repr, input_types))}."
+        return compiled
+
+    @contextlib.contextmanager
+    def _holding(self, values: Mapping[str, Tensor]) -> Generator[None]:
+        """Holds other parameters while a ``with`` block runs."""
+        before = dict(self.parameters)
+        self.apply_to_parameters(lambda name, _: values[name])
+        try:
+            yield
+        finally:
+            self.apply_to_parameters(lambda name, tensor: before.get(name, tensor))
+
+    def _shown(self) -> Iterator[tuple[str, object]]:
+        """Names and values for `repr`; an empty name for a value alone."""
+        yield from self.children
+
+    def __repr__(self) -> str:
+        items = [f"{name}={value!r}" if name else repr(value) for name, value in self._shown()]
+        line = f"{type(self).__name__}({', '.join(items)})"
+        if len(line) <= 80 and "\n" not in line:
+            return line
+        body = ",\n".join("    " + item.replace("\n", "\n    ") for item in items)
+        return f"{type(self).__name__}(\n{body}\n)"
+
+
+def _loaded(name: str, old: Tensor, value: DLPackArray) -> Tensor:
+    new = Tensor.from_dlpack(value)
+    if (new.dtype, new.shape) != (old.dtype, old.shape):
+        raise ValueError(
+            f"load_state: {name} has shape {_shape(new)} and dtype {new.dtype.name}, expected {_shape(old)} and "
+            f"{old.dtype.name}"
+        )
+    return new.to(old.device) if new.device != old.device else new
+
+
+def _shape(tensor: Tensor) -> list[int]:
+    return [int(dim) for dim in tensor.shape]
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(map(repr, names[:8]))
+    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"
+
+
+def _flatten(op: str, result: Any, outputs: list[Tensor]) -> Any:
+    """The structure of a result, with None for each tensor; the tensors are appended to `outputs`."""
+    if isinstance(result, Value):
+        result = Tensor.from_graph_value(result)
+    if isinstance(result, Tensor):
+        outputs.append(result)
+        return None
+    if isinstance(result, tuple | list):
+        items = [_flatten(op, item, outputs) for item in result]
+        return getattr(result, "_make", type(result)), items
+    if isinstance(result, dict):
+        items = [_flatten(op, item, outputs) for item in result.values()]
+        keys = list(result)
+        return (lambda values: dict(zip(keys, values, strict=True)), items)
+    raise TypeError(f"{op}.compile: __call__ returned {result!r}, expected tensors")
+
+
+def _unflatten(structure: Any, storages: Iterator[Any]) -> Any:
+    if structure is None:
+        return Tensor(storage=next(storages))
+    make, items = structure
+    return make([_unflatten(item, storages) for item in items])
+
+
+@overload
+def module_dataclass(cls: _M, /, *, repr: bool = False, **kwargs: Any) -> _M: ...
+@overload
+def module_dataclass(
+    cls: None = None, /, *, repr: bool = False, **kwargs: Any
+) -> Callable[[_M], _M]: ...
+@dataclass_transform()
+def module_dataclass(cls: Any = None, /, *, repr: bool = False, **kwargs: Any) -> Any:
+    """Makes a subclass of `Module` a dataclass: its fields are parameters, children and other data.
+
+    Args:
+        cls: The class; None where the decorator is written with arguments.
+        repr: Whether to have the `repr` of dataclasses instead of that of modules.
+        kwargs: Arguments of `dataclasses.dataclass`.
+
+    Raises:
+        TypeError: The class is no subclass of `Module`.
+    """
+
+    def decorate(decorated: Any) -> Any:
+        if not issubclass(decorated, Module):
+            raise TypeError(f"module_dataclass: {decorated.__name__} is not a subclass of Module")
+        # modules compare and hash by identity, as tensors do: their comparison is element by element
+        made = dataclasses.dataclass(decorated, repr=repr, **{"eq": False, **kwargs})
+        if not repr and "_shown" not in vars(made):
+            setattr(made, "_shown", _shown_fields)  # noqa: B010  (a class that is not known here)
+        return made
+
+    return decorate if cls is None else decorate(cls)
+
+
+def _shown_fields(module: Any) -> Iterator[tuple[str, object]]:
+    for field in dataclasses.fields(module):
+        value = getattr(module, field.name)
+        if field.default is not value and field.repr:
+            yield field.name, value
