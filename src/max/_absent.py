@@ -56,25 +56,6 @@ ABSENT: dict[str, str] = {
     "max.nn.attention.*.AttentionWithRopeNoOpaque": "max.nn.AttentionWithRope is attention over the paged cache.",
     "max.nn.*DynamicRotaryEmbedding": "max.nn.RotaryEmbedding with max_seq_len for the longest sequence does its work.",
     "max.nn.*parse_float8_config": _FLOAT8,
-    "max.nn.kernels.*fp8*": _FLOAT8,
-    "max.nn.kernels.*float8*": _FLOAT8,
-    "max.nn.kernels.*e4m3*": _FLOAT8,
-    "max.nn.kernels.*quantized": _FORMATS,
-    "max.nn.kernels.flare_mla_*": _LATENT,
-    "max.nn.kernels.*_gpu": f"{_NO_GPU} max.nn.kernels.flash_attention_ragged runs on the CPU.",
-    "max.nn.kernels.*lora*": _ADAPTERS,
-    "max.nn.kernels.sgmv_*": _ADAPTERS,
-    **dict.fromkeys(
-        (
-            f"max.nn.kernels.{name}"
-            for name in (
-                "cross_attention_ragged", "k_cache_to_buffer", "kv_cache_get_max_seq_len",
-                "kv_cache_ragged_radd", "matmul_k_cache_ragged", "rms_norm_key_cache",
-                "update_frequency_data",
-            )
-        ),
-        _OWN_KERNEL,
-    ),  # fmt: skip
     "max.pipelines.architectures.*": "There are granite, llama3, mistral, qwen2 and qwen3, and encoders; --custom-architectures adds your own (docs/add-a-model.md).",
     "max.pipelines.*speculative_decoding": _DRAFTS,
     "max.pipelines.*SpeculativeDecoding*": _DRAFTS,

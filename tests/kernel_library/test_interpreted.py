@@ -32,6 +32,7 @@ def floats(*shape: int, dtype: Any = F32) -> np.ndarray:
 
 
 CACHE = make_cache([(3, 2), (0, 13)], 4, 2, 16, 4, np.dtype(F32))
+LATENT = make_cache([(3, 2), (0, 13)], 4, 1, 16, 4, np.dtype(F32))
 PAGED = CACHE.operands(0.3)
 NEW_ROWS = floats(15, 32)
 # groups of 2 rows, of none, of 17, and one whose results are 0
@@ -68,6 +69,57 @@ CASES: dict[
         {"transpose_b": True},
     ),
     "attention": ("mo.attention.ragged.paged", PAGED, [(F32, CACHE.q.shape)], {"mask": "causal"}),
+    "cache load": (
+        "mo.kv_load.ragged.paged",
+        [PAGED[1], PAGED[2], *PAGED[3:5], PAGED[6], np.array(17)],
+        [(F32, (17, 32))],
+        {"side": 1},
+    ),
+    "key store": (
+        "mo.k_store.ragged.paged",
+        [NEW_ROWS, *PAGED[1:5], PAGED[6]],
+        [],
+        {"side": 0},
+    ),
+    "latent prefill": (
+        "mo.mla.prefill.ragged.paged",
+        [
+            floats(15, 3, 11),
+            floats(9, 3, 7),
+            floats(9, 3, 5),
+            PAGED[1],
+            np.array([0, 4, 9], np.uint32),
+            np.array([1, 3], np.uint32),
+            *PAGED[2:5],
+            *PAGED[6:8],
+            floats(15, 3, 5),
+            np.abs(floats(15, 3, 2)),
+        ],
+        [(F32, (15, 3, 5)), (F32, (15, 3, 2))],
+        {"causal": True},
+    ),
+    "counts of tokens": (
+        "mo.frequencies.update",
+        [
+            np.array([[5, 2], [-1, 0], [7, 1]], np.int32),
+            np.array([0, 2, 3], np.uint32),
+            np.array([6, 7], np.int32),
+        ],
+        [],
+        {},
+    ),
+    "attention over latents": (
+        "mo.attention.ragged.paged",
+        LATENT.operands(0.3),
+        [(F32, (15, 4, 11))],
+        {"mask": "causal", "value_size": 11},
+    ),
+    "cross attention": (
+        "mo.attention.ragged.paged",
+        [*PAGED, np.array([0, 2, 9], np.uint32)],
+        [(F32, CACHE.q.shape)],
+        {"mask": "causal", "cross": True},
+    ),
     "experts' order": (
         "mo.moe.indices",
         [np.array([3, 0, 3, 4, 0])],

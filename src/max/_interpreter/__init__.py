@@ -11,6 +11,7 @@ Each op computes in float32 or wider and rounds its results to their dtype once.
 
 from max._interpreter import (
     buffer,
+    cache,
     collective,
     constant,
     elementwise,
@@ -41,6 +42,7 @@ __all__ = [
     "REFERENCES",
     "InterpreterError",
     "buffer",
+    "cache",
     "collective",
     "constant",
     "elementwise",

@@ -13,10 +13,10 @@ import numpy as np
 
 from max._interpreter.core import Array, register
 
-__all__ = ["uniform"]
+__all__ = ["check_batch", "check_offsets", "new_tokens", "slot_of", "uniform"]
 
 
-def _check_offsets(what: str, offsets: Array, batch: int, rows: int, exact: bool = True) -> None:
+def check_offsets(what: str, offsets: Array, batch: int, rows: int, exact: bool = True) -> None:
     """Checks the row offsets of a ragged batch.
 
     Args:
@@ -38,7 +38,7 @@ def _check_offsets(what: str, offsets: Array, batch: int, rows: int, exact: bool
         raise ValueError(f"{what} are {bounds}, expected to rise, up to {rows}")
 
 
-def _check_batch(
+def check_batch(
     offsets: Array,
     rows: int,
     blocks: Array,
@@ -55,12 +55,12 @@ def _check_batch(
     batch = len(cache_lengths)
     if len(lookup_table) != batch:
         raise ValueError(f"lookup_table has size {len(lookup_table)}, expected {batch}")
-    _check_offsets("input_row_offsets", offsets, batch, rows)
+    check_offsets("input_row_offsets", offsets, batch, rows)
     if layer >= blocks.shape[2]:
         raise IndexError(f"layer {layer}; the cache has {blocks.shape[2]} layers")
 
 
-def _tokens(offsets: Array, cache_lengths: Array) -> Iterator[tuple[int, int, int]]:
+def new_tokens(offsets: Array, cache_lengths: Array) -> Iterator[tuple[int, int, int]]:
     """Yields row, sequence and position of each new token."""
     for sequence, cached in enumerate(cache_lengths):
         begin, end = int(offsets[sequence]), int(offsets[sequence + 1])
@@ -68,7 +68,7 @@ def _tokens(offsets: Array, cache_lengths: Array) -> Iterator[tuple[int, int, in
             yield row, sequence, int(cached) + row - begin
 
 
-def _slot(lookup_table: Array, blocks: Array, sequence: int, position: int) -> tuple[int, int]:
+def slot_of(lookup_table: Array, blocks: Array, sequence: int, position: int) -> tuple[int, int]:
     """The page of a position, and its index in the page.
 
     Raises:
@@ -98,10 +98,10 @@ def _kv_store(
     max_lengths: Array,
     layer: Array,
 ) -> None:
-    _check_batch(offsets, len(k), blocks, cache_lengths, lookup_table, layer)
+    check_batch(offsets, len(k), blocks, cache_lengths, lookup_table, layer)
     heads, head_dim = blocks.shape[4:]
-    for row, sequence, position in _tokens(offsets, cache_lengths):
-        page, slot = _slot(lookup_table, blocks, sequence, position)
+    for row, sequence, position in new_tokens(offsets, cache_lengths):
+        page, slot = slot_of(lookup_table, blocks, sequence, position)
         blocks[page, 0, int(layer), slot] = k[row].reshape(heads, head_dim)
         blocks[page, 1, int(layer), slot] = v[row].reshape(heads, head_dim)
 
@@ -135,15 +135,15 @@ def _rope(
     layer: Array,
     interleaved: bool = True,
 ) -> Array:
-    _check_batch(offsets, len(q), blocks, cache_lengths, lookup_table, layer)
+    check_batch(offsets, len(q), blocks, cache_lengths, lookup_table, layer)
     out = np.empty_like(q)
-    for row, sequence, position in _tokens(offsets, cache_lengths):
+    for row, sequence, position in new_tokens(offsets, cache_lengths):
         if position >= freqs_cis.shape[0]:
             raise IndexError(
                 f"position {position} of sequence {sequence}; freqs_cis has "
                 f"{freqs_cis.shape[0]} rows"
             )
-        page, slot = _slot(lookup_table, blocks, sequence, position)
+        page, slot = slot_of(lookup_table, blocks, sequence, position)
         angles = freqs_cis[position]
         out[row] = _rotate(q[row], angles, interleaved)
         key = blocks[page, 0, int(layer), slot]
@@ -190,13 +190,18 @@ def _attention(
     max_lengths: Array,
     layer: Array,
     scale: Array,
-    *by_head: Array,
+    *more: Array,
     mask: str = "causal",
     local_window_size: int = -1,
     softcap: float = 0.0,
     sinks: bool = False,
+    cross: bool = False,
+    value_size: int = 0,
 ) -> Array:
-    _check_batch(offsets, len(q), blocks, cache_lengths, lookup_table, layer)
+    by_head, key_offsets = (more[:-1], more[-1]) if cross else (more, offsets)
+    if cross:
+        check_offsets("kv_input_row_offsets", key_offsets, len(cache_lengths), int(key_offsets[-1]))
+    check_batch(offsets, len(q), blocks, cache_lengths, lookup_table, layer)
     heads, head_dim = q.shape[1:]
     for name, numbers in zip(("sinks", "alibi_slopes")[not sinks :], by_head, strict=False):
         if len(numbers) != heads:
@@ -204,18 +209,20 @@ def _attention(
     kv_heads = blocks.shape[4]
     group = heads // kv_heads
     # rounded to the result's dtype by the interpreter
-    out = np.zeros(q.shape, np.float32)
+    out = np.zeros((*q.shape[:2], value_size or head_dim), np.float32)
     for sequence, cached in enumerate(cache_lengths):
         begin, end = int(offsets[sequence]), int(offsets[sequence + 1])
-        if begin == end:
+        length = int(cached) + int(key_offsets[sequence + 1]) - int(key_offsets[sequence])
+        if begin == end or not length:
             continue
-        length = int(cached) + end - begin
         # pages before the first visible key may be missing from the page table
         first = _first_key(mask, local_window_size, int(cached))
-        slots = [_slot(lookup_table, blocks, sequence, p) for p in range(first, length)]
+        slots = [slot_of(lookup_table, blocks, sequence, p) for p in range(first, length)]
         pages, rows = (np.array(side) for side in zip(*slots, strict=True))
         keys = blocks[pages, 0, int(layer), rows].astype(np.float64)
-        values = blocks[pages, 1, int(layer), rows].astype(np.float64)
+        values = keys[..., :value_size]
+        if not value_size:
+            values = blocks[pages, 1, int(layer), rows].astype(np.float64)
         visible = np.stack(
             [_visible(mask, local_window_size, int(cached) + i, length) for i in range(end - begin)]
         )[:, first:]
@@ -239,7 +246,7 @@ def _attention(
         weights /= weights.sum(axis=-1, keepdims=True)
         weights = weights[..., : length - first]
         context = np.einsum("kgts,skd->tkgd", weights, values)
-        out[begin:end] = context.reshape(end - begin, heads, head_dim)
+        out[begin:end] = context.reshape(end - begin, heads, -1)
     return out
 
 
@@ -255,7 +262,7 @@ def _attention_ragged(
     mask: str = "null",
     local_window_size: int = -1,
 ) -> Array:
-    _check_offsets("input_row_offsets", offsets, max(len(offsets) - 1, 0), len(q))
+    check_offsets("input_row_offsets", offsets, max(len(offsets) - 1, 0), len(q))
     for what, rows in (("keys", keys), ("values", values)):
         if len(rows) != len(q):
             raise ValueError(f"{what} has size {len(rows)}, expected {len(q)}")
@@ -386,7 +393,7 @@ def _counts(counts: Array, what: str) -> Array:
 
 @register("mo.check.offsets")
 def _row_offsets(offsets: Array, rows: Array, what: str) -> Array:
-    _check_offsets(what, offsets, len(offsets) - 1, int(rows))
+    check_offsets(what, offsets, len(offsets) - 1, int(rows))
     return offsets
 
 
@@ -400,7 +407,7 @@ def _penalties(
     presence: Array,
     repetition: Array,
 ) -> Array:
-    _check_offsets("offsets", offsets, len(logits), len(tokens), exact=False)
+    check_offsets("offsets", offsets, len(logits), len(tokens), exact=False)
     out = logits.astype(np.float32, copy=True)
     for row in range(len(out)):
         for i in range(int(offsets[row]), int(offsets[row + 1])):

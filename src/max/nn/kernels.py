@@ -28,10 +28,31 @@ from max.graph import (
     Value,
     ops,
 )
+from max.nn._adapters import sgmv_kernel, sgmv_lora_kernel, sgmv_qkv_lora_kernel
+from max.nn._cache_rows import (
+    flare_mla_decode_ragged,
+    flare_mla_decompress_k_cache,
+    flare_mla_prefill_plan,
+    flare_mla_prefill_ragged,
+    k_cache_to_buffer,
+    kv_cache_get_max_seq_len,
+    kv_cache_ragged_radd,
+    matmul_k_cache_ragged,
+    rms_norm_key_cache,
+    update_frequency_data,
+)
 from max.nn._experts import (
     grouped_dynamic_scaled_fp8_matmul,
     grouped_matmul_ragged,
     moe_create_indices,
+)
+from max.nn._formats import (
+    fused_qkv_ragged_matmul_quantized,
+    fused_qkv_ragged_matmul_scaled_float8,
+    matmul_k_cache_ragged_scaled_float8,
+    needs_fp8_fnuz_conversion,
+    normalize_e4m3fn_to_e4m3fnuz,
+    unfused_qkv_ragged_matmul_gguf_quantized,
 )
 from max.nn._projection import matmul_input, project
 from max.nn._scaled import (
@@ -53,24 +74,44 @@ __all__ = [
     "batched_dynamic_scaled_fp8_matmul",
     "batched_quantize_dynamic_scaled_float8",
     "convert_weights_to_fp8_fnuz_if_needed",
+    "cross_attention_ragged",
     "dynamic_scaled_matmul",
+    "flare_mla_decode_ragged",
+    "flare_mla_decompress_k_cache",
+    "flare_mla_prefill_plan",
+    "flare_mla_prefill_ragged",
     "flash_attention_gpu",
     "flash_attention_ragged",
     "flash_attention_ragged_gpu",
     "fused_qk_ragged_rope",
     "fused_qkv_ragged_matmul",
+    "fused_qkv_ragged_matmul_quantized",
+    "fused_qkv_ragged_matmul_scaled_float8",
     "grouped_dynamic_scaled_fp8_matmul",
     "grouped_matmul_ragged",
+    "k_cache_to_buffer",
+    "kv_cache_get_max_seq_len",
+    "kv_cache_ragged_radd",
+    "matmul_k_cache_ragged",
+    "matmul_k_cache_ragged_scaled_float8",
     "matmul_kv_cache_ragged",
     "matmul_static_scaled_float8",
     "merge_ragged_tensors",
     "moe_create_indices",
+    "needs_fp8_fnuz_conversion",
+    "normalize_e4m3fn_to_e4m3fnuz",
     "quantize_dynamic_scaled_float8",
     "quantize_static_scaled_float8",
+    "rms_norm_key_cache",
     "scatter_set_constant",
+    "sgmv_kernel",
+    "sgmv_lora_kernel",
+    "sgmv_qkv_lora_kernel",
     "store_kv_cache_ragged",
     "swish_glu",
     "topk_fused_sampling",
+    "unfused_qkv_ragged_matmul_gguf_quantized",
+    "update_frequency_data",
 ]
 
 MASKS: dict[MHAMaskVariant, str] = {
@@ -106,14 +147,15 @@ def _check_mask(op: str, mask: MHAMaskVariant, window: int) -> None:
 
 def _check_cache(op: str, params: KVCacheParams, kv: PagedCacheValues) -> None:
     blocks = kv.kv_blocks
-    expected_shape = [2, None, params.page_size, params.n_kv_heads_per_device, params.head_dim]
+    kinds = 1 if params.is_mla else 2
+    expected_shape = [kinds, None, params.page_size, params.n_kv_heads_per_device, params.head_dim]
     fits = blocks.rank == 6 and all(
         size is None or dim == size
         for dim, size in zip(blocks.shape[1:], expected_shape, strict=True)
     )
     if blocks.dtype is not params.dtype or not fits:
         raise ValueError(
-            f"{op}: the cache's pages are {blocks!r}; kv_params says {params.dtype.name} [pages, 2, "
+            f"{op}: the cache's pages are {blocks!r}; kv_params says {params.dtype.name} [pages, {kinds}, "
             f"layers, {params.page_size}, {params.n_kv_heads_per_device}, {params.head_dim}]"
         )
 
@@ -389,6 +431,75 @@ def flash_attention_ragged(
         ],
         out_types=[TensorType(out_dtype or input.dtype, input.shape, input.device)],
         parameters=parameters,
+    )[0].tensor
+
+
+def cross_attention_ragged(
+    kv_params: KVCacheParams,
+    input: TensorValue,
+    input_row_offsets: TensorValue,
+    kv_collection: PagedCacheValues,
+    layer_idx: TensorValue,
+    mask_variant: MHAMaskVariant,
+    kv_input_row_offsets: TensorValue,
+    q_max_seq_len: TensorValue,
+    scale: float,
+    local_window_size: int = -1,
+) -> TensorValue:
+    """``softmax(scale * q kᵀ + mask) v`` of rows over the keys of another ragged batch, which are in the cache.
+
+    The keys of sequence ``b`` are those that are counted in ``cache_lengths[b]``, and the
+    ``kv_input_row_offsets[b + 1] - kv_input_row_offsets[b]`` after them.
+
+    Args:
+        kv_params: The parameters of the cache.
+        input: The queries ``[total_q_len, n_heads, head_dim]``.
+        input_row_offsets: The first query of each sequence, uint32 ``[batch + 1]``.
+        kv_collection: The cache, with all keys and values stored.
+        layer_idx: The layer.
+        mask_variant: The mask; query ``i`` of a sequence has the position ``cache_lengths[b] + i``.
+        kv_input_row_offsets: The first new key of each sequence, uint32 ``[batch + 1]``.
+        q_max_seq_len: The queries of the longest sequence; unused, the kernel reads the offsets.
+        scale: The factor of the scores.
+        local_window_size: The window of the sliding mask, the chunk of the chunked one.
+
+    Returns:
+        The attention output, of the queries' shape and dtype; 0 for rows that see no key.
+
+    Raises:
+        ValueError: A shape does not fit, or the window is missing.
+        TypeError: A dtype does not fit.
+        NotImplementedError: The mask is ``CAUSAL_ALIBI_MASK``.
+    """
+    op = "cross_attention_ragged"
+    if mask_variant is MHAMaskVariant.CAUSAL_ALIBI_MASK:
+        raise NotImplementedError(f"{op}: CAUSAL_ALIBI_MASK is of self attention")
+    _check_mask(op, mask_variant, local_window_size)
+    _check_ragged(op, input_row_offsets, layer_idx)
+    _check(op, "kv_input_row_offsets", kv_input_row_offsets, DType.uint32, 1)
+    _check_cache(op, kv_params, kv_collection)
+    heads = kv_params.n_kv_heads_per_device
+    if input.rank != 3 or input.shape[-1] != kv_params.head_dim or int(input.shape[1]) % heads:
+        raise ValueError(
+            f"{op}: the queries are {input!r}, expected [total_q_len, n_heads, {kv_params.head_dim}], a multiple of {heads} heads"
+        )
+    return ops.inplace_custom(
+        "mo.attention.ragged.paged",
+        device=input.device,
+        values=[
+            input,
+            input_row_offsets,
+            *kv_collection,
+            layer_idx,
+            ops.constant(np.array(scale, np.float32), DType.float32, DeviceRef.CPU()),
+            kv_input_row_offsets,
+        ],
+        out_types=[input.type],
+        parameters={
+            "mask": MASKS[mask_variant],
+            "local_window_size": local_window_size,
+            "cross": True,
+        },
     )[0].tensor
 
 

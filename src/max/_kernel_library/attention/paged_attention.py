@@ -31,6 +31,7 @@ from max._kernel_library.attention.online_softmax import (
 )
 from max._kernel_library.attention.paged_cache import (
     check_batch,
+    check_rising,
     check_size,
     layer_of,
     page_of,
@@ -65,6 +66,7 @@ class Batch(NamedTuple):
         cache_lengths: Cached tokens of each sequence.
         lookup_table: Pages of each sequence.
         layer: The layer.
+        key_offsets: The offsets of the keys that are not counted in the cached lengths; those of the rows but in cross attention.
     """
 
     offsets: Any
@@ -72,6 +74,7 @@ class Batch(NamedTuple):
     cache_lengths: Any
     lookup_table: Any
     layer: Any
+    key_offsets: Any
 
 
 class Grid(NamedTuple):
@@ -99,7 +102,8 @@ def plan_paged_grid(batch: Batch, q: Any, p: Plan, ctx: Any) -> Grid:
         new = k.i64(batch.offsets[b + 1]) - k.i64(batch.offsets[b])
         tasks += k.ceildiv(new, p.short_tokens) * p.kv_heads
         long_tasks += k.ceildiv(new, p.long_tokens) * p.kv_heads
-        longest = k.max(longest, k.i64(batch.cache_lengths[b]) + new)
+        keys = k.i64(batch.key_offsets[b + 1]) - k.i64(batch.key_offsets[b])
+        longest = k.max(longest, k.i64(batch.cache_lengths[b]) + keys)
         most_tokens = k.max(most_tokens, new)
     tokens = k.i64(p.short_tokens)
     if long_tasks >= 6 * ctx.num_workers:
@@ -133,13 +137,14 @@ def find_task(batch: Batch, task: Any, tokens_per_task: Any, p: Plan) -> Task:
     cached = k.i64(batch.cache_lengths[sequence])
     row = k.i64(offsets[sequence]) + first
     tokens = k.min(tokens_per_task, new - first)
-    return Task(sequence, index // pieces, row, cached + first, tokens, cached + new)
+    keys = k.i64(batch.key_offsets[sequence + 1]) - k.i64(batch.key_offsets[sequence])
+    return Task(sequence, index // pieces, row, cached + first, tokens, cached + keys)
 
 
 @k.inline
 def attend(
     task: Task, batch: Batch, split: Any, splits: Any, scores: Scores, tile_height: Any,
-    memory: Scratch, p: Plan,
+    memory: Scratch, value_size: int, p: Plan,
 ) -> None:  # fmt: skip
     """Attends with the rows of a task to its part of the context, in blocks that lie in one page.
 
@@ -151,6 +156,7 @@ def attend(
         scores: How products become scores.
         tile_height: The height of register tiles, one of the plan's.
         memory: Scratch memory.
+        value_size: Elements of a value, where it is the beginning of its key; else 0.
         p: The plan.
     """
     blocks = batch.blocks
@@ -168,7 +174,11 @@ def attend(
         slot = key % page_size
         count = k.min(k.min(page_size - slot, KEYS), end - key)
         keys = blocks[page, 0, batch.layer][slot : slot + count, task.kv_head]
-        values = blocks[page, 1, batch.layer][slot : slot + count, task.kv_head]
+        values = blocks[page, 0 if value_size else 1, batch.layer][
+            slot : slot + count, task.kv_head
+        ]
+        if value_size:
+            values = values[:, :value_size]
         attend_block(task, keys, values, key, scores, tile_height, memory, p)
         key += count
 
@@ -222,6 +232,7 @@ def attention(
     scale: k.Input,
     sinks: k.Input,
     slopes: k.Input,
+    key_offsets: k.Input,
     parts: k.InOut,
     ctx: k.Context,
     *,
@@ -229,6 +240,8 @@ def attention(
     window: int,
     softcap: float,
     has_sinks: bool,
+    value_size: int,
+    cross: bool,
 ) -> None:
     """`out[token, head] = softmax(scale · q[token, head] · keys) · values`, over the keys that the mask leaves to the token.
 
@@ -238,14 +251,19 @@ def attention(
     kv_heads = blocks.shape[4]
     p = plan_paged(
         ctx.target, (q.dtype, blocks.dtype), (heads, kv_heads, head_dim), mask, window, softcap,
-        has_sinks,
+        has_sinks, value_size, cross,
     )  # fmt: skip
     width = p.plain.width
     memory = paged_scratch(head_dim, p, ctx)
     layer = layer_of(blocks, layer_index)
-    check_batch(offsets, q.shape[0], blocks, cache_lengths, lookup_table, width)
-    for d in k.static_range(3):
+    kinds = 1 if value_size else 2
+    check_batch(offsets, q.shape[0], blocks, cache_lengths, lookup_table, width, kinds)
+    for d in k.static_range(2):
         check_size("the result", out.shape[d], q.shape[d])
+    check_size("the result", out.shape[2], value_size if value_size else head_dim)
+    if cross:
+        check_size("kv_input_row_offsets", key_offsets.shape[0], offsets.shape[0])
+        check_rising("kv_input_row_offsets", key_offsets, width)
     if has_sinks:
         check_size("sinks", sinks.shape[0], heads)
     if mask == "causal_alibi":
@@ -254,7 +272,7 @@ def attention(
     query_factor = k.f32(1) if rescaled(p) or scale[0] > 0 else k.f32(scale[0])
     factor = (k.f32(1) if rescaled(p) or scale[0] <= 0 else k.f32(scale[0])) * LOG2_E
     scores = Scores(query_factor, factor, scale[0], sinks, slopes)
-    batch = Batch(offsets, blocks, cache_lengths, lookup_table, layer)
+    batch = Batch(offsets, blocks, cache_lengths, lookup_table, layer, key_offsets)
     grid = plan_paged_grid(batch, q, p, ctx)
     if p.matrix_tiles:
         if grid.most_tokens * p.group > ROW_THRESHOLD:
@@ -270,7 +288,7 @@ def attention(
                 tile_height = k.i64(p.heights[1])
         if rows > p.row_threshold:
             pack_paged_queries(rows, memory, tile_height, p)
-        attend(task, batch, split, grid.splits, scores, tile_height, memory, p)
+        attend(task, batch, split, grid.splits, scores, tile_height, memory, value_size, p)
         store_task(out, parts, task, split, grid.splits, factor, memory, p)
 
     if p.matrix_tiles:
@@ -316,10 +334,16 @@ def _lower_attention(
         )
     softcap = float(attributes.get("softcap", 0.0))
     has_sinks = bool(attributes.get("sinks", False))
-    # each absent operand is the scale again, which has a fitting dtype
-    count = 8 + has_sinks + (mask == "causal_alibi")
+    cross, value_size = bool(attributes.get("cross", False)), int(attributes.get("value_size", 0))
+    # each absent operand is another one again, which has a fitting dtype
+    count = 8 + has_sinks + (mask == "causal_alibi") + cross
     sinks = 8 if has_sinks else 7
-    slopes = count - 1 if mask == "causal_alibi" else 7
+    slopes = 8 + has_sinks if mask == "causal_alibi" else 7
+    key_offsets = count - 1 if cross else 1
+    if not 0 <= value_size <= head_dim or (value_size and kv_heads != 1):
+        raise NotImplementedError(
+            f"mo.attention.ragged.paged: values of {value_size} elements in {kv_heads} keys of {head_dim}"
+        )
     if len(operands) != count or not (softcap >= 0 and math.isfinite(softcap)):
         raise NotImplementedError(
             f"mo.attention.ragged.paged: {len(operands)} operands and softcap {softcap}, expected {count} operands and "
@@ -339,6 +363,7 @@ def _lower_attention(
         view("operand", 7, operands[7], ((),)),
         view("operand", sinks, operands[sinks], ((0,) if sinks == 8 else (),), static=False),
         view("operand", slopes, operands[slopes], ((0,) if slopes > 7 else (),), static=False),
+        view("operand", key_offsets, operands[key_offsets], static=False),
         view("workspace", 0, parts),
     )
     parameters = {
@@ -346,6 +371,8 @@ def _lower_attention(
         "window": max(window, 1),
         "softcap": softcap,
         "has_sinks": has_sinks,
+        "value_size": value_size,
+        "cross": cross,
     }
     return KernelCall(attention, args, parameters, workspaces=(parts,))
 

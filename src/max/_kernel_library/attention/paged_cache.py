@@ -98,8 +98,9 @@ def check_offsets(what: str, offsets: Any, rows: Any, width: int) -> None:
 
 @k.inline
 def check_batch(
-    offsets: Any, rows: Any, blocks: Any, cache_lengths: Any, lookup_table: Any, width: int
-) -> None:
+    offsets: Any, rows: Any, blocks: Any, cache_lengths: Any, lookup_table: Any, width: int,
+    kinds: int = 2,
+) -> None:  # fmt: skip
     """Raises where offsets, lengths and page table do not describe one ragged batch over a cache.
 
     After it `sequence_of` finds the sequence of each row, and positions are not negative. Each worker calls it before it reads the batch.
@@ -111,15 +112,17 @@ def check_batch(
         cache_lengths: Cached tokens of each sequence.
         lookup_table: Pages of each sequence.
         width: Offsets per vector.
+        kinds: Kinds of pages that the caller reads or writes: keys, or keys and values.
     """
     check_size("input_row_offsets", offsets.shape[0], cache_lengths.shape[0] + 1)
     check_size("lookup_table", lookup_table.shape[0], cache_lengths.shape[0])
     check_offsets("input_row_offsets", offsets, rows, width)
-    if blocks.shape[1] != 2 or blocks.shape[3] == 0:
+    if blocks.shape[1] < kinds or blocks.shape[3] == 0:
         raise ValueError(
-            "the cache has {} kinds of pages of {} tokens, expected 2 (keys, values) of 1 or more",
+            "the cache has {} kinds of pages of {} tokens, expected {} (keys, values) of 1 or more",
             blocks.shape[1],
             blocks.shape[3],
+            kinds,
         )
 
 

@@ -58,6 +58,7 @@ class Plan:
         window: Its window.
         softcap: The bound of soft-capped scores; 0 for none.
         sinks: Whether each head has a sink.
+        cross: Whether a sequence has its own number of keys: then positions may be past the last one.
     """
 
     plain: Tiling
@@ -77,6 +78,7 @@ class Plan:
     window: int
     softcap: float
     sinks: bool
+    cross: bool
 
 
 class Scores(NamedTuple):
@@ -173,6 +175,8 @@ def plan_paged(
     window: int,
     softcap: float,
     sinks: bool,
+    value_size: int = 0,
+    cross: bool = False,
 ) -> Plan:
     """The plan of a call.
 
@@ -184,6 +188,8 @@ def plan_paged(
         window: Its window.
         softcap: The bound of soft-capped scores; 0 for none.
         sinks: Whether each head has a sink.
+        value_size: Elements of a value, where it is the beginning of its key; 0: values are as long as keys.
+        cross: Whether a sequence has its own number of keys.
     """
     query_heads, kv_heads, head_dim = heads
     group = query_heads // kv_heads
@@ -207,13 +213,14 @@ def plan_paged(
         long_tokens=long_tokens,
         # packed queries and keys are filled up to whole vectors, rows of sums to whole strips of columns
         depth=padded(head_dim, wide.step),
-        stride=padded(head_dim, 4 * t.width),
+        stride=padded(value_size or head_dim, 4 * t.width),
         most_rows=padded(max(long_tokens * group, 2 * ROW_THRESHOLD), t.height),
         matrix_tiles=matrix_tiles,
         mask=mask,
         window=window,
         softcap=softcap,
         sinks=sinks,
+        cross=cross,
     )
 
 
@@ -263,6 +270,8 @@ def last_key(position: Any, total: Any, p: Plan) -> Any:
         return total - 1
     elif p.mask == "symmetric_window":
         return k.min(position + p.window - 1, total - 1)
+    elif p.cross:
+        return k.min(position, total - 1)
     else:
         return position
 

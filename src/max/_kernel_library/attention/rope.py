@@ -63,7 +63,7 @@ def rope(
     layer = layer_of(blocks, layer_index)
     batch = cache_lengths.shape[0]
     rotated = freqs_cis.shape[1]
-    check_batch(offsets, q.shape[0], blocks, cache_lengths, lookup_table, width)
+    check_batch(offsets, q.shape[0], blocks, cache_lengths, lookup_table, width, 1)
     for d in k.static_range(3):
         check_size("the result", out.shape[d], q.shape[d])
     check_size("a key", blocks.shape[5], q.shape[2])

@@ -75,7 +75,7 @@ def paged_cache_types(
             params.dtype,
             [
                 "total_num_pages",
-                2,
+                1 if params.is_mla else 2,
                 num_layers,
                 params.page_size,
                 params.n_kv_heads_per_device,

@@ -1,0 +1,135 @@
+"""Rows of the paged cache in plain tensors: keys or values of some tokens are read, or keys are written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from max import kernel as k
+from max._kernel_library.attention.paged_cache import (
+    check_batch,
+    check_rising,
+    check_size,
+    layer_of,
+    page_of,
+    sequence_of,
+    unsigned,
+)
+from max._kernel_library.lowering import KernelCall, Operand, view
+
+
+@k.kernel
+def cache_load(
+    out: k.Output,
+    offsets: k.Input,
+    blocks: k.InOut,
+    starts: k.Input,
+    lookup_table: k.Input,
+    layer_index: k.Input,
+    ctx: k.Context,
+    *,
+    side: int,
+) -> None:
+    """Row `offsets[b] + i` of `out` `[rows, kv_heads * head_dim]` is the key (`side` 0) or value (1) of token `starts[b] + i` of sequence `b`.
+
+    Rows past the last offset are 0.
+    """
+    width = ctx.target.width(k.f32)
+    layer = layer_of(blocks, layer_index)
+    batch = starts.shape[0]
+    size = out.shape[1]
+    check_size("offsets", offsets.shape[0], batch + 1)
+    check_size("lookup_table", lookup_table.shape[0], batch)
+    check_size("a row", size, blocks.shape[4] * blocks.shape[5])
+    check_rising("offsets", offsets, width)
+    rows = k.i64(offsets[batch])
+    if k.i64(offsets[0]) != 0 or rows > out.shape[0]:
+        raise ValueError(
+            "offsets are {} to {}, expected 0 to at most {}", offsets[0], rows, out.shape[0]
+        )
+    if blocks.shape[1] <= side or blocks.shape[3] == 0:
+        raise ValueError(
+            "the cache has {} kinds of pages of {} tokens", blocks.shape[1], blocks.shape[3]
+        )
+    for row in ctx.parallel(out.shape[0]):
+        if row < rows:
+            sequence = sequence_of(offsets, batch, row)
+            position = k.i64(starts[sequence]) + row - k.i64(offsets[sequence])
+            page = page_of(blocks, lookup_table, sequence, position)
+            source = blocks[page, side, layer, position % blocks.shape[3]].reshape(size)
+            for j, mask in k.vectors(size, width):
+                out.store(row, j, value=source.load(j, width=width, mask=mask), mask=mask)
+        else:
+            for j, mask in k.vectors(size, width):
+                out.store(row, j, value=k.splat(k.f32(0), width), mask=mask)
+
+
+@k.kernel
+def key_store(
+    keys: k.Input,
+    offsets: k.Input,
+    blocks: k.InOut,
+    cache_lengths: k.Input,
+    lookup_table: k.Input,
+    layer_index: k.Input,
+    ctx: k.Context,
+    *,
+    side: int,
+) -> None:
+    """Writes row `i` of `keys` `[total, kv_heads * head_dim]` to its token's slot of keys (`side` 0) or values (1)."""
+    width = ctx.target.width(k.f32)
+    layer = layer_of(blocks, layer_index)
+    batch = cache_lengths.shape[0]
+    size = keys.shape[1]
+    check_batch(offsets, keys.shape[0], blocks, cache_lengths, lookup_table, width, side + 1)
+    check_size("a row", size, blocks.shape[4] * blocks.shape[5])
+    for token in ctx.parallel(keys.shape[0]):
+        sequence = sequence_of(offsets, batch, token)
+        position = k.i64(cache_lengths[sequence]) + token - k.i64(offsets[sequence])
+        page = page_of(blocks, lookup_table, sequence, position)
+        row = blocks[page, side, layer, position % blocks.shape[3]].reshape(size)
+        for j, mask in k.vectors(size, width):
+            row.store(j, value=keys.load(token, j, width=width, mask=mask), mask=mask)
+
+
+CACHE = (False, True, False, True, True, True)
+
+
+def _lower_load(
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
+) -> KernelCall:
+    # the last operand only says how many rows there are
+    unsigned("mo.kv_load.ragged.paged", [operands[0], *operands[2:5]])
+    args = (
+        view("result", 0, results[0], static=(False, True)),
+        view("operand", 0, operands[0], static=False),
+        view("operand", 1, operands[1], static=CACHE),
+        view("operand", 2, operands[2], static=False),
+        view("operand", 3, operands[3], static=False),
+        view("operand", 4, operands[4], ((),)),
+    )
+    return KernelCall(cache_load, args, {"side": int(attributes["side"])})
+
+
+def _lower_store(
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
+) -> KernelCall:
+    unsigned("mo.k_store.ragged.paged", [operands[1], *operands[3:6]])
+    args = (
+        view("operand", 0, operands[0], static=(False, True)),
+        view("operand", 1, operands[1], static=False),
+        view("operand", 2, operands[2], static=CACHE),
+        view("operand", 3, operands[3], static=False),
+        view("operand", 4, operands[4], static=False),
+        view("operand", 5, operands[5], ((),)),
+    )
+    return KernelCall(key_store, args, {"side": int(attributes["side"])})
+
+
+LOWERINGS = {"mo.kv_load.ragged.paged": _lower_load, "mo.k_store.ragged.paged": _lower_store}

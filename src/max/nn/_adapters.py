@@ -1,0 +1,179 @@
+"""Products with LoRA adapters: each group of rows by the matrix of its adapter (SGMV)."""
+
+from __future__ import annotations
+
+from max.dtype import DType
+from max.graph import DeviceRef, Dim, TensorValue, ops
+from max.nn._cache_rows import kv_cache_ragged_radd
+from max.nn._experts import grouped_matmul_ragged
+from max.nn.kv_cache.cache_params import KVCacheParams
+from max.nn.kv_cache.cache_values import PagedCacheValues
+
+__all__ = ["sgmv_kernel", "sgmv_lora_kernel", "sgmv_qkv_lora_kernel"]
+
+
+def group_of_rows(rows: Dim, offsets: TensorValue) -> TensorValue:
+    """The group of each row, int64 ``[rows]``; rows past the last offset have the number of groups.
+
+    Args:
+        rows: The number of rows.
+        offsets: The first row of each group, and the row after the last one.
+    """
+    numbers = ops.range(
+        0, TensorValue(rows), 1, out_dim=rows, dtype=DType.int64, device=offsets.device
+    )
+    ends = ops.unsqueeze(ops.cast(offsets[1:], DType.int64), 0)
+    passed = ops.cast(ops.greater_equal(ops.unsqueeze(numbers, 1), ends), DType.int64)
+    return ops.reshape(ops.sum(passed, axis=1), [rows])
+
+
+def sgmv_kernel(
+    input: TensorValue,
+    lora: TensorValue,
+    lora_ids: TensorValue,
+    lora_ranks: TensorValue,
+    input_row_offsets: TensorValue,
+    max_lora_seq_len: int,
+    bias: TensorValue | None = None,
+) -> TensorValue:
+    """Multiplies each group of rows by the matrix of its adapter: ``x @ lora[id].T + bias[id]``.
+
+    Args:
+        input: ``[rows, in_dim]``.
+        lora: ``[adapters, out_dim, in_dim]``; adapters of lower rank are filled up with zeros.
+        lora_ids: The adapter of each group, ``[groups]``; -1: the group's results are 0.
+        lora_ranks: The rank of each group's adapter; unused, as the rest of a matrix is 0.
+        input_row_offsets: The first row of each group, and the row after the last one, ``[groups + 1]``. Results of rows
+            past it are 0.
+        max_lora_seq_len: Most rows of a group; unused, the kernel reads the offsets.
+        bias: ``[adapters, out_dim]``.
+
+    Returns:
+        ``[rows, out_dim]``.
+
+    Raises:
+        ValueError: A shape does not fit. Offsets and adapters that do not fit are an error when the graph runs.
+    """
+    op = "sgmv_kernel"
+    if lora_ids.rank != 1 or input_row_offsets.rank != 1:
+        raise ValueError(
+            f"{op}: lora_ids {lora_ids!r} and input_row_offsets {input_row_offsets!r}; expected [groups] and [groups + 1]"
+        )
+    count = ops.reshape(ops.cast(TensorValue(lora_ids.shape[0]), DType.uint32), [1])
+    longest = ops.constant([max_lora_seq_len], DType.uint32, DeviceRef.CPU())
+    stats = ops.concat([longest, count.to(DeviceRef.CPU())])
+    starts = ops.cast(input_row_offsets, DType.uint32)
+    ids = ops.cast(lora_ids, DType.int32)
+    y = grouped_matmul_ragged(input, lora, starts, ids, stats)
+    if bias is None:
+        return y
+    if bias.rank != 2 or bias.shape[0] != lora.shape[0] or bias.shape[1] != lora.shape[1]:
+        raise ValueError(f"{op}: the bias is {bias!r}, expected [{lora.shape[0]}, {lora.shape[1]}]")
+    # rows of no adapter take the row of zeros after the last bias
+    zeros = ops.broadcast_to(ops.constant(0, bias.dtype, bias.device), [1, bias.shape[1]])
+    table = ops.concat([bias, zeros])
+    none = ops.constant([int(lora.shape[0])], DType.int64, ids.device)
+    of_group = ops.concat([ops.cast(ids, DType.int64), none])
+    adapter = ops.gather(of_group, group_of_rows(input.shape[0], starts), axis=0)
+    adapter = ops.where(ops.greater_equal(adapter, 0), adapter, none)
+    return y + ops.cast(ops.gather(table, adapter, axis=0), y.dtype)
+
+
+def sgmv_lora_kernel(
+    input: TensorValue,
+    lora_a: TensorValue,
+    lora_b: TensorValue,
+    lora_ids: TensorValue,
+    lora_ranks: TensorValue,
+    grouped_row_offsets: TensorValue,
+    max_lora_seq_len: int,
+    bias: TensorValue | None = None,
+) -> TensorValue:
+    """Applies the adapter of each group of rows: ``(x @ a[id].T) @ b[id].T + bias[id]``.
+
+    Args:
+        input: ``[rows, in_dim]``.
+        lora_a: ``[adapters, rank, in_dim]``.
+        lora_b: ``[adapters, out_dim, rank]``.
+        lora_ids: The adapter of each group, ``[groups]``; -1: none.
+        lora_ranks: The rank of each group's adapter.
+        grouped_row_offsets: The first row of each group, and the row after the last one.
+        max_lora_seq_len: Most rows of a group.
+        bias: ``[adapters, out_dim]``.
+
+    Returns:
+        ``[rows, out_dim]``.
+
+    Raises:
+        ValueError: A shape does not fit.
+    """
+    groups = (lora_ids, lora_ranks, grouped_row_offsets, max_lora_seq_len)
+    return sgmv_kernel(sgmv_kernel(input, lora_a, *groups), lora_b, *groups, bias)
+
+
+def sgmv_qkv_lora_kernel(
+    input: TensorValue,
+    lora_a: TensorValue,
+    lora_b: TensorValue,
+    lora_ids: TensorValue,
+    lora_ranks: TensorValue,
+    input_row_offsets: TensorValue,
+    lora_grouped_offsets: TensorValue,
+    kv_collection: PagedCacheValues,
+    kv_params: KVCacheParams,
+    layer_idx: TensorValue,
+    max_lora_seq_len: int,
+    max_rank: int,
+    q_dim: int,
+    kv_dim: int,
+    bias: TensorValue | None = None,
+) -> TensorValue:
+    """Applies the adapters of queries, keys and values; what they add to keys and values is added in the cache.
+
+    Args:
+        input: ``[total_seq_len, in_dim]``.
+        lora_a: ``[adapters, 3 * max_rank, in_dim]``: the rows of queries, keys, values.
+        lora_b: ``[adapters, q_dim + 2 * kv_dim, max_rank]``.
+        lora_ids: The adapter of each group, ``[groups]``; -1: none.
+        lora_ranks: The rank of each group's adapter.
+        input_row_offsets: The first row of each sequence.
+        lora_grouped_offsets: The first row of each group, and the row after the last one.
+        kv_collection: The cache, with the new keys and values stored.
+        kv_params: The parameters of the cache.
+        layer_idx: The layer.
+        max_lora_seq_len: Most rows of a group.
+        max_rank: The rank of the matrices.
+        q_dim: The size of the queries.
+        kv_dim: The size of the keys.
+        bias: ``[adapters, q_dim + 2 * kv_dim]``.
+
+    Returns:
+        What is to be added to the queries, ``[total_seq_len, q_dim]``.
+
+    Raises:
+        ValueError: A shape does not fit.
+    """
+    op = "sgmv_qkv_lora_kernel"
+    width = q_dim + 2 * kv_dim
+    if (
+        lora_a.rank != 3
+        or lora_b.rank != 3
+        or lora_a.shape[1] != 3 * max_rank
+        or lora_b.shape[1] != width
+    ):
+        raise ValueError(
+            f"{op}: matrices {lora_a!r} and {lora_b!r}; expected [adapters, {3 * max_rank}, in_dim] and [adapters, {width}, {max_rank}]"
+        )
+    groups = (lora_ids, lora_ranks, lora_grouped_offsets, max_lora_seq_len)
+    narrow = sgmv_kernel(input, lora_a, *groups)
+    parts: list[TensorValue] = []
+    begin = 0
+    for i, size in enumerate((q_dim, kv_dim, kv_dim)):
+        rows = narrow[:, i * max_rank : (i + 1) * max_rank]
+        of_part = None if bias is None else bias[:, begin : begin + size]
+        parts.append(sgmv_kernel(rows, lora_b[:, begin : begin + size], *groups, of_part))
+        begin += size
+    first = ops.constant(0, DType.int64, DeviceRef.CPU())
+    added = ops.concat(parts[1:], axis=1)
+    kv_cache_ragged_radd(kv_params, added, kv_collection, input_row_offsets, first, layer_idx)
+    return parts[0]

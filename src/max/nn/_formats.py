@@ -1,0 +1,300 @@
+"""Projections to queries, keys and values with GPTQ, GGUF and float8 weights, which write keys and values to the cache."""
+
+from __future__ import annotations
+
+from max.dtype import DType
+from max.graph import TensorValue, ops
+from max.graph.quantization import QuantizationConfig, QuantizationEncoding
+from max.nn._cache_rows import KEYS, VALUES, store_rows
+from max.nn._projection import project, with_bias
+from max.nn._scaled import dynamic_scaled_matmul, matmul_static_scaled_float8
+from max.nn.float8_config import (
+    Float8InputScaleSpec,
+    Float8ScaleGranularity,
+    Float8ScaleOrigin,
+    Float8WeightScaleSpec,
+)
+from max.nn.kv_cache.cache_params import KVCacheParams
+from max.nn.kv_cache.cache_values import PagedCacheValues
+
+__all__ = [
+    "fused_qkv_ragged_matmul_quantized",
+    "fused_qkv_ragged_matmul_scaled_float8",
+    "gptq_rows",
+    "matmul_k_cache_ragged_scaled_float8",
+    "needs_fp8_fnuz_conversion",
+    "normalize_e4m3fn_to_e4m3fnuz",
+    "unfused_qkv_ragged_matmul_gguf_quantized",
+]
+
+
+def _store(
+    kv_params: KVCacheParams,
+    qkv: TensorValue,
+    n_heads: int,
+    input_row_offsets: TensorValue,
+    kv_collection: PagedCacheValues,
+    layer_idx: TensorValue,
+) -> TensorValue:
+    """Writes keys and values to the cache; returns the queries."""
+    width = n_heads * kv_params.head_dim
+    kv_width = kv_params.n_kv_heads_per_device * kv_params.head_dim
+    if qkv.shape[1] != width + 2 * kv_width:
+        raise ValueError(
+            f"wqkv has {qkv.shape[1]} rows; {n_heads} query heads and twice {kv_params.n_kv_heads_per_device} key heads of "
+            f"{kv_params.head_dim} need {width + 2 * kv_width}"
+        )
+    q, k, v = ops.split(qkv, [width, kv_width, kv_width], axis=1)
+    store_rows(kv_params, k, input_row_offsets, kv_collection, layer_idx, KEYS)
+    store_rows(kv_params, v, input_row_offsets, kv_collection, layer_idx, VALUES)
+    return q
+
+
+def gptq_rows(weight: TensorValue, inputs: int, config: QuantizationConfig) -> TensorValue:
+    """The weight ``[out_dim, inputs]``, float32, of a GPTQ weight in one tensor.
+
+    Args:
+        weight: uint8 ``[out_dim, inputs * bits / 8 + 2 * groups]``: the integers of a row, the lowest bits first, then its
+            float16 scales, one for each group of inputs. The zero point is ``2 ** (bits - 1)``.
+        inputs: The number of inputs.
+        config: The number of bits, and the size of a group.
+
+    Raises:
+        ValueError: The sizes do not fit, or the number of bits is not 2, 4 or 8.
+    """
+    bits = config.bits
+    if bits not in (2, 4, 8):
+        raise ValueError(f"GPTQ weights of {bits} bits; 2, 4 and 8 have kernels")
+    group = inputs if config.group_size == -1 else config.group_size
+    per_byte, size = 8 // bits, inputs * bits // 8
+    groups = -(-inputs // group)
+    if (
+        weight.rank != 2
+        or weight.dtype is not DType.uint8
+        or weight.shape[1] != size + 2 * groups
+        or inputs % group
+    ):
+        raise ValueError(
+            f"the GPTQ weight is {weight!r}; {inputs} inputs of {bits} bits in groups of {group} need uint8 "
+            f"[out_dim, {size} + 2 * {groups}]"
+        )
+    rows = weight.shape[0]
+    words = ops.cast(weight[:, :size], DType.int32)
+    parts = [words // 2 ** (bits * i) % 2**bits for i in range(per_byte)]
+    integers = ops.reshape(ops.stack(parts, axis=2), [rows, groups, group])
+    halves = ops.cast(ops.reshape(weight[:, size:], [rows, groups, 2]), DType.int32)
+    scales = _float16(halves[:, :, 0] + halves[:, :, 1] * 256)
+    values = ops.cast(integers - 2 ** (bits - 1), DType.float32)
+    return ops.reshape(values * ops.reshape(scales, [rows, groups, 1]), [rows, inputs])
+
+
+def _float16(bits: TensorValue) -> TensorValue:
+    """The float16 numbers, as float32, of their bits in integers."""
+    exponent = bits // 1024 % 32
+    fraction = ops.cast(bits % 1024, DType.float32) / 1024.0
+    normal = ops.greater(exponent, 0)
+    power = ops.cast(ops.max(exponent, 1) - 15, DType.float32)
+    magnitude = ops.exp(power * 0.6931471805599453)
+    # powers of 2 are exact after a rounding to float16's exponents
+    magnitude = ops.cast(ops.cast(magnitude, DType.float16), DType.float32)
+    whole = ops.cast(normal, DType.float32)
+    sign = 1.0 - 2.0 * ops.cast(bits // 32768, DType.float32)
+    return sign * magnitude * (whole + fraction)
+
+
+def fused_qkv_ragged_matmul_quantized(
+    kv_params: KVCacheParams,
+    input: TensorValue,
+    input_row_offsets: TensorValue,
+    wqkv: TensorValue,
+    kv_collection: PagedCacheValues,
+    layer_idx: TensorValue,
+    n_heads: int,
+    quantization_config: QuantizationConfig,
+    perm_idx: TensorValue | None = None,
+    bias: TensorValue | None = None,
+) -> TensorValue:
+    """`fused_qkv_ragged_matmul` with a GPTQ weight in one tensor, which is decoded when it is loaded.
+
+    Args:
+        kv_params: The parameters of the cache.
+        input: ``[total_seq_len, hidden_size]``.
+        input_row_offsets: The first row of each sequence.
+        wqkv: uint8 rows of integers and scales, see `gptq_rows`.
+        kv_collection: The cache.
+        layer_idx: The layer.
+        n_heads: The number of query heads.
+        quantization_config: How the weight was quantised.
+        perm_idx: The input that each column of the weight belongs to, integers ``[hidden_size]``.
+        bias: ``[(n_heads + 2 * kv_heads) * head_dim]``.
+
+    Returns:
+        The queries ``[total_seq_len, n_heads * head_dim]``, of the input's dtype.
+
+    Raises:
+        ValueError: A shape does not fit.
+    """
+    x = input if perm_idx is None else ops.gather(input, ops.cast(perm_idx, DType.int64), axis=1)
+    weight = gptq_rows(wqkv, int(input.shape[1]), quantization_config)
+    qkv = ops.cast(project(x, ops.cast(weight, x.dtype), bias), input.dtype)
+    return _store(kv_params, qkv, n_heads, input_row_offsets, kv_collection, layer_idx)
+
+
+def unfused_qkv_ragged_matmul_gguf_quantized(
+    kv_params: KVCacheParams,
+    input: TensorValue,
+    input_row_offsets: TensorValue,
+    n_heads: int,
+    q_weight: TensorValue,
+    k_weight: TensorValue,
+    v_weight: TensorValue,
+    quantization_encoding_q: QuantizationEncoding,
+    quantization_encoding_k: QuantizationEncoding,
+    quantization_encoding_v: QuantizationEncoding,
+    kv_collection: PagedCacheValues,
+    layer_idx: TensorValue,
+) -> TensorValue:
+    """Projects to queries, keys and values with encoded weights, and writes keys and values to the cache.
+
+    Args:
+        kv_params: The parameters of the cache.
+        input: ``[total_seq_len, hidden_size]``.
+        input_row_offsets: The first row of each sequence.
+        n_heads: The number of query heads.
+        q_weight: Rows of blocks ``[n_heads * head_dim, bytes]``.
+        k_weight: Rows of blocks ``[kv_heads * head_dim, bytes]``.
+        v_weight: The same for the values.
+        quantization_encoding_q: The encoding of `q_weight`.
+        quantization_encoding_k: The encoding of `k_weight`.
+        quantization_encoding_v: The encoding of `v_weight`.
+        kv_collection: The cache.
+        layer_idx: The layer.
+
+    Returns:
+        The queries ``[total_seq_len, n_heads * head_dim]``.
+
+    Raises:
+        ValueError: A shape does not fit.
+    """
+    weights = (q_weight, k_weight, v_weight)
+    encodings = (quantization_encoding_q, quantization_encoding_k, quantization_encoding_v)
+    parts = [project(input, w, None, e) for w, e in zip(weights, encodings, strict=True)]
+    qkv = ops.concat(parts, axis=1)
+    return _store(kv_params, qkv, n_heads, input_row_offsets, kv_collection, layer_idx)
+
+
+def fused_qkv_ragged_matmul_scaled_float8(
+    kv_params: KVCacheParams,
+    input: TensorValue,
+    input_row_offsets: TensorValue,
+    wqkv: TensorValue,
+    kv_collection: PagedCacheValues,
+    layer_idx: TensorValue,
+    n_heads: int,
+    input_scale: TensorValue,
+    weight_scale: TensorValue,
+    bias: TensorValue | None = None,
+) -> TensorValue:
+    """`fused_qkv_ragged_matmul` of scaled float8 elements.
+
+    Args:
+        kv_params: The parameters of the cache.
+        input: float8 ``[total_seq_len, hidden_size]``.
+        input_row_offsets: The first row of each sequence.
+        wqkv: float8 ``[(n_heads + 2 * kv_heads) * head_dim, hidden_size]``.
+        kv_collection: The cache.
+        layer_idx: The layer.
+        n_heads: The number of query heads.
+        input_scale: The input's scale, of one element, or ``[groups, total_seq_len]``.
+        weight_scale: The weight's scales.
+        bias: ``[(n_heads + 2 * kv_heads) * head_dim]``.
+
+    Returns:
+        The queries ``[total_seq_len, n_heads * head_dim]``, bfloat16.
+
+    Raises:
+        ValueError: A shape does not fit.
+        TypeError: An operand is no float8 tensor.
+    """
+    if all(dim == 1 for dim in input_scale.shape):
+        qkv = matmul_static_scaled_float8(input, wqkv, input_scale, weight_scale)
+    else:
+        qkv = dynamic_scaled_matmul(input, wqkv, input_scale, weight_scale, *_specs(None))
+    qkv = with_bias(qkv, bias)
+    return _store(kv_params, qkv, n_heads, input_row_offsets, kv_collection, layer_idx)
+
+
+def _specs(
+    blocks: tuple[int, int] | None,
+) -> tuple[Float8InputScaleSpec, Float8WeightScaleSpec]:
+    """Specs of scales that say what their shapes do not: the size of blocks."""
+    kind = Float8ScaleGranularity.TENSOR if blocks is None else Float8ScaleGranularity.BLOCK
+    rows = Float8InputScaleSpec(
+        Float8ScaleGranularity.COLWISE, Float8ScaleOrigin.DYNAMIC, DType.float32
+    )
+    return rows, Float8WeightScaleSpec(kind, DType.float32, blocks)
+
+
+def matmul_k_cache_ragged_scaled_float8(
+    kv_params: KVCacheParams,
+    hidden_states: TensorValue,
+    input_row_offsets: TensorValue,
+    weight: TensorValue,
+    input_scale: TensorValue,
+    weight_scale: TensorValue,
+    kv_collection: PagedCacheValues,
+    scales_granularity_mnk: tuple[int, int, int],
+    layer_idx: TensorValue,
+) -> None:
+    """Projects scaled float8 elements to keys, and writes them to the cache.
+
+    Args:
+        kv_params: The parameters of the cache.
+        hidden_states: float8 ``[total_seq_len, hidden_size]``.
+        input_row_offsets: The first row of each sequence.
+        weight: float8 ``[kv_heads * head_dim, hidden_size]``.
+        input_scale: ``[hidden_size / block, total_seq_len]``.
+        weight_scale: ``[row blocks, column blocks]``.
+        kv_collection: The cache.
+        scales_granularity_mnk: Rows of the input, rows and columns of the weight that share a scale; the first is 1.
+        layer_idx: The layer.
+
+    Raises:
+        ValueError: A shape does not fit.
+        TypeError: An operand is no float8 tensor.
+    """
+    rows, *blocks = scales_granularity_mnk
+    if rows != 1:
+        raise ValueError(
+            f"matmul_k_cache_ragged_scaled_float8: {rows} rows of the input share a scale, expected 1"
+        )
+    specs = _specs((blocks[0], blocks[1]))
+    keys = dynamic_scaled_matmul(
+        hidden_states, weight, input_scale, weight_scale, *specs, DType.float32
+    )
+    store_rows(kv_params, keys, input_row_offsets, kv_collection, layer_idx)
+
+
+def needs_fp8_fnuz_conversion() -> bool:
+    """False: no device of this engine needs the float8 format of CDNA3 GPUs."""
+    return False
+
+
+def normalize_e4m3fn_to_e4m3fnuz(
+    weight: TensorValue, weight_scale: TensorValue
+) -> tuple[TensorValue, TensorValue]:
+    """The bits of float8_e4m3fn elements as float8_e4m3fnuz, which has half their values, and scales that are doubled.
+
+    Args:
+        weight: float8_e4m3fn elements; -0 becomes 0.
+        weight_scale: The scales.
+
+    Raises:
+        TypeError: The weight has another dtype.
+    """
+    if weight.dtype is not DType.float8_e4m3fn:
+        raise TypeError(
+            f"normalize_e4m3fn_to_e4m3fnuz: the weight is {weight!r}, expected float8_e4m3fn"
+        )
+    halved = ops.cast(weight, DType.float32) * 0.5
+    return ops.cast(halved, DType.float8_e4m3fnuz), weight_scale * 2.0
