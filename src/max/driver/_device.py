@@ -14,8 +14,8 @@ from max.driver._memory import DeviceMemory, HostMemory
 class Device:
     """A device that holds tensors and runs models.
 
-    Abstract: use :class:`CPU` or :class:`Accelerator`. There is one instance for each
-    label and id, so that devices compare by identity.
+    Abstract: use :class:`CPU` or :class:`Accelerator`. There is one instance per label and id: devices compare by
+    identity.
     """
 
     __module__ = "max.driver"
@@ -24,7 +24,7 @@ class Device:
     _id: int
     _default_stream: DeviceStream
     memory: DeviceMemory
-    """The device's memory; tensors allocate from it and copy by it."""
+    """The device's memory, in which tensors are allocated and copied."""
 
     def __new__(cls, id: int = -1) -> Self:
         if cls is Device:
@@ -52,12 +52,12 @@ class Device:
 
     @property
     def default_stream(self) -> DeviceStream:
-        """The stream that comes with the device; the same object at each call."""
+        """The default stream of the device; always the same object."""
         return self._default_stream
 
     @property
     def id(self) -> int:
-        """The zero-based id; with ``label`` it names the device, as in ``gpu:1``."""
+        """The zero-based id; ``label`` and id identify the device, as in ``gpu:1``."""
         return self._id
 
     @property
@@ -77,18 +77,18 @@ class Device:
 
     @property
     def stats(self) -> dict[str, Any]:
-        """Use of the device at this moment; sizes in bytes."""
+        """The current usage of the device; sizes in bytes."""
         raise NotImplementedError
 
     def can_access(self, other: Device) -> bool:
-        """Whether this device reads the memory of the other one directly."""
+        """Whether this device can access the memory of the other one directly."""
         raise NotImplementedError
 
     def synchronize(self) -> None:
         """Returns when all operations on this device are complete.
 
         Raises:
-            ValueError: An operation in the queue had an internal error.
+            ValueError: A queued operation failed.
         """
         raise NotImplementedError
 
@@ -178,8 +178,8 @@ class CPU(Device):
 
     @property
     def stats(self) -> dict[str, Any]:
-        """``num_cores``, and ``total_memory`` and ``free_memory`` where the platform has them."""
-        # no memory figures on Windows, which has no sysconf
+        """``num_cores``; ``total_memory`` and ``free_memory`` in bytes on platforms that report them."""
+        # Windows has no sysconf
         stats: dict[str, Any] = {"num_cores": _usable_cores()}
         names = {"total_memory": "SC_PHYS_PAGES", "free_memory": "SC_AVPHYS_PAGES"}
         available: dict[str, int] = getattr(os, "sysconf_names", {})
@@ -189,7 +189,7 @@ class CPU(Device):
         return stats
 
     def can_access(self, other: Device) -> bool:
-        """Whether the other device is a CPU device too: they share their memory."""
+        """Whether the other device is a CPU device, which shares the memory."""
         if not isinstance(other, Device):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"can_access: expected a Device, got {type(other).__name__}")
         return other.is_host
@@ -206,15 +206,15 @@ def _usable_cores() -> int:
 class Accelerator(Device):
     """A GPU or other accelerator.
 
-    A kind of accelerator is a subclass that implements the properties of :class:`Device`; :func:`register_accelerators` makes
-    its devices known. Programs run on it if a backend is registered for its ``api`` (``max._backends``).
+    A kind of accelerator is a subclass that implements the properties of :class:`Device`, registered with
+    :func:`register_accelerators`. It runs programs if a backend is registered for its ``api`` (``max._backends``).
 
     Args:
         id: The device's id; -1 is the first one.
-        device_memory_limit: The most bytes to allocate on it; -1 is 99 % of its free memory.
+        device_memory_limit: The maximum number of bytes to allocate; -1 is 99 % of the free memory.
 
     Raises:
-        ValueError: No accelerator of that id can run models; the error is a RuntimeError too.
+        ValueError: No accelerator of that id can run models; it is also a RuntimeError.
     """
 
     __module__ = "max.driver"
@@ -239,7 +239,7 @@ class Accelerator(Device):
         )
 
     def __init__(self, id: int = -1, device_memory_limit: int = -1) -> None:
-        """Nothing to do: a provider returns devices that are open."""
+        """Does nothing: the provider returns open devices."""
 
     @property
     def label(self) -> str:
@@ -248,11 +248,11 @@ class Accelerator(Device):
 
     @property
     def is_host(self) -> bool:
-        """Always false: the host reads and writes its memory by copies."""
+        """Always false: the host accesses its memory by copies."""
         return False
 
     def can_access(self, other: Device) -> bool:
-        """Whether the other device is this one: others' memory is reached by copies."""
+        """Whether the other device is this one; memory of others is accessed by copies."""
         if not isinstance(other, Device):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"can_access: expected a Device, got {type(other).__name__}")
         return other is self
@@ -262,17 +262,17 @@ class Accelerator(Device):
 
 
 class AcceleratorProvider(Protocol):
-    """One kind of accelerator: how many the machine has, and how one is opened."""
+    """One kind of accelerator: the number of its devices, and a function that opens them."""
 
     def count(self) -> int:
-        """How many devices there are."""
+        """The number of devices."""
         ...
 
     def open(self, position: int, device_memory_limit: int) -> Accelerator:
-        """A device; the same object at each call, so that devices compare by identity.
+        """Opens a device; returns the same object at each call, as devices compare by identity.
 
         Args:
-            position: Its number among the provider's devices, from 0.
+            position: The index among the provider's devices.
             device_memory_limit: As for :class:`Accelerator`.
         """
         ...
@@ -282,7 +282,7 @@ _providers: list[AcceleratorProvider] = []
 
 
 def register_accelerators(provider: AcceleratorProvider) -> None:
-    """Makes the devices of a kind known; ids count through all providers in the order of registration.
+    """Registers the devices of a kind. Ids count through all providers in the order of registration.
 
     Args:
         provider: The devices.
@@ -291,7 +291,7 @@ def register_accelerators(provider: AcceleratorProvider) -> None:
 
 
 def unregister_accelerators(provider: AcceleratorProvider) -> None:
-    """Takes a provider's devices out again; those that are open stay usable.
+    """Removes a provider's devices; open ones remain usable.
 
     Args:
         provider: The devices.
@@ -307,7 +307,7 @@ def device_named(label: str, id: int) -> Device:
         id: The zero-based id.
 
     Raises:
-        ValueError: The machine does not have it.
+        ValueError: The machine does not have the device.
     """
     return CPU(id) if label == "cpu" else Accelerator(id)
 
@@ -338,14 +338,14 @@ class DeviceStream:
         """Returns when all operations on this stream are complete.
 
         Raises:
-            ValueError: An operation in the queue had an internal error.
+            ValueError: A queued operation failed.
         """
         self._device.synchronize()
 
     def wait_for(
         self, stream: DeviceStream | Device | None = None, device: Device | None = None
     ) -> None:
-        """Lets later work on this stream begin only after all present work of another.
+        """Orders later work on this stream after all current work on another stream.
 
         Args:
             stream: The stream to wait for; or a device, for its default stream.
@@ -368,7 +368,7 @@ class DeviceStream:
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """Names a device by type and id, before it is opened.
+    """Identifies a device by type and id, without opening it.
 
     Args:
         id: The device's id; -1 is the default device of the type.
@@ -400,12 +400,12 @@ class DeviceSpec:
 
 
 def accelerator_count() -> int:
-    """The number of accelerators that models can run on: those of all registered kinds, by default none."""
+    """The number of accelerators of all registered kinds; by default 0."""
     return sum(provider.count() for provider in _providers)
 
 
 def accelerator_api() -> str:
-    """The API that programs the accelerator; without one, that of the CPU, ``cpu``."""
+    """The API of the accelerator; ``cpu`` without one."""
     return Accelerator().api if accelerator_count() else CPU().api
 
 
@@ -428,7 +428,7 @@ def load_devices(device_specs: list[DeviceSpec]) -> list[Device]:
     """Opens the devices, in the order of their specifications.
 
     Raises:
-        ValueError: One of them does not exist; the message names the first and what there is.
+        ValueError: A device does not exist; the message names it and the available ones.
     """
     for spec in device_specs:
         if not devices_exist([spec]):

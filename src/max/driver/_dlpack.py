@@ -1,9 +1,8 @@
-"""The DLPack protocol: capsules in and out, for every dtype, with ctypes.
+"""Import and export of DLPack capsules, for every dtype, with ctypes.
 
-Out: NumPy makes the capsule over the same memory, as unsigned integers where it lacks the dtype,
-and the dtype in the capsule is then set right. So the deleter is native code: a consumer may call
-it on any thread, and after the interpreter has ended. In: the structure is read here, and kept
-until nothing uses the memory.
+Export: NumPy creates the capsule, with unsigned integers for dtypes that it lacks, and the dtype in the capsule is then
+corrected. The deleter is therefore native code, which a consumer may call on any thread, and after the interpreter has ended.
+Import: the structure is read here, and kept as long as the memory is used.
 """
 
 from __future__ import annotations
@@ -18,10 +17,7 @@ from max.dtype import DType
 
 @runtime_checkable
 class DLPackArray(Protocol):
-    """An array that can hand out its memory through DLPack.
-
-    NumPy arrays, torch and JAX tensors, and :class:`max.driver.Tensor` are such arrays.
-    """
+    """An array that shares its memory through DLPack: of NumPy, torch, JAX, or a :class:`max.driver.Tensor`."""
 
     __module__ = "max.driver"
 
@@ -54,7 +50,7 @@ class _Tensor(ctypes.Structure):
     )
 
 
-# the deleter is called with the GIL held: some take it themselves, none may run Python without it
+# PYFUNCTYPE holds the GIL during the call, since a deleter may run Python code
 _Deleter = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 
 
@@ -126,7 +122,7 @@ def _structure(capsule: Any) -> tuple[Any, bytes]:
 
 
 class Imported:
-    """A tensor taken from a capsule; calls the producer's deleter when it goes.
+    """A tensor imported from a capsule; calls the producer's deleter when it is freed.
 
     Attributes:
         data: The address of the first element.
@@ -134,7 +130,7 @@ class Imported:
         strides: The strides in elements; None when contiguous.
         dtype: The element type.
         read_only: Whether the producer forbids writes.
-        copied: Whether the producer made a copy for us.
+        copied: Whether the producer made a copy.
     """
 
     __slots__ = (
@@ -166,7 +162,7 @@ class Imported:
         self.data = (tensor.data or 0) + tensor.byte_offset
         self.read_only = bool(flags & READ_ONLY)
         self.copied = bool(flags & COPIED)
-        # from here on the tensor is ours: the renamed capsule will not delete it
+        # the tensor is owned from here on: the renamed capsule does not delete it
         _set_name(capsule, _USED_VERSIONED if name == _NAME_VERSIONED else _USED)
         self._address = ctypes.addressof(managed)
         if managed.deleter:
@@ -177,23 +173,24 @@ class Imported:
             self._deleter(self._address)
 
 
-def _dtype(found: _DataType, flags: int) -> DType:
-    dtype = _TO_DTYPE.get((found.code, found.bits)) if found.lanes == 1 else None
+def _dtype(fields: _DataType, flags: int) -> DType:
+    """The DType of a DLPack data type; BufferError where there is none."""
+    dtype = _TO_DTYPE.get((fields.code, fields.bits)) if fields.lanes == 1 else None
     if dtype is None or (dtype.size_in_bits < 8 and not flags & SUBBYTE_PADDED):
-        name = _CODE_NAMES.get(found.code, f"type code {found.code}")
-        lanes = f" with {found.lanes} lanes" if found.lanes != 1 else ""
+        name = _CODE_NAMES.get(fields.code, f"type code {fields.code}")
+        lanes = f" with {fields.lanes} lanes" if fields.lanes != 1 else ""
         raise BufferError(
-            f"DLPack: no DType for {name} of {found.bits} bits{lanes}; view it as uint8 first"
+            f"DLPack: no DType for {name} of {fields.bits} bits{lanes}; view it as uint8 first"
         )
     return dtype
 
 
 def import_array(array: Any, copy: bool | None) -> Imported:
-    """Takes an array through its ``__dlpack__``.
+    """Imports an array through its ``__dlpack__``.
 
     Raises:
-        TypeError: The object is no DLPack array.
-        BufferError: The producer cannot, or the tensor has a dtype or a device that we lack.
+        TypeError: The object is not a DLPack array.
+        BufferError: The producer cannot export it, or the dtype or the device is not supported.
     """
     # not isinstance: the check of a runtime protocol costs as much as the rest of the import
     if not (hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__")):
@@ -211,7 +208,7 @@ def import_array(array: Any, copy: bool | None) -> Imported:
     try:
         capsule = array.__dlpack__(max_version=(_KNOWN_MAJOR, 1), **asked)  # pyright: ignore[reportCallIssue]
     except TypeError:
-        # a producer of the protocol before 1.0, which never copies
+        # a producer of DLPack before 1.0, which never copies
         capsule = array.__dlpack__()
     return Imported(capsule)
 
@@ -219,7 +216,7 @@ def import_array(array: Any, copy: bool | None) -> Imported:
 def export_array(
     array: np.ndarray[Any, Any], dtype: DType, max_version: tuple[int, int] | None
 ) -> Any:
-    """A capsule over the memory of a host array, which it keeps alive.
+    """Exports a host array, which the capsule keeps alive.
 
     Args:
         array: The memory, in the NumPy dtype of ``dtype``.
@@ -227,7 +224,8 @@ def export_array(
         max_version: The newest DLPack version that the consumer understands.
 
     Raises:
-        BufferError: The consumer is too old for a read-only array or for a type below a byte.
+        BufferError: The consumer's DLPack version cannot express a read-only array, or a dtype
+            below a byte.
     """
     versioned = max_version is not None and max_version[0] >= 1
     padded = dtype.size_in_bits < 8

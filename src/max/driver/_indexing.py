@@ -12,7 +12,7 @@ Index: TypeAlias = "int | slice | EllipsisType | None"
 
 
 class View(NamedTuple):
-    """What an index selects: an offset, sizes and strides, in elements."""
+    """The view that an index selects: offset, sizes and strides, in elements."""
 
     offset: int
     shape: tuple[int, ...]
@@ -29,7 +29,7 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether elements lie one after the other, in row-major order."""
+    """Whether elements are in row-major order without gaps."""
     step = 1
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if size == 0:
@@ -59,8 +59,8 @@ def apply_index(
     """Resolves an index against a shape.
 
     Raises:
-        AxisError: Too many indices, or one out of range.
-        TypeError: An index that is not basic.
+        AxisError: There are too many indices, or one is out of range.
+        TypeError: An index is an array or a mask.
     """
     items: tuple[Any, ...] = index if isinstance(index, tuple) else (index,)
     ellipses = sum(item is Ellipsis for item in items)

@@ -1,4 +1,4 @@
-"""Memory of devices, and of the host: aligned allocations, mapped files, and arrays on an address."""
+"""Memory of devices and of the host: aligned allocations, mapped files, arrays at an address."""
 
 from __future__ import annotations
 
@@ -41,33 +41,33 @@ def address(array: Array) -> int:
 
 
 class DeviceMemory(ABC):
-    """The memory of a device: what a tensor needs of it.
+    """The memory of a device, as tensors use it.
 
-    An address is a number that only this memory understands, except on the host; offsets are added to it. Copies are ordered
-    after all launches that were queued on the device before, and complete when the call returns.
+    Addresses are numbers that only this memory interprets, except on the host; offsets may be added. Copies are ordered after
+    all launches queued before, and complete when the call returns.
     """
 
     @abstractmethod
     def allocate(self, op: str, dtype: DType, shape: tuple[int, ...], zero: bool) -> Memory:
-        """Memory for a contiguous tensor, aligned to :data:`ALIGNMENT`; freed with the owner that it returns.
+        """Allocates memory for a contiguous tensor, aligned to :data:`ALIGNMENT`; the returned owner frees it.
 
         Args:
-            op: Who allocates, for messages.
+            op: The caller, for messages.
             dtype: The element type.
             shape: The sizes.
-            zero: Whether the memory holds zeros; else it is not initialised.
+            zero: Whether to fill the memory with zeros.
 
         Raises:
-            MemoryError: The device does not have enough memory.
+            MemoryError: The device is out of memory.
         """
 
     @abstractmethod
     def read(self, ptr: int, nbytes: int) -> Array:
-        """Bytes of the device as a uint8 array of the host: a copy, or on the host the memory itself.
+        """Reads bytes into a uint8 array of the host: a copy, or on the host the memory itself.
 
         Args:
             ptr: The address of the first byte.
-            nbytes: How many bytes.
+            nbytes: The number of bytes.
         """
 
     @abstractmethod
@@ -81,10 +81,10 @@ class DeviceMemory(ABC):
 
 
 def allocate(op: str, dtype: DType, shape: tuple[int, ...], zero: bool) -> Memory:
-    """Memory for a contiguous tensor, aligned to :data:`ALIGNMENT`.
+    """Allocates host memory for a contiguous tensor, aligned to :data:`ALIGNMENT`.
 
     Raises:
-        MemoryError: There is not enough memory.
+        MemoryError: The host is out of memory.
     """
     nbytes = math.prod(shape) * dtype.size_in_bytes
     try:
@@ -100,10 +100,10 @@ def allocate(op: str, dtype: DType, shape: tuple[int, ...], zero: bool) -> Memor
 
 
 def _zeroed_huge_pages(nbytes: int) -> Array:
-    """Zeros that the system allocates page by page at first use, in huge pages if it has them.
+    """Zeroed memory that the system allocates at first use, in huge pages if supported.
 
-    NumPy requests huge pages for ``empty``, not for ``zeros``: a page fault each 4 KiB then costs more than the
-    writes themselves, for example of the keys of a prompt.
+    NumPy requests huge pages for ``empty``, but not for ``zeros``, where a page fault per 4 KiB costs more than writing the
+    memory, for example the keys of a prompt.
     """
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.zeros(nbytes + _HUGE_PAGE, np.uint8)
@@ -134,11 +134,11 @@ def copy_between(
     """Copies bytes from one memory to another, through the host.
 
     Args:
-        target: Where to.
-        target_ptr: The address of the first byte there.
-        source: Where from.
-        source_ptr: The address of the first byte there.
-        nbytes: How many bytes.
+        target: The target memory.
+        target_ptr: The address of the first target byte.
+        source: The source memory.
+        source_ptr: The address of the first source byte.
+        nbytes: The number of bytes.
     """
     if nbytes:
         target.write(target_ptr, source.read(source_ptr, nbytes))
@@ -152,7 +152,7 @@ def map_file(
     mode: str,
     offset: int,
 ) -> tuple[Memory, bool]:
-    """A file's bytes as memory, and whether they are read-only; see ``Tensor.mmap``."""
+    """Maps a file; returns its memory, and whether it is read-only. See ``Tensor.mmap``."""
     short = _MAP_MODES.get(mode)
     if short is None:
         raise ValueError(f"{op}: mode {mode!r} is none of {', '.join(_MAP_MODES)}")
@@ -177,7 +177,7 @@ class _Holder:
 
 
 def _typestr(dtype: np.dtype[Any]) -> str:
-    # the array interface has no names for the types of ml_dtypes: raw bytes, then a view
+    # the array interface lacks the dtypes of ml_dtypes: use raw bytes, then a view
     return dtype.str if dtype.isbuiltin == 1 else f"|V{dtype.itemsize}"
 
 
@@ -191,7 +191,7 @@ def array_at(
     strides: tuple[int, ...] | None,
     read_only: bool,
 ) -> Array:
-    """A NumPy array on memory of the host; strides in elements, None for contiguous."""
+    """A NumPy array on host memory; strides in elements, None for contiguous."""
     numpy = dtype.to_numpy()
     interface: dict[str, Any] = {
         "version": 3,

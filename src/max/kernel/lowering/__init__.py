@@ -1,1 +1,1 @@
-"""From kernel IR to the text of LLVM IR."""
+"""Lowering of kernel IR to LLVM IR text."""

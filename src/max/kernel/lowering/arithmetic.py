@@ -1,4 +1,4 @@
-"""Lowers arithmetic, comparisons and elementary functions."""
+"""Lowering of arithmetic, comparisons and elementary functions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _INTRINSIC = {
 
 
 def lower_plain(w: Writer, s: Let) -> None:
-    """Ops that are one instruction or one intrinsic, by the type of their operands."""
+    """Ops with a single instruction or intrinsic for the type of their operands."""
     op = s.op
     type = s.args[0].type
     dtype = type.dtype
@@ -96,7 +96,7 @@ def absolute(w: Writer, s: Let) -> None:
 
 
 def _call_immediate(w: Writer, type: str, intrinsic: str, text: str) -> str:
-    """An intrinsic with one operand and a flag that is off."""
+    """Calls an intrinsic with one operand and a false flag."""
     w.declarations.add(f"{type} @{intrinsic}({type}, i1)")
     return w.temp(f"call {type} @{intrinsic}({type} {text}, i1 false)")
 
@@ -108,9 +108,9 @@ def count_zeros(w: Writer, s: Let, op: str) -> None:
 
 
 def fma(w: Writer, s: Let) -> None:
-    """``a * b + c``, rounded once where the target has the instruction."""
+    """``a * b + c``, rounded once if the target has the instruction."""
     t = llvm_type(s.ref.type)
-    # without the instruction llvm.fma would be a slow exact library call
+    # without the instruction, llvm.fma is a slow library call
     name = "fma" if w.target.has_fma else "fmuladd"
     w.alias(
         s,
@@ -119,7 +119,7 @@ def fma(w: Writer, s: Let) -> None:
 
 
 def _contracted(w: Writer, s: Let, position: int) -> None:
-    """A sum or difference one operand of which is a product, as one fused multiply-add."""
+    """Fuses a sum or difference with the product that is one of its operands."""
     product, other = s.args[position], s.args[1 - position]
     assert isinstance(product, Ref)
     x, y = (w.atom(a) for a in w.contraction.products[product.id].args)
@@ -133,7 +133,7 @@ def _contracted(w: Writer, s: Let, position: int) -> None:
 
 
 def extremum(w: Writer, s: Let) -> None:
-    """Minimum or maximum; NaN stays."""
+    """Minimum or maximum; propagates NaN."""
     a, b = s.args
     if isinstance(a, Const):
         a, b = b, a
@@ -148,7 +148,7 @@ def extremum(w: Writer, s: Let) -> None:
 def float_extremum(
     w: Writer, op: str, t: str, x: str, y: str, width: int, y_is_number: bool
 ) -> str:
-    """Min or max that keeps NaN: one instruction where ``y`` is known to be a number."""
+    """Minimum or maximum that propagates NaN: one instruction if ``y`` is known not to be NaN."""
     if w.target.is_arm64:  # one instruction
         lanes = f"v{width}" if width else ""
         element = "f64" if "double" in t else "f32"
@@ -157,7 +157,7 @@ def float_extremum(
     if y_is_number:  # the comparison fails on NaN, so x stays
         better = w.temp(f"fcmp {predicate} {t} {y}, {x}")
         return w.temp(f"select {flags} {better}, {t} {y}, {t} {x}")
-    # NaN first: what follows is then one instruction on x86
+    # test for NaN first: the comparison that follows is one instruction on x86
     nan = w.temp(f"fcmp uno {t} {x}, {x}")
     y = w.temp(f"select {flags} {nan}, {t} {x}, {t} {y}")
     better = w.temp(f"fcmp {predicate} {t} {x}, {y}")
@@ -165,7 +165,7 @@ def float_extremum(
 
 
 def floordiv(w: Writer, s: Let) -> None:
-    """Division or remainder, rounded down."""
+    """Floor division or remainder."""
     a, b = s.args
     t, x, y = llvm_type(a.type), w.atom(a), w.atom(b)
     divide, rest = ("sdiv", "srem") if a.type.dtype.kind == "i" else ("udiv", "urem")
@@ -176,13 +176,13 @@ def floordiv(w: Writer, s: Let) -> None:
     zero = "zeroinitializer" if a.type.width else "0"
     minus_one = ""
     if s.attr == "wrap":
-        # the least number divided by -1 traps: by 1 instead, and the quotient is set below
+        # the minimum divided by -1 traps: divide by 1, and select the wrapped quotient below
         ones = constants(a.type.width)(f"i{a.type.dtype.bits}", -1)
         minus_one = w.temp(f"icmp eq {t} {y}, {ones}")
         one = constants(a.type.width)(f"i{a.type.dtype.bits}", 1)
         y = w.temp(f"select {flags} {minus_one}, {t} {one}, {t} {y}")
     remainder = w.temp(f"{rest} {t} {x}, {y}")
-    # C truncates: step down where the remainder has the other sign than the divisor
+    # LLVM's division truncates: subtract 1 if the remainder's sign differs from the divisor's
     nonzero = w.temp(f"icmp ne {t} {remainder}, {zero}")
     signs = w.temp(f"xor {t} {remainder}, {y}")
     differ = w.temp(f"icmp slt {t} {signs}, {zero}")
@@ -206,7 +206,7 @@ def shift(w: Writer, s: Let) -> None:
     a, b = s.args
     op = "shl" if s.op == "shl" else "ashr" if a.type.dtype.kind == "i" else "lshr"
     t, amount = llvm_type(a.type), w.atom(b)
-    if not isinstance(b, Const):  # as processors do, and without undefined results
+    if not isinstance(b, Const):  # like processors; LLVM's result would be poison
         limit = constants(a.type.width)(f"i{a.type.dtype.bits}", a.type.dtype.bits - 1)
         amount = w.temp(f"and {t} {amount}, {limit}")
     w.out(f"%v{s.ref.id} = {op} {t} {w.atom(a)}, {amount}")
@@ -222,7 +222,7 @@ def copysign(w: Writer, s: Let) -> None:
 
 
 def scale(w: Writer, s: Let) -> None:
-    """``x * 2**n``, by the instruction of AVX-512."""
+    """``x * 2**n``, with the instruction of AVX-512."""
     x, n = s.args
     width, double = x.type.width, x.type.dtype is f64
     element, piece = ("double", 8) if double else ("float", 16)

@@ -1,8 +1,8 @@
-"""Contraction: which float products are added without being rounded first.
+"""Contraction: the choice of float products that are fused into sums, without an intermediate rounding.
 
-``x * y + z`` becomes one fused multiply-add if the sum is the product's only use and stands in the same body. The choice
-is made here, on the IR, and not by LLVM: what a kernel computes then depends neither on LLVM's optimisations nor on the
-checks between the two ops (``MAX_KERNEL_CHECK``).
+``x * y + z`` becomes one fused multiply-add if the sum is the product's only use and in the same body. The choice is made on
+the IR instead of by LLVM, so that results depend neither on LLVM's optimisations nor on checks between the two ops
+(``MAX_KERNEL_CHECK``).
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from max.kernel.ir.nodes import (
 
 
 class Contraction(NamedTuple):
-    """The products that a kernel fuses, by the numbers of their values."""
+    """The products that a kernel fuses, by value id."""
 
     products: dict[int, Let]
-    """Products that are not computed by themselves."""
+    """The fused products."""
     sums: dict[int, int]
-    """For each sum or difference that is fused, which of its operands is the product."""
+    """The position of the product among the operands of each fused sum or difference."""
 
 
 def contraction(body: Iterable[Stmt]) -> Contraction:
-    """The products of a body that are fused into sums; each has one use.
+    """Chooses the products of a body that are fused; each has one use.
 
-    Of two products in a sum the first is fused, the second is rounded.
+    In a sum of two products, the first is fused and the second is rounded.
     """
     survey = _Survey()
     survey.visit(body)
@@ -57,7 +57,7 @@ def contraction(body: Iterable[Stmt]) -> Contraction:
 
 
 class _Survey:
-    """Float products with the number of their uses, and the sums that use one, in order."""
+    """Collects float products with the number of their uses, and the sums that use one, in order."""
 
     def __init__(self) -> None:
         self.products: dict[int, Let] = {}

@@ -1,4 +1,4 @@
-"""Lowers loops and branches."""
+"""Lowering of loops and branches, with polls for interrupts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def lower_for(w: Writer, s: For) -> None:
     inner = _depth(s.body)
     trips = _trip_count(s)
     if inner or (trips <= _PART if trips is not None else w.loop_depth > _OUTER):
-        # counted loops end: only those that may run long poll
+        # counted loops terminate: only long ones poll
         polls = inner > 0 and w.loop_depth < _OUTER + min(inner - 1, 1)
         _count(w, s, enter, start, stop, exit, polls)
     else:
@@ -65,7 +65,7 @@ def _count_in_parts(w: Writer, s: For, start: str, stop: str, exit: str) -> None
     w.start(rest)
     poll(w)
     again = w.temp(f"icmp {compare} i64 {more}, {stop}")
-    # one block of a known name comes back, however the poll is made
+    # a block with a known name continues, whatever blocks the poll consists of
     w.out(f"br i1 {again}, label %{rest}.on, label %{exit}")
     w.start(f"{rest}.on")
     w.jump(part)
@@ -104,7 +104,7 @@ def lower_if(w: Writer, s: If) -> None:
 
 
 def lower_block(w: Writer, s: Block) -> None:
-    """A body that ends where `Leave` says."""
+    """A body that `Leave` can end early."""
     if w.body(s.body):
         w.jump(f"leave{s.label}")
     w.start(f"leave{s.label}")
@@ -125,7 +125,7 @@ _PART = 1 << 16
 
 
 def _brief(body: Iterable[Stmt]) -> bool:
-    """Whether a loop is marked with `k.brief`: it ends soon and needs no polls."""
+    """Whether a loop is marked with `k.brief`, and does not poll."""
     return any(
         (isinstance(s, Effect) and s.op == "brief") or (isinstance(s, Block) and _brief(s.body))
         for s in body

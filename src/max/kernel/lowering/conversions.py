@@ -1,4 +1,4 @@
-"""Lowers conversions. Floats of 8 and 16 bits are integers in registers; arithmetic on them is in f32."""
+"""Lowering of conversions. Floats of 8 and 16 bits are integers in registers; arithmetic on them is in f32."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from max.kernel.types import ScalarType, Type, bf16, f16, f32, f64
 
 
 def to_f32(w: Writer, a: Atom) -> str:
-    """A float of at most 32 bits as f32."""
+    """Converts a float of at most 32 bits to f32."""
     return widen(w, w.atom(a), a.type)
 
 
 def widen(w: Writer, text: str, type: Type) -> str:
-    """A float of 8 or 16 bits as f32."""
+    """Converts the bits of an 8- or 16-bit float to f32."""
     dtype, width = type.dtype, type.width
     if dtype is bf16:
         ints = vector_name("i32", width)
@@ -37,7 +37,7 @@ def _widen_f16(w: Writer, text: str, width: int) -> str:
     if w.target.has_f16_conversion:
         half = w.temp(f"bitcast {vector_name('i16', width)} {text} to {halves}")
         return w.temp(f"fpext {halves} {half} to {floats}")
-    # exponent and mantissa move into place; multiplying by 2^112 corrects the bias, also of subnormals
+    # shift exponent and mantissa into place; the product with 2^112 corrects the bias, also of subnormals
     ints = vector_name("i32", width)
     c = constants(width)
     wide = w.temp(f"zext {vector_name('i16', width)} {text} to {ints}")
@@ -58,7 +58,7 @@ def _widen_f16(w: Writer, text: str, width: int) -> str:
 
 
 def narrow(w: Writer, text: str, dtype: ScalarType, width: int) -> str:
-    """f32 rounded to a float of 8 or 16 bits."""
+    """Rounds f32 to a float of 8 or 16 bits."""
     if dtype.bits == 8:
         return float8.narrow(w.temp, text, dtype, width)
     floats = vector_name("float", width)
@@ -69,7 +69,7 @@ def narrow(w: Writer, text: str, dtype: ScalarType, width: int) -> str:
         ):
             short = vector_name("bfloat", width)
             if width > 16:
-                # LLVM 22 aborts where it finds that the upper half of two registers is undefined
+                # LLVM 22 aborts if the upper half of a pair of registers is undefined
                 text = w.temp(f"freeze {floats} {text}")
             rounded = w.temp(f"fptrunc {floats} {text} to {short}")
             return w.temp(f"bitcast {short} {rounded} to {shorts}")

@@ -1,4 +1,4 @@
-"""Lowers sums of products of neighbours, ``k.dot_bf16`` and ``k.dot_i8``, to the instructions that processors have for them."""
+"""Lowers sums of products of neighbours, ``k.dot_bf16`` and ``k.dot_i8``, to dot instructions of the processor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from max.kernel.ir.nodes import Atom, Let, Ref
 from max.kernel.lowering.lanes import joined, pieces
 from max.kernel.lowering.writer import Writer
 
-# lanes: products of unsigned and signed bytes summed by two, products of words summed by two
+# number of lanes -> the intrinsics that sum pairs of products: of unsigned and signed bytes, and of words
 _MULTIPLY_ADD = {
     4: ("llvm.x86.ssse3.pmadd.ub.sw.128", "llvm.x86.sse2.pmadd.wd"),
     8: ("llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"),
@@ -18,11 +18,10 @@ _MULTIPLY_ADD = {
 
 
 def _factors(w: Writer, a: Atom, element: str, width: int, piece: int) -> list[str]:
-    """Pieces of a factor, which has some elements of 8 or 16 bits for each 32-bit lane of the sums.
+    """Splits a factor, which has two or four elements per 32-bit lane of the sums, into pieces.
 
-    On arm64 an instruction takes a word that is in all lanes from one lane of a register. LLVM would rather broadcast it with its
-    load, which costs more than a plain one and an addition for the address. So it gets to see no broadcast load: 64 bits with a
-    float in their low half.
+    On arm64 an instruction can take a broadcast word from one lane of a register. LLVM prefers a broadcast load, which costs
+    more than a plain load. It is hidden from LLVM as a load of 64 bits with a float in their low half.
     """
     count = 32 // int(element[1:])
     word = w.words.get(a.id) if isinstance(a, Ref) else None
@@ -30,7 +29,7 @@ def _factors(w: Writer, a: Atom, element: str, width: int, piece: int) -> list[s
         return pieces(w, w.atom(a), element, count * width, count * piece)
     bits = w.temp(f"bitcast i32 {word} to float")
     low = w.temp(f"insertelement <2 x float> poison, float {bits}, i64 0")
-    # the instruction selector knows lanes of bf16 as such only
+    # instruction selection requires bf16 lanes
     part, lanes = ("bfloat", 2) if element == "i16" else ("i32", 1)
     half = w.temp(f"bitcast <2 x float> {low} to <{2 * lanes} x {part}>")
     indices = ", ".join(f"i32 {i}" for i in range(lanes))
@@ -50,10 +49,10 @@ def _by_pieces(
     piece: int,
     multiply: Callable[[str, str, str], str],
 ) -> None:
-    """Multiplies as many lanes at once as the instruction has."""
+    """Multiplies in pieces of the instruction's width."""
     acc, a, b = s.args
     if isinstance(a, Ref) and a.id in w.words and a.type is b.type:
-        a, b = b, a  # the last factor may be a lane
+        a, b = b, a  # only the last factor may be a lane of a register
     width = acc.type.width
     results = [
         multiply(x, y, z)
@@ -97,7 +96,7 @@ def dot_i8(w: Writer, s: Let) -> None:
 
 
 def narrow_dot_i8(w: Writer, s: Let) -> None:
-    """Unsigned by signed, where two products fit in 16 bits: ``vpmaddubsw`` and ``vpmaddwd``."""
+    """Unsigned by signed, if the sum of two products fits 16 bits: ``vpmaddubsw`` and ``vpmaddwd``."""
     piece = w.target.narrow_dot_i8_lanes(s.ref.type.width)
     bytes_name, words_name = _MULTIPLY_ADD[piece]
     sums, shorts, octets = f"<{piece} x i32>", f"<{2 * piece} x i16>", f"<{4 * piece} x i8>"
@@ -112,7 +111,7 @@ def narrow_dot_i8(w: Writer, s: Let) -> None:
 
 
 def signed_dot_i8(w: Writer, s: Let) -> None:
-    """Signed by signed: ``sdot``, or products in 16 bits, which every arm64 processor has."""
+    """Signed by signed: ``sdot``, or products in 16 bits, available on every arm64 processor."""
     piece = 4
     if w.target.has("dotprod"):
         name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
@@ -124,7 +123,7 @@ def signed_dot_i8(w: Writer, s: Let) -> None:
 
 
 def _signed_products(w: Writer, narrow: bool, acc: str, a: str, b: str) -> str:
-    """Products in 16 bits; sums of two in 16 bits where they fit, else in 32; then of four."""
+    """Products in 16 bits; sums of two in 16 bits if they fit, else in 32; then sums of four."""
     sums, shorts, octets = "<4 x i32>", "<8 x i16>", "<8 x i8>"
     low, high = (
         w.call(shorts, "llvm.aarch64.neon.smull.v8i16", [(octets, x), (octets, y)])

@@ -1,4 +1,4 @@
-"""Lowers ops that have no value."""
+"""Lowering of ops without a value."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _assume(w: Writer, s: Effect) -> None:
 
 
 def _brief(w: Writer, s: Effect) -> None:
-    """Read by the lowering of the loop around it."""
+    """No code: the lowering of the enclosing loop reads the mark."""
 
 
 def _print(w: Writer, s: Effect) -> None:

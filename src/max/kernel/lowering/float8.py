@@ -2,9 +2,9 @@
 
 The formats are those of "FP8 Formats for Deep Learning" (Micikevicius et al., 2022), e4m3fn and e5m2, and of "8-bit
 Numerical Formats for Deep Neural Networks" (Noune et al., 2022), the fnuz ones: a bias larger by one, no negative zero,
-whose code is the only NaN. A 4-bit float (e2m1fn, of the OCP Microscaling Formats, 2023) takes a byte here; it has
-no infinity and no NaN: what is too large becomes the largest, NaN a zero. Rounding is to nearest, ties to even; what is too large becomes infinity, or NaN where a format
-has none, as ml_dtypes does.
+whose code is the only NaN. A 4-bit float (e2m1fn, of the OCP Microscaling Formats, 2023) occupies a byte. Rounding is to
+nearest, ties to even. As in ml_dtypes, overflow gives infinity, or NaN in formats without infinity; e2m1fn has neither and
+saturates, and NaN becomes 0.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from max.kernel.types import ScalarType
 
 Emit = Callable[[str], str]
-"""Adds an instruction; gives the name of its result."""
+"""Emits an instruction; returns the name of its result."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class Float8:
     """A format.
 
     Args:
-        mantissa: Bits of the mantissa.
-        bias: Of the exponent.
-        special: The least magnitude that is no finite number; 128 where the code of negative zero is the only one.
-        overflow: What too large numbers become.
-        limit: The magnitude from which on that is so: halfway beyond the greatest number, after ties.
-        sign: The bit of the sign.
+        mantissa: The bits of the mantissa.
+        bias: The bias of the exponent.
+        special: The smallest code, without sign, that is not a finite number; 128 if only the code of negative zero is.
+        overflow: The code of overflow.
+        limit: The smallest magnitude that overflows, halfway beyond the greatest number.
+        sign: The sign bit.
     """
 
     mantissa: int
@@ -56,7 +56,7 @@ FORMATS = {
     "f8e5m2fnuz": Float8(2, 16, 0x80, 0x80, _bits(61440.0)),
     "f4e2m1fn": Float8(1, 1, 0x08, 0x07, _bits(7.0), 0x08),
 }
-"""The formats by the names of their types. 464 lies between 448 and NaN's code: a tie that goes to 448."""
+"""The formats by type name. 464 is the midpoint of 448 and the code of NaN: a tie, which rounds to 448."""
 
 
 def _types(width: int) -> tuple[str, str, str, str]:
@@ -75,13 +75,13 @@ def _number(value: float, width: int) -> str:
 
 
 def widen(emit: Emit, text: str, dtype: ScalarType, width: int) -> str:
-    """f32 lanes of the codes in `text`; exact.
+    """Converts codes to f32, exactly.
 
     Args:
-        emit: Adds an instruction.
+        emit: Emits an instruction.
         text: The codes.
         dtype: Their type.
-        width: The number of lanes; 0: a scalar.
+        width: The number of lanes; 0 for a scalar.
     """
     form = FORMATS[dtype.name]
     codes, ints, floats, flags = _types(width)
@@ -91,7 +91,7 @@ def widen(emit: Emit, text: str, dtype: ScalarType, width: int) -> str:
 
     wide = emit(f"zext {codes} {text} to {ints}")
     magnitude = emit(f"and {ints} {wide}, {c(form.sign - 1)}")
-    # exponent and mantissa move into place; a product corrects the bias, also of subnormals
+    # shift exponent and mantissa into place; a product corrects the bias, also of subnormals
     shifted = emit(f"shl {ints} {magnitude}, {c(23 - form.mantissa)}")
     small = emit(f"bitcast {ints} {shifted} to {floats}")
     scaled = emit(f"fmul {floats} {small}, {_number(2.0 ** (127 - form.bias), width)}")
@@ -99,7 +99,7 @@ def widen(emit: Emit, text: str, dtype: ScalarType, width: int) -> str:
     sign = emit(f"and {ints} {wide}, {c(form.sign)}")
     high = emit(f"shl {ints} {sign}, {c(32 - form.sign.bit_length())}")
     if form.sign == 0x08:
-        # all codes are numbers
+        # no code is infinite or NaN
         return emit(f"bitcast {ints} {emit(f'or {ints} {bits}, {high}')} to {floats}")
     if form.only_nan:
         whole = emit(f"or {ints} {bits}, {high}")
@@ -114,13 +114,13 @@ def widen(emit: Emit, text: str, dtype: ScalarType, width: int) -> str:
 
 
 def narrow(emit: Emit, text: str, dtype: ScalarType, width: int) -> str:
-    """Codes of f32 lanes, rounded to nearest, ties to even.
+    """Rounds f32 to codes, to nearest, ties to even.
 
     Args:
-        emit: Adds an instruction.
+        emit: Emits an instruction.
         text: The lanes.
         dtype: The type to round to.
-        width: The number of lanes; 0: a scalar.
+        width: The number of lanes; 0 for a scalar.
     """
     form = FORMATS[dtype.name]
     codes, ints, floats, flags = _types(width)

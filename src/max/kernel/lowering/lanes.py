@@ -1,4 +1,4 @@
-"""Lowers what moves lanes: broadcasts, shuffles, selections and reductions."""
+"""Lowering of ops on lanes: broadcast, extract, insert, shuffle, select."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from max.kernel.lowering.writer import Writer
 
 
 def splat(w: Writer, s: Let) -> None:
-    """A scalar in all lanes."""
+    """Broadcasts a scalar to all lanes."""
     a = s.args[0]
     if w.target.is_arm64 and isinstance(a, Ref) and llvm_type(a.type) == "i32":
         w.words[s.ref.id] = w.atom(a)
@@ -22,7 +22,7 @@ def extract(w: Writer, s: Let) -> None:
 
 
 def insert(w: Writer, s: Let) -> None:
-    """A vector with another value in one lane."""
+    """Replaces one lane of a vector."""
     v, x, lane = s.args
     w.out(
         f"%v{s.ref.id} = insertelement {llvm_type(v.type)} {w.atom(v)}, "
@@ -31,7 +31,7 @@ def insert(w: Writer, s: Let) -> None:
 
 
 def shuffle(w: Writer, s: Let) -> None:
-    """The lanes of two vectors in a given order."""
+    """Lanes of two vectors in a constant order."""
     a, b = s.args
     t = llvm_type(a.type)
     lanes = ", ".join(f"i32 {i}" for i in s.attr)
@@ -41,7 +41,7 @@ def shuffle(w: Writer, s: Let) -> None:
 
 
 def select(w: Writer, s: Let) -> None:
-    """The lanes of one of two values, by a mask."""
+    """Selects lanes of two values by a mask."""
     mask, a, b = s.args
     t = llvm_type(a.type)
     w.out(
@@ -50,7 +50,7 @@ def select(w: Writer, s: Let) -> None:
 
 
 def splat_text(w: Writer, element: str, text: str, width: int) -> str:
-    """A scalar in all lanes."""
+    """Broadcasts a scalar to all lanes."""
     one = w.temp(f"insertelement <{width} x {element}> poison, {element} {text}, i64 0")
     return w.temp(
         f"shufflevector <{width} x {element}> {one}, <{width} x {element}> poison, <{width} x i32> zeroinitializer"
@@ -58,7 +58,7 @@ def splat_text(w: Writer, element: str, text: str, width: int) -> str:
 
 
 def pieces(w: Writer, text: str, element: str, width: int, piece: int) -> list[str]:
-    """A vector as vectors of ``piece`` lanes."""
+    """Splits a vector into vectors of ``piece`` lanes."""
     if width == piece:
         return [text]
     whole = vector_name(element, width)
@@ -72,10 +72,10 @@ def pieces(w: Writer, text: str, element: str, width: int, piece: int) -> list[s
 
 
 def joined(w: Writer, parts: list[str], element: str, piece: int) -> str:
-    """The lanes of all parts, one after the other."""
+    """Concatenates vectors."""
     result, width = parts[0], piece
     for part in parts[1:]:
-        if width != piece:  # both operands of a shuffle have one width
+        if width != piece:  # both operands of a shuffle must have equal width
             whole = vector_name(element, piece)
             lanes = ", ".join(f"i32 {i}" if i < piece else "i32 poison" for i in range(width))
             part = w.temp(

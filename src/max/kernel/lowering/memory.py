@@ -1,4 +1,4 @@
-"""Lowers what reads and writes memory: arguments, views and slots."""
+"""Lowering of memory accesses: arguments, views and slots."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def from_memory(w: Writer, loaded: str, type: Type) -> str:
 
 
 def to_memory(w: Writer, a: Atom) -> tuple[str, str]:
-    """A value as it is stored, with its type."""
+    """Converts a value to its type in memory."""
     text = w.atom(a)
     if a.type.dtype.kind != "b":
         return llvm_type(a.type), text
@@ -101,7 +101,7 @@ def _lane_pointers(w: Writer, pointer: Atom, offsets: Atom, dtype: ScalarType) -
 
 
 def gather(w: Writer, s: Let) -> None:
-    """One element a lane."""
+    """Loads one element per lane."""
     type = s.ref.type
     width = type.width
     pointers = _lane_pointers(w, s.args[0], s.args[1], type.dtype)
@@ -121,7 +121,7 @@ def gather(w: Writer, s: Let) -> None:
 
 
 def scatter(w: Writer, s: Effect) -> None:
-    """Writes one element a lane."""
+    """Stores one element per lane."""
     pointer, offsets, value = s.args[:3]
     width, dtype = value.type.width, value.type.dtype
     mask = w.atom(s.args[3]) if len(s.args) == 4 else "splat (i1 true)"
@@ -135,7 +135,7 @@ def scatter(w: Writer, s: Effect) -> None:
 
 
 def atomic_add(w: Writer, s: Let) -> None:
-    """Adds to memory that workers share."""
+    """Adds atomically to shared memory."""
     pointer, value = s.args
     dtype = value.type.dtype
     op = "fadd" if dtype.is_float else "add"

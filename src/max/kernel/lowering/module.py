@@ -1,4 +1,4 @@
-"""From a kernel to a module of LLVM IR."""
+"""Lowering of a kernel to a module of LLVM IR."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STATEMENTS: dict[type[Any], StatementLowering] = {
     Let: lower_let,
     Store: lower_store,
     Assign: lower_assign,
-    Alloc: lambda w, s: None,  # all slots are made where the function begins
+    Alloc: lambda w, s: None,  # all slots are allocated at the start of the function
     Effect: lower_effect,
     For: lower_for,
     While: lower_while,
@@ -51,11 +51,11 @@ STATEMENTS: dict[type[Any], StatementLowering] = {
 
 
 def emit_llvm(ir: KernelIR, target: LLVMTarget) -> str:
-    """LLVM IR of a kernel, whose function is ``k_<key>``.
+    """Lowers a kernel to LLVM IR with the function ``k_<key>``.
 
     Args:
-        ir: the kernel.
-        target: the processor; the kernel should have been specialised for one with the same features.
+        ir: The kernel.
+        target: The target; it must have the features that the kernel was specialised for.
     """
     w = Writer(target, STATEMENTS)
     allocs: list[str] = []
@@ -93,7 +93,7 @@ def _attributes(target: LLVMTarget) -> str:
     features = f'"target-features"="{target.feature_string}"'
     cpu = f'"target-cpu"="{target.cpu}"'
     if target.is_arm64 and target.cpu == "generic":
-        # LLVM would order instructions for one that runs them as they come, and run out of registers
+        # LLVM's default schedule is for in-order processors, and spills registers
         cpu += ' "tune-cpu"="neoverse-n1"'
     return f"attributes #0 = {{ nounwind {cpu} {features} {width} }}"
 

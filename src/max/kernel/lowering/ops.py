@@ -1,4 +1,4 @@
-"""All ops that bind a value, and what lowers each."""
+"""The table of ops that bind a value, with their lowering functions."""
 
 from __future__ import annotations
 

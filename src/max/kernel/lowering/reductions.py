@@ -1,4 +1,4 @@
-"""Lowers reductions: the sum, the product, the extremes and the masks of all lanes."""
+"""Lowering of reductions over lanes: sum, product, minimum, maximum, any, all."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def reduce(w: Writer, s: Let) -> None:
 
 
 def reduce_extremum(w: Writer, s: Let) -> None:
-    """The minimum or the maximum of all lanes; NaN stays."""
+    """The minimum or maximum of all lanes; propagates NaN."""
     a = s.args[0]
     t, element, width = llvm_type(a.type), llvm_type(s.ref.type), a.type.width
     op = s.op.removeprefix("reduce_")
@@ -76,7 +76,7 @@ def reduce_extremum(w: Writer, s: Let) -> None:
 
 
 def mask_reduce(w: Writer, s: Let, op: str) -> None:
-    """Whether any lane, or all lanes, of a mask are set."""
+    """Whether any lane, or all lanes of a mask are set."""
     a = s.args[0]
     w.alias(
         s,

@@ -1,7 +1,7 @@
-"""Lowers matrix tiles to LLVM IR: to the instructions of AMX, or for other targets to code with the same results.
+"""Lowers matrix tiles to LLVM IR: AMX instructions, or on other targets code with the same results.
 
 Without the instructions the eight tiles are 8 KB on the worker's stack, rows 64 bytes apart, and every operation calls a function
-of the module. It is made for running kernels anywhere, not for speed.
+of the module. That code lets the kernels run anywhere; it is not meant to be fast.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from max.kernel.language.tile_values import MAX_BYTES, MAX_ROWS, MAX_TILES, Shap
 from max.kernel.lowering.writer import Writer
 
 _TILE_BYTES = MAX_ROWS * MAX_BYTES
-#: Where the emulated tiles are.
+#: The LLVM name of the emulated tiles' memory.
 STATE = "%tiles"
 
 _COPY = """define internal void @tile_copy(ptr %to, i64 %to.step, ptr %from, i64 %from.step, i64 %rows, i64 %bytes) #0 {
@@ -35,7 +35,7 @@ done:
   ret void
 }"""
 
-# the sums of the first and of the second elements of the pairs are kept apart, as the instruction keeps them
+# as in the instruction, the first and the second elements of the pairs have separate sums
 _DOT_BF16 = """define internal void @tile_tdpbf16ps(ptr %c, ptr %a, ptr %b, i64 %rows, i64 %steps) #0 {
 entry:
   br label %row
@@ -83,7 +83,7 @@ done:
 
 
 def _dot_bytes(name: str) -> str:
-    """A function for products of bytes, signed or unsigned as the letters of the instruction say."""
+    """The function of a byte product; the letters of the instruction's name are the signedness of the operands."""
 
     def byte(word: str, result: str, j: int, signed: bool) -> list[str]:
         if signed:
@@ -153,7 +153,7 @@ def uses_tiles(body: Iterable[Stmt]) -> bool:
 
 
 def tile_entry(w: Writer) -> list[str]:
-    """What stands at the start of the kernel."""
+    """The allocation of emulated tiles at the start of the kernel."""
     if not (w.uses_tiles and _emulated(w)):
         return []
     lines = [f"  {STATE} = alloca [{MAX_TILES * _TILE_BYTES} x i8], align 64"]
@@ -164,7 +164,7 @@ def tile_entry(w: Writer) -> list[str]:
 
 
 def leave_tiles(w: Writer) -> None:
-    """Releases the tiles where a kernel ends early."""
+    """Releases the tiles if a kernel ends early."""
     if w.uses_tiles and not _emulated(w):
         _call(w, "tilerelease")
 

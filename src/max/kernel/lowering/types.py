@@ -1,4 +1,4 @@
-"""LLVM's names of types and constants. Floats of 8 and 16 bits are carried as their bits, so that no target needs them as types."""
+"""LLVM types and constants. Floats of 8 and 16 bits are integers, as not all targets support them."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 # values of the user's program are Any: what they are is what these functions find out
@@ -35,7 +35,7 @@ SCALAR = {
     "f64": "double",
     "bool": "i1",
 }
-#: What an element is in memory.
+#: The LLVM type of an element in memory.
 MEMORY = {**SCALAR, "bool": "i8"}
 _names: dict[Type, str] = {}
 
@@ -93,7 +93,7 @@ atom_text = const_text
 
 
 def constants(width: int) -> Callable[[str, Any], str]:
-    """Makes literals; of vectors, the same in all lanes."""
+    """A function that formats literals, broadcast to all lanes of vectors."""
 
     def make(element: str, value: Any) -> str:
         text = number_text(value, f32) if element == "float" else str(value)
@@ -103,12 +103,12 @@ def constants(width: int) -> Callable[[str, Any], str]:
 
 
 def lane_list(first: int, count: int) -> str:
-    """The indices of consecutive lanes, as a shuffle takes them."""
+    """The shuffle mask of consecutive lanes."""
     return ", ".join(f"i32 {first + i}" for i in range(count))
 
 
 def mangled(type: Type) -> str:
-    """A type's name in an intrinsic's."""
+    """The suffix of a type in intrinsic names."""
     dtype = type.dtype
     element = f"f{dtype.bits}" if dtype.is_float else f"i{dtype.bits}"
     return f"v{type.width}{element}" if type.width > 0 else element

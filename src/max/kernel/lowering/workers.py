@@ -1,4 +1,4 @@
-"""Lowers what workers share: chunks of parallel loops, barriers, interrupts and errors."""
+"""Lowering of parallel loops, barriers, interrupts and errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _error_state(w: Writer) -> tuple[str, str]:
 def lower_parallel(w: Writer, s: Parallel) -> None:
     """A loop over chunks that workers take from a shared counter.
 
-    The counter hands out numbers: the first `longs` of them are long chunks, the others short ones.
+    The first `longs` values of the counter are long chunks, the others short ones: workers finish at about the same time.
     A single worker takes the whole range at once, without atomics.
     """
     total = w.atom(s.total)
@@ -42,7 +42,7 @@ def lower_parallel(w: Writer, s: Parallel) -> None:
     workers = context_value(w, Context.WORKERS, "i64")
     single = w.temp(f"icmp eq i64 {workers}, 1")
     some = w.temp(f"icmp sgt i64 {total}, 0")
-    # before the branch: they are used where a chunk of the single worker could, for all LLVM knows, come by too
+    # defined before the branch, as the block of chunks must be dominated by them
     long, short, longs = _chunk_sizes(w, s, total, workers)
     counters = context_value(w, Context.COUNTERS, "ptr")
     counter = w.temp(f"getelementptr inbounds i8, ptr {counters}, i64 {COUNTER_BYTES * s.phase}")
@@ -79,7 +79,7 @@ def lower_parallel(w: Writer, s: Parallel) -> None:
 
 
 def _chunk_sizes(w: Writer, s: Parallel, total: str, workers: str) -> tuple[str, str, str]:
-    """The sizes of long and short chunks, and how many long ones there are; the last is empty where all have one size."""
+    """The sizes of long and short chunks, and the number of long ones (empty if all chunks have one size)."""
     given = w.atom(s.grain)
     if not isinstance(s.grain, Ref) and given != "0":
         return _whole(w, given, s.multiple), "", ""
@@ -100,7 +100,7 @@ def _at_least_one(w: Writer, size: str) -> str:
 
 
 def _whole(w: Writer, size: str, multiple: int) -> str:
-    """`size`, rounded up to multiples."""
+    """Rounds `size` up to a multiple."""
     if multiple == 1:
         return size
     up = w.temp(f"add i64 {size}, {multiple - 1}")
@@ -109,9 +109,9 @@ def _whole(w: Writer, size: str, multiple: int) -> str:
 
 
 def lower_barrier(w: Writer, s: Barrier) -> None:
-    """A barrier lets everyone through once a worker has raised, wherever it did: the run is over, all return.
+    """A barrier. Once a worker has raised, barriers do not wait and all workers return.
 
-    Others may be in the middle of their phase at that moment, so nothing that follows may rely on it.
+    Other workers may then be in an earlier phase, so that code after the barrier must not run.
     """
     barrier = context_value(w, Context.BARRIER, "ptr")
     w.out(f"call void {barrier}(ptr %ctx)")
@@ -134,7 +134,7 @@ def _leave_if_raised(w: Writer, state: str, on: str) -> None:
 def poll(w: Writer) -> None:
     """Polls the worker's alert word, and leaves the kernel when the run has failed or was interrupted.
 
-    The load is volatile and not atomic, as an atomic one would keep LLVM from moving others across it.
+    The load is volatile instead of atomic, which would prevent LLVM from moving other loads across it.
     """
     w.polls = True
     alert = w.temp(f"load volatile i64, ptr {context_field(w, Context.ALERT)}, align 8")
@@ -149,7 +149,7 @@ def poll(w: Writer) -> None:
 
 
 def lower_raise(w: Writer, s: Raise) -> None:
-    """Writes the error record if no other worker has, and leaves the kernel."""
+    """Writes the error record unless another worker has, and leaves the kernel."""
     record, state = _error_state(w)
     none, failed = ErrorState.NONE, ErrorState.FAILED
     pair = w.temp(f"cmpxchg ptr {state}, i64 {none}, i64 {failed} acq_rel monotonic, align 8")

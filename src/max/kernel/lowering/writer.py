@@ -1,4 +1,4 @@
-"""The text of a kernel's function while it is written: what all functions that lower take first."""
+"""The writer of a function's LLVM text, the first argument of all lowering functions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Writer:
         self.lines: list[str] = []
         self.globals: list[str] = []
         self.declarations: set[str] = set()
-        self.aliases: dict[int, str] = {}  # names of values that are not called %v<id>
+        self.aliases: dict[int, str] = {}  # names of values other than %v<id>
         self.slots: dict[int, str] = {}  # the addresses of slots
         self.block = "entry"  # the label of the basic block that is being written
         self.loop_depth = 0
@@ -62,7 +62,7 @@ class Writer:
         return const_text(a)
 
     def alias(self, s: Let, name: str) -> None:
-        """Gives a value the name of another one."""
+        """Makes a value's name an alias of another one."""
         self.aliases[s.ref.id] = name
 
     def call(self, type: str, intrinsic: str, args: list[tuple[str, str]], flags: str = "") -> str:
@@ -87,7 +87,7 @@ class Writer:
         self.out(f"br label %{label}")
 
     def body(self, statements: Iterable[Stmt]) -> bool:
-        """Lowers statements; gives whether control reaches their end."""
+        """Lowers statements; returns whether control reaches their end."""
         table = self._statements
         for s in statements:
             kind = s.__class__
