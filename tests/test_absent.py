@@ -20,7 +20,6 @@ IMPORTS = [
     "from max.nn.attention.multi_latent_attention import LatentAttentionWithRope",
     "from max.pipelines.lib.tokenizer import TextAndVisionTokenizer",
     "from max.pipelines.architectures.gemma3 import model",
-    "from max.diagnostics import gpu",
     "import modular.engine",
     "from modular.engine import InferenceSession",
 ]
@@ -37,7 +36,7 @@ def test_an_import_says_that_it_is_absent_and_what_to_do_instead(line: str) -> N
 
 @pytest.mark.parametrize(
     ("module", "name"),
-    [("max", "diagnostics"), ("max", "kernels"), ("max", "support")],
+    [("max", "kernels"), ("max", "support")],
 )
 def test_an_attribute_too(module: str, name: str) -> None:
     found = importlib.import_module(module)
@@ -46,7 +45,7 @@ def test_an_attribute_too(module: str, name: str) -> None:
         getattr(found, name)
 
 
-@pytest.mark.parametrize("name", ["max.diagnostics", "max.kernels", "max.support"])
+@pytest.mark.parametrize("name", ["max.kernels", "max.support"])
 def test_programs_that_look_for_an_optional_module_go_on(name: str) -> None:
     with pytest.raises(ModuleNotFoundError, match=f"{name} is not in this release") as caught:
         importlib.import_module(name)

@@ -37,6 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine": ENGINE_BASE
     | {"_abi", "kernel", "_runtime", "_kernel_library", "_backends", "_compiler", "_interpreter"},
     "experimental": ENGINE_BASE | {"engine"},
+    "diagnostics": set(),
     "profiler": EVERY,
     "torch": ENGINE_BASE | {"kernel", "engine"},
     "nn": ENGINE_BASE | {"kernel", "engine", "experimental", "interfaces"},

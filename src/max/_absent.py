@@ -33,7 +33,6 @@ _FORMATS = "Weights in GGUF and GPTQ encodings are for max.nn.Linear and max.nn.
 _FOREIGN = f"ONNX and TorchScript models are not read, nor by MAX any more. {_GRAPHS}"
 
 ABSENT: dict[str, str] = {
-    "max.diagnostics": f"{_NO_GPU} Device.stats has what is known about a device.",
     "max.serve.*": "`max serve` is the server; its parts are no API.",
     "max.benchmark": "`max generate` and Model.profile() say how fast a model is.",
     "max.kernels": "Kernels are written in Python: max.kernel.register makes a custom op of one (docs/custom-ops.md).",
