@@ -22,7 +22,7 @@ SESSION = InferenceSession(devices=[CPU()])
 DEVICE = DeviceRef.CPU()
 
 
-def run_seeds(first: int, count: int, timeout: float) -> None:
+def run_seeds(first: int, count: int) -> None:
     """Runs random graphs in a process of their own, all tensors guarded: an access outside of one ends it."""
     command = [
         sys.executable,
@@ -34,20 +34,20 @@ def run_seeds(first: int, count: int, timeout: float) -> None:
         str(count),
     ]
     made = subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout, env={**os.environ, "PYTHONFAULTHANDLER": "1", "MAX_GUARD": "1"}
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONFAULTHANDLER": "1", "MAX_GUARD": "1"}
     )  # fmt: skip
     assert made.returncode == 0, f"{made.stdout[-6000:]}\n{made.stderr[-300:]}"
 
 
-@pytest.mark.parametrize("first", [0, 100])
+@pytest.mark.parametrize("first", [0, 50, 100, 150])
 def test_random_graphs(first: int) -> None:
-    run_seeds(first, 100, 280)
+    run_seeds(first, 50)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(100))
 def test_random_graphs_long(part: int) -> None:
-    run_seeds(10_000 + part * 1000, 1000, 3600)
+    run_seeds(10_000 + part * 1000, 1000)
 
 
 def tensor(*shape: Any) -> TensorType:

@@ -216,7 +216,7 @@ CASES: dict[
                 "roundings": (None, DType.float16, DType.bfloat16),
             },
         )
-        for rows, keys in ((2, 37), (11, 37), (11, 520))
+        for rows, keys in ((2, 37), (23, 37), (11, 520))
     },
     "kv_store": ("mo.kv_store.ragged.paged", [NEW_ROWS, NEW_ROWS + 1, *PAGED[1:7]], [], {}),
     "rope": (

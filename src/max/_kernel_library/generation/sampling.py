@@ -95,9 +95,8 @@ def mass_above(d: Distribution, threshold: Any, included: bool, counted: bool) -
     number = k.splat(k.i32(0), width)
     for j, mask in k.vectors(d.row.shape[0], width):
         logits = d.row.load(j, width=width, mask=mask, other=NEGATIVE_INFINITY)
+        # lanes behind the last logit are -inf, and no threshold that includes equals is
         inside = logits >= threshold if included else logits > threshold
-        if mask is not None:
-            inside = inside & mask
         if counted:
             number = number + k.cast(inside, k.i32)
         else:
@@ -200,13 +199,9 @@ def bisected_threshold(d: Distribution, count: Any, share: Any) -> Any:
             if row[j] == threshold:
                 tied += 1
         mass = share * (above + tied * weight_of(threshold, d, d.width))
-        narrower, ties = cut(d, mass, threshold, False)
-        last_tie = index_of_tie(row, narrower, ties)
-        if narrower > threshold:
-            last = last_tie
-        else:
-            last = k.min(last, last_tie)
-        threshold = narrower
+        # at the same threshold no more equals are kept: the share of their mass is less than their mass
+        threshold, ties = cut(d, mass, threshold, False)
+        last = index_of_tie(row, threshold, ties)
     return threshold, last
 
 
