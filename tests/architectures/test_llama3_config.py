@@ -126,8 +126,11 @@ def test_rope_scaling_may_be_null() -> None:
         ({"rope_scaling": 3}, "rope_scaling is 3; expected an object"),
         ({"rope_parameters": {**LLAMA3, "rope_type": "llama3", "low_freq_factor": 4}}, "less than"),
         ({"rope_parameters": {"rope_theta": 0}}, "rope_parameters.rope_theta is 0; expected"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quant_method is 'awq'; expected one"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "bits is 3; expected 2, 4"),
+        ({"quantization_config": {"quant_method": "eetq"}}, "quant_method is 'eetq'; expected one"),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 5}},
+            "bits is 5; expected 2, 3, 4",
+        ),
     ],
 )
 def test_what_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -323,8 +323,8 @@ def test_gptq(bits, desc_act, v2, tmp_path, rng):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"bits": 3}, "quantization_config.bits is 3; expected 2, 4 or 8"),
-        ({"quant_method": "awq"}, "quant_method is 'awq'; expected one of gptq"),
+        ({"bits": 5}, "quantization_config.bits is 5; expected 2, 3, 4 or 8"),
+        ({"quant_method": "eetq"}, "quant_method is 'eetq'; expected one of gptq"),
         ({"lm_head": True}, "a GPTQ lm_head is not supported"),
     ],
 )

@@ -106,6 +106,16 @@ class HuggingFaceConfig:
         return f"HuggingFaceConfig({self._name!r}, {self._values!r})"
 
 
+def quantisation_of(config: HuggingFaceConfig) -> dict[str, Any] | None:
+    """The object ``quantization_config`` of a config.json; None without one.
+
+    Args:
+        config: The config.
+    """
+    section = config.to_dict().get("quantization_config")
+    return section if isinstance(section, dict) else None
+
+
 @cache
 def active_config(repo: HuggingFaceRepo) -> HuggingFaceConfig:
     """The config.json of a model, read once a process (``active_config.cache_clear()`` forgets all).

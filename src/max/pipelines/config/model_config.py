@@ -20,9 +20,11 @@ from max.pipelines.checkpoints.hub import HuggingFaceRepo, RepoType, download_we
 from max.pipelines.checkpoints.huggingface_config import (
     HuggingFaceConfig,
     active_config,
+    quantisation_of,
     sampling_defaults,
 )
 from max.pipelines.checkpoints.json_files import read_json
+from max.pipelines.checkpoints.quantised_formats import CONVERTED_METHODS
 from max.pipelines.checkpoints.weight_files import (
     bytes_of,
     encoding_of,
@@ -361,6 +363,12 @@ class MAXModelConfig(StrictConfig):
             if paths[0].suffix == ".gguf":
                 return self._gguf_encoding(paths)
             return SupportedEncoding.parse_from_file_name(paths[0].name)
+        section = quantisation_of(self.huggingface_config)
+        stated = self.huggingface_config.checkpoint_dtype
+        if section is not None and section.get("quant_method") in CONVERTED_METHODS:
+            # blocks take the place of the weights, and the others are of the stated dtype
+            plain = SupportedEncoding.of_dtype(stated) if stated else None
+            return plain if plain in PLAIN_FLOATS else SupportedEncoding.bfloat16
         names = self._weight_names()
         repo = self.huggingface_weight_repo
         if repo.repo_type == RepoType.local and names and names[0].endswith(".gguf"):
@@ -368,7 +376,6 @@ class MAXModelConfig(StrictConfig):
         stored = repo.supported_encodings
         if len(stored) == 1:
             return stored[0]
-        stated = self.huggingface_config.checkpoint_dtype
         encoding = SupportedEncoding.of_dtype(stated) if stated else None
         return encoding if encoding in stored or not stored else stored[0]
 

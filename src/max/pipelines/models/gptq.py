@@ -14,6 +14,7 @@ from max.graph.quantization import QuantizationConfig
 from max.graph.weights import WeightData
 from max.nn.linear import GPTQLinear, Linear
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.checkpoints.quantised_formats import CONVERTED_METHODS, METHODS
 
 __all__ = ["gptq_linear", "gptq_v1", "is_gptq", "read_quantization", "stores_plain_zeros"]
 
@@ -21,30 +22,36 @@ LARGEST_GROUP = 2**24
 
 
 def read_quantization(keys: ConfigKeys) -> QuantizationConfig | None:
-    """The ``quantization_config`` of a GPTQ checkpoint; None where config.json has none.
+    """The format of GPTQ weights by the ``quantization_config`` of config.json; None where the weights are of another kind.
+
+    Weights of AWQ, and of GPTQ with 3 bits, are converted to GPTQ of 4 bits when they are loaded.
 
     Args:
         keys: The keys of config.json.
 
     Raises:
-        ModelFilesError: The method is not GPTQ, or no kernel has its number of bits.
+        ModelFilesError: The method or its number of bits is not supported.
     """
     section = keys.object("quantization_config")
     if section is None:
         return None
-    method = section.choice("quant_method", ("gptq",), "")
+    method = section.choice("quant_method", METHODS, "")
     if not method:
-        raise section.error("quant_method", "gptq")
-    bits = section.integer("bits", 2, 8)
-    if bits not in (2, 4, 8):
-        raise section.error("bits", "2, 4 or 8")
+        raise section.error("quant_method", f"one of {', '.join(METHODS)}")
+    if method in CONVERTED_METHODS:
+        return None
     group = section.integer("group_size", -1, LARGEST_GROUP, 128)
     if group == 0:
         raise section.error("group_size", "at least 1, or -1")
+    if method == "awq":
+        return QuantizationConfig("gptq", 4, group)
+    bits = section.integer("bits", 2, 8)
+    if bits not in (2, 3, 4, 8):
+        raise section.error("bits", "2, 3, 4 or 8")
     if section.flag("lm_head"):
         raise section.error("lm_head", "false: a GPTQ lm_head is not supported")
     return QuantizationConfig(
-        method, bits, group, section.flag("desc_act"), section.flag("sym", True)
+        method, 4 if bits == 3 else bits, group, section.flag("desc_act"), section.flag("sym", True)
     )
 
 

@@ -10,7 +10,9 @@ from max.engine import InferenceSession
 from max.graph.weights import WeightData, WeightsFormat
 from max.interfaces import BaseContextType
 from max.nn.transformer.transformer import ReturnLogits
+from max.pipelines.checkpoints.huggingface_config import quantisation_of
 from max.pipelines.checkpoints.quantise import quantised_state_dict
+from max.pipelines.checkpoints.quantised_formats import convert_quantised
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ModelFilesError, UserError, WeightsError
 from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter
@@ -71,19 +73,22 @@ def _adapter(
     config: PipelineConfig,
     session: InferenceSession,
 ) -> WeightsAdapter | None:
-    """The function that renames the weights, and quantises them if the configuration has it."""
+    """The function that renames the weights; before, it converts those of quantised checkpoints, then it quantises floats."""
     model_config = config.model_config
     rename = weight_adapters.get(model_config.weights_format)
-    kind = model_config.quantize
-    if kind is None:
+    kind, section = model_config.quantize, quantisation_of(model_config.huggingface_config)
+    if kind is None and section is None:
         return rename
     if rename is None:
         names: WeightNames = getattr(pipeline_model, "weight_names", WeightNames())
         rename = names.from_safetensors
     rename_weights = rename
 
-    def quantise(state_dict: Mapping[str, Any], **options: Any) -> dict[str, WeightData]:
-        weights = rename_weights(state_dict, **options)
+    def adapt(state_dict: Mapping[str, Any], **options: Any) -> dict[str, WeightData]:
+        converted = state_dict if section is None else convert_quantised(state_dict, section)
+        weights = rename_weights(converted, **options)
+        if kind is None:
+            return weights
         return quantised_state_dict(weights, kind, session, model_config.weight_paths())
 
-    return quantise
+    return adapt
