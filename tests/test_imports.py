@@ -116,6 +116,7 @@ LOCAL_IMPORTS = {
     "entrypoints/cli/encode.py": "`max --help` loads neither the engine nor the pipelines",
     "entrypoints/cli/explain.py": "`max --help` loads neither the engine nor the pipelines",
     "entrypoints/cli/generate.py": "`max --help` loads neither the engine nor the pipelines",
+    "entrypoints/cli/chat.py": "with --url it loads neither the engine nor the pipelines",
     "entrypoints/cli/serve.py": "the worker starts before the server's packages are loaded",
     "entrypoints/cli/list.py": "`max --help` loads neither the engine nor the pipelines",
     "entrypoints/cli/perplexity.py": "`max --help` loads neither the engine nor the pipelines",

@@ -11,7 +11,7 @@ from max.interfaces import SamplingParams, SamplingParamsInput, TextGenerationRe
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.generation.protocol import GenerationRequest
 from max.pipelines.registry.registry import PIPELINE_REGISTRY
-from max.pipelines.tokenization.tokenizer import TextTokenizer
+from max.pipelines.tokenization.tokenizer import TextTokenizer, utf8
 from max.serve.admission import Admission
 from max.serve.chat.tools.formats import ALIASES, FORMATS, ToolFormat, format_of_template
 from max.serve.errors import ApiError, of_user_error
@@ -114,6 +114,18 @@ class ServedModel:
             return self.tokenizer.apply_chat_template(messages, tools, options)
         except ValueError as error:
             raise of_user_error(error, "messages") from error
+
+    def all_tokens(self, text: str, special: bool) -> list[int]:
+        """The tokens of a text, however long it is.
+
+        Args:
+            text: The text.
+            special: Whether begin and end tokens are added.
+
+        Raises:
+            InputError: It is not UTF-8.
+        """
+        return self.tokenizer.delegate.encode(utf8(text), add_special_tokens=special)
 
     async def encode_template(self, text: str) -> list[int]:
         """The tokens of a text that a chat template has made.

@@ -19,6 +19,8 @@ COMMANDS = {
         "max.entrypoints.cli.explain:explain",
         "Show what the compiler makes of a graph or model.",
     ),
+    "chat": ("max.entrypoints.cli.chat:chat", "Talk with a model in the terminal."),
+    "benchmark": ("max.entrypoints.cli.benchmark:benchmark", "Measure a server under load."),
     "serve": ("max.entrypoints.cli.serve:serve", "Serve a model over HTTP."),
     "encode": ("max.entrypoints.cli.encode:encode", "Make vectors of texts."),
     "rank": ("max.entrypoints.cli.encode:rank", "Order texts by their scores for a query."),
@@ -36,7 +38,6 @@ COMMANDS = {
 ABSENT = {
     "warm-cache": "`max generate --max-new-tokens 1` compiles a model and fills the cache.",
     "warm-interpreter-cache": "`max generate --max-new-tokens 1` fills the cache of compiled code.",
-    "benchmark": "`max generate --num-warmups 1` times a prompt; `make bench` measures the engine.",
 }
 LEVELS = click.Choice(["debug", "info", "warning", "error", "critical"], case_sensitive=False)
 

@@ -58,7 +58,7 @@ def generate(prompt: str, chat: bool, num_warmups: int, stats: bool, **options: 
     if prompt == "-":
         prompt = _from_stdin()
     begin = time.perf_counter()
-    progress = _Progress()
+    progress = Progress()
     values.setdefault("max_batch_size", 1)  # there is one prompt, so the cache need hold no more
     with progress.stage("reading the configuration"):
         config = PipelineConfig(**values)
@@ -68,7 +68,7 @@ def generate(prompt: str, chat: bool, num_warmups: int, stats: bool, **options: 
         except ValueError as error:
             raise click.UsageError(str(error).removeprefix("SamplingParams: ")) from error
     model = config.model_config
-    runner = _Runner(config, params)
+    runner = Runner(config, params)
     context = runner.context(
         prompt, chat
     )  # reports a prompt that is too long before the model is loaded
@@ -99,7 +99,7 @@ def _from_stdin() -> str:
     return sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
 
 
-class _Runner:
+class Runner:
     """A model and one request at a time."""
 
     def __init__(self, config: PipelineConfig, params: SamplingParams) -> None:
@@ -135,6 +135,22 @@ class _Runner:
         )
         if not prompt:
             raise InputError("the prompt is empty", "Give a text with --prompt.")
+        return run_async(self.tokenizer.new_context(request))
+
+    def conversation(self, messages: list[Any]) -> TextGenerationContext:
+        """The initial state of a request to answer a conversation.
+
+        Args:
+            messages: The messages, each with role and content.
+        """
+        from max.pipelines.generation.coroutines import run_async
+
+        request = TextGenerationRequest(
+            request_id=RequestID(),
+            model_name=self.config.model_config.model_name,
+            messages=messages,
+            sampling_params=self.params,
+        )
         return run_async(self.tokenizer.new_context(request))
 
     def run(self, context: TextGenerationContext, timing: _Timing | None = None) -> Iterator[str]:
@@ -225,7 +241,7 @@ class _Timing:
         return "\n".join(lines)
 
 
-class _Progress:
+class Progress:
     """Progress on stderr: one line that is overwritten on a terminal."""
 
     def __init__(self) -> None:

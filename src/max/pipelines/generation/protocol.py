@@ -18,7 +18,7 @@ the engine reads the cancellation. After :class:`EngineStopped` no request is op
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -139,6 +139,14 @@ class GenerationRequest:
             model_name=context.model_name,
             sampling=Sampling.of(context.sampling_params),
         )
+
+    def with_grammar(self, grammar: str | None) -> GenerationRequest:
+        """The same request with a grammar.
+
+        Args:
+            grammar: The grammar; None: any text.
+        """
+        return replace(self, grammar=grammar)
 
     def to_context(self) -> TextContext:
         """A new context of this request.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from max.interfaces import RequestID, SamplingParams, TextGenerationRequest
@@ -94,7 +94,7 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
     marks = (tool_format.trigger, tool_format.optional_trigger) if tools else ()
     visible = frozenset(model.special_token_ids[m] for m in marks if m in model.special_token_ids)
     sequence = TextSequence(
-        replace(request, grammar=grammar),
+        request.with_grammar(grammar),
         conversation.stops,
         conversation.include_stop,
         visible,

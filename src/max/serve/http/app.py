@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -14,12 +11,16 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from max._version import __version__
+from max.serve.anthropic import messages
 from max.serve.errors import ApiError
-from max.serve.http import health
+from max.serve.http import health, tokens
 from max.serve.http.failures import as_api_error
 from max.serve.http.middleware import Gate
 from max.serve.http.state import ServerState, json_response
-from max.serve.openai import chat, completions, models
+from max.serve.http.validation import validation_error
+from max.serve.ollama import routes as ollama
+from max.serve.openai import chat, completions, models, responses
+from max.serve.web import routes as web
 
 
 def build_app(state: ServerState) -> ASGIApp:
@@ -41,8 +42,10 @@ def build_app(state: ServerState) -> ASGIApp:
         redoc_url=None,
     )
     app.state.server = state
-    for module in (health, chat, completions, models):
+    for module in (health, tokens, chat, completions, models, responses, messages, ollama):
         app.include_router(module.router)
+    if state.settings.web_page:
+        app.include_router(web.router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
@@ -50,17 +53,25 @@ def build_app(state: ServerState) -> ASGIApp:
     return Gate(app, state.settings, state.metrics)
 
 
-def error_response(error: ApiError) -> Response:
-    """The response of an error.
+def error_response(request: Request, error: ApiError) -> Response:
+    """The response of an error, with the body of the API that the request came by.
 
     Args:
+        request: The request.
         error: The error.
     """
-    return json_response(error.body(), error.status, error.headers)
+    path = request.url.path
+    if path.startswith("/v1/messages"):
+        body = messages.error_body(error)
+    elif path.startswith("/api/"):
+        body = {"error": error.message}
+    else:
+        body = error.body()
+    return json_response(body, error.status, error.headers)
 
 
 async def _api_error(request: Request, error: Exception) -> Response:
-    return error_response(as_api_error(error))
+    return error_response(request, as_api_error(error))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -71,41 +82,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
         405: f"{path} does not take {request.method}",
     }.get(error.status_code, str(error.detail))
     headers = dict(error.headers or {})
-    return error_response(ApiError(message, status=error.status_code, headers=headers))
+    return error_response(request, ApiError(message, status=error.status_code, headers=headers))
 
 
 async def _validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return error_response(validation_error(error.errors()))
-
-
-def validation_error(errors: Sequence[Any]) -> ApiError:
-    """The 400 of a body that does not fit its schema; it names the parameter.
-
-    Args:
-        errors: The errors of pydantic.
-    """
-    first = _nearest(errors)
-    location = [str(part) for part in first["loc"] if part != "body"]
-    if first["type"] == "json_invalid":
-        reason = (first.get("ctx") or {}).get("error", "")
-        return ApiError(f"the body is no JSON: {reason}", code="invalid_json")
-    # types of unions stand in the location too
-    location = [part for part in location if "[" not in part and part not in _UNION_MEMBERS]
-    param = ".".join(location) or None
-    if first["type"] == "missing":
-        if param is None:
-            return ApiError("the body is missing; give a JSON object", code="missing_body")
-        return ApiError(f"{param} is missing", param=param, code="missing_required_parameter")
-    shown = repr(first.get("input"))
-    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
-    text = str(first["msg"]).removeprefix("Value error, ")
-    return ApiError(f"{param or 'the body'} is {shown}: {text[:1].lower()}{text[1:]}", param=param)
-
-
-_UNION_MEMBERS = frozenset({"str", "int", "float", "bool", "list", "dict"})
-
-
-def _nearest(errors: Sequence[Any]) -> Any:
-    """Of the errors of a union's members the one that went deepest: that member was meant."""
-    return max(errors, key=lambda error: len(error["loc"]))
+    return error_response(request, validation_error(error.errors()))

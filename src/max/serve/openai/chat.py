@@ -24,7 +24,8 @@ from max.serve.errors import ApiError
 from max.serve.generation import RunOptions
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import CLIENT_CLOSED, event_stream, unless_disconnected
-from max.serve.openai.fields import SamplingFields, StrictBody, refuse
+from max.serve.openai.fields import SamplingFields, refuse
+from max.serve.openai.messages import ChatMessage
 from max.serve.openai.structure import GrammarFields, grammar_of
 from max.serve.openai.tools import NamedChoice, ToolField, choice_of, tools_of
 from max.serve.openai.wire import DONE, chat_logprobs, error_event, event, new_id, usage
@@ -38,23 +39,6 @@ _REFUSED = {
     "function_call": "give tool_choice",
     "web_search_options": "this server fetches nothing",
 }
-
-
-class MessagePart(StrictBody):
-    """A part of a message."""
-
-    type: str
-    text: str | None = None
-
-
-class ChatMessage(StrictBody):
-    """A message of a conversation; further fields go to the chat template."""
-
-    role: str
-    content: str | list[MessagePart] | None = None
-    name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-    tool_call_id: str | None = None
 
 
 class ChatCompletionRequest(SamplingFields, GrammarFields):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -182,7 +182,7 @@ async def _plan(body: CompletionRequest, state: ServerState) -> _Plan:
             ),
             param="prompt",
         )
-        request = replace(request, grammar=grammar)
+        request = request.with_grammar(grammar)
         sequence = TextSequence(request, body.stops, bool(body.include_stop_str_in_output))
         sequences += choices_of(sequence, count)
         text = prompt if isinstance(prompt, str) else model.decoder()(prompt)

@@ -1,0 +1,326 @@
+"""`max chat`: a conversation in the terminal, with a model of this process or of a server."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import click
+
+from max.entrypoints.cli import log_level_option
+from max.entrypoints.cli.errors import CommandError
+from max.entrypoints.cli.options import config_options, given, sampling_input, sampling_options
+from max.interfaces import SamplingParamsInput
+from max.pipelines.core.exceptions import UserError
+
+Message = dict[str, Any]
+
+_HELP = """\
+/help            this list
+/new             begin a new conversation
+/system TEXT     set the system message; without a text none
+/set NAME VALUE  set temperature, top_p, top_k, max_new_tokens, seed, …; without a value unset it
+/undo            take back the last message and its answer
+/again           answer the last message anew
+/stats           show or hide the timing after each answer
+/quit            leave; so do Ctrl-D and /bye
+\"\"\"             begins and ends a message of several lines
+Ctrl-C           ends an answer"""
+
+
+class Answerer(Protocol):
+    """Answers conversations."""
+
+    def stream(self, messages: list[Message], sampling: SamplingParamsInput) -> Iterator[str]:
+        """The answer to a conversation, in pieces.
+
+        Args:
+            messages: The messages.
+            sampling: How tokens are chosen.
+        """
+        ...
+
+
+class _ModelAnswerer:
+    """A model of this process.
+
+    Args:
+        values: The fields of its configuration that are set.
+    """
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        from max.entrypoints.cli.generate import Progress, Runner
+        from max.pipelines.config.pipeline_config import PipelineConfig
+        from max.pipelines.sampling.defaults import sampling_params_for
+
+        values.setdefault("max_batch_size", 1)
+        progress = Progress()
+        self._sampling_params = sampling_params_for
+        with progress.stage("reading the configuration"):
+            self._config = PipelineConfig(**values)
+            defaults = self._config.model_config.sampling_params_defaults
+            self._runner = Runner(
+                self._config, sampling_params_for(SamplingParamsInput(), defaults)
+            )
+        with progress.stage(f"loading {self._config.model_config.model_name}"):
+            self._runner.load()
+        progress.close()
+
+    def stream(self, messages: list[Message], sampling: SamplingParamsInput) -> Iterator[str]:
+        """The answer to a conversation, in pieces.
+
+        Args:
+            messages: The messages.
+            sampling: How tokens are chosen.
+        """
+        defaults = self._config.model_config.sampling_params_defaults
+        self._runner.params = self._sampling_params(sampling, defaults)
+        yield from self._runner.run(self._runner.conversation(messages))
+
+
+class _ServerAnswerer:
+    """A server with OpenAI's API.
+
+    Args:
+        url: Its address.
+        model: The model; None: the server's first.
+        key: The key; None: none.
+    """
+
+    def __init__(self, url: str, model: str | None, key: str | None) -> None:
+        self._url = url.rstrip("/").removesuffix("/v1")
+        self._headers = {"Content-Type": "application/json"}
+        if key:
+            self._headers["Authorization"] = f"Bearer {key}"
+        self._model = model
+        if model is None:
+            with self._open("/v1/models", None) as response:
+                listed = json.load(response)["data"]
+            if not listed:
+                raise CommandError(f"{url} has no model", "Start one with `max serve --model`.")
+            self._model = listed[0]["id"]
+
+    def _open(self, path: str, body: dict[str, Any] | None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._url + path, data, self._headers)
+        try:
+            return urllib.request.urlopen(request, timeout=600)
+        except urllib.error.HTTPError as error:
+            with error:
+                try:
+                    message = json.load(error)["error"]["message"]
+                except (ValueError, KeyError, TypeError):
+                    message = f"status {error.code}"
+            raise CommandError(f"{self._url} refuses: {message}", "Change the request.") from error
+        except OSError as error:
+            reason = getattr(error, "reason", error)
+            raise CommandError(
+                f"{self._url} cannot be reached: {reason}", "Start it with `max serve`."
+            ) from error
+
+    def stream(self, messages: list[Message], sampling: SamplingParamsInput) -> Iterator[str]:
+        """The answer to a conversation, in pieces.
+
+        Args:
+            messages: The messages.
+            sampling: How tokens are chosen.
+        """
+        names = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+        chosen = {names.get(k, k): v for k, v in vars(sampling).items() if v is not None}
+        body = {"model": self._model, "messages": messages, "stream": True, **chosen}
+        with self._open("/v1/chat/completions", body) as response:
+            for line in response:
+                text = line.decode().strip()
+                if not text.startswith("data: {"):
+                    continue
+                data = json.loads(text[6:])
+                if "error" in data:
+                    raise CommandError(data["error"]["message"], "Ask again.")
+                for choice in data["choices"]:
+                    if piece := choice["delta"].get("content"):
+                        yield piece
+
+
+class Session:
+    """One conversation with its commands.
+
+    Args:
+        answerer: Answers it.
+        sampling: How tokens are chosen.
+        system: The system message; empty: none.
+        stats: Whether the timing is shown after each answer.
+        write: Writes text to the user.
+    """
+
+    def __init__(
+        self,
+        answerer: Answerer,
+        sampling: SamplingParamsInput,
+        system: str = "",
+        stats: bool = False,
+        write: Callable[[str], None] | None = None,
+    ) -> None:
+        self._answerer, self._sampling = answerer, sampling
+        self._system, self._stats = system, stats
+        self._write = write or _write
+        self.messages: list[Message] = []
+        """The conversation without the system message."""
+
+    def take(self, text: str) -> bool:
+        """Carries out a command, or answers a message.
+
+        Args:
+            text: What the user has written.
+
+        Returns:
+            Whether the session goes on.
+        """
+        text = text.strip()
+        if not text:
+            return True
+        if not text.startswith("/"):
+            self.messages.append({"role": "user", "content": text})
+            self._answer()
+            return True
+        name, _, rest = text[1:].partition(" ")
+        if name in ("quit", "bye", "exit"):
+            return False
+        command = getattr(self, f"_do_{name}", None)
+        if command is None:
+            self._write(f"/{name} is no command; /help lists them\n")
+        else:
+            command(rest.strip())
+        return True
+
+    def _do_help(self, rest: str) -> None:
+        self._write(_HELP + "\n")
+
+    def _do_new(self, rest: str) -> None:
+        self.messages.clear()
+
+    def _do_system(self, rest: str) -> None:
+        self._system = rest
+
+    def _do_stats(self, rest: str) -> None:
+        self._stats = not self._stats
+
+    def _do_undo(self, rest: str) -> None:
+        while self.messages and self.messages.pop()["role"] != "user":
+            pass
+
+    def _do_again(self, rest: str) -> None:
+        if self.messages and self.messages[-1]["role"] == "assistant":
+            self.messages.pop()
+        if self.messages:
+            self._answer()
+
+    def _do_set(self, rest: str) -> None:
+        name, _, text = rest.partition(" ")
+        kinds = {"temperature": float, "top_p": float, "min_p": float, "repetition_penalty": float}
+        kinds |= {"frequency_penalty": float, "presence_penalty": float, "top_k": int, "seed": int}
+        kinds |= {"max_new_tokens": int, "min_new_tokens": int}
+        if name not in kinds:
+            self._write(f"{name or 'nothing'} cannot be set; there are {', '.join(kinds)}\n")
+            return
+        try:
+            setattr(self._sampling, name, kinds[name](text) if text else None)
+        except ValueError:
+            self._write(f"{name} is {text!r}; it must be a number\n")
+
+    def _answer(self) -> None:
+        system = [{"role": "system", "content": self._system}] if self._system else []
+        pieces: list[str] = []
+        begin = first = time.perf_counter()
+        stream = self._answerer.stream([*system, *self.messages], self._sampling)
+        try:
+            for piece in stream:
+                if not pieces:
+                    first = time.perf_counter()
+                pieces.append(piece)
+                self._write(piece)
+        except KeyboardInterrupt:
+            self._write(" …")
+        except (UserError, CommandError) as error:
+            self._write(f"max: error: {error.problem}")
+            self.messages.pop()
+            pieces = []
+        finally:
+            close = getattr(stream, "close", None)
+            if close is not None:
+                close()
+        self._write("\n")
+        if pieces:
+            self.messages.append({"role": "assistant", "content": "".join(pieces)})
+        if self._stats and pieces:
+            total = time.perf_counter() - begin
+            self._write(f"[first text after {first - begin:.3f} s, all after {total:.3f} s]\n")
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _messages() -> Iterator[str]:
+    """What the user writes: lines, or blocks between lines of three quotes; ends with the input."""
+    terminal = sys.stdin.isatty()
+    if terminal:
+        try:
+            import readline  # noqa: F401  # pyright: ignore[reportUnusedImport]
+        except ImportError:  # Windows
+            pass
+    block: list[str] | None = None
+    while True:
+        try:
+            line = input((">>> " if block is None else "... ") if terminal else "")
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            _write("\n")
+            block = None
+            continue
+        if line.strip() == '"""':
+            if block is None:
+                block = []
+            else:
+                yield "\n".join(block)
+                block = None
+        elif block is not None:
+            block.append(line)
+        else:
+            yield line
+
+
+@click.command("chat", short_help="Talk with a model in the terminal.")
+@click.option(
+    "--url", metavar="URL", help="A server with OpenAI's API; without it the model runs here."
+)
+@click.option("--api-key", envvar="MAX_SERVE_API_KEY", help="The key of that server.")
+@click.option("--system", default="", metavar="TEXT", help="The system message.")
+@click.option("--stats/--no-stats", default=False, help="Show the timing after each answer.")
+@sampling_options
+@config_options
+@log_level_option
+def chat(url: str | None, api_key: str | None, system: str, stats: bool, **options: Any) -> None:
+    """Talk with a model in the terminal. /help lists the commands."""
+    values = given(options)
+    sampling = sampling_input(values)
+    answerer: Answerer
+    if url is not None:
+        answerer = _ServerAnswerer(url, values.pop("model_path", None), api_key)
+        if values:
+            name = next(iter(values)).replace("_", "-")
+            raise CommandError(f"--{name} is the server's with --url", "Leave it out.")
+    else:
+        if not values.get("model_path"):
+            raise CommandError("no model is given", "Give --model, or --url of a server.")
+        answerer = _ModelAnswerer(values)
+    session = Session(answerer, sampling, system, stats)
+    for text in _messages():
+        if not session.take(text):
+            break

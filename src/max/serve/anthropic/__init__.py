@@ -1,0 +1,1 @@
+"""Anthropic's API: messages, whole and streamed, and the count of their tokens."""

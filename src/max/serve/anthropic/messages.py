@@ -1,0 +1,227 @@
+"""``/v1/messages`` and ``/v1/messages/count_tokens``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from max.interfaces import SamplingParamsInput
+from max.serve.anthropic.schemas import (
+    CountBody,
+    MessagesBody,
+    choice_of,
+    messages_of,
+    tools_of,
+)
+from max.serve.chat.parts import AnswerPart, ArgumentsPart, ContentPart, ReasoningPart, ToolCallPart
+from max.serve.chat.prompt import Conversation, prepare, prompt_text
+from max.serve.chat.run import Answer, ChatJob, collect_answers, stream_answers
+from max.serve.chat.tools.definitions import ChoiceKind
+from max.serve.errors import ApiError
+from max.serve.generation import RunOptions
+from max.serve.http.state import ServerState, json_response, state_of
+from max.serve.http.streaming import CLIENT_CLOSED, event_stream, unless_disconnected
+from max.serve.openai.wire import encode_json, new_id
+
+router = APIRouter(prefix="/v1/messages", tags=["Anthropic"])
+
+_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "cancelled": "refusal"}
+
+
+def error_body(error: ApiError) -> dict[str, Any]:
+    """An error with Anthropic's body.
+
+    Args:
+        error: The error.
+    """
+    kind = _KINDS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def _event(name: str, **data: Any) -> bytes:
+    return f"event: {name}\ndata: ".encode() + encode_json({"type": name, **data}) + b"\n\n"
+
+
+def _error_event(error: ApiError) -> bytes:
+    return b"event: error\ndata: " + encode_json(error_body(error)) + b"\n\n"
+
+
+@router.post("")
+async def messages(body: MessagesBody, request: Request) -> Response:
+    """Answers a conversation.
+
+    Args:
+        body: The request.
+        request: The connection.
+    """
+    state = state_of(request, body)
+    job = await _job(body, state)
+    head = {"id": new_id("msg"), "type": "message", "role": "assistant", "model": job.model.name}
+    if body.stream:
+        return await event_stream(request, _stream(job, head, state), _error_event)
+    timeout = state.settings.request_timeout_s
+    answers = await unless_disconnected(request, collect_answers(job, state.metrics, timeout))
+    if answers is None:
+        return Response(status_code=CLIENT_CLOSED)
+    (answer,) = answers
+    return json_response(
+        {
+            **head,
+            "content": _blocks(answer),
+            "stop_reason": _reason(answer.finish_reason, answer.stop),
+            "stop_sequence": answer.stop,
+            "usage": {"input_tokens": job.prompt_tokens, "output_tokens": answer.tokens},
+        }
+    )
+
+
+@router.post("/count_tokens")
+async def count_tokens(body: CountBody, request: Request) -> Response:
+    """Counts the tokens of a conversation.
+
+    Args:
+        body: The conversation.
+        request: The connection.
+    """
+    model = state_of(request, body).model(body.model)
+    none = choice_of(body).kind is ChoiceKind.NONE
+    text = prompt_text(model, messages_of(body), () if none else tools_of(body), {})
+    return json_response({"input_tokens": len(model.all_tokens(text, special=False))})
+
+
+async def _job(body: MessagesBody, state: ServerState) -> ChatJob:
+    model = state.model(body.model)
+    given = SamplingParamsInput(
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        max_new_tokens=body.max_tokens,
+    )
+    stops = tuple(body.stop_sequences or ())
+    if any(not stop for stop in stops):
+        raise ApiError("a stop sequence is empty", param="stop_sequences")
+    options: dict[str, Any] = {}
+    if body.thinking is not None:
+        options["enable_thinking"] = body.thinking.get("type") in ("enabled", "adaptive")
+    return await prepare(
+        model,
+        Conversation(
+            request_id=new_id("msg"),
+            messages=messages_of(body),
+            sampling=model.sampling_params(given),
+            tools=tools_of(body),
+            tool_choice=choice_of(body),
+            stops=stops,
+            template_options=options,
+        ),
+    )
+
+
+def _reason(finish_reason: str | None, stop: str | None) -> str:
+    if stop is not None:
+        return "stop_sequence"
+    return _REASONS.get(finish_reason or "", "end_turn")
+
+
+def _blocks(answer: Answer) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
+    if answer.reasoning:
+        blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
+    if answer.content:
+        blocks.append({"type": "text", "text": answer.content})
+    for call in answer.tool_calls:
+        value = _object(call.arguments)
+        blocks.append({"type": "tool_use", "id": call.call_id, "name": call.name, "input": value})
+    return blocks
+
+
+def _object(text: str) -> dict[str, Any]:
+    """The arguments of a call; empty where the length cut them off."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+class _BlockWriter:
+    """Writes the events of the blocks of one answer: each block begins and ends."""
+
+    def __init__(self) -> None:
+        self._index = -1
+        self._kind: str | None = None
+
+    def write(self, part: AnswerPart) -> bytes:
+        """The events of a part."""
+        match part:
+            case ContentPart(text):
+                begin = self._begin("text", {"type": "text", "text": ""})
+                delta = {"type": "text_delta", "text": text}
+            case ReasoningPart(text):
+                block = {"type": "thinking", "thinking": "", "signature": ""}
+                begin = self._begin("thinking", block)
+                delta = {"type": "thinking_delta", "thinking": text}
+            case ToolCallPart(index, call_id, name):
+                block = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
+                return self._begin(f"tool {index}", block)
+            case ArgumentsPart(_, text):
+                begin = b""
+                delta = {"type": "input_json_delta", "partial_json": text}
+        return begin + _event("content_block_delta", index=self._index, delta=delta)
+
+    def end(self) -> bytes:
+        """The event that ends the open block."""
+        if self._kind is None:
+            return b""
+        self._kind = None
+        return _event("content_block_stop", index=self._index)
+
+    def _begin(self, kind: str, block: dict[str, Any]) -> bytes:
+        if self._kind == kind:
+            return b""
+        ended = self.end()
+        self._kind = kind
+        self._index += 1
+        return ended + _event("content_block_start", index=self._index, content_block=block)
+
+
+async def _stream(
+    job: ChatJob, head: dict[str, Any], state: ServerState
+) -> AsyncGenerator[bytes, None]:
+    usage = {"input_tokens": job.prompt_tokens, "output_tokens": 0}
+    message = {**head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+    begin = _event("message_start", message=message) + _event("ping")
+    writer = _BlockWriter()
+    stream = stream_answers(
+        job, RunOptions(timeout=state.settings.request_timeout_s), state.metrics
+    )
+    async with aclosing(stream):
+        async for delta in stream:
+            if isinstance(delta, int):
+                continue  # streams are not repeatable
+            data = begin + b"".join(map(writer.write, delta.parts))
+            begin = b""
+            if delta.finish_reason is not None:
+                reason = _reason(delta.finish_reason, delta.stop)
+                data += writer.end() + _event(
+                    "message_delta",
+                    delta={"stop_reason": reason, "stop_sequence": delta.stop},
+                    usage={**usage, "output_tokens": delta.tokens},
+                )
+                data += _event("message_stop")
+            if data:
+                yield data

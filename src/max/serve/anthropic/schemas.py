@@ -1,0 +1,176 @@
+"""The bodies of Anthropic's API, and the conversations that they stand for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
+from max.serve.errors import ApiError
+from max.serve.openai.fields import StrictBody
+
+
+class Block(StrictBody):
+    """A block of content; its further fields depend on the type."""
+
+    type: str
+    text: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: Any = None
+    thinking: str | None = None
+
+
+class Message(StrictBody):
+    """A message of a conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class ToolBody(StrictBody):
+    """A tool."""
+
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    type: str | None = None
+
+
+class ToolChoiceBody(StrictBody):
+    """Whether tools are called."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class CountBody(StrictBody):
+    """The body of ``/v1/messages/count_tokens``."""
+
+    model: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)]
+    system: str | list[Block] | None = None
+    tools: list[ToolBody] | None = None
+    tool_choice: ToolChoiceBody | None = None
+    thinking: dict[str, Any] | None = None
+
+
+class MessagesBody(CountBody):
+    """The body of ``/v1/messages``."""
+
+    max_tokens: Annotated[int, Field(ge=1)]
+    stream: bool | None = None
+    stop_sequences: Annotated[list[str], Field(max_length=64)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+
+
+def tools_of(body: CountBody) -> tuple[Tool, ...]:
+    """The tools of a request.
+
+    Args:
+        body: The request.
+
+    Raises:
+        ApiError: One is a tool that Anthropic runs itself.
+    """
+    tools: list[Tool] = []
+    for number, tool in enumerate(body.tools or ()):
+        if tool.type not in (None, "custom"):
+            raise ApiError(
+                f"tools.{number}.type is {tool.type!r}; this server runs no tools, give your own "
+                "with an input_schema",
+                param=f"tools.{number}.type",
+            )
+        schema = tool.input_schema or {"type": "object", "properties": {}}
+        tools.append(Tool(tool.name, tool.description or "", schema))
+    return tuple(tools)
+
+
+def choice_of(body: CountBody) -> ToolChoice:
+    """The choice of a request.
+
+    Args:
+        body: The request.
+
+    Raises:
+        ApiError: A name is missing.
+    """
+    choice = body.tool_choice
+    if choice is None or not body.tools:
+        return ToolChoice(ChoiceKind.AUTO if body.tools else ChoiceKind.NONE)
+    several = not choice.disable_parallel_tool_use
+    if choice.type == "tool":
+        if not choice.name:
+            raise ApiError("tool_choice.name is missing", param="tool_choice.name")
+        return ToolChoice(ChoiceKind.NAMED, choice.name, several)
+    kinds = {"auto": ChoiceKind.AUTO, "any": ChoiceKind.REQUIRED, "none": ChoiceKind.NONE}
+    return ToolChoice(kinds[choice.type], "", several)
+
+
+def messages_of(body: CountBody) -> list[dict[str, Any]]:
+    """The messages of a request, with OpenAI's fields.
+
+    Args:
+        body: The request.
+
+    Raises:
+        ApiError: A block is not text, and not of tools.
+    """
+    plain: list[dict[str, Any]] = []
+    if body.system:
+        plain.append({"role": "system", "content": _text(body.system, "system")})
+    for number, message in enumerate(body.messages):
+        where = f"messages.{number}.content"
+        if isinstance(message.content, str):
+            plain.append({"role": message.role, "content": message.content})
+            continue
+        texts: list[str] = []
+        calls: list[dict[str, Any]] = []
+        for block in message.content:
+            match block.type:
+                case "text":
+                    texts.append(block.text or "")
+                case "thinking" | "redacted_thinking":
+                    pass  # models do not see what they thought before
+                case "tool_use":
+                    arguments = json.dumps(block.input or {}, ensure_ascii=False)
+                    function = {"name": block.name or "", "arguments": arguments}
+                    calls.append({"id": block.id, "type": "function", "function": function})
+                case "tool_result":
+                    content = _text(block.content or "", where)
+                    plain.append(
+                        {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+                    )
+                case other:
+                    raise ApiError(
+                        f"{where} has a block of type {other!r}; the model takes text", param=where
+                    )
+        if texts or calls:
+            made: dict[str, Any] = {"role": message.role, "content": "\n".join(texts)}
+            plain.append({**made, "tool_calls": calls} if calls else made)
+    return plain
+
+
+def _text(content: str | Sequence[Any], where: str) -> str:
+    if isinstance(content, str):
+        return content
+    texts: list[str] = []
+    for block in content:
+        kind = block.type if isinstance(block, Block) else dict(block).get("type")
+        text = block.text if isinstance(block, Block) else dict(block).get("text")
+        if kind != "text" or not isinstance(text, str):
+            raise ApiError(
+                f"{where} has a block of type {kind!r}; the model takes text", param=where
+            )
+        texts.append(text)
+    return "\n".join(texts)

@@ -1,0 +1,125 @@
+"""``/tokenize``, ``/detokenize``, ``/apply-template``: what becomes of a text."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from max.serve.chat.prompt import prompt_text
+from max.serve.errors import ApiError, of_user_error
+from max.serve.http.state import json_response, state_of
+from max.serve.model import ServedModel
+from max.serve.openai.fields import StrictBody, Token
+from max.serve.openai.messages import ChatMessage
+from max.serve.openai.tools import ToolField, tools_of
+
+router = APIRouter(tags=["tokens"])
+
+
+class TemplateBody(StrictBody):
+    """The body of ``/apply-template``."""
+
+    model: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    tools: list[ToolField] | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeBody(StrictBody):
+    """The body of ``/tokenize``: a text as ``prompt`` or ``content``, or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    content: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    tools: list[ToolField] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool = False
+
+
+class DetokenizeBody(StrictBody):
+    """The body of ``/detokenize``."""
+
+    model: str | None = None
+    tokens: list[Token]
+
+
+def _template(model: ServedModel, body: TemplateBody | TokenizeBody) -> str:
+    options = {
+        "add_generation_prompt": body.add_generation_prompt,
+        **(body.chat_template_kwargs or {}),
+    }
+    messages = [message.model_dump(exclude_unset=True) for message in body.messages or ()]
+    return prompt_text(model, messages, tools_of(body.tools), options)
+
+
+@router.post("/apply-template")
+@router.post("/v1/apply-template")
+async def apply_template(body: TemplateBody, request: Request) -> Response:
+    """The text of a conversation by the model's chat template.
+
+    Args:
+        body: The conversation.
+        request: The connection.
+    """
+    model = state_of(request, body).model(body.model)
+    return json_response({"prompt": _template(model, body)})
+
+
+@router.post("/tokenize")
+@router.post("/v1/tokenize")
+async def tokenize(body: TokenizeBody, request: Request) -> Response:
+    """The tokens of a text, or of a conversation.
+
+    Args:
+        body: The text.
+        request: The connection.
+    """
+    model = state_of(request, body).model(body.model)
+    texts = [each for each in (body.prompt, body.content) if each is not None]
+    if len(texts) + (body.messages is not None) != 1:
+        raise ApiError("give one of prompt, content and messages", param="prompt")
+    try:
+        if body.messages is not None:
+            text, special = _template(model, body), False
+        else:
+            text, special = texts[0], True
+        if body.add_special_tokens is not None:
+            special = body.add_special_tokens
+        tokens = model.all_tokens(text, special)
+    except ValueError as error:
+        raise of_user_error(error, "prompt") from error
+    answer: dict[str, Any] = {
+        "tokens": tokens,
+        "count": len(tokens),
+        "max_model_len": model.max_length,
+    }
+    if body.return_token_strs:
+        answer["token_strs"] = [model.vocabulary.text(token) for token in tokens]
+    return json_response(answer)
+
+
+@router.post("/detokenize")
+@router.post("/v1/detokenize")
+async def detokenize(body: DetokenizeBody, request: Request) -> Response:
+    """The text of tokens, special ones included.
+
+    Args:
+        body: The tokens.
+        request: The connection.
+    """
+    model = state_of(request, body).model(body.model)
+    for number, token in enumerate(body.tokens):
+        if token >= model.vocabulary_size:
+            raise ApiError(
+                f"tokens.{number} is {token}; the model's tokens are 0 to {model.vocabulary_size - 1}",
+                param="tokens",
+            )
+    text = model.tokenizer.decode_now(body.tokens) if body.tokens else ""
+    return json_response({"prompt": text, "content": text})

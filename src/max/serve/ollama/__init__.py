@@ -1,0 +1,1 @@
+"""Ollama's API at ``/api``: chat, generate, the list of models."""

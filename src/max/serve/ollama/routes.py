@@ -1,0 +1,334 @@
+"""The routes of Ollama's API. Streams are lines of JSON."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ValidationError
+from starlette.responses import Response
+
+from max._version import __version__
+from max.interfaces import RequestID, TextGenerationRequest
+from max.pipelines.core.exceptions import UserError
+from max.pipelines.structured.grammar import of_any_object, of_json_schema
+from max.serve.chat.parts import PlainParser
+from max.serve.chat.prompt import Conversation, prepare
+from max.serve.chat.run import Answer, ChatJob, stream_answers
+from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
+from max.serve.errors import ApiError, of_user_error
+from max.serve.generation import RunOptions, TextSequence
+from max.serve.http.state import ServerState, json_response, state_of
+from max.serve.http.streaming import CLIENT_CLOSED, event_stream, unless_disconnected
+from max.serve.http.validation import validation_error
+from max.serve.model import ServedModel
+from max.serve.ollama.schemas import ChatBody, GenerateBody, OllamaOptions, ShowBody
+from max.serve.openai.wire import encode_json, new_id
+
+router = APIRouter(prefix="/api", tags=["Ollama"])
+Body = TypeVar("Body", bound=BaseModel)
+_REASONS = {"tool_calls": "stop", "cancelled": "stop"}
+
+
+async def _body(request: Request, kind: type[Body]) -> Body:
+    """The body of a request; its content type does not matter, as with Ollama."""
+    try:
+        return kind.model_validate_json(await request.body())
+    except ValidationError as error:
+        raise validation_error(error.errors()) from error
+
+
+def _line(data: dict[str, Any]) -> bytes:
+    return encode_json(data) + b"\n"
+
+
+def _error_line(error: ApiError) -> bytes:
+    return _line({"error": error.message})
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _model(state: ServerState, name: str | None) -> ServedModel:
+    """The model of a name, with or without Ollama's tag."""
+    known = state.models
+    if name is not None and name not in known and name.removesuffix(":latest") in known:
+        name = name.removesuffix(":latest")
+    return state.model(name)
+
+
+@router.get("/version")
+async def version() -> Response:
+    """The version of this package."""
+    return json_response({"version": __version__})
+
+
+def _details(model: ServedModel) -> dict[str, Any]:
+    config = model.config.model_config
+    encoding = config.quantization_encoding
+    return {
+        "parent_model": "",
+        "format": "gguf" if str(config.model_path).endswith(".gguf") else "safetensors",
+        "family": config.huggingface_config.model_type,
+        "families": [config.huggingface_config.model_type],
+        "parameter_size": "",
+        "quantization_level": "" if encoding is None else encoding.value,
+    }
+
+
+def _entry(model: ServedModel) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "model": model.name,
+        "modified_at": datetime.fromtimestamp(model.created, UTC).isoformat(),
+        "size": model.config.model_config.weights_size(),
+        "digest": "",
+        "details": _details(model),
+    }
+
+
+@router.get("/tags")
+async def tags(request: Request) -> Response:
+    """Lists the models.
+
+    Args:
+        request: The connection.
+    """
+    return json_response({"models": [_entry(m) for m in state_of(request).models.values()]})
+
+
+@router.get("/ps")
+async def ps(request: Request) -> Response:
+    """Lists the models that are loaded.
+
+    Args:
+        request: The connection.
+    """
+    loaded = [
+        {**_entry(m), "size_vram": 0, "expires_at": "9999-12-31T00:00:00Z"}
+        for m in state_of(request).models.values()
+    ]
+    return json_response({"models": loaded})
+
+
+@router.post("/show")
+async def show(request: Request) -> Response:
+    """Shows a model.
+
+    Args:
+        request: The connection.
+    """
+    body = await _body(request, ShowBody)
+    model = _model(state_of(request, body), body.model or body.name)
+    return json_response(
+        {
+            "modelfile": "",
+            "parameters": "",
+            "template": model.template,
+            "details": _details(model),
+            "model_info": {"general.context_length": model.max_length},
+            "capabilities": ["completion", "tools"] + (["thinking"] if model.reasons else []),
+            "modified_at": datetime.fromtimestamp(model.created, UTC).isoformat(),
+        }
+    )
+
+
+@router.post("/chat")
+async def chat(request: Request) -> Response:
+    """Answers a conversation.
+
+    Args:
+        request: The connection.
+    """
+    body = await _body(request, ChatBody)
+    state = state_of(request, body)
+    model = _model(state, body.model)
+    head = {"model": body.model}
+    if not body.messages:  # Ollama's clients load a model so
+        message = {"role": "assistant", "content": ""}
+        done = {"message": message, "done": True, "done_reason": "load"}
+        return json_response({**head, "created_at": _now(), **done})
+    options = body.options or OllamaOptions()
+    tools = tuple(_tool(each, i) for i, each in enumerate(body.tools or ()))
+    conversation = Conversation(
+        request_id=new_id("ollama"),
+        messages=[
+            _message(m.model_dump(exclude_unset=True), i) for i, m in enumerate(body.messages)
+        ],
+        sampling=model.sampling_params(options.sampling_input()),
+        tools=tools,
+        tool_choice=ToolChoice(ChoiceKind.AUTO if tools else ChoiceKind.NONE),
+        grammar=_grammar(body.format),
+        stops=options.stops,
+        template_options={} if body.think is None else {"enable_thinking": bool(body.think)},
+    )
+    job = await prepare(model, conversation)
+    return await _respond(request, state, job, head, body.stream is not False, _chat_part)
+
+
+@router.post("/generate")
+async def generate(request: Request) -> Response:
+    """Answers a prompt.
+
+    Args:
+        request: The connection.
+    """
+    body = await _body(request, GenerateBody)
+    state = state_of(request, body)
+    model = _model(state, body.model)
+    if body.suffix:
+        raise ApiError("suffix is not supported: no model here fills in the middle", param="suffix")
+    if body.images:
+        raise ApiError("images are not supported: the model takes text", param="images")
+    head = {"model": body.model}
+    if not body.prompt:
+        done = {"response": "", "done": True, "done_reason": "load"}
+        return json_response({**head, "created_at": _now(), **done})
+    options = body.options or OllamaOptions()
+    params = model.sampling_params(options.sampling_input())
+    grammar = _grammar(body.format)
+    if body.raw or not model.template:
+        made = await model.engine_request(
+            TextGenerationRequest(
+                request_id=RequestID(new_id("ollama")),
+                model_name=model.name,
+                prompt=body.prompt,
+                stop=list(options.stops),
+                sampling_params=params,
+            ),
+            param="prompt",
+        )
+        job = ChatJob(
+            model, (TextSequence(made.with_grammar(grammar), options.stops),), PlainParser
+        )
+    else:
+        system = [{"role": "system", "content": body.system}] if body.system else []
+        job = await prepare(
+            model,
+            Conversation(
+                request_id=new_id("ollama"),
+                messages=[*system, {"role": "user", "content": body.prompt}],
+                sampling=params,
+                grammar=grammar,
+                stops=options.stops,
+                template_options={}
+                if body.think is None
+                else {"enable_thinking": bool(body.think)},
+            ),
+        )
+    return await _respond(request, state, job, head, body.stream is not False, _generate_part)
+
+
+def _chat_part(answer: Answer) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": answer.content}
+    if answer.reasoning:
+        message["thinking"] = answer.reasoning
+    if answer.tool_calls:
+        message["tool_calls"] = [
+            {"function": {"name": call.name, "arguments": json.loads(call.arguments)}}
+            for call in answer.tool_calls
+        ]
+    return {"message": message}
+
+
+def _generate_part(answer: Answer) -> dict[str, Any]:
+    part: dict[str, Any] = {"response": answer.content}
+    return {**part, "thinking": answer.reasoning} if answer.reasoning else part
+
+
+async def _respond(
+    request: Request,
+    state: ServerState,
+    job: ChatJob,
+    head: dict[str, Any],
+    stream: bool,
+    part: Any,
+) -> Response:
+    lines = _lines(job, head, state, part, whole=not stream)
+    if stream:
+        return await event_stream(request, lines, _error_line, "application/x-ndjson")
+    async with aclosing(lines):
+        line = await unless_disconnected(request, anext(lines))
+    if line is None:
+        return Response(status_code=CLIENT_CLOSED)
+    return Response(line, media_type="application/json")
+
+
+async def _lines(
+    job: ChatJob, head: dict[str, Any], state: ServerState, part: Any, whole: bool
+) -> AsyncGenerator[bytes, None]:
+    """The lines of an answer: pieces and an end with the times; or one line that has all."""
+    begin = first = time.perf_counter()
+    collected, calls, seen = Answer(), Answer(), False
+    options = RunOptions(repeatable=whole, timeout=state.settings.request_timeout_s)
+    stream = stream_answers(job, options, state.metrics)
+    async with aclosing(stream):
+        async for delta in stream:
+            if isinstance(delta, int):
+                collected = Answer()
+                continue
+            if not seen:
+                first, seen = time.perf_counter(), True
+            collected.add(delta)
+            calls.add(delta)
+            if whole:
+                continue
+            piece = calls
+            # a call is sent when it is whole
+            done = delta.finish_reason is not None
+            if not done:
+                piece = Answer(content=calls.content, reasoning=calls.reasoning)
+            calls = Answer(tool_calls=[] if done else calls.tool_calls)
+            if piece.content or piece.reasoning or piece.tool_calls:
+                yield _line({**head, "created_at": _now(), **part(piece), "done": False})
+    end = time.perf_counter()
+    last = collected if whole else Answer()
+    yield _line(
+        {
+            **head,
+            "created_at": _now(),
+            **part(last),
+            "done": True,
+            "done_reason": _REASONS.get(collected.finish_reason, collected.finish_reason),
+            "total_duration": int((end - begin) * 1e9),
+            "load_duration": 0,
+            "prompt_eval_count": job.prompt_tokens,
+            "prompt_eval_duration": int((first - begin) * 1e9),
+            "eval_count": collected.tokens,
+            "eval_duration": int((end - first) * 1e9),
+        }
+    )
+
+
+def _grammar(field: str | dict[str, Any] | None) -> str | None:
+    if not field:
+        return None
+    try:
+        return of_any_object() if isinstance(field, str) else of_json_schema(field)
+    except UserError as error:
+        raise of_user_error(error, "format") from error
+
+
+def _tool(field: dict[str, Any], number: int) -> Tool:
+    function = field.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ApiError(f"tools.{number}.function has no name", param=f"tools.{number}")
+    parameters = function.get("parameters") or {"type": "object", "properties": {}}
+    if not isinstance(parameters, dict):
+        raise ApiError(f"tools.{number}.function.parameters is no object", param=f"tools.{number}")
+    return Tool(function["name"], str(function.get("description") or ""), parameters)
+
+
+def _message(message: dict[str, Any], number: int) -> dict[str, Any]:
+    if message.pop("images", None):
+        raise ApiError("images are not supported: the model takes text", param=f"messages.{number}")
+    message.pop("thinking", None)
+    if (name := message.pop("tool_name", None)) is not None:
+        message["name"] = name
+    return message

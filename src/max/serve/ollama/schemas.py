@@ -1,0 +1,108 @@
+"""The bodies of Ollama's API."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from max.interfaces import SamplingParamsInput
+from max.serve.openai.fields import StrictBody
+
+
+class OllamaOptions(StrictBody):
+    """How tokens are chosen, by Ollama's names."""
+
+    num_predict: int | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repeat_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    # of Ollama's own engine
+    num_ctx: int | None = None
+    num_keep: int | None = None
+    num_gpu: int | None = None
+    num_thread: int | None = None
+    num_batch: int | None = None
+    repeat_last_n: int | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop texts."""
+        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(stop for stop in given if stop)
+
+    def sampling_input(self) -> SamplingParamsInput:
+        """The sampling parameters that are set."""
+        limit = self.num_predict
+        return SamplingParamsInput(
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            temperature=self.temperature,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            repetition_penalty=self.repeat_penalty,
+            # -1 and -2 stand for no limit
+            max_new_tokens=limit if limit is not None and limit > 0 else None,
+            seed=None if self.seed is None else self.seed % 2**64,
+        )
+
+
+class OllamaCall(StrictBody):
+    """An earlier call of a tool; its arguments are an object."""
+
+    function: dict[str, Any]
+
+
+class OllamaMessage(StrictBody):
+    """A message of a conversation."""
+
+    role: str
+    content: str | None = None
+    thinking: str | None = None
+    images: list[str] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_name: str | None = None
+
+
+class ChatBody(StrictBody):
+    """The body of ``/api/chat``."""
+
+    model: str
+    messages: list[OllamaMessage] = []
+    tools: list[dict[str, Any]] | None = None
+    format: Literal["json", ""] | dict[str, Any] | None = None
+    options: OllamaOptions | None = None
+    stream: bool | None = None
+    think: bool | str | None = None
+    keep_alive: float | str | None = None
+
+
+class GenerateBody(StrictBody):
+    """The body of ``/api/generate``."""
+
+    model: str
+    prompt: str | None = None
+    suffix: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+    images: list[str] | None = None
+    format: Literal["json", ""] | dict[str, Any] | None = None
+    options: OllamaOptions | None = None
+    stream: bool | None = None
+    think: bool | str | None = None
+    keep_alive: float | str | None = None
+
+
+class ShowBody(StrictBody):
+    """The body of ``/api/show``."""
+
+    model: str | None = None
+    name: str | None = None
+    verbose: bool | None = None

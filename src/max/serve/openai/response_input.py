@@ -1,0 +1,67 @@
+"""The input of a response: items to messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max.serve.errors import ApiError
+
+
+def messages_of(items: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages of an input, with the fields of chat completions.
+
+    Args:
+        items: A text, or items: messages, calls of functions, their outputs, reasoning.
+
+    Raises:
+        ApiError: An item is of another type, or lacks a field.
+    """
+    if isinstance(items, str):
+        return [{"role": "user", "content": items}]
+    messages: list[dict[str, Any]] = []
+    for number, item in enumerate(items):
+        where = f"input.{number}"
+        match item.get("type", "message"):
+            case "message":
+                role, content = item.get("role"), _text(item.get("content"), f"{where}.content")
+                messages.append({"role": role, "content": content})
+            case "function_call":
+                function = {"name": item.get("name"), "arguments": item.get("arguments")}
+                call = {"id": item.get("call_id"), "type": "function", "function": function}
+                last = messages[-1] if messages else {}
+                if last.get("role") == "assistant":
+                    last.setdefault("tool_calls", []).append(call)
+                else:
+                    messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+            case "function_call_output":
+                content = _text(item.get("output"), f"{where}.output")
+                messages.append(
+                    {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
+                )
+            case "reasoning":
+                pass  # models do not see what they thought before
+            case other:
+                raise ApiError(
+                    f"{where}.type is {other!r}; expected message, function_call, "
+                    "function_call_output or reasoning",
+                    param=f"{where}.type",
+                )
+    return messages
+
+
+def _text(content: Any, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise ApiError(f"{where} is {content!r}; expected a text, or a list of parts", param=where)
+    texts: list[str] = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in ("input_text", "output_text", "text") or not isinstance(
+            part.get("text"), str
+        ):
+            raise ApiError(
+                f"{where} has a part of type {kind!r}; the model takes text", param=where
+            )
+        texts.append(part["text"])
+    return "\n".join(texts)
