@@ -68,7 +68,7 @@ class YieldOp(MoOp):
 
 
 class CheckOp(MoOp):
-    """A condition: the first of the `sides` is at least the second; equal to it if `exact`."""
+    """A condition: the first of the `sides` is at least the second, or equal to it if `exact`."""
 
     name = "mok.check"
     spec = OpSpec(
@@ -545,7 +545,7 @@ class BodyOp(MoOp):
 
 
 class RegionOp(BodyOp):
-    """One kernel."""
+    """A group of ops that are computed together, mostly by one kernel."""
 
     name = "mok.region"
     spec = OpSpec("mok.region", (0, None), None, attributes={"kind": str}, pure=False)

@@ -84,7 +84,7 @@ def optimise(
         module: The module.
         backends: The devices to compile for.
         last: The name of the pass to stop after; None runs all.
-        kept: Where the module is kept after each pass.
+        kept: The record that gets the module after each pass.
     """
     if kept is not None:
         kept.module("as staged", module, 0.0)
@@ -105,10 +105,10 @@ def optimise(
 
 
 def check_text(module: ModuleOp, step: str) -> None:
-    """Checks that the text of a module says all of it.
+    """Checks that a module survives printing and parsing.
 
     Raises:
-        VerifyError: What the text parses to is another module.
+        VerifyError: The printed text parses to a different module.
     """
     again = mok.parse(print_module(module), resources(module))
     if not again.is_structurally_equivalent(module):
@@ -118,13 +118,13 @@ def check_text(module: ModuleOp, step: str) -> None:
 def compile_module(
     module: ModuleOp, input_names: list[str], backends: Backends, ahead: bool = False
 ) -> tuple[Compiled, list[dict[str, k.KernelIR]]]:
-    """Compiles a module of `mo`, which stays as it is.
+    """Compiles a module of `mo`; the module is not changed.
 
     Args:
         module: The module.
         input_names: The names of the entry graph's inputs, chains left out.
         backends: The devices to compile for.
-        ahead: Whether the devices begin to compile kernels while others are specialised, as they will be loaded.
+        ahead: Whether devices start to compile kernels while others are still specialised; for programs that are loaded.
 
     Returns:
         The program, and for each device the IR of its kernels by key.

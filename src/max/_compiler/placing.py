@@ -98,6 +98,7 @@ class Placing:
         return backend.library.lower(name, operands, results, attributes, backend.target)
 
     def buffer(self, buffer: Buffer) -> int:
+        """Adds a buffer to the template; returns its index."""
         self.template.buffers.append(buffer)
         return len(self.template.buffers) - 1
 
@@ -140,19 +141,21 @@ class Placing:
         return [self.place(v).pointer() for v in values if isinstance(v.type, ShapedType)]
 
     def view(self, op: MoOp) -> None:
+        """Places the result of a view in its operand's buffer: no launch."""
         source = self.place(op.operands[0])
         layout = view_layout(op, source.layout)
         assert layout is not None, f"{op.name} has no layout"
         self.places[op.results[0]] = replace(source, layout=layout)
 
     def workspace(self, workspace: Workspace) -> Place:
+        """Allocates temporary memory that only one kernel uses."""
         shape = tuple(simplify(dim) for dim in workspace.shape)
         size = simplify(product(shape) * workspace.dtype.size_in_bytes)
         buffer = Buffer("temp", size, device=self.device)
         return Place(self.buffer(buffer), Layout.contiguous(shape), workspace.dtype)
 
     def border(self, border: Border) -> Pointer:
-        """The address of the begin or the end of a buffer."""
+        """The start or end address of a buffer."""
         size = self.template.buffers[border.buffer].bytes
         return Pointer(border.buffer, size if border.end else 0)
 
@@ -168,6 +171,22 @@ class Placing:
         parts: Sequence[int] = (),
         flops: Size = 0,
     ) -> None:
+        """Appends the launch of a kernel.
+
+        Args:
+            kernel: The kernel's key and its argument slots.
+            arguments: The tensors among the arguments.
+            written: For each tensor whether the kernel writes it, else it reads it.
+            serial: Whether one worker runs the launch.
+            name: The name in errors and profiles.
+            in_place: Pairs (written, read) of buffers that may share memory.
+            both: Written buffers that the kernel also reads.
+            parts: Buffers of which the kernel writes a part that no other launch writes.
+            flops: The number of arithmetic operations; 0 if unknown.
+
+        Raises:
+            UnsupportedOpError: A buffer is in the memory of another device.
+        """
         key, slots = kernel
         reads = {a.pointer.buffer for a, w in zip(arguments, written, strict=True) if not w} | set(
             both
@@ -197,7 +216,7 @@ class Placing:
 
 
 def described(value: SSAValue) -> Operand:
-    """The description of a value that the kernel library takes."""
+    """The dtype and shape of a value, for the kernel library."""
     type_ = value.type
     assert isinstance(type_, ShapedType)
     return Operand(type_.dtype, shape_of(value))

@@ -55,14 +55,14 @@ class Compilation:
     backends: Backends | None = None
 
     def module(self, name: str, module: mlir.ModuleOp, seconds: float) -> None:
-        """Keeps a module as it is now."""
+        """Records the module after a pass."""
         ops = sum(1 for _ in mlir.walk(module))
         self.passes.append(PassRecord(name, ops, seconds, mlir.print_module(module)))
 
     def finish(
         self, flat: Flat, compiled: Compiled, irs: list[dict[str, k.KernelIR]], backends: Backends
     ) -> None:
-        """Keeps the program."""
+        """Records the program."""
         cuts = sorted({position for position, _ in flat.discoveries})
         held = [
             (at, pointer.buffer)

@@ -57,7 +57,7 @@ class _Builder:
         self.space, self.axis = self.find_space()
 
     def find_space(self) -> tuple[Sizes, int]:
-        """The iteration space with the reduction axis last, and the place of that axis among the others; -1 without one."""
+        """The iteration space with the reduction axis last, and the index of that axis before the move; -1 without one."""
         for op in self.ops:
             if op.name in ROWWISE:
                 shape = shape_of(op.operands[0])
@@ -311,16 +311,16 @@ def epilogue_parts(
     products: Sequence[SSAValue] | None = None,
     only: SSAValue | None = None,
 ) -> RegionParts | None:
-    """Describes what a library region does after its first op, over ``[rows, columns]``.
+    """Describes the epilogue of a library region, the ops after its library op, over ``[rows, columns]``.
 
     Args:
         region: The region.
         op: The op in its body whose results come first among the values.
         products: Which of its results; the first by default.
-        only: What of that the region yields is computed; all by default.
+        only: The yielded value to compute; all by default.
 
     Returns:
-        The parts, without sources for the first leaves; None where an operand does not lie regularly over the rows.
+        The parts, without sources for the first leaves; None if an operand has no single stride over the merged rows.
     """
     builder = _Builder(region, only, op)
     products = op.results[:1] if products is None else products

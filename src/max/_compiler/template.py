@@ -43,15 +43,15 @@ class UnsupportedOpError(NotImplementedError):
 
 @dataclass(slots=True)
 class Buffer:
-    """Memory, named by its position in the template.
+    """A block of memory, identified by its index in the template.
 
     Args:
         kind: ``input`` (of the template), ``temp``, ``weight``, ``constant``, or ``kept``: written once, at load.
-        bytes: Its size.
-        name: Of a weight, without the prefixes of calls.
-        array: Of a constant.
-        dtype: Of a weight.
-        shape: Of a weight.
+        bytes: The size in bytes.
+        name: The name of a weight, without the prefixes of calls, or of a large constant.
+        array: The elements of a constant.
+        dtype: The dtype of a weight.
+        shape: The shape of a weight.
         device: The index of the backend whose memory it is in.
     """
 
@@ -102,7 +102,7 @@ Slot = Pointer | Number | Chosen
 
 @dataclass(frozen=True, slots=True)
 class KernelInfo:
-    """What a launch needs of a kernel besides its code."""
+    """The properties of a kernel that launches need besides its code."""
 
     key: str
     phases: int
@@ -115,9 +115,9 @@ class Jump:
     """A change of the control flow.
 
     Args:
-        kind: ``if_zero``: where the byte that the only slot points to is 0; ``always``; ``back``: to the head of
-            a loop, whose kernels find their counters zeroed again; or ``next``: on with what comes next.
-        label: The number of the place.
+        kind: ``if_zero``: jumps if the byte that the only slot points to is 0; ``always``; ``back``: jumps to the head
+            of a loop, and zeroes the counters of the loop's kernels; ``next``: does not jump.
+        label: The number of the target label.
     """
 
     kind: str
@@ -126,14 +126,14 @@ class Jump:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A condition over two sizes, checked at run time: they are equal, or the first is at least the second.
+    """A condition over two sizes, checked at run time: ``have == want`` if exact, else ``have >= want``.
 
     Args:
-        have: The one.
-        want: The other.
-        message: What is wrong where it does not hold.
+        have: The size of an operand.
+        want: The required size.
+        message: The error message for sizes that do not meet the condition.
         exact: Whether both must be equal.
-        site: The number of the staged op that it comes from; -1: none.
+        site: The number of the staged op with the condition; -1: none.
     """
 
     have: Size
@@ -144,12 +144,12 @@ class Check:
 
     @property
     def condition(self) -> Condition:
-        """What is checked."""
+        """The condition as `max.mlir` has it."""
         return Condition(DimExpr.of(self.have), DimExpr.of(self.want), self.message, self.exact)
 
     def failure(self, have: int, want: int) -> str | None:
-        """The message for values that do not fit, else None."""
-        # a condition is made for the message only: this runs for each new set of sizes
+        """The error message if the values do not meet the condition, else None."""
+        # this runs for each new set of sizes: the `Condition` is built only for the message
         if have == want if self.exact else have >= want:
             return None
         return self.condition.text(have, want)
@@ -160,18 +160,18 @@ class Launch:
     """One kernel with its arguments, or a jump, which has no kernel.
 
     Args:
-        kernel: The kernel's key.
-        slots: Its arguments.
-        reads: Buffers that it reads.
-        writes: Buffers that it writes.
+        kernel: The kernel's key; empty for a jump.
+        slots: The arguments.
+        reads: The buffers that it reads.
+        writes: The buffers that it writes.
         serial: Whether one worker runs it.
-        name: What it does, for errors, profiles and `kernel_summaries`.
-        in_place: Pairs (written, read) of buffers that may be one.
+        name: The name in errors, profiles and `kernel_summaries`.
+        in_place: Pairs (written, read) of buffers that may share memory.
         parts: Buffers of which it writes a part that no other launch writes.
-        jump: Of a jump, where to.
-        flops: Its operations on numbers; 0 where it is not known.
-        site: The number of the staged op that it comes from; -1: none.
-        check: Of a launch that only checks a condition, the condition.
+        jump: The jump, or None for a kernel.
+        flops: The number of arithmetic operations; 0 if unknown.
+        site: The number of the staged op that it computes; -1: none.
+        check: The condition, for a launch that only checks one.
         device: The index of the backend that runs it.
     """
 
@@ -191,23 +191,23 @@ class Launch:
 
 
 def mark(writes: Sequence[int], device: int = 0) -> Launch:
-    """A launch that does nothing; the buffers that it writes have memory in its segment from here on."""
+    """A launch without effect, from which on the buffers in `writes` have memory in its segment."""
     jump = Jump("next", -1)
     return Launch("", (), (), tuple(writes), False, "mark", jump=jump, device=device)
 
 
 @dataclass(frozen=True, slots=True)
 class CallStep:
-    """The launches of another template, on this one's buffers.
+    """A call: the launches of another template on buffers of this one.
 
     Args:
-        callee: The subgraph's name.
+        callee: The name of the subgraph.
         operands: The buffers of its inputs, with offsets in bytes.
-        results: The buffers that its outputs become.
-        env: What its symbols stand for here.
-        prefix: What is put before the names of its weights.
-        reveals: Symbols of the results that the callee finds out, and that are not known here before.
-        inherit: Whether symbols that `env` does not have mean in the callee what they mean here.
+        results: The buffers of its outputs.
+        env: The size in the caller for each symbol of the callee.
+        prefix: The prefix of the names of its weights.
+        reveals: The symbols of the results that the callee discovers and that the caller did not know before.
+        inherit: Whether symbols outside `env` have the same value in the callee as in the caller.
     """
 
     callee: str
@@ -221,12 +221,12 @@ class CallStep:
 
 @dataclass(frozen=True, slots=True)
 class IfStep:
-    """One of two calls.
+    """A branch: one of two calls.
 
     Args:
-        predicate: A byte: where it is not 0 the first is made.
-        then: The first.
-        otherwise: The second.
+        predicate: The address of a byte.
+        then: The call if the byte is not 0.
+        otherwise: The call if the byte is 0.
     """
 
     predicate: Pointer
@@ -236,13 +236,13 @@ class IfStep:
 
 @dataclass(frozen=True, slots=True)
 class WhileStep:
-    """Calls again and again.
+    """A loop.
 
     Args:
-        condition: Writes the predicate.
-        predicate: A byte: where it is 0 the loop ends.
-        body: Computes the next values of what is carried.
-        update: Launches that put them in place of the last ones.
+        condition: The call that writes the predicate.
+        predicate: The address of a byte; the loop ends if it is 0.
+        body: The call that computes the next values of the carried tensors.
+        update: The launches that copy them over the last values.
     """
 
     condition: CallStep
@@ -253,20 +253,20 @@ class WhileStep:
 
 @dataclass(frozen=True, slots=True)
 class Discover:
-    """Sizes that are known once the launches before it have run: those of a `mo.range`, `mo.slice_dynamic` or `mo.nonzero`.
+    """A step of the host between launches.
 
-    Or another step that the host takes between launches: it prints, copies between devices, or, in a branch or loop that the
-    host drives, decides where to continue.
+    The host reads the sizes of the result of a `mo.range`, `mo.slice_dynamic` or `mo.nonzero`, which depend on values that the
+    launches before computed. Or it prints, copies between devices, or takes a branch or loop that the host drives.
 
     Args:
-        rule: ``range``, ``slice``, ``count`` or ``print``; ``copy``; ``if_zero`` or ``jump``.
-        symbols: For each axis of the result the symbol that its size gets, or an empty text where it is known.
-        bounds: Where start, stop and step are, or the count: the size of the first axis; or
-            what is printed, or the predicate; or the source and the target of a copy.
-        dtype: Their element type.
-        shape: The shape of what is sliced or printed; the number of bytes to copy.
-        label: What is printed before it.
-        target: The number of the place where the host goes on.
+        rule: ``range``, ``slice`` or ``count`` (sizes); ``print``; ``copy``; ``if_zero`` or ``jump``.
+        symbols: For each axis of the result the symbol of its size; empty if the size is known before.
+        bounds: The addresses that the host reads: start, stop and step; the count, which is the size of the first axis;
+            the printed tensor; the predicate; or the source and the target of a copy.
+        dtype: The element type of the tensors at these addresses.
+        shape: The shape of the sliced or printed tensor; for a copy the number of bytes.
+        label: The text that is printed before the tensor.
+        target: The number of the label where the host continues.
     """
 
     rule: str
@@ -293,7 +293,10 @@ Step = Launch | CallStep | IfStep | WhileStep | Discover
 
 @dataclass(slots=True)
 class Template:
-    """A compiled graph or subgraph."""
+    """A compiled graph or subgraph.
+
+    `once` runs when a model is loaded, `steps` at each execution; `inputs` and `outputs` have the buffer of each.
+    """
 
     name: str
     buffers: list[Buffer] = field(default_factory=list[Buffer])

@@ -1,4 +1,4 @@
-"""Compiled programs in this process: code addresses, fixed memory, and what each set of sizes needs to run."""
+"""Compiled programs in this process: code addresses, fixed memory, and a plan for each set of sizes."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ __all__ = ["Arena", "Instance", "LinkedProgram", "arena_of"]
 
 _NO_SITES = Sites()
 MAX_INSTANCES = 256
-"""Sets of sizes whose plans are kept."""
+"""The maximum number of sets of sizes whose plans a program keeps."""
 
 
 class Arena:
-    """Memory for what lives during one run only; shared by all programs of a queue, which run one at a time.
+    """Memory for temporary buffers. All programs of a queue share it, since they run one at a time.
 
     Args:
-        backend: The device that has the memory.
+        backend: The device of the memory.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -51,7 +51,7 @@ class Arena:
         self._memory = self._make(ALIGNMENT)
 
     def _make(self, size: int) -> tuple[int, object, int]:
-        """Address, owner and size of a block."""
+        """Allocates a block; returns its address, its owner and its size."""
         if self._device is not None:
             block = self._device.memory.allocate("arena", DType.uint8, (size,), False)
             return block.ptr, block.owner, size
@@ -59,18 +59,18 @@ class Arena:
         return memory.ctypes.data, memory, size
 
     def take(self, size: int, holes: tuple[int, ...] = ()) -> tuple[int, object]:
-        """The address of at least `size` bytes, and the object that holds them; the caller keeps it until its run is over.
+        """The address of at least `size` bytes, and their owner, which the caller holds until the end of its run.
 
         Args:
             size: The number of bytes.
-            holes: Where pages must be that nothing may touch; the memory is then fresh. Only the host has such pages.
+            holes: The offsets of guard pages; with them the memory is new. Only the host has guard pages.
         """
         if holes and self._device is None:
             memory = guard.with_holes(size, holes)
             return memory.ctypes.data, memory
         block = self._memory
         if block[2] < size:
-            # others may still run on the old memory, which they hold
+            # other runs may still use the old memory: they hold its owner
             try:
                 block = self._memory = self._make(max(size, block[2] + block[2] // 2))
             except MemoryError:
@@ -80,7 +80,7 @@ class Arena:
         return block[0], block[1]
 
     def fresh(self, size: int, holes: tuple[int, ...] = ()) -> tuple[int, object]:
-        """Memory of its own: for a segment of a program between whose segments other programs run.
+        """New memory, for a program with several segments: other programs may run between them.
 
         Args:
             size: The number of bytes.
@@ -91,7 +91,7 @@ class Arena:
         return self._make(max(size, 1))[:2]
 
     def trim(self) -> None:
-        """Frees the memory; a run in progress holds its own."""
+        """Frees the memory; a run in progress holds the owner of its memory."""
         self._memory = self._make(ALIGNMENT)
 
 
@@ -100,7 +100,7 @@ _arenas_lock = threading.Lock()
 
 
 def arena_of(backend: Backend) -> Arena:
-    """The arena of a device; sessions whose programs take turns share one."""
+    """The arena of a device; sessions on the same queue share it."""
     with _arenas_lock:
         if backend.queue not in _arenas:
             _arenas[backend.queue] = Arena(backend)
@@ -109,14 +109,14 @@ def arena_of(backend: Backend) -> Arena:
 
 @dataclass(slots=True)
 class Instance:
-    """A program for one set of sizes.
+    """The plan of a program for one set of sizes.
 
     Args:
-        offsets: What is added to the bases to get the values.
+        offsets: The numbers that are added to the bases to get the values.
         arena_bytes: The size of the arena.
-        output_shapes: The shapes of the outputs that are known here, in the order of the program's list.
+        output_shapes: The shapes of the outputs in `ProgramCode.outputs`, in their order.
         symbols: The sizes.
-        holes: Where pages of the arena are that nothing may touch.
+        holes: The offsets of the arena's guard pages.
     """
 
     offsets: npt.NDArray[np.int64]
@@ -142,14 +142,14 @@ class LinkedProgram:
     """A program, or a segment of one, with addresses.
 
     Args:
-        compiled: What it is part of.
-        code: The program itself.
-        addresses: For each device the entries of its kernels by key.
+        compiled: The compiled model.
+        code: The program or segment.
+        addresses: For each device the entry addresses of its kernels by key.
         fixed: The addresses of the fixed buffers.
         backends: The devices of the session.
-        limits: Limits of launches, by name; where there is none the launch keeps its guess.
+        limits: The row thresholds of launches by name; launches without one keep the compiler's guess.
         sites: The locations of the staged ops, for errors.
-        printing: How it shows tensors.
+        printing: The style of printed tensors.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class LinkedProgram:
         self.code = code
         self.empty = all(launch.jump == "next" for launch in code.launches)
         self.waits = not self.backend.is_host
-        """Whether a run may go on after `run` has returned: `backend.synchronize` waits for it."""
+        """Whether the device may still be busy after `run` returns; `backend.synchronize` waits for it."""
         self.bases = np.array([value.base for value in code.values], np.intp)
         self._fixed = fixed
         self._num_symbols = len(compiled.symbols)
@@ -237,15 +237,15 @@ class LinkedProgram:
         return slot.value, slot.addend if slot.fixed < 0 else slot.addend + fixed[slot.fixed]
 
     def _where(self, site: int) -> str:
-        """Where a launch or a check comes from, as the end of a message."""
+        """The source location of a launch or a check, as the end of an error message; empty if unknown."""
         place = self._sites.describe(site)
         return f" (staged at {place})" if place else ""
 
     def instance(self, symbols: tuple[int, ...]) -> Instance:
-        """What the program needs to run with these sizes.
+        """The plan for a set of sizes: from the cache, or a new one.
 
         Args:
-            symbols: The sizes that are known, in the order of the model's symbols.
+            symbols: The sizes known so far, in the order of the model's symbols.
 
         Raises:
             ValueError: The sizes do not meet a condition of an op.
@@ -274,7 +274,7 @@ class LinkedProgram:
             # sizes of a branch that is not taken may be negative
             longest = max(0, *[next(numbers) for _ in block])
             if self._guarded:
-                # it ends where a page begins that nothing may touch
+                # the block ends at a guard page
                 before = [] if ends[segment] else [0]
                 end = (ends[segment] or guard.PAGE) + -(-longest // guard.PAGE) * guard.PAGE
                 starts.append(end - longest)
@@ -296,8 +296,8 @@ class LinkedProgram:
         """Runs the program.
 
         Args:
-            instance: For which sizes.
-            bases: Addresses, in the order of `max._abi.BaseLayout`.
+            instance: The plan for the sizes of this run.
+            bases: The addresses, in the order of `max._abi.BaseLayout`.
 
         Raises:
             KernelRunError: A kernel raised.
@@ -322,16 +322,16 @@ class LinkedProgram:
             self.executor.set_profiling(self._watchers > 0)
 
     def reading(self) -> tuple[npt.NDArray[np.int64], dict[tuple[int, ...], int], int]:
-        """What was kept so far: ticks of each launch, runs for each set of sizes, nanoseconds of all runs."""
+        """The profile so far: ticks of each launch, number of runs for each set of sizes, nanoseconds of all runs."""
         with self._watch_lock:
             return self.executor.ticks(), dict(self._watched_runs), self._watched_ns
 
     def flops(self, runs: dict[tuple[int, ...], int]) -> list[int]:
-        """For each launch its operations, summed over runs: a count for each set of sizes."""
+        """The arithmetic operations of each launch, summed over runs; `runs` has their number for each set of sizes."""
         return self._summed(self.code.flops, runs)
 
     def bytes_moved(self, runs: dict[tuple[int, ...], int]) -> list[int]:
-        """For each launch the bytes of its buffers, summed over runs: a count for each set of sizes."""
+        """The bytes of each launch's buffers, summed over runs; `runs` has their number for each set of sizes."""
         return self._summed(self.code.bytes_moved, runs)
 
     def _summed(self, amounts: Sequence[Size], runs: dict[tuple[int, ...], int]) -> list[int]:
@@ -346,18 +346,18 @@ class LinkedProgram:
     def discover(
         self, instance: Instance, bases: npt.NDArray[np.int64], sizes_of: dict[str, int]
     ) -> int:
-        """Notes the sizes that the results of a run tell; prints what is to be printed.
+        """Does the host's steps at the end of a segment: reads sizes, prints, copies between devices, branches.
 
         Args:
-            instance: As in the run.
-            bases: As in the run.
-            sizes_of: Where sizes are noted, by symbol.
+            instance: The plan of the run.
+            bases: The addresses of the run.
+            sizes_of: Gets the sizes that were read, by symbol.
 
         Returns:
-            The number of the segment to go on with; -1: the next one.
+            The number of the segment to run next; -1: the following one.
 
         Raises:
-            ValueError: A step is 0.
+            ValueError: A range or slice has a step of 0, or a range has bounds without a size.
         """
         values = bases.take(self.bases) + instance.offsets
         for code in self.code.discoveries:
@@ -409,28 +409,28 @@ class LinkedProgram:
         count: int,
         dtype: DType | None = None,
     ) -> npt.NDArray[Any]:
-        """Elements that one of the bounds of a discovery points to, from the memory of its device."""
+        """The first `count` elements at a bound of a host step, read from the memory of its device."""
         dtype = code.dtype if dtype is None else dtype
         memory = self._memories[code.devices[number]]
         data = memory.read(self._value(code.bounds[number], values), count * dtype.size_in_bytes)
         return data.view(dtype.to_numpy())
 
     def _copy(self, code: DiscoveryCode, values: npt.NDArray[np.int64], nbytes: int) -> None:
-        """Copies from the memory of one device to that of another."""
+        """Copies `nbytes` bytes from one device's memory to another's."""
         source, target = [self._value(slot, values) for slot in code.bounds]
         from_memory, to_memory = [self._memories[device] for device in code.devices]
         copy_between(to_memory, target, from_memory, source, nbytes)
 
 
 MOST_ELEMENTS = 1 << 47
-"""No tensor has more: addresses have 47 bits."""
+"""The maximum number of elements of a tensor, as addresses have 47 bits."""
 
 
 def range_size(start: npt.NDArray[Any], stop: npt.NDArray[Any], step: npt.NDArray[Any]) -> int:
     """The number of elements of a range.
 
     Raises:
-        ValueError: The step is 0, the bounds are no numbers, or no memory holds the range.
+        ValueError: The step is 0, a bound is NaN, or the number of elements is infinite or over `MOST_ELEMENTS`.
     """
     first, last, by = start[0].item(), stop[0].item(), step[0].item()
     if by == 0:
@@ -455,7 +455,7 @@ def slice_sizes(
     stop: npt.NDArray[Any],
     step: npt.NDArray[Any],
 ) -> list[int]:
-    """The sizes of a slice with the rules of Python.
+    """The size of each axis of a slice, by Python's rules.
 
     Raises:
         ValueError: A step is 0.
@@ -463,5 +463,5 @@ def slice_sizes(
     if not step.all():
         raise ValueError("slice: a step is 0")
     bounds = zip(shape, start.tolist(), stop.tolist(), step.tolist(), strict=True)
-    # None for a bound is Python's, a number beyond the ends is ours: both are clamped to the size
+    # bounds beyond the ends are clamped to the size, as in Python
     return [len(range(*slice(first, last, by).indices(size))) for size, first, last, by in bounds]

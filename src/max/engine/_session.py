@@ -104,7 +104,7 @@ FOREIGN = {
     ".pt2": "an exported PyTorch program",
     ".torchscript": "a TorchScript model",
 }
-"""Suffixes of files that are no graphs of this engine, and what they hold."""
+"""Suffixes of files that are not graphs of this engine, with a description of each."""
 
 _LEVELS = {
     "notset": 0,
@@ -302,7 +302,7 @@ class InferenceSession:
         precision: int = 6,
         output_directory: str | Path | None = None,
     ) -> None:
-        """Sets how the models of this session show the tensors that :func:`max.graph.ops.print` prints.
+        """Sets the style of tensors that :func:`max.graph.ops.print` prints in the models of this session.
 
         Args:
             style: ``COMPACT`` shows the first and last elements of many, ``FULL`` all of them, ``BINARY`` writes the
@@ -311,8 +311,8 @@ class InferenceSession:
             output_directory: The folder of the files of ``BINARY``.
 
         Raises:
-            TypeError: An unknown style, or a precision that is no integer of 0 or more.
-            ValueError: ``BINARY`` without a folder that exists.
+            TypeError: The style is unknown, or the precision is not an integer of at least 0.
+            ValueError: The style is ``BINARY``, and the folder does not exist.
         """
         op = "set_debug_print_options"
         if style not in STYLES:
@@ -329,7 +329,7 @@ class InferenceSession:
         options = self._printing
         options.style, options.precision, options.folder = style, precision, folder
 
-    # settings that other engines have -----------------------------------------------------------
+    # settings for GPUs and Mojo kernels in the specified interface ----------------------------------
 
     def gpu_profiling(self, mode: GPUProfilingMode) -> None:
         """Enables end to end gpu profiling configuration. Without a GPU there is nothing to profile.
@@ -400,10 +400,10 @@ class _Linker:
         self.program = program
 
     def link(self, compiled: Compiled, registry: Mapping[str, Any] | None) -> Linked:
-        """Programs with the weights of a registry; runs what is to be computed once."""
+        """Links the programs with the weights of a registry, and computes the results that are computed once."""
         weights = bind_weights(compiled.name, self.program.declared, registry, self.caster.takes)
         memory = FixedMemory(compiled, self.backends, weights, self.program.constants)
-        addresses = memory.addresses  # what measures later must not hold the memory
+        addresses = memory.addresses  # a later measurement must not hold the memory
 
         def linked(part: ProgramCode, limits: Mapping[str, int] | None = None) -> LinkedProgram:
             return LinkedProgram(
@@ -426,7 +426,7 @@ class _Linker:
     def _compute_once(
         self, compiled: Compiled, link: Callable[[ProgramCode], LinkedProgram], memory: FixedMemory
     ) -> None:
-        """Converts weights, and runs what is computed once from them."""
+        """Casts weights, and runs the program that computes results from weights once."""
         mapped = platform.MappedFiles()
 
         def convert(read: Iterable[int]) -> None:
@@ -434,7 +434,7 @@ class _Linker:
                 self.caster.convert(memory.casts.pop(index), memory.addresses[index], mapped)
 
         def drop(unused: Iterable[int]) -> None:
-            # what only this needs must not be kept
+            # buffers that only these programs read must not be kept
             for index in unused:
                 memory.release(index)
 

@@ -17,7 +17,7 @@ __all__ = ["WeightInfo", "bind_weights", "declared_weights"]
 
 @dataclass(frozen=True)
 class WeightInfo:
-    """What a graph says of a weight."""
+    """The declaration of a weight in a graph."""
 
     name: str
     dtype: DType
@@ -73,14 +73,14 @@ def bind_weights(
 
     Args:
         model: The model's name, for messages.
-        declared: The weights that the graph has.
+        declared: The weights of the graph.
         registry: Values by name: NumPy arrays, torch tensors, `Tensor`, or other DLPack arrays.
-            Names that the graph does not have are left out.
-        casts: Whether the caller converts a weight; others are converted here, all if not given.
+            Names that the graph does not have are ignored.
+        casts: Whether the caller converts a given weight later; the other weights are converted here. None: all are.
 
     Raises:
         ValueError: Weights are missing, or have a wrong shape or dtype; the message lists all of them.
-        TypeError: The registry is no mapping, or a value no array.
+        TypeError: The registry is not a mapping, or a value is not an array.
     """
     registry = {} if registry is None else registry
     if not isinstance(registry, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -1,4 +1,4 @@
-"""What the compiler made of a graph, as data: passes, kernels, launches, memory over time."""
+"""Describes a compiled graph as data: passes, kernels, launches, memory over time."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def explain_graph(graph: Graph | Path) -> dict[str, Any]:
     """Compiles a graph for this machine, without weights, and describes the result.
 
     Args:
-        graph: The graph, or the file that one was saved to.
+        graph: The graph, or the path of a saved graph.
 
     Returns:
         See `as_data`.
 
     Raises:
-        ValueError: The file is no graph.
-        OSError: It cannot be read.
+        ValueError: The file is not a graph.
+        OSError: The file cannot be read.
         NotImplementedError: An op cannot be compiled.
     """
     built = Graph(path=graph) if isinstance(graph, Path) else graph
@@ -53,7 +53,7 @@ def explain_graph(graph: Graph | Path) -> dict[str, Any]:
 
 @contextmanager
 def explanations() -> Generator[list[dict[str, Any]]]:
-    """Describes all graphs that sessions load in the block; the list is filled at its end."""
+    """Describes all graphs that sessions load in a `with` block; the list is filled at the end of the block."""
     descriptions: list[dict[str, Any]] = []
     with record() as compilations:
         yield descriptions
@@ -61,7 +61,7 @@ def explanations() -> Generator[list[dict[str, Any]]]:
 
 
 def as_data(kept: Compilation) -> dict[str, Any]:
-    """A compilation as dictionaries, lists, numbers and texts.
+    """A compilation as dictionaries, lists, numbers and strings.
 
     Sizes are in bytes; where they depend on symbols, ``bytes`` is what they would be with each symbol at a nominal size, and
     ``size`` the formula. Of a KV cache ``bytes`` of a launch counts the new tokens; ``cached`` is what the launch reads for each

@@ -1,13 +1,13 @@
-"""Two models in turn, again and again, with no Python in between.
+"""Runs two models in turn in a loop, without Python between the turns.
 
-What decides whether to go on is a byte that the second model writes. So a model that feeds itself, as one that generates tokens does,
-runs several steps in one call::
+A byte that the second model writes decides whether there is another turn. So a model whose inputs depend on its outputs, such
+as a generator of tokens, runs several steps in one call::
 
     loop = ModelLoop(step, advance)
     outputs = loop.run(step_inputs, lambda outputs: [outputs[0], tokens, again], again)
 """
 
-# what models are made of is read directly
+# the loop reads private fields of models, as part of the engine
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ __all__ = ["ModelLoop"]
 
 
 class ModelLoop:
-    """Runs a model, then another one, as long as the other one says.
+    """A loop over two models.
 
     Args:
-        body: The first model.
-        after: The second one.
+        body: The first model of each turn.
+        after: The second model of each turn.
 
     Raises:
-        ValueError: One of them cannot be repeated (see :meth:`supports`), or they run on different devices.
+        ValueError: :meth:`supports` is false for one of them, or they run on different devices.
     """
 
     def __init__(self, body: Model, after: Model) -> None:
@@ -53,7 +53,7 @@ class ModelLoop:
 
     @staticmethod
     def supports(model: Model) -> bool:
-        """Whether a model can run in a loop: compiled, in one part, on the CPU, and not watched by a profile.
+        """Whether a model can run in a loop: it is compiled, has one segment, runs on the CPU, and is not being profiled.
 
         Args:
             model: The model.
@@ -64,7 +64,7 @@ class ModelLoop:
         return isinstance(linked.main.executor, Executor)
 
     def _make(self) -> tuple[Linked, Linked]:
-        """Lays out both programs one after the other, and the way back."""
+        """Joins both programs into one, with a jump back to the start."""
         body, after = self._body._linked, self._after._linked
         assert body is not None and after is not None
         first_executor, second_executor = body.main.executor, after.main.executor
@@ -76,7 +76,7 @@ class ModelLoop:
         first, second = first_executor.program, second_executor.program
         self._programs = (first, second)
         launches = [*first.launches, *(_moved(launch, first) for launch in second.launches)]
-        # each waits for the other
+        # the first launch of each program waits for the other program
         for index in {0, len(first.launches)} & set(range(len(launches))):
             launches[index] = replace(launches[index], barrier=True)
         flag = first.num_values + second.num_values
@@ -87,7 +87,7 @@ class ModelLoop:
         launches.append(Jump(0, [], phases=0, name="loop", kind="back", target=0))
         scratch = max(first.scratch_bytes, second.scratch_bytes)
         self._executor = Executor(first_executor.pool, Program(launches, flag + 1, scratch))
-        # the tensors of both programs are the loop's inputs, the flag is its output
+        # in the joined program the inputs and outputs of both are inputs, and the flag is the output
         own, other = self._body._compiled.bases, self._after._compiled.bases
         shift = own.num_inputs + own.num_outputs
         layout = BaseLayout(shift + other.num_inputs + other.num_outputs, 1)
@@ -106,24 +106,24 @@ class ModelLoop:
         after_inputs: Callable[[list[Tensor]], Sequence[Any]],
         again: Tensor,
     ) -> list[Tensor]:
-        """Runs both at least once.
+        """Runs turns until ``again`` is 0, at least one.
 
-        All sizes stay as they are: inputs change by what the models write to them.
+        Sizes are the same in all turns; inputs differ between turns only by what the models write to mutable inputs.
 
         Args:
             body_inputs: The first model's inputs, as for :meth:`Model.execute`.
-            after_inputs: Gives the second one's for the first one's outputs.
-            again: uint8 ``[1]``: after a turn there is another one where it is not 0. Nothing but the second model may
-                write it meanwhile, as all workers must read the same.
+            after_inputs: A function from the first model's outputs to the second model's inputs.
+            again: A uint8 tensor ``[1]`` on the CPU. After each turn the loop ends if it is 0. Only the second model may
+                write it during the run, since all workers must read the same value.
 
         Returns:
             The first model's outputs of the last turn.
 
         Raises:
-            TypeError: ``again`` is no such tensor, or as for :meth:`Model.execute`.
+            TypeError: ``again`` has another dtype, size or device, or as for :meth:`Model.execute`.
             ValueError: As for :meth:`Model.execute`.
             RuntimeError: A model is being profiled.
-            KernelRunError: A kernel raised; what was written is then undefined.
+            KernelRunError: A kernel raised; the contents of outputs and mutable inputs are then undefined.
         """
         if again.dtype is not DType.uint8 or again.num_elements != 1 or not again.device.is_host:
             raise TypeError(f"again is {again!r}, expected uint8[1] on the CPU")
@@ -136,7 +136,7 @@ class ModelLoop:
                 (self._body, self._after), self._linked, self._programs, strict=True
             )
         ):
-            self._linked = self._make()  # one was reloaded, or its row thresholds were measured
+            self._linked = self._make()  # a model was reloaded, or its row thresholds were measured
         tensors: list[int] = []
         offsets: list[npt.NDArray[np.int64]] = []
         arena, given = 0, body_inputs
@@ -154,7 +154,7 @@ class ModelLoop:
             kept += [inputs, results]
             if model is self._body:
                 outputs, given = results, after_inputs(results)
-        # held by this frame until the run is over
+        # `_memory` keeps the arena alive until the end of the run
         address, _memory = self._body._arena.take(
             arena, tuple(set(holes[0]).intersection(holes[1]))
         )
@@ -169,7 +169,7 @@ _NO_OFFSET = np.zeros(1, np.int64)
 
 
 def _places(own: BaseLayout, layout: BaseLayout, first: int) -> npt.NDArray[np.intp]:
-    """For each base of a program its place in the loop's, where its tensors are inputs from `first` on."""
+    """The index in the joined program's bases of each base of a program, whose tensors are the inputs from `first` on."""
     places = np.zeros(own.count(), np.intp)
     places[own.NOTHING] = layout.NOTHING
     places[own.arena()] = layout.arena()
@@ -180,7 +180,7 @@ def _places(own: BaseLayout, layout: BaseLayout, first: int) -> npt.NDArray[np.i
 
 
 def _moved(launch: Launch, before: Program) -> Launch:
-    """A launch behind another program's."""
+    """A launch renumbered for its place after the launches of another program."""
     slots = [
         (value if value == NO_VALUE else value + before.num_values, addend)
         for value, addend in launch.slots

@@ -133,7 +133,7 @@ def _strided(ops: list[MoOp]) -> set[object]:
 
 
 def _takes(op: MoOp, user: object, strided: set[object]) -> bool:
-    """Whether a user outside reads the hoisted result of an op; that of a strided view is read by ops that need it contiguous."""
+    """Whether a user outside reads the hoisted result of an op. Of a strided view, only ops that need it contiguous do."""
     return op not in strided or (isinstance(user, MoOp) and needs_contiguous(user))
 
 

@@ -143,11 +143,11 @@ def _return(fe: Frontend, node: ast.Return) -> int:
     frame = fe.frame
     if value is not None and not fe.calls:
         fe.fail("a kernel returns nothing; it writes its results")
-    if frame.label is None:  # nothing can leave this function early
+    if frame.label is None:  # no early return is possible
         frame.results.append((value, Scope("branch")))
         return RETURN
     scope = Scope("branch")
-    # filled with the assignment of the result when the types of all returns are known
+    # receives the assignment of the result once the types of all returns are known
     fe.b.emit(Block(fe.b.label(), scope.body))  # type: ignore[arg-type]
     frame.results.append((value, scope))
     if fe.depth == frame.depth and not (fe.loops and fe.loops[-1].slots):

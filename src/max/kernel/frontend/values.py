@@ -1,4 +1,4 @@
-"""Values at compile time: stand-ins for what exists only at run time, and what a name may hold."""
+"""The compile-time values that a name in a kernel may hold, with stand-ins for values that exist only at run time."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 # values of the user's program are Any
@@ -31,20 +31,20 @@ class SlotVar:
 
 
 class Runtime:
-    """The base of compile-time stand-ins for run-time things (views, tiles, the context)."""
+    """The base of compile-time stand-ins for run-time objects: views, tiles, the context."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Unbound:
-    """A name that has no value here, and why."""
+    """A name without a value at this point, and the reason."""
 
     reason: str
 
 
 class Poison:
-    """The value of something whose error was reported."""
+    """The value of an expression whose error is already reported; it causes no further errors."""
 
     def __repr__(self) -> str:
         return "an erroneous value"
@@ -84,7 +84,7 @@ class RangeValue:
     step: int
 
     def static(self) -> range | None:
-        """The range where its bounds are known."""
+        """The Python range if all bounds are known at compile time, else None."""
         bounds = (self.start, self.stop)
         return range(*bounds, self.step) if all(isinstance(v, int) for v in bounds) else None
 
@@ -95,7 +95,7 @@ class ParallelValue(Runtime):
 
     shape: tuple[Index, ...]
     grain: Index  # 0: chosen at run time
-    scalar: bool  # the shape was one number, so is the index
+    scalar: bool  # the shape was one number: the index is one number too
 
     def __str__(self) -> str:
         return "a parallel loop"
@@ -134,7 +134,7 @@ class ContextValue(Runtime):
 
 
 def is_number(v: Any) -> bool:
-    """Whether ``v`` is a Python number, whose type the other operand decides."""
+    """Whether ``v`` is a Python number, which takes the dtype of the other operand."""
     return isinstance(v, (int, float, np.number, np.bool_))
 
 
@@ -144,7 +144,7 @@ def plain_number(v: Any) -> Any:
 
 
 def is_runtime(v: Any) -> bool:
-    """Whether ``v`` is, or holds, something that is known only at run time."""
+    """Whether ``v`` is, or contains, a value that exists only at run time."""
     if isinstance(v, (Ref, Const, Runtime, SlotVar)):
         return True
     if isinstance(v, (tuple, list)):
@@ -153,19 +153,19 @@ def is_runtime(v: Any) -> bool:
 
 
 def is_record(v: Any) -> bool:
-    """Whether ``v`` is a `typing.NamedTuple`, or the class of one: a tuple whose items have names."""
+    """Whether ``v`` is a `typing.NamedTuple`, a tuple with named items, or a class of such tuples."""
     kind = v if isinstance(v, type) else type(v)
     return issubclass(kind, tuple) and hasattr(kind, "_fields")
 
 
 def tuple_like(v: tuple[Any, ...], items: Iterable[Any]) -> tuple[Any, ...]:
-    """The items as a tuple of the kind of ``v``: a record where ``v`` is one."""
+    """The items as a tuple, or as a record of the class of ``v`` if ``v`` is a record."""
     kind: Any = type(v)
     return kind._make(items) if is_record(v) else tuple(items)
 
 
 def describe(v: Any) -> str:
-    """A value's type, for errors."""
+    """The type of a value, for error messages."""
     if isinstance(v, (Ref, Const)):
         return v.type.describe()
     if isinstance(v, Runtime):

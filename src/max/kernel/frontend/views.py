@@ -1,7 +1,7 @@
-"""Tensor views, tiles and the context at compile time, and what their methods emit."""
+"""Tensor views and tiles at compile time, and the IR that their methods emit."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
-# values of the user's program are Any: what they are is what these functions find out
+# values of the user's program are Any: these functions check their types
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MAX_WIDTH = 4096
 
 @dataclass(frozen=True, slots=True, eq=False)
 class View(Runtime):
-    """A tensor view: sizes and strides are ints where they are static."""
+    """A tensor view; static sizes and strides are ints."""
 
     base: Atom
     dtype: ScalarType
@@ -50,7 +50,7 @@ class View(Runtime):
     name: str
     writable: bool
     memory: Memory | None = None
-    """What its accesses are checked against, at the second level of ``MAX_KERNEL_CHECK``."""
+    """The memory that accesses must stay in, checked at the second level of ``MAX_KERNEL_CHECK``."""
 
     @property
     def rank(self) -> int:
@@ -62,7 +62,7 @@ class View(Runtime):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tile(Runtime):
-    """An array of values on the worker's stack, in registers where all indices are known."""
+    """An array of values on the worker's stack, or in registers if all indices are known at compile time."""
 
     slot: int
     type: Type
@@ -83,7 +83,7 @@ def contiguous_strides(fe: Frontend, shape: tuple[Index, ...]) -> tuple[Index, .
 
 
 def product(fe: Frontend, shape: tuple[Index, ...]) -> Index:
-    """Number of elements."""
+    """The number of elements of a shape."""
     total: Index = 1
     for size in shape:
         total = fe.b.mul(total, size)
@@ -91,7 +91,7 @@ def product(fe: Frontend, shape: tuple[Index, ...]) -> Index:
 
 
 def is_contiguous(fe: Frontend, view: View) -> bool:
-    """Whether the view is known to be row-major without gaps (the stride of an axis of size 1 does not matter)."""
+    """Whether the view is known to be row-major without gaps; strides of axes of size 1 are ignored."""
     expected = contiguous_strides(fe, view.shape)
     return all(
         a is b or a == b or n == 1
@@ -100,7 +100,7 @@ def is_contiguous(fe: Frontend, view: View) -> bool:
 
 
 def address(fe: Frontend, view: View, indices: tuple[Any, ...]) -> Atom:
-    """The address of an element; terms known further out are added further out."""
+    """The address of an element. Adds the terms of outer loops first, so that their sum can leave the inner loops."""
     terms: list[tuple[int, Index]] = []
     constant = 0
     for index, stride in zip(indices, view.strides, strict=False):
@@ -124,10 +124,10 @@ def check_indices(
     axis: int = -1,
     mask: Atom | None = None,
 ) -> None:
-    """Checks indices: known ones now, others at run time where ``MAX_KERNEL_CHECK`` is set."""
+    """Checks the range of indices: of known ones now, of others at run time if ``MAX_KERNEL_CHECK`` is set."""
     axis %= max(view.rank, 1)
     for k, (index, size) in enumerate(zip(indices, view.shape, strict=False)):
-        if index is None:  # a slice: it may be of an axis of size 0
+        if index is None:  # a slice, which an axis of size 0 allows
             continue
         index = as_index(fe, index)
         lanes = width if k == axis and width and mask is None else 1
@@ -173,7 +173,7 @@ def _shown(size: Index) -> str:
 
 
 def checked_width(fe: Frontend, width: Any) -> int:
-    """A number of lanes, checked."""
+    """Checks and returns a number of lanes."""
     if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width <= MAX_WIDTH:
         came = describe(width)
         fe.fail(f"width is an integer in [1, {MAX_WIDTH}] known at compile time, got {came}")
@@ -181,7 +181,7 @@ def checked_width(fe: Frontend, width: Any) -> int:
 
 
 def as_mask(fe: Frontend, mask: Any, width: int) -> Atom | None:
-    """A mask argument: None or ``SIMD[bool, width]``; a bool stands for all lanes."""
+    """Converts a mask argument to ``SIMD[bool, width]``, or None for all lanes; a bool applies to all lanes."""
     if mask is None:
         return None
     if isinstance(mask, bool):
@@ -353,7 +353,7 @@ def _lane_indices(fe: Frontend, view: View, indices: Any, what: str) -> Atom:
 
 
 def gather(fe: Frontend, view: View, indices: Any, mask: Any = None, other: Any = 0) -> Atom:
-    """``x.gather(indices)``: one element a lane, of a view of rank 1."""
+    """``x.gather(indices)``: loads one element per lane from a view of rank 1."""
     if mask is not None and isinstance(indices, (Ref, Const)) and indices.type.is_vector:
         mask = as_mask(fe, mask, indices.type.width)
         if mask is not None and fe.check:
@@ -365,7 +365,7 @@ def gather(fe: Frontend, view: View, indices: Any, mask: Any = None, other: Any 
 
 
 def scatter(fe: Frontend, view: View, indices: Any, value: Any, mask: Any = None) -> None:
-    """``x.scatter(indices, value)``: one element a lane; of equal indices the last lane's value stays."""
+    """``x.scatter(indices, value)``: stores one element per lane; for equal indices the last lane's value stays."""
     _writable(fe, view)
     if mask is not None and isinstance(indices, (Ref, Const)) and indices.type.is_vector:
         mask = as_mask(fe, mask, indices.type.width)
@@ -378,7 +378,7 @@ def scatter(fe: Frontend, view: View, indices: Any, value: Any, mask: Any = None
 
 
 def atomic_add(fe: Frontend, view: View, *indices: Any, value: Any) -> Atom:
-    """``x.atomic_add(i, value=v)``: adds to an element that other workers add to as well; gives the old value."""
+    """``x.atomic_add(i, value=v)``: adds atomically to an element; returns the value before."""
     indices = _full_indices(fe, view, indices, "atomic_add")
     _writable(fe, view)
     if view.dtype.kind == "b" or view.dtype.is_narrow_float:
@@ -396,7 +396,7 @@ def atomic_add(fe: Frontend, view: View, *indices: Any, value: Any) -> Atom:
 def prefetch(
     fe: Frontend, view: View, *indices: Any, write: Any = False, locality: Any = 3
 ) -> None:
-    """``x.prefetch(i, j)``: prefetches a cache line; an index out of range is allowed."""
+    """``x.prefetch(i, j)``: prefetches the cache line of an element; indices out of range are allowed."""
     indices = _full_indices(fe, view, indices, "prefetch")
     if locality not in (0, 1, 2, 3):
         fe.fail(f"locality is 0 (once) … 3 (keep in all caches), got {describe(locality)}")
@@ -404,7 +404,7 @@ def prefetch(
 
 
 def reshape(fe: Frontend, view: View, *shape: Any) -> View:
-    """``x.reshape(…)``: a contiguous view with other sizes; one of them may be -1."""
+    """``x.reshape(…)``: the same elements of a contiguous view with other sizes, one of which may be -1."""
     if len(shape) == 1 and isinstance(shape[0], tuple):
         shape = shape[0]
     if not is_contiguous(fe, view):
@@ -470,7 +470,7 @@ def transpose(fe: Frontend, view: View, *axes: Any) -> View:
 
 
 def subscript(fe: Frontend, view: View, index: Any) -> Any:
-    """``x[i, j]``: an element; with fewer indices or with slices, a view."""
+    """``x[i, j]``: an element, or with fewer indices or with slices a view."""
     indices = index if isinstance(index, tuple) else (index,)
     if len(indices) > view.rank:
         fe.fail(f"{view.name} has {view.rank} axes, got {len(indices)} indices", KernelIndexError)
@@ -507,7 +507,7 @@ def subview(fe: Frontend, view: View, indices: tuple[Any, ...]) -> View:
 
 
 def select_view(fe: Frontend, cond: Any, a: View, b: View) -> View:
-    """``k.select(cond, x, y)`` of views: one element type, rank and layout, whose sizes may differ."""
+    """``k.select(cond, x, y)`` of views of equal element type, rank and layout; their sizes may differ."""
     cond = truth(fe, cond)
     if (
         a.dtype is not b.dtype
