@@ -6,6 +6,7 @@ from max.dtype import DType
 from max.graph import TensorValue, ops
 from max.graph.quantization import QuantizationConfig, QuantizationEncoding
 from max.nn._cache_rows import KEYS, VALUES, store_rows
+from max.nn._gptq_rows import gptq_rows
 from max.nn._projection import project, with_bias
 from max.nn._scaled import dynamic_scaled_matmul, matmul_static_scaled_float8
 from max.nn.float8_config import (
@@ -20,7 +21,6 @@ from max.nn.kv_cache.cache_values import PagedCacheValues
 __all__ = [
     "fused_qkv_ragged_matmul_quantized",
     "fused_qkv_ragged_matmul_scaled_float8",
-    "gptq_rows",
     "matmul_k_cache_ragged_scaled_float8",
     "needs_fp8_fnuz_conversion",
     "normalize_e4m3fn_to_e4m3fnuz",
@@ -48,58 +48,6 @@ def _store(
     store_rows(kv_params, k, input_row_offsets, kv_collection, layer_idx, KEYS)
     store_rows(kv_params, v, input_row_offsets, kv_collection, layer_idx, VALUES)
     return q
-
-
-def gptq_rows(weight: TensorValue, inputs: int, config: QuantizationConfig) -> TensorValue:
-    """The weight ``[out_dim, inputs]``, float32, of a GPTQ weight in one tensor.
-
-    Args:
-        weight: uint8 ``[out_dim, inputs * bits / 8 + 2 * groups]``: the integers of a row, the lowest bits first, then its
-            float16 scales, one for each group of inputs. The zero point is ``2 ** (bits - 1)``.
-        inputs: The number of inputs.
-        config: The number of bits, and the size of a group.
-
-    Raises:
-        ValueError: The sizes do not fit, or the number of bits is not 2, 4 or 8.
-    """
-    bits = config.bits
-    if bits not in (2, 4, 8):
-        raise ValueError(f"GPTQ weights of {bits} bits; 2, 4 and 8 have kernels")
-    group = inputs if config.group_size == -1 else config.group_size
-    per_byte, size = 8 // bits, inputs * bits // 8
-    groups = -(-inputs // group)
-    if (
-        weight.rank != 2
-        or weight.dtype is not DType.uint8
-        or weight.shape[1] != size + 2 * groups
-        or inputs % group
-    ):
-        raise ValueError(
-            f"the GPTQ weight is {weight!r}; {inputs} inputs of {bits} bits in groups of {group} need uint8 "
-            f"[out_dim, {size} + 2 * {groups}]"
-        )
-    rows = weight.shape[0]
-    words = ops.cast(weight[:, :size], DType.int32)
-    parts = [words // 2 ** (bits * i) % 2**bits for i in range(per_byte)]
-    integers = ops.reshape(ops.stack(parts, axis=2), [rows, groups, group])
-    halves = ops.cast(ops.reshape(weight[:, size:], [rows, groups, 2]), DType.int32)
-    scales = _float16(halves[:, :, 0] + halves[:, :, 1] * 256)
-    values = ops.cast(integers - 2 ** (bits - 1), DType.float32)
-    return ops.reshape(values * ops.reshape(scales, [rows, groups, 1]), [rows, inputs])
-
-
-def _float16(bits: TensorValue) -> TensorValue:
-    """The float16 numbers, as float32, of their bits in integers."""
-    exponent = bits // 1024 % 32
-    fraction = ops.cast(bits % 1024, DType.float32) / 1024.0
-    normal = ops.greater(exponent, 0)
-    power = ops.cast(ops.max(exponent, 1) - 15, DType.float32)
-    magnitude = ops.exp(power * 0.6931471805599453)
-    # powers of 2 are exact after a rounding to float16's exponents
-    magnitude = ops.cast(ops.cast(magnitude, DType.float16), DType.float32)
-    whole = ops.cast(normal, DType.float32)
-    sign = 1.0 - 2.0 * ops.cast(bits // 32768, DType.float32)
-    return sign * magnitude * (whole + fraction)
 
 
 def fused_qkv_ragged_matmul_quantized(

@@ -6,10 +6,11 @@ from max.dtype import DType
 from max.graph import TensorValue, TensorValueLike, Weight, ops
 from max.graph.quantization import QuantizationConfig, QuantizationEncoding
 from max.graph.weights import Weights
+from max.nn._gptq_rows import gptq_rows
 from max.nn._projection import plain_dtype, project
 from max.nn.layer import Layer
 
-__all__ = ["MLPV1", "LinearV1", "QLinearV1"]
+__all__ = ["GPTQLinearV1", "MLPV1", "LinearV1", "QLinearV1"]
 
 
 class LinearV1(Layer):
@@ -116,6 +117,63 @@ class QLinearV1(LinearV1):
             ValueError: The shapes do not fit the encoding.
         """
         return project(x, self.weight, self.bias, self.quantization_encoding)
+
+
+class GPTQLinearV1(QLinearV1):
+    """``y = x Wᵀ + b`` with a GPTQ weight in one value of the graph. Deprecated: use `GPTQLinear`.
+
+    Args:
+        weight: uint8 rows of integers and scales; see `max.nn._gptq_rows.gptq_rows`.
+        bias: ``[out_dim]``.
+        quantization_encoding: GPTQ.
+        quantization_config: How the weight was quantised.
+        perm_idx: The input that each column of the weight belongs to, integers ``[in_dim]``.
+
+    Raises:
+        ValueError: There is no config, or the encoding is another.
+    """
+
+    __module__ = "max.nn.linear"
+
+    quantization_config: QuantizationConfig | None = None
+    """How the weight was quantised."""
+
+    perm_idx: TensorValueLike | None = None
+    """The input that each column of the weight belongs to."""
+
+    def __init__(
+        self,
+        weight: TensorValueLike,
+        bias: TensorValueLike | None = None,
+        quantization_encoding: QuantizationEncoding | None = None,
+        quantization_config: QuantizationConfig | None = None,
+        perm_idx: TensorValueLike | None = None,
+    ) -> None:
+        if quantization_encoding not in (None, QuantizationEncoding.GPTQ):
+            raise ValueError(
+                f"GPTQLinearV1: the encoding is {quantization_encoding}, expected GPTQ"
+            )
+        if quantization_config is None:
+            raise ValueError("GPTQLinearV1: quantization_config is needed")
+        super().__init__(weight, bias, QuantizationEncoding.GPTQ)
+        self.quantization_config, self.perm_idx = quantization_config, perm_idx
+
+    def __call__(self, x: TensorValue) -> TensorValue:
+        """``x Wᵀ + b``.
+
+        Args:
+            x: ``[…, in_dim]``.
+
+        Raises:
+            ValueError: The sizes do not fit.
+        """
+        config = self.quantization_config
+        assert config is not None
+        weight = gptq_rows(TensorValue(self.weight), int(x.shape[-1]), config)
+        if self.perm_idx is not None:
+            order = ops.cast(TensorValue(self.perm_idx), DType.int64)
+            x = ops.gather(x, order, axis=-1)
+        return project(x, ops.cast(weight, x.dtype), self.bias)
 
 
 class MLPV1(Layer):

@@ -421,6 +421,24 @@ class _ConvV1(Layer):
         ValueError: An argument has a wrong number of numbers.
     """
 
+    filter: TensorValueLike
+    """``[taps…, in_channels / groups, out_channels]``."""
+
+    bias: TensorValueLike | None = None
+    """``[out_channels]``."""
+
+    stride: int | tuple[int, ...] = 1
+    """The step between windows."""
+
+    padding: int | tuple[int, ...] = 0
+    """Zeros before and after each axis."""
+
+    dilation: int | tuple[int, ...] = 1
+    """The step between the taps of a window."""
+
+    groups: int = 1
+    """The number of channel groups."""
+
     def __init__(
         self,
         axes: int,
@@ -433,9 +451,9 @@ class _ConvV1(Layer):
     ) -> None:
         layer = type(self).__name__
         self.filter, self.bias, self.groups = filter, bias, groups
-        self.stride: int | tuple[int, ...] = numbers(layer, "stride", stride, axes)
-        self.padding: int | tuple[int, ...] = paddings(layer, padding, axes)
-        self.dilation: int | tuple[int, ...] = numbers(layer, "dilation", dilation, axes)
+        self.stride = numbers(layer, "stride", stride, axes)
+        self.padding = paddings(layer, padding, axes)
+        self.dilation = numbers(layer, "dilation", dilation, axes)
         self._axes = axes
 
     def __call__(self, x: TensorValueLike) -> TensorValue:

@@ -38,6 +38,24 @@ class _ConvTranspose(Module):
     bias: Weight | None
     """``[out_channels]``."""
 
+    device: DeviceRef
+    """The device of the computation."""
+
+    permute: bool
+    """Whether channels come second, and the filter is laid out as PyTorch has it."""
+
+    stride: tuple[int, int]
+    """The step in the result between two elements of the input, of height and length."""
+
+    padding: tuple[int, int, int, int]
+    """The number of elements cut from the result: above, below, before and after."""
+
+    dilation: tuple[int, int]
+    """The step between the taps of a window, of height and length."""
+
+    output_padding: tuple[int, int]
+    """The number of elements added at the end of the result, of height and length."""
+
     def __init__(
         self,
         length: int,

@@ -730,6 +730,33 @@ def topk_fused_sampling(
             raise ValueError(f"{op}: {what} is {value}, expected {low} to {high or 'any'}")
     if isinstance(top_k, int) and (top_k == 0 or top_k < -1):
         raise ValueError(f"{op}: top_k is {top_k}, expected 1 or more, or -1 for all tokens")
+    return sample_rows(op, logits, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+
+
+def sample_rows(
+    op: str,
+    logits: TensorValue,
+    *,
+    temperature: TensorValueLike = 1.0,
+    top_k: TensorValueLike = -1,
+    top_p: TensorValueLike = 1.0,
+    min_p: TensorValueLike = 0.0,
+    seed: TensorValueLike = 0,
+) -> TensorValue:
+    """A token for each row of logits, int64 ``[batch, 1]``; see `topk_fused_sampling`.
+
+    Args:
+        op: For errors.
+        logits: ``[batch, vocab_size]``; is cast to float32.
+        temperature: The divisor of the logits; 0 is greedy.
+        top_k: The number of tokens to sample from; -1: all.
+        top_p: The total probability of the tokens to sample from.
+        min_p: The least part of the greatest probability.
+        seed: The seed, per row or for all rows. Rows with one seed draw different numbers.
+
+    Raises:
+        ValueError: A shape does not fit.
+    """
     wide = ops.cast(logits, DType.float32)
     seeds = _per_row(op, "seed", seed, DType.uint64, logits)
     if not isinstance(seed, Value) or TensorValue(seed).rank == 0:
@@ -744,7 +771,7 @@ def topk_fused_sampling(
             _per_row(op, "temperature", temperature, DType.float32, logits),
             _per_row(op, "top_k", top_k, DType.int64, logits),
             _per_row(op, "top_p", top_p, DType.float32, logits),
-            _per_row(op, "min_p", 0.0, DType.float32, logits),
+            _per_row(op, "min_p", min_p, DType.float32, logits),
             seeds,
         ],
         out_types=[TensorType(DType.int64, [logits.shape[0]], logits.device)],

@@ -61,6 +61,16 @@ def add_layer_hook(fn: Callable[[Layer, tuple[Any, ...], dict[str, Any], Any], A
     _HOOKS.append(fn)
 
 
+def remove_layer_hook(fn: Hook) -> None:
+    """Removes one hook; does nothing where it is none.
+
+    Args:
+        fn: The hook.
+    """
+    if fn in _HOOKS:
+        _HOOKS.remove(fn)
+
+
 def clear_hooks() -> None:
     """Removes all hooks."""
     _HOOKS.clear()

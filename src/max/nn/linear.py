@@ -18,7 +18,7 @@ from max.graph import (
     ops,
 )
 from max.graph.quantization import QuantizationConfig, QuantizationEncoding
-from max.nn._linear_v1 import MLPV1, LinearV1, QLinearV1
+from max.nn._linear_v1 import MLPV1, GPTQLinearV1, LinearV1, QLinearV1
 from max.nn._projection import matmul_input, plain_dtype, project, with_bias
 from max.nn._scaled import (
     dynamic_scaled_matmul,
@@ -37,6 +37,7 @@ __all__ = [
     "ColumnParallelLinear",
     "DistributedGemmConfig",
     "GPTQLinear",
+    "GPTQLinearV1",
     "Linear",
     "LinearV1",
     "MLPV1",

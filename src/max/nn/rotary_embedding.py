@@ -23,6 +23,7 @@ from max.nn.layer import Module
 __all__ = [
     "DeepseekYarnRopeScalingParams",
     "DeepseekYarnRotaryEmbedding",
+    "DynamicRotaryEmbedding",
     "LinearRotaryEmbedding",
     "LinearScalingParams",
     "Llama3RopeScalingParams",
@@ -509,6 +510,75 @@ class DeepseekYarnRotaryEmbedding(RotaryEmbedding):
         if p is None:
             return scale
         return scale * _yarn_magnitude(p.scaling_factor, p.mscale_all_dim) ** 2
+
+
+class DynamicRotaryEmbedding(RotaryEmbedding):
+    """Rotary embedding whose base grows with the sequence, once it is longer than `max_seq_len` (dynamic NTK scaling).
+
+    `maybe_update_freqs` stages the frequencies of a call: those of `theta` while all positions are less than
+    `max_seq_len`, else those of ``theta * (length / max_seq_len) ** (head_dim / (head_dim - 2))``.
+
+    Args:
+        dim: The model's hidden size.
+        n_heads: The number of query heads.
+        theta: The base of the frequencies.
+        max_seq_len: The longest sequence with the original frequencies; the table has twice as many rows.
+        head_dim: The size of a head; ``dim // n_heads`` by default.
+        _freqs_cis: Not used: the table is computed.
+        interleaved: Whether the elements of a pair are adjacent.
+
+    Raises:
+        ValueError: The head's size is odd, or less than 4.
+    """
+
+    inv_freq: TensorValue | None
+    """The angle of each pair for one position, float32 ``[head_dim / 2]``; None before `maybe_update_freqs`."""
+
+    def __init__(
+        self,
+        dim: int,
+        n_heads: int,
+        theta: float,
+        max_seq_len: int,
+        head_dim: int | None = None,
+        _freqs_cis: TensorValueLike | None = None,
+        interleaved: bool = True,
+    ) -> None:
+        super().__init__(dim, n_heads, theta, max_seq_len, head_dim, None, interleaved)
+        if self.head_dim < 4:
+            raise ValueError(
+                f"DynamicRotaryEmbedding: heads of {self.head_dim} elements, expected 4 or more"
+            )
+        self.inv_freq = None
+
+    def maybe_update_freqs(self, position_ids: TensorValueLike) -> None:
+        """Stages the frequencies for some positions: original ones, or scaled ones where a position is beyond them.
+
+        Args:
+            position_ids: The positions of all tokens, integers of any rank.
+        """
+        positions = ops.reshape(TensorValue(position_ids), [-1])
+        length = ops.cast(ops.max(positions, axis=0) + 1, DType.float32)
+        size = self._rotated
+        longest = float(self.max_seq_len)
+        growth = ops.log(ops.max(length, longest) / longest) * (size / (size - 2))
+        exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
+        device = positions.device
+        original = ops.constant(self._inv_freqs(), DType.float32, device)
+        scaled = original * ops.exp(-growth * ops.constant(exponents, DType.float32, device))
+        self.inv_freq = ops.where(ops.greater(length, longest), scaled, original)
+
+    def freqs_cis_base(self) -> TensorValue:
+        """Cosines and sines by the current frequencies, float32 ``[max_seq_len * 2, head_dim / 2, 2]``."""
+        if self.inv_freq is None:
+            return super().freqs_cis_base()
+        positions = ops.range(
+            0, self._rows, 1, out_dim=self._rows, dtype=DType.int64, device=self.inv_freq.device
+        )
+        angles = ops.unsqueeze(ops.cast(positions, DType.float32), 1) * ops.unsqueeze(
+            self.inv_freq, 0
+        )
+        return ops.stack([ops.cos(angles), ops.sin(angles)], axis=-1)
 
 
 class LongRoPERotaryEmbedding(RotaryEmbedding):
