@@ -16,7 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import blocks, eager, encoders, generation, matmul, overhead, perplexity, startup
+from benchmarks import (
+    blocks,
+    eager,
+    embeddings,
+    encoders,
+    generation,
+    matmul,
+    overhead,
+    perplexity,
+    startup,
+)
 from benchmarks.runner import ROOT, commit, machine
 from benchmarks.summary import geometric_mean, ratios_of, replaced, summary
 
@@ -179,6 +189,13 @@ SECTIONS: dict[str, Section] = {
         15,
     ),
     "eager": Section("Eager tensors", eager.__doc__, lambda a, _: eager.measure(), 1, 2),
+    "embeddings": Section(
+        "Vectors of texts",
+        embeddings.__doc__,
+        lambda a, models: embeddings.measure(models, runs=min(a.runs, 3)),
+        3,
+        15,
+    ),
     "overhead": Section("Overhead", overhead.__doc__, lambda a, _: overhead.measure(), 1, 1),
     "compiling": Section("Compile time", None, lambda a, _: overhead.measure_compiling(), 1, 2),
     "perplexity": Section("Perplexity", perplexity.__doc__, lambda a, _: perplexity.table(), 1, 3),
