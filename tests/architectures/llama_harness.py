@@ -20,6 +20,7 @@ from max.pipelines.architectures.llama3.model import Llama3Model
 from max.pipelines.models.decoder_graph import build_graph
 from max.pipelines.models.decoder_model import DecoderModel
 from max.pipelines.models.decoder_weights import weights_registry
+from max.pipelines.models.fused_weights import split_fused
 from tests.nn.harness import Array, session
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -84,7 +85,7 @@ def vary_vectors(model: Any) -> None:
     """Adds noise to norms and biases, which transformers makes 1 and 0."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith(("bias", "norm.weight", "layernorm.weight")):
+            if parameter.ndim < 2 or "norm" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
 
 
@@ -131,10 +132,9 @@ class Server:
     ) -> None:
         config = architecture.config_class.from_huggingface(huggingface_config, max_seq_len)
         params = KVCacheParams(dtype, config.num_kv_heads, config.head_dim, page_size=page_size)
-        decoder, renamed = (
-            architecture.decoder_class,
-            architecture.weight_names.from_safetensors(weights),
-        )
+        decoder = architecture.decoder_class
+        renamed = architecture.weight_names.from_safetensors(weights)
+        renamed = split_fused(config, renamed)
         registry = weights_registry(decoder, config, params, dtype, renamed)
         self.graph = build_graph(
             decoder,

@@ -104,8 +104,8 @@ def test_rope_scaling_may_be_null() -> None:
         ),
         ({"rope_parameters": {"rope_type": "linear"}}, "lacks rope_parameters.factor"),
         (
-            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "attention_factor": 1.5}},
-            "attention_factor is 1.5; expected none: with rope_type yarn it is not supported",
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "attention_factor": 0}},
+            "attention_factor is 0; expected a number over 0",
         ),
         (
             {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
@@ -223,5 +223,5 @@ def test_the_cache_must_fit_the_model() -> None:
 def test_text_of_a_model() -> None:
     made, params = parts()
     text = repr(Llama3(made, params, DType.bfloat16))
-    assert "(0-1): 2 x TransformerBlock(" in text
+    assert "(0-1): 2 x DecoderBlock(" in text
     assert "weight: bfloat16[50, 32]" in text

@@ -407,13 +407,17 @@ def test_commands_that_are_absent(here, command):
 
 def test_another_architecture_is_no_misspelling(here, folder):
     config = json.loads((folder / "config.json").read_text())
-    for names, problem in (
-        (["MambaForCausalLM"], "architecture MambaForCausalLM is not supported"),
-        ([], "config.json names no architectures"),
+    for names, problem, remedy in (
+        (
+            ["Lama3ForCausalLM"],
+            "architecture Lama3ForCausalLM is not supported",
+            "The nearest names are LlamaForCausalLM",
+        ),
+        ([], "config.json names no architectures", "`max list` shows all"),
     ):
         (folder / "config.json").write_text(json.dumps({**config, "architectures": names}))
         done = here("generate", "--model", str(folder), "--prompt", "x")
-        check_error(done, problem, "This release runs ")
+        check_error(done, problem, remedy)
         assert "did you mean" not in done.stderr
 
 

@@ -99,7 +99,7 @@ def test_a_model_that_is_missing_or_not_supported(fake, tmp_path):
         PipelineConfig().resolve()
     fake_architecture.folder(tmp_path / "b", architectures=["FakForCausalLM"])
     with pytest.raises(
-        UserError, match="FakForCausalLM is not supported\nThis release runs FakeFor"
+        UserError, match="FakForCausalLM is not supported\nThe nearest names are FakeFor"
     ):
         config(tmp_path / "b")
     fake_architecture.folder(tmp_path / "c", architectures=None)

@@ -2,54 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from max.pipelines.architectures.float_decoder import float_decoder
+from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
-from max.pipelines.models.decoder_config import DecoderConfig
-from max.pipelines.models.decoder_model import DecoderModel
+from max.pipelines.models.config_fields import Fields, base_fields
 
-__all__ = ["ARCHITECTURES", "GraniteConfig", "GraniteModel"]
+__all__ = ["ARCHITECTURES", "granite_fields"]
 
-
-@dataclass(frozen=True)
-class GraniteConfig(DecoderConfig):
-    """The shape of a Granite; see `DecoderConfig` for the fields."""
-
-    @classmethod
-    def fields_from(cls, config: Any, keys: ConfigKeys) -> dict[str, Any]:
-        """The fields by name.
-
-        Args:
-            config: The keys of config.json as attributes.
-            keys: The same keys, with checks.
-
-        Raises:
-            ModelFilesError: A value is missing, or does not fit.
-        """
-        bias = keys.flag("attention_bias")
-        factors = (
-            "embedding_multiplier",
-            "attention_multiplier",
-            "residual_multiplier",
-            "logits_scaling",
-        )
-        return super().fields_from(config, keys) | {
-            "attention_bias": bias,
-            "attention_output_bias": bias,
-            "mlp_bias": keys.flag("mlp_bias"),
-            **{name: keys.number(name, over=0, default=1.0) for name in factors},
-        }
+_FACTORS = (
+    "embedding_multiplier",
+    "attention_multiplier",
+    "residual_multiplier",
+    "logits_scaling",
+)
 
 
-class GraniteModel(DecoderModel):
-    """A Granite that picks the next tokens in its graph."""
-
-    config_class = GraniteConfig
+def granite_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of a Granite's config."""
+    bias = keys.flag("attention_bias")
+    return base_fields(config, keys) | {
+        "attention_bias": bias,
+        "attention_output_bias": bias,
+        "mlp_bias": keys.flag("mlp_bias"),
+        **{name: keys.number(name, over=0, default=1.0) for name in _FACTORS},
+    }
 
 
 ARCHITECTURES = [
-    float_decoder("GraniteForCausalLM", GraniteModel, ["ibm-granite/granite-3.3-2b-instruct"])
+    decoder_family("GraniteForCausalLM", ["ibm-granite/granite-3.3-2b-instruct"], granite_fields)
 ]
 """The architectures of this module, for the registry."""

@@ -2,47 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from max.pipelines.architectures.float_decoder import float_decoder
+from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
-from max.pipelines.models.decoder_config import DecoderConfig
-from max.pipelines.models.decoder_model import DecoderModel
-from max.pipelines.models.rope import LONGEST_SEQUENCE
+from max.pipelines.models.config_fields import Fields, base_fields, window
 
-__all__ = ["ARCHITECTURES", "MistralConfig", "MistralModel"]
+__all__ = ["ARCHITECTURES"]
 
 
-@dataclass(frozen=True)
-class MistralConfig(DecoderConfig):
-    """The shape of a Mistral; see `DecoderConfig` for the fields."""
-
-    @classmethod
-    def fields_from(cls, config: Any, keys: ConfigKeys) -> dict[str, Any]:
-        """The fields by name.
-
-        Args:
-            config: The keys of config.json as attributes.
-            keys: The same keys, with checks.
-
-        Raises:
-            ModelFilesError: A value is missing, or does not fit.
-        """
-        # null means no window; transformers' default for a file without the key is 4096
-        default = None if hasattr(config, "sliding_window") else 4096
-        return super().fields_from(config, keys) | {
-            "sliding_window": keys.integer("sliding_window", 1, LONGEST_SEQUENCE, default),
-        }
-
-
-class MistralModel(DecoderModel):
-    """A Mistral that picks the next tokens in its graph."""
-
-    config_class = MistralConfig
+def mistral_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of a Mistral's config."""
+    # transformers' default for a file without the key is 4096
+    return base_fields(config, keys) | {"sliding_window": window(keys, config, 4096)}
 
 
 ARCHITECTURES = [
-    float_decoder("MistralForCausalLM", MistralModel, ["mistralai/Mistral-7B-Instruct-v0.3"])
+    decoder_family("MistralForCausalLM", ["mistralai/Mistral-7B-Instruct-v0.3"], mistral_fields)
 ]
 """The architectures of this module, for the registry."""

@@ -2,51 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from max.pipelines.architectures.float_decoder import float_decoder
+from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
-from max.pipelines.models.decoder_config import DecoderConfig, full_attention_layers
-from max.pipelines.models.decoder_model import DecoderModel
+from max.pipelines.models.config_fields import Fields, base_fields, layers_of_type
 from max.pipelines.models.rope import LONGEST_SEQUENCE
 
-__all__ = ["ARCHITECTURES", "Qwen2Config", "Qwen2Model"]
+__all__ = ["ARCHITECTURES", "qwen2_fields"]
 
 
-@dataclass(frozen=True)
-class Qwen2Config(DecoderConfig):
-    """The shape of a Qwen2; see `DecoderConfig` for the fields."""
-
-    @classmethod
-    def fields_from(cls, config: Any, keys: ConfigKeys) -> dict[str, Any]:
-        """The fields by name.
-
-        Args:
-            config: The keys of config.json as attributes.
-            keys: The same keys, with checks.
-
-        Raises:
-            ModelFilesError: A value is missing, or does not fit.
-        """
-        fields = super().fields_from(config, keys)
-        if keys.flag("use_sliding_window"):
-            fields["sliding_window"] = keys.integer("sliding_window", 1, LONGEST_SEQUENCE, 4096)
-        layers = fields["num_layers"]
-        first = min(layers, keys.integer("max_window_layers", 0, LONGEST_SEQUENCE, 28))
-        full = full_attention_layers(keys, layers, frozenset(range(first)))
-        return fields | {"attention_bias": True, "full_attention_layers": full}
-
-
-class Qwen2Model(DecoderModel):
-    """A Qwen2 that picks the next tokens in its graph."""
-
-    config_class = Qwen2Config
+def qwen2_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of a Qwen2's config."""
+    fields = base_fields(config, keys)
+    if keys.flag("use_sliding_window"):
+        fields["sliding_window"] = keys.integer("sliding_window", 1, LONGEST_SEQUENCE, 4096)
+    layers = fields["num_layers"]
+    first = min(layers, keys.integer("max_window_layers", 0, LONGEST_SEQUENCE, 28))
+    full = layers_of_type(keys, layers, frozenset(range(first)))
+    return fields | {"attention_bias": True, "full_attention_layers": full}
 
 
 ARCHITECTURES = [
-    float_decoder(
-        "Qwen2ForCausalLM", Qwen2Model, ["Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-7B-Instruct"]
+    decoder_family(
+        "Qwen2ForCausalLM",
+        ["Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-7B-Instruct"],
+        qwen2_fields,
     )
 ]
 """The architectures of this module, for the registry."""

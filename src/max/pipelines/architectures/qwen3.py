@@ -2,47 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from max.pipelines.architectures.float_decoder import float_decoder
-from max.pipelines.architectures.qwen2 import Qwen2Config
+from max.pipelines.architectures.decoder_family import decoder_family
+from max.pipelines.architectures.qwen2 import qwen2_fields
 from max.pipelines.checkpoints.config_keys import ConfigKeys
-from max.pipelines.models.decoder_model import DecoderModel
+from max.pipelines.models.config_fields import Fields
+from max.pipelines.models.norms import QKNorm
 
-__all__ = ["ARCHITECTURES", "Qwen3Config", "Qwen3Model"]
-
-
-@dataclass(frozen=True)
-class Qwen3Config(Qwen2Config):
-    """The shape of a Qwen3; see `DecoderConfig` for the fields."""
-
-    @classmethod
-    def fields_from(cls, config: Any, keys: ConfigKeys) -> dict[str, Any]:
-        """The fields by name.
-
-        Args:
-            config: The keys of config.json as attributes.
-            keys: The same keys, with checks.
-
-        Raises:
-            ModelFilesError: A value is missing, or does not fit.
-        """
-        bias = keys.flag("attention_bias")
-        return super().fields_from(config, keys) | {
-            "attention_bias": bias,
-            "attention_output_bias": bias,
-            "qk_norm": True,
-        }
+__all__ = ["ARCHITECTURES", "qwen3_fields"]
 
 
-class Qwen3Model(DecoderModel):
-    """A Qwen3 that picks the next tokens in its graph."""
-
-    config_class = Qwen3Config
+def qwen3_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of a Qwen3's config."""
+    bias = keys.flag("attention_bias")
+    return qwen2_fields(config, keys) | {
+        "attention_bias": bias,
+        "attention_output_bias": bias,
+        "qk_norm": QKNorm(),
+    }
 
 
 ARCHITECTURES = [
-    float_decoder("Qwen3ForCausalLM", Qwen3Model, ["Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B"])
+    decoder_family("Qwen3ForCausalLM", ["Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B"], qwen3_fields)
 ]
 """The architectures of this module, for the registry."""

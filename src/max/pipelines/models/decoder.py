@@ -1,33 +1,49 @@
 """A decoder-only model as layers, described by its config; the base of architectures.
 
-An architecture changes what differs: it overrides `Decoder.norm`, `Decoder.attention`,
-`Decoder.feed_forward` or `Decoder.block`.
+An architecture changes what differs by fields of its config. Where a model computes something else, it overrides
+`Decoder.attention`, `Decoder.feed_forward` or `Decoder.block`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from max.dtype import DType
-from max.graph import DeviceRef
-from max.nn.attention import AttentionWithRope
+from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, ops
 from max.nn.embedding import Embedding
 from max.nn.kv_cache import KVCacheParams
+from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layer import Layer, Module
 from max.nn.linear import MLP, Linear
-from max.nn.norm import RMSNorm
 from max.nn.rotary_embedding import RotaryEmbedding
-from max.nn.transformer import ReturnLogits, Transformer, TransformerBlock
+from max.nn.transformer import ReturnLogits, Transformer
+from max.nn.transformer._same_form import groups_of_same_form
+from max.nn.transformer.transformer import weight_prefix
+from max.pipelines.models.decoder_attention import DecoderAttention
+from max.pipelines.models.decoder_block import DecoderBlock
 from max.pipelines.models.decoder_config import DecoderConfig
+from max.pipelines.models.feed_forward import PlainMLP
+from max.pipelines.models.norms import norm_layer
+from max.pipelines.models.rope import RopeConfig
 
 __all__ = ["Decoder"]
 
 
-class Decoder(Transformer):
-    """Embedding, blocks of attention and a gated MLP, a norm, and the output layer.
+class _Identity(Module):
+    """The norm after the last block of a model that has none."""
 
-    Weights: ``embed_tokens.weight``, ``layers.N.…`` (see `TransformerBlock`), ``norm.weight``,
-    ``lm_head.weight``.
+    def __call__(self, x: TensorValue) -> TensorValue:
+        return x
+
+
+class Decoder(Transformer):
+    """Embedding, blocks of attention and an MLP, a norm, and the output layer.
+
+    Weights: ``embed_tokens.weight``, ``layers.N.…`` (see `DecoderBlock`), ``norm.weight``, ``lm_head.weight``; where the
+    config has them ``embed_positions.weight``, ``embed_norm``, ``project_in.weight``, ``project_out.weight``,
+    ``lm_head.bias``.
 
     Args:
         config: The shape of the model.
@@ -55,66 +71,53 @@ class Decoder(Transformer):
     ) -> None:
         self.config, self.dtype, self.linear_cls = config, dtype, linear_cls
         self.device = DeviceRef.CPU() if device is None else device
-        rope = config.rope.layer(
-            dim=config.hidden_size,
-            n_heads=config.num_heads,
-            head_dim=config.head_dim,
-            max_seq_len=config.max_seq_len,
-            interleaved=config.interleaved_rope,
-        )
-        embedding = Embedding(config.vocab_size, config.hidden_size, dtype, self.device)
-        output = Linear(config.hidden_size, config.vocab_size, dtype, self.device)
+        rotations = [config.rotation_of(index) for index in range(config.num_layers)]
+        self._rotations = rotations
+        width = config.embedding_size or config.hidden_size
+        embedding = Embedding(config.vocab_size, width, dtype, self.device)
+        output = Linear(width, config.vocab_size, dtype, self.device, has_bias=config.output_bias)
         if config.tie_word_embeddings:
             output.set_shared_weight("weight", embedding.weight)
         super().__init__(
             dim=config.hidden_size,
             n_heads=config.num_heads,
-            layers=[self.block(index, rope, kv_params) for index in range(config.num_layers)],
-            norm=self.norm(),
+            layers=[self.block(index, kv_params) for index in range(config.num_layers)],
+            norm=self.make_norm() if config.final_norm else _Identity(),
             output=output,
             embedding=embedding,
             kv_params=kv_params,
-            rope=rope,
+            rope=self._rope(next((r for r in rotations if r is not None), RopeConfig())),
             return_logits=return_logits,
             embedding_multiplier=config.embedding_multiplier,
             logits_scaling=config.logits_scaling,
         )
+        if config.learned_positions:
+            self.embed_positions = Embedding(
+                config.learned_positions, config.hidden_size, dtype, self.device
+            )
+        if config.embedding_norm:
+            self.embed_norm = self.make_norm()
+        if config.embedding_size is not None:
+            self.project_in = Linear(width, config.hidden_size, dtype, self.device)
+            self.project_out = Linear(config.hidden_size, width, dtype, self.device)
 
-    def norm(self) -> Layer:
-        """A norm over hidden states: before attention and MLP, and after the last block."""
-        # hidden states are float32: nothing is rounded before the product with the weight
-        return RMSNorm(self.config.hidden_size, self.dtype, self.config.rms_norm_eps)
+    def make_norm(self) -> Layer:
+        """A norm over hidden states: in the blocks, and after the last one."""
+        config = self.config
+        return norm_layer(
+            config.norm, config.hidden_size, self.dtype, config.norm_eps, self.device
+        )
 
-    def attention(self, index: int, rope: RotaryEmbedding, kv_params: KVCacheParams) -> Module:
+    def attention(self, index: int, kv_params: KVCacheParams) -> Module:
         """The attention of a block.
 
         Args:
             index: The block's index.
-            rope: The rotary embedding, shared by all blocks.
             kv_params: The shape of the KV cache.
         """
-        config = self.config
-        attention = AttentionWithRope(
-            rope=rope,
-            num_attention_heads=config.num_heads,
-            num_key_value_heads=config.num_kv_heads,
-            hidden_size=config.hidden_size,
-            kv_params=kv_params,
-            devices=[self.device],
-            dtype=self.dtype,
-            linear_cls=self.linear_cls,
-            scale=config.attention_multiplier,
-            has_bias=config.attention_bias,
-            use_qk_norm=config.qk_norm,
-            rms_norm_eps=config.rms_norm_eps,
+        return DecoderAttention(
+            self.config, index, kv_params, self.dtype, self.device, self.linear_cls
         )
-        attention.sliding_window = config.window_of(index)
-        if config.attention_output_bias:
-            width = config.num_heads * config.head_dim
-            attention.o_proj = self.linear_cls(
-                width, config.hidden_size, self.dtype, self.device, has_bias=True
-            )
-        return attention
 
     def feed_forward(self, index: int) -> Layer:
         """The feed-forward layer of a block.
@@ -122,29 +125,187 @@ class Decoder(Transformer):
         Args:
             index: The block's index.
         """
+        config = self.config
+        if not config.gated:
+            return PlainMLP(
+                self.dtype,
+                config.hidden_size,
+                config.intermediate_size,
+                self.device,
+                self.linear_cls,
+                config.mlp_bias,
+                config.activation,
+            )
         return MLP(
             self.dtype,
             None,
-            self.config.hidden_size,
-            self.config.intermediate_size,
+            config.hidden_size,
+            config.intermediate_size,
             [self.device],
             linear_cls=self.linear_cls,
-            has_bias=self.config.mlp_bias,
-            activation_function=self.config.activation,
+            has_bias=config.mlp_bias,
+            activation_function=config.activation,
         )
 
-    def block(self, index: int, rope: RotaryEmbedding, kv_params: KVCacheParams) -> Module:
-        """A block: where norms and residual sums are placed.
+    def block(self, index: int, kv_params: KVCacheParams) -> Module:
+        """A block: attention, a feed-forward layer, norms and residual sums.
 
         Args:
             index: The block's index.
-            rope: The rotary embedding, shared by all blocks.
             kv_params: The shape of the KV cache.
         """
-        return TransformerBlock(
-            self.attention(index, rope, kv_params),
+        config = self.config
+        return DecoderBlock(
+            self.attention(index, kv_params),
             self.feed_forward(index),
-            self.norm(),
-            self.norm(),
-            self.config.residual_multiplier,
+            {place: self.make_norm() for place in config.norm_places},
+            config.parallel,
+            config.residual_multiplier,
+            config.normed_residual,
         )
+
+    def __call__(
+        self,
+        tokens: TensorValue,
+        kv_collection: PagedCacheValues,
+        return_n_logits: TensorValue,
+        input_row_offsets: TensorValue,
+    ) -> tuple[TensorValue, ...]:
+        """The logits; see `Transformer`.
+
+        Args:
+            tokens: Integers ``[total_seq_len]``.
+            kv_collection: The cache; keys and values of the tokens are written to it.
+            return_n_logits: For `ReturnLogits.VARIABLE` of how many last tokens, int64 ``[1]``.
+            input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
+        """
+        positions: TensorValue | None = None
+        if self._reads_positions():
+            positions = _positions(tokens, kv_collection, input_row_offsets)
+        h = self._embedded(tokens, positions)
+        # rotations that are equal share a table
+        tables: dict[int, list[TensorValue]] = {}
+        for index, rotation in enumerate(self._rotations):
+            first = self._rotations.index(rotation)
+            tables[index] = tables.get(first) or self._positional(rotation, positions)
+        h = self._decode(h, kv_collection, tables, input_row_offsets)
+        return self._outputs(h, return_n_logits, input_row_offsets)
+
+    def _rope(self, rotation: RopeConfig) -> RotaryEmbedding:
+        config = self.config
+        return rotation.layer(
+            dim=config.hidden_size,
+            n_heads=config.num_heads,
+            head_dim=config.head_dim,
+            max_seq_len=config.max_seq_len,
+            interleaved=config.interleaved_rope,
+        )
+
+    def _reads_positions(self) -> bool:
+        """Whether the graph needs each token's position, besides the kernels that count in the cache."""
+        config = self.config
+        after = config.qk_norm is not None and config.qk_norm.after_rotation
+        return bool(config.learned_positions) or config.query_growth is not None or after
+
+    def _positional(
+        self, rotation: RopeConfig | None, positions: TensorValue | None
+    ) -> list[TensorValue]:
+        """What the attention takes of positions; see `DecoderAttention`."""
+        config, values = self.config, list[TensorValue]()
+        if rotation is not None:
+            table = self._rope(rotation).freqs_cis.to(self.device)
+            after = config.qk_norm is not None and config.qk_norm.after_rotation
+            if after and positions is not None:
+                table = ops.gather(table, positions, axis=0)
+            values.append(table)
+        if config.query_growth is not None and positions is not None:
+            beta, length = config.query_growth
+            steps = np.arange(config.max_seq_len, dtype=np.float64) // length
+            factors = (1 + beta * np.log1p(steps)).astype(np.float32)
+            table = ops.constant(factors, DType.float32, self.device)
+            values.append(
+                ops.reshape(ops.gather(table, positions, axis=0), [positions.shape[0], 1, 1])
+            )
+        return values
+
+    def _embedded(self, tokens: TensorValue, positions: TensorValue | None) -> TensorValue:
+        """The hidden states of tokens, float32 ``[total_seq_len, hidden_size]``."""
+        config = self.config
+        h = ops.cast(self.embed_tokens(tokens), DType.float32)
+        if config.embedding_size is not None:
+            h = self.project_in(h)
+        if self.embedding_multiplier != 1.0:
+            h = h * self.embedding_multiplier
+        if config.learned_positions and positions is not None:
+            rows = positions + config.first_position
+            h = h + ops.cast(self.embed_positions(rows), DType.float32)
+        return self.embed_norm(h) if config.embedding_norm else h
+
+    def _decode(
+        self,
+        h: TensorValue,
+        kv_collection: PagedCacheValues,
+        tables: dict[int, list[TensorValue]],
+        input_row_offsets: TensorValue,
+    ) -> TensorValue:
+        """The hidden states after all blocks; blocks of the same form are staged once."""
+        indices = list(range(len(self.layers)))
+        first_of = groups_of_same_form(list(self.layers)) if self.use_subgraphs else indices
+        subgraphs: dict[int, Graph] = {}
+        for index, layer in enumerate(self.layers):
+            layer_idx = ops.constant(np.array(index, np.uint32), DType.uint32, DeviceRef.CPU())
+            first, positional = first_of[index], tables[index]
+            if first_of.count(first) == 1:
+                h = layer(layer_idx, h, kv_collection, positional, input_row_offsets)
+                continue
+            prefix = weight_prefix(layer, f"layers.{index}.")
+            if first not in subgraphs:
+                subgraphs[first] = layer.build_subgraph(
+                    f"transformer_block_{first}",
+                    [
+                        TensorType(DType.uint32, [], DeviceRef.CPU()),
+                        h.type,
+                        kv_collection.types,
+                        [value.type for value in positional],
+                        input_row_offsets.type,
+                    ],
+                    weight_prefix=prefix,
+                )
+            h = ops.call(
+                subgraphs[first],
+                layer_idx,
+                h,
+                *kv_collection,
+                *positional,
+                input_row_offsets,
+                prefix=prefix,
+            )[0].tensor
+        return h
+
+    def _logits(self, h: TensorValue) -> TensorValue:
+        h = self.norm(h)
+        if self.config.embedding_size is not None:
+            h = self.project_out(h)
+        logits = ops.cast(self.lm_head(h), DType.float32)
+        if self.logits_scaling != 1.0:
+            logits = logits / self.logits_scaling
+        cap = self.config.logits_soft_cap
+        return logits if cap is None else ops.tanh(logits / cap) * cap
+
+
+def _positions(
+    tokens: TensorValue, kv_collection: PagedCacheValues, input_row_offsets: TensorValue
+) -> TensorValue:
+    """The position of each token in its sequence, int64 ``[total_seq_len]``."""
+    total, device = tokens.shape[0], tokens.device
+    batch = Dim(input_row_offsets.shape[0]) - 1
+    rows = ops.range(
+        0, TensorValue(total), 1, out_dim=total, dtype=DType.int64, device=DeviceRef.CPU()
+    ).to(device)
+    bounds = ops.cast(input_row_offsets, DType.int64)
+    ends = ops.reshape(bounds[1:], [1, batch])
+    # the number of sequences that end at or before a row is the index of the row's sequence
+    passed = ops.cast(ops.reshape(rows, [total, 1]) >= ends, DType.int64)
+    sequence = ops.reshape(ops.sum(passed, axis=1), [total])
+    shift = ops.cast(kv_collection.cache_lengths, DType.int64) - bounds[:-1].rebind([batch])
+    return rows + ops.gather(shift, sequence, axis=0)

@@ -1,37 +1,24 @@
-"""The shape of a decoder-only model, read from its config.json."""
+"""The shape of a decoder-only model: the table of what families of models differ in."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from max.graph.quantization import QuantizationConfig
 from max.pipelines.checkpoints.config_keys import ConfigKeys
-from max.pipelines.models.gptq import read_quantization
-from max.pipelines.models.rope import LONGEST_SEQUENCE, RopeConfig
+from max.pipelines.models.config_fields import base_fields
+from max.pipelines.models.norms import NormForm, QKNorm
+from max.pipelines.models.rope import RopeConfig
 
-__all__ = ["ACTIVATIONS", "DecoderConfig", "full_attention_layers"]
-
-ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-}
-"""Hugging Face's names of activations, and the names that `max.nn.MLP` takes."""
-
-MOST_LAYERS = 1000
-LARGEST_SIZE = 2**24
+__all__ = ["DecoderConfig"]
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
     """The shape of a decoder-only model, and the options of its layers.
 
-    An architecture extends `fields_from` where its config.json has other keys or defaults, and adds
-    fields of its own.
+    An architecture extends `fields_from` where its config.json has other keys or defaults.
 
     Args:
         hidden_size: The size of hidden states.
@@ -41,24 +28,46 @@ class DecoderConfig:
         num_kv_heads: The number of KV heads.
         head_dim: The size of a head.
         vocab_size: The number of tokens.
-        rms_norm_eps: The epsilon of the norms.
+        norm_eps: The epsilon of the norms.
         max_position_embeddings: The longest sequence that the model supports.
         max_seq_len: The longest sequence to serve.
-        rope: The rotary embedding.
+        rope: The rotary embedding; None: heads are not rotated.
+        local_rope: The rotary embedding of layers with a window, where it is another.
+        unrotated_layers: The layers whose heads are not rotated.
+        interleaved_rope: Whether the elements of a rotated pair are neighbours; in most Hugging Face checkpoints they
+            are half a head apart.
+        learned_positions: The rows of a table of positions that is added to the embeddings; 0: none.
+        first_position: The row of the first position in it.
         tie_word_embeddings: Whether the output layer shares the embedding's weight.
+        output_bias: Whether the output layer has a bias.
+        embedding_size: The size of embeddings that are projected to hidden states and back; None: hidden_size.
+        embedding_multiplier: The factor of the embeddings.
+        embedding_norm: Whether embeddings are normalised.
+        logits_scaling: The divisor of the logits.
+        logits_soft_cap: ``cap * tanh(logits / cap)`` replaces the logits; None: it does not.
+        norm: The form of the norms.
+        norm_places: Where a block has norms, keys of `max.pipelines.models.decoder_block.NORM_PLACES`.
+        final_norm: Whether there is a norm after the last block.
+        parallel: Whether attention and MLP read the same hidden states.
+        residual_multiplier: The factor of each layer's output before it is added.
+        normed_residual: Whether the normalised input of a layer is added to its output.
         attention_bias: Whether the projections to queries, keys and values have biases.
         attention_output_bias: Whether the attention's output projection has a bias.
-        mlp_bias: Whether the MLP's projections have biases.
-        qk_norm: Whether query and key heads are normalised before RoPE.
-        activation: The MLP's activation, as `max.nn.MLP` names it.
-        interleaved_rope: Whether the elements of a rotated pair are neighbours; in Hugging Face
-            checkpoints they are half a head apart.
-        embedding_multiplier: The factor of the embeddings.
+        qkv_layout: How a checkpoint's fused projection stores its rows: all queries, all keys, all values
+            (``rows``), or for each KV head its queries, its key and its value (``heads``).
+        qk_norm: How queries and keys are normalised; None: not.
+        clip_qkv: Queries, keys and values are clamped to ``[-clip_qkv, clip_qkv]``.
         attention_multiplier: The factor of the attention scores; None: ``1 / sqrt(head_dim)``.
-        residual_multiplier: The factor of each block's outputs before they are added.
-        logits_scaling: The divisor of the logits.
+        score_divisor_by_layer: Whether the scores of layer i are divided by ``i + 1`` besides.
+        scores_soft_cap: ``cap * tanh(score / cap)`` replaces the scores; None: it does not.
+        alibi_slopes: For each head, what a key's score falls by for each token that it is farther away; None: nothing.
+        query_growth: ``(beta, length)``: queries at position p are multiplied by
+            ``1 + beta * log(1 + floor(p / length))``.
         sliding_window: How many tokens a token sees in layers with a window, itself included.
         full_attention_layers: The layers without the window.
+        gated: Whether the MLPs have a gate.
+        mlp_bias: Whether the MLP's projections have biases.
+        activation: The MLP's activation, as `max.nn.MLP` or `max.pipelines.models.feed_forward` names it.
         quantization: The format of a GPTQ checkpoint's projections.
     """
 
@@ -69,23 +78,43 @@ class DecoderConfig:
     num_kv_heads: int
     head_dim: int
     vocab_size: int
-    rms_norm_eps: float
+    norm_eps: float
     max_position_embeddings: int
     max_seq_len: int
-    rope: RopeConfig = RopeConfig()
+    rope: RopeConfig | None = RopeConfig()
+    local_rope: RopeConfig | None = None
+    unrotated_layers: frozenset[int] = frozenset()
+    interleaved_rope: bool = False
+    learned_positions: int = 0
+    first_position: int = 0
     tie_word_embeddings: bool = False
+    output_bias: bool = False
+    embedding_size: int | None = None
+    embedding_multiplier: float = 1.0
+    embedding_norm: bool = False
+    logits_scaling: float = 1.0
+    logits_soft_cap: float | None = None
+    norm: NormForm = NormForm()
+    norm_places: tuple[str, ...] = ("attention_input", "mlp_input")
+    final_norm: bool = True
+    parallel: bool = False
+    residual_multiplier: float = 1.0
+    normed_residual: bool = False
     attention_bias: bool = False
     attention_output_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    activation: str = "silu"
-    interleaved_rope: bool = False
-    embedding_multiplier: float = 1.0
+    qkv_layout: Literal["rows", "heads"] = "rows"
+    qk_norm: QKNorm | None = None
+    clip_qkv: float | None = None
     attention_multiplier: float | None = None
-    residual_multiplier: float = 1.0
-    logits_scaling: float = 1.0
+    score_divisor_by_layer: bool = False
+    scores_soft_cap: float | None = None
+    alibi_slopes: tuple[float, ...] | None = None
+    query_growth: tuple[float, int] | None = None
     sliding_window: int | None = None
     full_attention_layers: frozenset[int] = frozenset()
+    gated: bool = True
+    mlp_bias: bool = False
+    activation: str = "silu"
     quantization: QuantizationConfig | None = None
 
     def window_of(self, index: int) -> int | None:
@@ -100,6 +129,27 @@ class DecoderConfig:
         if window is None or window >= self.max_seq_len or index in self.full_attention_layers:
             return None
         return window
+
+    def rotation_of(self, index: int) -> RopeConfig | None:
+        """The rotary embedding of a layer; None: its heads are not rotated.
+
+        Args:
+            index: The layer's index.
+        """
+        if index in self.unrotated_layers:
+            return None
+        local = self.sliding_window is not None and index not in self.full_attention_layers
+        return self.local_rope if local and self.local_rope is not None else self.rope
+
+    def score_factor(self, index: int) -> float:
+        """The factor of a layer's attention scores.
+
+        Args:
+            index: The layer's index.
+        """
+        factor = self.attention_multiplier
+        factor = self.head_dim**-0.5 if factor is None else factor
+        return factor / (index + 1) if self.score_divisor_by_layer else factor
 
     @classmethod
     def from_huggingface(cls, config: Any, max_seq_len: int | None = None) -> Self:
@@ -128,69 +178,4 @@ class DecoderConfig:
         Raises:
             ModelFilesError: A value is missing, or does not fit.
         """
-        hidden = keys.integer("hidden_size", 1, LARGEST_SIZE)
-        heads = keys.integer("num_attention_heads", 1, LARGEST_SIZE)
-        kv_heads = keys.integer("num_key_value_heads", 1, LARGEST_SIZE, heads)
-        if heads % kv_heads:
-            raise keys.error(
-                "num_key_value_heads", f"a divisor of num_attention_heads, which is {heads}"
-            )
-        head_dim = _head_dim(keys, hidden, heads)
-        rope = RopeConfig.from_huggingface(config)
-        if rope.kind == "factors" and len(rope.parameters["factors"]) != head_dim // 2:
-            raise keys.error("rope_parameters", f"{head_dim // 2} factors, half of head_dim")
-        longest = keys.integer("max_position_embeddings", 1, LONGEST_SEQUENCE, 2048)
-        return {
-            "hidden_size": hidden,
-            "intermediate_size": keys.integer("intermediate_size", 1, LARGEST_SIZE),
-            "num_layers": keys.integer("num_hidden_layers", 1, MOST_LAYERS),
-            "num_heads": heads,
-            "num_kv_heads": kv_heads,
-            "head_dim": head_dim,
-            "vocab_size": keys.integer("vocab_size", 1, LARGEST_SIZE),
-            "rms_norm_eps": keys.number("rms_norm_eps", over=0, most=1),
-            "max_position_embeddings": longest,
-            "max_seq_len": longest,
-            "rope": rope,
-            "tie_word_embeddings": keys.flag("tie_word_embeddings"),
-            "activation": ACTIVATIONS[keys.choice("hidden_act", tuple(ACTIVATIONS), "silu")],
-            "quantization": read_quantization(keys),
-        }
-
-
-def full_attention_layers(
-    keys: ConfigKeys, num_layers: int, default: frozenset[int]
-) -> frozenset[int]:
-    """The layers that ``layer_types`` of config.json marks as full_attention, not sliding_attention.
-
-    Args:
-        keys: The keys of config.json.
-        num_layers: The number of layers.
-        default: The layers where the key is missing.
-
-    Raises:
-        ModelFilesError: The list has other types, or another length.
-    """
-    types = keys.value("layer_types")
-    if types is None:
-        return default
-    known = ("full_attention", "sliding_attention")
-    if not isinstance(types, list) or len(types) != num_layers or not {*types} <= {*known}:
-        raise keys.error("layer_types", f"{num_layers} times full_attention or sliding_attention")
-    return frozenset(index for index, kind in enumerate(types) if kind == known[0])
-
-
-def _head_dim(keys: ConfigKeys, hidden: int, heads: int) -> int:
-    """The size of a head: ``head_dim``, or the hidden size divided by the number of heads."""
-    stated = keys.integer("head_dim", 2, LARGEST_SIZE, None)
-    if stated is None and hidden % heads:
-        raise keys.error(
-            "num_attention_heads", f"a divisor of hidden_size, which is {hidden}, or a head_dim"
-        )
-    size = stated or hidden // heads
-    if size % 2:
-        raise keys.error(
-            "num_attention_heads" if stated is None else "head_dim",
-            f"heads of an even size, as halves are rotated; they have {size} elements",
-        )
-    return size
+        return base_fields(config, keys)

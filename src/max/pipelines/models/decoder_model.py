@@ -29,6 +29,7 @@ from max.pipelines.models.decoder import Decoder
 from max.pipelines.models.decoder_config import DecoderConfig
 from max.pipelines.models.decoder_graph import build_graph
 from max.pipelines.models.decoder_weights import weights_registry
+from max.pipelines.models.fused_weights import split_fused
 from max.pipelines.models.gptq import gptq_v1, is_gptq, stores_plain_zeros
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs
 from max.pipelines.models.kv_cache import KVCacheMixin
@@ -130,6 +131,7 @@ class DecoderModel(PipelineModel[TextContext], KVCacheMixin):
         config = self.configure(state_dict)
         if config.quantization is not None and stores_plain_zeros(self.huggingface_config):
             state_dict = gptq_v1(state_dict, config.quantization.bits)
+        state_dict = split_fused(config, state_dict)
         device = DeviceRef.from_device(self.devices[0])
         use_subgraphs = self.pipeline_config.model_config.use_subgraphs
 

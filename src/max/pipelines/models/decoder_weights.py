@@ -44,11 +44,12 @@ def weights_registry(
     if is_quantised(state_dict):
         return quantised_decoder(decoder, config, kv_params, state_dict).state_dict()
     values = _own_values(config, state_dict)
+    model = decoder(config, kv_params, dtype)
+    dtypes = {name: weight.dtype for name, weight in model.raw_state_dict().items()}
     converted = {
-        name: value.cast_at_load(dtype) if value.dtype.is_float() else value
+        name: value.cast_at_load(dtypes.get(name, dtype)) if value.dtype.is_float() else value
         for name, value in values.items()
     }
-    model = decoder(config, kv_params, dtype)
     with _weights_errors():
         model.load_state_dict(converted)
     return model.state_dict()

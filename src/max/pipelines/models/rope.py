@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from max.nn.rotary_embedding import (
     LinearRotaryEmbedding,
     LinearScalingParams,
     Llama3RopeScalingParams,
     Llama3RotaryEmbedding,
-    LongRoPERotaryEmbedding,
-    LongRoPEScalingParams,
     RotaryEmbedding,
     YarnRotaryEmbedding,
     YarnScalingParams,
 )
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 
-__all__ = ["LONGEST_SEQUENCE", "RopeConfig"]
+__all__ = ["LONGEST_SEQUENCE", "FactorRotaryEmbedding", "RopeConfig"]
 
 LONGEST_SEQUENCE = 2**31 - 1
+
+Floats = npt.NDArray[np.float32]
 
 _REQUIRED: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -29,8 +33,41 @@ _REQUIRED: dict[str, tuple[str, ...]] = {
     "factors": ("factors",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings"),
+    "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
 }
 """The kinds of RoPE scaling, and the parameters that each requires."""
+
+_ALIASES = {"su": "longrope"}
+"""Earlier names of kinds."""
+
+
+class FactorRotaryEmbedding(RotaryEmbedding):
+    """Rotary embedding with one divisor per frequency.
+
+    Args:
+        factors: The divisors ``[head_dim / 2]``.
+        magnitude: The factor of cosines and sines.
+        options: The arguments of `RotaryEmbedding`.
+    """
+
+    def __init__(self, factors: list[float], magnitude: float = 1.0, **options: Any) -> None:
+        super().__init__(**options)
+        self.factors, self.magnitude = factors, magnitude
+
+    def _inv_freqs(self) -> Floats:
+        return super()._inv_freqs() / np.asarray(self.factors, np.float32)
+
+    def _magnitude(self) -> float:
+        return self.magnitude
+
+
+class _YarnWithMagnitude(YarnRotaryEmbedding):
+    """`YarnRotaryEmbedding` with a stated factor of cosines and sines."""
+
+    magnitude: float = 1.0
+
+    def _magnitude(self) -> float:
+        return self.magnitude
 
 
 @dataclass(frozen=True)
@@ -38,45 +75,81 @@ class RopeConfig:
     """How positions rotate queries and keys.
 
     Args:
-        kind: default, linear, llama3, yarn, or factors (one factor per frequency, from GGUF files).
+        kind: default, linear, llama3, yarn, longrope, or factors (one per frequency, from GGUF files).
         theta: The base of the frequencies.
         parameters: Parameters of the kind, by their names in config.json.
+        rotated_dim: The number of rotated elements at the beginning of a head; None: the whole head.
     """
 
     kind: str = "default"
     theta: float = 10000.0
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    rotated_dim: int | None = None
 
     @classmethod
-    def from_huggingface(cls, config: Any) -> RopeConfig:
+    def from_huggingface(
+        cls,
+        config: Any,
+        *,
+        head_dim: int | None = None,
+        section: str | None = None,
+        theta: float = 10000.0,
+        partial: float | None = None,
+    ) -> RopeConfig:
         """Reads ``rope_parameters``, or ``rope_theta`` and ``rope_scaling`` of older files.
 
         Args:
             config: The model's config.json.
+            head_dim: The size of a head; needed with `partial`.
+            section: The kind of layers, where ``rope_parameters`` has an object for each.
+            theta: The base where the file states none.
+            partial: The rotated share of a head where the file states none; None: heads are rotated as a whole, and a
+                file that states another share is refused.
 
         Raises:
             ModelFilesError: The kind is unknown, lacks a parameter, or has one that does not fit.
         """
-        return cls.from_keys(ConfigKeys(config), 10000.0)
+        return cls.from_keys(
+            ConfigKeys(config), theta, head_dim=head_dim, section=section, partial=partial
+        )
 
     @classmethod
-    def from_keys(cls, keys: ConfigKeys, default_theta: float) -> RopeConfig:
-        """Reads ``rope_parameters``, or ``rope_theta`` and ``rope_scaling`` of older files.
+    def from_keys(
+        cls,
+        keys: ConfigKeys,
+        default_theta: float,
+        *,
+        head_dim: int | None = None,
+        section: str | None = None,
+        partial: float | None = None,
+    ) -> RopeConfig:
+        """`from_huggingface` of the checked keys of a config.json.
 
         Args:
             keys: The keys of config.json.
             default_theta: The base of the frequencies where the file has none.
+            head_dim: As in `from_huggingface`.
+            section: As in `from_huggingface`.
+            partial: As in `from_huggingface`.
 
         Raises:
             ModelFilesError: The kind is unknown, lacks a parameter, or has one that does not fit.
         """
         theta = keys.number("rope_theta", over=0, default=default_theta)
         rope = keys.object("rope_parameters") or keys.object("rope_scaling")
-        return cls.from_parameters(keys, rope, theta)
+        if rope is not None and section is not None and isinstance(rope.value(section), Mapping):
+            rope = rope.object(section)
+        return cls.from_parameters(keys, rope, theta, head_dim=head_dim, partial=partial)
 
     @classmethod
     def from_parameters(
-        cls, keys: ConfigKeys, rope: ConfigKeys | None, default_theta: float
+        cls,
+        keys: ConfigKeys,
+        rope: ConfigKeys | None,
+        default_theta: float,
+        *,
+        head_dim: int | None = None,
+        partial: float | None = None,
     ) -> RopeConfig:
         """Reads an object such as ``rope_parameters``.
 
@@ -84,26 +157,30 @@ class RopeConfig:
             keys: The keys of config.json.
             rope: The keys of the object; None where there is none.
             default_theta: The base of the frequencies where the object has none.
+            head_dim: As in `from_huggingface`.
+            partial: As in `from_huggingface`.
 
         Raises:
             ModelFilesError: The kind is unknown, lacks a parameter, or has one that does not fit.
         """
         rope = rope or ConfigKeys({})
         kind_key = "type" if rope.value("rope_type") is None else "rope_type"
-        kind = rope.choice(kind_key, tuple(_REQUIRED), "default")
+        kind = rope.choice(kind_key, (*_REQUIRED, *_ALIASES), "default")
+        kind = _ALIASES.get(kind, kind)
         theta = rope.number("rope_theta", over=0, default=default_theta)
-        if rope.number("partial_rotary_factor", over=0, default=1.0) != 1.0:
-            raise rope.error("partial_rotary_factor", "1: heads are rotated as a whole")
-        for name in ("attention_factor", "mscale", "mscale_all_dim"):
-            if rope.value(name) is not None:
-                raise rope.error(name, f"none: with rope_type {kind} it is not supported")
+        rotated = _rotated_dim(keys, rope, head_dim, partial)
         parameters = _parameters(keys, rope)
         for name in _REQUIRED[kind]:
             if parameters.get(name) is None:
                 raise rope.error(name, f"what rope_type {kind} needs")
         if kind == "llama3" and parameters["low_freq_factor"] >= parameters["high_freq_factor"]:
             raise rope.error("low_freq_factor", "less than high_freq_factor")
-        return cls(kind, theta, parameters)
+        size = rotated or head_dim
+        for name in ("factors", "short_factor", "long_factor"):
+            factors = parameters[name]
+            if size is not None and factors is not None and len(factors) != size // 2:
+                raise rope.error(name, f"{size // 2} factors, one per rotated pair")
+        return cls(kind, theta, parameters, rotated)
 
     def layer(
         self, *, dim: int, n_heads: int, head_dim: int, max_seq_len: int, interleaved: bool
@@ -123,7 +200,7 @@ class RopeConfig:
             "n_heads": n_heads,
             "theta": self.theta,
             "max_seq_len": max_seq_len,
-            "head_dim": head_dim,
+            "head_dim": self.rotated_dim or head_dim,
             "interleaved": interleaved,
         }
         original = int(p.get("original_max_position_embeddings") or 0)
@@ -141,32 +218,85 @@ class RopeConfig:
                 )
                 return Llama3RotaryEmbedding(**common, scaling_params=scaling)
             case "factors":
-                # LongRoPE with the same factors at every length
-                factors = [float(f) for f in p["factors"]]
-                equal = LongRoPEScalingParams(factors, factors, max_seq_len, max_seq_len)
-                return LongRoPERotaryEmbedding(**common, scaling_params=equal)
+                return FactorRotaryEmbedding(list(p["factors"]), **common)
+            case "longrope":
+                # one set for all positions: cached keys must not depend on the length of their sequence so far
+                chosen = p["long_factor"] if max_seq_len > original else p["short_factor"]
+                return FactorRotaryEmbedding(list(chosen), self._longrope_magnitude(), **common)
             case "yarn":
-                yarn = YarnScalingParams(
-                    factor=float(p["factor"]),
-                    beta_fast=float(p.get("beta_fast") or 32),
-                    beta_slow=float(p.get("beta_slow") or 1),
-                    original_max_position_embeddings=original,
-                    truncate=bool(p.get("truncate", True)),
-                )
-                return YarnRotaryEmbedding(**common, scaling_params=yarn)
+                return self._yarn(common)
             case _:
                 return RotaryEmbedding(**common)
+
+    def _yarn(self, common: Mapping[str, Any]) -> RotaryEmbedding:
+        p = self.parameters
+        scaling = YarnScalingParams(
+            factor=float(p["factor"]),
+            beta_fast=float(p.get("beta_fast") or 32),
+            beta_slow=float(p.get("beta_slow") or 1),
+            original_max_position_embeddings=int(p["original_max_position_embeddings"]),
+            truncate=bool(p.get("truncate", True)),
+        )
+        magnitude = p.get("attention_factor")
+        if magnitude is None and p.get("mscale") and p.get("mscale_all_dim"):
+            own, all_dim = (
+                _yarn_magnitude(scaling.factor, p[name]) for name in ("mscale", "mscale_all_dim")
+            )
+            magnitude = own / all_dim
+        if magnitude is None:
+            return YarnRotaryEmbedding(**common, scaling_params=scaling)
+        rope = _YarnWithMagnitude(**common, scaling_params=scaling)
+        rope.magnitude = magnitude
+        return rope
+
+    def _longrope_magnitude(self) -> float:
+        p = self.parameters
+        if p.get("attention_factor") is not None:
+            return p["attention_factor"]
+        original = p["original_max_position_embeddings"]
+        factor = p.get("factor") or p["max_position_embeddings"] / original
+        return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+
+
+def _yarn_magnitude(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+def _rotated_dim(
+    keys: ConfigKeys, rope: ConfigKeys, head_dim: int | None, partial: float | None
+) -> int | None:
+    """The number of rotated elements of a head; None: all.
+
+    Raises:
+        ModelFilesError: The share does not fit.
+    """
+    name = "partial_rotary_factor"
+    if partial is None or head_dim is None:
+        if rope.number(name, over=0, default=1.0) != 1.0:
+            raise rope.error(name, "1: heads are rotated as a whole")
+        return None
+    share = keys.number(name, over=0, most=1, default=partial)
+    share = rope.number(name, over=0, most=1, default=share)
+    rotated = int(head_dim * share)
+    if rotated < 2 or rotated % 2:
+        raise rope.error(name, f"a share of head_dim {head_dim} that is an even number from 2")
+    return None if rotated == head_dim else rotated
 
 
 def _parameters(keys: ConfigKeys, rope: ConfigKeys) -> dict[str, Any]:
     """The parameters of all kinds, None where the file lacks one."""
-    original = "original_max_position_embeddings"
-    trained = keys.integer("max_position_embeddings", 1, LONGEST_SEQUENCE, None)
-    trained = keys.integer(original, 1, LONGEST_SEQUENCE, trained)
-    factors = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow")
+    original, longest = "original_max_position_embeddings", "max_position_embeddings"
+    trained = keys.integer(longest, 1, LONGEST_SEQUENCE, None)
+    numbers = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow")
+    magnitudes = ("attention_factor", "mscale", "mscale_all_dim")
     return {
-        original: rope.integer(original, 1, LONGEST_SEQUENCE, trained),
+        longest: trained,
+        original: rope.integer(
+            original, 1, LONGEST_SEQUENCE, keys.integer(original, 1, LONGEST_SEQUENCE, trained)
+        ),
         "truncate": rope.flag("truncate", True),
-        "factors": rope.numbers("factors", over=0),
-        **{name: rope.number(name, over=0, default=None) for name in factors},
+        **{
+            name: rope.numbers(name, over=0) for name in ("factors", "short_factor", "long_factor")
+        },
+        **{name: rope.number(name, over=0, default=None) for name in (*numbers, *magnitudes)},
     }

@@ -6,23 +6,47 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from max.driver import Tensor
 from max.graph.weights import WeightData
 from max.pipelines.core.exceptions import WeightsError
 
-__all__ = ["GGUF_LAYER", "GGUF_TOP", "WeightNames"]
+__all__ = ["GGUF_LAYER", "GGUF_TOP", "OUTPUT_NORMS", "SANDWICH_NORMS", "WeightNames"]
 
-GGUF_TOP = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head"}
+GGUF_TOP = {
+    "token_embd": "embed_tokens",
+    "token_embd_norm": "embed_norm",
+    "position_embd": "embed_positions",
+    "output_norm": "norm",
+    "output": "lm_head",
+}
 GGUF_LAYER = {
     "attn_norm": "input_layernorm",
+    "attn_norm_2": "post_attention_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
     "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "post_attention_norm": "attention_output_norm",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "post_ffw_norm": "mlp_output_norm",
 }
+
+OUTPUT_NORMS = {
+    "post_attention_layernorm": "attention_output_norm",
+    "post_feedforward_layernorm": "mlp_output_norm",
+}
+"""Names of norms in checkpoints of families that normalise the outputs of attention and MLP."""
+
+SANDWICH_NORMS = {**OUTPUT_NORMS, "pre_feedforward_layernorm": "post_attention_layernorm"}
+"""The same where the inputs are normalised too."""
 
 
 @dataclass(frozen=True)
@@ -38,17 +62,31 @@ class WeightNames:
     ``lm_head.weight``                  ``output.weight``               ``lm_head.weight``
     ==================================  ==============================  ==============================
 
-    The methods are weight adapters of a `SupportedArchitecture`.
+    The methods are weight adapters of a `SupportedArchitecture`. Fused projections (``self_attn.qkv_proj``,
+    ``mlp.gate_up_proj``) are split later, where the config is known.
 
     Args:
-        prefix: The beginning of all names but the output layer's in safetensors files.
+        prefix: The beginning of all names but the output layer's in safetensors files; files may lack it.
+        layers: The beginning of the names of layers, after the prefix.
+        top: The names outside of layers, and the decoder's.
+        layer: The parts of names within a layer, and the decoder's.
+        stacked: For weights of one name per index within a layer (``….0.weight``, ``….1.weight``), the decoder's name of
+            the weight that has them all, by the name before the index.
+        transposed: Ends of the decoder's names of weights that are stored ``[in_dim, out_dim]``.
+        scalars: Ends of the decoder's names of weights ``[1]`` that are stored without a dimension.
         unused: Ends of the names of buffers in safetensors files that the engine computes.
         gguf_layer: The parts of names within a layer of GGUF files, and the decoder's parts.
         gguf_unused: Ends of the names of tables in GGUF files that the engine computes.
     """
 
     prefix: str = "model."
-    unused: tuple[str, ...] = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")
+    layers: str = "layers."
+    top: Mapping[str, str] = field(default_factory=dict)
+    layer: Mapping[str, str] = field(default_factory=dict)
+    stacked: Mapping[str, str] = field(default_factory=dict)
+    transposed: tuple[str, ...] = ()
+    scalars: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ("rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
     gguf_layer: Mapping[str, str] = field(default_factory=lambda: GGUF_LAYER)
     gguf_unused: tuple[str, ...] = ("rope_freqs.weight",)
 
@@ -61,11 +99,12 @@ class WeightNames:
             state_dict: The checkpoint's weights by name (`WeightData`, or objects with ``data()``).
             kwargs: Arguments that pipelines pass to every adapter; unused.
         """
-        return {
-            name.removeprefix(self.prefix): _data(value)
-            for name, value in state_dict.items()
-            if not name.endswith(self.unused)
-        }
+        renamed: dict[str, WeightData] = {}
+        for stored, value in state_dict.items():
+            if not stored.endswith(self.unused):
+                name = self._own_name(stored)
+                renamed[name] = self._own_form(name, _data(value))
+        return _stack(renamed, self.stacked) if self.stacked else renamed
 
     def from_gguf(self, state_dict: Mapping[str, Any], **kwargs: Any) -> dict[str, WeightData]:
         """The weights of a GGUF file by the decoder's names.
@@ -86,6 +125,24 @@ class WeightNames:
             if not name.endswith(self.gguf_unused)
         }
 
+    def _own_name(self, stored: str) -> str:
+        """The decoder's name of a weight in a safetensors file."""
+        name = stored.removeprefix(self.prefix)
+        if name.startswith(self.layers):
+            index, _, part = name.removeprefix(self.layers).partition(".")
+            return f"layers.{index}.{_replaced(part, self.layer)}"
+        return _replaced(name, self.top)
+
+    def _own_form(self, name: str, value: WeightData) -> WeightData:
+        """A weight as the decoder stores it: rows are outputs."""
+        if name.endswith(self.transposed) and len(value.shape) == 2:
+            array = np.ascontiguousarray(Tensor.from_dlpack(value.data).to_numpy().T)
+            return WeightData.from_numpy(array, value.name)
+        if name.endswith(self.scalars) and len(value.shape) == 0:
+            array = Tensor.from_dlpack(value.data).to_numpy().reshape(1)
+            return WeightData.from_numpy(array, value.name)
+        return value
+
     def _own_name_of_gguf(self, name: str) -> str:
         parts = name.split(".")
         if parts[0] == "blk" and len(parts) == 4 and parts[2] in self.gguf_layer:
@@ -93,6 +150,37 @@ class WeightNames:
         if len(parts) == 2 and parts[0] in GGUF_TOP:
             return f"{GGUF_TOP[parts[0]]}.{parts[1]}"
         raise WeightsError(f"the GGUF file has the weight {name!r}, which the architecture does not")
+
+
+def _stack(
+    state_dict: Mapping[str, WeightData], stacked: Mapping[str, str]
+) -> dict[str, WeightData]:
+    """The weights, with those of one name per index stacked along a new first dimension."""
+    result: dict[str, WeightData] = {}
+    groups: dict[str, dict[int, WeightData]] = {}
+    for name, value in state_dict.items():
+        for before, own in stacked.items():
+            layer, found, after = name.partition(f".{before}.")
+            index, _, part = after.partition(".")
+            if found and index.isdigit():
+                groups.setdefault(f"{layer}.{own}.{part}", {})[int(index)] = value
+                break
+        else:
+            result[name] = value
+    for name, parts in groups.items():
+        arrays = [Tensor.from_dlpack(parts[index].data).to_numpy() for index in sorted(parts)]
+        result[name] = WeightData.from_numpy(np.stack(arrays), name)
+    return result
+
+
+def _replaced(name: str, names: Mapping[str, str]) -> str:
+    """A dotted name whose beginning is replaced by the longest match of a table; by nothing for an empty text."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        own = names.get(".".join(parts[:count]))
+        if own is not None:
+            return ".".join([*([own] if own else ()), *parts[count:]])
+    return name
 
 
 def _data(value: Any) -> WeightData:

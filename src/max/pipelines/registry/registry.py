@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,16 +19,67 @@ from max.pipelines.tokenization.hf_tokenizer import active_tokenizer
 
 PipelineTypes: TypeAlias = Pipeline[Any, Any]
 
-OWN_ARCHITECTURES = tuple(
-    f"max.pipelines.architectures.{name}"
-    for name in (
-        "granite", "llama3.arch", "mistral", "qwen2", "qwen3",
-        # after the decoders: Qwen3ForCausalLM is a model of text first
-        "encoders.bert", "encoders.distilbert", "encoders.gemma", "encoders.modernbert",
-        "encoders.mpnet", "encoders.nomic_bert", "encoders.qwen3", "encoders.roberta",
-    )
-)  # fmt: skip
-"""The modules of this package that have a list ``ARCHITECTURES``, imported when a model is looked up."""
+OWN_ARCHITECTURES = {
+    "apertus": ("ApertusForCausalLM",),
+    "arcee": ("ArceeForCausalLM",),
+    "cohere": ("CohereForCausalLM",),
+    "cohere2": ("Cohere2ForCausalLM",),
+    "ernie4_5": ("Ernie4_5ForCausalLM",),
+    "exaone4": ("Exaone4ForCausalLM",),
+    "falcon": ("FalconForCausalLM",),
+    "gemma": ("GemmaForCausalLM",),
+    "gemma3": ("Gemma3ForCausalLM",),
+    "glm": ("Glm4ForCausalLM", "GlmForCausalLM"),
+    "gpt2": ("GPT2LMHeadModel",),
+    "gpt_neox": ("GPTNeoXForCausalLM",),
+    "gptj": ("GPTJForCausalLM",),
+    "granite": ("GraniteForCausalLM",),
+    "helium": ("HeliumForCausalLM",),
+    "hunyuan": ("HunYuanDenseV1ForCausalLM",),
+    "llama3.arch": ("LlamaForCausalLM",),
+    "ministral": ("Ministral3ForCausalLM", "MinistralForCausalLM"),
+    "mistral": ("MistralForCausalLM",),
+    "nemotron": ("NemotronForCausalLM",),
+    "olmo": ("OlmoForCausalLM",),
+    "olmo2": ("Olmo2ForCausalLM",),
+    "olmo3": ("Olmo3ForCausalLM",),
+    "opt": ("OPTForCausalLM",),
+    "phi": ("PhiForCausalLM",),
+    "phi3": ("Phi3ForCausalLM",),
+    "qwen2": ("Qwen2ForCausalLM",),
+    "qwen3": ("Qwen3ForCausalLM",),
+    "seed_oss": ("SeedOssForCausalLM",),
+    "smollm3": ("SmolLM3ForCausalLM",),
+    "stablelm": ("StableLmForCausalLM",),
+    "starcoder2": ("Starcoder2ForCausalLM",),
+    # after the decoders: Qwen3ForCausalLM is a model of text first
+    "encoders.bert": ("BertForMaskedLM", "BertForSequenceClassification", "BertModel"),
+    "encoders.distilbert": (
+        "DistilBertForMaskedLM",
+        "DistilBertForSequenceClassification",
+        "DistilBertModel",
+    ),
+    "encoders.gemma": ("Gemma3TextModel",),
+    "encoders.modernbert": (
+        "ModernBertForMaskedLM",
+        "ModernBertForSequenceClassification",
+        "ModernBertModel",
+    ),
+    "encoders.mpnet": ("MPNetForMaskedLM", "MPNetForSequenceClassification", "MPNetModel"),
+    "encoders.nomic_bert": (
+        "NomicBertForMaskedLM",
+        "NomicBertForSequenceClassification",
+        "NomicBertModel",
+    ),
+    "encoders.qwen3": ("Qwen3ForCausalLM", "Qwen3ForSequenceClassification", "Qwen3Model"),
+    "encoders.roberta": tuple(
+        f"{family}{kind}"
+        for family in ("Camembert", "Roberta", "XLMRoberta")
+        for kind in ("Model", "ForMaskedLM", "ForSequenceClassification")
+    ),
+}
+"""The modules in `max.pipelines.architectures`, imported when a model needs them, and the names in their lists ``ARCHITECTURES``."""
+
 
 PIPELINES = {
     PipelineTask.TEXT_GENERATION: "max.pipelines.generation.text_generation:TextGenerationPipeline",
@@ -46,17 +98,31 @@ class PipelineRegistry:
     def __init__(self, architectures: list[SupportedArchitecture]) -> None:
         self.architectures: dict[str, SupportedArchitecture] = {}
         self._embedders: dict[str, SupportedArchitecture] = {}
-        self._own_loaded = False
+        self._own_loaded: set[str] = set()
         for architecture in architectures:
             self.register(architecture, allow_override=True)
 
-    def load_own(self) -> None:
-        """Registers the architectures of this package, once."""
-        if not self._own_loaded:
-            self._own_loaded = True
-            for name in OWN_ARCHITECTURES:
-                for architecture in importlib.import_module(name).ARCHITECTURES:
-                    self.register(architecture, allow_override=True)
+    def load_own(self, names: Iterable[str] | None = None) -> None:
+        """Registers architectures of this package that are not registered yet.
+
+        Args:
+            names: Their names; others are ignored. By default all.
+        """
+        wanted = None if names is None else {*names}
+        for module, own in OWN_ARCHITECTURES.items():
+            if module in self._own_loaded or (wanted is not None and wanted.isdisjoint(own)):
+                continue
+            self._own_loaded.add(module)
+            for architecture in importlib.import_module(
+                f"max.pipelines.architectures.{module}"
+            ).ARCHITECTURES:
+                # one that the user registered stays
+                tables = self.architectures, self._embedders
+                registered = [table.get(architecture.name) for table in tables]
+                if all(
+                    other is None or other.task is not architecture.task for other in registered
+                ):
+                    self.register(architecture)
 
     def load_custom(self, modules: list[str]) -> None:
         """Registers the architectures of a user's modules.
@@ -126,7 +192,7 @@ class PipelineRegistry:
         self._embedders.clear()
         active_config.cache_clear()
         active_tokenizer.cache_clear()
-        self._own_loaded = False
+        self._own_loaded.clear()
 
     def get_active_huggingface_config(self, huggingface_repo: HuggingFaceRepo) -> HuggingFaceConfig:
         """The config.json of a model, read once.
@@ -152,8 +218,8 @@ class PipelineRegistry:
         Args:
             huggingface_repo: The model.
         """
-        self.load_own()
         names = self.get_active_huggingface_config(huggingface_repo).architectures
+        self.load_own(names)
         known = self.architectures
         # sentence-transformers' file makes a model of text an embedder
         if self._embedders.keys() & {*names} and huggingface_repo.file_exists("modules.json"):
@@ -170,25 +236,38 @@ class PipelineRegistry:
             override: The name of an architecture that replaces the model's.
 
         Raises:
-            UserError: No architecture fits; the message lists those that exist.
+            UserError: No architecture fits; the message has the nearest names.
         """
-        self.load_own()
         self.load_custom(pipeline_config.custom_architectures)
         repo = pipeline_config.model_config.huggingface_model_repo
         if override is None:
             architecture = self.retrieve_architecture(repo)
             names = self.get_active_huggingface_config(repo).architectures
         else:
+            self.load_own([override])
             architecture, names = self.architectures.get(override), [override]
         if architecture is None:
             raise UserError(
                 f"{repo.repo_id}: architecture {', '.join(names)} is not supported"
                 if names
                 else f"{repo.repo_id}: config.json names no architectures",
-                f"This release runs {', '.join(sorted(self.architectures))}; "
-                "--custom-architectures adds your own.",
+                f"{self._nearest(names)} `max list` shows all; docs/add-a-model.md says how to add one with "
+                "--custom-architectures.",
             )
         return architecture
+
+    def _nearest(self, names: list[str]) -> str:
+        """A sentence with the supported architectures whose names are nearest, of the same kind first."""
+        own = (name for names in OWN_ARCHITECTURES.values() for name in names)
+        supported = sorted({*own, *self.architectures})
+        near: list[str] = []
+        for name in names:
+            kind = name[name.find("For") :] if "For" in name else ""
+            same_kind = [other for other in supported if kind and other.endswith(kind)]
+            near += get_close_matches(name, same_kind or supported, 3, 0.7)
+        if not near:
+            return f"{len(supported)} architectures are supported."
+        return f"The nearest names are {', '.join(dict.fromkeys(near))}."
 
     def retrieve_pipeline_task(self, pipeline_config: PipelineConfig) -> PipelineTask:
         """The task of a configuration's model.

@@ -1,0 +1,35 @@
+"""Apertus: MLPs of xIELU, without a gate; QK norm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max.pipelines.architectures.decoder_family import decoder_family
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.models.config_fields import Fields, base_fields, biases
+from max.pipelines.models.norms import QKNorm
+from max.pipelines.models.weight_names import WeightNames
+
+__all__ = ["ARCHITECTURES"]
+
+
+def apertus_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of an Apertus's config."""
+    fields = base_fields(config, keys, gated=False, activation="xielu", eps=1e-5, theta=12e6)
+    return fields | biases(keys) | {"qk_norm": QKNorm()}
+
+
+NAMES = WeightNames(
+    layer={
+        "attention_layernorm": "input_layernorm",
+        "feedforward_layernorm": "post_attention_layernorm",
+    },
+    scalars=("act_fn.beta", "act_fn.eps"),
+)
+
+ARCHITECTURES = [
+    decoder_family(
+        "ApertusForCausalLM", ["swiss-ai/Apertus-8B-Instruct-2509"], apertus_fields, names=NAMES
+    )
+]
+"""The architectures of this module, for the registry."""

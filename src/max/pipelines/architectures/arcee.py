@@ -1,0 +1,21 @@
+"""Arcee: MLPs of a squared ReLU, without a gate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max.pipelines.architectures.decoder_family import decoder_family
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.models.config_fields import Fields, base_fields, biases
+
+__all__ = ["ARCHITECTURES"]
+
+
+def arcee_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of an Arcee's config."""
+    fields = base_fields(config, keys, gated=False, activation="relu2", eps=1e-5)
+    return fields | biases(keys, mlp="mlp_bias")
+
+
+ARCHITECTURES = [decoder_family("ArceeForCausalLM", ["arcee-ai/AFM-4.5B"], arcee_fields)]
+"""The architectures of this module, for the registry."""

@@ -1,0 +1,37 @@
+"""Cohere (Command R): attention and MLP in parallel, scaled logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max.pipelines.architectures.decoder_family import decoder_family
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.models.config_fields import Fields, base_fields, biases
+from max.pipelines.models.norms import NormForm, QKNorm
+
+__all__ = ["ARCHITECTURES", "cohere_fields"]
+
+
+def cohere_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of a Cohere's config."""
+    names = {"rms_norm_eps": "layer_norm_eps"}
+    fields = base_fields(config, keys, names, tied=True, eps=1e-5, longest=8192)
+    form = NormForm("layer")
+    return (
+        fields
+        | biases(keys)
+        | {
+            "norm": form,
+            "norm_places": ("attention_input",),
+            "parallel": True,
+            "interleaved_rope": True,
+            "qk_norm": QKNorm(form, "each_head") if keys.flag("use_qk_norm") else None,
+            "logits_scaling": 1 / keys.number("logit_scale", over=0, default=0.0625),
+        }
+    )
+
+
+ARCHITECTURES = [
+    decoder_family("CohereForCausalLM", ["CohereForAI/c4ai-command-r-v01"], cohere_fields)
+]
+"""The architectures of this module, for the registry."""

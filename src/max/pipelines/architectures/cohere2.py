@@ -1,0 +1,25 @@
+"""Cohere 2 (Command R7B, A): windows; layers without one are not rotated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max.pipelines.architectures.cohere import cohere_fields
+from max.pipelines.architectures.decoder_family import decoder_family
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.models.config_fields import Fields, windows
+
+__all__ = ["ARCHITECTURES"]
+
+
+def cohere2_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of a Cohere 2's config."""
+    fields = cohere_fields(config, keys)
+    fields |= windows(keys, config, fields["num_layers"], 4, 4096)
+    return fields | {"unrotated_layers": fields["full_attention_layers"]}
+
+
+ARCHITECTURES = [
+    decoder_family("Cohere2ForCausalLM", ["CohereForAI/c4ai-command-r7b-12-2024"], cohere2_fields)
+]
+"""The architectures of this module, for the registry."""

@@ -1,0 +1,23 @@
+"""ERNIE 4.5: a Llama whose rotated pairs are neighbours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max.pipelines.architectures.decoder_family import decoder_family
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.models.config_fields import Fields, base_fields, biases
+
+__all__ = ["ARCHITECTURES", "ernie_fields"]
+
+
+def ernie_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of an ERNIE 4.5's config."""
+    fields = base_fields(
+        config, keys, head_dim=128, tied=True, eps=1e-5, longest=131072, theta=500000.0
+    )
+    return fields | biases(keys, "use_bias", mlp="use_bias") | {"interleaved_rope": True}
+
+
+ARCHITECTURES = [decoder_family("Ernie4_5ForCausalLM", ["baidu/ERNIE-4.5-0.3B-PT"], ernie_fields)]
+"""The architectures of this module, for the registry."""

@@ -1,0 +1,52 @@
+"""Gemma 3 (text): QK norm, and a rotation of their own in layers with a window."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max.pipelines.architectures.decoder_family import decoder_family
+from max.pipelines.architectures.gemma import gemma_fields
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.models.config_fields import Fields, windows
+from max.pipelines.models.norms import NormForm, QKNorm
+from max.pipelines.models.rope import RopeConfig
+from max.pipelines.models.weight_names import SANDWICH_NORMS, WeightNames
+
+__all__ = ["ARCHITECTURES"]
+
+
+def gemma3_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of a Gemma 3's config."""
+    fields = gemma_fields(config, keys, theta=1e6, rope_section="full_attention")
+    if keys.flag("use_bidirectional_attention"):
+        raise keys.error(
+            "use_bidirectional_attention", "false: a decoder's tokens see earlier ones"
+        )
+    local = RopeConfig(theta=keys.number("rope_local_base_freq", over=0, default=10000.0))
+    sections = keys.object("rope_parameters")
+    if sections is not None and sections.object("sliding_attention") is not None:
+        local = RopeConfig.from_huggingface(config, section="sliding_attention")
+    return (
+        fields
+        | windows(keys, config, fields["num_layers"], 6, 4096)
+        | {
+            "local_rope": local,
+            "qk_norm": QKNorm(NormForm(offset=1.0)),
+            "attention_multiplier": keys.number("query_pre_attn_scalar", over=0, default=256)
+            ** -0.5,
+            "norm_places": ("attention_input", "attention_output", "mlp_input", "mlp_output"),
+            "scores_soft_cap": keys.number("attn_logit_softcapping", over=0, default=None),
+            "logits_soft_cap": keys.number("final_logit_softcapping", over=0, default=None),
+        }
+    )
+
+
+ARCHITECTURES = [
+    decoder_family(
+        "Gemma3ForCausalLM",
+        ["google/gemma-3-1b-it"],
+        gemma3_fields,
+        names=WeightNames(layer=SANDWICH_NORMS),
+    )
+]
+"""The architectures of this module, for the registry."""

@@ -1,0 +1,52 @@
+"""GPT-NeoX and Pythia: attention and MLP in parallel, partly rotated heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max.pipelines.architectures.decoder_family import decoder_family
+from max.pipelines.architectures.gpt_names import MEGATRON_LAYER
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.models.config_fields import Fields, base_fields
+from max.pipelines.models.norms import NormForm
+from max.pipelines.models.weight_names import WeightNames
+
+__all__ = ["ARCHITECTURES"]
+
+
+def gpt_neox_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of a GPT-NeoX's config."""
+    share = keys.number("rotary_pct", over=0, most=1, default=0.25)
+    theta = keys.number("rotary_emb_base", over=0, default=10000.0)
+    fields = base_fields(
+        config,
+        keys,
+        {"rms_norm_eps": "layer_norm_eps"},
+        gated=False,
+        activation="gelu",
+        eps=1e-5,
+        theta=theta,
+        partial_rotation=share,
+    )
+    bias = keys.flag("attention_bias", True)
+    return fields | {
+        "norm": NormForm("layer", bias=True),
+        "parallel": keys.flag("use_parallel_residual", True),
+        "qkv_layout": "heads",
+        "attention_bias": bias,
+        "attention_output_bias": bias,
+        "mlp_bias": True,
+    }
+
+
+NAMES = WeightNames(
+    prefix="gpt_neox.",
+    top={"embed_in": "embed_tokens", "final_layer_norm": "norm", "embed_out": "lm_head"},
+    layer=MEGATRON_LAYER,
+    unused=("rotary_emb.inv_freq", "attention.bias", "attention.masked_bias"),
+)
+
+ARCHITECTURES = [
+    decoder_family("GPTNeoXForCausalLM", ["EleutherAI/pythia-160m"], gpt_neox_fields, names=NAMES)
+]
+"""The architectures of this module, for the registry."""

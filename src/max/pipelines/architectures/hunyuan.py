@@ -1,0 +1,37 @@
+"""Hunyuan (dense): queries and keys are normalised after the rotation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max.pipelines.architectures.decoder_family import decoder_family
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.models.config_fields import Fields, base_fields, biases
+from max.pipelines.models.norms import QKNorm
+from max.pipelines.models.weight_names import WeightNames
+
+__all__ = ["ARCHITECTURES", "hunyuan_fields", "NAMES"]
+
+
+def hunyuan_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of a Hunyuan's config."""
+    fields = base_fields(config, keys, eps=1e-5)
+    return fields | biases(keys) | {"qk_norm": QKNorm(after_rotation=True)}
+
+
+NAMES = WeightNames(
+    layer={
+        "self_attn.query_layernorm": "self_attn.q_norm",
+        "self_attn.key_layernorm": "self_attn.k_norm",
+    }
+)
+
+ARCHITECTURES = [
+    decoder_family(
+        "HunYuanDenseV1ForCausalLM",
+        ["tencent/Hunyuan-0.5B-Instruct"],
+        hunyuan_fields,
+        names=NAMES,
+    )
+]
+"""The architectures of this module, for the registry."""

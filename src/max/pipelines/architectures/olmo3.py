@@ -1,0 +1,35 @@
+"""OLMo 3: OLMo 2 with windows; the scaled rotation is for layers without one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max.pipelines.architectures.decoder_family import decoder_family
+from max.pipelines.architectures.olmo2 import olmo2_fields
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.models.config_fields import Fields, windows
+from max.pipelines.models.rope import RopeConfig
+from max.pipelines.models.weight_names import OUTPUT_NORMS, WeightNames
+
+__all__ = ["ARCHITECTURES"]
+
+
+def olmo3_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of an OLMo 3's config."""
+    fields = olmo2_fields(config, keys, theta=500000.0, rope_section="full_attention")
+    local = RopeConfig(theta=fields["rope"].theta)
+    sections = keys.object("rope_parameters")
+    if sections is not None and sections.object("sliding_attention") is not None:
+        local = RopeConfig.from_huggingface(config, section="sliding_attention", theta=local.theta)
+    return fields | windows(keys, config, fields["num_layers"], 4, 4096) | {"local_rope": local}
+
+
+ARCHITECTURES = [
+    decoder_family(
+        "Olmo3ForCausalLM",
+        ["allenai/Olmo-3-7B-Instruct"],
+        olmo3_fields,
+        names=WeightNames(layer=OUTPUT_NORMS),
+    )
+]
+"""The architectures of this module, for the registry."""

@@ -1,0 +1,59 @@
+"""OPT: learned positions, norms before layers or after the sums."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max.pipelines.architectures.decoder_family import decoder_family
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.models.config_fields import Fields, base_fields, biases
+from max.pipelines.models.norms import NormForm
+from max.pipelines.models.rope import LONGEST_SEQUENCE
+from max.pipelines.models.weight_names import WeightNames
+
+__all__ = ["ARCHITECTURES"]
+
+
+_KEYS = {
+    "intermediate_size": "ffn_dim",
+    "rms_norm_eps": "",
+    "hidden_act": "activation_function",
+}
+
+
+def opt_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of an OPT's config."""
+    fields = base_fields(
+        config, keys, _KEYS, tied=True, gated=False, activation="relu", eps=1e-5, rotates=False
+    )
+    before = keys.flag("do_layer_norm_before", True)
+    affine = keys.flag("layer_norm_elementwise_affine", True)
+    width = keys.integer("word_embed_proj_dim", 1, LONGEST_SEQUENCE, fields["hidden_size"])
+    return fields | {
+        # the first two rows are for padding
+        "learned_positions": fields["max_position_embeddings"] + 2,
+        "first_position": 2,
+        "embedding_size": None if width == fields["hidden_size"] else width,
+        "norm": NormForm("layer", weight=affine, bias=affine),
+        "norm_places": ("attention_input", "mlp_input") if before else ("attention_sum", "mlp_sum"),
+        "final_norm": before and not keys.flag("_remove_final_layer_norm"),
+        **biases(keys, "enable_bias", mlp="enable_bias", default=True),
+    }
+
+
+NAMES = WeightNames(
+    layers="decoder.layers.",
+    top={"decoder.final_layer_norm": "norm", "decoder": ""},
+    layer={
+        "self_attn.out_proj": "self_attn.o_proj",
+        "self_attn_layer_norm": "input_layernorm",
+        "final_layer_norm": "post_attention_layernorm",
+        "fc1": "mlp.up_proj",
+        "fc2": "mlp.down_proj",
+    },
+)
+
+ARCHITECTURES = [
+    decoder_family("OPTForCausalLM", ["facebook/opt-125m"], opt_fields, names=NAMES, rotates=False)
+]
+"""The architectures of this module, for the registry."""

@@ -1,0 +1,28 @@
+"""Phi 3, 3.5 and 4: fused projections, LongRoPE, windows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max.pipelines.architectures.decoder_family import decoder_family
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.models.config_fields import Fields, base_fields, window
+
+__all__ = ["ARCHITECTURES"]
+
+
+def phi3_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of a Phi 3's config."""
+    return base_fields(config, keys, eps=1e-5, longest=4096, partial_rotation=1.0) | {
+        "sliding_window": window(keys, config)
+    }
+
+
+ARCHITECTURES = [
+    decoder_family(
+        "Phi3ForCausalLM",
+        ["microsoft/Phi-3-mini-4k-instruct", "microsoft/Phi-3.5-mini-instruct", "microsoft/phi-4"],
+        phi3_fields,
+    )
+]
+"""The architectures of this module, for the registry."""

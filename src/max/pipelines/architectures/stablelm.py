@@ -1,0 +1,42 @@
+"""StableLM: layer norms, partly rotated heads, a norm for each head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max.pipelines.architectures.decoder_family import decoder_family
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.models.config_fields import Fields, base_fields
+from max.pipelines.models.norms import NormForm, QKNorm
+from max.pipelines.models.weight_names import WeightNames
+
+__all__ = ["ARCHITECTURES"]
+
+
+def stablelm_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of a StableLM's config."""
+    names = {"rms_norm_eps": "layer_norm_eps"}
+    fields = base_fields(config, keys, names, eps=1e-5, longest=4096, partial_rotation=0.25)
+    parallel = keys.flag("use_parallel_residual")
+    return fields | {
+        "norm": NormForm("layer", bias=True),
+        "norm_places": ("attention_input",) if parallel else ("attention_input", "mlp_input"),
+        "parallel": parallel,
+        "attention_bias": keys.flag("use_qkv_bias"),
+        "qk_norm": QKNorm(NormForm("layer"), "each_head") if keys.flag("qk_layernorm") else None,
+    }
+
+
+NAMES = WeightNames(
+    stacked={
+        "self_attn.q_layernorm.norms": "self_attn.q_norm",
+        "self_attn.k_layernorm.norms": "self_attn.k_norm",
+    }
+)
+
+ARCHITECTURES = [
+    decoder_family(
+        "StableLmForCausalLM", ["stabilityai/stablelm-2-1_6b"], stablelm_fields, names=NAMES
+    )
+]
+"""The architectures of this module, for the registry."""

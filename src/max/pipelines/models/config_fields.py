@@ -1,0 +1,241 @@
+"""Reads the fields of `DecoderConfig` that all families have from a config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.models.gptq import read_quantization
+from max.pipelines.models.rope import LONGEST_SEQUENCE, RopeConfig
+
+__all__ = ["ACTIVATIONS", "EVERY_BIAS", "Fields", "base_fields", "biases", "layers_of_type", "window", "windows"]
+
+Fields = dict[str, Any]
+"""Fields of `DecoderConfig` by name."""
+
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+"""Hugging Face's names of activations, and the names that `max.nn.MLP` takes."""
+
+PLAIN_ACTIVATIONS = {
+    **ACTIVATIONS,
+    "relu2": "relu2",
+    "quick_gelu": "gelu_quick",
+    "xielu": "xielu",
+}
+"""The same for MLPs without a gate."""
+
+MOST_LAYERS = 1000
+LARGEST_SIZE = 2**24
+
+_NAMES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "hidden_act",
+)
+
+
+def base_fields(
+    config: Any,
+    keys: ConfigKeys,
+    names: Mapping[str, str] | None = None,
+    *,
+    head_dim: int | None = None,
+    tied: bool = False,
+    gated: bool = True,
+    activation: str = "silu",
+    eps: float | None = None,
+    longest: int = 2048,
+    rotates: bool = True,
+    theta: float = 10000.0,
+    partial_rotation: float | None = None,
+    rope_section: str | None = None,
+) -> Fields:
+    """The fields that all families have, by name.
+
+    Args:
+        config: The keys of config.json as attributes.
+        keys: The same keys, with checks.
+        names: The family's names of keys, for those of Llama (``hidden_size``, ``num_hidden_layers``, …); empty where the
+            file has no such key.
+        head_dim: The size of a head where the file states none; by default the hidden size divided by the heads.
+        tied: Whether the output layer is tied where the file does not say so.
+        gated: Whether the MLPs have a gate.
+        activation: The activation where the file states none.
+        eps: The norms' epsilon where the file states none; None: it must.
+        longest: The longest sequence where the file states none.
+        rotates: Whether heads are rotated.
+        theta: The base of the rotation's frequencies where the file states none.
+        partial_rotation: The rotated share of a head where the file states none; None: heads are rotated as a whole.
+        rope_section: The kind of layers whose rotation is read, where ``rope_parameters`` has an object for each.
+
+    Raises:
+        ModelFilesError: A value is missing, or does not fit.
+    """
+    key = {name: (names or {}).get(name, name) for name in _NAMES}
+    hidden = keys.integer(key["hidden_size"], 1, LARGEST_SIZE)
+    heads_key, kv_key = key["num_attention_heads"], key["num_key_value_heads"]
+    heads = keys.integer(heads_key, 1, LARGEST_SIZE)
+    kv_heads = keys.integer(kv_key, 1, LARGEST_SIZE, heads) if kv_key else heads
+    if heads % kv_heads:
+        raise keys.error(kv_key, f"a divisor of {heads_key}, which is {heads}")
+    size = _head_dim(keys, hidden, heads, heads_key, head_dim, rotates)
+    positions = keys.integer(key["max_position_embeddings"], 1, LONGEST_SEQUENCE, longest)
+    fields: Fields = {
+        "hidden_size": hidden,
+        "num_layers": keys.integer(key["num_hidden_layers"], 1, MOST_LAYERS),
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_dim": size,
+        "vocab_size": keys.integer("vocab_size", 1, LARGEST_SIZE),
+        "max_position_embeddings": positions,
+        "max_seq_len": positions,
+        "rope": None,
+        "tie_word_embeddings": keys.flag("tie_word_embeddings", tied),
+        "gated": gated,
+        "activation": _activation(keys, key["hidden_act"], activation, gated),
+        "quantization": read_quantization(keys),
+    }
+    # an empty name: the file has no such key, and the family states the value itself
+    if key["intermediate_size"]:
+        fields["intermediate_size"] = keys.integer(key["intermediate_size"], 1, LARGEST_SIZE)
+    epsilon: dict[str, Any] = {} if eps is None else {"default": eps}
+    fields["norm_eps"] = (
+        keys.number(key["rms_norm_eps"], over=0, most=1, **epsilon) if key["rms_norm_eps"] else eps
+    )
+    if rotates:
+        fields["rope"] = RopeConfig.from_huggingface(
+            config, head_dim=size, section=rope_section, theta=theta, partial=partial_rotation
+        )
+    return fields
+
+
+EVERY_BIAS = {"attention_bias": True, "attention_output_bias": True, "mlp_bias": True}
+"""The fields of families whose projections all have biases."""
+
+
+def biases(
+    keys: ConfigKeys, key: str = "attention_bias", *, mlp: str = "", default: bool = False
+) -> Fields:
+    """The fields of biases of families where one key is for all projections of the attention.
+
+    Args:
+        keys: The keys of config.json.
+        key: The key.
+        mlp: The key for the MLP's biases; empty: it has none.
+        default: Whether there are biases where the file lacks a key.
+
+    Raises:
+        ModelFilesError: A value does not fit.
+    """
+    attention = keys.flag(key, default)
+    return {
+        "attention_bias": attention,
+        "attention_output_bias": attention,
+        "mlp_bias": bool(mlp) and keys.flag(mlp, default),
+    }
+
+
+def windows(keys: ConfigKeys, config: Any, num_layers: int, pattern: int, default: int) -> Fields:
+    """The fields of families where each `pattern`-th layer sees all tokens, the others a window.
+
+    Args:
+        keys: The keys of config.json.
+        config: The same keys as attributes.
+        num_layers: The number of layers.
+        pattern: The distance of layers without a window where the file states neither ``layer_types`` nor
+            ``sliding_window_pattern``.
+        default: The window where the file lacks the key; null means no window.
+
+    Raises:
+        ModelFilesError: A value does not fit.
+    """
+    each = keys.integer("sliding_window_pattern", 1, LONGEST_SEQUENCE, pattern)
+    full = frozenset(index for index in range(num_layers) if (index + 1) % each == 0)
+    return {
+        "sliding_window": window(keys, config, default),
+        "full_attention_layers": layers_of_type(keys, num_layers, full),
+    }
+
+
+def _activation(keys: ConfigKeys, key: str, default: str, gated: bool) -> str:
+    """The activation that a key names, as the layers name it.
+
+    Args:
+        keys: The keys of config.json.
+        key: The key; empty where the file has none.
+        default: The activation where the file states none.
+        gated: Whether the MLPs have a gate.
+
+    Raises:
+        ModelFilesError: The engine lacks the activation.
+    """
+    choices = ACTIVATIONS if gated else PLAIN_ACTIVATIONS
+    return choices[keys.choice(key, tuple(choices), default)] if key else default
+
+
+def window(keys: ConfigKeys, config: Any, default: int | None = None) -> int | None:
+    """``sliding_window``: how many tokens a token sees; null and a missing key differ.
+
+    Args:
+        keys: The keys of config.json.
+        config: The same keys as attributes.
+        default: The window where the file lacks the key; null means no window.
+
+    Raises:
+        ModelFilesError: The value does not fit.
+    """
+    stated = hasattr(config, "sliding_window")
+    return keys.integer("sliding_window", 1, LONGEST_SEQUENCE, None if stated else default)
+
+
+def layers_of_type(
+    keys: ConfigKeys, num_layers: int, default: frozenset[int], kind: str = "full_attention"
+) -> frozenset[int]:
+    """The layers that ``layer_types`` of config.json marks as a kind, not as another.
+
+    Args:
+        keys: The keys of config.json.
+        num_layers: The number of layers.
+        default: The layers where the key is missing.
+        kind: full_attention or sliding_attention.
+
+    Raises:
+        ModelFilesError: The list has other types, or another length.
+    """
+    types = keys.value("layer_types")
+    if types is None:
+        return default
+    kinds = ("full_attention", "sliding_attention")
+    if not isinstance(types, list) or len(types) != num_layers or not {*types} <= {*kinds}:
+        raise keys.error("layer_types", f"{num_layers} times full_attention or sliding_attention")
+    return frozenset(index for index, stated in enumerate(types) if stated == kind)
+
+
+def _head_dim(
+    keys: ConfigKeys, hidden: int, heads: int, heads_key: str, default: int | None, rotates: bool
+) -> int:
+    """The size of a head: ``head_dim``, or the hidden size divided by the number of heads."""
+    stated = keys.integer("head_dim", 2, LARGEST_SIZE, default)
+    if stated is None and hidden % heads:
+        raise keys.error(heads_key, f"a divisor of hidden_size, which is {hidden}, or a head_dim")
+    size = stated or hidden // heads
+    if rotates and size % 2:
+        raise keys.error(
+            heads_key if stated is None else "head_dim",
+            f"heads of an even size, as halves are rotated; they have {size} elements",
+        )
+    return size

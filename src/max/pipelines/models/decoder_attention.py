@@ -1,0 +1,188 @@
+"""The attention of decoders, over the paged KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from max.dtype import DType
+from max.graph import DeviceRef, TensorValue, ops
+from max.nn.attention._projections import QKVProjections
+from max.nn.attention.mask_config import MHAMaskVariant
+from max.nn.clamp import clamp
+from max.nn.kernels import flash_attention_ragged, fused_qk_ragged_rope, store_kv_cache_ragged
+from max.nn.kv_cache import KVCacheParams
+from max.nn.kv_cache.cache_values import PagedCacheValues
+from max.nn.layer import Module
+from max.nn.linear import Linear
+from max.pipelines.models.decoder_config import DecoderConfig
+from max.pipelines.models.norms import HeadNorm, norm_layer
+
+__all__ = ["DecoderAttention"]
+
+
+class DecoderAttention(QKVProjections):
+    """Causal self-attention of a ragged batch, as a decoder's config describes it.
+
+    Weights: ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj`` (`Linear`); with QK norm ``q_norm`` and ``k_norm``.
+
+    Args:
+        config: The shape of the model.
+        index: The index of the layer.
+        kv_params: The shape of the KV cache.
+        dtype: The dtype of the weights.
+        device: Where it runs.
+        linear_cls: The constructor of the projections.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        index: int,
+        kv_params: KVCacheParams,
+        dtype: DType,
+        device: DeviceRef,
+        linear_cls: Callable[..., Linear] = Linear,
+    ) -> None:
+        super().__init__(
+            num_attention_heads=config.num_heads,
+            num_key_value_heads=config.num_kv_heads,
+            hidden_size=config.hidden_size,
+            kv_params=kv_params,
+            devices=[device],
+            dtype=dtype,
+            linear_cls=linear_cls,
+            stacked_qkv=False,
+            has_bias=config.attention_bias,
+            clip_qkv=None,
+        )
+        if config.attention_output_bias:
+            self.o_proj = linear_cls(
+                self.q_width, config.hidden_size, dtype, device, has_bias=True
+            )
+        self.scale = config.score_factor(index)
+        self.clip = config.clip_qkv
+        self.rotated = config.rotation_of(index) is not None
+        self.interleaved = config.interleaved_rope
+        self.window = config.window_of(index)
+        self.soft_cap, self.slopes = config.scores_soft_cap, config.alibi_slopes
+        self.qk_norm = config.qk_norm
+        self.q_norm: Module | None = None
+        self.k_norm: Module | None = None
+        if config.qk_norm is not None:
+            self.q_norm = self._head_norm(config, config.num_heads, dtype, device)
+            self.k_norm = self._head_norm(config, config.num_kv_heads, dtype, device)
+
+    @staticmethod
+    def _head_norm(config: DecoderConfig, heads: int, dtype: DType, device: DeviceRef) -> Module:
+        spec = config.qk_norm
+        assert spec is not None
+        if spec.over == "each_head":
+            return HeadNorm(heads, config.head_dim, dtype, config.norm_eps, spec.form, device)
+        size = config.head_dim * (heads if spec.over == "all" else 1)
+        return norm_layer(spec.form, size, dtype, config.norm_eps, device)
+
+    def __call__(
+        self,
+        layer_idx: TensorValue,
+        x: TensorValue,
+        kv_collection: PagedCacheValues,
+        positional: list[TensorValue],
+        input_row_offsets: TensorValue,
+    ) -> TensorValue:
+        """The attention output.
+
+        Args:
+            layer_idx: Which layer of the cache, uint32, rank 0.
+            x: ``[total_seq_len, hidden_size]``.
+            kv_collection: The cache; keys and values of the new tokens are written to it.
+            positional: Of rotated layers the table of cosines and sines ``[positions, rotated_dim]``, or, where
+                heads are normalised after the rotation, its rows for the tokens; then, where scores depend on the
+                position, the factor of each token's queries ``[total_seq_len, 1, 1]``.
+            input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
+
+        Returns:
+            ``[total_seq_len, hidden_size]``, of x's dtype.
+        """
+        params, remaining = self.kv_params, list(positional)
+        q, k, v = self.project_qkv(x)
+        if self.clip is not None:
+            q, k, v = (clamp(y, min=-self.clip, max=self.clip) for y in (q, k, v))
+        after = self.qk_norm is not None and self.qk_norm.after_rotation
+        if after and self.rotated:
+            rows = remaining.pop(0)
+            q, k = (self._rotate(self._heads(y), rows) for y in (q, k))
+        queries = self._normalised(q, self.q_norm)
+        keys = self._normalised(k, self.k_norm)
+        flat_keys = ops.reshape(keys, [keys.shape[0], self.kv_width])
+        store_kv_cache_ragged(params, flat_keys, v, input_row_offsets, kv_collection, layer_idx)
+        if self.rotated and not after:
+            queries = fused_qk_ragged_rope(
+                params,
+                queries,
+                input_row_offsets,
+                kv_collection,
+                remaining.pop(0),
+                layer_idx,
+                interleaved=self.interleaved,
+            )
+        if remaining:
+            queries = queries * ops.cast(remaining.pop(0), queries.dtype)
+        attended = flash_attention_ragged(
+            params,
+            self.queries_for(queries),
+            input_row_offsets,
+            kv_collection,
+            layer_idx,
+            out_dtype=self.attended_dtype(queries),
+            **self._mask(),
+        )
+        return self.project_out(attended, x)
+
+    def _mask(self) -> dict[str, Any]:
+        """The arguments of the attention op for mask and scores."""
+        masks = MHAMaskVariant
+        options: dict[str, Any] = {"mask_variant": masks.CAUSAL_MASK, "scale": self.scale}
+        if self.window is not None:
+            options["mask_variant"] = masks.SLIDING_WINDOW_CAUSAL_MASK
+            options["local_window_size"] = self.window
+        if self.slopes is not None:
+            options["mask_variant"] = masks.CAUSAL_ALIBI_MASK
+            slopes = np.array(self.slopes, np.float32)
+            options["alibi_slopes"] = ops.constant(slopes, DType.float32, self.devices[0])
+        if self.soft_cap is not None:
+            options["softcap"] = self.soft_cap
+        return options
+
+    def _heads(self, y: TensorValue) -> TensorValue:
+        """``[total_seq_len, heads, head_dim]``."""
+        dim = self.kv_params.head_dim
+        return y if y.rank == 3 else ops.reshape(y, [y.shape[0], int(y.shape[1]) // dim, dim])
+
+    def _normalised(self, y: TensorValue, norm: Module | None) -> TensorValue:
+        """Heads ``[total_seq_len, heads, head_dim]``, normalised."""
+        if norm is None:
+            return self._heads(y)
+        over_all = self.qk_norm is not None and self.qk_norm.over == "all"
+        return self._heads(norm(y)) if over_all else norm(self._heads(y))
+
+    def _rotate(self, y: TensorValue, rows: TensorValue) -> TensorValue:
+        """Heads rotated by their tokens' rows of cosines and sines; the elements past the rotated ones stay."""
+        total, heads, dim = y.shape
+        half = int(rows.shape[1]) // 2
+        pairs = ops.reshape(rows, [total, 1, half, 2])
+        cos, sin = pairs[..., 0], pairs[..., 1]
+        part = y if int(dim) == 2 * half else y[..., : 2 * half]
+        if self.interleaved:
+            both = ops.reshape(part, [total, heads, half, 2])
+            first, second = both[..., 0], both[..., 1]
+        else:
+            first, second = part[..., :half], part[..., half:]
+        turned = first * cos - second * sin, first * sin + second * cos
+        if self.interleaved:
+            result = ops.reshape(ops.stack(turned, axis=-1), [total, heads, 2 * half])
+        else:
+            result = ops.concat(turned, axis=-1)
+        return result if int(dim) == 2 * half else ops.concat([result, y[..., 2 * half :]], axis=-1)

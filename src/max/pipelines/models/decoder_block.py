@@ -1,0 +1,100 @@
+"""The block of decoders: where norms and residual sums stand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from max.graph import TensorValue
+from max.nn.kv_cache.cache_values import PagedCacheValues
+from max.nn.layer import Layer, Module
+
+__all__ = ["NORM_PLACES", "DecoderBlock"]
+
+NORM_PLACES = {
+    "attention_input": "input_layernorm",
+    "attention_output": "attention_output_norm",
+    "attention_sum": "input_layernorm",
+    "mlp_input": "post_attention_layernorm",
+    "mlp_output": "mlp_output_norm",
+    "mlp_sum": "post_attention_layernorm",
+}
+"""Where a norm may stand, and the name of its weights: before a layer, on its output, or on the residual sum.
+
+A layer has a norm of its input or of its sum, not both: they share a name.
+"""
+
+
+class DecoderBlock(Module):
+    """Attention, a feed-forward layer, norms and residual sums.
+
+    ``h = x + attention(norm(x))``, then ``h + mlp(norm(h))``; a parallel block is ``x + attention(norm(x)) +
+    mlp(norm(x))``, where the MLP reads the attention's input unless it has a norm of its own.
+
+    Args:
+        attention: The attention layer.
+        mlp: The feed-forward layer.
+        norms: The norms by their places, keys of `NORM_PLACES`.
+        parallel: Whether attention and MLP read the same hidden states.
+        residual_multiplier: The factor of both outputs before they are added.
+        normed_residual: Whether the normalised input is added instead of the input.
+    """
+
+    def __init__(
+        self,
+        attention: Module,
+        mlp: Layer,
+        norms: Mapping[str, Layer],
+        parallel: bool = False,
+        residual_multiplier: float = 1.0,
+        normed_residual: bool = False,
+    ) -> None:
+        self.self_attn = attention
+        self.mlp = mlp
+        for place, norm in norms.items():
+            setattr(self, NORM_PLACES[place], norm)
+        self.norm_places = tuple(norms)
+        self.parallel = parallel
+        self.residual_multiplier = residual_multiplier
+        self.normed_residual = normed_residual
+
+    def __call__(
+        self,
+        layer_idx: TensorValue,
+        x: TensorValue,
+        kv_collection: PagedCacheValues | list[Any],
+        positional: list[TensorValue],
+        input_row_offsets: TensorValue,
+    ) -> TensorValue:
+        """The block's output.
+
+        Args:
+            layer_idx: Which layer of the cache, uint32, rank 0.
+            x: ``[total_seq_len, dim]``.
+            kv_collection: The cache, or its four values.
+            positional: What the attention takes of positions.
+            input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
+
+        Returns:
+            ``[total_seq_len, dim]``, of x's dtype.
+        """
+        normed = self._norm("attention_input", x)
+        attended = self.self_attn(
+            layer_idx, normed, PagedCacheValues.of(kv_collection), positional, input_row_offsets
+        )
+        attended = self._scaled(self._norm("attention_output", attended))
+        if self.parallel:
+            own = "mlp_input" in self.norm_places
+            output = self.mlp(self._norm("mlp_input", x) if own else normed)
+            return x + attended + self._scaled(self._norm("mlp_output", output))
+        h = self._norm("attention_sum", (normed if self.normed_residual else x) + attended)
+        normed = self._norm("mlp_input", h)
+        output = self._scaled(self._norm("mlp_output", self.mlp(normed)))
+        return self._norm("mlp_sum", (normed if self.normed_residual else h) + output)
+
+    def _norm(self, place: str, x: TensorValue) -> TensorValue:
+        """The norm of a place; the input where there is none."""
+        return self.sublayers[NORM_PLACES[place]](x) if place in self.norm_places else x
+
+    def _scaled(self, x: TensorValue) -> TensorValue:
+        return x if self.residual_multiplier == 1.0 else x * self.residual_multiplier

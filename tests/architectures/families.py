@@ -1,0 +1,268 @@
+"""Random models of transformers for each family of decoders, with the options that the family has."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import torch
+import transformers
+
+from max.pipelines import PIPELINE_REGISTRY
+from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
+from max.pipelines.registry.architecture import SupportedArchitecture
+from tests.architectures.llama_harness import vary_vectors
+
+WINDOW = 5
+VOCABULARY = 61
+LONGEST = 64
+
+LLAMA_KEYS = {
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": LONGEST,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+LONGROPE: dict[str, Any] = {
+    "num_attention_heads": 4,
+    "original_max_position_embeddings": 12,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 100.0,
+        "partial_rotary_factor": 0.67,
+        "original_max_position_embeddings": 12,
+        "short_factor": [1.0, 1.3],
+        "long_factor": [1.5, 4.0],
+    },
+}
+GPT_KEYS = {"n_embd": 24, "n_layer": 3, "n_head": 6, "n_positions": LONGEST}
+OPT_KEYS = {
+    "hidden_size": 24,
+    "ffn_dim": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "max_position_embeddings": LONGEST,
+    "init_std": 0.25,
+}
+FALCON_KEYS = {
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "max_position_embeddings": LONGEST,
+}
+BLOOM_KEYS = {"hidden_size": 24, "n_layer": 3, "n_head": 6, "seq_length": LONGEST}
+MPT_KEYS = {"d_model": 24, "n_layers": 3, "n_heads": 6, "max_seq_len": LONGEST}
+
+
+def _without_kv_heads(sizes: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in sizes.items() if key != "num_key_value_heads"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A random model.
+
+    Args:
+        architecture: The class's name in config.json.
+        config: The name of the config's class in transformers.
+        options: The values of its keys.
+        sizes: The values of the keys of sizes.
+        max_seq_len: The longest sequence that is served.
+    """
+
+    architecture: str
+    config: str
+    options: dict[str, Any] = field(default_factory=dict)
+    sizes: dict[str, Any] = field(default_factory=lambda: LLAMA_KEYS)
+    max_seq_len: int = LONGEST
+
+
+def llama_like(family: str, **options: Any) -> Case:
+    """A case whose config has Llama's keys for its sizes."""
+    return Case(f"{family}ForCausalLM", f"{family}Config", options)
+
+
+CASES: dict[str, Case] = {
+    "mistral": llama_like("Mistral", sliding_window=None),
+    "mistral_window": llama_like("Mistral", sliding_window=WINDOW, head_dim=10),
+    "qwen2": llama_like("Qwen2", tie_word_embeddings=True),
+    "qwen2_window": llama_like(
+        "Qwen2", use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
+    ),
+    "qwen3": llama_like("Qwen3", head_dim=14),
+    "qwen3_bias": llama_like("Qwen3", head_dim=8, attention_bias=True),
+    "granite": llama_like(
+        "Granite",
+        embedding_multiplier=3.0,
+        attention_multiplier=0.11,
+        residual_multiplier=0.6,
+        logits_scaling=0.4,
+        attention_bias=True,
+        mlp_bias=True,
+    ),
+    "gemma": llama_like("Gemma", head_dim=10, tie_word_embeddings=True),
+    "gemma_bias": llama_like("Gemma", head_dim=4, attention_bias=True),
+    "gemma3": Case(
+        "Gemma3ForCausalLM",
+        "Gemma3TextConfig",
+        {
+            "head_dim": 8,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "query_pre_attn_scalar": 5,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
+    "phi": llama_like("Phi", num_attention_heads=3, num_key_value_heads=3, qk_layernorm=True),
+    "phi_grouped": llama_like("Phi", num_attention_heads=3, num_key_value_heads=1),
+    "phi3": llama_like("Phi3", sliding_window=WINDOW),
+    "phi3_long": llama_like("Phi3", **LONGROPE),
+    "phi3_short": replace(llama_like("Phi3", **LONGROPE), max_seq_len=12),
+    "olmo": llama_like("Olmo", clip_qkv=0.7, attention_bias=True),
+    "olmo2": llama_like("Olmo2", attention_bias=True),
+    "olmo3": llama_like(
+        "Olmo3",
+        sliding_window=WINDOW,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters={
+            "full_attention": YARN,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+        },
+    ),
+    "smollm3": llama_like("SmolLM3", no_rope_layer_interval=2, attention_bias=True, mlp_bias=True),
+    "smollm3_window": llama_like(
+        "SmolLM3", no_rope_layers=[1, 0, 1], use_sliding_window=True, sliding_window=WINDOW
+    ),
+    "seed_oss": llama_like("SeedOss", head_dim=6, attention_out_bias=True, mlp_bias=True),
+    "arcee": llama_like("Arcee", attention_bias=True, mlp_bias=True, rope_parameters=YARN),
+    "apertus": llama_like("Apertus", rope_parameters=LLAMA3),
+    "helium": llama_like("Helium", head_dim=4, attention_bias=True, mlp_bias=True),
+    "exaone4": llama_like("Exaone4", sliding_window=WINDOW, sliding_window_pattern=2),
+    "exaone4_full": llama_like("Exaone4", sliding_window=None, layer_types=["full_attention"] * 3),
+    "ernie4_5": llama_like("Ernie4_5", head_dim=8, use_bias=True),
+    "hunyuan": llama_like("HunYuanDenseV1", head_dim=8, attention_bias=True),
+    "ministral": llama_like(
+        "Ministral",
+        head_dim=8,
+        sliding_window=WINDOW,
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+    ),
+    "ministral3": llama_like(
+        "Ministral3",
+        head_dim=8,
+        rope_parameters={**YARN, "mscale": 1.0, "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.6},
+    ),
+    "cohere": llama_like("Cohere", use_qk_norm=True, logit_scale=0.3),
+    "cohere_bias": llama_like("Cohere", attention_bias=True, tie_word_embeddings=True),
+    "cohere2": llama_like(
+        "Cohere2",
+        sliding_window=WINDOW,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+    "stablelm": llama_like(
+        "StableLm", num_attention_heads=3, num_key_value_heads=1, use_qkv_bias=True
+    ),
+    "stablelm_parallel": llama_like(
+        "StableLm",
+        num_attention_heads=2,
+        qk_layernorm=True,
+        use_parallel_residual=True,
+        partial_rotary_factor=0.5,
+    ),
+    "starcoder2": llama_like("Starcoder2", sliding_window=WINDOW, tie_word_embeddings=True),
+    "starcoder2_no_bias": llama_like("Starcoder2", use_bias=False),
+    "glm": llama_like("Glm", head_dim=8),
+    "glm4": llama_like("Glm4", head_dim=12, attention_bias=False),
+    "nemotron": llama_like("Nemotron", attention_bias=True, mlp_bias=True, head_dim=8),
+    "gpt2": Case("GPT2LMHeadModel", "GPT2Config", {"tie_word_embeddings": True}, GPT_KEYS),
+    "gpt2_scaled": Case(
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        {"scale_attn_by_inverse_layer_idx": True, "n_inner": 30, "activation_function": "relu"},
+        GPT_KEYS,
+    ),
+    "gpt_neox": Case(
+        "GPTNeoXForCausalLM", "GPTNeoXConfig", {"rotary_pct": 0.5}, _without_kv_heads(LLAMA_KEYS)
+    ),
+    "gpt_neox_serial": Case(
+        "GPTNeoXForCausalLM",
+        "GPTNeoXConfig",
+        {"rotary_pct": 1.0, "use_parallel_residual": False, "attention_bias": False},
+        _without_kv_heads(LLAMA_KEYS),
+    ),
+    "gptj": Case("GPTJForCausalLM", "GPTJConfig", {"rotary_dim": 2}, GPT_KEYS),
+    "opt": Case("OPTForCausalLM", "OPTConfig", {"tie_word_embeddings": True}, OPT_KEYS),
+    "opt_after": Case(
+        "OPTForCausalLM",
+        "OPTConfig",
+        {"do_layer_norm_before": False, "word_embed_proj_dim": 14, "enable_bias": False},
+        OPT_KEYS,
+    ),
+    "falcon": Case("FalconForCausalLM", "FalconConfig", {"bias": True}, FALCON_KEYS),
+    "falcon_grouped": Case(
+        "FalconForCausalLM",
+        "FalconConfig",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 30},
+        FALCON_KEYS,
+    ),
+    "falcon_serial": Case(
+        "FalconForCausalLM",
+        "FalconConfig",
+        {"multi_query": False, "parallel_attn": False},
+        FALCON_KEYS,
+    ),
+}
+
+
+@cache
+def transformers_model(case: str, vocabulary: int = VOCABULARY) -> Any:
+    """The random model of a case, in float32; norms and biases are not 1 and 0."""
+    spec = CASES[case]
+    torch.manual_seed(len(case))
+    values = {
+        "vocab_size": vocabulary,
+        "initializer_range": 0.25,
+        "pad_token_id": None,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "tie_word_embeddings": False,
+        **spec.sizes,
+        **spec.options,
+    }
+    config = getattr(transformers, spec.config)(**values)
+    model = getattr(transformers, spec.architecture)(config).float().eval()
+    vary_vectors(model)
+    return model
+
+
+def config_file(case: str) -> HuggingFaceConfig:
+    """The config.json that transformers writes for a case."""
+    values = json.loads(transformers_model(case).config.to_json_string())
+    return HuggingFaceConfig(values)
+
+
+def architecture(case: str) -> SupportedArchitecture:
+    """The architecture of a case."""
+    PIPELINE_REGISTRY.load_own()
+    return PIPELINE_REGISTRY.architectures[CASES[case].architecture]
