@@ -134,6 +134,20 @@ CASES: dict[str, Case] = {
             },
         },
     ),
+    "gemma3_plain": Case(
+        "Gemma3ForCausalLM",
+        "Gemma3TextConfig",
+        {
+            "head_dim": 8,
+            "sliding_window": WINDOW,
+            "num_hidden_layers": 6,
+            "query_pre_attn_scalar": 8,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    ),
     "phi": llama_like("Phi", num_attention_heads=3, num_key_value_heads=3, qk_layernorm=True),
     "phi_grouped": llama_like("Phi", num_attention_heads=3, num_key_value_heads=1),
     "phi3": llama_like("Phi3", sliding_window=WINDOW),
@@ -150,7 +164,7 @@ CASES: dict[str, Case] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
         },
     ),
-    "smollm3": llama_like("SmolLM3", no_rope_layer_interval=2, attention_bias=True, mlp_bias=True),
+    "smollm3": llama_like("SmolLM3", num_hidden_layers=4, attention_bias=True, mlp_bias=True),
     "smollm3_window": llama_like(
         "SmolLM3", no_rope_layers=[1, 0, 1], use_sliding_window=True, sliding_window=WINDOW
     ),
@@ -158,7 +172,7 @@ CASES: dict[str, Case] = {
     "arcee": llama_like("Arcee", attention_bias=True, mlp_bias=True, rope_parameters=YARN),
     "apertus": llama_like("Apertus", rope_parameters=LLAMA3),
     "helium": llama_like("Helium", head_dim=4, attention_bias=True, mlp_bias=True),
-    "exaone4": llama_like("Exaone4", sliding_window=WINDOW, sliding_window_pattern=2),
+    "exaone4": llama_like("Exaone4", sliding_window=WINDOW, num_hidden_layers=4),
     "exaone4_full": llama_like("Exaone4", sliding_window=None, layer_types=["full_attention"] * 3),
     "ernie4_5": llama_like("Ernie4_5", head_dim=8, use_bias=True),
     "hunyuan": llama_like("HunYuanDenseV1", head_dim=8, attention_bias=True),
@@ -173,12 +187,10 @@ CASES: dict[str, Case] = {
         head_dim=8,
         rope_parameters={**YARN, "mscale": 1.0, "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.6},
     ),
-    "cohere": llama_like("Cohere", use_qk_norm=True, logit_scale=0.3),
-    "cohere_bias": llama_like("Cohere", attention_bias=True, tie_word_embeddings=True),
+    "cohere": llama_like("Cohere", use_qk_norm=True, logit_scale=0.3, tie_word_embeddings=True),
+    "cohere_bias": llama_like("Cohere", attention_bias=True),
     "cohere2": llama_like(
-        "Cohere2",
-        sliding_window=WINDOW,
-        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        "Cohere2", sliding_window=WINDOW, num_hidden_layers=4, tie_word_embeddings=True
     ),
     "stablelm": llama_like(
         "StableLm", num_attention_heads=3, num_key_value_heads=1, use_qkv_bias=True

@@ -18,7 +18,7 @@ from max.nn.kv_cache import KVCacheParams
 from max.nn.transformer import ReturnLogits
 from max.pipelines.architectures.llama3.model import Llama3Model
 from max.pipelines.models.decoder_graph import build_graph
-from max.pipelines.models.decoder_model import DecoderModel
+from max.pipelines.models.decoder_model import DecoderModel, gguf_form
 from max.pipelines.models.decoder_weights import weights_registry
 from max.pipelines.models.fused_weights import split_fused
 from tests.nn.harness import Array, session
@@ -129,11 +129,15 @@ class Server:
         with_sampling: bool = False,
         use_subgraphs: bool = True,
         architecture: type[DecoderModel] = Llama3Model,
+        gguf: bool = False,
     ) -> None:
         config = architecture.config_class.from_huggingface(huggingface_config, max_seq_len)
+        names = architecture.weight_names
+        renamed = names.from_gguf(weights) if gguf else names.from_safetensors(weights)
+        if gguf:
+            config = gguf_form(config, renamed, architecture.gguf_interleaves_rope)
         params = KVCacheParams(dtype, config.num_kv_heads, config.head_dim, page_size=page_size)
         decoder = architecture.decoder_class
-        renamed = architecture.weight_names.from_safetensors(weights)
         renamed = split_fused(config, renamed)
         registry = weights_registry(decoder, config, params, dtype, renamed)
         self.graph = build_graph(

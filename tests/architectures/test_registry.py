@@ -25,10 +25,7 @@ def test_the_table_has_each_architecture_with_its_module() -> None:
 
 def test_each_decoder_family_is_compared_with_transformers() -> None:
     compared = {case.architecture for case in CASES.values()}
-    elsewhere = {
-        "LlamaForCausalLM",
-        "MPTForCausalLM",
-    }  # test_llama3; MPT's name before transformers had it
+    elsewhere = {"LlamaForCausalLM"}  # tests/architectures/test_llama3.py
     causal = {n for n in OWN_ARCHITECTURES if n.endswith(("ForCausalLM", "LMHeadModel"))}
     assert causal == compared | elsewhere
 

@@ -17,5 +17,7 @@ def arcee_fields(config: Any, keys: ConfigKeys) -> Fields:
     return fields | biases(keys, mlp="mlp_bias")
 
 
-ARCHITECTURES = [decoder_family("ArceeForCausalLM", ["arcee-ai/AFM-4.5B"], arcee_fields)]
+ARCHITECTURES = [
+    decoder_family("ArceeForCausalLM", ["arcee-ai/AFM-4.5B"], arcee_fields, gguf_permuted=True)
+]
 """The architectures of this module, for the registry."""

@@ -10,6 +10,7 @@ from max.interfaces import PipelineTask
 from max.nn.kv_cache.cache_params import KVCacheStrategy
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.encodings import SupportedEncoding
+from max.pipelines.checkpoints.gguf_families import FAMILIES
 from max.pipelines.config.enums import RopeType
 from max.pipelines.models.config_fields import Fields
 from max.pipelines.models.decoder import Decoder
@@ -22,6 +23,13 @@ from max.pipelines.tokenization.tokenizer import TextTokenizer
 __all__ = ["decoder_family"]
 
 _FLOATS = (SupportedEncoding.bfloat16, SupportedEncoding.float32, SupportedEncoding.float16)
+_BLOCKS = (
+    SupportedEncoding.q4_0,
+    SupportedEncoding.q4_k,
+    SupportedEncoding.q5_k,
+    SupportedEncoding.q6_k,
+    SupportedEncoding.q8_0,
+)
 
 
 def decoder_family(
@@ -32,6 +40,7 @@ def decoder_family(
     names: WeightNames | None = None,
     decoder: type[Decoder] = Decoder,
     rotates: bool = True,
+    gguf_permuted: bool = False,
 ) -> SupportedArchitecture:
     """Declares an architecture whose models are a `Decoder`.
 
@@ -42,6 +51,8 @@ def decoder_family(
         names: The names of weights in checkpoints; by default those of Llama.
         decoder: The layers.
         rotates: Whether positions rotate heads.
+        gguf_permuted: Whether the pairs that rotate together are neighbours in GGUF files, though they are half a head
+            apart in others.
     """
     weight_names = WeightNames() if names is None else names
 
@@ -55,6 +66,9 @@ def decoder_family(
         decoder_class = decoder
 
     Model.weight_names = weight_names
+    Model.gguf_interleaves_rope = gguf_permuted
+    has_gguf = any(family.name == name for family in FAMILIES.values())
+    encodings = (*_FLOATS, *(_BLOCKS if has_gguf else ()))
     for kind, made in (("Config", Config), ("Model", Model)):
         made.__name__ = made.__qualname__ = name.removesuffix("ForCausalLM") + kind
         made.__module__ = fields.__module__
@@ -64,11 +78,15 @@ def decoder_family(
         name=name,
         example_repo_ids=list(example_repo_ids),
         default_encoding=_FLOATS[0],
-        supported_encodings={encoding: [KVCacheStrategy.PAGED] for encoding in _FLOATS},
+        supported_encodings={encoding: [KVCacheStrategy.PAGED] for encoding in encodings},
         pipeline_model=Model,
         task=PipelineTask.TEXT_GENERATION,
         tokenizer=TextTokenizer,
         default_weights_format=WeightsFormat.safetensors,
         rope_type=RopeType.neox if rotates else RopeType.none,
-        weight_adapters={WeightsFormat.safetensors: rename, WeightsFormat.pytorch: rename},
+        weight_adapters={
+            WeightsFormat.safetensors: rename,
+            WeightsFormat.pytorch: rename,
+            WeightsFormat.gguf: weight_names.from_gguf,
+        },
     )

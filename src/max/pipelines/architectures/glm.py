@@ -33,7 +33,8 @@ NAMES = WeightNames(
     layer={
         "post_self_attn_layernorm": "attention_output_norm",
         "post_mlp_layernorm": "mlp_output_norm",
-    }
+    },
+    gguf_layer={"ffn_up": "mlp.gate_up_proj"},
 )
 
 ARCHITECTURES = [

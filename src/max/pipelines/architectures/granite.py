@@ -30,6 +30,11 @@ def granite_fields(config: Any, keys: ConfigKeys) -> Fields:
 
 
 ARCHITECTURES = [
-    decoder_family("GraniteForCausalLM", ["ibm-granite/granite-3.3-2b-instruct"], granite_fields)
+    decoder_family(
+        "GraniteForCausalLM",
+        ["ibm-granite/granite-3.3-2b-instruct"],
+        granite_fields,
+        gguf_permuted=True,
+    )
 ]
 """The architectures of this module, for the registry."""

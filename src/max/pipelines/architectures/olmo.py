@@ -25,5 +25,7 @@ def olmo_fields(config: Any, keys: ConfigKeys) -> Fields:
     )
 
 
-ARCHITECTURES = [decoder_family("OlmoForCausalLM", ["allenai/OLMo-1B-hf"], olmo_fields)]
+ARCHITECTURES = [
+    decoder_family("OlmoForCausalLM", ["allenai/OLMo-1B-hf"], olmo_fields, gguf_permuted=True)
+]
 """The architectures of this module, for the registry."""

@@ -7,6 +7,7 @@ from typing import Any
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields, base_fields, window
+from max.pipelines.models.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
@@ -23,6 +24,7 @@ ARCHITECTURES = [
         "Phi3ForCausalLM",
         ["microsoft/Phi-3-mini-4k-instruct", "microsoft/Phi-3.5-mini-instruct", "microsoft/phi-4"],
         phi3_fields,
+        names=WeightNames(gguf_layer={"ffn_up": "mlp.gate_up_proj"}),
     )
 ]
 """The architectures of this module, for the registry."""

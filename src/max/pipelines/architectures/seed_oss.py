@@ -7,6 +7,7 @@ from typing import Any
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields, base_fields
+from max.pipelines.models.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
@@ -21,6 +22,11 @@ def seed_oss_fields(config: Any, keys: ConfigKeys) -> Fields:
 
 
 ARCHITECTURES = [
-    decoder_family("SeedOssForCausalLM", ["ByteDance-Seed/Seed-OSS-36B-Instruct"], seed_oss_fields)
+    decoder_family(
+        "SeedOssForCausalLM",
+        ["ByteDance-Seed/Seed-OSS-36B-Instruct"],
+        seed_oss_fields,
+        names=WeightNames(gguf_layer={"post_attention_norm": "post_attention_layernorm"}),
+    )
 ]
 """The architectures of this module, for the registry."""

@@ -35,5 +35,9 @@ def smollm3_fields(config: Any, keys: ConfigKeys) -> Fields:
     )
 
 
-ARCHITECTURES = [decoder_family("SmolLM3ForCausalLM", ["HuggingFaceTB/SmolLM3-3B"], smollm3_fields)]
+ARCHITECTURES = [
+    decoder_family(
+        "SmolLM3ForCausalLM", ["HuggingFaceTB/SmolLM3-3B"], smollm3_fields, gguf_permuted=True
+    )
+]
 """The architectures of this module, for the registry."""

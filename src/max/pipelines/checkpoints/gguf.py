@@ -9,22 +9,43 @@ from collections.abc import Mapping
 from typing import Any
 
 from max.graph.weights import GGUFFile
+from max.pipelines.checkpoints.gguf_families import FAMILIES
 from max.pipelines.core.exceptions import ModelFilesError
 
 __all__ = ["config_of"]
-
-ARCHITECTURES = {"llama": ("LlamaForCausalLM", "llama")}
-"""For each GGUF name of an architecture, the Hugging Face class and model type."""
 
 _REQUIRED = {
     "hidden_size": "embedding_length",
     "num_hidden_layers": "block_count",
     "intermediate_size": "feed_forward_length",
     "num_attention_heads": "attention.head_count",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "max_position_embeddings": "context_length",
 }
-_OPTIONAL = {"num_key_value_heads": "attention.head_count_kv", "head_dim": "attention.key_length"}
+_EPSILONS = {
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "layer_norm_eps": "attention.layer_norm_epsilon",
+}
+_OPTIONAL = {
+    **_EPSILONS,
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "sliding_window": "attention.sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "logit_scale": "logit_scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "attention_multiplier": "attention.scale",
+    "clip_qkv": "attention.clamp_kqv",
+    "rope_local_base_freq": "rope.freq_base_swa",
+}
+_BY_TENSOR = {
+    "attention_bias": ("blk.0.attn_q.bias", "blk.0.attn_qkv.bias"),
+    "attention_output_bias": ("blk.0.attn_output.bias",),
+    "mlp_bias": ("blk.0.ffn_down.bias",),
+    "qk_norm": ("blk.0.attn_q_norm.weight",),
+}
+"""Flags of config.json, and the tensors of files where they are true."""
 
 _FOLDER = "Give the model's folder in the Hugging Face layout with --model, and the file with --weight-path."
 
@@ -40,29 +61,67 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
     """
     values = file.metadata
     name = str(values.get("general.architecture"))
-    if name not in ARCHITECTURES:
+    family = FAMILIES.get(name)
+    if family is None:
         raise ModelFilesError(
             f"{file.path}: the architecture {name!r} of GGUF files is not supported; there is "
-            f"{', '.join(ARCHITECTURES)}",
+            f"{', '.join(FAMILIES)}",
             _FOLDER,
         )
     missing = [key for key in _REQUIRED.values() if f"{name}.{key}" not in values]
+    if not any(f"{name}.{key}" in values for key in _EPSILONS.values()) and name != "olmo":
+        missing.append(" or ".join(_EPSILONS.values()))
     if missing:
         raise ModelFilesError(f"{file.path}: the metadata lacks {', '.join(missing)}", _FOLDER)
-    class_name, model_type = ARCHITECTURES[name]
-    config: dict[str, Any] = {"architectures": [class_name], "model_type": model_type}
-    for key, stored in {**_REQUIRED, **_OPTIONAL}.items():
-        if f"{name}.{stored}" in values:
-            config[key] = _number(file, f"{name}.{stored}")
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelFilesError(f"{file.path} has no token_embd.weight", _FOLDER)
-    config["vocab_size"] = embedding.shape[0]
-    config["tie_word_embeddings"] = "output.weight" not in file.tensors
-    config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
-    config["mlp_bias"] = "blk.0.ffn_down.bias" in file.tensors
-    config["rope_parameters"] = _rope(file, name, config["max_position_embeddings"])
-    return {**config, **_token_ids(values)}
+    config: dict[str, Any] = {
+        key: _number(file, f"{name}.{stored}")
+        for key, stored in {**_REQUIRED, **_OPTIONAL}.items()
+        if f"{name}.{stored}" in values
+    }
+    flags = {key: any(t in file.tensors for t in names) for key, names in _BY_TENSOR.items()}
+    size = config.get("head_dim") or config["hidden_size"] / config["num_attention_heads"]
+    config |= {
+        **flags,
+        "vocab_size": embedding.shape[0],
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "rope_parameters": _rope(file, name, config["max_position_embeddings"]),
+        **_special(file, name, config, size),
+    }
+    if f"{name}.rope.dimension_count" in values:
+        config["partial_rotary_factor"] = _number(file, f"{name}.rope.dimension_count") / size
+    renamed = {family.keys.get(key, key): value for key, value in config.items()}
+    return {
+        "architectures": [family.name],
+        "model_type": family.model_type,
+        **renamed,
+        **family.constants,
+        **_token_ids(values),
+    }
+
+
+def _special(
+    file: GGUFFile, name: str, config: Mapping[str, Any], head_dim: float
+) -> dict[str, Any]:
+    """The keys that files of one family state in a way of their own, or leave out."""
+    if name in ("gemma2", "gemma3"):
+        # files lack it; the models of these numbers of layers, 27B, have the second
+        hidden, heads = config["hidden_size"], config["num_attention_heads"]
+        large = config["num_hidden_layers"] == {"gemma2": 46, "gemma3": 62}[name]
+        return {"query_pre_attn_scalar": hidden / heads if large else head_dim}
+    if name == "mpt":
+        largest = file.metadata.get("mpt.attention.max_alibi_bias", 8.0)
+        clip = config.get("clip_qkv")
+        return {"attn_config": {"alibi": largest > 0, "alibi_bias_max": largest, "clip_qkv": clip}}
+    if name == "falcon":
+        return {"num_ln_in_parallel_attn": 1 + ("blk.0.attn_norm_2.weight" in file.tensors)}
+    if name in ("stablelm", "gptneox"):
+        parallel = file.metadata.get(f"{name}.use_parallel_residual")
+        without = "blk.0.ffn_norm.weight" not in file.tensors
+        return {"use_parallel_residual": without if parallel is None else bool(parallel)}
+    return {}
 
 
 def _number(file: GGUFFile, key: str) -> float:
@@ -78,13 +137,28 @@ def _rope(file: GGUFFile, name: str, longest: int) -> dict[str, Any]:
     base = f"{name}.rope.freq_base"
     rope: dict[str, Any] = {"rope_theta": _number(file, base) if base in values else 10000.0}
     kind = values.get(f"{name}.rope.scaling.type", "none")
+    original = values.get(f"{name}.rope.scaling.original_context_length", longest)
+    if "rope_factors_long.weight" in file.tensors:
+        parts = {
+            f"{part}_factor": [
+                float(x) for x in file.read(file.tensors[f"rope_factors_{part}.weight"])
+            ]
+            for part in ("short", "long")
+        }
+        magnitude = values.get(f"{name}.rope.scaling.attn_factor")
+        return {
+            **rope,
+            **parts,
+            "rope_type": "longrope",
+            "attention_factor": magnitude,
+            "original_max_position_embeddings": original,
+        }
     if "rope_freqs.weight" in file.tensors:
         factors = file.read(file.tensors["rope_freqs.weight"])
         return {**rope, "rope_type": "factors", "factors": [float(f) for f in factors]}
     if kind == "none":
         return {**rope, "rope_type": "default"}
     rope |= {"rope_type": kind, "factor": values.get(f"{name}.rope.scaling.factor")}
-    original = values.get(f"{name}.rope.scaling.original_context_length", longest)
     return {**rope, "original_max_position_embeddings": original}
 
 

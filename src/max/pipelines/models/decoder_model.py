@@ -36,7 +36,7 @@ from max.pipelines.models.kv_cache import KVCacheMixin
 from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter, upper_bounded_default
 from max.pipelines.models.weight_names import WeightNames
 
-__all__ = ["DecoderInputs", "DecoderModel"]
+__all__ = ["DecoderInputs", "DecoderModel", "gguf_form"]
 
 
 class DecoderInputs(ModelInputs):
@@ -171,12 +171,7 @@ class DecoderModel(PipelineModel[TextContext], KVCacheMixin):
         config = self.config_class.from_huggingface(self.huggingface_config, self.max_seq_len)
         model_config = self.pipeline_config.model_config
         if model_config.weights_format is WeightsFormat.gguf:
-            # GGUF files do not state whether the output layer is tied; it is if they have none
-            config = replace(
-                config,
-                interleaved_rope=self.gguf_interleaves_rope,
-                tie_word_embeddings="lm_head.weight" not in state_dict,
-            )
+            config = gguf_form(config, state_dict, self.gguf_interleaves_rope)
         if model_config.rope_type is not None:
             config = replace(config, interleaved_rope=_interleaved(model_config.rope_type))
         return config
@@ -398,6 +393,29 @@ class DecoderModel(PipelineModel[TextContext], KVCacheMixin):
         batch = pipeline_config.max_batch_size or 1
         floats_per_token = 4 * config.hidden_size + 2 * config.intermediate_size
         return 4 * (tokens * floats_per_token + batch * config.vocab_size)
+
+
+def gguf_form(
+    config: DecoderConfig, state_dict: Mapping[str, WeightData], interleaved: bool
+) -> DecoderConfig:
+    """The shape of a model whose weights are stored as GGUF files store them.
+
+    Args:
+        config: The shape, read from the metadata.
+        state_dict: The weights by the decoder's names.
+        interleaved: Whether the family's files have the elements of a rotated pair side by side.
+    """
+    norm, qk_norm = config.norm, config.qk_norm
+    return replace(
+        config,
+        interleaved_rope=config.interleaved_rope or interleaved,
+        # files do not state whether the output layer is tied; it is if they have none
+        tie_word_embeddings="lm_head.weight" not in state_dict,
+        # offsets are added to the stored weights, and fused projections are stored by rows
+        norm=replace(norm, offset=0.0),
+        qk_norm=qk_norm and replace(qk_norm, form=replace(qk_norm.form, offset=0.0)),
+        qkv_layout="rows",
+    )
 
 
 def _interleaved(rope_type: RopeType) -> bool:

@@ -277,7 +277,8 @@ def _rotated_dim(
         return None
     share = keys.number(name, over=0, most=1, default=partial)
     share = rope.number(name, over=0, most=1, default=share)
-    rotated = int(head_dim * share)
+    # a share that was divided out of a number of elements gives that number back
+    rotated = int(head_dim * share + 1e-6)
     if rotated < 2 or rotated % 2:
         raise rope.error(name, f"a share of head_dim {head_dim} that is an even number from 2")
     return None if rotated == head_dim else rotated

@@ -23,7 +23,6 @@ GGUF_TOP = {
 }
 GGUF_LAYER = {
     "attn_norm": "input_layernorm",
-    "attn_norm_2": "post_attention_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
@@ -75,7 +74,8 @@ class WeightNames:
         transposed: Ends of the decoder's names of weights that are stored ``[in_dim, out_dim]``.
         scalars: Ends of the decoder's names of weights ``[1]`` that are stored without a dimension.
         unused: Ends of the names of buffers in safetensors files that the engine computes.
-        gguf_layer: The parts of names within a layer of GGUF files, and the decoder's parts.
+        gguf_layer: The parts of names within a layer of GGUF files, and the decoder's parts, where they differ from
+            those of `GGUF_LAYER`.
         gguf_unused: Ends of the names of tables in GGUF files that the engine computes.
     """
 
@@ -87,8 +87,12 @@ class WeightNames:
     transposed: tuple[str, ...] = ()
     scalars: tuple[str, ...] = ()
     unused: tuple[str, ...] = ("rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
-    gguf_layer: Mapping[str, str] = field(default_factory=lambda: GGUF_LAYER)
-    gguf_unused: tuple[str, ...] = ("rope_freqs.weight",)
+    gguf_layer: Mapping[str, str] = field(default_factory=dict)
+    gguf_unused: tuple[str, ...] = (
+        "rope_freqs.weight",
+        "rope_factors_long.weight",
+        "rope_factors_short.weight",
+    )
 
     def from_safetensors(
         self, state_dict: Mapping[str, Any], **kwargs: Any
@@ -119,8 +123,12 @@ class WeightNames:
         Raises:
             WeightsError: The file has a weight that the architecture does not.
         """
+        layer = {**GGUF_LAYER, **self.gguf_layer}
+        if any(name.endswith(".attn_norm_2.weight") for name in state_dict):
+            # Falcon's: the first norm is the MLP's where there are two
+            layer |= {"attn_norm": "post_attention_layernorm", "attn_norm_2": "input_layernorm"}
         return {
-            self._own_name_of_gguf(name): _data(value)
+            _own_name_of_gguf(name, layer): _data(value)
             for name, value in state_dict.items()
             if not name.endswith(self.gguf_unused)
         }
@@ -143,13 +151,19 @@ class WeightNames:
             return WeightData.from_numpy(array, value.name)
         return value
 
-    def _own_name_of_gguf(self, name: str) -> str:
-        parts = name.split(".")
-        if parts[0] == "blk" and len(parts) == 4 and parts[2] in self.gguf_layer:
-            return f"layers.{parts[1]}.{self.gguf_layer[parts[2]]}.{parts[3]}"
-        if len(parts) == 2 and parts[0] in GGUF_TOP:
-            return f"{GGUF_TOP[parts[0]]}.{parts[1]}"
-        raise WeightsError(f"the GGUF file has the weight {name!r}, which the architecture does not")
+
+def _own_name_of_gguf(name: str, layer: Mapping[str, str]) -> str:
+    """The decoder's name of a weight in a GGUF file.
+
+    Raises:
+        WeightsError: The table of parts within a layer lacks it.
+    """
+    parts = name.split(".")
+    if parts[0] == "blk" and len(parts) == 4 and parts[2] in layer:
+        return f"layers.{parts[1]}.{layer[parts[2]]}.{parts[3]}"
+    if len(parts) == 2 and parts[0] in GGUF_TOP:
+        return f"{GGUF_TOP[parts[0]]}.{parts[1]}"
+    raise WeightsError(f"the GGUF file has the weight {name!r}, which the architecture does not")
 
 
 def _stack(

@@ -1,0 +1,101 @@
+"""The families of GGUF files: their names in llama.cpp, and what their metadata is called in a config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["FAMILIES", "GGUFFamily"]
+
+_GPT_KEYS = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+    "layer_norm_eps": "layer_norm_epsilon",
+    "intermediate_size": "n_inner",
+}
+
+
+@dataclass(frozen=True)
+class GGUFFamily:
+    """A family of models in GGUF files.
+
+    Args:
+        name: The class's name in ``architectures`` of config.json.
+        model_type: The model type in config.json.
+        keys: The family's names of config.json's keys, for those of Llama.
+        constants: Keys that all models of the family in GGUF files have with the same value.
+    """
+
+    name: str
+    model_type: str
+    keys: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, object] = field(default_factory=dict)
+
+
+def _llama_like(class_stem: str, model_type: str, **keys: str) -> GGUFFamily:
+    return GGUFFamily(f"{class_stem}ForCausalLM", model_type, keys)
+
+
+FAMILIES: dict[str, GGUFFamily] = {
+    "llama": _llama_like("Llama", "llama"),
+    "arcee": _llama_like("Arcee", "arcee"),
+    "bloom": GGUFFamily(
+        "BloomForCausalLM",
+        "bloom",
+        {**_GPT_KEYS, "hidden_size": "hidden_size", "max_position_embeddings": "seq_length"},
+    ),
+    "cohere2": _llama_like("Cohere2", "cohere2"),
+    "command-r": _llama_like("Cohere", "cohere", qk_norm="use_qk_norm"),
+    "ernie4_5": _llama_like("Ernie4_5", "ernie4_5", attention_bias="use_bias"),
+    "exaone4": _llama_like("Exaone4", "exaone4"),
+    "falcon": GGUFFamily(
+        "FalconForCausalLM",
+        "falcon",
+        {
+            "num_key_value_heads": "num_kv_heads",
+            "layer_norm_eps": "layer_norm_epsilon",
+            "intermediate_size": "ffn_hidden_size",
+            "attention_bias": "bias",
+        },
+        {"new_decoder_architecture": True},
+    ),
+    "gemma": _llama_like("Gemma", "gemma"),
+    "gemma2": _llama_like("Gemma2", "gemma2"),
+    "gemma3": _llama_like("Gemma3", "gemma3_text"),
+    "glm4": _llama_like("Glm4", "glm4"),
+    "gpt2": GGUFFamily("GPT2LMHeadModel", "gpt2", _GPT_KEYS),
+    "gptneox": _llama_like("GPTNeoX", "gpt_neox"),
+    "granite": _llama_like("Granite", "granite", logit_scale="logits_scaling"),
+    "hunyuan-dense": _llama_like("HunYuanDenseV1", "hunyuan_v1_dense"),
+    "mpt": GGUFFamily(
+        "MptForCausalLM",
+        "mpt",
+        {
+            "hidden_size": "d_model",
+            "num_hidden_layers": "n_layers",
+            "num_attention_heads": "n_heads",
+            "max_position_embeddings": "max_seq_len",
+            "layer_norm_eps": "layer_norm_epsilon",
+        },
+    ),
+    "nemotron": _llama_like("Nemotron", "nemotron", layer_norm_eps="norm_eps"),
+    "olmo": _llama_like("Olmo", "olmo"),
+    "olmo2": _llama_like("Olmo2", "olmo2"),
+    "phi2": _llama_like("Phi", "phi", qk_norm="qk_layernorm"),
+    "phi3": _llama_like("Phi3", "phi3"),
+    "qwen2": _llama_like("Qwen2", "qwen2"),
+    "qwen3": _llama_like("Qwen3", "qwen3"),
+    "seed_oss": _llama_like("SeedOss", "seed_oss", attention_output_bias="attention_out_bias"),
+    "smollm3": _llama_like("SmolLM3", "smollm3"),
+    "stablelm": _llama_like(
+        "StableLm", "stablelm", attention_bias="use_qkv_bias", qk_norm="qk_layernorm"
+    ),
+    "starcoder2": GGUFFamily(
+        "Starcoder2ForCausalLM",
+        "starcoder2",
+        {"layer_norm_eps": "norm_epsilon", "attention_bias": "use_bias"},
+    ),
+}
+"""The families by llama.cpp's names of architectures."""

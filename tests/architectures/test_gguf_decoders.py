@@ -1,0 +1,106 @@
+"""Decoders from GGUF files, against transformers: names, conversions and metadata are llama.cpp's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import gguf
+import numpy as np
+import pytest
+
+from max.graph.weights import GGUFFile, GGUFWeights
+from max.nn.transformer import ReturnLogits
+from max.pipelines.checkpoints.gguf import config_of
+from max.pipelines.checkpoints.gguf_families import FAMILIES
+from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
+from max.pipelines.models.decoder_model import DecoderModel
+from tests.architectures import gguf_files
+from tests.architectures.families import CASES, architecture, transformers_model
+from tests.architectures.llama_harness import Server, reference_logits, relative_error
+
+
+def nothing(writer: gguf.GGUFWriter) -> None:
+    pass
+
+
+def granite(writer: gguf.GGUFWriter) -> None:
+    writer.add_embedding_scale(3.0)
+    writer.add_attention_scale(0.11)
+    writer.add_residual_scale(0.6)
+    writer.add_logit_scale(0.4)
+
+
+def gemma2(writer: gguf.GGUFWriter) -> None:
+    writer.add_attn_logit_softcapping(2.0)
+    writer.add_final_logit_softcapping(3.0)
+
+
+def neox(writer: gguf.GGUFWriter) -> None:
+    writer.add_parallel_residual(True)
+
+
+def mpt(writer: gguf.GGUFWriter) -> None:
+    writer.add_clamp_kqv(0.7)
+    writer.add_max_alibi_bias(8.0)
+
+
+FILES: dict[str, tuple[str, Callable[[Any], None]]] = {
+    "arcee": ("arcee", nothing),
+    "bloom": ("bloom", nothing),
+    "cohere": ("command-r", lambda w: w.add_logit_scale(0.3)),
+    "cohere2": ("cohere2", lambda w: w.add_logit_scale(0.0625)),
+    "ernie4_5": ("ernie4_5", nothing),
+    "exaone4": ("exaone4", nothing),
+    "falcon": ("falcon", nothing),
+    "falcon_grouped": ("falcon", nothing),
+    "gemma": ("gemma", nothing),
+    "gemma2_plain": ("gemma2", gemma2),
+    "gemma3_plain": ("gemma3", nothing),
+    "glm4": ("glm4", nothing),
+    "gpt2": ("gpt2", nothing),
+    "gpt_neox": ("gptneox", neox),
+    "granite": ("granite", granite),
+    "hunyuan": ("hunyuan-dense", nothing),
+    "mpt": ("mpt", mpt),
+    "nemotron": ("nemotron", nothing),
+    "olmo": ("olmo", lambda w: w.add_clamp_kqv(0.7)),
+    "olmo2": ("olmo2", nothing),
+    "phi_grouped": ("phi2", nothing),
+    "phi3": ("phi3", nothing),
+    "phi3_long": ("phi3", nothing),
+    "qwen2": ("qwen2", nothing),
+    "qwen3": ("qwen3", nothing),
+    "seed_oss": ("seed_oss", nothing),
+    "smollm3": ("smollm3", nothing),
+    "stablelm": ("stablelm", nothing),
+    "stablelm_parallel": ("stablelm", nothing),
+    "starcoder2": ("starcoder2", nothing),
+}
+
+
+def test_each_family_with_a_name_in_llama_cpp_is_compared() -> None:
+    # test_llama3 and tiny-chat have Llama's files
+    assert {arch for arch, _ in FILES.values()} | {"llama"} == {*FAMILIES}
+
+
+@pytest.mark.parametrize("case", [case for case in FILES if case in CASES])
+def test_logits(tmp_path: Path, rng: np.random.Generator, case: str) -> None:
+    arch, extra = FILES[case]
+    model = transformers_model(case)
+    path = tmp_path / "model.gguf"
+    gguf_files.write(path, model, arch, extra)
+    file = GGUFFile(path)
+    ours = Server(
+        HuggingFaceConfig(config_of(file)),
+        {name: value.data() for name, value in GGUFWeights(path).items()},
+        "interpreter",
+        max_seq_len=CASES[case].max_seq_len,
+        architecture=cast(type[DecoderModel], architecture(case).pipeline_model),
+        return_logits=ReturnLogits.ALL,
+        gguf=True,
+    )
+    tokens = rng.integers(0, 61, 17).tolist()
+    expected = reference_logits(model, tokens)
+    assert relative_error(ours.step({"a": tokens}).logits[0], expected) < 2e-5
