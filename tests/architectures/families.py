@@ -120,6 +120,22 @@ CASES: dict[str, Case] = {
     ),
     "gemma": llama_like("Gemma", head_dim=10, tie_word_embeddings=True),
     "gemma_bias": llama_like("Gemma", head_dim=4, attention_bias=True),
+    "gemma2": llama_like(
+        "Gemma2",
+        head_dim=8,
+        sliding_window=WINDOW,
+        query_pre_attn_scalar=5,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=3.0,
+    ),
+    "gemma2_plain": llama_like(
+        "Gemma2",
+        head_dim=8,
+        sliding_window=WINDOW,
+        query_pre_attn_scalar=8,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=3.0,
+    ),
     "gemma3": Case(
         "Gemma3ForCausalLM",
         "Gemma3TextConfig",
@@ -244,6 +260,20 @@ CASES: dict[str, Case] = {
         {"multi_query": False, "parallel_attn": False},
         FALCON_KEYS,
     ),
+    "falcon_alibi": Case(
+        "FalconForCausalLM",
+        "FalconConfig",
+        {"alibi": True, "multi_query": False, "num_attention_heads": 4},
+        FALCON_KEYS,
+    ),
+    "bloom": Case("BloomForCausalLM", "BloomConfig", {"tie_word_embeddings": True}, BLOOM_KEYS),
+    "bloom_normed": Case(
+        "BloomForCausalLM",
+        "BloomConfig",
+        {"apply_residual_connection_post_layernorm": True},
+        BLOOM_KEYS,
+    ),
+    "mpt": Case("MptForCausalLM", "MptConfig", {"attn_config": {"clip_qkv": 0.7}}, MPT_KEYS),
 }
 
 

@@ -85,7 +85,7 @@ def test_each_family_with_a_name_in_llama_cpp_is_compared() -> None:
     assert {arch for arch, _ in FILES.values()} | {"llama"} == {*FAMILIES}
 
 
-@pytest.mark.parametrize("case", [case for case in FILES if case in CASES])
+@pytest.mark.parametrize("case", FILES)
 def test_logits(tmp_path: Path, rng: np.random.Generator, case: str) -> None:
     arch, extra = FILES[case]
     model = transformers_model(case)

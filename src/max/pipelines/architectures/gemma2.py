@@ -1,0 +1,40 @@
+"""Gemma 2: norms before and after layers, soft caps, a window in every other layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max.pipelines.architectures.decoder_family import decoder_family
+from max.pipelines.architectures.gemma import gemma_fields
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.models.config_fields import Fields, windows
+from max.pipelines.models.weight_names import SANDWICH_NORMS, WeightNames
+
+__all__ = ["ARCHITECTURES"]
+
+
+def gemma2_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of a Gemma 2's config."""
+    fields = gemma_fields(config, keys)
+    return (
+        fields
+        | windows(keys, config, fields["num_layers"], 2, 4096)
+        | {
+            "attention_multiplier": keys.number("query_pre_attn_scalar", over=0, default=256)
+            ** -0.5,
+            "norm_places": ("attention_input", "attention_output", "mlp_input", "mlp_output"),
+            "scores_soft_cap": keys.number("attn_logit_softcapping", over=0, default=None),
+            "logits_soft_cap": keys.number("final_logit_softcapping", over=0, default=None),
+        }
+    )
+
+
+ARCHITECTURES = [
+    decoder_family(
+        "Gemma2ForCausalLM",
+        ["google/gemma-2-2b-it"],
+        gemma2_fields,
+        names=WeightNames(layer=SANDWICH_NORMS),
+    )
+]
+"""The architectures of this module, for the registry."""

@@ -1,0 +1,69 @@
+"""MPT: ALiBi, layer norms without a bias."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max.pipelines.architectures.decoder_family import decoder_family
+from max.pipelines.architectures.gpt_names import GPT_KEYS
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.models.alibi import alibi_slopes
+from max.pipelines.models.config_fields import Fields, base_fields
+from max.pipelines.models.norms import NormForm
+from max.pipelines.models.weight_names import WeightNames
+
+__all__ = ["ARCHITECTURES"]
+
+
+_KEYS = {
+    **GPT_KEYS,
+    "hidden_size": "d_model",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "max_position_embeddings": "max_seq_len",
+    "hidden_act": "",
+}
+
+
+def mpt_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of an MPT's config."""
+    fields = base_fields(
+        config, keys, _KEYS, tied=True, gated=False, activation="gelu", eps=1e-5, rotates=False
+    )
+    attention = keys.object("attn_config") or ConfigKeys({})
+    if not attention.flag("alibi", True):
+        raise attention.error("alibi", "true: learned positions of MPT are not supported")
+    for name in ("prefix_lm", "qk_ln"):
+        if attention.flag(name):
+            raise attention.error(name, "false: it is not supported")
+    if not keys.flag("no_bias", True):
+        raise keys.error("no_bias", "true: biases of MPT are not supported")
+    largest = attention.number("alibi_bias_max", over=0, default=8)
+    return fields | {
+        "intermediate_size": 4 * fields["hidden_size"],
+        "activation": "gelu",
+        "alibi_slopes": alibi_slopes(fields["num_heads"], largest, interleaved=True),
+        "norm": NormForm("layer"),
+        "clip_qkv": attention.number("clip_qkv", over=0, default=None),
+        "attention_multiplier": attention.number("softmax_scale", over=0, default=None),
+    }
+
+
+NAMES = WeightNames(
+    prefix="transformer.",
+    layers="blocks.",
+    top={"wte": "embed_tokens", "norm_f": "norm"},
+    layer={
+        "norm_1": "input_layernorm",
+        "norm_2": "post_attention_layernorm",
+        "attn.Wqkv": "self_attn.qkv_proj",
+        "attn.out_proj": "self_attn.o_proj",
+        "ffn": "mlp",
+    },
+)
+
+ARCHITECTURES = [
+    decoder_family("MPTForCausalLM", ["mosaicml/mpt-7b"], mpt_fields, names=NAMES, rotates=False),
+    decoder_family("MptForCausalLM", ["mosaicml/mpt-7b"], mpt_fields, names=NAMES, rotates=False),
+]
+"""The architectures of this module, for the registry."""
