@@ -133,6 +133,7 @@ CASES: dict[str, Case] = {
         head_dim=8,
         sliding_window=WINDOW,
         query_pre_attn_scalar=8,
+        tie_word_embeddings=True,
         attn_logit_softcapping=2.0,
         final_logit_softcapping=3.0,
     ),

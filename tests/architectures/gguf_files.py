@@ -134,7 +134,8 @@ def write(path: Path, model: Any, arch: str, extra: Callable[[gguf.GGUFWriter], 
     for name, value in _stacked(state).items():
         if tied and name == "lm_head.weight":
             continue
-        own = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        stems = name, name.removeprefix("transformer.")
+        own = next((n for s in stems if (n := names.get_name(s, (".weight", ".bias")))), None)
         assert own is not None, name
         writer.add_tensor(own, _converted(name, value, arch, config))
     writer.write_header_to_file()

@@ -48,7 +48,7 @@ def falcon_fields(config: Any, keys: ConfigKeys) -> Fields:
     return fields | {
         "num_kv_heads": kv_heads,
         "intermediate_size": keys.integer("ffn_hidden_size", 1, LONGEST_SEQUENCE, 4 * hidden),
-        "alibi_slopes": alibi_slopes(heads) if alibi else None,
+        "alibi_slopes": alibi_slopes(heads, factor=fields["head_dim"] ** -0.5) if alibi else None,
         "norm": NormForm("layer", bias=True),
         "norm_places": ("attention_input",) if one else ("attention_input", "mlp_input"),
         "parallel": parallel,
