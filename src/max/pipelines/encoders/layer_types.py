@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from max.pipelines.checkpoints.config_keys import ConfigKeys
-from max.pipelines.models.decoder_config import full_attention_layers
+from max.pipelines.models.config_fields import layers_of_type
 from max.pipelines.models.rope import RopeConfig
 
 __all__ = ["full_attention_every", "read_ropes"]
@@ -24,7 +24,7 @@ def full_attention_every(
         ModelFilesError: ``layer_types`` does not fit.
     """
     default = frozenset(i for i in range(num_layers) if (i + offset) % every == 0)
-    return full_attention_layers(keys, num_layers, default)
+    return layers_of_type(keys, num_layers, default)
 
 
 def read_ropes(
