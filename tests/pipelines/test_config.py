@@ -18,6 +18,7 @@ from max.pipelines import (
     SupportedArchitecture,
     SupportedEncoding,
 )
+from max.pipelines.config.host_memory import available_memory
 from max.pipelines.config.options import options_of
 from max.pipelines.core import ConfigError, ModelFilesError, UserError
 from max.pipelines.lib.config import AudioGenerationConfig, PrependPromptSpeechTokens
@@ -227,7 +228,46 @@ def test_a_length_that_nobody_asked_for_fits_the_memory(fake, monkeypatch, caplo
         assert config(fake).max_length == 384
         assert config(fake, max_batch_size=7).max_length == 384
     assert "max_length is 384 (--max-length sets it)" in caplog.text
-    assert config(fake, max_length=512).max_length == 512, "who asks is told when it does not fit"
+    caplog.clear()
+    assert config(fake, max_length=512).max_length == 384
+    assert "one sequence of 512 tokens does not fit into memory; max_length is 384" in caplog.text
+    assert config(fake, max_length=128, max_batch_size=7).max_batch_size == 3
+    assert "has 3 pages of 128 tokens, and max_batch_size is 7" in caplog.text
+
+
+def test_a_model_that_does_not_fit_is_refused_with_a_plan(fake, monkeypatch):
+    size = config(fake).model_config.weights_size()
+    monkeypatch.setattr(PipelineConfig, "free_memory", lambda self: size)
+    with pytest.raises(
+        ConfigError, match="does not fit into memory: .* of weights and .* of KV cache"
+    ) as error:
+        config(fake)
+    assert "Take a smaller model, or free" in error.value.remedy
+    monkeypatch.setattr(
+        MAXModelConfig,
+        "weights_size",
+        lambda self, kind=None: 9 * 2**30 if kind is None else 3 * 2**30,
+    )
+    monkeypatch.setattr(PipelineConfig, "free_memory", lambda self: 5 * 2**30)
+    with pytest.raises(
+        ConfigError, match=r"9.0 GiB of weights .* 4.5 GiB are available \(5.0 GiB are free"
+    ) as error:
+        config(fake)
+    assert error.value.remedy == "--quantize q8_0 would fit: 3.0 GiB of weights."
+
+
+def test_the_memory_that_programs_can_have(tmp_path):
+    assert available_memory(tmp_path) is None
+    for folder in ("proc", "sys/fs/cgroup"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   8 kB\n")
+    assert available_memory(tmp_path) == 8192
+    group = tmp_path / "sys/fs/cgroup"
+    for limit, current, expected in (("max", 1, 8192), ("6000", 5000, 1700), ("6000", 9000, 0)):
+        (group / "memory.max").write_text(limit)
+        (group / "memory.current").write_text(f"{current}\n")
+        (group / "memory.stat").write_text("anon 3\ninactive_file 700\n")
+        assert available_memory(tmp_path) == expected
 
 
 def test_the_device_is_named_where_nobody_did() -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import gguf
+import hypothesis.strategies as st
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given
 from safetensors.numpy import load_file, save_file
 
 from max._interpreter.quantised import unpack
@@ -277,6 +280,29 @@ def test_mistakes(name):
     parts, config, message = MISTAKES[name]
     with pytest.raises(ModelFilesError, match=message):
         convert_quantised(state(**parts), config)
+
+
+@given(st.data())
+def test_parts_that_lie(data):
+    """Parts of any dtype and shape, and settings of any size: an error of the checkpoint, or weights; nothing large is allocated."""
+    names = ["weight", "qweight", "qzeros", "scales", "weight_scale", "weight_scale_inv", "weight_packed", "weight_shape", "SCB",
+             "weight__absmax", "weight__quant_map", "weight__nested_absmax", "weight__nested_quant_map"]  # fmt: skip
+    dtypes = [np.int8, np.uint8, np.int32, np.float32, np.int64, ml_dtypes.float8_e4m3fn, ml_dtypes.bfloat16]  # fmt: skip
+    parts: dict[str, np.ndarray] = {}
+    for name in data.draw(st.lists(st.sampled_from(names), unique=True)):
+        shape = data.draw(st.sampled_from([(4, 64), (64, 4), (3, 32), (16,), (2,), (256,), (4, 1), (1,), (0, 3), (2, 3, 16)]))  # fmt: skip
+        parts[name] = np.ones(shape, data.draw(st.sampled_from(dtypes)))
+    sizes = st.sampled_from([0, 1, 2, 8, 64, 512, 10**13, -1])
+    settings = {"shape": [data.draw(sizes), data.draw(sizes)], "blocksize": data.draw(sizes), "nested_blocksize": data.draw(sizes), "nested_offset": 0.5}  # fmt: skip
+    if data.draw(st.booleans()):
+        parts["weight__quant_state__bitsandbytes__nf4"] = np.frombuffer(json.dumps(settings).encode(), np.uint8)  # fmt: skip
+    config = {"quant_method": data.draw(st.sampled_from(METHODS)), "bits": data.draw(st.sampled_from([3, 4])),
+              "weight_block_size": data.draw(st.sampled_from([None, [2, 2], [128, 128], [64], "x", [10**13, 1]]))}  # fmt: skip
+    if config["quant_method"] == "awq":
+        config["bits"] = 4
+    with suppress(ModelFilesError):
+        for value in convert_quantised(state(**parts), config).values():
+            assert np.prod(value.shape) < 10**6
 
 
 def test_all_methods_are_documented():

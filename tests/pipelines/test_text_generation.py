@@ -203,9 +203,8 @@ def test_log_softmax_of_extremes():
 
 def test_a_cache_that_is_too_small_says_so(fake, monkeypatch):
     monkeypatch.setattr(PipelineConfig, "available_cache_memory", lambda self: 100)
-    with pytest.raises(UserError, match="one sequence of max_length 512 needs") as error:
+    with pytest.raises(UserError, match="does not fit into memory: .* for a page of 128 tokens"):
         pipeline_of(fake, max_length=512)
-    assert "--max-length" in error.value.remedy
 
 
 def fails_with(error: Exception, monkeypatch):

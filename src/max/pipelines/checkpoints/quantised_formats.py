@@ -68,12 +68,20 @@ def convert_quantised(weights: Mapping[str, Any], config: Config) -> dict[str, W
         raise ModelFilesError(
             f"the checkpoint is of {method}, and lacks the weight {error.args[0]!r}", _REMEDY
         ) from error
-    except ValueError as error:
+    except (ValueError, IndexError, TypeError) as error:
         raise ModelFilesError(f"a weight of {method} does not fit: {error}", _REMEDY) from error
 
 
 def _array(value: WeightData) -> Array:
     return Tensor.from_dlpack(value.data).to_numpy()
+
+
+def _words(state: Mapping[str, WeightData], name: str) -> Array:
+    """A matrix of int32 words."""
+    words = _array(state[name])
+    if words.dtype != np.int32 or words.ndim != 2:
+        raise ValueError(f"{name} is {words.dtype} {list(words.shape)}, expected an int32 matrix")
+    return words
 
 
 def _floats(value: WeightData) -> Array:
@@ -156,8 +164,8 @@ def _as_gptq(state: dict[str, WeightData], stem: str, q: Array, stored_zeros: Ar
 def _gptq_of_3_bits(state: dict[str, WeightData], config: Config) -> dict[str, WeightData]:
     less = 0 if config.get("checkpoint_format") == "gptq_v2" else 1
     for stem in _stems(state, ".qweight"):
-        q = unpack_words(_array(state[f"{stem}.qweight"]), 3)
-        stored = unpack_words(np.ascontiguousarray(_array(state[f"{stem}.qzeros"]).T), 3).T
+        q = unpack_words(_words(state, f"{stem}.qweight"), 3)
+        stored = unpack_words(np.ascontiguousarray(_words(state, f"{stem}.qzeros").T), 3).T
         zeros = stored + less & 7
         _as_gptq(state, stem, q, zeros - less & 15)
     return state
@@ -176,8 +184,8 @@ def _awq(state: dict[str, WeightData], config: Config) -> dict[str, WeightData]:
         return (words.view(np.uint32)[..., None] >> shifts & 15).reshape(len(words), -1)
 
     for stem in _stems(state, ".qweight"):
-        zeros = in_order(_array(state[f"{stem}.qzeros"])).astype(np.int32)
-        q = in_order(_array(state[f"{stem}.qweight"]))
+        zeros = in_order(_words(state, f"{stem}.qzeros")).astype(np.int32)
+        q = in_order(_words(state, f"{stem}.qweight"))
         # GPTQ stores zero points less 1
         _as_gptq(state, stem, q, zeros - 1 & 15)
     return state
@@ -222,8 +230,9 @@ def _compressed_tensors(state: dict[str, WeightData], config: Config) -> dict[st
 def _pack_quantised(state: dict[str, WeightData], stem: str) -> None:
     """4 bits, 8 to a word along inputs, less 8, with a scale a group of inputs: blocks of Q4_0."""
     name = f"{stem}.weight"
-    outputs, inputs = (int(size) for size in _array(state.pop(f"{stem}.weight_shape")))
-    words = _array(state.pop(f"{stem}.weight_packed"))
+    outputs, inputs = (int(size) for size in _array(state.pop(f"{stem}.weight_shape")).reshape(-1))
+    words = _words(state, f"{stem}.weight_packed")
+    del state[f"{stem}.weight_packed"]
     scales = _floats(state.pop(f"{stem}.weight_scale"))
     if f"{stem}.weight_zero_point" in state or f"{stem}.weight_g_idx" in state:
         raise _refuse(f"packed integers with zero points or g_idx ({stem})")
@@ -278,7 +287,7 @@ def _four_bits(state: dict[str, WeightData], name: str, mark: str) -> WeightData
         shape, size = [int(s) for s in settings["shape"]], int(settings["blocksize"])
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{mark} is no JSON object with shape and blocksize: {error}") from error
-    packed = _array(state[name]).reshape(-1)
+    packed = _array(state[name]).reshape(-1).view(np.uint8)
     levels = _floats(state.pop(f"{name}.quant_map")).reshape(-1)
     largest = state.pop(f"{name}.absmax")
     if len(shape) != 2 or shape[0] * shape[1] != 2 * packed.size or len(levels) != 16 or size < 1:
@@ -288,14 +297,17 @@ def _four_bits(state: dict[str, WeightData], name: str, mark: str) -> WeightData
         inner_levels = _floats(state.pop(f"{name}.nested_quant_map")).reshape(-1)
         numbers = _array(largest).reshape(-1)
         step = int(settings["nested_blocksize"])
-        scales = inner_levels[numbers] * np.repeat(inner, step)[: len(numbers)]
+        if step < 1 or len(inner) != -(-len(numbers) // step) or len(inner_levels) != 256:
+            raise ValueError(f"{name}: {len(inner)} maxima of {len(numbers)} in blocks of {step}")
+        scales = inner_levels[numbers] * np.repeat(inner, min(step, len(numbers)))[: len(numbers)]
         scales = scales + np.float32(settings["nested_offset"])
     else:
         scales = _floats(largest).reshape(-1)
     if len(scales) != -(-2 * packed.size // size):
         raise ValueError(f"{name}: {len(scales)} maxima of blocks of {size} for {shape}")
     numbers = np.stack([packed >> 4, packed & 15], -1).reshape(-1)
-    values = (levels[numbers] * np.repeat(scales, size)[: len(numbers)]).reshape(shape)
+    spread = np.repeat(scales, min(size, len(numbers)))[: len(numbers)]
+    values = (levels[numbers] * spread).reshape(shape)
     if shape[1] % 32:
         return _bfloat16(name, values)
     return _blocks(name, encode(values, "Q8_0"), "Q8_0")

@@ -450,14 +450,19 @@ class MAXModelConfig(StrictConfig):
             return fitting or names
         return files.get(WeightsFormat.pytorch, [])
 
-    def weights_size(self) -> int:
-        """The bytes of the weights in memory."""
+    def weights_size(self, quantize: str | None = None) -> int:
+        """The bytes of the weights in memory.
+
+        Args:
+            quantize: What float matrices would be quantised to; the configuration's by default.
+        """
+        kind = quantize or self.quantize
         total = 0
         for path in self.weight_paths():
             readers = {".safetensors": read_safetensors_header, ".gguf": read_gguf_entries}
             if path.suffix in readers and self.quantization_encoding is not None:
                 entries = readers[path.suffix](path)
-                total += bytes_of(entries, self.quantization_encoding, self.quantize)
+                total += bytes_of(entries, self.quantization_encoding, kind)
             else:
                 total += path.stat().st_size
         return total

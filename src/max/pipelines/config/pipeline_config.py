@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from max.graph.quantization import QuantizationEncoding
 from max.pipelines.config.enums import PipelineRole
+from max.pipelines.config.host_memory import available_memory
 from max.pipelines.config.model_config import (
     KVCacheConfig,
     MAXModelConfig,
@@ -276,16 +277,21 @@ class PipelineConfig(StrictConfig):
         self._resolved = True
 
     def available_cache_memory(self) -> int:
-        """Bytes for the KV cache: the share of the free memory, minus the weights.
+        """Bytes for the KV cache: the share of the available memory, minus the weights; 0 where these take it all.
 
-        4 GiB on a machine that does not report its free memory.
+        4 GiB on a machine that does not report its memory.
         """
-        free = self.model_config.devices[0].stats.get("free_memory")
-        if not free:
+        free = self.free_memory()
+        if free is None:
             return 4 << 30
         share = int(free * self.kv_cache_config.device_memory_utilization)
-        # weights in the page cache already count as used memory: keep at least a quarter
-        return max(share - self.model_config.weights_size(), share // 4)
+        return max(share - self.model_config.weights_size(), 0)
+
+    def free_memory(self) -> int | None:
+        """Bytes that programs can have on the first device, cached files that the system would drop included; None if unknown."""
+        device = self.model_config.devices[0]
+        available = available_memory() if device.is_host else None
+        return available or device.stats.get("free_memory") or None
 
     def retrieve_chat_template(self) -> str | None:
         """The text of the user's chat template; None without one.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 
 from max.pipelines.checkpoints.encodings import SupportedEncoding
 from max.pipelines.checkpoints.huggingface_config import MissingKeyError
@@ -11,8 +10,8 @@ from max.pipelines.config.enums import RopeType
 from max.pipelines.config.model_config import PLAIN_FLOATS
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ConfigError, ModelFilesError, UserError
-from max.pipelines.models.kv_cache import KVCacheMixin
 from max.pipelines.registry.architecture import SupportedArchitecture
+from max.pipelines.registry.memory_plan import fit_to_memory
 from max.pipelines.registry.registry import PIPELINE_REGISTRY
 
 logger = logging.getLogger("max.pipelines")
@@ -45,10 +44,8 @@ def resolve(config: PipelineConfig) -> None:
     config.model_config.resolve_devices()
     _resolve_encoding(config, architecture)
     _resolve_arguments(config, architecture)
-    length_is_open = config.max_length is None
     _resolve_length(config, architecture)
-    if length_is_open:
-        _fit_length(config, architecture)
+    fit_to_memory(config, architecture)
     _resolve_batch(config, architecture)
 
 
@@ -129,33 +126,3 @@ def _resolve_batch(config: PipelineConfig, architecture: SupportedArchitecture) 
             config.kv_cache_config,
             encoding.cache_dtype,
         )
-
-
-def _fit_length(config: PipelineConfig, architecture: SupportedArchitecture) -> None:
-    """Shortens a ``max_length`` that the user did not set to the length that the memory holds."""
-    pipeline_model, model = architecture.pipeline_model, config.model_config
-    encoding = model.quantization_encoding
-    if config.max_length is None or encoding is None:
-        return
-    if not issubclass(pipeline_model, KVCacheMixin):
-        return
-    needed = pipeline_model.estimate_kv_cache_size(
-        config,
-        sys.maxsize,
-        model.devices,
-        model.huggingface_config,
-        config.kv_cache_config,
-        encoding.cache_dtype,
-    ) // (config.max_batch_size or 1)
-    available = config.available_cache_memory()
-    page = config.kv_cache_config.kv_cache_page_size
-    pages = -(-config.max_length // page)
-    fitting = available // max(needed // pages, 1)
-    if fitting < pages and fitting >= 1:
-        logger.warning(
-            "the KV cache of one sequence of %d tokens does not fit into memory; max_length is "
-            "%d (--max-length sets it)",
-            config.max_length,
-            fitting * page,
-        )
-        config.max_length = fitting * page
