@@ -11,6 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from max.entrypoints.cli import cli
+from max.entrypoints.cli.errors import report
+from max.entrypoints.llm import LLM
 from max.interfaces import (
     PipelineTask,
     RequestID,
@@ -167,3 +170,25 @@ def test_masks_have_a_bit_a_token(masks: list[int], vocabulary: int) -> None:
         word = masks[token // 32] if token < 64 else (-1 if masks == [-1, -1] else 0)
         assert allowed[0, token] == bool(word >> (token % 32) & 1)
     assert allowed[1].all() and allowed.shape == (2, vocabulary)
+
+
+def test_llm_and_max_generate(capsys) -> None:
+    llm = LLM(PipelineConfig(model_path=str(TINY), max_length=128))
+    (text,) = llm.generate("x", 30, use_tqdm=False, grammar=grammar.of_choices(["yes", "no"]))
+    assert text in ("yes", "no")
+    options = [
+        "generate",
+        "--model",
+        str(TINY),
+        "--prompt",
+        "x",
+        "--no-stats",
+        "--max-length",
+        "128",
+    ]
+    assert report(cli, [*options, "--regex", "[0-9]{3}"]) == 0
+    assert re.fullmatch(r"[0-9]{3}\n", capsys.readouterr().out)
+    assert report(cli, [*options, "--regex", "("]) == 2
+    assert "regular expression is invalid" in capsys.readouterr().err
+    assert report(cli, [*options, "--regex", "a", "--json-schema", "{}"]) == 2
+    assert "give one" in capsys.readouterr().err

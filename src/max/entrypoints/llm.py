@@ -61,6 +61,8 @@ class LLM:
         prompts: str | Sequence[str],
         max_new_tokens: int | None = 100,
         use_tqdm: bool = True,
+        *,
+        grammar: str | None = None,
     ) -> Sequence[str]:
         """Continues texts. No chat template is applied.
 
@@ -71,6 +73,8 @@ class LLM:
             max_new_tokens: The most tokens to generate for each; None: until the text ends or the
                 context is full.
             use_tqdm: Whether to show a progress bar on stderr.
+            grammar: The grammar that each continuation matches, made by a function of
+                ``max.pipelines.structured.grammar``, such as ``of_json_schema({...})``; None: any text.
 
         Returns:
             A continuation for each text, in their order.
@@ -85,7 +89,7 @@ class LLM:
         for text in texts:
             if not isinstance(text, str):
                 raise ValueError(f"LLM.generate: a prompt is {text!r}; expected a text")
-        contexts = run_async(self._contexts(texts, max_new_tokens))
+        contexts = run_async(self._contexts(texts, max_new_tokens, grammar))
         pieces = {
             context.request_id: RequestText(self._decode, context.eos_token_ids)
             for context in contexts
@@ -99,11 +103,11 @@ class LLM:
         return [generated[context.request_id] for context in contexts]
 
     async def _contexts(
-        self, texts: list[str], max_new_tokens: int | None
+        self, texts: list[str], max_new_tokens: int | None, grammar: str | None
     ) -> list[TextGenerationContext]:
         model = self._config.model_config
         given = SamplingParamsInput(max_new_tokens=max_new_tokens)
-        return [
+        contexts = [
             await self._tokenizer.new_context(
                 TextGenerationRequest(
                     request_id=RequestID(),
@@ -114,6 +118,9 @@ class LLM:
             )
             for text in texts
         ]
+        for context in contexts:
+            context.grammar = grammar
+        return [*contexts]
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return self._tokenizer.decode_now(tokens, skip_special_tokens=True)

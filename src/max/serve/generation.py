@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from max.pipelines.generation.protocol import GenerationRequest
+from max.pipelines.generation.protocol import GenerationRequest, TokensGenerated
 from max.serve.metrics import ServerMetrics
 from max.serve.model import ServedModel
 from max.serve.text import GeneratedText, TextPiece
@@ -94,6 +94,8 @@ async def generate_text(
                 text, tokens = _new_text(model, sequence), 0
                 yield event
                 continue
+            if not isinstance(event, TokensGenerated):
+                continue  # of encoders
             now = time.perf_counter()
             if tokens == 0:
                 metrics.time_to_first_token.observe((now - begin) * 1e3)

@@ -44,6 +44,8 @@ class ServedModel:
         self.name, self.config, self.engine, self.admission = name, config, engine, admission
         self.tokenizer, self.tool_parser = tokenizer, tool_parser
         self.created = int(time.time())
+        self.encodes = False
+        """Whether it makes vectors and scores of texts; else it generates text."""
 
     @property
     def max_length(self) -> int:
@@ -180,6 +182,11 @@ class ServedModel:
         Raises:
             ApiError: It does not fit the model.
         """
+        if self.encodes:
+            raise ApiError(
+                f"{self.name} makes vectors and scores; ask for /v1/embeddings, /rerank or /score",
+                param="model",
+            )
         try:
             context = await self.tokenizer.new_context(request)
         except ValueError as error:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from max.pipelines.config.pipeline_config import PipelineConfig
+from max.interfaces import PipelineTask
 from max.serve.admission import Admission
 from max.serve.http.app import build_app
 from max.serve.http.metrics_listener import start_metrics_listener
@@ -22,6 +22,7 @@ from max.serve.metrics import ServerMetrics
 from max.serve.model import ServedModel
 from max.serve.settings import ServerSettings, WorkerSettings
 from max.serve.worker.client import EngineClient
+from max.serve.worker.config import served_config
 from max.serve.worker.process import WorkerProcess
 
 logger = logging.getLogger("max.serve")
@@ -104,12 +105,13 @@ async def _serve(
         metrics = ServerMetrics()
         state = ServerState(settings, metrics)
         # the worker loads the weights meanwhile
-        config = await asyncio.to_thread(lambda: PipelineConfig(**worker_settings.config))
+        config, task = await asyncio.to_thread(served_config, worker_settings.config)
         admission = Admission(1, settings.max_queue)
         name = settings.served_model_name or config.model_config.model_name
         model = await asyncio.to_thread(
             ServedModel, name, config, engine, admission, settings.tool_parser
         )
+        model.encodes = task is PipelineTask.EMBEDDINGS_GENERATION
         state.models[name] = model
         _add_gauges(state, model)
         app = build_app(state)

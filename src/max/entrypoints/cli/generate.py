@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -41,6 +42,13 @@ from max.pipelines.sampling.defaults import sampling_params_for
     help="Runs before the timed one, without output, so that the timing has no first-time costs.",
 )
 @click.option("--stats/--no-stats", default=True, help="Print the timing on stderr at the end.")
+@click.option(
+    "--json-schema", metavar="TEXT", help="The text is JSON of this schema; @FILE reads it."
+)
+@click.option("--regex", metavar="TEXT", help="The text matches this regular expression.")
+@click.option(
+    "--grammar", metavar="TEXT", help="The text matches this Lark or GBNF grammar; @FILE."
+)
 @sampling_options
 @config_options
 @log_level_option
@@ -49,6 +57,7 @@ def generate(prompt: str, chat: bool, num_warmups: int, stats: bool, **options: 
 
     The text goes to stdout as it is generated; progress and timing go to stderr.
     """
+    grammar = _grammar(options.pop("json_schema"), options.pop("regex"), options.pop("grammar"))
     values = given(options)
     sampling = sampling_input(values)
     if values.pop("enable_echo", False):
@@ -68,7 +77,7 @@ def generate(prompt: str, chat: bool, num_warmups: int, stats: bool, **options: 
         except ValueError as error:
             raise click.UsageError(str(error).removeprefix("SamplingParams: ")) from error
     model = config.model_config
-    runner = Runner(config, params)
+    runner = Runner(config, params, grammar)
     context = runner.context(
         prompt, chat
     )  # reports a prompt that is too long before the model is loaded
@@ -92,6 +101,28 @@ def generate(prompt: str, chat: bool, num_warmups: int, stats: bool, **options: 
         click.echo(timing.summary(), err=True)
 
 
+def _grammar(json_schema: str | None, regex: str | None, text: str | None) -> str | None:
+    """The grammar of the options; None without one."""
+    from max.pipelines.structured import grammar
+
+    options = {
+        "--json-schema": (grammar.of_json_schema, json_schema),
+        "--regex": (grammar.of_regex, regex),
+        "--grammar": (grammar.of_grammar, text),
+    }
+    chosen = [(name, *option) for name, option in options.items() if option[1] is not None]
+    if len(chosen) > 1:
+        raise click.UsageError(f"{chosen[0][0]} and {chosen[1][0]} are given; give one")
+    for name, make, value in chosen:
+        if name != "--regex" and value is not None and value.startswith("@"):
+            try:
+                value = Path(value[1:]).read_text(encoding="utf-8")
+            except OSError as error:
+                raise click.UsageError(f"{name} {value}: {error.strerror}") from error
+        return make(value or "")
+    return None
+
+
 def _from_stdin() -> str:
     """All of stdin; the tokenizer reports bytes that are not UTF-8."""
     if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]
@@ -102,11 +133,13 @@ def _from_stdin() -> str:
 class Runner:
     """A model and one request at a time."""
 
-    def __init__(self, config: PipelineConfig, params: SamplingParams) -> None:
+    def __init__(
+        self, config: PipelineConfig, params: SamplingParams, grammar: str | None = None
+    ) -> None:
         from max.pipelines.registry.registry import PIPELINE_REGISTRY
         from max.pipelines.tokenization.tokenizer import TextTokenizer
 
-        self.config, self.params = config, params
+        self.config, self.params, self._grammar = config, params, grammar
         tokenizer, self._factory = PIPELINE_REGISTRY.retrieve_factory(
             config, PipelineTask.TEXT_GENERATION
         )
@@ -135,7 +168,9 @@ class Runner:
         )
         if not prompt:
             raise InputError("the prompt is empty", "Give a text with --prompt.")
-        return run_async(self.tokenizer.new_context(request))
+        context = run_async(self.tokenizer.new_context(request))
+        context.grammar = self._grammar
+        return context
 
     def conversation(self, messages: list[Any]) -> TextGenerationContext:
         """The initial state of a request to answer a conversation.

@@ -124,9 +124,6 @@ def serve(context: click.Context, **options: Any) -> None:
     config = given(options)
     if not config.get("model_path"):
         raise CommandError("no model is given", "Give one with --model, a folder or a name.")
-    # a prompt that is read must not stop the others, whatever its length
-    config.setdefault("enable_in_flight_batching", True)
-    config.setdefault("prefill_chunk_size", 512)
     level = context.find_root().meta.get("log_level", "warning")
     worker_settings = WorkerSettings(config, level)
     # each import of these takes a while: the worker, a process of its own, starts before the last

@@ -12,7 +12,7 @@ from max.interfaces import EmbeddingsGenerationInputs, PipelineTask
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ConfigError, InputError, did_you_mean
-from max.pipelines.encoders.context import EncoderTokenizer
+from max.pipelines.encoders.context import EncoderTokenizer, TextEmbeddingContext
 from max.pipelines.encoders.embeddings_pipeline import EmbeddingsPipeline
 from max.pipelines.encoders.encoder_model import EncoderModel
 from max.pipelines.encoders.sentence_files import read_scores_activation, read_sentence_files
@@ -67,7 +67,7 @@ class TextEncoder:
         return list(self._files.prompts)
 
     def encode(
-        self, texts: str | Sequence[str], prompt_name: str | None = None
+        self, texts: str | Sequence[str | Sequence[int]], prompt_name: str | None = None
     ) -> Floats | list[Floats]:
         """The vectors of texts.
 
@@ -76,7 +76,7 @@ class TextEncoder:
         taken.
 
         Args:
-            texts: A text, or a list of texts.
+            texts: A text, or a list of texts or of their tokens; tokens get no prompt, and are not cut off.
             prompt_name: The name of a prompt of the model, which is put before each text; by default the one
                 that the model names, if it does.
 
@@ -89,7 +89,7 @@ class TextEncoder:
         """
         given = [texts] if isinstance(texts, str) else list(texts)
         prompt = self._prompt(prompt_name)
-        rows = self._run([prompt + text for text in given])
+        rows = self._run([prompt + t if isinstance(t, str) else list(t) for t in given])
         # rows of tokens have two axes
         return np.stack(rows) if rows[0].ndim == 1 else rows
 
@@ -151,11 +151,20 @@ class TextEncoder:
             )
         return prompt
 
-    def _run(self, texts: Sequence[str | tuple[str, str]]) -> list[Floats]:
+    def _run(self, texts: Sequence[str | tuple[str, str] | list[int]]) -> list[Floats]:
         """The model's results, in the order of the texts."""
         if not texts:
             raise InputError("there are no texts", "Give at least one.")
-        contexts = self._tokenizer.contexts(texts, self._model_config.model_name)
+        name = self._model_config.model_name
+        of_texts = iter(
+            self._tokenizer.contexts([t for t in texts if not isinstance(t, list)], name)
+        )
+        contexts = [
+            TextEmbeddingContext(np.asarray(self._tokenizer.encode_now(text), np.int64), None, name)
+            if isinstance(text, list)
+            else next(of_texts)
+            for text in texts
+        ]
         batch = {context.request_id: context for context in contexts}
         outputs = self._pipeline.execute(EmbeddingsGenerationInputs([{**batch}]))
         return [

@@ -19,7 +19,7 @@ from max.serve.http.middleware import Gate
 from max.serve.http.state import ServerState, json_response
 from max.serve.http.validation import validation_error
 from max.serve.ollama import routes as ollama
-from max.serve.openai import chat, completions, models, responses
+from max.serve.openai import chat, completions, embeddings, models, responses
 from max.serve.web import routes as web
 
 
@@ -42,7 +42,17 @@ def build_app(state: ServerState) -> ASGIApp:
         redoc_url=None,
     )
     app.state.server = state
-    for module in (health, tokens, chat, completions, models, responses, messages, ollama):
+    for module in (
+        health,
+        tokens,
+        embeddings,
+        chat,
+        completions,
+        models,
+        responses,
+        messages,
+        ollama,
+    ):
         app.include_router(module.router)
     if state.settings.web_page:
         app.include_router(web.router)

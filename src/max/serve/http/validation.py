@@ -36,5 +36,8 @@ _UNION_MEMBERS = frozenset({"str", "int", "float", "bool", "list", "dict"})
 
 
 def _nearest(errors: Sequence[Any]) -> Any:
-    """Of the errors of a union's members the one that went deepest: that member was meant."""
-    return max(errors, key=lambda error: len(error["loc"]))
+    """Of the errors of a union's members the one that went deepest: that member was meant.
+
+    Of equal ones one of a value rather than of a type.
+    """
+    return max(errors, key=lambda error: (len(error["loc"]), not error["type"].endswith("_type")))

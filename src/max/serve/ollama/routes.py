@@ -21,13 +21,15 @@ from max.serve.chat.parts import PlainParser
 from max.serve.chat.prompt import Conversation, prepare
 from max.serve.chat.run import Answer, ChatJob, stream_answers
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
+from max.serve.encoding import encode_texts, token_counts
 from max.serve.errors import ApiError, of_user_error
 from max.serve.generation import RunOptions, TextSequence
 from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import CLIENT_CLOSED, event_stream, unless_disconnected
 from max.serve.http.validation import validation_error
 from max.serve.model import ServedModel
-from max.serve.ollama.schemas import ChatBody, GenerateBody, OllamaOptions, ShowBody
+from max.serve.ollama.schemas import ChatBody, EmbedBody, GenerateBody, OllamaOptions, ShowBody
+from max.serve.openai.embeddings import inputs_of, shortened
 from max.serve.openai.wire import encode_json, new_id
 
 router = APIRouter(prefix="/api", tags=["Ollama"])
@@ -223,6 +225,33 @@ async def generate(request: Request) -> Response:
             ),
         )
     return await _respond(request, state, job, head, body.stream is not False, _generate_part)
+
+
+@router.post("/embed")
+async def embed(request: Request) -> Response:
+    """The vectors of texts; texts that are too long are cut off, unless ``truncate`` is false.
+
+    Args:
+        request: The connection.
+    """
+    body = await _body(request, EmbedBody)
+    state = state_of(request, body)
+    model = _model(state, body.model)
+    texts = inputs_of(body.input)
+    begin = time.perf_counter()
+    counts = await token_counts(model, texts, truncate=body.truncate is not False)
+    vectors = await unless_disconnected(request, encode_texts(model, state, texts))
+    if vectors is None:
+        return Response(status_code=CLIENT_CLOSED)
+    return json_response(
+        {
+            "model": body.model,
+            "embeddings": shortened(vectors, body.dimensions).tolist(),
+            "total_duration": int((time.perf_counter() - begin) * 1e9),
+            "load_duration": 0,
+            "prompt_eval_count": sum(counts),
+        }
+    )
 
 
 def _chat_part(answer: Answer) -> dict[str, Any]:

@@ -100,6 +100,17 @@ class GenerateBody(StrictBody):
     keep_alive: float | str | None = None
 
 
+class EmbedBody(StrictBody):
+    """The body of ``/api/embed``."""
+
+    model: str
+    input: str | list[str]
+    truncate: bool | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    options: OllamaOptions | None = None
+    keep_alive: float | str | None = None
+
+
 class ShowBody(StrictBody):
     """The body of ``/api/show``."""
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from max.pipelines.generation.channel import Channel
 from max.pipelines.generation.protocol import (
@@ -25,6 +25,7 @@ from max.pipelines.generation.protocol import (
     Shutdown,
     TokensGenerated,
 )
+from max.serve.worker.encoder_messages import EncodeRequest, RankRequest, TextsEncoded
 
 logger = logging.getLogger("max.serve")
 
@@ -39,7 +40,7 @@ class Worker(Protocol):
     """A started worker process; ``WorkerProcess`` implements it."""
 
     @property
-    def channel(self) -> Channel[Event, Command]:
+    def channel(self) -> Channel[Any, Any]:
         """The users' end of the channel."""
         ...
 
@@ -92,7 +93,9 @@ class Repeated:
     """Tells that a request is run again from its prompt: what came before is void."""
 
 
-_Item: TypeAlias = "TokensGenerated | RequestFailed | Repeated | Exception"
+_Item: TypeAlias = "TokensGenerated | TextsEncoded | RequestFailed | Repeated | Exception"
+WorkerRequest: TypeAlias = GenerationRequest | EncodeRequest | RankRequest
+"""What a worker runs."""
 
 
 @dataclass
@@ -108,7 +111,7 @@ class _OpenRequest:
         started: Whether tokens have arrived.
     """
 
-    request: GenerationRequest
+    request: WorkerRequest
     repeatable: bool
     events: deque[_Item] = field(default_factory=deque)
     news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -137,7 +140,7 @@ class EngineClient:
         self._changed = asyncio.Event()
         self._failed_starts = 0
         self._error: ErrorInfo | None = None
-        self._incoming: deque[tuple[Worker, Event | None]] = deque()
+        self._incoming: deque[tuple[Worker, Event | TextsEncoded | None]] = deque()
         self._wakes = False
         self._lock = threading.Lock()  # guards the two before
         self._restart: asyncio.Task[None] | None = None
@@ -185,8 +188,8 @@ class EngineClient:
         return self.ready
 
     async def stream(
-        self, request: GenerationRequest, repeatable: bool = False, timeout: float | None = None
-    ) -> AsyncGenerator[TokensGenerated | Repeated, None]:
+        self, request: WorkerRequest, repeatable: bool = False, timeout: float | None = None
+    ) -> AsyncGenerator[TokensGenerated | TextsEncoded | Repeated, None]:
         """Yields the tokens of a request as they are generated; events that wait are joined.
 
         A request whose generator is closed before its end is cancelled. Where the worker dies before
@@ -231,6 +234,10 @@ class EngineClient:
                     ended = True
                     raise event.error.to_exception()
                 if isinstance(event, Repeated):
+                    yield event
+                    continue
+                if isinstance(event, TextsEncoded):
+                    ended = True
                     yield event
                     continue
                 event = _joined(event, entry.events)
@@ -298,14 +305,14 @@ class EngineClient:
             if worker is self._worker:
                 self._take(worker, event)
 
-    def _take(self, worker: Worker, event: Event | None) -> None:
+    def _take(self, worker: Worker, event: Event | TextsEncoded | None) -> None:
         match event:
-            case TokensGenerated(request_id) | RequestFailed(request_id):
+            case TokensGenerated(request_id) | RequestFailed(request_id) | TextsEncoded(request_id):
                 entry = self._open.get(request_id)
                 if entry is None:
                     return
                 entry.started = True
-                if isinstance(event, RequestFailed) or event.status.is_done:
+                if not isinstance(event, TokensGenerated) or event.status.is_done:
                     del self._open[request_id]
                 entry.put(event)
             case EngineReady():
@@ -326,7 +333,7 @@ class EngineClient:
         entry.attempts += 1
         self._send(entry.request)
 
-    def _send(self, command: Command) -> None:
+    def _send(self, command: Command | EncodeRequest | RankRequest) -> None:
         if self._worker is None:
             return
         try:

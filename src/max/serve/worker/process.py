@@ -9,12 +9,14 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from max.interfaces import PipelineTask
-from max.pipelines.config.pipeline_config import PipelineConfig
+from max.pipelines.encoders.text_encoder import TextEncoder
 from max.pipelines.generation.channel import ConnectionChannel
-from max.pipelines.generation.protocol import Command, Event
+from max.pipelines.generation.protocol import EngineStopped, ErrorInfo
 from max.pipelines.generation.service import serve_pipeline
 from max.pipelines.registry.registry import PIPELINE_REGISTRY
 from max.serve.settings import WorkerSettings
+from max.serve.worker.config import served_config
+from max.serve.worker.encoder_service import serve_encoder
 
 STATS_INTERVAL_S = 0.5
 """Seconds between two reports of a busy engine."""
@@ -35,12 +37,21 @@ def run_worker(settings: WorkerSettings, connection: Connection) -> None:
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("max").setLevel(settings.log_level.upper())
 
+    channel: ConnectionChannel[Any, Any] = ConnectionChannel(connection)
+    try:
+        config, task = served_config(settings.config)
+    except Exception as error:
+        channel.send(EngineStopped(ErrorInfo.of(error)))
+        return
+    if task is PipelineTask.EMBEDDINGS_GENERATION:
+        serve_encoder(lambda: TextEncoder(config), config.max_batch_size or 1, channel)
+        return
+
     def load() -> Any:
-        config = PipelineConfig(**settings.config)
-        _, factory = PIPELINE_REGISTRY.retrieve_factory(config, PipelineTask.TEXT_GENERATION)
+        _, factory = PIPELINE_REGISTRY.retrieve_factory(config, task)
         return factory()
 
-    serve_pipeline(load, ConnectionChannel[Command, Event](connection), STATS_INTERVAL_S)
+    serve_pipeline(load, channel, STATS_INTERVAL_S)
 
 
 class WorkerProcess:
@@ -55,7 +66,7 @@ class WorkerProcess:
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe()
         # on Windows a pipe has a class of its own, with the same methods
-        self.channel: ConnectionChannel[Event, Command] = ConnectionChannel(here)  # pyright: ignore[reportArgumentType]
+        self.channel: ConnectionChannel[Any, Any] = ConnectionChannel(here)  # pyright: ignore[reportArgumentType]
         self._process = context.Process(
             target=run_worker, args=(settings, there), name="max worker", daemon=True
         )

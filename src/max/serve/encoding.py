@@ -1,0 +1,118 @@
+"""Vectors and scores of texts from the worker of an encoder."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from max.serve.errors import ApiError, of_user_error
+from max.serve.http.state import ServerState
+from max.serve.model import ServedModel
+from max.serve.worker.encoder_messages import EncodeRequest, RankRequest, TextsEncoded
+
+Floats: TypeAlias = npt.NDArray[np.floating[Any]]
+
+
+async def token_counts(
+    model: ServedModel, texts: Sequence[str | tuple[int, ...]], truncate: bool = False
+) -> list[int]:
+    """The numbers of tokens of texts.
+
+    Args:
+        model: The model.
+        texts: The texts, or their tokens.
+        truncate: Whether texts that are longer than the model reads are cut off; else they are errors.
+
+    Raises:
+        ApiError: A text is too long, or a token is none of the model's.
+    """
+
+    def count() -> list[int]:
+        longest, counts = model.tokenizer.max_length, list[int]()
+        for number, text in enumerate(texts):
+            if not isinstance(text, str) and max(text) >= model.vocabulary_size:
+                raise ApiError(
+                    f"input.{number} has the token {max(text)}; the model's are 0 to "
+                    f"{model.vocabulary_size - 1}",
+                    param="input",
+                )
+            tokens = len(model.all_tokens(text, True)) if isinstance(text, str) else len(text)
+            if longest is not None and tokens > longest and not truncate:
+                raise ApiError(
+                    f"input.{number} has {tokens} tokens, and the model reads {longest}",
+                    param="input",
+                )
+            counts.append(tokens)
+        return counts
+
+    try:
+        return await asyncio.to_thread(count)
+    except ValueError as error:
+        raise of_user_error(error, "input") from error
+
+
+async def encode_texts(
+    model: ServedModel,
+    state: ServerState,
+    texts: Sequence[str | tuple[int, ...]],
+    prompt_name: str | None = None,
+) -> Floats:
+    """The vectors of texts ``[texts, size]``.
+
+    Args:
+        model: The model.
+        state: The server.
+        texts: The texts, or their tokens.
+        prompt_name: The name of a prompt of the model.
+
+    Raises:
+        ApiError: The model makes none.
+        UserError: A text does not fit.
+    """
+    request = EncodeRequest(secrets.token_hex(12), tuple(texts), prompt_name)
+    vectors = await _run(model, state, request)
+    if vectors.ndim != 2:
+        raise ApiError(f"{model.name} makes no vectors of whole texts", param="model")
+    return vectors
+
+
+async def rank_texts(
+    model: ServedModel, state: ServerState, query: str, texts: Sequence[str]
+) -> Floats:
+    """The scores of texts for a query ``[texts]``.
+
+    Args:
+        model: The model.
+        state: The server.
+        query: The query.
+        texts: The texts.
+
+    Raises:
+        ApiError: The model makes none.
+        UserError: A text does not fit.
+    """
+    return await _run(model, state, RankRequest(secrets.token_hex(12), query, tuple(texts)))
+
+
+async def _run(
+    model: ServedModel, state: ServerState, request: EncodeRequest | RankRequest
+) -> Floats:
+    if not model.encodes:
+        raise ApiError(
+            f"{model.name} generates text; vectors and scores need a server of a model for them",
+            param="model",
+        )
+    timeout = state.settings.request_timeout_s
+    with model.admission.enter(), state.metrics.request():
+        stream = model.engine.stream(request, repeatable=True, timeout=timeout)
+        async with aclosing(stream):
+            async for event in stream:
+                if isinstance(event, TextsEncoded):
+                    return event.values
+    raise RuntimeError("the worker has sent no values")

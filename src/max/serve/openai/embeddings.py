@@ -1,0 +1,185 @@
+"""``/v1/embeddings``, the rerank family and ``/score``."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from max.serve.encoding import Floats, encode_texts, rank_texts, token_counts
+from max.serve.errors import ApiError
+from max.serve.http.state import json_response, state_of
+from max.serve.http.streaming import CLIENT_CLOSED, unless_disconnected
+from max.serve.model import ServedModel
+from max.serve.openai.fields import StrictBody, Token
+from max.serve.openai.wire import new_id
+
+router = APIRouter(tags=["embeddings"])
+Texts = Annotated[list[str], Field(min_length=1, max_length=2048)]
+TokenLists = Annotated[
+    list[Annotated[list[Token], Field(min_length=1)]], Field(min_length=1, max_length=2048)
+]
+
+
+class EmbeddingsBody(StrictBody):
+    """The body of ``/v1/embeddings``."""
+
+    input: str | Annotated[list[Token], Field(min_length=1)] | Texts | TokenLists
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    prompt_name: str | None = None
+    user: str | None = None
+
+
+class DocumentField(StrictBody):
+    """A document as an object."""
+
+    text: str
+
+
+class RerankBody(StrictBody):
+    """The body of ``/rerank``, ``/v1/rerank`` and ``/v2/rerank``."""
+
+    query: str
+    documents: Annotated[list[str | DocumentField], Field(min_length=1, max_length=2048)]
+    model: str | None = None
+    top_n: Annotated[int, Field(ge=1)] | None = None
+    return_documents: bool | None = None
+
+
+class ScoreBody(StrictBody):
+    """The body of ``/score``."""
+
+    text_1: str
+    text_2: str | Texts
+    model: str | None = None
+
+
+def inputs_of(given: str | Sequence[Any]) -> list[str | tuple[int, ...]]:
+    """The texts of an input, or their tokens.
+
+    Args:
+        given: A text, its tokens, or a list of either.
+    """
+    if isinstance(given, str):
+        return [given]
+    if all(isinstance(each, int) for each in given):
+        return [tuple(given)]
+    return [each if isinstance(each, str) else tuple(each) for each in given]
+
+
+def shortened(vectors: Floats, dimensions: int | None) -> Floats:
+    """Vectors of fewer dimensions, of length 1 again.
+
+    Args:
+        vectors: ``[texts, size]``.
+        dimensions: The number of the first dimensions that stay; None: all.
+
+    Raises:
+        ApiError: The vectors have fewer.
+    """
+    if dimensions is None or dimensions == vectors.shape[1]:
+        return vectors
+    if dimensions > vectors.shape[1]:
+        raise ApiError(
+            f"dimensions is {dimensions}; the model's vectors have {vectors.shape[1]}",
+            param="dimensions",
+        )
+    cut = vectors[:, :dimensions]
+    return cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), np.float32(1e-12))
+
+
+@router.post("/v1/embeddings")
+async def embeddings(body: EmbeddingsBody, request: Request) -> Response:
+    """The vectors of texts.
+
+    Args:
+        body: The request.
+        request: The connection.
+    """
+    state = state_of(request, body)
+    model = state.model(body.model)
+    texts = inputs_of(body.input)
+    counts = await token_counts(model, texts)
+    work = encode_texts(model, state, texts, body.prompt_name)
+    vectors = await unless_disconnected(request, work)
+    if vectors is None:
+        return Response(status_code=CLIENT_CLOSED)
+    rows = shortened(vectors, body.dimensions)
+    packed = body.encoding_format == "base64"
+    data = [
+        {
+            "object": "embedding",
+            "index": index,
+            "embedding": base64.b64encode(row.astype("<f4").tobytes()).decode()
+            if packed
+            else row.tolist(),
+        }
+        for index, row in enumerate(rows)
+    ]
+    total = sum(counts)
+    usage = {"prompt_tokens": total, "total_tokens": total}
+    return json_response({"object": "list", "data": data, "model": model.name, "usage": usage})
+
+
+@router.post("/rerank")
+@router.post("/v1/rerank")
+@router.post("/v2/rerank")
+async def rerank(body: RerankBody, request: Request) -> Response:
+    """Orders documents by their scores for a query.
+
+    Args:
+        body: The request.
+        request: The connection.
+    """
+    state = state_of(request, body)
+    model = state.model(body.model)
+    documents = [each if isinstance(each, str) else each.text for each in body.documents]
+    scores = await unless_disconnected(request, rank_texts(model, state, body.query, documents))
+    if scores is None:
+        return Response(status_code=CLIENT_CLOSED)
+    best = np.argsort(-scores, kind="stable")[: body.top_n].tolist()
+    results: list[dict[str, Any]] = [
+        {"index": index, "relevance_score": float(scores[index])} for index in best
+    ]
+    if body.return_documents:
+        for result in results:
+            result["document"] = {"text": documents[result["index"]]}
+    usage = {"total_tokens": _tokens_of(model, [body.query, *documents])}
+    head = {"id": new_id("rerank"), "model": model.name}
+    return json_response({**head, "results": results, "usage": usage})
+
+
+@router.post("/score")
+@router.post("/v1/score")
+async def score(body: ScoreBody, request: Request) -> Response:
+    """The scores of texts for a text, in their order.
+
+    Args:
+        body: The request.
+        request: The connection.
+    """
+    state = state_of(request, body)
+    model = state.model(body.model)
+    texts = [body.text_2] if isinstance(body.text_2, str) else body.text_2
+    scores = await unless_disconnected(request, rank_texts(model, state, body.text_1, texts))
+    if scores is None:
+        return Response(status_code=CLIENT_CLOSED)
+    data = [
+        {"object": "score", "index": index, "score": float(value)}
+        for index, value in enumerate(scores)
+    ]
+    total = _tokens_of(model, [body.text_1, *texts])
+    usage = {"prompt_tokens": total, "total_tokens": total}
+    head = {"id": new_id("score"), "object": "list", "model": model.name}
+    return json_response({**head, "data": data, "usage": usage})
+
+
+def _tokens_of(model: ServedModel, texts: Sequence[str]) -> int:
+    return sum(len(model.all_tokens(text, special=True)) for text in texts)
