@@ -165,6 +165,14 @@ class Flags:
         "the longest time go.",
         "when a cache is opened",
     )
+    MAX_WEIGHT_CACHE_SIZE = _int_flag(
+        4096,
+        0,
+        1 << 24,
+        "Size in MiB up to which packed weights are kept in the cache folder, where later starts map them (Linux). `0`: "
+        "none; weights are packed at each start.",
+        "when a model is loaded",
+    )
     MAX_CPU_FEATURES: Flag[frozenset[str] | None] = Flag(
         _words,
         None,

@@ -26,6 +26,8 @@ logger = logging.getLogger("max.runtime")
 _MAGIC = b"SUPREMUM"
 _FORMAT = 1
 _HEADER = struct.Struct("<8sII Q 16s")  # magic, format, length of the key, of the payload, checksum
+WEIGHTS_FOLDER = "weights"
+"""The folder of packed weights in the cache folder; see `max.engine._packed`."""
 _TOUCH_SECONDS = 3600.0  # a hit updates an entry's modification time at most once an hour
 _STALE_TEMPORARY_SECONDS = 3600.0
 
@@ -196,7 +198,9 @@ class Cache:
     def _entries(self) -> list[tuple[float, int, str]]:
         """The time of the last use, size and path of each file."""
         entries: list[tuple[float, int, str]] = []
-        for folder, _, names in os.walk(self.folder):
+        for folder, inner, names in os.walk(self.folder):
+            if folder == str(self.folder) and WEIGHTS_FOLDER in inner:
+                inner.remove(WEIGHTS_FOLDER)  # has a limit of its own
             for name in names:
                 path = os.path.join(folder, name)
                 with contextlib.suppress(OSError):

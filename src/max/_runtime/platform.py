@@ -207,21 +207,52 @@ def allocate(num_bytes: int, alignment: int = CACHE_LINE) -> np.ndarray:
     return part
 
 
+@functools.cache
+def boot_id() -> str | None:
+    """A name of the time since the machine was started; None on other systems than Linux."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() if LINUX else None
+    except OSError:
+        return None
+
+
 class MappedFiles:
     """The read-only file mappings of this process; none on other systems than Linux."""
 
     def __init__(self) -> None:
         self._ranges: list[tuple[int, int]] = []
+        self._files: list[tuple[int, int, int, str]] = []
         if not LINUX:
             return
         # start-stop perms offset device inode path; read-only pages never change, so they can be read again
         for line in Path("/proc/self/maps").read_text().splitlines():
-            span, perms, _, _, inode, *_ = line.split()
+            span, perms, offset, _, inode, *path = line.split(None, 5)
             if inode != "0" and "w" not in perms and "x" not in perms:
                 start, stop = (int(end, 16) for end in span.split("-"))
+                self._files.append((start, stop, int(offset, 16), "".join(path)))
                 if self._ranges and self._ranges[-1][1] == start:
                     start = self._ranges.pop()[0]
                 self._ranges.append((start, stop))
+
+    def identity(self, address: int, num_bytes: int) -> str | None:
+        """A text for bytes of a mapped file that changes with the file: its size, its times, and where they are in it.
+
+        Args:
+            address: The start of the range.
+            num_bytes: The size of the range.
+
+        Returns:
+            The text; None if the bytes are not in one mapping of a file that still has its name.
+        """
+        for start, stop, offset, path in self._files:
+            if start <= address and address + num_bytes <= stop:
+                try:
+                    stat = os.stat(path)
+                except OSError:
+                    return None
+                times = f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}"
+                return f"{stat.st_dev} {stat.st_ino} {times} {offset + address - start} {num_bytes}"
+        return None
 
     def give_back(self, address: int, num_bytes: int) -> bool:
         """Releases the whole pages of a range of a mapped file; the system reads them again on the next access.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import accumulate
 from typing import Any
 
@@ -33,9 +33,12 @@ class FixedMemory:
         backends: The devices of the session.
         weights: The values of the weights.
         constants: The constants by buffer index.
+        packed: Returns the results computed once on the CPU, as one array of the size that is its argument; None if they
+            are to be computed.
 
     Attributes:
         addresses: The address of each buffer.
+        is_computed: Whether the results computed once came from ``packed``.
         casts: The weights to cast into reserved memory, by buffer index.
 
     Raises:
@@ -48,6 +51,7 @@ class FixedMemory:
         backends: Backends,
         weights: Mapping[str, Tensor | LaterCast],
         constants: Mapping[int, Array],
+        packed: Callable[[int], Array | None] | None = None,
     ) -> None:
         self.addresses: list[int] = []
         self.casts: dict[int, LaterCast] = {}
@@ -59,7 +63,10 @@ class FixedMemory:
             for item, host in zip(compiled.fixed, on_host, strict=True)
             if item.kind == "kept" and host
         ]
-        self._kept = platform.allocate(0 if compiled.guarded else sum(sizes))
+        num_bytes = 0 if compiled.guarded else sum(sizes)
+        ready = None if packed is None else packed(num_bytes)
+        self.is_computed = ready is not None
+        self._kept = platform.allocate(num_bytes) if ready is None else ready
         places = iter(accumulate(sizes, initial=self._kept.ctypes.data))
         for index, item in enumerate(compiled.fixed):
             if item.kind == "weight":
@@ -87,6 +94,11 @@ class FixedMemory:
     def owners(self) -> list[object]:
         """The objects that keep the memory alive."""
         return [self._kept, *self._owners.values()]
+
+    @property
+    def kept(self) -> Array:
+        """The results computed once on the CPU."""
+        return self._kept
 
     def release(self, index: int) -> None:
         """Drops the reference to a buffer after its last use.

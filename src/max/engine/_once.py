@@ -13,7 +13,7 @@ from max._compiler.emit import Compiled, LaunchCode, ProgramCode
 from max._runtime import platform
 from max.engine._program import LinkedProgram, arena_of
 
-__all__ = ["run_once"]
+__all__ = ["inputs_of", "needed_later", "run_once"]
 
 PART_BYTES = 64 << 20
 """The approximate size of the weights that one part reads."""
@@ -42,7 +42,7 @@ def run_once(
         prepare: Called before each part with the indices of the fixed buffers that it reads.
         drop: Called after each part with the weights that later parts do not read.
     """
-    needed = _used(compiled.main).union(*(_used(part) for part in compiled.later))
+    needed = needed_later(compiled)
     if len(compiled.once) > 1 or compiled.once[0].device != HOST:
         used = set[int]().union(*(_used(part) for part in compiled.once))
         prepare(used)
@@ -62,6 +62,16 @@ def run_once(
         for index in over:
             mapped.give_back(fixed[index], compiled.fixed[index].bytes)
         drop(over - needed)
+
+
+def needed_later(compiled: Compiled) -> set[int]:
+    """The fixed buffers that executions read, by their numbers."""
+    return _used(compiled.main).union(*(_used(part) for part in compiled.later))
+
+
+def inputs_of(compiled: Compiled) -> set[int]:
+    """The fixed buffers that `compiled.once` reads or writes, by their numbers."""
+    return set[int]().union(*(_used(part) for part in compiled.once))
 
 
 def _run_segments(compiled: Compiled, link: Callable[[ProgramCode], LinkedProgram]) -> None:

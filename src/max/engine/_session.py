@@ -11,6 +11,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from max import mlir
 from max._backends import BackendOptions, Backends, backends_for
 from max._compiler.emit import Compiled, ProgramCode
@@ -24,8 +26,9 @@ from max.engine._fixed import FixedMemory
 from max.engine._idle import measure_when_idle
 from max.engine._limits import find_limits
 from max.engine._model import Linked, Model
-from max.engine._once import run_once
+from max.engine._once import inputs_of, needed_later, run_once
 from max.engine._opaque import with_buffers
+from max.engine._packed import PackedCopy
 from max.engine._profile import Profile, keep_for_exit, recording
 from max.engine._program import LinkedProgram, arena_of
 from max.engine._store import Loaded, ProgramStore, input_names
@@ -402,7 +405,14 @@ class _Linker:
     def link(self, compiled: Compiled, registry: Mapping[str, Any] | None) -> Linked:
         """Links the programs with the weights of a registry, and computes the results that are computed once."""
         weights = bind_weights(compiled.name, self.program.declared, registry, self.caster.takes)
-        memory = FixedMemory(compiled, self.backends, weights, self.program.constants)
+        constants, key, copy = self.program.constants, self.program.key, None
+
+        def packed(num_bytes: int) -> np.ndarray[Any, Any] | None:
+            nonlocal copy
+            copy = PackedCopy.of(key, compiled, num_bytes, weights, constants)
+            return None if copy is None else copy.mapped()
+
+        memory = FixedMemory(compiled, self.backends, weights, constants, packed)
         addresses = memory.addresses  # a later measurement must not hold the memory
 
         def linked(part: ProgramCode, limits: Mapping[str, int] | None = None) -> LinkedProgram:
@@ -413,6 +423,8 @@ class _Linker:
 
         if memory.casts or any(part.launches for part in compiled.once):
             self._compute_once(compiled, linked, memory)
+        if copy is not None and not memory.is_computed:
+            copy.write_later(memory.kept)
         limits = find_limits(compiled, self.backends[compiled.main.device])
         main = linked(compiled.main, limits.rows)
         if log := dump_log("program"):
@@ -438,6 +450,10 @@ class _Linker:
             for index in unused:
                 memory.release(index)
 
-        if any(part.launches for part in compiled.once):
+        if memory.is_computed:
+            for index in inputs_of(compiled) - needed_later(compiled):
+                memory.casts.pop(index, None)
+                memory.release(index)
+        elif any(part.launches for part in compiled.once):
             run_once(compiled, link, memory.addresses, self.backends, mapped, convert, drop)
         convert(list(memory.casts))

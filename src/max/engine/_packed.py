@@ -1,0 +1,207 @@
+"""Packed weights on the disk: what a model computes once from its weights is written to a file, which later starts map.
+
+Packing 538 MB takes longer than all else that a start does, mostly because the system has to clear as many bytes of
+fresh memory. A mapped file is used where it is, and shared by all processes.
+
+A copy is valid for one program, and for weight files of one size, modification and change time, in the boot that wrote
+it: it is not flushed, and its bytes are not checked, so after a restart of the machine it is written again. There are
+copies on Linux only, for models whose weights are all mapped from files.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import mmap
+import os
+import threading
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from max._backends.backend import HOST
+from max._compiler.emit import Compiled
+from max._config import cache_dir, flags
+from max._runtime import platform
+from max._runtime.cache import WEIGHTS_FOLDER, content_key
+from max.driver import Tensor
+from max.engine._once import inputs_of
+from max.graph.weights import LaterCast
+
+__all__ = ["PackedCopy"]
+
+logger = logging.getLogger("max.engine")
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+LEAST_BYTES = 32 << 20
+"""Packing less takes no time that matters."""
+MOST_HASHED = 16 << 20
+"""Bytes of constants that may be packed: their contents are part of the key."""
+WAIT_SECONDS = 10.0
+"""A copy is written this long after the load, or when the process ends."""
+CHUNK = 64 << 20
+_MAGIC = b"SUPREMUM PACKED 1 "
+
+
+class PackedCopy:
+    """The packed copy of one model.
+
+    Args:
+        path: Its file.
+        num_bytes: The size of the packed weights.
+    """
+
+    def __init__(self, path: Path, num_bytes: int) -> None:
+        self._path = path
+        self._num_bytes = num_bytes
+
+    @classmethod
+    def of(
+        cls,
+        program: str | None,
+        compiled: Compiled,
+        num_bytes: int,
+        weights: Mapping[str, Tensor | LaterCast],
+        constants: Mapping[int, Array],
+    ) -> PackedCopy | None:
+        """The copy of a model; None where there is none to be.
+
+        Args:
+            program: The program's key on the disk.
+            compiled: The program.
+            num_bytes: What it computes once, in bytes.
+            weights: The values of its weights.
+            constants: Its constants.
+        """
+        limit = flags.MAX_WEIGHT_CACHE_SIZE << 20
+        if program is None or compiled.guarded or not LEAST_BYTES <= num_bytes <= limit:
+            return None
+        if len(compiled.once) != 1 or compiled.once[0].device != HOST:
+            return None
+        sources = _sources(compiled, weights, constants)
+        boot = platform.boot_id()
+        if sources is None or boot is None:
+            return None
+        key = content_key(program, boot, str(num_bytes), *sources)
+        return cls(cache_dir() / WEIGHTS_FOLDER / key, num_bytes)
+
+    def mapped(self) -> Array | None:
+        """The packed weights, read-only; None where they are not on the disk."""
+        try:
+            with open(self._path, "rb") as file:
+                if os.fstat(file.fileno()).st_size != self._num_bytes + len(self._footer):
+                    return None
+                file.seek(self._num_bytes)
+                if file.read() != self._footer:
+                    return None
+                data = mmap.mmap(file.fileno(), self._num_bytes, access=mmap.ACCESS_READ)
+            os.utime(self._path)
+        except OSError:
+            return None
+        data.madvise(mmap.MADV_WILLNEED)
+        return np.frombuffer(data, np.uint8)
+
+    def write_later(self, packed: Array) -> None:
+        """Writes the copy in a while, or when the process ends, unless the weights are freed before.
+
+        Args:
+            packed: The packed weights.
+        """
+        _writer.add(self, packed)
+
+    @property
+    def _footer(self) -> bytes:
+        return _MAGIC + self._path.name.encode()
+
+    def write(self, packed: Array) -> bool:
+        """Writes the copy; returns whether that succeeded.
+
+        Args:
+            packed: The packed weights.
+        """
+        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            if not self._make_room():
+                return False
+            with open(temporary, "wb") as file:
+                for start in range(0, self._num_bytes, CHUNK):
+                    file.write(packed.data[start : min(start + CHUNK, self._num_bytes)])
+                file.write(self._footer)
+            os.replace(temporary, self._path)
+        except OSError as error:
+            logger.debug("packed weights are not kept: %s", error)
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            return False
+        return True
+
+    def _make_room(self) -> bool:
+        """Removes the least recently used copies beyond the limit; whether the disk has room for another one."""
+        folder = self._path.parent
+        total, limit = self._num_bytes, flags.MAX_WEIGHT_CACHE_SIZE << 20
+        entries = [(path, path.stat()) for path in folder.iterdir()]
+        for path, stat in sorted(entries, key=lambda entry: -entry[1].st_mtime):
+            total += stat.st_size
+            if total > limit:
+                path.unlink(missing_ok=True)
+        room = os.statvfs(folder)
+        return room.f_bavail * room.f_frsize > 2 * self._num_bytes
+
+
+class _Writer:
+    """Copies to be written, by a timer or at exit."""
+
+    def __init__(self) -> None:
+        self._jobs: list[tuple[PackedCopy, weakref.ref[Array]]] = []
+        self._lock = threading.Lock()
+
+    def add(self, copy: PackedCopy, packed: Array) -> None:
+        with self._lock:
+            if not self._jobs:
+                atexit.register(self.run)
+            self._jobs.append((copy, weakref.ref(packed)))
+        timer = threading.Timer(WAIT_SECONDS, self.run)
+        timer.daemon = True
+        with contextlib.suppress(RuntimeError):  # no thread to be had: at exit then
+            timer.start()
+
+    def run(self) -> None:
+        """Writes all; waits for a thread that writes."""
+        with self._lock:
+            while self._jobs:
+                copy, packed = self._jobs.pop()
+                if (array := packed()) is not None:
+                    copy.write(array)
+
+
+_writer = _Writer()
+
+
+def _sources(
+    compiled: Compiled, weights: Mapping[str, Tensor | LaterCast], constants: Mapping[int, Array]
+) -> list[str] | None:
+    """What the packed weights are made of; None where something is not mapped from a file."""
+    files = platform.MappedFiles()
+    parts: list[str] = []
+    for index in sorted(inputs_of(compiled)):
+        item = compiled.fixed[index]
+        if item.kind == "constant":
+            array = constants[index]
+            if array.nbytes > MOST_HASHED:
+                return None
+            parts.append(f"{index} {content_key(array.tobytes())}")
+        elif item.kind == "weight":
+            value = weights[item.name]
+            stored = value.source if isinstance(value, LaterCast) else value
+            size = stored.num_elements * stored.dtype.size_in_bytes
+            place = files.identity(stored._ptr, size)  # pyright: ignore[reportPrivateUsage]
+            if place is None:
+                return None
+            parts.append(f"{index} {stored.dtype.name} {place}")
+    return parts

@@ -1,0 +1,188 @@
+"""Packed weights on the disk: the next load maps them, and gives the same results; changed files are packed again."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from max._config import flags
+from max._runtime.cache import Cache
+from max.dtype import DType
+from max.engine import InferenceSession, _packed, _session
+from max.graph import DeviceRef, Graph, TensorType, Weight
+from max.graph.weights import SafetensorWeights
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="copies are written on Linux only")
+CPU = DeviceRef.CPU()
+ROWS, COLUMNS = 96, 160
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """An empty cache; small weights are copied too, and no timer writes."""
+    monkeypatch.setattr(_packed, "LEAST_BYTES", 1)
+    monkeypatch.setattr(_packed, "WAIT_SECONDS", 1e6)
+    monkeypatch.setattr(_packed, "_writer", _packed._Writer())
+    with flags.override(MAX_CACHE_DIR=tmp_path / "cache", MAX_CHECK=1, MAX_GUARD=False):
+        yield tmp_path
+
+
+def copies(folder: Path) -> list[Path]:
+    inner = folder / "cache" / "weights"
+    return sorted(inner.iterdir()) if inner.exists() else []
+
+
+def write(path: Path, seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    arrays = {
+        "w": rng.standard_normal((ROWS, COLUMNS)).astype(np.float32),
+        "b": rng.standard_normal(ROWS).astype(np.float32),
+    }
+    save_file(arrays, path)
+    return arrays
+
+
+def load(path: Path, dtype: DType = DType.float32) -> Any:
+    """``x @ w.T + b``, with w packed when it is loaded."""
+    with Graph("affine", input_types=[TensorType(dtype, ["n", COLUMNS], CPU)]) as graph:
+        w = Weight("w", dtype, [ROWS, COLUMNS], CPU)
+        b = Weight("b", dtype, [ROWS], CPU)
+        y = graph.inputs[0].tensor @ w.T + b
+        graph.output(y.cast(DType.float32))
+    weights = SafetensorWeights([path])
+    registry = {name: w.data().cast_at_load(dtype).data for name, w in weights.items()}
+    return InferenceSession().load(graph, weights_registry=registry)
+
+
+def result(model: Any, arrays: dict[str, np.ndarray], dtype: DType = DType.float32) -> np.ndarray:
+    x = np.random.default_rng(0).standard_normal((5, COLUMNS)).astype(dtype.to_numpy())
+    y = model.execute(x)[0].to_numpy()
+    expected = x.astype(np.float64) @ arrays["w"].astype(np.float64).T + arrays["b"]
+    error = 1e-4 if dtype is DType.float32 else 0.2
+    np.testing.assert_allclose(y, expected, rtol=error, atol=error)
+    return y
+
+
+@pytest.fixture
+def no_packing(monkeypatch: pytest.MonkeyPatch):
+    """Packing fails from when the fixture is called."""
+
+    def unwanted(*args: Any) -> None:
+        raise AssertionError("packed again")
+
+    return lambda: monkeypatch.setattr(_session, "run_once", unwanted)
+
+
+@pytest.mark.parametrize("dtype", [DType.float32, DType.bfloat16])
+def test_the_next_load_packs_nothing(folder: Path, dtype: DType, no_packing: Any) -> None:
+    arrays = write(folder / "model.safetensors", 1)
+    model = load(folder / "model.safetensors", dtype)
+    first = result(model, arrays, dtype)
+    assert not copies(folder)
+    _packed._writer.run()
+    (copy,) = copies(folder)
+    assert copy.stat().st_size >= ROWS * COLUMNS * dtype.size_in_bytes
+    no_packing()
+    np.testing.assert_array_equal(
+        result(load(folder / "model.safetensors", dtype), arrays, dtype), first
+    )
+    # nothing is written again
+    written = copy.stat().st_ino
+    _packed._writer.run()
+    assert [path.stat().st_ino for path in copies(folder)] == [written]
+
+
+def test_changed_weights_are_packed_again(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    first = write(path, 1)
+    result(load(path), first)
+    model = load(path)
+    _packed._writer.run()
+    del model
+    # the same size and the same modification time
+    stat = path.stat()
+    second = write(path, 2)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert path.stat().st_size == stat.st_size
+    result(load(path), second)
+
+
+def test_another_program_has_another_copy(folder: Path) -> None:
+    arrays = write(folder / "model.safetensors", 1)
+    models = [load(folder / "model.safetensors", d) for d in (DType.float32, DType.bfloat16)]
+    _packed._writer.run()
+    assert len(copies(folder)) == 2
+    for model, dtype in zip(models, (DType.float32, DType.bfloat16), strict=True):
+        result(model, arrays, dtype)
+
+
+@pytest.mark.parametrize("damage", ["short", "long", "foreign", "empty"])
+def test_a_damaged_copy_is_not_used(folder: Path, damage: str) -> None:
+    path = folder / "model.safetensors"
+    arrays = write(path, 1)
+    model = load(path)
+    _packed._writer.run()
+    (copy,) = copies(folder)
+    content = copy.read_bytes()
+    changed = {"short": content[:-1], "long": content + b"x", "empty": b""}
+    copy.write_bytes(changed.get(damage, b"\0" * len(content)))
+    result(load(path), arrays)
+    del model
+
+
+def test_weights_that_are_not_in_files_have_no_copy(folder: Path) -> None:
+    with Graph("affine", input_types=[TensorType(DType.float32, ["n", COLUMNS], CPU)]) as graph:
+        graph.output(graph.inputs[0].tensor @ Weight("w", DType.float32, [ROWS, COLUMNS], CPU).T)
+    w = np.ones((ROWS, COLUMNS), np.float32)
+    model = InferenceSession().load(graph, weights_registry={"w": w})
+    _packed._writer.run()
+    assert not copies(folder)
+    del model
+
+
+def test_without_room_nothing_is_written(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    write(path, 1)
+    for override in ({"MAX_WEIGHT_CACHE_SIZE": 0}, {"MAX_GUARD": True}):
+        with flags.override(**override):
+            model = load(path)
+            _packed._writer.run()
+            assert not copies(folder)
+            del model
+    # a model that is gone
+    model = load(path)
+    del model
+    gc.collect()
+    _packed._writer.run()
+    assert not copies(folder)
+
+
+def test_the_least_recently_used_copies_make_room(folder: Path) -> None:
+    inner = folder / "cache" / "weights"
+    with flags.override(MAX_WEIGHT_CACHE_SIZE=1):
+        half = np.zeros(400 << 10, np.uint8)
+        for number, name in enumerate("abc"):
+            assert _packed.PackedCopy(inner / name, half.nbytes).write(half)
+            os.utime(inner / name, (number, number))
+        assert {path.name for path in copies(folder)} == {"b", "c"}
+        # b is used, so c goes
+        assert _packed.PackedCopy(inner / "b", half.nbytes).mapped() is not None
+        assert _packed.PackedCopy(inner / "d", half.nbytes).write(half)
+        assert {path.name for path in copies(folder)} == {"b", "d"}
+    assert _packed.PackedCopy(inner / "c", half.nbytes).mapped() is None
+
+
+def test_the_cache_of_code_does_not_count_weights(folder: Path) -> None:
+    cache = Cache(folder / "cache", limit_bytes=1 << 16)
+    weights = folder / "cache" / "weights"
+    weights.mkdir(parents=True)
+    (weights / "copy").write_bytes(b"x" * (1 << 17))
+    cache.put("program", "key", b"y" * 100)
+    assert cache.get("program", "key") is not None and (weights / "copy").exists()
