@@ -103,11 +103,11 @@ class Samples:
 
 
 PAUSE = 0.05
-"""Seconds between two turns: threads of ONNX Runtime go on spinning after a run, which took half of a core from who came next."""
+"""Seconds between two turns: threads of ONNX Runtime spin after a run, and took half of a core from the next engine."""
 
 
 MOST_TURNS, SETTLED = 9, 1.08
-"""Short measurements go on for so many turns, until the middle half of the ratios lies within this factor."""
+"""The maximum number of turns of a short measurement, and the factor that the middle half of its ratios must lie within."""
 
 
 def settled(ours: Samples, peers: Iterable[Samples]) -> bool:

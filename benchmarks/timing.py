@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 def median_time(call: Callable[[], object], seconds: float, least: int = 1) -> float:
-    """Median seconds of a call that is repeated for so many seconds, at least ``least`` times."""
+    """Median seconds of a call that is repeated for the given number of seconds, at least ``least`` times."""
     times: list[float] = []
     begin = time.perf_counter()
     while len(times) < least or time.perf_counter() - begin < seconds:

@@ -67,5 +67,5 @@ class Margins:
 
 
 def guarded(source: Array, end: bool = True, align: int = 1) -> Array:
-    """`Margins.guard` for those who do not compare margins."""
+    """`Margins.guard` for tests that do not compare margins."""
     return Margins().guard(source, end, align)

@@ -1,4 +1,4 @@
-"""What MAX_DUMP asks for appears on stderr of a program that sets up no logging, also when the disk cache is warm."""
+"""The output of MAX_DUMP appears on stderr of a program without logging setup, also with a warm disk cache."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Library:
                 self.repacking.append(types[len(self.repacking)])
 
     def context(self, tensors: int, nodes: int = 0) -> int:
-        """Memory for the descriptions of tensors, and of a graph of so many nodes."""
+        """Memory for the descriptions of tensors, and of a graph of the given number of nodes."""
         size = (tensors + 8) * self.tensor_overhead()
         size += self.graph_overhead(nodes, False) if nodes else 0
         return self.init(_InitParams(size, None, True))

@@ -25,7 +25,7 @@ def setup() -> dict[str, object]:
 
 
 def _session(m: int, n: int, k: int, scaled: bool, copies: int) -> onnxruntime.InferenceSession:
-    """A graph of so many products, each of which gives one of its elements."""
+    """A graph of the given number of products; one element of each is an output."""
     rng = np.random.default_rng(0)
     # the second operand is [K, N]
     weight = np.ascontiguousarray(rng.integers(-127, 128, (n, k)).astype(np.int8).T)

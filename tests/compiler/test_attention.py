@@ -1,4 +1,4 @@
-"""Attention that is written as products and a softmax: which graphs become one op, and what they compute, against NumPy in float64."""
+"""Attention from products and a softmax: the graphs that become one op, and their results against NumPy in float64."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def softmax(scores: Array) -> Array:
 
 
 def reference(q: Array, keys: Array, values: Array, scale: float, *masks: Array) -> Array:
-    """Of `[…, heads, rows, size]`, with as many or fewer heads of keys and values."""
+    """Attention over `[…, heads, rows, size]`; the number of query heads is a multiple of the number of KV heads."""
     q, keys, values = (x.astype(np.float64) for x in (q, keys, values))
     if keys.shape[-3] != q.shape[-3]:
         times = q.shape[-3] // keys.shape[-3]
@@ -105,7 +105,7 @@ def attend(
 
 @dataclass(frozen=True)
 class Case:
-    """How attention is written, and what it works on."""
+    """A way to write attention, and the shapes of its operands."""
 
     batch: int
     heads: int

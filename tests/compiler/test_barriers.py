@@ -290,7 +290,7 @@ def reads_through_views(graph: Graph) -> None:
 
 
 def writes_through_views(graph: Graph) -> None:
-    """Parts of a buffer that overlap are written one after the other."""
+    """Overlapping parts of a buffer are written in order."""
     state, x = graph.inputs[0].buffer, graph.inputs[1].tensor
     rows, columns, turned = x[:144] * 2.0, x[:, :120] * 3.0, ops.transpose(x[30:], 0, 1) - 1.0
     ops.buffer_store_slice(state, rows, [slice(0, 144)])

@@ -162,7 +162,7 @@ def test_attention_keeps_a_rounding_that_was_staged(rng: np.random.Generator) ->
     )[0]
     for got, want in zip(outputs, expected, strict=True):
         assert np.abs(got - want).max() < 1e-5 * np.abs(want).max()
-    # what the rounding changes is more than that
+    # rounding changes results by more than this
     assert np.abs(outputs[1] - plain).max() > 1e-4 * np.abs(plain).max()
 
 

@@ -38,7 +38,7 @@ def normal(x: np.ndarray, gamma: np.ndarray, epsilon: float, offset: float) -> n
 
 
 class Weights:
-    """Random weights of a kind, as values of a graph and as what they stand for."""
+    """Random weights of an encoding, as graph values and as the numbers that they encode."""
 
     def __init__(self, kind: str, inner: int, rng: np.random.Generator) -> None:
         self.kind, self.inner, self.rng = kind, inner, rng

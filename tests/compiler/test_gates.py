@@ -147,7 +147,7 @@ def test_deep_chains_share_memory() -> None:
             x = x + linear(ops.tanh(linear(x, f"a{i}", FFN)), f"b{i}", H)
         return x
 
-    # a sum takes the place of the one before it
+    # each sum is stored in the memory of the previous sum
     assert arena_bytes(compiled(deep)) <= N * (FFN + H) * F32
 
 

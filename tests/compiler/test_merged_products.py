@@ -208,7 +208,7 @@ def test_what_is_merged() -> None:
 
 
 def test_an_epilogue_that_cannot_be_written() -> None:
-    """An operand that does not lie regularly over the rows: the sums are stored, and another kernel goes on."""
+    """An operand without a single stride over the rows: the sums are stored, and another kernel continues."""
     products = Products("float32", 64, np.random.default_rng(0), True)
     types = [TensorType(DType.float32, shape, DEVICE) for shape in (("a", "b", 64), ("b", 40))]
     with Graph("g", input_types=types) as graph:
@@ -286,7 +286,7 @@ def test_memory_of_loading(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, rng: 
 
 
 def test_epilogues_that_wait_for_each_other() -> None:
-    """Two launches, each with an epilogue that waits for the other one's first: one of them stays outside."""
+    """Two launches, each with an epilogue that depends on the other launch: one epilogue stays a launch of its own."""
     x, y = "!mo.tensor<[n, 32], f32, cpu:0>", "!mo.tensor<[n, 40], f32, cpu:0>"
     packed = "!mo.tensor<[4, 1024], f32, cpu:0>"
     lines: list[str] = []

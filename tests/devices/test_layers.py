@@ -1,4 +1,4 @@
-"""Layers over several virtual CPU devices give what they give on one."""
+"""Layers over several virtual CPU devices have the same results as on one."""
 
 from __future__ import annotations
 

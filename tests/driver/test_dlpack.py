@@ -1,4 +1,4 @@
-"""DLPack both ways: every dtype, read-only memory, versions, and who frees what when."""
+"""DLPack import and export: every dtype, read-only memory, versions, and when memory is freed."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def indexed(draw: st.DrawFn) -> tuple[tuple[int, ...], Any, Any]:
 
 
 def view(array: np.ndarray[Any, Any], index: Any) -> np.ndarray[Any, Any]:
-    """NumPy's view: with an ellipsis, an element comes as a view too, not as a copy."""
+    """NumPy's view: with an ellipsis, an element is a view too, not a copy."""
     items = index if isinstance(index, tuple) else (index,)
     return array[items if any(item is ... for item in items) else (*items, ...)]
 

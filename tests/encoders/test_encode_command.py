@@ -1,4 +1,4 @@
-"""`max encode` and `max rank`: what they print, and errors."""
+"""`max encode` and `max rank`: output and errors."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_scores(case: str) -> None:
 @pytest.mark.parametrize("case", ["Bert", "MPNet", "ModernBert", "EmbeddingGemma", "Qwen3"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_dtypes(case: str, dtype: str) -> None:
-    """The mean of the tokens: without sentence-transformers' files that is what is pooled."""
+    """Pooling is the mean of the tokens if there are no files of sentence-transformers."""
     folder, model = checkpoint(case, dtype=dtype)
     tokens = texts(LENGTHS, 2)
     for text, got in zip(tokens, run(pipeline(folder), tokens), strict=True):

@@ -36,7 +36,7 @@ def test_parts(sizes, rows, axis, broadcast, used_twice, after):
     types = [TensorType(DType.float32, a.shape, CPU) for a in (*parts, other)]
     with Graph("g", input_types=types) as graph:
         *xs, y = (value.tensor for value in graph.inputs)
-        # some parts are computed, others come as they are
+        # some parts are computed, others are inputs
         joined = ops.concat([-x if i % 2 else x for i, x in enumerate(xs)], axis)
         z = ops.tanh(joined * y) + y * y
         outputs = [z + joined if used_twice else z]

@@ -459,7 +459,7 @@ def test_mistakes(call: Callable[..., Any], error: type[Exception], message: str
         x, i = [v.tensor for v in graph.inputs]
         with pytest.raises(error, match=message):
             call(x, i)
-        # the graph goes on as if nothing had been
+        # the graph is unchanged and can still be used
         graph.output(x)
     assert_close(
         _interpreter.run(graph, [np.ones(2, np.float32), np.int32(1)])[0], np.ones(2, np.float32)

@@ -83,7 +83,7 @@ def test_float32_rounds_as_ml_dtypes_does(dtype: DType, rng: np.random.Generator
     _, model = load([tensor(DType.float32, "n")], lambda x: x.cast(dtype))
     values = interesting(dtype, rng)
     if dtype is DType.float4_e2m1fn:
-        # it has no NaN: which zero one becomes is left open
+        # the format has no NaN; the sign of the zero that NaN becomes is unspecified
         values = values[~np.isnan(values)]
     with np.errstate(all="ignore"):
         want = values.astype(dtype.to_numpy())

@@ -33,7 +33,7 @@ ALLOWED = 10 * SECONDS
 
 @k.register("test_interrupt_spin")
 def spin(y: k.Output[k.f32, 1], x: k.Input[k.f32, 1], ctx: k.Context):
-    """Never ends: what it waits for does not come."""
+    """Never ends: it waits for an event that does not happen."""
     y[0] = 0
     while x[0] + y[0] < 1:
         y[0] = y[0] * 0
@@ -41,7 +41,7 @@ def spin(y: k.Output[k.f32, 1], x: k.Input[k.f32, 1], ctx: k.Context):
 
 @k.register("test_interrupt_lost")
 def lost(y: k.Output[k.f32, 1], x: k.Input[k.f32, 1], ctx: k.Context):
-    """The last worker never comes to the barrier; with one worker there is none to wait for."""
+    """The last worker never reaches the barrier; with one worker no barrier waits."""
     if ctx.worker == ctx.num_workers - 1:
         while x[0] < 1:
             y[1] = x[0]
@@ -111,7 +111,7 @@ ZEROS = np.zeros(4, np.float32)
 
 
 def works(threads):
-    """Whether the pool runs what comes next."""
+    """Whether the pool runs the next program."""
     model = load(lambda x: ops.softmax(x + 1), threads)
     return all(np.allclose(model.execute(ZEROS)[0].to_numpy(), 0.25) for _ in range(3))
 

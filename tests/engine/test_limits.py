@@ -1,4 +1,4 @@
-"""Row thresholds: a load measures nothing, the idle thread does, and they change nothing but time."""
+"""Row thresholds: measured by the idle thread, never at a load; they change only the time of a run."""
 
 from __future__ import annotations
 

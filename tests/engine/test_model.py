@@ -1,4 +1,4 @@
-"""Models: metadata, ways to call them, what they take and what they give."""
+"""Models: metadata, ways to call them, inputs and outputs."""
 
 from __future__ import annotations
 

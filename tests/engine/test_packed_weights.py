@@ -148,7 +148,7 @@ def test_a_weight_with_several_uses(rng):
 
 @pytest.mark.parametrize("part", [1, 3000, 1 << 30])
 def test_packing_in_parts(part, monkeypatch, rng):
-    """A reload packs again; parts of the program that runs once do not change what it computes."""
+    """A reload packs again; the program for packed weights has the same results whole and in parts."""
     monkeypatch.setattr(_once, "PART_BYTES", part)
     ws = [rng.standard_normal((40, 40)).astype(np.float32) for _ in range(6)]
     with Graph("g", input_types=[TensorType(DType.float32, ["m", 40], CPU)]) as graph:

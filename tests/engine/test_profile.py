@@ -54,7 +54,7 @@ def test_calls_shares_and_bytes_of_each_size(session: InferenceSession) -> None:
     moved = {kernel.name: kernel.bytes for kernel in profile.kernels}
     assert moved["tanh"] == 4 * sum(2 * n * 32 for n in (3, 3, 7))
     assert moved["softmax"] == 4 * sum(2 * n * 48 for n in (3, 3, 7))
-    # its workspace for packed operands comes on top
+    # plus its workspace for packed operands
     assert moved["matmul"] >= 4 * sum(n * 32 + 32 * 48 + n * 48 for n in (3, 3, 7))
     inside = sum(kernel.seconds + kernel.wait_seconds for kernel in profile.kernels)
     assert 0 < inside <= profile.seconds

@@ -101,7 +101,7 @@ class Draw:
 
 
 def prop(*names: str) -> Callable[[Any], Any]:
-    """Registers the property of some ops. It returns how the op is staged from the operands, and what it must give."""
+    """Registers the property of some ops: a function that returns the staging of the op and its expected results."""
 
     def register(function: Any) -> Any:
         for name in names:

@@ -1,4 +1,4 @@
-"""Products with quantised weights, by the interpreter and by the engine, and what the ops refuse."""
+"""Products with quantised weights by the interpreter and the engine, and errors of the ops."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_qmatmul_with_a_weight_and_an_epilogue(encoding, rng):
     found, row = run_graph(graph, [x], {"w": w}, "engine")
     (plain, _) = run_graph(graph, [x], {"w": w}, "interpreter")
     assert_close(plain, np.maximum(x @ expected.T + bias, 0), scale=4)
-    # what is rounded to 8 bits may be on the other side of 0
+    # rounding to 8 bits may change the sign of a value
     slack = 0.02 * np.abs(x @ expected.T).max()
     np.testing.assert_allclose(found, plain, atol=slack)
     assert row.shape == (24,)

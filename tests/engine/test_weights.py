@@ -1,4 +1,4 @@
-"""Weights: where they may come from, what is said when they do not fit, reloading."""
+"""Weights: sources, errors for weights that do not fit, reloading."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def test_converted_weights_are_packed_and_used_as_they_are(guarded: bool) -> Non
     kind = TensorType(DType.bfloat16, ["n", 64], DeviceRef.CPU())
     with Graph("product", input_types=[kind]) as graph:
         w = Weight("w", DType.bfloat16, [96, 64], DeviceRef.CPU())
-        # packed for the product, and read as it is
+        # packed for the product, and read unpacked
         graph.output(
             graph.inputs[0].tensor @ w.T,
             ops.gather(w, ops.constant([3, 95], DType.int64, DeviceRef.CPU()), 0),

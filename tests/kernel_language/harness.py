@@ -24,7 +24,7 @@ def pool(num_workers: int) -> Pool:
 
 
 def spec_of(arg: Any, static: bool = False) -> Any:
-    """What a kernel is told of an argument: sizes at run time unless ``static``."""
+    """The specification of a kernel argument: run-time sizes unless ``static``."""
     if isinstance(arg, np.ndarray):
         shape = arg.shape if static else (None,) * arg.ndim
         strides = None

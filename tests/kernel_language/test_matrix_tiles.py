@@ -1,4 +1,4 @@
-"""Matrix tiles: plain Python, emulated code and NumPy agree; mistakes are reported; code for AMX has its instructions."""
+"""Matrix tiles: plain Python, emulated code and NumPy agree; errors are reported; AMX code has AMX instructions."""
 
 from __future__ import annotations
 

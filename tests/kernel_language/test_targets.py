@@ -72,7 +72,7 @@ def test_results_do_not_depend_on_the_target(name, dtype):
 
 @pytest.mark.parametrize("name", ["sse2", "avx2", "avx512"])
 def test_narrow_floats_round_to_even_everywhere(name):
-    """All f16 and bf16 values come back; halfway cases, overflow and NaN are as NumPy's."""
+    """All f16 and bf16 values survive a round trip; halfway cases, overflow and NaN are as NumPy's."""
     target = x86(name)
     edges = [
         1.0,

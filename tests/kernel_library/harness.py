@@ -47,7 +47,7 @@ def target(name: str) -> k.Target:
 
 
 class Runner:
-    """A kernel compiled for some operands, which can be run again and again."""
+    """A kernel compiled for some operands, which can run repeatedly."""
 
     def __init__(
         self,

@@ -147,7 +147,7 @@ def test_one_result_for_any_number_of_workers() -> None:
     st.integers(1, 2),
 )
 def test_matmul(m: int, n: int, inner: int, by_rows: bool, workers: int, batch: int) -> None:
-    """Where both operands come in."""
+    """Products of two inputs."""
     rng = np.random.default_rng(m * 1000 + n)
     a, b = (
         random(rng, batch, m, inner),

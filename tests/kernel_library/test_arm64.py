@@ -28,7 +28,7 @@ TRIPLE = "aarch64-unknown-linux-gnu"
 F32, BF16, F16 = DType.float32, DType.bfloat16, DType.float16
 # functions that every process has
 LIBRARY = {"memset", "memcpy", "memmove"}
-# processors by what they have: of 2016 (Cortex-A72), 2019 (Neoverse N1, Apple M1), 2021 (Neoverse V1, Apple M2)
+# processors by features: of 2016 (Cortex-A72), 2019 (Neoverse N1, Apple M1), 2021 (Neoverse V1, Apple M2)
 PLAIN, DOT, MATRIX = (), ("dotprod",), ("dotprod", "i8mm", "bf16")
 
 pytestmark = pytest.mark.plain_code
@@ -179,7 +179,7 @@ def test_products_of_bytes(
     assert blocks[0].ops[instruction] == 64
     for loop in blocks:
         assert len(loop.lines) <= most, "\n".join(loop.lines)
-        # products are made of bytes, not of what they are widened to
+        # the factors are bytes, not widened bytes
         assert not {"mla", "mul", "sshr"} & loop.ops.keys(), loop.ops
         if features:
             assert all(".4b[" in line for line in loop.lines if line.startswith(instruction))

@@ -32,7 +32,7 @@ def multiplied(x: np.ndarray, panels: np.ndarray, columns: int, **options: objec
 
 
 def integers(rng: np.random.Generator, *shape: int, low: int = -128) -> np.ndarray:
-    """Any bytes from `low` on; the extremes come often."""
+    """Random bytes of at least `low`, with the extremes more often."""
     some = rng.integers(low, 128, shape)
     extreme = rng.choice([low, 127], shape)
     return np.where(rng.random(shape) < 0.2, extreme, some).astype(np.int8)

@@ -71,7 +71,7 @@ def tasks_of(machine: str, rows: int, columns: int, workers: int) -> list[int]:
 def test_tasks_cover_each_product_once(machine: str, rows: int, columns: int, workers: int) -> None:
     task_rows, panels, tasks = tasks_of(machine, rows, columns, workers)
     height = tiling(target(machine), k.f32, k.f32).height
-    # what the scratch memory of a task has room for
+    # the capacity of a task's scratch memory
     assert 0 < task_rows <= BLOCK_ROWS and 0 < panels <= BLOCK_PANELS
     assert task_rows * panels * COLUMNS <= BLOCK_SUMS
     # enough tasks, or the least ones

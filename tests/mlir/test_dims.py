@@ -91,7 +91,7 @@ def test_equal_polynomials_are_one_expression(x: str, y: str, z: str) -> None:
     assert 0 - (0 - a) == a
     if b != 0:
         assert (a * b) // b == a
-        # a multiple of the divisor comes out of a quotient
+        # a multiple of the divisor is moved out of the quotient
         assert (a + c * b) // b == a // b + c
 
 

@@ -249,7 +249,7 @@ class _Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Return(self, node: ast.Return) -> None:
-        """Returns None, or goes on where nothing is returned."""
+        """Replaces a returned value by None, or a bare ``return`` by ``pass``."""
         if node.value is None:
             self._drop(node)
         # None and False are the same to most callers

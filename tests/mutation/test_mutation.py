@@ -1,4 +1,4 @@
-"""The mutation tool: the changes it makes, what it reports, and that its list of equivalents is up to date."""
+"""The mutation tool: its changes, its report, and an up-to-date list of equivalent mutants."""
 
 from __future__ import annotations
 

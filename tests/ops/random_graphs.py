@@ -21,7 +21,7 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class Step:
-    """One op: how it is staged, and what it means."""
+    """One op: how it is staged, and its reference function."""
 
     text: str
     """The op in Python, with ``{0}``, ``{1}`` for its operands."""
@@ -61,7 +61,7 @@ BINARY: dict[str, tuple[Callable[..., Any], Callable[..., Array]]] = {
 
 @dataclass(frozen=True)
 class Program:
-    """Inputs and steps; the outputs are the last value and each value that nobody takes."""
+    """Inputs and steps; the outputs are the last value and all unused values."""
 
     shapes: tuple[tuple[int, ...], ...]
     steps: tuple[Step, ...]

@@ -1,4 +1,4 @@
-"""The table of ops: for each, how it is staged, on what, and what it must give.
+"""The table of ops: for each its staging, operands and expected results.
 
 Every way to run a graph is tested with the same table: the NumPy interpreter, the compiled engine.
 `check` stages a case with static or symbolic dimensions, runs it with any `run(graph, inputs, weights)`,

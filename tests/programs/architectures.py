@@ -366,7 +366,7 @@ own_arch = SupportedArchitecture(
 )
 """,
 }
-"""Llama as it is, declared as later versions do: names instead of enumerations."""
+"""Llama, declared as in later versions: with names instead of enumerations."""
 
 
 def random_checkpoint(folder: Path, model) -> None:

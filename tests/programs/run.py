@@ -11,7 +11,7 @@ import time
 
 
 class Staged(BaseException):
-    """A program has come to its first `load`."""
+    """A program has reached its first `load`."""
 
 
 def main(modules: list[str]) -> None:

@@ -82,7 +82,7 @@ def test_the_documented_numbers_are_those_of_the_context():
 def probe(
     out: k.Output[k.i64, 1], partial: k.Output[k.i64, 1], limit: k.i64, ctx: k.Context
 ) -> None:
-    """Each worker notes what it sees; the middle phase takes chunks; a total over the limit raises."""
+    """Each worker records the values that it reads; the middle phase is chunked; a total over the limit raises."""
     scratch = ctx.scratch(k.i64, 4)
     scratch[1] = ctx.worker + 10
     out[2 * ctx.worker] = ctx.num_workers

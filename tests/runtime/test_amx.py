@@ -1,4 +1,4 @@
-"""AMX is used where the processor has it, MAX_CPU_FEATURES leaves it, the system grants it, and its products are right."""
+"""AMX is used if the processor has it, MAX_CPU_FEATURES allows it, the system grants it, and its products are right."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_astype_is_torchs(old: DType, new: DType) -> None:
     data = WeightData.from_numpy(Tensor.from_dlpack(source).to_numpy(), "w").astype(new)
     assert (data.dtype, data.name, data.shape) == (new, "w", Shape([bits.numel()]))
     found = torch.from_dlpack(data.data).double().numpy()
-    # float8 goes through float32 in torch, as it does here; NaN payloads may differ
+    # torch converts float8 through float32, as here; NaN payloads may differ
     expected = source.to(new.to_torch()).double().numpy()
     np.testing.assert_array_equal(found, expected)
 

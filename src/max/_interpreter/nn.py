@@ -272,7 +272,7 @@ def _attention_ragged(
         length = end - begin
         if bias is not None and length > bias.shape[1] // 2 + 1:
             raise ValueError(f"a text has {length} rows; the bias is for {bias.shape[1] // 2 + 1}")
-        seen = [_visible(mask, local_window_size, i, length) for i in range(length)]
+        visible = [_visible(mask, local_window_size, i, length) for i in range(length)]
         for head in range(q.shape[1] if length else 0):
             text = slice(begin, end)
             scores = (
@@ -282,7 +282,7 @@ def _attention_ragged(
             if bias is not None:
                 places = np.arange(length) - np.arange(length)[:, None] + bias.shape[1] // 2
                 scores += bias[head][places]
-            scores = np.where(np.stack(seen), scores, -np.inf)
+            scores = np.where(np.stack(visible), scores, -np.inf)
             weights = np.exp(scores - scores.max(axis=1, keepdims=True))
             weights /= weights.sum(axis=1, keepdims=True)
             out[text, head] = weights @ values[text, head // group].astype(np.float64)

@@ -351,10 +351,10 @@ class DeviceStream:
             stream: The stream to wait for; or a device, for its default stream.
             device: The device whose default stream to wait for.
         """
-        given = [other for other in (stream, device) if other is not None]
-        if len(given) != 1:
+        sources = [other for other in (stream, device) if other is not None]
+        if len(sources) != 1:
             raise TypeError("DeviceStream.wait_for: expected one stream or one device")
-        other = given[0].default_stream if isinstance(given[0], Device) else given[0]
+        other = sources[0].default_stream if isinstance(sources[0], Device) else sources[0]
         if not isinstance(other, DeviceStream):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
                 "DeviceStream.wait_for: expected a DeviceStream or a Device, got "

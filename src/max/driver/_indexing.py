@@ -66,9 +66,9 @@ def apply_index(
     ellipses = sum(item is Ellipsis for item in items)
     if ellipses > 1:
         raise AxisError("Tensor index: an index can have only one ellipsis (...)")
-    taken = sum(item is not None and item is not Ellipsis for item in items)
-    if taken > len(shape):
-        raise AxisError(f"Tensor index: {taken} indices for a tensor of rank {len(shape)}")
+    num_indices = sum(item is not None and item is not Ellipsis for item in items)
+    if num_indices > len(shape):
+        raise AxisError(f"Tensor index: {num_indices} indices for a tensor of rank {len(shape)}")
     if not ellipses:
         items = (*items, Ellipsis)
 
@@ -80,10 +80,10 @@ def apply_index(
             new_shape.append(1)
             new_strides.append(0)
         elif item is Ellipsis:
-            rest = len(shape) - taken
-            new_shape += shape[axis : axis + rest]
-            new_strides += strides[axis : axis + rest]
-            axis += rest
+            omitted = len(shape) - num_indices
+            new_shape += shape[axis : axis + omitted]
+            new_strides += strides[axis : axis + omitted]
+            axis += omitted
         elif isinstance(item, slice):
             start, stop, step = item.indices(shape[axis])
             size = len(range(start, stop, step))

@@ -120,8 +120,8 @@ class _Idler:
         executor = linked.main.executor
         assert isinstance(executor, Executor)
         start = time.perf_counter()
-        known = remembered(unsure.key)
-        if known is None or known.quality < QUIET:
+        stored = remembered(unsure.key)
+        if stored is None or stored.quality < QUIET:
             try:
                 threshold = _measure.Measurement(
                     job.compiled, job.link, unsure.sample, executor.pool, self._ended.is_set
@@ -138,13 +138,13 @@ class _Idler:
                 1e3 * (time.perf_counter() - start),
             )
             if remember(unsure.key, threshold):
-                known = threshold
-        if known is not None and known.quality >= USABLE:
+                stored = threshold
+        if stored is not None and stored.quality >= USABLE:
             for program in (linked.main, *linked.later):
-                program.set_limits({unsure.name: known.rows})
+                program.set_limits({unsure.name: stored.rows})
         job.attempts += 1
         job.due = time.monotonic() + RETRY_SECONDS * 2 ** (job.attempts - 1)
-        return known is not None and known.quality < QUIET and job.attempts < ATTEMPTS
+        return stored is not None and stored.quality < QUIET and job.attempts < ATTEMPTS
 
 
 def _was_run(linked: Linked | None) -> bool:

@@ -83,15 +83,15 @@ def find_limits(compiled: Compiled, backend: Backend) -> Thresholds:
         compiled: The program.
         backend: The device that it runs on.
     """
-    known = Thresholds()
+    thresholds = Thresholds()
     if not backend.is_host:
-        return known
+        return thresholds
     groups: dict[str, list[LaunchCode]] = {}
     for launch in compiled.main.launches:
         if launch.choice is not None:
             groups.setdefault(launch.choice.name, []).append(launch)
     if not groups or not flags.MAX_AUTOTUNE or flags.MAX_KERNEL_INTERPRET:
-        return known
+        return thresholds
     makers = [source_fingerprint(package) for package in ("_kernel_library", "kernel", "engine")]
     for name, launches in groups.items():
         sample = _sample(compiled, launches)
@@ -102,10 +102,10 @@ def find_limits(compiled: Compiled, backend: Backend) -> Thresholds:
         )  # fmt: skip
         threshold = remembered(key)
         if threshold is not None and threshold.quality >= USABLE:
-            known.rows[name] = threshold.rows
+            thresholds.rows[name] = threshold.rows
         if threshold is None or threshold.quality < QUIET:
-            known.unsure.append(Unsure(name, key, sample))
-    return known
+            thresholds.unsure.append(Unsure(name, key, sample))
+    return thresholds
 
 
 def remembered(key: str) -> Threshold | None:
@@ -142,5 +142,5 @@ def _sample(compiled: Compiled, launches: Sequence[LaunchCode]) -> list[LaunchCo
         return []
     order = sorted(range(len(launches)), key=sizes.__getitem__)
     ends = itertools.accumulate(sizes[i] for i in order)
-    taken = [launches[i] for i, end in zip(order, ends, strict=True) if end <= SAMPLE_BYTES]
-    return taken or [launches[order[0]]]
+    sample = [launches[i] for i, end in zip(order, ends, strict=True) if end <= SAMPLE_BYTES]
+    return sample or [launches[order[0]]]

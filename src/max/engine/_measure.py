@@ -105,8 +105,8 @@ class Measurement:
         tensors |= dict(enumerate(compiled.outputs, layout.outputs.start))
         self._used = sorted(used & tensors.keys())
         self._other = bool(used - tensors.keys() - {layout.NOTHING, layout.arena()})
-        given = [tensors[base] for base in self._used]
-        sizes = [product(tensor.shape) * tensor.dtype.size_in_bytes for tensor in given]
+        operands = [tensors[base] for base in self._used]
+        sizes = [product(tensor.shape) * tensor.dtype.size_in_bytes for tensor in operands]
         self._sizes = size_function(sizes, compiled.symbols)
         self._quality = 1.0
 

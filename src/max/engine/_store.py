@@ -254,8 +254,8 @@ def describe(value: Any) -> str | None:
 
 def _joined(values: Any) -> str | None:
     parts = [describe(value) for value in values]
-    known = [part for part in parts if part is not None]
-    return f"({','.join(known)})" if len(known) == len(parts) else None
+    described_parts = [part for part in parts if part is not None]
+    return f"({','.join(described_parts)})" if len(described_parts) == len(parts) else None
 
 
 def _bytes(constants: Mapping[int, Array]) -> int:

@@ -139,12 +139,12 @@ class ModelLoop:
             self._linked = self._make()  # a model was reloaded, or its row thresholds were measured
         tensors: list[int] = []
         offsets: list[npt.NDArray[np.int64]] = []
-        arena, given = 0, body_inputs
+        arena, args = 0, body_inputs
         holes: list[tuple[int, ...]] = []
         outputs: list[Tensor] = []
         kept: list[list[Tensor]] = []
         for model, linked in zip((self._body, self._after), self._linked, strict=True):
-            inputs, symbols = model._binder.bind(given, may_copy=False)
+            inputs, symbols = model._binder.bind(args, may_copy=False)
             instance = linked.main.instance(symbols)
             results = model._new_outputs(inputs, instance)
             arena = max(arena, instance.arena_bytes)
@@ -153,7 +153,7 @@ class ModelLoop:
             tensors += [tensor._ptr for tensor in (*inputs, *results)]
             kept += [inputs, results]
             if model is self._body:
-                outputs, given = results, after_inputs(results)
+                outputs, args = results, after_inputs(results)
         # `_memory` keeps the arena alive until the end of the run
         address, _memory = self._body._arena.take(
             arena, tuple(set(holes[0]).intersection(holes[1]))

@@ -1,6 +1,6 @@
 """Values: graphs that are compiled and run on fixed inputs, where NumPy's rules leave a choice.
 
-Compiling takes the other system long, so there are few programs; each gives a list.
+The other system compiles slowly, so there are few programs, each with a list of results.
 """
 
 from __future__ import annotations

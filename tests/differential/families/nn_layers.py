@@ -1,4 +1,4 @@
-"""`max.nn`: how layers are made, which weights they have, what they give; parameters of KV caches."""
+"""`max.nn`: constructors, weights and results of layers; parameters of KV caches."""
 
 from __future__ import annotations
 

@@ -262,7 +262,7 @@ class Fuser:
 
     def reaches(self, starts: list[MoOp], targets: Set[object], lowest: int) -> bool:
         """Whether any of the ops is in, or depends on, one of the targets: groups, or ops with several epilogues."""
-        todo, seen = list(starts), set[object]()
+        todo, visited = list(starts), set[object]()
         while todo:
             op = todo.pop()
             unit = self.find(op)
@@ -272,9 +272,9 @@ class Fuser:
             # an op with several epilogues depends on the operands of all of them
             grouped = self.epilogues.get(main, [])
             mark: object = main if grouped or unit is None else unit
-            if mark in seen:
+            if mark in visited:
                 continue
-            seen.add(mark)
+            visited.add(mark)
             if grouped:
                 members = [main, *[member for group in grouped for member in group.ops]]
             else:
@@ -398,7 +398,7 @@ def fuse(block: Block) -> None:
     fuser = Fuser(block)
     groups = fuser.run()
     epilogues = fuser.attach_epilogues(groups)
-    alone = fuser.join_siblings([group for group in groups if group not in epilogues])
+    remaining = fuser.join_siblings([group for group in groups if group not in epilogues])
     joined: dict[MoOp, list[MoOp]] = {}
     for group, matmul in epilogues.items():
         ops = sorted(group.ops, key=fuser.position.__getitem__)
@@ -406,7 +406,7 @@ def fuse(block: Block) -> None:
     for matmul, norm in fuser.norms.items():
         joined.setdefault(matmul, [matmul]).insert(0, norm)
     units = [Unit(ops, "library") for ops in joined.values()]
-    for group in alone:
+    for group in remaining:
         ops = sorted(group.ops, key=fuser.position.__getitem__)
         units.append(Unit(ops, "map" if group.axis < 0 else "rows"))
     rebuild(block, units)

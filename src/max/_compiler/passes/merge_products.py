@@ -68,8 +68,8 @@ def _decide(groups: list[list[MoOp]], position: dict[MoOp, int]) -> list[tuple[P
     plans: dict[SSAValue, Plan | None] = {}
     for group in groups:
         plan_of: dict[SSAValue, Plan] = {}
-        alone = [op for op in group if op.operands[1] not in shared]
-        for parts in _parts(alone, position):
+        unshared = [op for op in group if op.operands[1] not in shared]
+        for parts in _parts(unshared, position):
             plan, members = _plan(parts)
             planned.append((plan, members))
             plan_of.update((packed, plan) for packed in plan.packed)

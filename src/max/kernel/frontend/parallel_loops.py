@@ -146,13 +146,13 @@ def for_vectors(fe: Frontend, node: ast.For, domain: VectorsValue) -> int:
     start = domain.start
     count = b.sub(domain.stop, start)
     full: Any
-    rest: Any
+    tail_size: Any
     if isinstance(count, int):
-        full, rest = max(count, 0) // width * width, max(count, 0) % width
+        full, tail_size = max(count, 0) // width * width, max(count, 0) % width
     else:
         count = b.op("max", (count, b.const(0, INDEX)), INDEX)
-        rest = binary(fe, "mod", count, width)
-        full = b.op("sub", (count, rest), INDEX, "nsw")
+        tail_size = binary(fe, "mod", count, width)
+        full = b.op("sub", (count, tail_size), INDEX, "nsw")
     full_stop = b.add(start, full)
     from_zero = interval(b, b.index(start))[0] >= 0
 
@@ -181,8 +181,8 @@ def for_vectors(fe: Frontend, node: ast.For, domain: VectorsValue) -> int:
                     node.lineno,
                 )
             )
-        if rest != 0:
-            mask = tail_mask(fe, rest, width)
+        if tail_size != 0:
+            mask = tail_mask(fe, tail_size, width)
             tail = b.open("branch")
             if from_zero:
                 note_positive(b, tail, domain.stop)
@@ -194,8 +194,8 @@ def for_vectors(fe: Frontend, node: ast.For, domain: VectorsValue) -> int:
             b.close()
             some = (
                 True
-                if isinstance(rest, int)
-                else b.op("gt", (rest, b.const(0, INDEX)), type_of(fe, True))
+                if isinstance(tail_size, int)
+                else b.op("gt", (tail_size, b.const(0, INDEX)), type_of(fe, True))
             )
             if some is True:
                 b.splice(tail)
@@ -211,13 +211,15 @@ def for_vectors(fe: Frontend, node: ast.For, domain: VectorsValue) -> int:
     return FALLS
 
 
-def tail_mask(fe: Frontend, rest: Any, width: int) -> Atom:
-    """The first ``rest`` of ``width`` lanes."""
+def tail_mask(fe: Frontend, tail_size: Any, width: int) -> Atom:
+    """The first ``tail_size`` of ``width`` lanes."""
     b = fe.b
     lanes = vector(scalar_type("i32"), width)
-    if isinstance(rest, int):
-        return b.const(tuple(k < rest for k in range(width)), lanes.with_dtype(scalar_type("bool")))
-    narrow = splat(fe, b.op("cast", (rest,), scalar(lanes.dtype)), width)
+    if isinstance(tail_size, int):
+        return b.const(
+            tuple(k < tail_size for k in range(width)), lanes.with_dtype(scalar_type("bool"))
+        )
+    narrow = splat(fe, b.op("cast", (tail_size,), scalar(lanes.dtype)), width)
     return b.op(
         "lt",
         (b.const(tuple(range(width)), lanes), narrow),

@@ -175,8 +175,8 @@ def _shown(size: Index) -> str:
 def checked_width(fe: Frontend, width: Any) -> int:
     """Checks and returns a number of lanes."""
     if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width <= MAX_WIDTH:
-        came = describe(width)
-        fe.fail(f"width is an integer in [1, {MAX_WIDTH}] known at compile time, got {came}")
+        type_text = describe(width)
+        fe.fail(f"width is an integer in [1, {MAX_WIDTH}] known at compile time, got {type_text}")
     return width
 
 
@@ -417,8 +417,8 @@ def reshape(fe: Frontend, view: View, *shape: Any) -> View:
     if len(unknown) > 1:
         fe.fail("reshape: only one size may be -1", KernelValueError)
     if unknown:
-        rest = product(fe, tuple(s for k, s in enumerate(sizes) if k not in unknown))
-        sizes[unknown[0]] = binary(fe, "floordiv", total, rest)
+        others = product(fe, tuple(s for k, s in enumerate(sizes) if k not in unknown))
+        sizes[unknown[0]] = binary(fe, "floordiv", total, others)
     new_total = product(fe, tuple(sizes))
     if isinstance(total, int) and isinstance(new_total, int) and total != new_total:
         fe.fail(
@@ -495,14 +495,14 @@ def subview(fe: Frontend, view: View, indices: tuple[Any, ...]) -> View:
         starts.append(start)
         shape.append(fe.b.sub(stop, start))
         strides.append(view.strides[k])
-    rest = len(indices)
+    num_indices = len(indices)
     check_indices(fe, view, tuple(None if isinstance(i, slice) else i for i in indices))
     pointer = address(fe, view, tuple(starts))
     return replace(
         view,
         base=pointer,
-        shape=(*shape, *view.shape[rest:]),
-        strides=(*strides, *view.strides[rest:]),
+        shape=(*shape, *view.shape[num_indices:]),
+        strides=(*strides, *view.strides[num_indices:]),
     )
 
 

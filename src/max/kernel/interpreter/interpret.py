@@ -373,8 +373,8 @@ def _annotation(fn: Kernel, p: ast.arg) -> Any:
         code = compile(node.value, source.file, "eval")
     else:
         code = compile(ast.Expression(node), source.file, "eval")
-    found = eval(code, {**source.globals, **source.closure})
-    return found.access if found in (Input, Output, InOut) else found
+    value = eval(code, {**source.globals, **source.closure})
+    return value.access if value in (Input, Output, InOut) else value
 
 
 def _argument(name: str, x: Any, annotation: Any) -> Any:

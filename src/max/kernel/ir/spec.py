@@ -119,10 +119,10 @@ def _mask_reduction(s: Let) -> bool:
 
 
 def _gather(s: Let) -> bool:
-    pointer, offsets, *rest = _types(s)
+    pointer, offsets, *masking = _types(s)
     width = s.ref.type.width
-    masked = not rest or (
-        rest[0].dtype is bool_ and rest[0].width == width and rest[1] is s.ref.type
+    masked = not masking or (
+        masking[0].dtype is bool_ and masking[0].width == width and masking[1] is s.ref.type
     )
     return pointer is POINTER and offsets.dtype is INDEX.dtype and offsets.width == width and masked
 
@@ -278,8 +278,8 @@ class _Verifier:
             self.expect(s, s.op in _EFFECTS, "an unknown effect")
             if s.op.startswith("tile_"):
                 moves = s.op in ("tile_load", "tile_store")
-                wanted = [POINTER, INDEX] if moves else []
-                self.expect(s, [a.type for a in s.args] == wanted, "operands that do not fit")
+                expected = [POINTER, INDEX] if moves else []
+                self.expect(s, [a.type for a in s.args] == expected, "operands that do not fit")
         elif isinstance(s, Alloc):
             self.slots[s.slot] = s
         elif isinstance(s, Assign):

@@ -168,9 +168,9 @@ def floordiv(w: Writer, s: Let) -> None:
     """Floor division or remainder."""
     a, b = s.args
     t, x, y = llvm_type(a.type), w.atom(a), w.atom(b)
-    divide, rest = ("sdiv", "srem") if a.type.dtype.kind == "i" else ("udiv", "urem")
+    divide, remainder_op = ("sdiv", "srem") if a.type.dtype.kind == "i" else ("udiv", "urem")
     if a.type.dtype.kind == "u":
-        binary(w, s, divide if s.op == "floordiv" else rest)
+        binary(w, s, divide if s.op == "floordiv" else remainder_op)
         return
     flags = vector_name("i1", a.type.width)
     zero = "zeroinitializer" if a.type.width else "0"
@@ -181,7 +181,7 @@ def floordiv(w: Writer, s: Let) -> None:
         minus_one = w.temp(f"icmp eq {t} {y}, {ones}")
         one = constants(a.type.width)(f"i{a.type.dtype.bits}", 1)
         y = w.temp(f"select {flags} {minus_one}, {t} {one}, {t} {y}")
-    remainder = w.temp(f"{rest} {t} {x}, {y}")
+    remainder = w.temp(f"{remainder_op} {t} {x}, {y}")
     # LLVM's division truncates: subtract 1 if the remainder's sign differs from the divisor's
     nonzero = w.temp(f"icmp ne {t} {remainder}, {zero}")
     signs = w.temp(f"xor {t} {remainder}, {y}")

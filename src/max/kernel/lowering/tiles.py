@@ -177,8 +177,8 @@ def _call(w: Writer, name: str, *args: tuple[str, Any]) -> None:
     """Calls an intrinsic of AMX."""
     types = ", ".join(type for type, _ in args)
     w.declarations.add(f"void @llvm.x86.{name}({types})")
-    given = ", ".join(f"{type} {value}" for type, value in args)
-    w.out(f"call void @llvm.x86.{name}({given})")
+    arguments = ", ".join(f"{type} {value}" for type, value in args)
+    w.out(f"call void @llvm.x86.{name}({arguments})")
 
 
 def _tile(tile: int) -> str:

@@ -80,16 +80,16 @@ def lower_parallel(w: Writer, s: Parallel) -> None:
 
 def _chunk_sizes(w: Writer, s: Parallel, total: str, workers: str) -> tuple[str, str, str]:
     """The sizes of long and short chunks, and the number of long ones (empty if all chunks have one size)."""
-    given = w.atom(s.grain)
-    if not isinstance(s.grain, Ref) and given != "0":
-        return _whole(w, given, s.multiple), "", ""
+    grain = w.atom(s.grain)
+    if not isinstance(s.grain, Ref) and grain != "0":
+        return _whole(w, grain, s.multiple), "", ""
     parts = w.temp(f"mul i64 {workers}, {LONG_SHARE}")
     long = _at_least_one(w, w.temp(f"udiv i64 {total}, {parts}"))
     short = _at_least_one(w, w.temp(f"udiv i64 {long}, {SHORT_SHARE}"))
     if isinstance(s.grain, Ref):
-        has_grain = w.temp(f"icmp sgt i64 {given}, 0")
-        long = w.temp(f"select i1 {has_grain}, i64 {given}, i64 {long}")
-        short = w.temp(f"select i1 {has_grain}, i64 {given}, i64 {short}")
+        has_grain = w.temp(f"icmp sgt i64 {grain}, 0")
+        long = w.temp(f"select i1 {has_grain}, i64 {grain}, i64 {long}")
+        short = w.temp(f"select i1 {has_grain}, i64 {grain}, i64 {short}")
     longs = w.temp(f"mul i64 {workers}, {LONGS}")
     return _whole(w, long, s.multiple), _whole(w, short, s.multiple), longs
 

@@ -68,8 +68,8 @@ class Writer:
     def call(self, type: str, intrinsic: str, args: list[tuple[str, str]], flags: str = "") -> str:
         """Calls an intrinsic or a C function and names the result."""
         self.declarations.add(f"{type} @{intrinsic}({', '.join(t for t, _ in args)})")
-        given = ", ".join(f"{t} {a}" for t, a in args)
-        return self.temp(f"call {flags}{type} @{intrinsic}({given})")
+        arguments = ", ".join(f"{t} {a}" for t, a in args)
+        return self.temp(f"call {flags}{type} @{intrinsic}({arguments})")
 
     # ***** basic blocks *****
     def label(self, kind: str) -> str:

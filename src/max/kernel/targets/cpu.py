@@ -195,7 +195,7 @@ class CPUTarget(LLVMTarget):
     @functools.cached_property
     def name(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The architecture, and the features that kernels query."""
-        known = (
+        printed_features = (
             "avx2",
             "fma",
             "f16c",
@@ -212,7 +212,7 @@ class CPUTarget(LLVMTarget):
             "bf16",
         )
         arch = self.triple.split("-")[0]
-        return "+".join([arch, *(f for f in known if self.has(f))])
+        return "+".join([arch, *(f for f in printed_features if self.has(f))])
 
 
 def _is_amx(name: str) -> bool:
