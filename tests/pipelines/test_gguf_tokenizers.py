@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
+import hypothesis.strategies as st
 import numpy as np
 import pytest
+from hypothesis import given
 from tokenizers import (
     AddedToken,
     Regex,
@@ -23,6 +27,7 @@ from tokenizers import (
 )
 
 from max.pipelines.checkpoints.gguf_splits import SPLITS
+from max.pipelines.checkpoints.gguf_tokenizer import tokenizer_of
 from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.lib.hf_utils import HuggingFaceRepo
 from max.pipelines.tokenization.hf_tokenizer import load_tokenizer
@@ -273,6 +278,30 @@ def test_wordpiece(lowers, tmp_path):
     assert ours.special_tokens_map["cls_token"] == "[CLS]"
     pair = ours.backend_tokenizer.encode("a", "b")
     assert (pair.ids, pair.type_ids) == (folder.encode("a", "b").ids, folder.encode("a", "b").type_ids)  # fmt: skip
+
+
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 2**33), st.floats(), st.sampled_from(["", "default", "llama-bpe", "qwen2", "a"]),
+    st.lists(st.sampled_from(["a", "b", "ab", "<0x41>", "a b", "▁", "##a", "[UNK]", ""]), max_size=6),
+    st.lists(st.integers(-1, 7), max_size=6).map(np.array), st.lists(st.floats(width=32), max_size=6).map(np.array),
+)  # fmt: skip
+KEYS = ["pre", "tokens", "token_type", "merges", "scores", "add_bos_token", "add_eos_token", "add_space_prefix", "bos_token_id",
+        "eos_token_id", "unknown_token_id", "padding_token_id", "seperator_token_id", "cls_token_id", "mask_token_id",
+        "precompiled_charsmap", "remove_extra_whitespaces"]  # fmt: skip
+
+
+@given(
+    st.sampled_from(["gpt2", "llama", "t5", "bert"]), st.dictionaries(st.sampled_from(KEYS), VALUES)
+)
+def test_metadata_of_any_type(model, given_values):
+    """Metadata that lies: a tokenizer, or an error of the file."""
+    tokens = {"tokenizer.ggml.model": model, "tokenizer.ggml.tokens": ["a", "b", "[UNK]"]}
+    values = {f"tokenizer.ggml.{key}": value for key, value in given_values.items()}
+    file = SimpleNamespace(metadata={**tokens, **values}, path="m.gguf")
+    with suppress(ModelFilesError):
+        tokenizer, config, _ = tokenizer_of(file)
+        tokenizer.encode("a b")
+        assert all(isinstance(text, str) for text in config.values())
 
 
 def test_mistakes(tmp_path):

@@ -18,10 +18,13 @@ from benchmarks.perplexity import (
     perplexity,
     windows_of,
 )
+from max.dtype import DType
 from max.dtype.blocks import decode
 from max.dtype.file_blocks import FILE_FORMATS
+from max.engine import InferenceSession
 from max.entrypoints.llm import LLM
-from max.graph.weights import GGUFFile
+from max.graph import DeviceRef, Graph, TensorType, Weight, ops
+from max.graph.weights import GGUFFile, load_weights
 from max.pipelines import PipelineConfig
 from max.pipelines.core.exceptions import ConfigError, ModelFilesError
 from max.pipelines.lib.config_enums import SupportedEncoding
@@ -109,10 +112,7 @@ def decoded_copy(folder: Path, file: Path, target: Path) -> Path:
     for name in list(weights):
         tensor = found.tensors[gguf_name(name)]
         data = found.read(tensor)
-        if tensor.stored in FILE_FORMATS:
-            data = reference(data, tensor.stored)
-        elif tensor.stored not in ("F32", "F16"):
-            data = decode(data, tensor.stored)
+        data = data if tensor.stored in ("F32", "F16") else decode(data, tensor.stored)
         if "q_proj" in name or "k_proj" in name:
             rows = data.reshape(-1, dim // 2, 2, data.shape[1]).swapaxes(1, 2)
             data = rows.reshape(data.shape)
@@ -162,33 +162,38 @@ def test_mixed_files(encoding, embedding, changed, tmp_path, rng):
     np.testing.assert_array_equal(log_probabilities(file, windows), found)
 
 
-@pytest.mark.long
-def test_types_without_kernels(tmp_path, rng, monkeypatch):
-    """A file with a matrix of each type that no kernel multiplies."""
-    types = iter(FILE_FORMATS)
-
-    def encoded(weight, _encoding):
-        name = next(types, "IQ4_XS")
-        form = FILE_FORMATS[name].block
-        seed = int(rng.integers(1 << 30))
-        blocks = [
-            random_blocks(np.random.default_rng(seed), name, 1, weight.size // form.elements, scale)
-            for scale in (1e-3, 5e-3)
-        ]
-        spread = [np.std(reference(data, name)) for data in blocks]
-        # scales of the exponent formats are given
-        near = min(range(2), key=lambda i: abs(np.log(spread[i] / 0.06)))
-        return blocks[near].reshape(len(weight), -1), name
-
-    monkeypatch.setattr("benchmarks.gguf_files.encoded", encoded)
-    folder = dense_llama(tmp_path / "dense", num_hidden_layers=3, intermediate_size=512)
-    file = write_gguf(folder, tmp_path / "m.gguf", "")
-    stored = {t.stored for t in GGUFFile(file).tensors.values()}
-    assert stored >= set(FILE_FORMATS)
-    windows = rng.integers(3, 4096, (2, 32)).tolist()
-    decoded = decoded_copy(folder, file, tmp_path / "decoded")
-    found = log_probabilities(file, windows)
-    assert_near(found, log_probabilities_of_transformers(decoded, windows), ROUNDED)
+def test_products_of_types_without_kernels(tmp_path, rng):
+    """A weight of each type that no kernel multiplies, read from a file: products are those of its values."""
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    expected = {}
+    for name, form in FILE_FORMATS.items():
+        blocks = random_blocks(rng, name, 40, 512 // form.block.elements, 0.002)
+        writer.add_tensor(name, blocks, raw_dtype=gguf.GGMLQuantizationType[name])
+        expected[name] = reference(blocks, name)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    weights = {name: w.data() for name, w in load_weights([tmp_path / "m.gguf"]).items()}
+    x_type = TensorType(DType.float32, ["rows", 512], DeviceRef.CPU())
+    with Graph("products", input_types=[x_type]) as graph:
+        x = graph.inputs[0].tensor
+        products = []
+        for name, data in weights.items():
+            assert data.quantization_encoding is not None
+            encoding = data.quantization_encoding
+            weight = Weight(name, DType.float32, [40, 512], DeviceRef.CPU(), encoding)
+            products.append(ops.qmatmul(encoding, None, x, weight))
+        graph.output(*products)
+    model = InferenceSession().load(
+        graph, weights_registry={name: data.data for name, data in weights.items()}
+    )
+    for rows in (1, 3):
+        values = rng.standard_normal((rows, 512)).astype(np.float32)
+        for name, product in zip(weights, model.execute(values), strict=True):
+            exact = values @ expected[name].T
+            # x is rounded to 8 bits, and some weights are
+            assert np.linalg.norm(product.to_numpy() - exact) < 0.015 * np.linalg.norm(exact), name
 
 
 def test_rope_factors(tmp_path, rng):

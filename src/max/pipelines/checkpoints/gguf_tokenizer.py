@@ -93,21 +93,21 @@ def tokenizer_of(file: GGUFFile) -> tuple[Tokenizer, dict[str, Any], dict[str, s
             f"{file.path}: the tokenizer is {model!r}; GGUF tokenizers are read of {', '.join(builders)}",
             _REMEDY,
         )
-    vocabulary = _vocabulary(file)
     try:
+        vocabulary = _vocabulary(file)
         tokenizer = builders[model](vocabulary)
+        of_control = (_CONTROL, _UNKNOWN) if model != "gpt2" else (_CONTROL,)
+        added = [
+            AddedToken(text, special=kind != _USER_DEFINED, normalized=False)
+            for text, kind in zip(vocabulary.texts, vocabulary.kinds, strict=True)
+            if kind in (*of_control, _USER_DEFINED)
+        ]
+        tokenizer.add_tokens(added)
+        _add_ends(tokenizer, model, vocabulary)
     except ModelFilesError:
         raise
-    except Exception as error:  # the package raises bare Exception
+    except Exception as error:  # the package raises bare Exception; values may be of any type
         raise _broken(file.path, str(error)) from error
-    of_control = (_CONTROL, _UNKNOWN) if model != "gpt2" else (_CONTROL,)
-    added = [
-        AddedToken(text, special=kind != _USER_DEFINED, normalized=False)
-        for text, kind in zip(vocabulary.texts, vocabulary.kinds, strict=True)
-        if kind in (*of_control, _USER_DEFINED)
-    ]
-    tokenizer.add_tokens(added)
-    _add_ends(tokenizer, model, vocabulary)
     template = values.get("tokenizer.chat_template")
     templates = {"default": template} if isinstance(template, str) else {}
     return tokenizer, dict(vocabulary.special), templates
@@ -270,6 +270,8 @@ def _wordpiece(vocabulary: Vocabulary) -> Tokenizer:
         else:
             pieces[f"##{text}"] = number
     unknown = vocabulary.special.get("unk_token", "[UNK]")
+    if unknown not in pieces:
+        raise _broken(vocabulary.path, f"the unknown token {unknown!r} is no token")
     tokenizer = Tokenizer(models.WordPiece(vocab=pieces, unk_token=unknown))
     # a vocabulary without upper-case letters is of a model that lowers them
     normal = zip(vocabulary.texts, vocabulary.kinds, strict=True)
