@@ -199,6 +199,7 @@ MAX_OPTIONS = """
 --repetition-penalty --max-new-tokens --min-new-tokens --ignore-eos --stop --stop-token-ids --detokenize --seed
 --max-batch-input-tokens --max-batch-total-tokens --tool-parser --reasoning-parser --speculative-method
 --num-speculative-tokens --config-file --kv-connector-config
+--headless --log-prefix --profile-serve --sim-failure --task-arg
 """.split()  # fmt: skip
 
 

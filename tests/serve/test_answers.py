@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
+from max.interfaces import SamplingParams
 from max.pipelines.structured import grammar
 from max.serve.chat.parts import (
     ArgumentsPart,
@@ -17,6 +19,7 @@ from max.serve.chat.parts import (
     ReasoningPart,
     ToolCallPart,
 )
+from max.serve.chat.prompt import Conversation, may_reason
 from max.serve.chat.reasoning import ReasoningParser
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.chat.tools.formats import (
@@ -156,6 +159,15 @@ def test_reasoning_that_does_not_end(data=None) -> None:
     parser = ReasoningParser(ToolParser(HERMES), True)
     assert parser.push("still <tool_call>") == [ReasoningPart("still <tool_call>")]
     assert parser.finish() == []
+
+
+def test_answers_whose_begin_a_grammar_says_have_no_reasoning() -> None:
+    plain = Conversation("r", [], SamplingParams(), tools=TOOLS)
+    assert may_reason(plain) and may_reason(replace(plain, tool_choice=ToolChoice()))
+    for choice in (ToolChoice(ChoiceKind.REQUIRED), ToolChoice(ChoiceKind.NAMED, "f")):
+        assert not may_reason(replace(plain, tool_choice=choice))
+        assert may_reason(replace(plain, tool_choice=choice, tools=()))
+    assert not may_reason(replace(plain, grammar="start: /a/"))
 
 
 def test_formats_of_templates() -> None:

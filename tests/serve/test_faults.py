@@ -134,6 +134,13 @@ def test_a_signal_lets_open_requests_end(api, faulty: RunningServer) -> None:
     assert not worker.is_running()
 
 
+def test_a_task_that_is_not_the_models(start_server) -> None:
+    server = start_server("--model", str(TINY), "--task", "embeddings_generation")
+    assert server.process.wait(WHILE_S) == 2
+    server._reader.join(10)
+    assert "is for text_generation, not for embeddings_generation" in server.output
+
+
 def test_a_model_that_cannot_be_loaded_is_told_in_two_lines(start_server) -> None:
     server = start_server("--model", str(TINY / "nothing"))
     assert server.process.wait(WHILE_S) == 2

@@ -14,6 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from max.interfaces import PipelineTask
+from max.pipelines.core.exceptions import ConfigError
 from max.serve.admission import Admission
 from max.serve.http.app import build_app
 from max.serve.http.metrics_listener import start_metrics_listener
@@ -106,6 +107,11 @@ async def _serve(
         state = ServerState(settings, metrics)
         # the worker loads the weights meanwhile
         config, task = await asyncio.to_thread(served_config, worker_settings.config)
+        if settings.task not in (None, task.value):
+            raise ConfigError(
+                f"{config.model_config.model_name} is for {task.value}, not for {settings.task}",
+                "Leave out --task, or give another --model.",
+            )
         admission = Admission(1, settings.max_queue)
         name = settings.served_model_name or config.model_config.model_name
         model = await asyncio.to_thread(

@@ -24,6 +24,7 @@ class ServerSettings:
         tls_key: A PEM file with its key.
         cors_origins: Origins of web pages that may use the server; none by default.
         tool_parser: The format of tool calls; None: as the model's chat template teaches.
+        task: What the model must do; None: whatever its architecture does.
         web_page: Whether ``/`` is the chat page.
         log_requests: Whether each request is logged.
     """
@@ -41,6 +42,7 @@ class ServerSettings:
     tls_key: str | None = None
     cors_origins: tuple[str, ...] = ()
     tool_parser: str | None = None
+    task: str | None = None
     web_page: bool = True
     log_requests: bool = False
 

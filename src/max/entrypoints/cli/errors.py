@@ -33,6 +33,11 @@ ABSENT_OPTIONS = {
     "--kv-connector-config": "the KV cache stays in one process",
     "--detokenize": "text is what is printed",
     "--no-detokenize": "text is what is printed",
+    "--headless": "the worker has no use without its server",
+    "--task-arg": "tasks take no arguments",
+    "--profile-serve": "`--log-level debug` and /metrics say what a server does",
+    "--sim-failure": "faults are tested by killing the worker",
+    "--log-prefix": "each line of the log has the logger's name",
     "--config-file": "options are given one by one",
 }
 """Prefixes of options of MAX, and why they are absent."""

@@ -104,6 +104,12 @@ def _option(*names: str, env: str, **attributes: Any) -> Any:
     type=click.Choice(TOOL_PARSERS),
     help="How the model writes calls of tools. Not set: as its chat template teaches.",
 )
+@_option(
+    "--task",
+    env="TASK",
+    type=click.Choice(["text_generation", "embeddings_generation"]),
+    help="What the model does; an error where its architecture does something else.",
+)
 @_option("--ui/--no-ui", env="UI", default=True, help="Have the chat page at /.")
 @_option("--log-requests/--no-log-requests", env="LOG_REQUESTS", help="Log each request.")
 @config_options
@@ -174,6 +180,7 @@ def _settings(options: dict[str, Any]) -> ServerSettings:
         tls_key=key,
         cors_origins=tuple(options.pop("cors_origin")),
         tool_parser=options.pop("tool_parser"),
+        task=options.pop("task"),
         web_page=options.pop("ui"),
         log_requests=bool(options.pop("log_requests")),
     )

@@ -100,13 +100,23 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
         visible,
     )
     thinks = text.rstrip().endswith(BEGIN)
-    parses_reasoning = model.reasons and (grammar is None or bool(tools))
+    parses_reasoning = model.reasons and may_reason(conversation)
 
     def new_parser() -> AnswerParser:
         parser: AnswerParser = ToolParser(tool_format) if tools else PlainParser()
         return ReasoningParser(parser, thinks) if parses_reasoning else parser
 
     return ChatJob(model, tuple(choices_of(sequence, conversation.count)), new_parser)
+
+
+def may_reason(conversation: Conversation) -> bool:
+    """Whether an answer may begin with reasoning: no grammar says how it begins.
+
+    Args:
+        conversation: The conversation.
+    """
+    must_call = conversation.tool_choice.kind in (ChoiceKind.REQUIRED, ChoiceKind.NAMED)
+    return conversation.grammar is None and not (must_call and conversation.tools)
 
 
 def prompt_text(
