@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import mmap
 import os
@@ -38,6 +39,14 @@ class Memory(NamedTuple):
 def address(array: Array) -> int:
     """The address of an array's first element."""
     return array.__array_interface__["data"][0]
+
+
+def _owned_address(array: Any) -> int:
+    """As `address`, of a writable, contiguous array; a quarter of its time."""
+    return ctypes.addressof(_NO_CHARS.from_buffer(array))
+
+
+_NO_CHARS = ctypes.c_char * 0
 
 
 class DeviceMemory(ABC):
@@ -96,7 +105,7 @@ def allocate(op: str, dtype: DType, shape: tuple[int, ...], zero: bool) -> Memor
     except (ValueError, OverflowError, MemoryError, OSError) as error:
         gib = nbytes / 2**30
         raise MemoryError(f"{op}: no memory for {gib:.6g} GiB: {shape} {dtype}") from error
-    return Memory(-(-address(owner) // ALIGNMENT) * ALIGNMENT, owner)
+    return Memory(-(-_owned_address(owner) // ALIGNMENT) * ALIGNMENT, owner)
 
 
 def _zeroed_huge_pages(nbytes: int) -> Array:
