@@ -46,9 +46,9 @@ def test_values_of_layers_are_printed(hook: PrintHook, capfd: pytest.CaptureFixt
     printed = capfd.readouterr().out
     names = (
         "model.input_0",
-        "model.layers.0.input_0",
-        "model.layers.0.output_0",
-        "model.layers.1.output_0",
+        "model.0.input_0",
+        "model.0.output_0",
+        "model.1.output_0",
     )
     for name in names:
         assert name in printed

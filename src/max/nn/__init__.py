@@ -3,8 +3,12 @@
 from max._earlier import earlier_names
 from max.nn.attention import (
     AttentionWithRope,
+    AttentionWithRopeNoOpaque,
     DataParallelAttentionWithRope,
     DistributedAttentionImpl,
+    GGUFQAttentionWithRope,
+    GPTQAttentionWithRope,
+    LatentAttentionWithRope,
     MHAMaskConfig,
     MHAMaskVariant,
     MultiheadAttention,
@@ -22,7 +26,9 @@ from max.nn.float8_config import (
     Float8ScaleGranularity,
     Float8ScaleOrigin,
     Float8WeightScaleSpec,
+    parse_float8_config,
 )
+from max.nn.hooks import PrintHook
 from max.nn.layer import (
     Layer,
     LayerList,
@@ -38,10 +44,12 @@ from max.nn.linear import (
     ColumnParallelLinear,
     DistributedGemmConfig,
     GPTQLinear,
+    GPTQLinearV1,
     Linear,
     LinearV1,
     QLinearV1,
 )
+from max.nn.lora import AttentionWithRopeAndLoRA, LinearLoRA, SupportsLoRA
 from max.nn.moe import MoE, MoEFp8, MoEGate
 from max.nn.norm import (
     ConstantLayerNorm,
@@ -54,6 +62,7 @@ from max.nn.norm import (
 from max.nn.rotary_embedding import (
     DeepseekYarnRopeScalingParams,
     DeepseekYarnRotaryEmbedding,
+    DynamicRotaryEmbedding,
     LinearRotaryEmbedding,
     LinearScalingParams,
     Llama3RopeScalingParams,
@@ -64,6 +73,7 @@ from max.nn.rotary_embedding import (
     YarnRotaryEmbedding,
     YarnScalingParams,
 )
+from max.nn.sampling import MinPSampler, RejectionSampler, RejectionSamplerWithResiduals
 from max.nn.sequential import Sequential
 from max.nn.transformer import (
     DistributedTransformer,
@@ -74,10 +84,10 @@ from max.nn.transformer import (
 )
 
 __all__ = [
-    "clamp",
-    "MLP",
     "Allreduce",
     "AttentionWithRope",
+    "AttentionWithRopeAndLoRA",
+    "AttentionWithRopeNoOpaque",
     "ColumnParallelLinear",
     "ConstantLayerNorm",
     "Conv1D",
@@ -94,6 +104,7 @@ __all__ = [
     "DistributedGemmConfig",
     "DistributedTransformer",
     "DistributedTransformerBlock",
+    "DynamicRotaryEmbedding",
     "Embedding",
     "EmbeddingV1",
     "Float8Config",
@@ -101,13 +112,18 @@ __all__ = [
     "Float8ScaleGranularity",
     "Float8ScaleOrigin",
     "Float8WeightScaleSpec",
+    "GGUFQAttentionWithRope",
+    "GPTQAttentionWithRope",
     "GPTQLinear",
+    "GPTQLinearV1",
     "GroupNorm",
+    "LatentAttentionWithRope",
     "Layer",
     "LayerList",
     "LayerNorm",
     "LayerNormV1",
     "Linear",
+    "LinearLoRA",
     "LinearRotaryEmbedding",
     "LinearScalingParams",
     "LinearV1",
@@ -117,21 +133,27 @@ __all__ = [
     "LongRoPEScalingParams",
     "MHAMaskConfig",
     "MHAMaskVariant",
+    "MLP",
+    "MLPV1",
+    "MinPSampler",
     "MoE",
     "MoEFp8",
     "MoEGate",
-    "MLPV1",
     "Module",
     "MultiheadAttention",
+    "PrintHook",
     "QLinearV1",
     "RMSNorm",
     "RMSNormV1",
     "RaggedAttention",
+    "RejectionSampler",
+    "RejectionSamplerWithResiduals",
     "ReturnLogits",
     "RotaryEmbedding",
     "Sequential",
     "Shardable",
     "Signals",
+    "SupportsLoRA",
     "TensorParallelAttentionWithRope",
     "Transformer",
     "TransformerBlock",
@@ -140,7 +162,9 @@ __all__ = [
     "YarnRotaryEmbedding",
     "YarnScalingParams",
     "add_layer_hook",
+    "clamp",
     "clear_hooks",
+    "parse_float8_config",
     "recursive_named_layers",
 ]
 

@@ -10,8 +10,16 @@ from max.nn.attention.mask_config import (
 
 from max.nn.attention.attention_with_rope import (  # isort: skip
     AttentionWithRope,
+    AttentionWithRopeNoOpaque,
     DataParallelAttentionWithRope,
+    GGUFQAttentionWithRope,
+    GPTQAttentionWithRope,
     TensorParallelAttentionWithRope,
+)
+from max.nn.attention.multi_latent_attention import (  # isort: skip
+    DataParallelLatentAttentionWithRope,
+    LatentAttentionWithRope,
+    TensorParallelLatentAttentionWithRope,
 )
 from max.nn.attention.interfaces import DistributedAttentionImpl  # isort: skip
 from max.nn.attention.multihead_attention import MultiheadAttention  # isort: skip
@@ -20,7 +28,12 @@ from max.nn.attention.ragged_attention import RaggedAttention  # isort: skip
 __all__ = [
     "AttentionMaskVariant",
     "AttentionWithRope",
+    "AttentionWithRopeNoOpaque",
     "DataParallelAttentionWithRope",
+    "DataParallelLatentAttentionWithRope",
+    "GGUFQAttentionWithRope",
+    "GPTQAttentionWithRope",
+    "LatentAttentionWithRope",
     "DistributedAttentionImpl",
     "MHAMaskConfig",
     "MHAMaskVariant",
@@ -28,6 +41,7 @@ __all__ = [
     "PositionalEncodingVariant",
     "RaggedAttention",
     "TensorParallelAttentionWithRope",
+    "TensorParallelLatentAttentionWithRope",
 ]
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from max._earlier import earlier_names
 from max.dtype import DType
 from max.graph import BufferValue, DeviceRef, ShardingStrategy, TensorValue, ops
+from max.graph.quantization import QuantizationConfig, QuantizationEncoding
 from max.nn._sharding import check_strategy, part_of, shard_devices
 from max.nn.attention._projections import QKVProjections
 from max.nn.attention.interfaces import DistributedAttentionImpl
@@ -17,13 +19,16 @@ from max.nn.float8_config import Float8Config
 from max.nn.kernels import flash_attention_ragged, fused_qk_ragged_rope, store_kv_cache_ragged
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
-from max.nn.linear import Linear
+from max.nn.linear import GPTQLinear, Linear
 from max.nn.norm import RMSNorm
 from max.nn.rotary_embedding import RotaryEmbedding
 
 __all__ = [
     "AttentionWithRope",
+    "AttentionWithRopeNoOpaque",
     "DataParallelAttentionWithRope",
+    "GGUFQAttentionWithRope",
+    "GPTQAttentionWithRope",
     "TensorParallelAttentionWithRope",
     "distribute_value",
 ]
@@ -58,14 +63,13 @@ class AttentionWithRope(QKVProjections):
         stacked_qkv: Whether one weight has the rows of queries, keys and values.
         scale: The factor of the scores; by default that of `rope`.
         has_bias: Whether queries, keys and values have biases.
-        float8_config: How float8 is scaled; not supported yet.
+        float8_config: How float8 projections and their inputs are scaled.
         clip_qkv: The weights of queries, keys and values are clamped to ``[-clip_qkv, clip_qkv]``.
         use_qk_norm: Whether query and key heads are normalised before they are rotated.
         rms_norm_eps: For these norms.
 
     Raises:
         ValueError: The options are incompatible.
-        NotImplementedError: `float8_config` is given.
     """
 
     rope: RotaryEmbedding
@@ -95,10 +99,11 @@ class AttentionWithRope(QKVProjections):
         rms_norm_eps: float = 1e-6,
     ) -> None:
         if float8_config is not None:
-            raise NotImplementedError(
-                "AttentionWithRope: float8 weights have no kernels yet; use float32, float16 or "
-                "bfloat16"
-            )
+            if stacked_qkv:
+                raise ValueError(
+                    f"{type(self).__name__}: float8_config and stacked_qkv do not go together"
+                )
+            linear_cls = partial(linear_cls, float8_config=float8_config)
         super().__init__(
             num_attention_heads=num_attention_heads,
             num_key_value_heads=num_key_value_heads,
@@ -114,6 +119,9 @@ class AttentionWithRope(QKVProjections):
         # a reference: the table belongs to the model, not to each layer
         vars(self)["rope"] = rope
         self.scale = rope.compute_scale(scale)
+        self.float8_config = float8_config
+        if float8_config is not None:
+            dtype = DType.bfloat16
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         if use_qk_norm:
@@ -123,6 +131,33 @@ class AttentionWithRope(QKVProjections):
         self._sharding: ShardingStrategy | None = None
         if sharding_strategy is not None:
             self.sharding_strategy = sharding_strategy
+
+    def _scales(self, name: str) -> list[TensorValue]:
+        """The scales of the projections to queries, keys and values, float32."""
+        scales = (getattr(p, name) for p in (self.q_proj, self.k_proj, self.v_proj))
+        return [ops.cast(TensorValue(scale), DType.float32) for scale in scales]
+
+    @property
+    def qkv_input_scale(self) -> TensorValue | None:
+        """The greatest of the input scales of queries, keys and values; None where inputs are scaled dynamically."""
+        if self.float8_config is None or self.float8_config.is_dynamic:
+            return None
+        q, k, v = self._scales("input_scale")
+        return ops.max(ops.max(q, k), v)
+
+    @property
+    def qkv_weight_scale(self) -> TensorValue:
+        """The scales of `wqkv`: the greatest of those of tensors, else those of rows or blocks one after the other.
+
+        Raises:
+            ValueError: The layer is not of float8.
+        """
+        if self.float8_config is None:
+            raise ValueError(f"{type(self).__name__}: there is no float8_config")
+        q, k, v = self._scales("weight_scale")
+        if self.float8_config.weight_scale.is_tensor:
+            return ops.max(ops.max(q, k), v)
+        return ops.concat([q, k, v], axis=0)
 
     @property
     def sharding_strategy(self) -> ShardingStrategy | None:
@@ -269,6 +304,189 @@ class AttentionWithRope(QKVProjections):
             out_dtype=self.attended_dtype(queries),
         )
         return self.project_out(attended, x)
+
+
+class AttentionWithRopeNoOpaque(AttentionWithRope):
+    """`AttentionWithRope` that rotates by the table of its own rope.
+
+    The arguments are those of `AttentionWithRope` without options of the weights; the cache is given as its four values
+    or as `PagedCacheValues`.
+    """
+
+    def __init__(
+        self,
+        *,
+        rope: RotaryEmbedding,
+        num_attention_heads: int,
+        num_key_value_heads: int,
+        hidden_size: int,
+        kv_params: KVCacheParams,
+        devices: Sequence[DeviceRef] | None = None,
+        dtype: DType = DType.float32,
+        linear_cls: Callable[..., Linear] = Linear,
+        scale: float | None = None,
+    ) -> None:
+        super().__init__(
+            rope=rope,
+            num_attention_heads=num_attention_heads,
+            num_key_value_heads=num_key_value_heads,
+            hidden_size=hidden_size,
+            kv_params=kv_params,
+            devices=devices,
+            dtype=dtype,
+            linear_cls=linear_cls,
+            scale=scale,
+        )
+
+    def __call__(  # type: ignore[override]
+        self,
+        layer_idx: TensorValue,
+        x: TensorValue,
+        kv_collection: Any,
+        input_row_offsets: TensorValue,
+    ) -> TensorValue:
+        """The attention output.
+
+        Args:
+            layer_idx: Which layer of the cache, uint32, rank 0.
+            x: ``[total_seq_len, hidden_size]``.
+            kv_collection: The cache, or its four values.
+            input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
+
+        Returns:
+            ``[total_seq_len, hidden_size]``, of x's dtype.
+
+        Raises:
+            ValueError: A shape does not fit.
+        """
+        cache = PagedCacheValues.of(kv_collection)
+        freqs_cis = self.rope.freqs_cis.to(x.device)
+        return super().__call__(layer_idx, x, cache, freqs_cis, input_row_offsets)
+
+
+class GGUFQAttentionWithRope(AttentionWithRope):
+    """`AttentionWithRope` with weights in blocks of GGUF files.
+
+    Args:
+        rope: Provides the factor of the scores and the layout of pairs.
+        num_attention_heads: The number of query heads.
+        num_key_value_heads: The number of KV heads.
+        hidden_size: The size of the input's last dimension.
+        kv_params: The parameters of the cache.
+        dtype: uint8.
+        quantization_encoding: The encoding of the weights.
+        devices: The devices; the layer runs on the first one.
+        linear_cls: The class of the projections.
+        scale: The factor of the scores; by default that of `rope`.
+        has_bias: Whether queries, keys and values have biases.
+        clip_qkv: None: encoded weights are not clamped.
+
+    Raises:
+        ValueError: The dtype is not uint8, the encoding is not of blocks, or weights are to be clamped.
+    """
+
+    def __init__(
+        self,
+        *,
+        rope: RotaryEmbedding,
+        num_attention_heads: int,
+        num_key_value_heads: int,
+        hidden_size: int,
+        kv_params: KVCacheParams,
+        dtype: DType,
+        quantization_encoding: QuantizationEncoding,
+        devices: list[DeviceRef] | None = None,
+        linear_cls: Callable[..., Linear] = Linear,
+        scale: float | None = None,
+        has_bias: bool = False,
+        clip_qkv: float | None = None,
+    ) -> None:
+        if dtype is not DType.uint8:
+            raise ValueError(f"GGUFQAttentionWithRope: the dtype is {dtype.name}, expected uint8")
+        if not quantization_encoding.is_gguf:
+            raise ValueError(
+                f"GGUFQAttentionWithRope: the encoding is {quantization_encoding.value}; use GPTQAttentionWithRope"
+            )
+        super().__init__(
+            rope=rope,
+            num_attention_heads=num_attention_heads,
+            num_key_value_heads=num_key_value_heads,
+            hidden_size=hidden_size,
+            kv_params=kv_params,
+            devices=devices,
+            dtype=dtype,
+            linear_cls=partial(linear_cls, quantization_encoding=quantization_encoding),
+            scale=scale,
+            has_bias=has_bias,
+            clip_qkv=clip_qkv,
+        )
+
+
+class GPTQAttentionWithRope(AttentionWithRope):
+    """`AttentionWithRope` with GPTQ weights, in the parts that checkpoints have; see `GPTQLinear`.
+
+    Args:
+        quantization_config: How the weights were quantised.
+        rope: Provides the factor of the scores and the layout of pairs.
+        num_attention_heads: The number of query heads.
+        num_key_value_heads: The number of KV heads.
+        hidden_size: The size of the input's last dimension.
+        kv_params: The parameters of the cache.
+        devices: The devices; the layer runs on the first one.
+        dtype: The dtype of the scales.
+        scale: The factor of the scores; by default that of `rope`.
+        linear_cls: The class of the projections; `GPTQLinear` where it is `Linear`.
+
+    Raises:
+        ValueError: The config does not fit the sizes.
+    """
+
+    def __init__(
+        self,
+        quantization_config: QuantizationConfig,
+        rope: RotaryEmbedding,
+        num_attention_heads: int,
+        num_key_value_heads: int,
+        hidden_size: int,
+        kv_params: KVCacheParams,
+        devices: list[DeviceRef] | None = None,
+        dtype: DType = DType.float32,
+        scale: float | None = None,
+        linear_cls: Callable[..., Linear] = Linear,
+    ) -> None:
+        of_parts = GPTQLinear if linear_cls is Linear else linear_cls
+
+        def linear(
+            in_dim: int, out_dim: int, dtype: DType, device: DeviceRef, **options: Any
+        ) -> Linear:
+            return of_parts(
+                in_dim=in_dim,
+                out_dim=out_dim,
+                dtype=dtype,
+                device=device,
+                has_bias=options.get("has_bias", False),
+                quantization_encoding=QuantizationEncoding.GPTQ,
+                quantization_config=quantization_config,
+            )
+
+        self.quantization_config = quantization_config
+        super().__init__(
+            rope=rope,
+            num_attention_heads=num_attention_heads,
+            num_key_value_heads=num_key_value_heads,
+            hidden_size=hidden_size,
+            kv_params=kv_params,
+            devices=devices,
+            dtype=dtype,
+            linear_cls=linear,
+            scale=scale,
+        )
+
+    @property
+    def wqkv(self) -> TensorValue:
+        """The packed integers of queries, keys and values, int32 ``[hidden_size * bits / 32, q_width + 2 * kv_width]``."""
+        parts = [TensorValue(p.weight) for p in (self.q_proj, self.k_proj, self.v_proj)]
+        return ops.concat(parts, axis=1)
 
 
 class _AttentionOverDevices(AttentionWithRope, DistributedAttentionImpl):

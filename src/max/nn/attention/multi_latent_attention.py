@@ -1,0 +1,402 @@
+"""Multi-head latent attention (https://arxiv.org/abs/2405.04434): the cache has one latent a token, which all heads share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from max.dtype import DType
+from max.graph import BufferValue, DeviceRef, Dim, ShardingStrategy, TensorValue, ops
+from max.nn._adapters import group_of_rows
+from max.nn._cache_rows import flare_mla_decode_ragged, store_rows
+from max.nn._sharding import check_strategy, part_of, shard_devices
+from max.nn.attention.mask_config import MHAMaskVariant
+from max.nn.comm import Allreduce
+from max.nn.kv_cache.cache_params import KVCacheParams
+from max.nn.kv_cache.cache_values import PagedCacheValues
+from max.nn.layer import Module
+from max.nn.linear import Linear
+from max.nn.norm import RMSNorm
+from max.nn.rotary_embedding import RotaryEmbedding
+
+__all__ = [
+    "DataParallelLatentAttentionWithRope",
+    "LatentAttentionWithRope",
+    "TensorParallelLatentAttentionWithRope",
+]
+
+GRAPH_MODES = (None, "prefill", "decode", "auto")
+
+
+def rotate_rows(x: TensorValue, angles: TensorValue, interleaved: bool) -> TensorValue:
+    """Heads rotated by the angles of their rows; computed in float32.
+
+    Args:
+        x: ``[rows, heads, size]``.
+        angles: Cosines and sines, interleaved, ``[rows, size]``.
+        interleaved: Whether the elements of a pair are adjacent.
+    """
+    rows, heads, size = x.shape[0], x.shape[1], int(x.shape[2])
+    pairs = ops.reshape(ops.cast(angles, DType.float32), [rows, 1, size // 2, 2])
+    cos, sin = pairs[:, :, :, 0], pairs[:, :, :, 1]
+    wide = ops.cast(x, DType.float32)
+    if interleaved:
+        split = ops.reshape(wide, [rows, heads, size // 2, 2])
+        first, second = split[:, :, :, 0], split[:, :, :, 1]
+    else:
+        first, second = wide[:, :, : size // 2], wide[:, :, size // 2 :]
+    turned = (first * cos - second * sin, first * sin + second * cos)
+    if interleaved:
+        joined = ops.reshape(ops.stack(turned, axis=-1), x.shape)
+    else:
+        joined = ops.concat(turned, axis=-1)
+    return ops.cast(joined, x.dtype)
+
+
+class LatentAttentionWithRope(Module):
+    """Causal self-attention of a ragged batch over cached latents.
+
+    A token's latent has `kv_lora_rank` normalised elements, from which heads expand keys and values, and a rotated part that
+    all heads share. Queries are brought into the space of the latents instead of expanding keys, for prompts too: the cache
+    is read once for all heads.
+
+    Weights: ``q_proj`` (or ``q_a_proj``, ``q_a_layernorm``, ``q_b_proj``), ``kv_a_proj_with_mqa``, ``kv_a_layernorm``,
+    ``kv_b_proj`` and ``o_proj``, each with ``.weight``.
+
+    Args:
+        rope: The rotation of `qk_rope_head_dim` elements.
+        num_attention_heads: The number of query heads.
+        num_key_value_heads: Not used: all heads share a latent.
+        hidden_size: The size of the input's last dimension.
+        kv_params: The parameters of the cache, with `is_mla`, and heads of ``kv_lora_rank + qk_rope_head_dim``.
+        dtype: The dtype of the weights.
+        devices: The devices; the layer runs on the first one. The CPU by default.
+        linear_cls: The class of the projections.
+        scale: The factor of the scores; by default that of a head of ``qk_nope_head_dim + qk_rope_head_dim``, with the
+            correction of `rope`.
+        q_lora_rank: The size of the latent of queries; None: queries are projected at once.
+        kv_lora_rank: The size of the latent.
+        qk_nope_head_dim: The size of a head's part without positions.
+        qk_rope_head_dim: The size of its rotated part.
+        v_head_dim: The size of a value.
+        buffer_size: For kernels that expand keys; not used.
+        graph_mode: prefill, decode or auto: one graph serves all.
+        rms_norm_eps: For the norms.
+
+    Raises:
+        ValueError: The sizes do not fit the cache or the rotation, or the mode is unknown.
+    """
+
+    rope: RotaryEmbedding
+    """The rotation."""
+
+    def __init__(
+        self,
+        *,
+        rope: RotaryEmbedding,
+        num_attention_heads: int,
+        num_key_value_heads: int,
+        hidden_size: int,
+        kv_params: KVCacheParams,
+        dtype: DType,
+        devices: Sequence[DeviceRef] | None = None,
+        linear_cls: Callable[..., Linear] = Linear,
+        scale: float | None = None,
+        q_lora_rank: int | None = None,
+        kv_lora_rank: int = 512,
+        qk_nope_head_dim: int = 128,
+        qk_rope_head_dim: int = 64,
+        v_head_dim: int = 128,
+        buffer_size: int = 16384,
+        graph_mode: str | None = None,
+        rms_norm_eps: float = 1e-6,
+    ) -> None:
+        name = type(self).__name__
+        if graph_mode not in GRAPH_MODES:
+            raise ValueError(
+                f"{name}: graph_mode is {graph_mode!r}, expected prefill, decode or auto"
+            )
+        if (
+            kv_params.head_dim != kv_lora_rank + qk_rope_head_dim
+            or kv_params.n_kv_heads_per_device != 1
+        ):
+            raise ValueError(
+                f"{name}: the cache has {kv_params.n_kv_heads_per_device} heads of {kv_params.head_dim}, expected one of "
+                f"{kv_lora_rank} + {qk_rope_head_dim}"
+            )
+        if rope.head_dim != qk_rope_head_dim:
+            raise ValueError(
+                f"{name}: the rotation is of {rope.head_dim} elements, expected {qk_rope_head_dim}"
+            )
+        # a reference: the table belongs to the model, not to each layer
+        vars(self)["rope"] = rope
+        self.n_heads, self.hidden_size, self.kv_params = num_attention_heads, hidden_size, kv_params
+        self.devices = list(devices) if devices else [DeviceRef.CPU()]
+        self.kv_lora_rank, self.qk_nope_head_dim = kv_lora_rank, qk_nope_head_dim
+        self.qk_rope_head_dim, self.v_head_dim = qk_rope_head_dim, v_head_dim
+        self.q_lora_rank, self.buffer_size, self.graph_mode = q_lora_rank, buffer_size, graph_mode
+        self.dtype = dtype
+        size = qk_nope_head_dim + qk_rope_head_dim
+        self.scale = rope.compute_scale(math.sqrt(1.0 / size) if scale is None else scale)
+        self._sharding: ShardingStrategy | None = None
+        device = self.devices[0]
+
+        def linear(in_dim: int, out_dim: int) -> Linear:
+            return linear_cls(in_dim=in_dim, out_dim=out_dim, dtype=dtype, device=device)
+
+        heads = num_attention_heads
+        if q_lora_rank is None:
+            self.q_proj = linear(hidden_size, heads * size)
+        else:
+            self.q_a_proj = linear(hidden_size, q_lora_rank)
+            self.q_a_layernorm = RMSNorm(q_lora_rank, dtype, rms_norm_eps)
+            self.q_b_proj = linear(q_lora_rank, heads * size)
+        self.kv_a_proj_with_mqa = linear(hidden_size, kv_lora_rank + qk_rope_head_dim)
+        self.kv_a_layernorm = RMSNorm(kv_lora_rank, dtype, rms_norm_eps)
+        self.kv_b_proj = linear(kv_lora_rank, heads * (qk_nope_head_dim + v_head_dim))
+        self.o_proj = linear(heads * v_head_dim, hidden_size)
+
+    @property
+    def w_uk_uv(self) -> list[TensorValue]:
+        """What expands latents to keys ``[n_heads, qk_nope_head_dim, kv_lora_rank]``, and to values ``[n_heads, v_head_dim,
+        kv_lora_rank]``."""
+        both = ops.reshape(
+            TensorValue(self.kv_b_proj.weight),
+            [self.n_heads, self.qk_nope_head_dim + self.v_head_dim, self.kv_lora_rank],
+        )
+        return [both[:, : self.qk_nope_head_dim], both[:, self.qk_nope_head_dim :]]
+
+    @property
+    def sharding_strategy(self) -> ShardingStrategy | None:
+        """How `shard` splits the layer: ``tensor_parallel`` gives each device a part of the heads, whose results must be
+        summed, and the whole cache; ``replicate`` the whole layer.
+
+        Raises:
+            ValueError: It is set to another strategy, or the heads cannot be divided evenly.
+        """
+        return self._sharding
+
+    @sharding_strategy.setter
+    def sharding_strategy(self, strategy: ShardingStrategy | None) -> None:
+        name = type(self).__name__
+        check_strategy(name, strategy, "tensor_parallel", "replicate")
+        rows = columns = whole = None
+        if strategy is not None:
+            count = strategy.num_devices
+            rows = columns = whole = ShardingStrategy.replicate(count)
+            if not strategy.is_replicate:
+                if self.n_heads % count:
+                    raise ValueError(
+                        f"{name}: {self.n_heads} heads cannot be divided evenly over {count} devices"
+                    )
+                rows = ShardingStrategy.rowwise(count)
+                columns = ShardingStrategy.head_aware_columnwise(
+                    count, self.n_heads, self.v_head_dim
+                )
+        for part, of_part in self._parts_of(rows, columns, whole):
+            getattr(self, part).sharding_strategy = of_part
+        self._sharding = strategy
+
+    def _parts_of(
+        self, rows: Any, columns: Any, whole: Any
+    ) -> list[tuple[str, ShardingStrategy | None]]:
+        """The strategy of each part of the layer."""
+        queries = (
+            [("q_proj", rows)]
+            if self.q_lora_rank is None
+            else [("q_a_proj", whole), ("q_a_layernorm", whole), ("q_b_proj", rows)]
+        )
+        latents = [("kv_a_proj_with_mqa", whole), ("kv_a_layernorm", whole)]
+        return [*queries, *latents, ("kv_b_proj", rows), ("o_proj", columns)]
+
+    def shard(self, devices: Iterable[DeviceRef]) -> list[LatentAttentionWithRope]:
+        """The shards of the layer, one per device; their weights are views of this layer's.
+
+        Args:
+            devices: The devices of the shards.
+
+        Raises:
+            ValueError: There is no sharding strategy, or it is for another number of devices.
+        """
+        strategy = self.sharding_strategy
+        where = shard_devices(type(self).__name__, strategy, devices)
+        assert strategy is not None
+        names = [name for name, _ in self._parts_of(None, None, None)]
+        parts = {name: getattr(self, name).shard(where) for name in names}
+        heads = self.n_heads if strategy.is_replicate else self.n_heads // len(where)
+        return [
+            part_of(
+                self,
+                LatentAttentionWithRope,
+                devices=[device],
+                n_heads=heads,
+                **{name: shards[i] for name, shards in parts.items()},
+            )
+            for i, device in enumerate(where)
+        ]
+
+    def __call__(
+        self,
+        layer_idx: TensorValue,
+        x: TensorValue,
+        kv_collection: PagedCacheValues,
+        freqs_cis: TensorValue,
+        input_row_offsets: TensorValue,
+    ) -> TensorValue:
+        """The attention output.
+
+        Args:
+            layer_idx: Which layer of the cache, uint32, rank 0.
+            x: ``[total_seq_len, hidden_size]``.
+            kv_collection: The cache; latents of the new tokens are written to it.
+            freqs_cis: The rope's table ``[positions, qk_rope_head_dim]``.
+            input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
+
+        Returns:
+            ``[total_seq_len, hidden_size]``, of x's dtype.
+
+        Raises:
+            ValueError: A shape does not fit.
+        """
+        rows, plain = x.shape[0], self.qk_nope_head_dim
+        angles = ops.gather(
+            freqs_cis, self._positions(rows, kv_collection, input_row_offsets), axis=0
+        )
+        latents = self.kv_a_proj_with_mqa(x)
+        normalised = self.kv_a_layernorm(latents[:, : self.kv_lora_rank])
+        shared = ops.reshape(latents[:, self.kv_lora_rank :], [rows, 1, self.qk_rope_head_dim])
+        shared = rotate_rows(shared, angles, self.rope.interleaved)
+        shared = ops.reshape(shared, [rows, self.qk_rope_head_dim])
+        entry = ops.concat([normalised, ops.cast(shared, normalised.dtype)], axis=1)
+        store_rows(self.kv_params, entry, input_row_offsets, kv_collection, layer_idx)
+
+        q = ops.reshape(self._queries(x), [rows, self.n_heads, plain + self.qk_rope_head_dim])
+        turned = rotate_rows(q[:, :, plain:], angles, self.rope.interleaved)
+        w_uk, w_uv = (ops.cast(w, q.dtype) for w in self.w_uk_uv)
+        absorbed = ops.matmul(ops.permute(q[:, :, :plain], [1, 0, 2]), w_uk)
+        queries = ops.concat([ops.permute(absorbed, [1, 0, 2]), turned], axis=2)
+        attended = flare_mla_decode_ragged(
+            self.kv_params,
+            queries,
+            input_row_offsets,
+            kv_collection,
+            layer_idx,
+            MHAMaskVariant.CAUSAL_MASK,
+            self.scale,
+            self.qk_rope_head_dim,
+        )
+        values = ops.matmul(ops.permute(attended, [1, 0, 2]), ops.transpose(w_uv, 1, 2))
+        out = ops.reshape(ops.permute(values, [1, 0, 2]), [rows, self.n_heads * self.v_head_dim])
+        return ops.cast(self.o_proj(out), x.dtype)
+
+    def _queries(self, x: TensorValue) -> TensorValue:
+        if self.q_lora_rank is None:
+            return self.q_proj(x)
+        return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+
+    @staticmethod
+    def _positions(rows: Dim, kv: PagedCacheValues, offsets: TensorValue) -> TensorValue:
+        """The position of each new token, int64 ``[total_seq_len]``."""
+        bounds = ops.cast(offsets, DType.int64)
+        batch = kv.cache_lengths.shape[0]
+        shifts = ops.cast(kv.cache_lengths, DType.int64) - ops.rebind(bounds[:-1], [batch])
+        numbers = ops.range(
+            0, TensorValue(rows), 1, out_dim=rows, dtype=DType.int64, device=offsets.device
+        )
+        return numbers + ops.gather(shifts, group_of_rows(rows, offsets), axis=0)
+
+
+class _LatentAttentionOverDevices(LatentAttentionWithRope):
+    """Base of latent attention with parts on several devices."""
+
+    _shards: list[LatentAttentionWithRope]
+
+    def _place(self, strategy: ShardingStrategy) -> None:
+        self.sharding_strategy = strategy
+        self._shards = self.shard(self.devices)
+
+    def _each(
+        self,
+        layer_idx: TensorValue,
+        xs: Sequence[TensorValue],
+        kv_collections: Sequence[PagedCacheValues],
+        freqs_cis: Sequence[TensorValue],
+        input_row_offsets: Sequence[TensorValue],
+    ) -> list[TensorValue]:
+        """The outputs of the parts."""
+        given = (xs, kv_collections, freqs_cis, input_row_offsets)
+        if any(len(values) != len(self._shards) for values in given):
+            raise ValueError(
+                f"{type(self).__name__}: {[len(values) for values in given]} values for {len(self._shards)} devices"
+            )
+        return [
+            part(layer_idx, xs[i], kv_collections[i], freqs_cis[i], input_row_offsets[i])
+            for i, part in enumerate(self._shards)
+        ]
+
+
+class TensorParallelLatentAttentionWithRope(_LatentAttentionOverDevices):
+    """`LatentAttentionWithRope` with a part of the heads on each device; the results are summed.
+
+    Each device has the whole cache. The arguments are those of `LatentAttentionWithRope`.
+
+    Raises:
+        ValueError: There are fewer than 2 devices, or the heads cannot be divided evenly over them.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        count = len(self.devices)
+        if count < 2:
+            raise ValueError(f"{type(self).__name__}: {count} devices, expected 2 or more")
+        self._place(ShardingStrategy.tensor_parallel(count))
+        self.allreduce = Allreduce(count)
+
+    def __call__(  # type: ignore[override]
+        self,
+        layer_idx: TensorValue,
+        xs: Sequence[TensorValue],
+        signal_buffers: Sequence[BufferValue],
+        kv_collections: Sequence[PagedCacheValues],
+        freqs_cis: Sequence[TensorValue],
+        input_row_offsets: Sequence[TensorValue],
+    ) -> list[TensorValue]:
+        """The attention output on each device.
+
+        Args: those of `LatentAttentionWithRope`, one for each device, and the buffers of the collective.
+
+        Raises:
+            ValueError: The number of values differs from the number of devices.
+        """
+        parts = self._each(layer_idx, xs, kv_collections, freqs_cis, input_row_offsets)
+        return self.allreduce(parts, signal_buffers)
+
+
+class DataParallelLatentAttentionWithRope(_LatentAttentionOverDevices):
+    """`LatentAttentionWithRope` on each device, for its own part of the batch and with its own cache.
+
+    The arguments are those of `LatentAttentionWithRope`.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._place(ShardingStrategy.replicate(len(self.devices)))
+
+    def __call__(  # type: ignore[override]
+        self,
+        layer_idx: TensorValue,
+        xs: Sequence[TensorValue],
+        signal_buffers: Sequence[BufferValue],
+        kv_collections: Sequence[PagedCacheValues],
+        freqs_cis: Sequence[TensorValue],
+        input_row_offsets: Sequence[TensorValue],
+    ) -> list[TensorValue]:
+        """The attention output on each device.
+
+        Args: those of `LatentAttentionWithRope`, one for each device; the buffers are not used.
+
+        Raises:
+            ValueError: The number of values differs from the number of devices.
+        """
+        return self._each(layer_idx, xs, kv_collections, freqs_cis, input_row_offsets)

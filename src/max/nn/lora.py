@@ -1,0 +1,218 @@
+"""Layers with LoRA adapters (https://arxiv.org/abs/2106.09685): each sequence of a batch may have another one, or none."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+from max.dtype import DType
+from max.graph import DeviceRef, TensorValue, Weight, ops
+from max.graph.quantization import QuantizationEncoding
+from max.nn._adapters import sgmv_lora_kernel, sgmv_qkv_lora_kernel
+from max.nn.attention.attention_with_rope import AttentionWithRope
+from max.nn.float8_config import Float8Config
+from max.nn.kv_cache.cache_values import PagedCacheValues
+from max.nn.linear import Linear
+
+__all__ = ["AttentionWithRopeAndLoRA", "LinearLoRA", "SupportsLoRA"]
+
+
+@runtime_checkable
+class SupportsLoRA(Protocol):
+    """A layer with adapters."""
+
+    def set_lora_batch_info(
+        self, lora_ids: TensorValue, lora_ranks: TensorValue, lora_grouped_offsets: TensorValue
+    ) -> None:
+        """Sets the groups of the batch, before the layer is called.
+
+        Args:
+            lora_ids: The adapter of each group, ``[groups]``; -1: none.
+            lora_ranks: Its rank.
+            lora_grouped_offsets: The first row of each group, and the row after the last one.
+        """
+        ...
+
+    def apply_lora(self, x: TensorValue) -> TensorValue:
+        """What the adapters add to the layer's result.
+
+        Args:
+            x: The layer's input.
+        """
+        ...
+
+
+class LinearLoRA(Linear):
+    """``y = x Wᵀ + b + (x Aᵀ) Bᵀ``, with the matrices A and B of the adapter of each group of rows.
+
+    Weights: those of `Linear`, and ``lora_A.weight`` ``[max_num_loras, max_lora_rank, in_dim]``, ``lora_B.weight``
+    ``[max_num_loras, out_dim, max_lora_rank]`` and ``lora.bias`` ``[max_num_loras, out_dim]``, after `name`. Adapters of
+    lower rank are filled up with zeros.
+
+    Args:
+        in_dim: The size of the input's last dimension.
+        out_dim: The size of the output's last dimension.
+        max_num_loras: The number of adapters.
+        max_lora_rank: The greatest rank.
+        dtype: The dtype of the weights.
+        device: The device of the product.
+        has_bias: Whether there is a bias.
+        has_lora_bias: Whether adapters have biases.
+        name: The prefix of the adapters' names.
+        quantization_encoding: How the weight is encoded in blocks.
+        float8_config: How a float8 weight is scaled.
+        clip_weight: The weight is clamped to ``[-clip_weight, clip_weight]``.
+
+    Raises:
+        ValueError: No adapter, or a rank of 0; or as for `Linear`.
+    """
+
+    lora_A: Weight
+    """The first matrices."""
+
+    lora_B: Weight
+    """The second matrices."""
+
+    lora_bias: Weight | None
+    """The adapters' biases."""
+
+    def __init__(
+        self,
+        in_dim: int,
+        out_dim: int,
+        max_num_loras: int,
+        max_lora_rank: int,
+        dtype: DType,
+        device: DeviceRef,
+        has_bias: bool = False,
+        has_lora_bias: bool = False,
+        name: str | None = None,
+        quantization_encoding: QuantizationEncoding | None = None,
+        float8_config: Float8Config | None = None,
+        clip_weight: float | None = None,
+    ) -> None:
+        super().__init__(
+            in_dim, out_dim, dtype, device, has_bias, quantization_encoding, float8_config, clip_weight=clip_weight
+        )  # fmt: skip
+        if max_num_loras < 1 or max_lora_rank < 1:
+            raise ValueError(f"LinearLoRA: {max_num_loras} adapters of rank {max_lora_rank}")
+        prefix = f"{name}." if name else ""
+        plain = dtype if dtype.is_float() and not dtype.is_float8() else DType.bfloat16
+        shapes = ((max_num_loras, max_lora_rank, in_dim), (max_num_loras, out_dim, max_lora_rank))
+        self.lora_A = Weight(f"{prefix}lora_A.weight", plain, shapes[0], device)
+        self.lora_B = Weight(f"{prefix}lora_B.weight", plain, shapes[1], device)
+        self.lora_bias = (
+            Weight(f"{prefix}lora.bias", plain, (max_num_loras, out_dim), device)
+            if has_lora_bias
+            else None
+        )
+        self._groups: tuple[TensorValue, TensorValue, TensorValue] | None = None
+
+    def set_lora_batch_info(
+        self, lora_ids: TensorValue, lora_ranks: TensorValue, lora_grouped_offsets: TensorValue
+    ) -> None:
+        """See `SupportsLoRA`."""
+        self._groups = (lora_ids, lora_ranks, lora_grouped_offsets)
+
+    def groups(self) -> tuple[TensorValue, TensorValue, TensorValue]:
+        """Adapters, ranks and offsets of the batch's groups.
+
+        Raises:
+            ValueError: `set_lora_batch_info` was not called.
+        """
+        if self._groups is None:
+            raise ValueError("LinearLoRA: set_lora_batch_info comes before the layer is called")
+        return self._groups
+
+    def apply_lora(self, x: TensorValue) -> TensorValue:
+        """What the adapters add: ``(x Aᵀ) Bᵀ``, 0 for rows without an adapter.
+
+        Args:
+            x: ``[rows, in_dim]``.
+
+        Raises:
+            ValueError: `set_lora_batch_info` was not called, or a shape does not fit.
+        """
+        bias = None if self.lora_bias is None else TensorValue(self.lora_bias)
+        a, b = TensorValue(self.lora_A), TensorValue(self.lora_B)
+        return sgmv_lora_kernel(x, a, b, *self.groups(), 1, bias)
+
+    def __call__(self, x: TensorValue) -> TensorValue:
+        """The product, with what the adapters add.
+
+        Args:
+            x: ``[rows, in_dim]``.
+
+        Raises:
+            ValueError: `set_lora_batch_info` was not called, or a shape does not fit.
+        """
+        y = super().__call__(x)
+        return y + ops.cast(self.apply_lora(x), y.dtype)
+
+
+class AttentionWithRopeAndLoRA(AttentionWithRope):
+    """`AttentionWithRope` whose projections have adapters.
+
+    The arguments are those of `AttentionWithRope`; `linear_cls` makes `LinearLoRA` layers, such as
+    ``functools.partial(LinearLoRA, max_num_loras=8, max_lora_rank=16)``.
+
+    Raises:
+        ValueError: `linear_cls` makes other layers, or weights are stacked.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        if kwargs.get("stacked_qkv"):
+            raise ValueError("AttentionWithRopeAndLoRA: adapters do not go with stacked_qkv")
+        super().__init__(**kwargs)
+        for layer in (self.q_proj, self.k_proj, self.v_proj, self.o_proj):
+            if not isinstance(layer, LinearLoRA):
+                raise ValueError(
+                    f"AttentionWithRopeAndLoRA: linear_cls makes {type(layer).__name__}, expected LinearLoRA"
+                )
+
+    @property
+    def qkv_loras(self) -> list[LinearLoRA]:
+        """The projections to queries, keys and values."""
+        layers = (self.q_proj, self.k_proj, self.v_proj)
+        return [layer for layer in layers if isinstance(layer, LinearLoRA)]
+
+    def set_lora_batch_info(
+        self, lora_ids: TensorValue, lora_ranks: TensorValue, lora_grouped_offsets: TensorValue
+    ) -> None:
+        """See `SupportsLoRA`: for all projections."""
+        for layer in (*self.qkv_loras, self.o_proj):
+            if isinstance(layer, LinearLoRA):
+                layer.set_lora_batch_info(lora_ids, lora_ranks, lora_grouped_offsets)
+
+    def fused_qkv_lora(
+        self,
+        x: TensorValue,
+        kv_collection: PagedCacheValues,
+        input_row_offsets: TensorValue,
+        layer_idx: TensorValue,
+    ) -> TensorValue:
+        """What the adapters add to the queries; what they add to keys and values is added in the cache.
+
+        For queries, keys and values without adapters; calling the layer adds all of it already.
+
+        Args:
+            x: ``[total_seq_len, hidden_size]``.
+            kv_collection: The cache, with keys and values of the new tokens stored.
+            input_row_offsets: The first row of each sequence.
+            layer_idx: The layer.
+
+        Returns:
+            ``[total_seq_len, n_heads * head_dim]``.
+
+        Raises:
+            ValueError: `set_lora_batch_info` was not called.
+        """
+        layers = self.qkv_loras
+        a, b = (
+            ops.concat([getattr(p, name) for p in layers], axis=1) for name in ("lora_A", "lora_B")
+        )
+        biases = [TensorValue(p.lora_bias) for p in layers if p.lora_bias is not None]
+        ids, ranks, offsets = layers[0].groups()
+        return sgmv_qkv_lora_kernel(
+            x, a, b, ids, ranks, input_row_offsets, offsets, kv_collection, self.kv_params, layer_idx, 1,
+            int(layers[0].lora_A.shape[1]), self.q_width, self.kv_width, ops.concat(biases, axis=1) if biases else None,
+        )  # fmt: skip
