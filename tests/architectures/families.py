@@ -53,6 +53,16 @@ LONGROPE: dict[str, Any] = {
         "long_factor": [1.5, 4.0],
     },
 }
+GROUPED_EXPERTS: dict[str, Any] = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 16,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.7,
+}
 GPT_KEYS = {"n_embd": 24, "n_layer": 3, "n_head": 6, "n_positions": LONGEST}
 OPT_KEYS = {
     "hidden_size": 24,
@@ -275,6 +285,31 @@ CASES: dict[str, Case] = {
         BLOOM_KEYS,
     ),
     "mpt": Case("MptForCausalLM", "MptConfig", {"attn_config": {"clip_qkv": 0.7}}, MPT_KEYS),
+    "mixtral": llama_like(
+        "Mixtral", num_local_experts=4, num_experts_per_tok=2, sliding_window=WINDOW
+    ),
+    "qwen2_moe": llama_like(
+        "Qwen2Moe",
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=20,
+        mlp_only_layers=[1],
+    ),
+    "qwen3_moe": llama_like(
+        "Qwen3Moe",
+        head_dim=8,
+        num_experts=5,
+        num_experts_per_tok=3,
+        moe_intermediate_size=16,
+        norm_topk_prob=True,
+        decoder_sparse_step=2,
+    ),
+    "olmoe": llama_like("Olmoe", num_experts=4, num_experts_per_tok=2, clip_qkv=0.7),
+    "glm4_moe": llama_like(
+        "Glm4Moe", head_dim=8, use_qk_norm=True, attention_bias=True, **GROUPED_EXPERTS
+    ),
+    "dots1": llama_like("Dots1", head_dim=8, **GROUPED_EXPERTS),
 }
 
 
@@ -296,6 +331,10 @@ def transformers_model(case: str, vocabulary: int = VOCABULARY) -> Any:
     config = getattr(transformers, spec.config)(**values)
     model = getattr(transformers, spec.architecture)(config).float().eval()
     vary_vectors(model)
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.add_(torch.rand_like(buffer) * 0.3)
     return model
 
 

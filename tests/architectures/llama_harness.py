@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.numpy import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from max import _interpreter
@@ -96,10 +98,15 @@ def reference_logits(model: Any, tokens: Sequence[int]) -> Array:
 
 
 def weights_of(model: Any) -> dict[str, WeightData]:
-    """A model's weights as its checkpoint has them."""
+    """A model's weights as its checkpoint has them; transformers fuses those of experts when it loads them."""
+    state = {name: value.numpy() for name, value in model.state_dict().items()}
+    if any(".experts." in name for name in state):
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder)
+            state = load_file(f"{folder}/model.safetensors")
     return {
-        name: WeightData.from_numpy(np.ascontiguousarray(value.numpy()), name)
-        for name, value in model.state_dict().items()
+        name: WeightData.from_numpy(np.ascontiguousarray(value), name)
+        for name, value in state.items()
     }
 
 

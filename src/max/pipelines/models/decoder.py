@@ -24,6 +24,7 @@ from max.nn.transformer.transformer import weight_prefix
 from max.pipelines.models.decoder_attention import DecoderAttention
 from max.pipelines.models.decoder_block import DecoderBlock
 from max.pipelines.models.decoder_config import DecoderConfig
+from max.pipelines.models.experts import DecoderExperts
 from max.pipelines.models.feed_forward import PlainMLP
 from max.pipelines.models.norms import norm_layer
 from max.pipelines.models.rope import RopeConfig
@@ -126,6 +127,9 @@ class Decoder(Transformer):
             index: The block's index.
         """
         config = self.config
+        experts = config.experts
+        if experts is not None and index not in experts.dense_layers:
+            return DecoderExperts(experts, config.hidden_size, self.dtype, self.device)
         if not config.gated:
             return PlainMLP(
                 self.dtype,

@@ -108,14 +108,16 @@ class DecoderAttention(QKVProjections):
         """
         params, remaining = self.kv_params, list(positional)
         q, k, v = self.project_qkv(x)
-        if self.clip is not None:
-            q, k, v = (clamp(y, min=-self.clip, max=self.clip) for y in (q, k, v))
         after = self.qk_norm is not None and self.qk_norm.after_rotation
         if after and self.rotated:
             rows = remaining.pop(0)
             q, k = (self._rotate(self._heads(y), rows) for y in (q, k))
         queries = self._normalised(q, self.q_norm)
         keys = self._normalised(k, self.k_norm)
+        if self.clip is not None:
+            queries, keys, v = (
+                clamp(y, min=-self.clip, max=self.clip) for y in (queries, keys, v)
+            )
         flat_keys = ops.reshape(keys, [keys.shape[0], self.kv_width])
         store_kv_cache_ragged(params, flat_keys, v, input_row_offsets, kv_collection, layer_idx)
         if self.rotated and not after:

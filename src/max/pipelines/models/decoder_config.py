@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 from max.graph.quantization import QuantizationConfig
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import base_fields
+from max.pipelines.models.experts import Experts
 from max.pipelines.models.norms import NormForm, QKNorm
 from max.pipelines.models.rope import RopeConfig
 
@@ -56,7 +57,7 @@ class DecoderConfig:
         qkv_layout: How a checkpoint's fused projection stores its rows: all queries, all keys, all values
             (``rows``), or for each KV head its queries, its key and its value (``heads``).
         qk_norm: How queries and keys are normalised; None: not.
-        clip_qkv: Queries, keys and values are clamped to ``[-clip_qkv, clip_qkv]``.
+        clip_qkv: Queries and keys, after their norms, and values are clamped to ``[-clip_qkv, clip_qkv]``.
         attention_multiplier: The factor of the attention scores; None: ``1 / sqrt(head_dim)``.
         score_divisor_by_layer: Whether the scores of layer i are divided by ``i + 1`` besides.
         scores_soft_cap: ``cap * tanh(score / cap)`` replaces the scores; None: it does not.
@@ -68,6 +69,7 @@ class DecoderConfig:
         gated: Whether the MLPs have a gate.
         mlp_bias: Whether the MLP's projections have biases.
         activation: The MLP's activation, as `max.nn.MLP` or `max.pipelines.models.feed_forward` names it.
+        experts: The experts of layers that have some; None: all layers have an MLP.
         quantization: The format of a GPTQ checkpoint's projections.
     """
 
@@ -115,6 +117,7 @@ class DecoderConfig:
     gated: bool = True
     mlp_bias: bool = False
     activation: str = "silu"
+    experts: Experts | None = None
     quantization: QuantizationConfig | None = None
 
     def window_of(self, index: int) -> int | None:

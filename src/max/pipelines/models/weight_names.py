@@ -108,7 +108,7 @@ class WeightNames:
             if not stored.endswith(self.unused):
                 name = self._own_name(stored)
                 renamed[name] = self._own_form(name, _data(value))
-        return _stack(renamed, self.stacked) if self.stacked else renamed
+        return _stack(renamed, self.stacked, self.layer) if self.stacked else renamed
 
     def from_gguf(self, state_dict: Mapping[str, Any], **kwargs: Any) -> dict[str, WeightData]:
         """The weights of a GGUF file by the decoder's names.
@@ -167,7 +167,7 @@ def _own_name_of_gguf(name: str, layer: Mapping[str, str]) -> str:
 
 
 def _stack(
-    state_dict: Mapping[str, WeightData], stacked: Mapping[str, str]
+    state_dict: Mapping[str, WeightData], stacked: Mapping[str, str], names: Mapping[str, str]
 ) -> dict[str, WeightData]:
     """The weights, with those of one name per index stacked along a new first dimension."""
     result: dict[str, WeightData] = {}
@@ -177,7 +177,8 @@ def _stack(
             layer, found, after = name.partition(f".{before}.")
             index, _, part = after.partition(".")
             if found and index.isdigit():
-                groups.setdefault(f"{layer}.{own}.{part}", {})[int(index)] = value
+                key = f"{layer}.{own}.{_replaced(part, names)}"
+                groups.setdefault(key, {})[int(index)] = value
                 break
         else:
             result[name] = value

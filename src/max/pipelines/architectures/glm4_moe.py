@@ -1,0 +1,51 @@
+"""GLM 4.5 and dots.1: experts in groups, chosen by sigmoids, and shared ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max.pipelines.architectures.decoder_family import decoder_family
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.models.config_fields import Fields, base_fields, biases, layers_of_type, window
+from max.pipelines.models.expert_fields import EXPERT_NAMES, grouped_experts
+from max.pipelines.models.norms import QKNorm
+from max.pipelines.models.weight_names import WeightNames
+
+__all__ = ["ARCHITECTURES"]
+
+
+def glm4_moe_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of a GLM 4.5's config."""
+    return base_fields(config, keys, eps=1e-5, longest=131072, partial_rotation=0.5) | {
+        "attention_bias": keys.flag("attention_bias"),
+        "qk_norm": QKNorm() if keys.flag("use_qk_norm") else None,
+        "experts": grouped_experts(keys),
+    }
+
+
+def dots1_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of a dots.1's config."""
+    fields = base_fields(config, keys, eps=1e-6)
+    layers = fields["num_layers"]
+    first = keys.integer("max_window_layers", 0, 1000, 62)
+    full = frozenset(range(layers)) if keys.value("sliding_window") is None else frozenset[int]()
+    full = full or frozenset(range(min(first, layers)))
+    return (
+        fields
+        | biases(keys)
+        | {
+            "qk_norm": QKNorm(),
+            "experts": grouped_experts(keys),
+            "sliding_window": window(keys, config),
+            "full_attention_layers": layers_of_type(keys, layers, full),
+        }
+    )
+
+
+NAMES = WeightNames(layer=EXPERT_NAMES, stacked={"mlp.experts": "mlp.experts"})
+
+ARCHITECTURES = [
+    decoder_family("Glm4MoeForCausalLM", ["zai-org/GLM-4.5-Air"], glm4_moe_fields, names=NAMES),
+    decoder_family("Dots1ForCausalLM", ["rednote-hilab/dots.llm1.inst"], dots1_fields, names=NAMES),
+]
+"""The architectures of this module, for the registry."""

@@ -1,0 +1,47 @@
+"""Mixtral: a Mistral with experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from max.pipelines.architectures.decoder_family import decoder_family
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.models.config_fields import Fields, base_fields, window
+from max.pipelines.models.expert_fields import softmax_experts
+from max.pipelines.models.weight_names import WeightNames
+
+__all__ = ["ARCHITECTURES"]
+
+
+def mixtral_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of a Mixtral's config."""
+    fields = base_fields(config, keys, eps=1e-5, theta=1e6)
+    experts = softmax_experts(
+        keys, fields["num_layers"], count="num_local_experts", size="intermediate_size"
+    )
+    # weights are a softmax over the chosen experts, which is that over all, normalised
+    routing = replace(experts.routing, normalised=True)
+    return fields | {
+        "experts": replace(experts, routing=routing),
+        "sliding_window": window(keys, config),
+    }
+
+
+NAMES = WeightNames(
+    layer={
+        "block_sparse_moe.gate": "mlp.gate.gate_score",
+        "block_sparse_moe": "mlp",
+        "w1": "gate_proj",
+        "w2": "down_proj",
+        "w3": "up_proj",
+    },
+    stacked={"mlp.experts": "mlp.experts"},
+)
+
+ARCHITECTURES = [
+    decoder_family(
+        "MixtralForCausalLM", ["mistralai/Mixtral-8x7B-Instruct-v0.1"], mixtral_fields, names=NAMES
+    )
+]
+"""The architectures of this module, for the registry."""

@@ -1,0 +1,38 @@
+"""OLMoE: layers of experts, QK norm over all heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max.pipelines.architectures.decoder_family import decoder_family
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.models.config_fields import Fields, base_fields, biases
+from max.pipelines.models.expert_fields import EXPERT_NAMES, softmax_experts
+from max.pipelines.models.norms import QKNorm
+from max.pipelines.models.weight_names import WeightNames
+
+__all__ = ["ARCHITECTURES"]
+
+
+def olmoe_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of an OLMoE's config."""
+    fields = base_fields(config, keys, eps=1e-5)
+    return (
+        fields
+        | biases(keys)
+        | {
+            "experts": softmax_experts(keys, fields["num_layers"], size="intermediate_size"),
+            "qk_norm": QKNorm(over="all"),
+            "clip_qkv": keys.number("clip_qkv", over=0, default=None),
+        }
+    )
+
+
+NAMES = WeightNames(layer=EXPERT_NAMES, stacked={"mlp.experts": "mlp.experts"})
+
+ARCHITECTURES = [
+    decoder_family(
+        "OlmoeForCausalLM", ["allenai/OLMoE-1B-7B-0924-Instruct"], olmoe_fields, names=NAMES
+    )
+]
+"""The architectures of this module, for the registry."""

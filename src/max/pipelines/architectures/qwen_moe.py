@@ -1,0 +1,45 @@
+"""Qwen2 MoE and Qwen3 MoE: layers of experts; the former shares one among all tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max.pipelines.architectures.decoder_family import decoder_family
+from max.pipelines.architectures.qwen2 import qwen2_fields
+from max.pipelines.architectures.qwen3 import qwen3_fields
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.models.config_fields import Fields
+from max.pipelines.models.expert_fields import EXPERT_NAMES, softmax_experts
+from max.pipelines.models.weight_names import WeightNames
+
+__all__ = ["ARCHITECTURES"]
+
+
+def qwen2_moe_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of a Qwen2 MoE's config."""
+    fields = qwen2_fields(config, keys)
+    experts = softmax_experts(
+        keys,
+        fields["num_layers"],
+        size="moe_intermediate_size",
+        shared="shared_expert_intermediate_size",
+    )
+    return fields | {"attention_bias": keys.flag("qkv_bias", True), "experts": experts}
+
+
+def qwen3_moe_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of a Qwen3 MoE's config."""
+    fields = qwen3_fields(config, keys)
+    experts = softmax_experts(keys, fields["num_layers"], size="moe_intermediate_size")
+    return fields | {"experts": experts, "full_attention_layers": frozenset[int]()}
+
+
+NAMES = WeightNames(layer=EXPERT_NAMES, stacked={"mlp.experts": "mlp.experts"})
+
+ARCHITECTURES = [
+    decoder_family(
+        "Qwen2MoeForCausalLM", ["Qwen/Qwen1.5-MoE-A2.7B-Chat"], qwen2_moe_fields, names=NAMES
+    ),
+    decoder_family("Qwen3MoeForCausalLM", ["Qwen/Qwen3-30B-A3B"], qwen3_moe_fields, names=NAMES),
+]
+"""The architectures of this module, for the registry."""

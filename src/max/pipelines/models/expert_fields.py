@@ -1,0 +1,87 @@
+"""Reads the experts of a family from a config.json."""
+
+from __future__ import annotations
+
+from max.nn.moe import ExpertRouting
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.models.experts import Experts
+from max.pipelines.models.rope import LONGEST_SEQUENCE
+
+__all__ = ["EXPERT_NAMES", "grouped_experts", "softmax_experts"]
+
+EXPERT_NAMES = {
+    "mlp.gate.weight": "mlp.gate.gate_score.weight",
+    "mlp.shared_expert": "mlp.shared",
+    "mlp.shared_experts": "mlp.shared",
+    "mlp.shared_expert_gate": "mlp.shared_gate",
+}
+"""The parts of names of layers with experts, and the decoder's."""
+
+
+def _size(keys: ConfigKeys, key: str) -> int:
+    return keys.integer(key, 1, LONGEST_SEQUENCE)
+
+
+def softmax_experts(
+    keys: ConfigKeys, num_layers: int, *, count: str = "num_experts", size: str, shared: str = ""
+) -> Experts:
+    """Experts that are chosen by the softmax of their scores.
+
+    Args:
+        keys: The keys of config.json.
+        num_layers: The number of layers.
+        count: The key of the number of experts.
+        size: The key of an expert's inner size.
+        shared: The key of the inner size of the MLP that all tokens share; empty: there is none.
+
+    Raises:
+        ModelFilesError: A value does not fit.
+    """
+    every = keys.integer("decoder_sparse_step", 1, LONGEST_SEQUENCE, 1)
+    dense = keys.value("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(type(index) is int for index in dense):
+        raise keys.error("mlp_only_layers", "a list of layers")
+    # files of later versions of transformers have the second name
+    number = _size(keys, count if keys.value(count) is not None else "num_local_experts")
+    return Experts(
+        number,
+        keys.integer("num_experts_per_tok", 1, number),
+        _size(keys, size),
+        ExpertRouting(normalised=keys.flag("norm_topk_prob")),
+        _size(keys, shared) if shared else 0,
+        bool(shared),
+        frozenset(i for i in range(num_layers) if i in dense or (i + 1) % every),
+    )
+
+
+def grouped_experts(keys: ConfigKeys) -> Experts:
+    """Experts that are chosen by sigmoids of their scores, in the best groups, as in DeepSeek V3.
+
+    Args:
+        keys: The keys of config.json.
+
+    Raises:
+        ModelFilesError: A value does not fit.
+    """
+    count, size = _size(keys, "n_routed_experts"), _size(keys, "moe_intermediate_size")
+    groups = keys.integer("n_group", 1, count, 1)
+    if count % groups:
+        raise keys.error("n_group", f"a divisor of n_routed_experts, which is {count}")
+    routing = ExpertRouting(
+        "sigmoid",
+        normalised=keys.flag("norm_topk_prob", True),
+        scale=keys.number("routed_scaling_factor", over=0, default=1.0),
+        groups=groups,
+        chosen_groups=keys.integer("topk_group", 1, groups, 1),
+        group_score="two_greatest",
+        has_correction=True,
+        in_float32=True,
+    )
+    return Experts(
+        count,
+        keys.integer("num_experts_per_tok", 1, count),
+        size,
+        routing,
+        size * keys.integer("n_shared_experts", 0, LONGEST_SEQUENCE, 0),
+        dense_layers=frozenset(range(keys.integer("first_k_dense_replace", 0, 1000, 0))),
+    )
