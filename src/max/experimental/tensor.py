@@ -17,20 +17,20 @@ from one execution to the next become symbols, so that a sequence that grows is 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Generator, Iterator, Sequence
-from contextvars import ContextVar
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from max import driver
-from max.driver import CPU, Accelerator, Device, DLPackArray, accelerator_count
+from max.driver import CPU, Device, DLPackArray
 from max.dtype import DType
 from max.experimental import _mutation, _recorder
 from max.experimental._cells import Cell
+from max.experimental._defaults import contextvar_context, default_device, default_dtype, defaults
 from max.experimental._dispatch import apply, bind_tensor, in_graph
+from max.experimental._operations import Operations
 from max.experimental._types import type_of
 from max.graph import (
     BufferValue,
@@ -56,64 +56,6 @@ __all__ = [
     "defaults",
     "driver_tensor_type",
 ]
-
-T = TypeVar("T")
-
-_DEFAULT_DEVICE: ContextVar[Device | None] = ContextVar("default_device", default=None)
-_DEFAULT_DTYPE: ContextVar[DType | None] = ContextVar("default_dtype", default=None)
-
-
-@contextlib.contextmanager
-def contextvar_context(var: ContextVar[T], value: T) -> Generator[T]:
-    """Sets a context variable while a ``with`` block runs.
-
-    Args:
-        var: The variable.
-        value: Its value in the block.
-    """
-    token = var.set(value)
-    try:
-        yield value
-    finally:
-        var.reset(token)
-
-
-def default_device(device: Device) -> contextlib.AbstractContextManager[Any]:
-    """Makes a device the default for tensors that are created in a ``with`` block.
-
-    Args:
-        device: The device.
-    """
-    return contextvar_context(_DEFAULT_DEVICE, device)
-
-
-def default_dtype(dtype: DType) -> contextlib.AbstractContextManager[Any]:
-    """Makes a dtype the default for tensors that are created in a ``with`` block.
-
-    Args:
-        dtype: The dtype.
-    """
-    return contextvar_context(_DEFAULT_DTYPE, dtype)
-
-
-def defaults(dtype: DType | None = None, device: Device | None = None) -> tuple[DType, Device]:
-    """The dtype and device of a new tensor.
-
-    Args:
-        dtype: The dtype, if given; else float32 on a CPU, bfloat16 on an accelerator.
-        device: The device, if given; else an accelerator where there is one, or the CPU.
-    """
-    if device is None:
-        device = _DEFAULT_DEVICE.get()
-    if device is None:
-        device = Accelerator() if accelerator_count() else CPU()
-    if isinstance(device, DeviceRef):
-        device = device.to_device()
-    if dtype is None:
-        dtype = _DEFAULT_DTYPE.get()
-    if dtype is None:
-        dtype = DType.float32 if device.is_host else DType.bfloat16
-    return dtype, device
 
 
 def driver_tensor_type(t: driver.Tensor) -> TensorType:
@@ -191,7 +133,7 @@ GRAPH = ComputeGraph()
 """The record of the process."""
 
 
-class Tensor:
+class Tensor(Operations):
     """A multi-dimensional array. Operations are recorded, and run where a value is needed.
 
     ``Tensor([[1.0, 2.0]])`` makes one from numbers as :meth:`constant` does; see also :meth:`ones`, :meth:`zeros`,
@@ -593,79 +535,6 @@ class Tensor:
 
     # operations
 
-    def cast(self, dtype: DType) -> Tensor:
-        """The elements in another dtype.
-
-        Args:
-            dtype: The dtype.
-        """
-        return apply(ops.cast, (self, dtype), {})
-
-    def to(self, device: Device) -> Tensor:
-        """The elements on another device.
-
-        Args:
-            device: The device.
-        """
-        return apply(ops.transfer_to, (self, DeviceRef.from_device(device)), {})
-
-    def argmax(self, axis: int = -1) -> Tensor:
-        """The indices of the greatest elements along an axis, which keeps size 1."""
-        return apply(ops.argmax, (self, axis), {})
-
-    def max(self, axis: int = -1) -> Tensor:
-        """The greatest elements along an axis, which keeps size 1."""
-        return apply(ops.max, (self,), {"axis": axis})
-
-    def min(self, axis: int = -1) -> Tensor:
-        """The smallest elements along an axis, which keeps size 1."""
-        return apply(ops.min, (self,), {"axis": axis})
-
-    def mean(self, axis: int = -1) -> Tensor:
-        """The means along an axis, which keeps size 1."""
-        return apply(ops.mean, (self, axis), {})
-
-    def sum(self, axis: int = -1) -> Tensor:
-        """The sums along an axis, which keeps size 1."""
-        return apply(ops.sum, (self, axis), {})
-
-    def reshape(self, shape: ShapeLike) -> Tensor:
-        """The elements in another shape; one size may be -1 and is found from the others."""
-        return apply(ops.reshape, (self, list(shape)), {})
-
-    def broadcast_to(self, shape: ShapeLike) -> Tensor:
-        """The elements repeated along axes of size 1 and new leading axes."""
-        return apply(ops.broadcast_to, (self, list(shape)), {})
-
-    def permute(self, dims: list[int]) -> Tensor:
-        """The axes in another order.
-
-        Args:
-            dims: The axis that comes to each place.
-        """
-        return apply(ops.permute, (self, dims), {})
-
-    def transpose(self, dim1: int, dim2: int) -> Tensor:
-        """Two axes swapped."""
-        return apply(ops.transpose, (self, dim1, dim2), {})
-
-    @property
-    def T(self) -> Tensor:
-        """The last two axes swapped."""
-        return self.transpose(-1, -2)
-
-    def squeeze(self, axis: int) -> Tensor:
-        """Without an axis of size 1."""
-        return apply(ops.squeeze, (self, axis), {})
-
-    def unsqueeze(self, axis: int) -> Tensor:
-        """With a new axis of size 1."""
-        return apply(ops.unsqueeze, (self, axis), {})
-
-    def split(self, split_sizes: Sequence[int], axis: int = 0) -> list[Tensor]:
-        """Parts of given sizes along an axis."""
-        return apply(ops.split, (self, split_sizes, axis), {})
-
     def __getitem__(self, index: Any) -> Tensor:
         indices = cast("tuple[Any, ...]", index) if isinstance(index, tuple) else (index,)
         return apply(ops.slice_tensor, (self, indices), {})
@@ -676,103 +545,6 @@ class Tensor:
             ops.buffer_store_slice(BufferValue(self), value, indices)
         else:
             _mutation.store(self, value, indices)
-
-    def __add__(self, other: TensorValueLike) -> Tensor:
-        return apply(ops.add, (self, other), {})
-
-    def __radd__(self, other: TensorValueLike) -> Tensor:
-        return apply(ops.add, (other, self), {})
-
-    def __sub__(self, other: TensorValueLike) -> Tensor:
-        return apply(ops.sub, (self, other), {})
-
-    def __rsub__(self, other: TensorValueLike) -> Tensor:
-        return apply(ops.sub, (other, self), {})
-
-    def __mul__(self, other: TensorValueLike) -> Tensor:
-        return apply(ops.mul, (self, other), {})
-
-    def __rmul__(self, other: TensorValueLike) -> Tensor:
-        return apply(ops.mul, (other, self), {})
-
-    def __truediv__(self, other: TensorValueLike) -> Tensor:
-        return apply(ops.div, (self, other), {})
-
-    def __rtruediv__(self, other: TensorValueLike) -> Tensor:
-        return apply(ops.div, (other, self), {})
-
-    def __floordiv__(self, other: TensorValueLike) -> Tensor:
-        return apply(ops.floor_div, (self, other), {})
-
-    def __rfloordiv__(self, other: TensorValueLike) -> Tensor:
-        return apply(ops.floor_div, (other, self), {})
-
-    def __mod__(self, other: TensorValueLike) -> Tensor:
-        return apply(ops.mod, (self, other), {})
-
-    def __rmod__(self, other: TensorValueLike) -> Tensor:
-        return apply(ops.mod, (other, self), {})
-
-    def __divmod__(self, other: TensorValueLike) -> tuple[Tensor, Tensor]:
-        return self // other, self % other
-
-    def __rdivmod__(self, other: TensorValueLike) -> tuple[Tensor, Tensor]:
-        return self.__rfloordiv__(other), self.__rmod__(other)
-
-    def __pow__(self, other: TensorValueLike) -> Tensor:
-        return apply(ops.pow, (self, other), {})
-
-    def __rpow__(self, other: TensorValueLike) -> Tensor:
-        return apply(ops.pow, (other, self), {})
-
-    def __matmul__(self, other: TensorValueLike) -> Tensor:
-        return apply(ops.matmul, (self, other), {})
-
-    def __rmatmul__(self, other: TensorValueLike) -> Tensor:
-        return apply(ops.matmul, (other, self), {})
-
-    def __and__(self, other: TensorValueLike) -> Tensor:
-        return apply(ops.logical_and, (self, other), {})
-
-    def __or__(self, other: TensorValueLike) -> Tensor:
-        return apply(ops.logical_or, (self, other), {})
-
-    def __xor__(self, other: TensorValueLike) -> Tensor:
-        return apply(ops.logical_xor, (self, other), {})
-
-    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
-
-    def __invert__(self) -> Tensor:
-        return apply(ops.logical_not, (self,), {})
-
-    def __neg__(self) -> Tensor:
-        return apply(ops.negate, (self,), {})
-
-    def __pos__(self) -> Tensor:
-        return self
-
-    def __abs__(self) -> Tensor:
-        return apply(ops.abs, (self,), {})
-
-    def __gt__(self, other: Any) -> Tensor:
-        return apply(ops.greater, (self, other), {})
-
-    def __ge__(self, other: Any) -> Tensor:
-        return apply(ops.greater_equal, (self, other), {})
-
-    def __lt__(self, other: Any) -> Tensor:
-        return apply(ops.greater, (other, self), {})
-
-    def __le__(self, other: Any) -> Tensor:
-        return apply(ops.greater_equal, (other, self), {})
-
-    def __eq__(self, other: object) -> Tensor:  # type: ignore[override]
-        return apply(ops.equal, (self, other), {})
-
-    def __ne__(self, other: object) -> Tensor:  # type: ignore[override]
-        return apply(ops.not_equal, (self, other), {})
-
-    __hash__ = object.__hash__
 
 
 def _sizes(op: str, shape: ShapeLike) -> tuple[int, ...]:

@@ -1,0 +1,72 @@
+"""The dtype and device of tensors that are created without one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+from max.driver import CPU, Accelerator, Device, accelerator_count
+from max.dtype import DType
+from max.graph import DeviceRef
+
+__all__ = ["contextvar_context", "default_device", "default_dtype", "defaults"]
+
+T = TypeVar("T")
+
+_DEFAULT_DEVICE: ContextVar[Device | None] = ContextVar("default_device", default=None)
+_DEFAULT_DTYPE: ContextVar[DType | None] = ContextVar("default_dtype", default=None)
+
+
+@contextlib.contextmanager
+def contextvar_context(var: ContextVar[T], value: T) -> Generator[T]:
+    """Sets a context variable while a ``with`` block runs.
+
+    Args:
+        var: The variable.
+        value: Its value in the block.
+    """
+    token = var.set(value)
+    try:
+        yield value
+    finally:
+        var.reset(token)
+
+
+def default_device(device: Device) -> contextlib.AbstractContextManager[Any]:
+    """Makes a device the default for tensors that are created in a ``with`` block.
+
+    Args:
+        device: The device.
+    """
+    return contextvar_context(_DEFAULT_DEVICE, device)
+
+
+def default_dtype(dtype: DType) -> contextlib.AbstractContextManager[Any]:
+    """Makes a dtype the default for tensors that are created in a ``with`` block.
+
+    Args:
+        dtype: The dtype.
+    """
+    return contextvar_context(_DEFAULT_DTYPE, dtype)
+
+
+def defaults(dtype: DType | None = None, device: Device | None = None) -> tuple[DType, Device]:
+    """The dtype and device of a new tensor.
+
+    Args:
+        dtype: The dtype, if given; else float32 on a CPU, bfloat16 on an accelerator.
+        device: The device, if given; else an accelerator where there is one, or the CPU.
+    """
+    if device is None:
+        device = _DEFAULT_DEVICE.get()
+    if device is None:
+        device = Accelerator() if accelerator_count() else CPU()
+    if isinstance(device, DeviceRef):
+        device = device.to_device()
+    if dtype is None:
+        dtype = _DEFAULT_DTYPE.get()
+    if dtype is None:
+        dtype = DType.float32 if device.is_host else DType.bfloat16
+    return dtype, device

@@ -1,0 +1,191 @@
+"""The operations of `Tensor`: each is an op of `max.graph.ops`, recorded or staged (`max.experimental._dispatch`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+from max.driver import Device
+from max.dtype import DType
+from max.experimental._dispatch import apply
+from max.graph import DeviceRef, ShapeLike, TensorValueLike, ops
+
+__all__ = ["Operations"]
+
+
+class Operations:
+    """The operators and methods of tensors that are ops. Errors are those of the op, raised at the call."""
+
+    __slots__ = ()
+
+    def cast(self, dtype: DType) -> Self:
+        """The elements in another dtype.
+
+        Args:
+            dtype: The dtype.
+        """
+        return apply(ops.cast, (self, dtype), {})
+
+    def to(self, device: Device) -> Self:
+        """The elements on another device.
+
+        Args:
+            device: The device.
+        """
+        return apply(ops.transfer_to, (self, DeviceRef.from_device(device)), {})
+
+    def argmax(self, axis: int = -1) -> Self:
+        """The indices of the greatest elements along an axis, which keeps size 1."""
+        return apply(ops.argmax, (self, axis), {})
+
+    def max(self, axis: int = -1) -> Self:
+        """The greatest elements along an axis, which keeps size 1."""
+        return apply(ops.max, (self,), {"axis": axis})
+
+    def min(self, axis: int = -1) -> Self:
+        """The smallest elements along an axis, which keeps size 1."""
+        return apply(ops.min, (self,), {"axis": axis})
+
+    def mean(self, axis: int = -1) -> Self:
+        """The means along an axis, which keeps size 1."""
+        return apply(ops.mean, (self, axis), {})
+
+    def sum(self, axis: int = -1) -> Self:
+        """The sums along an axis, which keeps size 1."""
+        return apply(ops.sum, (self, axis), {})
+
+    def reshape(self, shape: ShapeLike) -> Self:
+        """The elements in another shape; one size may be -1 and is found from the others."""
+        return apply(ops.reshape, (self, list(shape)), {})
+
+    def broadcast_to(self, shape: ShapeLike) -> Self:
+        """The elements repeated along axes of size 1 and new leading axes."""
+        return apply(ops.broadcast_to, (self, list(shape)), {})
+
+    def permute(self, dims: list[int]) -> Self:
+        """The axes in another order.
+
+        Args:
+            dims: The axis that comes to each place.
+        """
+        return apply(ops.permute, (self, dims), {})
+
+    def transpose(self, dim1: int, dim2: int) -> Self:
+        """Two axes swapped."""
+        return apply(ops.transpose, (self, dim1, dim2), {})
+
+    @property
+    def T(self) -> Self:
+        """The last two axes swapped."""
+        return self.transpose(-1, -2)
+
+    def squeeze(self, axis: int) -> Self:
+        """Without an axis of size 1."""
+        return apply(ops.squeeze, (self, axis), {})
+
+    def unsqueeze(self, axis: int) -> Self:
+        """With a new axis of size 1."""
+        return apply(ops.unsqueeze, (self, axis), {})
+
+    def split(self, split_sizes: Sequence[int], axis: int = 0) -> list[Self]:
+        """Parts of given sizes along an axis."""
+        return apply(ops.split, (self, split_sizes, axis), {})
+
+    # operators
+
+    def __add__(self, other: TensorValueLike) -> Self:
+        return apply(ops.add, (self, other), {})
+
+    def __radd__(self, other: TensorValueLike) -> Self:
+        return apply(ops.add, (other, self), {})
+
+    def __sub__(self, other: TensorValueLike) -> Self:
+        return apply(ops.sub, (self, other), {})
+
+    def __rsub__(self, other: TensorValueLike) -> Self:
+        return apply(ops.sub, (other, self), {})
+
+    def __mul__(self, other: TensorValueLike) -> Self:
+        return apply(ops.mul, (self, other), {})
+
+    def __rmul__(self, other: TensorValueLike) -> Self:
+        return apply(ops.mul, (other, self), {})
+
+    def __truediv__(self, other: TensorValueLike) -> Self:
+        return apply(ops.div, (self, other), {})
+
+    def __rtruediv__(self, other: TensorValueLike) -> Self:
+        return apply(ops.div, (other, self), {})
+
+    def __floordiv__(self, other: TensorValueLike) -> Self:
+        return apply(ops.floor_div, (self, other), {})
+
+    def __rfloordiv__(self, other: TensorValueLike) -> Self:
+        return apply(ops.floor_div, (other, self), {})
+
+    def __mod__(self, other: TensorValueLike) -> Self:
+        return apply(ops.mod, (self, other), {})
+
+    def __rmod__(self, other: TensorValueLike) -> Self:
+        return apply(ops.mod, (other, self), {})
+
+    def __divmod__(self, other: TensorValueLike) -> tuple[Self, Self]:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: TensorValueLike) -> tuple[Self, Self]:
+        return self.__rfloordiv__(other), self.__rmod__(other)
+
+    def __pow__(self, other: TensorValueLike) -> Self:
+        return apply(ops.pow, (self, other), {})
+
+    def __rpow__(self, other: TensorValueLike) -> Self:
+        return apply(ops.pow, (other, self), {})
+
+    def __matmul__(self, other: TensorValueLike) -> Self:
+        return apply(ops.matmul, (self, other), {})
+
+    def __rmatmul__(self, other: TensorValueLike) -> Self:
+        return apply(ops.matmul, (other, self), {})
+
+    def __and__(self, other: TensorValueLike) -> Self:
+        return apply(ops.logical_and, (self, other), {})
+
+    def __or__(self, other: TensorValueLike) -> Self:
+        return apply(ops.logical_or, (self, other), {})
+
+    def __xor__(self, other: TensorValueLike) -> Self:
+        return apply(ops.logical_xor, (self, other), {})
+
+    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
+
+    def __invert__(self) -> Self:
+        return apply(ops.logical_not, (self,), {})
+
+    def __neg__(self) -> Self:
+        return apply(ops.negate, (self,), {})
+
+    def __pos__(self) -> Self:
+        return self
+
+    def __abs__(self) -> Self:
+        return apply(ops.abs, (self,), {})
+
+    def __gt__(self, other: Any) -> Self:
+        return apply(ops.greater, (self, other), {})
+
+    def __ge__(self, other: Any) -> Self:
+        return apply(ops.greater_equal, (self, other), {})
+
+    def __lt__(self, other: Any) -> Self:
+        return apply(ops.greater, (other, self), {})
+
+    def __le__(self, other: Any) -> Self:
+        return apply(ops.greater_equal, (other, self), {})
+
+    def __eq__(self, other: object) -> Self:  # type: ignore[override]
+        return apply(ops.equal, (self, other), {})
+
+    def __ne__(self, other: object) -> Self:  # type: ignore[override]
+        return apply(ops.not_equal, (self, other), {})
+
+    __hash__ = object.__hash__
