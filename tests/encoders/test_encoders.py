@@ -139,7 +139,7 @@ def test_nomic_berts_own_checkpoints(tmp_path: Path) -> None:
         assert relative_error(got, want) < 1e-5
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"prenorm": True}))
-    PIPELINE_REGISTRY.get_active_huggingface_config.__globals__["active_config"].cache_clear()
+    PIPELINE_REGISTRY.reset()
     with pytest.raises(ModelFilesError, match="prenorm is True; expected false"):
         pipeline(tmp_path)
 
@@ -167,7 +167,7 @@ def test_configs_that_do_not_fit(tmp_path: Path) -> None:
         ({"position_embedding_type": "relative_key"}, "expected absolute"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(config | change))
-        PIPELINE_REGISTRY.get_active_huggingface_config.__globals__["active_config"].cache_clear()
+        PIPELINE_REGISTRY.reset()
         with pytest.raises(ModelFilesError, match=message):
             pipeline(tmp_path)
 

@@ -131,7 +131,7 @@ class HeadConfig:
         bias: Whether the classifier has a bias.
     """
 
-    outputs: int
+    outputs: int = 2
     pooling: Literal["cls", "last", "mean"] = "cls"
     dense: bool = True
     dense_bias: bool = True

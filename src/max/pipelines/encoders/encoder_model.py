@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,7 +24,7 @@ from max.pipelines.config.model_config import KVCacheConfig
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ConfigError, WeightsError
 from max.pipelines.encoders.encoder import Encoder
-from max.pipelines.encoders.encoder_config import EncoderConfig, HeadConfig
+from max.pipelines.encoders.encoder_config import EncoderConfig, HeadConfig, read_labels
 from max.pipelines.encoders.heads import ClassifierHead, SentenceHead
 from max.pipelines.encoders.sentence_files import SentenceFiles, read_sentence_files
 from max.pipelines.encoders.weight_names import EncoderNames
@@ -79,12 +80,14 @@ class _EncoderWithHead(Module):
 class EncoderModel(PipelineModel[EmbeddingsContext]):
     """An encoder: vectors of texts, or the scores of a classifier.
 
-    An architecture subclasses it, sets `names`, and overrides `read_config`; a classifier overrides
-    `read_head`, too.
+    An architecture subclasses it, sets `names`, and overrides `read_config`; a classifier sets `head`, too.
     """
 
     names: ClassVar[EncoderNames]
     """Renames a checkpoint's weights where the architecture is registered without adapters."""
+
+    head: ClassVar[HeadConfig | None] = None
+    """The shape of a classifier's head, but for the number of its outputs; None: the model makes vectors."""
 
     model: Model
     """The loaded graph."""
@@ -106,7 +109,7 @@ class EncoderModel(PipelineModel[EmbeddingsContext]):
 
     @classmethod
     def read_head(cls, keys: ConfigKeys) -> HeadConfig | None:
-        """The shape of the classifier's head; None: the model makes vectors.
+        """The shape of the classifier's head: `head` with config.json's number of labels; None: no classifier.
 
         Args:
             keys: The keys of config.json.
@@ -114,7 +117,7 @@ class EncoderModel(PipelineModel[EmbeddingsContext]):
         Raises:
             ModelFilesError: A value is missing, or does not fit.
         """
-        return None
+        return None if cls.head is None else replace(cls.head, outputs=read_labels(keys))
 
     def __init__(
         self,

@@ -9,7 +9,6 @@ from max.pipelines.encoders.encoder_config import (
     EncoderConfig,
     HeadConfig,
     read_activation,
-    read_labels,
     read_sizes,
 )
 from max.pipelines.encoders.encoder_model import EncoderModel
@@ -67,17 +66,7 @@ class DistilBertEncoder(EncoderModel):
 class DistilBertClassifier(DistilBertEncoder):
     """A DistilBERT that scores texts or pairs of texts."""
 
-    @classmethod
-    def read_head(cls, keys: ConfigKeys) -> HeadConfig:
-        """The shape of the classifier's head.
-
-        Args:
-            keys: The keys of config.json.
-
-        Raises:
-            ModelFilesError: A value does not fit.
-        """
-        return HeadConfig(read_labels(keys), activation="relu")
+    head = HeadConfig(activation="relu")
 
 
 ARCHITECTURES = [

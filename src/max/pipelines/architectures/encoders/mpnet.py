@@ -8,7 +8,7 @@ from max.pipelines.architectures.encoders.bert import EMBEDDINGS
 from max.pipelines.architectures.encoders.declare import encoders
 from max.pipelines.architectures.encoders.roberta import ROBERTA_HEAD, RobertaEncoder
 from max.pipelines.checkpoints.config_keys import ConfigKeys
-from max.pipelines.encoders.encoder_config import EncoderConfig, HeadConfig, read_labels
+from max.pipelines.encoders.encoder_config import EncoderConfig, HeadConfig
 from max.pipelines.encoders.weight_names import EncoderNames
 
 __all__ = ["ARCHITECTURES", "MPNetClassifier", "MPNetEncoder"]
@@ -63,17 +63,7 @@ class MPNetEncoder(RobertaEncoder):
 class MPNetClassifier(MPNetEncoder):
     """An MPNet that scores texts or pairs of texts."""
 
-    @classmethod
-    def read_head(cls, keys: ConfigKeys) -> HeadConfig:
-        """The shape of the classifier's head.
-
-        Args:
-            keys: The keys of config.json.
-
-        Raises:
-            ModelFilesError: A value does not fit.
-        """
-        return HeadConfig(read_labels(keys))
+    head = HeadConfig()
 
 
 ARCHITECTURES = [

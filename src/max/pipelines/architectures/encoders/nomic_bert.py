@@ -10,7 +10,6 @@ from max.pipelines.encoders.encoder_config import (
     EncoderConfig,
     HeadConfig,
     read_activation,
-    read_labels,
     read_sizes,
 )
 from max.pipelines.encoders.encoder_model import EncoderModel
@@ -114,17 +113,7 @@ def _check_own(keys: ConfigKeys) -> None:
 class NomicBertClassifier(NomicBertEncoder):
     """A NomicBERT that scores texts or pairs of texts."""
 
-    @classmethod
-    def read_head(cls, keys: ConfigKeys) -> HeadConfig:
-        """The shape of the classifier's head.
-
-        Args:
-            keys: The keys of config.json.
-
-        Raises:
-            ModelFilesError: A value does not fit.
-        """
-        return HeadConfig(read_labels(keys))
+    head = HeadConfig()
 
 
 ARCHITECTURES = [

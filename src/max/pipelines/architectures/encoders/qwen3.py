@@ -9,7 +9,6 @@ from max.pipelines.encoders.encoder_config import (
     EncoderConfig,
     HeadConfig,
     read_activation,
-    read_labels,
     read_sizes,
 )
 from max.pipelines.encoders.encoder_model import EncoderModel
@@ -63,17 +62,7 @@ class Qwen3Encoder(EncoderModel):
 class Qwen3Classifier(Qwen3Encoder):
     """A Qwen 3 that scores texts or pairs of texts."""
 
-    @classmethod
-    def read_head(cls, keys: ConfigKeys) -> HeadConfig:
-        """The shape of the classifier's head.
-
-        Args:
-            keys: The keys of config.json.
-
-        Raises:
-            ModelFilesError: A value does not fit.
-        """
-        return HeadConfig(read_labels(keys), pooling="last", dense=False, bias=False)
+    head = HeadConfig(pooling="last", dense=False, bias=False)
 
 
 ARCHITECTURES = [

@@ -7,7 +7,7 @@ from dataclasses import replace
 from max.pipelines.architectures.encoders.bert import BERT_LAYER, EMBEDDINGS, BertEncoder
 from max.pipelines.architectures.encoders.declare import encoders
 from max.pipelines.checkpoints.config_keys import ConfigKeys
-from max.pipelines.encoders.encoder_config import EncoderConfig, HeadConfig, read_labels
+from max.pipelines.encoders.encoder_config import EncoderConfig, HeadConfig
 from max.pipelines.encoders.weight_names import EncoderNames
 
 __all__ = ["ARCHITECTURES", "ROBERTA_HEAD", "RobertaClassifier", "RobertaEncoder"]
@@ -38,17 +38,7 @@ class RobertaEncoder(BertEncoder):
 class RobertaClassifier(RobertaEncoder):
     """A RoBERTa or XLM-R that scores texts or pairs of texts."""
 
-    @classmethod
-    def read_head(cls, keys: ConfigKeys) -> HeadConfig:
-        """The shape of the classifier's head.
-
-        Args:
-            keys: The keys of config.json.
-
-        Raises:
-            ModelFilesError: A value does not fit.
-        """
-        return HeadConfig(read_labels(keys))
+    head = HeadConfig()
 
 
 _FAMILIES = ("Roberta", "XLMRoberta", "Camembert")
