@@ -63,6 +63,7 @@ def test_every_split_gives_the_same_text(text, stops, data, include, with_logs) 
             assert shown.decode() == text
         else:  # the tokens that the text begins in, the last of which may go on in the stop
             assert shown.startswith(joined.encode()) and text.encode().startswith(shown)
+            assert all(log.offset < len(joined) for log in logs)
 
 
 def test_bytes_of_all_tokens() -> None:
