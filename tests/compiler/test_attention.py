@@ -406,6 +406,12 @@ def right_operand(q: TensorValue, keys: TensorValue, values: TensorValue) -> Ten
     return ops.transpose(values, 1, 2) @ p
 
 
+def regrouped(q: TensorValue, keys: TensorValue, values: TensorValue) -> TensorValue:
+    """A reshape that mixes queries and keys."""
+    p = ops.softmax(q @ ops.transpose(keys, 1, 2))
+    return ops.reshape(p, [2, 40, 20]) @ q
+
+
 def with_weights(q: TensorValue, keys: TensorValue, values: TensorValue) -> TensorValue:
     w = ops.constant(np.ones((8, 40), np.float32), F32, DEVICE)
     return ops.softmax(q @ w) @ values
@@ -421,6 +427,7 @@ def with_weights(q: TensorValue, keys: TensorValue, values: TensorValue) -> Tens
         varying_scale,
         bent,
         right_operand,
+        regrouped,
         with_weights,
     ],
 )
