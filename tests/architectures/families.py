@@ -53,6 +53,7 @@ LONGROPE: dict[str, Any] = {
         "long_factor": [1.5, 4.0],
     },
 }
+PLAIN_ROPE = {"rope_type": "default", "rope_theta": 100.0}
 GROUPED_EXPERTS: dict[str, Any] = {
     "n_routed_experts": 8,
     "num_experts_per_tok": 3,
@@ -306,6 +307,16 @@ CASES: dict[str, Case] = {
         decoder_sparse_step=2,
     ),
     "olmoe": llama_like("Olmoe", num_experts=4, num_experts_per_tok=2, clip_qkv=0.7),
+    "hunyuan_moe": llama_like(
+        "HunYuanMoEV1", head_dim=8, num_experts=4, moe_topk=2, rope_parameters=PLAIN_ROPE
+    ),
+    "minimax_m2": llama_like(
+        "MiniMaxM2",
+        head_dim=8,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        rope_parameters={**PLAIN_ROPE, "partial_rotary_factor": 0.5},
+    ),
     "glm4_moe": llama_like(
         "Glm4Moe", head_dim=8, use_qk_norm=True, attention_bias=True, **GROUPED_EXPERTS
     ),

@@ -1,0 +1,50 @@
+"""Hunyuan (experts): the dense model's attention, experts chosen by a softmax, and one that all tokens share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max.nn.moe import ExpertRouting
+from max.pipelines.architectures.decoder_family import decoder_family
+from max.pipelines.architectures.hunyuan import NAMES as DENSE_NAMES
+from max.pipelines.architectures.hunyuan import hunyuan_fields
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.models.config_fields import Fields
+from max.pipelines.models.experts import Experts
+from max.pipelines.models.rope import LONGEST_SEQUENCE
+from max.pipelines.models.weight_names import WeightNames
+
+__all__ = ["ARCHITECTURES"]
+
+
+def hunyuan_moe_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of the config of a Hunyuan with experts; numbers that differ by layer are refused."""
+    fields = hunyuan_fields(config, keys)
+    name = "num_experts" if keys.value("num_experts") is not None else "num_local_experts"
+    count = keys.integer(name, 1, LONGEST_SEQUENCE)
+    top = "moe_topk" if keys.value("moe_topk") is not None else "num_experts_per_tok"
+    size = fields["intermediate_size"]
+    chosen = keys.integer(top, 1, count)
+    return fields | {
+        "experts": Experts(count, chosen, size, ExpertRouting(normalised=True), size),
+    }
+
+
+NAMES = WeightNames(
+    layer={
+        **DENSE_NAMES.layer,
+        "mlp.gate.wg": "mlp.gate.gate_score",
+        "mlp.shared_mlp": "mlp.shared",
+    },
+    stacked={"mlp.experts": "mlp.experts"},
+)
+
+ARCHITECTURES = [
+    decoder_family(
+        "HunYuanMoEV1ForCausalLM",
+        ["tencent/Hunyuan-A13B-Instruct"],
+        hunyuan_moe_fields,
+        names=NAMES,
+    )
+]
+"""The architectures of this module, for the registry."""
