@@ -84,7 +84,7 @@ def make_reference(variant: str, initializer_range: float = 0.15) -> LlamaForCau
 
 
 def vary_vectors(model: Any) -> None:
-    """Adds noise to norms and biases, which transformers makes 1 and 0."""
+    """Adds noise to norms and biases, which transformers initialises to 1 and 0."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim < 2 or "norm" in name:
@@ -112,7 +112,7 @@ def weights_of(model: Any) -> dict[str, WeightData]:
 
 @dataclass
 class Step:
-    """What one execution gave, split by sequence."""
+    """The results of one execution, split by sequence."""
 
     last: Array
     logits: list[Array]
@@ -159,7 +159,7 @@ class Server:
         self.with_sampling, self.return_logits = with_sampling, return_logits
         self.page_size = page_size
         shape = (pages, 2, config.num_layers, page_size, config.num_kv_heads, config.head_dim)
-        # what no sequence has written must not be read
+        # pages that no sequence has written must not be read
         self.blocks = np.full(shape, np.nan, dtype.to_numpy())
         self.free = np.random.default_rng(3).permutation(pages).tolist()
         self.pages: dict[Any, list[int]] = {}
@@ -232,7 +232,7 @@ def relative_error(actual: Array, expected: Array) -> float:
 
 
 def wrong_tokens(actual: Array, expected: Array, margin: float = 0.05) -> int:
-    """In how many rows another token is likeliest, though the reference's top two differ by more."""
+    """The number of rows with another likeliest token, where the reference's top two differ by more than the margin."""
     top = np.sort(expected, axis=-1)
     sure = top[..., -1] - top[..., -2] > margin
     return int((sure & (actual.argmax(-1) != expected.argmax(-1))).sum())

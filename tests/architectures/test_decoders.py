@@ -1,4 +1,4 @@
-"""Architectures made from the decoder base, against transformers' models with random weights."""
+"""Architectures built on the decoder base, against transformers' models with random weights."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def server(case: str, backend: str, **options: Any) -> Server:
 def test_logits_of_prompts_chunks_and_decoding(
     rng: np.random.Generator, case: str, backend: str
 ) -> None:
-    """A prompt at once; another one in chunks, shorter and longer than the window, over page borders."""
+    """A prompt whole; another in chunks, shorter and longer than the window, across page borders."""
     ours = server(case, backend, page_size=5, return_logits=ReturnLogits.ALL)
     model = transformers_model(case)
     longest = CASES[case].max_seq_len

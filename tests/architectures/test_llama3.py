@@ -25,7 +25,7 @@ from tests.nn.harness import BACKENDS
 
 both = pytest.mark.parametrize("backend", BACKENDS)
 variants = pytest.mark.parametrize("variant", VARIANTS)
-# compiling takes most of the time: what does not hang on the variant is tested with two
+# compiling takes most of the time: tests that do not depend on the variant run with two of them
 two_variants = pytest.mark.parametrize("variant", ["grouped_untied_llama3", "biased_wide_heads"])
 F32_LIMIT, BF16_LIMIT = 1e-4, 2e-2
 

@@ -1,4 +1,4 @@
-"""What Llama's config.json and checkpoints may say, and what is refused."""
+"""Llama's config.json and checkpoints: supported contents, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rope_type` says which elements of queries and keys rotate together, whatever the checkpoint's format has."""
+"""`rope_type` chooses the elements of queries and keys that rotate together, for any checkpoint format."""
 
 from __future__ import annotations
 

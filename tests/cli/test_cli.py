@@ -40,7 +40,7 @@ def max_(*arguments: str, cwd: Path | None = None, **more: str) -> subprocess.Co
 
 @pytest.fixture
 def here(capfd):
-    """Runs the command line in this process, which is quick: for what ends in an error."""
+    """Runs the command line in this process, which is quick: for commands that end in an error."""
 
     def run(*arguments: str) -> SimpleNamespace:
         PIPELINE_REGISTRY.reset()
@@ -204,7 +204,7 @@ MAX_OPTIONS = """
 
 
 def test_each_option_of_max_is_taken_or_said_to_be_absent():
-    """The names are those of MAX 25.7 and 26: a script that gives one learns what becomes of it."""
+    """The options of MAX 25.7 and 26: each is accepted, or refused with a reason."""
     known = {name for param in generate_command.params for name in param.opts}
     unknown = [name for name in MAX_OPTIONS if name not in known]
     assert [n for n in unknown if not any(map(n.startswith, ABSENT_OPTIONS))] == []

@@ -1,4 +1,4 @@
-"""`max explain`: the table, JSON and the page of graphs and models; what is not one."""
+"""`max explain`: the table, JSON and the page of graphs and models; errors for other files."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_data_are_those_of_the_program(graph: Graph) -> None:
     assert passes[0] == "as staged" and {"expand-collectives", "fuse"} <= set(passes)
     assert told["passes"][0]["ops"] == 7
     assert sum(len(one["launches"]) for one in told["kernels"]) == 3
-    # what lives at the same time does not overlap
+    # buffers with overlapping lifetimes have disjoint memory
     for one in told["memory"]:
         assert one["offset"] + one["bytes"] <= told["bytes"]["arena"]
         for other in told["memory"]:
@@ -73,7 +73,7 @@ def test_the_data_are_those_of_the_program(graph: Graph) -> None:
 
 
 class Page(HTMLParser):
-    """Checks that what is opened is closed, and that nothing is fetched."""
+    """Checks that each opened tag is closed, and that the page loads no other file."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def test_the_page_is_whole_and_needs_no_other(graph: Graph) -> None:
     parser.feed(text)
     parser.close()
     assert parser.open == []
-    # names with < and & come through
+    # names may contain < and &
     assert json.loads("".join(parser.scripts)) == [told]
     assert "url(" not in text and "@import" not in text
 

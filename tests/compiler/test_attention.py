@@ -49,7 +49,7 @@ def staged(build: Build, arrays: Sequence[Array], dims: Sequence[Sequence[Any]] 
 
 
 def fused(graph: Graph) -> int:
-    """How many ops of attention a graph has after the pass."""
+    """The number of attention ops in a graph after the pass."""
     module = clone_module(graph.to_mlir())
     optimise(module, cpu_backends())
     return print_module(module).count("mok.attention(")
@@ -120,7 +120,7 @@ class Case:
     in_f32: bool
     """Whether the softmax is computed in float32."""
     scaled: str
-    """What is scaled."""
+    """The value that is scaled."""
     masks: tuple[str, ...]
     symbolic: bool
 
@@ -308,7 +308,7 @@ def test_one_head_of_keys_for_all() -> None:
 
 
 def test_heads_and_batch_are_one_axis() -> None:
-    """As products of three axes are written, with a mask over four."""
+    """Products over three axes, with a mask over four."""
 
     def build(q: TensorValue, keys: TensorValue, mask: TensorValue) -> TensorValue:
         flat = [ops.reshape(ops.permute(x, [0, 2, 1, 3]), [6, x.shape[1], 8]) for x in (q, keys)]
@@ -330,7 +330,7 @@ def test_heads_and_batch_are_one_axis() -> None:
 @pytest.mark.parametrize("rows", [1, 4, 40])
 @pytest.mark.parametrize("keys", [16, 700])
 def test_rows_that_see_nothing(rows: int, keys: int) -> None:
-    """All -inf gives NaN, as in a softmax; values that are finite are numbers like others."""
+    """A row of -inf gives NaN, as in a softmax; finite masks are ordinary numbers."""
     rng = np.random.default_rng(0)
     q, k_, v = (floats(rng, F32, 1, n, 8) for n in (rows, keys, keys))
     for fill in (-np.inf, np.finfo(np.float32).min):
@@ -338,7 +338,7 @@ def test_rows_that_see_nothing(rows: int, keys: int) -> None:
         mask[0], mask[-1, : keys // 2] = fill, -np.inf
         want = reference(q, k_, v, 8**-0.5, mask)
         if np.isfinite(fill) and rows > 1:
-            # what is lost beside so large a number is lost for all keys
+            # the digits lost beside such a large number are lost for all keys
             want[0, 0] = v[0].astype(np.float64).mean(0)
         if rows == 1:
             mask[0] = fill
@@ -442,7 +442,7 @@ def test_what_stays_as_it_is(build: Build) -> None:
 @pytest.mark.parametrize("dtype", list(DTYPES), ids=str)
 @pytest.mark.parametrize("rows", [5, 100])
 def test_no_less_precise_than_the_products(dtype: DType, rows: int) -> None:
-    """The result against that of the same ops, which stay as they are since the probabilities are used too."""
+    """Against the same ops unfused, since the probabilities have a second use."""
 
     def apart(q: TensorValue, keys: TensorValue, values: TensorValue) -> TensorValue:
         p = ops.softmax(q @ ops.transpose(keys, 1, 2) * 0.125)

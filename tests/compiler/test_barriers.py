@@ -119,7 +119,7 @@ def test_a_part_after_the_whole_keeps_the_barrier_for_later_parts() -> None:
 
 
 def test_memory_taken_over_waits_for_other_readers() -> None:
-    """b takes a's memory; whoever else reads a must be done."""
+    """b takes a's memory; the other readers of a must have finished."""
     make, take = launch("", "a"), launch("a", "b", in_place="ba")
     alone = plan(make, take)
     assert alone.barriers == [False, True]
@@ -177,7 +177,7 @@ def test_a_block_is_reused_after_a_barrier_only() -> None:
 
 
 def test_a_reused_block_waits_for_who_used_it() -> None:
-    """e reuses a's block after the barrier; whoever writes to that block next waits for e's readers."""
+    """e reuses a's block after the barrier; the next writer of that block waits for e's readers."""
     steps = [
         launch("", "a"),
         launch("a", "b"),
@@ -203,12 +203,12 @@ def test_jumps_and_what_they_lead_to() -> None:
     assert barriers(launch("b", "c"), back, launch("d", "e")) == ".|."
     # the launch after a jump's label depends on the way that was taken
     assert barriers(launch("b", "c"), launch("d", "e"), launch("d", "f"), labels=[1]) == ".|."
-    # whoever writes the predicate next waits for its readers
+    # the next writer of the predicate waits for its readers
     assert barriers(test, launch("b", "a")) == ".|"
 
 
 def test_what_a_loop_needs_lasts_to_its_end() -> None:
-    """a is made before the loop and read at its beginning: no temporary of the loop may take its memory."""
+    """a is written before the loop and read at its start: no temporary of the loop may take its memory."""
     steps = [
         launch("", "a"),
         launch("a", "b"),
@@ -240,7 +240,7 @@ def test_the_checker_exchanges_each_pair_without_a_barrier() -> None:
     assert all(item.barrier for item in reorder(steps, "serial first"))
 
 
-# ***** programs: out of order, they compute what the interpreter computes *****
+# ***** programs: out of order they compute the interpreter's results *****
 
 
 SIDE = 192
@@ -256,7 +256,7 @@ def buffer() -> BufferType:
 
 
 def accumulate(x: TensorValue, axis: int = 0) -> TensorValue:
-    """A launch of its own, which no region takes in."""
+    """A launch of its own, which no region includes."""
     return ops.cumsum(x, axis=axis) * 0.125
 
 
@@ -422,7 +422,7 @@ def test_programs_out_of_order(case: Callable[[Graph], None], order: str) -> Non
 
 
 def test_some_launches_have_no_barrier_between_them() -> None:
-    """The checker would find nothing if each launch waited for all."""
+    """The check is void if each launch waits for all."""
     moved: dict[str, int] = {}
     for case, types in CASES.items():
         with Graph(case.__name__, input_types=types) as graph:

@@ -1,4 +1,4 @@
-"""A staged cast takes and gives values of its dtypes: chains of ops and casts are the interpreter's values exactly."""
+"""Staged casts round operand and result to their dtypes: chains of ops and casts equal the interpreter exactly."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OTHER = ("third", "where", "reduce_max", "broadcast", "transpose", "gather", "ma
 
 
 def same_bits(actual: Any, expected: Any, what: str) -> None:
-    """Equal, NaN with NaN; signs of zero are left out, as a maximum of zeros may have either."""
+    """Asserts equal values, NaN included; signs of zero may differ, as a maximum of zeros has either."""
     actual, expected = np.asarray(actual), np.asarray(expected)
     assert actual.dtype == expected.dtype and actual.shape == expected.shape, what
     a, e = actual.astype(np.float64), expected.astype(np.float64)
@@ -101,7 +101,7 @@ def test_a_widening_cast_sees_the_stored_value(narrow: DType, rng: np.random.Gen
 
 @pytest.mark.parametrize("narrow", EIGHT_AND_SIXTEEN, ids=lambda d: d.name)
 def test_a_double_is_rounded_once(narrow: DType, rng: np.random.Generator) -> None:
-    """On ties and within what a float32 distinguishes from them; as one value, as rows, and as a constant."""
+    """On ties and within a float32's precision of them; as one value, as rows, and as a constant."""
     dtype = narrow.to_numpy()
     x = near_ties(dtype, rng, 60)
     few, one = x[rng.permutation(x.size)[:13]], x[:1]
@@ -123,7 +123,7 @@ def test_a_double_is_rounded_once(narrow: DType, rng: np.random.Generator) -> No
 
 
 def test_products_epilogues_and_norms(rng: np.random.Generator) -> None:
-    """Sums that are exact, so that only what is rounded after them can differ."""
+    """Sums that are exact, so that only later roundings can differ."""
     x = rng.integers(-40, 40, (9, 24)).astype(np.float32)
     weights = [rng.integers(-9, 9, (24, 48)).astype(np.float32) for _ in range(3)]
     half, wide = DType.bfloat16, DType.float32
@@ -197,7 +197,7 @@ def test_what_a_type_holds(wide: DType) -> None:
 
 
 class Chain:
-    """Random ops, each result of which is rounded by a staged cast before anything else sees it."""
+    """Random ops; a staged cast rounds each result before its first use."""
 
     def __init__(self, data: st.DataObject, values: list[TensorValue]) -> None:
         self.draw = data.draw
@@ -226,7 +226,7 @@ class Chain:
             case "neg":
                 return -x
             case "third":
-                # what a zero's sign changes is not compared
+                # ops that depend on a zero's sign are not compared
                 return x / 3
             case "where":
                 y = self.alike(x)

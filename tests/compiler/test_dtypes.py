@@ -136,7 +136,7 @@ def test_booleans(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("source", (*FLOATS, *INTEGERS), ids=str)
 def test_casts(source: np.dtype, rng: np.random.Generator) -> None:
-    # what does not fit saturates here, which NumPy does not define
+    # values out of range saturate, which NumPy leaves undefined
     values = rng.integers(0, 60, (3, 50))
     x = values.astype(source)
     targets = (*FLOATS, *INTEGERS, np.dtype(bool))

@@ -1,4 +1,4 @@
-"""RMS norms in the launch of the product that needs them: against NumPy, and what is fused with what."""
+"""RMS norms in the launch of the product that needs them: results against NumPy, and the fused groups."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BLOCKS = ("Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 
 
 def run(graph: Graph, *arrays: np.ndarray, threads: int = 2) -> tuple[list[np.ndarray], list[str]]:
-    """What a graph gives, and its launches."""
+    """The results of a graph, and its launches."""
     model = InferenceSession(devices=[CPU()], num_threads=threads).load(graph)
     outputs: list[np.ndarray] = []
     for _ in range(2):
@@ -86,7 +86,7 @@ def test_products_of_what_is_normalised(data: st.DataObject) -> None:
         products = [weights(normed, n) for n in columns]
         values = [value for value, _ in products]
         if residual:
-            # the epilogue reads what is normalised
+            # the epilogue reads the norm's operand
             square, dense = weights(normed, inner)
             values, products = [*values, square + x], [*products, (square, dense)]
         graph.output(*values)
@@ -151,7 +151,7 @@ def launches_of(build: Any) -> list[str]:
 
 
 def test_what_stays_a_launch_of_its_own() -> None:
-    """A norm that others need too is computed once; so is one of a view, which may lie anyhow."""
+    """A norm with other uses is computed once, in its own launch; so is a norm of a view, which may be strided."""
 
     def also_an_output(x: TensorValue, norm: Any, product: Any) -> list[TensorValue]:
         y = norm(x)

@@ -22,7 +22,7 @@ def build(x: TensorValue) -> list[Any]:
 
 
 def build_of_any(x: TensorValue) -> list[Any]:
-    """Reductions that have a value for no elements, too."""
+    """Reductions that have a value for zero elements."""
     centred = x - ops.mean(x, 0)
     return [
         ops.softmax(x, 0),

@@ -1,4 +1,4 @@
-"""Products of one value with several weights: random graphs against the interpreter, and what is merged with what."""
+"""Products of one value with several weights: random graphs against the interpreter, and the merged groups."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_layer(kind: str, machine: str) -> None:
 
 @pytest.mark.parametrize(("gate", "columns"), list(zip(GATES, (32, 47, 100, 33), strict=True)))
 def test_gated_products(gate: Callable[..., TensorValue], columns: int) -> None:
-    """One epilogue has both sums, also where it reads more."""
+    """One epilogue has both sums, also if it reads other values."""
     products = Products("float32", 64, np.random.default_rng(columns), False)
     types = [
         TensorType(DType.float32, ("m", 64), DEVICE),
@@ -222,7 +222,7 @@ def test_an_epilogue_that_cannot_be_written() -> None:
 
 
 def test_weights_of_several_layers(rng: np.random.Generator) -> None:
-    """Layers with the same weights share the packed ones; a weight that is used alone besides is packed once, alone."""
+    """Layers with equal weights share the packed copy; a weight with a further use of its own is packed once, alone."""
     names = {"a": 40, "b": 72, "c": 40}
     arrays = {
         name: rng.standard_normal((size, 40)).astype(np.float32) / 8 for name, size in names.items()
@@ -254,7 +254,7 @@ def test_weights_of_several_layers(rng: np.random.Generator) -> None:
 
 @pytest.mark.skipif(not platform.LINUX, reason="reads /proc")
 def test_memory_of_loading(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, rng: Any) -> None:
-    """Each weight is packed to its place in the common buffer, and its pages are given back before the next is read."""
+    """Each weight is packed into its part of the common buffer, and its pages are released before the next is read."""
     monkeypatch.setattr(_once, "PART_BYTES", 1)
     size, count = 1 << 10, 4
     arrays: dict[str, np.ndarray] = {}

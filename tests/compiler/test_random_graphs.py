@@ -74,14 +74,14 @@ class Builder:
             self.values.append(made)
 
     def inside(self, x: TensorValue, type_: TensorType) -> TensorValue:
-        """Some steps from the values around and `x`, to a value of a type, with bounds."""
+        """Some steps from outer values and `x` to a bounded value of a type."""
         inner = type(self)(self.data, [*self.values, x], self.rng, self.chooser, self.depth + 1)
         for _ in range(self.draw(st.integers(0, 4))):
             inner.step()
         return self.bounded(next(v for v in reversed(inner.values) if v.type == type_))
 
     def bounded(self, x: TensorValue) -> TensorValue:
-        """The value, kept from growing from turn to turn of a loop."""
+        """The value, bounded so that it does not grow with each turn of a loop."""
         return ops.tanh(x)
 
     def controlled(self, kind: str, x: TensorValue) -> TensorValue:
@@ -248,7 +248,7 @@ SHAPES = (
 def draw_case(
     data: st.DataObject, steps: int, kind: type[Builder] = Builder
 ) -> tuple[Graph, list[np.ndarray], str]:
-    """A graph, its inputs, and a word on what was drawn."""
+    """A graph, its inputs, and a description of the case."""
     shapes = data.draw(st.sampled_from(SHAPES))
     sizes = {name: data.draw(st.sampled_from((1, 2, 5, 16, 40))) for name in "abc"}
     seed = data.draw(st.integers(0, 2**32 - 1))

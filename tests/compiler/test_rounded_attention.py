@@ -27,7 +27,7 @@ SESSION = InferenceSession(devices=[CPU()])
 DEVICE = DeviceRef.CPU()
 F32, BF16, F16 = DType.float32, DType.bfloat16, DType.float16
 SCALE = 179 / 256
-"""A bfloat16 whose products are none."""
+"""A bfloat16 whose products with bfloat16 numbers need rounding."""
 ROWS, KEYS, SIZE, WIDTH = 5, 130, 16, 40
 Build = Callable[[TensorValue, TensorValue, TensorValue, TensorValue], TensorValue]
 
@@ -60,7 +60,7 @@ def widened_softmax(
 
 
 def narrowed(q: TensorValue, keys: TensorValue, v: TensorValue, m: TensorValue) -> TensorValue:
-    """Casts that narrow what is computed in float32, and widen it again."""
+    """Casts that narrow float32 results, and widen them again."""
     scores = (q.cast(F32) @ keys.cast(F32).transpose(-1, -2) * SCALE).cast(BF16).cast(F32)
     scores = (scores + m.cast(F32)).cast(F16).cast(F32)
     return ops.softmax(scores).cast(BF16).cast(F32) @ v.cast(F32)
@@ -80,7 +80,7 @@ def scaled_after(q: TensorValue, keys: TensorValue, v: TensorValue, m: TensorVal
 
 
 def staged(build: Build, shapes: list[tuple[int, ...]]) -> tuple[Graph, list[str] | None]:
-    """The graph, and the roundings of its fused op; None where it has none."""
+    """The graph, and the roundings of its fused op, or None without one."""
     types = [TensorType(BF16, shape, DEVICE) for shape in shapes]
     with Graph("attention", input_types=types) as graph:
         graph.output(build(*[v.tensor for v in graph.inputs]))

@@ -55,7 +55,7 @@ def tensor(*shape: Any) -> TensorType:
 
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
-"""What the graphs get: an axis ``n`` of 3."""
+"""The input of the graphs: an axis ``n`` of 3."""
 
 REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "x[:100_000]": (lambda x: x[:100_000], "n is 3, expected at least 100000"),

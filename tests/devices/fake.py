@@ -217,7 +217,7 @@ class FakeDevices:
 
 @dataclass(frozen=True)
 class FakeTarget(k.Target):
-    """A processor with vectors of 512 bits that LLVM has never heard of."""
+    """A processor with vectors of 512 bits that LLVM does not support."""
 
     batch_invariant: bool = False  # type: ignore[assignment]
 
@@ -265,7 +265,7 @@ def lower_multiply(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
-    """The product of this kind of device; it must not be asked for another one's."""
+    """The product kernel of fake devices; the target must be theirs."""
     assert isinstance(target, FakeTarget)
     x, y = operands
     last = len(x.shape) - 1
@@ -349,7 +349,7 @@ class FakeExecutor:
 
 
 class FakeBackend(Backend):
-    """What a session holds for one device."""
+    """The backend of one fake device."""
 
     num_workers = 1
 
@@ -388,7 +388,7 @@ register_backend("fake", make_backend)
 
 @contextmanager
 def fake_devices(count: int = 2) -> Iterator[list[FakeDevice]]:
-    """Devices that are there while a `with` block runs: ``gpu:0``, ``gpu:1``, …"""
+    """Registers devices for a `with` block: ``gpu:0``, ``gpu:1``, …"""
     provider = FakeDevices(count)
     register_accelerators(provider)
     try:

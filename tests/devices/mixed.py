@@ -32,12 +32,12 @@ def on(device: Device, x: Array) -> Tensor:
 
 
 def arrays(outputs: Sequence[Tensor]) -> list[Array]:
-    """What outputs hold, wherever they are."""
+    """The elements of outputs on any device."""
     return [np.array(y.to(CPU()).to_numpy()) for y in outputs]
 
 
 def on_cpu(ref: DeviceRef) -> DeviceRef:
-    """Stands for a device in the graph that only the CPU runs."""
+    """The device's stand-in in the graph that runs on the CPU alone."""
     return HOST
 
 

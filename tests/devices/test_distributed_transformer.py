@@ -1,4 +1,4 @@
-"""A transformer over several virtual CPU devices gives the logits of the same one on one device."""
+"""A transformer over several virtual CPU devices has the same logits as on one device."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_weights_and_constants(devices: list[FakeDevice], rng: np.random.Generat
     model = compare(devices, forward, [(floats(rng, 5, 40), ONE)], weights=weights, tolerance=1e-5)
     names = [launch.name for part in model._compiled.once for launch in part.launches]
     assert names.count("pack") == 1
-    # a weight that is on the device already is used where it is
+    # a weight that is on the device already is not copied
     session = InferenceSession(devices=[CPU(), *devices])
     with Graph("there", input_types=[TensorType(F32, [40, 48], ONE)]) as graph:
         own = Weight("own", F32, [40, 48], ONE)

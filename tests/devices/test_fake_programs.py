@@ -24,7 +24,7 @@ def mixed_session(devices: list[FakeDevice]) -> InferenceSession:
 
 
 def test_branches(devices: list[FakeDevice], rng: np.random.Generator) -> None:
-    """Which branch is taken is decided on the host; the branches run on a device, or on several."""
+    """The host chooses the branch; the branches run on one device or on several."""
 
     def forward(at: Any, flag: Any, x: Any) -> Any:
         type_ = TensorType(F32, ["n", 4], at(ONE))
@@ -41,7 +41,7 @@ def test_branches(devices: list[FakeDevice], rng: np.random.Generator) -> None:
 
 
 def test_loops(devices: list[FakeDevice], rng: np.random.Generator) -> None:
-    """What is carried stays on its device; the condition is read from wherever it is."""
+    """Carried values stay on their device; the host reads the condition from its device."""
 
     def forward(at: Any, count: Any, x: Any) -> Any:
         def condition(i: Any, y: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Where inputs, outputs and tensors are; what is on the wrong device is refused."""
+"""Devices of inputs, outputs and tensors; errors for tensors on the wrong device."""
 
 from __future__ import annotations
 

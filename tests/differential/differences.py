@@ -1,4 +1,4 @@
-"""Where our answer is meant to differ from the real system's, and why.
+"""Intended differences from the real system's answers, with reasons.
 
 A rule covers the programs of its families that its patterns match; it must match at least one difference in
 each of them, so that a rule without use fails. `docs/compatibility.md` lists the rules

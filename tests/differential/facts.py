@@ -1,4 +1,4 @@
-"""What the real system answered: ``facts/<version>/<family>.jsonl``, a ``[program, answer]`` a line.
+"""The real system's answers: ``facts/<version>/<family>.jsonl``, one ``[program, answer]`` per line.
 
 The folder of the newer version holds only the answers that differ from the older one's.
 """

@@ -15,7 +15,7 @@ def table() -> str:
 
 
 def parts() -> tuple[str, str, str]:
-    """What stands before, between and after the marks."""
+    """The text before, between and after the marks."""
     before, rest = PAGE.read_text().split(BEGIN)
     between, after = rest.split(END)
     return before, between, after

@@ -76,7 +76,7 @@ def evaluate(line: str, namespace: Mapping[str, Any]) -> Any:
 
 
 def answer(family: Family, line: str) -> str:
-    """What the importable ``max`` does with the program."""
+    """The answer of the importable ``max`` to the program."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -1,4 +1,4 @@
-"""Tensors against NumPy: making, indexing, writing, views, copies, files, errors."""
+"""Tensors against NumPy: construction, indexing, writes, views, copies, files, errors."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_what_is_lost(encoding, rng):
     decoded = reference(encode(values, encoding), encoding)
     error = np.sqrt(np.mean((decoded - values) ** 2, 1) / np.mean(values**2, 1))
     assert error.max() < WORST[encoding]
-    # what is encoded once is found again but for the rounding of scales
+    # encoding decoded blocks again changes only the rounding of scales
     again = reference(encode(decoded, encoding), encoding)
     assert np.sqrt(np.mean((again - decoded) ** 2) / np.mean(decoded**2)) < WORST[encoding]
     assert not decode(encode(np.zeros((2, size)), encoding), encoding).any()

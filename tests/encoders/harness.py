@@ -81,7 +81,7 @@ CLASSIFIERS = [name for name, (family, _) in CASES.items() if family != "Gemma3T
 
 
 def randomised(model: torch.nn.Module) -> None:
-    """Gives norms and biases values other than 1 and 0, which a mistake would not show."""
+    """Sets norms and biases to values other than 1 and 0, with which a mistake is visible."""
     with torch.no_grad():
         for value in model.parameters():
             if value.ndim == 1:

@@ -192,7 +192,7 @@ def test_a_ranker_reads_query_and_text_together(tmp_path: Path, key: str | None)
 
 
 def test_requests_of_the_pipeline(folder: Path) -> None:
-    """As programs for MAX use it: a tokenizer, contexts, inputs by replica, outputs by request."""
+    """The interface of programs for MAX: a tokenizer, contexts, inputs by replica, outputs by request."""
     config = PipelineConfig(model_path=str(folder))
     config.resolve()
     tokenizer, pipeline = PIPELINE_REGISTRY.retrieve(config, PipelineTask.EMBEDDINGS_GENERATION)

@@ -1,4 +1,4 @@
-"""Element-wise ops on what was put together, which are computed part by part, against NumPy."""
+"""Element-wise ops on concatenations, which are computed part by part, against NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cond` and `while_loop`: the interpreter and the engine against Python, what is refused, and that no turn allocates."""
+"""`cond` and `while_loop`: interpreter and engine against Python, errors, and turns without allocations."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ def test_in_a_subgraph_with_a_prefix(run, rng: np.random.Generator) -> None:
 
 
 def test_sizes_and_prints_inside(run, capfd: pytest.CaptureFixture[str]) -> None:
-    """What the host must see cuts the program: the host then drives the loop."""
+    """A loop with a value that the host must read is driven by the host."""
 
     def build(x: Any, n: Any) -> Any:
         def body(i: Any, total: Any) -> Any:

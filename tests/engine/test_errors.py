@@ -1,4 +1,4 @@
-"""What a user reads when an input does not fit."""
+"""Error messages for inputs that do not fit."""
 
 from __future__ import annotations
 

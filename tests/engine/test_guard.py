@@ -1,4 +1,4 @@
-"""``MAX_GUARD=1``: what a model allocates ends at a page that nothing may touch, and begins as a pattern."""
+"""``MAX_GUARD=1``: each allocation of a model ends at a guard page, and initially contains a pattern."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def reach(
     *,
     write: bool,
 ):
-    """One access at a place that an input gives; without MAX_KERNEL_CHECK nothing looks whether it is inside."""
+    """One access at an index from an input, which is not checked without MAX_KERNEL_CHECK."""
     if ctx.worker == 0:
         at = n[0]
         if write:
@@ -64,7 +64,7 @@ def _guarded():
 
 
 def layers(x):
-    """Outputs, places in the arena, weights, constants, what is computed once."""
+    """Outputs, blocks of the arena, weights, constants, results computed once."""
     w = Weight("w", DType.float32, (24, 24), DEVICE)
     b = Weight("b", DType.float32, (24,), DEVICE)
     y = ops.softmax(x @ ops.transpose(w, 0, 1) + b * 2.0)
@@ -154,7 +154,7 @@ print(model.execute(np.zeros(5, np.float32), np.array([{at}]))[0].to_numpy()[:2]
 
 
 def ends(where, write, at):
-    """How a process ends that makes the access."""
+    """The exit status of a process that makes the access."""
     return subprocess.run(
         [sys.executable, "-c", SCRIPT.format(where=where, write=write, at=at)],
         capture_output=True,

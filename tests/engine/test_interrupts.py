@@ -22,12 +22,12 @@ from max.engine import ExecutionInterrupted, InferenceSession, interrupt_on
 from max.engine.loop import ModelLoop
 from max.graph import BufferType, DeviceRef, Graph, TensorType, ops
 
-# what hangs in native code takes no signal
+# a process that hangs in native code handles no signal
 pytestmark = pytest.mark.timeout(120, method="thread")
 
 DEVICE = DeviceRef.CPU()
 SECONDS = 0.1
-"""What is promised; the machine of the tests may be busy."""
+"""The documented limit, with slack for a busy test machine."""
 ALLOWED = 10 * SECONDS
 
 

@@ -36,7 +36,7 @@ def step(session: InferenceSession) -> Model:
 
 
 def feed(session: InferenceSession) -> Model:
-    """Hands a state on, counts, and says whether to go on."""
+    """Copies the state, counts the turns, and computes whether to continue."""
     types = [
         TensorType(DType.float32, ["n", 24], DEVICE),
         TensorType(DType.int64, [1], DEVICE),

@@ -1,4 +1,4 @@
-"""Memory of outputs is used again, but never while anything holds it."""
+"""Memory of outputs is reused, but never while it is referenced."""
 
 from __future__ import annotations
 

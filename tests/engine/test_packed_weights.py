@@ -1,4 +1,4 @@
-"""Products with weights, which are packed when a model is loaded, and what that leaves in memory."""
+"""Products with weights, which are packed when a model is loaded, and the memory that remains in use."""
 
 from __future__ import annotations
 

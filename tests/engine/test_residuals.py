@@ -1,4 +1,4 @@
-"""What is added to a product takes no memory of its own where it is not needed afterwards, and keeps its own where it is."""
+"""A residual gives its memory to the sum unless it is used afterwards."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def reference(case: str, x: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def test_memory() -> None:
-    """A chain of residual blocks needs room for a sum and for what is made of it, whatever its length."""
+    """A chain of residual blocks of any length needs memory for one sum and one hidden layer."""
     module = build("dies", "matmul", False).to_mlir()
     program = compile_module(module, ["x"], cpu_backends(host_target()))[0]
     assert len(program.main.blocks) == 2

@@ -1,4 +1,4 @@
-"""Graphs in files: what was saved runs as what was built, and bad files are refused."""
+"""Saved graphs: the loaded graph has the results of the built one, and bad files are refused."""
 
 from __future__ import annotations
 

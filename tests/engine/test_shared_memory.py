@@ -1,4 +1,4 @@
-"""Inputs that share memory with what a model writes: read as they were before, or refused with both names."""
+"""Inputs that share memory with mutable inputs: read as before the execution, or refused with both names."""
 
 from __future__ import annotations
 

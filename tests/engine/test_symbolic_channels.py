@@ -27,7 +27,7 @@ def graph_of(build: Callable[..., TensorValue], shapes: Sequence[Sequence[Any]])
     return graph
 
 
-# what is built, symbolic shapes, shapes of a run, shapes that do not fit
+# graph function, symbolic shapes, shapes of a run, shapes that do not fit
 CASES = {
     "conv2d": (
         lambda x, w: ops.conv2d(x, w, padding=(1, 0, 0, 1)),

@@ -1,4 +1,4 @@
-"""Whatever an op is given, its error is a TypeError or ValueError that names the op; nothing of the inside leaks."""
+"""For any arguments, an op's error is a TypeError or ValueError that names the op, never an internal error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BAD: dict[str, Any] = {
     "complex": np.zeros((2, 2, 2, 2, 2), np.complex64), "dtype": DType.int8, "bytes": b"q", "nan": float("nan"),
     "slice": slice(0, 1), "dots": ..., "rank 4": "rank 4", "buffer": "buffer", "integers": "integers",
 }  # fmt: skip
-# the op that an error may name instead: what an op is made of
+# the inner op that an error may name instead
 PARTS = {"slice_tensor": "slice", "outer": "reshape", "floor_div": "div", "silu": "sigmoid"}
 
 

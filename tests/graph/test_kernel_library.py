@@ -1,4 +1,4 @@
-"""Libraries of custom ops: how they are given, and what cannot be one."""
+"""Libraries of custom ops: ways to pass them, and errors."""
 
 from __future__ import annotations
 

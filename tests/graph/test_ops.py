@@ -1,4 +1,4 @@
-"""Ops when they are staged: element types, constants, and what a mistake says."""
+"""Staging of ops: element types, constants, and error messages."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_big_constants_are_not_copied() -> None:
     assert '"constant_0"' in text and '"constant_1"' in text and len(text) < 700
 
 
-# Mistakes: the message starts with the op and says what came and what fits
+# Mistakes: the message starts with the op, and has the value and the requirement
 
 F, S, B = DType.float32, DType.int64, DType.bool
 MISTAKES: list[tuple[Callable[..., Any], list[TensorType], type[Exception], str]] = [

@@ -1,4 +1,4 @@
-"""Ops over images and volumes when they are staged: shapes, and what a mistake says."""
+"""Staging of ops over images and volumes: shapes, and error messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ F32 = DType.float32
 
 
 def staged(types: list[TensorType], build: Callable[..., TensorValue]) -> list[Any]:
-    """The shape of what is built from inputs of these types."""
+    """The result shape of a graph function for inputs of these types."""
     with Graph("spatial", input_types=types) as graph:
         return list(build(*(value.tensor for value in graph.inputs)).shape)
 

@@ -1,4 +1,4 @@
-"""What the interpreter checks, and how it runs whole graphs."""
+"""Checks of the interpreter, and runs of whole graphs."""
 
 from __future__ import annotations
 

@@ -307,7 +307,7 @@ class Expression:
 @given(seed=st.integers(0, 10**9), z=st.integers(-(2**63), 2**63 - 1), n=st.integers(0, 3))
 @settings(max_examples=80)
 def test_random_expressions(seed, z, n):
-    """What is wrongly held for positive would end the process or differ."""
+    """A number wrongly assumed positive would end the process or change the result."""
     made = Expression(seed)
     dividend, divisor = made.text(2), made.text(2)
     text = f"""
@@ -336,7 +336,7 @@ def program(out: k.Output, x: k.Input, z: k.i64):
 
 # ***** what is known of values *****
 def evaluate(op: str, a: int, b: int) -> int | None:
-    """The op on unbounded integers; None where it has no value."""
+    """The op on unbounded integers; None if it has no value."""
     if op in ("floordiv", "mod", "udiv", "umod"):
         if b == 0 or (op[0] == "u" and min(a, b) < 0):
             return None

@@ -1,4 +1,4 @@
-"""What the graph families share: a notation for the inputs, the names that programs use, and draws.
+"""Shared by the graph families: a notation for inputs, the names that programs use, and draws.
 
 A line is ``inputs: program``. The inputs are ``none`` or types such as ``f32[a, 4]`` and ``buffer f32[3]``,
 separated by ``; ``; the program calls them ``x``, ``y``, ``z``, ``w`` and its graph ``g``.

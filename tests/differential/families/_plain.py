@@ -1,4 +1,4 @@
-"""What the families outside of graphs share: descriptions of tensors, enums and devices, and lists of programs."""
+"""Shared by the families outside of graphs: descriptions of tensors, enums and devices, and lists of programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`max.driver`: how tensors are made, indexed, viewed, copied and converted; devices, streams, specifications."""
+"""`max.driver`: construction, indexing, views, copies and conversions of tensors; devices, streams, specifications."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tests.differential.families._plain import plain_family
 
 
 def each(function: Callable[[DType], Any]) -> list[tuple[str, str]]:
-    """What a function gives for each member that the reference names, or the class of its error."""
+    """A function's result for each member that the reference has, or the class of its error."""
     found: list[tuple[str, str]] = []
     for member in DType:
         if member.name in ("float8_e8m0fnu", "float6_e2m3fn", "float6_e3m2fn"):

@@ -1,4 +1,4 @@
-"""`max.engine`: how sessions are made, what `load` and `execute` take, what models say of themselves."""
+"""`max.engine`: construction of sessions, arguments of `load` and `execute`, metadata of models."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Sub(Module):
 
 
 class NoCall(Module):
-    """A module that says nothing of its computation."""
+    """A module without ``__call__``."""
 
 
 class Sym(Module):
