@@ -75,3 +75,15 @@ def test_bytes_of_all_tokens() -> None:
         if "\ufffd" not in text:
             assert own.decode() == text
         assert token in special or own
+
+
+def test_the_token_that_begins_a_stop_text_has_no_log() -> None:
+    """All tokens at once, so that the text ends exactly where that token begins."""
+    tokens = TOKENIZER.encode_now("ab\nb", add_special_tokens=False).tolist()
+    texts = [decode([token]) for token in tokens]
+    stop = "".join(texts[1:])
+    generated = GeneratedText(decode, frozenset({END}), [stop])
+    entries = tuple(TokenLogProbabilities((-1.0,), (((t, -1.0),),)) for t in tokens)
+    piece = generated.push(TokensGenerated("r", tuple(tokens), GenerationStatus.ACTIVE, entries))
+    assert len(tokens) > 1 and (piece.text, piece.stop) == (texts[0], stop)
+    assert [log.token for log in piece.logs] == tokens[:1]
