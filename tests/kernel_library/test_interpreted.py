@@ -194,6 +194,16 @@ CASES: dict[
             ),
         )
     },
+    "attention of a ragged batch": (
+        "mo.attention.ragged",
+        [
+            *(floats(11, heads, 6) for heads in (4, 2, 2)),
+            np.array([0, 3, 3, 11], np.uint32),
+            np.array(0.4, np.float32),
+        ],
+        [(F32, (11, 4, 6))],
+        {"mask": "sliding_window", "local_window_size": 4},
+    ),
     "dense attention, split": (
         "mok.attention",
         [floats(1, 1, 1, 8), floats(1, 300, 8), floats(1, 300, 8)],
