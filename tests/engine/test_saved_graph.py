@@ -116,7 +116,9 @@ def test_a_newer_format_is_refused(graph: Graph, tmp_path: Path) -> None:
 def test_missing_constants_are_an_error(graph: Graph, tmp_path: Path) -> None:
     graph.save(tmp_path / "model.mo")
     (tmp_path / "model.constants.safetensors").unlink()
-    with pytest.raises(RuntimeError, match=r"model\.constants\.safetensors is missing; it has the"):
+    with pytest.raises(
+        RuntimeError, match=r"model\.constants\.safetensors is missing; it holds the"
+    ):
         InferenceSession(devices=[CPU()]).load(tmp_path / "model.mo")
 
 
