@@ -564,7 +564,7 @@ def sweep_packed(task: Task, memory: Scratch, ahead: Any, sweep: Sweep, p: Plan)
     key = k.i64(task.begin)
     while key < task.end:
         count = k.min(task.end - key, p.keys)
-        keys = task.keys[:, key : task.end] if p.columns else task.keys[key : key + count]
+        keys = task.keys[:, key : key + count] if p.columns else task.keys[key : key + count]
         pack_keys(memory.key_panels, keys, p)
         if sweep.last:
             pack_values(memory.value_panels, task.values[key : key + count], p)
