@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from typing import Any, NamedTuple
 
+import llvmlite.binding as llvm
 import pytest
 
 from max import kernel as k
@@ -272,6 +273,6 @@ def test_linux_says_what_a_processor_has(
     fake = type("libc", (), {"getauxval": Function()})
     monkeypatch.setattr(host.ctypes, "CDLL", lambda _: fake)
     monkeypatch.setattr(host.platform, "machine", lambda: "aarch64")
-    monkeypatch.setattr(host.llvm, "get_host_cpu_features", lambda: {"neon": True, "dotprod": True})
+    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: {"neon": True, "dotprod": True})
     monkeypatch.setattr(host.sys, "platform", "linux")
     assert host.host_features.__wrapped__() == want

@@ -80,6 +80,8 @@ def _refusal(config: PipelineConfig, page_bytes: int) -> ConfigError:
         f"{_size(free - share)} of them kept as slack)"
     )
     encoding = model.quantization_encoding
+    if weights + page_bytes // page <= share < weights + page_bytes:
+        return ConfigError(plan, "Give a smaller --kv-cache-page-size, so that a page fits.")
     if model.quantize is None and encoding in PLAIN_FLOATS:
         for kind in QUANTISED_KINDS[:-1]:
             size = model.weights_size(kind)
