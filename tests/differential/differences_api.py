@@ -257,7 +257,7 @@ INTERFACES: tuple[Difference, ...] = (
         program=r"top_k=25[67]|seed=None",
     ),
     Difference(
-        "who gives `top_k` or a temperature gets sampling, where the model's `do_sample` is false",
+        "a request with `top_k` or a temperature samples, even if the model's `do_sample` is false",
         "the reference: values of the user go first",
         _INTERFACES,
         program="do_sample=False",
