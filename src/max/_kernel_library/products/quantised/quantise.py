@@ -77,7 +77,7 @@ def levels_of(most: int, attempt: Any) -> Any:
 
 
 @k.inline
-def clamped(q: Any, least: Any, most: Any) -> Any:
+def rounded_within(q: Any, least: Any, most: Any) -> Any:
     """The nearest integers, halves to even, within bounds."""
     return k.min(k.max(k.round(q), k.splat(k.f32(least), WIDTH)), k.splat(k.f32(most), WIDTH))
 
@@ -94,8 +94,8 @@ def fit_affine(x: Any, most: int) -> Any:
     offset = -low
     for attempt in range(TRIES):
         steps = levels_of(most, attempt) * inverse(width)
-        q0 = clamped((v0 - low) * steps, 0, most)
-        q1 = clamped((v1 - low) * steps, 0, most)
+        q0 = rounded_within((v0 - low) * steps, 0, most)
+        q1 = rounded_within((v1 - low) * steps, 0, most)
         sum_q = k.reduce_add(q0 + q1)
         sum_qq = k.reduce_add(q0 * q0 + q1 * q1)
         sum_qx = k.reduce_add(q0 * v0 + q1 * v1)
@@ -158,7 +158,7 @@ def encode_affine(out: Any, x: Any, floats: Any, fields: Any, fifth: bool) -> No
 def quantised_part(x: Any, part: int, at: int, floats: Any, most: int) -> Any:
     """16 elements of a part as bytes."""
     q = (load_half_part(x, part * 32 + at) + floats[8 + part]) * inverse(floats[part])
-    return k.cast(clamped(q, 0, most), k.u8)
+    return k.cast(rounded_within(q, 0, most), k.u8)
 
 
 @k.inline
@@ -171,7 +171,7 @@ def fit_symmetric(v: Any) -> Any:
     scale = largest / -32.0
     best = k.f32(-1)
     for attempt in range(TRIES):
-        q = clamped(v * (-levels_of(32, attempt) * inverse(largest)), -32, 31)
+        q = rounded_within(v * (-levels_of(32, attempt) * inverse(largest)), -32, 31)
         sum_qx, sum_qq = k.reduce_add(q * v), k.reduce_add(q * q)
         fitted = sum_qx * inverse(sum_qq)
         # the squared error is sum x^2 less this
@@ -211,7 +211,7 @@ def encode_q6_k(out: Any, x: Any, floats: Any) -> None:
 @k.inline
 def quantised_q6(x: Any, part: int, floats: Any) -> Any:
     """The 16 elements of a part as bytes."""
-    q = clamped(load_half_part(x, part * 16) * inverse(floats[part]), -32, 31)
+    q = rounded_within(load_half_part(x, part * 16) * inverse(floats[part]), -32, 31)
     return k.cast(q + 32.0, k.u8)
 
 
