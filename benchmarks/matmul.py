@@ -5,7 +5,7 @@ out anew for quantised ones, and for int8 torch (`_int_mm`), ONNX Runtime (`MatM
 int8 rows in 32 bits; "int8, scaled" takes float32 rows, rounds each to int8 with a scale of its own, and scales the product; there torch has
 its dynamically quantised layer, ONNX Runtime `DynamicQuantizeMatMul` and OpenVINO compressed weights with dynamic quantisation.
 
-For few rows the figures are the speed at which the weights are read (as many take turns as exceed the caches), else operations a second. "Of
+For few rows the figures are the speed of reading weights (several in turn, together larger than the caches), else operations a second. "Of
 the limit" compares with what two tiny kernels read from memory and multiply in registers on the same machine (bf16 products for 16-bit
 weights, bytes for int8 and quantised ones).
 """

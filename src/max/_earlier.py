@@ -69,7 +69,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     # architectures that are one file here
     **{
         f"max.pipelines.architectures.{name}.{part}": (f"max.pipelines.architectures.{name}",)
-        for name in ("granite", "mistral", "qwen2", "qwen3")
+        for name in ("gemma3", "granite", "mistral", "olmo", "olmo2", "phi3", "qwen2", "qwen3")
         for part in ("arch", "model", "model_config")
     },
 }
