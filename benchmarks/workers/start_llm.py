@@ -9,6 +9,7 @@ import json
 import resource
 import sys
 import time
+from typing import Any
 
 from benchmarks.phases import Sampler
 
@@ -19,6 +20,10 @@ def cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
+llm: Any = None
+"""The model, of `main`."""
+
+
 def main(model: str, encoding: str, with_phases: bool) -> None:
     """Starts the model and prints the figures."""
     begin, begin_cpu = time.perf_counter(), cpu_seconds()
@@ -27,6 +32,8 @@ def main(model: str, encoding: str, with_phases: bool) -> None:
     from max.pipelines import PipelineConfig
 
     imported = time.perf_counter()
+    # alive until the process ends, as in the CLI and the server: its packed weights are then written
+    global llm
     llm = LLM(PipelineConfig(model_path=model, quantization_encoding=encoding))
     ready, ready_cpu = time.perf_counter(), cpu_seconds()
     phases = sampler.stop() if sampler else {}

@@ -130,6 +130,10 @@ def _from_stdin() -> str:
     return sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
 
 
+_alive: list[object] = []
+"""Models that live until the process ends: their packed weights are then written for the next start (`max.engine`)."""
+
+
 class Runner:
     """A model and one request at a time."""
 
@@ -152,6 +156,7 @@ class Runner:
         from max.pipelines.generation.generation import Generation
 
         self.pipeline: Any = self._factory()
+        _alive.append(self.pipeline)
         self.generation = Generation.of(self.pipeline)
 
     def context(self, prompt: str, chat: bool) -> TextGenerationContext:
