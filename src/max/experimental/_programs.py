@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from max import driver
-from max.engine import InferenceSession, Model
+from max.engine import Model
 from max.experimental._cells import Call, Cell
 from max.experimental._patterns import Details, Pattern
+from max.experimental._sessions import session_of
 from max.experimental._signatures import EXAMPLES
 from max.experimental._staging import Staged, Step, stage
 from max.graph import Graph
@@ -88,7 +89,6 @@ class _Structure:
 _structures: dict[tuple[Any, ...], _Structure] = {}
 _bound: dict[tuple[Any, ...], _Bound] = {}
 _lock = threading.RLock()
-_sessions: dict[tuple[driver.Device, ...], InferenceSession] = {}
 _compilations = 0
 
 
@@ -179,17 +179,9 @@ def _compile(recording: Recording, pattern: Pattern) -> _Compiled:
     devices |= {
         type_.device for call in calls for type_ in call.signature.results if type_ is not None
     }
-    model = _session(tuple([device.to_device() for device in devices])).load(staged.graph)
+    model = session_of([device.to_device() for device in devices]).load(staged.graph)
     _compilations += 1
     return _Compiled(pattern, model, staged.sizes, staged.scalars)
-
-
-def _session(devices: tuple[driver.Device, ...]) -> InferenceSession:
-    ordered = tuple(sorted({driver.CPU(), *devices}, key=lambda d: (d.label, d.id)))
-    session = _sessions.get(ordered)
-    if session is None:
-        session = _sessions[ordered] = InferenceSession(devices=ordered)
-    return session
 
 
 _carrier = np.zeros(1 << 16, np.uint8)

@@ -13,7 +13,7 @@ from typing import Any
 from max.experimental import _mutation
 from max.experimental._dispatch import apply, in_graph
 from max.experimental.tensor import Tensor
-from max.graph import BufferValue, TensorType, ops
+from max.graph import TensorType, ops
 
 __all__ = [
     "abs", "acos", "add", "allgather", "allreduce_sum", "argmax", "argmin", "argsort", "as_interleaved_complex",
@@ -196,11 +196,6 @@ def _store(destination: Any, source: Any, indices: Any) -> None:
     if isinstance(destination, Tensor) and destination._cell is not None:
         _mutation.store(destination, source, indices)
     elif indices is None:
-        ops.buffer_store(cast_buffer(destination), source)
+        ops.buffer_store(destination, source)
     else:
-        ops.buffer_store_slice(cast_buffer(destination), source, indices)
-
-
-def cast_buffer(value: Any) -> BufferValue:
-    """The buffer of a graph that a tensor or value stands for."""
-    return value if isinstance(value, BufferValue) else BufferValue(value)
+        ops.buffer_store_slice(destination, source, indices)

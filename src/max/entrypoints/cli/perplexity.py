@@ -21,7 +21,9 @@ from max.entrypoints.cli.options import config_options, given
     show_default=True,
     help="Tokens of a window; each window begins anew.",
 )
-@click.option("--windows", type=click.IntRange(min=1), help="Read so many windows at most.")
+@click.option(
+    "--windows", type=click.IntRange(min=1), help="The maximum number of windows that are read."
+)
 @config_options
 @log_level_option
 def perplexity(model: str, text: str, window: int, windows: int | None, **options: Any) -> None:

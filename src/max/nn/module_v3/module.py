@@ -9,8 +9,8 @@ import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, Self, TypeVar, dataclass_transform, overload
 
-from max.driver import CPU, Device, DLPackArray
-from max.engine import InferenceSession
+from max.driver import Device, DLPackArray
+from max.experimental._sessions import session_of
 from max.experimental.tensor import Tensor
 from max.graph import Graph, Type, Value, ops
 
@@ -186,9 +186,8 @@ class Module:
             structure = _flatten(name, result, outputs)
             graph.output(*outputs)
         registry = {path: tensor.realize.driver_tensor for path, tensor in parameters.items()}
-        devices = [CPU(), *[tensor.device for tensor in parameters.values()]]
-        session = InferenceSession(devices=list(dict.fromkeys(devices)))
-        model = session.load(graph, weights_registry=registry)
+        devices = [tensor.device for tensor in parameters.values()]
+        model = session_of(devices).load(graph, weights_registry=registry)
 
         def compiled(*inputs: Any) -> Any:
             arrays = [x.realize.driver_tensor if isinstance(x, Tensor) else x for x in inputs]
