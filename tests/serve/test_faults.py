@@ -83,6 +83,14 @@ def test_a_client_that_leaves_frees_its_place_and_its_pages(api, plain) -> None:
     assert metric(plain, "maxserve_num_output_tokens_total") < 2000
 
 
+def test_a_client_that_leaves_before_a_whole_answer_has_a_status_of_its_own(plain) -> None:
+    count = 'maxserve_request_count_total{code="499",path="/v1/completions"}'
+    with pytest.raises(httpx.ReadTimeout):
+        plain.post("/v1/completions", json={**LONG, "max_tokens": 2000}, timeout=0.3)
+    until(lambda: f"\n{count} 1.0\n" in plain.get("/metrics").text)
+    until(lambda: plain.get("/load").json() == {"server_load": 0})
+
+
 def test_a_full_queue_is_429_and_says_when_to_come_back(api, plain) -> None:
     streams = [api.completions.create(**LONG, max_tokens=2000, stream=True) for _ in range(2)]
     for stream in streams:

@@ -25,7 +25,7 @@ from max.serve.chat.tools.definitions import ChoiceKind
 from max.serve.errors import ApiError
 from max.serve.generation import RunOptions
 from max.serve.http.state import ServerState, json_response, state_of
-from max.serve.http.streaming import CLIENT_CLOSED, event_stream, unless_disconnected
+from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.openai.wire import encode_json, new_id
 
 router = APIRouter(prefix="/v1/messages", tags=["Anthropic"])
@@ -75,8 +75,6 @@ async def messages(body: MessagesBody, request: Request) -> Response:
         return await event_stream(request, _stream(job, head, state), _error_event)
     timeout = state.settings.request_timeout_s
     answers = await unless_disconnected(request, collect_answers(job, state.metrics, timeout))
-    if answers is None:
-        return Response(status_code=CLIENT_CLOSED)
     (answer,) = answers
     return json_response(
         {

@@ -17,10 +17,14 @@ from max.serve.http import health, tokens
 from max.serve.http.failures import as_api_error
 from max.serve.http.middleware import Gate
 from max.serve.http.state import ServerState, json_response
+from max.serve.http.streaming import ClientLeftError
 from max.serve.http.validation import validation_error
 from max.serve.ollama import routes as ollama
 from max.serve.openai import chat, completions, embeddings, models, responses
 from max.serve.web import routes as web
+
+CLIENT_CLOSED = 499
+"""The status that logs and metrics show for a request whose client has left."""
 
 
 def build_app(state: ServerState) -> ASGIApp:
@@ -57,6 +61,7 @@ def build_app(state: ServerState) -> ASGIApp:
     if state.settings.web_page:
         app.include_router(web.router)
     app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(ClientLeftError, _client_left)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _api_error)
@@ -82,6 +87,10 @@ def error_response(request: Request, error: ApiError) -> Response:
 
 async def _api_error(request: Request, error: Exception) -> Response:
     return error_response(request, as_api_error(error))
+
+
+async def _client_left(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -17,8 +17,9 @@ from max.serve.http.failures import as_api_error
 logger = logging.getLogger("max.serve")
 T = TypeVar("T")
 
-CLIENT_CLOSED = 499
-"""The status that logs and metrics show for a request whose client has left."""
+
+class ClientLeftError(Exception):
+    """The client of a request has left: nobody reads an answer."""
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -26,7 +27,7 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Runs a coroutine until its client leaves.
 
     Args:
@@ -34,13 +35,18 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) ->
         work: The coroutine; cancelled where the client leaves.
 
     Returns:
-        Its result; None where the client has left.
+        Its result.
+
+    Raises:
+        ClientLeftError: The client has left.
     """
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_disconnected(request.receive))
     try:
         await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
+        if not task.done():
+            raise ClientLeftError
+        return task.result()
     finally:
         for each in (task, watcher):
             each.cancel()
@@ -123,10 +129,12 @@ async def event_stream(
         media_type: The type of the stream.
 
     Raises:
+        ClientLeftError: The client has left before the first event.
         Exception: What comes before the first event.
     """
-    first = await unless_disconnected(request, anext(events))
-    if first is None:
+    try:
+        first = await unless_disconnected(request, anext(events))
+    except ClientLeftError:
         await events.aclose()
-        return Response(status_code=CLIENT_CLOSED)
+        raise
     return EventStream(first, events, error_event, media_type)

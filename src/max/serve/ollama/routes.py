@@ -25,7 +25,7 @@ from max.serve.encoding import encode_texts, token_counts
 from max.serve.errors import ApiError, of_user_error
 from max.serve.generation import RunOptions, TextSequence
 from max.serve.http.state import ServerState, json_response, state_of
-from max.serve.http.streaming import CLIENT_CLOSED, event_stream, unless_disconnected
+from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.http.validation import validation_error
 from max.serve.model import ServedModel
 from max.serve.ollama.schemas import ChatBody, EmbedBody, GenerateBody, OllamaOptions, ShowBody
@@ -241,8 +241,6 @@ async def embed(request: Request) -> Response:
     begin = time.perf_counter()
     counts = await token_counts(model, texts, truncate=body.truncate is not False)
     vectors = await unless_disconnected(request, encode_texts(model, state, texts))
-    if vectors is None:
-        return Response(status_code=CLIENT_CLOSED)
     return json_response(
         {
             "model": body.model,
@@ -284,8 +282,6 @@ async def _respond(
         return await event_stream(request, lines, _error_line, "application/x-ndjson")
     async with aclosing(lines):
         line = await unless_disconnected(request, anext(lines))
-    if line is None:
-        return Response(status_code=CLIENT_CLOSED)
     return Response(line, media_type="application/json")
 
 

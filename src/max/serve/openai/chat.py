@@ -23,7 +23,7 @@ from max.serve.chat.run import Answer, AnswerDelta, ChatJob, collect_answers, st
 from max.serve.errors import ApiError
 from max.serve.generation import RunOptions
 from max.serve.http.state import ServerState, json_response, state_of
-from max.serve.http.streaming import CLIENT_CLOSED, event_stream, unless_disconnected
+from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.openai.fields import SamplingFields, refuse
 from max.serve.openai.messages import ChatMessage
 from max.serve.openai.structure import GrammarFields, grammar_of
@@ -89,8 +89,6 @@ async def chat_completions(body: ChatCompletionRequest, request: Request) -> Res
         return await event_stream(request, _stream(body, job, head, state), error_event)
     timeout = state.settings.request_timeout_s
     answers = await unless_disconnected(request, collect_answers(job, state.metrics, timeout))
-    if answers is None:
-        return Response(status_code=CLIENT_CLOSED)
     choices = [_choice(i, answer, body, job) for i, answer in enumerate(answers)]
     totals = usage(job.prompt_tokens, sum(answer.tokens for answer in answers))
     return json_response({**head, "choices": choices, "usage": totals})

@@ -16,7 +16,7 @@ from max.interfaces import RequestID, TextGenerationRequest
 from max.serve.errors import ApiError
 from max.serve.generation import RunOptions, TextSequence, choices_of, generate_choices
 from max.serve.http.state import ServerState, json_response, state_of
-from max.serve.http.streaming import CLIENT_CLOSED, event_stream, unless_disconnected
+from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.model import ServedModel
 from max.serve.openai.fields import SamplingFields, Token, refuse
 from max.serve.openai.structure import GrammarFields, grammar_of
@@ -141,7 +141,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         return await event_stream(request, _stream(plan, state), error_event)
     options = RunOptions(repeatable=True, timeout=state.settings.request_timeout_s)
     answer = await unless_disconnected(request, _answer(plan, options, state))
-    return Response(status_code=CLIENT_CLOSED) if answer is None else json_response(answer)
+    return json_response(answer)
 
 
 async def _plan(body: CompletionRequest, state: ServerState) -> _Plan:

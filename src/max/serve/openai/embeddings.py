@@ -14,7 +14,7 @@ from starlette.responses import Response
 from max.serve.encoding import Floats, encode_texts, rank_texts, token_counts
 from max.serve.errors import ApiError
 from max.serve.http.state import json_response, state_of
-from max.serve.http.streaming import CLIENT_CLOSED, unless_disconnected
+from max.serve.http.streaming import unless_disconnected
 from max.serve.model import ServedModel
 from max.serve.openai.fields import StrictBody, Token
 from max.serve.openai.wire import new_id
@@ -109,8 +109,6 @@ async def embeddings(body: EmbeddingsBody, request: Request) -> Response:
     counts = await token_counts(model, texts)
     work = encode_texts(model, state, texts, body.prompt_name)
     vectors = await unless_disconnected(request, work)
-    if vectors is None:
-        return Response(status_code=CLIENT_CLOSED)
     rows = shortened(vectors, body.dimensions)
     packed = body.encoding_format == "base64"
     data = [
@@ -142,8 +140,6 @@ async def rerank(body: RerankBody, request: Request) -> Response:
     model = state.model(body.model)
     documents = [each if isinstance(each, str) else each.text for each in body.documents]
     scores = await unless_disconnected(request, rank_texts(model, state, body.query, documents))
-    if scores is None:
-        return Response(status_code=CLIENT_CLOSED)
     best = np.argsort(-scores, kind="stable")[: body.top_n].tolist()
     results: list[dict[str, Any]] = [
         {"index": index, "relevance_score": float(scores[index])} for index in best
@@ -169,8 +165,6 @@ async def score(body: ScoreBody, request: Request) -> Response:
     model = state.model(body.model)
     texts = [body.text_2] if isinstance(body.text_2, str) else body.text_2
     scores = await unless_disconnected(request, rank_texts(model, state, body.text_1, texts))
-    if scores is None:
-        return Response(status_code=CLIENT_CLOSED)
     data = [
         {"object": "score", "index": index, "score": float(value)}
         for index, value in enumerate(scores)

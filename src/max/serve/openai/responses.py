@@ -19,7 +19,7 @@ from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.errors import ApiError
 from max.serve.generation import RunOptions
 from max.serve.http.state import ServerState, json_response, state_of
-from max.serve.http.streaming import CLIENT_CLOSED, event_stream, unless_disconnected
+from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.openai.fields import StrictBody, refuse
 from max.serve.openai.response_input import messages_of
 from max.serve.openai.structure import GrammarFields, ResponseFormat, SchemaField, grammar_of
@@ -117,8 +117,6 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
         return await event_stream(request, _stream(writer, job, state), _error_event)
     timeout = state.settings.request_timeout_s
     answers = await unless_disconnected(request, collect_answers(job, state.metrics, timeout))
-    if answers is None:
-        return Response(status_code=CLIENT_CLOSED)
     return json_response(writer.whole(answers[0]))
 
 
