@@ -45,6 +45,7 @@ from max._kernel_library.attention.paged_rows import (
     Scratch,
     Task,
     attend_block,
+    find_piece,
     first_key,
     last_key,
     load_queries,
@@ -121,24 +122,13 @@ def plan_paged_grid(batch: Batch, q: Any, p: Plan, ctx: Any) -> Grid:
 
 @k.inline
 def find_task(batch: Batch, task: Any, tokens_per_task: Any, p: Plan) -> Task:
-    """The task of a number: the tasks of a sequence follow each other, in each the KV heads."""
-    offsets = batch.offsets
-    sequence = k.i64(0)
-    index = k.i64(task)
-    new = k.i64(offsets[1]) - k.i64(offsets[0])
-    pieces = k.ceildiv(new, tokens_per_task)
-    while index >= pieces * p.kv_heads:
-        index -= pieces * p.kv_heads
-        sequence += 1
-        new = k.i64(offsets[sequence + 1]) - k.i64(offsets[sequence])
-        pieces = k.ceildiv(new, tokens_per_task)
-    # the last tokens see most keys: they come first
-    first = (pieces - 1 - index % pieces) * tokens_per_task
+    """The task of a number."""
+    piece = find_piece(batch.offsets, task, tokens_per_task, p.kv_heads)
+    sequence = piece.sequence
     cached = k.i64(batch.cache_lengths[sequence])
-    row = k.i64(offsets[sequence]) + first
-    tokens = k.min(tokens_per_task, new - first)
+    row = k.i64(batch.offsets[sequence]) + piece.first
     keys = k.i64(batch.key_offsets[sequence + 1]) - k.i64(batch.key_offsets[sequence])
-    return Task(sequence, index // pieces, row, cached + first, tokens, cached + keys)
+    return Task(sequence, piece.kv_head, row, cached + piece.first, piece.rows, cached + keys)
 
 
 @k.inline

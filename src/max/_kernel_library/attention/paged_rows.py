@@ -143,6 +143,41 @@ class Task(NamedTuple):
     total: Any
 
 
+class Piece(NamedTuple):
+    """New rows of a sequence, for one KV head.
+
+    Args:
+        sequence: The sequence.
+        kv_head: The KV head.
+        first: The first row, counted from the sequence's.
+        rows: Rows.
+        sequence_rows: All new rows of the sequence.
+    """
+
+    sequence: Any
+    kv_head: Any
+    first: Any
+    rows: Any
+    sequence_rows: Any
+
+
+@k.inline
+def find_piece(offsets: Any, task: Any, rows_per_task: Any, kv_heads: int) -> Piece:
+    """The piece of a task's number: those of a sequence follow each other, for each piece the KV heads."""
+    sequence = k.i64(0)
+    index = k.i64(task)
+    rows = k.i64(offsets[1]) - k.i64(offsets[0])
+    pieces = k.ceildiv(rows, rows_per_task)
+    while index >= pieces * kv_heads:
+        index -= pieces * kv_heads
+        sequence += 1
+        rows = k.i64(offsets[sequence + 1]) - k.i64(offsets[sequence])
+        pieces = k.ceildiv(rows, rows_per_task)
+    # the last rows of a causal mask see most keys: they come first
+    first = (pieces - 1 - index % pieces) * rows_per_task
+    return Piece(sequence, index // pieces, first, k.min(rows_per_task, rows - first), rows)
+
+
 def rows_per_pass(group: int, target: k.Target) -> int:
     """Rows per pass where the cache is read in place: rows past the last one are computed for nothing.
 

@@ -25,6 +25,7 @@ from max._kernel_library.attention.paged_rows import (
     Scratch,
     Task,
     add_values,
+    find_piece,
     first_key,
     last_key,
     load_queries,
@@ -83,21 +84,13 @@ def plan_ragged_grid(offsets: Any, p: Plan, ctx: Any) -> Grid:
 
 @k.inline
 def find_text_task(offsets: Any, number: Any, rows_per_task: Any, p: Plan) -> TextTask:
-    """The task of a number: the tasks of a text follow each other, in each the KV heads."""
-    text = k.i64(0)
-    index = k.i64(number)
-    rows = k.i64(offsets[1]) - k.i64(offsets[0])
-    pieces = k.ceildiv(rows, rows_per_task)
-    while index >= pieces * p.kv_heads:
-        index -= pieces * p.kv_heads
-        text += 1
-        rows = k.i64(offsets[text + 1]) - k.i64(offsets[text])
-        pieces = k.ceildiv(rows, rows_per_task)
-    # the last rows of a causal mask see most keys: they come first
-    first = (pieces - 1 - index % pieces) * rows_per_task
-    begin = k.i64(offsets[text])
-    count = k.min(rows_per_task, rows - first)
-    return TextTask(Task(text, index // pieces, begin + first, first, count, rows), begin)
+    """The task of a number."""
+    piece = find_piece(offsets, number, rows_per_task, p.kv_heads)
+    begin, first = k.i64(offsets[piece.sequence]), piece.first
+    task = Task(
+        piece.sequence, piece.kv_head, begin + first, first, piece.rows, piece.sequence_rows
+    )
+    return TextTask(task, begin)
 
 
 @k.inline

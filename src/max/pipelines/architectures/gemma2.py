@@ -10,15 +10,21 @@ from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields, windows
 from max.pipelines.models.weight_names import SANDWICH_NORMS, WeightNames
 
-__all__ = ["ARCHITECTURES"]
+__all__ = ["ARCHITECTURES", "sandwich_fields"]
 
 
-def gemma2_fields(config: Any, keys: ConfigKeys) -> Fields:
-    """The fields of a Gemma 2's config."""
-    fields = gemma_fields(config, keys)
+def sandwich_fields(config: Any, keys: ConfigKeys, fields: Fields, pattern: int) -> Fields:
+    """The fields with norms around attention and MLP, soft caps and windows, as Gemma 2 and 3 have them.
+
+    Args:
+        config: config.json.
+        keys: Its keys.
+        fields: The other fields.
+        pattern: The distance of layers without a window, see `windows`.
+    """
     return (
         fields
-        | windows(keys, config, fields["num_layers"], 2, 4096)
+        | windows(keys, config, fields["num_layers"], pattern, 4096)
         | {
             "attention_multiplier": keys.number("query_pre_attn_scalar", over=0, default=256)
             ** -0.5,
@@ -27,6 +33,11 @@ def gemma2_fields(config: Any, keys: ConfigKeys) -> Fields:
             "logits_soft_cap": keys.number("final_logit_softcapping", over=0, default=None),
         }
     )
+
+
+def gemma2_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of a Gemma 2's config."""
+    return sandwich_fields(config, keys, gemma_fields(config, keys), 2)
 
 
 ARCHITECTURES = [

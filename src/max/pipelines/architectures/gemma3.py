@@ -6,8 +6,9 @@ from typing import Any
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.gemma import gemma_fields
+from max.pipelines.architectures.gemma2 import sandwich_fields
 from max.pipelines.checkpoints.config_keys import ConfigKeys
-from max.pipelines.models.config_fields import Fields, windows
+from max.pipelines.models.config_fields import Fields
 from max.pipelines.models.norms import NormForm, QKNorm
 from max.pipelines.models.rope import RopeConfig
 from max.pipelines.models.weight_names import SANDWICH_NORMS, WeightNames
@@ -26,19 +27,10 @@ def gemma3_fields(config: Any, keys: ConfigKeys) -> Fields:
     sections = keys.object("rope_parameters")
     if sections is not None and sections.object("sliding_attention") is not None:
         local = RopeConfig.from_huggingface(config, section="sliding_attention")
-    return (
-        fields
-        | windows(keys, config, fields["num_layers"], 6, 4096)
-        | {
-            "local_rope": local,
-            "qk_norm": QKNorm(NormForm(offset=1.0)),
-            "attention_multiplier": keys.number("query_pre_attn_scalar", over=0, default=256)
-            ** -0.5,
-            "norm_places": ("attention_input", "attention_output", "mlp_input", "mlp_output"),
-            "scores_soft_cap": keys.number("attn_logit_softcapping", over=0, default=None),
-            "logits_soft_cap": keys.number("final_logit_softcapping", over=0, default=None),
-        }
-    )
+    return sandwich_fields(config, keys, fields, 6) | {
+        "local_rope": local,
+        "qk_norm": QKNorm(NormForm(offset=1.0)),
+    }
 
 
 ARCHITECTURES = [

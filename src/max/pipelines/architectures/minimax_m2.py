@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from max.nn.moe import ExpertRouting
 from max.pipelines.architectures.decoder_family import decoder_family
+from max.pipelines.architectures.mixtral import NAMES as MIXTRAL_NAMES
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields, base_fields
 from max.pipelines.models.experts import Experts
 from max.pipelines.models.norms import QKNorm
 from max.pipelines.models.rope import LONGEST_SEQUENCE
-from max.pipelines.models.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
@@ -30,16 +31,9 @@ def minimax_m2_fields(config: Any, keys: ConfigKeys) -> Fields:
     }
 
 
-NAMES = WeightNames(
-    layer={
-        "block_sparse_moe.gate": "mlp.gate.gate_score",
-        "block_sparse_moe.e_score_correction_bias": "mlp.gate.e_score_correction_bias",
-        "block_sparse_moe": "mlp",
-        "w1": "gate_proj",
-        "w2": "down_proj",
-        "w3": "up_proj",
-    },
-    stacked={"mlp.experts": "mlp.experts"},
+CORRECTION = "block_sparse_moe.e_score_correction_bias"
+NAMES = replace(
+    MIXTRAL_NAMES, layer={CORRECTION: "mlp.gate.e_score_correction_bias", **MIXTRAL_NAMES.layer}
 )
 
 ARCHITECTURES = [

@@ -11,7 +11,7 @@ from max.pipelines.models.config_fields import Fields, base_fields, window
 from max.pipelines.models.expert_fields import softmax_experts
 from max.pipelines.models.weight_names import WeightNames
 
-__all__ = ["ARCHITECTURES"]
+__all__ = ["ARCHITECTURES", "NAMES"]
 
 
 def mixtral_fields(config: Any, keys: ConfigKeys) -> Fields:
@@ -38,6 +38,7 @@ NAMES = WeightNames(
     },
     stacked={"mlp.experts": "mlp.experts"},
 )
+"""Mixtral's names of weights."""
 
 ARCHITECTURES = [
     decoder_family(
