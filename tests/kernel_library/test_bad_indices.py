@@ -22,6 +22,7 @@ from max.engine import InferenceSession, Model
 from max.graph import BufferType, DeviceRef, Graph, TensorType, ops
 from max.graph.ops._stage import stage
 from max.nn import kernels
+from max.nn._delta_rule import gated_delta_rule as delta_rule
 from tests.guarded import Margins
 from tests.tolerance import assert_close
 
@@ -401,6 +402,25 @@ def merge_ragged_tensors() -> Case:
 
     types = [(F32, ["a", 2]), (U32, ["o"]), (F32, ["b", 2]), (U32, ["o"])]
     return Case(types, kernels.merge_ragged_tensors, draw)
+
+
+@case
+def gated_delta_rule() -> Case:
+    def draw(pick: Draw) -> list[Array]:
+        batch, total, states = pick(st.integers(0, 3)), pick(st.integers(0, 9)), 4
+        slots = pick(st.permutations(range(states)))[:batch]
+        if batch and pick(st.integers(0, 3)) == 0:
+            slots[pick(st.integers(0, batch - 1))] = pick(st.sampled_from([states, 2**32 - 1, 0]))
+        lengths = [pick(st.sampled_from([0, 1, 2**32 - 1])) for _ in slots]
+        return [
+            *(numbers(pick, [total, 1, 3]).clip(-1, 1) for _ in range(2)), numbers(pick, [total, 2, 5]),
+            -np.abs(numbers(pick, [total, 2])), np.full([total, 2], 0.5, np.float32), offsets(pick, batch, total),
+            numbers(pick, [states, 2, 3, 5]), np.array(slots, np.uint32), np.array(lengths, np.uint32),
+        ]  # fmt: skip
+
+    sizes: list[list[Any]] = [["t", 1, 3], ["t", 1, 3], ["t", 2, 5], ["t", 2], ["t", 2]]
+    types = [*((F32, size) for size in sizes), (U32, ["o"]), [(F32, ["s", 2, 3, 5])], (U32, ["b"]), (U32, ["b"])]  # fmt: skip
+    return Case(types, delta_rule, draw)
 
 
 @case

@@ -98,6 +98,22 @@ CASES: dict[
         [(F32, (15, 3, 5)), (F32, (15, 3, 2))],
         {"causal": True},
     ),
+    "gated delta rule": (
+        "mo.gated_delta.ragged",
+        [
+            floats(11, 2, 5),
+            floats(11, 2, 5),
+            floats(11, 4, 9),
+            -np.abs(floats(11, 4)),
+            RNG.random((11, 4)).astype(F32),
+            np.array([0, 1, 1, 11], np.uint32),
+            floats(4, 4, 5, 9),
+            np.array([3, 0, 1], np.uint32),
+            np.array([2, 0, 0], np.uint32),
+        ],
+        [(F32, (11, 4, 9))],
+        {"scale": 0.4, "normalised": True},
+    ),
     "counts of tokens": (
         "mo.frequencies.update",
         [
