@@ -320,6 +320,81 @@ CASES: dict[str, Case] = {
     "glm4_moe": llama_like(
         "Glm4Moe", head_dim=8, use_qk_norm=True, attention_bias=True, **GROUPED_EXPERTS
     ),
+    "gpt_oss": llama_like(
+        "GptOss",
+        head_dim=8,
+        sliding_window=WINDOW,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        swiglu_limit=0.8,
+        rope_parameters={**YARN, "truncate": False},
+    ),
+    "gpt_oss_no_bias": llama_like(
+        "GptOss",
+        head_dim=8,
+        sliding_window=WINDOW,
+        num_local_experts=5,
+        num_experts_per_tok=3,
+        attention_bias=False,
+        swiglu_alpha=1.2,
+        layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+        rope_parameters=PLAIN_ROPE,
+    ),
+    "phimoe": llama_like(
+        "Phimoe",
+        num_local_experts=4,
+        attention_bias=True,
+        sliding_window=WINDOW,
+        router_jitter_noise=0.3,
+    ),
+    "phimoe_long": llama_like(
+        "Phimoe",
+        num_local_experts=8,
+        lm_head_bias=True,
+        rope_parameters={
+            **LONGROPE["rope_parameters"],
+            "partial_rotary_factor": 1.0,
+            # transformers takes the short factors whatever the length is
+            "short_factor": [1.5, 4.0],
+            "short_mscale": 1.1,
+            "long_mscale": 1.3,
+        },
+    ),
+    "granite_moe": llama_like(
+        "GraniteMoe",
+        num_local_experts=4,
+        num_experts_per_tok=3,
+        embedding_multiplier=3.0,
+        attention_multiplier=0.3,
+        residual_multiplier=0.6,
+        logits_scaling=0.4,
+    ),
+    "granite_moe_shared": llama_like(
+        "GraniteMoeShared",
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        shared_intermediate_size=12,
+        attention_bias=True,
+        tie_word_embeddings=True,
+    ),
+    "ernie4_5_moe": llama_like(
+        "Ernie4_5_Moe",
+        moe_num_experts=6,
+        moe_k=3,
+        moe_intermediate_size=16,
+        moe_num_shared_experts=2,
+    ),
+    "ernie4_5_moe_interval": llama_like(
+        "Ernie4_5_Moe",
+        moe_num_experts=4,
+        moe_k=2,
+        moe_intermediate_size=16,
+        moe_num_shared_experts=0,
+        moe_layer_start_index=0,
+        moe_layer_end_index=1,
+        moe_layer_interval=2,
+        use_bias=True,
+    ),
     "dots1": llama_like("Dots1", head_dim=8, **GROUPED_EXPERTS),
 }
 
@@ -343,7 +418,7 @@ def transformers_model(case: str, vocabulary: int = VOCABULARY) -> Any:
     model = getattr(transformers, spec.architecture)(config).float().eval()
     vary_vectors(model)
     with torch.no_grad():
-        for name, buffer in model.named_buffers():
+        for name, buffer in (*model.named_buffers(), *model.named_parameters()):
             if name.endswith("e_score_correction_bias"):
                 buffer.add_(torch.rand_like(buffer) * 0.3)
     return model

@@ -33,8 +33,8 @@ from tests.programs.architectures import TINY, generated, random_checkpoint, ref
 
 # each has a path through layers or kernels that the others lack; the long suite compiles all
 COMPILED = {
-    "apertus", "bloom", "cohere", "dots1", "falcon_grouped", "gemma2", "gemma3", "gpt2", "hunyuan", "ministral3", "olmo", "olmo2", "opt_after",
-    "phi", "phi3_long", "qwen2_window", "stablelm_parallel",
+    "apertus", "bloom", "cohere", "dots1", "falcon_grouped", "gemma2", "gemma3", "gpt2", "gpt_oss", "hunyuan", "ministral3", "olmo", "olmo2", "opt_after",
+    "phi", "phi3_long", "phimoe", "qwen2_window", "stablelm_parallel",
 }  # fmt: skip
 RUNS = [("interpreter", case) for case in CASES] + [
     pytest.param("engine", case, marks=() if case in COMPILED else pytest.mark.long)

@@ -116,8 +116,13 @@ class ExpertRouting:
     """How scores become choices and weights.
 
     Args:
-        scoring: The function of a token's logits: softmax over all experts, softmax over the chosen ones, or sigmoid.
+        scoring: The function of a token's logits: softmax over all experts, softmax over the chosen ones, sigmoid, or
+            sparsemixer (https://arxiv.org/abs/2409.12136): each of two experts has the softmax over the logits near its
+            own, of experts not chosen before it.
         normalised: Whether the weights of a token are divided by their sum.
+        least_sum: The least divisor of normalised weights.
+        jitter: Of sparsemixer: logits that are farther from the chosen one, relative to their size, than twice this do
+            not count.
         scale: What weights are multiplied by in the end.
         groups: The number of groups of neighbouring experts; experts of the best groups can be chosen.
         chosen_groups: The number of these best groups.
@@ -126,8 +131,10 @@ class ExpertRouting:
         in_float32: Whether a 16-bit gate multiplies in float32, and its products are not rounded.
     """
 
-    scoring: Literal["softmax", "softmax_of_chosen", "sigmoid"] = "softmax"
+    scoring: Literal["softmax", "softmax_of_chosen", "sigmoid", "sparsemixer"] = "softmax"
     normalised: bool = False
+    least_sum: float = 0.0
+    jitter: float = 0.01
     scale: float = 1.0
     groups: int = 1
     chosen_groups: int = 1
@@ -179,6 +186,10 @@ class RoutedMoEGate(MoEGate):
                 f"RoutedMoEGate: {chosen} of {groups} groups of {num_experts} experts for "
                 f"{num_experts_per_token} experts of a token"
             )
+        if routing.scoring == "sparsemixer" and num_experts_per_token != 2:
+            raise ValueError(
+                f"RoutedMoEGate: sparsemixer chooses 2 experts for a token, not {num_experts_per_token}"
+            )
         self.routing = routing
         if has_bias:
             self.gate_score = Linear(hidden_dim, num_experts, dtype, devices[0], has_bias=True)
@@ -203,6 +214,8 @@ class RoutedMoEGate(MoEGate):
             logits = project(ops.cast(hidden_state, DType.float32), weight, self.gate_score.bias)
         else:
             logits = ops.cast(self.gate_score(hidden_state), DType.float32)
+        if routing.scoring == "sparsemixer":
+            return self._sparsemixer(logits)
         scores = logits
         if routing.scoring == "softmax":
             scores = ops.softmax(logits)
@@ -219,8 +232,36 @@ class RoutedMoEGate(MoEGate):
             weights = ops.softmax(weights)
         if routing.normalised:
             total = ops.sum(weights, axis=-1)
+            if routing.least_sum:
+                total = ops.max(total, routing.least_sum)
             weights = weights / (total + 1e-20 if routing.scoring == "sigmoid" else total)
         return experts, weights if routing.scale == 1.0 else weights * routing.scale
+
+    def _sparsemixer(self, logits: TensorValue) -> tuple[TensorValue, TensorValue]:
+        """The two experts of the greatest logits, and the weights of sparsemixer."""
+        best, experts = ops.top_k(logits, 2)
+        zero = ops.constant(0.0, DType.float32, logits.device)
+        numbers = ops.range(
+            0,
+            self.num_experts,
+            1,
+            out_dim=self.num_experts,
+            dtype=DType.int64,
+            device=logits.device,
+        )
+        is_first = ops.equal(experts[:, :1], ops.unsqueeze(numbers, 0))
+        weights: list[TensorValue] = []
+        for place in range(2):
+            chosen = best[:, place : place + 1]
+            # the factor of a logit below the chosen one is its size, at least the chosen one
+            distance = (chosen - logits) / ops.max(ops.abs(logits), chosen)
+            far = ops.greater(distance, 2 * self.routing.jitter)
+            shares = ops.where(far, zero, ops.exp(ops.min(logits - chosen, zero)))
+            if place:
+                shares = ops.where(is_first, zero, shares)
+            weights.append(1.0 / ops.sum(shares, axis=-1))
+        weight = ops.concat(weights, axis=-1)
+        return experts, weight if self.routing.scale == 1.0 else weight * self.routing.scale
 
     def _of_best_groups(self, choice: TensorValue) -> TensorValue:
         """The scores, -inf for experts of groups that are not among the best."""
@@ -249,10 +290,12 @@ def run_experts(
     down: TensorValue,
     *,
     activation: Activation = _swiglu,
-    gate_up_bias: TensorValue | None = None,
+    gate_up_bias: TensorValue | tuple[TensorValue, TensorValue] | None = None,
     down_bias: TensorValue | None = None,
     weights_first: bool = False,
-    gate_up_encoding: QuantizationEncoding | None = None,
+    gate_up_encoding: QuantizationEncoding
+    | tuple[QuantizationEncoding | None, QuantizationEncoding | None]
+    | None = None,
     down_encoding: QuantizationEncoding | None = None,
 ) -> TensorValue:
     """The weighted sum of the gated MLPs that were chosen for each token.
@@ -265,10 +308,11 @@ def run_experts(
             ``[num_experts, moe_dim, hidden_dim]``; encoded ones have bytes in their last dimension.
         down: ``[num_experts, hidden_dim, moe_dim]``.
         activation: From the results of gate and up projection to the input of the down projection.
-        gate_up_bias: ``[num_experts, 2 * moe_dim]``.
+        gate_up_bias: ``[num_experts, 2 * moe_dim]``; for a pair of weights also a pair of ``[num_experts, moe_dim]``.
         down_bias: ``[num_experts, hidden_dim]``.
         weights_first: Whether tokens are multiplied by their weights, and not results.
-        gate_up_encoding: The encoding of the gate and up projections; None: not encoded.
+        gate_up_encoding: The encoding of the gate and up projections, or for a pair of weights those of each; None: not
+            encoded.
         down_encoding: The encoding of the down projection.
 
     Returns:
@@ -304,17 +348,24 @@ def run_experts(
         return y + ops.cast(ops.gather(bias, of_rows, axis=0), y.dtype)
 
     if isinstance(gate_up, tuple):
-        width = gate_up[0].shape[1]
-        biases = (
-            [gate_up_bias[:, :width], gate_up_bias[:, width:]]
-            if gate_up_bias is not None
-            else [None, None]
+        biases: tuple[TensorValue | None, ...] = (None, None)
+        if isinstance(gate_up_bias, tuple):
+            biases = gate_up_bias
+        elif gate_up_bias is not None:
+            width = gate_up[0].shape[1]
+            biases = gate_up_bias[:, :width], gate_up_bias[:, width:]
+        encodings = (
+            gate_up_encoding
+            if isinstance(gate_up_encoding, tuple)
+            else (gate_up_encoding, gate_up_encoding)
         )
         gate, up = (
-            product(rows, weight, bias, gate_up_encoding)
-            for weight, bias in zip(gate_up, biases, strict=True)
+            product(rows, weight, bias, encoding)
+            for weight, bias, encoding in zip(gate_up, biases, encodings, strict=True)
         )
     else:
+        if isinstance(gate_up_bias, tuple) or isinstance(gate_up_encoding, tuple):
+            raise ValueError("run_experts: a pair of biases or encodings for one gate_up weight")
         both = product(rows, gate_up, gate_up_bias, gate_up_encoding)
         width = int(both.shape[1]) // 2
         gate, up = both[:, :width], both[:, width:]

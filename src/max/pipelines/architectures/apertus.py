@@ -24,7 +24,7 @@ NAMES = WeightNames(
         "attention_layernorm": "input_layernorm",
         "feedforward_layernorm": "post_attention_layernorm",
     },
-    scalars=("act_fn.beta", "act_fn.eps"),
+    vectors=("act_fn.beta", "act_fn.eps"),
 )
 
 ARCHITECTURES = [

@@ -11,10 +11,10 @@ from max.pipelines.models.config_fields import Fields, base_fields, biases
 __all__ = ["ARCHITECTURES", "ernie_fields"]
 
 
-def ernie_fields(config: Any, keys: ConfigKeys) -> Fields:
-    """The fields of an ERNIE 4.5's config."""
+def ernie_fields(config: Any, keys: ConfigKeys, head_dim: int | None = 128) -> Fields:
+    """The fields of an ERNIE 4.5's config; `head_dim` is the size of a head where the file states none."""
     fields = base_fields(
-        config, keys, head_dim=128, tied=True, eps=1e-5, longest=131072, theta=500000.0
+        config, keys, head_dim=head_dim, tied=True, eps=1e-5, longest=131072, theta=500000.0
     )
     return fields | biases(keys, "use_bias", mlp="use_bias") | {"interleaved_rope": True}
 

@@ -108,6 +108,7 @@ def base_fields(
         "gated": gated,
         "activation": _activation(keys, key["hidden_act"], activation, gated),
         "quantization": read_quantization(keys),
+        "prediction_layers": keys.integer("num_nextn_predict_layers", 0, MOST_LAYERS, 0),
     }
     # an empty name: the file has no such key, and the family states the value itself
     if key["intermediate_size"]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from max.dtype import DType
-from max.graph import DeviceRef, TensorValue, ops
+from max.graph import DeviceRef, TensorValue, Weight, ops
 from max.nn.attention._projections import QKVProjections
 from max.nn.attention.mask_config import MHAMaskVariant
 from max.nn.clamp import clamp
@@ -26,7 +26,8 @@ __all__ = ["DecoderAttention"]
 class DecoderAttention(QKVProjections):
     """Causal self-attention of a ragged batch, as a decoder's config describes it.
 
-    Weights: ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj`` (`Linear`); with QK norm ``q_norm`` and ``k_norm``.
+    Weights: ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj`` (`Linear`); with QK norm ``q_norm`` and ``k_norm``; with sinks
+    ``sinks``, float32 ``[num_heads]``.
 
     Args:
         config: The shape of the model.
@@ -68,6 +69,9 @@ class DecoderAttention(QKVProjections):
         self.interleaved = config.interleaved_rope
         self.window = config.window_of(index)
         self.soft_cap, self.slopes = config.scores_soft_cap, config.alibi_slopes
+        self.sinks = (
+            Weight("sinks", DType.float32, [config.num_heads], device) if config.sinks else None
+        )
         self.qk_norm = config.qk_norm
         self.q_norm: Module | None = None
         self.k_norm: Module | None = None
@@ -156,6 +160,8 @@ class DecoderAttention(QKVProjections):
             options["alibi_slopes"] = ops.constant(slopes, DType.float32, self.devices[0])
         if self.soft_cap is not None:
             options["softcap"] = self.soft_cap
+        if self.sinks is not None:
+            options["sink_weights"] = self.sinks
         return options
 
     def _heads(self, y: TensorValue) -> TensorValue:

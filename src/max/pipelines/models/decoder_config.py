@@ -61,6 +61,7 @@ class DecoderConfig:
         attention_multiplier: The factor of the attention scores; None: ``1 / sqrt(head_dim)``.
         score_divisor_by_layer: Whether the scores of layer i are divided by ``i + 1`` besides.
         scores_soft_cap: ``cap * tanh(score / cap)`` replaces the scores; None: it does not.
+        sinks: Whether each head has a sink: a key without a value, whose score is a weight.
         alibi_slopes: For each head, what a key's score falls by for each token that it is farther away; None: nothing.
         query_growth: ``(beta, length)``: queries at position p are multiplied by
             ``1 + beta * log(1 + floor(p / length))``.
@@ -71,6 +72,8 @@ class DecoderConfig:
         activation: The MLP's activation, as `max.nn.MLP` or `max.pipelines.models.feed_forward` names it.
         experts: The experts of layers that have some; None: all layers have an MLP.
         quantization: The format of a GPTQ checkpoint's projections.
+        prediction_layers: The number of layers that a checkpoint stores after the others, for predicting further tokens;
+            they are not used.
     """
 
     hidden_size: int
@@ -110,6 +113,7 @@ class DecoderConfig:
     attention_multiplier: float | None = None
     score_divisor_by_layer: bool = False
     scores_soft_cap: float | None = None
+    sinks: bool = False
     alibi_slopes: tuple[float, ...] | None = None
     query_growth: tuple[float, int] | None = None
     sliding_window: int | None = None
@@ -119,6 +123,7 @@ class DecoderConfig:
     activation: str = "silu"
     experts: Experts | None = None
     quantization: QuantizationConfig | None = None
+    prediction_layers: int = 0
 
     def window_of(self, index: int) -> int | None:
         """How many tokens a token sees in a layer; None: all tokens before it.

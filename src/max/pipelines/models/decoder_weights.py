@@ -120,9 +120,11 @@ def _weights_errors() -> Iterator[None]:
 def _own_values(
     config: DecoderConfig, state_dict: Mapping[str, WeightData]
 ) -> dict[str, WeightData]:
-    """The weights that the model takes; a tied output layer takes none."""
-    _check_layers(config, state_dict)
-    values = dict(state_dict)
+    """The weights that the model takes: a tied output layer takes none, nor do layers that predict further tokens."""
+    first, count = config.num_layers, config.prediction_layers
+    unused = tuple(f"layers.{index}." for index in range(first, first + count))
+    values = {name: value for name, value in state_dict.items() if not name.startswith(unused)}
+    _check_layers(config, values)
     if config.tie_word_embeddings:
         values.pop("lm_head.weight", None)
     return values

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, Weight, ops
+from max.nn.clamp import clamp
 from max.nn.layer import Module
 from max.nn.linear import MLP, Linear
 from max.nn.moe import ExpertRouting, RoutedMoEGate, run_experts
@@ -25,6 +27,13 @@ class Experts:
         shared_size: The inner size of an MLP that all tokens share; 0: there is none.
         shared_gate: Whether the shared MLP's result is multiplied by the sigmoid of a linear layer.
         dense_layers: The layers with an MLP instead.
+        bias: Whether the experts' projections have biases.
+        gate_bias: Whether the gate has a bias.
+        clamped_swiglu: ``(alpha, limit)``: instead of ``silu(gate) * up``, ``(up + 1) * gate * sigmoid(alpha * gate)`` of
+            values that are clamped: the gate to at most ``limit``, the other to ``[-limit, limit]``.
+        gate_up_layout: How a checkpoint's fused projection stores an expert's rows: all rows of the gate, then those of
+            the up projection (``rows``), or alternately (``pairs``).
+        weights_first: Whether tokens are multiplied by their weights, and not results.
     """
 
     count: int
@@ -34,13 +43,19 @@ class Experts:
     shared_size: int = 0
     shared_gate: bool = False
     dense_layers: frozenset[int] = frozenset()
+    bias: bool = False
+    gate_bias: bool = False
+    clamped_swiglu: tuple[float, float] | None = None
+    gate_up_layout: Literal["rows", "pairs"] = "rows"
+    weights_first: bool = False
 
 
 class DecoderExperts(Module):
     """The weighted sum of the gated MLPs that a gate chooses for each token, and a shared MLP where there is one.
 
     Weights: those of ``gate``, ``experts.gate_proj.weight`` and ``experts.up_proj.weight`` ``[count, size, hidden]``,
-    ``experts.down_proj.weight`` ``[count, hidden, size]``, those of ``shared`` and ``shared_gate``.
+    ``experts.down_proj.weight`` ``[count, hidden, size]``, with biases ``experts.….bias``; those of ``shared`` and
+    ``shared_gate``.
 
     Args:
         experts: The experts.
@@ -54,15 +69,24 @@ class DecoderExperts(Module):
     ) -> None:
         count, size = experts.count, experts.size
         self.gate = RoutedMoEGate(
-            [device], hidden_size, count, experts.per_token, dtype, experts.routing
+            [device],
+            hidden_size,
+            count,
+            experts.per_token,
+            dtype,
+            experts.routing,
+            experts.gate_bias,
         )
-        self.gate_proj = Weight(
-            "experts.gate_proj.weight", dtype, [count, size, hidden_size], device
-        )
-        self.up_proj = Weight("experts.up_proj.weight", dtype, [count, size, hidden_size], device)
-        self.down_proj = Weight(
-            "experts.down_proj.weight", dtype, [count, hidden_size, size], device
-        )
+
+        def weights(name: str, rows: int, columns: int) -> tuple[Weight, Weight | None]:
+            name = f"experts.{name}"
+            bias = Weight(f"{name}.bias", dtype, [count, rows], device) if experts.bias else None
+            return Weight(f"{name}.weight", dtype, [count, rows, columns], device), bias
+
+        self.gate_proj, self.gate_proj_bias = weights("gate_proj", size, hidden_size)
+        self.up_proj, self.up_proj_bias = weights("up_proj", size, hidden_size)
+        self.down_proj, self.down_proj_bias = weights("down_proj", hidden_size, size)
+        self.clamped_swiglu, self.weights_first = experts.clamped_swiglu, experts.weights_first
         self.shared: MLP | None = None
         self.shared_gate: Linear | None = None
         if experts.shared_size:
@@ -77,10 +101,36 @@ class DecoderExperts(Module):
             x: ``[tokens, hidden_size]``.
         """
         chosen, weights = self.gate(x)
-        y = run_experts(x, chosen, weights, (self.gate_proj, self.up_proj), self.down_proj)
+        biases = None
+        if self.gate_proj_bias is not None and self.up_proj_bias is not None:
+            biases = TensorValue(self.gate_proj_bias), TensorValue(self.up_proj_bias)
+        y = run_experts(
+            x,
+            chosen,
+            weights,
+            (self.gate_proj, self.up_proj),
+            self.down_proj,
+            activation=self._activation,
+            gate_up_bias=biases,
+            down_bias=self.down_proj_bias,
+            weights_first=self.weights_first,
+            gate_up_encoding=(
+                self.gate_proj.quantization_encoding,
+                self.up_proj.quantization_encoding,
+            ),
+            down_encoding=self.down_proj.quantization_encoding,
+        )
         if self.shared is None:
             return y
         shared = self.shared(x)
         if self.shared_gate is not None:
             shared = shared * ops.sigmoid(self.shared_gate(x))
         return y + ops.cast(shared, y.dtype)
+
+    def _activation(self, gate: TensorValue, up: TensorValue) -> TensorValue:
+        """The input of the down projection."""
+        if self.clamped_swiglu is None:
+            return ops.silu(gate) * up
+        alpha, limit = self.clamped_swiglu
+        gate = clamp(gate, max=limit)
+        return (clamp(up, min=-limit, max=limit) + 1) * gate * ops.sigmoid(gate * alpha)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from max.driver import Tensor
 from max.graph.shape import Shape
@@ -14,13 +16,15 @@ from max.pipelines.models.decoder_config import DecoderConfig
 
 __all__ = ["split_fused"]
 
+Array = npt.NDArray[Any]
+
 
 def split_fused(
     config: DecoderConfig, state_dict: Mapping[str, WeightData]
 ) -> dict[str, WeightData]:
     """The weights with ``qkv_proj`` split into ``q_proj``, ``k_proj``, ``v_proj``, and ``gate_up_proj`` into two.
 
-    Rows of the layout ``rows`` are views of the checkpoint's; those of ``heads`` are copied.
+    Rows of the layout ``rows`` are views of the checkpoint's; those of ``heads`` and of experts are copied.
 
     Args:
         config: The shape of the model.
@@ -31,7 +35,6 @@ def split_fused(
     """
     q = config.num_heads * config.head_dim
     kv = config.num_kv_heads * config.head_dim
-    inner = config.intermediate_size
     split: dict[str, WeightData] = {}
     for name, value in state_dict.items():
         stem, _, part = name.rpartition(".")
@@ -40,7 +43,14 @@ def split_fused(
             _check_rows(name, value, q + 2 * kv)
             rows = _rows_of_heads(config) if config.qkv_layout == "heads" else None
             bounds = {"q_proj": (0, q), "k_proj": (q, q + kv), "v_proj": (q + kv, q + 2 * kv)}
+        elif projection == "gate_up_proj" and layer.endswith(".experts"):
+            for own, array in _experts_halves(config, name, value):
+                key = f"{layer}.{own}.{part}"
+                split[key] = _part(key, array, value)
+            continue
         elif projection == "gate_up_proj":
+            shared = config.experts is not None and layer.endswith(".shared")
+            inner = config.experts.shared_size if config.experts and shared else config.intermediate_size
             _check_rows(name, value, 2 * inner)
             rows, bounds = None, {"gate_proj": (0, inner), "up_proj": (inner, 2 * inner)}
         else:
@@ -49,12 +59,32 @@ def split_fused(
         array = Tensor.from_dlpack(value.data).to_numpy()
         for own, (begin, end) in bounds.items():
             picked = array[begin:end] if rows is None else array[rows[begin:end]]
-            tensor = Tensor.from_numpy(picked)
             key = f"{layer}.{own}.{part}"
-            split[key] = WeightData(
-                tensor, key, value.dtype, Shape(picked.shape), value.quantization_encoding
-            )
+            split[key] = _part(key, picked, value)
     return split
+
+
+def _part(name: str, array: Array, whole: WeightData) -> WeightData:
+    """Rows of a fused weight as a weight."""
+    shape = Shape(array.shape)
+    return WeightData(
+        Tensor.from_numpy(array), name, whole.dtype, shape, whole.quantization_encoding
+    )
+
+
+def _experts_halves(
+    config: DecoderConfig, name: str, value: WeightData
+) -> Iterator[tuple[str, Array]]:
+    """The rows of gate and up projections of all experts, ``[experts, size, …]``."""
+    experts = config.experts
+    expected = [] if experts is None else [experts.count, 2 * experts.size]
+    if experts is None or [int(size) for size in value.shape[:2]] != expected:
+        raise WeightsError(f"{name} is {list(value.shape)}, the model takes {[*expected, '…']}")
+    array = Tensor.from_dlpack(value.data).to_numpy()
+    pairs = experts.gate_up_layout == "pairs"
+    for half, own in enumerate(("gate_proj", "up_proj")):
+        rows = slice(half, None, 2) if pairs else slice(half * experts.size, (half + 1) * experts.size)
+        yield own, np.ascontiguousarray(array[:, rows])
 
 
 def _check_rows(name: str, value: WeightData, rows: int) -> None:

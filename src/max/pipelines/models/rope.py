@@ -221,8 +221,11 @@ class RopeConfig:
                 return FactorRotaryEmbedding(list(p["factors"]), **common)
             case "longrope":
                 # one set for all positions: cached keys must not depend on the length of their sequence so far
-                chosen = p["long_factor"] if max_seq_len > original else p["short_factor"]
-                return FactorRotaryEmbedding(list(chosen), self._longrope_magnitude(), **common)
+                which = "long" if max_seq_len > original else "short"
+                magnitude = p.get(f"{which}_mscale")
+                if magnitude is None:
+                    magnitude = self._longrope_magnitude()
+                return FactorRotaryEmbedding(list(p[f"{which}_factor"]), magnitude, **common)
             case "yarn":
                 return self._yarn(common)
             case _:
@@ -289,7 +292,7 @@ def _parameters(keys: ConfigKeys, rope: ConfigKeys) -> dict[str, Any]:
     original, longest = "original_max_position_embeddings", "max_position_embeddings"
     trained = keys.integer(longest, 1, LONGEST_SEQUENCE, None)
     numbers = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow")
-    magnitudes = ("attention_factor", "mscale", "mscale_all_dim")
+    magnitudes = ("attention_factor", "mscale", "mscale_all_dim", "short_mscale", "long_mscale")
     return {
         longest: trained,
         original: rope.integer(

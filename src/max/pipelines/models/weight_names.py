@@ -71,9 +71,11 @@ class WeightNames:
         layer: The parts of names within a layer, and the decoder's.
         stacked: For weights of one name per index within a layer (``….0.weight``, ``….1.weight``), the decoder's name of
             the weight that has them all, by the name before the index.
-        transposed: Ends of the decoder's names of weights that are stored ``[in_dim, out_dim]``.
-        scalars: Ends of the decoder's names of weights ``[1]`` that are stored without a dimension.
+        transposed: Ends of the decoder's names of weights that are stored ``[…, in_dim, out_dim]``; blocks of quantised
+            weights are stored by outputs.
+        vectors: Ends of the decoder's names of vectors that are stored with another number of dimensions.
         unused: Ends of the names of buffers in safetensors files that the engine computes.
+        unused_parts: Beginnings of the names of parts in safetensors files that the decoder lacks, after the prefix.
         gguf_layer: The parts of names within a layer of GGUF files, and the decoder's parts, where they differ from
             those of `GGUF_LAYER`.
         gguf_unused: Ends of the names of tables in GGUF files that the engine computes.
@@ -85,8 +87,9 @@ class WeightNames:
     layer: Mapping[str, str] = field(default_factory=dict)
     stacked: Mapping[str, str] = field(default_factory=dict)
     transposed: tuple[str, ...] = ()
-    scalars: tuple[str, ...] = ()
+    vectors: tuple[str, ...] = ()
     unused: tuple[str, ...] = ("rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
+    unused_parts: tuple[str, ...] = ()
     gguf_layer: Mapping[str, str] = field(default_factory=dict)
     gguf_unused: tuple[str, ...] = (
         "rope_freqs.weight",
@@ -105,7 +108,8 @@ class WeightNames:
         """
         renamed: dict[str, WeightData] = {}
         for stored, value in state_dict.items():
-            if not stored.endswith(self.unused):
+            part = stored.removeprefix(self.prefix)
+            if not stored.endswith(self.unused) and not part.startswith(self.unused_parts):
                 name = self._own_name(stored)
                 renamed[name] = self._own_form(name, _data(value))
         return _stack(renamed, self.stacked, self.layer) if self.stacked else renamed
@@ -143,11 +147,12 @@ class WeightNames:
 
     def _own_form(self, name: str, value: WeightData) -> WeightData:
         """A weight as the decoder stores it: rows are outputs."""
-        if name.endswith(self.transposed) and len(value.shape) == 2:
-            array = np.ascontiguousarray(Tensor.from_dlpack(value.data).to_numpy().T)
-            return WeightData.from_numpy(array, value.name)
-        if name.endswith(self.scalars) and len(value.shape) == 0:
-            array = Tensor.from_dlpack(value.data).to_numpy().reshape(1)
+        transposed = name.endswith(self.transposed) and len(value.shape) > 1
+        if transposed and value.quantization_encoding is None:
+            array = np.swapaxes(Tensor.from_dlpack(value.data).to_numpy(), -1, -2)
+            return WeightData.from_numpy(np.ascontiguousarray(array), value.name)
+        if name.endswith(self.vectors) and len(value.shape) != 1:
+            array = Tensor.from_dlpack(value.data).to_numpy().reshape(-1)
             return WeightData.from_numpy(array, value.name)
         return value
 

@@ -1,0 +1,60 @@
+"""ERNIE 4.5 MoE: experts chosen by a corrected softmax, and some that all tokens share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max.nn.moe import ExpertRouting
+from max.pipelines.architectures.decoder_family import decoder_family
+from max.pipelines.architectures.ernie4_5 import ernie_fields
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.models.config_fields import Fields
+from max.pipelines.models.expert_fields import EXPERT_NAMES
+from max.pipelines.models.experts import Experts
+from max.pipelines.models.rope import LONGEST_SEQUENCE
+from max.pipelines.models.weight_names import WeightNames
+
+__all__ = ["ARCHITECTURES"]
+
+
+def ernie_moe_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of an ERNIE 4.5 MoE's config."""
+    fields = ernie_fields(config, keys, head_dim=None)
+    layers = fields["num_layers"]
+    first = keys.integer("moe_layer_start_index", 0, LONGEST_SEQUENCE, 1)
+    last = keys.integer("moe_layer_end_index", -1, LONGEST_SEQUENCE, -1)
+    last = layers - 1 if last == -1 else last
+    every = keys.integer("moe_layer_interval", 1, LONGEST_SEQUENCE, 1)
+    with_experts = {i for i in range(first, min(last + 1, layers)) if (i + 1) % every == 0}
+    count = keys.integer("moe_num_experts", 1, LONGEST_SEQUENCE)
+    size = keys.integer("moe_intermediate_size", 1, LONGEST_SEQUENCE)
+    routing = ExpertRouting(
+        normalised=True,
+        least_sum=keys.number("moe_norm_min", least=0, default=1e-12),
+        has_correction=True,
+        in_float32=True,
+    )
+    shared = size * keys.integer("moe_num_shared_experts", 0, LONGEST_SEQUENCE, 2)
+    dense = frozenset(range(layers)) - with_experts
+    chosen = keys.integer("moe_k", 1, count)
+    experts = Experts(count, chosen, size, routing, shared, dense_layers=dense)
+    return fields | {"experts": experts, "output_bias": fields["mlp_bias"]}
+
+
+_CORRECTION = "e_score_correction_bias"
+NAMES = WeightNames(
+    layer={**EXPERT_NAMES, f"mlp.moe_statics.{_CORRECTION}": f"mlp.gate.{_CORRECTION}"},
+    stacked={"mlp.experts": "mlp.experts"},
+    vectors=(_CORRECTION,),
+    unused_parts=("mtp_",),
+)
+
+ARCHITECTURES = [
+    decoder_family(
+        "Ernie4_5_MoeForCausalLM",
+        ["baidu/ERNIE-4.5-21B-A3B-PT"],
+        ernie_moe_fields,
+        names=NAMES,
+    )
+]
+"""The architectures of this module, for the registry."""

@@ -1,0 +1,50 @@
+"""GraniteMoE: a Granite with experts, and in the shared form with an MLP that all tokens share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max.nn.moe import ExpertRouting
+from max.pipelines.architectures.decoder_family import decoder_family
+from max.pipelines.architectures.granite import granite_fields
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.models.config_fields import Fields
+from max.pipelines.models.experts import Experts
+from max.pipelines.models.rope import LONGEST_SEQUENCE
+from max.pipelines.models.weight_names import WeightNames
+
+__all__ = ["ARCHITECTURES"]
+
+
+def granite_moe_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of a GraniteMoE's config."""
+    fields = granite_fields(config, keys)
+    count = keys.integer("num_local_experts", 1, LONGEST_SEQUENCE, 8)
+    experts = Experts(
+        count,
+        keys.integer("num_experts_per_tok", 1, count, 2),
+        fields["intermediate_size"],
+        ExpertRouting("softmax_of_chosen"),
+        keys.integer("shared_intermediate_size", 0, LONGEST_SEQUENCE, 0),
+    )
+    return fields | {"experts": experts}
+
+
+NAMES = WeightNames(
+    layer={
+        "block_sparse_moe.router.layer": "mlp.gate.gate_score",
+        "block_sparse_moe.input_linear": "mlp.experts.gate_up_proj",
+        "block_sparse_moe.output_linear": "mlp.experts.down_proj",
+        "shared_mlp.input_linear": "mlp.shared.gate_up_proj",
+        "shared_mlp.output_linear": "mlp.shared.down_proj",
+    }
+)
+
+ARCHITECTURES = [
+    decoder_family(name, [example], granite_moe_fields, names=NAMES)
+    for name, example in (
+        ("GraniteMoeForCausalLM", "ibm-granite/granite-3.1-3b-a800m-instruct"),
+        ("GraniteMoeSharedForCausalLM", "ibm-research/moe-7b-1b-active-shared-experts"),
+    )
+]
+"""The architectures of this module, for the registry."""

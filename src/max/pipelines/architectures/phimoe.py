@@ -1,0 +1,45 @@
+"""PhiMoE: layer norms, biases, experts that sparsemixer chooses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max.nn.moe import ExpertRouting
+from max.pipelines.architectures.decoder_family import decoder_family
+from max.pipelines.architectures.mixtral import NAMES
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.models.config_fields import Fields, base_fields, biases, window
+from max.pipelines.models.experts import Experts
+from max.pipelines.models.norms import NormForm
+from max.pipelines.models.rope import LONGEST_SEQUENCE
+
+__all__ = ["ARCHITECTURES"]
+
+
+def phimoe_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of a PhiMoE's config."""
+    fields = base_fields(config, keys, eps=1e-5, longest=131072, theta=1e6)
+    if fields["rope"].kind not in ("default", "longrope"):
+        raise keys.error("rope_scaling", "the kind longrope, or none")
+    count = keys.integer("num_local_experts", 2, LONGEST_SEQUENCE)
+    chosen = keys.integer("num_experts_per_tok", 2, 2, 2)
+    jitter = keys.number("router_jitter_noise", least=0, default=0.01)
+    routing = ExpertRouting("sparsemixer", jitter=jitter)
+    return (
+        fields
+        | biases(keys)
+        | {
+            "norm": NormForm("layer", bias=True),
+            "output_bias": keys.flag("lm_head_bias"),
+            "experts": Experts(count, chosen, fields["intermediate_size"], routing),
+            "sliding_window": window(keys, config),
+        }
+    )
+
+
+ARCHITECTURES = [
+    decoder_family(name, ["microsoft/Phi-3.5-MoE-instruct"], phimoe_fields, names=NAMES)
+    # the name in the model's own files, and that in files of transformers
+    for name in ("PhiMoEForCausalLM", "PhimoeForCausalLM")
+]
+"""The architectures of this module, for the registry."""
