@@ -329,6 +329,17 @@ CASES: dict[str, Case] = {
         swiglu_limit=0.8,
         rope_parameters={**YARN, "truncate": False},
     ),
+    # for blocks of 32 elements
+    "gpt_oss_wide": llama_like(
+        "GptOss",
+        hidden_size=64,
+        intermediate_size=32,
+        head_dim=8,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        num_hidden_layers=2,
+        sliding_window=WINDOW,
+    ),  # fmt: skip
     "gpt_oss_no_bias": llama_like(
         "GptOss",
         head_dim=8,

@@ -155,6 +155,7 @@ class Server:
             return_logits,
             with_sampling,
             use_subgraphs=use_subgraphs,
+            state_dict=renamed,
         )
         self.with_sampling, self.return_logits = with_sampling, return_logits
         self.page_size = page_size

@@ -230,10 +230,11 @@ def test_bitsandbytes_int8(rng):
     np.testing.assert_allclose(values_of(data), q * largest[:, None] / 127, rtol=2**-10)
 
 
-def test_mxfp4(rng):
+@pytest.mark.parametrize(("least", "encoding"), [(110, "Q8_0"), (60, None)])
+def test_mxfp4(rng, least: int, encoding: str | None):
     """As transformers decodes it: pairs of a byte are neighbours, the low half first."""
     blocks = rng.integers(0, 256, (2, OUT, 3, 16)).astype(np.uint8)
-    scales = rng.integers(110, 130, (2, OUT, 3)).astype(np.uint8)
+    scales = rng.integers(least, least + 20, (2, OUT, 3)).astype(np.uint8)
     names = {"m.down_proj_blocks": blocks, "m.down_proj_scales": scales}
     weights = {name: WeightData.from_numpy(array, name) for name, array in names.items()}
     ((name, data),) = convert_quantised(weights, {"quant_method": "mxfp4"}).items()
@@ -243,8 +244,11 @@ def test_mxfp4(rng):
     )
     expected = torch.ldexp(table[codes], torch.from_numpy(scales.astype(np.int32) - 127)[..., None])
     assert name == "m.down_proj"
+    assert data.quantization_encoding == (encoding and QuantizationEncoding(encoding))
+    matrices = expected.reshape(2, OUT, 96).numpy()
+    # floats are stored by inputs
     np.testing.assert_array_equal(
-        values_of(data), expected.reshape(2, OUT, 96).transpose(1, 2).numpy()
+        values_of(data), matrices if encoding else np.swapaxes(matrices, 1, 2)
     )
 
 

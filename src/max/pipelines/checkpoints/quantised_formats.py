@@ -13,7 +13,8 @@ compressed-tensors  int8, a scale a row or tensor                        Q8_0; s
 fp8                 float8_e4m3fn, a scale a block of rows and columns   bfloat16
 bitsandbytes        nf4 and fp4, a maximum for 64 elements               Q8_0, rounded to 8 bits
                     int8, a maximum a row                                Q8_0; scales rounded to float16
-mxfp4               4-bit floats with a power of 2 for 32                bfloat16, exact
+mxfp4               4-bit floats with a power of 2 for 32                Q8_0, exact in the range of float16;
+                                                                         bfloat16 where the error is large
 ==================  ===================================================  =======================================
 """
 
@@ -30,7 +31,7 @@ import numpy.typing as npt
 from max.driver import Tensor
 from max.dtype import DType
 from max.dtype.blocks import encode
-from max.dtype.file_blocks import decode_file_blocks
+from max.dtype.file_blocks import decode_file_blocks, to_kernel_blocks
 from max.graph.quantization import QuantizationEncoding
 from max.graph.weights import WeightData
 from max.pipelines.core.exceptions import ModelFilesError
@@ -314,7 +315,8 @@ def _four_bits(state: dict[str, WeightData], name: str, mark: str) -> WeightData
 
 
 def _mxfp4(state: dict[str, WeightData], config: Config) -> dict[str, WeightData]:
-    """Experts ``[experts, outputs, inputs]`` in blocks become bfloat16 ``[experts, inputs, outputs]``, as float checkpoints."""
+    """Experts ``[experts, outputs, inputs]`` keep this order in blocks; in bfloat16 they are ``[experts, inputs, outputs]``, as
+    in float checkpoints."""
     for name in _stems(state, "_blocks"):
         blocks, scales = _array(state.pop(f"{name}_blocks")), _array(state.pop(f"{name}_scales"))
         if blocks.shape[:-1] != scales.shape or blocks.shape[-1] != 16:
@@ -324,6 +326,10 @@ def _mxfp4(state: dict[str, WeightData], config: Config) -> dict[str, WeightData
         halves = q[..., :16] | q[..., 16:] << 4
         # exponents are 127 more than the power of 2 there, and levels are twice as large
         stored = np.concatenate([scales[..., None], halves], -1).reshape(*scales.shape[:-1], -1)
+        converted = to_kernel_blocks(stored, "MXFP4")
+        if converted is not None:
+            state[name] = _blocks(name, *converted)
+            continue
         values = decode_file_blocks(stored, "MXFP4")
         state[name] = _bfloat16(name, np.ascontiguousarray(np.moveaxis(values, -1, -2)))
     return state

@@ -137,6 +137,9 @@ def bytes_of(
         if quantise is not None and entry.dtype in floats and len(entry.shape) > 1:
             elements, bytes_ = BLOCK_FORMATS["Q8_0" if quantise == "int8" else quantise.upper()]
             size = size // _BYTES[entry.dtype] // elements * bytes_
+        elif entry.dtype == "U8" and entry.name.endswith("_blocks"):
+            # 32 elements of MXFP4 in 16 bytes, which become a block of Q8_0
+            size = size // 16 * BLOCK_FORMATS["Q8_0"].bytes
         elif into is not None and entry.dtype in floats:
             size = size // _BYTES[entry.dtype] * into
         elif entry.dtype in FILE_FORMATS:
