@@ -4,6 +4,7 @@ from max._earlier import earlier_names
 from max.nn.kv_cache.cache_params import KVCacheParams, KVCacheStrategy
 from max.nn.kv_cache.cache_values import PagedCacheValues, paged_cache_types
 from max.nn.kv_cache.manager import KVCacheInputs, KVCacheInputsSequence, RaggedKVCacheInputs
+from max.nn.kv_cache.recurrent_state import RecurrentState
 
 __all__ = [
     "KVCacheInputs",
@@ -12,6 +13,7 @@ __all__ = [
     "KVCacheStrategy",
     "PagedCacheValues",
     "RaggedKVCacheInputs",
+    "RecurrentState",
     "paged_cache_types",
 ]
 

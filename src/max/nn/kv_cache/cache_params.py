@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from max.dtype import DType
+from max.nn.kv_cache.recurrent_state import RecurrentState
 
 __all__ = ["KVCacheParams", "KVCacheStrategy"]
 
@@ -47,6 +48,8 @@ class KVCacheParams:
         is_mla: Whether the model has multi-latent attention, which caches one latent head.
         data_parallel_degree: The number of device groups that the batch is split over.
         n_kv_heads_per_device: KV heads per device; computed from the others.
+        states: The states of recurrent layers, which a sequence has beside its pages; their names
+            differ. A prefix cannot be reused with them, as pages do not hold them.
 
     Raises:
         ValueError: Values do not fit each other.
@@ -64,6 +67,7 @@ class KVCacheParams:
     is_mla: bool = False
     data_parallel_degree: int = 1
     n_kv_heads_per_device: int = 0
+    states: tuple[RecurrentState, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         for name in ("n_kv_heads", "head_dim", "n_devices", "data_parallel_degree"):
@@ -104,6 +108,14 @@ class KVCacheParams:
                 "KVCacheParams: only pages of prefixes are swapped to the host; set "
                 "enable_prefix_caching too"
             )
+        if self.states and self.enable_prefix_caching:
+            raise ValueError(
+                "KVCacheParams: enable_prefix_caching is set, and the model has recurrent states, "
+                "which pages of a prefix do not hold"
+            )
+        names = [state.name for state in self.states]
+        if len(set(names)) < len(names):
+            raise ValueError(f"KVCacheParams: two states of one name in {names}")
 
     @property
     def dtype_shorthand(self) -> str:

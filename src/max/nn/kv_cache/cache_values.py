@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from max.dtype import DType
@@ -22,39 +22,68 @@ class PagedCacheValues:
         cache_lengths: The tokens of each sequence that are cached already.
         lookup_table: The pages of each sequence.
         max_lengths: The most new and the most cached tokens of a sequence, a row a step.
+        slots: Where recurrent layers have states: the slot of each sequence.
+        states: Their buffers ``[slots, layers, …]``, in the order of `KVCacheParams.states`.
     """
 
     kv_blocks: BufferValue
     cache_lengths: TensorValue
     lookup_table: TensorValue
     max_lengths: TensorValue
+    slots: TensorValue | None = None
+    states: tuple[BufferValue, ...] = ()
 
     @classmethod
     def of(cls, values: PagedCacheValues | Iterable[Value[Any]]) -> PagedCacheValues:
-        """A cache out of its four values, as the inputs of a graph give them.
+        """A cache out of its values, as the inputs of a graph give them.
 
         Args:
             values: The values in the order of the fields; a cache is returned as it is.
 
         Raises:
-            ValueError: There are not four values.
-            TypeError: The first is not a buffer, or another one not a tensor.
+            ValueError: There are not four values, or six and more with states.
+            TypeError: The first is not a buffer, or one of the next three not a tensor.
         """
         if isinstance(values, PagedCacheValues):
             return values
         fields = list(values)
-        if len(fields) != 4:
+        if len(fields) not in (4, *range(6, len(fields) + 1)):
             raise ValueError(f"a paged cache has 4 values, got {len(fields)}")
-        blocks, *tensors = fields
-        return cls(blocks.buffer, *(t.tensor for t in tensors))
+        blocks, *tensors = fields[:4]
+        lengths, table, maxima = (t.tensor for t in tensors)
+        cache = cls(blocks.buffer, lengths, table, maxima)
+        if len(fields) == 4:
+            return cache
+        slots, *states = fields[4:]
+        return replace(cache, slots=slots.tensor, states=tuple(s.buffer for s in states))
 
     def __iter__(self) -> Iterator[Value[Any]]:
         yield from (self.kv_blocks, self.cache_lengths, self.lookup_table, self.max_lengths)
 
     @property
+    def values(self) -> list[Value[Any]]:
+        """The four values of the pages, then the slots and the states where there are some."""
+        return [*self, *(() if self.slots is None else (self.slots, *self.states))]
+
+    def state(self, params: KVCacheParams, name: str) -> tuple[BufferValue, TensorValue]:
+        """The buffer of a recurrent state, and the slots of the batch.
+
+        Args:
+            params: The parameters of the cache.
+            name: The state's name.
+
+        Raises:
+            KeyError: The cache has no such state.
+        """
+        names = [state.name for state in params.states]
+        if self.slots is None or name not in names or len(names) != len(self.states):
+            raise KeyError(f"the cache has {len(self.states)} of the states {names}, not {name!r}")
+        return self.states[names.index(name)], self.slots
+
+    @property
     def types(self) -> list[Type[Any]]:
         """The types of the values."""
-        return [value.type for value in self]
+        return [value.type for value in self.values]
 
 
 def paged_cache_types(
@@ -70,6 +99,11 @@ def paged_cache_types(
     """
     if params.page_size is None:
         raise ValueError("paged_cache_types: the cache has no page_size")
+    slots = [TensorType(DType.uint32, [batch], device)] if params.states else []
+    states = [
+        BufferType(state.dtype, ["total_num_slots", state.layers, *state.shape], device)
+        for state in params.states
+    ]
     return [
         BufferType(
             params.dtype,
@@ -86,4 +120,6 @@ def paged_cache_types(
         TensorType(DType.uint32, [batch], device),
         TensorType(DType.uint32, [batch, "max_num_pages"], device),
         TensorType(DType.uint32, ["steps_remaining", 2], DeviceRef.CPU()),
+        *slots,
+        *states,
     ]

@@ -51,15 +51,22 @@ class RaggedKVCacheInputs(KVCacheInputs):
         lookup_table: The pages of each sequence, uint32 ``[batch, max_pages]``.
         max_lengths: One row per step, uint32 ``[steps, 2]``: the most new tokens of a sequence, and the
             most cached ones.
+        slots: Where recurrent layers have states: the slot of each sequence, uint32 ``[batch]``.
+        states: The states ``[slots, layers, …]``; they are changed by the execution.
     """
 
     blocks: Tensor
     cache_lengths: Tensor
     lookup_table: Tensor
     max_lengths: Tensor
+    slots: Tensor | None = None
+    states: Sequence[Tensor] = ()
 
     def __iter__(self) -> Iterator[Tensor]:
-        return iter((self.blocks, self.cache_lengths, self.lookup_table, self.max_lengths))
+        yield from (self.blocks, self.cache_lengths, self.lookup_table, self.max_lengths)
+        if self.slots is not None:
+            yield self.slots
+            yield from self.states
 
 
 @dataclass

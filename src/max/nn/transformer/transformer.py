@@ -208,7 +208,7 @@ class Transformer(Module):
                 subgraphs[first],
                 layer_idx,
                 h,
-                *kv_collection,
+                *kv_collection.values,
                 freqs_cis,
                 input_row_offsets,
                 prefix=weight_prefix(layer, f"layers.{index}."),

@@ -7,17 +7,27 @@ from collections.abc import Sequence
 
 from max.interfaces import ImageMetadata, RequestID, TextGenerationContext
 from max.pipelines.kv_cache.page_manager import PageManager
+from max.pipelines.kv_cache.state_slots import OutOfSlotsError, StateSlots
 
 
 class ContextPages:
     """A page manager that reads tokens and lengths from requests' contexts.
 
+    A request owns a slot of the recurrent states as long as it has a page table. The state of a request without
+    processed tokens is zero by definition, so a slot needs no reset: after a preemption the request begins anew.
+
     Args:
         pages: The page manager.
+        slots: The slots of recurrent states; None: the model has none.
+
+    Raises:
+        ValueError: Prefixes are shared, and there are states, which pages do not hold.
     """
 
-    def __init__(self, pages: PageManager) -> None:
-        self.pages = pages
+    def __init__(self, pages: PageManager, slots: StateSlots | None = None) -> None:
+        if slots is not None and pages.enable_prefix_caching:
+            raise ValueError("ContextPages: pages of a prefix do not hold recurrent states")
+        self.pages, self.slots = pages, slots
 
     @property
     def page_size(self) -> int:
@@ -43,15 +53,22 @@ class ContextPages:
         return request_id in self.pages
 
     def claim(self, request_id: RequestID) -> None:
-        """Gives a request an empty page table.
+        """Gives a request an empty page table, and a slot of the recurrent states.
 
         Args:
             request_id: The request.
 
         Raises:
             ValueError: It has one.
+            OutOfSlotsError: No slot is free; nothing was changed.
         """
         self.pages.claim(request_id)
+        if self.slots is not None:
+            try:
+                self.slots.claim(request_id)
+            except OutOfSlotsError:
+                self.pages.release(request_id)
+                raise
 
     def reuse_prefix(self, context: TextGenerationContext) -> int:
         """Shares cached pages that hold the first tokens of a request, and skips these tokens.
@@ -108,7 +125,7 @@ class ContextPages:
                 self.pages.commit(context.request_id, processed, salt)
 
     def release(self, request_id: RequestID) -> None:
-        """Removes a request's page table.
+        """Removes a request's page table, and takes its slot back.
 
         Args:
             request_id: The request.
@@ -117,6 +134,8 @@ class ContextPages:
             KeyError: It has none.
         """
         self.pages.release(request_id)
+        if self.slots is not None:
+            self.slots.release(request_id)
 
 
 def _length_after(context: TextGenerationContext, num_steps: int) -> int:

@@ -21,8 +21,10 @@ from max.pipelines.kv_cache.memory import (
     page_bytes,
     page_size_of,
     pages_for_memory,
+    state_bytes,
 )
 from max.pipelines.kv_cache.page_manager import PageManager
+from max.pipelines.kv_cache.state_slots import StateSlots
 
 logger = logging.getLogger("max.pipelines")
 
@@ -37,6 +39,7 @@ class _HostTables:
         cache_lengths: As in :meth:`PagedKVCacheManager.get_runtime_inputs`, as are the next two.
         lookup_table: The pages.
         max_lengths: One row.
+        slots: The slot of each request; None where the model has no recurrent states.
     """
 
     inputs: RaggedKVCacheInputs
@@ -44,6 +47,7 @@ class _HostTables:
     cache_lengths: npt.NDArray[np.uint32]
     lookup_table: npt.NDArray[np.uint32]
     max_lengths: npt.NDArray[np.uint32]
+    slots: npt.NDArray[np.uint32] | None
 
 
 class PagedKVCacheManager(ContextPages):
@@ -51,13 +55,15 @@ class PagedKVCacheManager(ContextPages):
 
     ``blocks`` has shape ``[pages, 2, layers, page_size, kv_heads, head_dim]``: keys at index 0 of
     the second axis, values at 1. The system zeroes its memory on first use, so unused pages take
-    none.
+    none. ``states`` has a tensor ``[slots, layers, …]`` for each of ``params.states``, and a slot for
+    each request of a batch. Where no layer has keys, a page table is one page of any length, without
+    memory: requests own slots only.
 
     Args:
         params: The cache's shape.
-        num_layers: The number of layers.
+        num_layers: The number of layers with keys and values.
         num_pages: The number of pages.
-        max_batch_size: Requests at once.
+        max_batch_size: Requests at once, the number of slots.
         max_seq_len: The longest sequence.
         devices: The model's device, one.
         session: The model's session.
@@ -83,10 +89,18 @@ class PagedKVCacheManager(ContextPages):
         self.max_batch_size, self.max_seq_len = max_batch_size, max_seq_len
         self.device = devices[0]
         self.session = session
-        super().__init__(PageManager(num_pages, page_size_of(params), params.enable_prefix_caching))
+        page_size = page_size_of(params) if num_layers else max_seq_len
+        super().__init__(
+            PageManager(num_pages, page_size, params.enable_prefix_caching),
+            StateSlots(max_batch_size) if params.states else None,
+        )
         heads = params.n_kv_heads_per_device
-        shape = (num_pages, 2, num_layers, self.page_size, heads, params.head_dim)
+        shape = (num_pages, 2, num_layers, page_size_of(params), heads, params.head_dim)
         self.blocks = Tensor.zeros(shape, params.dtype, self.device)
+        self.states = tuple(
+            Tensor.zeros((max_batch_size, state.layers, *state.shape), state.dtype, self.device)
+            for state in params.states
+        )
         self._host_tables: _HostTables | None = None
         logger.info(
             "KV cache: %d pages of %d tokens, %.0f MiB",
@@ -94,6 +108,9 @@ class PagedKVCacheManager(ContextPages):
             self.page_size,
             num_pages * page_bytes(params, num_layers) / 2**20,
         )
+        if params.states:
+            size = max_batch_size * state_bytes(params) / 2**20
+            logger.info("recurrent states: %d slots, %.0f MiB", max_batch_size, size)
 
     def get_runtime_inputs(
         self, batch: Sequence[TextGenerationContext], num_steps: int = 1
@@ -108,7 +125,7 @@ class PagedKVCacheManager(ContextPages):
             ``cache_lengths`` u32 ``[batch]``: tokens in the cache; ``lookup_table`` u32
             ``[batch, max_pages]``: the pages, padded with 0; ``max_lengths`` u32 ``[num_steps, 2]``:
             for each step the most new tokens of a request, and the most tokens that a request has in
-            the cache before it.
+            the cache before it. With recurrent states their tensors, and ``slots`` u32 ``[batch]``.
         """
         tables = [self.pages.pages(context.request_id) for context in batch]
         lookup_table = np.zeros((len(batch), max(map(len, tables), default=1)), np.uint32)
@@ -121,15 +138,21 @@ class PagedKVCacheManager(ContextPages):
         longest = (cache_lengths + new_lengths).max(initial=0)
         for step in range(1, num_steps):
             max_lengths[step] = 1, longest + step - 1
+        slots = None
+        if self.slots is not None:
+            owned = [self.slots.slot(context.request_id) for context in batch]
+            slots = np.array(owned, np.uint32)
         inputs = RaggedKVCacheInputs(
             blocks=self.blocks,
             cache_lengths=self._place(cache_lengths),
             lookup_table=self._place(lookup_table),
             max_lengths=Tensor.from_numpy(max_lengths),
+            slots=None if slots is None else self._place(slots),
+            states=self.states,
         )
         if self.device.is_host and num_steps == 1:
             self._host_tables = _HostTables(
-                inputs, tables, cache_lengths, lookup_table, max_lengths
+                inputs, tables, cache_lengths, lookup_table, max_lengths, slots
             )
         return inputs
 
@@ -155,6 +178,8 @@ class PagedKVCacheManager(ContextPages):
                 last.lookup_table[row, : len(table)] = table
                 last.tables[row] = table
             last.cache_lengths[row] = context.start_idx
+            if last.slots is not None and self.slots is not None:
+                last.slots[row] = self.slots.slot(context.request_id)
         last.max_lengths[0] = 1, last.cache_lengths.max()
         return inputs
 

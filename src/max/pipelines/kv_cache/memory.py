@@ -31,10 +31,19 @@ def page_bytes(params: KVCacheParams, num_layers: int) -> int:
     return 2 * values * params.dtype.size_in_bytes
 
 
+def state_bytes(params: KVCacheParams) -> int:
+    """The bytes of the recurrent states of one sequence.
+
+    Args:
+        params: The cache's shape.
+    """
+    return sum(state.bytes_per_slot for state in params.states)
+
+
 def cache_bytes(
     params: KVCacheParams, num_layers: int, *, max_batch_size: int, max_seq_len: int
 ) -> int:
-    """The bytes of a cache for a full batch of sequences of full length.
+    """The bytes of a cache for a full batch of sequences of full length: pages and states.
 
     Args:
         params: The cache's shape.
@@ -43,7 +52,7 @@ def cache_bytes(
         max_seq_len: The longest sequence.
     """
     pages = max_batch_size * pages_of(max_seq_len, page_size_of(params))
-    return pages * page_bytes(params, num_layers)
+    return pages * page_bytes(params, num_layers) + max_batch_size * state_bytes(params)
 
 
 def pages_for_memory(
@@ -54,7 +63,9 @@ def pages_for_memory(
     max_seq_len: int,
     available_bytes: int | None,
 ) -> int:
-    """The number of pages that a full batch needs, at most what fits into memory.
+    """The number of pages that a full batch needs, at most what fits into memory beside its states.
+
+    Where no layer has keys, a page is a sequence and has no memory.
 
     Args:
         params: The cache's shape.
@@ -64,12 +75,21 @@ def pages_for_memory(
         available_bytes: Bytes for the cache; None: no limit.
 
     Raises:
-        ValueError: One sequence of full length does not fit.
+        ValueError: The states do not fit, or one sequence of full length does not.
     """
+    states = max_batch_size * state_bytes(params)
+    if available_bytes is not None and states > available_bytes:
+        raise ValueError(
+            f"recurrent states: {max_batch_size} sequences need {states / 2**20:.1f} MiB, and "
+            f"{available_bytes / 2**20:.1f} MiB are available; give a smaller max_batch_size"
+        )
+    if num_layers == 0:
+        return max_batch_size
     pages_per_sequence = pages_of(max_seq_len, page_size_of(params))
     needed = max_batch_size * pages_per_sequence
     if available_bytes is None:
         return needed
+    available_bytes -= states
     fitting = available_bytes // page_bytes(params, num_layers)
     if fitting < pages_per_sequence:
         raise ValueError(

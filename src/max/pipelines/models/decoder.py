@@ -110,12 +110,18 @@ class Decoder(Transformer):
         )
 
     def attention(self, index: int, kv_params: KVCacheParams) -> Module:
-        """The attention of a block.
+        """The attention of a block, or the recurrent layer in its place.
 
         Args:
             index: The block's index.
             kv_params: The shape of the KV cache.
         """
+        config = self.config
+        if config.kind_of(index) == "recurrent":
+            assert config.recurrence is not None
+            return config.recurrence.layer(
+                config, kv_params, self.dtype, self.device, self.linear_cls
+            )
         return DecoderAttention(
             self.config, index, kv_params, self.dtype, self.device, self.linear_cls
         )
@@ -159,13 +165,16 @@ class Decoder(Transformer):
             kv_params: The shape of the KV cache.
         """
         config = self.config
+        kind = config.kind_of(index)
+        places = config.places_of(index)
         return DecoderBlock(
-            self.attention(index, kv_params),
-            self.feed_forward(index),
-            {place: self.make_norm() for place in config.norm_places},
+            self.attention(index, kv_params) if kind != "feed_forward" else None,
+            self.feed_forward(index) if config.feeds_forward(index) else None,
+            {place: self.make_norm() for place in places},
             config.parallel,
             config.residual_multiplier,
             config.normed_residual,
+            mixer="mixer" if kind == "recurrent" else "self_attn",
         )
 
     def __call__(
@@ -257,7 +266,8 @@ class Decoder(Transformer):
         first_of = groups_of_same_form(list(self.layers)) if self.use_subgraphs else indices
         subgraphs: dict[int, Graph] = {}
         for index, layer in enumerate(self.layers):
-            layer_idx = ops.constant(np.array(index, np.uint32), DType.uint32, DeviceRef.CPU())
+            number = np.array(self.config.cache_layer(index), np.uint32)
+            layer_idx = ops.constant(number, DType.uint32, DeviceRef.CPU())
             first, positional = first_of[index], tables[index]
             if first_of.count(first) == 1:
                 h = layer(layer_idx, h, kv_collection, positional, input_row_offsets)
@@ -279,7 +289,7 @@ class Decoder(Transformer):
                 subgraphs[first],
                 layer_idx,
                 h,
-                *kv_collection,
+                *kv_collection.values,
                 *positional,
                 input_row_offsets,
                 prefix=prefix,

@@ -32,25 +32,30 @@ class DecoderBlock(Module):
     mlp(norm(x))``, where the MLP reads the attention's input unless it has a norm of its own.
 
     Args:
-        attention: The attention layer.
-        mlp: The feed-forward layer.
+        attention: The attention, or the recurrent layer in its place; None: the block has none.
+        mlp: The feed-forward layer; None: the block has none.
         norms: The norms by their places, keys of `NORM_PLACES`.
         parallel: Whether attention and MLP read the same hidden states.
         residual_multiplier: The factor of both outputs before they are added.
         normed_residual: Whether the normalised input is added instead of the input.
+        mixer: The name of the attention's weights.
     """
 
     def __init__(
         self,
-        attention: Module,
-        mlp: Layer,
+        attention: Module | None,
+        mlp: Layer | None,
         norms: Mapping[str, Layer],
         parallel: bool = False,
         residual_multiplier: float = 1.0,
         normed_residual: bool = False,
+        mixer: str = "self_attn",
     ) -> None:
-        self.self_attn = attention
-        self.mlp = mlp
+        self.mixer_name = mixer
+        if attention is not None:
+            setattr(self, mixer, attention)
+        if mlp is not None:
+            self.mlp = mlp
         for place, norm in norms.items():
             setattr(self, NORM_PLACES[place], norm)
         self.norm_places = tuple(norms)
@@ -78,8 +83,11 @@ class DecoderBlock(Module):
         Returns:
             ``[total_seq_len, dim]``, of x's dtype.
         """
+        mixer, mlp = self.sublayers.get(self.mixer_name), self.sublayers.get("mlp")
+        if mixer is None:
+            return self._fed_forward(mlp, x)
         normed = self._norm("attention_input", x)
-        attended = self.self_attn(
+        attended = mixer(
             layer_idx, normed, PagedCacheValues.of(kv_collection), positional, input_row_offsets
         )
         attended = self._scaled(self._norm("attention_output", attended))
@@ -88,8 +96,14 @@ class DecoderBlock(Module):
             output = self.mlp(self._norm("mlp_input", x) if own else normed)
             return x + attended + self._scaled(self._norm("mlp_output", output))
         h = self._norm("attention_sum", (normed if self.normed_residual else x) + attended)
+        return self._fed_forward(mlp, h)
+
+    def _fed_forward(self, mlp: Layer | None, h: TensorValue) -> TensorValue:
+        """The residual sum with the feed-forward layer's output; the input where there is none."""
+        if mlp is None:
+            return h
         normed = self._norm("mlp_input", h)
-        output = self._scaled(self._norm("mlp_output", self.mlp(normed)))
+        output = self._scaled(self._norm("mlp_output", mlp(normed)))
         return self._norm("mlp_sum", (normed if self.normed_residual else h) + output)
 
     def _norm(self, place: str, x: TensorValue) -> TensorValue:

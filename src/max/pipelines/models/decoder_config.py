@@ -9,7 +9,9 @@ from max.graph.quantization import QuantizationConfig
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import base_fields
 from max.pipelines.models.experts import Experts
+from max.nn.kv_cache import RecurrentState
 from max.pipelines.models.norms import NormForm, QKNorm
+from max.pipelines.models.recurrent_form import LayerKind, RecurrentForm
 from max.pipelines.models.rope import RopeConfig
 
 __all__ = ["DecoderConfig"]
@@ -71,6 +73,9 @@ class DecoderConfig:
         mlp_bias: Whether the MLP's projections have biases.
         activation: The MLP's activation, as `max.nn.MLP` or `max.pipelines.models.feed_forward` names it.
         experts: The experts of layers that have some; None: all layers have an MLP.
+        layer_kinds: What each layer has; empty: all have attention.
+        recurrence: The form of the recurrent layers; None: there are none.
+        mixers_alone: Whether blocks with attention or a recurrent layer have no feed-forward layer.
         quantization: The format of a GPTQ checkpoint's projections.
         prediction_layers: The number of layers that a checkpoint stores after the others, for predicting further tokens;
             they are not used.
@@ -122,8 +127,65 @@ class DecoderConfig:
     mlp_bias: bool = False
     activation: str = "silu"
     experts: Experts | None = None
+    layer_kinds: tuple[LayerKind, ...] = ()
+    recurrence: RecurrentForm | None = None
+    mixers_alone: bool = False
     quantization: QuantizationConfig | None = None
     prediction_layers: int = 0
+
+    def kind_of(self, index: int) -> LayerKind:
+        """What a layer has besides its norms.
+
+        Args:
+            index: The layer's index.
+        """
+        return self.layer_kinds[index] if self.layer_kinds else "attention"
+
+    def feeds_forward(self, index: int) -> bool:
+        """Whether a layer has a feed-forward layer.
+
+        Args:
+            index: The layer's index.
+        """
+        return not self.mixers_alone or self.kind_of(index) == "feed_forward"
+
+    def places_of(self, index: int) -> tuple[str, ...]:
+        """Where a layer has norms: only at what it has.
+
+        Args:
+            index: The layer's index.
+        """
+        absent = ["attention"] if self.kind_of(index) == "feed_forward" else []
+        if not self.feeds_forward(index):
+            absent.append("mlp")
+        return tuple(place for place in self.norm_places if not place.startswith(tuple(absent)))
+
+    def _layers_of(self, kind: LayerKind, end: int | None = None) -> int:
+        """The number of layers that have attention, or a recurrent layer, of the first `end` ones."""
+        kinds = [self.kind_of(index) for index in range(self.num_layers if end is None else end)]
+        return sum(one in (kind, "both") for one in kinds)
+
+    @property
+    def num_attention_layers(self) -> int:
+        """The number of layers that have keys and values in the cache."""
+        return self._layers_of("attention")
+
+    @property
+    def states(self) -> tuple[RecurrentState, ...]:
+        """The states of the recurrent layers."""
+        layers = self._layers_of("recurrent")
+        return self.recurrence.states(layers) if self.recurrence is not None and layers else ()
+
+    def cache_layer(self, index: int) -> int:
+        """The number of a layer in the cache: of attention among layers with pages, else among those with states.
+
+        Where one layer has both, all have.
+
+        Args:
+            index: The layer's index.
+        """
+        kind = self.kind_of(index)
+        return self._layers_of("recurrent" if kind == "recurrent" else "attention", index)
 
     def window_of(self, index: int) -> int | None:
         """How many tokens a token sees in a layer; None: all tokens before it.
@@ -144,7 +206,7 @@ class DecoderConfig:
         Args:
             index: The layer's index.
         """
-        if index in self.unrotated_layers:
+        if index in self.unrotated_layers or self.kind_of(index) in ("recurrent", "feed_forward"):
             return None
         local = self.sliding_window is not None and index not in self.full_attention_layers
         return self.local_rope if local and self.local_rope is not None else self.rope

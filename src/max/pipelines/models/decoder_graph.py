@@ -12,6 +12,9 @@ blocks              buffer, the cache's dtype     ``[pages, 2, layers, page_size
 cache_lengths       u32 ``[batch]``               cached tokens of each sequence
 lookup_table        u32 ``[batch, max_pages]``    the pages of each sequence
 max_lengths         u32 ``[steps, 2]``            the largest number of new and of cached tokens
+slots               u32 ``[batch]``               with recurrent layers: the slot of each sequence
+states              buffers                       one for each of the config's ``states``, ``[slots,
+                                                  layers, …]``, updated in place
 ==================  ============================  ==============================================
 
 ``with_sampling`` adds the inputs of `max.pipelines.sampling.inputs.sampling_input_types`:
@@ -62,7 +65,7 @@ def input_types(
         TensorType(DType.int64, ["total_seq_len"], device),
         TensorType(DType.uint32, [Dim("batch") + 1], device),
         TensorType(DType.int64, [1], DeviceRef.CPU()),
-        *paged_cache_types(kv_params, config.num_layers, device, "batch"),
+        *paged_cache_types(kv_params, config.num_attention_layers, device, "batch"),
         *(sampling_input_types(device, "batch") if with_sampling else ()),
     ]
 
@@ -95,6 +98,10 @@ def build_graph(
     Raises:
         ValueError: The cache does not fit the model, or the weights do not.
     """
+    if kv_params.states != config.states:
+        raise ValueError(
+            f"build_graph: a cache with the states {kv_params.states}; the model has {config.states}"
+        )
     if (kv_params.n_kv_heads, kv_params.head_dim) != (config.num_kv_heads, config.head_dim):
         raise ValueError(
             f"build_graph: a cache of {kv_params.n_kv_heads} heads of {kv_params.head_dim}; the "
@@ -109,7 +116,8 @@ def build_graph(
     types = input_types(config, kv_params, device, with_sampling)
     with Graph(decoder.__name__.lower(), input_types=types) as graph:
         tokens, offsets, return_n_logits, *others = graph.inputs
-        cache, sampling = others[:4], others[4:]
+        cached = 4 + (1 + len(kv_params.states) if kv_params.states else 0)
+        cache, sampling = others[:cached], others[cached:]
         outputs = model(
             tokens.tensor, PagedCacheValues.of(cache), return_n_logits.tensor, offsets.tensor
         )

@@ -9,6 +9,7 @@ from max.pipelines.checkpoints.encodings import QUANTISED_KINDS
 from max.pipelines.config.model_config import PLAIN_FLOATS
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ConfigError
+from max.pipelines.kv_cache.memory import state_bytes
 from max.pipelines.models.kv_cache import KVCacheMixin
 from max.pipelines.registry.architecture import SupportedArchitecture
 
@@ -33,6 +34,13 @@ def fit_to_memory(config: PipelineConfig, architecture: SupportedArchitecture) -
         return
     if not issubclass(pipeline_model, KVCacheMixin):
         return
+    params = pipeline_model.get_kv_params(
+        model.huggingface_config,
+        len(model.devices),
+        config.kv_cache_config,
+        encoding.cache_dtype,
+    )
+    states = state_bytes(params)
     needed = pipeline_model.estimate_kv_cache_size(
         config,
         sys.maxsize,
@@ -43,10 +51,12 @@ def fit_to_memory(config: PipelineConfig, architecture: SupportedArchitecture) -
     ) // (config.max_batch_size or 1)
     page = config.kv_cache_config.kv_cache_page_size
     pages = -(-config.max_length // page)
-    page_bytes = max(needed // pages, 1)
-    fitting = config.available_cache_memory() // page_bytes
-    if fitting < 1:
-        raise _refusal(config, page_bytes)
+    has_pages = needed > states
+    page_bytes = max((needed - states) // pages, 1) if has_pages else 0
+    available = config.available_cache_memory()
+    if available < states + page_bytes:
+        raise _refusal(config, page_bytes, states)
+    fitting = (available - states) // page_bytes if has_pages else pages
     if fitting < pages:
         logger.warning(
             "the KV cache of one sequence of %d tokens does not fit into memory; max_length is "
@@ -55,7 +65,9 @@ def fit_to_memory(config: PipelineConfig, architecture: SupportedArchitecture) -
             fitting * page,
         )
         config.max_length = fitting * page
-    if config.max_batch_size is not None and config.max_batch_size > fitting:
+    if config.max_batch_size is None:
+        return
+    if has_pages and config.max_batch_size > fitting:
         logger.warning(
             "the KV cache has %d pages of %d tokens, and max_batch_size is %d, a page for each "
             "sequence; max_batch_size is now %d",
@@ -65,9 +77,20 @@ def fit_to_memory(config: PipelineConfig, architecture: SupportedArchitecture) -
             fitting,
         )
         config.max_batch_size = fitting
+    # beside the states one sequence has all its pages, and each one a page
+    longest = min(fitting, pages) * page_bytes
+    most = min(available // (states + page_bytes), (available - longest) // states) if states else 0
+    if states and config.max_batch_size > most:
+        logger.warning(
+            "the recurrent states of a sequence take %s, and max_batch_size is %d; it is now %d",
+            _size(states),
+            config.max_batch_size,
+            most,
+        )
+        config.max_batch_size = most
 
 
-def _refusal(config: PipelineConfig, page_bytes: int) -> ConfigError:
+def _refusal(config: PipelineConfig, page_bytes: int, states: int) -> ConfigError:
     """The plan of a model that does not fit, and what would."""
     model = config.model_config
     free = config.free_memory() or 0
@@ -75,12 +98,13 @@ def _refusal(config: PipelineConfig, page_bytes: int) -> ConfigError:
     weights = model.weights_size()
     page = config.kv_cache_config.kv_cache_page_size
     plan = (
-        f"{model.model_path} does not fit into memory: {_size(weights)} of weights and {_size(page_bytes)} for a page of "
-        f"{page} tokens of KV cache, where {_size(share)} are available ({_size(free)} are free, "
+        f"{model.model_path} does not fit into memory: {_size(weights)} of weights and "
+        f"{_cache(page, page_bytes, states)}, where {_size(share)} are available ({_size(free)} are free, "
         f"{_size(free - share)} of them kept as slack)"
     )
+    page_bytes += states
     encoding = model.quantization_encoding
-    if weights + page_bytes // page <= share < weights + page_bytes:
+    if not states and weights + page_bytes // page <= share < weights + page_bytes:
         return ConfigError(plan, "Give a smaller --kv-cache-page-size, so that a page fits.")
     if model.quantize is None and encoding in PLAIN_FLOATS:
         for kind in QUANTISED_KINDS[:-1]:
@@ -90,6 +114,13 @@ def _refusal(config: PipelineConfig, page_bytes: int) -> ConfigError:
     return ConfigError(
         plan, f"Take a smaller model, or free {_size(weights + page_bytes - share)} of memory."
     )
+
+
+def _cache(page: int, page_bytes: int, states: int) -> str:
+    """The least that one sequence needs besides the weights."""
+    pages = f"{_size(page_bytes)} for a page of {page} tokens of KV cache" if page_bytes else ""
+    kept = f"{_size(states)} for the recurrent states of a sequence" if states else ""
+    return " and ".join(part for part in (pages, kept) if part)
 
 
 def _size(count: int) -> str:

@@ -36,10 +36,13 @@ class PageSource(Protocol):
         ...
 
     def claim(self, request_id: RequestID) -> None:
-        """Gives a request an empty page table.
+        """Gives a request an empty page table, and a slot where the model has recurrent states.
 
         Args:
             request_id: The request.
+
+        Raises:
+            OutOfPagesError: No slot is free; nothing was changed.
         """
         ...
 
@@ -122,11 +125,16 @@ class PageTables:
     def open(self, context: TextGenerationContext) -> bool:
         """Gives a request a page table, filled with the cached pages of its first tokens.
 
+        Where the model has recurrent states, the request gets a slot of them too.
+
         Args:
             context: The request; it skips the tokens that are cached.
 
         Returns:
             Whether the table is new; False where the request has one.
+
+        Raises:
+            OutOfPagesError: No slot of the recurrent states is free; nothing was changed.
         """
         if context.request_id in self:
             return False
@@ -181,7 +189,7 @@ class PageTables:
             raise
 
     def close(self, request_id: RequestID) -> None:
-        """Removes a request's page table; nothing happens where it has none.
+        """Removes a request's page table and frees its slot; nothing happens where it has none.
 
         Args:
             request_id: The request.

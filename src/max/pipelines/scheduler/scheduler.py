@@ -184,7 +184,13 @@ class TextScheduler:
         """
         limits = self._limits
         busy = joins or bool(self._running)
-        opened = self._tables.open(context)
+        try:
+            opened = self._tables.open(context)
+        except OutOfPagesError:
+            # a request that was preempted amid its prompt may hold the last slot
+            if not busy and self._preempt_last(after=context):
+                return self._admit(context, tokens_left, context_length, joins)
+            return False
         if context.active_length > tokens_left:
             if limits.enable_chunked_prefill:
                 context.set_token_indices(active_idx=context.start_idx + tokens_left)
@@ -200,10 +206,17 @@ class TextScheduler:
             if not busy and self._preempt_last(after=context):
                 return self._admit(context, tokens_left, context_length, joins)
             return self._put_off(context, opened)
-        # headroom of one page per running request: else one of them soon preempts this one
-        if opened and self._tables.free_pages < len(self._running):
+        # headroom of one page per request that grows: else one of them soon preempts this one
+        if opened and self._tables.free_pages < sum(map(self._grows, self._running.values())):
             return self._put_off(context, opened)
         return True
+
+    def _grows(self, context: TextGenerationContext) -> bool:
+        """Whether a running request needs more pages before it ends."""
+        if context.max_length is None:
+            return True
+        left = max(1, context.max_length - context.active_idx)
+        return self._tables.missing(context, left) > 0
 
     def _put_off(self, context: TextGenerationContext, opened: bool) -> bool:
         """Leaves a request waiting, as it was before :meth:`_admit`."""

@@ -1,0 +1,51 @@
+"""What a decoder needs of recurrent layers: their states, and the layers themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+from max.dtype import DType
+from max.graph import DeviceRef
+from max.nn.kv_cache import KVCacheParams, RecurrentState
+from max.nn.layer import Module
+from max.nn.linear import Linear
+
+__all__ = ["LayerKind", "RecurrentForm"]
+
+LayerKind = Literal["attention", "recurrent", "both", "feed_forward"]
+"""What a block has besides its norms: attention, a recurrent layer, both side by side, or a feed-forward layer only."""
+
+
+class RecurrentForm(Protocol):
+    """The form of a model's recurrent layers, a frozen dataclass: Mamba's, Mamba 2's, a short convolution."""
+
+    def states(self, layers: int) -> tuple[RecurrentState, ...]:
+        """The states that a sequence has.
+
+        Args:
+            layers: The number of recurrent layers.
+        """
+        ...
+
+    def layer(
+        self,
+        config: Any,
+        kv_params: KVCacheParams,
+        dtype: DType,
+        device: DeviceRef,
+        linear_cls: Callable[..., Linear],
+    ) -> Module:
+        """A recurrent layer; it is called as `max.pipelines.models.decoder_attention.DecoderAttention` is.
+
+        ``layer_idx`` is its number among the recurrent layers. A sequence without cached tokens has a state of zero,
+        whatever its slot holds.
+
+        Args:
+            config: The shape of the model, a `DecoderConfig`.
+            kv_params: The shape of the cache, with the states.
+            dtype: The dtype of the weights.
+            device: Where it runs.
+            linear_cls: The constructor of the projections.
+        """
+        ...
