@@ -10,6 +10,8 @@ covers the rest of its body. The minimum of a signed type divided by -1 wraps.
 
 from __future__ import annotations
 
+import functools
+
 from max.kernel.frontend.builder import Builder, Scope
 from max.kernel.frontend.raising import refuse
 from max.kernel.frontend.state import Frontend
@@ -23,6 +25,7 @@ _DEPTH = 12  # the maximum depth of definitions that the analysis follows
 Interval = tuple[int, int]
 
 
+@functools.cache
 def _type_interval(dtype: ScalarType) -> Interval:
     if dtype.kind == "i":
         return -(1 << (dtype.bits - 1)), (1 << (dtype.bits - 1)) - 1
@@ -39,8 +42,11 @@ def interval(b: Builder, a: Atom, depth: int = _DEPTH) -> Interval:
         low, high = b.intervals[a.id]
     elif depth and (let := b.definitions.get(a.id)) is not None:
         low, high = _of_op(b, let, whole, depth - 1)
-    if low < 1 and any(a.id in scope.positive for scope in b.scopes):
-        low = 1
+    if low < 1:
+        for scope in b.scopes:
+            if a.id in scope.positive:
+                low = 1
+                break
     return low, max(low, high)  # the interval may be empty in dead code
 
 

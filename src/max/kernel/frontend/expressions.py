@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+from types import ModuleType
 from typing import Any, NoReturn
 
 from max.kernel.errors import KernelIndexError, KernelNameError, KernelSyntaxError
@@ -281,6 +282,8 @@ def _attribute(fe: Frontend, node: ast.Attribute) -> Any:
     value = fe.expr(node.value)
     fe.node = node
     name = node.attr
+    if value.__class__ is ModuleType:  # most often: the language's own names
+        return _python_attribute(fe, value, name)
     if isinstance(value, View):
         method = VIEW_METHODS.get(name)
         if method is not None:
@@ -302,16 +305,17 @@ def _attribute(fe: Frontend, node: ast.Attribute) -> Any:
     elif isinstance(value, Runtime):
         result = context_attribute(fe, value, name)
     else:
-        try:
-            return getattr(value, name)
-        except (
-            AttributeError,
-            TypeError,
-        ) as error:  # TypeError: from the body of a record's property
-            fe.fail(f"{describe(value)}: {error}", KernelNameError)
+        return _python_attribute(fe, value, name)
     if result is None:
         fe.fail(f"{describe(value)} has no attribute {name!r}", KernelNameError)
     return result
+
+
+def _python_attribute(fe: Frontend, value: Any, name: str) -> Any:
+    try:
+        return getattr(value, name)
+    except (AttributeError, TypeError) as error:  # TypeError: from the body of a record's property
+        fe.fail(f"{describe(value)}: {error}", KernelNameError)
 
 
 def _lambda(fe: Frontend, node: ast.Lambda) -> Closure:

@@ -20,7 +20,19 @@ from max.kernel.frontend.state import Failure, Frame, Frontend
 from max.kernel.frontend.values import ContextValue, Index
 from max.kernel.frontend.views import View, contiguous_strides
 from max.kernel.interpreter.entry import PythonMessage
-from max.kernel.ir.nodes import ArgSlot, Block, For, If, KernelIR, Parallel, Stmt, While
+from max.kernel.ir.nodes import (
+    ArgSlot,
+    Assign,
+    Block,
+    For,
+    If,
+    KernelIR,
+    Let,
+    Parallel,
+    Stmt,
+    Store,
+    While,
+)
 from max.kernel.ir.printer import print_kernel
 from max.kernel.ir.spec import verify
 from max.kernel.language.source import Kernel
@@ -316,15 +328,23 @@ def _freeze(body: Iterable[Stmt]) -> tuple[Stmt, ...]:
     """Converts a body to tuples, without empty blocks."""
     out: list[Stmt] = []
     for s in body:
-        if isinstance(s, (For, Parallel)):
-            s = replace(s, body=_freeze(s.body))
+        kind = s.__class__
+        if kind in _LEAVES:
+            out.append(s)
+        elif isinstance(s, (For, Parallel)):
+            out.append(replace(s, body=_freeze(s.body)))
         elif isinstance(s, Block):
-            s = replace(s, body=_freeze(s.body))
-            if not s.body:
-                continue
+            inner = _freeze(s.body)
+            if inner:
+                out.append(replace(s, body=inner))
         elif isinstance(s, While):
-            s = replace(s, head=_freeze(s.head), body=_freeze(s.body))
+            out.append(replace(s, head=_freeze(s.head), body=_freeze(s.body)))
         elif isinstance(s, If):
-            s = replace(s, then=_freeze(s.then), orelse=_freeze(s.orelse))
-        out.append(s)
+            out.append(replace(s, then=_freeze(s.then), orelse=_freeze(s.orelse)))
+        else:
+            out.append(s)
     return tuple(out)
+
+
+_LEAVES = frozenset({Let, Store, Assign})
+"""The most frequent statements; they have no body."""

@@ -8,7 +8,7 @@ import itertools
 import linecache
 import textwrap
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,11 +35,24 @@ class FunctionSource:
 def _functions_of_file(file: str, text: str) -> dict[int, ast.FunctionDef]:
     """The functions of a file by each line on which they may be said to start (first decorator, ``def``)."""
     functions: dict[int, ast.FunctionDef] = {}
-    for node in ast.walk(ast.parse(text, file)):
+    for node in _statements(ast.parse(text, file).body):
         if isinstance(node, ast.FunctionDef):
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
             functions[first] = functions[node.lineno] = node
     return functions
+
+
+def _statements(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """The statements of a body and of the bodies in it; expressions, of which most of a tree consists, are not visited."""
+    for node in nodes:
+        yield node
+        for name in _BODIES:
+            if inner := getattr(node, name, None):
+                yield from _statements(inner)
+
+
+_BODIES = ("body", "orelse", "finalbody", "handlers", "cases")
+"""The fields of statements, handlers and cases that hold statements, or handlers and cases."""
 
 
 def source_of(fn: types.FunctionType) -> FunctionSource:
@@ -236,7 +249,7 @@ def returns_early(node: FunctionNode) -> bool:
             isinstance(n, ast.Return)
             for stmt in node.body
             if not isinstance(stmt, ast.Return)
-            for n in ast.walk(stmt)
+            for n in _statements([stmt])
         )
         node._returns_early = cached  # type: ignore[attr-defined]
     return cached

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from max.kernel.ir.nodes import Assign, Effect, For, If, Let, Parallel, Stmt, Store, While
 from max.kernel.ir.nodes import Block as IRBlock
-from max.kernel.ir.nodes import Effect, For, If, Parallel, Stmt, While
 from max.kernel.language.tile_values import MAX_BYTES, MAX_ROWS, MAX_TILES, Shapes
 from max.kernel.lowering.writer import Writer
 
@@ -138,6 +138,9 @@ done:
 def uses_tiles(body: Iterable[Stmt]) -> bool:
     """Whether a kernel configures matrix tiles."""
     for s in body:
+        kind = s.__class__
+        if kind is Let or kind is Store or kind is Assign:  # most statements
+            continue
         if isinstance(s, Effect):
             if s.op == "tile_configure":
                 return True
