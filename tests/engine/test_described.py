@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, fields, is_dataclass
@@ -14,9 +15,11 @@ import pytest
 
 from max._compiler.stats import stats
 from max._config import flags
+from max._runtime import reserve
+from max._runtime.reserve import Reserve
 from max.driver import Tensor
 from max.dtype import DType
-from max.engine import InferenceSession, _store
+from max.engine import InferenceSession, _store, described
 from max.engine.described import describe_staging, load_described
 from max.graph import DeviceRef, Graph, TensorType, Weight, ops
 from max.graph.weights import WeightData
@@ -107,6 +110,58 @@ def test_other_descriptions_stage() -> None:
     with flags.override(MAX_GUARD=True):
         load(weights(1), describe_staging([1], weights(1)))
     assert stats.modules == modules + 1 and stats.recipes == recipes
+
+
+def large(seed: int) -> dict[str, WeightData]:
+    """Weights with a matrix that is packed."""
+    rng = np.random.default_rng(seed)
+    arrays = {"w": rng.standard_normal((640, 512)), "b": rng.standard_normal(512)}
+    return {name: WeightData.from_numpy(a.astype(np.float32), name) for name, a in arrays.items()}
+
+
+def product(values: dict[str, WeightData]) -> Callable[[], tuple[Graph, dict[str, Any]]]:
+    """Stages ``x @ w + b``."""
+
+    def stage() -> tuple[Graph, dict[str, Any]]:
+        with Graph("product", input_types=[TensorType(DType.float32, ("n", 640), CPU)]) as graph:
+            w = Weight("w", DType.float32, [640, 512], CPU)
+            b = Weight("b", DType.float32, [512], CPU)
+            graph.output(graph.inputs[0].tensor @ w + b)
+        return graph, {name: value.data for name, value in values.items()}
+
+    return stage
+
+
+def test_packed_weights_lie_in_memory_that_was_requested_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reserve, "LEAST_BYTES", 1)
+    made: list[Reserve] = []
+
+    class Kept(Reserve):
+        def __init__(self, num_bytes: int) -> None:
+            super().__init__(num_bytes)
+            made.append(self)
+            self.sizes = [num_bytes]
+
+        def take(self, num_bytes: int) -> np.ndarray:
+            self.sizes.append(num_bytes)
+            return super().take(num_bytes)
+
+    monkeypatch.setattr(described, "Reserve", Kept)
+    values = large(3)
+    x = np.random.default_rng(4).standard_normal((7, 640), np.float32)
+    w, b = (Tensor.from_dlpack(values[k].data).to_numpy() for k in "wb")
+    for _ in range(2):
+        model = load_described(InferenceSession(), "product", values, product(values))
+        (y,) = model.execute(x)
+        np.testing.assert_allclose(y.to_numpy(), x @ w + b, rtol=1e-4, atol=1e-4)
+    # the second load finds the recipe: nothing is compiled meanwhile
+    (one,) = made
+    assert one.sizes == [641 * 512 * 4, 640 * 512 * 4]
+    with pytest.raises(ZeroDivisionError):
+        load_described(InferenceSession(), "failing", values, lambda: 1 // 0)
+    assert not [t for t in threading.enumerate() if t.name == "max-reserve"]
 
 
 def test_no_description_and_the_interpreter_stage_at_each_load() -> None:

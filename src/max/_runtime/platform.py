@@ -207,6 +207,29 @@ def allocate(num_bytes: int, alignment: int = CACHE_LINE) -> np.ndarray:
     return part
 
 
+def discard(block: np.ndarray) -> bool:
+    """Returns the whole pages of a block of private memory to the system; they read as 0 afterwards.
+
+    Args:
+        block: A contiguous array, whose elements are not needed any more.
+
+    Returns:
+        Whether the system took the pages; it does on Linux.
+    """
+    return _do_not_need(block.ctypes.data, block.nbytes)
+
+
+def _do_not_need(address: int, num_bytes: int) -> bool:
+    """Releases the whole pages of a range; returns whether the system accepts."""
+    start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    stop = (address + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if not LINUX or stop <= start:
+        return False
+    madvise = _libc().madvise
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return madvise(start, stop - start, mmap.MADV_DONTNEED) == 0
+
+
 @functools.cache
 def boot_id() -> str | None:
     """A name of the time since the machine was started; None on other systems than Linux."""
@@ -264,13 +287,12 @@ class MappedFiles:
         Returns:
             Whether the system released the pages.
         """
+        # the pages at both ends may belong to other mappings
         start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
         stop = (address + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if stop <= start or not any(low <= start and stop <= high for low, high in self._ranges):
+        if not any(low <= start and stop <= high for low, high in self._ranges):
             return False
-        madvise = _libc().madvise
-        madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-        return madvise(start, stop - start, mmap.MADV_DONTNEED) == 0
+        return _do_not_need(start, stop - start)
 
 
 # LLVM --------------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ class FixedMemory:
         constants: The constants by buffer index.
         packed: Returns the results computed once on the CPU, as one array of the size that is its argument; None if they
             are to be computed.
+        allocate: Allocates the memory of results that are to be computed.
 
     Attributes:
         addresses: The address of each buffer.
@@ -52,6 +53,7 @@ class FixedMemory:
         weights: Mapping[str, Tensor | LaterCast],
         constants: Mapping[int, Array],
         packed: Callable[[int], Array | None] | None = None,
+        allocate: Callable[[int], Array] = platform.allocate,
     ) -> None:
         self.addresses: list[int] = []
         self.casts: dict[int, LaterCast] = {}
@@ -66,7 +68,7 @@ class FixedMemory:
         num_bytes = 0 if compiled.guarded else sum(sizes)
         ready = None if packed is None else packed(num_bytes)
         self.is_computed = ready is not None
-        self._kept = platform.allocate(num_bytes) if ready is None else ready
+        self._kept = allocate(num_bytes) if ready is None else ready
         places = iter(accumulate(sizes, initial=self._kept.ctypes.data))
         for index, item in enumerate(compiled.fixed):
             if item.kind == "weight":

@@ -244,11 +244,16 @@ class InferenceSession:
             )
         return self._linked(self._store.load(module), registry)
 
-    def _linked(self, program: Loaded, registry: Mapping[str, Any] | None) -> Model:
-        """The model of a program with the weights of a registry."""
+    def _linked(
+        self,
+        program: Loaded,
+        registry: Mapping[str, Any] | None,
+        allocate: Callable[[int], np.ndarray[Any, Any]] = platform.allocate,
+    ) -> Model:
+        """The model of a program with the weights of a registry; `allocate` as for `FixedMemory`."""
         linker = _Linker(self._backends, program, self._printing, self._caster)
         compiled = program.compiled
-        linked = linker.link(compiled, registry)
+        linked = linker.link(compiled, registry, allocate)
         model = Model(compiled, linked, linker, arena_of(self._backends[compiled.main.device]))
         self._models.add(model)
         return model
@@ -402,7 +407,12 @@ class _Linker:
         self.printing = printing
         self.program = program
 
-    def link(self, compiled: Compiled, registry: Mapping[str, Any] | None) -> Linked:
+    def link(
+        self,
+        compiled: Compiled,
+        registry: Mapping[str, Any] | None,
+        allocate: Callable[[int], np.ndarray[Any, Any]] = platform.allocate,
+    ) -> Linked:
         """Links the programs with the weights of a registry, and computes the results that are computed once."""
         weights = bind_weights(compiled.name, self.program.declared, registry, self.caster.takes)
         constants, key, copy = self.program.constants, self.program.key, None
@@ -412,7 +422,7 @@ class _Linker:
             copy = PackedCopy.of(key, compiled, num_bytes, weights, constants)
             return None if copy is None else copy.mapped()
 
-        memory = FixedMemory(compiled, self.backends, weights, constants, packed)
+        memory = FixedMemory(compiled, self.backends, weights, constants, packed, allocate)
         addresses = memory.addresses  # a later measurement must not hold the memory
 
         def linked(part: ProgramCode, limits: Mapping[str, int] | None = None) -> LinkedProgram:

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from max import mlir
 from max._config import flags
+from max._runtime import platform
+from max._runtime.reserve import Reserve
 from max.driver import DLPackArray, Tensor
 from max.dtype import DType
 from max.engine._model import Model
@@ -43,6 +45,7 @@ def load_described(
     description: str | None,
     weights: Mapping[str, WeightData],
     stage: Callable[[], tuple[Graph, Mapping[str, DLPackArray]]],
+    dtype: DType | None = None,
 ) -> Model:
     """Loads the graph that a function stages.
 
@@ -51,14 +54,19 @@ def load_described(
         description: All that `stage` reads, see `describe_staging`; None stages at each call.
         weights: The weights that `stage` takes its values from.
         stage: Returns the graph, and a value for each of its weights. It must not read the elements of `weights`.
+        dtype: The dtype that the model computes in, to which weights of wider floats are converted; None: as they
+            are stored.
 
     Raises:
         Exception: As `stage` and `InferenceSession.load`.
     """
     registry: Mapping[str, DLPackArray] = {}
+    reserve: Reserve | None = None
 
     def module() -> tuple[mlir.ModuleOp, dict[str, _Source] | None]:
-        nonlocal registry
+        nonlocal registry, reserve
+        # no program is on the disk: the pages of packed weights are requested while it is compiled
+        reserve = Reserve(_expected_bytes(weights, dtype))
         graph, registry = stage()
         staged = with_buffers(graph.to_mlir())
         session._check_devices(staged)
@@ -68,11 +76,31 @@ def load_described(
     if description is None or flags.MAX_INTERPRET:
         graph, registry = stage()
         return session.load(graph, weights_registry=registry)
-    loaded = session._store.load_described(description, module)
-    if not registry and loaded.note:
-        sources: dict[str, _Source] = loaded.note
-        registry = {name: _value(weights[source.name], source) for name, source in sources.items()}
-    return session._linked(loaded, registry)
+    try:
+        loaded = session._store.load_described(description, module)
+        if not registry and loaded.note:
+            sources: dict[str, _Source] = loaded.note
+            registry = {
+                name: _value(weights[source.name], source) for name, source in sources.items()
+            }
+        return session._linked(
+            loaded, registry, platform.allocate if reserve is None else reserve.take
+        )
+    finally:
+        if reserve is not None:
+            reserve.close()
+
+
+def _expected_bytes(weights: Mapping[str, WeightData], dtype: DType | None) -> int:
+    """About the size of the packed weights: each weight as stored, or in the model's dtype where that takes less."""
+    total = 0
+    for weight in weights.values():
+        stored = _stored(weight.data)
+        width = stored.dtype.size_in_bytes
+        if dtype is not None and stored.dtype.is_float():
+            width = min(width, dtype.size_in_bytes)
+        total += stored.num_elements * width
+    return total
 
 
 def describe_staging(arguments: Sequence[Any], weights: Mapping[str, WeightData]) -> str | None:

@@ -157,7 +157,7 @@ class DecoderModel(PipelineModel[TextContext], KVCacheMixin):
                 self.decoder_class, config, params, self.dtype, self.return_logits, str(device), use_subgraphs,
             )  # fmt: skip
             description = describe_staging(arguments, state_dict)
-        return load_described(session, description, state_dict, stage)
+        return load_described(session, description, state_dict, stage, self.dtype)
 
     def configure(self, state_dict: Mapping[str, WeightData]) -> DecoderConfig:
         """The shape of the model: config.json, the weights, and the user's options.

@@ -1,0 +1,84 @@
+"""Memory whose pages a thread requests from the system before the memory is used.
+
+The first write to a page makes the system find and clear memory for it. For the packed weights of a model that takes
+longer than to write them, and it needs no knowledge of the model but the size, so it can run beside the compiler.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+
+import numpy as np
+import numpy.typing as npt
+
+from max._runtime import platform
+
+__all__ = ["LEAST_BYTES", "STEP_BYTES", "Reserve"]
+
+LEAST_BYTES = 64 << 20
+"""Less memory is not worth a thread."""
+STEP_BYTES = 16 << 20
+"""Bytes between two looks at whether the memory is taken; on slow machines they take 50 ms."""
+
+
+class Reserve:
+    """A block of memory whose pages a thread touches, from the first on, until the block is taken.
+
+    Does nothing if there is one core only, or less than `LEAST_BYTES`.
+
+    Args:
+        num_bytes: The expected size. The block that is taken may be smaller, or greater by an eighth.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        self._block: npt.NDArray[np.uint8] | None = None
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.touched = 0
+        """The bytes at the start of the block that are touched so far."""
+        if num_bytes < LEAST_BYTES or platform.usable_cpus() < 2:
+            return
+        try:
+            # pages that are not touched cost nothing
+            self._block = platform.allocate(num_bytes + num_bytes // 8, platform.HUGE_PAGE)
+            self._thread = threading.Thread(
+                target=self._touch, args=(num_bytes,), name="max-reserve", daemon=True
+            )
+            self._thread.start()
+        except (MemoryError, RuntimeError):  # no memory or no thread: who needs it reports it
+            self._block = self._thread = None
+
+    def _touch(self, num_bytes: int) -> None:
+        assert self._block is not None
+        start = self._block.ctypes.data
+        while self.touched < num_bytes and not self._stopped.is_set():
+            step = min(STEP_BYTES, num_bytes - self.touched)
+            ctypes.memset(start + self.touched, 0, step)  # without Python's lock
+            self.touched += step
+
+    def take(self, num_bytes: int) -> npt.NDArray[np.uint8]:
+        """A block of memory with undefined contents, aligned to cache lines; ends the thread.
+
+        The block is the reserved one if that is large enough, once. Touched pages beyond its end are given back.
+
+        Args:
+            num_bytes: The size.
+
+        Raises:
+            MemoryError: There is no memory.
+        """
+        block = self._block
+        self.close()
+        if block is None or block.size < num_bytes:
+            return platform.allocate(num_bytes)
+        if self.touched > num_bytes:
+            platform.discard(block[num_bytes:])
+        return block[:num_bytes]
+
+    def close(self) -> None:
+        """Ends the thread, and frees the block if it is not taken."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._thread = self._block = None
