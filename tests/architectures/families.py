@@ -64,6 +64,23 @@ GROUPED_EXPERTS: dict[str, Any] = {
     "first_k_dense_replace": 1,
     "routed_scaling_factor": 1.7,
 }
+GEMMA3N: dict[str, Any] = {
+    "num_attention_heads": 4,
+    "head_dim": 8,
+    "num_hidden_layers": 6,
+    "intermediate_size": [20, 20, 30, 20, 20, 24],
+    "activation_sparsity_pattern": [0.6, 0.0, 0.6, 0.3, 0.0, 0.9],
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"] * 2,
+    "num_kv_shared_layers": 3,
+    "vocab_size_per_layer_input": VOCABULARY - 9,
+    "hidden_size_per_layer_input": 6,
+    "laurel_rank": 4,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    },
+}
 GPT_KEYS = {"n_embd": 24, "n_layer": 3, "n_head": 6, "n_positions": LONGEST}
 OPT_KEYS = {
     "hidden_size": 24,
@@ -174,6 +191,23 @@ CASES: dict[str, Case] = {
                 "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
             },
+        },
+    ),
+    "gemma3n": Case("Gemma3nForCausalLM", "Gemma3nTextConfig", GEMMA3N),
+    "gemma3n_plain": Case(
+        "Gemma3nForCausalLM",
+        "Gemma3nTextConfig",
+        {
+            **GEMMA3N,
+            "num_kv_shared_layers": 0,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "altup_active_idx": 2,
+            "altup_num_inputs": 3,
+            "altup_correct_scale": False,
+            "intermediate_size": 20,
+            "rope_parameters": None,
+            "activation_sparsity_pattern": None,
         },
     ),
     "phi": llama_like("Phi", num_attention_heads=3, num_key_value_heads=3, qk_layernorm=True),

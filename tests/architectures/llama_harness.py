@@ -143,7 +143,9 @@ class Server:
         renamed = names.from_gguf(weights) if gguf else names.from_safetensors(weights)
         if gguf:
             config = gguf_form(config, renamed, architecture.gguf_interleaves_rope)
-        params = KVCacheParams(dtype, config.num_kv_heads, config.head_dim, page_size=page_size)
+        params = KVCacheParams(
+            dtype, config.num_kv_heads, config.head_dim, page_size=page_size, states=config.states
+        )
         decoder = architecture.decoder_class
         renamed = split_fused(config, renamed)
         registry = weights_registry(decoder, config, params, dtype, renamed)
@@ -159,10 +161,17 @@ class Server:
         )
         self.with_sampling, self.return_logits = with_sampling, return_logits
         self.page_size = page_size
-        shape = (pages, 2, config.num_layers, page_size, config.num_kv_heads, config.head_dim)
-        # pages that no sequence has written must not be read
+        layers = config.num_attention_layers
+        shape = (pages, 2, layers, page_size, config.num_kv_heads, config.head_dim)
+        # pages and states that no sequence has written must not be read
         self.blocks = np.full(shape, np.nan, dtype.to_numpy())
-        self.free = np.random.default_rng(3).permutation(pages).tolist()
+        self.states = [
+            np.full((pages, state.layers, *state.shape), np.nan, state.dtype.to_numpy())
+            for state in config.states
+        ]
+        rng = np.random.default_rng(3)
+        self.free, self.free_slots = (rng.permutation(pages).tolist() for _ in range(2))
+        self.slots: dict[Any, int] = {}
         self.pages: dict[Any, list[int]] = {}
         self.lengths: dict[Any, int] = {}
         self.arrays = {k: Tensor.from_dlpack(v).to_numpy() for k, v in registry.items()}
@@ -198,6 +207,12 @@ class Server:
             table,
             np.array([[max(new), max(cached)]], np.uint32),
         ]
+        if self.states:
+            for name in batch:
+                if name not in self.slots:
+                    self.slots[name] = self.free_slots.pop()
+            slots = [self.slots[name] for name in batch]
+            inputs += [np.array(slots, np.uint32), *self.states]
         if self.with_sampling:
             inputs += greedy(len(batch)) if sampling is None else list(sampling)
         if self.model is None:

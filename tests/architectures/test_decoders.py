@@ -33,7 +33,7 @@ from tests.programs.architectures import TINY, generated, random_checkpoint, ref
 
 # each has a path through layers or kernels that the others lack; the long suite compiles all
 COMPILED = {
-    "apertus", "bloom", "cohere", "dots1", "falcon_grouped", "gemma2", "gemma3", "gpt2", "gpt_oss", "hunyuan", "ministral3", "olmo", "olmo2", "opt_after",
+    "apertus", "bloom", "cohere", "dots1", "falcon_grouped", "gemma2", "gemma3", "gemma3n", "gpt2", "gpt_oss", "hunyuan", "ministral3", "olmo", "olmo2", "opt_after",
     "phi", "phi3_long", "phimoe", "qwen2_window", "stablelm_parallel",
 }  # fmt: skip
 RUNS = [("interpreter", case) for case in CASES] + [

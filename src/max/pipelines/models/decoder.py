@@ -7,6 +7,7 @@ An architecture changes what differs by fields of its config. Where a model comp
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -21,12 +22,14 @@ from max.nn.rotary_embedding import RotaryEmbedding
 from max.nn.transformer import ReturnLogits, Transformer
 from max.nn.transformer._same_form import groups_of_same_form
 from max.nn.transformer.transformer import weight_prefix
+from max.pipelines.models.alternating import AlternatingBlock, AlternatingStates, SparseMLP
 from max.pipelines.models.decoder_attention import DecoderAttention
 from max.pipelines.models.decoder_block import DecoderBlock
 from max.pipelines.models.decoder_config import DecoderConfig
 from max.pipelines.models.experts import DecoderExperts
 from max.pipelines.models.feed_forward import PlainMLP
 from max.pipelines.models.norms import norm_layer
+from max.pipelines.models.per_layer import PerLayerEmbeddings, PerLayerGate
 from max.pipelines.models.rope import RopeConfig
 
 __all__ = ["Decoder"]
@@ -98,6 +101,14 @@ class Decoder(Transformer):
             )
         if config.embedding_norm:
             self.embed_norm = self.make_norm()
+        if config.per_layer_inputs is not None:
+            self.per_layer = PerLayerEmbeddings(
+                config.per_layer_inputs, config.num_layers, config.hidden_size, config.norm_eps, dtype, self.device
+            )  # fmt: skip
+        if config.alternating is not None:
+            self.states = AlternatingStates(
+                config.alternating, config.hidden_size, dtype, self.device
+            )
         if config.embedding_size is not None:
             self.project_in = Linear(width, config.hidden_size, dtype, self.device)
             self.project_out = Linear(config.hidden_size, width, dtype, self.device)
@@ -146,16 +157,19 @@ class Decoder(Transformer):
                 config.mlp_bias,
                 config.activation,
             )
-        return MLP(
-            self.dtype,
-            None,
-            config.hidden_size,
-            config.intermediate_size,
-            [self.device],
-            linear_cls=self.linear_cls,
-            has_bias=config.mlp_bias,
-            activation_function=config.activation,
-        )
+        sizes = config.layer_sizes
+        options: dict[str, Any] = {
+            "dtype": self.dtype,
+            "quantization_encoding": None,
+            "hidden_dim": config.hidden_size,
+            "feed_forward_length": sizes[index] if sizes else config.intermediate_size,
+            "devices": [self.device],
+            "linear_cls": self.linear_cls,
+            "has_bias": config.mlp_bias,
+            "activation_function": config.activation,
+        }
+        sparsity = config.sparsity[index] if config.sparsity else 0.0
+        return SparseMLP(sparsity, **options) if sparsity else MLP(**options)
 
     def block(self, index: int, kv_params: KVCacheParams) -> Module:
         """A block: attention, a feed-forward layer, norms and residual sums.
@@ -166,15 +180,41 @@ class Decoder(Transformer):
         """
         config = self.config
         kind = config.kind_of(index)
-        places = config.places_of(index)
+        norms = {place: self.make_norm() for place in config.places_of(index)}
+        if config.alternating is not None:
+            return AlternatingBlock(
+                self.attention(index, kv_params),
+                self.feed_forward(index),
+                norms,
+                config.alternating,
+                self.gate(),
+                config.hidden_size,
+                config.norm_eps,
+                self.dtype,
+                self.device,
+            )
         return DecoderBlock(
             self.attention(index, kv_params) if kind != "feed_forward" else None,
             self.feed_forward(index) if config.feeds_forward(index) else None,
-            {place: self.make_norm() for place in places},
+            norms,
             config.parallel,
             config.residual_multiplier,
             config.normed_residual,
             mixer="mixer" if kind == "recurrent" else "self_attn",
+        )
+
+    def gate(self) -> PerLayerGate:
+        """What a layer's vectors add to hidden states."""
+        config = self.config
+        assert config.per_layer_inputs is not None
+        return PerLayerGate(
+            config.per_layer_inputs,
+            config.hidden_size,
+            config.norm_eps,
+            config.activation,
+            self.dtype,
+            self.device,
+            self.linear_cls,
         )
 
     def __call__(
@@ -196,12 +236,21 @@ class Decoder(Transformer):
         if self._reads_positions():
             positions = _positions(tokens, kv_collection, input_row_offsets)
         h = self._embedded(tokens, positions)
-        # rotations that are equal share a table
+        # layers with equal rotations share a table
+        forms = [
+            (rotation, self.config.kv_layer_of(index) != index)
+            for index, rotation in enumerate(self._rotations)
+        ]
         tables: dict[int, list[TensorValue]] = {}
-        for index, rotation in enumerate(self._rotations):
-            first = self._rotations.index(rotation)
-            tables[index] = tables.get(first) or self._positional(rotation, positions)
+        for index, form in enumerate(forms):
+            tables[index] = tables.get(forms.index(form)) or self._positional(*form, positions)
+        if self.config.per_layer_inputs is not None:
+            vectors = self.per_layer(tokens, h)
+            tables = {index: [*table, vectors[index]] for index, table in tables.items()}
+        several = self.config.alternating is not None
+        h = self.states(h) if several else h
         h = self._decode(h, kv_collection, tables, input_row_offsets)
+        h = self.states.joined(h) if several else h
         return self._outputs(h, return_n_logits, input_row_offsets)
 
     def _rope(self, rotation: RopeConfig) -> RotaryEmbedding:
@@ -218,17 +267,18 @@ class Decoder(Transformer):
         """Whether the graph needs each token's position, besides the kernels that count in the cache."""
         config = self.config
         after = config.qk_norm is not None and config.qk_norm.after_rotation
-        return bool(config.learned_positions) or config.query_growth is not None or after
+        learned, shared = bool(config.learned_positions), bool(config.shared_kv_layers)
+        return learned or shared or config.query_growth is not None or after
 
     def _positional(
-        self, rotation: RopeConfig | None, positions: TensorValue | None
+        self, rotation: RopeConfig | None, shares_kv: bool, positions: TensorValue | None
     ) -> list[TensorValue]:
         """What the attention takes of positions; see `DecoderAttention`."""
         config, values = self.config, list[TensorValue]()
         if rotation is not None:
             table = self._rope(rotation).freqs_cis.to(self.device)
             after = config.qk_norm is not None and config.qk_norm.after_rotation
-            if after and positions is not None:
+            if (after or shares_kv) and positions is not None:
                 table = ops.gather(table, positions, axis=0)
             values.append(table)
         if config.query_growth is not None and positions is not None:

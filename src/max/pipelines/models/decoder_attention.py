@@ -18,7 +18,7 @@ from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layer import Module
 from max.nn.linear import Linear
 from max.pipelines.models.decoder_config import DecoderConfig
-from max.pipelines.models.norms import HeadNorm, norm_layer
+from max.pipelines.models.norms import HeadNorm, norm_layer, unit_rms
 
 __all__ = ["DecoderAttention"]
 
@@ -27,7 +27,7 @@ class DecoderAttention(QKVProjections):
     """Causal self-attention of a ragged batch, as a decoder's config describes it.
 
     Weights: ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj`` (`Linear`); with QK norm ``q_norm`` and ``k_norm``; with sinks
-    ``sinks``, float32 ``[num_heads]``.
+    ``sinks``, float32 ``[num_heads]``. A layer that shares the keys and values of another has those of queries only.
 
     Args:
         config: The shape of the model.
@@ -73,11 +73,15 @@ class DecoderAttention(QKVProjections):
             Weight("sinks", DType.float32, [config.num_heads], device) if config.sinks else None
         )
         self.qk_norm = config.qk_norm
+        self.value_eps = config.norm_eps if config.value_norm else None
+        self.shares_kv = config.kv_layer_of(index) != index
         self.q_norm: Module | None = None
         self.k_norm: Module | None = None
         if config.qk_norm is not None:
             self.q_norm = self._head_norm(config, config.num_heads, dtype, device)
             self.k_norm = self._head_norm(config, config.num_kv_heads, dtype, device)
+        if self.shares_kv:
+            del self.k_proj, self.v_proj, self.k_norm
 
     @staticmethod
     def _head_norm(config: DecoderConfig, heads: int, dtype: DType, device: DeviceRef) -> Module:
@@ -103,14 +107,46 @@ class DecoderAttention(QKVProjections):
             x: ``[total_seq_len, hidden_size]``.
             kv_collection: The cache; keys and values of the new tokens are written to it.
             positional: Of rotated layers the table of cosines and sines ``[positions, rotated_dim]``, or, where
-                heads are normalised after the rotation, its rows for the tokens; then, where scores depend on the
+                heads are normalised after the rotation or keys are shared, its rows for the tokens; then, where scores depend on the
                 position, the factor of each token's queries ``[total_seq_len, 1, 1]``.
             input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
 
         Returns:
             ``[total_seq_len, hidden_size]``, of x's dtype.
         """
-        params, remaining = self.kv_params, list(positional)
+        remaining = list(positional)
+        if self.shares_kv:
+            queries = self._normalised(self.q_proj(x), self.q_norm)
+            if self.rotated:
+                queries = self._rotate(queries, remaining.pop(0))
+        else:
+            queries = self._store(layer_idx, x, kv_collection, remaining, input_row_offsets)
+        if remaining:
+            queries = queries * ops.cast(remaining.pop(0), queries.dtype)
+        attended = flash_attention_ragged(
+            self.kv_params,
+            self.queries_for(queries),
+            input_row_offsets,
+            kv_collection,
+            layer_idx,
+            out_dtype=self.attended_dtype(queries),
+            **self._mask(),
+        )
+        return self.project_out(attended, x)
+
+    def _store(
+        self,
+        layer_idx: TensorValue,
+        x: TensorValue,
+        kv_collection: PagedCacheValues,
+        remaining: list[TensorValue],
+        input_row_offsets: TensorValue,
+    ) -> TensorValue:
+        """Writes keys and values of the new tokens to the cache; the queries ``[total_seq_len, heads, head_dim]``.
+
+        What is used of `remaining`, the values that depend on positions, is removed.
+        """
+        params = self.kv_params
         q, k, v = self.project_qkv(x)
         after = self.qk_norm is not None and self.qk_norm.after_rotation
         if after and self.rotated:
@@ -118,6 +154,8 @@ class DecoderAttention(QKVProjections):
             q, k = (self._rotate(self._heads(y), rows) for y in (q, k))
         queries = self._normalised(q, self.q_norm)
         keys = self._normalised(k, self.k_norm)
+        if self.value_eps is not None:
+            v = ops.reshape(unit_rms(self._heads(v), self.value_eps), v.shape)
         if self.clip is not None:
             queries, keys, v = (
                 clamp(y, min=-self.clip, max=self.clip) for y in (queries, keys, v)
@@ -134,18 +172,7 @@ class DecoderAttention(QKVProjections):
                 layer_idx,
                 interleaved=self.interleaved,
             )
-        if remaining:
-            queries = queries * ops.cast(remaining.pop(0), queries.dtype)
-        attended = flash_attention_ragged(
-            params,
-            self.queries_for(queries),
-            input_row_offsets,
-            kv_collection,
-            layer_idx,
-            out_dtype=self.attended_dtype(queries),
-            **self._mask(),
-        )
-        return self.project_out(attended, x)
+        return queries
 
     def _mask(self) -> dict[str, Any]:
         """The arguments of the attention op for mask and scores."""

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from max.graph.quantization import QuantizationConfig
+from max.nn.kv_cache import RecurrentState
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.models.alternating import Alternating
 from max.pipelines.models.config_fields import base_fields
 from max.pipelines.models.experts import Experts
-from max.nn.kv_cache import RecurrentState
 from max.pipelines.models.norms import NormForm, QKNorm
+from max.pipelines.models.per_layer import PerLayerInputs
 from max.pipelines.models.recurrent_form import LayerKind, RecurrentForm
 from max.pipelines.models.rope import RopeConfig
 
@@ -59,6 +61,8 @@ class DecoderConfig:
         qkv_layout: How a checkpoint's fused projection stores its rows: all queries, all keys, all values
             (``rows``), or for each KV head its queries, its key and its value (``heads``).
         qk_norm: How queries and keys are normalised; None: not.
+        value_norm: Whether the values of each head are normalised, without a weight.
+        shared_kv_layers: How many last layers read the keys and values of the last layer of their kind before these.
         clip_qkv: Queries and keys, after their norms, and values are clamped to ``[-clip_qkv, clip_qkv]``.
         attention_multiplier: The factor of the attention scores; None: ``1 / sqrt(head_dim)``.
         score_divisor_by_layer: Whether the scores of layer i are divided by ``i + 1`` besides.
@@ -72,6 +76,10 @@ class DecoderConfig:
         gated: Whether the MLPs have a gate.
         mlp_bias: Whether the MLP's projections have biases.
         activation: The MLP's activation, as `max.nn.MLP` or `max.pipelines.models.feed_forward` names it.
+        layer_sizes: The inner sizes of the layers' MLPs, where they differ; intermediate_size is the largest.
+        sparsity: For each layer the share of the MLP's gates that is cut; empty: none.
+        per_layer_inputs: The vectors that each layer takes of each token.
+        alternating: The hidden states of a token, where it has several.
         experts: The experts of layers that have some; None: all layers have an MLP.
         layer_kinds: What each layer has; empty: all have attention.
         recurrence: The form of the recurrent layers; None: there are none.
@@ -114,6 +122,8 @@ class DecoderConfig:
     attention_output_bias: bool = False
     qkv_layout: Literal["rows", "heads"] = "rows"
     qk_norm: QKNorm | None = None
+    value_norm: bool = False
+    shared_kv_layers: int = 0
     clip_qkv: float | None = None
     attention_multiplier: float | None = None
     score_divisor_by_layer: bool = False
@@ -126,6 +136,10 @@ class DecoderConfig:
     gated: bool = True
     mlp_bias: bool = False
     activation: str = "silu"
+    layer_sizes: tuple[int, ...] = ()
+    sparsity: tuple[float, ...] = ()
+    per_layer_inputs: PerLayerInputs | None = None
+    alternating: Alternating | None = None
     experts: Experts | None = None
     layer_kinds: tuple[LayerKind, ...] = ()
     recurrence: RecurrentForm | None = None
@@ -161,8 +175,12 @@ class DecoderConfig:
         return tuple(place for place in self.norm_places if not place.startswith(tuple(absent)))
 
     def _layers_of(self, kind: LayerKind, end: int | None = None) -> int:
-        """The number of layers that have attention, or a recurrent layer, of the first `end` ones."""
-        kinds = [self.kind_of(index) for index in range(self.num_layers if end is None else end)]
+        """The number of layers that have attention, or a recurrent layer, of the first `end` ones.
+
+        Layers that share the keys and values of another do not count.
+        """
+        own = self.num_layers - self.shared_kv_layers
+        kinds = [self.kind_of(index) for index in range(own if end is None else min(end, own))]
         return sum(one in (kind, "both") for one in kinds)
 
     @property
@@ -184,8 +202,9 @@ class DecoderConfig:
         Args:
             index: The layer's index.
         """
-        kind = self.kind_of(index)
-        return self._layers_of("recurrent" if kind == "recurrent" else "attention", index)
+        source = self.kv_layer_of(index)
+        kind = self.kind_of(source)
+        return self._layers_of("recurrent" if kind == "recurrent" else "attention", source)
 
     def window_of(self, index: int) -> int | None:
         """How many tokens a token sees in a layer; None: all tokens before it.
@@ -199,6 +218,17 @@ class DecoderConfig:
         if window is None or window >= self.max_seq_len or index in self.full_attention_layers:
             return None
         return window
+
+    def kv_layer_of(self, index: int) -> int:
+        """The layer whose keys and values a layer reads: itself, unless it shares those of another.
+
+        Args:
+            index: The layer's index.
+        """
+        own = self.num_layers - self.shared_kv_layers
+        full = index in self.full_attention_layers
+        sources = (i for i in reversed(range(own)) if (i in self.full_attention_layers) is full)
+        return index if index < own else next(sources)
 
     def rotation_of(self, index: int) -> RopeConfig | None:
         """The rotary embedding of a layer; None: its heads are not rotated.

@@ -120,9 +120,18 @@ def _weights_errors() -> Iterator[None]:
 def _own_values(
     config: DecoderConfig, state_dict: Mapping[str, WeightData]
 ) -> dict[str, WeightData]:
-    """The weights that the model takes: a tied output layer takes none, nor do layers that predict further tokens."""
+    """The weights that the model takes.
+
+    A tied output layer takes none, nor do shared keys and values, and layers that predict further tokens.
+    """
     first, count = config.num_layers, config.prediction_layers
-    unused = tuple(f"layers.{index}." for index in range(first, first + count))
+    further = tuple(f"layers.{index}." for index in range(first, first + count))
+    shared = tuple(
+        f"layers.{index}.self_attn.{part}"
+        for index in range(first - config.shared_kv_layers, first)
+        for part in ("k_proj.", "v_proj.", "k_norm.")
+    )
+    unused = further + shared
     values = {name: value for name, value in state_dict.items() if not name.startswith(unused)}
     _check_layers(config, values)
     if config.tie_word_embeddings:

@@ -12,7 +12,7 @@ from max.graph import DeviceRef, TensorValue, Weight, ops
 from max.nn import LayerNorm, RMSNorm
 from max.nn.layer import Module
 
-__all__ = ["HeadNorm", "NormForm", "PlainLayerNorm", "QKNorm", "norm_layer"]
+__all__ = ["HeadNorm", "NormForm", "PlainLayerNorm", "QKNorm", "norm_layer", "unit_rms"]
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,17 @@ class HeadNorm(Module):
             zeros = ops.constant(np.zeros(self.dim, np.float32), x.dtype, x.device)
             y = ops.layer_norm(x, ones, zeros, self.eps)
         return y * ops.cast(self.weight, x.dtype)
+
+
+def unit_rms(x: TensorValue, eps: float) -> TensorValue:
+    """``x / sqrt(mean(x²) + eps)`` over the last dimension: an RMS norm without a weight.
+
+    Args:
+        x: ``[…, dim]``.
+        eps: Added to the mean square.
+    """
+    ones = ops.constant(np.ones(int(x.shape[-1]), np.float32), x.dtype, x.device)
+    return ops.rms_norm(x, ones, eps)
 
 
 def norm_layer(

@@ -32,6 +32,7 @@ OWN_ARCHITECTURES = {
     "gemma": ("GemmaForCausalLM",),
     "gemma2": ("Gemma2ForCausalLM",),
     "gemma3": ("Gemma3ForCausalLM",),
+    "gemma3n": ("Gemma3nForCausalLM",),
     "glm": ("Glm4ForCausalLM", "GlmForCausalLM"),
     "glm4_moe": ("Dots1ForCausalLM", "Glm4MoeForCausalLM"),
     "gpt2": ("GPT2LMHeadModel",),

@@ -1,0 +1,254 @@
+"""Alternating updates (AltUp, https://arxiv.org/abs/2301.13310) and learned residuals, as Gemma 3n has them.
+
+A token has several hidden states ``[total_seq_len, count, hidden_size]``. A layer predicts all of them, computes one, and corrects the
+others by what the prediction of that one missed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from max.dtype import DType
+from max.graph import DeviceRef, TensorValue, Weight, ops
+from max.nn import RMSNorm
+from max.nn.kv_cache.cache_values import PagedCacheValues
+from max.nn.layer import Layer, LayerList, Module
+from max.nn.linear import MLP, Linear
+from max.pipelines.models.decoder_block import DecoderBlock
+from max.pipelines.models.feed_forward import PLAIN_ACTIVATIONS
+from max.pipelines.models.per_layer import PerLayerGate
+
+__all__ = ["Alternating", "AlternatingBlock", "AlternatingStates", "SparseMLP"]
+
+
+@dataclass(frozen=True)
+class Alternating:
+    """The hidden states of a token, and what layers do besides.
+
+    Args:
+        count: The number of hidden states.
+        active: The one that layers compute.
+        scaled: Whether the computed one is scaled before it meets the layer's vectors.
+        residual_rank: The inner size of the learned residual.
+    """
+
+    count: int
+    active: int
+    scaled: bool
+    residual_rank: int
+
+
+def _magnitude(x: TensorValue, least: float | None = None) -> TensorValue:
+    square = ops.mean(x * x, axis=-1)
+    return ops.sqrt(square if least is None else ops.max(square, least))
+
+
+class AlternatingStates(Module):
+    """From embeddings to a token's hidden states, and from these to one.
+
+    Weights: ``altup_projections.N`` and ``altup_unembed_projections.N``, of all states but the first.
+
+    Args:
+        updates: The number of states.
+        hidden_size: Their size.
+        dtype: The dtype of the weights.
+        device: Where it runs.
+    """
+
+    def __init__(
+        self, updates: Alternating, hidden_size: int, dtype: DType, device: DeviceRef
+    ) -> None:
+        def projections() -> LayerList:
+            others = range(updates.count - 1)
+            return LayerList([Linear(hidden_size, hidden_size, dtype, device) for _ in others])
+
+        self.altup_projections = projections()
+        self.altup_unembed_projections = projections()
+
+    def __call__(self, h: TensorValue) -> TensorValue:
+        """The states ``[total_seq_len, count, hidden_size]``, all as long as the first.
+
+        Args:
+            h: The embeddings ``[total_seq_len, hidden_size]``.
+        """
+        length, states = _magnitude(h), [h]
+        for projection in self.altup_projections:
+            state = projection(h)
+            states.append(state * length / _magnitude(state, 1e-5))
+        return ops.stack(states, axis=1)
+
+    def joined(self, h: TensorValue) -> TensorValue:
+        """The mean of the projected states, all as long as the first.
+
+        Args:
+            h: The states.
+        """
+        first = h[:, 0]
+        length, total = _magnitude(first), first
+        for index, projection in enumerate(self.altup_unembed_projections):
+            state = projection(h[:, index + 1])
+            total = total + state * length / _magnitude(state, 1e-5)
+        return total / (len(self.altup_unembed_projections) + 1)
+
+
+class _AltUp(Module):
+    """Predictions of a token's hidden states, and their corrections.
+
+    Weights: ``router_norm``, ``modality_router``, ``prediction_coefs``, ``correction_coefs``, ``correct_output_scale``.
+    """
+
+    def __init__(
+        self,
+        updates: Alternating,
+        hidden_size: int,
+        eps: float,
+        dtype: DType,
+        device: DeviceRef,
+    ) -> None:
+        count = updates.count
+        self.updates, self.hidden_size = updates, hidden_size
+        self.router_norm = RMSNorm(hidden_size, dtype, eps)
+        self.modality_router = Linear(hidden_size, count, dtype, device)
+        self.prediction_coefs = Linear(count, count * count, dtype, device)
+        self.correction_coefs = Linear(count, count, dtype, device)
+        self.correct_output_scale = Weight("correct_output_scale", dtype, [hidden_size], device)
+
+    def _routed(self, x: TensorValue) -> TensorValue:
+        return ops.tanh(self.modality_router(self.router_norm(x) / self.hidden_size))
+
+    def __call__(self, h: TensorValue) -> TensorValue:
+        """The predictions of the states `h`, of their shape."""
+        count, total = self.updates.count, h.shape[0]
+        coefficients = self.prediction_coefs(self._routed(h[:, self.updates.active]))
+        coefficients = ops.reshape(coefficients, [total, count, count])
+        predicted = h
+        for source in range(count):
+            factor = coefficients[:, :, source : source + 1]
+            predicted = predicted + factor * h[:, source : source + 1]
+        return predicted
+
+    def corrected(self, predicted: TensorValue, computed: TensorValue) -> TensorValue:
+        """The predictions, corrected by the computed state ``[total_seq_len, hidden_size]``."""
+        total, count = predicted.shape[0], self.updates.count
+        factors = ops.reshape(self.correction_coefs(self._routed(computed)) + 1, [total, count, 1])
+        missed = ops.unsqueeze(computed - predicted[:, self.updates.active], 1)
+        return predicted + factors * missed
+
+    def scaled(self, x: TensorValue) -> TensorValue:
+        """The computed state as it meets the layer's vectors."""
+        return x * ops.cast(self.correct_output_scale, x.dtype) if self.updates.scaled else x
+
+
+class _LearnedResidual(Module):
+    """``x + norm(right(left(x)))``. Weights: ``linear_left``, ``linear_right``, ``post_laurel_norm``."""
+
+    def __init__(
+        self, rank: int, hidden_size: int, eps: float, dtype: DType, device: DeviceRef
+    ) -> None:
+        self.linear_left = Linear(hidden_size, rank, dtype, device)
+        self.linear_right = Linear(rank, hidden_size, dtype, device)
+        self.post_laurel_norm = RMSNorm(hidden_size, dtype, eps)
+
+    def __call__(self, x: TensorValue) -> TensorValue:
+        return x + self.post_laurel_norm(self.linear_right(self.linear_left(x)))
+
+
+class SparseMLP(MLP):
+    """A gated MLP that keeps the gates above the mean by a multiple of their deviation, and subtracts that bound.
+
+    Args:
+        sparsity: The share of gates of a normal distribution that falls below the bound.
+        options: The arguments of `MLP`.
+    """
+
+    def __init__(self, sparsity: float, **options: Any) -> None:
+        super().__init__(**options)
+        self.bound = NormalDist().inv_cdf(sparsity)
+        self.activation = PLAIN_ACTIVATIONS[options["activation_function"]]
+
+    def __call__(self, x: TensorValue) -> TensorValue:
+        """The result, of x's shape and dtype.
+
+        Args:
+            x: ``[total_seq_len, hidden_size]``.
+        """
+        gates = self.gate_proj(x)
+        centred = gates - ops.mean(gates, axis=-1)
+        bound = ops.sqrt(ops.mean(centred * centred, axis=-1)) * self.bound
+        hidden = self.activation(ops.relu(centred - bound)) * self.up_proj(x)
+        return ops.cast(self.down_proj(hidden), x.dtype)
+
+
+class AlternatingBlock(DecoderBlock):
+    """A block over a token's hidden states.
+
+    Weights: besides a block's those of ``altup``, ``laurel`` and `PerLayerGate`.
+
+    Args:
+        attention: The attention layer.
+        mlp: The feed-forward layer.
+        norms: The norms by their places, keys of `NORM_PLACES`.
+        updates: The hidden states.
+        gate: What the layer's vectors add.
+        hidden_size: The size of a hidden state.
+        eps: The epsilon of the norms.
+        dtype: The dtype of the weights.
+        device: Where it runs.
+    """
+
+    def __init__(
+        self,
+        attention: Module,
+        mlp: Layer,
+        norms: dict[str, Layer],
+        updates: Alternating,
+        gate: PerLayerGate,
+        hidden_size: int,
+        eps: float,
+        dtype: DType,
+        device: DeviceRef,
+    ) -> None:
+        super().__init__(attention, mlp, norms)
+        self.updates, self.gate = updates, gate
+        self.altup = _AltUp(updates, hidden_size, eps, dtype, device)
+        self.laurel = _LearnedResidual(updates.residual_rank, hidden_size, eps, dtype, device)
+
+    def __call__(
+        self,
+        layer_idx: TensorValue,
+        x: TensorValue,
+        kv_collection: PagedCacheValues | list[Any],
+        positional: list[TensorValue],
+        input_row_offsets: TensorValue,
+    ) -> TensorValue:
+        """The states after the block.
+
+        Args:
+            layer_idx: Which layer of the cache, uint32, rank 0.
+            x: The states ``[total_seq_len, count, hidden_size]``.
+            kv_collection: The cache, or its four values.
+            positional: What the attention takes of positions, then the layer's vectors.
+            input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
+        """
+        *positional, vectors = positional
+        predicted = self.altup(x)
+        active = predicted[:, self.updates.active]
+        normed = self._norm("attention_input", active)
+        attended = self.sublayers[self.mixer_name](
+            layer_idx, normed, PagedCacheValues.of(kv_collection), positional, input_row_offsets
+        )
+        h = active + self._norm("attention_output", attended)
+        h = (h + self.laurel(normed)) * 0.5**0.5
+        h = h + self._norm("mlp_output", self.mlp(self._norm("mlp_input", h)))
+        corrected = self.altup.corrected(predicted, h)
+        first = self.altup.scaled(corrected[:, self.updates.active])
+        added = ops.unsqueeze(self.gate(first, vectors), 1)
+        # all states but the first are added to
+        others = np.arange(self.updates.count) > 0
+        return corrected + added * ops.constant(
+            others.astype(np.float32)[:, None], DType.float32, corrected.device
+        )

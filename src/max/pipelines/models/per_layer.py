@@ -1,0 +1,116 @@
+"""Embeddings of their own for each layer (Gemma 3n and 4): a small vector of each token that gates a residual."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from max.dtype import DType
+from max.graph import DeviceRef, TensorValue, ops
+from max.nn import RMSNorm
+from max.nn.embedding import Embedding
+from max.nn.layer import Module
+from max.nn.linear import Linear
+from max.pipelines.models.feed_forward import PLAIN_ACTIVATIONS
+
+__all__ = ["PerLayerEmbeddings", "PerLayerGate", "PerLayerInputs"]
+
+
+@dataclass(frozen=True)
+class PerLayerInputs:
+    """The vectors that each layer takes of each token.
+
+    Args:
+        size: The size of a vector.
+        vocab_size: The rows of their table; tokens past it take the first row.
+    """
+
+    size: int
+    vocab_size: int
+
+
+class PerLayerEmbeddings(Module):
+    """The vectors of all layers: those of the token, and a projection of its embedding.
+
+    Weights: ``embed_tokens_per_layer.weight`` ``[vocab_size, layers * size]``, ``per_layer_model_projection``,
+    ``per_layer_projection_norm``.
+
+    Args:
+        inputs: The sizes.
+        layers: The number of layers.
+        hidden_size: The size of hidden states.
+        eps: The epsilon of the norm.
+        dtype: The dtype of the weights.
+        device: Where it runs.
+    """
+
+    def __init__(
+        self,
+        inputs: PerLayerInputs,
+        layers: int,
+        hidden_size: int,
+        eps: float,
+        dtype: DType,
+        device: DeviceRef,
+    ) -> None:
+        self.inputs, self.count, self.hidden_size = inputs, layers, hidden_size
+        width = layers * inputs.size
+        self.embed_tokens_per_layer = Embedding(inputs.vocab_size, width, dtype, device)
+        self.per_layer_model_projection = Linear(hidden_size, width, dtype, device)
+        self.per_layer_projection_norm = RMSNorm(inputs.size, dtype, eps)
+
+    def __call__(self, tokens: TensorValue, h: TensorValue) -> list[TensorValue]:
+        """The vectors of each layer, float32 ``[total_seq_len, size]``.
+
+        Args:
+            tokens: Integers ``[total_seq_len]``.
+            h: Their embeddings ``[total_seq_len, hidden_size]``.
+        """
+        size, shape = self.inputs.size, [tokens.shape[0], self.count, self.inputs.size]
+        rows = ops.where(tokens < self.inputs.vocab_size, tokens, 0)
+        own = ops.cast(self.embed_tokens_per_layer(rows), DType.float32) * size**0.5
+        projected = self.per_layer_model_projection(h) * self.hidden_size**-0.5
+        projected = self.per_layer_projection_norm(ops.reshape(projected, shape))
+        both = (projected + ops.reshape(own, shape)) * 0.5**0.5
+        return [both[:, index] for index in range(self.count)]
+
+
+class PerLayerGate(Module):
+    """``norm(project(activation(gate(x)) * vector))``: what a layer's vectors add to hidden states.
+
+    Weights: ``per_layer_input_gate``, ``per_layer_projection``, ``post_per_layer_input_norm``.
+
+    Args:
+        inputs: The sizes.
+        hidden_size: The size of hidden states.
+        eps: The epsilon of the norm.
+        activation: A key of `PLAIN_ACTIVATIONS`.
+        dtype: The dtype of the weights.
+        device: Where it runs.
+        linear_cls: The constructor of the projections.
+    """
+
+    def __init__(
+        self,
+        inputs: PerLayerInputs,
+        hidden_size: int,
+        eps: float,
+        activation: str,
+        dtype: DType,
+        device: DeviceRef,
+        linear_cls: Callable[..., Linear],
+    ) -> None:
+        self.activation = activation
+        self.per_layer_input_gate = linear_cls(hidden_size, inputs.size, dtype, device)
+        self.per_layer_projection = linear_cls(inputs.size, hidden_size, dtype, device)
+        self.post_per_layer_input_norm = RMSNorm(hidden_size, dtype, eps)
+
+    def __call__(self, x: TensorValue, vectors: TensorValue) -> TensorValue:
+        """What is added, of x's shape and dtype.
+
+        Args:
+            x: ``[total_seq_len, hidden_size]``.
+            vectors: ``[total_seq_len, size]``.
+        """
+        gated = PLAIN_ACTIVATIONS[self.activation](self.per_layer_input_gate(x)) * vectors
+        return self.post_per_layer_input_norm(self.per_layer_projection(gated))
