@@ -56,6 +56,9 @@ class FakeWorker:
             raise EOFError
         return event
 
+    def receive_all(self) -> list:
+        return [self.receive()]
+
     def die(self) -> None:
         self.dead = True
         self.events.put(None)

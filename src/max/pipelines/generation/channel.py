@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
+from collections import deque
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 In = TypeVar("In", covariant=True)
 Out = TypeVar("Out", contravariant=True)
@@ -26,8 +29,27 @@ class Channel(Protocol[In, Out]):
         """
         ...
 
+    def send_all(self, messages: Sequence[Out]) -> None:
+        """Sends several messages as one frame; from any thread.
+
+        Args:
+            messages: The messages; nothing is sent where there are none.
+
+        Raises:
+            OSError: The other end is closed.
+        """
+        ...
+
     def receive(self) -> In:
         """Waits for the next message; by one thread at a time.
+
+        Raises:
+            EOFError: The other end is closed.
+        """
+        ...
+
+    def receive_all(self) -> Sequence[In]:
+        """Waits for the next frame, and returns its messages; by one thread at a time.
 
         Raises:
             EOFError: The other end is closed.
@@ -39,16 +61,59 @@ class Channel(Protocol[In, Out]):
         ...
 
 
+class Codec(Protocol):
+    """The bytes of messages; both ends of a channel use the same."""
+
+    def encode(self, messages: Sequence[Any]) -> bytes:
+        """The frame of messages.
+
+        Args:
+            messages: The messages.
+        """
+        ...
+
+    def decode(self, frame: bytes) -> list[Any]:
+        """The messages of a frame.
+
+        Args:
+            frame: The frame.
+        """
+        ...
+
+
+class PickleCodec:
+    """Frames are pickled lists; needs no package, and takes messages of any type."""
+
+    def encode(self, messages: Sequence[Any]) -> bytes:
+        """The frame of messages.
+
+        Args:
+            messages: The messages.
+        """
+        return pickle.dumps(list(messages), pickle.HIGHEST_PROTOCOL)
+
+    def decode(self, frame: bytes) -> list[Any]:
+        """The messages of a frame.
+
+        Args:
+            frame: The frame, from the other end of the channel.
+        """
+        return pickle.loads(frame)
+
+
 class ConnectionChannel(Generic[Received, Sent]):
-    """A channel over a connection of ``multiprocessing``; messages are pickled.
+    """A channel over a connection of ``multiprocessing``.
 
     Args:
         connection: One end of a pipe, or of a socket.
+        codec: Encodes the messages; None: they are pickled.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, codec: Codec | None = None) -> None:
         self._connection = connection
+        self._codec: Codec = codec or PickleCodec()
         self._sending = threading.Lock()
+        self._unread: deque[Received] = deque()  # of a frame that receive() has begun
 
     def send(self, message: Sent) -> None:
         """Sends a message; from any thread.
@@ -59,8 +124,22 @@ class ConnectionChannel(Generic[Received, Sent]):
         Raises:
             OSError: The other end is closed.
         """
+        self.send_all([message])
+
+    def send_all(self, messages: Sequence[Sent]) -> None:
+        """Sends several messages as one frame; from any thread.
+
+        Args:
+            messages: The messages; nothing is sent where there are none.
+
+        Raises:
+            OSError: The other end is closed.
+        """
+        if not messages:
+            return
+        frame = self._codec.encode(messages)
         with self._sending:
-            self._connection.send(message)
+            self._connection.send_bytes(frame)
 
     def receive(self) -> Received:
         """Waits for the next message; by one thread at a time.
@@ -68,8 +147,25 @@ class ConnectionChannel(Generic[Received, Sent]):
         Raises:
             EOFError: The other end is closed.
         """
+        if not self._unread:
+            self._unread.extend(self._next_frame())
+        return self._unread.popleft()
+
+    def receive_all(self) -> list[Received]:
+        """Waits for the next frame, and returns its messages; by one thread at a time.
+
+        Raises:
+            EOFError: The other end is closed.
+        """
+        if not self._unread:
+            return self._next_frame()
+        messages = list(self._unread)
+        self._unread.clear()
+        return messages
+
+    def _next_frame(self) -> list[Received]:
         try:
-            return self._connection.recv()
+            frame = self._connection.recv_bytes()
         except OSError as error:  # a reset connection, or a process that was killed
             raise EOFError(str(error)) from error
         except TypeError as error:
@@ -77,6 +173,7 @@ class ConnectionChannel(Generic[Received, Sent]):
             if not self._connection.closed:
                 raise
             raise EOFError("the channel was closed") from error
+        return self._codec.decode(frame)
 
     def close(self) -> None:
         """Closes this end."""

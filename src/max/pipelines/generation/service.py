@@ -108,9 +108,8 @@ class _Service:
             )
             while not self._stopped():
                 self._obey(wait=self._engine.idle)
-                for outcome in self._engine.step():
-                    self._send(outcome)
-                self._send_stats()
+                events = [self._event(outcome) for outcome in self._engine.step()]
+                self._channel.send_all([*events, *self._due_stats()])
         except OSError:
             pass  # nobody receives any more
         except BaseException as caught:
@@ -150,12 +149,13 @@ class _Service:
                     if not shutdown.finish:
                         return
 
-    def _send_stats(self) -> None:
+    def _due_stats(self) -> list[EngineStats]:
+        """The report of the load, where it is due."""
         now = time.monotonic()
         if self._stats_interval is None or (now < self._next_stats and not self._engine.idle):
-            return
+            return []
         self._next_stats = now + self._stats_interval
-        self._channel.send(EngineStats(**self._engine.scheduler.counts()))
+        return [EngineStats(**self._engine.scheduler.counts())]
 
     def _submit(self, request: GenerationRequest) -> None:
         request_id = RequestID(request.request_id)
@@ -171,15 +171,15 @@ class _Service:
         self._open.add(request_id)
         self._engine.submit(context)
 
-    def _send(self, outcome: Outcome) -> None:
+    def _event(self, outcome: Outcome) -> TokensGenerated | RequestFailed:
+        """The event of an outcome; a request that it ends is closed."""
         request_id = outcome.request_id
         if isinstance(outcome, Failure):
             self._open.discard(request_id)
-            self._channel.send(RequestFailed(request_id.value, ErrorInfo.of(outcome.error)))
-            return
+            return RequestFailed(request_id.value, ErrorInfo.of(outcome.error))
         if outcome.is_done:
             self._open.discard(request_id)
-        self._channel.send(TokensGenerated.of(outcome))
+        return TokensGenerated.of(outcome)
 
     def _stop(self, error: BaseException | None) -> None:
         """Cancels what is open, and frees its pages."""
@@ -187,9 +187,9 @@ class _Service:
             self._engine.cancel(request_id)
         self._engine.apply_changes()
         try:
-            for request_id in self._open:
-                status = GenerationStatus.CANCELLED
-                self._channel.send(TokensGenerated(request_id.value, (), status))
-            self._channel.send(EngineStopped(None if error is None else ErrorInfo.of(error)))
+            status = GenerationStatus.CANCELLED
+            cancelled = [TokensGenerated(request.value, (), status) for request in self._open]
+            stopped = EngineStopped(None if error is None else ErrorInfo.of(error))
+            self._channel.send_all([*cancelled, stopped])
         except OSError:
             pass  # nobody receives any more

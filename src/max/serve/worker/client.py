@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol, TypeAlias
@@ -282,19 +282,20 @@ class EngineClient:
     def _read(self, worker: Worker) -> None:
         """Hands the events of a worker to the loop, all that wait at once; in a thread."""
         while True:
+            events: Sequence[Event | TextsEncoded | None]
             try:
-                event = worker.channel.receive()
+                events = worker.channel.receive_all()
             except EOFError:
-                event = None
+                events = [None]
             with self._lock:
-                self._incoming.append((worker, event))
+                self._incoming.extend((worker, event) for event in events)
                 wake, self._wakes = not self._wakes, True
             try:
                 if wake:
                     self._loop.call_soon_threadsafe(self._drain)
             except RuntimeError:
                 return  # the loop is closed
-            if event is None:
+            if events[-1] is None:
                 return
 
     def _drain(self) -> None:

@@ -94,11 +94,12 @@ def _encode(
             for request in requests:
                 _encode(encoder, channel, [request])
             return
-        at = 0
+        at, events = 0, list[TextsEncoded]()
         for request in requests:
-            part = np.asarray(rows[at : at + len(request.texts)])
+            part = np.asarray(rows[at : at + len(request.texts)], np.float32)
             at += len(request.texts)
-            channel.send(TextsEncoded(request.request_id, part))
+            events.append(TextsEncoded(request.request_id, part))
+        channel.send_all(events)
         return
     (request,) = requests
     _answer(channel, request, lambda: encoder.encode(texts, request.prompt_name))

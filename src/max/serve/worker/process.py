@@ -17,6 +17,7 @@ from max.pipelines.registry.registry import PIPELINE_REGISTRY
 from max.serve.settings import WorkerSettings
 from max.serve.worker.config import served_config
 from max.serve.worker.encoder_service import serve_encoder
+from max.serve.worker.message_codec import MessageCodec
 
 STATS_INTERVAL_S = 0.5
 """Seconds between two reports of a busy engine."""
@@ -37,7 +38,7 @@ def run_worker(settings: WorkerSettings, connection: Connection) -> None:
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("max").setLevel(settings.log_level.upper())
 
-    channel: ConnectionChannel[Any, Any] = ConnectionChannel(connection)
+    channel: ConnectionChannel[Any, Any] = ConnectionChannel(connection, MessageCodec())
     try:
         config, task = served_config(settings.config)
     except Exception as error:
@@ -66,7 +67,7 @@ class WorkerProcess:
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe()
         # on Windows a pipe has a class of its own, with the same methods
-        self.channel: ConnectionChannel[Any, Any] = ConnectionChannel(here)  # pyright: ignore[reportArgumentType]
+        self.channel: ConnectionChannel[Any, Any] = ConnectionChannel(here, MessageCodec())  # pyright: ignore[reportArgumentType]
         self._process = context.Process(
             target=run_worker, args=(settings, there), name="max worker", daemon=True
         )

@@ -1,0 +1,84 @@
+"""Messages of workers as msgpack: equal after a round trip, in their order, in one frame a step."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from max.interfaces import GenerationStatus
+from max.pipelines.generation.channel import ConnectionChannel
+from max.pipelines.generation.protocol import GenerationRequest, Shutdown, TokensGenerated
+from max.pipelines.generation.service import serve
+from max.pipelines.scheduler import SchedulerLimits
+from max.serve.worker.encoder_messages import EncodeRequest, RankRequest, TextsEncoded
+from max.serve.worker.message_codec import MessageCodec
+from tests.pipelines.counting_pipeline import CountingPipeline, context, expected
+from tests.pipelines.test_engine_process import MESSAGE
+
+NAME = st.text(max_size=5)
+TEXT = NAME | st.lists(st.integers(0, 2**31), max_size=4).map(tuple)
+ENCODE = st.builds(EncodeRequest, NAME, st.lists(TEXT, max_size=4).map(tuple), st.none() | NAME)
+RANK = st.builds(RankRequest, NAME, NAME, st.lists(NAME, max_size=4).map(tuple))
+
+
+@given(messages=st.lists(MESSAGE | ENCODE | RANK, max_size=12))
+def test_messages_come_back_equal_and_in_their_order(messages) -> None:
+    codec = MessageCodec()
+    decoded = codec.decode(codec.encode(messages))
+    assert decoded == messages
+    assert [type(each) for each in decoded] == [type(each) for each in messages]
+
+
+@pytest.mark.parametrize("shape", [(0,), (3,), (2, 5), (0, 4)])
+def test_values(shape) -> None:
+    values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    codec = MessageCodec()
+    sent = [TextsEncoded("a", values), TextsEncoded("b", values[::-1])]
+    first, second = codec.decode(codec.encode(sent))
+    assert (first.request_id, second.request_id) == ("a", "b")
+    np.testing.assert_array_equal(first.values, values, strict=True)
+    np.testing.assert_array_equal(second.values, values[::-1])
+
+
+def test_numbers_of_numpy_are_plain_and_other_types_are_errors() -> None:
+    codec = MessageCodec()
+    event = TokensGenerated("a", (np.int64(7),), GenerationStatus.ACTIVE)  # pyright: ignore
+    assert codec.decode(codec.encode([event])) == [event]
+    with pytest.raises(TypeError, match="dict is no message"):
+        codec.encode([{}])
+    with pytest.raises(msgspec.MsgspecError):
+        codec.decode(b"\xc1")
+
+
+def test_a_step_is_one_frame() -> None:
+    """Each frame has one token of every sequence that runs."""
+    here, there = multiprocessing.Pipe()
+    users = ConnectionChannel(here, MessageCodec())
+    engine = ConnectionChannel(there, MessageCodec())
+    prompts = [[1, n] for n in range(5)]
+    requests = [GenerationRequest.of(context(prompt, 6)) for prompt in prompts]
+    users.send_all(requests)
+    limits = SchedulerLimits(max_batch_size=8)
+    thread = threading.Thread(target=serve, args=(CountingPipeline(), limits, engine))
+    thread.start()
+    users.receive()  # the limits
+    tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
+    frames = 0
+    while sum(map(len, tokens.values())) < 30:
+        events = users.receive_all()
+        frames += 1
+        for event in events:
+            tokens[event.request_id] += event.tokens
+    users.send(Shutdown())
+    thread.join(60)
+    users.close()
+    engine.close()
+    assert list(tokens.values()) == [expected(prompt, 6) for prompt in prompts]
+    # the commands may be read in two parts at most
+    assert frames <= 12
