@@ -165,6 +165,13 @@ class Flags:
         "the longest time go.",
         "when a cache is opened",
     )
+    MAX_MODELS_DIR: Flag[Path | None] = Flag(
+        lambda text: Path(text).expanduser(),
+        None,
+        "Folder of the models of `max pull`, `max ls` and `max serve` without a model. Not set: `~/.max/models`.",
+        "when models are listed",
+        "a folder",
+    )
     MAX_WEIGHT_CACHE_SIZE = _int_flag(
         4096,
         0,

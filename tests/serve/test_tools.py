@@ -10,6 +10,8 @@ import openai
 import pydantic
 import pytest
 
+from max.serve.chat.run import ToolCall
+
 WEATHER = {
     "type": "function",
     "function": {
@@ -94,6 +96,13 @@ def test_the_result_of_a_call_goes_on(client) -> None:
     messages[1] = {"role": "assistant", "tool_calls": [bad]}
     with pytest.raises(openai.BadRequestError, match="expected JSON text of an object"):
         client.chat.completions.create(**{**OPTIONS, "messages": messages})
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"), [('{"a": [1]}', {"a": [1]}), ('{"a": [1', {}), ("", {}), ("3", {})]
+)
+def test_arguments_that_the_length_cuts_off_are_empty(text, arguments) -> None:
+    assert ToolCall("call_1", "f", text).parsed_arguments() == arguments
 
 
 class City(pydantic.BaseModel):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from max.pipelines.core.exceptions import UserError
+from max.pipelines.store.local import near_names
 
 
 class ApiError(Exception):
@@ -68,14 +69,17 @@ def of_user_error(error: ValueError, param: str | None = None) -> ApiError:
 
 
 def model_not_found(name: str, known: list[str]) -> ApiError:
-    """A 404 that lists the models.
+    """A 404 that gives near names, and lists the models.
 
     Args:
         name: The requested model.
         known: The models' names.
     """
+    near = near_names(name, known)
+    models = ", ".join(map(repr, known[:20])) + (", …" if len(known) > 20 else "")
     return ApiError(
-        f"the model {name!r} does not exist; this server has {', '.join(map(repr, known))}",
+        f"the model {name!r} does not exist; this server has {models or 'none'}"
+        + (f". {near}" if near else ""),
         status=404,
         param="model",
         code="model_not_found",

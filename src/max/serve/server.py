@@ -8,22 +8,22 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from max.interfaces import PipelineTask
-from max.pipelines.core.exceptions import ConfigError
-from max.serve.admission import Admission
+from max.pipelines.store.local import ModelStore, StoredModel
 from max.serve.http.app import build_app
 from max.serve.http.metrics_listener import start_metrics_listener
 from max.serve.http.state import ServerState
+from max.serve.loading import load_model
 from max.serve.metrics import ServerMetrics
 from max.serve.model import ServedModel
+from max.serve.pool import ModelPool, PoolLimits
 from max.serve.settings import ServerSettings, WorkerSettings
-from max.serve.worker.client import EngineClient
-from max.serve.worker.config import served_config
 from max.serve.worker.process import WorkerProcess
 
 logger = logging.getLogger("max.serve")
@@ -57,19 +57,43 @@ class _Server(uvicorn.Server):
             _say(f"Server ready on {scheme}://{host}:{port} (Press CTRL+C to quit)")
 
 
+@dataclass(frozen=True)
+class FirstModel:
+    """The model that a server is started with.
+
+    Args:
+        settings: The settings of its worker.
+        worker: The worker, which loads the model already.
+    """
+
+    settings: WorkerSettings
+    worker: WorkerProcess
+
+
+@dataclass(frozen=True)
+class RouterSettings:
+    """How a server without a model loads others.
+
+    Args:
+        models_dir: The folder of the models; None: the default.
+        limits: How many are loaded, and for how long.
+        worker: The settings of their workers, without a model.
+    """
+
+    models_dir: Path | None
+    limits: PoolLimits
+    worker: WorkerSettings
+
+
 def run_server(
-    settings: ServerSettings,
-    worker_settings: WorkerSettings,
-    listener: socket.socket,
-    worker: WorkerProcess,
+    settings: ServerSettings, models: FirstModel | RouterSettings, listener: socket.socket
 ) -> None:
-    """Serves a model until a signal comes.
+    """Serves a model, or as a router any of a folder, until a signal comes.
 
     Args:
         settings: The settings of the server.
-        worker_settings: Those of its worker.
+        models: The model, or where models are.
         listener: The socket.
-        worker: The first worker, which loads the model meanwhile.
 
     Raises:
         UserError: The model cannot be loaded, for a reason that the user can correct.
@@ -78,9 +102,10 @@ def run_server(
     try:
         runner = asyncio.Runner(loop_factory=_loop_factory())
         with runner:
-            runner.run(_serve(settings, worker_settings, listener, worker))
+            runner.run(_serve(settings, models, listener))
     finally:
-        worker.kill()
+        if isinstance(models, FirstModel):
+            models.worker.kill()
         listener.close()
 
 
@@ -93,44 +118,56 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
 
 
 async def _serve(
-    settings: ServerSettings,
-    worker_settings: WorkerSettings,
-    listener: socket.socket,
-    worker: WorkerProcess,
+    settings: ServerSettings, models: FirstModel | RouterSettings, listener: socket.socket
 ) -> None:
     stop = asyncio.Event()
     _on_signals(stop)
-    engine = EngineClient(lambda: WorkerProcess(worker_settings), worker)
-    engine.start()
+    pool = _pool(settings, models)
+    loading: asyncio.Future[ServedModel] | None = None
+    if isinstance(models, FirstModel):
+        name = settings.served_model_name
+        loading = asyncio.ensure_future(
+            load_model(name, settings, models.settings, WorkerProcess, models.worker)
+        )
     try:
         metrics = ServerMetrics()
-        state = ServerState(settings, metrics)
-        # the worker loads the weights meanwhile
-        config, task = await asyncio.to_thread(served_config, worker_settings.config)
-        if settings.task not in (None, task.value):
-            raise ConfigError(
-                f"{config.model_config.model_name} is for {task.value}, not for {settings.task}",
-                "Leave out --task, or give another --model.",
-            )
-        admission = Admission(1, settings.max_queue)
-        name = settings.served_model_name or config.model_config.model_name
-        model = await asyncio.to_thread(
-            ServedModel, name, config, engine, admission, settings.tool_parser
-        )
-        model.encodes = task is PipelineTask.EMBEDDINGS_GENERATION
-        state.models[name] = model
-        _add_gauges(state, model)
-        app = build_app(state)
-        ready = asyncio.ensure_future(engine.wait_ready())
-        stopped = asyncio.ensure_future(stop.wait())
-        await asyncio.wait({ready, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if not ready.done():
-            ready.cancel()
-            return
-        admission.running = ready.result().max_batch_size
-        await _listen(settings, app, listener, stop, engine, metrics)
+        # the worker loads the model meanwhile
+        app = build_app(ServerState(settings, metrics, pool))
+        _add_gauges(metrics, pool)
+        if loading is not None:
+            stopped = asyncio.ensure_future(stop.wait())
+            await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            stopped.cancel()
+            if not loading.done():
+                return
+            pool.pin(loading.result())
+        await _listen(settings, app, listener, stop, pool, metrics)
     finally:
-        await engine.close(finish=False, timeout=2.0)
+        if loading is not None and not loading.done():
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
+        await pool.close()
+
+
+def _pool(settings: ServerSettings, models: FirstModel | RouterSettings) -> ModelPool:
+    """The models of a server: those of a folder and of the hub's cache for a router, else none yet."""
+    if isinstance(models, FirstModel):
+        return ModelPool(dict, _load_nothing, PoolLimits())
+    store, shared = ModelStore(models.models_dir), models.worker
+
+    def catalog() -> dict[str, StoredModel]:
+        return {model.name: model for model in store.models()}
+
+    async def load(stored: StoredModel) -> ServedModel:
+        values = {**shared.config, "model_path": str(stored.path)}
+        worker = replace(shared, config=values)
+        return await load_model(stored.name, settings, worker, WorkerProcess)
+
+    return ModelPool(catalog, load, models.limits)
+
+
+async def _load_nothing(stored: StoredModel) -> ServedModel:
+    raise RuntimeError(f"{stored.name}: a server of one model loads no other")
 
 
 async def _listen(
@@ -138,7 +175,7 @@ async def _listen(
     app: ASGIApp,
     listener: socket.socket,
     stop: asyncio.Event,
-    engine: EngineClient,
+    pool: ModelPool,
     metrics: ServerMetrics,
 ) -> None:
     """Takes connections until a signal comes; then open requests get some time to end."""
@@ -159,8 +196,8 @@ async def _listen(
         serving = asyncio.ensure_future(server.serve([listener]))
         stopped = asyncio.ensure_future(stop.wait())
         await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if engine.open_requests:
-            logger.warning("waiting for %d open requests to end", engine.open_requests)
+        if open_requests := sum(model.engine.open_requests for model in pool.loaded()):
+            logger.warning("waiting for %d open requests to end", open_requests)
         server.should_exit = True
         stop.clear()
         again = asyncio.ensure_future(stop.wait())
@@ -180,33 +217,40 @@ def _on_signals(stop: asyncio.Event) -> None:
             signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop.set))
 
 
-def _add_gauges(state: ServerState, model: ServedModel) -> None:
-    admission, engine, gauge = model.admission, model.engine, state.metrics.gauge
+def _add_gauges(metrics: ServerMetrics, pool: ModelPool) -> None:
+    """Adds the metrics of the engines: sums over the models that are loaded."""
+
+    def total(value: Callable[[ServedModel], float]) -> Callable[[], float]:
+        return lambda: sum(value(model) for model in pool.loaded())
+
+    def hit_rate() -> float:
+        stats = [model.engine.stats for model in pool.loaded()]
+        return sum(s.reused_tokens for s in stats) / max(sum(s.prompt_tokens for s in stats), 1)
+
+    gauge = metrics.gauge
     gauge(
         "num_requests_running",
         "Sequences that run.",
-        lambda: min(admission.open, admission.running),
+        total(lambda m: min(m.admission.open, m.admission.running)),
     )
-    gauge("num_requests_queued", "Sequences that wait.", lambda: admission.waiting)
-    gauge("batch_size", "Sequences that generate.", lambda: engine.stats.running)
+    gauge("num_requests_queued", "Sequences that wait.", total(lambda m: m.admission.waiting))
+    gauge("batch_size", "Sequences that generate.", total(lambda m: m.engine.stats.running))
     gauge(
         "cache_num_used_blocks",
         "Pages of the KV cache that sequences hold.",
-        lambda: engine.stats.used_pages,
+        total(lambda m: m.engine.stats.used_pages),
     )
     gauge(
         "cache_num_total_blocks",
         "Pages of the KV cache.",
-        lambda: 0 if engine.ready is None else engine.ready.total_pages,
+        total(lambda m: 0 if m.engine.ready is None else m.engine.ready.total_pages),
     )
     gauge(
         "cache_preemption_count",
         "Times that a sequence has lost its pages.",
-        lambda: engine.stats.preemptions,
+        total(lambda m: m.engine.stats.preemptions),
     )
-    gauge(
-        "cache_hit_rate",
-        "Tokens of prompts that were in the cache, of all.",
-        lambda: engine.stats.reused_tokens / max(engine.stats.prompt_tokens, 1),
-    )
-    gauge("worker_restarts", "Workers that died.", lambda: engine.restarts)
+    gauge("cache_hit_rate", "Tokens of prompts that were in the cache, of all.", hit_rate)
+    gauge("worker_restarts", "Workers that died.", total(lambda m: m.engine.restarts))
+    gauge("models_loaded", "Models that are loaded.", lambda: len(pool.loaded()))
+    gauge("model_loads", "Models that were loaded since the start.", lambda: pool.loads)

@@ -110,6 +110,28 @@ def _option(*names: str, env: str, **attributes: Any) -> Any:
     type=click.Choice(["text_generation", "embeddings_generation"]),
     help="What the model does; an error where its architecture does something else.",
 )
+@_option(
+    "--models-dir",
+    env="MODELS_DIR",
+    type=click.Path(file_okay=False, exists=True),
+    help="Without --model: the folder of the models that requests may name. Not set: as `max ls`.",
+)
+@_option(
+    "--max-loaded-models",
+    "--models-max",
+    env="MAX_LOADED_MODELS",
+    type=click.IntRange(min=1),
+    default=4,
+    help="Without --model: the most models that are loaded at once.",
+)
+@_option(
+    "--idle-timeout",
+    "--sleep-idle-seconds",
+    env="IDLE_TIMEOUT_S",
+    type=float,
+    default=300.0,
+    help="Without --model: seconds after which a model without requests is unloaded; negative: never.",
+)
 @_option("--ui/--no-ui", env="UI", default=True, help="Have the chat page at /.")
 @_option("--log-requests/--no-log-requests", env="LOG_REQUESTS", help="Log each request.")
 @config_options
@@ -118,7 +140,8 @@ def _option(*names: str, env: str, **attributes: Any) -> Any:
 def serve(context: click.Context, **options: Any) -> None:
     """Serve a model over HTTP.
 
-    OpenAI's API at /v1; /health, /metrics and /version beside it.
+    OpenAI's API at /v1; /health, /metrics and /version beside it. Without --model, models are loaded
+    on their first request and unloaded when they are idle.
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
@@ -127,9 +150,13 @@ def serve(context: click.Context, **options: Any) -> None:
             'Install them with: pip install "supremum[serve]"',
         )
     settings = _settings(options)
+    models_dir = options.pop("models_dir")
+    limits = (options.pop("max_loaded_models"), options.pop("idle_timeout"))
     config = given(options)
     if not config.get("model_path"):
-        raise CommandError("no model is given", "Give one with --model, a folder or a name.")
+        _check_router(config, settings)
+    elif models_dir is not None:
+        raise CommandError("--model and --models-dir are given", "Give one of them.")
     level = context.find_root().meta.get("log_level", "warning")
     worker_settings = WorkerSettings(config, level)
     # each import of these takes a while: the worker, a process of its own, starts before the last
@@ -142,15 +169,34 @@ def serve(context: click.Context, **options: Any) -> None:
             f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}",
             "Give another --port; 0 takes one that is free.",
         ) from error
+    if not config.get("model_path"):
+        from max.serve.pool import PoolLimits
+        from max.serve.server import RouterSettings, run_server
+
+        root = None if models_dir is None else Path(models_dir)
+        run_server(settings, RouterSettings(root, PoolLimits(*limits), worker_settings), listener)
+        return
     from max.serve.worker.process import WorkerProcess
 
     worker = WorkerProcess(worker_settings)
     try:
-        from max.serve.server import run_server
+        from max.serve.server import FirstModel, run_server
 
-        run_server(settings, worker_settings, listener, worker)
+        run_server(settings, FirstModel(worker_settings, worker), listener)
     finally:
         worker.kill()
+
+
+def _check_router(config: dict[str, Any], settings: ServerSettings) -> None:
+    """Refuses options that name or describe one model where none is given."""
+    for name in ("weight_path", "served_model_name", "chat_template"):
+        if config.get(name):
+            option = "--" + name.replace("_", "-")
+            raise CommandError(
+                f"{option} is of one model, and no model is given", "Give one with --model."
+            )
+    if settings.task is not None:
+        raise CommandError("--task is of one model", "Give one with --model.")
 
 
 def _settings(options: dict[str, Any]) -> ServerSettings:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -95,14 +94,14 @@ async def count_tokens(body: CountBody, request: Request) -> Response:
         body: The conversation.
         request: The connection.
     """
-    model = state_of(request, body).model(body.model)
+    model = await state_of(request, body).model(body.model)
     none = choice_of(body).kind is ChoiceKind.NONE
     text = prompt_text(model, messages_of(body), () if none else tools_of(body), {})
     return json_response({"input_tokens": len(model.all_tokens(text, special=False))})
 
 
 async def _job(body: MessagesBody, state: ServerState) -> ChatJob:
-    model = state.model(body.model)
+    model = await state.model(body.model)
     given = SamplingParamsInput(
         temperature=body.temperature,
         top_p=body.top_p,
@@ -142,18 +141,9 @@ def _blocks(answer: Answer) -> list[dict[str, Any]]:
     if answer.content:
         blocks.append({"type": "text", "text": answer.content})
     for call in answer.tool_calls:
-        value = _object(call.arguments)
+        value = call.parsed_arguments()
         blocks.append({"type": "tool_use", "id": call.call_id, "name": call.name, "input": value})
     return blocks
-
-
-def _object(text: str) -> dict[str, Any]:
-    """The arguments of a call; empty where the length cut them off."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 class _BlockWriter:

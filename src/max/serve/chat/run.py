@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any
 
 from max.serve.chat.parts import (
     AnswerParser,
@@ -75,6 +77,14 @@ class ToolCall:
     call_id: str
     name: str
     arguments: str = ""
+
+    def parsed_arguments(self) -> dict[str, Any]:
+        """The arguments as an object; empty where the length cut them off."""
+        try:
+            value = json.loads(self.arguments)
+        except ValueError:
+            return {}
+        return value if isinstance(value, dict) else {}
 
 
 @dataclass

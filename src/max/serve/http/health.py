@@ -17,14 +17,16 @@ router = APIRouter(tags=["operation"])
 @router.get("/v1/health")
 @router.get("/ping")
 async def health(request: Request) -> Response:
-    """Whether requests run now: 200, else 503 with the state of the engine.
+    """Whether requests run now: 200, else 503 with the state of the engine; a router is always ready.
 
     Args:
         request: The connection.
     """
-    states = {name: m.engine.state for name, m in state_of(request).models.items()}
-    well = all(state is EngineState.READY for state in states.values())
-    words = sorted({state.value for state in states.values() if state is not EngineState.READY})
+    pool = state_of(request).pool
+    # a router lives on where the engine of one of its models has stopped: the next request loads it
+    states = {model.engine.state for model in pool.loaded() if pool.is_pinned(model)}
+    well = states <= {EngineState.READY}
+    words = sorted(state.value for state in states - {EngineState.READY})
     return json_response({"status": "ok" if well else ", ".join(words)}, 200 if well else 503)
 
 
@@ -41,7 +43,7 @@ async def load(request: Request) -> Response:
     Args:
         request: The connection.
     """
-    models = state_of(request).models.values()
+    models = state_of(request).pool.loaded()
     return json_response({"server_load": sum(model.admission.open for model in models)})
 
 

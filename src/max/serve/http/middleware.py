@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from max.serve.errors import ApiError
 from max.serve.metrics import ServerMetrics
+from max.serve.request_context import CURRENT_REQUEST, RequestContext
 from max.serve.settings import ServerSettings
 
 logger = logging.getLogger("max.serve.requests")
@@ -50,6 +51,8 @@ class Gate:
         request_id = headers.get("x-request-id") or secrets.token_hex(12)
         request_id = "".join(c for c in request_id if c.isalnum() or c in "-_.")[:128]
         scope.setdefault("state", {})["request_id"] = request_id
+        context = RequestContext(request_id)
+        token = CURRENT_REQUEST.set(context)
         begin, status = time.monotonic(), 0
 
         async def named_send(message: Message) -> None:
@@ -66,6 +69,8 @@ class Gate:
         try:
             await self._pass(scope, headers, receive, named_send)
         finally:
+            context.close()
+            CURRENT_REQUEST.reset(token)
             route = scope.get("route")
             path = getattr(route, "path", "other")
             self._metrics.requests.labels(path, str(status or "closed")).inc()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from max.serve.errors import model_not_found
 from max.serve.metrics import ServerMetrics
 from max.serve.model import ServedModel
+from max.serve.pool import ModelPool
 from max.serve.settings import ServerSettings
 
 
@@ -31,27 +31,24 @@ class ServerState:
     Args:
         settings: The settings.
         metrics: The metrics.
-        models: The models by name; the first is the default.
+        pool: The models.
     """
 
     settings: ServerSettings
     metrics: ServerMetrics
-    models: dict[str, ServedModel] = field(default_factory=dict)
+    pool: ModelPool
 
-    def model(self, name: str | None) -> ServedModel:
-        """The model that a request asks for.
+    async def model(self, name: str | None, keep_alive: float | None = None) -> ServedModel:
+        """The model of a request; it is loaded first where it is not.
 
         Args:
             name: Its name; None: the default.
+            keep_alive: Seconds that it stays loaded after the request; None: as before.
 
         Raises:
-            ApiError: Status 404: there is none of that name.
+            ApiError: Status 404: there is none of that name; 503: it cannot be loaded.
         """
-        if name is None:
-            return next(iter(self.models.values()))
-        if name not in self.models:
-            raise model_not_found(name, list(self.models))
-        return self.models[name]
+        return await self.pool.use(name, keep_alive)
 
 
 def state_of(request: Request, body: HasUnknownFields | None = None) -> ServerState:

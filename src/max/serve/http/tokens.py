@@ -68,7 +68,7 @@ async def apply_template(body: TemplateBody, request: Request) -> Response:
         body: The conversation.
         request: The connection.
     """
-    model = state_of(request, body).model(body.model)
+    model = await state_of(request, body).model(body.model)
     return json_response({"prompt": _template(model, body)})
 
 
@@ -81,7 +81,7 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
         body: The text.
         request: The connection.
     """
-    model = state_of(request, body).model(body.model)
+    model = await state_of(request, body).model(body.model)
     texts = [each for each in (body.prompt, body.content) if each is not None]
     if len(texts) + (body.messages is not None) != 1:
         raise ApiError("give one of prompt, content and messages", param="prompt")
@@ -114,7 +114,7 @@ async def detokenize(body: DetokenizeBody, request: Request) -> Response:
         body: The tokens.
         request: The connection.
     """
-    model = state_of(request, body).model(body.model)
+    model = await state_of(request, body).model(body.model)
     for number, token in enumerate(body.tokens):
         if token >= model.vocabulary_size:
             raise ApiError(

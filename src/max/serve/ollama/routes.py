@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -16,6 +16,7 @@ from starlette.responses import Response
 from max._version import __version__
 from max.interfaces import RequestID, TextGenerationRequest
 from max.pipelines.core.exceptions import UserError
+from max.pipelines.store.local import StoredModel
 from max.pipelines.structured.grammar import of_any_object, of_json_schema
 from max.serve.chat.parts import PlainParser
 from max.serve.chat.prompt import Conversation, prepare
@@ -57,12 +58,28 @@ def _now() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
-def _model(state: ServerState, name: str | None) -> ServedModel:
-    """The model of a name, with or without Ollama's tag."""
-    known = state.models
-    if name is not None and name not in known and name.removesuffix(":latest") in known:
-        name = name.removesuffix(":latest")
-    return state.model(name)
+_UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)(ms|s|m|h)?")
+
+
+def keep_alive_seconds(value: float | str | None) -> float | None:
+    """The seconds of Ollama's ``keep_alive``: a number, or a text such as ``5m``; negative: for ever.
+
+    Args:
+        value: The field; None: it is not set.
+
+    Raises:
+        ApiError: It is no duration.
+    """
+    if value is None:
+        return None
+    match = _DURATION.fullmatch(str(value).strip())
+    if match is None:
+        raise ApiError(
+            f"keep_alive is {value!r}; give seconds, or a text such as '30s', '5m' or '1h'",
+            param="keep_alive",
+        )
+    return float(match[1]) * _UNITS[match[2] or "s"]
 
 
 @router.get("/version")
@@ -95,6 +112,26 @@ def _entry(model: ServedModel) -> dict[str, Any]:
     }
 
 
+def _stored_entry(stored: StoredModel) -> dict[str, Any]:
+    """The entry of a model that is not loaded."""
+    family = str(stored.config().get("model_type", ""))
+    return {
+        "name": stored.name,
+        "model": stored.name,
+        "modified_at": datetime.fromtimestamp(stored.modified, UTC).isoformat(),
+        "size": stored.size,
+        "digest": "",
+        "details": {
+            "parent_model": "",
+            "format": stored.format,
+            "family": family,
+            "families": [family] if family else [],
+            "parameter_size": "",
+            "quantization_level": "",
+        },
+    }
+
+
 @router.get("/tags")
 async def tags(request: Request) -> Response:
     """Lists the models.
@@ -102,7 +139,13 @@ async def tags(request: Request) -> Response:
     Args:
         request: The connection.
     """
-    return json_response({"models": [_entry(m) for m in state_of(request).models.values()]})
+    listed: list[dict[str, Any]] = []
+    for entry in await state_of(request).pool.entries():
+        if entry.model is not None:
+            listed.append(_entry(entry.model))
+        elif entry.stored is not None:
+            listed.append(_stored_entry(entry.stored))
+    return json_response({"models": listed})
 
 
 @router.get("/ps")
@@ -112,10 +155,16 @@ async def ps(request: Request) -> Response:
     Args:
         request: The connection.
     """
-    loaded = [
-        {**_entry(m), "size_vram": 0, "expires_at": "9999-12-31T00:00:00Z"}
-        for m in state_of(request).models.values()
-    ]
+    pool = state_of(request).pool
+    loaded: list[dict[str, Any]] = []
+    for entry in await pool.entries():
+        if entry.model is None:
+            continue
+        seconds = pool.expires_in(entry)
+        expires = "9999-12-31T00:00:00Z"
+        if seconds is not None:
+            expires = datetime.fromtimestamp(time.time() + seconds, UTC).isoformat()
+        loaded.append({**_entry(entry.model), "size_vram": 0, "expires_at": expires})
     return json_response({"models": loaded})
 
 
@@ -127,7 +176,7 @@ async def show(request: Request) -> Response:
         request: The connection.
     """
     body = await _body(request, ShowBody)
-    model = _model(state_of(request, body), body.model or body.name)
+    model = await state_of(request, body).model(body.model or body.name)
     return json_response(
         {
             "modelfile": "",
@@ -150,11 +199,13 @@ async def chat(request: Request) -> Response:
     """
     body = await _body(request, ChatBody)
     state = state_of(request, body)
-    model = _model(state, body.model)
+    keep_alive = keep_alive_seconds(body.keep_alive)
+    model = await state.model(body.model, keep_alive)
     head = {"model": body.model}
-    if not body.messages:  # Ollama's clients load a model so
+    if not body.messages:  # Ollama's clients load a model so, and unload it with keep_alive 0
         message = {"role": "assistant", "content": ""}
-        done = {"message": message, "done": True, "done_reason": "load"}
+        reason = "unload" if keep_alive == 0 else "load"
+        done = {"message": message, "done": True, "done_reason": reason}
         return json_response({**head, "created_at": _now(), **done})
     options = body.options or OllamaOptions()
     tools = tuple(_tool(each, i) for i, each in enumerate(body.tools or ()))
@@ -183,14 +234,16 @@ async def generate(request: Request) -> Response:
     """
     body = await _body(request, GenerateBody)
     state = state_of(request, body)
-    model = _model(state, body.model)
+    keep_alive = keep_alive_seconds(body.keep_alive)
+    model = await state.model(body.model, keep_alive)
     if body.suffix:
         raise ApiError("suffix is not supported: no model here fills in the middle", param="suffix")
     if body.images:
         raise ApiError("images are not supported: the model takes text", param="images")
     head = {"model": body.model}
     if not body.prompt:
-        done = {"response": "", "done": True, "done_reason": "load"}
+        reason = "unload" if keep_alive == 0 else "load"
+        done = {"response": "", "done": True, "done_reason": reason}
         return json_response({**head, "created_at": _now(), **done})
     options = body.options or OllamaOptions()
     params = model.sampling_params(options.sampling_input())
@@ -236,7 +289,8 @@ async def embed(request: Request) -> Response:
     """
     body = await _body(request, EmbedBody)
     state = state_of(request, body)
-    model = _model(state, body.model)
+    keep_alive = keep_alive_seconds(body.keep_alive)
+    model = await state.model(body.model, keep_alive)
     texts = inputs_of(body.input)
     begin = time.perf_counter()
     counts = await token_counts(model, texts, truncate=body.truncate is not False)
@@ -258,7 +312,7 @@ def _chat_part(answer: Answer) -> dict[str, Any]:
         message["thinking"] = answer.reasoning
     if answer.tool_calls:
         message["tool_calls"] = [
-            {"function": {"name": call.name, "arguments": json.loads(call.arguments)}}
+            {"function": {"name": call.name, "arguments": call.parsed_arguments()}}
             for call in answer.tool_calls
         ]
     return {"message": message}

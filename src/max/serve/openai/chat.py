@@ -95,7 +95,7 @@ async def chat_completions(body: ChatCompletionRequest, request: Request) -> Res
 
 
 async def _job(body: ChatCompletionRequest, state: ServerState) -> ChatJob:
-    model = state.model(body.model)
+    model = await state.model(body.model)
     refuse(body, _REFUSED)
     _ = body.wants_usage  # checked before anything runs
     if body.modalities not in (None, ["text"]):

@@ -145,7 +145,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 
 
 async def _plan(body: CompletionRequest, state: ServerState) -> _Plan:
-    model = state.model(body.model)
+    model = await state.model(body.model)
     refuse(body, _REFUSED)
     count = body.n or 1
     if body.best_of not in (None, count):

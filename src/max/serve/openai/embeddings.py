@@ -104,7 +104,7 @@ async def embeddings(body: EmbeddingsBody, request: Request) -> Response:
         request: The connection.
     """
     state = state_of(request, body)
-    model = state.model(body.model)
+    model = await state.model(body.model)
     texts = inputs_of(body.input)
     counts = await token_counts(model, texts)
     work = encode_texts(model, state, texts, body.prompt_name)
@@ -137,7 +137,7 @@ async def rerank(body: RerankBody, request: Request) -> Response:
         request: The connection.
     """
     state = state_of(request, body)
-    model = state.model(body.model)
+    model = await state.model(body.model)
     documents = [each if isinstance(each, str) else each.text for each in body.documents]
     scores = await unless_disconnected(request, rank_texts(model, state, body.query, documents))
     best = np.argsort(-scores, kind="stable")[: body.top_n].tolist()
@@ -162,7 +162,7 @@ async def score(body: ScoreBody, request: Request) -> Response:
         request: The connection.
     """
     state = state_of(request, body)
-    model = state.model(body.model)
+    model = await state.model(body.model)
     texts = [body.text_2] if isinstance(body.text_2, str) else body.text_2
     scores = await unless_disconnected(request, rank_texts(model, state, body.text_1, texts))
     data = [

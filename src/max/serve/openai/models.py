@@ -1,4 +1,4 @@
-"""``/v1/models``."""
+"""``/v1/models``, and the routes by which clients load and unload models."""
 
 from __future__ import annotations
 
@@ -8,31 +8,74 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from max.serve.http.state import json_response, state_of
-from max.serve.model import ServedModel
+from max.serve.openai.fields import StrictBody
+from max.serve.pool import ModelStatus, PoolEntry
 
 router = APIRouter()
 
 
-def _entry(model: ServedModel) -> dict[str, Any]:
+class ModelBody(StrictBody):
+    """The body of ``/models/load`` and ``/models/unload``."""
+
+    model: str
+
+
+def _entry(entry: PoolEntry) -> dict[str, Any]:
+    """A model with OpenAI's fields, vLLM's ``max_model_len`` and llama.cpp's ``status``."""
+    status: dict[str, Any] = {"value": entry.status.value}
+    if entry.status is ModelStatus.FAILED:
+        status |= {"failed": True, "error": entry.error}
+    model, stored = entry.model, entry.stored
     return {
-        "id": model.name,
+        "id": entry.name,
         "object": "model",
-        "created": model.created,
+        "created": model.created if model is not None else int(stored.modified if stored else 0),
         "owned_by": "supremum",
-        "root": model.config.model_config.model_path,
-        "max_model_len": model.max_length,
+        "root": model.config.model_config.model_path if model is not None else entry.name,
+        "max_model_len": None if model is None else model.max_length,
+        "status": status,
     }
 
 
 @router.get("/v1/models", tags=["OpenAI"])
+@router.get("/models", tags=["models"])
 async def models(request: Request) -> Response:
-    """Lists the models.
+    """Lists the models, those that are not loaded included.
 
     Args:
         request: The connection.
     """
-    entries = [_entry(model) for model in state_of(request).models.values()]
-    return json_response({"object": "list", "data": entries})
+    entries = await state_of(request).pool.entries()
+    # clients that name no model take the first: one that is loaded
+    entries.sort(key=lambda entry: (entry.status is not ModelStatus.LOADED, entry.name))
+    return json_response({"object": "list", "data": [_entry(entry) for entry in entries]})
+
+
+@router.post("/models/load", tags=["models"])
+@router.post("/v1/models/load", tags=["models"])
+async def load(body: ModelBody, request: Request) -> Response:
+    """Loads a model, and answers when requests can run.
+
+    Args:
+        body: The model.
+        request: The connection.
+    """
+    state = state_of(request, body)
+    await state.model(body.model)
+    return json_response({"success": True, **_entry(await state.pool.find(body.model))})
+
+
+@router.post("/models/unload", tags=["models"])
+@router.post("/v1/models/unload", tags=["models"])
+async def unload(body: ModelBody, request: Request) -> Response:
+    """Unloads a model; one that has requests leaves when they have ended.
+
+    Args:
+        body: The model.
+        request: The connection.
+    """
+    entry = await state_of(request, body).pool.unload(body.model)
+    return json_response({"success": True, **_entry(entry)})
 
 
 @router.get("/v1/models/{name:path}", tags=["OpenAI"])
@@ -43,4 +86,4 @@ async def model(name: str, request: Request) -> Response:
         name: Its name.
         request: The connection.
     """
-    return json_response(_entry(state_of(request).model(name)))
+    return json_response(_entry(await state_of(request).pool.find(name)))

@@ -121,7 +121,7 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
 
 
 async def _job(body: ResponsesBody, state: ServerState) -> ChatJob:
-    model = state.model(body.model)
+    model = await state.model(body.model)
     refuse(body, _REFUSED)
     given = SamplingParamsInput(
         temperature=body.temperature, top_p=body.top_p, max_new_tokens=body.max_output_tokens

@@ -1,0 +1,212 @@
+"""The models in the models folder and in the cache of the Hugging Face hub."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import constants
+
+from max._config import flags
+from max.pipelines.core.exceptions import InputError, ModelFilesError
+
+MANIFEST = ".max-model.json"
+"""The file that a pull writes beside a model's files: their source, sizes and checksums."""
+PARTIAL = ".partial"
+"""The folder of downloads that have not ended."""
+_PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+_NAME = re.compile(rf"{_PART}(/{_PART})?")
+
+
+def models_dir() -> Path:
+    """The folder of models: that of ``MAX_MODELS_DIR``, else ``~/.max/models``."""
+    return flags.MAX_MODELS_DIR or Path.home() / ".max" / "models"
+
+
+def checked_name(name: str) -> str:
+    """The name of a model; one that would leave the models folder is refused.
+
+    Args:
+        name: The name.
+
+    Raises:
+        InputError: It is no name.
+    """
+    if not _NAME.fullmatch(name):
+        raise InputError(
+            f"{name!r} is no name of a model",
+            "Give one or two parts of letters, digits, '.', '_' and '-', such as org/name.",
+        )
+    return name
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A model on this machine.
+
+    Args:
+        name: Its name.
+        path: Its folder, or its GGUF file.
+        origin: ``"folder"`` for the models folder, ``"hub"`` for the hub's cache.
+        size: The bytes of its files.
+        modified: When its newest file was written, in seconds since 1970.
+    """
+
+    name: str
+    path: Path
+    origin: str
+    size: int
+    modified: float
+
+    @property
+    def format(self) -> str:
+        """``"gguf"`` or ``"safetensors"``."""
+        if self.path.suffix == ".gguf":
+            return "gguf"
+        return "safetensors" if any(self.path.glob("*.safetensors")) else "gguf"
+
+    def config(self) -> dict[str, Any]:
+        """Its ``config.json``; empty where it has none."""
+        try:
+            value = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return value if isinstance(value, dict) else {}
+
+    def manifest(self) -> dict[str, Any]:
+        """What ``max pull`` wrote about it; empty where it was put there by other means."""
+        folder = self.path if self.path.is_dir() else self.path.parent
+        try:
+            value = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return value if isinstance(value, dict) else {}
+
+
+class ModelStore:
+    """The models of a folder, and those of the hub's cache.
+
+    A model is a folder with ``config.json`` or a GGUF file, at most two levels deep; its name is its
+    path in the folder. A GGUF file beside others is a model of its own.
+
+    Args:
+        root: The folder; None: :func:`models_dir`.
+        hub: Whether the hub's cache belongs to it.
+    """
+
+    def __init__(self, root: Path | None = None, hub: bool = True) -> None:
+        self.root = root or models_dir()
+        self._hub = hub
+
+    def models(self) -> list[StoredModel]:
+        """All models, by name; the folder's come before the hub's of the same name."""
+        models = {model.name: model for model in self._of_hub()} if self._hub else {}
+        models |= {model.name: model for model in self._of_folder(self.root, "")}
+        return [models[name] for name in sorted(models)]
+
+    def find(self, name: str) -> StoredModel:
+        """A model by its name; ``:latest`` at its end is ignored.
+
+        Args:
+            name: The name.
+
+        Raises:
+            ModelFilesError: There is none; near names are given.
+        """
+        models = {model.name: model for model in self.models()}
+        bare = name if name in models else name.removesuffix(":latest")
+        if bare in models:
+            return models[bare]
+        raise ModelFilesError(
+            f"there is no model {name!r} in {self.root}",
+            near_names(bare, list(models)) or "`max pull` gets models, `max ls` lists them.",
+        )
+
+    def remove(self, name: str) -> StoredModel:
+        """Deletes a model's files.
+
+        Args:
+            name: The name.
+
+        Returns:
+            What it was.
+
+        Raises:
+            ModelFilesError: There is none.
+            OSError: A file cannot be deleted.
+        """
+        model = self.find(name)
+        if model.origin == "hub":
+            # snapshots are links to the blobs beside them
+            shutil.rmtree(model.path.parent.parent)
+        elif model.path.is_dir():
+            shutil.rmtree(model.path)
+        else:
+            model.path.unlink()
+        parent = model.path.parent
+        if model.origin == "folder" and parent != self.root and not any(parent.iterdir()):
+            parent.rmdir()
+        return model
+
+    def _of_folder(self, folder: Path, prefix: str) -> Iterator[StoredModel]:
+        try:
+            entries = sorted(folder.iterdir())
+        except OSError:
+            return
+        for entry in entries:
+            name = f"{prefix}{entry.name}"
+            if not _NAME.fullmatch(name):
+                continue
+            if entry.is_file() and entry.suffix == ".gguf":
+                stat = entry.stat()
+                bare = name.removesuffix(".gguf")
+                yield StoredModel(bare, entry, "folder", stat.st_size, stat.st_mtime)
+            elif entry.is_dir() and is_model_folder(entry):
+                yield _of_files(name, entry, "folder")
+            elif entry.is_dir() and not prefix:
+                yield from self._of_folder(entry, f"{name}/")
+
+    def _of_hub(self) -> Iterator[StoredModel]:
+        cache = Path(constants.HF_HUB_CACHE)
+        for folder in sorted(cache.glob("models--*")):
+            name = folder.name.removeprefix("models--").replace("--", "/")
+            snapshots = [s for s in folder.glob("snapshots/*") if is_model_folder(s)]
+            if snapshots and _NAME.fullmatch(name):
+                yield _of_files(name, max(snapshots, key=lambda s: s.stat().st_mtime), "hub")
+
+
+def is_model_folder(folder: Path) -> bool:
+    """Whether a folder holds one model: a configuration with weights, or one GGUF file.
+
+    Args:
+        folder: The folder.
+    """
+    gguf = sum(1 for _ in folder.glob("*.gguf"))
+    if (folder / "config.json").is_file():
+        return gguf > 0 or any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
+    return gguf == 1
+
+
+def near_names(name: str, names: list[str]) -> str:
+    """A sentence with the names that are near to one that does not exist; empty if there are none.
+
+    Args:
+        name: The name.
+        names: The names that exist.
+    """
+    # the last part decides: people leave the owner out
+    last = {each.rpartition("/")[2].lower(): each for each in names}
+    close = difflib.get_close_matches(name.rpartition("/")[2].lower(), last, n=3, cutoff=0.5)
+    return f"Did you mean {' or '.join(repr(last[each]) for each in close)}?" if close else ""
+
+
+def _of_files(name: str, folder: Path, origin: str) -> StoredModel:
+    stats = [path.stat() for path in folder.iterdir() if path.is_file()]
+    size, modified = sum(s.st_size for s in stats), max(s.st_mtime for s in stats)
+    return StoredModel(name, folder, origin, size, modified)

@@ -1,0 +1,62 @@
+"""Loads a model: its worker process, its configuration, its tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from max.interfaces import PipelineTask
+from max.pipelines.core.exceptions import ConfigError
+from max.serve.admission import Admission
+from max.serve.model import ServedModel
+from max.serve.settings import ServerSettings, WorkerSettings
+from max.serve.worker.client import EngineClient, Worker
+from max.serve.worker.config import served_config
+
+
+async def load_model(
+    name: str | None,
+    settings: ServerSettings,
+    worker_settings: WorkerSettings,
+    start_worker: Callable[[WorkerSettings], Worker],
+    worker: Worker | None = None,
+) -> ServedModel:
+    """Loads a model, and waits until it can run requests.
+
+    Args:
+        name: The model's name for clients; None: as its configuration has it.
+        settings: The settings of the server.
+        worker_settings: Those of the worker.
+        start_worker: Starts a worker process.
+        worker: The first worker, where it was started already.
+
+    Raises:
+        UserError: It cannot be loaded, for a reason that the user can correct.
+        RuntimeError: It cannot be loaded.
+    """
+    first = worker or await asyncio.to_thread(start_worker, worker_settings)
+    engine = EngineClient(lambda: start_worker(worker_settings), first)
+    engine.start()
+    try:
+        # the worker loads the weights meanwhile
+        config, task = await asyncio.to_thread(served_config, worker_settings.config)
+        if settings.task not in (None, task.value):
+            raise ConfigError(
+                f"{config.model_config.model_name} is for {task.value}, not for {settings.task}",
+                "Leave out --task, or give another --model.",
+            )
+        model = await asyncio.to_thread(
+            ServedModel,
+            name or config.model_config.model_name,
+            config,
+            engine,
+            Admission(1, settings.max_queue),
+            settings.tool_parser,
+        )
+        model.encodes = task is PipelineTask.EMBEDDINGS_GENERATION
+        ready = await engine.wait_ready()
+        model.admission.running = ready.max_batch_size
+        return model
+    except BaseException:
+        await engine.close(finish=False, timeout=2.0)
+        raise

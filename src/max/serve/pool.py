@@ -1,0 +1,342 @@
+"""The models of a server: loaded on their first request, unloaded when they are idle."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from max.pipelines.config.host_memory import available_memory
+from max.pipelines.core.exceptions import UserError
+from max.pipelines.store.local import StoredModel
+from max.serve.errors import ApiError, model_not_found
+from max.serve.model import ServedModel
+from max.serve.request_context import current_request
+from max.serve.worker.client import EngineState
+
+logger = logging.getLogger("max.serve")
+
+_HEADROOM = 1.25
+"""Memory that a model needs, as a multiple of its files: weights, packed copies, a small KV cache."""
+
+
+class ModelStatus(Enum):
+    """The state of a model of a pool; the values are those of llama.cpp's router."""
+
+    UNLOADED = "unloaded"
+    """No process has it."""
+    LOADING = "loading"
+    """A worker loads it."""
+    LOADED = "loaded"
+    """Requests run."""
+    FAILED = "failed"
+    """The last attempt to load it failed; the next request tries again."""
+
+
+@dataclass(frozen=True)
+class PoolLimits:
+    """How many models are loaded, and for how long.
+
+    Args:
+        max_models: The most that are loaded at once.
+        idle_timeout_s: A model without requests is unloaded after this time; negative: never.
+    """
+
+    max_models: int = 4
+    idle_timeout_s: float = 300.0
+
+
+@dataclass
+class PoolEntry:
+    """A model of a pool.
+
+    Args:
+        name: Its name.
+        stored: Its files; None for the model that the server was started with.
+        model: The loaded model.
+        pinned: Whether it stays loaded.
+        users: Requests that hold it.
+        used_at: When the last of them ended, by the monotonic clock.
+        keep_alive: Seconds that it stays after its last request; None: the pool's timeout.
+        error: Why the last attempt to load it failed.
+    """
+
+    name: str
+    stored: StoredModel | None = None
+    model: ServedModel | None = None
+    pinned: bool = False
+    users: int = 0
+    used_at: float = 0.0
+    keep_alive: float | None = None
+    error: str = ""
+    loading: asyncio.Task[None] | None = field(default=None, repr=False)
+    timer: asyncio.TimerHandle | None = field(default=None, repr=False)
+
+    @property
+    def status(self) -> ModelStatus:
+        """Its state."""
+        if self.loading is not None:
+            return ModelStatus.LOADING
+        if self.model is not None and self.model.engine.state is not EngineState.STOPPED:
+            return ModelStatus.LOADED
+        return ModelStatus.FAILED if self.error else ModelStatus.UNLOADED
+
+
+class ModelPool:
+    """The models of a server.
+
+    Loads run one at a time. Before a load, the models that were idle longest are unloaded until the
+    limits and the free memory allow it; where all are busy, the load waits for one of them.
+
+    Args:
+        catalog: Lists the models that can be loaded, by name.
+        load: Loads one.
+        limits: How many are loaded, and for how long.
+        free_memory: The bytes that programs can have; None where that is unknown.
+    """
+
+    def __init__(
+        self,
+        catalog: Callable[[], Mapping[str, StoredModel]],
+        load: Callable[[StoredModel], Awaitable[ServedModel]],
+        limits: PoolLimits,
+        free_memory: Callable[[], int | None] = available_memory,
+    ) -> None:
+        self._catalog, self._load, self._limits = catalog, load, limits
+        self._free_memory = free_memory
+        self._entries: dict[str, PoolEntry] = {}
+        self._one_load = asyncio.Lock()
+        self._released = asyncio.Event()
+        self._closing: set[asyncio.Task[None]] = set()
+        self.loads = 0
+        """The number of models that were loaded."""
+
+    def pin(self, model: ServedModel) -> None:
+        """Adds a loaded model that stays loaded; the first is the default of requests.
+
+        Args:
+            model: The model.
+        """
+        self._entries[model.name] = PoolEntry(model.name, model=model, pinned=True)
+        self.loads += 1
+
+    def loaded(self) -> list[ServedModel]:
+        """The models that are loaded."""
+        return [entry.model for entry in self._entries.values() if entry.model is not None]
+
+    def is_pinned(self, model: ServedModel) -> bool:
+        """Whether a model is the one that the server was started with.
+
+        Args:
+            model: The model.
+        """
+        entry = self._entries.get(model.name)
+        return entry is not None and entry.pinned
+
+    async def entries(self) -> list[PoolEntry]:
+        """All models, by name; folders that came or went meanwhile are seen."""
+        await self._scan()
+        return [self._entries[name] for name in sorted(self._entries)]
+
+    async def find(self, name: str) -> PoolEntry:
+        """A model by its name; ``:latest`` at its end is ignored.
+
+        Args:
+            name: The name.
+
+        Raises:
+            ApiError: Status 404: there is none; near names are given.
+        """
+        for attempt in range(2):
+            for each in (name, name.removesuffix(":latest")):
+                if each in self._entries:
+                    return self._entries[each]
+            if attempt == 0:
+                await self._scan()
+        raise model_not_found(name, sorted(self._entries))
+
+    async def use(self, name: str | None, keep_alive: float | None = None) -> ServedModel:
+        """The model of a request, loaded where it is not; it stays loaded until the request ends.
+
+        Args:
+            name: Its name; None: the default.
+            keep_alive: Seconds that it then stays; None: as before.
+
+        Raises:
+            ApiError: There is none of that name, or it cannot be loaded.
+        """
+        entry = await (self._default() if name is None else self.find(name))
+        if keep_alive is not None:
+            entry.keep_alive = keep_alive
+        entry.users += 1
+        if entry.timer is not None:
+            entry.timer.cancel()
+            entry.timer = None
+        try:
+            model = await self._ensure_loaded(entry)
+        except BaseException:
+            self._release(entry)
+            raise
+        current_request().cleanups.append(lambda: self._release(entry))
+        return model
+
+    def expires_in(self, entry: PoolEntry) -> float | None:
+        """Seconds until a model is unloaded, if no request comes; None: it stays.
+
+        Args:
+            entry: The model.
+        """
+        seconds = self._limits.idle_timeout_s if entry.keep_alive is None else entry.keep_alive
+        if entry.pinned or seconds < 0:
+            return None
+        return seconds if entry.users else max(entry.used_at + seconds - time.monotonic(), 0.0)
+
+    async def unload(self, name: str) -> PoolEntry:
+        """Unloads a model, as soon as its requests have ended.
+
+        Args:
+            name: Its name.
+
+        Raises:
+            ApiError: There is none, it is not loaded, or it must stay loaded.
+        """
+        entry = await self.find(name)
+        if entry.pinned:
+            raise ApiError(f"{name!r} is the model of this server, and stays loaded", param="model")
+        if entry.status not in (ModelStatus.LOADED, ModelStatus.LOADING):
+            raise ApiError(f"{name!r} is not loaded", param="model", code="model_not_loaded")
+        entry.keep_alive = 0.0
+        if not entry.users:
+            await self._unload(entry)
+        return entry
+
+    async def close(self) -> None:
+        """Unloads all models; their open requests end with an error."""
+        for entry in self._entries.values():
+            if entry.loading is not None:
+                entry.loading.cancel()
+        pending = [entry.loading for entry in self._entries.values() if entry.loading is not None]
+        await asyncio.gather(*pending, *self._closing, return_exceptions=True)
+        await asyncio.gather(
+            *(m.engine.close(finish=False, timeout=2.0) for m in self.loaded()),
+            return_exceptions=True,
+        )
+
+    async def _default(self) -> PoolEntry:
+        for entry in self._entries.values():
+            if entry.pinned:
+                return entry
+        loaded = [entry for entry in self._entries.values() if entry.model is not None]
+        entries = loaded if len(loaded) == 1 else await self.entries()
+        if len(entries) == 1:
+            return entries[0]
+        names = ", ".join(repr(entry.name) for entry in entries) or "none; `max pull` gets some"
+        raise ApiError(f"model is missing; the models are {names}", param="model")
+
+    async def _scan(self) -> None:
+        catalog = await asyncio.to_thread(self._catalog)
+        for name, stored in catalog.items():
+            self._entries.setdefault(name, PoolEntry(name, stored)).stored = stored
+        for name in [name for name in self._entries if name not in catalog]:
+            entry = self._entries[name]
+            if not entry.pinned and not entry.users and entry.status is not ModelStatus.LOADED:
+                del self._entries[name]
+
+    async def _ensure_loaded(self, entry: PoolEntry) -> ServedModel:
+        while entry.status is not ModelStatus.LOADED or entry.model is None:
+            if entry.pinned:  # its worker cannot be started any more: its requests say so
+                assert entry.model is not None
+                return entry.model
+            if entry.loading is None:
+                entry.error = ""
+                entry.loading = asyncio.ensure_future(self._load_entry(entry))
+            # a request that is cancelled does not end the load, for which others may wait
+            await asyncio.shield(entry.loading)
+            if entry.error:
+                raise ApiError(
+                    f"the model {entry.name!r} cannot be loaded: {entry.error}",
+                    status=503,
+                    param="model",
+                    code="model_load_failed",
+                )
+        return entry.model
+
+    async def _load_entry(self, entry: PoolEntry) -> None:
+        try:
+            stored = entry.stored
+            assert stored is not None
+            async with self._one_load:
+                if entry.model is not None:  # its engine has stopped
+                    await self._unload(entry)
+                await self._make_room(stored.size)
+                begin = time.monotonic()
+                entry.model = await self._load(stored)
+            self.loads += 1
+            logger.info("loaded %s in %.2f s", entry.name, time.monotonic() - begin)
+        except UserError as error:
+            entry.error = " ".join(filter(None, (error.problem, error.remedy)))
+        except Exception as error:
+            entry.error = str(error) or type(error).__name__
+        finally:
+            entry.loading = None
+            if not entry.users:  # every client has left meanwhile
+                self._set_timer(entry)
+        if entry.error:
+            logger.error("the model %s cannot be loaded: %s", entry.name, entry.error)
+
+    async def _make_room(self, size: int) -> None:
+        """Unloads idle models until a model of some size fits; waits where all are busy."""
+        while not self._fits(size):
+            victim = min(self._idle(), key=lambda entry: entry.used_at, default=None)
+            if victim is not None:
+                await self._unload(victim)
+                continue
+            self._released.clear()
+            await self._released.wait()
+
+    def _fits(self, size: int) -> bool:
+        evictable = [e for e in self._entries.values() if e.model is not None and not e.pinned]
+        if len(evictable) >= self._limits.max_models:
+            return False
+        free = self._free_memory()
+        # a model that alone does not fit is refused by its own plan of the memory
+        return not evictable or free is None or free >= size * _HEADROOM
+
+    def _idle(self) -> Iterator[PoolEntry]:
+        for entry in self._entries.values():
+            if entry.model is not None and not entry.users and not entry.pinned:
+                yield entry
+
+    async def _unload(self, entry: PoolEntry) -> None:
+        model, entry.model = entry.model, None
+        if entry.timer is not None:
+            entry.timer.cancel()
+            entry.timer = None
+        entry.keep_alive = None
+        if model is not None:
+            await model.engine.close(finish=False, timeout=5.0)
+            logger.info("unloaded %s", entry.name)
+
+    def _release(self, entry: PoolEntry) -> None:
+        entry.users -= 1
+        entry.used_at = time.monotonic()
+        if not entry.users:
+            self._released.set()
+            self._set_timer(entry)
+
+    def _set_timer(self, entry: PoolEntry) -> None:
+        """Begins the time after which an idle model is unloaded."""
+        seconds = self._limits.idle_timeout_s if entry.keep_alive is None else entry.keep_alive
+        if entry.pinned or entry.model is None or seconds < 0:
+            return
+        entry.timer = asyncio.get_running_loop().call_later(seconds, self._expire, entry)
+
+    def _expire(self, entry: PoolEntry) -> None:
+        if entry.users or entry.model is None:
+            return
+        task = asyncio.ensure_future(self._unload(entry))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)

@@ -1,0 +1,36 @@
+"""What code below the routes reads of the request that it runs for: identifier, client, cleanups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+
+@dataclass
+class RequestContext:
+    """One HTTP request.
+
+    Args:
+        request_id: Its identifier, as in the header ``X-Request-Id``.
+        client: Whom limits and fairness count it for: a digest of its API key; empty without keys.
+        cleanups: Are called after the response was sent.
+    """
+
+    request_id: str = ""
+    client: str = ""
+    cleanups: list[Callable[[], None]] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Calls the cleanups, the newest first."""
+        while self.cleanups:
+            self.cleanups.pop()()
+
+
+CURRENT_REQUEST: ContextVar[RequestContext | None] = ContextVar("request", default=None)
+"""The request of the running task; tasks that it starts inherit it."""
+
+
+def current_request() -> RequestContext:
+    """The request of the running task; an anonymous one outside of requests."""
+    return CURRENT_REQUEST.get() or RequestContext()

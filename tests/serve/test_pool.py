@@ -1,0 +1,217 @@
+"""The pool of models, without processes: loads, limits, idle times, errors."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from max.pipelines.core.exceptions import ModelFilesError
+from max.pipelines.store.local import StoredModel
+from max.serve.errors import ApiError
+from max.serve.pool import ModelPool, ModelStatus, PoolLimits
+from max.serve.request_context import CURRENT_REQUEST, RequestContext
+from max.serve.worker.client import EngineState
+
+SIZES = {"a": 100, "b": 100, "c": 300, "broken": 1}
+
+
+class Engine:
+    """The engine of a model that takes a while to load and to close."""
+
+    def __init__(self, machine: Machine, name: str) -> None:
+        self.machine, self.name, self.state = machine, name, EngineState.READY
+
+    async def close(self, finish: bool, timeout: float) -> None:
+        self.state = EngineState.STOPPED
+        await asyncio.sleep(0.001)
+        self.machine.loaded.remove(self.name)
+
+
+class Machine:
+    """Loads models into a memory of some size."""
+
+    def __init__(self, memory: int = 10**6) -> None:
+        self.memory, self.loaded, self.most = memory, list[str](), 0
+        self.loads: list[str] = []
+
+    def free(self) -> int:
+        return self.memory - sum(SIZES[name] for name in self.loaded)
+
+    async def load(self, stored: StoredModel):
+        self.loads.append(stored.name)
+        await asyncio.sleep(0.001)
+        if stored.name == "broken":
+            raise ModelFilesError("the file is cut off", "Pull it again.")
+        self.loaded.append(stored.name)
+        self.most = max(self.most, len(self.loaded))
+        assert self.free() >= 0
+        return SimpleNamespace(name=stored.name, engine=Engine(self, stored.name))
+
+
+def stored() -> dict[str, StoredModel]:
+    return {name: StoredModel(name, Path(name), "folder", size, 0) for name, size in SIZES.items()}
+
+
+def run(test: Callable[[ModelPool, Machine], Awaitable[None]], memory=10**6, **limits) -> Machine:
+    machine = Machine(memory)
+
+    async def whole() -> None:
+        pool = ModelPool(stored, machine.load, PoolLimits(**limits), machine.free)
+        async with asyncio.timeout(30):
+            await test(pool, machine)
+        await pool.close()
+        assert machine.loaded == []
+
+    asyncio.run(whole())
+    return machine
+
+
+async def request(pool: ModelPool, name: str | None, seconds: float = 0, **options) -> str:
+    """Holds a model for some time, as a request does."""
+    context = RequestContext()
+    token = CURRENT_REQUEST.set(context)
+    try:
+        model = await pool.use(name, **options)
+        assert model.engine.state is EngineState.READY
+        await asyncio.sleep(seconds)
+        assert model.engine.state is EngineState.READY
+        return model.name
+    finally:
+        context.close()
+        CURRENT_REQUEST.reset(token)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        await asyncio.sleep(0.002)
+
+
+def test_requests_at_once_load_a_model_once() -> None:
+    async def test(pool, machine) -> None:
+        names = await asyncio.gather(*(request(pool, "a", 0.01) for _ in range(20)))
+        assert names == ["a"] * 20 and machine.loads == ["a"]
+        assert await request(pool, "a:latest") == "a"
+        assert await request(pool, None) == "a"  # the only one that is loaded
+
+    run(test)
+
+
+def test_an_idle_model_leaves_and_comes_back() -> None:
+    async def test(pool, machine) -> None:
+        busy = asyncio.ensure_future(request(pool, "a", 0.2))
+        await until(lambda: machine.loaded)
+        await request(pool, "a")
+        await asyncio.sleep(0.1)
+        assert machine.loaded == ["a"], "a request still holds it"
+        await busy
+        await until(lambda: not machine.loaded)
+        await request(pool, "a", keep_alive=-1)
+        await asyncio.sleep(0.1)
+        assert machine.loads == ["a", "a"] and machine.loaded == ["a"]
+        await request(pool, "a", keep_alive=0)
+        await until(lambda: not machine.loaded)
+
+    run(test, idle_timeout_s=0.02)
+
+
+def test_unload() -> None:
+    async def test(pool, machine) -> None:
+        await request(pool, "a")
+        await pool.unload("a")
+        assert machine.loaded == []
+        with pytest.raises(ApiError, match="not loaded"):
+            await pool.unload("a")
+        busy = asyncio.ensure_future(request(pool, "a", 0.05))
+        await until(lambda: machine.loaded)
+        assert (await pool.unload("a")).status is ModelStatus.LOADED
+        assert await busy == "a"
+        await until(lambda: not machine.loaded)
+
+    run(test)
+
+
+def test_the_model_that_was_idle_longest_makes_room() -> None:
+    async def test(pool, machine) -> None:
+        for name in ("a", "b", "a", "c"):
+            await request(pool, name)
+        assert sorted(machine.loaded) == ["a", "c"]
+
+    assert run(test, max_models=2).most == 2
+
+
+def test_memory_makes_room_and_busy_models_are_waited_for() -> None:
+    async def test(pool, machine) -> None:
+        await request(pool, "a")
+        busy = asyncio.ensure_future(request(pool, "b", 0.05))
+        await until(lambda: "b" in machine.loaded)
+        assert await request(pool, "c") == "c"  # 1.25 times 300 of 400
+        assert busy.done() and machine.loaded == ["c"]
+
+    run(test, memory=400)
+
+
+def test_errors_are_those_of_their_requests() -> None:
+    async def test(pool, machine) -> None:
+        good = asyncio.ensure_future(request(pool, "a", 0.02))
+        results = await asyncio.gather(
+            *(request(pool, "broken") for _ in range(3)), return_exceptions=True
+        )
+        for error in results:
+            assert isinstance(error, ApiError) and error.status == 503
+            assert "the file is cut off Pull it again." in error.message
+        entries = {entry.name: entry.status for entry in await pool.entries()}
+        assert entries["broken"] is ModelStatus.FAILED
+        assert await good == "a"
+        before = machine.loads.count("broken")
+        with pytest.raises(ApiError):
+            await request(pool, "broken")
+        assert machine.loads.count("broken") == before + 1
+        with pytest.raises(ApiError, match="'brokn' does not exist.*Did you mean 'broken'"):
+            await request(pool, "brokn")
+        with pytest.raises(ApiError, match="the models are 'a', 'b', 'broken', 'c'"):
+            await pool.unload("a")
+            await request(pool, None)
+
+    run(test)
+
+
+def test_a_stopped_engine_is_loaded_again() -> None:
+    async def test(pool, machine) -> None:
+        await request(pool, "a")
+        (model,) = pool.loaded()
+        model.engine.state = EngineState.STOPPED
+        assert await request(pool, "a") == "a"
+        assert machine.loads == ["a", "a"]
+
+    run(test)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_requests(seed: int) -> None:
+    """Every request gets its model, and no more are loaded than may be."""
+    numbers = random.Random(seed)
+
+    async def one(pool) -> None:
+        await asyncio.sleep(numbers.random() * 0.1)
+        name = numbers.choice("abc")
+        work = request(
+            pool, name, numbers.random() * 0.01, keep_alive=numbers.choice([None, 0, 0.01])
+        )
+        task = asyncio.ensure_future(work)
+        if numbers.random() < 0.3:
+            await asyncio.sleep(numbers.random() * 0.01)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        else:
+            assert await task == name
+
+    async def test(pool, machine) -> None:
+        await asyncio.gather(*(one(pool) for _ in range(80)))
+        await until(lambda: not machine.loaded)
+
+    assert run(test, memory=450, max_models=2, idle_timeout_s=0.005).most <= 2

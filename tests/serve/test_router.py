@@ -1,0 +1,113 @@
+"""A server without a model: models of a folder come on their first request and leave when idle."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from tests.serve.conftest import TINY, RunningServer
+
+ASK = {
+    "messages": [{"role": "user", "content": "What is the capital of Norway?"}],
+    "temperature": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def router(
+    start_server: Callable[..., RunningServer], tmp_path_factory: pytest.TempPathFactory
+) -> RunningServer:
+    folder = tmp_path_factory.mktemp("models")
+    shutil.copytree(TINY, folder / "tiny")
+    shutil.copytree(TINY, folder / "lab" / "other")
+    broken = Path(shutil.copytree(TINY, folder / "broken"))
+    weights = (broken / "model.safetensors").read_bytes()
+    (broken / "model.safetensors").write_bytes(weights[:5000])
+    return start_server(
+        "--models-dir", str(folder), "--idle-timeout", "300", "--max-loaded-models", "1",
+        "--max-length", "256", "--max-batch-size", "4",
+    ).wait_ready()  # fmt: skip
+
+
+@pytest.fixture
+def web(router: RunningServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=router.url, timeout=240) as client:
+        yield client
+
+
+def states(web: httpx.Client) -> dict[str, str]:
+    names = ("tiny", "lab/other", "broken")
+    data = web.get("/v1/models").json()["data"]
+    return {each["id"]: each["status"]["value"] for each in data if each["id"] in names}
+
+
+def answer(web: httpx.Client, model: str) -> str:
+    done = web.post("/v1/chat/completions", json={**ASK, "model": model})
+    assert done.status_code == 200, done.text
+    return done.json()["choices"][0]["message"]["content"]
+
+
+def workers(router: RunningServer) -> int:
+    children = psutil.Process(router.process.pid).children()
+    return sum("spawn_main" in " ".join(p.cmdline()) for p in children)
+
+
+def test_models_come_and_go(router: RunningServer, web: httpx.Client) -> None:
+    assert web.get("/health").status_code == 200 and workers(router) == 0
+    assert states(web) == dict.fromkeys(("tiny", "lab/other", "broken"), "unloaded")
+    assert "Oslo" in answer(web, "tiny")
+    assert states(web)["tiny"] == "loaded" and workers(router) == 1
+    # one at most: the other takes its place
+    assert "Oslo" in answer(web, "lab/other")
+    assert states(web) == {"tiny": "unloaded", "lab/other": "loaded", "broken": "unloaded"}
+    assert workers(router) == 1
+    with ThreadPoolExecutor(4) as pool:
+        texts = list(pool.map(lambda name: answer(web, name), ["tiny", "lab/other"] * 2))
+    assert all("Oslo" in text for text in texts)
+
+
+def test_errors(router: RunningServer, web: httpx.Client) -> None:
+    client = openai.OpenAI(base_url=f"{router.url}/v1", api_key="x", max_retries=0, timeout=240)
+    with client:
+        with pytest.raises(openai.NotFoundError, match="Did you mean 'lab/other'"):
+            client.chat.completions.create(model="othr", messages=ASK["messages"])
+        for _ in range(2):
+            with pytest.raises(openai.InternalServerError, match="cannot be loaded") as error:
+                client.chat.completions.create(model="broken", messages=ASK["messages"])
+            assert error.value.status_code == 503 and error.value.code == "model_load_failed"
+    assert states(web)["broken"] == "failed" and web.get("/health").status_code == 200
+    assert "Oslo" in answer(web, "tiny")
+    missing = web.post("/models/load", json={"model": "none"})
+    assert missing.status_code == 404 and missing.json()["error"]["param"] == "model"
+
+
+def test_load_unload_and_keep_alive(router: RunningServer, web: httpx.Client) -> None:
+    loaded = web.post("/models/load", json={"model": "tiny"}).json()
+    assert loaded["success"] and loaded["status"]["value"] == "loaded"
+    assert loaded["max_model_len"] == 256
+    assert web.get("/v1/models/tiny").json()["status"]["value"] == "loaded"
+    assert web.post("/models/unload", json={"model": "tiny"}).json()["success"]
+    assert states(web)["tiny"] == "unloaded" and workers(router) == 0
+    assert web.post("/models/unload", json={"model": "tiny"}).status_code == 400
+    # Ollama's way
+    body = {"model": "tiny:latest", "messages": [], "stream": False}
+    assert web.post("/api/chat", json={**body, "keep_alive": "1h"}).json()["done_reason"] == "load"
+    (running,) = web.get("/api/ps").json()["models"]
+    assert running["name"] == "tiny" and running["expires_at"] < "9999"
+    assert {each["name"] for each in web.get("/api/tags").json()["models"]} >= {"tiny", "lab/other"}
+    bad = web.post("/api/chat", json={**body, "keep_alive": "soon"})
+    assert bad.status_code == 400 and "keep_alive" in bad.json()["error"]
+    assert web.post("/api/chat", json={**body, "keep_alive": 0}).json()["done_reason"] == "unload"
+    end = time.monotonic() + 60
+    while workers(router):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert web.get("/api/ps").json()["models"] == []
