@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from max._interpreter.cache_formats import decode_rows, encode_rows
 from max._interpreter.core import Array, register
 from max._interpreter.nn import check_batch, check_offsets, new_tokens, slot_of
 
@@ -16,14 +17,17 @@ def _load(
     layer: Array,
     side: int,
     rows: int,
+    head_dim: int,
 ) -> Array:
     check_offsets("offsets", offsets, len(starts), rows, exact=False)
     if int(layer) >= blocks.shape[2]:
         raise IndexError(f"layer {layer}; the cache has {blocks.shape[2]} layers")
-    out = np.zeros((rows, blocks.shape[4] * blocks.shape[5]), np.float32)
+    head_dim = head_dim or blocks.shape[5]
+    out = np.zeros((rows, blocks.shape[4] * head_dim), np.float32)
     for row, sequence, position in new_tokens(offsets, starts):
         page, place = slot_of(lookup_table, blocks, sequence, position)
-        out[row] = blocks[page, side, int(layer), place].reshape(-1)
+        heads = blocks[page, side, int(layer), place]
+        out[row] = decode_rows(heads, head_dim).reshape(-1)
     return out
 
 
@@ -36,8 +40,9 @@ def _kv_load(
     layer: Array,
     rows: Array,
     side: int,
+    head_dim: int = 0,
 ) -> Array:
-    return _load(offsets, blocks, starts, lookup_table, layer, side, int(rows))
+    return _load(offsets, blocks, starts, lookup_table, layer, side, int(rows), head_dim)
 
 
 @register("mo.k_store.ragged.paged")
@@ -53,7 +58,8 @@ def _k_store(
     check_batch(offsets, len(keys), blocks, cache_lengths, lookup_table, layer)
     for row, sequence, position in new_tokens(offsets, cache_lengths):
         page, place = slot_of(lookup_table, blocks, sequence, position)
-        blocks[page, side, int(layer), place] = keys[row].reshape(blocks.shape[4:])
+        heads = keys[row].reshape(blocks.shape[4], -1)
+        blocks[page, side, int(layer), place] = encode_rows(heads, blocks)
 
 
 @register("mo.mla.prefill.ragged.paged")

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from max._interpreter.cache_formats import decode_rows, encode_rows
 from max._interpreter.core import Array, register
 
 __all__ = ["check_batch", "check_offsets", "new_tokens", "slot_of", "uniform"]
@@ -99,11 +100,11 @@ def _kv_store(
     layer: Array,
 ) -> None:
     check_batch(offsets, len(k), blocks, cache_lengths, lookup_table, layer)
-    heads, head_dim = blocks.shape[4:]
+    heads = blocks.shape[4]
     for row, sequence, position in new_tokens(offsets, cache_lengths):
         page, slot = slot_of(lookup_table, blocks, sequence, position)
-        blocks[page, 0, int(layer), slot] = k[row].reshape(heads, head_dim)
-        blocks[page, 1, int(layer), slot] = v[row].reshape(heads, head_dim)
+        blocks[page, 0, int(layer), slot] = encode_rows(k[row].reshape(heads, -1), blocks)
+        blocks[page, 1, int(layer), slot] = encode_rows(v[row].reshape(heads, -1), blocks)
 
 
 def _rotate(x: Array, angles: Array, interleaved: bool) -> Array:
@@ -134,6 +135,7 @@ def _rope(
     max_lengths: Array,
     layer: Array,
     interleaved: bool = True,
+    rotates_cache: bool = True,
 ) -> Array:
     check_batch(offsets, len(q), blocks, cache_lengths, lookup_table, layer)
     out = np.empty_like(q)
@@ -146,8 +148,10 @@ def _rope(
         page, slot = slot_of(lookup_table, blocks, sequence, position)
         angles = freqs_cis[position]
         out[row] = _rotate(q[row], angles, interleaved)
-        key = blocks[page, 0, int(layer), slot]
-        blocks[page, 0, int(layer), slot] = _rotate(key, angles, interleaved)
+        if rotates_cache:
+            key = decode_rows(blocks[page, 0, int(layer), slot], q.shape[2]).astype(np.float32)
+            rotated = _rotate(key, angles, interleaved)
+            blocks[page, 0, int(layer), slot] = encode_rows(rotated, blocks)
     return out
 
 
@@ -219,10 +223,10 @@ def _attention(
         first = _first_key(mask, local_window_size, int(cached))
         slots = [slot_of(lookup_table, blocks, sequence, p) for p in range(first, length)]
         pages, rows = (np.array(side) for side in zip(*slots, strict=True))
-        keys = blocks[pages, 0, int(layer), rows].astype(np.float64)
+        keys = decode_rows(blocks[pages, 0, int(layer), rows], head_dim).astype(np.float64)
         values = keys[..., :value_size]
         if not value_size:
-            values = blocks[pages, 1, int(layer), rows].astype(np.float64)
+            values = decode_rows(blocks[pages, 1, int(layer), rows], head_dim).astype(np.float64)
         visible = np.stack(
             [_visible(mask, local_window_size, int(cached) + i, length) for i in range(end - begin)]
         )[:, first:]

@@ -31,6 +31,11 @@ def _row_size(params: KVCacheParams) -> int:
     return params.n_kv_heads_per_device * params.head_dim
 
 
+def for_cache(kv_params: KVCacheParams, rows: TensorValue) -> TensorValue:
+    """Keys or values in the dtype that the kernels store from: the cache's, or float32 where they round to 8 bits."""
+    return ops.cast(rows, kv_params.dtype if kv_params.rotates_stored_keys else DType.float32)
+
+
 def load_rows(
     kv_params: KVCacheParams,
     offsets: TensorValue,
@@ -40,7 +45,9 @@ def load_rows(
     rows: Dim,
     side: int = KEYS,
 ) -> TensorValue:
-    """Keys or values of some tokens, ``[rows, kv_heads * head_dim]``, of the cache's dtype; rows past the last offset are 0.
+    """Keys or values of some tokens, ``[rows, kv_heads * head_dim]``; rows past the last offset are 0.
+
+    They have the cache's dtype, float32 for a cache of 8 bits.
 
     Args:
         kv_params: The parameters of the cache.
@@ -52,12 +59,17 @@ def load_rows(
         side: Keys or values.
     """
     kv = kv_collection
+    parameters = {"side": side}
+    if kv_params.dtype is DType.int8:
+        parameters["head_dim"] = kv_params.head_dim
     return ops.inplace_custom(
         "mo.kv_load.ragged.paged",
         device=offsets.device,
         values=[offsets, kv.kv_blocks, starts, kv.lookup_table, layer_idx, TensorValue(rows)],
-        out_types=[TensorType(kv_params.dtype, [rows, _row_size(kv_params)], offsets.device)],
-        parameters={"side": side},
+        out_types=[
+            TensorType(kv_params.loaded_dtype, [rows, _row_size(kv_params)], offsets.device)
+        ],
+        parameters=parameters,
     )[0].tensor
 
 
@@ -69,7 +81,7 @@ def store_rows(
     layer_idx: TensorValue,
     side: int = KEYS,
 ) -> None:
-    """Writes keys or values ``[total_seq_len, kv_heads * head_dim]`` of new tokens; they are cast to the cache's dtype.
+    """Writes keys or values ``[total_seq_len, kv_heads * head_dim]`` of new tokens; they are rounded to the cache's dtype.
 
     Args:
         kv_params: The parameters of the cache.
@@ -89,7 +101,7 @@ def store_rows(
         "mo.k_store.ragged.paged",
         device=rows.device,
         values=[
-            ops.cast(rows, kv_params.dtype),
+            for_cache(kv_params, rows),
             input_row_offsets,
             kv.kv_blocks,
             kv.cache_lengths,

@@ -34,6 +34,7 @@ from max.nn._cache_rows import (
     flare_mla_decompress_k_cache,
     flare_mla_prefill_plan,
     flare_mla_prefill_ragged,
+    for_cache,
     k_cache_to_buffer,
     kv_cache_get_max_seq_len,
     kv_cache_ragged_radd,
@@ -148,7 +149,8 @@ def _check_mask(op: str, mask: MHAMaskVariant, window: int) -> None:
 def _check_cache(op: str, params: KVCacheParams, kv: PagedCacheValues) -> None:
     blocks = kv.kv_blocks
     kinds = 1 if params.is_mla else 2
-    expected_shape = [kinds, None, params.page_size, params.n_kv_heads_per_device, params.head_dim]
+    heads, row = params.n_kv_heads_per_device, params.stored_head_dim
+    expected_shape = [kinds, None, params.page_size, heads, row]
     fits = blocks.rank == 6 and all(
         size is None or dim == size
         for dim, size in zip(blocks.shape[1:], expected_shape, strict=True)
@@ -156,7 +158,7 @@ def _check_cache(op: str, params: KVCacheParams, kv: PagedCacheValues) -> None:
     if blocks.dtype is not params.dtype or not fits:
         raise ValueError(
             f"{op}: the cache's pages are {blocks!r}; kv_params says {params.dtype.name} [pages, {kinds}, "
-            f"layers, {params.page_size}, {params.n_kv_heads_per_device}, {params.head_dim}]"
+            f"layers, {params.page_size}, {heads}, {row}]"
         )
 
 
@@ -172,7 +174,7 @@ def store_kv_cache_ragged(
 
     Args:
         kv_params: The parameters of the cache.
-        k: ``[total_seq_len, kv_heads * head_dim]``; is cast to the cache's dtype.
+        k: ``[total_seq_len, kv_heads * head_dim]``; is rounded to the cache's dtype.
         v: The same for the values.
         input_row_offsets: The first row of each sequence.
         kv_collection: The cache.
@@ -193,8 +195,8 @@ def store_kv_cache_ragged(
         "mo.kv_store.ragged.paged",
         device=k.device,
         values=[
-            ops.cast(k, kv_params.dtype),
-            ops.cast(v, kv_params.dtype),
+            for_cache(kv_params, k),
+            for_cache(kv_params, v),
             input_row_offsets,
             *kv_collection,
             layer_idx,
@@ -293,7 +295,8 @@ def fused_qk_ragged_rope(
 ) -> TensorValue:
     """Rotates queries, and in the cache the keys of the new tokens.
 
-    A token's position is the number of its sequence's tokens before it.
+    A token's position is the number of its sequence's tokens before it. Keys of 8 bits are rounded a second time; where
+    that matters rotate them with `rotate_ragged` and store them then.
 
     Args:
         kv_params: The parameters of the cache.
@@ -318,6 +321,50 @@ def fused_qk_ragged_rope(
     if position_ids is not None or mrope_section is not None:
         raise NotImplementedError(f"{op}: positions are counted in the cache; position_ids and "
                                   "mrope_section have no kernel yet")  # fmt: skip
+    return _rotated(
+        op, kv_params, input, input_row_offsets, kv_collection, freqs_cis, layer_idx,
+        {"interleaved": interleaved},
+    )  # fmt: skip
+
+
+def rotate_ragged(
+    kv_params: KVCacheParams,
+    input: TensorValue,
+    input_row_offsets: TensorValue,
+    kv_collection: PagedCacheValues,
+    freqs_cis: TensorValue,
+    layer_idx: TensorValue,
+    interleaved: bool = True,
+) -> TensorValue:
+    """Rotates queries, or keys that are not stored yet; the cache stays as it is.
+
+    Args:
+        kv_params: The parameters of the cache.
+        input: ``[total_seq_len, heads, head_dim]``.
+        input_row_offsets: The first row of each sequence.
+        kv_collection: The cache.
+        freqs_cis: Interleaved cosines and sines, one row per position; is cast to float32.
+        layer_idx: The layer.
+        interleaved: Whether the elements of a pair are adjacent.
+
+    Returns:
+        The rotated heads, of the input's shape and dtype.
+
+    Raises:
+        ValueError: A shape does not fit.
+        TypeError: A dtype does not fit.
+    """
+    return _rotated(
+        "rotate_ragged", kv_params, input, input_row_offsets, kv_collection, freqs_cis, layer_idx,
+        {"interleaved": interleaved, "rotates_cache": False},
+    )  # fmt: skip
+
+
+def _rotated(
+    op: str, kv_params: KVCacheParams, input: TensorValue, input_row_offsets: TensorValue,
+    kv_collection: PagedCacheValues, freqs_cis: TensorValue, layer_idx: TensorValue,
+    parameters: dict[str, bool],
+) -> TensorValue:  # fmt: skip
     _check_ragged(op, input_row_offsets, layer_idx)
     _check_cache(op, kv_params, kv_collection)
     if input.rank != 3 or input.shape[-1] != kv_params.head_dim:
@@ -338,7 +385,7 @@ def fused_qk_ragged_rope(
             layer_idx,
         ],
         out_types=[input.type],
-        parameters={"interleaved": interleaved},
+        parameters=parameters,
     )[0].tensor
 
 

@@ -6,6 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max import kernel as k
+from max._kernel_library.attention.cache_formats import (
+    check_heads,
+    check_rows,
+    load_head,
+    store_heads,
+)
 from max._kernel_library.attention.paged_cache import (
     check_batch,
     check_rising,
@@ -40,7 +46,7 @@ def cache_load(
     size = out.shape[1]
     check_size("offsets", offsets.shape[0], batch + 1)
     check_size("lookup_table", lookup_table.shape[0], batch)
-    check_size("a row", size, blocks.shape[4] * blocks.shape[5])
+    check_heads("a row", size, blocks)
     check_rising("offsets", offsets, width)
     rows = k.i64(offsets[batch])
     if k.i64(offsets[0]) != 0 or rows > out.shape[0]:
@@ -56,9 +62,11 @@ def cache_load(
             sequence = sequence_of(offsets, batch, row)
             position = k.i64(starts[sequence]) + row - k.i64(offsets[sequence])
             page = page_of(blocks, lookup_table, sequence, position)
-            source = blocks[page, side, layer, position % blocks.shape[3]].reshape(size)
-            for j, mask in k.vectors(size, width):
-                out.store(row, j, value=source.load(j, width=width, mask=mask), mask=mask)
+            heads = blocks.shape[4]
+            source = blocks[page, side, layer, position % blocks.shape[3]]
+            for head in range(heads):
+                part = size // heads
+                load_head(out[row][head * part : (head + 1) * part], source[head], width)
         else:
             for j, mask in k.vectors(size, width):
                 out.store(row, j, value=k.splat(k.f32(0), width), mask=mask)
@@ -82,14 +90,12 @@ def key_store(
     batch = cache_lengths.shape[0]
     size = keys.shape[1]
     check_batch(offsets, keys.shape[0], blocks, cache_lengths, lookup_table, width, side + 1)
-    check_size("a row", size, blocks.shape[4] * blocks.shape[5])
+    check_heads("a row", size, blocks)
     for token in ctx.parallel(keys.shape[0]):
         sequence = sequence_of(offsets, batch, token)
         position = k.i64(cache_lengths[sequence]) + token - k.i64(offsets[sequence])
         page = page_of(blocks, lookup_table, sequence, position)
-        row = blocks[page, side, layer, position % blocks.shape[3]].reshape(size)
-        for j, mask in k.vectors(size, width):
-            row.store(j, value=keys.load(token, j, width=width, mask=mask), mask=mask)
+        store_heads(blocks[page, side, layer, position % blocks.shape[3]], keys[token], width)
 
 
 CACHE = (False, True, False, True, True, True)
@@ -103,6 +109,7 @@ def _lower_load(
 ) -> KernelCall:
     # the last operand only says how many rows there are
     unsigned("mo.kv_load.ragged.paged", [operands[0], *operands[2:5]])
+    check_rows("mo.kv_load.ragged.paged", operands[1], results[0].shape[1])
     args = (
         view("result", 0, results[0], static=(False, True)),
         view("operand", 0, operands[0], static=False),
@@ -121,6 +128,7 @@ def _lower_store(
     target: k.Target,
 ) -> KernelCall:
     unsigned("mo.k_store.ragged.paged", [operands[1], *operands[3:6]])
+    check_rows("mo.k_store.ragged.paged", operands[2], operands[0].shape[1])
     args = (
         view("operand", 0, operands[0], static=(False, True)),
         view("operand", 1, operands[1], static=False),

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max import kernel as k
+from max._kernel_library.attention.cache_formats import check_heads, check_rows, store_heads
 from max._kernel_library.attention.paged_cache import (
     check_batch,
     check_size,
@@ -35,7 +36,7 @@ def kv_store(
     batch = cache_lengths.shape[0]
     size = keys.shape[1]
     check_batch(offsets, keys.shape[0], blocks, cache_lengths, lookup_table, width)
-    check_size("a key", size, blocks.shape[4] * blocks.shape[5])
+    check_heads("a key", size, blocks)
     check_size("a value", values.shape[1], size)
     check_size("values", values.shape[0], keys.shape[0])
     for token in ctx.parallel(keys.shape[0]):
@@ -43,11 +44,8 @@ def kv_store(
         position = k.i64(cache_lengths[sequence]) + token - k.i64(offsets[sequence])
         page = page_of(blocks, lookup_table, sequence, position)
         slot = position % blocks.shape[3]
-        key_row = blocks[page, 0, layer, slot].reshape(size)
-        value_row = blocks[page, 1, layer, slot].reshape(size)
-        for j, mask in k.vectors(size, width):
-            key_row.store(j, value=keys.load(token, j, width=width, mask=mask), mask=mask)
-            value_row.store(j, value=values.load(token, j, width=width, mask=mask), mask=mask)
+        store_heads(blocks[page, 0, layer, slot], keys[token], width)
+        store_heads(blocks[page, 1, layer, slot], values[token], width)
 
 
 def _lower_kv_store(
@@ -58,6 +56,7 @@ def _lower_kv_store(
 ) -> KernelCall:
     blocks = operands[3]
     unsigned("mo.kv_store.ragged.paged", [operands[2], *operands[4:8]])
+    check_rows("mo.kv_store.ragged.paged", blocks, operands[0].shape[1])
     args = (
         view("operand", 0, operands[0]),
         view("operand", 1, operands[1]),

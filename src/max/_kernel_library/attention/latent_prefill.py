@@ -23,6 +23,7 @@ from max._kernel_library.attention.paged_cache import (
     unsigned,
 )
 from max._kernel_library.lowering import KernelCall, Operand, view
+from max.dtype import DType
 
 MOST_VALUES = 512
 """Most elements of a value."""
@@ -139,6 +140,8 @@ def _lower_prefill(
         raise NotImplementedError(
             f"{op}: queries {q.shape}, keys {keys.shape} and values {values.shape} do not fit; values have up to {MOST_VALUES} elements"
         )
+    if operands[6].dtype is DType.int8:
+        raise NotImplementedError(f"{op}: a cache of int8; a float dtype would fit")
     rows = (False, True, True)
     args = (
         view("result", 0, results[0], static=rows),

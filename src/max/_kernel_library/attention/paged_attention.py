@@ -13,6 +13,9 @@ lower register tiles, none is split, and blocks of keys begin at multiples of `K
 
 Where queries and cache are bf16 and the target multiplies pairs of bf16, tasks with many rows do so: weights (not their total) are
 rounded to bf16, sums are f32.
+
+A cache of `i8` has a scale for each key and value (`cache_formats`). Codes are multiplied as they are; the scales of a block's keys
+then multiply its scores, those of its values its weights.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from max import kernel as k
+from max._kernel_library.attention.cache_formats import elements_of, row_size, scales_of
 from max._kernel_library.attention.online_softmax import (
     LOG2_E,
     MAX_SPLITS,
@@ -49,6 +53,7 @@ from max._kernel_library.attention.paged_rows import (
     first_key,
     last_key,
     load_queries,
+    load_scales,
     pack_paged_queries,
     paged_scratch,
     plan_paged,
@@ -134,7 +139,7 @@ def find_task(batch: Batch, task: Any, tokens_per_task: Any, p: Plan) -> Task:
 @k.inline
 def attend(
     task: Task, batch: Batch, split: Any, splits: Any, scores: Scores, tile_height: Any,
-    memory: Scratch, value_size: int, p: Plan,
+    memory: Scratch, head_dim: int, value_size: int, p: Plan,
 ) -> None:  # fmt: skip
     """Attends with the rows of a task to its part of the context, in blocks that lie in one page.
 
@@ -146,10 +151,12 @@ def attend(
         scores: How products become scores.
         tile_height: The height of register tiles, one of the plan's.
         memory: Scratch memory.
+        head_dim: The size of a head.
         value_size: Elements of a value, where it is the beginning of its key; else 0.
         p: The plan.
     """
-    blocks = batch.blocks
+    blocks, kind = batch.blocks, 0 if value_size else 1
+    scale_words = scales_of(blocks)
     page_size = blocks.shape[3]
     key = first_key(task.position, p)
     if k.target().batch_invariant:
@@ -164,9 +171,13 @@ def attend(
         slot = key % page_size
         count = k.min(k.min(page_size - slot, KEYS), end - key)
         keys = blocks[page, 0, batch.layer][slot : slot + count, task.kv_head]
-        values = blocks[page, 0 if value_size else 1, batch.layer][
-            slot : slot + count, task.kv_head
-        ]
+        values = blocks[page, kind, batch.layer][slot : slot + count, task.kv_head]
+        if p.rounded_cache:
+            first_words = scale_words[page, 0, batch.layer][slot : slot + count, task.kv_head, 0]
+            load_scales(memory.key_scales, first_words, p.plain.width)
+            first_words = scale_words[page, kind, batch.layer][slot : slot + count, task.kv_head, 0]
+            load_scales(memory.value_scales, first_words, p.plain.width)
+        keys, values = elements_of(keys, head_dim), elements_of(values, head_dim)
         if value_size:
             values = values[:, :value_size]
         attend_block(task, keys, values, key, scores, tile_height, memory, p)
@@ -278,7 +289,9 @@ def attention(
                 tile_height = k.i64(p.heights[1])
         if rows > p.row_threshold:
             pack_paged_queries(rows, memory, tile_height, p)
-        attend(task, batch, split, grid.splits, scores, tile_height, memory, value_size, p)
+        attend(
+            task, batch, split, grid.splits, scores, tile_height, memory, head_dim, value_size, p
+        )
         store_task(out, parts, task, split, grid.splits, factor, memory, p)
 
     if p.matrix_tiles:
@@ -318,9 +331,10 @@ def _lower_attention(
         raise NotImplementedError(
             f"mo.attention.ragged.paged: heads {heads}, head_dim {head_dim}, kv_heads {kv_heads}, expected static sizes"
         )
-    if heads % kv_heads or blocks.shape[5] != head_dim:
+    if heads % kv_heads or blocks.shape[5] != row_size(blocks.dtype, head_dim):
         raise NotImplementedError(
-            f"mo.attention.ragged.paged: {heads} heads of {head_dim} over {kv_heads} KV heads of {blocks.shape[5]}"
+            f"mo.attention.ragged.paged: {heads} heads of {head_dim} over {kv_heads} KV heads whose {blocks.dtype.name} rows have "
+            f"{blocks.shape[5]} elements, expected {row_size(blocks.dtype, head_dim)}"
         )
     softcap = float(attributes.get("softcap", 0.0))
     has_sinks = bool(attributes.get("sinks", False))

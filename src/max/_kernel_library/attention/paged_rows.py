@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from max import kernel as k
 from max._kernel_library.attention import amx_attention
+from max._kernel_library.attention.cache_formats import is_rounded
 from max._kernel_library.attention.online_softmax import (
     LOG2_E,
     NEGATIVE_INFINITY,
@@ -59,6 +60,7 @@ class Plan:
         softcap: The bound of soft-capped scores; 0 for none.
         sinks: Whether each head has a sink.
         cross: Whether a sequence has its own number of keys: then positions may be past the last one.
+        rounded_cache: Whether keys and values are codes, with a scale each.
     """
 
     plain: Tiling
@@ -79,6 +81,7 @@ class Plan:
     softcap: float
     sinks: bool
     cross: bool
+    rounded_cache: bool
 
 
 class Scores(NamedTuple):
@@ -109,6 +112,8 @@ class Scratch(NamedTuple):
         panel: A panel of keys or values, flat lanes.
         scores: Scores, `KEYS` a row, flat.
         rounded: Weights as bf16, as the scores.
+        key_scales: The scales of a block's keys, `[KEYS]`, where the cache has scales.
+        value_scales: Those of its values.
         state: The state of all rows.
         tiles: The matrix tiles.
     """
@@ -119,6 +124,8 @@ class Scratch(NamedTuple):
     panel: Any
     scores: Any
     rounded: Any
+    key_scales: Any
+    value_scales: Any
     state: RowState
     tiles: Any
 
@@ -256,6 +263,7 @@ def plan_paged(
         softcap=softcap,
         sinks=sinks,
         cross=cross,
+        rounded_cache=is_rounded(dtypes[1]),
     )
 
 
@@ -284,7 +292,10 @@ def paged_scratch(head_dim: int, p: Plan, ctx: Any) -> Scratch:
     panel = ctx.scratch(wide.lane, (max(p.depth, KEYS) // wide.pair * 2 * p.plain.width,))
     state = RowState(maxima, totals, sums, p.stride, p.stride)
     tiles = k.matrix_tiles(amx_tiles.SHAPES)
-    return Scratch(queries, unpacked, packed, panel, scores, rounded, state, tiles)
+    scales = [ctx.scratch(k.f32, (KEYS if p.rounded_cache else 1,)) for _ in k.static_range(2)]
+    return Scratch(
+        queries, unpacked, packed, panel, scores, rounded, scales[0], scales[1], state, tiles
+    )
 
 
 @k.inline
@@ -528,6 +539,25 @@ def softmax_block(task: Task, key: Any, count: Any, factor: Any, memory: Scratch
 
 
 @k.inline
+def load_scales(target: Any, scales: Any, width: int) -> None:
+    """Copies the scales of a block `[count]`, which are rows of the cache apart; those up to the next multiple of the width are 0."""
+    count = scales.shape[0]
+    for i in range(count):
+        target[i] = scales[i]
+    for i in range(count, k.ceildiv(count, width) * width):
+        target[i] = 0.0
+
+
+@k.inline
+def multiply_by_scales(scales: Any, rows: Any, count: Any, memory: Scratch, width: int) -> None:
+    """Multiplies the scores, or weights, of a block's keys by their scales."""
+    for i in range(rows):
+        for j in range(0, count, width):
+            v = memory.scores.load(i * KEYS + j, width=width) * scales.load(j, width=width)
+            memory.scores.store(i * KEYS + j, value=v)
+
+
+@k.inline
 def attend_block(
     task: Task, keys: Any, values: Any, key: Any, scores: Scores, tile_height: Any, memory: Scratch,
     p: Plan,
@@ -536,7 +566,7 @@ def attend_block(
 
     Args:
         task: The task.
-        keys: `[count, head_dim]`.
+        keys: `[count, head_dim]`; codes where the cache has scales, which are in the scratch memory.
         values: `[count, head_dim]`.
         key: The number of the first key in the sequence.
         scores: How products become scores.
@@ -548,9 +578,13 @@ def attend_block(
     for height in k.unroll(p.heights):
         if height == tile_height:
             score_block(keys, rows, memory, of_height(p, height))
+    if p.rounded_cache:
+        multiply_by_scales(memory.key_scales, rows, keys.shape[0], memory, p.plain.width)
     if rescaled(p):
         rescale(task, key, keys.shape[0], scores, memory, p)
     softmax_block(task, key, keys.shape[0], scores.factor, memory, p)
+    if p.rounded_cache:
+        multiply_by_scales(memory.value_scales, rows, keys.shape[0], memory, p.plain.width)
     for height in k.unroll(p.heights):
         if height == tile_height:
             add_values(values, rows, memory, of_height(p, height))

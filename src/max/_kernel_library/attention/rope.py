@@ -6,6 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max import kernel as k
+from max._kernel_library.attention.cache_formats import (
+    LARGEST,
+    is_rounded,
+    load_head,
+    row_size,
+    store_head,
+)
 from max._kernel_library.attention.paged_cache import (
     check_batch,
     check_size,
@@ -57,16 +64,23 @@ def rope(
     ctx: k.Context,
     *,
     interleaved: bool,
+    rotates_cache: bool,
 ) -> None:
-    """`out[token, head]` is `q[token, head]` rotated by its position's row of `freqs_cis`; the new keys in the cache are rotated in place."""
+    """`out[token, head]` is `q[token, head]` rotated by its position's row of `freqs_cis`; with `rotates_cache` new keys are rotated in place too.
+
+    Keys of 8 bits are widened, and rounded again.
+    """
     width = ctx.target.width(k.f32)
+    rounds = is_rounded(blocks.dtype) or blocks.dtype.name in LARGEST
+    key_row = ctx.scratch(k.f32, (q.shape[2] if rotates_cache and rounds else 1,))
     layer = layer_of(blocks, layer_index)
     batch = cache_lengths.shape[0]
     rotated = freqs_cis.shape[1]
     check_batch(offsets, q.shape[0], blocks, cache_lengths, lookup_table, width, 1)
     for d in k.static_range(3):
         check_size("the result", out.shape[d], q.shape[d])
-    check_size("a key", blocks.shape[5], q.shape[2])
+    if rotates_cache:
+        check_size("a key", blocks.shape[5], row_size(blocks.dtype, q.shape[2]))
     for token in ctx.parallel(q.shape[0]):
         sequence = sequence_of(offsets, batch, token)
         position = k.i64(cache_lengths[sequence]) + token - k.i64(offsets[sequence])
@@ -82,9 +96,14 @@ def rope(
         angles = freqs_cis[position]
         for head in range(q.shape[1]):
             rotate_head(out[token, head], q[token, head], angles, rotated, interleaved, width)
-        for head in range(blocks.shape[4]):
+        for head in range(blocks.shape[4] if rotates_cache else 0):
             key = blocks[page, 0, layer, slot, head]
-            rotate_head(key, key, angles, rotated, interleaved, width)
+            if rounds:
+                load_head(key_row, key, width)
+                rotate_head(key_row, key_row, angles, rotated, interleaved, width)
+                store_head(key, key_row, width)
+            else:
+                rotate_head(key, key, angles, rotated, interleaved, width)
 
 
 def _lower_rope(
@@ -116,7 +135,10 @@ def _lower_rope(
         view("operand", 6, operands[6], static=False),
         view("operand", 7, operands[7], ((),)),
     )
-    params = {"interleaved": bool(attributes.get("interleaved", True))}
+    params = {
+        "interleaved": bool(attributes.get("interleaved", True)),
+        "rotates_cache": bool(attributes.get("rotates_cache", True)),
+    }
     return KernelCall(rope, args, params, in_place=((0, 0),))
 
 

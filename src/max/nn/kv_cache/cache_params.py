@@ -8,7 +8,10 @@ from enum import Enum
 from max.dtype import DType
 from max.nn.kv_cache.recurrent_state import RecurrentState
 
-__all__ = ["KVCacheParams", "KVCacheStrategy"]
+__all__ = ["CACHE_DTYPES", "KVCacheParams", "KVCacheStrategy"]
+
+CACHE_DTYPES = (DType.float32, DType.float16, DType.bfloat16, DType.float8_e4m3fn, DType.int8)
+"""The dtypes that a cache can have."""
 
 
 class KVCacheStrategy(str, Enum):
@@ -34,7 +37,8 @@ class KVCacheParams:
     """The parameters of a KV cache.
 
     Args:
-        dtype: The element type of cached keys and values.
+        dtype: The element type of cached keys and values: a float, or int8: codes of 8 bits with a scale for each
+            head's key and value.
         n_kv_heads: The number of key (and value) heads over all devices.
         head_dim: The size of a head.
         enable_prefix_caching: Whether sequences with a common beginning share its pages.
@@ -70,6 +74,11 @@ class KVCacheParams:
     states: tuple[RecurrentState, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
+        if self.dtype not in CACHE_DTYPES:
+            raise ValueError(
+                f"KVCacheParams: dtype is {self.dtype.name}, expected one of "
+                f"{', '.join(dtype.name for dtype in CACHE_DTYPES)}"
+            )
         for name in ("n_kv_heads", "head_dim", "n_devices", "data_parallel_degree"):
             if getattr(self, name) < 1:
                 raise ValueError(
@@ -116,6 +125,23 @@ class KVCacheParams:
         names = [state.name for state in self.states]
         if len(set(names)) < len(names):
             raise ValueError(f"KVCacheParams: two states of one name in {names}")
+
+    @property
+    def stored_head_dim(self) -> int:
+        """The elements of a head's key or value in a page: `head_dim`; of int8 the bytes of a float32 scale, the codes,
+        and padding to a multiple of 4.
+        """
+        return self.head_dim if self.dtype is not DType.int8 else 4 + -(-self.head_dim // 4) * 4
+
+    @property
+    def rotates_stored_keys(self) -> bool:
+        """Whether keys may be stored before they are rotated; of 8 bits they would be rounded twice."""
+        return self.dtype.size_in_bytes > 1
+
+    @property
+    def loaded_dtype(self) -> DType:
+        """The dtype of keys and values that are read from the cache: float32 where it has 8 bits."""
+        return self.dtype if self.rotates_stored_keys else DType.float32
 
     @property
     def dtype_shorthand(self) -> str:

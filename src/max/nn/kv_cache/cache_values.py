@@ -113,7 +113,7 @@ def paged_cache_types(
                 num_layers,
                 params.page_size,
                 params.n_kv_heads_per_device,
-                params.head_dim,
+                params.stored_head_dim,
             ],
             device,
         ),

@@ -45,7 +45,7 @@ class RaggedKVCacheInputs(KVCacheInputs):
     """The tensors of a paged cache for a ragged batch.
 
     Args:
-        blocks: The pages ``[pages, 2, layers, page_size, kv_heads, head_dim]``, keys then values;
+        blocks: The pages ``[pages, 2, layers, page_size, kv_heads, stored_head_dim]``, keys then values;
             they are changed by the execution.
         cache_lengths: The tokens of each sequence that are cached already, uint32 ``[batch]``.
         lookup_table: The pages of each sequence, uint32 ``[batch, max_pages]``.

@@ -89,6 +89,27 @@ def _parse_cache_strategy(value: Any) -> str:
     return text
 
 
+CACHE_FORMATS = {
+    "float32": DType.float32,
+    "float16": DType.float16,
+    "bfloat16": DType.bfloat16,
+    "float8_e4m3fn": DType.float8_e4m3fn,
+    "q8_0": DType.int8,
+}
+"""The formats of the KV cache, and the dtypes of its pages."""
+
+
+def _parse_cache_format(value: Any) -> str | None:
+    text = None if value is None else str(value)
+    if text is None or text in CACHE_FORMATS:
+        return text
+    near = did_you_mean(text, list(CACHE_FORMATS))
+    raise ConfigError(
+        f"kv_cache_format is {value!r}, which does not fit{near}",
+        f"It must be one of {', '.join(CACHE_FORMATS)}.",
+    )
+
+
 @dataclass(kw_only=True)
 class KVCacheConfig(StrictConfig):
     """The options of the KV cache."""
@@ -99,6 +120,12 @@ class KVCacheConfig(StrictConfig):
         parse=_parse_cache_strategy,
     )
     kv_cache_page_size: int = option("Tokens per page; a multiple of 128.", default=128)
+    kv_cache_format: str | None = option(
+        "How keys and values are stored: float32, float16, bfloat16, float8_e4m3fn or q8_0 (8 bits, with a scale for each "
+        "head's key and value). Not set: as the model's weights, float32 for packed ones.",
+        default=None,
+        parse=_parse_cache_format,
+    )
     enable_prefix_caching: bool = option(
         "Requests with a common prefix share its pages.", default=True
     )
@@ -127,6 +154,14 @@ class KVCacheConfig(StrictConfig):
                 f"device_memory_utilization is {self.device_memory_utilization}",
                 "It must be over 0 and at most 1.",
             )
+
+    def cache_dtype(self, default: DType) -> DType:
+        """The dtype of the cache's pages.
+
+        Args:
+            default: The dtype without `kv_cache_format`.
+        """
+        return default if self.kv_cache_format is None else CACHE_FORMATS[self.kv_cache_format]
 
 
 @dataclass(kw_only=True)

@@ -53,7 +53,7 @@ class _HostTables:
 class PagedKVCacheManager(ContextPages):
     """The paged KV cache of a model on one device.
 
-    ``blocks`` has shape ``[pages, 2, layers, page_size, kv_heads, head_dim]``: keys at index 0 of
+    ``blocks`` has shape ``[pages, 2, layers, page_size, kv_heads, stored_head_dim]``: keys at index 0 of
     the second axis, values at 1. The system zeroes its memory on first use, so unused pages take
     none. ``states`` has a tensor ``[slots, layers, …]`` for each of ``params.states``, and a slot for
     each request of a batch. Where no layer has keys, a page table is one page of any length, without
@@ -94,8 +94,8 @@ class PagedKVCacheManager(ContextPages):
             PageManager(num_pages, page_size, params.enable_prefix_caching),
             StateSlots(max_batch_size) if params.states else None,
         )
-        heads = params.n_kv_heads_per_device
-        shape = (num_pages, 2, num_layers, page_size_of(params), heads, params.head_dim)
+        heads, row = params.n_kv_heads_per_device, params.stored_head_dim
+        shape = (num_pages, 2, num_layers, page_size_of(params), heads, row)
         self.blocks = Tensor.zeros(shape, params.dtype, self.device)
         self.states = tuple(
             Tensor.zeros((max_batch_size, state.layers, *state.shape), state.dtype, self.device)

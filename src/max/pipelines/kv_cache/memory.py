@@ -27,8 +27,8 @@ def page_bytes(params: KVCacheParams, num_layers: int) -> int:
         params: The cache's shape.
         num_layers: The number of layers.
     """
-    values = num_layers * page_size_of(params) * params.n_kv_heads_per_device * params.head_dim
-    return 2 * values * params.dtype.size_in_bytes
+    rows = num_layers * page_size_of(params) * params.n_kv_heads_per_device
+    return 2 * rows * params.stored_head_dim * params.dtype.size_in_bytes
 
 
 def state_bytes(params: KVCacheParams) -> int:

@@ -12,7 +12,12 @@ from max.graph import DeviceRef, TensorValue, Weight, ops
 from max.nn.attention._projections import QKVProjections
 from max.nn.attention.mask_config import MHAMaskVariant
 from max.nn.clamp import clamp
-from max.nn.kernels import flash_attention_ragged, fused_qk_ragged_rope, store_kv_cache_ragged
+from max.nn.kernels import (
+    flash_attention_ragged,
+    fused_qk_ragged_rope,
+    rotate_ragged,
+    store_kv_cache_ragged,
+)
 from max.nn.kv_cache import KVCacheParams
 from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layer import Module
@@ -160,18 +165,17 @@ class DecoderAttention(QKVProjections):
             queries, keys, v = (
                 clamp(y, min=-self.clip, max=self.clip) for y in (queries, keys, v)
             )
+        rotation: tuple[Any, ...] | None = None
+        if self.rotated and not after:
+            table = remaining.pop(0)
+            rotation = (input_row_offsets, kv_collection, table, layer_idx, self.interleaved)
+        # a key is rounded to 8 bits once, after its rotation
+        if rotation is not None and not params.rotates_stored_keys:
+            queries, keys = (rotate_ragged(params, y, *rotation) for y in (queries, keys))
         flat_keys = ops.reshape(keys, [keys.shape[0], self.kv_width])
         store_kv_cache_ragged(params, flat_keys, v, input_row_offsets, kv_collection, layer_idx)
-        if self.rotated and not after:
-            queries = fused_qk_ragged_rope(
-                params,
-                queries,
-                input_row_offsets,
-                kv_collection,
-                remaining.pop(0),
-                layer_idx,
-                interleaved=self.interleaved,
-            )
+        if rotation is not None and params.rotates_stored_keys:
+            queries = fused_qk_ragged_rope(params, queries, *rotation)
         return queries
 
     def _mask(self) -> dict[str, Any]:

@@ -125,7 +125,7 @@ class DecoderModel(PipelineModel[TextContext], KVCacheMixin):
             self.huggingface_config,
             len(self.devices),
             self.kv_cache_config,
-            self.encoding.cache_dtype,
+            self.kv_cache_config.cache_dtype(self.encoding.cache_dtype),
         )
         state_dict = self._state_dict()
         config = self.configure(state_dict)

@@ -34,7 +34,7 @@ class KVCacheMixin(Protocol):
             model.huggingface_config,
             len(model.devices),
             model.kv_cache_config,
-            model.encoding.cache_dtype,
+            model.kv_cache_config.cache_dtype(model.encoding.cache_dtype),
         )
         return load_kv_manager(
             params,

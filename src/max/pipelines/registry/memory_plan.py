@@ -47,7 +47,7 @@ def fit_to_memory(config: PipelineConfig, architecture: SupportedArchitecture) -
         model.devices,
         model.huggingface_config,
         config.kv_cache_config,
-        encoding.cache_dtype,
+        config.kv_cache_config.cache_dtype(encoding.cache_dtype),
     ) // (config.max_batch_size or 1)
     page = config.kv_cache_config.kv_cache_page_size
     pages = -(-config.max_length // page)

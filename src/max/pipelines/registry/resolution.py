@@ -124,5 +124,5 @@ def _resolve_batch(config: PipelineConfig, architecture: SupportedArchitecture) 
             model.huggingface_config,
             model.devices,
             config.kv_cache_config,
-            encoding.cache_dtype,
+            config.kv_cache_config.cache_dtype(encoding.cache_dtype),
         )
