@@ -59,7 +59,7 @@ def load_rows(
         side: Keys or values.
     """
     kv = kv_collection
-    parameters = {"side": side}
+    parameters: dict[str, bool | int | str | DType] = {"side": side}
     if kv_params.dtype is DType.int8:
         parameters["head_dim"] = kv_params.head_dim
     return ops.inplace_custom(

@@ -363,7 +363,7 @@ def rotate_ragged(
 def _rotated(
     op: str, kv_params: KVCacheParams, input: TensorValue, input_row_offsets: TensorValue,
     kv_collection: PagedCacheValues, freqs_cis: TensorValue, layer_idx: TensorValue,
-    parameters: dict[str, bool],
+    parameters: dict[str, bool | int | str | DType],
 ) -> TensorValue:  # fmt: skip
     _check_ragged(op, input_row_offsets, layer_idx)
     _check_cache(op, kv_params, kv_collection)
