@@ -125,6 +125,16 @@ def test_an_empty_axis_is_refused(name: str) -> None:
         model.execute(X[:0])
 
 
+def test_a_softmax_beside_an_axis_of_no_elements() -> None:
+    with Graph("none", input_types=[tensor("n", 4)]) as graph:
+        part = (graph.inputs[0].tensor * 0.5)[:3, 0:0:3]
+        small = ops.tanh(part) * 0.5
+        graph.output(part, small, ops.softmax(small, 0), ops.sum(part, axis=1))
+    outputs = SESSION.load(graph).execute(X)
+    assert [tuple(output.shape) for output in outputs] == [(3, 0), (3, 0), (3, 0), (3, 1)]
+    assert not outputs[3].to_numpy().any()
+
+
 def test_a_store_beyond_a_buffer_writes_nothing() -> None:
     with Graph("store", input_types=[BufferType(DType.float32, ("n", 4), DEVICE)]) as graph:
         buffer = graph.inputs[0].buffer

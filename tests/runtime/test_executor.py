@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from max._abi import PoolState
 from max._config import flags
 from max._runtime.pool import Pool, shared_pool
 from max._runtime.program import Executor, KernelRunError, Launch, Program
@@ -133,6 +134,23 @@ def test_serial_launches_run_once(pool):
     ]
     executor(pool, launches, 2).run(values(address(words)))
     assert words.tolist() == [20, 20 * pool.num_threads]
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_only_programs_with_parallel_launches_wake_the_other_workers(pool, others):
+    words = np.zeros(1, np.int64)
+    launches = [
+        Launch(entry("add"), [(1, 0), (0, 1)], serial=i >= others, barrier=i % 2 == 0)
+        for i in range(5)
+    ]
+    epoch = pool._words(PoolState.EPOCH)
+    run = executor(pool, launches, 2)
+    before = int(epoch[0])
+    for _ in range(3):
+        run.run(values(address(words)))
+    alone = pool.num_threads == 1 or not others
+    assert int(epoch[0]) - before == (0 if alone else 3)
+    assert words[0] == 3 * (5 - others + others * pool.num_threads)
 
 
 def test_a_kernel_may_write_values_that_later_launches_read(pool):

@@ -11,12 +11,16 @@ __all__ = ["Layout", "collapse", "contiguous_strides"]
 
 
 def contiguous_strides(shape: Sequence[Size]) -> Sizes:
-    """Row-major strides, in elements."""
+    """Row-major strides, in elements.
+
+    Axes outside of an empty one keep strides other than 0: a stride of 0 means that values do not vary along an axis.
+    """
     strides: list[Size] = []
     step: Size = 1
     for dim in reversed(shape):
         strides.append(step)
-        step = simplify(step * dim)
+        if dim != 0:
+            step = simplify(step * dim)
     return tuple(reversed(strides))
 
 

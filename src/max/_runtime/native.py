@@ -232,7 +232,7 @@ done:
 }}
 
 ; Runs a program as one worker.
-define internal void @max_walk(ptr %pool, i64 %worker) noinline {{
+define internal void @max_walk(ptr %pool, i64 %worker, i64 %active) noinline {{
 entry:
   %contexts.p = getelementptr i64, ptr %pool, i64 {PoolState.CONTEXTS}
   %contexts = load ptr, ptr %contexts.p, align 8
@@ -242,8 +242,6 @@ entry:
   %program = load ptr, ptr %program.p, align 8
   %values.p = getelementptr i64, ptr %pool, i64 {PoolState.VALUES}
   %values = load ptr, ptr %values.p, align 8
-  %active.p = getelementptr i64, ptr %pool, i64 {PoolState.ACTIVE}
-  %active = load i64, ptr %active.p, align 8
   %error.p = getelementptr i64, ptr %pool, i64 {ERROR_STATE}
   %workers.p = getelementptr i64, ptr %ctx, i64 {Context.WORKERS}
   store i64 %active, ptr %workers.p, align 8
@@ -484,10 +482,14 @@ begin:
   call void @llvm.memset.p0.i64(ptr align 64 %counters, i8 0, i64 %bytes, i1 false)
   %active.p = getelementptr i64, ptr %pool, i64 {PoolState.ACTIVE}
   %active = load i64, ptr %active.p, align 8
-  %alone = icmp eq i64 %active, 1
+  %serial.p = getelementptr i64, ptr %program, i64 {ProgramHeader.SERIAL}
+  %serial = load i64, ptr %serial.p, align 8
+  %is.serial = icmp ne i64 %serial, 0
+  %one.worker = icmp eq i64 %active, 1
+  %alone = or i1 %is.serial, %one.worker
   br i1 %alone, label %single, label %many
 single:
-  call void @max_walk(ptr %pool, i64 0)
+  call void @max_walk(ptr %pool, i64 0, i64 1)
   br label %done
 many:
   %others64 = sub i64 %active, 1
@@ -500,7 +502,7 @@ many:
   %epoch.p = getelementptr i64, ptr %pool, i64 {PoolState.EPOCH}
   %epoch.sleepers = getelementptr i64, ptr %pool, i64 {PoolState.EPOCH_SLEEPERS}
   call void @max_advance(ptr %pool, ptr %epoch.p, ptr %epoch.sleepers)
-  call void @max_walk(ptr %pool, i64 0)
+  call void @max_walk(ptr %pool, i64 0, i64 %active)
   %spins.p = getelementptr i64, ptr %pool, i64 {PoolState.RUN_SPINS}
   %spins = load i64, ptr %spins.p, align 8
   %contexts.p = getelementptr i64, ptr %pool, i64 {PoolState.CONTEXTS}
@@ -533,7 +535,9 @@ idle:
   %stopping = icmp ne i64 %stop, 0
   br i1 %stopping, label %done, label %work
 work:
-  call void @max_walk(ptr %pool, i64 %worker)
+  %active.p = getelementptr i64, ptr %pool, i64 {PoolState.ACTIVE}
+  %active = load i64, ptr %active.p, align 8
+  call void @max_walk(ptr %pool, i64 %worker, i64 %active)
   %before = atomicrmw sub ptr %remaining.p, i32 1 acq_rel, align 4
   %last = icmp eq i32 %before, 1
   br i1 %last, label %report, label %idle

@@ -201,6 +201,9 @@ class Executor:
         code[ProgramHeader.COUNTERS] = self._counters.ctypes.data
         code[ProgramHeader.COUNTER_BYTES] = self._counters.size
         code[ProgramHeader.PROFILE] = 0 if self._profile is None else self._profile.ctypes.data
+        code[ProgramHeader.SERIAL] = all(
+            isinstance(launch, Jump) or launch.serial for launch in launches
+        )
         rows = code[ProgramHeader.END :].reshape(-1, Instruction.END)
         slots, counters = self._slots.ctypes.data, self._counters.ctypes.data
         for index, (row, launch) in enumerate(zip(rows, launches, strict=False)):
