@@ -6,7 +6,7 @@ JOBS   ?= 2
 export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-test install-dev demo test test-portable test-checked test-arm64 test-long check-wheel coverage smoke lint types bench bench-peers clean
+.PHONY: help install install-test install-dev demo test test-portable test-checked test-arm64 test-long check-wheel coverage smoke lint types docs bench bench-peers clean
 
 help:  ## show this help
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -22,6 +22,10 @@ $(VENV)/.test: $(VENV)/.base
 
 $(VENV)/.dev: $(VENV)/.test
 	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.base
+	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[docs]"
 	@touch $@
 
 install: $(VENV)/.base  ## create .venv with the package
@@ -75,6 +79,9 @@ lint: $(VENV)/.dev  ## ruff
 types: $(VENV)/.dev  ## basedpyright, strict on the engine
 	$(VENV)/bin/basedpyright
 
+docs: $(VENV)/.docs  ## the documentation as pages that need no network: open site/index.html
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
+
 bench: $(VENV)/.test  ## measure, against the peers in the same run (four hours; it says how long each part takes); writes docs/benchmarks.md
 	$(PY) -m benchmarks
 
@@ -82,4 +89,4 @@ bench-peers: $(VENV)/.test  ## install what we are measured against: llama.cpp, 
 	$(PY) -m benchmarks.peers
 
 clean:  ## remove the environment and caches
-	rm -rf $(VENV) .arm64 dist .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
+	rm -rf $(VENV) .arm64 dist site .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.encoders.harness import checkpoint
+from tests.encoders.test_text_encoder import write_tokenizer
+from tests.serve.conftest import RunningServer
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -52,20 +60,55 @@ def test_each_package_is_on_the_map() -> None:
     assert not {p for p in packages if f"`src/max/{p}`" not in page}
 
 
-def python_blocks() -> list[object]:
-    """The blocks that stand under a page's `<!-- run -->` mark, one a test."""
-    found = []
+MARK = re.compile(r"^<!-- run(?:: ([\w ]+))? -->\n", re.M)
+BLOCK = re.compile(r"(?:^<!-- run(?:: ([\w ]+))? -->\n)?^```python\n(.*?)^```", re.M | re.S)
+# its blocks are one program with a test of its own
+KERNEL_LANGUAGE = "kernel-language.md"
+
+
+def programs() -> list[object]:
+    """The programs of each page: a block begins one under a `<!-- run -->` mark, else it continues the one before.
+
+    ``<!-- run: server openai -->`` names what a program needs: a server of the bundled model, an encoder's folder, or
+    packages that may not be installed.
+    """
+    parameters: list[object] = []
     for page in PAGES:
-        for number, match in enumerate(
-            re.finditer(r"<!-- run -->\n```python\n(.*?)^```", page.read_text(), re.M | re.S)
-        ):
-            found.append(pytest.param(match.group(1), id=f"{page.stem}-{number}"))
-    return found
+        if page.name == KERNEL_LANGUAGE:
+            continue
+        blocks: list[tuple[list[str], list[str]]] = []
+        for match in BLOCK.finditer(page.read_text()):
+            needs, code = match.groups()
+            if match.group(0).startswith("<!--") or not blocks:
+                blocks.append(((needs or "").split(), [code]))
+            else:
+                blocks[-1][1].append(code)
+        for number, (needs, codes) in enumerate(blocks):
+            parameters.append(pytest.param(needs, "\n".join(codes), id=f"{page.stem}-{number}"))
+    return parameters
 
 
-@pytest.mark.parametrize("code", python_blocks())
-def test_code_blocks_run(code: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_each_mark_stands_over_a_block(page: Path) -> None:
+    text = page.read_text()
+    runs = [m for m in BLOCK.finditer(text) if m.group(0).startswith("<!--")]
+    assert len(runs) == len(MARK.findall(text))
+
+
+@pytest.mark.parametrize("needs, code", programs())
+def test_code_blocks_run(
+    needs: list[str], code: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """As a script of its own, from the project's root, warnings as errors."""
+    for need in needs:
+        if need == "server":
+            server: RunningServer = request.getfixturevalue("documented_server")
+            code = code.replace("http://127.0.0.1:8000", server.url)
+        elif need == "encoder":
+            folder: Path = request.getfixturevalue("encoder_folder")
+            code = code.replace("models/all-MiniLM-L6-v2", str(folder))
+        elif importlib.util.find_spec(need) is None:
+            pytest.skip(f"{need} is not installed")
     script = tmp_path / "block.py"
     script.write_text(code)
     done = subprocess.run(
@@ -77,6 +120,54 @@ def test_code_blocks_run(code: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     # `print(x)  # value` in the block states the line that it prints
-    stated = re.findall(r"^print\(.*\)  # (.+)$", code, re.M)
+    stated = re.findall(r"^ *print\(.*\)  # (.+)$", code, re.M)
     printed = done.stdout.splitlines()
     assert [s for s in stated if s not in printed] == [], done.stdout
+
+
+@pytest.fixture(scope="session")
+def documented_server() -> Iterator[RunningServer]:
+    """The server that the pages about serving start."""
+    server = RunningServer("--model", "models/tiny-chat", "--max-length", "512")
+    yield server.wait_ready()
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def encoder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained encoder with a tokenizer, for pages that name one of the hub."""
+    source, _ = checkpoint("Bert")
+    folder = tmp_path_factory.mktemp("encoder")
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_bytes((source / name).read_bytes())
+    write_tokenizer(folder)
+    return folder
+
+
+def test_the_pictures_are_those_of_the_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python docs/_site/pictures.py` writes them."""
+    monkeypatch.syspath_prepend(ROOT / "docs" / "_site")
+    pictures = importlib.import_module("pictures")
+    drawn = pictures.pictures()
+    assert set(drawn) == {path.name for path in pictures.FOLDER.glob("*.svg")}
+    stale = [name for name, text in drawn.items() if (pictures.FOLDER / name).read_text() != text]
+    assert stale == []
+
+
+def test_the_reference_has_a_page_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each name that a module exports has a heading with its full name, once."""
+    monkeypatch.syspath_prepend(ROOT / "docs" / "_site")
+    reference = importlib.import_module("reference")
+    for name in (name for group in reference.MODULES.values() for name in group):
+        text = reference.render(name)
+        anchors = re.findall(r"^#+ .*\{ #(\S+) \}$", text, re.M)
+        assert len(anchors) == len(set(anchors)), name
+        exported = getattr(importlib.import_module(name), "__all__", ())
+        values = {n: getattr(sys.modules[name], n) for n in exported if n[0] != "_"}
+        ours = {
+            f"{name}.{n}"
+            for n, value in values.items()
+            if not inspect.ismodule(value) and getattr(value, "__module__", "").startswith("max")
+        }
+        assert ours <= set(anchors)
+        assert len(re.findall("^```", text, re.M)) % 2 == 0, name

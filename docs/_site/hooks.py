@@ -1,0 +1,141 @@
+"""What mkdocs runs while it builds the site: generated pages, and links and lists as they are written for GitHub."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+from mkdocs.utils import get_relative_url
+
+import reference  # beside this file, whose folder mkdocs puts on the path
+
+ROOT = Path(__file__).parents[2]
+
+# pages that stand outside docs/, and where the site has them
+OUTSIDE = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "examples/README.md": "examples/index.md",
+}
+_SHIM, _LOCAL_SHIM = "https://unpkg.com/iframe-worker/shim", "assets/iframe-worker.js"
+_LINK = re.compile(r"\]\(([^)#:\s]+)(#[^)\s]*)?\)")
+_FENCE = re.compile(r"^```.*?^```", re.M | re.S)
+
+
+def on_config(config: Any) -> Any:
+    """Adds the groups of the reference and the examples to the navigation."""
+    # the sources beside this file, not an installed copy; mkdocs restores the path that a hook sets on import
+    sys.path.insert(0, str(ROOT / "src"))
+    groups: list[Any] = ["reference/index.md"]
+    for title, modules in reference.MODULES.items():
+        groups.append({title: [{m: reference.page_name(m)} for m in modules]})
+    for entry in config.nav:
+        if "API" in entry:
+            entry["API"] = groups
+        if "Examples" in entry:
+            entry["Examples"] = [
+                "examples/index.md",
+                *[{p.stem: f"examples/{p.stem}.md"} for p in _programs()],
+            ]
+        for part in entry.get("Inside", []):
+            if isinstance(part, dict):
+                for pages in part.values():
+                    folder = Path(pages[0]).parent
+                    pages += [
+                        f"{folder}/{p.name}"
+                        for p in sorted((ROOT / "docs" / folder).glob("[0-9]*.md"))
+                    ]
+    return config
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds the pages that are made: reference, examples, and files that stand outside docs/."""
+    pages = {"reference/index.md": _reference_index()}
+    for modules in reference.MODULES.values():
+        pages.update({reference.page_name(m): reference.render(m) for m in modules})
+    for program in _programs():
+        pages[f"examples/{program.stem}.md"] = _program_page(program)
+    for source, page in OUTSIDE.items():
+        if page != "index.md":
+            pages[page] = _relinked((ROOT / source).read_text(), Path(source), Path(page))
+    for path, content in pages.items():
+        files.append(File.generated(config, path, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Links that leave docs/ go to the site's page of that file; a list may follow its paragraph directly."""
+    source = Path("docs") / page.file.src_uri
+    if not page.file.generated_by:
+        markdown = _relinked(markdown, source, Path(page.file.src_uri))
+    return _outside_fences(_spaced_lists, markdown.replace("<!-- run -->\n", ""))
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """The theme's worker for pages that are opened as files comes from this site, not from another host."""
+    return output.replace(_SHIM, get_relative_url(_LOCAL_SHIM, page.url))
+
+
+def on_post_template(output_content: str, **_: Any) -> str:
+    """The same for the page of missing addresses."""
+    return output_content.replace(_SHIM, _LOCAL_SHIM)
+
+
+def _programs() -> list[Path]:
+    return sorted((ROOT / "examples").glob("*.py"))
+
+
+def _reference_index() -> str:
+    lines = ["# API reference", "", "Made from the docstrings of the package.", ""]
+    for title, modules in reference.MODULES.items():
+        lines += [f"## {title}", ""]
+        lines += [f"- [`{m}`]({m}.md)" for m in modules] + [""]
+    return "\n".join(lines)
+
+
+def _program_page(program: Path) -> str:
+    text = program.read_text()
+    title = program.stem.replace("_", " ").capitalize()
+    return f"# {title}\n\n`examples/{program.name}`\n\n```python\n{text}```\n"
+
+
+def _relinked(markdown: str, source: Path, page: Path) -> str:
+    """The text of `source` (a path from the root) with its links as those of `page` (a path in the site)."""
+
+    def replaced(match: re.Match[str]) -> str:
+        target = (ROOT / source.parent / match.group(1)).resolve()
+        try:
+            name = target.relative_to(ROOT).as_posix()
+        except ValueError:
+            return match.group(0)
+        if name in OUTSIDE:
+            name = OUTSIDE[name]
+        elif re.fullmatch(r"examples/\w+\.py", name):
+            name = name.replace(".py", ".md")
+        elif name.startswith("docs/"):
+            name = name.removeprefix("docs/")
+        else:
+            return match.group(0)
+        up = "../" * (len(page.parts) - 1)
+        return f"]({up}{name}{match.group(2) or ''})"
+
+    return _outside_fences(lambda text: _LINK.sub(replaced, text), markdown)
+
+
+def _outside_fences(change: Any, markdown: str) -> str:
+    """Applies a change to the text between fenced blocks."""
+    result, position = [], 0
+    for fence in _FENCE.finditer(markdown):
+        result += [change(markdown[position : fence.start()]), fence.group(0)]
+        position = fence.end()
+    return "".join([*result, change(markdown[position:])])
+
+
+def _spaced_lists(text: str) -> str:
+    """A blank line before a list, and before a fence, which Python-Markdown needs and GitHub does not."""
+    text = re.sub(r"^(?![-*|#>\s]|\d+\. )(.+)\n(?=(?:- |\d+\. ))", r"\1\n\n", text, flags=re.M)
+    return re.sub(r"(?<=\S)\n\Z", "\n\n", text) if text.endswith("\n") else text
