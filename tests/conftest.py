@@ -59,7 +59,11 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     if "MAX_CACHE_DIR" in os.environ:
         yield
         return
-    os.environ["MAX_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # all processes of the run share it: each compiles what no other one has
+        folder = folder.parent
+    os.environ["MAX_CACHE_DIR"] = str(folder / "cache")
     yield
     del os.environ["MAX_CACHE_DIR"]
 

@@ -14,6 +14,7 @@ from max._compiler.codegen import functions
 from max._compiler.codegen.nest import NestText
 from max._compiler.codegen.spec import ArgView
 from max._compiler.sizes import Size
+from max._compiler.specialisations import specialisations
 from max._compiler.template import Border, Chosen, KernelInfo, Number, Pointer, Slot
 from max._kernel_library.tiles.transpose import transpose
 
@@ -84,13 +85,14 @@ class KernelTable:
         self, text: NestText, arguments: Sequence[Argument]
     ) -> tuple[str, tuple[Slot | Border, ...]]:
         """The kernel of a region, and its slots."""
-        specs = [argument.spec() for argument in arguments]
+        specs: list[k.TensorSpec | k.ScalarType] = [argument.spec() for argument in arguments]
         key = (text.source, tuple(specs))
 
         def make() -> tuple[Any, dict[str, Any]]:
             return k.from_source(text.source, "region", _GLOBALS), {}
 
-        ir = self._specialise(key, make, [*specs, *[k.i64] * len(text.scalars)])
+        specs += [k.i64] * len(text.scalars)
+        ir = self._specialise(key, make, specs, ("region", text.source, tuple(specs)))
         return ir.key, self.slots(ir, arguments, text.scalars)
 
     def library(
@@ -113,7 +115,10 @@ class KernelTable:
             inline = {} if epilogue is None else {"epilogue": self._inline(epilogue)}
             return kernel, {**params, **inline}
 
-        ir = self._specialise(key, make, specs)
+        fixed = _is_fixed(kernel)
+        # values beside their text: functions are compared by identity, and True is not 1
+        request = (kernel, tuple(params.items()), key) if fixed else None
+        ir = self._specialise(key, make, specs, request)
         return ir.key, self.slots(ir, arguments)
 
     def guard(self, exact: bool) -> str:
@@ -123,7 +128,7 @@ class KernelTable:
         def make() -> tuple[Any, dict[str, Any]]:
             return k.from_source(text, "guard", _GLOBALS), {}
 
-        return self._specialise(text, make, [k.i64, k.i64]).key
+        return self._specialise(text, make, [k.i64, k.i64], ("guard", text)).key
 
     def _inline(self, text: str) -> Any:
         if text not in self._inlines:
@@ -132,14 +137,25 @@ class KernelTable:
         return self._inlines[text]
 
     def _specialise(
-        self, key: Any, make: Callable[[], tuple[Any, dict[str, Any]]], specs: list[Any]
+        self,
+        key: Any,
+        make: Callable[[], tuple[Any, dict[str, Any]]],
+        specs: list[Any],
+        request: tuple[Any, ...] | None,
     ) -> k.KernelIR:
+        """The IR of a key of this table; of a request of the process, where one determines it."""
         ir = self._irs_by_request.get(key)
         if ir is None:
-            kernel, params = make()
-            ir = self._irs_by_request[key] = k.specialize(
-                kernel, args=specs, params=params, target=self.target
-            )
+
+            def specialise() -> k.KernelIR:
+                kernel, params = make()
+                return k.specialize(kernel, args=specs, params=params, target=self.target)
+
+            if request is None:
+                ir = specialise()
+            else:
+                ir = specialisations.get((*request, self.target), specialise)
+            self._irs_by_request[key] = ir
             if ir.key not in self.irs:
                 self.irs[ir.key] = ir
                 self.infos[ir.key] = KernelInfo(
@@ -208,6 +224,11 @@ class KernelTables:
 
     def __iter__(self) -> Iterator[KernelTable]:
         return iter(self._tables)
+
+
+def _is_fixed(kernel: k.Kernel) -> bool:
+    """Whether the names that a kernel uses keep their values, as those of the library do and a user's may not."""
+    return kernel.source.globals.get("__name__", "").startswith("max._kernel_library")
 
 
 def _is_input(annotation: Any) -> bool:
