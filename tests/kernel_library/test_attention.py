@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -168,8 +169,7 @@ def test_prefill_and_decode_together(dtype: np.dtype, machine: str) -> None:
     check(make_cache([(0, 19), (70, 1), (3, 50), (200, 2)], 6, 2, 64, 32, dtype), machine=machine)
 
 
-@settings(max_examples=30)
-@given(
+SHAPES = given(
     lengths=st.lists(st.tuples(st.integers(0, 150), st.integers(1, 60)), min_size=1, max_size=4),
     heads=st.sampled_from([(1, 1), (4, 4), (9, 3), (8, 1)]),
     head_dim=st.sampled_from([16, 24, 33, 64, 80]),
@@ -179,6 +179,10 @@ def test_prefill_and_decode_together(dtype: np.dtype, machine: str) -> None:
     window=st.sampled_from([1, 5, 33]),
     workers=st.sampled_from([1, 2]),
 )
+
+
+@SHAPES
+@settings(max_examples=16)
 def test_shapes_and_masks(
     lengths: list[tuple[int, int]],
     heads: tuple[int, int],
@@ -195,6 +199,13 @@ def test_shapes_and_masks(
         window,
         workers=workers,
     )
+
+
+@pytest.mark.long
+@SHAPES
+@settings(max_examples=300)
+def test_shapes_and_masks_long(**drawn: object) -> None:
+    test_shapes_and_masks.hypothesis.inner_test(**drawn)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("length", [255, 256, 1000, 5000])
@@ -253,11 +264,21 @@ def numbers_by_head(heads: int, low: float, high: float) -> np.ndarray:
     return np.random.default_rng(heads).uniform(low, high, heads).astype(F32)
 
 
-@pytest.mark.parametrize("machine", ["host", "avx2", "generic", "invariant host"])
-@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
-@pytest.mark.parametrize("softcap", [0.0, 1.5])
-@pytest.mark.parametrize("sinks", [None, (-30.0, 4.0)], ids=["plain", "sinks"])
-@pytest.mark.parametrize("mask", ["causal_alibi", "sliding_window"])
+MACHINES = ("host", "avx2", "generic", "invariant host")
+OPTIONS = list(
+    itertools.product(
+        ("causal_alibi", "sliding_window"), (None, (-30.0, 4.0)), (0.0, 1.5), (F32, BF16)
+    )
+)
+"""Masks, sinks, soft caps and dtypes."""
+
+
+# each machine has half of the cases of each option
+@pytest.mark.parametrize(
+    ("mask", "sinks", "softcap", "dtype", "machine"),
+    [(*options, MACHINES[(i ^ i >> 2) % 4]) for i, options in enumerate(OPTIONS)],
+    ids=str,
+)
 def test_caps_sinks_and_biases(
     mask: str, sinks: tuple[float, float] | None, softcap: float, dtype: np.dtype, machine: str
 ) -> None:
