@@ -81,6 +81,13 @@ GEMMA3N: dict[str, Any] = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
     },
 }
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 10,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 5,
+}
 GPT_KEYS = {"n_embd": 24, "n_layer": 3, "n_head": 6, "n_positions": LONGEST}
 OPT_KEYS = {
     "hidden_size": 24,
@@ -353,6 +360,35 @@ CASES: dict[str, Case] = {
     ),
     "glm4_moe": llama_like(
         "Glm4Moe", head_dim=8, use_qk_norm=True, attention_bias=True, **GROUPED_EXPERTS
+    ),
+    "deepseek_v2": llama_like(
+        "DeepseekV2",
+        **LATENT,
+        **GROUPED_EXPERTS,
+        q_lora_rank=7,
+        topk_method="group_limited_greedy",
+        attention_bias=True,
+        rope_parameters={**YARN, "mscale": 0.7, "mscale_all_dim": 0.7},
+    ),
+    "deepseek_v2_lite": llama_like(
+        "DeepseekV2", **LATENT, **GROUPED_EXPERTS, q_lora_rank=None, rope_parameters=PLAIN_ROPE
+    ),
+    "deepseek_v3": llama_like(
+        "DeepseekV3",
+        **LATENT,
+        **GROUPED_EXPERTS,
+        q_lora_rank=9,
+        rope_parameters={**YARN, "mscale": 1.0, "mscale_all_dim": 0.5},
+    ),
+    "kimi_k2": llama_like(
+        "DeepseekV3",
+        **LATENT,
+        **{**GROUPED_EXPERTS, "n_group": 1, "topk_group": 1},
+        q_lora_rank=None,
+        attention_bias=True,
+        rope_interleave=False,
+        norm_topk_prob=False,
+        rope_parameters=PLAIN_ROPE,
     ),
     "gpt_oss": llama_like(
         "GptOss",

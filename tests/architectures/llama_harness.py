@@ -16,7 +16,6 @@ from max import _interpreter
 from max.driver import Tensor
 from max.dtype import DType
 from max.graph.weights import WeightData
-from max.nn.kv_cache import KVCacheParams
 from max.nn.transformer import ReturnLogits
 from max.pipelines.architectures.llama3.model import Llama3Model
 from max.pipelines.models.decoder_graph import build_graph
@@ -143,9 +142,7 @@ class Server:
         renamed = names.from_gguf(weights) if gguf else names.from_safetensors(weights)
         if gguf:
             config = gguf_form(config, renamed, architecture.gguf_interleaves_rope)
-        params = KVCacheParams(
-            dtype, config.num_kv_heads, config.head_dim, page_size=page_size, states=config.states
-        )
+        params = config.cache_params(dtype, page_size)
         decoder = architecture.decoder_class
         renamed = split_fused(config, renamed)
         registry = weights_registry(decoder, config, params, dtype, renamed)
@@ -161,8 +158,8 @@ class Server:
         )
         self.with_sampling, self.return_logits = with_sampling, return_logits
         self.page_size = page_size
-        layers = config.num_attention_layers
-        shape = (pages, 2, layers, page_size, config.num_kv_heads, config.head_dim)
+        kinds, heads = 1 if params.is_mla else 2, params.n_kv_heads
+        shape = (pages, kinds, config.num_attention_layers, page_size, heads, params.head_dim)
         # pages and states that no sequence has written must not be read
         self.blocks = np.full(shape, np.nan, dtype.to_numpy())
         self.states = [

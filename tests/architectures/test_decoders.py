@@ -33,7 +33,7 @@ from tests.programs.architectures import TINY, generated, random_checkpoint, ref
 
 # each has a path through layers or kernels that the others lack; the long suite compiles all
 COMPILED = {
-    "apertus", "bloom", "cohere", "dots1", "falcon_grouped", "gemma2", "gemma3", "gemma3n", "gpt2", "gpt_oss", "hunyuan", "ministral3", "olmo", "olmo2", "opt_after",
+    "apertus", "bloom", "cohere", "deepseek_v2", "dots1", "falcon_grouped", "gemma2", "gemma3", "gemma3n", "gpt2", "gpt_oss", "hunyuan", "ministral3", "olmo", "olmo2", "opt_after",
     "phi", "phi3_long", "phimoe", "qwen2_window", "stablelm_parallel",
 }  # fmt: skip
 RUNS = [("interpreter", case) for case in CASES] + [
@@ -79,7 +79,9 @@ def test_bfloat16_weights(rng: np.random.Generator) -> None:
     assert relative_error(ours.step({"a": tokens}).logits[0], wanted) < 0.05
 
 
-@pytest.mark.parametrize("case", ["mistral_window", "qwen3", "gemma3", "gpt2", "phi3_long"])
+@pytest.mark.parametrize(
+    "case", ["mistral_window", "qwen3", "gemma3", "gpt2", "phi3_long", "gpt_oss", "deepseek_v3"]
+)
 def test_tokens_of_a_checkpoint(case: str) -> None:
     """From a folder in the Hugging Face layout, through the registry."""
     vocab = json.loads((TINY / "config.json").read_text())["vocab_size"]

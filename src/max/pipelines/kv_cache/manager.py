@@ -54,10 +54,10 @@ class PagedKVCacheManager(ContextPages):
     """The paged KV cache of a model on one device.
 
     ``blocks`` has shape ``[pages, 2, layers, page_size, kv_heads, stored_head_dim]``: keys at index 0 of
-    the second axis, values at 1. The system zeroes its memory on first use, so unused pages take
-    none. ``states`` has a tensor ``[slots, layers, …]`` for each of ``params.states``, and a slot for
-    each request of a batch. Where no layer has keys, a page table is one page of any length, without
-    memory: requests own slots only.
+    the second axis, values at 1; of latents that axis has one element. The system zeroes its memory
+    on first use, so unused pages take none. ``states`` has a tensor ``[slots, layers, …]`` for each
+    of ``params.states``, and a slot for each request of a batch. Where no layer has keys, a page
+    table is one page of any length, without memory: requests own slots only.
 
     Args:
         params: The cache's shape.
@@ -95,7 +95,8 @@ class PagedKVCacheManager(ContextPages):
             StateSlots(max_batch_size) if params.states else None,
         )
         heads, row = params.n_kv_heads_per_device, params.stored_head_dim
-        shape = (num_pages, 2, num_layers, page_size_of(params), heads, row)
+        kinds = 1 if params.is_mla else 2
+        shape = (num_pages, kinds, num_layers, page_size_of(params), heads, row)
         self.blocks = Tensor.zeros(shape, params.dtype, self.device)
         self.states = tuple(
             Tensor.zeros((max_batch_size, state.layers, *state.shape), state.dtype, self.device)

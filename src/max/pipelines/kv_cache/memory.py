@@ -21,14 +21,15 @@ def page_size_of(params: KVCacheParams) -> int:
 
 
 def page_bytes(params: KVCacheParams, num_layers: int) -> int:
-    """The bytes of one page: keys and values of its tokens in all layers.
+    """The bytes of one page: keys and values of its tokens in all layers, or their latents.
 
     Args:
         params: The cache's shape.
         num_layers: The number of layers.
     """
-    rows = num_layers * page_size_of(params) * params.n_kv_heads_per_device
-    return 2 * rows * params.stored_head_dim * params.dtype.size_in_bytes
+    kinds = 1 if params.is_mla else 2
+    rows = kinds * num_layers * page_size_of(params) * params.n_kv_heads_per_device
+    return rows * params.stored_head_dim * params.dtype.size_in_bytes
 
 
 def state_bytes(params: KVCacheParams) -> int:

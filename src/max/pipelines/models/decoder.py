@@ -28,6 +28,7 @@ from max.pipelines.models.decoder_block import DecoderBlock
 from max.pipelines.models.decoder_config import DecoderConfig
 from max.pipelines.models.experts import DecoderExperts
 from max.pipelines.models.feed_forward import PlainMLP
+from max.pipelines.models.latent_attention import DecoderLatentAttention
 from max.pipelines.models.norms import norm_layer
 from max.pipelines.models.per_layer import PerLayerEmbeddings, PerLayerGate
 from max.pipelines.models.rope import RopeConfig
@@ -133,8 +134,20 @@ class Decoder(Transformer):
             return config.recurrence.layer(
                 config, kv_params, self.dtype, self.device, self.linear_cls
             )
+        if config.latent is not None:
+            return DecoderLatentAttention(
+                config.latent,
+                self._rope(config.rotation_of(index) or RopeConfig()),
+                config.num_heads,
+                config.hidden_size,
+                config.score_factor(index),
+                kv_params,
+                self.dtype,
+                self.device,
+                self.linear_cls,
+            )
         return DecoderAttention(
-            self.config, index, kv_params, self.dtype, self.device, self.linear_cls
+            config, index, kv_params, self.dtype, self.device, self.linear_cls
         )
 
     def feed_forward(self, index: int) -> Layer:

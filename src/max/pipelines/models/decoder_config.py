@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
+from max.dtype import DType
 from max.graph.quantization import QuantizationConfig
-from max.nn.kv_cache import RecurrentState
+from max.nn.kv_cache import KVCacheParams, RecurrentState
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.alternating import Alternating
 from max.pipelines.models.config_fields import base_fields
 from max.pipelines.models.experts import Experts
+from max.pipelines.models.latent_attention import LatentForm
 from max.pipelines.models.norms import NormForm, QKNorm
 from max.pipelines.models.per_layer import PerLayerInputs
 from max.pipelines.models.recurrent_form import LayerKind, RecurrentForm
@@ -80,6 +82,7 @@ class DecoderConfig:
         sparsity: For each layer the share of the MLP's gates that is cut; empty: none.
         per_layer_inputs: The vectors that each layer takes of each token.
         alternating: The hidden states of a token, where it has several.
+        latent: The sizes of latent attention; None: keys and values are cached as they are.
         experts: The experts of layers that have some; None: all layers have an MLP.
         layer_kinds: What each layer has; empty: all have attention.
         recurrence: The form of the recurrent layers; None: there are none.
@@ -140,6 +143,7 @@ class DecoderConfig:
     sparsity: tuple[float, ...] = ()
     per_layer_inputs: PerLayerInputs | None = None
     alternating: Alternating | None = None
+    latent: LatentForm | None = None
     experts: Experts | None = None
     layer_kinds: tuple[LayerKind, ...] = ()
     recurrence: RecurrentForm | None = None
@@ -250,6 +254,20 @@ class DecoderConfig:
         factor = self.attention_multiplier
         factor = self.head_dim**-0.5 if factor is None else factor
         return factor / (index + 1) if self.score_divisor_by_layer else factor
+
+    def cache_params(self, dtype: DType, page_size: int, **options: Any) -> KVCacheParams:
+        """The shape of the KV cache: keys and values of each head, or one latent of all heads.
+
+        Args:
+            dtype: The cache's dtype.
+            page_size: Tokens per page.
+            options: Further fields of `KVCacheParams`.
+        """
+        heads, dim = self.num_kv_heads, self.head_dim
+        if self.latent is not None:
+            heads, dim = 1, self.latent.cached_dim
+        latent = self.latent is not None
+        return KVCacheParams(dtype, heads, dim, page_size=page_size, is_mla=latent, states=self.states, **options)
 
     @classmethod
     def from_huggingface(cls, config: Any, max_seq_len: int | None = None) -> Self:

@@ -8,7 +8,8 @@ input_row_offsets   u32 ``[batch + 1]``           where each sequence begins in 
 return_n_logits     si64 ``[1]``, on the CPU      for ``ReturnLogits.VARIABLE``: the number of
                                                   last tokens per sequence; else unused
 blocks              buffer, the cache's dtype     ``[pages, 2, layers, page_size, kv_heads,
-                                                  head_dim]``, updated in place
+                                                  head_dim]``, updated in place; of latents
+                                                  ``[pages, 1, layers, page_size, 1, size]``
 cache_lengths       u32 ``[batch]``               cached tokens of each sequence
 lookup_table        u32 ``[batch, max_pages]``    the pages of each sequence
 max_lengths         u32 ``[steps, 2]``            the largest number of new and of cached tokens
@@ -102,10 +103,16 @@ def build_graph(
         raise ValueError(
             f"build_graph: a cache with the states {kv_params.states}; the model has {config.states}"
         )
-    if (kv_params.n_kv_heads, kv_params.head_dim) != (config.num_kv_heads, config.head_dim):
+    own = config.cache_params(kv_params.dtype, kv_params.page_size or 1)
+    given_form, form = (
+        (p.n_kv_heads, p.head_dim, "latents" if p.is_mla else "keys and values")
+        for p in (kv_params, own)
+    )
+    if given_form != form:
         raise ValueError(
-            f"build_graph: a cache of {kv_params.n_kv_heads} heads of {kv_params.head_dim}; the "
-            f"model has {config.num_kv_heads} of {config.head_dim}"
+            "build_graph: a cache of {} heads of {}, {}; the model has {} of {}, {}".format(
+                *given_form, *form
+            )
         )
     if state_dict is not None and is_quantised(state_dict):
         model = quantised_decoder(decoder, config, kv_params, state_dict, device, return_logits)

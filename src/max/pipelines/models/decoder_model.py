@@ -327,19 +327,16 @@ class DecoderModel(PipelineModel[TextContext], KVCacheMixin):
         """
         config = cls.config_class.from_huggingface(huggingface_config)
         swaps = kv_cache_config.enable_kvcache_swapping_to_host and not config.states
-        return KVCacheParams(
-            dtype=cache_dtype,
-            n_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
+        return config.cache_params(
+            cache_dtype,
+            kv_cache_config.kv_cache_page_size,
             # pages of a prefix hold no recurrent states
             enable_prefix_caching=kv_cache_config.enable_prefix_caching and not config.states,
             enable_kvcache_swapping_to_host=swaps,
             host_kvcache_swap_space_gb=(
                 kv_cache_config.host_kvcache_swap_space_gb if swaps else None
             ),
-            page_size=kv_cache_config.kv_cache_page_size,
             n_devices=n_devices,
-            states=config.states,
         )
 
     @classmethod

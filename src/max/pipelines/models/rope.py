@@ -21,7 +21,7 @@ from max.nn.rotary_embedding import (
 )
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 
-__all__ = ["LONGEST_SEQUENCE", "FactorRotaryEmbedding", "RopeConfig"]
+__all__ = ["LONGEST_SEQUENCE", "FactorRotaryEmbedding", "RopeConfig", "yarn_magnitude"]
 
 LONGEST_SEQUENCE = 2**31 - 1
 
@@ -243,7 +243,7 @@ class RopeConfig:
         magnitude = p.get("attention_factor")
         if magnitude is None and p.get("mscale") and p.get("mscale_all_dim"):
             own, all_dim = (
-                _yarn_magnitude(scaling.factor, p[name]) for name in ("mscale", "mscale_all_dim")
+                yarn_magnitude(scaling.factor, p[name]) for name in ("mscale", "mscale_all_dim")
             )
             magnitude = own / all_dim
         if magnitude is None:
@@ -261,7 +261,13 @@ class RopeConfig:
         return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
 
 
-def _yarn_magnitude(factor: float, weight: float) -> float:
+def yarn_magnitude(factor: float, weight: float) -> float:
+    """What YaRN multiplies queries and keys by.
+
+    Args:
+        factor: The divisor of low frequencies.
+        weight: The share of the correction.
+    """
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
