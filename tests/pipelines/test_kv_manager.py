@@ -157,7 +157,10 @@ def test_the_memory_of_a_cache():
     assert cache_bytes(PARAMS, 2, max_batch_size=3, max_seq_len=11) == 9 * PAGE_BYTES
     latents = KVCacheParams(DType.bfloat16, 1, 40, page_size=5, is_mla=True)
     assert page_bytes(latents, 3) == 3 * 5 * 40 * 2
-    assert PagedKVCacheManager(latents, 3, 7, 2, 11, CPU()).blocks.shape == (7, 1, 3, 5, 1, 40)
+    of_latents = PagedKVCacheManager(
+        latents, num_layers=3, num_pages=7, max_batch_size=2, max_seq_len=11, devices=[CPU()]
+    )
+    assert tuple(of_latents.blocks.shape) == (7, 1, 3, 5, 1, 40)
     size = dict(max_batch_size=3, max_seq_len=11)
     assert pages_for_memory(PARAMS, 2, **size, available_bytes=None) == 9
     assert pages_for_memory(PARAMS, 2, **size, available_bytes=PAGE_BYTES * 9) == 9

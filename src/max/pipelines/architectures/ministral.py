@@ -8,6 +8,7 @@ from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.architectures.mistral import mistral_fields
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import Fields, base_fields, layers_of_type, window
+from max.pipelines.models.decoder_config import QueryGrowth
 
 __all__ = ["ARCHITECTURES"]
 
@@ -27,7 +28,7 @@ def ministral3_fields(config: Any, keys: ConfigKeys) -> Fields:
     length = fields["rope"].parameters["original_max_position_embeddings"]
     return fields | {
         "sliding_window": window(keys, config),
-        "query_growth": (beta, length) if beta and length else None,
+        "query_growth": QueryGrowth(beta, length) if beta and length else None,
     }
 
 

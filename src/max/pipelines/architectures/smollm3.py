@@ -6,8 +6,14 @@ from typing import Any
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
-from max.pipelines.models.config_fields import Fields, base_fields, biases, layers_of_type, window
-from max.pipelines.models.rope import LONGEST_SEQUENCE
+from max.pipelines.models.config_fields import (
+    Fields,
+    base_fields,
+    biases,
+    layers_of_type,
+    unrotated_layers,
+    window,
+)
 
 __all__ = ["ARCHITECTURES"]
 
@@ -16,19 +22,13 @@ def smollm3_fields(config: Any, keys: ConfigKeys) -> Fields:
     """The fields of a SmolLM 3's config."""
     fields = base_fields(config, keys, tied=True, eps=1e-6, longest=32768, theta=2e6)
     layers = fields["num_layers"]
-    each = keys.integer("no_rope_layer_interval", 1, LONGEST_SEQUENCE, 4)
-    rotated = keys.value("no_rope_layers")
-    if rotated is None:
-        rotated = [int((index + 1) % each != 0) for index in range(layers)]
-    if not isinstance(rotated, list) or len(rotated) != layers or not {*rotated} <= {0, 1}:
-        raise keys.error("no_rope_layers", f"{layers} times 1 (rotated) or 0")
     full = layers_of_type(keys, layers, frozenset(range(layers)))
     windowed = keys.flag("use_sliding_window")
     return (
         fields
         | biases(keys, mlp="mlp_bias")
         | {
-            "unrotated_layers": frozenset(i for i, flag in enumerate(rotated) if not flag),
+            "unrotated_layers": unrotated_layers(keys, layers),
             "sliding_window": window(keys, config) if windowed else None,
             "full_attention_layers": full,
         }

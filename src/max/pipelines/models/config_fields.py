@@ -9,7 +9,7 @@ from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.gptq import read_quantization
 from max.pipelines.models.rope import LONGEST_SEQUENCE, RopeConfig
 
-__all__ = ["ACTIVATIONS", "EVERY_BIAS", "Fields", "base_fields", "biases", "layers_of_type", "window", "windows"]
+__all__ = ["ACTIVATIONS", "EVERY_BIAS", "Fields", "base_fields", "biases", "layers_of_type", "unrotated_layers", "window", "windows"]
 
 Fields = dict[str, Any]
 """Fields of `DecoderConfig` by name."""
@@ -203,8 +203,28 @@ def window(keys: ConfigKeys, config: Any, default: int | None = None) -> int | N
     return keys.integer("sliding_window", 1, LONGEST_SEQUENCE, None if stated else default)
 
 
+def unrotated_layers(keys: ConfigKeys, num_layers: int) -> frozenset[int]:
+    """The layers whose heads are not rotated: ``no_rope_layers`` has 0 for them; by default each fourth one.
+
+    Args:
+        keys: The keys of config.json.
+        num_layers: The number of layers.
+
+    Raises:
+        ModelFilesError: The list has other values, or another length.
+    """
+    each = keys.integer("no_rope_layer_interval", 1, LONGEST_SEQUENCE, 4)
+    rotated = keys.value("no_rope_layers")
+    # an empty list counts as missing
+    if rotated is None or rotated == []:
+        rotated = [int((index + 1) % each != 0) for index in range(num_layers)]
+    if not isinstance(rotated, list) or len(rotated) != num_layers or not {*rotated} <= {0, 1}:
+        raise keys.error("no_rope_layers", f"{num_layers} times 1 (rotated) or 0")
+    return frozenset(index for index, flag in enumerate(rotated) if not flag)
+
+
 def layers_of_type(
-    keys: ConfigKeys, num_layers: int, default: frozenset[int], kind: str = "full_attention"
+    keys: ConfigKeys, num_layers: int, default: frozenset[int], kind: str = "full_attention", other: str = "sliding_attention"
 ) -> frozenset[int]:
     """The layers that ``layer_types`` of config.json marks as a kind, not as another.
 
@@ -212,7 +232,8 @@ def layers_of_type(
         keys: The keys of config.json.
         num_layers: The number of layers.
         default: The layers where the key is missing.
-        kind: full_attention or sliding_attention.
+        kind: full_attention or the other kind.
+        other: The kind of layers with a window.
 
     Raises:
         ModelFilesError: The list has other types, or another length.
@@ -220,9 +241,9 @@ def layers_of_type(
     types = keys.value("layer_types")
     if types is None:
         return default
-    kinds = ("full_attention", "sliding_attention")
+    kinds = ("full_attention", other)
     if not isinstance(types, list) or len(types) != num_layers or not {*types} <= {*kinds}:
-        raise keys.error("layer_types", f"{num_layers} times full_attention or sliding_attention")
+        raise keys.error("layer_types", f"{num_layers} times full_attention or {other}")
     return frozenset(index for index, stated in enumerate(types) if stated == kind)
 
 

@@ -288,16 +288,17 @@ class Decoder(Transformer):
     ) -> list[TensorValue]:
         """What the attention takes of positions; see `DecoderAttention`."""
         config, values = self.config, list[TensorValue]()
+        growth = config.query_growth
         if rotation is not None:
             table = self._rope(rotation).freqs_cis.to(self.device)
             after = config.qk_norm is not None and config.qk_norm.after_rotation
             if (after or shares_kv) and positions is not None:
                 table = ops.gather(table, positions, axis=0)
             values.append(table)
-        if config.query_growth is not None and positions is not None:
-            beta, length = config.query_growth
-            steps = np.arange(config.max_seq_len, dtype=np.float64) // length
-            factors = (1 + beta * np.log1p(steps)).astype(np.float32)
+        grows = growth is not None and not (growth.unrotated_only and rotation is not None)
+        if growth is not None and grows and positions is not None:
+            steps = (np.arange(config.max_seq_len, dtype=np.float64) + growth.first) // growth.length
+            factors = (1 + growth.beta * np.log1p(steps)).astype(np.float32)
             table = ops.constant(factors, DType.float32, self.device)
             values.append(
                 ops.reshape(ops.gather(table, positions, axis=0), [positions.shape[0], 1, 1])

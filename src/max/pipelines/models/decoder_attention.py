@@ -72,7 +72,7 @@ class DecoderAttention(QKVProjections):
         self.clip = config.clip_qkv
         self.rotated = config.rotation_of(index) is not None
         self.interleaved = config.interleaved_rope
-        self.window = config.window_of(index)
+        self.window, self.chunked = config.window_of(index), config.chunked
         self.soft_cap, self.slopes = config.scores_soft_cap, config.alibi_slopes
         self.sinks = (
             Weight("sinks", DType.float32, [config.num_heads], device) if config.sinks else None
@@ -82,7 +82,7 @@ class DecoderAttention(QKVProjections):
         self.shares_kv = config.kv_layer_of(index) != index
         self.q_norm: Module | None = None
         self.k_norm: Module | None = None
-        if config.qk_norm is not None:
+        if config.qk_norm is not None and (self.rotated or not config.qk_norm.rotated_only):
             self.q_norm = self._head_norm(config, config.num_heads, dtype, device)
             self.k_norm = self._head_norm(config, config.num_kv_heads, dtype, device)
         if self.shares_kv:
@@ -183,7 +183,9 @@ class DecoderAttention(QKVProjections):
         masks = MHAMaskVariant
         options: dict[str, Any] = {"mask_variant": masks.CAUSAL_MASK, "scale": self.scale}
         if self.window is not None:
-            options["mask_variant"] = masks.SLIDING_WINDOW_CAUSAL_MASK
+            options["mask_variant"] = (
+                masks.CHUNKED_CAUSAL_MASK if self.chunked else masks.SLIDING_WINDOW_CAUSAL_MASK
+            )
             options["local_window_size"] = self.window
         if self.slopes is not None:
             options["mask_variant"] = masks.CAUSAL_ALIBI_MASK

@@ -18,7 +18,24 @@ from max.pipelines.models.per_layer import PerLayerInputs
 from max.pipelines.models.recurrent_form import LayerKind, RecurrentForm
 from max.pipelines.models.rope import RopeConfig
 
-__all__ = ["DecoderConfig"]
+__all__ = ["DecoderConfig", "QueryGrowth"]
+
+
+@dataclass(frozen=True)
+class QueryGrowth:
+    """Queries at position p are multiplied by ``1 + beta * log(1 + floor((p + first) / length))``.
+
+    Args:
+        beta: The weight of the logarithm.
+        length: The number of positions with the same factor.
+        first: What is added to positions.
+        unrotated_only: Whether only layers grow whose heads are not rotated.
+    """
+
+    beta: float
+    length: int
+    first: int = 0
+    unrotated_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,9 +88,9 @@ class DecoderConfig:
         scores_soft_cap: ``cap * tanh(score / cap)`` replaces the scores; None: it does not.
         sinks: Whether each head has a sink: a key without a value, whose score is a weight.
         alibi_slopes: For each head, what a key's score falls by for each token that it is farther away; None: nothing.
-        query_growth: ``(beta, length)``: queries at position p are multiplied by
-            ``1 + beta * log(1 + floor(p / length))``.
+        query_growth: How queries grow with their positions; None: not.
         sliding_window: How many tokens a token sees in layers with a window, itself included.
+        chunked: Whether a token sees the tokens before it in its chunk of `sliding_window` positions instead.
         full_attention_layers: The layers without the window.
         gated: Whether the MLPs have a gate.
         mlp_bias: Whether the MLP's projections have biases.
@@ -133,8 +150,9 @@ class DecoderConfig:
     scores_soft_cap: float | None = None
     sinks: bool = False
     alibi_slopes: tuple[float, ...] | None = None
-    query_growth: tuple[float, int] | None = None
+    query_growth: QueryGrowth | None = None
     sliding_window: int | None = None
+    chunked: bool = False
     full_attention_layers: frozenset[int] = frozenset()
     gated: bool = True
     mlp_bias: bool = False

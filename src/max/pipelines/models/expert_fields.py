@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from max.nn.moe import ExpertRouting
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.experts import Experts
 from max.pipelines.models.rope import LONGEST_SEQUENCE
 
-__all__ = ["EXPERT_NAMES", "grouped_experts", "softmax_experts"]
+__all__ = ["EXPERT_NAMES", "grouped_experts", "layer_list", "softmax_experts"]
 
 EXPERT_NAMES = {
     "mlp.gate.weight": "mlp.gate.gate_score.weight",
@@ -20,6 +22,25 @@ EXPERT_NAMES = {
 
 def _size(keys: ConfigKeys, key: str) -> int:
     return keys.integer(key, 1, LONGEST_SEQUENCE)
+
+
+def layer_list(keys: ConfigKeys, key: str, default: Iterable[int]) -> frozenset[int]:
+    """The layers in a list.
+
+    Args:
+        keys: The keys of config.json.
+        key: The key of the list.
+        default: The layers where the key is missing.
+
+    Raises:
+        ModelFilesError: It is no list of integers.
+    """
+    layers = keys.value(key)
+    if layers is None:
+        return frozenset(default)
+    if not isinstance(layers, list) or not all(type(index) is int for index in layers):
+        raise keys.error(key, "a list of layers")
+    return frozenset(layers)
 
 
 def softmax_experts(
@@ -38,9 +59,7 @@ def softmax_experts(
         ModelFilesError: A value does not fit.
     """
     every = keys.integer("decoder_sparse_step", 1, LONGEST_SEQUENCE, 1)
-    dense = keys.value("mlp_only_layers") or []
-    if not isinstance(dense, list) or not all(type(index) is int for index in dense):
-        raise keys.error("mlp_only_layers", "a list of layers")
+    dense = layer_list(keys, "mlp_only_layers", ())
     # files of later versions of transformers have the second name
     number = _size(keys, count if keys.value(count) is not None else "num_local_experts")
     return Experts(

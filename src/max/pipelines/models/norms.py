@@ -12,7 +12,15 @@ from max.graph import DeviceRef, TensorValue, Weight, ops
 from max.nn import LayerNorm, RMSNorm
 from max.nn.layer import Module
 
-__all__ = ["HeadNorm", "NormForm", "PlainLayerNorm", "QKNorm", "norm_layer", "unit_rms"]
+__all__ = [
+    "HeadNorm",
+    "NormForm",
+    "PlainLayerNorm",
+    "PlainRMSNorm",
+    "QKNorm",
+    "norm_layer",
+    "unit_rms",
+]
 
 
 @dataclass(frozen=True)
@@ -41,11 +49,13 @@ class QKNorm:
         over: ``head``: each head, with one weight for all; ``each_head``: each head, with a weight for each;
             ``all``: all heads of a token together.
         after_rotation: Whether heads are rotated first.
+        rotated_only: Whether only layers normalise whose heads are rotated.
     """
 
     form: NormForm = NormForm()
     over: Literal["head", "each_head", "all"] = "head"
     after_rotation: bool = False
+    rotated_only: bool = False
 
 
 class PlainLayerNorm(Module):
@@ -77,6 +87,25 @@ class PlainLayerNorm(Module):
         weight = ones if self.weight is None else ops.cast(self.weight, x.dtype) + self.offset
         bias = zeros if self.bias is None else ops.cast(self.bias, x.dtype)
         return ops.layer_norm(x, weight, bias, self.eps)
+
+
+class PlainRMSNorm(Module):
+    """RMS norm without a weight.
+
+    Args:
+        eps: Added to the mean square.
+    """
+
+    def __init__(self, eps: float) -> None:
+        self.eps = eps
+
+    def __call__(self, x: TensorValue) -> TensorValue:
+        """The normalised tensor, of x's dtype.
+
+        Args:
+            x: ``[…, dim]``.
+        """
+        return unit_rms(x, self.eps)
 
 
 class HeadNorm(Module):
@@ -125,7 +154,7 @@ def unit_rms(x: TensorValue, eps: float) -> TensorValue:
 
 def norm_layer(
     form: NormForm, dim: int, dtype: DType, eps: float, device: DeviceRef
-) -> RMSNorm | LayerNorm | PlainLayerNorm:
+) -> RMSNorm | LayerNorm | PlainLayerNorm | PlainRMSNorm:
     """A norm over the last dimension.
 
     Args:
@@ -136,6 +165,8 @@ def norm_layer(
         device: Where it runs.
     """
     if form.kind == "rms":
+        if not form.weight:
+            return PlainRMSNorm(eps)
         # hidden states are float32: nothing is rounded before the product with the weight
         return RMSNorm(dim, dtype, eps, form.offset)
     if form.weight and not form.offset:

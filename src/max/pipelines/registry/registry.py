@@ -45,6 +45,7 @@ OWN_ARCHITECTURES = {
     "helium": ("HeliumForCausalLM",),
     "hunyuan": ("HunYuanDenseV1ForCausalLM",),
     "hunyuan_moe": ("HunYuanMoEV1ForCausalLM",),
+    "llama4": ("Llama4ForCausalLM",),
     "llama3.arch": ("LlamaForCausalLM",),
     "minimax_m2": ("MiniMaxM2ForCausalLM",),
     "ministral": ("Ministral3ForCausalLM", "MinistralForCausalLM"),
