@@ -20,6 +20,7 @@ from max.pipelines.architectures.qwen2 import qwen2_fields
 from max.pipelines.architectures.qwen3 import qwen3_fields
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
+from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.models.decoder_config import DecoderConfig
 from max.pipelines.models.decoder_model import DecoderModel
 from tests.architectures.families import CASES, architecture, config_file, transformers_model
@@ -132,3 +133,13 @@ def test_windows_of_layers() -> None:
 def test_what_is_refused(fields: Any, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read(fields, **changes)
+
+
+def test_latents_have_no_8_bit_cache() -> None:
+    config = architecture("deepseek_v3").pipeline_model.config_class.from_huggingface(  # type: ignore[attr-defined]
+        config_file("deepseek_v3")
+    )
+    assert config.cache_params(DType.bfloat16, 8).head_dim == 14
+    for dtype in (DType.int8, DType.float8_e4m3fn):
+        with pytest.raises(ConfigError, match=f"format is {dtype.name}; this model caches latents"):
+            config.cache_params(dtype, 8)

@@ -9,6 +9,7 @@ from max.dtype import DType
 from max.graph.quantization import QuantizationConfig
 from max.nn.kv_cache import KVCacheParams, RecurrentState
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.models.alternating import Alternating
 from max.pipelines.models.config_fields import base_fields
 from max.pipelines.models.experts import Experts
@@ -280,10 +281,18 @@ class DecoderConfig:
             dtype: The cache's dtype.
             page_size: Tokens per page.
             options: Further fields of `KVCacheParams`.
+
+        Raises:
+            ConfigError: The model caches latents, and the dtype has 8 bits.
         """
         heads, dim = self.num_kv_heads, self.head_dim
         if self.latent is not None:
             heads, dim = 1, self.latent.cached_dim
+            if dtype.size_in_bytes < 2:
+                raise ConfigError(
+                    f"the KV cache's format is {dtype.name}; this model caches latents, which have 16 or 32 bits",
+                    "Give --kv-cache-format bfloat16, float16 or float32.",
+                )
         latent = self.latent is not None
         return KVCacheParams(dtype, heads, dim, page_size=page_size, is_mla=latent, states=self.states, **options)
 
