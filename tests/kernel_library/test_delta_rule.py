@@ -47,18 +47,20 @@ def operands(
         -np.abs(floats(total, heads)) * np.exp(floats(1, heads)).astype(dtype),
         rng.random((total, heads)).astype(dtype),
         np.cumsum([0, *lengths]).astype(np.uint32),
-        rng.standard_normal((batch + 2, heads, key_dim, value_dim)).astype(F32),
-        rng.permutation(batch + 2)[:batch].astype(np.uint32),
         np.array([0 if i in fresh else 3 for i in range(batch)], np.uint32),
+        rng.permutation(batch + 2)[:batch].astype(np.uint32),
+        rng.standard_normal((batch + 2, 3, heads, key_dim, value_dim)).astype(F32),
+        np.array(1, np.uint32),
     ]
 
 
 def recurrence(
-    q: Array, keys: Array, values: Array, gates: Array, rates: Array, offsets: Array, states: Array, slots: Array,
-    lengths: Array, scale: float, normalised: bool,
+    q: Array, keys: Array, values: Array, gates: Array, rates: Array, offsets: Array, lengths: Array, slots: Array,
+    buffer: Array, layer: Array, scale: float, normalised: bool,
 ) -> tuple[Array, Array]:  # fmt: skip
     """The rule of one head after the other, in float64."""
-    out, states = np.zeros(values.shape), states.astype(np.float64)
+    out, buffer = np.zeros(values.shape), buffer.astype(np.float64)
+    states = buffer[:, int(layer)]
     for b, slot in enumerate(slots):
         if not lengths[b] and offsets[b] < offsets[b + 1]:
             states[slot] = 0
@@ -72,7 +74,7 @@ def recurrence(
                 state = states[slot, h] * np.exp(np.float64(gates[t, h]))
                 state += np.outer(key, np.float64(rates[t, h]) * (values[t, h] - key @ state))
                 states[slot, h], out[t, h] = state, scale * (query @ state)
-    return out, states
+    return out, buffer
 
 
 def check(given_operands: list[Array], normalised: bool, scale: float, **options: Any) -> None:
@@ -83,9 +85,9 @@ def check(given_operands: list[Array], normalised: bool, scale: float, **options
     want, states = recurrence(*given_operands, scale, normalised)
     error = 1e-2 if values.dtype == BF16 else 2e-6 if normalised else 1e-4
     np.testing.assert_allclose(got.astype(F32), want, atol=error * np.abs(want).max(initial=1))
-    # slots of no sequence stay as they are
-    np.testing.assert_allclose(arrays[6], states, atol=error * np.abs(states).max())
-    for before, after in zip(given_operands[:6], arrays[:6], strict=True):
+    # slots of no sequence and other layers stay as they are
+    np.testing.assert_allclose(arrays[8], states, atol=error * np.abs(states).max())
+    for before, after in zip(given_operands[:8], arrays[:8], strict=True):
         np.testing.assert_array_equal(before, after)
 
 
@@ -138,7 +140,7 @@ def test_functions_of_transformers(rng: np.random.Generator) -> None:
     arrays = operands(rng, [83], (6, 2, 24, 20), fresh=(0,))
     attributes = {"scale": 24**-0.5, "normalised": True}
     tensors = [torch.from_numpy(x[None]) for x in arrays[:5]]
-    slot, states = int(arrays[7][0]), arrays[6]
+    slot, states = int(arrays[7][0]), arrays[8]
     options: dict[str, Any] = {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
     want, state = torch_chunk_gated_delta_rule(*(x[:, :80] for x in tensors), **options)
     for begin, end in ((0, 80), (80, 81), (81, 83)):
@@ -149,20 +151,19 @@ def test_functions_of_transformers(rng: np.random.Generator) -> None:
         rows = [x[begin:end] for x in arrays[:5]]
         counts = [
             np.array([0, end - begin], np.uint32),
-            states,
-            arrays[7],
             np.array([begin], np.uint32),
+            *arrays[7:],
         ]
         (got,) = run(OP, [*rows, *counts], [(F32, (end - begin, 6, 20))], attributes)
         np.testing.assert_allclose(got, want[0].numpy(), atol=2e-6)
-        np.testing.assert_allclose(states[slot], state[0].numpy(), atol=2e-6)
+        np.testing.assert_allclose(states[slot, 1], state[0].numpy(), atol=2e-6)
 
 
 def test_the_definition_of_the_interpreter(rng: np.random.Generator) -> None:
     arrays = operands(rng, [5, 0, 2], (4, 2, 3, 5), fresh=(0, 1))
     for normalised in (True, False):
-        states = arrays[6].copy()
-        got = REFERENCES[OP](*arrays[:6], states, *arrays[7:], scale=0.3, normalised=normalised)
+        states = arrays[8].copy()
+        got = REFERENCES[OP](*arrays[:8], states, arrays[9], scale=0.3, normalised=normalised)
         want, after = recurrence(*arrays, 0.3, normalised)
         assert_close(got, want)
         assert_close(states, after.astype(F32))
@@ -175,7 +176,7 @@ def test_the_definition_of_the_interpreter(rng: np.random.Generator) -> None:
         (7, [1, 3, 1], r"slots\[0\] and slots\[2\] are both 1, expected a state for each"),
         (5, [0, 4, 3, 9], r"input_row_offsets\[2\] is 3, expected 4 or more"),
         (5, [0, 4, 6, 8], r"input_row_offsets\[3\] is 8, expected 9"),
-        (8, [0, 0], r"lengths has size 2, expected 3"),
+        (6, [0, 0], r"cache_lengths has size 2, expected 3"),
     ],
 )
 @pytest.mark.parametrize("workers", [1, 3])
@@ -183,7 +184,7 @@ def test_what_is_refused(
     rng: np.random.Generator, at: int, value: list[int], message: str, workers: int
 ) -> None:
     arrays = operands(rng, [4, 2, 3], (2, 1, 4, 4))
-    arrays[6] = arrays[6][:4]
+    arrays[8] = arrays[8][:4]
     arrays[7] = np.array([1, 3, 0], np.uint32)
     run(OP, arrays, [(F32, (9, 2, 4))], {"scale": 1.0, "normalised": True}, workers=workers)
     arrays[at] = np.array(value, np.uint32)
@@ -194,10 +195,10 @@ def test_what_is_refused(
 @pytest.mark.parametrize(
     ("at", "shape", "dtype", "message"),
     [
-        (6, (4, 2, 4, 5), F32, "do not fit"),
+        (8, (4, 1, 2, 4, 5), F32, "do not fit"),
         (1, (9, 1, 5), F32, "do not fit"),
         (3, (9, 1), F32, "do not fit"),
-        (6, (4, 2, 4, 4), BF16, "states of bfloat16; float32 would fit"),
+        (8, (4, 1, 2, 4, 4), BF16, "states of bfloat16; float32 would fit"),
         (7, (3,), np.dtype(np.int64), "int64; uint32 would fit"),
     ],
 )

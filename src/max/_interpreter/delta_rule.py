@@ -22,20 +22,26 @@ def _gated_delta(
     gates: Array,
     rates: Array,
     offsets: Array,
-    states: Array,
+    cache_lengths: Array,
     slots: Array,
-    lengths: Array,
+    states: Array,
+    layer: Array,
     scale: float,
     normalised: bool,
 ) -> Array:
     total, heads, _ = values.shape
     check_offsets("input_row_offsets", offsets, len(slots), total)
-    if len(lengths) != len(slots) or not len(q) == len(keys) == len(gates) == len(rates) == total:
-        raise ValueError("queries, keys, values, decays, rates or lengths differ in number")
+    if (
+        len(cache_lengths) != len(slots)
+        or not len(q) == len(keys) == len(gates) == len(rates) == total
+    ):
+        raise ValueError("queries, keys, values, decays, rates or cache_lengths differ in number")
     if len({*slots.tolist()}) != len(slots):
         raise ValueError(f"slots are {slots.tolist()}, expected a state for each sequence")
     if any(slot >= len(states) for slot in slots):
         raise IndexError(f"slots are {slots.tolist()}; there are {len(states)} states")
+    if layer >= states.shape[1]:
+        raise IndexError(f"layer {layer}; the states have {states.shape[1]} layers")
     q, keys, values, decays, rates = (
         np.asarray(x, np.float64) for x in (q, keys, values, np.exp(gates, dtype=np.float64), rates)
     )
@@ -48,8 +54,8 @@ def _gated_delta(
         begin, end = int(offsets[sequence]), int(offsets[sequence + 1])
         if begin == end:
             continue
-        state = np.asarray(states[slot], np.float64)
-        if lengths[sequence] == 0:
+        state = np.asarray(states[slot, int(layer)], np.float64)
+        if cache_lengths[sequence] == 0:
             state = np.zeros_like(state)
         for row in range(begin, end):
             state = state * decays[row][:, None, None]
@@ -57,5 +63,5 @@ def _gated_delta(
             update = (values[row] - stored) * rates[row][:, None]
             state = state + keys[row][:, :, None] * update[:, None, :]
             out[row] = np.einsum("hkv,hk->hv", state, q[row]) * scale
-        states[slot] = state
+        states[slot, int(layer)] = state
     return out

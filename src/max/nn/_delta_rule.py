@@ -17,9 +17,10 @@ def gated_delta_rule(
     decays: TensorValue,
     rates: TensorValue,
     input_row_offsets: TensorValue,
-    states: BufferValue,
+    cache_lengths: TensorValue,
     slots: TensorValue,
-    lengths: TensorValue,
+    states: BufferValue,
+    layer_idx: TensorValue,
     scale: float | None = None,
     normalised: bool = True,
 ) -> TensorValue:
@@ -34,9 +35,11 @@ def gated_delta_rule(
         decays: The logarithms of the state's decays ``[total, heads]``.
         rates: How much of the stored value is replaced, ``[total, heads]``.
         input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
-        states: float32 ``[slots, heads, key_dim, value_dim]``.
-        slots: The state of each sequence, uint32 ``[batch]``, all different.
-        lengths: The tokens of each sequence before these, uint32 ``[batch]``: 0 begins from a state of zeros.
+        cache_lengths: The tokens of each sequence before these, uint32 ``[batch]``: 0 begins from a state of zeros, whatever the slot
+            holds.
+        slots: The slot of each sequence, uint32 ``[batch]``, all different.
+        states: float32 ``[slots, layers, heads, key_dim, value_dim]``; updated.
+        layer_idx: Which layer of the states, uint32, rank 0.
         scale: The factor of queries; by default ``1 / sqrt(key_dim)``.
         normalised: Whether queries and keys are divided by their lengths.
 
@@ -45,7 +48,7 @@ def gated_delta_rule(
 
     Raises:
         ValueError: Shapes do not fit.
-        TypeError: The states are not float32, or the offsets, slots or lengths not uint32.
+        TypeError: The states are not float32, or the offsets, lengths or slots not uint32.
     """
     op = "gated_delta_rule"
     if q.rank != 3 or values.rank != 3 or q.shape != keys.shape:
@@ -56,8 +59,8 @@ def gated_delta_rule(
     if int(heads) % int(key_heads):
         raise ValueError(f"{op}: {key_heads} key heads do not divide {heads} heads")
     expected = [heads, keys.shape[2], values.shape[2]]
-    if list(states.shape[1:]) != expected:
-        raise ValueError(f"{op}: states are {states!r}, expected [slots, *{expected}]")
+    if states.rank != 5 or list(states.shape[2:]) != expected:
+        raise ValueError(f"{op}: states are {states!r}, expected [slots, layers, *{expected}]")
     for name, rows in (("decays", decays), ("rates", rates)):
         if list(rows.shape) != [values.shape[0], heads]:
             raise ValueError(f"{op}: {name} are {rows!r}, expected {[values.shape[0], heads]}")
@@ -66,7 +69,7 @@ def gated_delta_rule(
     for name, numbers in (
         ("input_row_offsets", input_row_offsets),
         ("slots", slots),
-        ("lengths", lengths),
+        ("cache_lengths", cache_lengths),
     ):
         if numbers.dtype != DType.uint32 or numbers.rank != 1:
             raise TypeError(f"{op}: {name} is {numbers!r}, expected uint32 of rank 1")
@@ -77,7 +80,18 @@ def gated_delta_rule(
     return ops.inplace_custom(
         "mo.gated_delta.ragged",
         device=values.device,
-        values=[q, keys, values, decays, rates, input_row_offsets, states, slots, lengths],
+        values=[
+            q,
+            keys,
+            values,
+            decays,
+            rates,
+            input_row_offsets,
+            cache_lengths,
+            slots,
+            states,
+            layer_idx,
+        ],
         out_types=[TensorType(values.dtype, values.shape, values.device)],
         parameters=parameters,
     )[0].tensor

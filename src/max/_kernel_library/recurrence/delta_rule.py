@@ -298,25 +298,27 @@ def gated_delta_rule(
     gates: k.Input,
     rates: k.Input,
     offsets: k.Input,
-    states: k.InOut,
+    cache_lengths: k.Input,
     slots: k.Input,
-    lengths: k.Input,
+    states: k.InOut,
+    layer_index: k.Input,
     ctx: k.Context,
     *,
     scale: float,
     normalised: bool,
 ) -> None:
-    """`out` `[total, heads, value_dim]` of the rule, and the states `[slots, heads, key_dim, value_dim]` after the last token of each sequence.
+    """`out` `[total, heads, value_dim]` of the rule, and the states after the last token of each sequence.
 
     `q` and `keys` are `[total, key_heads, key_dim]`: a key head serves neighbouring heads of `values` `[total, heads, value_dim]`.
-    `gates` and `rates` are `[total, heads]`. `slots` `[batch]` has the state of each sequence; one of `lengths` 0 begins from zeros.
+    `gates` and `rates` are `[total, heads]`, `states` `[slots, layers, heads, key_dim, value_dim]`. `slots` `[batch]` has the slot of each
+    sequence; one of `cache_lengths` 0 begins from zeros, whatever its slot holds.
     """
     heads, key_heads, key_dim = values.shape[1], keys.shape[1], keys.shape[2]
     batch, total = slots.shape[0], values.shape[0]
     height = 4 if ctx.target.registers >= 32 else 2
     f = Form(ctx.target.width(k.f32), height, scale, normalised)
     check_size("input_row_offsets", offsets.shape[0], batch + 1)
-    check_size("lengths", lengths.shape[0], batch)
+    check_size("cache_lengths", cache_lengths.shape[0], batch)
     check_offsets("input_row_offsets", offsets, total, f.width)
     check_size("the result", out.shape[0], total)
     check_size("queries", q.shape[0], total)
@@ -324,12 +326,15 @@ def gated_delta_rule(
     check_size("decays", gates.shape[0], total)
     check_size("rates", rates.shape[0], total)
     check_slots(slots, states, ctx)
+    layer = k.i64(layer_index[0])
+    if layer >= states.shape[1]:
+        raise IndexError("layer {}; the states have {} layers", layer, states.shape[1])
     memory = delta_scratch(key_dim, f, ctx)
     chunk = 4 * f.width
     for sequence, head in ctx.parallel((batch, heads), grain=1):
         begin, end = k.i64(offsets[sequence]), k.i64(offsets[sequence + 1])
         key_head = head // (heads // key_heads)
-        state = states[k.i64(slots[sequence]), head]
+        state = states[k.i64(slots[sequence]), layer, head]
         h = Head(
             out[:, head],
             q[:, key_head],
@@ -339,7 +344,7 @@ def gated_delta_rule(
             rates[:, head],
             state,
         )
-        if end > begin and k.i64(lengths[sequence]) == 0:
+        if end > begin and k.i64(cache_lengths[sequence]) == 0:
             for p in range(key_dim):
                 for j, mask in k.vectors(values.shape[2], f.width):
                     state.store(p, j, value=k.splat(k.f32(0), f.width), mask=mask)
@@ -363,10 +368,10 @@ def _lower_gated_delta(
     target: k.Target,
 ) -> KernelCall:
     op = "mo.gated_delta.ragged"
-    q, keys, values, gates, rates, offsets, states, slots, lengths = operands
-    unsigned(op, [offsets, slots, lengths])
+    q, keys, values, gates, rates, offsets, lengths, slots, states, layer = operands
+    unsigned(op, [offsets, lengths, slots, layer])
     sizes = (*q.shape[1:], *keys.shape[1:], *values.shape[1:], gates.shape[1], rates.shape[1])
-    if not all(isinstance(size, int) for size in (*sizes, *states.shape[1:])):
+    if not all(isinstance(size, int) for size in (*sizes, *states.shape[2:])):
         raise NotImplementedError(f"{op}: heads and their sizes are {sizes}, expected static ones")
     heads, value_dim = values.shape[1:]
     key_heads, key_dim = keys.shape[1:]
@@ -375,7 +380,7 @@ def _lower_gated_delta(
         and key_heads > 0
         and heads % key_heads == 0
         and gates.shape[1] == rates.shape[1] == heads
-        and tuple(states.shape[1:]) == (heads, key_dim, value_dim)
+        and tuple(states.shape[2:]) == (heads, key_dim, value_dim)
     )
     if not fits or not 1 <= key_dim <= MOST_KEY_ELEMENTS:
         raise NotImplementedError(
@@ -394,9 +399,10 @@ def _lower_gated_delta(
         *(view("operand", i, operands[i], static=rows) for i in range(3)),
         *(view("operand", i, operands[i], static=(False, True)) for i in (3, 4)),
         view("operand", 5, offsets, static=False),
-        view("operand", 6, states, static=(False, True, True, True)),
+        view("operand", 6, lengths, static=False),
         view("operand", 7, slots, static=False),
-        view("operand", 8, lengths, static=False),
+        view("operand", 8, states, static=(False, True, True, True, True)),
+        view("operand", 9, layer, ((),)),
     )
     params = {
         "scale": float(attributes["scale"]),
