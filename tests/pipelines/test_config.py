@@ -69,7 +69,7 @@ def test_fields_of_all_parts_are_keywords(fake):
         ({"device_specs": 3}, "device_specs is 3", "DeviceSpec"),
         ({"max_length": 0}, "max_length is 0", "at least 1"),
         ({"max_num_steps": 0}, "max_num_steps is 0", "-1 or >= 1"),
-        ({"kv_cache_page_size": 100}, "kv_cache_page_size is 100", "multiple of 128"),
+        ({"kv_cache_page_size": 15}, "kv_cache_page_size is 15", "at least 16"),
         ({"device_memory_utilization": 1.5}, "device_memory_utilization is 1.5", "at most 1"),
         (
             {"max_length": 513},

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from max.interfaces import RequestID
-from max.pipelines.kv_cache.page_manager import OutOfPagesError, PageManager
+from max.pipelines.kv_cache.page_manager import OutOfPagesError, PageManager, pages_of
 
 
 def tokens(*values: int) -> np.ndarray:
@@ -231,14 +231,68 @@ def test_tokens_of_any_integer_type_and_layout_are_the_same():
     assert pages.reuse_prefix(b, text.astype(np.int32)) == 4
 
 
+def test_pages_that_the_window_has_passed():
+    """Seven tokens see two pages of three and a part of a third; a prefix needs only those."""
+    pages, a, b = PageManager(6, 3, True, window=7), RequestID("a"), RequestID("b")
+    text = list(range(19))
+    pages.claim(a)
+    first = pages.reserve(a, 12)
+    pages.commit(a, tokens(*text[:12]))
+    # token 12 sees 6 to 12
+    assert pages.return_unseen(a, 11) == first[:1] and pages.return_unseen(a, 12) == first[1:2]
+    assert pages.pages(a) == [6, 6, *first[2:]] and pages.free_pages == 4
+    assert pages.missing_pages(a, 15) == 1
+    pages.check()
+    # the pages that a gave back are taken last
+    pages.claim(b)
+    assert pages.reserve(b, 12)[2:] == first[:2]
+    pages.check()
+    pages.release(b)
+    pages.claim(b)
+    assert pages.reuse_prefix(b, tokens(*text[:12])) == 0, "tokens 3 to 8 are gone"
+    pages.release(b)
+    pages.claim(b)
+    assert pages.reuse_prefix(b, tokens(*text)) == 12
+    assert pages.pages(b) == pages.pages(a) == [6, 6, *first[2:]]
+    pages.check()
+
+
+@pytest.mark.parametrize(("length", "step", "most"), [(100, 1, 4), (100, 5, 5), (9, 100, 3), (0, 1, 0)])  # fmt: skip
+def test_the_most_pages_of_a_request(length, step, most):
+    assert PageManager(50, 3, window=7).most_pages(length, step) == most
+    assert PageManager(50, 3).most_pages(length, step) == pages_of(length, 3)
+
+
+@pytest.mark.parametrize("window", [1, 3, 4, 9])
+@pytest.mark.parametrize("size", [1, 3, 4])
+@pytest.mark.parametrize("step", [1, 2, 7])
+def test_a_long_text_needs_few_pages(window, size, step):
+    """The table holds what the next step's first token sees, and never more than `most_pages`."""
+    pages, key = PageManager(40, size, window=window), RequestID("a")
+    pages.claim(key)
+    held = 0
+    for length in range(0, 60, step):
+        pages.reserve(key, length + step)
+        held = max(held, pages.used_pages)
+        table = pages.pages(key)
+        visible = range(max(0, length - window + 1), length + step)
+        assert all(table[t // size] < 40 for t in visible)
+        pages.return_unseen(key, length + step)
+        assert pages.used_pages <= -(-(window - 1) // size) + 1
+        pages.check()
+    assert held <= pages.most_pages(60 + step, step)
+
+
 class Pages(RuleBasedStateMachine):
     """Random use; a model of the cache's memory shows whether a shared page holds what it should."""
 
     requests = Bundle("requests")
 
+    window: int | None = None
+
     def __init__(self) -> None:
         super().__init__()
-        self.pages = PageManager(6, 2, True)
+        self.pages = PageManager(6, 2, True, self.window)
         self.memory: dict[int, list[int]] = {}
         self.text: dict[RequestID, list[int]] = {}
 
@@ -248,8 +302,7 @@ class Pages(RuleBasedStateMachine):
         self.pages.claim(key)
         reused = self.pages.reuse_prefix(key, tokens(*text))
         assert reused < len(text) and reused % 2 == 0
-        held = [t for page in self.pages.pages(key) for t in self.memory[page]]
-        assert held == text[:reused], "a shared page holds other tokens"
+        self.check_held(key, text[:reused], "a shared page holds other tokens")
         self.text[key] = text[:reused]
         self.extend(key, text[reused:])
         return key
@@ -269,6 +322,7 @@ class Pages(RuleBasedStateMachine):
             row[i % 2] = text[i]
         self.text[key] = text
         self.pages.commit(key, tokens(*text))
+        self.pages.return_unseen(key, len(text))
 
     @rule(key=consumes(requests))
     def end(self, key):
@@ -279,9 +333,23 @@ class Pages(RuleBasedStateMachine):
     def nothing_is_lost(self):
         self.pages.check()
         for key, text in self.text.items():
-            held = [t for page in self.pages.pages(key) for t in self.memory.get(page, [0, 0])]
-            assert held[: len(text)] == text, "another request wrote into a page"
+            self.check_held(key, text, "another request wrote into a page")
+
+    def check_held(self, key, text, message):
+        """The tokens that the next one sees are in the pages of the table."""
+        table = self.pages.pages(key)
+        first = 0 if self.window is None else max(0, len(text) - self.window + 1)
+        held = [self.memory[table[i // 2]][i % 2] for i in range(first, len(text))]
+        assert held == text[first:], message
 
 
-TestPages = Pages.TestCase
-TestPages.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+class WindowPages(Pages):
+    """The same where pages are given back that the window has passed."""
+
+    window = 4
+
+
+TestPages, TestWindowPages = Pages.TestCase, WindowPages.TestCase
+TestPages.settings = TestWindowPages.settings = settings(
+    max_examples=50, stateful_step_count=40, deadline=None
+)

@@ -54,6 +54,8 @@ class KVCacheParams:
         n_kv_heads_per_device: KV heads per device; computed from the others.
         states: The states of recurrent layers, which a sequence has beside its pages; their names
             differ. A prefix cannot be reused with them, as pages do not hold them.
+        window: The most tokens that a token sees in any layer, itself included; None: all before it. Pages
+            that no layer can see any more are given back.
 
     Raises:
         ValueError: Values do not fit each other.
@@ -72,6 +74,7 @@ class KVCacheParams:
     data_parallel_degree: int = 1
     n_kv_heads_per_device: int = 0
     states: tuple[RecurrentState, ...] = field(default=(), repr=False)
+    window: int | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in CACHE_DTYPES:

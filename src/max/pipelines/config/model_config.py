@@ -119,7 +119,7 @@ class KVCacheConfig(StrictConfig):
         default="model_default",
         parse=_parse_cache_strategy,
     )
-    kv_cache_page_size: int = option("Tokens per page; a multiple of 128.", default=128)
+    kv_cache_page_size: int = option("Tokens per page, at least 16.", default=128)
     kv_cache_format: str | None = option(
         "How keys and values are stored: float32, float16, bfloat16, float8_e4m3fn or q8_0 (8 bits, with a scale for each "
         "head's key and value). Not set: as the model's weights, float32 for packed ones.",
@@ -145,9 +145,9 @@ class KVCacheConfig(StrictConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.kv_cache_page_size < 128 or self.kv_cache_page_size % 128:
+        if self.kv_cache_page_size < 16:
             raise ConfigError(
-                f"kv_cache_page_size is {self.kv_cache_page_size}", "It must be a multiple of 128."
+                f"kv_cache_page_size is {self.kv_cache_page_size}", "It must be at least 16."
             )
         if not 0 < self.device_memory_utilization <= 1:
             raise ConfigError(

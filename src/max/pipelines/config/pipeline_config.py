@@ -276,6 +276,11 @@ class PipelineConfig(StrictConfig):
             self.max_num_steps, self._finds_num_steps = MOST_STEPS, True
         self._resolved = True
 
+    @property
+    def step_tokens(self) -> int | None:
+        """The most new tokens of a sequence in a step; None: as many as it has."""
+        return self.prefill_chunk_size if self.enable_chunked_prefill else None
+
     def available_cache_memory(self) -> int:
         """Bytes for the KV cache: the share of the available memory, minus the weights; 0 where these take it all.
 

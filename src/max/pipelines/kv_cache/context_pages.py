@@ -99,6 +99,15 @@ class ContextPages:
         """
         return self.pages.missing_pages(context.request_id, _length_after(context, num_steps))
 
+    def most_pages(self, length: int, step: int) -> int:
+        """The most pages that a request holds at once; see :meth:`PageManager.most_pages`.
+
+        Args:
+            length: The tokens of its whole sequence.
+            step: The most tokens of a step.
+        """
+        return self.pages.most_pages(length, step)
+
     def alloc(self, context: TextGenerationContext, num_steps: int = 1) -> None:
         """Extends a request's page table for its next steps.
 
@@ -113,7 +122,7 @@ class ContextPages:
         self.pages.reserve(context.request_id, _length_after(context, num_steps))
 
     def step(self, batch: Sequence[TextGenerationContext]) -> None:
-        """Records that the processed tokens of a batch are in the cache.
+        """Records that the processed tokens of a batch are in the cache, and gives back pages that no layer can see any more.
 
         Args:
             batch: The requests; their contexts were updated.
@@ -123,6 +132,7 @@ class ContextPages:
             if salt is not None:
                 processed = context.all_tokens[: context.start_idx]
                 self.pages.commit(context.request_id, processed, salt)
+            self.pages.return_unseen(context.request_id, context.start_idx)
 
     def release(self, request_id: RequestID) -> None:
         """Removes a request's page table, and takes its slot back.

@@ -18,6 +18,7 @@ from max.nn.kv_cache.manager import RaggedKVCacheInputs
 from max.pipelines.kv_cache.context_pages import ContextPages
 from max.pipelines.kv_cache.memory import (
     cache_bytes,
+    held_tokens,
     page_bytes,
     page_size_of,
     pages_for_memory,
@@ -91,7 +92,7 @@ class PagedKVCacheManager(ContextPages):
         self.session = session
         page_size = page_size_of(params) if num_layers else max_seq_len
         super().__init__(
-            PageManager(num_pages, page_size, params.enable_prefix_caching),
+            PageManager(num_pages, page_size, params.enable_prefix_caching, params.window),
             StateSlots(max_batch_size) if params.states else None,
         )
         heads, row = params.n_kv_heads_per_device, params.stored_head_dim
@@ -124,7 +125,7 @@ class PagedKVCacheManager(ContextPages):
 
         Returns:
             ``cache_lengths`` u32 ``[batch]``: tokens in the cache; ``lookup_table`` u32
-            ``[batch, max_pages]``: the pages, padded with 0; ``max_lengths`` u32 ``[num_steps, 2]``:
+            ``[batch, max_pages]``: the pages, padded with 0, and for pages that the window has passed the number of pages; ``max_lengths`` u32 ``[num_steps, 2]``:
             for each step the most new tokens of a request, and the most tokens that a request has in
             the cache before it. With recurrent states their tensors, and ``slots`` u32 ``[batch]``.
         """
@@ -215,6 +216,7 @@ def load_kv_manager(
     session: InferenceSession,
     available_cache_memory: int | None = None,
     page_size: int | None = None,
+    step_tokens: int | None = None,
 ) -> PagedKVCacheManager:
     """Makes a manager with the pages that a full batch needs, or that fit into memory.
 
@@ -227,6 +229,7 @@ def load_kv_manager(
         session: The model's session.
         available_cache_memory: Bytes for the cache; None: no limit.
         page_size: Tokens per page; None: that of `params`.
+        step_tokens: The most new tokens of a sequence in a step; None: as many as it has.
 
     Raises:
         ValueError: `page_size` is not that of `params`, or one sequence of full length does not fit.
@@ -243,7 +246,7 @@ def load_kv_manager(
             params,
             num_layers,
             max_batch_size=batch,
-            max_seq_len=max_seq_len,
+            max_seq_len=held_tokens(params, max_seq_len, step_tokens),
             available_bytes=available_cache_memory,
         ),
         max_batch_size=batch,

@@ -41,6 +41,19 @@ def state_bytes(params: KVCacheParams) -> int:
     return sum(state.bytes_per_slot for state in params.states)
 
 
+def held_tokens(params: KVCacheParams, max_seq_len: int, step_tokens: int | None) -> int:
+    """The tokens of a sequence that hold pages at once: all, or those that a step and its window span.
+
+    Args:
+        params: The cache's shape.
+        max_seq_len: The longest sequence.
+        step_tokens: The most new tokens of a step; None: as many as a sequence has.
+    """
+    if params.window is None or step_tokens is None:
+        return max_seq_len
+    return min(max_seq_len, params.window - 1 + step_tokens + page_size_of(params))
+
+
 def cache_bytes(
     params: KVCacheParams, num_layers: int, *, max_batch_size: int, max_seq_len: int
 ) -> int:

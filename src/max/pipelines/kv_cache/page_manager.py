@@ -8,6 +8,12 @@ A page is in one of three states:
 
 Cached and empty pages are free. A new page is an empty one, else the cached one that was freed
 first. Only full pages are shared, and a full page is never written again, so no write needs a copy.
+
+Where all layers have a window, a table gives back the pages that no layer can see any more; their places stay, so that
+page ``i`` is at index ``i``. A prefix is reused where the pages of its last window are cached::
+
+    tokens   0 ……………………………… length - window + 1 ……… length
+    table    returned  returned  held             held   held
 """
 
 from __future__ import annotations
@@ -56,6 +62,8 @@ class _Table:
     pages: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
     """A hash per full page, of all tokens up to the page's end."""
+    returned: int = 0
+    """The first pages that are not held: they were given back, or never taken as the window has passed them."""
     reused: int = 0
     """Reused tokens that are not in the manager's count yet."""
 
@@ -67,17 +75,26 @@ class PageManager:
         num_pages: The number of pages.
         page_size: Tokens per page.
         enable_prefix_caching: Whether requests with the same first tokens share pages.
+        window: The most tokens that a token sees in any layer, itself included; None: all before it.
 
     Raises:
-        ValueError: ``num_pages`` or ``page_size`` is less than 1.
+        ValueError: ``num_pages``, ``page_size`` or ``window`` is less than 1.
     """
 
-    def __init__(self, num_pages: int, page_size: int, enable_prefix_caching: bool = False) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        enable_prefix_caching: bool = False,
+        window: int | None = None,
+    ) -> None:
         if num_pages < 1 or page_size < 1:
             raise ValueError(
                 f"PageManager: {num_pages} pages of {page_size} tokens; expected at least 1 of each"
             )
-        self.num_pages, self.page_size = num_pages, page_size
+        if window is not None and window < 1:
+            raise ValueError(f"PageManager: a window of {window} tokens; expected at least 1")
+        self.num_pages, self.page_size, self.window = num_pages, page_size, window
         self.enable_prefix_caching = enable_prefix_caching
         self._tables: dict[RequestID, _Table] = {}
         self._users = [0] * num_pages
@@ -122,6 +139,8 @@ class PageManager:
     def pages(self, request_id: RequestID) -> list[int]:
         """The table of a request: page ``i`` holds its tokens from ``i * page_size`` on.
 
+        A page that the window has passed is ``num_pages``, which is none.
+
         Args:
             request_id: The request.
 
@@ -152,18 +171,77 @@ class PageManager:
             raise ValueError(f"KV cache: request {request_id} has pages; a prefix comes first")
         if not self.enable_prefix_caching:
             return 0
-        parent = salt
-        for index in range((len(tokens) - 1) // self.page_size):
-            parent = self._hash(parent, tokens, index)
-            page = self._page_of_hash.get(parent)
-            if page is None:
-                break
+        hashes = self._hashes(tokens, salt)
+        table.returned, end = self._cached_run(hashes)
+        table.hashes = hashes[:end]
+        table.pages = [self.num_pages] * table.returned
+        for page_hash in hashes[table.returned : end]:
+            page = self._page_of_hash[page_hash]
             self._free.pop(page, None)
             self._users[page] += 1
             table.pages.append(page)
-            table.hashes.append(parent)
-        table.reused = len(table.pages) * self.page_size
+        table.reused = end * self.page_size
         return table.reused
+
+    def _hashes(self, tokens: Tokens, salt: bytes) -> list[bytes]:
+        """The hashes of the full pages before the last token; without a window those of cached pages and one more."""
+        hashes: list[bytes] = []
+        for index in range((len(tokens) - 1) // self.page_size):
+            hashes.append(self._hash(hashes[-1] if hashes else salt, tokens, index))
+            if self.window is None and hashes[-1] not in self._page_of_hash:
+                break
+        return hashes
+
+    def _cached_run(self, hashes: list[bytes]) -> tuple[int, int]:
+        """The longest prefix whose last window is cached: its first page that is needed, and the number of its pages."""
+        first, end, run = 0, 0, 0
+        for index, page_hash in enumerate(hashes):
+            if page_hash not in self._page_of_hash:
+                run = index + 1
+            elif run <= self._first_visible((index + 1) * self.page_size):
+                first, end = self._first_visible((index + 1) * self.page_size), index + 1
+        return first, end
+
+    def _first_visible(self, length: int) -> int:
+        """The first page that the token after `length` tokens sees."""
+        if self.window is None:
+            return 0
+        return max(0, length - self.window + 1) // self.page_size
+
+    def most_pages(self, length: int, step: int) -> int:
+        """The most pages that a request holds at once.
+
+        Args:
+            length: The tokens of its whole sequence.
+            step: The most tokens of a step.
+        """
+        pages = pages_of(length, self.page_size)
+        if self.window is None:
+            return pages
+        return min(pages, pages_of(self.window - 1 + step, self.page_size) + 1)
+
+    def return_unseen(self, request_id: RequestID, length: int) -> list[int]:
+        """Gives back the pages of a request that the window has passed.
+
+        Args:
+            request_id: The request.
+            length: Its tokens that were processed: the next step begins after them.
+
+        Returns:
+            The pages that it no longer holds.
+
+        Raises:
+            KeyError: The request has no table.
+        """
+        table = self._table(request_id)
+        end = min(self._first_visible(length), len(table.pages))
+        unseen = table.pages[table.returned : end]
+        for page in unseen:
+            self._drop(page)
+        if unseen:
+            table.pages[table.returned : end] = [self.num_pages] * len(unseen)
+            table.returned = end
+        return unseen
 
     def missing_pages(self, request_id: RequestID, length: int) -> int:
         """The number of pages that a request lacks to hold a number of tokens.
@@ -226,7 +304,7 @@ class PageManager:
             page_hash = self._hash(parent, tokens, index)
             table.hashes.append(page_hash)
             # of two requests that computed equal pages, the first one's page serves others
-            if page_hash not in self._page_of_hash:
+            if page_hash not in self._page_of_hash and index >= table.returned:
                 page = table.pages[index]
                 self._page_of_hash[page_hash] = page
                 self._hash_of_page[page] = page_hash
@@ -243,12 +321,16 @@ class PageManager:
         table = self._table(request_id)
         del self._tables[request_id]
         # the last page is freed first: more requests share the beginning of a prefix than its end
-        for page in reversed(table.pages):
-            self._users[page] -= 1
-            if self._users[page] == 0:
-                self._free[page] = None
-                if page not in self._hash_of_page:
-                    self._free.move_to_end(page, last=False)
+        for page in reversed(table.pages[table.returned :]):
+            self._drop(page)
+
+    def _drop(self, page: int) -> None:
+        """Takes a page out of a table; a page that nobody else uses is free: the next one if it is empty."""
+        self._users[page] -= 1
+        if self._users[page] == 0:
+            self._free[page] = None
+            if page not in self._hash_of_page:
+                self._free.move_to_end(page, last=False)
 
     def forget_prefixes(self) -> None:
         """Makes all cached pages empty, and lets no page in use serve another request."""
@@ -263,9 +345,11 @@ class PageManager:
         """
         users = [0] * self.num_pages
         for table in self._tables.values():
-            assert len(set(table.pages)) == len(table.pages), "a page twice in one table"
+            held = table.pages[table.returned :]
+            assert len(set(held)) == len(held), "a page twice in one table"
             assert len(table.hashes) <= len(table.pages), "more hashes than pages"
-            for page in table.pages:
+            assert set(table.pages[: table.returned]) <= {self.num_pages}, "a returned page is held"
+            for page in held:
                 users[page] += 1
         assert users == self._users, "user counts differ from the tables"
         assert set(self._free) == {p for p, n in enumerate(users) if n == 0}, "a page is lost"

@@ -242,6 +242,13 @@ class DecoderConfig:
             return None
         return window
 
+    @property
+    def widest_window(self) -> int | None:
+        """The most tokens that a token sees in any layer; None where a layer has no window."""
+        indices = [i for i in range(self.num_layers) if self.kind_of(i) != "recurrent"]
+        windows = [window for i in indices if (window := self.window_of(i)) is not None]
+        return max(windows) if windows and len(windows) == len(indices) else None
+
     def kv_layer_of(self, index: int) -> int:
         """The layer whose keys and values a layer reads: itself, unless it shares those of another.
 

@@ -24,7 +24,7 @@ from max.pipelines.config.model_config import KVCacheConfig
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core import TextContext
 from max.pipelines.core.exceptions import ConfigError
-from max.pipelines.kv_cache.memory import cache_bytes
+from max.pipelines.kv_cache.memory import cache_bytes, held_tokens
 from max.pipelines.models.decoder import Decoder
 from max.pipelines.models.decoder_config import DecoderConfig
 from max.pipelines.models.decoder_graph import build_graph
@@ -337,6 +337,7 @@ class DecoderModel(PipelineModel[TextContext], KVCacheMixin):
                 kv_cache_config.host_kvcache_swap_space_gb if swaps else None
             ),
             n_devices=n_devices,
+            window=config.widest_window,
         )
 
     @classmethod
@@ -373,7 +374,11 @@ class DecoderModel(PipelineModel[TextContext], KVCacheMixin):
             params,
             cls.get_num_layers(huggingface_config),
             max_batch_size=pipeline_config.max_batch_size or 1,
-            max_seq_len=cls.calculate_max_seq_len(pipeline_config, huggingface_config),
+            max_seq_len=held_tokens(
+                params,
+                cls.calculate_max_seq_len(pipeline_config, huggingface_config),
+                pipeline_config.step_tokens,
+            ),
         )
         return min(available_cache_memory, full_batch)
 

@@ -44,6 +44,7 @@ class KVCacheMixin(Protocol):
             model.devices,
             session,
             available_cache_memory,
+            step_tokens=model.pipeline_config.step_tokens,
         )
 
     @classmethod

@@ -9,7 +9,8 @@ from max.pipelines.checkpoints.encodings import QUANTISED_KINDS
 from max.pipelines.config.model_config import PLAIN_FLOATS
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ConfigError
-from max.pipelines.kv_cache.memory import state_bytes
+from max.pipelines.kv_cache.memory import held_tokens, state_bytes
+from max.pipelines.kv_cache.page_manager import pages_of
 from max.pipelines.models.kv_cache import KVCacheMixin
 from max.pipelines.registry.architecture import SupportedArchitecture
 
@@ -38,7 +39,7 @@ def fit_to_memory(config: PipelineConfig, architecture: SupportedArchitecture) -
         model.huggingface_config,
         len(model.devices),
         config.kv_cache_config,
-        encoding.cache_dtype,
+        config.kv_cache_config.cache_dtype(encoding.cache_dtype),
     )
     states = state_bytes(params)
     needed = pipeline_model.estimate_kv_cache_size(
@@ -50,7 +51,7 @@ def fit_to_memory(config: PipelineConfig, architecture: SupportedArchitecture) -
         config.kv_cache_config.cache_dtype(encoding.cache_dtype),
     ) // (config.max_batch_size or 1)
     page = config.kv_cache_config.kv_cache_page_size
-    pages = -(-config.max_length // page)
+    pages = pages_of(held_tokens(params, config.max_length, config.step_tokens), page)
     has_pages = needed > states
     page_bytes = max((needed - states) // pages, 1) if has_pages else 0
     available = config.available_cache_memory()

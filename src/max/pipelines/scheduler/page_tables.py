@@ -66,6 +66,15 @@ class PageSource(Protocol):
         """
         ...
 
+    def most_pages(self, length: int, step: int) -> int:
+        """The most pages that a request holds at once: fewer than those of its tokens where layers have windows.
+
+        Args:
+            length: The tokens of its whole sequence.
+            step: The most tokens of a step.
+        """
+        ...
+
     def alloc(self, context: TextGenerationContext, num_steps: int = 1) -> None:
         """Extends a request's page table for its next steps.
 
@@ -142,6 +151,15 @@ class PageTables:
         self.opened_tokens += context.current_length
         self.reused_tokens += self._source.reuse_prefix(context)
         return True
+
+    def most_pages(self, length: int, step: int) -> int:
+        """The most pages that a request holds at once.
+
+        Args:
+            length: The tokens of its whole sequence.
+            step: The most tokens of a step.
+        """
+        return self._source.most_pages(length, step)
 
     def missing(self, context: TextGenerationContext, num_steps: int) -> int:
         """The number of pages that a request lacks for its next steps.

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 
 from max.interfaces import BatchType, RequestID, TextGenerationContext, TextGenerationInputs
 from max.pipelines.core.exceptions import InputError
-from max.pipelines.kv_cache.page_manager import OutOfPagesError, pages_of
+from max.pipelines.kv_cache.page_manager import OutOfPagesError
 from max.pipelines.scheduler.limits import SchedulerLimits
 from max.pipelines.scheduler.page_tables import PageSource, PageTables
 
@@ -69,7 +69,9 @@ class TextScheduler:
             raise ValueError(f"request {key} is scheduled already")
         longest = context.max_length or context.current_length + 1
         # the last token is never written to the cache
-        needed = pages_of(longest - 1, self._tables.page_size)
+        limits = self._limits
+        chunk = limits.prefill_chunk_size if limits.enable_chunked_prefill else longest
+        needed = self._tables.most_pages(longest - 1, max(chunk, limits.max_num_steps))
         if needed > self._tables.total_pages:
             raise InputError(
                 f"the request needs {needed} pages of the KV cache at {longest} tokens, and there "
