@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import subprocess
 import sys
 
@@ -105,3 +106,33 @@ def test_what_custom_architectures_import() -> None:
     assert ReturnLogits.LAST_TOKEN
     for name in lib.__all__:
         assert getattr(lib, name) is not None
+
+
+def test_names_of_an_earlier_module_are_attributes() -> None:
+    """Tools that read a module without running code see them."""
+    module = importlib.import_module("max.pipelines.nn.layer")
+    layer = importlib.import_module("max.nn.layer")
+    for name in ("Layer", "LayerList", "add_layer_hook", "clear_hooks", "recursive_named_layers"):
+        assert inspect.getattr_static(module, name) is getattr(layer, name)
+    assert inspect.getattr_static(module, "LayerV2") is layer.Module
+
+
+def test_a_layer_moves_its_weights() -> None:
+    from max.dtype import DType
+    from max.graph import DeviceRef, ShardingStrategy
+    from max.nn import Linear
+    from max.pipelines.nn.layer import LayerV2
+
+    layer = Linear(8, 4, DType.float32, DeviceRef.CPU())
+    assert isinstance(layer, LayerV2)
+    layer.to(DeviceRef.CPU(1))
+    assert {w.device for w in layer.layer_weights.values()} == {DeviceRef.CPU(1)}
+    strategy = ShardingStrategy.rowwise(2)
+    layer.to(DeviceRef.CPU(0), DeviceRef.CPU(1), sharding_strategy=strategy)
+    assert {w.sharding_strategy for w in layer.layer_weights.values()} == {strategy}
+    with pytest.raises(ValueError, match=r"Linear.to: 2 devices, expected one"):
+        layer.to(DeviceRef.CPU(0), DeviceRef.CPU(1))
+    with pytest.raises(ValueError, match="0 devices"):
+        layer.to()
+    with pytest.raises(TypeError, match="'cpu' is not a DeviceRef"):
+        layer.to("cpu")

@@ -86,7 +86,7 @@ def on_post_template(output_content: str, **_: Any) -> str:
 
 
 def _programs() -> list[Path]:
-    return sorted((ROOT / "examples").glob("*.py"))
+    return sorted((ROOT / "examples").glob("[!_]*.py"))
 
 
 def _reference_index() -> str:

@@ -150,6 +150,12 @@ class _Alias(_Loader):
                 f"module {module.__name__!r} has no attribute {name!r}; its names are in {where}"
             )
 
+        # attributes as far as nothing more is imported for them: tools read them without running code
+        for target in reversed(targets):
+            own = NAMES.get(target.__name__, {})
+            names = [name for name, where in own.items() if where.startswith(target.__name__ + ".")]
+            names += [name for name in getattr(target, "__all__", ()) if name in vars(target)]
+            module.__dict__.update({name: getattr(target, name) for name in names})
         module.__dict__.update(
             __doc__=f"Another version's name of {', '.join(self.targets)}.",
             __all__=sorted(set(public)),

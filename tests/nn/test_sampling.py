@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 
 from max.dtype import DType
-from max.graph import Graph, TensorType
+from max.engine import InferenceSession
+from max.graph import DeviceRef, Graph, TensorType
 from max.nn.sampling import MinPSampler, RejectionSampler, RejectionSamplerWithResiduals
+from max.pipelines.lib.sampling.sampling import (
+    rejection_sampler,
+    rejection_sampler_with_residuals,
+)
 from tests.nn.harness import CPU_REF, Array, evaluate, normal
 
 
@@ -102,3 +107,43 @@ def test_mistakes() -> None:
             MinPSampler(DType.int64, ["b"])(logits, 1.5)
         with pytest.raises(ValueError, match="draft tokens"):
             RejectionSampler(CPU_REF)(tokens, others, logits, tokens[:, 0])
+
+
+def test_the_graph_of_rejection(rng: np.random.Generator) -> None:
+    """Symbolic sizes: one graph for two batches."""
+    model = InferenceSession().load(rejection_sampler(CPU_REF, seed=3))
+    for batch, steps, vocab in ((2, 3, 5), (4, 1, 9)):
+        target = np.abs(normal(rng, (batch * (steps + 1), vocab))) + 0.1
+        tokens = rng.integers(0, vocab, (batch, steps))
+        offsets = np.arange(batch + 1) * (steps + 1)
+        kept = rng.random((batch, steps)) < 0.6
+        rows = offsets[:-1, None] + np.arange(steps)
+        of_target = np.take_along_axis(target[rows], tokens[..., None], 2)[..., 0]
+        draft = np.where(kept, of_target / 2, of_target * 1e9).astype(np.float32)
+        count, after = (x.to_numpy() for x in model.execute(tokens, draft, target, offsets))
+        expected = [int(np.argmin([*row, False])) for row in kept]
+        np.testing.assert_array_equal(count[:, 0], expected)
+        np.testing.assert_array_equal(after[:, 0], target.argmax(1)[offsets[:-1] + expected])
+
+
+def test_the_graph_of_residuals(rng: np.random.Generator) -> None:
+    batch, steps, vocab = 3, 2, 6
+    model = InferenceSession().load(rejection_sampler_with_residuals(CPU_REF, debug=True))
+    target, draft = normal(rng, (batch * (steps + 1), vocab)), normal(rng, (steps, batch, vocab))
+    tokens = rng.integers(0, vocab, (batch, steps))
+    offsets = np.arange(batch + 1) * (steps + 1)
+    of_draft = np.take_along_axis(draft.transpose(1, 0, 2), tokens[..., None], 2)[..., 0]
+    chance = rng.random((batch, steps)).astype(np.float32)
+    noise = rng.uniform(0.01, 0.99, (batch, steps, vocab)).astype(np.float32)
+    count, recovered, bonus = (
+        x.to_numpy() for x in model.execute(tokens, of_draft, target, offsets, draft, chance, noise)
+    )
+    p = softmax(target)[offsets[:-1, None] + np.arange(steps)]
+    q = softmax(draft.transpose(1, 0, 2))
+    p_token, q_token = (np.take_along_axis(x, tokens[..., None], 2)[..., 0] for x in (p, q))
+    expected = [int(np.argmin([*row, False])) for row in p_token / q_token > chance]
+    np.testing.assert_array_equal(count, expected)
+    arrivals = -np.log(noise) / np.maximum(np.maximum(p - q, 0), 1e-30)
+    np.testing.assert_array_equal(recovered, arrivals.argmin(-1))
+    np.testing.assert_array_equal(bonus[:, 0], target[offsets[1:] - 1].argmax(-1))
+    assert len(rejection_sampler_with_residuals(DeviceRef.CPU()).inputs) == 5

@@ -104,8 +104,12 @@ class Weight(TensorValue):
 
     @property
     def device(self) -> DeviceRef:
-        """The device of the weight."""
+        """The device of the weight; it may be set before the weight is used in a graph."""
         return self._type.device
+
+    @device.setter
+    def device(self, device: Device | DeviceRef) -> None:
+        self._type = TensorType(self.dtype, self.shape, device)
 
     @property
     def type(self) -> TensorType:

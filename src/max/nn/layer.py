@@ -200,6 +200,33 @@ class Module(Layer, ABC):
         setattr(self, name, weight)
         vars(self).setdefault("_shared_weights", set()).add(vars(self)["_weight_keys"][name])
 
+    def to(self, *devices: DeviceRef, sharding_strategy: ShardingStrategy | None = None) -> None:
+        """Moves the module's own weights before a graph is built; layers take their devices as arguments since.
+
+        Args:
+            devices: The device of the weights; several where the weights are to be split.
+            sharding_strategy: How weights are split over the devices; their parts are made by ``Weight.shard``.
+
+        Raises:
+            TypeError: An argument is no `DeviceRef`.
+            ValueError: There is no device, or there are several without a strategy.
+        """
+        for device in devices:
+            if not isinstance(device, DeviceRef):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"{type(self).__name__}.to: {device!r} is not a DeviceRef")
+        first = next(iter(devices), None)
+        if first is None or (len(devices) > 1 and sharding_strategy is None):
+            raise ValueError(
+                f"{type(self).__name__}.to: {len(devices)} devices, expected one, or several and a sharding_strategy"
+            )
+        for weight in self.layer_weights.values():
+            if weight.shard_idx is not None:
+                # a shard stands where its weight's `shard` put it
+                continue
+            weight.device = first
+            if sharding_strategy is not None:
+                weight.sharding_strategy = sharding_strategy
+
     def _owned(self) -> Iterator[tuple[str, Module, str, Weight]]:
         """Full name, owner, the owner's name, and weight; each weight once."""
         seen: set[int] = set()
