@@ -135,7 +135,24 @@ def llama_like(family: str, **options: Any) -> Case:
     return Case(f"{family}ForCausalLM", f"{family}Config", options)
 
 
+MAMBA_KEYS = {"hidden_size": 24, "num_hidden_layers": 3, "state_size": 5}
+MAMBA2_KEYS = {**MAMBA_KEYS, "num_heads": 6, "head_dim": 8, "chunk_size": 4}
+
 CASES: dict[str, Case] = {
+    "mamba": Case("MambaForCausalLM", "MambaConfig", {}, MAMBA_KEYS),
+    "mamba_bias": Case(
+        "MambaForCausalLM",
+        "MambaConfig",
+        {"use_bias": True, "use_conv_bias": False, "conv_kernel": 3, "time_step_rank": 7},
+        MAMBA_KEYS,
+    ),
+    "mamba2": Case("Mamba2ForCausalLM", "Mamba2Config", {"n_groups": 1}, MAMBA2_KEYS),
+    "mamba2_groups": Case(
+        "Mamba2ForCausalLM",
+        "Mamba2Config",
+        {"n_groups": 3, "use_bias": True, "use_conv_bias": False, "tie_word_embeddings": True},
+        MAMBA2_KEYS,
+    ),
     "mistral": llama_like("Mistral", sliding_window=None),
     "mistral_window": llama_like("Mistral", sliding_window=WINDOW, head_dim=10),
     "qwen2": llama_like("Qwen2", tie_word_embeddings=True),

@@ -152,6 +152,9 @@ _CPU_FAMILIES: dict[str, str] = {
     "mok.pack": "products.quantised.packed",
     "mok.packed_matmul": "products.quantised.packed_matmul",
     "mok.packed_products": "products.quantised.packed_matmul",
+    "mo.causal_conv.ragged": "recurrence.causal_conv",
+    "mo.selective_scan.ragged": "recurrence.scan",
+    "mo.ssd.ragged": "recurrence.scan",
     "mo.max_pool": "images.pooling",
     "mo.avg_pool": "images.pooling",
 }

@@ -9,7 +9,7 @@ from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.gptq import read_quantization
 from max.pipelines.models.rope import LONGEST_SEQUENCE, RopeConfig
 
-__all__ = ["ACTIVATIONS", "EVERY_BIAS", "Fields", "base_fields", "biases", "layers_of_type", "unrotated_layers", "window", "windows"]
+__all__ = ["ACTIVATIONS", "EVERY_BIAS", "Fields", "base_fields", "biases", "layers_of_type", "recurrent_fields", "unrotated_layers", "window", "windows"]
 
 Fields = dict[str, Any]
 """Fields of `DecoderConfig` by name."""
@@ -35,6 +35,8 @@ PLAIN_ACTIVATIONS = {
 
 MOST_LAYERS = 1000
 LARGEST_SIZE = 2**24
+LONGEST_RECURRENT = 2**20
+"""The longest sequence of models without attention, whose memory does not depend on it."""
 
 _NAMES = (
     "hidden_size",
@@ -122,6 +124,38 @@ def base_fields(
             config, head_dim=size, section=rope_section, theta=theta, partial=partial_rotation
         )
     return fields
+
+
+def recurrent_fields(keys: ConfigKeys, *, tied: bool = False) -> Fields:
+    """The fields of families whose blocks have a norm and a recurrent layer, and nothing else.
+
+    Args:
+        keys: The keys of config.json.
+        tied: Whether the output layer is tied where the file does not say so.
+
+    Raises:
+        ModelFilesError: A value is missing, or does not fit.
+    """
+    hidden = keys.integer("hidden_size", 1, LARGEST_SIZE)
+    layers = keys.integer("num_hidden_layers", 1, MOST_LAYERS)
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": hidden,
+        "num_layers": layers,
+        # the cache of pages has no layers
+        "num_heads": 1,
+        "num_kv_heads": 1,
+        "head_dim": 2,
+        "vocab_size": keys.integer("vocab_size", 1, LARGEST_SIZE),
+        "norm_eps": keys.number("layer_norm_epsilon", over=0, most=1, default=1e-5),
+        "max_position_embeddings": LONGEST_RECURRENT,
+        "max_seq_len": LONGEST_RECURRENT,
+        "rope": None,
+        "tie_word_embeddings": keys.flag("tie_word_embeddings", tied),
+        "norm_places": ("attention_input",),
+        "layer_kinds": ("recurrent",) * layers,
+        "mixers_alone": True,
+    }
 
 
 EVERY_BIAS = {"attention_bias": True, "attention_output_bias": True, "mlp_bias": True}

@@ -84,9 +84,11 @@ class DecoderBlock(Module):
             ``[total_seq_len, dim]``, of x's dtype.
         """
         mixer, mlp = self.sublayers.get(self.mixer_name), self.sublayers.get("mlp")
-        if mixer is None:
-            return self._fed_forward(mlp, x)
         normed = self._norm("attention_input", x)
+        if mixer is None:
+            assert mlp is not None
+            output = self._norm("attention_output", mlp(normed))
+            return x + self._scaled(output)
         attended = mixer(
             layer_idx, normed, PagedCacheValues.of(kv_collection), positional, input_row_offsets
         )

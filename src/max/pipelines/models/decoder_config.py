@@ -187,15 +187,14 @@ class DecoderConfig:
         return not self.mixers_alone or self.kind_of(index) == "feed_forward"
 
     def places_of(self, index: int) -> tuple[str, ...]:
-        """Where a layer has norms: only at what it has.
+        """Where a layer has norms; those of a feed-forward layer that stands alone are named as those of attention.
 
         Args:
             index: The layer's index.
         """
-        absent = ["attention"] if self.kind_of(index) == "feed_forward" else []
-        if not self.feeds_forward(index):
-            absent.append("mlp")
-        return tuple(place for place in self.norm_places if not place.startswith(tuple(absent)))
+        if not self.mixers_alone and self.kind_of(index) != "feed_forward":
+            return self.norm_places
+        return tuple(place for place in self.norm_places if place.startswith("attention"))
 
     def _layers_of(self, kind: LayerKind, end: int | None = None) -> int:
         """The number of layers that have attention, or a recurrent layer, of the first `end` ones.

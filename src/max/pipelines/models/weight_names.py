@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +74,7 @@ class WeightNames:
         transposed: Ends of the decoder's names of weights that are stored ``[…, in_dim, out_dim]``; blocks of quantised
             weights are stored by outputs.
         vectors: Ends of the decoder's names of vectors that are stored with another number of dimensions.
+        converted: Functions of arrays by the ends of the decoder's names of weights that are stored in another form.
         unused: Ends of the names of buffers in safetensors files that the engine computes.
         unused_parts: Beginnings of the names of parts in safetensors files that the decoder lacks, after the prefix.
         gguf_layer: The parts of names within a layer of GGUF files, and the decoder's parts, where they differ from
@@ -88,6 +89,7 @@ class WeightNames:
     stacked: Mapping[str, str] = field(default_factory=dict)
     transposed: tuple[str, ...] = ()
     vectors: tuple[str, ...] = ()
+    converted: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     unused: tuple[str, ...] = ("rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
     unused_parts: tuple[str, ...] = ()
     gguf_layer: Mapping[str, str] = field(default_factory=dict)
@@ -147,6 +149,10 @@ class WeightNames:
 
     def _own_form(self, name: str, value: WeightData) -> WeightData:
         """A weight as the decoder stores it: rows are outputs."""
+        for end, convert in self.converted.items():
+            if name.endswith(f".{end}"):
+                array = convert(Tensor.from_dlpack(value.data).to_numpy())
+                return WeightData.from_numpy(array, value.name)
         transposed = name.endswith(self.transposed) and len(value.shape) > 1
         if transposed and value.quantization_encoding is None:
             array = np.swapaxes(Tensor.from_dlpack(value.data).to_numpy(), -1, -2)

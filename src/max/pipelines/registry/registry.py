@@ -63,6 +63,7 @@ OWN_ARCHITECTURES = {
     "phi3": ("Phi3ForCausalLM",),
     "qwen2": ("Qwen2ForCausalLM",),
     "qwen3": ("Qwen3ForCausalLM",),
+    "mamba": ("MambaForCausalLM", "Mamba2ForCausalLM"),
     "qwen_moe": ("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"),
     "seed_oss": ("SeedOssForCausalLM",),
     "smollm3": ("SmolLM3ForCausalLM",),

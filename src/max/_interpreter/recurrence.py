@@ -1,0 +1,115 @@
+"""Recurrent layers over ragged batches, with states in slots, in NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from max._interpreter.core import Array, register
+from max._interpreter.nn import check_offsets
+
+
+def _sequences(
+    rows: int, offsets: Array, cache_lengths: Array, slots: Array, state: Array, layer: Array
+) -> Iterator[tuple[range, int, Array]]:
+    """The rows of each sequence, its slot, and its state before them in float64."""
+    if len(cache_lengths) != len(slots):
+        raise ValueError(f"{len(cache_lengths)} cache_lengths for {len(slots)} slots")
+    check_offsets("input_row_offsets", offsets, len(slots), rows)
+    if int(layer) >= state.shape[1]:
+        raise IndexError(f"layer {layer}; the states have {state.shape[1]} layers")
+    if len({*slots.tolist()}) < len(slots):
+        raise ValueError(f"slots are {slots.tolist()}, expected a state for each sequence")
+    for sequence, slot in enumerate(slots):
+        if slot >= len(state):
+            raise IndexError(f"sequence {sequence}: slot {slot}; there are {len(state)} slots")
+    for sequence, slot in enumerate(slots.tolist()):
+        held = state[slot, int(layer)].astype(np.float64)
+        held = held if cache_lengths[sequence] else np.zeros_like(held)
+        yield range(int(offsets[sequence]), int(offsets[sequence + 1])), slot, held
+
+
+@register("mo.causal_conv.ragged")
+def _causal_conv(
+    x: Array,
+    weight: Array,
+    bias: Array,
+    offsets: Array,
+    cache_lengths: Array,
+    slots: Array,
+    state: Array,
+    layer: Array,
+    activation: str,
+) -> Array:
+    out = np.zeros(x.shape)
+    wide, factors = x.astype(np.float64), weight.astype(np.float64)
+    for rows, slot, held in _sequences(len(x), offsets, cache_lengths, slots, state, layer):
+        inputs = np.concatenate([held, wide[rows.start : rows.stop]])
+        for at, row in enumerate(rows):
+            out[row] = bias + (inputs[at : at + len(factors)] * factors).sum(0)
+        state[slot, int(layer)] = inputs[len(rows) :]
+    return out / (1 + np.exp(-out)) if activation == "silu" else out
+
+
+def _step(raw: Array, low: float, high: float) -> Array:
+    return np.clip(np.logaddexp(0, raw), low, high)
+
+
+@register("mo.ssd.ragged")
+def _ssd(
+    x: Array,
+    dt: Array,
+    a: Array,
+    b: Array,
+    c: Array,
+    d: Array,
+    dt_bias: Array,
+    offsets: Array,
+    cache_lengths: Array,
+    slots: Array,
+    state: Array,
+    layer: Array,
+    low: float,
+    high: float,
+) -> Array:
+    x, dt, a, b, c, d, dt_bias = (v.astype(np.float64) for v in (x, dt, a, b, c, d, dt_bias))
+    b, c = (np.repeat(v, x.shape[1] // v.shape[1], axis=1) for v in (b, c))
+    out = np.zeros(x.shape)
+    for rows, slot, held in _sequences(len(x), offsets, cache_lengths, slots, state, layer):
+        for row in rows:
+            step = _step(dt[row] + dt_bias, low, high)[:, None, None]
+            held = (
+                held * np.exp(step * a[:, None, None]) + step * b[row][:, :, None] * x[row][:, None]
+            )
+            out[row] = (held * c[row][:, :, None]).sum(1) + d[:, None] * x[row]
+        state[slot, int(layer)] = held
+    return out
+
+
+@register("mo.selective_scan.ragged")
+def _selective_scan(
+    x: Array,
+    dt: Array,
+    a: Array,
+    b: Array,
+    c: Array,
+    d: Array,
+    dt_bias: Array,
+    offsets: Array,
+    cache_lengths: Array,
+    slots: Array,
+    state: Array,
+    layer: Array,
+    low: float,
+    high: float,
+) -> Array:
+    x, dt, a, b, c, d, dt_bias = (v.astype(np.float64) for v in (x, dt, a, b, c, d, dt_bias))
+    out = np.zeros(x.shape)
+    for rows, slot, held in _sequences(len(x), offsets, cache_lengths, slots, state, layer):
+        for row in rows:
+            step = _step(dt[row] + dt_bias, low, high)
+            held = held * np.exp(step * a) + step * x[row] * b[row][:, None]
+            out[row] = (held * c[row][:, None]).sum(0) + d * x[row]
+        state[slot, int(layer)] = held
+    return out

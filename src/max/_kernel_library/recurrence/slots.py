@@ -1,0 +1,81 @@
+"""Checks of ragged batches whose sequences have states in slots.
+
+A state buffer is `[slots, layers, …]`. Sequence `b` owns slot `slots[b]`; its state is zero where `cache_lengths[b]` is 0, whatever
+the slot holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from max import kernel as k
+from max._kernel_library.attention.paged_cache import check_offsets, check_size, unsigned
+from max._kernel_library.lowering import Arg, Operand, view
+from max._kernel_library.recurrence.delta_rule import check_slots
+
+
+@k.inline
+def check_states(
+    offsets: Any, rows: Any, cache_lengths: Any, slots: Any, state: Any, layer_index: Any, ctx: Any
+) -> None:
+    """Raises where offsets, lengths, slots and layer do not describe one ragged batch over a state buffer.
+
+    Args:
+        offsets: First row of each sequence, and the number of rows.
+        rows: The number of rows.
+        cache_lengths: Cached tokens of each sequence.
+        slots: The slot of each sequence.
+        state: The buffer.
+        layer_index: The layer, `[1]`.
+        ctx: The context.
+    """
+    check_size("input_row_offsets", offsets.shape[0], slots.shape[0] + 1)
+    check_size("cache_lengths", cache_lengths.shape[0], slots.shape[0])
+    check_offsets("input_row_offsets", offsets, rows, ctx.target.width(k.i64))
+    if k.i64(layer_index[0]) >= state.shape[1]:
+        raise IndexError("layer {}; the states have {} layers", layer_index[0], state.shape[1])
+    check_slots(slots, state, ctx)
+
+
+def state_views(op: str, operands: Sequence[Operand], first: int) -> tuple[Arg, ...]:
+    """The views of offsets, cache lengths, slots, state buffer and layer, in this order.
+
+    Args:
+        op: The op.
+        operands: Its operands.
+        first: The number of the offsets.
+
+    Raises:
+        NotImplementedError: A dtype or a dim does not fit.
+    """
+    offsets, lengths, slots, state, layer = operands[first : first + 5]
+    unsigned(op, [offsets, lengths, slots, layer])
+    floats(op, [state])
+    if not all(isinstance(dim, int) for dim in state.shape[2:]):
+        raise NotImplementedError(
+            f"{op}: a state of {list(state.shape)}; dims after the second are static"
+        )
+    inner = (True,) * (len(state.shape) - 2)
+    return (
+        view("operand", first, offsets, static=False),
+        view("operand", first + 1, lengths, static=False),
+        view("operand", first + 2, slots, static=False),
+        view("operand", first + 3, state, static=(False, True, *inner)),
+        view("operand", first + 4, layer, ((),)),
+    )
+
+
+def floats(op: str, operands: Sequence[Operand]) -> None:
+    """Checks that operands are floats.
+
+    Args:
+        op: The op.
+        operands: The operands.
+
+    Raises:
+        NotImplementedError: One is not.
+    """
+    for operand in operands:
+        if not operand.dtype.is_float():
+            raise NotImplementedError(f"{op} of {operand.dtype.name}; a float dtype would fit")

@@ -1,0 +1,188 @@
+"""Convolutions and scans over ragged sequences, whose states are slots of buffers that they update.
+
+A state buffer is ``[slots, layers, …]``; `slots` has the slot of each sequence. The state of a sequence whose `cache_lengths` is 0 is
+zero, whatever its slot holds. See `max.nn.kv_cache.RecurrentState`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max.dtype import DType
+from max.graph import BufferValue, TensorValue, ops
+
+__all__ = ["causal_conv_ragged", "selective_scan_ragged", "ssd_ragged"]
+
+
+def causal_conv_ragged(
+    x: TensorValue,
+    weight: TensorValue,
+    bias: TensorValue,
+    input_row_offsets: TensorValue,
+    cache_lengths: TensorValue,
+    slots: TensorValue,
+    state: BufferValue,
+    layer_idx: TensorValue,
+    activation: str | None = None,
+) -> TensorValue:
+    """A causal convolution of each channel: ``out[t] = bias + Σ weight[j] * x[t - taps + 1 + j]``.
+
+    Args:
+        x: ``[total, channels]``, any float dtype.
+        weight: ``[taps, channels]``, of 2 taps or more.
+        bias: ``[channels]``.
+        input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
+        cache_lengths: The tokens of each sequence before these, uint32 ``[batch]``.
+        slots: The slot of each sequence, uint32 ``[batch]``, all different.
+        state: ``[slots, layers, taps - 1, channels]``: the last inputs of a sequence; updated.
+        layer_idx: Which layer of the state, uint32, rank 0.
+        activation: ``"silu"``; None: none.
+
+    Returns:
+        ``[total, channels]``, of x's dtype.
+
+    Raises:
+        ValueError: A shape or the activation does not fit.
+    """
+    op = "causal_conv_ragged"
+    if x.rank != 2 or weight.rank != 2 or list(weight.shape[1:]) != list(x.shape[1:]):
+        raise ValueError(
+            f"{op}: x is {x!r} and weight {weight!r}, expected columns for each channel"
+        )
+    taps, channels = weight.shape
+    _check_state(op, state, [int(taps) - 1, channels])
+    if activation not in (None, "silu"):
+        raise ValueError(f"{op}: activation is {activation!r}, expected silu or None")
+    return ops.inplace_custom(
+        "mo.causal_conv.ragged",
+        device=x.device,
+        values=[x, weight, bias, input_row_offsets, cache_lengths, slots, state, layer_idx],
+        out_types=[x.type],
+        parameters={"activation": activation or "none"},
+    )[0].tensor
+
+
+def ssd_ragged(
+    x: TensorValue,
+    dt: TensorValue,
+    a: TensorValue,
+    b: TensorValue,
+    c: TensorValue,
+    d: TensorValue,
+    dt_bias: TensorValue,
+    input_row_offsets: TensorValue,
+    cache_lengths: TensorValue,
+    slots: TensorValue,
+    state: BufferValue,
+    layer_idx: TensorValue,
+    limits: tuple[float, float] = (0.0, float("inf")),
+) -> TensorValue:
+    """The scan of Mamba 2 (https://arxiv.org/abs/2405.21060), for each head.
+
+    ``step = clamp(softplus(dt + dt_bias))``, ``h = exp(step * a) * h + step * b ⊗ x``, ``out = c · h + d * x``.
+
+    Args:
+        x: ``[total, heads, size]``, any float dtype.
+        dt: ``[total, heads]``.
+        a: The rates of decay, negative, ``[heads]``.
+        b: ``[total, groups, states]``; a group serves ``heads / groups`` neighbouring heads.
+        c: The same.
+        d: ``[heads]``.
+        dt_bias: ``[heads]``.
+        input_row_offsets: As in `causal_conv_ragged`, as are the next two.
+        cache_lengths: The tokens of each sequence before these.
+        slots: The slot of each sequence.
+        state: ``[slots, layers, heads, states, size]``; updated.
+        layer_idx: Which layer of the state, uint32, rank 0.
+        limits: The least and the greatest step.
+
+    Returns:
+        ``[total, heads, size]``, of x's dtype.
+
+    Raises:
+        ValueError: A shape does not fit.
+    """
+    op = "ssd_ragged"
+    if x.rank != 3 or b.rank != 3 or b.shape != c.shape:
+        raise ValueError(f"{op}: x is {x!r}, b {b!r} and c {c!r}, expected [total, n, size] each")
+    heads, size = x.shape[1:]
+    if int(heads) % int(b.shape[1]):
+        raise ValueError(f"{op}: {b.shape[1]} groups do not divide {heads} heads")
+    _check_state(op, state, [heads, b.shape[2], size])
+    batch = [input_row_offsets, cache_lengths, slots, state, layer_idx]
+    return _scan("mo.ssd.ragged", [x, dt, a, b, c, d, dt_bias, *batch], limits)
+
+
+def selective_scan_ragged(
+    x: TensorValue,
+    dt: TensorValue,
+    a: TensorValue,
+    b: TensorValue,
+    c: TensorValue,
+    d: TensorValue,
+    dt_bias: TensorValue,
+    input_row_offsets: TensorValue,
+    cache_lengths: TensorValue,
+    slots: TensorValue,
+    state: BufferValue,
+    layer_idx: TensorValue,
+    limits: tuple[float, float] = (0.0, float("inf")),
+) -> TensorValue:
+    """The scan of Mamba (https://arxiv.org/abs/2312.00752), for each channel.
+
+    ``step = clamp(softplus(dt + dt_bias))``, ``h = exp(step * a) * h + step * x * b``, ``out = c · h + d * x``.
+
+    Args:
+        x: ``[total, channels]``, any float dtype.
+        dt: The same shape.
+        a: The rates of decay, negative, ``[states, channels]``.
+        b: ``[total, states]``.
+        c: The same.
+        d: ``[channels]``.
+        dt_bias: ``[channels]``.
+        input_row_offsets: As in `causal_conv_ragged`, as are the next two.
+        cache_lengths: The tokens of each sequence before these.
+        slots: The slot of each sequence.
+        state: ``[slots, layers, states, channels]``; updated.
+        layer_idx: Which layer of the state, uint32, rank 0.
+        limits: The least and the greatest step.
+
+    Returns:
+        ``[total, channels]``, of x's dtype.
+
+    Raises:
+        ValueError: A shape does not fit.
+    """
+    op = "selective_scan_ragged"
+    if x.rank != 2 or x.shape != dt.shape or b.rank != 2 or b.shape != c.shape:
+        raise ValueError(
+            f"{op}: x is {x!r}, dt {dt!r}, b {b!r} and c {c!r}, expected [total, channels] twice, [total, states] twice"
+        )
+    if list(a.shape) != [b.shape[1], x.shape[1]]:
+        raise ValueError(f"{op}: a is {a!r}, expected {[b.shape[1], x.shape[1]]}")
+    _check_state(op, state, list(a.shape))
+    batch = [input_row_offsets, cache_lengths, slots, state, layer_idx]
+    return _scan("mo.selective_scan.ragged", [x, dt, a, b, c, d, dt_bias, *batch], limits)
+
+
+def _scan(symbol: str, values: list[Any], limits: tuple[float, float]) -> TensorValue:
+    parameters: dict[str, Any] = {"low": limits[0], "high": min(limits[1], _MOST)}
+    return ops.inplace_custom(
+        symbol,
+        device=values[0].device,
+        values=values,
+        out_types=[values[0].type],
+        parameters=parameters,
+    )[0].tensor
+
+
+_MOST = 3.0e38
+"""Stands for no limit: parameters of ops are finite."""
+
+
+def _check_state(op: str, state: BufferValue, shape: list[Any]) -> None:
+    """Checks the shape of one sequence's state in one layer, and its dtype."""
+    if state.rank != 2 + len(shape) or list(state.shape[2:]) != list(shape):
+        raise ValueError(f"{op}: state is {state!r}, expected [slots, layers, *{shape}]")
+    if state.dtype not in (DType.float32, DType.bfloat16, DType.float16):
+        raise ValueError(f"{op}: state is {state!r}, expected float32, bfloat16 or float16")

@@ -1,0 +1,63 @@
+"""Mamba and Mamba 2: blocks of one norm and one recurrent layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max.pipelines.architectures.decoder_family import decoder_family
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.models.config_fields import LARGEST_SIZE, Fields, recurrent_fields
+from max.pipelines.models.state_space_fields import (
+    MIXER_FORMS,
+    mamba2_form,
+    mamba_form,
+    mixer_names,
+)
+from max.pipelines.models.weight_names import WeightNames
+
+__all__ = ["ARCHITECTURES"]
+
+KEYS = {
+    "taps": "conv_kernel",
+    "bias": "use_bias",
+    "conv_bias": "use_conv_bias",
+    "state_size": "state_size",
+}
+MAMBA_KEYS = {**KEYS, "rank": "time_step_rank"}
+MAMBA2_KEYS = {
+    **KEYS, "heads": "num_heads", "head_dim": "head_dim", "groups": "n_groups", "limits": "time_step_limit",
+}  # fmt: skip
+
+
+def mamba_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of a Mamba's config."""
+    fields = recurrent_fields(keys, tied=True)
+    hidden = fields["hidden_size"]
+    inner = keys.integer(
+        "intermediate_size", 1, LARGEST_SIZE, hidden * keys.integer("expand", 1, 64, 2)
+    )
+    return fields | {"recurrence": mamba_form(keys, MAMBA_KEYS, inner, hidden)}
+
+
+def mamba2_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of a Mamba 2's config."""
+    fields = recurrent_fields(keys)
+    inner = fields["hidden_size"] * keys.integer("expand", 1, 64, 2)
+    return fields | {"recurrence": mamba2_form(keys, MAMBA2_KEYS, inner)}
+
+
+NAMES = WeightNames(
+    prefix="backbone.",
+    top={"embeddings": "embed_tokens", "embedding": "embed_tokens", "norm_f": "norm"},
+    layer={"norm": "input_layernorm", **mixer_names("mixer")},
+    converted=MIXER_FORMS,
+)
+
+ARCHITECTURES = [
+    decoder_family(name, [example], fields, names=NAMES, rotates=False)
+    for name, example, fields in (
+        ("MambaForCausalLM", "state-spaces/mamba-130m-hf", mamba_fields),
+        ("Mamba2ForCausalLM", "AntonV/mamba2-130m-hf", mamba2_fields),
+    )
+]
+"""The architectures of this module, for the registry."""
