@@ -138,6 +138,21 @@ def llama_like(family: str, **options: Any) -> Case:
 MAMBA_KEYS = {"hidden_size": 24, "num_hidden_layers": 3, "state_size": 5}
 MAMBA2_KEYS = {**MAMBA_KEYS, "num_heads": 6, "head_dim": 8, "chunk_size": 4}
 
+HYBRID_SIZES = {
+    **LLAMA_KEYS,
+    "mamba_n_heads": 6,
+    "mamba_d_head": 8,
+    "mamba_d_state": 5,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 4,
+}
+GRANITE_FACTORS = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.11,
+    "residual_multiplier": 0.6,
+    "logits_scaling": 0.4,
+}
+
 CASES: dict[str, Case] = {
     "mamba": Case("MambaForCausalLM", "MambaConfig", {}, MAMBA_KEYS),
     "mamba_bias": Case(
@@ -145,6 +160,57 @@ CASES: dict[str, Case] = {
         "MambaConfig",
         {"use_bias": True, "use_conv_bias": False, "conv_kernel": 3, "time_step_rank": 7},
         MAMBA_KEYS,
+    ),
+    "bamba": Case("BambaForCausalLM", "BambaConfig", {"attn_layer_indices": [1]}, HYBRID_SIZES),
+    "granite_hybrid": Case(
+        "GraniteMoeHybridForCausalLM",
+        "GraniteMoeHybridConfig",
+        {
+            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+            "num_local_experts": 0,
+            "shared_intermediate_size": 32,
+            **GRANITE_FACTORS,
+        },
+        HYBRID_SIZES,
+    ),
+    "granite_hybrid_moe": Case(
+        "GraniteMoeHybridForCausalLM",
+        "GraniteMoeHybridConfig",
+        {
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 32,
+            "position_embedding_type": "rope",
+            **GRANITE_FACTORS,
+        },
+        HYBRID_SIZES,
+    ),
+    "jamba": Case(
+        "JambaForCausalLM",
+        "JambaConfig",
+        {
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "num_experts": 4,
+            "expert_layer_period": 2,
+            "expert_layer_offset": 0,
+            "mamba_d_state": 5,
+        },
+    ),
+    "nemotron_h": Case(
+        "NemotronHForCausalLM",
+        "NemotronHConfig",
+        {
+            "layers_block_type": ["linear_attention", "full_attention", "mlp", "linear_attention"],
+            "head_dim": 6,
+            "mamba_num_heads": 6,
+            "mamba_head_dim": 8,
+            "ssm_state_size": 5,
+            "n_groups": 3,
+            "time_step_min": 0.4,
+        },
+        {key: value for key, value in LLAMA_KEYS.items() if key != "num_hidden_layers"},
     ),
     "mamba2": Case("Mamba2ForCausalLM", "Mamba2Config", {"n_groups": 1}, MAMBA2_KEYS),
     "mamba2_groups": Case(

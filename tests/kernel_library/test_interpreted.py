@@ -45,6 +45,9 @@ TURNS = np.arange(12) * np.pi / 6
 DIMS = [np.array([1, 0]), np.array([4, 9]), np.array([1, 2])]
 
 # symbol, operands, results, attributes
+# offsets, cached tokens and slots of four sequences' states, and a layer of them
+SLOTS = [np.array(x, np.uint32) for x in ([0, 1, 1, 11], [2, 0, 0], [3, 0, 1])]
+LAYER = np.array(1, np.uint32)
 CASES: dict[
     str, tuple[str, list[np.ndarray], list[tuple[Any, tuple[int, ...]]], dict[str, Any]]
 ] = {
@@ -114,6 +117,46 @@ CASES: dict[
         ],
         [(F32, (11, 4, 9))],
         {"scale": 0.4, "normalised": True},
+    ),
+    "causal convolution": (
+        "mo.causal_conv.ragged",
+        [floats(11, 19), floats(4, 19), floats(19), *SLOTS, floats(4, 2, 3, 19), LAYER],
+        [(F32, (11, 19))],
+        {"activation": "silu"},
+    ),
+    "scan of Mamba": (
+        "mo.selective_scan.ragged",
+        [
+            floats(11, 19),
+            floats(11, 19),
+            -np.abs(floats(6, 19)),
+            floats(11, 6),
+            floats(11, 6),
+            floats(19),
+            floats(19),
+            *SLOTS,
+            floats(4, 2, 6, 19),
+            LAYER,
+        ],
+        [(F32, (11, 19))],
+        {"low": 0.1, "high": 2.0},
+    ),
+    "scan of Mamba 2": (
+        "mo.ssd.ragged",
+        [
+            floats(11, 4, 19),
+            floats(11, 4),
+            -np.abs(floats(4)),
+            floats(11, 2, 6),
+            floats(11, 2, 6),
+            floats(4),
+            floats(4),
+            *SLOTS,
+            floats(4, 2, 4, 6, 19),
+            LAYER,
+        ],
+        [(F32, (11, 4, 19))],
+        {"low": 0.1, "high": 2.0},
     ),
     "counts of tokens": (
         "mo.frequencies.update",

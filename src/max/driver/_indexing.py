@@ -29,16 +29,16 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether elements are in row-major order without gaps."""
+    """Whether elements are in row-major order without gaps; so are those of an empty tensor, whatever its strides."""
+    if 0 in shape:
+        return True
     step = 1
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if size == 0:
-            return True
         if size != 1:
             if stride != step:
                 return False
             step *= size
-    return 0 not in shape
+    return True
 
 
 def _as_integer(item: Any) -> int:

@@ -6,8 +6,10 @@ from typing import Any
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
-from max.pipelines.models.config_fields import LARGEST_SIZE, Fields, recurrent_fields
+from max.pipelines.models.config_fields import Fields, recurrent_fields
 from max.pipelines.models.state_space_fields import (
+    MAMBA2_KEYS,
+    MAMBA_KEYS,
     MIXER_FORMS,
     mamba2_form,
     mamba_form,
@@ -17,33 +19,17 @@ from max.pipelines.models.weight_names import WeightNames
 
 __all__ = ["ARCHITECTURES"]
 
-KEYS = {
-    "taps": "conv_kernel",
-    "bias": "use_bias",
-    "conv_bias": "use_conv_bias",
-    "state_size": "state_size",
-}
-MAMBA_KEYS = {**KEYS, "rank": "time_step_rank"}
-MAMBA2_KEYS = {
-    **KEYS, "heads": "num_heads", "head_dim": "head_dim", "groups": "n_groups", "limits": "time_step_limit",
-}  # fmt: skip
-
 
 def mamba_fields(config: Any, keys: ConfigKeys) -> Fields:
     """The fields of a Mamba's config."""
     fields = recurrent_fields(keys, tied=True)
-    hidden = fields["hidden_size"]
-    inner = keys.integer(
-        "intermediate_size", 1, LARGEST_SIZE, hidden * keys.integer("expand", 1, 64, 2)
-    )
-    return fields | {"recurrence": mamba_form(keys, MAMBA_KEYS, inner, hidden)}
+    return fields | {"recurrence": mamba_form(keys, MAMBA_KEYS, fields["hidden_size"])}
 
 
 def mamba2_fields(config: Any, keys: ConfigKeys) -> Fields:
     """The fields of a Mamba 2's config."""
     fields = recurrent_fields(keys)
-    inner = fields["hidden_size"] * keys.integer("expand", 1, 64, 2)
-    return fields | {"recurrence": mamba2_form(keys, MAMBA2_KEYS, inner)}
+    return fields | {"recurrence": mamba2_form(keys, MAMBA2_KEYS, fields["hidden_size"])}
 
 
 NAMES = WeightNames(

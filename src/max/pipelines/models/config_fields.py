@@ -98,7 +98,6 @@ def base_fields(
     positions = keys.integer(key["max_position_embeddings"], 1, LONGEST_SEQUENCE, longest)
     fields: Fields = {
         "hidden_size": hidden,
-        "num_layers": keys.integer(key["num_hidden_layers"], 1, MOST_LAYERS),
         "num_heads": heads,
         "num_kv_heads": kv_heads,
         "head_dim": size,
@@ -113,6 +112,8 @@ def base_fields(
         "prediction_layers": keys.integer("num_nextn_predict_layers", 0, MOST_LAYERS, 0),
     }
     # an empty name: the file has no such key, and the family states the value itself
+    if key["num_hidden_layers"]:
+        fields["num_layers"] = keys.integer(key["num_hidden_layers"], 1, MOST_LAYERS)
     if key["intermediate_size"]:
         fields["intermediate_size"] = keys.integer(key["intermediate_size"], 1, LARGEST_SIZE)
     epsilon: dict[str, Any] = {} if eps is None else {"default": eps}

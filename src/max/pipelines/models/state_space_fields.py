@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.config_fields import LARGEST_SIZE
+from max.pipelines.models.recurrent_form import LayerKind
 from max.pipelines.models.state_space import Mamba2Form, MambaForm
 
 __all__ = ["HYBRID_KEYS", "MIXER_FORMS", "mamba2_form", "mamba_form", "mixer_names"]
@@ -43,8 +44,36 @@ HYBRID_KEYS = {
     "bias": "mamba_proj_bias",
     "conv_bias": "mamba_conv_bias",
     "limits": "time_step_limit",
+    "expand": "mamba_expand",
+    "rank": "mamba_dt_rank",
 }
-"""The keys of Mamba 2's sizes in hybrid models."""
+"""The keys of the recurrent layers of hybrid models, by names of `mamba2_form` and `mamba_form`."""
+
+MAMBA_KEYS = {
+    "state_size": "state_size",
+    "taps": "conv_kernel",
+    "bias": "use_bias",
+    "conv_bias": "use_conv_bias",
+    "expand": "expand",
+    "rank": "time_step_rank",
+}
+MAMBA2_KEYS = {
+    **MAMBA_KEYS,
+    "heads": "num_heads",
+    "head_dim": "head_dim",
+    "groups": "n_groups",
+    "limits": "time_step_limit",
+}
+NEMOTRON_KEYS = {
+    **MAMBA2_KEYS,
+    "heads": "mamba_num_heads",
+    "head_dim": "mamba_head_dim",
+    "state_size": "ssm_state_size",
+    "bias": "mamba_proj_bias",
+}
+
+HYBRID_TOP = {"final_layernorm": "norm"}
+"""Names in checkpoints of hybrid models outside of layers, and the decoder's."""
 
 
 def mixer_names(stored: str) -> dict[str, str]:
@@ -60,20 +89,35 @@ def mixer_names(stored: str) -> dict[str, str]:
     }
 
 
+HYBRID_LAYER = {
+    "pre_ff_layernorm": "post_attention_layernorm",
+    "feed_forward": "mlp",
+    **mixer_names("mamba"),
+}
+"""The same within a layer."""
+
+
 def mamba2_form(
-    keys: ConfigKeys, names: Mapping[str, str], inner: int | None = None, activation: str = "hidden_act"
+    keys: ConfigKeys,
+    names: Mapping[str, str],
+    hidden_size: int | None = None,
+    inner: int | None = None,
+    activation: str = "hidden_act",
 ) -> Mamba2Form:
     """The form of Mamba 2's layers.
 
     Args:
         keys: The keys of config.json.
-        names: The family's keys, by the names in `HYBRID_KEYS`; one that is missing keeps its default.
-        inner: The channels of all heads, by which a head's size is computed where it is missing or auto.
+        names: The family's keys.
+        hidden_size: The size of hidden states, by whose multiple the channels are given; None: heads and their size are.
+        inner: The channels of all heads, where a key states them.
         activation: The key of the convolution's activation.
 
     Raises:
         ModelFilesError: A value is missing, or does not fit.
     """
+    if inner is None and hidden_size is not None:
+        inner = hidden_size * keys.integer(names["expand"], 1, 64, 2)
     keys.choice(activation, ("silu", "swish"), "silu")
     heads = keys.integer(names["heads"], 1, LARGEST_SIZE)
     size_key, groups = names["head_dim"], keys.integer(names["groups"], 1, LARGEST_SIZE, 1)
@@ -95,7 +139,7 @@ def mamba2_form(
         keys.flag(names["conv_bias"], True),
         bias,
         bias,
-        _limits(keys, names["limits"]) if "limits" in names else (0.0, math.inf),
+        _limits(keys, names["limits"]),
     )
 
 
@@ -119,16 +163,13 @@ def _number(value: Any) -> float | None:
     return float(value) if type(value) in (int, float) else None
 
 
-def mamba_form(
-    keys: ConfigKeys, names: Mapping[str, str], channels: int, hidden_size: int
-) -> MambaForm:
+def mamba_form(keys: ConfigKeys, names: Mapping[str, str], hidden_size: int) -> MambaForm:
     """The form of Mamba's layers.
 
     Args:
         keys: The keys of config.json.
-        names: The family's keys for ``state_size``, ``rank``, ``taps``, ``bias`` and ``conv_bias``.
-        channels: The number of channels.
-        hidden_size: The size of hidden states, by which an automatic rank is computed.
+        names: The family's keys.
+        hidden_size: The size of hidden states, by which the channels and an automatic rank are computed.
 
     Raises:
         ModelFilesError: A value is missing, or does not fit.
@@ -136,10 +177,102 @@ def mamba_form(
     keys.choice("hidden_act", ("silu", "swish"), "silu")
     automatic = keys.value(names["rank"]) in (None, "auto")
     return MambaForm(
-        channels,
+        hidden_size * keys.integer(names["expand"], 1, 64, 2),
         keys.integer(names["state_size"], 1, LARGEST_SIZE, 16),
         -(-hidden_size // 16) if automatic else keys.integer(names["rank"], 1, LARGEST_SIZE),
         keys.integer(names["taps"], 2, 64, 4),
         keys.flag(names["conv_bias"], True),
         keys.flag(names["bias"]),
     )
+
+
+_KINDS: dict[str, LayerKind] = {
+    "linear_attention": "recurrent",
+    "mamba": "recurrent",
+    "full_attention": "attention",
+    "attention": "attention",
+    "mlp": "feed_forward",
+}
+_LETTERS: dict[str, LayerKind] = {"M": "recurrent", "*": "attention", "-": "feed_forward"}
+
+
+def kinds_of_layers(
+    keys: ConfigKeys, key: str, count: int | None, attends: Collection[int] = ()
+) -> tuple[LayerKind, ...]:
+    """The kinds of layers that a key lists.
+
+    Args:
+        keys: The keys of config.json.
+        key: The key.
+        count: The number of layers; None: that of the list.
+        attends: The layers with attention where the key is missing; the others are recurrent.
+
+    Raises:
+        ModelFilesError: The value is no list of known kinds, or has another length.
+    """
+    value = keys.value(key)
+    if value is None and count is not None:
+        return tuple("attention" if i in attends else "recurrent" for i in range(count))
+    names = list(value) if isinstance(value, list) else []
+    if (
+        not names
+        or len(names) != (count or len(names))
+        or not all(name in _KINDS for name in names)
+    ):
+        expected = f"{count or 'some'} times one of {', '.join(_KINDS)}"
+        raise keys.error(key, expected)
+    return tuple(_KINDS[name] for name in names)
+
+
+def kinds_of_pattern(keys: ConfigKeys) -> tuple[LayerKind, ...]:
+    """The kinds of Nemotron-H's layers: of ``layers_block_type``, else of the letters of ``hybrid_override_pattern``.
+
+    Args:
+        keys: The keys of config.json.
+
+    Raises:
+        ModelFilesError: There is neither, or a kind is unknown.
+    """
+    pattern = keys.value("hybrid_override_pattern")
+    if keys.value("layers_block_type") is not None or pattern is None:
+        return kinds_of_layers(keys, "layers_block_type", None)
+    if not isinstance(pattern, str) or not pattern or not set(pattern) <= set(_LETTERS):
+        raise keys.error("hybrid_override_pattern", f"letters of {' '.join(_LETTERS)}")
+    return tuple(_LETTERS[letter] for letter in pattern)
+
+
+def layer_numbers(keys: ConfigKeys, key: str, count: int) -> frozenset[int]:
+    """The layers that a key lists; none where it is missing.
+
+    Args:
+        keys: The keys of config.json.
+        key: The key.
+        count: The number of layers.
+
+    Raises:
+        ModelFilesError: The value is no list of layers.
+    """
+    value = keys.value(key)
+    numbers: list[Any] = [] if value is None else value
+    if not isinstance(value, list | None) or not all(type(n) is int and 0 <= n < count for n in numbers):
+        raise keys.error(key, f"a list of layers, from 0 to {count - 1}")
+    return frozenset(numbers)
+
+
+def periodic_layers(
+    keys: ConfigKeys, kind: str, period: int, offset: int
+) -> Callable[[int], bool]:
+    """Tells the layers that come once in each period.
+
+    Args:
+        keys: The keys of config.json.
+        kind: The beginning of the keys ``…_layer_period`` and ``…_layer_offset``.
+        period: The period where the file states none.
+        offset: The first such layer where the file states none.
+
+    Raises:
+        ModelFilesError: A value does not fit.
+    """
+    period = keys.integer(f"{kind}_layer_period", 1, LARGEST_SIZE, period)
+    offset = keys.integer(f"{kind}_layer_offset", 0, period - 1, offset)
+    return lambda index: index % period == offset

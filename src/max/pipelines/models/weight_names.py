@@ -12,7 +12,7 @@ from max.driver import Tensor
 from max.graph.weights import WeightData
 from max.pipelines.core.exceptions import WeightsError
 
-__all__ = ["GGUF_LAYER", "GGUF_TOP", "OUTPUT_NORMS", "SANDWICH_NORMS", "WeightNames"]
+__all__ = ["GGUF_LAYER", "GGUF_TOP", "OUTPUT_NORMS", "SANDWICH_NORMS", "SharedMLPNames", "WeightNames"]
 
 GGUF_TOP = {
     "token_embd": "embed_tokens",
@@ -65,7 +65,7 @@ class WeightNames:
     ``mlp.gate_up_proj``) are split later, where the config is known.
 
     Args:
-        prefix: The beginning of all names but the output layer's in safetensors files; files may lack it.
+        prefix: The beginning of all names but the output layer's in safetensors files, or several; files may lack it.
         layers: The beginning of the names of layers, after the prefix.
         top: The names outside of layers, and the decoder's.
         layer: The parts of names within a layer, and the decoder's.
@@ -82,7 +82,7 @@ class WeightNames:
         gguf_unused: Ends of the names of tables in GGUF files that the engine computes.
     """
 
-    prefix: str = "model."
+    prefix: str | tuple[str, ...] = "model."
     layers: str = "layers."
     top: Mapping[str, str] = field(default_factory=dict)
     layer: Mapping[str, str] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class WeightNames:
         """
         renamed: dict[str, WeightData] = {}
         for stored, value in state_dict.items():
-            part = stored.removeprefix(self.prefix)
+            part = self._without_prefix(stored)
             if not stored.endswith(self.unused) and not part.startswith(self.unused_parts):
                 name = self._own_name(stored)
                 renamed[name] = self._own_form(name, _data(value))
@@ -139,9 +139,13 @@ class WeightNames:
             if not name.endswith(self.gguf_unused)
         }
 
+    def _without_prefix(self, stored: str) -> str:
+        prefixes = (self.prefix,) if isinstance(self.prefix, str) else self.prefix
+        return stored.removeprefix(next(filter(stored.startswith, prefixes), ""))
+
     def _own_name(self, stored: str) -> str:
         """The decoder's name of a weight in a safetensors file."""
-        name = stored.removeprefix(self.prefix)
+        name = self._without_prefix(stored)
         if name.startswith(self.layers):
             index, _, part = name.removeprefix(self.layers).partition(".")
             return f"layers.{index}.{_replaced(part, self.layer)}"
@@ -161,6 +165,24 @@ class WeightNames:
             array = Tensor.from_dlpack(value.data).to_numpy().reshape(-1)
             return WeightData.from_numpy(array, value.name)
         return value
+
+
+class SharedMLPNames(WeightNames):
+    """Names of checkpoints where the MLP beside the experts is a block's only one if there are no experts."""
+
+    def from_safetensors(
+        self, state_dict: Mapping[str, Any], **kwargs: Any
+    ) -> dict[str, WeightData]:
+        """The weights by the decoder's names; see `WeightNames.from_safetensors`.
+
+        Args:
+            state_dict: The checkpoint's weights by name.
+            kwargs: Unused.
+        """
+        weights = super().from_safetensors(state_dict, **kwargs)
+        if any(".mlp.experts." in name for name in weights):
+            return weights
+        return {name.replace(".mlp.shared.", ".mlp."): value for name, value in weights.items()}
 
 
 def _own_name_of_gguf(name: str, layer: Mapping[str, str]) -> str:

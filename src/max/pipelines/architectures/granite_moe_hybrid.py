@@ -1,0 +1,49 @@
+"""Granite 4: blocks of Mamba 2 and of attention, with experts and an MLP that all tokens share, or the latter alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max.pipelines.architectures.decoder_family import decoder_family
+from max.pipelines.architectures.granite_moe import NAMES, granite_fields, granite_moe_fields
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.models.config_fields import Fields
+from max.pipelines.models.rope import LONGEST_SEQUENCE
+from max.pipelines.models.state_space_fields import (
+    HYBRID_KEYS,
+    MIXER_FORMS,
+    kinds_of_layers,
+    mamba2_form,
+    mixer_names,
+)
+from max.pipelines.models.weight_names import SharedMLPNames
+
+__all__ = ["ARCHITECTURES"]
+
+
+def hybrid_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of a Granite 4's config."""
+    if keys.integer("num_local_experts", 0, LONGEST_SEQUENCE, 8):
+        fields = granite_moe_fields(config, keys)
+    else:
+        inner = keys.integer("shared_intermediate_size", 1, LONGEST_SEQUENCE, 1024)
+        fields = granite_fields(config, keys) | {"intermediate_size": inner}
+    if keys.choice("position_embedding_type", ("rope", "nope"), "nope") == "nope":
+        fields["rope"] = None
+    return fields | {
+        "layer_kinds": kinds_of_layers(keys, "layer_types", fields["num_layers"]),
+        "recurrence": mamba2_form(keys, HYBRID_KEYS, fields["hidden_size"]),
+    }
+
+
+HYBRID = SharedMLPNames(layer={**NAMES.layer, **mixer_names("mamba")}, converted=MIXER_FORMS)
+
+ARCHITECTURES = [
+    decoder_family(
+        "GraniteMoeHybridForCausalLM",
+        ["ibm-granite/granite-4.0-h-micro"],
+        hybrid_fields,
+        names=HYBRID,
+    )
+]
+"""The architectures of this module, for the registry."""

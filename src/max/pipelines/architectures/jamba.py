@@ -1,0 +1,56 @@
+"""Jamba: blocks of Mamba and of attention without rotation, with MLPs or experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from max.nn.moe import ExpertRouting
+from max.pipelines.architectures.decoder_family import decoder_family
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.models.config_fields import Fields, base_fields
+from max.pipelines.models.experts import Experts
+from max.pipelines.models.rope import LONGEST_SEQUENCE
+from max.pipelines.models.state_space_fields import (
+    HYBRID_KEYS,
+    HYBRID_LAYER,
+    HYBRID_TOP,
+    MIXER_FORMS,
+    mamba_form,
+    periodic_layers,
+)
+from max.pipelines.models.weight_names import WeightNames
+
+__all__ = ["ARCHITECTURES"]
+
+
+def jamba_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of a Jamba's config."""
+    fields = base_fields(config, keys, eps=1e-6, longest=262144, rotates=False)
+    layers = range(fields["num_layers"])
+    attends, routed = periodic_layers(keys, "attn", 8, 4), periodic_layers(keys, "expert", 2, 1)
+    form = mamba_form(keys, HYBRID_KEYS, fields["hidden_size"])
+    count = keys.integer("num_experts", 1, LONGEST_SEQUENCE, 16)
+    experts = Experts(
+        count,
+        keys.integer("num_experts_per_tok", 1, count, min(2, count)),
+        fields["intermediate_size"],
+        ExpertRouting(normalised=False),
+        dense_layers=frozenset(i for i in layers if not routed(i)),
+    )
+    return fields | {
+        "layer_kinds": tuple("attention" if attends(i) else "recurrent" for i in layers),
+        "recurrence": replace(form, norms=True),
+        "experts": experts if count > 1 else None,
+    }
+
+
+LAYER = {**HYBRID_LAYER, "feed_forward.router": "mlp.gate.gate_score"}
+NAMES = WeightNames(
+    top=HYBRID_TOP, layer=LAYER, stacked={"mlp.experts": "mlp.experts"}, converted=MIXER_FORMS
+)
+
+ARCHITECTURES = [
+    decoder_family("JambaForCausalLM", ["ai21labs/AI21-Jamba-Mini-1.7"], jamba_fields, names=NAMES)
+]
+"""The architectures of this module, for the registry."""
