@@ -16,14 +16,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy.typing as npt
 from xdsl.dialects.builtin import Builtin, LocationAttr, ModuleOp
-from xdsl.ir import Attribute, Block, Dialect, OpTraits, Region, SSAValue
-from xdsl.traits import IsolatedFromAbove, IsTerminator, Pure
-from xdsl.utils.exceptions import VerifyException
+from xdsl.ir import Attribute, Dialect, OpTraits, SSAValue
+from xdsl.traits import IsTerminator, Pure
 
+from max._compiler.mok_bodies import BodyOp, OnceOp, RegionOp
 from max._kernel_library.convolution.filters import filter_elements
 from max._kernel_library.products.dense.panels import panel_elements
 from max._kernel_library.products.int8.panels import ENCODINGS as INT8
@@ -35,10 +35,6 @@ from max.mlir import MO, DimExpr, MoOp, OpSpec, TensorType, to_attr
 from max.mlir.conditions import Condition
 from max.mlir.operation import OPS
 from max.mlir.types import short_types
-
-if TYPE_CHECKING:
-    from xdsl.parser import Parser
-    from xdsl.printer import Printer
 
 __all__ = [
     "AttentionOp",
@@ -478,91 +474,6 @@ class DeviceCopyOp(MoOp):
     def of(cls, x: SSAValue, result: TensorType, location: LocationAttr) -> DeviceCopyOp:
         """The copy of a tensor; `result` differs from its type in the device only."""
         return cls.create(operands=(x,), result_types=(result,), location=location)
-
-
-class BodyOp(MoOp):
-    """An op whose body uses its arguments only."""
-
-    @classmethod
-    def make(
-        cls,
-        inputs: Sequence[SSAValue],
-        results: Sequence[Attribute],
-        body: Block,
-        attrs: dict[str, Any],
-    ) -> BodyOp:
-        """The op with a finished body."""
-        attributes = {key: to_attr(value) for key, value in attrs.items()}
-        return cls.create(
-            operands=inputs, result_types=results, attributes=attributes, regions=[Region(body)]
-        )
-
-    @property
-    def block(self) -> Block:
-        """The body."""
-        return self.regions[0].block
-
-    @property
-    def yielded(self) -> tuple[SSAValue, ...]:
-        """The values that the body yields, one per result."""
-        last = self.block.last_op
-        assert last is not None
-        return tuple(last.operands)
-
-    def verify_(self) -> None:
-        super().verify_()
-        block = self.block
-        if [a.type for a in block.args] != [v.type for v in self.operands]:
-            raise VerifyException("the body's arguments differ from the operands")
-        if block.last_op is None or block.last_op.name != "mok.yield":
-            raise VerifyException("the body does not end with mok.yield")
-        if [v.type for v in self.yielded] != [v.type for v in self.results]:
-            raise VerifyException("the yielded values differ from the results")
-
-    def print(self, printer: Printer) -> None:
-        with printer.in_parens():
-            printer.print_list(self._operands, printer.print_operand)
-        printer.print_op_attributes(self.attributes)
-        printer.print_string(" : ")
-        printer.print_operation_type(self)
-        printer.print_string(" ")
-        printer.print_region(self.regions[0])
-
-    @classmethod
-    def parse(cls, parser: Parser) -> BodyOp:
-        operands = parser.parse_op_args_list()
-        attributes = parser.parse_optional_attr_dict()
-        parser.parse_punctuation(":")
-        position = parser.pos
-        types = parser.parse_function_type()
-        region = parser.parse_region()
-        return cls.create(
-            operands=parser.resolve_operands(operands, types.inputs.data, position),
-            result_types=types.outputs.data,
-            attributes=attributes,
-            regions=[region],
-        )
-
-
-class RegionOp(BodyOp):
-    """A group of ops that are computed together, mostly by one kernel."""
-
-    name = "mok.region"
-    spec = OpSpec("mok.region", (0, None), None, attributes={"kind": str}, pure=False)
-    traits = OpTraits(lambda: (IsolatedFromAbove(),))
-
-    @property
-    def kind(self) -> str:
-        """``map``, ``rows`` or ``library``."""
-        return self.attr("kind")
-
-
-class OnceOp(BodyOp):
-    """Ops on weights and constants, computed once when a model is loaded."""
-
-    name = "mok.once"
-    spec = OpSpec("mok.once", (0, None), None, pure=False)
-    traits = OpTraits(lambda: (IsolatedFromAbove(),))
 
 
 MOK = Dialect(

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import (
     Callable,
     Generator,
@@ -16,12 +15,12 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import contextmanager, nullcontext
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from max import mlir
 from max._errors import ArgumentError
+from max.graph._places import location_at, user_place
 from max.graph.current import CURRENT, current_graph
 from max.graph.graph_weights import GraphWeights
 from max.graph.kernel_library import KernelLibrary
@@ -34,41 +33,15 @@ from max.mlir.dims import DimExpr
 
 __all__ = ["Graph"]
 
-_STAGING = tuple(
-    [str(Path(__file__).parents[1] / name) for name in ("graph", "nn", "experimental")]
-)
-"""Packages whose frames are skipped when an op's location is recorded."""
-
-INTRODUCES_SYMBOLS = frozenset(
-    {
-        "mo.rebind",
-        "mo.slice",
-        "mo.slice_dynamic",
-        "mo.range",
-        "mo.nonzero",
-        "mo.custom",
-        "mo.call",
-    }  # fmt: skip
-)
+INTRODUCES_SYMBOLS = frozenset({
+    "mo.rebind", "mo.slice", "mo.slice_dynamic", "mo.range", "mo.nonzero", "mo.custom", "mo.call",
+})  # fmt: skip
 """Ops whose result types may introduce symbols; their sizes are computed when the graph runs."""
-
-
-@lru_cache(maxsize=65536)
-def _location(filename: str, line: int) -> mlir.LocationAttr:
-    return mlir.FileLineColLoc(mlir.StringAttr(filename), mlir.IntAttr(line), mlir.IntAttr(0))
 
 
 def _block_of(value: mlir.SSAValue) -> mlir.Block | None:
     """The block that defines a value."""
     return value.block if isinstance(value, mlir.BlockArgument) else value.owner.parent_block()
-
-
-def user_place() -> tuple[str, int]:
-    """File and line of the innermost frame outside of `_STAGING`."""
-    frame = sys._getframe(1)
-    while frame.f_code.co_filename.startswith(_STAGING) and frame.f_back is not None:
-        frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno
 
 
 class _DeviceChainMap(MutableMapping[DeviceRef, _ChainValue]):
@@ -365,7 +338,7 @@ class Graph:
                     f"of the graph {self.name}, which is being built"
                 )
         place = self.root._place or user_place()
-        op = mlir.build(name, values, attrs, result_types, _location(*place))
+        op = mlir.build(name, values, attrs, result_types, location_at(*place))
         if self.has_output:
             raise ValueError(
                 f"{name.removeprefix('mo.')}: the graph {self.name} has its outputs already; "

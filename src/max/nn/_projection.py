@@ -61,3 +61,17 @@ def with_bias(y: TensorValue, bias: TensorValueLike | None) -> TensorValue:
 def plain_dtype(dtype: DType, encoding: QuantizationEncoding | None) -> DType:
     """The dtype of the parts that are not encoded; callers pass uint8 for encoded weights: then float32."""
     return DType.float32 if encoding is not None and not dtype.is_float() else dtype
+
+
+def swish_glu(a: TensorValueLike, b0: TensorValueLike, b1: TensorValueLike) -> TensorValue:
+    """``silu(a @ b0ᵀ) * (a @ b1ᵀ)``.
+
+    Args:
+        a: ``[rows, in_dim]``.
+        b0: The gate projection's weight ``[out_dim, in_dim]``.
+        b1: The up projection's weight ``[out_dim, in_dim]``.
+
+    Raises:
+        ValueError: The sizes do not fit.
+    """
+    return ops.silu(project(a, b0)) * project(a, b1)

@@ -11,8 +11,9 @@ from typing import Any
 from max.kernel.errors import KernelSyntaxError, KernelValueError
 from max.kernel.frontend.conversions import coerce, loose_type, sequence, unify
 from max.kernel.frontend.state import Frontend, Retype
+from max.kernel.frontend.tiles import Tile, tile_set
 from max.kernel.frontend.values import SlotVar, describe, is_number
-from max.kernel.frontend.views import Tile, View, assign, tile_set
+from max.kernel.frontend.views import View, assign
 from max.kernel.ir.nodes import Const, Ref
 
 

@@ -20,6 +20,7 @@ from max.kernel.frontend.formatting import format_parts
 from max.kernel.frontend.functions.context import context_attribute
 from max.kernel.frontend.merging import is_pure, join
 from max.kernel.frontend.state import ExpressionVisitor, Frontend, Suppressed
+from max.kernel.frontend.tiles import Tile, tile_get
 from max.kernel.frontend.values import (
     Closure,
     Method,
@@ -30,7 +31,7 @@ from max.kernel.frontend.values import (
     describe,
     is_runtime,
 )
-from max.kernel.frontend.views import VIEW_METHODS, Tile, View, attribute, subscript, tile_get
+from max.kernel.frontend.views import VIEW_METHODS, View, attribute, subscript
 from max.kernel.ir.nodes import Const, If, Ref
 from max.kernel.language.source import FunctionSource
 

@@ -1,0 +1,30 @@
+"""The lines of the user's program at which ops are staged."""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+from max import mlir
+
+__all__ = ["location_at", "user_place"]
+
+_STAGING = tuple(
+    [str(Path(__file__).parents[1] / name) for name in ("graph", "nn", "experimental")]
+)
+"""Packages whose frames are skipped when an op's location is recorded."""
+
+
+@lru_cache(maxsize=65536)
+def location_at(filename: str, line: int) -> mlir.LocationAttr:
+    """The location attribute of a file and a line."""
+    return mlir.FileLineColLoc(mlir.StringAttr(filename), mlir.IntAttr(line), mlir.IntAttr(0))
+
+
+def user_place() -> tuple[str, int]:
+    """File and line of the innermost frame outside of `_STAGING`."""
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame.f_code.co_filename.startswith(_STAGING) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
