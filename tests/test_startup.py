@@ -86,6 +86,23 @@ def test_llvm_is_loaded_with_the_first_session(module: str) -> None:
     assert not {name for name in imported(f"import {module}") if name.startswith("llvmlite")}
 
 
+def test_the_engine_imports_neither_graphs_nor_the_compiler() -> None:
+    """Callers that stage graphs import the graph layer themselves."""
+    modules = imported("import max.engine")
+    layers = {name.split(".")[1] for name in own(modules) if name != "max"}
+    assert layers <= {
+        "_abi", "_absent", "_backends", "_compiler", "_config", "_earlier", "_errors", "_kernel_library", "_lazy",
+        "_runtime", "_traceback", "_version", "driver", "dtype", "engine", "kernel", "mlir",
+    }  # fmt: skip
+    # what programs on the disk consist of, not what makes them
+    assert {name for name in modules if name.startswith("max._compiler.")} <= {
+        "max._compiler.code", "max._compiler.record", "max._compiler.sites", "max._compiler.sizes", "max._compiler.stats",
+    }  # fmt: skip
+    assert "max.kernel.ir.nodes" not in modules
+    # 64 and 283 with Python 3.11
+    assert len(own(modules)) <= 70 and len(modules) <= 310
+
+
 def test_names_of_the_engine_are_there_for_tools_that_run_no_code() -> None:
     """Editors and documentation tools look names up without calling the ``__getattr__`` of a module."""
     lines = python(

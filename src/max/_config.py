@@ -270,6 +270,19 @@ class Flags:
         """
         return Override(self, values)
 
+    def export(self, name: str, value: object) -> None:
+        """Sets a flag in the environment, for this process and those that it starts from now on.
+
+        Args:
+            name: The flag's name.
+            value: A Python value, or a text as in the environment.
+
+        Raises:
+            FlagError: The name is not declared, or the value does not fit.
+        """
+        self.named(name).convert(value)
+        os.environ[name] = str(value)
+
     def declared(self) -> dict[str, Flag[Any]]:
         """The declared flags by name, in the order of their declaration."""
         return {n: f for n, f in vars(type(self)).items() if isinstance(f, Flag)}

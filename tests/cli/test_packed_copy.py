@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from max._compiler.stats import stats
 from max._config import flags
 from max.engine import _packed
 from max.entrypoints.cli import cli, generate
@@ -34,3 +35,32 @@ def test_a_run_leaves_packed_weights_for_the_next(
             _packed._writer.run()
             (copy,) = (tmp_path / "weights").iterdir()
     assert texts == ["The capital of Norway is Oslo.\n"] * 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="copies are written on Linux only")
+def test_without_the_cache_of_weights_nothing_is_written_or_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_packed, "LEAST_BYTES", 1)
+    monkeypatch.setattr(_packed, "WAIT_SECONDS", 1e6)
+    monkeypatch.setattr(_packed, "_writer", _packed._Writer())
+    monkeypatch.setattr(generate, "_alive", [])
+    # restored after the test
+    monkeypatch.setenv("MAX_WEIGHT_CACHE_SIZE", "4096")
+    words = ["generate", "--model", str(MODEL), "--prompt", "What is the capital of Norway?"]
+
+    def folders() -> set[str]:
+        _packed._writer.run()
+        return {path.name for path in tmp_path.iterdir()}
+
+    with flags.override(MAX_CACHE_DIR=tmp_path, MAX_CHECK=1, MAX_GUARD=False):
+        cli.main([*words, "--no-weight-cache"], standalone_mode=False)
+        assert flags.MAX_WEIGHT_CACHE_SIZE == 0
+        assert "weights" not in folders()
+        monkeypatch.setenv("MAX_WEIGHT_CACHE_SIZE", "4096")
+        recipes = stats.recipes
+        cli.main([*words, "--weight-cache"], standalone_mode=False)
+        # the option is no part of what programs are found by
+        assert stats.recipes == recipes + 2
+        assert "weights" in folders()
+    assert capsys.readouterr().out == "The capital of Norway is Oslo.\n" * 2

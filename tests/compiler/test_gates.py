@@ -13,7 +13,7 @@ import pytest
 
 from max import kernel as k
 from max._backends import cpu_backends
-from max._compiler.emit import Compiled
+from max._compiler.code import Compiled
 from max._compiler.pipeline import compile_module
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, Weight, ops

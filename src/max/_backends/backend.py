@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from max._kernel_library.library import KernelLibrary
+from max import kernel as k
 from max._kernel_library.packing import Packing
+from max._lazy import lazy_module
 from max._runtime.program import Program
 from max.driver import Device
-from max.kernel import KernelIR, Target
+
+if TYPE_CHECKING:
+    from max._kernel_library import library as kernel_library
+else:
+    kernel_library = lazy_module("max._kernel_library.library")
 
 __all__ = ["HOST", "Backend", "Backends", "ProgramExecutor"]
 
@@ -80,7 +85,11 @@ class Backend(ABC):
     """
 
     def __init__(
-        self, device: Device, target: Target, library: KernelLibrary, packing: Packing
+        self,
+        device: Device,
+        target: k.Target,
+        library: kernel_library.KernelLibrary,
+        packing: Packing,
     ) -> None:
         self.device = device
         self.target = target
@@ -108,14 +117,14 @@ class Backend(ABC):
         """Everything that the code for this device depends on; None if programs must not be kept on disk."""
 
     @abstractmethod
-    def load(self, kernels: Iterable[KernelIR]) -> dict[str, int]:
+    def load(self, kernels: Iterable[k.KernelIR]) -> dict[str, int]:
         """Compiles kernels, and gives their entries by key: what `Launch.entry` holds.
 
         Raises:
             CompileError: The code generator does not take a kernel.
         """
 
-    def start(self, kernel: KernelIR) -> None:  # noqa: B027  optional
+    def start(self, kernel: k.KernelIR) -> None:  # noqa: B027  optional
         """Begins to compile a kernel that `load` will be asked for, where the device compiles on other threads."""
 
     def cancel_started(self) -> None:  # noqa: B027  optional

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
+from max import kernel as k
 from max._backends.backend import Backend, Backends
-from max._kernel_library.library import CPU_KERNELS
 from max._kernel_library.packing import CPU_PACKING
+from max._lazy import lazy_module
 from max._runtime import amx, jit
 from max._runtime.pool import Pool, shared_pool
 from max._runtime.program import Executor, Program
 from max.driver import CPU
-from max.kernel import CPUTarget, KernelIR
+
+if TYPE_CHECKING:
+    from max._kernel_library import library as kernel_library
+else:
+    kernel_library = lazy_module("max._kernel_library.library")
 
 __all__ = ["CPUBackend", "cpu_backends"]
 
@@ -24,11 +30,11 @@ class CPUBackend(Backend):
         target: The processor; this machine, with AMX where it may be used, if not given.
     """
 
-    target: CPUTarget
+    target: k.CPUTarget
 
-    def __init__(self, pool: Pool, target: CPUTarget | None = None) -> None:
+    def __init__(self, pool: Pool, target: k.CPUTarget | None = None) -> None:
         target = amx.native_target() if target is None else target
-        super().__init__(CPU(), target, CPU_KERNELS, CPU_PACKING)
+        super().__init__(CPU(), target, kernel_library.CPU_KERNELS, CPU_PACKING)
         self.pool = pool
 
     @property
@@ -43,10 +49,10 @@ class CPUBackend(Backend):
     def cache_key(self) -> str:
         return self.target.cache_key
 
-    def load(self, kernels: Iterable[KernelIR]) -> dict[str, int]:
+    def load(self, kernels: Iterable[k.KernelIR]) -> dict[str, int]:
         return jit.compile_kernels(kernels, self.target)
 
-    def start(self, kernel: KernelIR) -> None:
+    def start(self, kernel: k.KernelIR) -> None:
         jit.start_kernel(kernel, self.target)
 
     def cancel_started(self) -> None:
@@ -59,7 +65,7 @@ class CPUBackend(Backend):
         return Executor(self.pool, program)
 
 
-def cpu_backends(target: CPUTarget | None = None, num_threads: int | None = None) -> Backends:
+def cpu_backends(target: k.CPUTarget | None = None, num_threads: int | None = None) -> Backends:
     """The CPU alone, for compiling and for tests.
 
     Args:

@@ -1,185 +1,32 @@
-"""Emits launches and their memory plan as a program without addresses or symbol values, so that it can be cached on disk.
-
-A *value* of the program is ``base + block offset + size``: the base is nothing, an arena, an input or an output
-(`max._abi.BaseLayout`); the block is one of the arena's symbolic blocks; the size is an expression over the symbols.
-An argument slot is a value plus a constant, plus the address of a fixed buffer (a weight, a constant, a result computed
-at load) if it points into one.
-"""
+"""Emits launches and their memory plan as a program without addresses or symbol values (`max._compiler.code`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from max._abi import BaseLayout
-from max._compiler.flatten import Flat
-from max._compiler.memory import ALIGNMENT, Block, MemoryPlan, plan_memory
-from max._compiler.sizes import Size, simplify
-from max._compiler.template import (
-    Buffer,
+from max._compiler.code import (
+    ALIGNMENT,
     Check,
-    Chosen,
-    Discover,
+    ChoiceCode,
+    Compiled,
+    DiscoveryCode,
+    Fixed,
     KernelInfo,
-    Launch,
-    Number,
-    Slot,
+    LaunchCode,
+    ProgramCode,
+    SlotCode,
     TensorInfo,
+    ValueCode,
 )
+from max._compiler.flatten import Flat
+from max._compiler.memory import Block, MemoryPlan, plan_memory
+from max._compiler.sizes import Size, simplify
+from max._compiler.template import Buffer, Chosen, Discover, Launch, Number, Slot
 from max._config import flags
-from max.dtype import DType
 
-__all__ = ["Compiled", "DiscoveryCode", "Fixed", "ProgramCode", "SlotCode", "ValueCode", "emit"]
-
-
-@dataclass(frozen=True, slots=True)
-class ValueCode:
-    """One entry of the vector of values."""
-
-    base: int
-    block: int
-    size: Size
-
-
-@dataclass(frozen=True, slots=True)
-class SlotCode:
-    """A slot: the number of a value, a constant, and the number of a fixed buffer or -1."""
-
-    value: int
-    addend: int
-    fixed: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchCode:
-    """A launch without addresses. A jump has a kind, and the index of a launch as its target."""
-
-    kernel: str
-    slots: tuple[SlotCode, ...]
-    barrier: bool
-    serial: bool
-    name: str
-    jump: str = ""
-    target: int = -1
-    choice: ChoiceCode | None = None
-    site: int = -1
-    check: Check | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ChoiceCode:
-    """A slot that holds a limit chosen when the program is loaded; see `max._kernel_library.lowering.Limit`."""
-
-    slot: int
-    name: str
-    most: int
-    rows: SlotCode
-
-
-@dataclass(frozen=True, slots=True)
-class DiscoveryCode:
-    """Sizes that the host reads after a segment; see `max._compiler.template.Discover`."""
-
-    rule: str
-    symbols: tuple[str, ...]
-    bounds: tuple[SlotCode, ...]
-    dtype: DType
-    shape: tuple[SlotCode, ...]
-    label: str = ""
-    target: int = -1
-    devices: tuple[int, ...] = ()
-    """The backend of each bound."""
-
-
-@dataclass(slots=True)
-class ProgramCode:
-    """A list of launches with its values and arena: a whole program, or the part up to where sizes are discovered.
-
-    Args:
-        segment: The index of the segment.
-        device: The index of the backend that runs it and holds its arena.
-        static_bytes: The length of the static part of each arena up to this segment's.
-        blocks: The symbolic blocks of these arenas, each with the number of its arena; a block has the largest of its
-            sizes. They follow the static part, in this order.
-        bytes_moved: The bytes of the buffers that each launch touches; tests limit them, profiles divide them by time.
-        flops: The arithmetic operations of each launch; 0 if unknown.
-        outputs: The outputs whose shapes become known in this segment.
-        checks: The checks whose sizes become known in this segment.
-        discoveries: The sizes that the host reads after the segment.
-    """
-
-    segment: int = 0
-    device: int = 0
-    launches: list[LaunchCode] = field(default_factory=list[LaunchCode])
-    values: list[ValueCode] = field(default_factory=list[ValueCode])
-    static_bytes: list[int] = field(default_factory=list[int])
-    blocks: list[tuple[int, tuple[Size, ...]]] = field(
-        default_factory=list[tuple[int, tuple[Size, ...]]]
-    )
-    bytes_moved: list[Size] = field(default_factory=list[Size])
-    flops: list[Size] = field(default_factory=list[Size])
-    outputs: list[int] = field(default_factory=list[int])
-    checks: list[Check] = field(default_factory=list[Check])
-    discoveries: list[DiscoveryCode] = field(default_factory=list[DiscoveryCode])
-
-
-@dataclass(frozen=True, slots=True)
-class Fixed:
-    """Memory that lives as long as the model: a weight, a constant, or a result computed at load."""
-
-    kind: str
-    bytes: int
-    name: str = ""
-    array: Any = None
-    dtype: DType | None = None
-    shape: tuple[int, ...] = ()
-    device: int = 0
-
-
-@dataclass(slots=True)
-class Compiled:
-    """A compiled model without weights and code addresses.
-
-    Args:
-        name: The name of the graph.
-        symbols: The symbols of the inputs' shapes, then those that are discovered.
-        inputs: The inputs.
-        input_names: Their names.
-        outputs: The outputs.
-        output_buffers: For each output the input buffer that it is, or -1.
-        once: The program that runs when the model is loaded, by segment.
-        main: The first segment of the program.
-        later: The further segments, each after a discovery of sizes.
-        fixed: Memory that lives as long as the model.
-        kernels: The kernels of each device by key.
-        guarded: Whether all memory lies between guard pages; see `max._runtime.guard`.
-    """
-
-    name: str
-    symbols: tuple[str, ...]
-    inputs: list[TensorInfo]
-    input_names: list[str]
-    outputs: list[TensorInfo]
-    output_buffers: list[int]
-    once: list[ProgramCode]
-    main: ProgramCode
-    later: list[ProgramCode]
-    fixed: list[Fixed]
-    kernels: list[dict[str, KernelInfo]]
-    guarded: bool = False
-
-    @property
-    def bases(self) -> BaseLayout:
-        """The order of the addresses that an execution passes."""
-        return BaseLayout(len(self.inputs), len(self.outputs))
-
-    @property
-    def input_symbols(self) -> tuple[str, ...]:
-        """The symbols of the inputs' shapes."""
-        parts = (self.main, *self.later)
-        discovered = {name for part in parts for code in part.discoveries for name in code.symbols}
-        return tuple([name for name in self.symbols if name not in discovered])
+__all__ = ["emit"]
 
 
 class _Emitter:

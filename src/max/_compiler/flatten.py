@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from max._backends.backend import HOST
+from max._compiler.code import Check
 from max._compiler.sizes import Size, simplify, substitute
 from max._compiler.template import (
     Buffer,
     CallStep,
-    Check,
     Chosen,
     Discover,
     IfStep,

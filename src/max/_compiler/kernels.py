@@ -10,12 +10,13 @@ from typing import Any
 
 from max import kernel as k
 from max._backends.backend import Backend, Backends
+from max._compiler.code import KernelInfo
 from max._compiler.codegen import functions
 from max._compiler.codegen.nest import NestText
 from max._compiler.codegen.spec import ArgView
 from max._compiler.sizes import Size
 from max._compiler.specialisations import specialisations
-from max._compiler.template import Border, Chosen, KernelInfo, Number, Pointer, Slot
+from max._compiler.template import Border, Chosen, Number, Pointer, Slot
 from max._kernel_library.tiles.transpose import transpose
 
 __all__ = ["Argument", "KernelTable", "KernelTables"]

@@ -8,6 +8,7 @@ from typing import Any
 
 from xdsl.ir import Attribute
 
+from max._compiler.code import Check, TensorInfo
 from max._compiler.codegen.nest import NestText
 from max._compiler.codegen.spec import ArgView
 from max._compiler.devices import device_of, index_of
@@ -24,12 +25,10 @@ from max._compiler.sizes import product, simplify
 from max._compiler.template import (
     Buffer,
     CallStep,
-    Check,
     Discover,
     IfStep,
     Pointer,
     Template,
-    TensorInfo,
     UnsupportedOpError,
     WhileStep,
     mark,

@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from max._compiler.code import ALIGNMENT
 from max._compiler.sizes import Size, nominal
 from max._compiler.template import Buffer, Launch
 
 __all__ = ["MemoryPlan", "plan_memory"]
 
-ALIGNMENT = 64
 REUSE_FACTOR = 4
 """The largest ratio between the sizes of a buffer and of a free block that it may take."""
 

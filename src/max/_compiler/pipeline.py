@@ -9,7 +9,8 @@ from xdsl.dialects.builtin import ModuleOp
 from max import kernel as k
 from max._backends.backend import HOST, Backends
 from max._compiler import mok
-from max._compiler.emit import Compiled, emit
+from max._compiler.code import Compiled
+from max._compiler.emit import emit
 from max._compiler.flatten import flatten
 from max._compiler.kernels import KernelTables
 from max._compiler.lower import lower_graph

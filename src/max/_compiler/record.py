@@ -6,13 +6,20 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from max import kernel as k
 from max import mlir
 from max._backends.backend import Backends
-from max._compiler.emit import Compiled
-from max._compiler.flatten import Flat
-from max._compiler.memory import MemoryPlan, plan_memory
+from max._compiler.code import Compiled
+from max._lazy import lazy_module
+
+if TYPE_CHECKING:
+    from max._compiler import flatten, memory
+else:
+    # not needed where nothing is recorded
+    flatten = lazy_module("max._compiler.flatten")
+    memory = lazy_module("max._compiler.memory")
 
 __all__ = ["Compilation", "PassRecord", "is_recording", "record", "recorded"]
 
@@ -48,8 +55,8 @@ class Compilation:
     """
 
     passes: list[PassRecord] = field(default_factory=list[PassRecord])
-    flat: Flat | None = None
-    plan: MemoryPlan | None = None
+    flat: flatten.Flat | None = None
+    plan: memory.MemoryPlan | None = None
     compiled: Compiled | None = None
     irs: list[dict[str, k.KernelIR]] = field(default_factory=list)
     backends: Backends | None = None
@@ -60,7 +67,11 @@ class Compilation:
         self.passes.append(PassRecord(name, ops, seconds, mlir.print_module(module)))
 
     def finish(
-        self, flat: Flat, compiled: Compiled, irs: list[dict[str, k.KernelIR]], backends: Backends
+        self,
+        flat: flatten.Flat,
+        compiled: Compiled,
+        irs: list[dict[str, k.KernelIR]],
+        backends: Backends,
     ) -> None:
         """Records the program."""
         cuts = sorted({position for position, _ in flat.discoveries})
@@ -70,7 +81,9 @@ class Compilation:
             for pointer in discovery.bounds
         ]
         self.flat, self.compiled, self.irs, self.backends = flat, compiled, irs, backends
-        self.plan = plan_memory(flat.buffers, flat.launches, cuts, held, flat.labels, flat.loops)
+        self.plan = memory.plan_memory(
+            flat.buffers, flat.launches, cuts, held, flat.labels, flat.loops
+        )
 
 
 _RECORDS: ContextVar[list[Compilation] | None] = ContextVar("max.compilations", default=None)

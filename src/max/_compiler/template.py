@@ -9,28 +9,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from max._compiler.code import Check, TensorInfo
 from max._compiler.sizes import Size
 from max.dtype import DType
-from max.mlir.conditions import Condition
-from max.mlir.dims import DimExpr
 
 __all__ = [
     "Border",
     "Buffer",
     "CallStep",
-    "Check",
     "Chosen",
     "Discover",
     "IfStep",
     "Jump",
-    "KernelInfo",
     "Launch",
     "Number",
     "Pointer",
     "Slot",
     "Step",
     "Template",
-    "TensorInfo",
     "UnsupportedOpError",
     "WhileStep",
     "mark",
@@ -101,16 +97,6 @@ Slot = Pointer | Number | Chosen
 
 
 @dataclass(frozen=True, slots=True)
-class KernelInfo:
-    """The properties of a kernel that launches need besides its code."""
-
-    key: str
-    phases: int
-    scratch_bytes: int
-    messages: tuple[Any, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Jump:
     """A change of the control flow.
 
@@ -122,37 +108,6 @@ class Jump:
 
     kind: str
     label: int
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A condition over two sizes, checked at run time: ``have == want`` if exact, else ``have >= want``.
-
-    Args:
-        have: The size of an operand.
-        want: The required size.
-        message: The error message for sizes that do not meet the condition.
-        exact: Whether both must be equal.
-        site: The number of the staged op with the condition; -1: none.
-    """
-
-    have: Size
-    want: Size
-    message: str
-    exact: bool = True
-    site: int = -1
-
-    @property
-    def condition(self) -> Condition:
-        """The condition as `max.mlir` has it."""
-        return Condition(DimExpr.of(self.have), DimExpr.of(self.want), self.message, self.exact)
-
-    def failure(self, have: int, want: int) -> str | None:
-        """The error message if the values do not meet the condition, else None."""
-        # this runs for each new set of sizes: the `Condition` is built only for the message
-        if have == want if self.exact else have >= want:
-            return None
-        return self.condition.text(have, want)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,16 +231,6 @@ class Discover:
     shape: tuple[Size, ...] = ()
     label: str = ""
     target: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """An input or output of a template."""
-
-    dtype: DType
-    shape: tuple[Size, ...]
-    device: tuple[str, int]
-    mutable: bool = False
 
 
 Step = Launch | CallStep | IfStep | WhileStep | Discover

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from max import mlir
 from max._backends import Backends
-from max._compiler.emit import Compiled
+from max._compiler.code import Compiled
+from max._lazy import lazy_module
 from max._runtime import platform
 from max.driver import Tensor
 from max.dtype import DType
 from max.engine._program import LinkedProgram, arena_of
 from max.engine._store import ProgramStore, describe
-from max.graph import DeviceRef, Graph, TensorType
-from max.graph.weights import LaterCast
+
+if TYPE_CHECKING:
+    from max import graph as graphs
+    from max.graph import weights as weight_files
+else:
+    # the graph layer is imported by callers that stage graphs
+    graphs = lazy_module("max.graph")
+    weight_files = lazy_module("max.graph.weights")
 
 __all__ = ["Caster"]
 
@@ -34,11 +43,13 @@ class Caster:
         self._programs: dict[tuple[DType, DType], tuple[Compiled, LinkedProgram]] = {}
 
     @staticmethod
-    def takes(weight: LaterCast) -> bool:
+    def takes(weight: weight_files.LaterCast) -> bool:
         """Whether kernels can cast a weight: contiguous floats of 32 or 16 bits."""
         return {weight.source.dtype, weight.dtype} <= _FLOATS and weight.source.is_contiguous
 
-    def convert(self, weight: LaterCast, address: int, mapped: platform.MappedFiles) -> None:
+    def convert(
+        self, weight: weight_files.LaterCast, address: int, mapped: platform.MappedFiles
+    ) -> None:
         """Casts a weight, and releases pages of mapped files after they are read.
 
         Args:
@@ -73,8 +84,8 @@ class Caster:
 
 def _cast(source: DType, dtype: DType) -> mlir.ModuleOp:
     """The module of a graph that converts a vector."""
-    kind = TensorType(source, ["n"], DeviceRef.CPU())
-    with Graph("convert", input_types=[kind]) as graph:
+    kind = graphs.TensorType(source, ["n"], graphs.DeviceRef.CPU())
+    with graphs.Graph("convert", input_types=[kind]) as graph:
         graph.output(graph.inputs[0].tensor.cast(dtype))
     return graph.to_mlir()
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from max._backends import Backend, Backends
-from max._compiler.emit import Compiled, Fixed
-from max._compiler.memory import ALIGNMENT
+from max._compiler.code import ALIGNMENT, Compiled, Fixed
+from max._lazy import lazy_module
 from max._runtime import guard, platform
 from max.driver import CPU, Tensor
 from max.dtype import DType
-from max.graph.weights import LaterCast
+
+if TYPE_CHECKING:
+    from max.graph import weights as weight_files
+else:
+    # the graph layer is imported by callers that stage graphs
+    weight_files = lazy_module("max.graph.weights")
 
 __all__ = ["FixedMemory"]
 
@@ -50,13 +55,13 @@ class FixedMemory:
         self,
         compiled: Compiled,
         backends: Backends,
-        weights: Mapping[str, Tensor | LaterCast],
+        weights: Mapping[str, Tensor | weight_files.LaterCast],
         constants: Mapping[int, Array],
         packed: Callable[[int], Array | None] | None = None,
         allocate: Callable[[int], Array] = platform.allocate,
     ) -> None:
         self.addresses: list[int] = []
-        self.casts: dict[int, LaterCast] = {}
+        self.casts: dict[int, weight_files.LaterCast] = {}
         self._owners: dict[int, object] = {}
         on_host = [backends[item.device].is_host for item in compiled.fixed]
         # one allocation for results computed once on the CPU, so that it gets huge pages
@@ -77,7 +82,7 @@ class FixedMemory:
                 value = constants[index]
             else:
                 value = None
-            if isinstance(value, LaterCast):
+            if isinstance(value, weight_files.LaterCast):
                 if on_host[index] and not compiled.guarded:
                     self._reserve(index, item, value)
                     continue
@@ -110,7 +115,7 @@ class FixedMemory:
         """
         self._owners.pop(index, None)
 
-    def _reserve(self, index: int, item: Fixed, value: LaterCast) -> None:
+    def _reserve(self, index: int, item: Fixed, value: weight_files.LaterCast) -> None:
         """Reserves a buffer on the CPU for a weight that is cast later; its pages are not touched yet."""
         self.casts[index] = value
         self._owners[index] = block = platform.allocate(item.bytes)

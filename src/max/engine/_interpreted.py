@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from max import _interpreter, mlir
-from max._compiler.emit import Compiled, ProgramCode
+from max._compiler.code import Compiled, ProgramCode, TensorInfo
 from max._compiler.sizes import simplify
-from max._compiler.template import TensorInfo
 from max._runtime.interrupts import check_interrupt
 from max.driver import CPU, Tensor
 from max.driver._device import device_named

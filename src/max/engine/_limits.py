@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from max._backends import Backend
-from max._compiler.emit import Compiled, LaunchCode
+from max._compiler.code import Compiled, LaunchCode
 from max._config import flags
 from max._runtime.cache import content_key, default_cache, source_fingerprint
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from max._compiler.emit import ChoiceCode, Compiled, LaunchCode, ProgramCode
+from max._compiler.code import ChoiceCode, Compiled, LaunchCode, ProgramCode
 from max._compiler.sizes import product, size_function
 from max._runtime import platform
 from max._runtime.pool import Pool

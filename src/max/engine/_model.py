@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from max._abi import BaseLayout
-from max._compiler.emit import Compiled
+from max._compiler.code import Compiled
 from max._runtime import platform
 from max._runtime.interrupts import check_interrupt
 from max.driver import CPU, Device, Tensor

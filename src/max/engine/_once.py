@@ -9,7 +9,7 @@ import numpy as np
 
 from max._backends import Backends
 from max._backends.backend import HOST
-from max._compiler.emit import Compiled, LaunchCode, ProgramCode
+from max._compiler.code import Compiled, LaunchCode, ProgramCode
 from max._runtime import platform
 from max.engine._program import LinkedProgram, arena_of
 

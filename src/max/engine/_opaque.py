@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from max import mlir
-from max.graph.ops.custom import opaque_buffer
+from max._lazy import lazy_module
+
+if TYPE_CHECKING:
+    import max.graph.ops.custom as custom_ops
+else:
+    custom_ops = lazy_module("max.graph.ops.custom")
 
 __all__ = ["with_buffers"]
 
@@ -27,7 +34,7 @@ def with_buffers(module: mlir.ModuleOp) -> mlir.ModuleOp:
                 )
     for value in _values(changed):
         if isinstance(value.type, mlir.OpaqueType):
-            value._type = opaque_buffer(value.type)  # pyright: ignore[reportPrivateUsage]
+            value._type = custom_ops.opaque_buffer(value.type)  # pyright: ignore[reportPrivateUsage]
     return changed
 
 

@@ -19,18 +19,24 @@ import threading
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from max._backends.backend import HOST
-from max._compiler.emit import Compiled
+from max._compiler.code import Compiled
 from max._config import cache_dir, flags
+from max._lazy import lazy_module
 from max._runtime import platform
 from max._runtime.cache import WEIGHTS_FOLDER, content_key
 from max.driver import Tensor
 from max.engine._once import inputs_of
-from max.graph.weights import LaterCast
+
+if TYPE_CHECKING:
+    from max.graph import weights as weight_files
+else:
+    # the graph layer is imported by callers that stage graphs
+    weight_files = lazy_module("max.graph.weights")
 
 __all__ = ["PackedCopy"]
 
@@ -66,7 +72,7 @@ class PackedCopy:
         program: str | None,
         compiled: Compiled,
         num_bytes: int,
-        weights: Mapping[str, Tensor | LaterCast],
+        weights: Mapping[str, Tensor | weight_files.LaterCast],
         constants: Mapping[int, Array],
     ) -> PackedCopy | None:
         """The copy of a model; None where there is none to be.
@@ -184,7 +190,9 @@ _writer = _Writer()
 
 
 def _sources(
-    compiled: Compiled, weights: Mapping[str, Tensor | LaterCast], constants: Mapping[int, Array]
+    compiled: Compiled,
+    weights: Mapping[str, Tensor | weight_files.LaterCast],
+    constants: Mapping[int, Array],
 ) -> list[str] | None:
     """What the packed weights are made of; None where something is not mapped from a file."""
     files = platform.MappedFiles()
@@ -198,7 +206,7 @@ def _sources(
             parts.append(f"{index} {content_key(array.tobytes())}")
         elif item.kind == "weight":
             value = weights[item.name]
-            stored = value.source if isinstance(value, LaterCast) else value
+            stored = value.source if isinstance(value, weight_files.LaterCast) else value
             size = stored.num_elements * stored.dtype.size_in_bytes
             place = files.identity(stored._ptr, size)  # pyright: ignore[reportPrivateUsage]
             if place is None:

@@ -14,22 +14,21 @@ import numpy as np
 import numpy.typing as npt
 
 from max._backends import Backend, Backends
-from max._compiler.emit import Compiled, DiscoveryCode, ProgramCode, SlotCode
-from max._compiler.memory import ALIGNMENT
+from max._compiler.code import ALIGNMENT, Check, Compiled, DiscoveryCode, ProgramCode, SlotCode
 from max._compiler.sites import Sites
 from max._compiler.sizes import Size, size_function
-from max._compiler.template import Check
 from max._lazy import lazy_module
 from max._runtime import guard, platform
 from max._runtime.program import Executor, Jump, Launch, Program
 from max.driver._memory import copy_between
 from max.dtype import DType
 from max.engine._outputs import trim_all
-from max.graph.print_options import PrintOptions
 
 if TYPE_CHECKING:
     from max._interpreter import printing
+    from max.graph import print_options
 else:
+    print_options = lazy_module("max.graph.print_options")
     printing = lazy_module("max._interpreter.printing")  # few programs print
 
 __all__ = ["Arena", "Instance", "LinkedProgram", "arena_of"]
@@ -161,10 +160,10 @@ class LinkedProgram:
         backends: Backends,
         limits: Mapping[str, int] | None = None,
         sites: Sites = _NO_SITES,
-        printing: PrintOptions | None = None,
+        printing: print_options.PrintOptions | None = None,
     ) -> None:
         self._sites = sites
-        self._printing = printing or PrintOptions()
+        self._printing = printing or print_options.PrintOptions()
         kernels, entries = compiled.kernels[code.device], addresses[code.device]
         launches: list[Launch] = []
         for launch in code.launches:

@@ -15,7 +15,7 @@ import numpy as np
 
 from max import mlir
 from max._backends import BackendOptions, Backends, backends_for
-from max._compiler.emit import Compiled, ProgramCode
+from max._compiler.code import Compiled, ProgramCode
 from max._config import dump_log, flags
 from max._errors import ArgumentError
 from max._lazy import lazy_module
@@ -33,15 +33,20 @@ from max.engine._profile import Profile, keep_for_exit, recording
 from max.engine._program import LinkedProgram, arena_of
 from max.engine._store import Loaded, ProgramStore, input_names
 from max.engine._weights import bind_weights, declared_weights
-from max.graph import Graph
-from max.graph.print_options import STYLES, PrintOptions
-from max.graph.saved import saved_weights
-from max.graph.weights import LaterCast, WeightsFileError
 from max.kernel.language.extensions import load_extensions
 
 if TYPE_CHECKING:
+    from max import graph as graphs
     from max.engine import _interpreted
+    from max.graph import print_options
+    from max.graph import saved as saved_files
+    from max.graph import weights as weight_files
 else:
+    # the graph layer is imported by callers that stage graphs
+    graphs = lazy_module("max.graph")
+    print_options = lazy_module("max.graph.print_options")
+    saved_files = lazy_module("max.graph.saved")
+    weight_files = lazy_module("max.graph.weights")
     _interpreted = lazy_module("max.engine._interpreted")
 
 __all__ = [
@@ -180,7 +185,7 @@ class InferenceSession:
         self._store = ProgramStore(self._backends)
         self._caster = Caster(self._store, self._backends)
         self._lock = threading.Lock()
-        self._printing = PrintOptions()
+        self._printing = print_options.PrintOptions()
         self._models: weakref.WeakSet[Model] = weakref.WeakSet()
         load_extensions(custom_extensions)
 
@@ -238,7 +243,9 @@ class InferenceSession:
         self._check_devices(module)
         if flags.MAX_INTERPRET:
             bound = bind_weights(graph.name, declared_weights(module), registry)
-            weights = {n: w.now() if isinstance(w, LaterCast) else w for n, w in bound.items()}
+            weights = {
+                n: w.now() if isinstance(w, weight_files.LaterCast) else w for n, w in bound.items()
+            }
             return _interpreted.interpreted_model(
                 graph, input_names(module), weights, arena_of(self._backends.host), self._printing
             )
@@ -266,9 +273,9 @@ class InferenceSession:
         return recording([part for model in list(self._models) for part in model._programs()])  # pyright: ignore[reportPrivateUsage]
 
     @staticmethod
-    def _graph(model: Any) -> tuple[Graph, Mapping[str, Any]]:
+    def _graph(model: Any) -> tuple[graphs.Graph, Mapping[str, Any]]:
         """The graph, and the values of weights that were saved with it."""
-        if isinstance(model, Graph):
+        if isinstance(model, graphs.Graph):
             return model, {}
         if not isinstance(model, str | Path):
             raise TypeError(
@@ -283,8 +290,8 @@ class InferenceSession:
                 "(max.graph.weights reads safetensors, GGUF and PyTorch files)"
             )
         try:
-            return Graph(path.stem, path=path), saved_weights(path)
-        except WeightsFileError as error:
+            return graphs.Graph(path.stem, path=path), saved_files.saved_weights(path)
+        except weight_files.WeightsFileError as error:
             raise RuntimeError(f"load: {error}") from error
         except (ValueError, OSError) as error:
             raise RuntimeError(f"load: {path} is not a saved graph: {error}") from error
@@ -323,9 +330,9 @@ class InferenceSession:
             ValueError: The style is ``BINARY``, and the folder does not exist.
         """
         op = "set_debug_print_options"
-        if style not in STYLES:
+        if style not in print_options.STYLES:
             raise ArgumentError(
-                f"{op}: the style is {style!r}, expected one of {', '.join(STYLES)}"
+                f"{op}: the style is {style!r}, expected one of {', '.join(print_options.STYLES)}"
             )
         if type(precision) is not int or precision < 0:
             raise ArgumentError(f"{op}: the precision is {precision!r}, expected 0 or more digits")
@@ -399,7 +406,7 @@ class _Linker:
         self,
         backends: Backends,
         program: Loaded,
-        printing: PrintOptions,
+        printing: print_options.PrintOptions,
         caster: Caster,
     ) -> None:
         self.backends = backends

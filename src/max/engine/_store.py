@@ -24,7 +24,7 @@ import numpy as np
 
 from max import mlir
 from max._backends import Backends
-from max._compiler.emit import Compiled
+from max._compiler.code import Compiled
 from max._compiler.record import is_recording
 from max._compiler.sites import Sites
 from max._compiler.stats import stats
@@ -46,6 +46,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 MOST_CONSTANTS = 128 << 20
 """Bytes of constants that a recipe may hold; with more there is none, and each start stages the module."""
+
+OF_CACHES = frozenset({"MAX_CACHE_DIR", "MAX_CACHE_SIZE", "MAX_WEIGHT_CACHE_SIZE"})
+"""The flags that say where code and weights are kept, and how many, not what they are."""
 
 CODE_PACKAGES = ("_compiler", "_backends", "kernel", "_kernel_library", "mlir", "_runtime")
 """The packages that make code of a module."""
@@ -209,7 +212,11 @@ class ProgramStore:
         devices = self._kept_devices()
         if devices is None or flags.MAX_INTERPRET:
             return None
-        values = [f"{name}={flag.get()!r}" for name, flag in sorted(flags.declared().items())]
+        values = [
+            f"{name}={flag.get()!r}"
+            for name, flag in sorted(flags.declared().items())
+            if name not in OF_CACHES
+        ]
         return content_key(
             description, devices, *values, __version__, sys.version, np.__version__, source_fingerprint(""),
         )  # fmt: skip

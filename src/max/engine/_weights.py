@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from max import mlir
 from max._errors import ArgumentError
+from max._lazy import lazy_module
 from max.driver import Tensor
 from max.dtype import DType
-from max.graph.weights import LaterCast
+
+if TYPE_CHECKING:
+    from max.graph import weights as weight_files
+else:
+    # the graph layer is imported by callers that stage graphs
+    weight_files = lazy_module("max.graph.weights")
 
 __all__ = ["WeightInfo", "bind_weights", "declared_weights"]
 
@@ -67,8 +73,8 @@ def bind_weights(
     model: str,
     declared: Mapping[str, WeightInfo],
     registry: Mapping[str, Any] | None,
-    casts: Callable[[LaterCast], bool] | None = None,
-) -> dict[str, Tensor | LaterCast]:
+    casts: Callable[[weight_files.LaterCast], bool] | None = None,
+) -> dict[str, Tensor | weight_files.LaterCast]:
     """A contiguous tensor for each weight, on the registry's memory where that is possible.
 
     Args:
@@ -90,13 +96,13 @@ def bind_weights(
     problems: list[str] = []
     if missing := [name for name in declared if name not in registry]:
         problems.append(f"{len(missing)} missing: {_names(missing)}")
-    tensors: dict[str, Tensor | LaterCast] = {}
+    tensors: dict[str, Tensor | weight_files.LaterCast] = {}
     for name, info in declared.items():
         if name not in registry:
             continue
         value: Any = registry[name]
         if (
-            isinstance(value, LaterCast)
+            isinstance(value, weight_files.LaterCast)
             and (value.dtype, value.shape) == (info.dtype, info.shape)
             and casts is not None
             and casts(value)

@@ -11,10 +11,10 @@ from typing import Any
 from max import kernel as k
 from max._backends import cpu_backends
 from max._compiler import pipeline
-from max._compiler.memory import ALIGNMENT
+from max._compiler.code import ALIGNMENT, TensorInfo
 from max._compiler.record import Compilation, record
 from max._compiler.sizes import NOMINAL, Size, nominal
-from max._compiler.template import Buffer, Launch, TensorInfo
+from max._compiler.template import Buffer, Launch
 from max.engine._opaque import with_buffers
 from max.engine._store import input_names
 from max.graph import Graph

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from max._config import flags
 from max.interfaces import SamplingParamsInput
 from max.pipelines.config.options import options_of, type_hints
 from max.pipelines.config.pipeline_config import PipelineConfig
@@ -55,17 +56,17 @@ def _bare(hint: Any) -> tuple[Any, bool]:
 def _option(
     name: str, hint: Any, help: str, default: Any, hidden: bool = False
 ) -> Callable[[Any], Any]:
-    flags = _NAMES.get(name, ("--" + name.replace("_", "-"),))
+    words = _NAMES.get(name, ("--" + name.replace("_", "-"),))
     kind, several = _bare(hint)
     shown = _shown(default)
     text = f"{help} [default: {shown}]" if shown else help
     if kind is bool:
-        off = "--no-" + flags[0][2:]
-        return click.option(f"{flags[0]}/{off}", name, default=None, help=text, hidden=hidden)
+        off = "--no-" + words[0][2:]
+        return click.option(f"{words[0]}/{off}", name, default=None, help=text, hidden=hidden)
     click_type: Any = {int: click.INT, float: click.FLOAT}.get(kind, click.STRING)
     # None, not an empty tuple: the option is not set
     return click.option(
-        *flags,
+        *words,
         name,
         type=click_type,
         default=None,
@@ -89,12 +90,26 @@ def _shown(default: Any) -> str:
     return str(default)
 
 
+def _set_weight_cache(ctx: click.Context, param: click.Parameter, value: bool | None) -> None:
+    """Sets the flag of the packed weights' cache, in the environment: a server's processes take it from there."""
+    if value is False:
+        flags.export("MAX_WEIGHT_CACHE_SIZE", 0)
+
+
 def config_options(command: Any) -> Any:
-    """Adds an option for each field of a pipeline's configuration.
+    """Adds an option for each field of a pipeline's configuration, and those of loading a model.
 
     Args:
         command: The command; receives the set values by field.
     """
+    command = click.option(
+        "--weight-cache/--no-weight-cache",
+        default=None,
+        expose_value=False,
+        callback=_set_weight_cache,
+        help="Keep packed weights on the disk, where later starts map them; --no-weight-cache neither writes nor reads "
+        "them, as MAX_WEIGHT_CACHE_SIZE=0. [default: on]",
+    )(command)
     made: list[Callable[[Any], Any]] = []
     for cls in (*PipelineConfig.PARTS.values(), PipelineConfig):
         hints = type_hints(cls)
