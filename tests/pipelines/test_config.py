@@ -69,6 +69,12 @@ def test_fields_of_all_parts_are_keywords(fake):
         ({"device_specs": 3}, "device_specs is 3", "DeviceSpec"),
         ({"max_length": 0}, "max_length is 0", "at least 1"),
         ({"max_num_steps": 0}, "max_num_steps is 0", "-1 or >= 1"),
+        ({"host_kvcache_swap_space_gb": 0.0}, "host_kvcache_swap_space_gb is 0.0", "above 0"),
+        (
+            {"enable_kvcache_swapping_to_host": True, "enable_prefix_caching": False},
+            "set without enable_prefix_caching",
+            "leave --enable-prefix-caching on",
+        ),
         ({"kv_cache_page_size": 15}, "kv_cache_page_size is 15", "at least 16"),
         ({"device_memory_utilization": 1.5}, "device_memory_utilization is 1.5", "at most 1"),
         (
@@ -123,9 +129,9 @@ def test_a_model_that_is_missing_or_not_supported(fake, tmp_path):
 
 def test_a_field_without_effect_is_told(fake, caplog):
     with caplog.at_level(logging.WARNING, "max.pipelines"):
-        config(fake, use_vendor_blas="true", enable_kvcache_swapping_to_host=True)
+        config(fake, use_vendor_blas="true", execute_empty_batches=True)
     text = caplog.text
-    assert "use_vendor_blas has no effect" in text and "enable_kvcache_swapping_to_host" in text
+    assert "use_vendor_blas has no effect" in text and "execute_empty_batches" in text
     caplog.clear()
     with caplog.at_level(logging.WARNING, "max.pipelines"):
         config(fake, huggingface_model_revision="a", force_download=True)

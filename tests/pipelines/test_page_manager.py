@@ -10,6 +10,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from max.interfaces import RequestID
 from max.pipelines.kv_cache.page_manager import OutOfPagesError, PageManager, pages_of
+from max.pipelines.kv_cache.swap_area import SwapArea
 
 
 def tokens(*values: int) -> np.ndarray:
@@ -283,18 +284,75 @@ def test_a_long_text_needs_few_pages(window, size, step):
     assert held <= pages.most_pages(60 + step, step)
 
 
+class Copies:
+    """The copies of a swap area, as they were ordered."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[str, int, int]] = []
+
+    def save(self, page: int, slot: int) -> None:
+        self.log.append(("save", page, slot))
+
+    def restore(self, slot: int, page: int) -> None:
+        self.log.append(("restore", slot, page))
+
+
+def test_a_page_that_was_taken_comes_back():
+    copies = Copies()
+    pages = PageManager(3, 2, True, swap=SwapArea(2, copies))
+    key = RequestID("a")
+    first = table(pages, "a", 1, 2, 3, 4, 5)
+    pages.release(key)
+    # the empty page is taken first, then the end of the prefix
+    second = table(pages, "b", 9, 9, 9, 9)
+    assert second == [first[2], first[1]] and copies.log == [("save", first[1], 0)]
+    pages.release(RequestID("b"))
+    pages.check()
+    pages.claim(key)
+    assert pages.reuse_prefix(key, tokens(1, 2, 3, 4, 5)) == 4
+    # the page that was freed first gives way
+    kind, slot, page = copies.log[-1]
+    assert (kind, slot) == ("restore", 0) and pages.pages(key) == [first[0], page]
+    assert (pages.swap.saved, pages.swap.restored) == (2, 1) and len(pages.swap) == 1
+    pages.check()
+    pages.forget_prefixes()
+    assert not len(pages.swap)
+    pages.check()
+
+
+def test_no_page_comes_back_where_none_is_free():
+    copies = Copies()
+    pages = PageManager(3, 1, True, swap=SwapArea(3, copies))
+    table(pages, "a", 1, 2)
+    pages.release(RequestID("a"))
+    table(pages, "b", 7, 8, 9)
+    pages.claim(RequestID("a"))
+    assert pages.reuse_prefix(RequestID("a"), tokens(1, 2, 3)) == 0
+    assert [kind for kind, _, _ in copies.log] == ["save", "save"] and len(pages.swap) == 2
+    pages.check()
+
+
 class Pages(RuleBasedStateMachine):
     """Random use; a model of the cache's memory shows whether a shared page holds what it should."""
 
     requests = Bundle("requests")
 
     window: int | None = None
+    slots = 0
 
     def __init__(self) -> None:
         super().__init__()
-        self.pages = PageManager(6, 2, True, self.window)
+        swap = SwapArea(self.slots, self) if self.slots else None
+        self.pages = PageManager(6, 2, True, self.window, swap)
         self.memory: dict[int, list[int]] = {}
+        self.area: dict[int, list[int]] = {}
         self.text: dict[RequestID, list[int]] = {}
+
+    def save(self, page, slot):
+        self.area[slot] = list(self.memory[page])
+
+    def restore(self, slot, page):
+        self.memory[page] = list(self.area[slot])
 
     @rule(target=requests, text=st.lists(st.integers(0, 1), min_size=1, max_size=9))
     def begin(self, text):
@@ -318,11 +376,25 @@ class Pages(RuleBasedStateMachine):
             return
         table = self.pages.pages(key)
         for i in range(len(self.text[key]), len(text)):
+            users = [k for k in self.text if table[i // 2] in self.pages.pages(k)]
+            assert users in ([], [key]), "a page of two requests is written"
             row = self.memory.setdefault(table[i // 2], [0, 0])
             row[i % 2] = text[i]
         self.text[key] = text
         self.pages.commit(key, tokens(*text))
         self.pages.return_unseen(key, len(text))
+
+    @rule(key=requests)
+    def preempt(self, key):
+        """A request loses its pages, and reads its tokens again, but for those that are cached."""
+        text = self.text.pop(key)
+        self.pages.release(key)
+        self.pages.claim(key)
+        reused = self.pages.reuse_prefix(key, tokens(*text)) if text else 0
+        self.check_held(key, text[:reused], "a page that came back holds other tokens")
+        self.text[key] = text[:reused]
+        if text[reused:]:
+            self.extend(key, text[reused:])
 
     @rule(key=consumes(requests))
     def end(self, key):
@@ -349,7 +421,19 @@ class WindowPages(Pages):
     window = 4
 
 
+class SwappedPages(Pages):
+    """The same with an area for pages that were taken."""
+
+    slots = 4
+
+
+class SwappedWindowPages(Pages):
+    """With both."""
+
+    window, slots = 3, 2
+
+
 TestPages, TestWindowPages = Pages.TestCase, WindowPages.TestCase
-TestPages.settings = TestWindowPages.settings = settings(
-    max_examples=50, stateful_step_count=40, deadline=None
-)
+TestSwappedPages, TestSwappedWindowPages = SwappedPages.TestCase, SwappedWindowPages.TestCase
+for case in (TestPages, TestWindowPages, TestSwappedPages, TestSwappedWindowPages):
+    case.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)

@@ -42,8 +42,8 @@ class KVCacheParams:
         n_kv_heads: The number of key (and value) heads over all devices.
         head_dim: The size of a head.
         enable_prefix_caching: Whether sequences with a common beginning share its pages.
-        enable_kvcache_swapping_to_host: Whether pages may move to the host's memory when the
-            device's is full.
+        enable_kvcache_swapping_to_host: Whether cached pages that are taken are kept in the host's
+            memory.
         host_kvcache_swap_space_gb: The host memory for that, in GB; needed when it is enabled.
         cache_strategy: How the cache is kept.
         page_size: Tokens a page; needed for the paged strategy. The documented sizes are multiples

@@ -130,14 +130,13 @@ class KVCacheConfig(StrictConfig):
         "Requests with a common prefix share its pages.", default=True
     )
     enable_kvcache_swapping_to_host: bool = option(
-        "Move pages to the host's memory when the device's is full.",
+        "Copy cached pages to an area of the host when they are taken for other tokens, and back when a prefix or a preempted "
+        "request needs them.",
         default=False,
-        no_effect="the cache of a CPU is in the host's memory already",
     )
     host_kvcache_swap_space_gb: float = option(
-        "The host's memory for swapped pages, in GiB.",
+        "The most memory of the host for swapped pages, in GiB; never more than is free.",
         default=50.0,
-        no_effect="the cache of a CPU is in the host's memory already",
     )
     device_memory_utilization: float = option(
         "The share of the device's free memory for weights and cache.", default=0.9
@@ -148,6 +147,16 @@ class KVCacheConfig(StrictConfig):
         if self.kv_cache_page_size < 16:
             raise ConfigError(
                 f"kv_cache_page_size is {self.kv_cache_page_size}", "It must be at least 16."
+            )
+        if self.enable_kvcache_swapping_to_host and not self.enable_prefix_caching:
+            raise ConfigError(
+                "enable_kvcache_swapping_to_host is set without enable_prefix_caching",
+                "Pages are found again by their prefix: leave --enable-prefix-caching on.",
+            )
+        if not self.host_kvcache_swap_space_gb > 0:
+            raise ConfigError(
+                f"host_kvcache_swap_space_gb is {self.host_kvcache_swap_space_gb}",
+                "It must be above 0.",
             )
         if not 0 < self.device_memory_utilization <= 1:
             raise ConfigError(

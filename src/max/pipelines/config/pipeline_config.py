@@ -292,6 +292,13 @@ class PipelineConfig(StrictConfig):
         share = int(free * self.kv_cache_config.device_memory_utilization)
         return max(share - self.model_config.weights_size(), 0)
 
+    def host_memory(self) -> int | None:
+        """Bytes of the host for the KV cache and its swap area: all that is available but the weights; None if unknown."""
+        free = available_memory()
+        if free is None or not self.model_config.devices[0].is_host:
+            return free
+        return max(free - self.model_config.weights_size(), 0)
+
     def free_memory(self) -> int | None:
         """Bytes that programs can have on the first device, cached files that the system would drop included; None if unknown."""
         device = self.model_config.devices[0]

@@ -23,9 +23,11 @@ from max.pipelines.kv_cache.memory import (
     page_size_of,
     pages_for_memory,
     state_bytes,
+    swap_slots,
 )
 from max.pipelines.kv_cache.page_manager import PageManager
 from max.pipelines.kv_cache.state_slots import StateSlots
+from max.pipelines.kv_cache.swap_area import SwapArea
 
 logger = logging.getLogger("max.pipelines")
 
@@ -51,6 +53,26 @@ class _HostTables:
     slots: npt.NDArray[np.uint32] | None
 
 
+class _HostPages:
+    """The slots of a swap area: memory of the host, allocated when a slot is first used.
+
+    Args:
+        blocks: The cache.
+    """
+
+    def __init__(self, blocks: Tensor) -> None:
+        self._blocks, self._slots = blocks, dict[int, Tensor]()
+
+    def save(self, page: int, slot: int) -> None:
+        content = self._blocks[page, :, :, :, :, :]
+        if slot not in self._slots:
+            self._slots[slot] = Tensor.zeros(tuple(content.shape), content.dtype, CPU())
+        self._slots[slot].inplace_copy_from(content)
+
+    def restore(self, slot: int, page: int) -> None:
+        self._blocks[page, :, :, :, :, :].inplace_copy_from(self._slots[slot])
+
+
 class PagedKVCacheManager(ContextPages):
     """The paged KV cache of a model on one device.
 
@@ -68,6 +90,7 @@ class PagedKVCacheManager(ContextPages):
         max_seq_len: The longest sequence.
         devices: The model's device, one.
         session: The model's session.
+        swap_slots: Pages that the host's swap area holds; 0: there is none.
 
     Raises:
         ValueError: There is more than one device, or the cache's shape has no page size.
@@ -83,6 +106,7 @@ class PagedKVCacheManager(ContextPages):
         max_seq_len: int,
         devices: Sequence[Device],
         session: InferenceSession | None = None,
+        swap_slots: int = 0,
     ) -> None:
         if len(devices) != 1:
             raise ValueError(f"PagedKVCacheManager: {len(devices)} devices; expected one")
@@ -104,6 +128,9 @@ class PagedKVCacheManager(ContextPages):
             for state in params.states
         )
         self._host_tables: _HostTables | None = None
+        if swap_slots:
+            self.pages.swap = SwapArea(swap_slots, _HostPages(self.blocks))
+            logger.info("KV cache: up to %d pages are swapped to the host", swap_slots)
         logger.info(
             "KV cache: %d pages of %d tokens, %.0f MiB",
             num_pages,
@@ -217,6 +244,7 @@ def load_kv_manager(
     available_cache_memory: int | None = None,
     page_size: int | None = None,
     step_tokens: int | None = None,
+    host_memory: int | None = None,
 ) -> PagedKVCacheManager:
     """Makes a manager with the pages that a full batch needs, or that fit into memory.
 
@@ -230,6 +258,7 @@ def load_kv_manager(
         available_cache_memory: Bytes for the cache; None: no limit.
         page_size: Tokens per page; None: that of `params`.
         step_tokens: The most new tokens of a sequence in a step; None: as many as it has.
+        host_memory: Bytes of the host for the cache and its swap area; None: no limit.
 
     Raises:
         ValueError: `page_size` is not that of `params`, or one sequence of full length does not fit.
@@ -239,20 +268,27 @@ def load_kv_manager(
             f"load_kv_manager: page_size is {page_size}, and the cache's shape has {params.page_size}"
         )
     batch = max_batch_size or 1
+    num_pages = pages_for_memory(
+        params,
+        num_layers,
+        max_batch_size=batch,
+        max_seq_len=held_tokens(params, max_seq_len, step_tokens),
+        available_bytes=available_cache_memory,
+    )
+    slots = swap_slots(params, num_layers, num_pages, host_memory)
+    if params.enable_kvcache_swapping_to_host and not slots:
+        logger.warning(
+            "no memory is left for pages that are swapped to the host; give a smaller --device-memory-utilization"
+        )
     return PagedKVCacheManager(
         params,
         num_layers=num_layers,
-        num_pages=pages_for_memory(
-            params,
-            num_layers,
-            max_batch_size=batch,
-            max_seq_len=held_tokens(params, max_seq_len, step_tokens),
-            available_bytes=available_cache_memory,
-        ),
+        num_pages=num_pages,
         max_batch_size=batch,
         max_seq_len=max_seq_len,
         devices=devices,
         session=session,
+        swap_slots=slots,
     )
 
 

@@ -54,6 +54,25 @@ def held_tokens(params: KVCacheParams, max_seq_len: int, step_tokens: int | None
     return min(max_seq_len, params.window - 1 + step_tokens + page_size_of(params))
 
 
+def swap_slots(
+    params: KVCacheParams, num_layers: int, num_pages: int, host_memory: int | None
+) -> int:
+    """The pages that the host's swap area has room for; 0 without one.
+
+    Args:
+        params: The cache's shape.
+        num_layers: The number of layers.
+        num_pages: The pages of the cache.
+        host_memory: Bytes of the host for cache and area; None: no limit.
+    """
+    space = params.host_kvcache_swap_space_gb
+    if not params.enable_kvcache_swapping_to_host or space is None or num_layers == 0:
+        return 0
+    page, wanted = page_bytes(params, num_layers), int(space * 2**30)
+    left = wanted if host_memory is None else min(wanted, host_memory - num_pages * page)
+    return max(left // page, 0)
+
+
 def cache_bytes(
     params: KVCacheParams, num_layers: int, *, max_batch_size: int, max_seq_len: int
 ) -> int:

@@ -9,6 +9,9 @@ A page is in one of three states:
 Cached and empty pages are free. A new page is an empty one, else the cached one that was freed
 first. Only full pages are shared, and a full page is never written again, so no write needs a copy.
 
+With a `SwapArea` a cached page that is taken is copied to the host, and counts as cached: a request that needs it gets
+another page, and the copy back.
+
 Where all layers have a window, a table gives back the pages that no layer can see any more; their places stay, so that
 page ``i`` is at index ``i``. A prefix is reused where the pages of its last window are cached::
 
@@ -27,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from max.interfaces import RequestID
+from max.pipelines.kv_cache.swap_area import SwapArea
 
 Tokens = npt.NDArray[np.integer[Any]]
 
@@ -76,6 +80,7 @@ class PageManager:
         page_size: Tokens per page.
         enable_prefix_caching: Whether requests with the same first tokens share pages.
         window: The most tokens that a token sees in any layer, itself included; None: all before it.
+        swap: Where cached pages go that are taken; None: they are lost.
 
     Raises:
         ValueError: ``num_pages``, ``page_size`` or ``window`` is less than 1.
@@ -87,6 +92,7 @@ class PageManager:
         page_size: int,
         enable_prefix_caching: bool = False,
         window: int | None = None,
+        swap: SwapArea | None = None,
     ) -> None:
         if num_pages < 1 or page_size < 1:
             raise ValueError(
@@ -95,7 +101,7 @@ class PageManager:
         if window is not None and window < 1:
             raise ValueError(f"PageManager: a window of {window} tokens; expected at least 1")
         self.num_pages, self.page_size, self.window = num_pages, page_size, window
-        self.enable_prefix_caching = enable_prefix_caching
+        self.enable_prefix_caching, self.swap = enable_prefix_caching, swap
         self._tables: dict[RequestID, _Table] = {}
         self._users = [0] * num_pages
         # the free pages, the next one first; a prefix that is reused removes from the middle
@@ -172,31 +178,58 @@ class PageManager:
         if not self.enable_prefix_caching:
             return 0
         hashes = self._hashes(tokens, salt)
-        table.returned, end = self._cached_run(hashes)
-        table.hashes = hashes[:end]
-        table.pages = [self.num_pages] * table.returned
-        for page_hash in hashes[table.returned : end]:
-            page = self._page_of_hash[page_hash]
-            self._free.pop(page, None)
-            self._users[page] += 1
-            table.pages.append(page)
+        first, end = self._cached_run(hashes)
+        needed = hashes[first:end]
+        if not self._has_room_for(needed):
+            first, end = self._cached_run(hashes, on_device=True)
+            needed = hashes[first:end]
+        held = self._hold(needed)
+        table.returned, table.hashes = first, hashes[:end]
+        table.pages = [self.num_pages] * first + held
         table.reused = end * self.page_size
         return table.reused
+
+    def _has_room_for(self, needed: list[bytes]) -> bool:
+        """Whether pages are free for those of some hashes that are in the swap area."""
+        on_device = [self._page_of_hash[h] for h in needed if h in self._page_of_hash]
+        free = len(self._free) - sum(page in self._free for page in on_device)
+        return len(needed) - len(on_device) <= free
+
+    def _hold(self, needed: list[bytes]) -> list[int]:
+        """The pages of some hashes, with one user more; those of the swap area are copied back."""
+        for page_hash in needed:
+            page = self._page_of_hash.get(page_hash)
+            if page is not None:
+                self._free.pop(page, None)
+                self._users[page] += 1
+        # taking a page may save another one: first all slots are held
+        swapped = [h for h in needed if h not in self._page_of_hash]
+        if swapped and self.swap is not None:
+            for page_hash, slot in [(h, self.swap.hold(h)) for h in swapped]:
+                page = self._take()
+                self.swap.restore(slot, page)
+                self._page_of_hash[page_hash], self._hash_of_page[page] = page, page_hash
+        return [self._page_of_hash[page_hash] for page_hash in needed]
+
+    def _is_cached(self, page_hash: bytes, on_device: bool = False) -> bool:
+        if page_hash in self._page_of_hash:
+            return True
+        return not on_device and self.swap is not None and page_hash in self.swap
 
     def _hashes(self, tokens: Tokens, salt: bytes) -> list[bytes]:
         """The hashes of the full pages before the last token; without a window those of cached pages and one more."""
         hashes: list[bytes] = []
         for index in range((len(tokens) - 1) // self.page_size):
             hashes.append(self._hash(hashes[-1] if hashes else salt, tokens, index))
-            if self.window is None and hashes[-1] not in self._page_of_hash:
+            if self.window is None and not self._is_cached(hashes[-1]):
                 break
         return hashes
 
-    def _cached_run(self, hashes: list[bytes]) -> tuple[int, int]:
+    def _cached_run(self, hashes: list[bytes], on_device: bool = False) -> tuple[int, int]:
         """The longest prefix whose last window is cached: its first page that is needed, and the number of its pages."""
         first, end, run = 0, 0, 0
         for index, page_hash in enumerate(hashes):
-            if page_hash not in self._page_of_hash:
+            if not self._is_cached(page_hash, on_device):
                 run = index + 1
             elif run <= self._first_visible((index + 1) * self.page_size):
                 first, end = self._first_visible((index + 1) * self.page_size), index + 1
@@ -336,6 +369,8 @@ class PageManager:
         """Makes all cached pages empty, and lets no page in use serve another request."""
         self._page_of_hash.clear()
         self._hash_of_page.clear()
+        if self.swap is not None:
+            self.swap.clear()
 
     def check(self) -> None:
         """Checks that every page is in exactly one state; for tests.
@@ -354,6 +389,8 @@ class PageManager:
         assert users == self._users, "user counts differ from the tables"
         assert set(self._free) == {p for p, n in enumerate(users) if n == 0}, "a page is lost"
         assert {h: p for p, h in self._hash_of_page.items()} == self._page_of_hash, "stale hash"
+        if self.swap is not None:
+            self.swap.check()
 
     def _table(self, request_id: RequestID) -> _Table:
         try:
@@ -366,6 +403,8 @@ class PageManager:
         page_hash = self._hash_of_page.pop(page, None)
         if page_hash is not None:
             del self._page_of_hash[page_hash]
+            if self.swap is not None:
+                self.swap.save(page_hash, page)
         self._users[page] = 1
         return page
 

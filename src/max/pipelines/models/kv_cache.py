@@ -45,6 +45,7 @@ class KVCacheMixin(Protocol):
             session,
             available_cache_memory,
             step_tokens=model.pipeline_config.step_tokens,
+            host_memory=model.pipeline_config.host_memory(),
         )
 
     @classmethod

@@ -1,0 +1,115 @@
+"""The host's area for pages that the device's cache has no room for. No tensors.
+
+A cached page that is taken for other tokens is copied to a slot of the area; a request with the same first tokens, as
+one that was preempted, gets it back by a copy. A full area drops the page that was copied first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Protocol
+
+
+class PageCopies(Protocol):
+    """Copies pages between the device and the slots of the area."""
+
+    def save(self, page: int, slot: int) -> None:
+        """Copies a page to a slot.
+
+        Args:
+            page: The page.
+            slot: The slot.
+        """
+        ...
+
+    def restore(self, slot: int, page: int) -> None:
+        """Copies a slot to a page.
+
+        Args:
+            slot: The slot.
+            page: The page.
+        """
+        ...
+
+
+class SwapArea:
+    """Which slot holds which page, by the hash of its tokens.
+
+    Args:
+        num_slots: The number of slots.
+        copies: Copies the pages.
+
+    Raises:
+        ValueError: There is no slot.
+    """
+
+    def __init__(self, num_slots: int, copies: PageCopies) -> None:
+        if num_slots < 1:
+            raise ValueError(f"SwapArea: {num_slots} slots; expected at least 1")
+        self.num_slots, self._copies = num_slots, copies
+        # the page that was saved first comes first
+        self._slots: OrderedDict[bytes, int] = OrderedDict()
+        self._free = list(reversed(range(num_slots)))
+        self.saved, self.restored = 0, 0
+        """Pages that were copied to the area, and back."""
+
+    def __contains__(self, page_hash: bytes) -> bool:
+        return page_hash in self._slots
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def save(self, page_hash: bytes, page: int) -> None:
+        """Copies a page to the area; nothing is copied where its hash is there already.
+
+        Args:
+            page_hash: The hash of the page's tokens and of all before them.
+            page: The page.
+        """
+        if page_hash in self._slots:
+            return
+        if not self._free:
+            if not self._slots:
+                return  # all are being restored
+            _, oldest = self._slots.popitem(last=False)
+            self._free.append(oldest)
+        slot = self._free.pop()
+        self._copies.save(page, slot)
+        self._slots[page_hash] = slot
+        self.saved += 1
+
+    def hold(self, page_hash: bytes) -> int:
+        """Takes a page out of the area; its slot stays as it is until :meth:`restore`.
+
+        Args:
+            page_hash: The page's hash, which is in the area.
+
+        Returns:
+            The slot.
+        """
+        return self._slots.pop(page_hash)
+
+    def restore(self, slot: int, page: int) -> None:
+        """Copies a page back, and frees its slot.
+
+        Args:
+            slot: The slot, from :meth:`hold`.
+            page: The page on the device.
+        """
+        self._copies.restore(slot, page)
+        self._free.append(slot)
+        self.restored += 1
+
+    def clear(self) -> None:
+        """Drops all pages."""
+        self._free.extend(self._slots.values())
+        self._slots.clear()
+
+    def check(self) -> None:
+        """Checks that each slot is free or holds one page; for tests.
+
+        Raises:
+            AssertionError: A slot is lost or doubled.
+        """
+        slots = sorted([*self._free, *self._slots.values()])
+        assert slots == list(range(self.num_slots)), "a slot is lost or doubled"
