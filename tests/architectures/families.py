@@ -88,6 +88,20 @@ LATENT: dict[str, Any] = {
     "qk_rope_head_dim": 4,
     "v_head_dim": 5,
 }
+DELTA_NET: dict[str, Any] = {
+    "head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 10,
+    "linear_conv_kernel_dim": 3,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 100.0,
+        "partial_rotary_factor": 0.25,
+    },
+}
 GPT_KEYS = {"n_embd": 24, "n_layer": 3, "n_head": 6, "n_positions": LONGEST}
 OPT_KEYS = {
     "hidden_size": 24,
@@ -298,6 +312,77 @@ CASES: dict[str, Case] = {
             "intermediate_size": 20,
             "rope_parameters": None,
             "activation_sparsity_pattern": None,
+        },
+    ),
+    "lfm2": Case(
+        "Lfm2ForCausalLM",
+        "Lfm2Config",
+        {
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+            "num_hidden_layers": 4,
+            "block_multiple_of": 7,
+            "rope_parameters": PLAIN_ROPE,
+        },
+    ),
+    "lfm2_bias": Case(
+        "Lfm2ForCausalLM",
+        "Lfm2Config",
+        {
+            "full_attn_idxs": [0, 2],
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "tie_word_embeddings": True,
+            "block_auto_adjust_ff_dim": False,
+        },
+    ),
+    "lfm2_moe": Case(
+        "Lfm2MoeForCausalLM",
+        "Lfm2MoeConfig",
+        {
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_dense_layers": 1,
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 16,
+            "routed_scaling_factor": 1.3,
+            "rope_parameters": PLAIN_ROPE,
+        },
+    ),
+    "qwen3_next": Case(
+        "Qwen3NextForCausalLM",
+        "Qwen3NextConfig",
+        {
+            **DELTA_NET,
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 12,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "qwen3_5": Case(
+        "Qwen3_5ForCausalLM",
+        "Qwen3_5TextConfig",
+        {
+            **DELTA_NET,
+            "linear_num_key_heads": 4,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3_5_moe": Case(
+        "Qwen3_5MoeForCausalLM",
+        "Qwen3_5MoeTextConfig",
+        {
+            **DELTA_NET,
+            "layer_types": None,
+            "num_hidden_layers": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 12,
         },
     ),
     "phi": llama_like("Phi", num_attention_heads=3, num_key_value_heads=3, qk_layernorm=True),
@@ -594,11 +679,9 @@ CASES: dict[str, Case] = {
 }
 
 
-@cache
-def transformers_model(case: str, vocabulary: int = VOCABULARY) -> Any:
-    """The random model of a case, in float32; norms and biases are not 1 and 0."""
-    spec = CASES[case]
-    torch.manual_seed(len(case))
+def random_model(spec: Case, seed: int, vocabulary: int = VOCABULARY) -> Any:
+    """A random model, in float32; norms and biases are not 1 and 0."""
+    torch.manual_seed(seed)
     values = {
         "vocab_size": vocabulary,
         "initializer_range": 0.25,
@@ -614,18 +697,28 @@ def transformers_model(case: str, vocabulary: int = VOCABULARY) -> Any:
     vary_vectors(model)
     with torch.no_grad():
         for name, buffer in (*model.named_buffers(), *model.named_parameters()):
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.add_(torch.rand_like(buffer) * 0.3)
     return model
 
 
-def config_file(case: str) -> HuggingFaceConfig:
-    """The config.json that transformers writes for a case."""
-    values = json.loads(transformers_model(case).config.to_json_string())
-    return HuggingFaceConfig(values)
+@cache
+def transformers_model(case: str, vocabulary: int = VOCABULARY) -> Any:
+    """The random model of a case."""
+    return random_model(CASES[case], len(case), vocabulary)
+
+
+def config_file(model: Any) -> HuggingFaceConfig:
+    """The config.json that transformers writes for a model."""
+    return HuggingFaceConfig(json.loads(model.config.to_json_string()))
 
 
 def architecture(case: str) -> SupportedArchitecture:
     """The architecture of a case."""
-    PIPELINE_REGISTRY.load_own()
-    return PIPELINE_REGISTRY.architectures[CASES[case].architecture]
+    return architecture_named(CASES[case].architecture)
+
+
+def architecture_named(name: str) -> SupportedArchitecture:
+    """The architecture of a class's name in config.json."""
+    PIPELINE_REGISTRY.load_own([name])
+    return PIPELINE_REGISTRY.architectures[name]

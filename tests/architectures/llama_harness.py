@@ -93,7 +93,7 @@ def vary_vectors(model: Any) -> None:
 def reference_logits(model: Any, tokens: Sequence[int]) -> Array:
     """The logits of all tokens of one sequence."""
     with torch.no_grad():
-        return model(torch.tensor([list(tokens)])).logits[0].numpy()
+        return model(torch.tensor([list(tokens)])).logits[0].float().numpy()
 
 
 def weights_of(model: Any) -> dict[str, WeightData]:

@@ -35,7 +35,7 @@ from tests.programs.architectures import TINY, generated, random_checkpoint, ref
 # each has a path through layers or kernels that the others lack; the long suite compiles all
 COMPILED = {
     "apertus", "bloom", "cohere", "deepseek_v2", "dots1", "falcon_grouped", "gemma2", "gemma3", "gemma3n", "gpt2", "gpt_oss", "hunyuan", "ministral3", "olmo", "olmo2", "opt_after",
-    "phi", "phi3_long", "phimoe", "qwen2_window", "stablelm_parallel",
+    "phi", "phi3_long", "phimoe", "qwen2_window", "stablelm_parallel", "lfm2_bias", "qwen3_5", "qwen3_next",
 }  # fmt: skip
 RUNS = [("interpreter", case) for case in CASES] + [
     pytest.param("engine", case, marks=() if case in COMPILED else pytest.mark.long)
@@ -46,7 +46,7 @@ RUNS = [("interpreter", case) for case in CASES] + [
 def server(case: str, backend: str, **options: Any) -> Server:
     model = transformers_model(case)
     return Server(
-        config_file(case),
+        config_file(transformers_model(case)),
         weights_of(model),
         backend,
         max_seq_len=CASES[case].max_seq_len,
@@ -62,15 +62,17 @@ def test_logits_of_prompts_chunks_and_decoding(
     """A prompt whole; another in chunks, shorter and longer than the window, across page borders."""
     ours = server(case, backend, page_size=5, return_logits=ReturnLogits.ALL)
     model = transformers_model(case)
+    # delta nets divide by the lengths of results that may be near 0; transformers' own error is 1e-5 there
+    tolerance = 1e-4 if case.startswith(("qwen3_next", "qwen3_5")) else 2e-5
     longest = CASES[case].max_seq_len
     first, second = (rng.integers(0, 61, min(n, longest)).tolist() for n in (23, 17))
     wanted_first, wanted_second = reference_logits(model, first), reference_logits(model, second)
     step = ours.step({"first": first, "second": second[:3]})
-    assert relative_error(step.logits[0], wanted_first) < 2e-5
-    assert relative_error(step.logits[1], wanted_second[:3]) < 2e-5
+    assert relative_error(step.logits[0], wanted_first) < tolerance
+    assert relative_error(step.logits[1], wanted_second[:3]) < tolerance
     for begin, end in pairwise((3, 10, len(second) - 1, len(second))):
         (logits,) = ours.step({"second": second[begin:end]}).logits
-        assert relative_error(logits, wanted_second[begin:end]) < 2e-5
+        assert relative_error(logits, wanted_second[begin:end]) < tolerance
 
 
 def test_bfloat16_weights(rng: np.random.Generator) -> None:

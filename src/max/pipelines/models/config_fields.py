@@ -7,9 +7,10 @@ from typing import Any
 
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.models.gptq import read_quantization
+from max.pipelines.models.recurrent_form import LayerKind
 from max.pipelines.models.rope import LONGEST_SEQUENCE, RopeConfig
 
-__all__ = ["ACTIVATIONS", "EVERY_BIAS", "Fields", "base_fields", "biases", "layers_of_type", "recurrent_fields", "unrotated_layers", "window", "windows"]
+__all__ = ["ACTIVATIONS", "EVERY_BIAS", "Fields", "base_fields", "biases", "layer_kinds", "layers_of_type", "recurrent_fields", "unrotated_layers", "window", "windows"]
 
 Fields = dict[str, Any]
 """Fields of `DecoderConfig` by name."""
@@ -280,6 +281,25 @@ def layers_of_type(
     if not isinstance(types, list) or len(types) != num_layers or not {*types} <= {*kinds}:
         raise keys.error("layer_types", f"{num_layers} times full_attention or {other}")
     return frozenset(index for index, stated in enumerate(types) if stated == kind)
+
+
+def layer_kinds(keys: ConfigKeys, default: list[str], recurrent: str) -> tuple[LayerKind, ...]:
+    """What each layer has, of families that mix attention with recurrent layers: ``layer_types``.
+
+    Args:
+        keys: The keys of config.json.
+        default: The types where the key is missing.
+        recurrent: The type of recurrent layers; those of the others is ``full_attention``.
+
+    Raises:
+        ModelFilesError: The list has other types, or another length.
+    """
+    types = keys.value("layer_types")
+    types = default if types is None else types
+    kinds: dict[Any, LayerKind] = {"full_attention": "attention", recurrent: "recurrent"}
+    if not isinstance(types, list) or len(types) != len(default) or not {*types} <= {*kinds}:
+        raise keys.error("layer_types", f"{len(default)} times full_attention or {recurrent}")
+    return tuple(kinds[stated] for stated in types)
 
 
 def _head_dim(

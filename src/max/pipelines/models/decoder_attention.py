@@ -68,6 +68,11 @@ class DecoderAttention(QKVProjections):
             self.o_proj = linear_cls(
                 self.q_width, config.hidden_size, dtype, device, has_bias=True
             )
+        self.gated = config.attention_gate
+        if config.attention_gate:
+            self.q_proj = linear_cls(
+                config.hidden_size, 2 * self.q_width, dtype, device, has_bias=config.attention_bias
+            )
         self.scale = config.score_factor(index)
         self.clip = config.clip_qkv
         self.rotated = config.rotation_of(index) is not None
@@ -119,13 +124,19 @@ class DecoderAttention(QKVProjections):
         Returns:
             ``[total_seq_len, hidden_size]``, of x's dtype.
         """
-        remaining = list(positional)
+        remaining, queries = list(positional), self.q_proj(x)
+        gates: TensorValue | None = None
+        if self.gated:
+            both = ops.reshape(queries, [x.shape[0], self.n_heads, 2 * self.kv_params.head_dim])
+            queries, gates = ops.split(both, [self.kv_params.head_dim] * 2, axis=2)
         if self.shares_kv:
-            queries = self._normalised(self.q_proj(x), self.q_norm)
+            queries = self._normalised(queries, self.q_norm)
             if self.rotated:
                 queries = self._rotate(queries, remaining.pop(0))
         else:
-            queries = self._store(layer_idx, x, kv_collection, remaining, input_row_offsets)
+            queries = self._store(
+                layer_idx, queries, x, kv_collection, remaining, input_row_offsets
+            )
         if remaining:
             queries = queries * ops.cast(remaining.pop(0), queries.dtype)
         attended = flash_attention_ragged(
@@ -137,22 +148,26 @@ class DecoderAttention(QKVProjections):
             out_dtype=self.attended_dtype(queries),
             **self._mask(),
         )
+        if gates is not None:
+            attended = attended * ops.cast(ops.sigmoid(gates), attended.dtype)
         return self.project_out(attended, x)
 
     def _store(
         self,
         layer_idx: TensorValue,
+        q: TensorValue,
         x: TensorValue,
         kv_collection: PagedCacheValues,
         remaining: list[TensorValue],
         input_row_offsets: TensorValue,
     ) -> TensorValue:
-        """Writes keys and values of the new tokens to the cache; the queries ``[total_seq_len, heads, head_dim]``.
+        """Writes keys and values of the new tokens to the cache; the queries `q`, normalised and rotated, ``[total_seq_len, heads, head_dim]``.
 
         What is used of `remaining`, the values that depend on positions, is removed.
         """
         params = self.kv_params
-        q, k, v = self.project_qkv(x)
+        # a product each, which reads its weights in place
+        k, v = self.k_proj(x), self.v_proj(x)
         after = self.qk_norm is not None and self.qk_norm.after_rotation
         if after and self.rotated:
             rows = remaining.pop(0)

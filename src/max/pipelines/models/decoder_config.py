@@ -81,6 +81,8 @@ class DecoderConfig:
         qkv_layout: How a checkpoint's fused projection stores its rows: all queries, all keys, all values
             (``rows``), or for each KV head its queries, its key and its value (``heads``).
         qk_norm: How queries and keys are normalised; None: not.
+        attention_gate: Whether attended values are multiplied by the sigmoid of gates, which the projection of queries has behind the
+            query of each head.
         value_norm: Whether the values of each head are normalised, without a weight.
         shared_kv_layers: How many last layers read the keys and values of the last layer of their kind before these.
         clip_qkv: Queries and keys, after their norms, and values are clamped to ``[-clip_qkv, clip_qkv]``.
@@ -143,6 +145,7 @@ class DecoderConfig:
     attention_output_bias: bool = False
     qkv_layout: Literal["rows", "heads"] = "rows"
     qk_norm: QKNorm | None = None
+    attention_gate: bool = False
     value_norm: bool = False
     shared_kv_layers: int = 0
     clip_qkv: float | None = None

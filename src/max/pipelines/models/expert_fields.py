@@ -44,7 +44,7 @@ def layer_list(keys: ConfigKeys, key: str, default: Iterable[int]) -> frozenset[
 
 
 def softmax_experts(
-    keys: ConfigKeys, num_layers: int, *, count: str = "num_experts", size: str, shared: str = ""
+    keys: ConfigKeys, num_layers: int, *, count: str = "num_experts", size: str, shared: str = "", normalised: bool = False
 ) -> Experts:
     """Experts that are chosen by the softmax of their scores.
 
@@ -54,6 +54,7 @@ def softmax_experts(
         count: The key of the number of experts.
         size: The key of an expert's inner size.
         shared: The key of the inner size of the MLP that all tokens share; empty: there is none.
+        normalised: Whether weights are divided by their sum where the file does not say so.
 
     Raises:
         ModelFilesError: A value does not fit.
@@ -66,7 +67,7 @@ def softmax_experts(
         number,
         keys.integer("num_experts_per_tok", 1, number),
         _size(keys, size),
-        ExpertRouting(normalised=keys.flag("norm_topk_prob")),
+        ExpertRouting(normalised=keys.flag("norm_topk_prob", normalised)),
         _size(keys, shared) if shared else 0,
         bool(shared),
         frozenset(i for i in range(num_layers) if i in dense or (i + 1) % every),

@@ -1,0 +1,62 @@
+"""LFM 2: gated short convolutions and attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max.pipelines.architectures.decoder_family import decoder_family
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.models.config_fields import Fields, base_fields, layer_kinds
+from max.pipelines.models.norms import QKNorm
+from max.pipelines.models.rope import LONGEST_SEQUENCE
+from max.pipelines.models.short_conv import ShortConvForm
+from max.pipelines.models.weight_names import WeightNames
+
+__all__ = ["ARCHITECTURES", "LAYER_NAMES", "lfm2_fields"]
+
+
+def lfm2_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of an LFM 2's config."""
+    # earlier files have other names
+    names = {"hidden_act": "", "rms_norm_eps": "norm_eps"}
+    names |= {"intermediate_size": "block_ff_dim"} if keys.value("block_ff_dim") else {}
+    tied = keys.flag("tie_embedding", True)
+    fields = base_fields(config, keys, names, tied=tied, eps=1e-5, longest=128000, theta=1e6)
+    layers, full = fields["num_layers"], keys.value("full_attn_idxs")
+    default = ["full_attention" if full is None or i in full else "conv" for i in range(layers)]
+    taps, bias = keys.integer("conv_L_cache", 2, 64, 3), keys.flag("conv_bias")
+    return fields | {
+        "layer_kinds": layer_kinds(keys, default, "conv"),
+        "recurrence": ShortConvForm(fields["hidden_size"], taps, bias),
+        "qk_norm": QKNorm(),
+    }
+
+
+def lfm2_dense_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of a dense LFM 2's config: the MLP's inner size is adjusted."""
+    fields = lfm2_fields(config, keys)
+    size = fields["intermediate_size"]
+    if keys.flag("block_auto_adjust_ff_dim", True):
+        multiple = keys.integer("block_multiple_of", 1, LONGEST_SEQUENCE, 256)
+        factor = keys.number("block_ffn_dim_multiplier", over=0, default=1.0)
+        size = -(-int(factor * int(2 * size / 3)) // multiple) * multiple
+    return fields | {"intermediate_size": size}
+
+
+LAYER_NAMES = {
+    "conv": "mixer",
+    "operator_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "self_attn.out_proj": "self_attn.o_proj",
+    "self_attn.q_layernorm": "self_attn.q_norm",
+    "self_attn.k_layernorm": "self_attn.k_norm",
+    "feed_forward.w1": "mlp.gate_proj",
+    "feed_forward.w2": "mlp.down_proj",
+    "feed_forward.w3": "mlp.up_proj",
+}
+NAMES = WeightNames(top={"embedding_norm": "norm"}, layer=LAYER_NAMES)
+
+ARCHITECTURES = [
+    decoder_family("Lfm2ForCausalLM", ["LiquidAI/LFM2-350M"], lfm2_dense_fields, names=NAMES)
+]
+"""The architectures of this module, for the registry."""

@@ -1,0 +1,55 @@
+"""LFM 2 MoE: an LFM 2 with experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from max.nn.moe import ExpertRouting
+from max.pipelines.architectures.decoder_family import decoder_family
+from max.pipelines.architectures.lfm2 import LAYER_NAMES, lfm2_fields
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.models.config_fields import Fields
+from max.pipelines.models.experts import Experts
+from max.pipelines.models.rope import LONGEST_SEQUENCE
+from max.pipelines.models.weight_names import WeightNames
+
+__all__ = ["ARCHITECTURES"]
+
+
+def lfm2_moe_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of an LFM 2 MoE's config."""
+    count = keys.integer("num_experts", 1, LONGEST_SEQUENCE, 32)
+    routing = ExpertRouting(
+        "sigmoid",
+        normalised=keys.flag("norm_topk_prob", True),
+        scale=keys.number("routed_scaling_factor", over=0, default=1.0),
+        has_correction=keys.flag("use_expert_bias", True),
+    )
+    experts = Experts(
+        count,
+        keys.integer("num_experts_per_tok", 1, count, 4),
+        keys.integer("moe_intermediate_size", 1, LONGEST_SEQUENCE, 1792),
+        routing,
+        dense_layers=frozenset(range(keys.integer("num_dense_layers", 0, 1000, 2))),
+    )
+    return lfm2_fields(config, keys) | {"experts": experts}
+
+
+NAMES = WeightNames(
+    top={"embedding_norm": "norm"},
+    layer={
+        **LAYER_NAMES,
+        "feed_forward": "mlp",
+        "feed_forward.gate": "mlp.gate.gate_score",
+        "feed_forward.expert_bias": "mlp.gate.e_score_correction_bias",
+        "w1": "gate_proj",
+        "w2": "down_proj",
+        "w3": "up_proj",
+    },
+    stacked={"mlp.experts": "mlp.experts"},
+)
+
+ARCHITECTURES = [
+    decoder_family("Lfm2MoeForCausalLM", ["LiquidAI/LFM2-8B-A1B"], lfm2_moe_fields, names=NAMES)
+]
+"""The architectures of this module, for the registry."""

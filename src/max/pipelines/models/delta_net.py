@@ -1,0 +1,203 @@
+"""Layers of gated delta nets (https://arxiv.org/abs/2412.06464), as Qwen 3-Next and 3.5 have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from max.dtype import DType
+from max.graph import DeviceRef, TensorValue, Weight, ops
+from max.nn import RMSNorm
+from max.nn._delta_rule import gated_delta_rule
+from max.nn.kv_cache import KVCacheParams, RecurrentState
+from max.nn.kv_cache.cache_values import PagedCacheValues
+from max.nn.layer import Module
+from max.nn.linear import Linear
+from max.nn.recurrence import causal_conv_ragged
+
+__all__ = ["DeltaNet", "DeltaNetForm", "conv_weight"]
+
+
+@dataclass(frozen=True)
+class DeltaNetForm:
+    """The sizes of a model's gated delta nets.
+
+    Args:
+        heads: The number of value heads, each with a state.
+        key_heads: The number of query and key heads; each serves ``heads / key_heads`` neighbouring value heads.
+        key_dim: The size of a key.
+        value_dim: The size of a value.
+        taps: The taps of the convolution over queries, keys and values.
+        fused: Whether the input is projected to all of a key head side by side, ``in_proj_qkvz`` and ``in_proj_ba``.
+    """
+
+    heads: int
+    key_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+    fused: bool
+
+    @property
+    def channels(self) -> int:
+        """The channels of the convolution: queries, keys, values."""
+        return 2 * self.key_heads * self.key_dim + self.heads * self.value_dim
+
+    def states(self, layers: int) -> tuple[RecurrentState, ...]:
+        """The last inputs of the convolution, and the state of each head.
+
+        Args:
+            layers: The number of recurrent layers.
+        """
+        return (
+            RecurrentState("conv", layers, (self.taps - 1, self.channels)),
+            RecurrentState("delta", layers, (self.heads, self.key_dim, self.value_dim)),
+        )
+
+    def layer(
+        self,
+        config: Any,
+        kv_params: KVCacheParams,
+        dtype: DType,
+        device: DeviceRef,
+        linear_cls: Callable[..., Linear],
+    ) -> Module:
+        """A `DeltaNet`; see `RecurrentForm`."""
+        return DeltaNet(
+            self, config.hidden_size, config.norm_eps, kv_params, dtype, device, linear_cls
+        )
+
+
+class DeltaNet(Module):
+    """A gated delta net: projections, a causal convolution, the gated delta rule, a gated norm.
+
+    Weights: ``in_proj_qkv``, ``in_proj_z``, ``in_proj_b``, ``in_proj_a`` (or ``in_proj_qkvz`` and ``in_proj_ba``), ``conv1d.weight``
+    ``[channels, 1, taps]``, ``A_log`` and ``dt_bias`` ``[heads]``, ``norm``, ``out_proj``.
+
+    Args:
+        form: The sizes.
+        hidden_size: The size of hidden states.
+        eps: The epsilon of the norm.
+        kv_params: The shape of the cache, with the states.
+        dtype: The dtype of the weights.
+        device: Where it runs.
+        linear_cls: The constructor of the projections.
+    """
+
+    def __init__(
+        self,
+        form: DeltaNetForm,
+        hidden_size: int,
+        eps: float,
+        kv_params: KVCacheParams,
+        dtype: DType,
+        device: DeviceRef,
+        linear_cls: Callable[..., Linear],
+    ) -> None:
+        self.form, self.kv_params = form, kv_params
+        values = form.heads * form.value_dim
+        widths = {"qkv": form.channels, "z": values, "b": form.heads, "a": form.heads}
+        if form.fused:
+            widths = {"qkvz": form.channels + values, "ba": 2 * form.heads}
+        self.parts = tuple(widths)
+        for part, width in widths.items():
+            setattr(self, f"in_proj_{part}", linear_cls(hidden_size, width, dtype, device))
+        self.conv_weight = Weight("conv1d.weight", dtype, [form.channels, 1, form.taps], device)
+        self.decay_log = Weight("A_log", DType.float32, [form.heads], device)
+        self.step_bias = Weight("dt_bias", DType.float32, [form.heads], device)
+        self.norm = RMSNorm(form.value_dim, dtype, eps)
+        self.out_proj = linear_cls(values, hidden_size, dtype, device)
+
+    def __call__(
+        self,
+        layer_idx: TensorValue,
+        x: TensorValue,
+        kv_collection: PagedCacheValues,
+        positional: list[TensorValue],
+        input_row_offsets: TensorValue,
+    ) -> TensorValue:
+        """The layer's output ``[total_seq_len, hidden_size]``, of x's dtype.
+
+        Args:
+            layer_idx: The layer's number among the recurrent layers, uint32, rank 0.
+            x: ``[total_seq_len, hidden_size]``.
+            kv_collection: The cache; the states of the sequences are updated.
+            positional: Nothing.
+            input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
+        """
+        form, total, lengths = self.form, x.shape[0], kv_collection.cache_lengths
+        mixed, z, rates, steps = self._projected(x)
+        state, slots = kv_collection.state(self.kv_params, "conv")
+        mixed = causal_conv_ragged(
+            ops.cast(mixed, DType.float32),
+            *conv_weight(self.conv_weight, None),
+            input_row_offsets,
+            lengths,
+            slots,
+            state,
+            layer_idx,
+            "silu",
+        )
+        keys = form.key_heads * form.key_dim
+        q, k, v = ops.split(mixed, [keys, keys, form.heads * form.value_dim], axis=1)
+        q, k = (ops.reshape(y, [total, form.key_heads, form.key_dim]) for y in (q, k))
+        decays = -ops.exp(self.decay_log) * _softplus(
+            ops.cast(steps, DType.float32) + self.step_bias
+        )
+        state, slots = kv_collection.state(self.kv_params, "delta")
+        y = gated_delta_rule(
+            q,
+            k,
+            ops.reshape(v, [total, form.heads, form.value_dim]),
+            decays,
+            ops.sigmoid(ops.cast(rates, DType.float32)),
+            input_row_offsets,
+            lengths,
+            slots,
+            state,
+            layer_idx,
+        )
+        y = self.norm(y) * ops.silu(ops.cast(z, DType.float32))
+        y = ops.reshape(y, [total, form.heads * form.value_dim])
+        return ops.cast(self.out_proj(ops.cast(y, x.dtype)), x.dtype)
+
+    def _projected(self, x: TensorValue) -> tuple[TensorValue, TensorValue, TensorValue, TensorValue]:
+        """Queries, keys and values ``[total, channels]``, gates ``[total, heads, value_dim]``, rates and steps ``[total, heads]``."""
+        form, total = self.form, x.shape[0]
+        parts = [self.sublayers[f"in_proj_{part}"](x) for part in self.parts]
+        if not form.fused:
+            mixed, z, rates, steps = parts
+            return mixed, ops.reshape(z, [total, form.heads, form.value_dim]), rates, steps
+        # each key head has its query, its key, and values and gates of its value heads side by side
+        group = form.heads // form.key_heads
+        widths = [form.key_dim, form.key_dim, group * form.value_dim, group * form.value_dim]
+        rows = ops.reshape(parts[0], [total, form.key_heads, sum(widths)])
+        q, k, v, z = ops.split(rows, widths, axis=2)
+        flat = [ops.reshape(y, [total, form.key_heads * int(y.shape[2])]) for y in (q, k, v)]
+        both = ops.reshape(parts[1], [total, form.key_heads, 2, group])
+        rates, steps = (ops.reshape(both[:, :, i], [total, form.heads]) for i in range(2))
+        z = ops.reshape(z, [total, form.heads, form.value_dim])
+        return ops.concat(flat, axis=1), z, rates, steps
+
+
+def conv_weight(weight: Weight, bias: Weight | None) -> tuple[TensorValue, TensorValue]:
+    """The weight ``[taps, channels]`` and the bias of a convolution of each channel, float32.
+
+    Args:
+        weight: ``[channels, 1, taps]``, as checkpoints store it.
+        bias: ``[channels]``; None: zeros.
+    """
+    channels, _, taps = weight.shape
+    wide = ops.transpose(ops.reshape(ops.cast(weight, DType.float32), [channels, taps]), 0, 1)
+    if bias is not None:
+        return wide, ops.cast(bias, DType.float32)
+    zeros = ops.constant(np.zeros(int(channels), np.float32), DType.float32, weight.device)
+    return wide, zeros
+
+
+def _softplus(x: TensorValue) -> TensorValue:
+    """``log(1 + exp(x))``, which does not overflow."""
+    return ops.relu(x) + ops.log1p(ops.exp(-ops.abs(x)))

@@ -1,0 +1,46 @@
+"""Reads the gated delta nets of a family from a config.json."""
+
+from __future__ import annotations
+
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.models.config_fields import Fields, layer_kinds
+from max.pipelines.models.delta_net import DeltaNetForm
+
+__all__ = ["delta_net_fields"]
+
+_MOST = 2**16
+
+
+def delta_net_fields(keys: ConfigKeys, num_layers: int, fused: bool) -> Fields:
+    """Which layers are delta nets, and their form.
+
+    Args:
+        keys: The keys of config.json.
+        num_layers: The number of layers.
+        fused: As in `DeltaNetForm`.
+
+    Raises:
+        ModelFilesError: A value does not fit.
+    """
+    every = keys.integer("full_attention_interval", 1, _MOST, 4)
+    default = [
+        "linear_attention" if (index + 1) % every else "full_attention"
+        for index in range(num_layers)
+    ]
+    heads = keys.integer("linear_num_value_heads", 1, _MOST, 32)
+    key_heads = keys.integer("linear_num_key_heads", 1, _MOST, 16)
+    if heads % key_heads:
+        raise keys.error(
+            "linear_num_key_heads", f"a divisor of linear_num_value_heads, which is {heads}"
+        )
+    return {
+        "layer_kinds": layer_kinds(keys, default, "linear_attention"),
+        "recurrence": DeltaNetForm(
+            heads,
+            key_heads,
+            keys.integer("linear_key_head_dim", 1, 512, 128),
+            keys.integer("linear_value_head_dim", 1, _MOST, 128),
+            keys.integer("linear_conv_kernel_dim", 2, 64, 4),
+            fused,
+        ),
+    }

@@ -1,0 +1,110 @@
+"""Gated short convolutions, as LFM 2 has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from max.dtype import DType
+from max.graph import DeviceRef, TensorValue, Weight, ops
+from max.nn.kv_cache import KVCacheParams, RecurrentState
+from max.nn.kv_cache.cache_values import PagedCacheValues
+from max.nn.layer import Module
+from max.nn.linear import Linear
+from max.nn.recurrence import causal_conv_ragged
+from max.pipelines.models.delta_net import conv_weight
+
+__all__ = ["ShortConv", "ShortConvForm"]
+
+
+@dataclass(frozen=True)
+class ShortConvForm:
+    """The form of a model's gated short convolutions.
+
+    Args:
+        channels: The size of hidden states.
+        taps: The taps of the convolution.
+        bias: Whether convolution and projections have biases.
+    """
+
+    channels: int
+    taps: int
+    bias: bool
+
+    def states(self, layers: int) -> tuple[RecurrentState, ...]:
+        """The last inputs of the convolution.
+
+        Args:
+            layers: The number of recurrent layers.
+        """
+        return (RecurrentState("conv", layers, (self.taps - 1, self.channels)),)
+
+    def layer(
+        self,
+        config: Any,
+        kv_params: KVCacheParams,
+        dtype: DType,
+        device: DeviceRef,
+        linear_cls: Callable[..., Linear],
+    ) -> Module:
+        """A `ShortConv`; see `RecurrentForm`."""
+        return ShortConv(self, kv_params, dtype, device, linear_cls)
+
+
+class ShortConv(Module):
+    """``out(c * conv(b * x))`` of the parts ``b``, ``c``, ``x`` of the projected input.
+
+    Weights: ``in_proj``, ``conv.weight`` ``[channels, 1, taps]``, ``out_proj``; with biases ``conv.bias``.
+
+    Args:
+        form: The form.
+        kv_params: The shape of the cache, with the states.
+        dtype: The dtype of the weights.
+        device: Where it runs.
+        linear_cls: The constructor of the projections.
+    """
+
+    def __init__(
+        self,
+        form: ShortConvForm,
+        kv_params: KVCacheParams,
+        dtype: DType,
+        device: DeviceRef,
+        linear_cls: Callable[..., Linear],
+    ) -> None:
+        self.form, self.kv_params, channels = form, kv_params, form.channels
+        self.in_proj = linear_cls(channels, 3 * channels, dtype, device, has_bias=form.bias)
+        self.out_proj = linear_cls(channels, channels, dtype, device, has_bias=form.bias)
+        self.conv_weight = Weight("conv.weight", dtype, [channels, 1, form.taps], device)
+        self.conv_bias = Weight("conv.bias", dtype, [channels], device) if form.bias else None
+
+    def __call__(
+        self,
+        layer_idx: TensorValue,
+        x: TensorValue,
+        kv_collection: PagedCacheValues,
+        positional: list[TensorValue],
+        input_row_offsets: TensorValue,
+    ) -> TensorValue:
+        """The layer's output ``[total_seq_len, channels]``, of x's dtype.
+
+        Args:
+            layer_idx: The layer's number among the recurrent layers, uint32, rank 0.
+            x: ``[total_seq_len, channels]``.
+            kv_collection: The cache; the states of the sequences are updated.
+            positional: Nothing.
+            input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
+        """
+        b, c, y = ops.split(self.in_proj(x), [self.form.channels] * 3, axis=1)
+        state, slots = kv_collection.state(self.kv_params, "conv")
+        mixed = causal_conv_ragged(
+            ops.cast(b * y, DType.float32),
+            *conv_weight(self.conv_weight, self.conv_bias),
+            input_row_offsets,
+            kv_collection.cache_lengths,
+            slots,
+            state,
+            layer_idx,
+        )
+        return ops.cast(self.out_proj(ops.cast(mixed, c.dtype) * c), x.dtype)
