@@ -120,27 +120,27 @@ class ExpertRouting:
             sparsemixer (https://arxiv.org/abs/2409.12136): each of two experts has the softmax over the logits near its
             own, of experts not chosen before it.
         normalised: Whether the weights of a token are divided by their sum.
-        least_sum: The least divisor of normalised weights.
-        jitter: Of sparsemixer: logits that are farther from the chosen one, relative to their size, than twice this do
-            not count.
         scale: What weights are multiplied by in the end.
         groups: The number of groups of neighbouring experts; experts of the best groups can be chosen.
         chosen_groups: The number of these best groups.
         group_score: A group's score: its greatest, or the sum of the two greatest.
         has_correction: Whether a number is added to each expert's score for the choice only: ``e_score_correction_bias``.
         in_float32: Whether a 16-bit gate multiplies in float32, and its products are not rounded.
+        least_sum: The least divisor of normalised weights.
+        jitter: Of sparsemixer: logits that are farther from the chosen one, relative to their size, than twice this do
+            not count.
     """
 
     scoring: Literal["softmax", "softmax_of_chosen", "sigmoid", "sparsemixer"] = "softmax"
     normalised: bool = False
-    least_sum: float = 0.0
-    jitter: float = 0.01
     scale: float = 1.0
     groups: int = 1
     chosen_groups: int = 1
     group_score: Literal["greatest", "two_greatest"] = "greatest"
     has_correction: bool = False
     in_float32: bool = False
+    least_sum: float = 0.0
+    jitter: float = 0.01
 
 
 class RoutedMoEGate(MoEGate):
