@@ -31,9 +31,19 @@ from max.pipelines.models.feed_forward import PlainMLP
 from max.pipelines.models.latent_attention import DecoderLatentAttention
 from max.pipelines.models.norms import norm_layer
 from max.pipelines.models.per_layer import PerLayerEmbeddings, PerLayerGate
+from max.pipelines.models.side_by_side import ScaledMLP, SideBySide, SideBySideLayer
 from max.pipelines.models.rope import RopeConfig
 
 __all__ = ["Decoder"]
+
+
+_MIXER_NAMES = {
+    "attention": "self_attn",
+    "recurrent": "mixer",
+    "both": "both",
+    "feed_forward": "self_attn",
+}
+"""The name of a block's attention, recurrent layer, or both."""
 
 
 class _Identity(Module):
@@ -128,12 +138,18 @@ class Decoder(Transformer):
             index: The block's index.
             kv_params: The shape of the KV cache.
         """
-        config = self.config
-        if config.kind_of(index) == "recurrent":
+        config, kind = self.config, self.config.kind_of(index)
+        if kind in ("recurrent", "both"):
             assert config.recurrence is not None
-            return config.recurrence.layer(
+            recurrent = config.recurrence.layer(
                 config, kv_params, self.dtype, self.device, self.linear_cls
             )
+            if kind == "recurrent":
+                return recurrent
+            attention = DecoderAttention(
+                config, index, kv_params, self.dtype, self.device, self.linear_cls
+            )
+            return SideBySideLayer(attention, recurrent, config.side_by_side or SideBySide())
         if config.latent is not None:
             return DecoderLatentAttention(
                 config.latent,
@@ -181,6 +197,8 @@ class Decoder(Transformer):
             "has_bias": config.mlp_bias,
             "activation_function": config.activation,
         }
+        if config.side_by_side is not None:
+            return ScaledMLP(config.side_by_side, **options)
         sparsity = config.sparsity[index] if config.sparsity else 0.0
         return SparseMLP(sparsity, **options) if sparsity else MLP(**options)
 
@@ -213,7 +231,7 @@ class Decoder(Transformer):
             config.parallel,
             config.residual_multiplier,
             config.normed_residual,
-            mixer="mixer" if kind == "recurrent" else "self_attn",
+            mixer=_MIXER_NAMES[kind],
         )
 
     def gate(self) -> PerLayerGate:

@@ -17,6 +17,7 @@ from max.pipelines.models.latent_attention import LatentForm
 from max.pipelines.models.norms import NormForm, QKNorm
 from max.pipelines.models.per_layer import PerLayerInputs
 from max.pipelines.models.recurrent_form import LayerKind, RecurrentForm
+from max.pipelines.models.side_by_side import SideBySide
 from max.pipelines.models.rope import RopeConfig
 
 __all__ = ["DecoderConfig", "QueryGrowth"]
@@ -106,6 +107,7 @@ class DecoderConfig:
         experts: The experts of layers that have some; None: all layers have an MLP.
         layer_kinds: What each layer has; empty: all have attention.
         recurrence: The form of the recurrent layers; None: there are none.
+        side_by_side: The factors of blocks with attention and a recurrent layer; None: there are no such blocks.
         mixers_alone: Whether blocks with attention or a recurrent layer have no feed-forward layer.
         quantization: The format of a GPTQ checkpoint's projections.
         prediction_layers: The number of layers that a checkpoint stores after the others, for predicting further tokens;
@@ -170,6 +172,7 @@ class DecoderConfig:
     layer_kinds: tuple[LayerKind, ...] = ()
     recurrence: RecurrentForm | None = None
     mixers_alone: bool = False
+    side_by_side: SideBySide | None = None
     quantization: QuantizationConfig | None = None
     prediction_layers: int = 0
 

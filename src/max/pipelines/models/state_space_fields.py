@@ -14,7 +14,23 @@ from max.pipelines.models.config_fields import LARGEST_SIZE
 from max.pipelines.models.recurrent_form import LayerKind
 from max.pipelines.models.state_space import Mamba2Form, MambaForm
 
-__all__ = ["HYBRID_KEYS", "MIXER_FORMS", "mamba2_form", "mamba_form", "mixer_names"]
+__all__ = [
+    "HYBRID_KEYS",
+    "HYBRID_LAYER",
+    "HYBRID_TOP",
+    "MAMBA2_KEYS",
+    "MAMBA_KEYS",
+    "MIXER_FORMS",
+    "NEMOTRON_KEYS",
+    "factors",
+    "kinds_of_layers",
+    "kinds_of_pattern",
+    "layer_numbers",
+    "mamba2_form",
+    "mamba_form",
+    "mixer_names",
+    "periodic_layers",
+]
 
 Array = npt.NDArray[Any]
 
@@ -76,16 +92,17 @@ HYBRID_TOP = {"final_layernorm": "norm"}
 """Names in checkpoints of hybrid models outside of layers, and the decoder's."""
 
 
-def mixer_names(stored: str) -> dict[str, str]:
+def mixer_names(stored: str, own: str = "mixer") -> dict[str, str]:
     """The parts of names of recurrent layers, and the decoder's.
 
     Args:
         stored: What checkpoints call the layer.
+        own: What the decoder calls it.
     """
     return {
-        stored: "mixer",
-        f"{stored}.A_log": "mixer.A",
-        f"{stored}.dt_proj.bias": "mixer.dt_bias",
+        stored: own,
+        f"{stored}.A_log": f"{own}.A",
+        f"{stored}.dt_proj.bias": f"{own}.dt_bias",
     }
 
 
@@ -276,3 +293,22 @@ def periodic_layers(
     period = keys.integer(f"{kind}_layer_period", 1, LARGEST_SIZE, period)
     offset = keys.integer(f"{kind}_layer_offset", 0, period - 1, offset)
     return lambda index: index % period == offset
+
+
+def factors(keys: ConfigKeys, key: str, count: int) -> tuple[float, ...]:
+    """The factors that a key lists; 1 where it is missing.
+
+    Args:
+        keys: The keys of config.json.
+        key: The key.
+        count: Their number.
+
+    Raises:
+        ModelFilesError: The value is no list of that many numbers.
+    """
+    values = keys.numbers(key, over=-math.inf)
+    if values is None:
+        return (1.0,) * count
+    if len(values) != count:
+        raise keys.error(key, f"{count} numbers")
+    return tuple(values)

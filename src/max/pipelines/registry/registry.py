@@ -65,6 +65,7 @@ OWN_ARCHITECTURES = {
     "phi3": ("Phi3ForCausalLM",),
     "qwen2": ("Qwen2ForCausalLM",),
     "qwen3": ("Qwen3ForCausalLM",),
+    "falcon_h1": ("FalconH1ForCausalLM",),
     "bamba": ("BambaForCausalLM",),
     "granite_moe_hybrid": ("GraniteMoeHybridForCausalLM",),
     "jamba": ("JambaForCausalLM",),

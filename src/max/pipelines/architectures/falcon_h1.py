@@ -1,0 +1,58 @@
+"""Falcon-H1: blocks with attention and Mamba 2 side by side, and factors of all parts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from max.pipelines.architectures.decoder_family import decoder_family
+from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.models.config_fields import LARGEST_SIZE, Fields, base_fields, biases
+from max.pipelines.models.side_by_side import SideBySide
+from max.pipelines.models.state_space_fields import (
+    HYBRID_KEYS,
+    HYBRID_LAYER,
+    HYBRID_TOP,
+    MIXER_FORMS,
+    factors,
+    mamba2_form,
+    mixer_names,
+)
+from max.pipelines.models.weight_names import WeightNames
+
+__all__ = ["ARCHITECTURES"]
+
+
+def falcon_h1_fields(config: Any, keys: ConfigKeys) -> Fields:
+    """The fields of a Falcon-H1's config."""
+    fields = base_fields(config, keys, eps=1e-5, longest=8192)
+    inner = keys.integer("mamba_d_ssm", 1, LARGEST_SIZE, None)
+    form = mamba2_form(keys, HYBRID_KEYS, fields["hidden_size"], inner)
+    before = keys.flag("mamba_norm_before_gate", True)
+    norm = "none" if not keys.flag("mamba_rms_norm") else "before_gate" if before else "after_gate"
+
+    def factor(name: str) -> float:
+        return keys.number(f"{name}_multiplier", default=1.0)
+
+    parts = factors(keys, "ssm_multipliers", 5)
+    own = {"norm": norm, "out_bias": keys.flag("projectors_bias"), "in_factor": factor("ssm_in")}
+    outer = [factor(name) for name in ("attention_in", "attention_out", "ssm_out")]
+    return (
+        fields
+        | biases(keys, mlp="mlp_bias")
+        | {
+            "layer_kinds": ("both",) * fields["num_layers"],
+            "recurrence": replace(form, factors=parts, **own),
+            "side_by_side": SideBySide(*outer, *factors(keys, "mlp_multipliers", 2)),
+            "attention_multiplier": fields["head_dim"] ** -0.5 * factor("key"),
+            "embedding_multiplier": factor("embedding"),
+            "logits_scaling": 1.0 / keys.number("lm_head_multiplier", over=0, default=1.0),
+        }
+    )
+
+
+LAYER = {**HYBRID_LAYER, **mixer_names("mamba", "both.mixer"), "self_attn": "both.self_attn"}
+NAMES = WeightNames(top=HYBRID_TOP, layer=LAYER, converted=MIXER_FORMS)
+EXAMPLES = ["tiiuae/Falcon-H1-0.5B-Instruct"]
+ARCHITECTURES = [decoder_family("FalconH1ForCausalLM", EXAMPLES, falcon_h1_fields, names=NAMES)]
+"""The architectures of this module, for the registry."""

@@ -1,0 +1,91 @@
+"""Blocks with attention and a recurrent layer side by side, and the factors of their parts (Falcon-H1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from max.graph import TensorValue, ops
+from max.nn.kv_cache import PagedCacheValues
+from max.nn.layer import Module
+from max.nn.linear import ACTIVATIONS, MLP
+
+__all__ = ["ScaledMLP", "SideBySide", "SideBySideLayer"]
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """The factors of blocks with attention and a recurrent layer side by side.
+
+    Args:
+        attention_in: The factor of the attention's input.
+        attention_out: The factor of its output.
+        recurrent_out: The factor of the recurrent layer's output.
+        gate: The factor of the MLP's gate before its activation.
+        down: The factor of the MLP's output.
+    """
+
+    attention_in: float = 1.0
+    attention_out: float = 1.0
+    recurrent_out: float = 1.0
+    gate: float = 1.0
+    down: float = 1.0
+
+
+class SideBySideLayer(Module):
+    """The weighted sum of an attention and a recurrent layer of the same input.
+
+    Weights: those of ``self_attn`` and of ``mixer``.
+
+    Args:
+        attention: The attention.
+        recurrent: The recurrent layer.
+        factors: The factors.
+    """
+
+    def __init__(self, attention: Module, recurrent: Module, factors: SideBySide) -> None:
+        self.self_attn, self.mixer, self.factors = attention, recurrent, factors
+
+    def __call__(
+        self,
+        layer_idx: TensorValue,
+        x: TensorValue,
+        kv_collection: PagedCacheValues,
+        positional: list[TensorValue],
+        input_row_offsets: TensorValue,
+    ) -> TensorValue:
+        """The sum; arguments as of `max.pipelines.models.decoder_attention.DecoderAttention`.
+
+        Args:
+            layer_idx: The number of the layer, in the pages and in the states.
+            x: ``[total_seq_len, hidden_size]``.
+            kv_collection: The cache.
+            positional: What the attention takes of positions.
+            input_row_offsets: The first row of each sequence.
+        """
+        factors, rest = self.factors, (kv_collection, positional, input_row_offsets)
+        attended = self.self_attn(layer_idx, x * factors.attention_in, *rest)
+        moved = self.mixer(layer_idx, x, *rest)
+        return moved * factors.recurrent_out + attended * factors.attention_out
+
+
+class ScaledMLP(MLP):
+    """A gated MLP with factors of the gate and of the result.
+
+    Args:
+        factors: The factors.
+        options: The arguments of `MLP`.
+    """
+
+    def __init__(self, factors: SideBySide, **options: Any) -> None:
+        super().__init__(**options)
+        self.factors = factors
+
+    def __call__(self, x: TensorValue) -> TensorValue:
+        """``factor * down(activation(factor * gate(x)) * up(x))``, of x's dtype.
+
+        Args:
+            x: ``[…, hidden_dim]``.
+        """
+        gate = ACTIVATIONS[self.activation_function](self.gate_proj(x) * self.factors.gate)
+        return ops.cast(self.down_proj(gate * self.up_proj(x)) * self.factors.down, x.dtype)
