@@ -25,6 +25,7 @@ from benchmarks import (
     matmul,
     overhead,
     perplexity,
+    recurrent,
     startup,
 )
 from benchmarks.runner import ROOT, commit, machine
@@ -195,6 +196,13 @@ SECTIONS: dict[str, Section] = {
         lambda a, models: embeddings.measure(models, runs=min(a.runs, 3)),
         3,
         15,
+    ),
+    "recurrent": Section(
+        "State-space models",
+        recurrent.__doc__,
+        lambda a, models: recurrent.measure(models, runs=min(a.runs, 3)),
+        3,
+        10,
     ),
     "overhead": Section("Overhead", overhead.__doc__, lambda a, _: overhead.measure(), 1, 1),
     "compiling": Section("Compile time", None, lambda a, _: overhead.measure_compiling(), 1, 2),

@@ -28,8 +28,10 @@ def generate(prompt: list[int], new_tokens: int, batch: int = 1) -> dict[str, fl
     out = model(ids, use_cache=True, logits_to_keep=1)
     token = out.logits[:, -1].argmax(-1, keepdim=True)
     prefill = time.perf_counter() - start
+    # state-space models have a cache of another name
+    cache = "past_key_values" if "past_key_values" in out else "cache_params"
     for _ in range(new_tokens - 1):
-        out = model(token, past_key_values=out.past_key_values, use_cache=True)
+        out = model(token, **{cache: out[cache]}, use_cache=True)
         token = out.logits[:, -1].argmax(-1, keepdim=True)
     decode = time.perf_counter() - start - prefill
     return {

@@ -1,0 +1,81 @@
+"""Tokens per second of a state-space model with random weights: Mamba 2 of 130M, beside transformers on torch.
+
+Prefill is the time to the first token. Both decode greedily, alone and 16 sequences at once.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.generation import figures_of
+from benchmarks.models import TOKENIZER_FROM
+from benchmarks.runner import Worker, interleave, ratio
+
+# fields of transformers' Mamba2Config, as in state-spaces/mamba2-130m
+SHAPES: dict[str, dict[str, object]] = {
+    "mamba2-130m": {
+        "hidden_size": 768,
+        "num_hidden_layers": 24,
+        "num_heads": 24,
+        "head_dim": 64,
+        "state_size": 128,
+        "n_groups": 1,
+        "vocab_size": 50288,
+        "tie_word_embeddings": True,
+    },
+}
+DTYPES = ("float32", "bfloat16")
+CASES = ((32, 1), (512, 1), (32, 16))
+NEW_TOKENS = 32
+OURS, PEER = "supremum_llm", "transformers_llm"
+HEAD = [
+    "| model | dtype | figure | Supremum | transformers | ours / transformers |",
+    "|---|---|---|---|---|---|",
+]
+
+
+def make_checkpoint(shape: str, dtype: str, folder: Path) -> Path:
+    """Writes the model of ``shape`` (a key of ``SHAPES``) in ``dtype`` under ``folder``; returns its folder."""
+    target = folder / f"{shape}-{dtype}"
+    if (target / "model.safetensors").exists():
+        return target
+    import torch
+    from transformers import Mamba2Config, Mamba2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Mamba2Config(**SHAPES[shape], bos_token_id=None, eos_token_id=None, pad_token_id=0)
+    Mamba2ForCausalLM(config).to(getattr(torch, dtype)).save_pretrained(target)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TOKENIZER_FROM / name, target / name)
+    return target
+
+
+def measure(
+    folder: Path,
+    shapes: Sequence[str] = tuple(SHAPES),
+    dtypes: Sequence[str] = DTYPES,
+    runs: int = 3,
+    cases: Sequence[tuple[int, int]] = CASES,
+) -> Iterator[str]:
+    """The lines of a table, as they are measured."""
+    yield from HEAD
+    tokens = random.Random(0).choices(range(5, 4000), k=2048)
+    for shape in shapes:
+        for dtype in dtypes:
+            model = str(make_checkpoint(shape, dtype, folder))
+            workers = [
+                Worker(f"benchmarks.workers.{name}", model=model, dtype=dtype)
+                for name in (OURS, PEER)
+            ]
+            for prompt, batch in cases:
+                arguments = {"prompt": tokens[:prompt], "new_tokens": NEW_TOKENS, "batch": batch}
+                samples = interleave(workers, "generate", runs, **arguments)
+                for figure, what in figures_of(prompt, batch).items():
+                    ours, peer = samples[OURS][figure], samples[PEER][figure]
+                    cells = (shape, dtype, f"{what}, tok/s", ours, peer, f"{ratio(ours, peer):.2f}")
+                    yield f"| {' | '.join(map(str, cells))} |"
+            for worker in workers:
+                worker.close()
