@@ -32,6 +32,14 @@ COMMANDS = {
         "max.entrypoints.cli.quantize:quantize",
         "Write a model as a quantised GGUF file.",
     ),
+    "pull": ("max.entrypoints.cli.models:pull", "Get a model."),
+    "ls": ("max.entrypoints.cli.models:ls", "List the models on this machine."),
+    "show": ("max.entrypoints.cli.models:show", "Show a model."),
+    "rm": ("max.entrypoints.cli.models:rm", "Delete a model."),
+    "ps": ("max.entrypoints.cli.models:ps", "List the models that a server has loaded."),
+    "run": ("max.entrypoints.cli.run:run", "Run a model of `max ls`."),
+    "run-batch": ("max.entrypoints.cli.run_batch:run_batch", "Answer a file of requests."),
+    "doctor": ("max.entrypoints.cli.doctor:doctor", "Check this machine."),
     "list": ("max.entrypoints.cli.list:list_architectures", "Show the architectures that can run."),
 }
 # commands of MAX that are not in this release, and their replacements

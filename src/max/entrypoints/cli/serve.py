@@ -143,12 +143,7 @@ def serve(context: click.Context, **options: Any) -> None:
     OpenAI's API at /v1; /health, /metrics and /version beside it. Without --model, models are loaded
     on their first request and unloaded when they are idle.
     """
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise CommandError(
-            f"`max serve` needs packages that are not installed: {', '.join(missing)}",
-            'Install them with: pip install "supremum[serve]"',
-        )
+    check_packages("serve")
     settings = _settings(options)
     models_dir = options.pop("models_dir")
     limits = (options.pop("max_loaded_models"), options.pop("idle_timeout"))
@@ -197,6 +192,23 @@ def _check_router(config: dict[str, Any], settings: ServerSettings) -> None:
             )
     if settings.task is not None:
         raise CommandError("--task is of one model", "Give one with --model.")
+
+
+def check_packages(command: str) -> None:
+    """Checks that the packages of the extra ``serve`` are installed.
+
+    Args:
+        command: The command that needs them.
+
+    Raises:
+        CommandError: Some are not.
+    """
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise CommandError(
+            f"`max {command}` needs packages that are not installed: {', '.join(missing)}",
+            'Install them with: pip install "supremum[serve]"',
+        )
 
 
 def _settings(options: dict[str, Any]) -> ServerSettings:

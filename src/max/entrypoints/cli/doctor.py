@@ -1,0 +1,153 @@
+"""`max doctor`: whether this machine can run models, and what is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import platform
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+
+import click
+import numpy as np
+
+from max._version import __version__
+from max.driver import CPU, Tensor
+from max.dtype import DType
+from max.engine import InferenceSession
+from max.entrypoints.cli import log_level_option
+from max.entrypoints.cli.models import size_text
+from max.graph import DeviceRef, Graph, TensorType, ops
+from max.pipelines.config.host_memory import available_memory
+from max.pipelines.store.local import ModelStore
+from max.pipelines.store.pull import verify
+
+_NEEDED = ("numpy", "llvmlite", "xdsl", "safetensors", "tokenizers", "jinja2")
+_EXTRAS = {
+    "serve": ("fastapi", "uvicorn", "pydantic", "msgspec", "prometheus_client", "llguidance"),
+    "torch": ("torch",),
+}
+_LEAST_DISK = 1 << 30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of a check.
+
+    Args:
+        check: What was checked.
+        level: ``"ok"``, ``"warning"`` or ``"error"``.
+        text: What was found, and what to do about it.
+    """
+
+    check: str
+    level: str
+    text: str
+
+
+def _system() -> Iterator[Finding]:
+    version = platform.python_version()
+    level = "ok" if sys.version_info >= (3, 11) else "error"
+    yield Finding("python", level, f"{version}, supremum {__version__}, {platform.platform()}")
+    memory = available_memory()
+    text = "unknown" if memory is None else f"{size_text(memory)} available"
+    yield Finding("memory", "warning" if memory is not None and memory < 1 << 30 else "ok", text)
+
+
+def _packages() -> Iterator[Finding]:
+    for name in _NEEDED:
+        present = importlib.util.find_spec(name) is not None
+        text = metadata.version(name) if present else f"is missing: pip install {name}"
+        yield Finding(name, "ok" if present else "error", text)
+    for extra, names in _EXTRAS.items():
+        missing = [name for name in names if importlib.util.find_spec(name) is None]
+        text = (
+            f"lacks {', '.join(missing)}: pip install 'supremum[{extra}]'"
+            if missing
+            else "complete"
+        )
+        yield Finding(f"extra {extra}", "warning" if missing else "ok", text)
+
+
+def _compiler() -> Iterator[Finding]:
+    """Compiles a product and compares it with NumPy's."""
+    device = DeviceRef.CPU()
+    numbers = np.random.default_rng(0)
+    a, b = (numbers.standard_normal((5, 5)).astype(np.float32) for _ in range(2))
+    types = [TensorType(DType.float32, (5, 5), device)] * 2
+    with Graph("doctor", input_types=types) as graph:
+        left, right = (value.tensor for value in graph.inputs)
+        graph.output(ops.relu(left @ right))
+    model = InferenceSession(devices=[CPU()]).load(graph)
+    (result,) = model.execute(Tensor.from_numpy(a), Tensor.from_numpy(b))
+    assert isinstance(result, Tensor)
+    good = np.allclose(result.to_numpy(), np.maximum(a @ b, 0), atol=1e-5)
+    text = "a compiled product equals NumPy's" if good else "a compiled product is WRONG"
+    yield Finding("compiler", "ok" if good else "error", text)
+
+
+def _folders() -> Iterator[Finding]:
+    store = ModelStore()
+    root = store.root
+    while not root.exists():
+        root = root.parent
+    free = shutil.disk_usage(root).free
+    level = "ok" if free > _LEAST_DISK else "warning"
+    try:
+        with tempfile.TemporaryFile(dir=root):
+            pass
+    except OSError as error:
+        yield Finding("models folder", "error", f"{store.root} cannot be written: {error.strerror}")
+        return
+    yield Finding("models folder", level, f"{store.root}: {size_text(free)} free")
+    models = store.models()
+    yield Finding("models", "ok" if models else "warning", ", ".join(m.name for m in models) or "none; `max pull` gets some")  # fmt: skip
+
+
+def _port() -> Iterator[Finding]:
+    with socket.socket() as probe:
+        taken = probe.connect_ex(("127.0.0.1", 8000)) == 0
+    text = (
+        "something listens on 8000: `max ps` says whether it is a server"
+        if taken
+        else "8000 is free"
+    )
+    yield Finding("port", "ok", text)
+
+
+def _checksums() -> Iterator[Finding]:
+    for model in ModelStore(hub=False).models():
+        if model.manifest():
+            problems = verify(model)
+            text = "; ".join(problems) or "equals what was pulled"
+            yield Finding(f"model {model.name}", "error" if problems else "ok", text)
+
+
+@click.command("doctor", short_help="Check this machine.")
+@click.option(
+    "--verify", "check", is_flag=True, help="Compare all pulled models with their checksums."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@log_level_option
+def doctor(check: bool, as_json: bool) -> None:
+    """Check this machine: packages, memory, folders, and that compiled code computes what it should."""
+    checks: list[Callable[[], Iterator[Finding]]] = [_system, _packages, _folders, _port, _compiler]
+    findings: list[Finding] = []
+    for each in [*checks, _checksums] if check else checks:
+        try:
+            findings += each()
+        except Exception as error:  # one broken part says nothing about the others
+            name = each.__name__.strip("_")
+            findings.append(Finding(name, "error", f"{type(error).__name__}: {error}"))
+    if as_json:
+        click.echo(json.dumps([asdict(finding) for finding in findings], indent=1))
+    else:
+        for finding in findings:
+            click.echo(f"{finding.level:<9}{finding.check:<20}{finding.text}")
+    if any(finding.level == "error" for finding in findings):
+        raise click.exceptions.Exit(1)

@@ -1,0 +1,196 @@
+"""`max pull`, `ls`, `show`, `rm`, `ps`: the models on this machine, and those that a server has loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from max.entrypoints.cli import log_level_option
+from max.entrypoints.cli.errors import CommandError
+from max.entrypoints.load_test.http_client import Target
+from max.pipelines.store.local import ModelStore, StoredModel
+from max.pipelines.store.pull import pull as pull_model
+from max.pipelines.store.pull import verify
+from max.pipelines.store.sources import open_source
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+models_dir_option = click.option(
+    "--models-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The folder of the models. [default: MAX_MODELS_DIR, else ~/.max/models]",
+)
+
+
+def _size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    if value is None:
+        return None
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:i?B)?", value.strip(), re.IGNORECASE)
+    if match is None:
+        raise click.BadParameter(f"{value!r} is no size; give bytes, or a text such as 20G")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def size_text(size: float) -> str:
+    """A number of bytes for people.
+
+    Args:
+        size: The bytes.
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+class _Bar:
+    """Shows how far a pull is, on stderr: a line that changes, or one a file where that is no terminal."""
+
+    def __init__(self) -> None:
+        self._shown, self._name = 0.0, ""
+
+    def __call__(self, name: str, at: int, size: int | None) -> None:
+        terminal, now = sys.stderr.isatty(), time.monotonic()
+        if not terminal and name != self._name:
+            click.echo(name, err=True)
+        elif terminal and (now - self._shown > 0.1 or at == size):
+            end = "" if size is None else f" of {size_text(size)} ({100 * at // max(size, 1)} %)"
+            line_end = at == size
+            click.echo(f"\r\x1b[K{name}: {size_text(at)}{end}", err=True, nl=line_end)
+            self._shown = now
+        self._name = name
+
+
+@click.command("pull", short_help="Get a model.")
+@click.argument("source")
+@click.option("--name", help="The model's name here. [default: the source's]")
+@click.option(
+    "--max-size", callback=_size, metavar="SIZE", help="The most that it may take, such as 20G."
+)
+@models_dir_option
+@log_level_option
+def pull(source: str, name: str | None, max_size: int | None, models_dir: Path | None) -> None:
+    """Get a model into the models folder.
+
+    SOURCE is a folder or a GGUF file, an http:// or file:// address of one, or a name on the Hugging
+    Face hub. A pull that was interrupted goes on where it ended; checksums are compared.
+    """
+    store = ModelStore(models_dir)
+    model = pull_model(open_source(source), store, name, max_size, _Bar())
+    click.echo(f"{model.name}\t{size_text(model.size)}\t{model.path}")
+
+
+@click.command("ls", short_help="List the models on this machine.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@models_dir_option
+@log_level_option
+def ls(as_json: bool, models_dir: Path | None) -> None:
+    """List the models on this machine: those of the models folder, and those of the hub's cache."""
+    store = ModelStore(models_dir)
+    models = store.models()
+    if as_json:
+        click.echo(json.dumps([_facts(model) for model in models], indent=1))
+        return
+    if not models:
+        click.echo(f"no models in {store.root}; `max pull` gets some", err=True)
+        return
+    rows = [("NAME", "SIZE", "FORMAT", "WHERE", "MODIFIED")]
+    rows += [
+        (m.name, size_text(m.size), m.format, m.origin, time.strftime("%Y-%m-%d", time.localtime(m.modified)))
+        for m in models
+    ]  # fmt: skip
+    _print_table(rows)
+
+
+@click.command("show", short_help="Show a model.")
+@click.argument("name")
+@click.option("--verify", "check", is_flag=True, help="Compare its files with their checksums.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@models_dir_option
+@log_level_option
+def show(name: str, check: bool, as_json: bool, models_dir: Path | None) -> None:
+    """Show a model: its files, its architecture, its context."""
+    model = ModelStore(models_dir).find(name)
+    facts, config = _facts(model), model.config()
+    names = {
+        "architecture": "architectures", "family": "model_type", "context": "max_position_embeddings",
+        "layers": "num_hidden_layers", "hidden size": "hidden_size", "vocabulary": "vocab_size",
+        "dtype": "torch_dtype",
+    }  # fmt: skip
+    for shown, key in names.items():
+        if (value := config.get(key)) is not None:
+            facts[shown] = ", ".join(map(str, value)) if isinstance(value, list) else value
+    facts["source"] = model.manifest().get("source", "")
+    problems = verify(model) if check else []
+    if check:
+        facts["verified"] = not problems
+    if as_json:
+        click.echo(json.dumps(facts, indent=1))
+    else:
+        for key, value in facts.items():
+            click.echo(f"{key:<14}{size_text(value) if key == 'size' else value}")
+    if problems:
+        raise CommandError("; ".join(problems), f"`max rm {name}` and `max pull` it again.")
+
+
+@click.command("rm", short_help="Delete a model.")
+@click.argument("names", nargs=-1, required=True)
+@models_dir_option
+@log_level_option
+def rm(names: tuple[str, ...], models_dir: Path | None) -> None:
+    """Delete models from this machine."""
+    store = ModelStore(models_dir)
+    for model in [store.find(name) for name in names]:  # all exist before one is deleted
+        store.remove(model.name)
+        click.echo(f"deleted {model.name} ({size_text(model.size)})")
+
+
+@click.command("ps", short_help="List the models that a server has loaded.")
+@click.option(
+    "--url", default="http://127.0.0.1:8000", show_default=True, metavar="URL", help="The server."
+)
+@click.option("--api-key", envvar="MAX_SERVE_API_KEY", help="Its key.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@log_level_option
+def ps(url: str, api_key: str | None, as_json: bool) -> None:
+    """List the models that a server has loaded."""
+    target = Target(url.rstrip("/").removesuffix("/v1"), api_key)
+    try:
+        models = asyncio.run(target.json("/v1/models"))["data"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CommandError(
+            f"{url} does not answer as a server does: {error}", "Start one with `max serve`."
+        ) from error
+    states = {model["id"]: model.get("status", {}).get("value", "loaded") for model in models}
+    busy = [m for m in models if states[m["id"]] in ("loaded", "loading")]
+    if as_json:
+        click.echo(json.dumps(busy, indent=1))
+        return
+    rows = [("NAME", "STATUS", "CONTEXT")]
+    rows += [(m["id"], states[m["id"]], str(m.get("max_model_len") or "")) for m in busy]
+    _print_table(rows)
+
+
+def _facts(model: StoredModel) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "path": str(model.path),
+        "origin": model.origin,
+        "format": model.format,
+        "size": model.size,
+    }
+
+
+def _print_table(rows: list[tuple[str, ...]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        click.echo("  ".join(cells).rstrip())

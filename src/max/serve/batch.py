@@ -1,0 +1,193 @@
+"""Runs a file of requests, in OpenAI's batch format, through the application without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.types import ASGIApp, Message
+
+from max.serve.http.app import build_app
+from max.serve.http.state import ServerState
+from max.serve.loading import load_model
+from max.serve.metrics import ServerMetrics
+from max.serve.pool import ModelPool, PoolLimits
+from max.serve.settings import ServerSettings, WorkerSettings
+from max.serve.worker.process import WorkerProcess
+
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/rerank", "/v1/score")  # fmt: skip
+
+
+class BatchLineError(ValueError):
+    """A line of a batch file that is no request."""
+
+
+@dataclass(frozen=True)
+class BatchRequest:
+    """A request of a batch file.
+
+    Args:
+        custom_id: The name that its answer has.
+        url: The route.
+        body: The body.
+    """
+
+    custom_id: str
+    url: str
+    body: dict[str, Any]
+
+
+def read_requests(lines: Iterable[str]) -> list[BatchRequest]:
+    """The requests of a batch file.
+
+    Args:
+        lines: Its lines; empty ones are skipped.
+
+    Raises:
+        BatchLineError: A line is no request, or a ``custom_id`` occurs twice.
+    """
+    requests: list[BatchRequest] = []
+    seen: set[str] = set()
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise BatchLineError(f"line {number} is no JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise BatchLineError(f"line {number} is no object")
+        custom_id, url, body = value.get("custom_id"), value.get("url"), value.get("body")
+        if not isinstance(custom_id, str) or custom_id in seen:
+            problem = "occurs twice" if custom_id in seen else "is no text"
+            raise BatchLineError(f"line {number}: custom_id is {custom_id!r}, which {problem}")
+        if value.get("method", "POST") != "POST" or url not in URLS:
+            raise BatchLineError(
+                f"line {number}: {value.get('method', 'POST')} {url}; expected POST and one of {', '.join(URLS)}"
+            )
+        if not isinstance(body, dict) or body.get("stream"):
+            raise BatchLineError(f"line {number}: body must be an object without stream")
+        seen.add(custom_id)
+        requests.append(BatchRequest(custom_id, url, body))
+    return requests
+
+
+async def call(app: ASGIApp, url: str, body: dict[str, Any]) -> tuple[int, str, Any]:
+    """Sends a request to an application, and waits for its answer.
+
+    Args:
+        app: The application.
+        url: The route.
+        body: The body.
+
+    Returns:
+        The status, the identifier of the request, and the body.
+    """
+    data = json.dumps(body).encode()
+    sent = False
+    status, request_id, parts = 500, "", list[bytes]()
+
+    async def receive() -> Message:
+        nonlocal sent
+        if not sent:
+            sent = True
+            return {"type": "http.request", "body": data, "more_body": False}
+        await asyncio.Event().wait()  # the client stays
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        nonlocal status, request_id
+        if message["type"] == "http.response.start":
+            status = message["status"]
+            headers = {name.lower(): value for name, value in message["headers"]}
+            request_id = headers.get(b"x-request-id", b"").decode()
+        else:
+            parts.append(message.get("body", b""))
+
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(data)).encode()),
+        (b"host", b"batch"),
+    ]
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
+        "path": url, "raw_path": url.encode(), "query_string": b"", "root_path": "", "headers": headers,
+        "client": ("127.0.0.1", 0), "server": ("batch", 80),
+    }  # fmt: skip
+    await app(scope, receive, send)
+    return status, request_id, json.loads(b"".join(parts))
+
+
+async def run_requests(
+    app: ASGIApp, requests: Sequence[BatchRequest], at_once: int, write: Callable[[str], None]
+) -> int:
+    """Runs requests, and writes a line for each as it ends.
+
+    Args:
+        app: The application.
+        requests: The requests.
+        at_once: The most that are open.
+        write: Writes a line.
+
+    Returns:
+        The number of those that failed.
+    """
+    gate = asyncio.Semaphore(at_once)
+    failed = 0
+
+    async def one(request: BatchRequest) -> None:
+        nonlocal failed
+        async with gate:
+            status, request_id, body = await call(app, request.url, request.body)
+        failed += status != 200
+        answer = {
+            "id": f"batch_req_{secrets.token_hex(12)}",
+            "custom_id": request.custom_id,
+            "response": {"status_code": status, "request_id": request_id, "body": body},
+            "error": None,
+        }
+        write(json.dumps(answer, ensure_ascii=False) + "\n")
+
+    async with asyncio.TaskGroup() as group:
+        for request in requests:
+            group.create_task(one(request))
+    return failed
+
+
+async def run_batch(
+    settings: ServerSettings,
+    worker: WorkerSettings,
+    requests: Sequence[BatchRequest],
+    write: Callable[[str], None],
+) -> int:
+    """Loads a model, and runs the requests of a batch file on it.
+
+    Args:
+        settings: The settings of the server.
+        worker: Those of the worker.
+        requests: The requests.
+        write: Writes a line of the answers.
+
+    Returns:
+        The number of requests that failed.
+
+    Raises:
+        UserError: The model cannot be loaded.
+    """
+
+    async def nothing(stored: object) -> Any:
+        raise RuntimeError("a batch has one model")
+
+    model = await load_model(settings.served_model_name, settings, worker, WorkerProcess)
+    pool = ModelPool(dict, nothing, PoolLimits())
+    pool.pin(model)
+    try:
+        app = build_app(ServerState(settings, ServerMetrics(), pool))
+        # twice what runs: the next prompts are tokenized while these generate
+        return await run_requests(app, requests, 2 * model.admission.running, write)
+    finally:
+        await pool.close()

@@ -1,0 +1,243 @@
+"""`max pull`, `ls`, `show`, `rm`, `run`: from folders, addresses and a hub on 127.0.0.1, interrupted and damaged."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from huggingface_hub import constants
+
+from max._config import flags
+from max.entrypoints.cli import cli
+from max.entrypoints.cli.errors import report
+from max.pipelines.core.exceptions import InputError, ModelFilesError
+from max.pipelines.store import pull as pulling
+from max.pipelines.store.local import ModelStore, checked_name
+from max.pipelines.store.pull import pull, verify
+from max.pipelines.store.sources import open_source
+
+FILES = {
+    "config.json": b'{"model_type": "llama", "max_position_embeddings": 64}',
+    "tokenizer.json": b"{}",
+    "model.safetensors": random.Random(0).randbytes(300_001),
+    "README.md": b"not of the model",
+}
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Serves FILES under /files/, as a hub under /org/model/, and breaks connections where told to."""
+
+    server: HubServer
+
+    def log_message(self, format, *args) -> None: ...
+
+    def do_GET(self) -> None:
+        self.server.requests.append((self.path, self.headers.get("Range")))
+        path = self.path.partition("?")[0]
+        if path == "/api/models/org/model":
+            siblings = [
+                {"rfilename": n, "size": len(d), "lfs": {"sha256": hashlib.sha256(d).hexdigest()}}
+                for n, d in self.server.files.items()
+            ]
+            return self.answer(200, json.dumps({"siblings": siblings}).encode())
+        data = self.server.files.get(path.rpartition("/")[2])
+        if data is None or not path.startswith(("/files/", "/org/model/resolve/main/")):
+            return self.answer(404, b"")
+        etag = f'"{hashlib.md5(data).hexdigest()}"'
+        begin, status = 0, 200
+        if match := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "")):
+            if self.headers.get("If-Range", etag) == etag:
+                begin, status = int(match[1]), 206
+        body = data[begin:]
+        sent = body
+        if self.server.breaks and len(body) > 1000:
+            self.server.breaks -= 1
+            sent = body[: len(body) // 3]
+        self.answer(status, sent, len(body), etag)
+
+    def answer(self, status, body, length=None, etag="") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body) if length is None else length))
+        if etag:
+            self.send_header("ETag", etag)
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class HubServer(ThreadingHTTPServer):
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Hub)
+        self.files, self.breaks = dict(FILES), 0
+        self.requests: list[tuple[str, str | None]] = []
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    with HubServer() as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(pulling, "_DELAY_S", 0.001)
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def store(tmp_path) -> ModelStore:
+    return ModelStore(tmp_path / "models", hub=False)
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    path = tmp_path / "source"
+    path.mkdir()
+    for name, data in FILES.items():
+        (path / name).write_bytes(data)
+    return path
+
+
+def check(model, name: str) -> None:
+    assert model.name == name and model.format == "safetensors"
+    names = set(FILES) - {"README.md"}
+    assert {p.name for p in model.path.iterdir()} == {*names, ".max-model.json"}
+    assert all((model.path / n).read_bytes() == FILES[n] for n in names)
+    assert verify(model) == []
+
+
+def test_a_folder_and_its_address(store, folder):
+    check(pull(open_source(str(folder)), store), "source")
+    check(pull(open_source(folder.as_uri()), store, "lab/copy"), "lab/copy")
+    assert [model.name for model in store.models()] == ["lab/copy", "source"]
+    with pytest.raises(InputError, match="exists already"):
+        pull(open_source(str(folder)), store)
+    store.remove("lab/copy")
+    assert not (store.root / "lab").exists()
+    with pytest.raises(ModelFilesError, match="Did you mean 'source'"):
+        store.find("sorce")
+
+
+@pytest.mark.parametrize("address", ["/files/", "org/model"])
+def test_connections_that_break_go_on(hub, store, address):
+    hub.breaks = 7
+    text = address if address == "org/model" else hub.url + address
+    check(pull(open_source(text), store, "org/model"), "org/model")
+    ranges = [r for path, r in hub.requests if path.endswith("model.safetensors") and r]
+    assert len(ranges) >= 3 and hub.breaks == 0
+    starts = [int(r[6:-1]) for r in ranges]
+    assert starts == sorted(set(starts)), "no byte is read twice"
+
+
+def test_an_interrupted_pull_goes_on(hub, store):
+    hub.breaks = 10**6
+    hub.files["model.safetensors"] = FILES["model.safetensors"]
+
+    class Stop(Exception): ...
+
+    def stop(name, at, size) -> None:
+        if name == "model.safetensors":
+            raise Stop
+
+    with pytest.raises(Stop):
+        pull(open_source("org/model"), store, progress=stop)
+    assert store.models() == [], "what is not whole is no model"
+    part = store.root / ".partial/org/model/model.safetensors.part"
+    begin = part.stat().st_size
+    assert begin > 1000
+    hub.breaks, hub.requests = 0, []
+    check(pull(open_source("org/model"), store), "org/model")
+    assert ("/org/model/resolve/main/model.safetensors", f"bytes={begin}-") in hub.requests
+    assert not any("config.json" in path for path, _ in hub.requests)
+
+
+def test_a_file_that_changed_meanwhile_is_read_anew(hub, store):
+    source = open_source(f"{hub.url}/files/")
+    partial = store.root / ".partial" / "files"
+    partial.mkdir(parents=True)
+    (partial / "model.safetensors.part").write_bytes(b"old" * 100)
+    (partial / "model.safetensors.part.etag").write_text('"of another version"')
+    check(pull(source, store), "files")
+
+
+def test_damaged_files_are_refused(hub, store, folder):
+    source = open_source("org/model")
+    hub.files["model.safetensors"] = FILES["model.safetensors"][:-1] + b"x"
+    with pytest.raises(
+        ModelFilesError, match=r"model.safetensors has the SHA-256 \w+; \w+ is expected"
+    ):
+        pull(source, store)
+    assert store.models() == []
+    hub.files["model.safetensors"] += b"more than was announced"
+    with pytest.raises(ModelFilesError, match="more than the 300001 bytes"):
+        pull(source, store)
+    model = pull(open_source(str(folder)), store)
+    (model.path / "tokenizer.json").write_bytes(b"[]")
+    (model.path / "config.json").unlink()
+    assert sorted(line.split()[-1] for line in verify(model)) == ["missing", "pulled"]
+
+
+def test_the_disk_is_bounded(hub, store, folder, monkeypatch):
+    with pytest.raises(ModelFilesError, match="1000 are allowed"):
+        pull(open_source(str(folder)), store, max_bytes=1000)
+    # sizes that the source does not tell are bounded too
+    with pytest.raises(ModelFilesError, match="more than the"):
+        pull(open_source(f"{hub.url}/files/"), store, max_bytes=1000)
+    free = SimpleNamespace(free=pulling._RESERVE + 1000)
+    monkeypatch.setattr(pulling.shutil, "disk_usage", lambda path: free)
+    with pytest.raises(ModelFilesError, match="the disk of .* has"):
+        pull(open_source(str(folder)), store)
+    with pytest.raises(ModelFilesError, match="is full"):
+        pull(open_source(f"{hub.url}/files/"), store, "other")
+    assert store.models() == []
+
+
+def test_without_a_network(store, monkeypatch, hub):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelFilesError, match="HF_HUB_OFFLINE is set"):
+        open_source("org/model")
+    with pytest.raises(ModelFilesError, match=r"127.0.0.1:9 cannot be reached"):
+        open_source("http://127.0.0.1:9/model/")
+    with pytest.raises(ModelFilesError, match="hub has no model"):
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        open_source("org/other")
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b/c", "/x", ".x", "a/..", "", "a\\b", "x/" * 2])
+def test_names_that_leave_the_folder(name):
+    with pytest.raises(InputError, match="is no name of a model"):
+        checked_name(name)
+
+
+def test_names_of_files_that_leave_the_folder(hub, store):
+    hub.files["a\\..\\config.json"] = b"{}"
+    with pytest.raises(ModelFilesError, match="is no name of a file"):
+        pull(open_source("org/model"), store)
+
+
+def test_the_commands(tmp_path, folder, capfd):
+    def max_(*arguments: str) -> str:
+        with flags.override(MAX_MODELS_DIR=tmp_path / "models"):
+            code = report(cli, arguments)
+        out, err = capfd.readouterr()
+        assert code == 0, err
+        return out
+
+    assert max_("pull", str(folder), "--name", "lab/tiny").startswith("lab/tiny\t")
+    listed = {each["name"]: each for each in json.loads(max_("ls", "--json"))}
+    assert listed["lab/tiny"]["format"] == "safetensors"
+    assert "lab/tiny" in max_("ls")
+    shown = json.loads(max_("show", "lab/tiny", "--verify", "--json"))
+    assert shown["verified"] is True and shown["family"] == "llama" and shown["context"] == 64
+    assert shown["source"] == str(folder)
+    assert max_("rm", "lab/tiny").startswith("deleted lab/tiny")
+    assert "lab/tiny" not in max_("ls")
