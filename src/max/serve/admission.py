@@ -1,10 +1,10 @@
-"""The limit on requests that wait, and when to come back."""
+"""The limits on requests that wait and on those of a key, and when to come back."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from max.serve.errors import ApiError
@@ -46,13 +46,10 @@ class Admission:
             ApiError: Status 429: too many requests wait; with a ``Retry-After``.
         """
         if self.open + count > self.running + self.max_queue:
-            seconds = self.retry_after()
-            raise ApiError(
-                f"{self.waiting} requests wait, and at most {self.max_queue} may; "
-                f"try again in {seconds} s",
-                status=429,
-                code="queue_full",
-                headers={"Retry-After": str(seconds)},
+            raise _limited(
+                f"{self.waiting} requests wait, and at most {self.max_queue} may",
+                self.retry_after(),
+                "queue_full",
             )
         self.open += count
         begin = time.monotonic()
@@ -62,3 +59,83 @@ class Admission:
             self.open -= count
             taken = time.monotonic() - begin
             self._seconds = taken if self._seconds is None else 0.8 * self._seconds + 0.2 * taken
+
+
+class KeyLimits:
+    """Limits the requests of each API key: those that are open, and those a minute.
+
+    Without keys, all clients share one limit.
+
+    Args:
+        max_open: The most that a key may have open; None: no limit.
+        per_minute: The most that a key may send a minute on average; None: no limit. As many may come
+            at once.
+        clock: Seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        max_open: int | None = None,
+        per_minute: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._max_open, self._per_minute, self._clock = max_open, per_minute, clock
+        self._open: dict[str, int] = {}
+        self._seconds: dict[str, float] = {}
+        # tokens of a bucket that fills at the rate, and when they were counted
+        self._buckets: dict[str, tuple[float, float]] = {}
+
+    @contextmanager
+    def enter(self, client: str) -> Iterator[None]:
+        """Counts a request for the length of a block.
+
+        Args:
+            client: The digest of its key.
+
+        Raises:
+            ApiError: Status 429: the key has too many; with the time after which one is accepted.
+        """
+        held = self._open.get(client, 0)
+        if self._max_open is not None and held >= self._max_open:
+            # the mean time of its requests, shared by those that are open
+            seconds = math.ceil(self._seconds.get(client, 1.0) / held)
+            raise _limited(
+                f"this key has {held} open requests, and at most {self._max_open} may be",
+                max(seconds, 1),
+                "key_concurrency_limit",
+            )
+        self._take_token(client)
+        self._open[client] = held + 1
+        begin = self._clock()
+        try:
+            yield
+        finally:
+            taken = self._clock() - begin
+            mean = self._seconds.get(client, taken)
+            self._seconds[client] = 0.8 * mean + 0.2 * taken
+            self._open[client] -= 1
+
+    def _take_token(self, client: str) -> None:
+        if self._per_minute is None:
+            return
+        rate, now = self._per_minute / 60.0, self._clock()
+        most = max(self._per_minute, 1.0)
+        tokens, counted = self._buckets.get(client, (most, now))
+        tokens = min(tokens + (now - counted) * rate, most)
+        if tokens < 1.0:
+            self._buckets[client] = (tokens, now)
+            raise _limited(
+                f"this key may send {self._per_minute:g} requests a minute",
+                math.ceil((1.0 - tokens) / rate),
+                "key_rate_limit",
+            )
+        self._buckets[client] = (tokens - 1.0, now)
+
+
+def _limited(message: str, seconds: int, code: str) -> ApiError:
+    return ApiError(
+        f"{message}; try again in {seconds} s",
+        status=429,
+        code=code,
+        headers={"Retry-After": str(seconds)},
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +16,7 @@ from max.pipelines.tokenization.tokenizer import TextTokenizer, utf8
 from max.serve.admission import Admission
 from max.serve.chat.tools.formats import ALIASES, FORMATS, ToolFormat, format_of_template
 from max.serve.errors import ApiError, of_user_error
+from max.serve.request_context import current_request
 from max.serve.vocabulary import Vocabulary
 from max.serve.worker.client import EngineClient
 
@@ -191,4 +193,7 @@ class ServedModel:
             context = await self.tokenizer.new_context(request)
         except ValueError as error:
             raise of_user_error(error, param) from error
-        return GenerationRequest.of(context)
+        current = current_request()
+        return replace(
+            GenerationRequest.of(context), priority=current.priority, client=current.client
+        )

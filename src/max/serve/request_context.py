@@ -14,11 +14,13 @@ class RequestContext:
     Args:
         request_id: Its identifier, as in the header ``X-Request-Id``.
         client: Whom limits and fairness count it for: a digest of its API key; empty without keys.
+        priority: Its priority in the engine; lower comes first.
         cleanups: Are called after the response was sent.
     """
 
     request_id: str = ""
     client: str = ""
+    priority: int = 0
     cleanups: list[Callable[[], None]] = field(default_factory=list)
 
     def close(self) -> None:

@@ -16,6 +16,8 @@ class ServerSettings:
         metrics_port: The port of a second listener that has ``/metrics`` alone; None: there is none.
         api_keys: The keys that clients may give; none: no key is needed.
         max_queue: Requests that may wait beyond those that run; more get status 429.
+        max_key_requests: Open requests of one API key; more get status 429; None: no limit.
+        key_requests_per_minute: Requests a minute of one API key; more get status 429; None: no limit.
         max_request_bytes: The longest body of a request.
         request_timeout_s: The longest time of a request; None: no limit.
         graceful_timeout_s: Seconds that open requests get to end after SIGTERM or SIGINT.
@@ -34,6 +36,8 @@ class ServerSettings:
     metrics_port: int | None = 8001
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     max_queue: int = 512
+    max_key_requests: int | None = None
+    key_requests_per_minute: float | None = None
     max_request_bytes: int = 32 << 20
     request_timeout_s: float | None = None
     graceful_timeout_s: float = 5.0

@@ -14,6 +14,9 @@ from max.entrypoints.cli.errors import CommandError
 from max.entrypoints.load_test.http_client import Target
 from max.entrypoints.load_test.measure import Workload, measure, summary
 from max.entrypoints.load_test.report import plot, table
+from max.entrypoints.load_test.simulated import SimulatedLoad, run_simulated
+from max.pipelines.scheduler.limits import SchedulerLimits
+from max.pipelines.scheduler.simulation import CostModel, Machine
 
 _SAMPLE_WORDS = 64
 
@@ -26,6 +29,16 @@ def _rates(context: click.Context, parameter: click.Parameter, value: str) -> li
     if not all(rate > 0 for rate in rates):
         raise click.BadParameter("a rate must be over 0; inf sends all at once")
     return rates
+
+
+def _costs(context: click.Context, parameter: click.Parameter, value: str) -> CostModel:
+    try:
+        costs = [float(part) / 1e3 for part in value.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{value!r} are not numbers with commas between") from None
+    if len(costs) != 4 or min(costs) < 0 or costs[0] <= 0:
+        raise click.BadParameter("give four numbers from 0 on, the first over 0")
+    return CostModel(*costs)
 
 
 @click.command("benchmark", short_help="Measure a server under load.")
@@ -89,18 +102,101 @@ def _rates(context: click.Context, parameter: click.Parameter, value: str) -> li
     type=click.Path(dir_okay=False),
     help="Write a plot of throughput and latency, an SVG.",
 )
+@click.option(
+    "--simulate",
+    is_flag=True,
+    help="Measure the scheduler on a model of the costs, without a server.",
+)
+@click.option(
+    "--costs",
+    default="10,0.2,0.5,0.0002",
+    show_default=True,
+    callback=_costs,
+    metavar="MS,MS,MS,MS",
+    help="With --simulate: milliseconds of a step, a prompt token, a sequence, a cached token.",
+)
+@click.option(
+    "--clients",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="With --simulate: clients that share the server.",
+)
+@click.option(
+    "--max-batch-size",
+    type=click.IntRange(min=1),
+    default=16,
+    show_default=True,
+    help="With --simulate: sequences that run at once.",
+)
+@click.option(
+    "--prefill-chunk-size",
+    type=click.IntRange(min=1),
+    default=512,
+    show_default=True,
+    help="With --simulate: prompt tokens of a step.",
+)
+@click.option(
+    "--enable-in-flight-batching/--no-enable-in-flight-batching",
+    default=True,
+    show_default=True,
+    help="With --simulate: sequences generate in steps that read prompts.",
+)
+@click.option(
+    "--kv-cache-pages",
+    type=click.IntRange(min=1),
+    default=4096,
+    show_default=True,
+    help="With --simulate: pages of the KV cache, of 128 tokens.",
+)
 @log_level_option
 def benchmark(**options: Any) -> None:
     """Measure a server under load, with prompts of random words."""
+    if options["simulate"]:
+        _write(_simulate(options), options)
+        return
     url = options["url"] or f"http://{options['host']}:{options['port']}"
     target = Target(url.rstrip("/").removesuffix("/v1"), options["api_key"])
     runs = asyncio.run(_run(target, options))
+    _write(runs, options)
+    if not any(run["completed"] for run in runs):
+        raise CommandError("no request was answered", "The lines above say why.")
+
+
+def _write(runs: list[dict[str, Any]], options: dict[str, Any]) -> None:
+    """Writes the files that are asked for."""
     if options["json_file"]:
         Path(options["json_file"]).write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
     if options["plot_file"]:
         Path(options["plot_file"]).write_text(plot(runs, runs[0]["model"]), encoding="utf-8")
-    if not any(run["completed"] for run in runs):
-        raise CommandError("no request was answered", "The lines above say why.")
+
+
+def _simulate(options: dict[str, Any]) -> list[dict[str, Any]]:
+    """Runs the scheduler on the cost model at each rate."""
+    limits = SchedulerLimits(
+        max_batch_size=options["max_batch_size"],
+        prefill_chunk_size=options["prefill_chunk_size"],
+        enable_in_flight_batching=options["enable_in_flight_batching"],
+    )
+    machine = Machine(limits, options["kv_cache_pages"], cost=options["costs"])
+    load = SimulatedLoad(
+        options["num_prompts"],
+        options["input_len"],
+        options["prefix_len"],
+        options["output_len"],
+        options["clients"],
+        options["seed"],
+    )
+    runs: list[dict[str, Any]] = []
+    for rate in options["request_rate"]:
+        run = {"model": "simulated", **run_simulated(machine, load, rate)}
+        runs.append(run)
+        click.echo(table(run))
+        click.echo(
+            f"{'preemptions':<36}{run['preemptions']:>12}\n"
+            f"{'simulated in, s':<36}{run['simulated_in_s']:>12.2f}\n"
+        )
+    return runs
 
 
 async def _run(target: Target, options: dict[str, Any]) -> list[dict[str, Any]]:

@@ -100,9 +100,10 @@ def report(command: click.Command, arguments: Sequence[str]) -> int:
             click.echo(f"max: warning: {line}", err=True)
         if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
             raise CommandError("stdout is closed", "Redirect it to a file, or to /dev/null.")
-        command.main(args=list(arguments), prog_name="max", standalone_mode=False)
+        # the exit code of a command that ends with one
+        code = command.main(args=list(arguments), prog_name="max", standalone_mode=False)
         sys.stdout.flush()
-        return 0
+        return code if isinstance(code, int) else 0
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return _CORRECTABLE

@@ -61,6 +61,18 @@ def _option(*names: str, env: str, **attributes: Any) -> Any:
     help="Requests that may wait; more get status 429.",
 )
 @_option(
+    "--max-key-requests",
+    env="MAX_KEY_REQUESTS",
+    type=click.IntRange(min=1),
+    help="Open requests of one API key; more get status 429.",
+)
+@_option(
+    "--key-requests-per-minute",
+    env="KEY_REQUESTS_PER_MINUTE",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Requests a minute of one API key; more get status 429.",
+)
+@_option(
     "--max-request-bytes",
     env="MAX_REQUEST_BYTES",
     type=click.IntRange(min=1),
@@ -230,6 +242,8 @@ def _settings(options: dict[str, Any]) -> ServerSettings:
         metrics_port=options.pop("metrics_port") or None,
         api_keys=tuple(keys),
         max_queue=options.pop("max_queue"),
+        max_key_requests=options.pop("max_key_requests"),
+        key_requests_per_minute=options.pop("key_requests_per_minute"),
         max_request_bytes=options.pop("max_request_bytes"),
         request_timeout_s=options.pop("request_timeout"),
         graceful_timeout_s=options.pop("graceful_shutdown_timeout"),

@@ -105,6 +105,15 @@ class Failure:
     error: Exception
 
 
+@dataclass(frozen=True)
+class _Submission:
+    """A request that no step has seen yet."""
+
+    context: TextGenerationContext
+    priority: int
+    client: str
+
+
 Outcome: TypeAlias = TextGenerationOutput | Failure
 """What a step brings for a request."""
 
@@ -126,7 +135,7 @@ class Engine:
         self.scheduler = TextScheduler(cache, limits)
         self._stepping = False
         self._lock = threading.Lock()  # guards the changes
-        self._changes: list[TextGenerationContext | RequestID] = []
+        self._changes: list[_Submission | RequestID] = []
         # outcomes that no step has returned yet: an interrupt leaves them for the next one
         self._outcomes: list[Outcome] = []
 
@@ -136,14 +145,16 @@ class Engine:
         with self._lock:
             return not (self._changes or self._outcomes or len(self.scheduler))
 
-    def submit(self, context: TextGenerationContext) -> None:
+    def submit(self, context: TextGenerationContext, priority: int = 0, client: str = "") -> None:
         """Adds a request before the next step.
 
         Args:
             context: The request; the engine updates it. Its identifier is that of no open request.
+            priority: Requests of a lower value come first.
+            client: Whose request it is; clients share the engine equally.
         """
         with self._lock:
-            self._changes.append(context)
+            self._changes.append(_Submission(context, priority, client))
         self.interrupt()
 
     def cancel(self, request_id: RequestID) -> None:
@@ -169,9 +180,9 @@ class Engine:
         for change in changes:
             if not isinstance(change, RequestID):
                 try:
-                    self.scheduler.add(change)
+                    self.scheduler.add(change.context, change.priority, change.client)
                 except ValueError as error:
-                    self._outcomes.append(Failure(change.request_id, error))
+                    self._outcomes.append(Failure(change.context.request_id, error))
             elif change in self.scheduler:
                 self.scheduler.remove(change)
                 self._outcomes.append(TextGenerationOutput(change, [], GenerationStatus.CANCELLED))

@@ -91,6 +91,8 @@ class GenerationRequest:
         grammar: The grammar of the text.
         model_name: The requested model.
         sampling: How tokens are chosen.
+        priority: Requests of a lower value come first.
+        client: Whose request it is; clients share the engine equally.
     """
 
     request_id: str
@@ -105,6 +107,8 @@ class GenerationRequest:
     grammar: str | None = None
     model_name: str = ""
     sampling: Sampling = Sampling()
+    priority: int = 0
+    client: str = ""
 
     @classmethod
     def of(cls, context: TextContext) -> GenerationRequest:

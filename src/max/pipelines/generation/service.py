@@ -169,7 +169,7 @@ class _Service:
             self._channel.send(RequestFailed(request.request_id, ErrorInfo.of(error)))
             return
         self._open.add(request_id)
-        self._engine.submit(context)
+        self._engine.submit(context, request.priority, request.client)
 
     def _event(self, outcome: Outcome) -> TokensGenerated | RequestFailed:
         """The event of an outcome; a request that it ends is closed."""

@@ -2,8 +2,9 @@
 
 A request is *waiting* until its prompt is in the cache, read in one step or in chunks; then it is
 *running*, and each step adds a token. Prompts go first while there are pages for them. When pages
-run out, the request that arrived last is preempted: it loses its pages, waits again, and its tokens
-are read again. The request that arrived first is never preempted for another, so every request ends.
+run out, the request that is last in the order (:class:`RequestOrder`: priority, fairness, arrival) is
+preempted: it loses its pages, waits again, and its tokens are read again. The first request is never
+preempted for another, so every request ends unless ever more of a higher priority arrive.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from max.interfaces import BatchType, RequestID, TextGenerationContext, TextGene
 from max.pipelines.core.exceptions import InputError
 from max.pipelines.kv_cache.page_manager import OutOfPagesError
 from max.pipelines.scheduler.limits import SchedulerLimits
+from max.pipelines.scheduler.order import RequestOrder
 from max.pipelines.scheduler.page_tables import PageSource, PageTables
 
 
@@ -27,20 +29,19 @@ class TextScheduler:
 
     def __init__(self, pages: PageSource, limits: SchedulerLimits) -> None:
         self._tables, self._limits = PageTables(pages), limits
-        # both in the order of arrival
+        # both in the order of their ranks
         self._waiting: dict[RequestID, TextGenerationContext] = {}
         self._running: dict[RequestID, TextGenerationContext] = {}
-        self._arrival: dict[RequestID, int] = {}
-        self._arrivals = 0
+        self._order = RequestOrder()
         self._step_seconds: float | None = None
         self.preemptions = 0
         """The number of times that a request has lost its pages."""
 
     def __len__(self) -> int:
-        return len(self._arrival)
+        return len(self._order)
 
     def __contains__(self, request_id: object) -> bool:
-        return request_id in self._arrival
+        return request_id in self._order
 
     def counts(self) -> dict[str, int]:
         """The load: requests that run and that wait, used pages, preemptions, tokens read and reused."""
@@ -54,18 +55,20 @@ class TextScheduler:
             "reused_tokens": tables.reused_tokens,
         }
 
-    def add(self, context: TextGenerationContext) -> None:
+    def add(self, context: TextGenerationContext, priority: int = 0, client: str = "") -> None:
         """Adds a request.
 
         Args:
             context: The request.
+            priority: Requests of a lower value come first, whenever they arrive.
+            client: Whose request it is; clients share the engine equally.
 
         Raises:
             InputError: It can never run: at full length it needs more pages than the cache has.
             ValueError: The scheduler has it already.
         """
         key = context.request_id
-        if key in self._arrival:
+        if key in self._order:
             raise ValueError(f"request {key} is scheduled already")
         longest = context.max_length or context.current_length + 1
         # the last token is never written to the cache
@@ -78,9 +81,11 @@ class TextScheduler:
                 f"are {self._tables.total_pages}",
                 "Ask for fewer new tokens, or give a greater --max-length to make room.",
             )
-        self._arrival[key] = self._arrivals
-        self._arrivals += 1
+        self._order.add(context, priority, client)
+        last = next(reversed(self._waiting.values()), None)
         self._waiting[key] = context
+        if last is not None and self._order.rank(last) > self._order.rank(context):
+            self._waiting = self._order.sorted(self._waiting)
 
     def remove(self, request_id: RequestID) -> None:
         """Removes a request and frees its pages; nothing happens where it is unknown.
@@ -88,7 +93,7 @@ class TextScheduler:
         Args:
             request_id: The request.
         """
-        if self._arrival.pop(request_id, None) is not None:
+        if self._order.remove(request_id):
             self._waiting.pop(request_id, None)
             self._running.pop(request_id, None)
             self._tables.close(request_id)
@@ -99,7 +104,7 @@ class TextScheduler:
         Args:
             context: The request; nothing happens where it is unknown.
         """
-        if context.request_id in self._arrival:
+        if context.request_id in self._order:
             self._preempt(context)
 
     def schedule(self) -> TextGenerationInputs[TextGenerationContext] | None:
@@ -145,7 +150,7 @@ class TextScheduler:
         ended: list[RequestID] = []
         for context in batch:
             key = context.request_id
-            if key not in self._arrival:
+            if key not in self._order:
                 continue  # removed while the batch ran
             if context.is_done:
                 self.remove(key)
@@ -153,7 +158,7 @@ class TextScheduler:
             elif key in self._waiting and not context.needs_ce:
                 del self._waiting[key]
                 self._running[key] = context
-                self._running = self._by_arrival(self._running)
+                self._running = self._order.sorted(self._running)
         return ended
 
     def _prompts(self) -> list[TextGenerationContext]:
@@ -169,6 +174,7 @@ class TextScheduler:
             if not self._admit(context, tokens_left, context_length, bool(batch)):
                 break
             batch.append(context)
+            self._order.start(context)
             tokens_left -= context.active_length
             context_length += context.current_length
         return batch
@@ -274,14 +280,14 @@ class TextScheduler:
         return batch
 
     def _preempt_last(self, after: TextGenerationContext, kept: Collection[RequestID] = ()) -> bool:
-        """Preempts the request that arrived last of those with pages, if it arrived after another."""
+        """Preempts the last request of those with pages, if it comes after another in the order."""
         holders = [
             context
             for context in (*self._waiting.values(), *self._running.values())
             if context.request_id in self._tables and context.request_id not in kept
         ]
-        last = max(holders, key=self._order, default=after)
-        if self._order(last) <= self._order(after):
+        last = max(holders, key=self._order.rank, default=after)
+        if self._order.rank(last) <= self._order.rank(after):
             return False
         self._preempt(last)
         return True
@@ -294,17 +300,7 @@ class TextScheduler:
         self.preemptions += 1
         self._running.pop(key, None)
         self._waiting[key] = context
-        self._waiting = self._by_arrival(self._waiting)
-
-    def _order(self, context: TextGenerationContext) -> int:
-        return self._arrival[context.request_id]
-
-    def _by_arrival(
-        self, contexts: dict[RequestID, TextGenerationContext]
-    ) -> dict[RequestID, TextGenerationContext]:
-        return {
-            context.request_id: context for context in sorted(contexts.values(), key=self._order)
-        }
+        self._waiting = self._order.sorted(self._waiting)
 
 
 def _inputs(

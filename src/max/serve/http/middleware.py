@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import logging
 import secrets
@@ -12,9 +13,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from max.serve.admission import KeyLimits
 from max.serve.errors import ApiError
 from max.serve.metrics import ServerMetrics
-from max.serve.request_context import CURRENT_REQUEST, RequestContext
+from max.serve.request_context import CURRENT_REQUEST, RequestContext, current_request
 from max.serve.settings import ServerSettings
 
 logger = logging.getLogger("max.serve.requests")
@@ -34,7 +36,11 @@ class Gate:
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: ServerMetrics) -> None:
         self._app, self._settings, self._metrics = app, settings, metrics
-        self._keys = [key.encode() for key in settings.api_keys]
+        # clients are told apart by digests, which logs may show
+        self._keys = {
+            key.encode(): hashlib.sha256(key.encode()).hexdigest()[:12] for key in settings.api_keys
+        }
+        self._limits = KeyLimits(settings.max_key_requests, settings.key_requests_per_minute)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles a connection.
@@ -90,7 +96,8 @@ class Gate:
             f"the body is longer than {limit} bytes", status=413, code="request_too_large"
         )
         if self._keys and scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS":
-            if not self._has_key(headers):
+            client = self._client(headers)
+            if client is None:
                 error = ApiError(
                     "the API key is missing or wrong; give it as Authorization: Bearer KEY",
                     status=401,
@@ -99,6 +106,7 @@ class Gate:
                 )
                 await send_error(send, error)
                 return
+            current_request().client = client
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > limit:
             await send_error(send, too_long)
@@ -113,14 +121,25 @@ class Gate:
                 raise HTTPException(413, too_long.message)
             return message
 
-        await self._app(scope, limited_receive, send)
+        if scope["method"] != "POST":
+            await self._app(scope, limited_receive, send)
+            return
+        try:
+            with self._limits.enter(current_request().client):
+                await self._app(scope, limited_receive, send)
+        except ApiError as error:  # of the limits; those of the application are responses already
+            await send_error(send, error)
 
-    def _has_key(self, headers: Headers) -> bool:
+    def _client(self, headers: Headers) -> str | None:
+        """The digest of a request's key; None where it has none of the server's."""
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         # Anthropic's clients send the second header
         given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         # no early end: the time says nothing about the keys
-        return any([hmac.compare_digest(given.encode(), key) for key in self._keys])
+        digests = [
+            digest for key, digest in self._keys.items() if hmac.compare_digest(given.encode(), key)
+        ]
+        return digests[0] if digests else None
 
 
 async def send_error(send: Send, error: ApiError) -> None:

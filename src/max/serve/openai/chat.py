@@ -29,6 +29,7 @@ from max.serve.openai.messages import ChatMessage
 from max.serve.openai.structure import GrammarFields, grammar_of
 from max.serve.openai.tools import NamedChoice, ToolField, choice_of, tools_of
 from max.serve.openai.wire import DONE, chat_logprobs, error_event, event, new_id, usage
+from max.serve.request_context import current_request
 
 router = APIRouter()
 
@@ -95,6 +96,7 @@ async def chat_completions(body: ChatCompletionRequest, request: Request) -> Res
 
 
 async def _job(body: ChatCompletionRequest, state: ServerState) -> ChatJob:
+    current_request().priority = body.priority or 0
     model = await state.model(body.model)
     refuse(body, _REFUSED)
     _ = body.wants_usage  # checked before anything runs

@@ -21,6 +21,7 @@ from max.serve.model import ServedModel
 from max.serve.openai.fields import SamplingFields, Token, refuse
 from max.serve.openai.structure import GrammarFields, grammar_of
 from max.serve.openai.wire import DONE, completion_logprobs, error_event, event, new_id, usage
+from max.serve.request_context import current_request
 from max.serve.text import TokenLog
 from max.serve.worker.client import Repeated
 
@@ -145,6 +146,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 
 
 async def _plan(body: CompletionRequest, state: ServerState) -> _Plan:
+    current_request().priority = body.priority or 0
     model = await state.model(body.model)
     refuse(body, _REFUSED)
     count = body.n or 1

@@ -58,6 +58,8 @@ class SamplingFields(StrictBody):
     stop_token_ids: Annotated[list[Token], Field(max_length=256)] | None = None
     include_stop_str_in_output: bool | None = None
     user: str | None = None
+    # vLLM's: a lower value comes first
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     # images, audio and adapters come later
     lora: Any = None
 

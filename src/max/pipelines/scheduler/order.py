@@ -1,0 +1,95 @@
+"""The order of requests: by priority, then fair between clients, then by arrival."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from max.interfaces import RequestID, TextGenerationContext
+
+Rank: TypeAlias = tuple[int, float, int]
+"""Priority, virtual time, arrival; the least comes first."""
+MOST_COUNTED = 512
+"""New tokens that a request is counted with at most: few requests use the limit that they give."""
+
+
+class RequestOrder:
+    """Ranks requests as they arrive; a rank never changes.
+
+    Within a priority, clients share the engine by start-time fair queueing: a request's virtual time
+    is that at which its client's earlier ones would have ended, had each client an equal share of the
+    tokens. A client that was away does not save up its share. The requests of one client, and of
+    clients that do not queue, keep the order of their arrival.
+    """
+
+    def __init__(self) -> None:
+        self._ranks: dict[RequestID, Rank] = {}
+        self._clients: dict[RequestID, str] = {}
+        self._open: dict[str, int] = {}
+        self._ends: dict[str, float] = {}  # of each client with open requests, in virtual time
+        self._now = 0.0
+        self._arrivals = 0
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._ranks
+
+    def add(self, context: TextGenerationContext, priority: int, client: str) -> None:
+        """Ranks a request.
+
+        Args:
+            context: The request.
+            priority: Its priority; lower comes first.
+            client: Whose it is.
+        """
+        key = context.request_id
+        begin = max(self._now, self._ends.get(client, 0.0))
+        longest = context.max_length or context.current_length + 1
+        new = min(max(longest - context.current_length, 1), MOST_COUNTED)
+        self._ends[client] = begin + context.current_length + new
+        self._open[client] = self._open.get(client, 0) + 1
+        self._ranks[key] = (priority, begin, self._arrivals)
+        self._clients[key] = client
+        self._arrivals += 1
+
+    def start(self, context: TextGenerationContext) -> None:
+        """Moves the virtual time to a request that begins to run.
+
+        Args:
+            context: The request.
+        """
+        self._now = max(self._now, self._ranks[context.request_id][1])
+
+    def remove(self, request_id: RequestID) -> bool:
+        """Removes a request; whether it was known.
+
+        Args:
+            request_id: The request.
+        """
+        if self._ranks.pop(request_id, None) is None:
+            return False
+        client = self._clients.pop(request_id)
+        self._open[client] -= 1
+        if not self._open[client]:
+            # a client that comes back begins at the current time
+            del self._open[client], self._ends[client]
+        return True
+
+    def rank(self, context: TextGenerationContext) -> Rank:
+        """The rank of a request.
+
+        Args:
+            context: The request.
+        """
+        return self._ranks[context.request_id]
+
+    def sorted(
+        self, contexts: dict[RequestID, TextGenerationContext]
+    ) -> dict[RequestID, TextGenerationContext]:
+        """Requests by their ranks.
+
+        Args:
+            contexts: The requests.
+        """
+        return {context.request_id: context for context in sorted(contexts.values(), key=self.rank)}

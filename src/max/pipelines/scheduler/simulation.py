@@ -1,0 +1,189 @@
+"""Runs the scheduler on a cost model instead of a pipeline: thousands of requests in seconds, no tensors."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from max.interfaces import BatchType, RequestID, TextGenerationContext
+from max.pipelines.core.context import TextContext
+from max.pipelines.kv_cache.context_pages import ContextPages
+from max.pipelines.kv_cache.page_manager import PageManager
+from max.pipelines.scheduler.limits import SchedulerLimits
+from max.pipelines.scheduler.scheduler import TextScheduler
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """The seconds that a step takes: a sum of four terms.
+
+    Args:
+        step: Of each step, as for reading the weights.
+        prompt_token: Of each prompt token that the step reads.
+        sequence: Of each sequence that gets a token.
+        cached_token: Of each token of the KV cache that the step attends to.
+    """
+
+    step: float = 10e-3
+    prompt_token: float = 0.2e-3
+    sequence: float = 0.5e-3
+    cached_token: float = 0.2e-6
+
+    def seconds(self, batch: Sequence[TextGenerationContext], steps: int) -> float:
+        """The time of an execution.
+
+        Args:
+            batch: The requests.
+            steps: The tokens that each gets.
+        """
+        prompts = sum(context.active_length for context in batch if context.active_length > 1)
+        cached = sum(context.current_length for context in batch)
+        step = self.step + self.sequence * len(batch) + self.cached_token * cached
+        return step * steps + self.prompt_token * prompts
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request of a simulation.
+
+    Args:
+        time: When it arrives, in seconds.
+        prompt: The tokens of its prompt.
+        output_tokens: The tokens that it generates.
+        client: Whose it is.
+        priority: Lower comes first.
+    """
+
+    time: float
+    prompt: tuple[int, ...]
+    output_tokens: int
+    client: str = ""
+    priority: int = 0
+
+
+@dataclass
+class Timeline:
+    """What became of a request; times in seconds of the simulation.
+
+    Args:
+        arrival: The request.
+        tokens: When each of its tokens was there.
+    """
+
+    arrival: Arrival
+    tokens: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a simulation runs on.
+
+    Args:
+        limits: The limits of batches.
+        pages: The pages of the KV cache.
+        page_size: Tokens per page.
+        prefix_caching: Whether requests share the pages of equal prefixes.
+        cost: The time of steps.
+    """
+
+    limits: SchedulerLimits
+    pages: int = 4096
+    page_size: int = 128
+    prefix_caching: bool = True
+    cost: CostModel = CostModel()
+
+
+def simulate(machine: Machine, arrivals: Sequence[Arrival]) -> tuple[list[Timeline], int]:
+    """Runs requests through the scheduler, in the time of the cost model.
+
+    Args:
+        machine: What they run on.
+        arrivals: The requests.
+
+    Returns:
+        A timeline for each request, in their order, and the number of preemptions.
+
+    Raises:
+        InputError: A request needs more pages than there are.
+    """
+    cache = ContextPages(PageManager(machine.pages, machine.page_size, machine.prefix_caching))
+    scheduler = TextScheduler(cache, machine.limits)
+    timelines = [Timeline(arrival) for arrival in arrivals]
+    open_requests: dict[RequestID, Timeline] = {}
+    coming = [(arrival.time, number) for number, arrival in enumerate(arrivals)]
+    heapq.heapify(coming)
+    now = 0.0
+    while coming or len(scheduler):
+        if not len(scheduler):
+            now = max(now, coming[0][0])
+        while coming and coming[0][0] <= now:
+            timeline = timelines[heapq.heappop(coming)[1]]
+            arrival = timeline.arrival
+            context = TextContext(
+                max_length=len(arrival.prompt) + arrival.output_tokens,
+                tokens=np.array(arrival.prompt, np.int64),
+            )
+            open_requests[context.request_id] = timeline
+            scheduler.add(context, arrival.priority, arrival.client)
+        inputs = scheduler.schedule()
+        if inputs is None:
+            continue
+        batch = list(inputs.batch.values())
+        seconds = machine.cost.seconds(batch, inputs.num_steps)
+        for context in batch:
+            whole = context.active_idx >= context.end_idx
+            for step in range(inputs.num_steps if whole else 1):
+                if not context.is_done:
+                    context.update(0)
+                    if whole:
+                        at = now + seconds * (step + 1) / inputs.num_steps
+                        open_requests[context.request_id].tokens.append(at)
+        cache.step(batch)
+        now += seconds
+        if inputs.batch_type is BatchType.TG:
+            scheduler.record_step(seconds, inputs.num_steps)
+        for key in scheduler.update(batch):
+            del open_requests[key]
+    return timelines, scheduler.preemptions
+
+
+def random_arrivals(
+    count: int,
+    rate: float,
+    prompt_tokens: int,
+    output_tokens: int,
+    prefix_tokens: int = 0,
+    clients: int = 1,
+    seed: int = 0,
+) -> list[Arrival]:
+    """Requests at random times, with lengths around the given ones.
+
+    Args:
+        count: The number of requests.
+        rate: Requests a second on average; infinite: all at once.
+        prompt_tokens: Tokens of a prompt on average, from half of it to one and a half.
+        output_tokens: Tokens of an answer on average, likewise.
+        prefix_tokens: The first tokens of all prompts, which are equal.
+        clients: The clients that they come from.
+        seed: Of the random numbers.
+    """
+    numbers = random.Random(seed)
+
+    def around(mean: int) -> int:
+        return max(round(mean * numbers.uniform(0.5, 1.5)), 1)
+
+    arrivals: list[Arrival] = []
+    now = 0.0
+    for number in range(count):
+        own = max(around(prompt_tokens) - prefix_tokens, 1)
+        # tokens that no other prompt has
+        prompt = (*range(1, prefix_tokens + 1), *((number + 1) * 100_003 + i for i in range(own)))
+        client = f"client-{numbers.randrange(clients)}"
+        arrivals.append(Arrival(now, prompt, around(output_tokens), client))
+        if rate != float("inf"):
+            now += numbers.expovariate(rate)
+    return arrivals

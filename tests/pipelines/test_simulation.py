@@ -1,0 +1,117 @@
+"""The scheduler on a cost model: times that can be computed by hand, and policies that differ as they should."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from max.entrypoints.cli import cli
+from max.entrypoints.cli.errors import report
+from max.pipelines.core import InputError
+from max.pipelines.scheduler import SchedulerLimits
+from max.pipelines.scheduler.simulation import (
+    Arrival,
+    CostModel,
+    Machine,
+    random_arrivals,
+    simulate,
+)
+
+COST = CostModel(step=1.0, prompt_token=0.1, sequence=0.01, cached_token=0.0)
+INF = float("inf")
+
+
+def machine(pages: int = 1000, **limits) -> Machine:
+    values = {"max_batch_size": 4, **limits}
+    return Machine(SchedulerLimits(**values), pages, 4, cost=COST)
+
+
+def test_one_request_by_hand() -> None:
+    ((timeline,), preemptions) = simulate(machine(), [Arrival(5.0, tuple(range(20)), 3)])
+    # a prompt of 20 tokens, then two steps of one
+    assert timeline.tokens == pytest.approx([5 + 1.01 + 2.0, 9.02, 10.03]) and preemptions == 0
+
+
+def test_chunks_and_batches_by_hand() -> None:
+    arrivals = [Arrival(0, tuple(range(10)), 2), Arrival(0, tuple(range(50, 55)), 2)]
+    (a, b), _ = simulate(machine(prefill_chunk_size=8, enable_in_flight_batching=True), arrivals)
+    # step 1: 8 tokens of a. step 2: its last 2, and b's 5. step 3: both a token
+    assert a.tokens == pytest.approx([1.01 + 0.8 + 1.02 + 0.7, 3.53 + 1.02])
+    assert b.tokens == pytest.approx(a.tokens)
+
+
+def test_prefixes_are_read_once() -> None:
+    prompt = tuple(range(41))
+    (first, second), _ = simulate(machine(), [Arrival(0, prompt, 1), Arrival(50, prompt, 1)])
+    assert first.tokens[0] == pytest.approx(1.01 + 4.1)
+    assert second.tokens[0] - 50 == pytest.approx(1.01, abs=0.2)
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.5, INF])
+def test_every_token_is_generated_in_order(rate: float) -> None:
+    arrivals = random_arrivals(120, rate, 12, 6, prefix_tokens=4, clients=3, seed=1)
+    timelines, preemptions = simulate(machine(pages=9, prefill_chunk_size=6), arrivals)
+    for timeline in timelines:
+        assert len(timeline.tokens) == timeline.arrival.output_tokens
+        assert timeline.tokens == sorted(timeline.tokens)
+        assert timeline.tokens[0] > timeline.arrival.time
+    assert preemptions > 0 or rate != INF
+    again, _ = simulate(machine(pages=9, prefill_chunk_size=6), arrivals)
+    assert [t.tokens for t in again] == [t.tokens for t in timelines]
+
+
+def test_in_flight_batching_shortens_the_longest_pause() -> None:
+    """A long prompt comes while others generate."""
+    arrivals = [Arrival(0, (1, 2, 3), 40), Arrival(10, tuple(range(10, 210)), 2)]
+
+    def longest(**limits) -> float:
+        (first, _), _ = simulate(machine(prefill_chunk_size=20, **limits), arrivals)
+        return max(b - a for a, b in zip(first.tokens, first.tokens[1:], strict=False))
+
+    assert longest(enable_in_flight_batching=True) < 4 < 30 < longest()
+
+
+def test_a_small_client_is_not_kept_waiting() -> None:
+    greedy = [Arrival(0, tuple(range(i * 50, i * 50 + 20)), 10, "greedy") for i in range(60)]
+    small = [Arrival(1, tuple(range(9000 + i * 50, 9020 + i * 50)), 10, "small") for i in range(4)]
+    shared = [Arrival(a.time, a.prompt, a.output_tokens, "one") for a in small]
+
+    def last(own: list[Arrival], others: str) -> float:
+        load = [Arrival(a.time, a.prompt, a.output_tokens, others) for a in greedy] + own
+        timelines, _ = simulate(machine(), load)
+        return max(t.tokens[-1] for t in timelines[60:])
+
+    assert last(small, "greedy") * 3 < last(shared, "one")
+
+
+def test_a_request_that_never_fits() -> None:
+    with pytest.raises(InputError, match="needs 26 pages"):
+        simulate(machine(pages=10), [Arrival(0, tuple(range(100)), 5)])
+
+
+def test_the_command(tmp_path, capfd) -> None:
+    numbers, picture = tmp_path / "runs.json", tmp_path / "runs.svg"
+    command = [
+        "benchmark",
+        "--simulate",
+        "--num-prompts",
+        "60",
+        "--input-len",
+        "40",
+        "--output-len",
+        "5",
+    ]
+    files = ["--json", str(numbers), "--plot", str(picture)]
+    assert report(cli, [*command, "--request-rate", "1,20,inf", *files]) == 0
+    assert "preemptions" in capfd.readouterr().out
+    runs = json.loads(numbers.read_text())
+    assert [run["request_rate"] for run in runs] == [1.0, 20.0, "inf"]
+    assert all(run["completed"] == 60 for run in runs)
+    medians = [run["latency_ms"]["median"] for run in runs]
+    assert (
+        medians == sorted(medians) and runs[0]["output_throughput"] < runs[2]["output_throughput"]
+    )
+    assert picture.read_text().count("<circle") == 6
+    assert report(cli, [*command, "--costs", "1,2"]) == 2
+    assert "give four numbers" in capfd.readouterr().err

@@ -1,0 +1,109 @@
+"""Limits of API keys: what is refused, and that the Retry-After is true."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import ExitStack
+from types import SimpleNamespace
+
+import pytest
+
+from max.serve.admission import KeyLimits
+from max.serve.batch import call
+from max.serve.errors import ApiError
+from max.serve.http.middleware import Gate
+from max.serve.metrics import ServerMetrics
+from max.serve.request_context import current_request
+from max.serve.settings import ServerSettings
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def refused(limits: KeyLimits, client: str) -> int | None:
+    """The Retry-After of a request; None where it is accepted."""
+    try:
+        with limits.enter(client):
+            return None
+    except ApiError as error:
+        assert error.status == 429
+        return int(error.headers["Retry-After"])
+
+
+@pytest.mark.parametrize("per_minute", [1, 7, 60, 250])
+def test_a_rate_and_its_retry_after(per_minute: float) -> None:
+    """After the time that it names a request is accepted, and a second and a half before it is not."""
+    clock, numbers = Clock(), random.Random(per_minute)
+    limits = KeyLimits(per_minute=per_minute, clock=clock)
+    accepted = 0
+    for _ in range(300):
+        seconds = refused(limits, "a")
+        if seconds is None:
+            accepted += 1
+            continue
+        assert refused(limits, "b") is None or accepted > per_minute
+        early = max(seconds - 1.5, 0)
+        clock.now += early
+        if early:
+            assert refused(limits, "a") is not None
+        clock.now += seconds - early
+        assert refused(limits, "a") is None
+        accepted += 1
+        clock.now += numbers.random()
+    assert accepted <= per_minute + (clock.now - 100) * per_minute / 60 + 1
+
+
+def test_open_requests_of_a_key() -> None:
+    clock = Clock()
+    limits = KeyLimits(max_open=2, clock=clock)
+    with ExitStack() as stack:
+        stack.enter_context(limits.enter("a"))
+        stack.enter_context(limits.enter("a"))
+        with pytest.raises(ApiError, match="has 2 open requests, and at most 2 may be") as error:
+            stack.enter_context(limits.enter("a"))
+        assert error.value.code == "key_concurrency_limit"
+        assert refused(limits, "b") is None
+        clock.now += 9
+    # both took 9 s: one of two ends after half of it
+    with ExitStack() as stack:
+        stack.enter_context(limits.enter("a"))
+        stack.enter_context(limits.enter("a"))
+        assert refused(limits, "a") == 5
+    assert refused(limits, "a") is None
+
+
+def test_keys_have_limits_of_their_own() -> None:
+    clients: list[str] = []
+
+    async def app(scope, receive, send) -> None:
+        clients.append(current_request().client)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    settings = ServerSettings(api_keys=("first", "second"), key_requests_per_minute=2)
+    gate = Gate(app, settings, ServerMetrics())
+
+    async def send(key: str) -> SimpleNamespace:
+        async def keyed(scope, receive, send) -> None:
+            header = (b"authorization", f"Bearer {key}".encode())
+            await gate({**scope, "headers": [*scope["headers"], header]}, receive, send)
+
+        status, _, body = await call(keyed, "/v1/completions", {})
+        return SimpleNamespace(status=status, body=body)
+
+    async def whole() -> None:
+        assert [(await send("first")).status for _ in range(3)] == [200, 200, 429]
+        answer = await send("first")
+        assert answer.body["error"]["code"] == "key_rate_limit"
+        assert answer.body["error"]["type"] == "rate_limit_error"
+        assert (await send("second")).status == 200
+        assert (await send("wrong")).status == 401
+
+    asyncio.run(whole())
+    first, _, second = clients
+    assert first != second and "first" not in first and len(first) == 12
