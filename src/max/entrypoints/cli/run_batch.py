@@ -6,15 +6,22 @@ import asyncio
 import sys
 import time
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from max._lazy import lazy_module
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.errors import CommandError
 from max.entrypoints.cli.options import config_options, given
 from max.entrypoints.cli.serve import check_packages
 from max.serve.settings import ServerSettings, WorkerSettings
+
+if TYPE_CHECKING:
+    from max.serve import batch
+else:
+    # needs the extra `serve`
+    batch = lazy_module("max.serve.batch")
 
 
 @click.command("run-batch", short_help="Answer a file of requests.")
@@ -45,9 +52,6 @@ def run_batch(context: click.Context, input_file: str, output_file: str, **optio
     config = given(options)
     if not config.get("model_path"):
         raise CommandError("no model is given", "Give one with --model, a folder or a name.")
-    from max.serve.batch import BatchLineError, read_requests
-    from max.serve.batch import run_batch as run_file
-
     with ExitStack() as stack:
         lines = (
             sys.stdin
@@ -55,8 +59,8 @@ def run_batch(context: click.Context, input_file: str, output_file: str, **optio
             else stack.enter_context(open(input_file, encoding="utf-8"))
         )
         try:
-            requests = read_requests(lines)
-        except (BatchLineError, UnicodeDecodeError) as error:
+            requests = batch.read_requests(lines)
+        except (batch.BatchLineError, UnicodeDecodeError) as error:
             raise CommandError(
                 f"{input_file}: {error}", "OpenAI's batch format is expected."
             ) from error
@@ -77,7 +81,7 @@ def run_batch(context: click.Context, input_file: str, output_file: str, **optio
         )
         worker = WorkerSettings(config, context.find_root().meta.get("log_level", "warning"))
         begin = time.perf_counter()
-        failed = asyncio.run(run_file(settings, worker, requests, write))
+        failed = asyncio.run(batch.run_batch(settings, worker, requests, write))
     seconds = time.perf_counter() - begin
     click.echo(f"{len(requests)} requests, {failed} failed, {seconds:.1f} s", err=True)
     if failed:
