@@ -84,7 +84,7 @@ def hub(monkeypatch):
     with HubServer() as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
-        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
         monkeypatch.setenv("no_proxy", "127.0.0.1")
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(pulling, "_DELAY_S", 0.001)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -157,7 +156,7 @@ def _of_hub(name: str) -> Source:
             f"{name!r} is a name on the hub, and HF_HUB_OFFLINE is set",
             "Unset it, or give a folder or a file.",
         )
-    endpoint = os.environ.get("HF_ENDPOINT", constants.ENDPOINT).rstrip("/")
+    endpoint = constants.ENDPOINT.rstrip("/")
     listed = _fetched(f"{endpoint}/api/models/{quote(name)}?blobs=true", json.loads)
     if not isinstance(listed, dict):
         raise ModelFilesError(
@@ -193,7 +192,7 @@ def http_request(address: str, headers: dict[str, str]) -> Any:
         urllib.error.URLError: It cannot be opened.
     """
     sent = {"User-Agent": f"supremum/{__version__}", **headers}
-    endpoint = os.environ.get("HF_ENDPOINT", constants.ENDPOINT).rstrip("/")
+    endpoint = constants.ENDPOINT.rstrip("/")
     if address.startswith(f"{endpoint}/") and (token := get_token()):
         sent["Authorization"] = f"Bearer {token}"
     request = urllib.request.Request(address, headers=sent)
