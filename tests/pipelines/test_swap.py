@@ -23,11 +23,7 @@ PAGES, NEW = 9, 60
 
 
 def test_texts_stay_and_fewer_tokens_are_read(
-    window: int | None,
-    num_pages: int,
-    tmp_path,
-    monkeypatch: pytest.MonkeyPatch,
-    rng: np.random.Generator,
+    tmp_path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
     vocab = json.loads((TINY / "config.json").read_text())["vocab_size"]
     config = transformers.MistralConfig(
