@@ -22,6 +22,7 @@ from benchmarks import (
     embeddings,
     encoders,
     generation,
+    long_context,
     matmul,
     overhead,
     perplexity,
@@ -77,6 +78,11 @@ def _max(args: argparse.Namespace, models: Path) -> Iterator[str]:
     yield from generation.MAX_HEAD
     for encoding in ("float32", "bfloat16"):
         yield from generation.measure_max("llama-135m", encoding, models)
+
+
+def _long_context(args: argparse.Namespace, models: Path) -> Iterator[str]:
+    yield from long_context.HEAD
+    yield from long_context.measure(models, min(args.runs, 3))
 
 
 def _startup(args: argparse.Namespace, models: Path) -> Iterator[str]:
@@ -149,6 +155,13 @@ SECTIONS: dict[str, Section] = {
     ),
     "max": Section(
         "MAX", "MAX 26.7 through its own command line, ours in turn with it.", _max, 2, 5
+    ),
+    "long-context": Section(
+        "Long contexts",
+        long_context.__doc__,
+        _long_context,
+        2,
+        25,
     ),
     "matmul": Section(
         "Matmul",

@@ -44,6 +44,17 @@ SHAPES: dict[str, dict[str, object]] = {
         "tie_word_embeddings": True,
         "max_position_embeddings": 2048,
     },
+    # 6 layers of SmolLM2-135M's shape, for long contexts
+    "llama-long": {
+        "hidden_size": 576,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "intermediate_size": 1536,
+        "vocab_size": 49152,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 40960,
+    },
     "llama-tiny": {
         "hidden_size": 64,
         "num_hidden_layers": 2,

@@ -17,6 +17,10 @@ from benchmarks.runner import peak_memory, serve
 
 state: dict[str, Any] = {}
 CONTEXT, MAX_SEQUENCES = 2048, 16
+CHUNK = 1024
+CACHE_TYPES = {"f16": 1, "q8_0": 8}
+"""The numbers of ggml's types."""
+FLASH_ATTENTION = 1
 
 
 def quantize(source: str, target: str, file_type: int) -> dict[str, float]:
@@ -31,8 +35,8 @@ def quantize(source: str, target: str, file_type: int) -> dict[str, float]:
     return {"bytes": os.path.getsize(target)}
 
 
-def setup(model: str = "", dtype: str = "") -> dict[str, float]:
-    """Without a model only `quantize` can be asked for."""
+def setup(model: str = "", dtype: str = "", length: int = 0, cache: str = "") -> dict[str, float]:
+    """Without a model only `quantize` runs. With a cache type there is one sequence of a length, and flash attention."""
     if not model:
         return {}
     start = time.perf_counter()
@@ -41,9 +45,16 @@ def setup(model: str = "", dtype: str = "") -> dict[str, float]:
     )
     params = lib.llama_context_default_params()
     params.n_ctx = CONTEXT * 4
-    params.n_batch = params.n_ubatch = 1024
+    params.n_batch = params.n_ubatch = CHUNK
     params.n_seq_max = MAX_SEQUENCES
     params.kv_unified = True
+    if cache:
+        params.n_ctx, params.n_seq_max = length, 1
+        params.type_k = params.type_v = CACHE_TYPES[cache]
+        if hasattr(params, "flash_attn_type"):
+            params.flash_attn_type = FLASH_ATTENTION
+        else:
+            params.flash_attn = True
     params.n_threads = params.n_threads_batch = len(os.sched_getaffinity(0))
     state["context"] = lib.llama_init_from_model(state["model"], params)
     state["vocabulary"] = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(state["model"]))
@@ -88,5 +99,29 @@ def generate(prompt: list[int], new_tokens: int, batch: int = 1) -> dict[str, fl
     }
 
 
+def resume(prompt: list[int], new_tokens: int) -> dict[str, float]:
+    """Continues a prompt, which is read in the first call; later ones keep it but for its last token."""
+    memory, last = lib.llama_get_memory(state["context"]), len(prompt) - 1
+    if state.get("prompt") != prompt:
+        lib.llama_memory_clear(memory, True)
+        for begin in range(0, last, CHUNK):
+            _decode([prompt[begin : min(begin + CHUNK, last)]], begin)
+        state["prompt"] = prompt
+    lib.llama_memory_seq_rm(memory, 0, last, -1)
+    tokens = _decode([prompt[last:]], last)
+    start = time.perf_counter()
+    for step in range(new_tokens - 1):
+        tokens = _decode([tokens], len(prompt) + step)
+    return {"decode_tok_s": (new_tokens - 1) / (time.perf_counter() - start)}
+
+
 if __name__ == "__main__":
-    serve({"setup": setup, "generate": generate, "quantize": quantize, "memory": peak_memory})
+    serve(
+        {
+            "setup": setup,
+            "generate": generate,
+            "resume": resume,
+            "quantize": quantize,
+            "memory": peak_memory,
+        }
+    )

@@ -16,14 +16,18 @@ from max.pipelines.generation.generation import Generation
 state: dict[str, Any] = {}
 
 
-def setup(model: str, dtype: str, weights: str = "", batch: int = 16) -> dict[str, float]:
-    """``weights`` is a GGUF file, where they do not lie beside the model."""
+def setup(
+    model: str, dtype: str, weights: str = "", batch: int = 16, length: int = 2048, cache: str = ""
+) -> dict[str, float]:
+    """``weights`` is a GGUF file, where they do not lie beside the model; ``cache`` the format of the KV cache."""
     start = time.perf_counter()
-    given = {"weight_path": [Path(weights)]} if weights else {}
+    given: dict[str, Any] = {"weight_path": [Path(weights)]} if weights else {}
+    if cache:
+        given["kv_cache_format"] = cache
     config = PipelineConfig(
         model_path=model,
         quantization_encoding=dtype,
-        max_length=2048,
+        max_length=length,
         max_batch_size=batch,
         **given,
     )
@@ -63,5 +67,14 @@ def generate(prompt: list[int], new_tokens: int, batch: int = 1, **_: object) ->
     }
 
 
+def resume(prompt: list[int], new_tokens: int) -> dict[str, float]:
+    """Continues a prompt, which is read in the first call; its pages are then found in the prefix cache."""
+    start = time.perf_counter()
+    times: list[float] = []
+    for output in state["generation"].stream([_context(prompt, new_tokens)]):
+        times += [time.perf_counter() - start] * len(output.tokens)
+    return {"decode_tok_s": (len(times) - 1) / (times[-1] - times[0])}
+
+
 if __name__ == "__main__":
-    serve({"setup": setup, "generate": generate, "memory": peak_memory})
+    serve({"setup": setup, "generate": generate, "resume": resume, "memory": peak_memory})

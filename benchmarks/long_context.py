@@ -1,0 +1,69 @@
+"""Decoding with a long context: float16 and q8_0 caches, beside llama.cpp with flash attention and the same cache.
+
+A model of 6 layers of the 135M shape, in Q4_0: weights are a small part of what a step reads, keys and values the rest. The prompt is read
+once; each run continues it anew, ours from the prefix cache. Engines take turns, each in a process of its own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.generation import model_of
+from benchmarks.models import make_gguf
+from benchmarks.peers import python
+from benchmarks.runner import Worker, interleave, ratio
+
+SHAPE, ENCODING = "llama-long", "q4_0"
+LENGTHS = (8192, 32768)
+NEW_TOKENS = 65
+FORMATS = {"float16": "f16", "q8_0": "q8_0"}
+"""Our names of caches, and those of llama.cpp."""
+HEAD = [
+    "| context | cache | Supremum, tok/s | llama.cpp, tok/s | ours / llama.cpp |",
+    "|---|---|---|---|---|",
+]
+
+
+def measure(
+    folder: Path, runs: int = 3, lengths: Sequence[int] = LENGTHS, encoding: str = ENCODING
+) -> Iterator[str]:
+    """The rows of the table, as they are measured.
+
+    Args:
+        folder: Where models are made.
+        runs: Runs of each case.
+        lengths: Tokens of the context.
+        encoding: The encoding of the weights.
+    """
+    setup = model_of(SHAPE, encoding, folder)
+    interpreter = python("llama")
+    for length in lengths:
+        prompt = random.Random(0).choices(range(5, 4000), k=length)
+        for ours, theirs in FORMATS.items():
+            room = length + NEW_TOKENS + 1
+            workers = [
+                Worker("benchmarks.workers.supremum_llm", batch=1, length=room, cache=ours, **setup)
+            ]
+            if interpreter is not None:
+                model = str(make_gguf(SHAPE, encoding, folder))
+                workers.append(
+                    Worker(
+                        "benchmarks.workers.llama_cpp_llm",
+                        python=interpreter,
+                        model=model,
+                        length=room,
+                        cache=theirs,
+                    )
+                )
+            samples = [
+                found["decode_tok_s"]
+                for found in interleave(
+                    workers, "resume", runs, prompt=prompt, new_tokens=NEW_TOKENS
+                ).values()
+            ]
+            for worker in workers:
+                worker.close()
+            peer = f"{samples[1]} | {ratio(samples[0], samples[1]):.2f}" if samples[1:] else "| "
+            yield f"| {length} | {ours} | {samples[0]} | {peer} |"
