@@ -33,6 +33,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "max.experimental.tensor",
         "max.experimental.functional",
         "max.experimental.random",
+        "max.experimental.array_api",
         "max.nn.module_v3",
         "max.torch",
     ),

@@ -234,6 +234,11 @@ class Flags:
         "constants) ends at a page that nothing may touch, and begins as a pattern, at each execution.",
         "when a model is loaded",
     )
+    MAX_DEBUG_NANS = _bool_flag(
+        "Runs each op on eager tensors by itself, and raises FloatingPointError at the line of the first one whose result has "
+        "a NaN that no operand has.",
+        "at each op on eager tensors",
+    )
     MAX_INTERPRET = _bool_flag(
         "Runs models on the NumPy interpreter instead of compiling them.", "at `load`"
     )

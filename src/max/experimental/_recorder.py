@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary, ref
 
+from max._config import flags
 from max.experimental._cells import Call, Cell
+from max.experimental._nans import check_nans
 from max.experimental._programs import Recording, run, staged
 from max.experimental._signatures import signature_of
 from max.experimental._templates import Template, describe
@@ -54,11 +56,17 @@ def record(
     call = Call(signature, cells, place)
     structure = signature.family.structure
     if None in signature.results:
-        return structure, _run_now(call)
+        results = _run_now(call)
+        if flags.MAX_DEBUG_NANS:
+            check_nans(call, cells, results)
+        return structure, results
     results = [
         Cell(type_, None, call, index) for index, type_ in enumerate(signature.results) if type_
     ]
     call.results = tuple([ref(cell) for cell in results])
+    if flags.MAX_DEBUG_NANS:
+        materialize(results)
+        check_nans(call, cells, results)
     count = getattr(_recorded, "calls", 0) + 1
     _recorded.calls = count
     if count >= PENDING_CALLS:

@@ -17,7 +17,10 @@ from one execution to the next become symbols, so that a sequence that grows is 
 
 from __future__ import annotations
 
+import importlib
+import math
 from collections.abc import Generator, Iterator, Sequence
+from types import ModuleType
 from typing import Any, cast
 from weakref import WeakValueDictionary
 
@@ -412,6 +415,44 @@ class Tensor(Operations):
         if storage is None:
             raise TypeError("the tensor is not computed yet: realize it first")
         return storage
+
+    # the array API standard
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
+        """The functions of the Python array API standard on tensors: `max.experimental.array_api`.
+
+        Args:
+            api_version: The version of the standard; None for the newest here.
+
+        Raises:
+            ValueError: Another version.
+        """
+        namespace = importlib.import_module("max.experimental.array_api")
+        newest = namespace.__array_api_version__
+        if api_version not in (None, "2021.12", "2022.12", "2023.12", newest):
+            raise ValueError(
+                f"__array_namespace__: version {api_version!r}, expected {newest!r} or an earlier one"
+            )
+        return namespace
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions; :attr:`rank` by the name of the array API standard."""
+        return self.rank
+
+    @property
+    def size(self) -> int:
+        """The number of elements; :meth:`num_elements` by the name of the array API standard."""
+        return math.prod(int(dim) for dim in self.shape)
+
+    @property
+    def mT(self) -> Tensor:
+        """The last two axes swapped."""
+        return self.transpose(-1, -2)
+
+    def to_device(self, device: Device, /, *, stream: object = None) -> Tensor:
+        """The elements on another device; :meth:`to` by the name of the array API standard."""
+        return self.to(device)
 
     # values
 
