@@ -536,6 +536,33 @@ CASES: dict[str, Case] = {
         norm_topk_prob=True,
         decoder_sparse_step=2,
     ),
+    # without what GGUF files do not state
+    "qwen2_moe_gguf": llama_like(
+        "Qwen2Moe",
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=20,
+    ),
+    "qwen3_moe_gguf": llama_like(
+        "Qwen3Moe",
+        head_dim=8,
+        num_experts=5,
+        num_experts_per_tok=3,
+        moe_intermediate_size=16,
+        norm_topk_prob=True,
+    ),
+    "olmoe_gguf": llama_like("Olmoe", num_experts=4, num_experts_per_tok=2),
+    "phimoe_gguf": llama_like(
+        "Phimoe", num_local_experts=8, attention_bias=True, lm_head_bias=True
+    ),
+    "deepseek_v3_gguf": llama_like(
+        "DeepseekV3",
+        **LATENT,
+        **GROUPED_EXPERTS,
+        q_lora_rank=9,
+        rope_parameters={**YARN, "mscale": 0.6, "mscale_all_dim": 0.6},
+    ),
     "olmoe": llama_like("Olmoe", num_experts=4, num_experts_per_tok=2, clip_qkv=0.7),
     "hunyuan_moe": llama_like(
         "HunYuanMoEV1", head_dim=8, num_experts=4, moe_topk=2, rope_parameters=PLAIN_ROPE
@@ -560,7 +587,11 @@ CASES: dict[str, Case] = {
         rope_parameters={**YARN, "mscale": 0.7, "mscale_all_dim": 0.7},
     ),
     "deepseek_v2_lite": llama_like(
-        "DeepseekV2", **LATENT, **GROUPED_EXPERTS, q_lora_rank=None, rope_parameters=PLAIN_ROPE
+        "DeepseekV2",
+        **LATENT,
+        **{**GROUPED_EXPERTS, "n_group": 1, "topk_group": 1},
+        q_lora_rank=None,
+        rope_parameters=PLAIN_ROPE,
     ),
     "deepseek_v3": llama_like(
         "DeepseekV3",
@@ -620,6 +651,15 @@ CASES: dict[str, Case] = {
         rope_parameters={**YARN, "truncate": False},
     ),
     # for blocks of 32 elements
+    "mixtral_wide": llama_like(
+        "Mixtral",
+        hidden_size=64,
+        intermediate_size=32,
+        num_attention_heads=4,
+        num_local_experts=4,
+        num_hidden_layers=2,
+        sliding_window=None,
+    ),
     "gpt_oss_wide": llama_like(
         "GptOss",
         hidden_size=64,

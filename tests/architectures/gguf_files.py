@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from max.pipelines.models.rope import RopeConfig
 
 Array = npt.NDArray[Any]
 
-PERMUTED = {"llama", "olmo", "granite", "smollm3", "arcee"}
+PERMUTED = {"llama", "olmo", "granite", "granitemoe", "smollm3", "arcee"}
 """Architectures whose rows of queries and keys are stored with the elements of a rotated pair side by side."""
 
 TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
@@ -72,7 +72,96 @@ def _stacked(state: dict[str, Array]) -> dict[str, Array]:
     return result
 
 
-def write(path: Path, model: Any, arch: str, extra: Callable[[gguf.GGUFWriter], None]) -> None:
+def _experts(state: dict[str, Array], config: Any) -> dict[str, Array]:
+    """Fused weights of experts and shared MLPs as llama.cpp's converter splits them, under names that `gguf` knows."""
+    oss = config.model_type == "gpt_oss"
+    result: dict[str, Array] = {}
+    for name, value in state.items():
+        name = name.replace("block_sparse_moe.experts", "mlp.experts")
+        stem = name.rpartition(".")[0]
+        if name.endswith(("experts.gate_up_proj", "experts.gate_up_proj_bias")):
+            part = "bias" if name.endswith("bias") else "weight"
+            if oss and part == "weight":
+                value = value.swapaxes(1, 2)
+            half = value.shape[1] // 2
+            halves = (value[:, ::2], value[:, 1::2]) if oss else (value[:, :half], value[:, half:])
+            for own, array in zip(("gate", "up"), halves, strict=True):
+                result[f"{stem}.{own}_proj.{part}"] = array
+        elif name.endswith("experts.down_proj"):
+            result[f"{name}.weight"] = value.swapaxes(1, 2) if oss else value
+        elif name.endswith("experts.down_proj_bias"):
+            result[f"{stem}.down_proj.bias"] = value
+        elif name.endswith("shared_mlp.input_linear.weight"):
+            layer = name.partition(".shared_mlp")[0]
+            half = len(value) // 2
+            result[f"{layer}.mlp.shared_expert.gate_proj.weight"] = value[:half]
+            result[f"{layer}.mlp.shared_expert.up_proj.weight"] = value[half:]
+        elif name.endswith("e_score_correction_bias"):
+            layer = name.partition(".mlp.")[0]
+            result[f"{layer}.mlp.gate.e_score_correction.bias"] = value.reshape(-1)
+        elif name.endswith(".router.weight") and "block_sparse_moe" in name:
+            result[f"{stem}.layer.weight"] = value
+        elif name.endswith(".sinks"):
+            result[f"{name}.weight"] = value
+        else:
+            result[name] = value
+    return {name: np.ascontiguousarray(value) for name, value in result.items()}
+
+
+def split_latents(state: dict[str, Array], config: Any) -> dict[str, Array]:
+    """DeepSeek's `kv_b_proj` as llama.cpp's converter splits it: keys by latents of each head, and values."""
+    result: dict[str, Array] = {}
+    for name, value in state.items():
+        stem, found, _ = name.partition("kv_b_proj")
+        if not found:
+            result[name] = value
+            continue
+        sizes = config.qk_nope_head_dim, config.v_head_dim
+        heads = value.reshape(config.num_attention_heads, sum(sizes), config.kv_lora_rank)
+        result[f"{stem}k_b_proj.weight"] = heads[:, : sizes[0]].swapaxes(1, 2)
+        result[f"{stem}v_b_proj.weight"] = heads[:, sizes[0] :]
+    return {name: np.ascontiguousarray(value) for name, value in result.items()}
+
+
+def _add_experts(writer: gguf.GGUFWriter, config: Any) -> None:
+    """The metadata of experts that llama.cpp's converters write."""
+
+    def first(*names: str) -> Any:
+        return next((v for n in names if (v := getattr(config, n, None)) is not None), None)
+
+    count = first("num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts")
+    if count is None:
+        return
+    writer.add_expert_count(count)
+    writer.add_expert_used_count(first("moe_topk", "moe_k", "num_experts_per_tok"))
+    pairs = {
+        writer.add_expert_feed_forward_length: first("moe_intermediate_size"),
+        writer.add_expert_shared_feed_forward_length: first(
+            "shared_expert_intermediate_size", "shared_intermediate_size"
+        ),
+        writer.add_expert_shared_count: first("n_shared_experts", "moe_num_shared_experts"),
+        writer.add_expert_group_count: first("n_group"),
+        writer.add_expert_group_used_count: first("topk_group"),
+        writer.add_leading_dense_block_count: first(
+            "first_k_dense_replace", "moe_layer_start_index"
+        ),
+        writer.add_interleave_moe_layer_step: first("moe_layer_interval"),
+        writer.add_expert_weights_scale: first("routed_scaling_factor"),
+        writer.add_expert_weights_norm: first("norm_topk_prob"),
+    }
+    for add, value in pairs.items():
+        if value is not None:
+            add(value)
+
+
+def write(
+    path: Path,
+    model: Any,
+    arch: str,
+    extra: Callable[[gguf.GGUFWriter], None],
+    change: Callable[[dict[str, Array], Any], dict[str, Array]] | None = None,
+    kinds: Mapping[str, str] | None = None,
+) -> dict[str, Array]:
     """Writes a float32 file.
 
     Args:
@@ -80,6 +169,11 @@ def write(path: Path, model: Any, arch: str, extra: Callable[[gguf.GGUFWriter], 
         model: A model of transformers.
         arch: llama.cpp's name of its architecture.
         extra: Writes metadata that the family has besides the sizes.
+        change: Changes the weights, by names of transformers, before they are written.
+        kinds: The types of quantised tensors, by the part of their names in a layer.
+
+    Returns:
+        The values of the quantised tensors, by their names in the file.
     """
     config = model.config
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
@@ -126,19 +220,35 @@ def write(path: Path, model: Any, arch: str, extra: Callable[[gguf.GGUFWriter], 
                 **rope, "max_position_embeddings": config.max_position_embeddings
             })._longrope_magnitude()  # fmt: skip
             writer.add_rope_scaling_attn_factors(magnitude)
-    if (sliding := getattr(config, "sliding_window", None)) is not None:
+    if sliding := getattr(config, "sliding_window", None):
         writer.add_sliding_window(sliding)
+    _add_experts(writer, config)
     extra(writer)
     tied = config.tie_word_embeddings
     state = {n: np.ascontiguousarray(v.numpy()) for n, v in model.state_dict().items()}
-    for name, value in _stacked(state).items():
+    state = _experts(_stacked(state), config)
+    decoded: dict[str, Array] = {}
+    for name, value in (change(state, config) if change else state).items():
         if tied and name == "lm_head.weight":
             continue
         stems = name, name.removeprefix("transformer.")
         own = next((n for s in stems if (n := names.get_name(s, (".weight", ".bias")))), None)
         assert own is not None, name
-        writer.add_tensor(own, _converted(name, value, arch, config))
+        value = _converted(name, value, arch, config)
+        kind = (
+            (kinds or {}).get(own.split(".")[2])
+            if own.endswith(".weight") and own.startswith("blk.")
+            else None
+        )
+        if kind is None:
+            writer.add_tensor(own, value)
+            continue
+        number = gguf.GGMLQuantizationType[kind]
+        blocks = gguf.quants.quantize(value, number)
+        decoded[own] = gguf.quants.dequantize(blocks, number)
+        writer.add_tensor(own, blocks, raw_dtype=number)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return decoded

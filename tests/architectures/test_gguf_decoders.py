@@ -32,6 +32,13 @@ def granite(writer: gguf.GGUFWriter) -> None:
     writer.add_logit_scale(0.4)
 
 
+def granite_moe(writer: gguf.GGUFWriter) -> None:
+    writer.add_embedding_scale(3.0)
+    writer.add_attention_scale(0.3)
+    writer.add_residual_scale(0.6)
+    writer.add_logit_scale(0.4)
+
+
 def gemma2(writer: gguf.GGUFWriter) -> None:
     writer.add_attn_logit_softcapping(2.0)
     writer.add_final_logit_softcapping(3.0)
@@ -46,11 +53,36 @@ def mpt(writer: gguf.GGUFWriter) -> None:
     writer.add_max_alibi_bias(8.0)
 
 
+def deepseek(writer: gguf.GGUFWriter) -> None:
+    """As files that cache heads: older ones, whose kv_b is whole."""
+    writer.add_kv_lora_rank(10)
+    writer.add_key_length(10)
+    writer.add_value_length(5)
+    writer.add_rope_dimension_count(4)
+
+
+def deepseek_latents(writer: gguf.GGUFWriter) -> None:
+    """As files that cache latents."""
+    writer.add_kv_lora_rank(10)
+    writer.add_q_lora_rank(9)
+    writer.add_key_length(14)
+    writer.add_value_length(10)
+    writer.add_key_length_mla(10)
+    writer.add_value_length_mla(5)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_rope_dimension_count(4)
+    writer.add_rope_scaling_yarn_log_mul(0.06)
+
+
 FILES: dict[str, tuple[str, Callable[[Any], None]]] = {
     "arcee": ("arcee", nothing),
     "bloom": ("bloom", nothing),
     "cohere": ("command-r", lambda w: w.add_logit_scale(0.3)),
     "cohere2": ("cohere2", lambda w: w.add_logit_scale(0.0625)),
+    "deepseek_v2_lite": ("deepseek2", deepseek),
+    "deepseek_v3_gguf": ("deepseek2", deepseek_latents),
+    "dots1": ("dots1", nothing),
+    "ernie4_5_moe": ("ernie4_5-moe", nothing),
     "ernie4_5": ("ernie4_5", nothing),
     "exaone4": ("exaone4", nothing),
     "falcon": ("falcon", nothing),
@@ -58,6 +90,17 @@ FILES: dict[str, tuple[str, Callable[[Any], None]]] = {
     "gemma": ("gemma", nothing),
     "gemma2_plain": ("gemma2", gemma2),
     "gemma3_plain": ("gemma3", nothing),
+    "glm4_moe": ("glm4moe", nothing),
+    "gpt_oss_wide": ("gpt-oss", nothing),
+    "granite_moe": ("granitemoe", granite_moe),
+    "granite_moe_shared": ("granitemoe", lambda w: w.add_attention_scale(1.0)),
+    "hunyuan_moe": ("hunyuan-moe", nothing),
+    "minimax_m2": ("minimax-m2", nothing),
+    "mixtral": ("llama", nothing),
+    "olmoe_gguf": ("olmoe", nothing),
+    "phimoe_gguf": ("phimoe", nothing),
+    "qwen2_moe_gguf": ("qwen2moe", nothing),
+    "qwen3_moe_gguf": ("qwen3moe", nothing),
     "glm4": ("glm4", nothing),
     "gpt2": ("gpt2", nothing),
     "gpt_neox": ("gptneox", neox),
@@ -90,7 +133,8 @@ def test_logits(tmp_path: Path, rng: np.random.Generator, case: str) -> None:
     arch, extra = FILES[case]
     model = transformers_model(case)
     path = tmp_path / "model.gguf"
-    gguf_files.write(path, model, arch, extra)
+    change = gguf_files.split_latents if extra is deepseek_latents else None
+    gguf_files.write(path, model, arch, extra, change)
     file = GGUFFile(path)
     ours = Server(
         HuggingFaceConfig(config_of(file)),

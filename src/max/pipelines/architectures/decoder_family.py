@@ -10,7 +10,7 @@ from max.interfaces import PipelineTask
 from max.nn.kv_cache.cache_params import KVCacheStrategy
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.encodings import SupportedEncoding
-from max.pipelines.checkpoints.gguf_families import FAMILIES
+from max.pipelines.checkpoints.gguf_families import GGUF_ARCHITECTURES
 from max.pipelines.config.enums import RopeType
 from max.pipelines.models.config_fields import Fields
 from max.pipelines.models.decoder import Decoder
@@ -67,8 +67,7 @@ def decoder_family(
 
     Model.weight_names = weight_names
     Model.gguf_interleaves_rope = gguf_permuted
-    has_gguf = any(family.name == name for family in FAMILIES.values())
-    encodings = (*_FLOATS, *(_BLOCKS if has_gguf else ()))
+    encodings = (*_FLOATS, *(_BLOCKS if name in GGUF_ARCHITECTURES else ()))
     for kind, made in (("Config", Config), ("Model", Model)):
         made.__name__ = made.__qualname__ = name.removesuffix("ForCausalLM") + kind
         made.__module__ = fields.__module__

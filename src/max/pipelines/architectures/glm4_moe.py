@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from max.pipelines.architectures.decoder_family import decoder_family
@@ -45,7 +46,12 @@ def dots1_fields(config: Any, keys: ConfigKeys) -> Fields:
 NAMES = WeightNames(layer=EXPERT_NAMES, stacked={"mlp.experts": "mlp.experts"})
 
 ARCHITECTURES = [
-    decoder_family("Glm4MoeForCausalLM", ["zai-org/GLM-4.5-Air"], glm4_moe_fields, names=NAMES),
+    decoder_family(
+        "Glm4MoeForCausalLM",
+        ["zai-org/GLM-4.5-Air"],
+        glm4_moe_fields,
+        names=replace(NAMES, gguf_layer={"post_attention_norm": "post_attention_layernorm"}),
+    ),
     decoder_family("Dots1ForCausalLM", ["rednote-hilab/dots.llm1.inst"], dots1_fields, names=NAMES),
 ]
 """The architectures of this module, for the registry."""

@@ -45,6 +45,7 @@ NAMES = WeightNames(
         **{f"mlp.experts.{part}": f"mlp.experts.{part}.weight" for part in _EXPERTS},
         **{f"mlp.experts.{part}_bias": f"mlp.experts.{part}.bias" for part in _EXPERTS},
     },
+    gguf_layer={"post_attention_norm": "post_attention_layernorm"},
     transposed=tuple(f"experts.{part}.weight" for part in _EXPERTS),
 )
 

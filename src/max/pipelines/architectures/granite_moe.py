@@ -41,7 +41,7 @@ NAMES = WeightNames(
 )
 
 ARCHITECTURES = [
-    decoder_family(name, [example], granite_moe_fields, names=NAMES)
+    decoder_family(name, [example], granite_moe_fields, names=NAMES, gguf_permuted=True)
     for name, example in (
         ("GraniteMoeForCausalLM", "ibm-granite/granite-3.1-3b-a800m-instruct"),
         ("GraniteMoeSharedForCausalLM", "ibm-research/moe-7b-1b-active-shared-experts"),

@@ -42,7 +42,11 @@ NAMES = WeightNames(
 
 ARCHITECTURES = [
     decoder_family(
-        "MixtralForCausalLM", ["mistralai/Mixtral-8x7B-Instruct-v0.1"], mixtral_fields, names=NAMES
+        "MixtralForCausalLM",
+        ["mistralai/Mixtral-8x7B-Instruct-v0.1"],
+        mixtral_fields,
+        names=NAMES,
+        gguf_permuted=True,
     )
 ]
 """The architectures of this module, for the registry."""

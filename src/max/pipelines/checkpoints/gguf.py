@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from max.graph.weights import GGUFFile
-from max.pipelines.checkpoints.gguf_families import FAMILIES
+from max.pipelines.checkpoints.gguf_families import FAMILIES, MIXTRAL
+from max.pipelines.checkpoints.gguf_latents import latents_of
 from max.pipelines.core.exceptions import ModelFilesError
 
 __all__ = ["config_of"]
@@ -39,7 +40,24 @@ _OPTIONAL = {
     "clip_qkv": "attention.clamp_kqv",
     "rope_local_base_freq": "rope.freq_base_swa",
 }
+_COUNTS = {
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "n_shared_experts": "expert_shared_count",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "moe_layer_interval": "interleave_moe_layer_step",
+    "num_nextn_predict_layers": "nextn_predict_layers",
+    "kv_lora_rank": "attention.kv_lora_rank",
+    "q_lora_rank": "attention.q_lora_rank",
+    "routed_scaling_factor": "expert_weights_scale",
+}
+"""Numbers of experts and latents; a file may state 0."""
 _BY_TENSOR = {
+    "output_bias": ("output.bias",),
     "attention_bias": ("blk.0.attn_q.bias", "blk.0.attn_qkv.bias"),
     "attention_output_bias": ("blk.0.attn_output.bias",),
     "mlp_bias": ("blk.0.ffn_down.bias",),
@@ -62,6 +80,8 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
     values = file.metadata
     name = str(values.get("general.architecture"))
     family = FAMILIES.get(name)
+    if name == "llama" and values.get("llama.expert_count"):
+        family = MIXTRAL
     if family is None:
         raise ModelFilesError(
             f"{file.path}: the architecture {name!r} of GGUF files is not supported; there is "
@@ -81,16 +101,21 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
         for key, stored in {**_REQUIRED, **_OPTIONAL}.items()
         if f"{name}.{stored}" in values
     }
+    config |= _counts(file, name)
+    # blocks for predicting further tokens count there, and not in a config.json
+    config["num_hidden_layers"] -= config.get("num_nextn_predict_layers", 0)
     flags = {key: any(t in file.tensors for t in names) for key, names in _BY_TENSOR.items()}
     size = config.get("head_dim") or config["hidden_size"] / config["num_attention_heads"]
+    special = _special(file, name, config, size)
+    rope = _rope(file, name, config["max_position_embeddings"])
     config |= {
         **flags,
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "rope_parameters": _rope(file, name, config["max_position_embeddings"]),
-        **_special(file, name, config, size),
+        **special,
+        "rope_parameters": {**rope, **special.get("rope_parameters", {})},
     }
-    if f"{name}.rope.dimension_count" in values:
+    if f"{name}.rope.dimension_count" in values and "qk_rope_head_dim" not in config:
         config["partial_rotary_factor"] = _number(file, f"{name}.rope.dimension_count") / size
     renamed = {family.keys.get(key, key): value for key, value in config.items()}
     return {
@@ -115,6 +140,8 @@ def _special(
         largest = file.metadata.get("mpt.attention.max_alibi_bias", 8.0)
         clip = config.get("clip_qkv")
         return {"attn_config": {"alibi": largest > 0, "alibi_bias_max": largest, "clip_qkv": clip}}
+    if name == "deepseek2":
+        return latents_of(file, config)
     if name == "falcon":
         return {"num_ln_in_parallel_attn": 1 + ("blk.0.attn_norm_2.weight" in file.tensors)}
     if name in ("stablelm", "gptneox"):
@@ -130,6 +157,22 @@ def _number(file: GGUFFile, key: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
         raise ModelFilesError(f"{file.path}: {key} is {value!r}, expected a number over 0", _FOLDER)
     return value
+
+
+def _counts(file: GGUFFile, name: str) -> dict[str, Any]:
+    """The numbers of experts and latents that the metadata states, and whether weights of experts are normalised."""
+    counts: dict[str, Any] = {}
+    for key, stored in _COUNTS.items():
+        value = file.metadata.get(f"{name}.{stored}")
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            raise ModelFilesError(
+                f"{file.path}: {name}.{stored} is {value!r}, expected a number from 0", _FOLDER
+            )
+        counts[key] = value
+    normalised = file.metadata.get(f"{name}.expert_weights_norm")
+    return counts if normalised is None else {**counts, "norm_topk_prob": bool(normalised)}
 
 
 def _rope(file: GGUFFile, name: str, longest: int) -> dict[str, Any]:
@@ -159,6 +202,8 @@ def _rope(file: GGUFFile, name: str, longest: int) -> dict[str, Any]:
     if kind == "none":
         return {**rope, "rope_type": "default"}
     rope |= {"rope_type": kind, "factor": values.get(f"{name}.rope.scaling.factor")}
+    if name == "gpt-oss":
+        rope["truncate"] = False
     return {**rope, "original_max_position_embeddings": original}
 
 

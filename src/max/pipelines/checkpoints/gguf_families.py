@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["FAMILIES", "GGUFFamily"]
+__all__ = ["FAMILIES", "GGUF_ARCHITECTURES", "MIXTRAL", "GGUFFamily"]
 
 _GPT_KEYS = {
     "hidden_size": "n_embd",
@@ -38,6 +38,12 @@ def _llama_like(class_stem: str, model_type: str, **keys: str) -> GGUFFamily:
     return GGUFFamily(f"{class_stem}ForCausalLM", model_type, keys)
 
 
+_EXPERTS = {"num_experts": "num_local_experts"}
+_GROUPED = {"num_experts": "n_routed_experts"}
+
+MIXTRAL = _llama_like("Mixtral", "mixtral", **_EXPERTS)
+"""Files of llama with experts."""
+
 FAMILIES: dict[str, GGUFFamily] = {
     "llama": _llama_like("Llama", "llama"),
     "arcee": _llama_like("Arcee", "arcee"),
@@ -48,6 +54,19 @@ FAMILIES: dict[str, GGUFFamily] = {
     ),
     "cohere2": _llama_like("Cohere2", "cohere2"),
     "command-r": _llama_like("Cohere", "cohere", qk_norm="use_qk_norm"),
+    "deepseek2": GGUFFamily("DeepseekV2ForCausalLM", "deepseek_v2", _GROUPED),
+    "dots1": GGUFFamily("Dots1ForCausalLM", "dots1", _GROUPED),
+    "ernie4_5-moe": GGUFFamily(
+        "Ernie4_5_MoeForCausalLM",
+        "ernie4_5_moe",
+        {
+            "attention_bias": "use_bias",
+            "num_experts": "moe_num_experts",
+            "num_experts_per_tok": "moe_k",
+            "n_shared_experts": "moe_num_shared_experts",
+            "first_k_dense_replace": "moe_layer_start_index",
+        },
+    ),
     "ernie4_5": _llama_like("Ernie4_5", "ernie4_5", attention_bias="use_bias"),
     "exaone4": _llama_like("Exaone4", "exaone4"),
     "falcon": GGUFFamily(
@@ -65,10 +84,23 @@ FAMILIES: dict[str, GGUFFamily] = {
     "gemma2": _llama_like("Gemma2", "gemma2"),
     "gemma3": _llama_like("Gemma3", "gemma3_text"),
     "glm4": _llama_like("Glm4", "glm4"),
+    "glm4moe": GGUFFamily("Glm4MoeForCausalLM", "glm4_moe", {**_GROUPED, "qk_norm": "use_qk_norm"}),
+    "gpt-oss": GGUFFamily("GptOssForCausalLM", "gpt_oss", _EXPERTS),
     "gpt2": GGUFFamily("GPT2LMHeadModel", "gpt2", _GPT_KEYS),
     "gptneox": _llama_like("GPTNeoX", "gpt_neox"),
     "granite": _llama_like("Granite", "granite", logit_scale="logits_scaling"),
+    "granitemoe": GGUFFamily(
+        "GraniteMoeForCausalLM",
+        "granitemoe",
+        {
+            **_EXPERTS,
+            "logit_scale": "logits_scaling",
+            "shared_expert_intermediate_size": "shared_intermediate_size",
+        },
+    ),
+    "hunyuan-moe": GGUFFamily("HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe"),
     "hunyuan-dense": _llama_like("HunYuanDenseV1", "hunyuan_v1_dense"),
+    "minimax-m2": GGUFFamily("MiniMaxM2ForCausalLM", "minimax_m2", _EXPERTS),
     "mpt": GGUFFamily(
         "MptForCausalLM",
         "mpt",
@@ -82,10 +114,16 @@ FAMILIES: dict[str, GGUFFamily] = {
     ),
     "nemotron": _llama_like("Nemotron", "nemotron", layer_norm_eps="norm_eps"),
     "olmo": _llama_like("Olmo", "olmo"),
+    "olmoe": _llama_like("Olmoe", "olmoe"),
     "olmo2": _llama_like("Olmo2", "olmo2"),
     "phi2": _llama_like("Phi", "phi", qk_norm="qk_layernorm"),
+    "phimoe": GGUFFamily(
+        "PhimoeForCausalLM", "phimoe", {**_EXPERTS, "output_bias": "lm_head_bias"}
+    ),
     "phi3": _llama_like("Phi3", "phi3"),
     "qwen2": _llama_like("Qwen2", "qwen2"),
+    "qwen2moe": _llama_like("Qwen2Moe", "qwen2_moe", attention_bias="qkv_bias"),
+    "qwen3moe": GGUFFamily("Qwen3MoeForCausalLM", "qwen3_moe", {}, {"norm_topk_prob": True}),
     "qwen3": _llama_like("Qwen3", "qwen3"),
     "seed_oss": _llama_like("SeedOss", "seed_oss", attention_output_bias="attention_out_bias"),
     "smollm3": _llama_like("SmolLM3", "smollm3"),
@@ -99,3 +137,10 @@ FAMILIES: dict[str, GGUFFamily] = {
     ),
 }
 """The families by llama.cpp's names of architectures."""
+
+GGUF_ARCHITECTURES = frozenset(
+    {*(family.name for family in FAMILIES.values()), MIXTRAL.name}
+    # forms of granitemoe and deepseek2
+    | {"GraniteMoeSharedForCausalLM", "DeepseekV3ForCausalLM"}
+)
+"""The classes of models in GGUF files."""

@@ -52,6 +52,8 @@ def encoding_for(name: str, shape: Sequence[int], kind: str) -> str | None:
     """
     if len(shape) != 2 or not shape[1] or not _MATRICES.search(name) or ".experts." in name:
         return None
+    if name.endswith(".kv_b_proj.weight"):  # latent attention takes it apart
+        return None
     if kind in ("q4_0", "q4_k", "q5_k") and _OF_TOKENS.search(name):
         kind = "q6_k"
     if kind in _SMALLER and shape[1] % 256:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from max.driver import Tensor
 from max.graph.shape import Shape
 from max.graph.weights import WeightData
+from max.pipelines.checkpoints.gguf_latents import joined_latents
 from max.pipelines.core.exceptions import WeightsError
 from max.pipelines.models.decoder_config import DecoderConfig
 
@@ -23,6 +24,8 @@ def split_fused(
     config: DecoderConfig, state_dict: Mapping[str, WeightData]
 ) -> dict[str, WeightData]:
     """The weights with ``qkv_proj`` split into ``q_proj``, ``k_proj``, ``v_proj``, and ``gate_up_proj`` into two.
+
+    What expands latents is joined, and decoded where it is quantised, as keys and values are taken apart.
 
     Rows of the layout ``rows`` are views of the checkpoint's; those of ``heads`` and of experts are copied.
 
@@ -61,7 +64,7 @@ def split_fused(
             picked = array[begin:end] if rows is None else array[rows[begin:end]]
             key = f"{layer}.{own}.{part}"
             split[key] = _part(key, picked, value)
-    return split
+    return split if config.latent is None else joined_latents(split)
 
 
 def _part(name: str, array: Array, whole: WeightData) -> WeightData:

@@ -35,6 +35,24 @@ GGUF_LAYER = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate.gate_score",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_gate",
+    "ffn_gate_shexp": "mlp.shared.gate_proj",
+    "ffn_up_shexp": "mlp.shared.up_proj",
+    "ffn_down_shexp": "mlp.shared.down_proj",
+    "exp_probs_b": "mlp.gate.e_score_correction_bias",
+    "attn_sinks": "self_attn.sinks",
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
     "post_ffw_norm": "mlp_output_norm",
 }
 
@@ -133,11 +151,16 @@ class WeightNames:
         if any(name.endswith(".attn_norm_2.weight") for name in state_dict):
             # Falcon's: the first norm is the MLP's where there are two
             layer |= {"attn_norm": "post_attention_layernorm", "attn_norm_2": "input_layernorm"}
-        return {
+        renamed = {
             _own_name_of_gguf(name, layer): _data(value)
             for name, value in state_dict.items()
-            if not name.endswith(self.gguf_unused)
+            if not name.endswith(self.gguf_unused) and ".nextn." not in name
         }
+        for name, value in renamed.items():
+            if name.endswith(".shared_gate.weight") and len(value.shape) == 1:
+                row = Tensor.from_dlpack(value.data).to_numpy()[None]
+                renamed[name] = WeightData.from_numpy(row, name)
+        return renamed
 
     def _without_prefix(self, stored: str) -> str:
         prefixes = (self.prefix,) if isinstance(self.prefix, str) else self.prefix
@@ -192,6 +215,9 @@ def _own_name_of_gguf(name: str, layer: Mapping[str, str]) -> str:
         WeightsError: The table of parts within a layer lacks it.
     """
     parts = name.split(".")
+    if parts[0] == "blk" and len(parts) == 4 and parts[2] in ("attn_sinks", "exp_probs_b"):
+        # vectors of a layer, which have no parts
+        return f"layers.{parts[1]}.{layer[parts[2]]}"
     if parts[0] == "blk" and len(parts) == 4 and parts[2] in layer:
         return f"layers.{parts[1]}.{layer[parts[2]]}.{parts[3]}"
     if len(parts) == 2 and parts[0] in GGUF_TOP:

@@ -1,0 +1,95 @@
+"""Latent attention in GGUF files: sizes in the metadata, and weights that files split by heads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from max.driver import Tensor
+from max.dtype.blocks import decode
+from max.graph.weights import GGUFFile, WeightData
+from max.pipelines.core.exceptions import WeightsError
+
+__all__ = ["joined_latents", "latents_of"]
+
+_SIGMOID = 2
+"""llama.cpp's number of gates with sigmoids."""
+
+
+def latents_of(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of config.json that files of DeepSeek state in a way of their own.
+
+    Args:
+        file: The file.
+        config: The keys of config.json that are known.
+    """
+    values, name = file.metadata, "deepseek2"
+
+    def stated(key: str, otherwise: str) -> int:
+        return int(values.get(f"{name}.{key}") or values.get(f"{name}.{otherwise}") or 0)
+
+    # files with a weight for the keys of each head state the sizes of latents first
+    head = stated("attention.key_length_mla", "attention.key_length")
+    rotated = int(values.get(f"{name}.rope.dimension_count", 0))
+    special: dict[str, Any] = {
+        "head_dim": None,
+        "num_key_value_heads": None,
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": head - rotated,
+        "v_head_dim": stated("attention.value_length_mla", "attention.value_length"),
+    }
+    if values.get(f"{name}.expert_gating_func") == _SIGMOID:
+        special["architectures"] = ["DeepseekV3ForCausalLM"]
+    elif config.get("n_group", 1) > 1:
+        special["topk_method"] = "group_limited_greedy"
+    weight = 10 * float(values.get(f"{name}.rope.scaling.yarn_log_multiplier") or 0)
+    if weight:
+        special["rope_parameters"] = {"mscale": weight, "mscale_all_dim": weight}
+    return special
+
+
+def joined_latents(state_dict: dict[str, WeightData]) -> dict[str, WeightData]:
+    """The weights with what expands latents to keys and to values in one: ``kv_b_proj``, floats.
+
+    Args:
+        state_dict: The weights by the decoder's names; `k_b_proj` is ``[heads, latent, key]``, `v_b_proj` ``[heads, value,
+            latent]``.
+
+    Raises:
+        WeightsError: One of the two is missing, or they do not fit.
+    """
+    suffix, joined = ".k_b_proj.weight", dict(state_dict)
+    for name in state_dict:
+        if (
+            name.endswith(".kv_b_proj.weight")
+            and state_dict[name].quantization_encoding is not None
+        ):
+            joined[name] = _as_bfloat16(name, _floats(state_dict[name]))
+        if not name.endswith(suffix):
+            continue
+        stem = name.removesuffix(suffix)
+        value = joined.pop(f"{stem}.v_b_proj.weight", None)
+        if value is None:
+            raise WeightsError(f"the GGUF file has {name}, and not the weight of values")
+        keys, values = np.swapaxes(_floats(joined.pop(name)), 1, 2), _floats(value)
+        if keys.shape[0] != values.shape[0] or keys.shape[2] != values.shape[2]:
+            raise WeightsError(f"{name} is of {list(keys.shape)}, values of {list(values.shape)}")
+        both = np.concatenate([keys, values], 1).reshape(-1, keys.shape[2])
+        own = f"{stem}.kv_b_proj.weight"
+        exact = state_dict[name].quantization_encoding is None
+        joined[own] = WeightData.from_numpy(both, own) if exact else _as_bfloat16(own, both)
+    return joined
+
+
+def _as_bfloat16(name: str, values: npt.NDArray[Any]) -> WeightData:
+    return WeightData.from_numpy(values.astype(ml_dtypes.bfloat16), name)
+
+
+def _floats(value: WeightData) -> npt.NDArray[Any]:
+    array = Tensor.from_dlpack(value.data).to_numpy()
+    encoding = value.quantization_encoding
+    return array.astype(np.float32) if encoding is None else decode(array, encoding.value)
