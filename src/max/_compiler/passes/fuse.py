@@ -60,7 +60,7 @@ class Group:
     """The position of its first op in the block."""
     merged: Group | None = None
     rows: set[SSAValue] = field(default_factory=set)
-    """Values that have no reduction axis."""
+    """Values that have no reduction axis; only a group with one has any."""
 
     @property
     def size(self) -> int:
@@ -143,12 +143,7 @@ class Fuser:
             shape = strip(shape_of(view.results[0]))
             if view.name not in ("mo.reshape", "mo.broadcast_to", "mo.rebind"):
                 return None
-            if (
-                row
-                and group.axis >= 0
-                and view.name == "mo.broadcast_to"
-                and self._spreads(view, group)
-            ):
+            if row and view.name == "mo.broadcast_to" and self._spreads(view, group):
                 row = False
             elif shape != strip(shape_of(view.operands[0])):
                 return None
@@ -233,12 +228,7 @@ class Fuser:
             is_row = membership[1] in group.rows
             if row and not is_row:
                 return False
-            if (
-                is_row
-                and not row
-                and group.axis >= 0
-                and strip(shape_of(operand)) != strip(group.space)
-            ):
+            if is_row and not row and strip(shape_of(operand)) != strip(group.space):
                 return False
         return True
 

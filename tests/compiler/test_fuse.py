@@ -1,0 +1,112 @@
+"""Which ops share a kernel: the launches of small graphs, and their results against the interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from max import _interpreter
+from max.driver import CPU
+from max.dtype import DType
+from max.engine import InferenceSession
+from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
+from tests.tolerance import assert_close
+
+SESSION = InferenceSession(devices=[CPU()])
+DEVICE = DeviceRef.CPU()
+Build = Callable[..., TensorValue]
+
+
+def launched(build: Build, shapes: Sequence[tuple[int, ...]]) -> int:
+    """The number of launches of a graph, whose results are those of the interpreter."""
+    types = [TensorType(DType.float32, shape, DEVICE) for shape in shapes]
+    with Graph("fused", input_types=types) as graph:
+        graph.output(build(*[value.tensor for value in graph.inputs]))
+    rng = np.random.default_rng(1)
+    arrays = [rng.uniform(-1, 1, shape).astype(np.float32) for shape in shapes]
+    (expected,) = _interpreter.run(graph, [array.copy() for array in arrays])
+    model = SESSION.load(graph)
+    (actual,) = model.execute(*arrays)
+    assert_close(actual.to_numpy(), expected, scale=64)
+    return len(model.kernel_summaries)
+
+
+def chain(x: TensorValue, count: int) -> TensorValue:
+    """`count` ops that no pass removes."""
+    for _ in range(count):
+        x = ops.tanh(x)
+    return x
+
+
+SQUARE = (8, 8)
+WEIGHT = (8,)
+OVER_ROWS: dict[str, tuple[Build, int]] = {
+    "softmax": (lambda x, w: ops.softmax(x), 6),
+    "logsoftmax": (lambda x, w: ops.logsoftmax(x), 6),
+    "layer_norm": (lambda x, w: ops.layer_norm(x, w, w, 1e-5), 8),
+    "rms_norm": (lambda x, w: ops.rms_norm(x, w, 1e-5), 6),
+}
+
+
+@pytest.mark.parametrize("name", OVER_ROWS)
+def test_a_region_has_at_most_96_ops(name: str) -> None:
+    op, size = OVER_ROWS[name]
+    shapes = [SQUARE, WEIGHT]
+    assert launched(lambda x, w: chain(op(x, w), 96 - size), shapes) == 1
+    assert launched(lambda x, w: chain(op(x, w), 97 - size), shapes) == 2
+
+
+def test_groups_that_are_too_large_together_stay_apart() -> None:
+    shapes = [SQUARE, SQUARE]
+    assert launched(lambda x, y: chain(x, 40) + chain(y, 40), shapes) == 1
+    assert launched(lambda x, y: chain(x, 60) + chain(y, 60), shapes) == 2
+
+
+REDUCTIONS: dict[str, tuple[Build, int]] = {
+    "one axis": (lambda x, y: ops.softmax(ops.softmax(x)), 1),
+    "two axes": (lambda x, y: ops.softmax(ops.softmax(x, axis=0), axis=1), 2),
+    "two axes, the last first": (lambda x, y: ops.softmax(ops.softmax(x, axis=1), axis=0), 2),
+    "sum of one axis": (lambda x, y: ops.softmax(x) + ops.softmax(y), 1),
+    "sum of two axes": (lambda x, y: ops.softmax(x, axis=0) + ops.softmax(y, axis=1), 2),
+    "sum of two axes, the last first": (
+        lambda x, y: ops.softmax(x, axis=1) + ops.softmax(y, axis=0),
+        2,
+    ),
+    "rows of one axis over the other": (
+        lambda x, y: y - ops.transpose(ops.sum(x, axis=1), 0, 1),
+        2,
+    ),
+    "rows over their axis": (lambda x, y: (x - ops.max(x, axis=1)) * ops.mean(y, axis=1), 1),
+    "rows of rows": (lambda x, y: x * ops.sqrt(ops.exp(ops.mean(x, axis=1)) + 1), 1),
+    "a row and its reduction": (lambda x, y: ops.sum(x / ops.sum(ops.exp(x), axis=1), axis=1), 1),
+}
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions(name: str) -> None:
+    build, count = REDUCTIONS[name]
+    assert launched(build, [SQUARE, SQUARE]) == count
+
+
+def test_the_weight_of_a_norm_comes_from_another_kernel() -> None:
+    """The norm reads all of it in each row, not its own element."""
+
+    def build(x: TensorValue) -> TensorValue:
+        shares = ops.softmax(x)
+        return ops.rms_norm(shares * 2, shares, 1e-5)
+
+    assert launched(build, [(8,)]) == 2
+
+
+def test_no_kernel_waits_for_itself() -> None:
+    """The last sum could join the first tanh, but for the products between them."""
+
+    def build(x: TensorValue, y: TensorValue, w: TensorValue) -> TensorValue:
+        later = ops.tanh(y)
+        first = ops.tanh(x)
+        middle = later + first @ w
+        return first + middle @ w
+
+    assert launched(build, [SQUARE] * 3) == 3
