@@ -16,20 +16,21 @@ from tests.tolerance import assert_close
 
 SESSION = InferenceSession(devices=[CPU()])
 DEVICE = DeviceRef.CPU()
-Build = Callable[..., TensorValue]
+Build = Callable[..., TensorValue | tuple[TensorValue, ...]]
 
 
 def launched(build: Build, shapes: Sequence[tuple[int, ...]]) -> int:
     """The number of launches of a graph, whose results are those of the interpreter."""
     types = [TensorType(DType.float32, shape, DEVICE) for shape in shapes]
     with Graph("fused", input_types=types) as graph:
-        graph.output(build(*[value.tensor for value in graph.inputs]))
+        results = build(*[value.tensor for value in graph.inputs])
+        graph.output(*(results if isinstance(results, tuple) else (results,)))
     rng = np.random.default_rng(1)
     arrays = [rng.uniform(-1, 1, shape).astype(np.float32) for shape in shapes]
-    (expected,) = _interpreter.run(graph, [array.copy() for array in arrays])
+    expected = _interpreter.run(graph, [array.copy() for array in arrays])
     model = SESSION.load(graph)
-    (actual,) = model.execute(*arrays)
-    assert_close(actual.to_numpy(), expected, scale=64)
+    for actual, wanted in zip(model.execute(*arrays), expected, strict=True):
+        assert_close(actual.to_numpy(), wanted, scale=64)
     return len(model.kernel_summaries)
 
 
@@ -60,7 +61,7 @@ def test_a_region_has_at_most_96_ops(name: str) -> None:
 
 def test_groups_that_are_too_large_together_stay_apart() -> None:
     shapes = [SQUARE, SQUARE]
-    assert launched(lambda x, y: chain(x, 40) + chain(y, 40), shapes) == 1
+    assert launched(lambda x, y: chain(x, 48) + chain(y, 48), shapes) == 1
     assert launched(lambda x, y: chain(x, 60) + chain(y, 60), shapes) == 2
 
 
@@ -68,6 +69,8 @@ REDUCTIONS: dict[str, tuple[Build, int]] = {
     "one axis": (lambda x, y: ops.softmax(ops.softmax(x)), 1),
     "two axes": (lambda x, y: ops.softmax(ops.softmax(x, axis=0), axis=1), 2),
     "two axes, the last first": (lambda x, y: ops.softmax(ops.softmax(x, axis=1), axis=0), 2),
+    "map and rows": (lambda x, y: ops.tanh(x) + ops.softmax(y), 1),
+    "rows and map": (lambda x, y: ops.softmax(x) + ops.tanh(y), 1),
     "sum of one axis": (lambda x, y: ops.softmax(x) + ops.softmax(y), 1),
     "sum of two axes": (lambda x, y: ops.softmax(x, axis=0) + ops.softmax(y, axis=1), 2),
     "sum of two axes, the last first": (
@@ -110,3 +113,18 @@ def test_no_kernel_waits_for_itself() -> None:
         return first + middle @ w
 
     assert launched(build, [SQUARE] * 3) == 3
+
+
+def test_siblings_that_read_one_value() -> None:
+    """A value as large as the results is loaded once; a row is not worth a merge."""
+    assert launched(lambda x, y, w: (ops.tanh(x), ops.exp(x)), [SQUARE, SQUARE, WEIGHT]) == 1
+    shapes = [SQUARE, SQUARE, WEIGHT]
+    assert launched(lambda x, y, w: (ops.tanh(x + w), ops.exp(y + w)), shapes) == 2
+
+
+def test_the_epilogue_of_a_product_has_its_shape() -> None:
+    def build(x: TensorValue, w: TensorValue) -> TensorValue:
+        return ops.reshape(ops.tanh(x @ w), [8, 1, 8]) * 2
+
+    assert launched(lambda x, w: ops.tanh(x @ w) * 2, [SQUARE, SQUARE]) == 1
+    assert launched(build, [SQUARE, SQUARE]) == 2

@@ -32,6 +32,7 @@ from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
 from max.pipelines.core import InputError, ModelFilesError, TextAndVisionContext
 from max.pipelines.generation import protocol
 from max.pipelines.generation.channel import ConnectionChannel
+from max.pipelines.generation.engine import Engine
 from max.pipelines.generation.generation import Generation
 from max.pipelines.generation.remote import RemoteGeneration
 from max.pipelines.generation.service import serve, serve_pipeline
@@ -136,11 +137,18 @@ def test_outputs_and_errors_as_data():
 class Served:
     """An engine in a thread of this process, behind a pipe."""
 
-    def __init__(self, pipeline: CountingPipeline, limits: SchedulerLimits = LIMITS) -> None:
+    def __init__(
+        self,
+        pipeline: CountingPipeline,
+        limits: SchedulerLimits = LIMITS,
+        stats_interval: float | None = None,
+    ) -> None:
         here, there = multiprocessing.Pipe()
         self.channel = ConnectionChannel(here)
         self.there = ConnectionChannel(there)
-        self.thread = threading.Thread(target=serve, args=(pipeline, limits, self.there))
+        self.thread = threading.Thread(
+            target=serve, args=(pipeline, limits, self.there, stats_interval)
+        )
         self.thread.start()
 
     def join(self) -> None:
@@ -163,6 +171,37 @@ def served():
         one.join()
         one.channel.close()
         one.there.close()
+
+
+def test_an_idle_engine_waits(served, monkeypatch):
+    """It makes no steps, and its reader keeps no process alive."""
+    steps, step = [], Engine.step
+
+    def counted(self):
+        steps.append(self)
+        return step(self)
+
+    monkeypatch.setattr(Engine, "step", counted)
+    one = served(CountingPipeline())
+    assert one.channel.receive() == protocol.EngineReady(4, 2, 64)
+    time.sleep(0.2)
+    assert not steps
+    readers = [t for t in threading.enumerate() if t.name == "engine commands"]
+    assert readers and all(t.daemon for t in readers)
+
+
+def test_the_load_is_reported_at_intervals_and_when_it_ends(served):
+    """With a long interval: after the first step, and by the step after which the engine is idle."""
+    one = served(CountingPipeline(), LIMITS, 1000.0)
+    assert one.channel.receive() == protocol.EngineReady(4, 2, 64)
+    one.channel.send(protocol.GenerationRequest.of(context([1, 2], 30)))
+    events, done = [], False
+    while not (done and isinstance(events[-1], protocol.EngineStats)):
+        events.append(one.channel.receive())
+        done = done or getattr(events[-1], "status", None) is FULL
+    assert len(events) > 5
+    reports = [i for i, event in enumerate(events) if isinstance(event, protocol.EngineStats)]
+    assert len(reports) == 2 and reports[0] < 3 and reports[1] == len(events) - 1
 
 
 def test_threads_share_a_remote_engine(served):

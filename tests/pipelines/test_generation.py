@@ -196,6 +196,29 @@ def test_the_text_of_a_request_ends_at_its_stop_text():
     assert text(["ab", "c."], full, eos={ord(".")}) == "abc."
     assert text(["a", "b", "c", "d"], full, stops=["bcd", "cd"]) == "a"
     assert text(["a", "b", "c"], full, stops=["bcd"]) == "abc"
+    # no token; a last token that ends no sequence
+    assert text(["ab", ""], ended, eos={ord(".")}) == "ab"
+    assert text(["ab", "c"], ended, eos={ord(".")}) == "abc"
+
+
+def test_a_character_that_the_last_token_begins():
+    """Bytes that are no whole character come at the end, unless a stop text ended it before."""
+    decode = lambda tokens: bytes(tokens).decode("utf-8", "replace")  # noqa: E731
+    whole, cut = "ä".encode(), "ä".encode()[:1]
+
+    def pushed(*pieces: bytes, stops=()) -> tuple[str, bool]:
+        driver, out = RequestText(decode, set(), stops), ""
+        for i, piece in enumerate(pieces):
+            last = i == len(pieces) - 1
+            state = GenerationStatus.MAXIMUM_LENGTH if last else GenerationStatus.ACTIVE
+            out += driver.push(TextGenerationOutput(RequestID(), list(piece), state))
+        return out, driver.stopped
+
+    assert pushed(b"a", whole[:1], whole[1:]) == ("aä", False)
+    assert pushed(b"a", cut) == ("a\ufffd", False)
+    assert pushed(b"ab", cut, stops=["b"]) == ("a", True)
+    assert pushed(b"a" + cut, stops=["a"]) == ("", True)
+    assert pushed(b"ab", cut, stops=["b\ufffd"]) == ("a", True)
 
 
 def test_run_async_works_inside_an_event_loop():
@@ -205,9 +228,14 @@ def test_run_async_works_inside_an_event_loop():
     async def outer() -> int:
         return run_async(one())
 
+    async def thread() -> int:
+        return threading.get_ident()
+
     import asyncio
 
     assert run_async(one()) == 1
+    # here, where signals are handled; another thread only where an event loop has this one
+    assert run_async(thread()) == threading.get_ident()
     assert asyncio.run(outer()) == 1
     with pytest.raises(ZeroDivisionError):
 
