@@ -13,7 +13,19 @@ from max.entrypoints.cli.errors import CommandError
 from max.entrypoints.cli.options import config_options, given
 from max.serve.settings import ServerSettings, WorkerSettings
 
-TOOL_PARSERS = ["hermes", "qwen", "llama3_json", "llama3", "llama", "mistral", "granite", "generic"]
+TOOL_PARSERS = [
+    "hermes",
+    "qwen",
+    "llama3_json",
+    "llama3",
+    "llama",
+    "mistral",
+    "granite",
+    "pythonic",
+    "deepseek",
+    "harmony",
+    "generic",
+]
 _PREFIX = "MAX_SERVE_"
 _NEEDED = ("fastapi", "uvicorn", "pydantic", "msgspec", "prometheus_client")
 

@@ -14,7 +14,8 @@ from max.serve.chat.run import ChatJob
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice, check_tools
 from max.serve.chat.tools.formats import ToolFormat, description
 from max.serve.chat.tools.grammars import answer_grammar
-from max.serve.chat.tools.parser import ToolParser
+from max.serve.chat.tools.harmony import HarmonyParser
+from max.serve.chat.tools.parser import parser_of
 from max.serve.errors import ApiError
 from max.serve.generation import TextSequence, choices_of
 from max.serve.model import ServedModel
@@ -91,7 +92,11 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
         ),
         param="messages",
     )
-    marks = (tool_format.trigger, tool_format.optional_trigger) if tools else ()
+    # harmony has its marks in every answer
+    marked = bool(tools) or tool_format.syntax == "harmony"
+    marks = (
+        (tool_format.trigger, tool_format.optional_trigger, *tool_format.marks) if marked else ()
+    )
     visible = frozenset(model.special_token_ids[m] for m in marks if m in model.special_token_ids)
     sequence = TextSequence(
         request.with_grammar(grammar),
@@ -103,7 +108,9 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
     parses_reasoning = model.reasons and may_reason(conversation)
 
     def new_parser() -> AnswerParser:
-        parser: AnswerParser = ToolParser(tool_format) if tools else PlainParser()
+        if tool_format.syntax == "harmony" and conversation.grammar is None:
+            return HarmonyParser()
+        parser: AnswerParser = parser_of(tool_format) if tools else PlainParser()
         return ReasoningParser(parser, thinks) if parses_reasoning else parser
 
     return ChatJob(model, tuple(choices_of(sequence, conversation.count)), new_parser)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from max.serve.chat.tools import deepseek, harmony, pythonic
 from max.serve.chat.tools.definitions import Tool
 
 
@@ -22,6 +23,8 @@ class ToolFormat:
         arguments_key: The key of the arguments.
         describes_tools: Whether the tools are described in a system message, as no template does it.
         optional_trigger: Something that may stand before the first object, where there is no trigger.
+        syntax: How a call is written: ``"json"`` for an object, else the name of a parser's syntax.
+        marks: More special tokens that are part of the text.
     """
 
     name: str
@@ -32,6 +35,8 @@ class ToolFormat:
     arguments_key: str = "arguments"
     describes_tools: bool = False
     optional_trigger: str = ""
+    syntax: str = "json"
+    marks: tuple[str, ...] = ()
 
     def render_call(self, name: str, arguments: str) -> str:
         """A call as the model would write it, for templates that leave calls out.
@@ -40,6 +45,15 @@ class ToolFormat:
             name: The tool.
             arguments: JSON text of an object.
         """
+        if self.syntax == "pythonic":
+            values = ", ".join(f"{key}={value!r}" for key, value in json.loads(arguments).items())
+            return f"[{name}({values})]"
+        if self.syntax == "deepseek":
+            call = f"{deepseek.CALL_BEGIN}{name}{deepseek.SEPARATOR}{arguments}{deepseek.CALL_END}"
+            return f"{self.trigger}{call}{self.after}"
+        if self.syntax == "harmony":
+            head = f"{harmony.CHANNEL}commentary to=functions.{name} {harmony.CONSTRAIN}json"
+            return f"{head}{harmony.MESSAGE}{arguments}{harmony.CALL}"
         call = f'{{"name": {json.dumps(name)}, "{self.arguments_key}": {arguments}}}'
         return f"{self.trigger}{self.before}{call}{self.after}"
 
@@ -56,9 +70,31 @@ LLAMA3 = ToolFormat(
 MISTRAL = ToolFormat("mistral", "[TOOL_CALLS]", "[", "]", separator=", ")
 GRANITE = ToolFormat("granite", "<|tool_call|>", "[", "]", separator=", ")
 
-FORMATS = {each.name: each for each in (HERMES, GENERIC, LLAMA3, MISTRAL, GRANITE)}
+PYTHONIC = ToolFormat(
+    "pythonic",
+    "",
+    "[",
+    "]",
+    separator=", ",
+    syntax="pythonic",
+    marks=(pythonic.BEGIN, pythonic.END),
+)
+DEEPSEEK = ToolFormat(
+    "deepseek",
+    deepseek.CALLS_BEGIN,
+    after=deepseek.CALLS_END,
+    separator="\n",
+    syntax="deepseek",
+    marks=(deepseek.CALLS_END, deepseek.CALL_BEGIN, deepseek.CALL_END, deepseek.SEPARATOR),
+)
+HARMONY = ToolFormat("harmony", "", syntax="harmony", marks=harmony.MARKS)
+
+FORMATS = {
+    each.name: each
+    for each in (HERMES, GENERIC, LLAMA3, MISTRAL, GRANITE, PYTHONIC, DEEPSEEK, HARMONY)
+}
 """The formats by their names."""
-ALIASES = {"qwen": "hermes", "llama": "llama3_json", "llama3": "llama3_json", "llama4_json": "llama3_json"}  # fmt: skip
+ALIASES = {"qwen": "hermes", "llama": "llama3_json", "llama3": "llama3_json", "llama4_json": "llama3_json", "deepseek_v3": "deepseek", "llama4_pythonic": "pythonic", "openai": "harmony"}  # fmt: skip
 
 
 def format_of_template(template: str | None) -> ToolFormat:
@@ -68,6 +104,12 @@ def format_of_template(template: str | None) -> ToolFormat:
         template: The template; None: the model has none.
     """
     text = template or ""
+    if harmony.CHANNEL in text:
+        return HARMONY
+    if deepseek.CALLS_BEGIN in text:
+        return DEEPSEEK
+    if pythonic.BEGIN in text or "func_name1(params_name1=params_value1" in text:
+        return PYTHONIC
     if "[TOOL_CALLS]" in text:
         return MISTRAL
     if "<|python_tag|>" in text or ('"parameters"' in text and "ipython" in text):

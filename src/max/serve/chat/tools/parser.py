@@ -5,9 +5,36 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
-from max.serve.chat.parts import AnswerPart, ArgumentsPart, ContentPart, ToolCallPart
+from max.serve.chat.parts import (
+    AnswerParser,
+    AnswerPart,
+    ArgumentsPart,
+    ContentPart,
+    ToolCallPart,
+)
 from max.serve.chat.tools.call_scanner import CallScanner
+from max.serve.chat.tools.deepseek import DeepSeekParser
 from max.serve.chat.tools.formats import ToolFormat
+from max.serve.chat.tools.harmony import HarmonyParser
+from max.serve.chat.tools.pythonic import PythonicParser
+
+
+def parser_of(tool_format: ToolFormat) -> AnswerParser:
+    """A new parser of a format.
+
+    Args:
+        tool_format: The format.
+    """
+    match tool_format.syntax:
+        case "pythonic":
+            return PythonicParser()
+        case "deepseek":
+            return DeepSeekParser()
+        case "harmony":
+            return HarmonyParser()
+        case _:
+            return ToolParser(tool_format)
+
 
 _BETWEEN = " \t\r\n,;[]"
 

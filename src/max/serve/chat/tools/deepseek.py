@@ -1,0 +1,103 @@
+"""Calls as DeepSeek's models write them (V3, R1 and V3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from max.serve.chat.parts import AnswerPart
+from max.serve.chat.tools.marks import CallParts, ObjectEnd, first_mark, held
+
+CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+CALL_BEGIN, CALL_END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+_FENCE = "```json"
+
+
+class DeepSeekParser:
+    """Finds calls: ``BEGIN name SEPARATOR {…} END``, or ``BEGIN function SEPARATOR name`` with a fenced block.
+
+    Text outside of calls is content; a call whose end the length cut off keeps what has come of it.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = ""
+        self._state = "text"
+        self._parts = CallParts()
+        self._object = ObjectEnd()
+
+    def push(self, text: str) -> Sequence[AnswerPart]:
+        """Adds text, and returns the parts that are certain.
+
+        Args:
+            text: The new text.
+        """
+        self._buffer += text
+        parts: list[AnswerPart] = []
+        while self._step(parts):
+            pass
+        return parts
+
+    def finish(self) -> Sequence[AnswerPart]:
+        """The parts that were held back."""
+        parts: list[AnswerPart] = []
+        if self._state == "text":
+            parts += self._parts.content(self._buffer)
+        elif self._state == "head":  # no call has begun: it is text
+            parts += self._parts.content(CALL_BEGIN + self._buffer)
+        self._buffer = ""
+        return [*parts, *self._parts.finish()]
+
+    def _step(self, parts: list[AnswerPart]) -> bool:
+        """Takes some text from the buffer; whether there may be more to take."""
+        match self._state:
+            case "text":
+                return self._text(parts)
+            case "head":
+                return self._head(parts)
+            case "arguments":
+                return self._arguments(parts)
+            case _:
+                return self._tail()
+
+    def _text(self, parts: list[AnswerPart]) -> bool:
+        marks = (CALLS_BEGIN, CALLS_END, CALL_BEGIN)
+        mark = first_mark(self._buffer, marks)
+        if mark is None:
+            end = len(self._buffer) - held(self._buffer, marks)
+            parts += self._parts.content(self._buffer[:end])
+            self._buffer = self._buffer[end:]
+            return False
+        parts += self._parts.content(self._buffer[: mark[0]])
+        self._buffer = self._buffer[mark[0] + len(mark[1]) :]
+        self._state = "head" if mark[1] == CALL_BEGIN else "text"
+        return True
+
+    def _head(self, parts: list[AnswerPart]) -> bool:
+        """Before the arguments: the name stands before the separator, or after it with a fence."""
+        before, separator, after = self._buffer.partition(SEPARATOR)
+        brace = after.find("{")
+        if not separator or brace < 0:
+            return False
+        fenced = after[:brace].partition(_FENCE)
+        name = fenced[0] if fenced[1] else before
+        parts.append(self._parts.begin(name.strip()))
+        self._buffer, self._state, self._object = after[brace:], "arguments", ObjectEnd()
+        return True
+
+    def _arguments(self, parts: list[AnswerPart]) -> bool:
+        end = self._object.take(self._buffer)
+        text = self._buffer if end is None else self._buffer[:end]
+        if text:
+            parts.append(self._parts.arguments(text))
+        self._buffer = self._buffer[len(text) :]
+        if end is None:
+            return False
+        self._state = "tail"
+        return True
+
+    def _tail(self) -> bool:
+        """After the arguments: the end of the fence, and of the call."""
+        _, mark, after = self._buffer.partition(CALL_END)
+        if not mark:
+            return False
+        self._buffer, self._state = after, "text"
+        return True

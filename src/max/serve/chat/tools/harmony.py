@@ -1,0 +1,85 @@
+"""Answers of GPT-OSS in the harmony format: channels of reasoning, calls and text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from max.serve.chat.parts import AnswerPart, ContentPart, ReasoningPart
+from max.serve.chat.tools.marks import CallParts, first_mark, held
+
+START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
+END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
+MARKS = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
+_ENDS = (END, CALL, RETURN, START, CHANNEL)
+_RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
+
+
+class HarmonyParser:
+    """Splits an answer into messages: ``header <|message|> text <|end|>``.
+
+    The channel ``analysis`` is reasoning, a message with a recipient is a call, all else is content. Text
+    before the first mark is content too.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = ""
+        self._kind: str | None = "content"  # of the open message; None: within a header
+        self._parts = CallParts()
+
+    def push(self, text: str) -> Sequence[AnswerPart]:
+        """Adds text, and returns the parts that are certain.
+
+        Args:
+            text: The new text.
+        """
+        self._buffer += text
+        parts: list[AnswerPart] = []
+        while self._header(parts) if self._kind is None else self._body(parts):
+            pass
+        return parts
+
+    def finish(self) -> Sequence[AnswerPart]:
+        """The parts that were held back."""
+        parts: list[AnswerPart] = []
+        if self._kind is not None:
+            self._add(parts, self._buffer)
+        self._buffer = ""
+        return parts
+
+    def _header(self, parts: list[AnswerPart]) -> bool:
+        header, mark, after = self._buffer.partition(MESSAGE)
+        if not mark:
+            return False
+        if recipient := _RECIPIENT.search(header):
+            self._kind = "call"
+            parts.append(self._parts.begin(recipient[1]))
+        else:
+            channel = header.rpartition(CHANNEL)[2].split(CONSTRAIN)[0].strip()
+            self._kind = "reasoning" if channel == "analysis" else "content"
+        self._buffer = after
+        return True
+
+    def _body(self, parts: list[AnswerPart]) -> bool:
+        mark = first_mark(self._buffer, _ENDS)
+        if mark is None:
+            end = len(self._buffer) - held(self._buffer, _ENDS)
+            self._add(parts, self._buffer[:end])
+            self._buffer = self._buffer[end:]
+            return False
+        self._add(parts, self._buffer[: mark[0]])
+        self._kind = None
+        # the mark of a new message belongs to its header
+        keep = mark[1] in (START, CHANNEL)
+        self._buffer = self._buffer[mark[0] + (0 if keep else len(mark[1])) :]
+        return True
+
+    def _add(self, parts: list[AnswerPart], text: str) -> None:
+        if not text:
+            return
+        if self._kind == "reasoning":
+            parts.append(ReasoningPart(text))
+        elif self._kind == "call":
+            parts.append(self._parts.arguments(text))
+        else:
+            parts.append(ContentPart(text))

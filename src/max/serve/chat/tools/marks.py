@@ -1,0 +1,106 @@
+"""What the parsers of marked text share: marks that a piece of text may cut, and JSON objects that it does."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+from max.serve.chat.parts import AnswerPart, ArgumentsPart, ContentPart, ToolCallPart
+
+
+def held(text: str, marks: Sequence[str]) -> int:
+    """The length of the end of a text that may begin one of some marks.
+
+    Args:
+        text: The text; no mark is whole in it.
+        marks: The marks.
+    """
+    longest = min(max(map(len, marks)) - 1, len(text))
+    for size in range(longest, 0, -1):
+        if any(mark.startswith(text[-size:]) for mark in marks):
+            return size
+    return 0
+
+
+def first_mark(text: str, marks: Sequence[str]) -> tuple[int, str] | None:
+    """The first mark in a text, and its place; None where there is none.
+
+    Args:
+        text: The text.
+        marks: The marks.
+    """
+    return min(((at, m) for m in marks if (at := text.find(m)) >= 0), default=None)
+
+
+class ObjectEnd:
+    """Finds the end of a JSON object while its text arrives."""
+
+    def __init__(self) -> None:
+        self._depth, self._string, self._escaped = 0, False, False
+
+    def take(self, text: str) -> int | None:
+        """The length of the text up to the end of the object; None where it goes on.
+
+        Args:
+            text: The next text; the first begins with a brace.
+        """
+        for place, character in enumerate(text):
+            if self._string:
+                if self._escaped:
+                    self._escaped = False
+                elif character == "\\":
+                    self._escaped = True
+                elif character == '"':
+                    self._string = False
+            elif character == '"':
+                self._string = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    return place + 1
+        return None
+
+
+class CallParts:
+    """Makes the parts of calls, and those of content without the space around calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        """The number of calls that have begun."""
+        self._space = ""
+
+    def begin(self, name: str) -> ToolCallPart:
+        """The begin of a call.
+
+        Args:
+            name: The tool.
+        """
+        self.calls += 1
+        self._space = ""
+        return ToolCallPart(self.calls - 1, f"call_{secrets.token_hex(12)}", name)
+
+    def arguments(self, text: str) -> ArgumentsPart:
+        """More of the arguments of the call that has begun last.
+
+        Args:
+            text: JSON text.
+        """
+        return ArgumentsPart(self.calls - 1, text)
+
+    def content(self, text: str) -> list[AnswerPart]:
+        """Content; space at its end is held back, as that before a call is none.
+
+        Args:
+            text: The text.
+        """
+        text = self._space + text
+        bare = text.rstrip()
+        self._space = text[len(bare) :]
+        return [ContentPart(bare)] if bare else []
+
+    def finish(self) -> list[AnswerPart]:
+        """The space that was held back, where no call came."""
+        space, self._space = self._space, ""
+        return [ContentPart(space)] if space and not self.calls else []

@@ -1,0 +1,161 @@
+"""Calls as Python's: ``[get_weather(city="Oslo", days=3), get_time()]`` (Llama 3.2 and 4, xLAM, ToolACE)."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from max.serve.chat.parts import AnswerPart
+from max.serve.chat.tools.marks import CallParts
+
+BEGIN, END = "<|python_start|>", "<|python_end|>"
+_NAME = re.compile(r"[A-Za-z_][\w.]*")
+_CONSTANTS = {"true": True, "false": False, "null": None}
+_PAIRS = {"(": ")", "[": "]", "{": "}"}
+
+
+class PythonicParser:
+    """Finds a list of calls at the begin of an answer; anything else is content.
+
+    A call is given out when its closing parenthesis has come. Values are Python's literals, and JSON's.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = ""
+        self._mark = ""  # before the first call, to give back where none comes
+        self._state = "begin"
+        self._parts = CallParts()
+
+    def push(self, text: str) -> Sequence[AnswerPart]:
+        """Adds text, and returns the parts that are certain.
+
+        Args:
+            text: The new text.
+        """
+        self._buffer += text
+        parts: list[AnswerPart] = []
+        while self._step(parts, last=False):
+            pass
+        return parts
+
+    def finish(self) -> Sequence[AnswerPart]:
+        """The parts that were held back."""
+        parts: list[AnswerPart] = []
+        while self._step(parts, last=True):
+            pass
+        if not self._parts.calls:
+            parts += self._parts.content(self._mark + self._buffer)
+        self._buffer = ""
+        return [*parts, *self._parts.finish()]
+
+    def _step(self, parts: list[AnswerPart], last: bool) -> bool:
+        """Takes some text from the buffer; whether there may be more to take."""
+        if self._state == "begin":
+            return self._begin(last)
+        if self._state == "calls":
+            return self._call(parts)
+        text = self._buffer
+        if self._state == "after":
+            # the end of the list, and its mark
+            bare = text.lstrip()
+            if not bare or (END.startswith(bare) and bare != END and not last):
+                return False
+            text, self._state = bare.removeprefix(END), "text"
+        parts += self._parts.content(text)
+        self._buffer = ""
+        return False
+
+    def _begin(self, last: bool) -> bool:
+        bare = self._buffer.lstrip()
+        if not bare or (len(bare) < len(BEGIN) and BEGIN.startswith(bare)):
+            if last and bare:
+                self._state = "text"
+            return last and bool(bare)
+        bare = bare.removeprefix(BEGIN).lstrip()
+        name = _NAME.match(bare[1:].lstrip()) if bare.startswith("[") else None
+        rest = bare[1:].lstrip()
+        if bare.startswith("[") and not last and (not rest or (name and name.end() == len(rest))):
+            return False  # a name has begun, or may
+        if not bare and not last:
+            return False
+        if name and rest[name.end() :].startswith("("):
+            self._mark = self._buffer[: len(self._buffer) - len(rest)]
+            self._state, self._buffer = "calls", rest
+        else:
+            self._state = "text"
+        return True
+
+    def _call(self, parts: list[AnswerPart]) -> bool:
+        text = self._buffer.lstrip(" \t\r\n,")
+        if text.startswith("]"):
+            self._buffer, self._state = text[1:], "after"
+            return True
+        end = _end_of_call(text)
+        if end is None:
+            return False
+        call = _parsed(text[:end])
+        if call is None:
+            # what was given out stays; the rest is no list of calls
+            self._buffer, self._mark = self._mark + self._buffer, ""
+            self._state = "text"
+            return True
+        self._mark = ""
+        parts.append(self._parts.begin(call[0]))
+        parts.append(self._parts.arguments(json.dumps(call[1], ensure_ascii=False)))
+        self._buffer = text[end:]
+        return True
+
+
+def _end_of_call(text: str) -> int | None:
+    """The length of the call that a text begins with; None where it is not whole."""
+    closing: list[str] = []
+    quote, escaped = "", False
+    for place, character in enumerate(text):
+        if quote:
+            if escaped:
+                escaped = False
+            elif character == "\\":
+                escaped = True
+            elif character == quote:
+                quote = ""
+        elif character in "\"'":
+            quote = character
+        elif character in _PAIRS:
+            closing.append(_PAIRS[character])
+        elif closing and character == closing[-1]:
+            closing.pop()
+            if not closing:
+                return place + 1
+    return None
+
+
+def _parsed(text: str) -> tuple[str, dict[str, Any]] | None:
+    """The name and the arguments of a call; None where it is none."""
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+        if not isinstance(node, ast.Call) or node.args:
+            return None
+        if not all(keyword.arg for keyword in node.keywords):
+            return None
+        values = {str(keyword.arg): _value(keyword.value) for keyword in node.keywords}
+        json.dumps(values, allow_nan=False)
+        return ast.unparse(node.func), values
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return None
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, ast.Name) and node.id in _CONSTANTS:
+        return _CONSTANTS[node.id]
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_value(each) for each in node.elts]
+    if isinstance(node, ast.Dict):
+        return {
+            str(ast.literal_eval(key)): _value(value)
+            for key, value in zip(node.keys, node.values, strict=True)
+            if key is not None
+        }
+    return ast.literal_eval(node)

@@ -1,0 +1,158 @@
+"""Pythonic, DeepSeek and harmony: what is found in an answer, however its text is cut into pieces."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+
+import llguidance
+import llguidance.hf
+import pytest
+from transformers import AutoTokenizer
+
+from max.pipelines.structured.grammar import of_json_schema
+from max.serve.chat.parts import AnswerPart, ArgumentsPart, ContentPart, ReasoningPart, ToolCallPart
+from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
+from max.serve.chat.tools.formats import FORMATS, GENERIC, format_of_template
+from max.serve.chat.tools.grammars import answer_grammar
+from max.serve.chat.tools.parser import parser_of
+from tests.serve.conftest import TINY
+
+WEATHER = '{"city": "Oslo (N)", "days": 3, "tags": ["a\\"]", {"b": null}]}'
+VALUES = json.loads(WEATHER)
+V3 = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{W}\n```<｜tool▁call▁end｜>"
+V31 = "<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{W}<｜tool▁call▁end｜>"
+CALL = ("get_weather", VALUES)
+NONE = ("get_time", {})
+
+# format, answer, reasoning, content, calls
+CASES = [
+    ("deepseek", "Let me see.\n\n" + V3 + "<｜tool▁calls▁end｜>", "", "Let me see.", [CALL]),
+    ("deepseek", "<｜tool▁calls▁begin｜>" + V31 + "\n" + V31.replace("{W}", "{}").replace("weather", "time")
+     + "<｜tool▁calls▁end｜>", "", "", [CALL, NONE]),
+    ("deepseek", "no <｜call, {just} text <｜tool", "", "no <｜call, {just} text <｜tool", []),
+    ("pythonic", 'get_weather(city="x") is text', "", 'get_weather(city="x") is text', []),
+    ("pythonic", '[get_weather(city="Oslo (N)", days=3, tags=[\'a"]\', {"b": None}]), get_time()]', "", "", [CALL, NONE]),
+    ("pythonic", ' <|python_start|>[get_weather(city="Oslo (N)", days=3, tags=["a\\"]", {"b": null}])]<|python_end|>',
+     "", "", [CALL]),
+    ("pythonic", "[1, 2, 3] is a list", "", "[1, 2, 3] is a list", []),
+    ("pythonic", "[get_weather(1)] has no keyword", "", "[get_weather(1)] has no keyword", []),
+    ("pythonic", "[get_weather(city=", "", "[get_weather(city=", []),
+    ("pythonic", "", "", "", []),
+    ("harmony", "<|channel|>analysis<|message|>Think < it.<|end|><|start|>assistant<|channel|>final<|message|>Hi.\n"
+     "<|return|>", "Think < it.", "Hi.\n", []),
+    ("harmony", "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather "
+     "<|constrain|>json<|message|>{W}<|call|>", "Hm", "", [CALL]),
+    ("harmony", "<|start|>assistant to=functions.get_time<|channel|>commentary<|message|>{}<|call|>", "", "", [NONE]),
+    ("harmony", "<|channel|>commentary<|message|>I call it.<|end|><|start|>assistant<|channel|>commentary "
+     "to=functions.get_time <|constrain|>json<|message|>{}", "", "I call it.", [NONE]),
+    ("harmony", "plain < text", "", "plain < text", []),
+]  # fmt: skip
+CASES = [(f, answer.replace("{W}", WEATHER), *others) for f, answer, *others in CASES]
+
+
+def collected(pieces: Sequence[str], name: str) -> tuple[str, str, list]:
+    """The reasoning, the content and the calls of an answer that comes in pieces."""
+    parser = parser_of(FORMATS[name])
+    parts: list[AnswerPart] = []
+    for piece in pieces:
+        parts += parser.push(piece)
+    parts += parser.finish()
+    reasoning, content, calls = "", "", list[list[str]]()
+    for part in parts:
+        match part:
+            case ReasoningPart(text):
+                reasoning += text
+            case ContentPart(text):
+                content += text
+            case ToolCallPart(index, _, tool):
+                assert index == len(calls)
+                calls.append([tool, ""])
+            case ArgumentsPart(index, text):
+                assert index == len(calls) - 1
+                calls[index][1] += text
+    return reasoning, content, calls
+
+
+@pytest.mark.parametrize(("name", "answer", "reasoning", "content", "calls"), CASES)
+def test_answers_cut_at_every_place(name, answer, reasoning, content, calls) -> None:
+    whole = collected([answer], name)
+    found = [(tool, json.loads(arguments)) for tool, arguments in whole[2]]
+    assert (whole[0], whole[1], found) == (reasoning, content, calls)
+    for at in range(len(answer) + 1):
+        assert collected([answer[:at], answer[at:]], name) == whole, at
+    assert collected(list(answer), name) == whole
+    numbers = random.Random(0)
+    for _ in range(40):
+        places = sorted(numbers.choices(range(len(answer) + 1), k=5))
+        ends = [0, *places, len(answer)]
+        pieces = [answer[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+        assert collected(pieces, name) == whole, pieces
+
+
+@pytest.mark.parametrize("name", ["deepseek", "pythonic", "harmony"])
+def test_random_texts_are_cut_alike(name) -> None:
+    """Texts of marks, braces and letters in any order: no error, and the pieces do not matter."""
+    numbers = random.Random(name)
+    words = [*FORMATS[name].marks, FORMATS[name].trigger, "[", "]", "(", ")", "{", "}", '"', "\\", "f(", "a=1",
+             ", ", "\n", " ", "to=functions.f", "analysis", "json", "```json", "x", "{}"]  # fmt: skip
+    for _ in range(400):
+        answer = "".join(numbers.choices(words, k=numbers.randint(1, 12)))
+        whole = collected([answer], name)
+        assert collected(list(answer), name) == whole, answer
+        at = numbers.randint(0, len(answer))
+        assert collected([answer[:at], answer[at:]], name) == whole, (answer, at)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "deep": {"type": "object"},
+    },
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS = (Tool("get_weather", "", SCHEMA), Tool("get_time", "", {"type": "object", "properties": {}, "additionalProperties": False}))  # fmt: skip
+
+
+def accepts(grammar: str, text: str) -> bool:
+    """Whether a grammar takes a text to its end, token by token."""
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    matcher = llguidance.LLMatcher(llguidance.hf.from_tokenizer(tokenizer), grammar)
+    assert not matcher.is_error(), matcher.get_error()
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("name", ["deepseek", "pythonic", "harmony"])
+def test_grammars_take_calls_that_fit(name) -> None:
+    required = ToolChoice(ChoiceKind.REQUIRED)
+    grammar = answer_grammar(TOOLS, required, FORMATS[name], {})
+    assert grammar is not None
+
+    def call(arguments: str, tool: str = "get_weather") -> str:
+        text = FORMATS[name].render_call(tool, arguments)
+        return text.removesuffix("<|call|>")
+
+    for arguments in ('{"city": "Oslo"}', '{"city": "a", "days": 3}'):
+        text = call(arguments).replace("'", '"')
+        assert accepts(grammar, text), text
+        (found,) = collected([text], name)[2]
+        assert found[0] == "get_weather" and json.loads(found[1]) == json.loads(arguments)
+    assert accepts(grammar, call("{}", "get_time"))
+    for wrong in ('{"days": 3}', '{"city": 3}', '{"city": "a", "more": 1}'):
+        assert not accepts(grammar, call(wrong).replace("'", '"')), wrong
+    assert not accepts(grammar, call("{}", "get_other"))
+    named = answer_grammar(TOOLS, ToolChoice(ChoiceKind.NAMED, "get_time"), FORMATS[name], {})
+    assert named is not None and not accepts(named, call('{"city": "a"}').replace("'", '"'))
+
+
+def test_templates_tell_the_format() -> None:
+    assert format_of_template("x <|channel|> y").name == "harmony"
+    assert format_of_template("{{ '<｜tool▁calls▁begin｜>' }}").name == "deepseek"
+    assert format_of_template("<|python_start|>").name == "pythonic"
+    assert format_of_template(None) is GENERIC
+    assert of_json_schema(SCHEMA)
