@@ -14,10 +14,13 @@ import pytest
 from max.dtype import DType
 from max.nn.transformer import ReturnLogits
 from max.pipelines import PIPELINE_REGISTRY
+from max.pipelines.architectures.gemma3n import gemma3n_fields
 from max.pipelines.architectures.granite import granite_fields
+from max.pipelines.architectures.lfm2 import lfm2_fields
 from max.pipelines.architectures.mistral import mistral_fields
 from max.pipelines.architectures.qwen2 import qwen2_fields
 from max.pipelines.architectures.qwen3 import qwen3_fields
+from max.pipelines.architectures.qwen3_next import qwen3_5_fields
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.core.exceptions import ConfigError
@@ -129,6 +132,24 @@ def test_windows_of_layers() -> None:
         (qwen2_fields, {"layer_types": ["full_attention"]}, "layer_types is .*; expected 3 times"),
         (qwen3_fields, {"layer_types": ["chunked_attention"] * 3}, "layer_types is .*; expected 3"),
         (qwen3_fields, {"attention_bias": 1}, "attention_bias is 1; expected true or false"),
+        (lfm2_fields, {"layer_types": ["conv", "mamba", "conv"]}, "layer_types is .*; expected 3"),
+        (lfm2_fields, {"conv_L_cache": 1}, "conv_L_cache is 1; expected an integer from 2"),
+        (qwen3_5_fields, {"linear_num_key_heads": 5}, "linear_num_key_heads is 5; expected a div"),
+        (
+            gemma3n_fields,
+            {"intermediate_size": [3, 4], "num_kv_shared_layers": 0},
+            "intermediate_size is .*; expected one",
+        ),
+        (
+            gemma3n_fields,
+            {"activation_sparsity_pattern": [0.5, 1.0, 0.0], "num_kv_shared_layers": 0},
+            "activation_sparsity_pattern is .*; expected 3 numbers",
+        ),
+        (
+            gemma3n_fields,
+            {"num_kv_shared_layers": 3},
+            "num_kv_shared_layers is 3; expected a layer",
+        ),
         (granite_fields, {"logits_scaling": 0}, "logits_scaling is 0; expected a number over 0"),
     ],
 )

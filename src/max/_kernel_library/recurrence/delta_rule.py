@@ -20,8 +20,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from max import kernel as k
-from max._kernel_library.attention.paged_cache import check_offsets, check_size, unsigned
+from max._kernel_library.attention.paged_cache import check_size
 from max._kernel_library.lowering import KernelCall, Operand, view
+from max._kernel_library.recurrence.slots import check_states, floats, state_views
 from max._kernel_library.tiles.micro_kernels import multiply_columns
 from max._kernel_library.tiles.tiling import Matrix, round_up
 from max.dtype import DType
@@ -267,28 +268,6 @@ def advance_block(h: Head, first: Any, count: Any, column: Any, memory: Scratch,
             h.state.store(p, at, value=memory.state.load(p, n * width, width=width), mask=mask)
 
 
-@k.inline
-def check_slots(slots: Any, states: Any, ctx: Any) -> None:
-    """Raises where two sequences share a slot, or the states lack one. Workers share the comparisons."""
-    for b in range(slots.shape[0]):
-        if k.i64(slots[b]) >= states.shape[0]:
-            raise IndexError(
-                "slots[{}] is {}, expected less than {}, the number of states",
-                b,
-                slots[b],
-                states.shape[0],
-            )
-        if b % ctx.num_workers == ctx.worker:
-            for other in range(b):
-                if slots[other] == slots[b]:
-                    raise ValueError(
-                        "slots[{}] and slots[{}] are both {}, expected a state for each sequence",
-                        other,
-                        b,
-                        slots[b],
-                    )
-
-
 @k.kernel
 def gated_delta_rule(
     out: k.Output,
@@ -317,18 +296,13 @@ def gated_delta_rule(
     batch, total = slots.shape[0], values.shape[0]
     height = 4 if ctx.target.registers >= 32 else 2
     f = Form(ctx.target.width(k.f32), height, scale, normalised)
-    check_size("input_row_offsets", offsets.shape[0], batch + 1)
-    check_size("cache_lengths", cache_lengths.shape[0], batch)
-    check_offsets("input_row_offsets", offsets, total, f.width)
+    check_states(offsets, total, cache_lengths, slots, states, layer_index, ctx)
     check_size("the result", out.shape[0], total)
     check_size("queries", q.shape[0], total)
     check_size("keys", keys.shape[0], total)
     check_size("decays", gates.shape[0], total)
     check_size("rates", rates.shape[0], total)
-    check_slots(slots, states, ctx)
     layer = k.i64(layer_index[0])
-    if layer >= states.shape[1]:
-        raise IndexError("layer {}; the states have {} layers", layer, states.shape[1])
     memory = delta_scratch(key_dim, f, ctx)
     chunk = 4 * f.width
     for sequence, head in ctx.parallel((batch, heads), grain=1):
@@ -368,8 +342,8 @@ def _lower_gated_delta(
     target: k.Target,
 ) -> KernelCall:
     op = "mo.gated_delta.ragged"
-    q, keys, values, gates, rates, offsets, lengths, slots, states, layer = operands
-    unsigned(op, [offsets, lengths, slots, layer])
+    q, keys, values, gates, rates = operands[:5]
+    states = operands[8]
     sizes = (*q.shape[1:], *keys.shape[1:], *values.shape[1:], gates.shape[1], rates.shape[1])
     if not all(isinstance(size, int) for size in (*sizes, *states.shape[2:])):
         raise NotImplementedError(f"{op}: heads and their sizes are {sizes}, expected static ones")
@@ -389,20 +363,13 @@ def _lower_gated_delta(
         )
     if states.dtype is not DType.float32:
         raise NotImplementedError(f"{op}: states of {states.dtype.name}; float32 would fit")
-    floats = (results[0], q, keys, values, gates, rates)
-    if not all(operand.dtype.is_float() for operand in floats):
-        names = ", ".join(operand.dtype.name for operand in floats)
-        raise NotImplementedError(f"{op}: operands of {names}; float dtypes would fit")
+    floats(op, [results[0], q, keys, values, gates, rates])
     rows = (False, True, True)
     args = (
         view("result", 0, results[0], static=rows),
         *(view("operand", i, operands[i], static=rows) for i in range(3)),
         *(view("operand", i, operands[i], static=(False, True)) for i in (3, 4)),
-        view("operand", 5, offsets, static=False),
-        view("operand", 6, lengths, static=False),
-        view("operand", 7, slots, static=False),
-        view("operand", 8, states, static=(False, True, True, True, True)),
-        view("operand", 9, layer, ((),)),
+        *state_views(op, operands, 5),
     )
     params = {
         "scale": float(attributes["scale"]),

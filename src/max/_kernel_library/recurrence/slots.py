@@ -12,7 +12,28 @@ from typing import Any
 from max import kernel as k
 from max._kernel_library.attention.paged_cache import check_offsets, check_size, unsigned
 from max._kernel_library.lowering import Arg, Operand, view
-from max._kernel_library.recurrence.delta_rule import check_slots
+
+
+@k.inline
+def check_slots(slots: Any, states: Any, ctx: Any) -> None:
+    """Raises where two sequences share a slot, or the states lack one. Workers share the comparisons."""
+    for b in range(slots.shape[0]):
+        if k.i64(slots[b]) >= states.shape[0]:
+            raise IndexError(
+                "slots[{}] is {}, expected less than {}, the number of states",
+                b,
+                slots[b],
+                states.shape[0],
+            )
+        if b % ctx.num_workers == ctx.worker:
+            for other in range(b):
+                if slots[other] == slots[b]:
+                    raise ValueError(
+                        "slots[{}] and slots[{}] are both {}, expected a state for each sequence",
+                        other,
+                        b,
+                        slots[b],
+                    )
 
 
 @k.inline
