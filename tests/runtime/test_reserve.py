@@ -20,6 +20,7 @@ SIZE = 4 * STEP + 4096
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reserve, "LEAST_BYTES", STEP)
     monkeypatch.setattr(reserve, "STEP_BYTES", STEP)
+    monkeypatch.setattr(reserve, "SPARE_BYTES", 0)
     monkeypatch.setattr(platform, "usable_cpus", lambda: 2)
 
 
@@ -74,6 +75,16 @@ def test_more_than_expected(asked: int, reserved: bool) -> None:
     assert block.size == asked
     assert own is not None and np.shares_memory(block, own) == reserved
     block[:] = 1
+
+
+def test_the_end_is_left_to_the_first_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reserve, "SPARE_BYTES", STEP)
+    made = Reserve(SIZE)
+    thread = made._thread
+    assert thread is not None
+    thread.join(100)
+    assert made.touched == SIZE - STEP
+    made.take(SIZE)[:] = 1
 
 
 @pytest.mark.parametrize(("num_bytes", "cores"), [(STEP - 1, 2), (SIZE, 1), (0, 2)])

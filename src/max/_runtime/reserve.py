@@ -14,10 +14,12 @@ import numpy.typing as npt
 
 from max._runtime import platform
 
-__all__ = ["LEAST_BYTES", "STEP_BYTES", "Reserve"]
+__all__ = ["LEAST_BYTES", "SPARE_BYTES", "STEP_BYTES", "Reserve"]
 
-LEAST_BYTES = 64 << 20
+LEAST_BYTES = 128 << 20
 """Less memory is not worth a thread."""
+SPARE_BYTES = 64 << 20
+"""Bytes that are not touched ahead: the compiler takes about as many, so that the peak of a load stays as it is."""
 STEP_BYTES = 16 << 20
 """Bytes between two looks at whether the memory is taken; on slow machines they take 50 ms."""
 
@@ -25,7 +27,7 @@ STEP_BYTES = 16 << 20
 class Reserve:
     """A block of memory whose pages a thread touches, from the first on, until the block is taken.
 
-    Does nothing if there is one core only, or less than `LEAST_BYTES`.
+    It leaves out the last `SPARE_BYTES`. Does nothing if there is one core only, or less than `LEAST_BYTES`.
 
     Args:
         num_bytes: The expected size. The block that is taken may be smaller, or greater by an eighth.
@@ -43,7 +45,7 @@ class Reserve:
             # pages that are not touched cost nothing
             self._block = platform.allocate(num_bytes + num_bytes // 8, platform.HUGE_PAGE)
             self._thread = threading.Thread(
-                target=self._touch, args=(num_bytes,), name="max-reserve", daemon=True
+                target=self._touch, args=(num_bytes - SPARE_BYTES,), name="max-reserve", daemon=True
             )
             self._thread.start()
         except (MemoryError, RuntimeError):  # no memory or no thread: who needs it reports it
