@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.generation import model_of
 from benchmarks.models import make_gguf
@@ -37,25 +38,21 @@ def measure(
         lengths: Tokens of the context.
         encoding: The encoding of the weights.
     """
-    setup = model_of(SHAPE, encoding, folder)
+    setup: dict[str, Any] = dict(model_of(SHAPE, encoding, folder))
     interpreter = python("llama")
     for length in lengths:
         prompt = random.Random(0).choices(range(5, 4000), k=length)
         for ours, theirs in FORMATS.items():
             room = length + NEW_TOKENS + 1
-            workers = [
-                Worker("benchmarks.workers.supremum_llm", batch=1, length=room, cache=ours, **setup)
-            ]
+            name = "benchmarks.workers.supremum_llm"
+            workers = [Worker(name, {}, batch=1, length=room, cache=ours, **setup)]
             if interpreter is not None:
-                model = str(make_gguf(SHAPE, encoding, folder))
+                name, model = (
+                    "benchmarks.workers.llama_cpp_llm",
+                    str(make_gguf(SHAPE, encoding, folder)),
+                )
                 workers.append(
-                    Worker(
-                        "benchmarks.workers.llama_cpp_llm",
-                        python=interpreter,
-                        model=model,
-                        length=room,
-                        cache=theirs,
-                    )
+                    Worker(name, {}, python=interpreter, model=model, length=room, cache=theirs)
                 )
             samples = [
                 found["decode_tok_s"]

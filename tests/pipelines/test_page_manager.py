@@ -332,6 +332,21 @@ def test_no_page_comes_back_where_none_is_free():
     pages.check()
 
 
+def test_pages_that_come_back_are_not_dropped_for_those_that_give_way():
+    """The area is full of the pages that are needed, and each that is restored takes a cached one."""
+    copies = Copies()
+    pages = PageManager(3, 1, True, swap=SwapArea(2, copies))
+    for name, values in (("a", (1, 2, 3)), ("b", (7, 8, 9))):
+        table(pages, name, *values)
+        pages.release(RequestID(name))
+    saved = {page: slot for kind, page, slot in copies.log if kind == "save"}
+    assert len(saved) == 3 and len(pages.swap) == 2, "the page that was saved first was dropped"
+    pages.claim(RequestID("a"))
+    assert pages.reuse_prefix(RequestID("a"), tokens(1, 2, 9)) == 2
+    assert pages.swap.restored == 2
+    pages.check()
+
+
 class Pages(RuleBasedStateMachine):
     """Random use; a model of the cache's memory shows whether a shared page holds what it should."""
 
