@@ -9,13 +9,14 @@ import random
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.generation import figures_of
 from benchmarks.models import TOKENIZER_FROM
 from benchmarks.runner import Worker, interleave, ratio
 
 # fields of transformers' Mamba2Config, as in state-spaces/mamba2-130m
-SHAPES: dict[str, dict[str, object]] = {
+SHAPES: dict[str, dict[str, Any]] = {
     "mamba2-130m": {
         "hidden_size": 768,
         "num_hidden_layers": 24,
