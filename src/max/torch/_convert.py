@@ -62,6 +62,25 @@ def buffer_type_of(tensor: torch.Tensor) -> BufferType:
     return BufferType(like.dtype, like.shape, like.device)
 
 
+# NumPy shares the memory of these for a third of what DLPack costs
+_NUMPY = frozenset(
+    {
+        torch.bool, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8,
+        torch.float16, torch.float32, torch.float64,
+    }
+)  # fmt: skip
+
+
 def view_of(tensor: torch.Tensor) -> Tensor:
     """A tensor on the memory of a torch tensor."""
-    return Tensor.from_dlpack(tensor.detach())
+    plain = tensor.detach() if tensor.requires_grad else tensor
+    if plain.dtype in _NUMPY:
+        return Tensor.from_numpy(plain.numpy())
+    return Tensor.from_dlpack(plain)
+
+
+def tensor_of(result: Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A torch tensor on the memory of a result; `dtype` is the one that is expected."""
+    if dtype in _NUMPY and result.dtype == DType.from_torch(dtype):
+        return torch.from_numpy(result.to_numpy())
+    return torch.from_dlpack(result)

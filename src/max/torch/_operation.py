@@ -16,7 +16,7 @@ import torch
 from max.driver import CPU, Tensor
 from max.engine import InferenceSession, Model
 from max.graph import Graph, KernelLibrary, TensorType, Value
-from max.torch._convert import type_of, view_of
+from max.torch._convert import tensor_of, type_of, view_of
 
 Forward = Callable[..., "Iterable[Value[Any]] | Value[Any] | None"]
 Form = tuple[Any, ...]
@@ -70,6 +70,11 @@ class Compiled:
             ValueError: A result has another shape or dtype than the argument that is to take it, or an argument
                 that is changed in place is not contiguous.
         """
+        if len(tensors) != len(self.roles):
+            raise TypeError(
+                f"{self.name}: {len(tensors)} tensors, expected {len(self.roles)}: {self.outputs} for results, then "
+                f"{len(self.roles) - self.outputs} operands"
+            )
         outputs = tensors[: self.outputs]
         results = self.model_for(tensors).execute(*map(self._operand, self._read(tensors)))
         if len(results) != len(outputs):
@@ -78,13 +83,17 @@ class Compiled:
                 "num_outputs or output_types says how many"
             )
         for index, (out, result) in enumerate(zip(outputs, results, strict=True)):
-            value = torch.from_dlpack(result)
+            value = tensor_of(result, out.dtype)
             if value.shape != out.shape or value.dtype != out.dtype:
                 raise ValueError(
                     f"{self.name}: result {index} is {value.dtype} {list(value.shape)}, and the tensor "
                     f"that is to take it is {out.dtype} {list(out.shape)}"
                 )
-            out.detach().copy_(value)
+            (out.detach() if out.requires_grad else out).copy_(value)
+        for tensor, role in zip(tensors, self.roles, strict=True):
+            if role == "inout":
+                # torch's check of values that were saved for a backward
+                torch.autograd.graph.increment_version(tensor)
 
     def _read(self, tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, str]]:
         return list(zip(tensors, self.roles, strict=True))[self.outputs :]
@@ -126,12 +135,62 @@ def _registered(name: str, roles: tuple[str, ...]) -> Callable[..., None]:
     return operation
 
 
+def _is_plain(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether a call may skip torch's dispatcher, which costs more than a small graph.
+
+    Not where something watches it: a compiler, fake tensors and other subclasses, modes, `torch.func` transforms.
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and all(type(t) is torch.Tensor or type(t) is torch.nn.Parameter for t in tensors)
+        and not torch._C._len_torch_dispatch_stack()
+        and torch._C._functorch.peek_interpreter_stack() is None  # pyright: ignore[reportAttributeAccessIssue]
+    )
+
+
+class _Differentiable(torch.autograd.Function):
+    """A call some of whose operands need a gradient: the results are part of torch's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, operation: Operation, *tensors: torch.Tensor) -> Any:
+        count = operation.outputs
+        results, operands = tensors[:count], tensors[count:]
+        operation.call(*tensors)
+        ctx.operation = operation
+        ctx.mark_dirty(*results)
+        if operation.setup_context is not None:
+            operation.setup_context(ctx, operands, results[0] if count == 1 else results)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        operation: Operation = ctx.operation
+        if operation.backward is None:
+            raise RuntimeError(
+                f"{operation.name}: the operation has no gradient; give one with register_autograd, or call it on "
+                "detached tensors"
+            )
+        given = operation.backward(ctx, *gradients)
+        given = given if isinstance(given, tuple) else (given,)
+        if len(given) != operation.operands:
+            raise RuntimeError(
+                f"{operation.name}: its backward returned {len(given)} gradients, expected {operation.operands}, one "
+                "an operand"
+            )
+        return None, *[None] * operation.outputs, *given
+
+
 class Operation:
-    """An operation of torch: called with tensors, eagerly or within `torch.compile`.
+    """An operation of torch: called with tensors, eagerly or within `torch.compile` and `torch.export`.
 
     Args:
         run: What it does with plain tensors.
     """
+
+    backward: Callable[..., Any] | None = None
+    """Computes the gradients of the operands; see :meth:`register_autograd`."""
+    setup_context: Callable[..., None] | None = None
+    """Keeps what the backward needs; see :meth:`register_autograd`."""
 
     def __init__(self, run: Compiled) -> None:
         self.name = run.name
@@ -140,6 +199,9 @@ class Operation:
         _running[self._number] = run
         name = "".join(c if c.isascii() and c.isalnum() else "_" for c in run.name)
         self._operation = _registered(name, tuple(run.roles))
+        self.outputs = run.outputs
+        self.operands = len(run.roles) - run.outputs
+        self._in_place = [i for i, role in enumerate(run.roles) if role == "inout"]
 
     def __repr__(self) -> str:
         return f"<operation {self.name}>"
@@ -153,8 +215,37 @@ class Operation:
         Raises:
             ValueError: A result has another shape or dtype than the tensor that is to take it, or a tensor is not
                 on the CPU.
+            RuntimeError: A tensor that is changed in place needs a gradient.
         """
-        self._operation(*tensors, self._number)
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            for index in self._in_place:
+                if tensors[index].requires_grad:
+                    raise RuntimeError(
+                        f"{self.name}: argument {index} is changed in place and needs a gradient; detach it"
+                    )
+            _Differentiable.apply(self, *tensors)
+            return
+        self.call(*tensors)
+
+    def call(self, *tensors: torch.Tensor) -> None:
+        """Runs it without a gradient; see :meth:`__call__`."""
+        if _is_plain(tensors):
+            self._run(*tensors)
+        else:
+            self._operation(*tensors, self._number)
+
+    def register_autograd(
+        self, backward: Callable[..., Any], /, *, setup_context: Callable[..., None] | None = None
+    ) -> None:
+        """Gives the operation a gradient, as `torch.library.register_autograd` does.
+
+        Args:
+            backward: ``backward(ctx, *gradients)``: of the gradients of the results those of the operands, one or a
+                tuple; None for an operand without one.
+            setup_context: ``setup_context(ctx, inputs, output)`` with the operands and the result (a tuple of
+                several): keeps what the backward needs, by ``ctx.save_for_backward``.
+        """
+        self.backward, self.setup_context = backward, setup_context
 
 
 @overload
@@ -191,7 +282,7 @@ def graph_op(
 
     The operation takes the tensors for the results first, and writes them. It is compiled for each form
     of its arguments; sizes that vary are symbols in `input_types`. `torch.compile` takes it as it is. It
-    has no gradient: give it detached tensors, in a `torch.autograd.Function`.
+    has the gradient that ``operation.register_autograd`` gives it; without one a backward through it is an error.
 
     Args:
         fn: Stages the graph out of its inputs, and returns its results. Without it, a decorator.

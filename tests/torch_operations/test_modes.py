@@ -1,0 +1,146 @@
+"""Operations under torch.export, fake tensors, dynamic shapes, threads and autograd; what a call costs."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from max.dtype import DType  # noqa: E402
+from max.graph import DeviceRef, TensorType, ops  # noqa: E402
+from max.torch import graph_op  # noqa: E402
+
+VECTOR = TensorType(DType.float32, ["n"], DeviceRef.CPU())
+
+
+@graph_op(input_types=[VECTOR, VECTOR])
+def weighted(x, y):
+    return ops.tanh(x) * y
+
+
+def call(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    weighted(out, x, y)
+    return out
+
+
+class Module(torch.nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return call(x, y) + 1
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_with_a_dynamic_size(strict: bool) -> None:
+    size = torch.export.Dim("size", min=2, max=100)
+    example = (torch.rand(5), torch.rand(5))
+    program = torch.export.export(
+        Module(), example, dynamic_shapes=({0: size}, {0: size}), strict=strict
+    )
+    assert any("max.weighted" in str(node.target) for node in program.graph.nodes)
+    for n in (3, 17):
+        x, y = torch.rand(n), torch.rand(n)
+        torch.testing.assert_close(program.module()(x, y), torch.tanh(x) * y + 1)
+
+
+def test_compile_whole_with_a_dynamic_size() -> None:
+    compiled = torch.compile(Module(), backend="aot_eager", fullgraph=True, dynamic=True)
+    for n in (3, 8, 17):
+        x, y = torch.rand(n), torch.rand(n)
+        torch.testing.assert_close(compiled(x, y), torch.tanh(x) * y + 1)
+
+
+def test_fake_tensors_compute_nothing() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        x = torch.empty(1 << 40)
+        assert call(x, x).shape == (1 << 40,)
+
+
+def test_threads() -> None:
+    errors: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        try:
+            for n in range(1, 40):
+                x, y = torch.rand(n, generator=generator), torch.rand(n, generator=generator)
+                torch.testing.assert_close(call(x, y), torch.tanh(x) * y)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+def test_a_gradient_that_the_user_gives() -> None:
+    @graph_op(input_types=[VECTOR, VECTOR])
+    def scaled(x, y):
+        return ops.tanh(x) * y
+
+    def keep(ctx, inputs, output) -> None:
+        ctx.save_for_backward(*inputs)
+
+    def backward(ctx, gradient):
+        x, y = ctx.saved_tensors
+        t = torch.tanh(x)
+        return gradient * y * (1 - t * t), gradient * t
+
+    scaled.register_autograd(backward, setup_context=keep)
+    x = torch.rand(7, requires_grad=True)
+    y = torch.nn.Parameter(torch.rand(7))
+    out = torch.empty(7)
+    scaled(out, x * 2, y)
+    (out * out).sum().backward()
+    a, b = x.detach().clone().requires_grad_(), y.detach().clone().requires_grad_()
+    ((torch.tanh(a * 2) * b) ** 2).sum().backward()
+    torch.testing.assert_close(x.grad, a.grad)
+    torch.testing.assert_close(y.grad, b.grad)
+    with torch.no_grad():
+        scaled(plain := torch.empty(7), x, y)
+    assert not plain.requires_grad
+    scaled.register_autograd(lambda ctx, gradient: gradient)
+    scaled(out := torch.empty(7), x, y)
+    with pytest.raises(RuntimeError, match="scaled: its backward returned 1 gradients, expected 2"):
+        out.sum().backward()
+
+
+def test_without_a_gradient_only_the_backward_fails() -> None:
+    x = torch.rand(4, requires_grad=True)
+    out = call(x, torch.ones(4))
+    torch.testing.assert_close(out.detach(), torch.tanh(x.detach()))
+    with pytest.raises(
+        RuntimeError,
+        match="weighted: the operation has no gradient; give one with register_autograd",
+    ):
+        out.sum().backward()
+
+
+def test_operands_are_not_copied() -> None:
+    """A graph that returns its operand's view reads torch's memory: a change between calls is seen."""
+    x, y = torch.zeros(6), torch.ones(6)
+    x.numpy()[2] = 1.0
+    assert call(x, y)[2].item() == pytest.approx(torch.tanh(torch.tensor(1.0)).item())
+
+
+def test_a_wrong_number_of_tensors() -> None:
+    with pytest.raises(
+        TypeError, match="weighted: 2 tensors, expected 3: 1 for results, then 2 operands"
+    ):
+        weighted(torch.empty(3), torch.rand(3))
+
+
+def test_plain_calls_skip_the_dispatcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dispatcher of custom ops costs some 20 µs a call; compilers, fake tensors and transforms need it."""
+    calls: list[int] = []
+    monkeypatch.setattr(weighted, "_operation", lambda *arguments: calls.append(1))
+    call(torch.rand(3), torch.rand(3))
+    assert calls == []
+    call(torch.rand(3).as_subclass(type("Own", (torch.Tensor,), {})), torch.rand(3))
+    assert calls == [1]
