@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 from max import _interpreter
+from max import kernel as k
+from max._backends import cpu_backends
+from max._compiler.pipeline import compile_module
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession
@@ -128,3 +131,16 @@ def test_the_epilogue_of_a_product_has_its_shape() -> None:
 
     assert launched(lambda x, w: ops.tanh(x @ w) * 2, [SQUARE, SQUARE]) == 1
     assert launched(build, [SQUARE, SQUARE]) == 2
+
+
+def test_siblings_of_other_spaces_stay_apart() -> None:
+    """Both read x, one of them as a vector."""
+    assert launched(lambda x: (ops.tanh(x), ops.exp(ops.reshape(x, [64]))), [SQUARE]) == 2
+
+
+@pytest.mark.parametrize(("size", "serial"), [(2048, True), (1 << 16, False), ("n", False)])
+def test_one_worker_runs_small_regions(size: int | str, serial: bool) -> None:
+    with Graph("g", input_types=[TensorType(DType.float32, [size], DEVICE)]) as graph:
+        graph.output(ops.tanh(graph.inputs[0].tensor))
+    compiled, _ = compile_module(graph.to_mlir(), [], cpu_backends(k.host_target()))
+    assert [launch.serial for launch in compiled.main.launches] == [serial]
