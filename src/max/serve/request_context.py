@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -36,3 +37,34 @@ CURRENT_REQUEST: ContextVar[RequestContext | None] = ContextVar("request", defau
 def current_request() -> RequestContext:
     """The request of the running task; an anonymous one outside of requests."""
     return CURRENT_REQUEST.get() or RequestContext()
+
+
+class RequestIdFilter(logging.Filter):
+    """Puts the identifier of the running request before the messages of a log; for handlers."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Changes a record; all pass.
+
+        Args:
+            record: The record.
+        """
+        request_id = current_request().request_id
+        # a record passes several handlers
+        if request_id and getattr(record, "request_id", None) is None:
+            record.request_id = request_id
+            record.msg = f"[{request_id.replace('%', '%%')}] {record.msg}"
+        return True
+
+
+def name_requests_in_logs(logger: logging.Logger) -> None:
+    """Puts identifiers of requests into the lines of a logger and of those above it.
+
+    Args:
+        logger: The logger.
+    """
+    current: logging.Logger | None = logger
+    while current is not None:
+        for handler in current.handlers:
+            if not any(isinstance(each, RequestIdFilter) for each in handler.filters):
+                handler.addFilter(RequestIdFilter())
+        current = current.parent

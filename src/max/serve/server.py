@@ -23,6 +23,7 @@ from max.serve.loading import load_model
 from max.serve.metrics import ServerMetrics
 from max.serve.model import ServedModel
 from max.serve.pool import ModelPool, PoolLimits
+from max.serve.request_context import name_requests_in_logs
 from max.serve.settings import ServerSettings, WorkerSettings
 from max.serve.worker.process import WorkerProcess
 
@@ -120,6 +121,7 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
 async def _serve(
     settings: ServerSettings, models: FirstModel | RouterSettings, listener: socket.socket
 ) -> None:
+    name_requests_in_logs(logger)
     stop = asyncio.Event()
     _on_signals(stop)
     pool = _pool(settings, models)
@@ -133,7 +135,7 @@ async def _serve(
         metrics = ServerMetrics()
         # the worker loads the model meanwhile
         app = build_app(ServerState(settings, metrics, pool))
-        _add_gauges(metrics, pool)
+        add_gauges(metrics, pool)
         if loading is not None:
             stopped = asyncio.ensure_future(stop.wait())
             await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -217,8 +219,13 @@ def _on_signals(stop: asyncio.Event) -> None:
             signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop.set))
 
 
-def _add_gauges(metrics: ServerMetrics, pool: ModelPool) -> None:
-    """Adds the metrics of the engines: sums over the models that are loaded."""
+def add_gauges(metrics: ServerMetrics, pool: ModelPool) -> None:
+    """Adds the metrics of the engines: sums over the models that are loaded.
+
+    Args:
+        metrics: Receives them.
+        pool: The models.
+    """
 
     def total(value: Callable[[ServedModel], float]) -> Callable[[], float]:
         return lambda: sum(value(model) for model in pool.loaded())

@@ -76,19 +76,18 @@ class Gate:
             await self._pass(scope, headers, receive, named_send)
         finally:
             context.close()
-            CURRENT_REQUEST.reset(token)
             route = scope.get("route")
             path = getattr(route, "path", "other")
             self._metrics.requests.labels(path, str(status or "closed")).inc()
             if self._settings.log_requests:
                 logger.info(
-                    "%s %s %s %d %.1f ms",
-                    request_id,
+                    "%s %s %d %.1f ms",
                     scope["method"],
                     scope["path"],
                     status,
                     (time.monotonic() - begin) * 1e3,
                 )
+            CURRENT_REQUEST.reset(token)
 
     async def _pass(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         limit = self._settings.max_request_bytes

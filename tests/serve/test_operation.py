@@ -1,0 +1,87 @@
+"""What operators see: the dashboard's queries against the metrics, identifiers of requests in the logs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+
+import pytest
+
+from max.serve.metrics import ServerMetrics
+from max.serve.pool import ModelPool, PoolLimits
+from max.serve.request_context import (
+    CURRENT_REQUEST,
+    RequestContext,
+    name_requests_in_logs,
+)
+from max.serve.server import add_gauges
+
+DASHBOARD = json.loads((Path(__file__).parents[2] / "docs" / "grafana.json").read_text())
+QUERIES = [t["expr"] for panel in DASHBOARD["panels"] for t in panel["targets"]]
+
+
+@pytest.fixture
+def samples() -> dict[str, set[str]]:
+    """The labels of each sample that ``/metrics`` shows."""
+
+    async def nothing(stored):
+        raise AssertionError
+
+    metrics = ServerMetrics()
+    add_gauges(metrics, ModelPool(dict, nothing, PoolLimits()))
+    metrics.requests.labels("/v1/completions", "200").inc()
+    found: dict[str, set[str]] = {}
+    for line in metrics.text().decode().splitlines():
+        if not line.startswith("#"):
+            name, _, labels = line.rpartition(" ")[0].partition("{")
+            found.setdefault(name, set()).update(re.findall(r'(\w+)="', labels))
+    return found
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_queries_of_the_dashboard(query: str, samples: dict[str, set[str]]) -> None:
+    names = re.findall(r"maxserve_\w+", query)
+    assert names
+    for name in names:
+        assert name in samples, f"/metrics has no {name}"
+        labels = re.findall(r"by \(([\w, ]+)\)", query) + re.findall(r"(\w+)=~", query)
+        for label in labels:
+            assert label in samples[name], f"{name} has no label {label}"
+        if query.startswith("histogram_quantile"):
+            assert name.endswith("_bucket")
+    assert query.count("(") == query.count(")")
+    # counters are read as rates, gauges are not
+    assert ("rate(" in query) == any(n.endswith(("_total", "_bucket")) for n in names)
+
+
+def test_the_dashboard_is_whole(samples: dict[str, set[str]]) -> None:
+    shown = {name for query in QUERIES for name in re.findall(r"maxserve_\w+", query)}
+    bases = {re.sub(r"_(bucket|sum|count|total)$", "", name) for name in shown}
+    exposed = {re.sub(r"_(bucket|sum|count|total)$", "", name) for name in samples}
+    assert exposed == bases, exposed ^ bases
+    places = [tuple(panel["gridPos"].values()) for panel in DASHBOARD["panels"]]
+    assert len(set(places)) == len(places)
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(places)
+
+
+def test_lines_of_a_log_name_their_request() -> None:
+    lines: list[str] = []
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(self.format(record))
+
+    above, logger = logging.getLogger("test_operation"), logging.getLogger("test_operation.child")
+    above.propagate, handlers = False, [Lines(), Lines()]
+    above.addHandler(handlers[0])
+    logger.addHandler(handlers[1])
+    for _ in range(2):
+        name_requests_in_logs(logger)
+    logger.error("before %d", 1)
+    token = CURRENT_REQUEST.set(RequestContext("req%d-7"))
+    logger.error("within %d %s", 2, "x")
+    CURRENT_REQUEST.reset(token)
+    logger.error("after")
+    assert lines == ["before 1"] * 2 + ["[req%d-7] within 2 x"] * 2 + ["after"] * 2
