@@ -53,7 +53,7 @@ from max._kernel_library.attention.paged_rows import (
     first_key,
     last_key,
     load_queries,
-    load_scales,
+    copy_scales,
     pack_paged_queries,
     paged_scratch,
     plan_paged,
@@ -174,9 +174,9 @@ def attend(
         values = blocks[page, kind, batch.layer][slot : slot + count, task.kv_head]
         if p.rounded_cache:
             first_words = scale_words[page, 0, batch.layer][slot : slot + count, task.kv_head, 0]
-            load_scales(memory.key_scales, first_words, p.plain.width)
+            copy_scales(memory.key_scales, first_words, p.plain.width)
             first_words = scale_words[page, kind, batch.layer][slot : slot + count, task.kv_head, 0]
-            load_scales(memory.value_scales, first_words, p.plain.width)
+            copy_scales(memory.value_scales, first_words, p.plain.width)
         keys, values = elements_of(keys, head_dim), elements_of(values, head_dim)
         if value_size:
             values = values[:, :value_size]

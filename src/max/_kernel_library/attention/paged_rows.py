@@ -539,7 +539,7 @@ def softmax_block(task: Task, key: Any, count: Any, factor: Any, memory: Scratch
 
 
 @k.inline
-def load_scales(target: Any, scales: Any, width: int) -> None:
+def copy_scales(target: Any, scales: Any, width: int) -> None:
     """Copies the scales of a block `[count]`, which are rows of the cache apart; those up to the next multiple of the width are 0."""
     count = scales.shape[0]
     for i in range(count):
