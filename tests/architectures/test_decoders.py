@@ -160,7 +160,7 @@ def test_what_is_refused(fields: Any, changes: dict[str, Any], message: str) -> 
 
 def test_latents_have_no_8_bit_cache() -> None:
     config = architecture("deepseek_v3").pipeline_model.config_class.from_huggingface(  # type: ignore[attr-defined]
-        config_file("deepseek_v3")
+        config_file(transformers_model("deepseek_v3"))
     )
     assert config.cache_params(DType.bfloat16, 8).head_dim == 14
     for dtype in (DType.int8, DType.float8_e4m3fn):

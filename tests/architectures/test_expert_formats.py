@@ -28,7 +28,7 @@ from tests.architectures.llama_harness import (
 )
 
 
-@pytest.mark.parametrize(("backend", "tolerance"), [("interpreter", 2e-5), ("engine", 0.06)])
+@pytest.mark.parametrize(("backend", "tolerance"), [("interpreter", 2e-5), ("engine", 0.03)])
 def test_mxfp4_checkpoint(rng: np.random.Generator, backend: str, tolerance: float) -> None:
     """GPT-OSS as it is published: experts in 4-bit floats; the engine's products round inputs to 8 bits."""
     model = copy.deepcopy(transformers_model("gpt_oss_wide"))
@@ -38,7 +38,8 @@ def test_mxfp4_checkpoint(rng: np.random.Generator, backend: str, tolerance: flo
             continue
         count, inputs, outputs = parameter.shape
         blocks = rng.integers(0, 256, (count, outputs, inputs // 32, 16)).astype(np.uint8)
-        scales = rng.integers(122, 126, blocks.shape[:-1]).astype(np.uint8)
+        # larger scales would let the rounding of inputs change which experts are chosen
+        scales = rng.integers(120, 124, blocks.shape[:-1]).astype(np.uint8)
         decoded = convert_moe_packed_tensors(
             torch.from_numpy(blocks), torch.from_numpy(scales), dtype=torch.float32
         )

@@ -216,7 +216,9 @@ def test_the_graph_has_the_documented_inputs_and_outputs() -> None:
 def test_the_cache_must_fit_the_model() -> None:
     made, _ = parts()
     params = KVCacheParams(DType.float32, 2, 8, page_size=16)
-    with pytest.raises(ValueError, match="a cache of 2 heads of 8; the model has 4 of 8"):
+    with pytest.raises(
+        ValueError, match="a cache of 2 heads of 8, keys and values; the model has 4 of 8"
+    ):
         build_graph(made, params, DType.float32)
 
 
