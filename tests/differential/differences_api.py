@@ -322,6 +322,12 @@ PIPELINES: tuple[Difference, ...] = (
         program=r"gpu_profiling|str\(KVCacheConfig",
     ),
     Difference(
+        "`KVCacheConfig` has `kv_cache_format` too",
+        "an extension: caches of 8 bits and of a type of their own",
+        _CONFIGS,
+        program=r"KVCacheConfig\.help",
+    ),
+    Difference(
         "a configuration may be made before its model is known; the devices are found when it is resolved",
         "an extension: a ValueError in MAX",
         _CONFIGS,
