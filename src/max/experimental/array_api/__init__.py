@@ -1,0 +1,152 @@
+"""The Python array API standard (2024.12) on eager tensors, as far as the ops express it.
+
+``x.__array_namespace__()`` is this module. Functions take and return `Tensor`; names and arguments are those of the
+standard, which also says what each computes. What is absent is listed in docs/eager.md.
+"""
+
+from __future__ import annotations
+
+import math
+
+from max.dtype import DType
+from max.experimental.array_api.creation import (
+    arange,
+    asarray,
+    empty,
+    empty_like,
+    eye,
+    from_dlpack,
+    full,
+    full_like,
+    linspace,
+    meshgrid,
+    ones,
+    ones_like,
+    tril,
+    triu,
+    zeros,
+    zeros_like,
+)
+from max.experimental.array_api.data_types import (
+    astype,
+    broadcast_arrays,
+    broadcast_shapes,
+    broadcast_to,
+    can_cast,
+    finfo,
+    iinfo,
+    isdtype,
+    result_type,
+)
+from max.experimental.array_api.elementwise import (
+    abs,
+    acos,
+    add,
+    atanh,
+    ceil,
+    clip,
+    cos,
+    cosh,
+    divide,
+    equal,
+    exp,
+    floor,
+    floor_divide,
+    greater,
+    greater_equal,
+    isfinite,
+    isinf,
+    isnan,
+    less,
+    less_equal,
+    log,
+    log1p,
+    log2,
+    log10,
+    logaddexp,
+    logical_and,
+    logical_not,
+    logical_or,
+    logical_xor,
+    maximum,
+    minimum,
+    multiply,
+    negative,
+    not_equal,
+    positive,
+    pow,
+    reciprocal,
+    remainder,
+    round,
+    sign,
+    sin,
+    sqrt,
+    square,
+    subtract,
+    tan,
+    tanh,
+    trunc,
+    where,
+)
+from max.experimental.array_api.linear_algebra import matmul, matrix_transpose, tensordot, vecdot
+from max.experimental.array_api.manipulation import (
+    concat,
+    expand_dims,
+    flip,
+    moveaxis,
+    permute_dims,
+    repeat,
+    reshape,
+    roll,
+    squeeze,
+    stack,
+    tile,
+    unstack,
+)
+from max.experimental.array_api.reductions import (
+    all,
+    any,
+    count_nonzero,
+    cumulative_sum,
+    diff,
+    max,
+    mean,
+    min,
+    std,
+    sum,
+    var,
+)
+from max.experimental.array_api.searching import (
+    argmax,
+    argmin,
+    argsort,
+    sort,
+    take,
+    take_along_axis,
+)
+
+__all__ = [
+    "abs", "acos", "add", "all", "any", "arange", "argmax", "argmin", "argsort", "asarray",
+    "astype", "atanh", "bool", "broadcast_arrays", "broadcast_shapes", "broadcast_to", "can_cast",
+    "ceil", "clip", "concat", "cos", "cosh", "count_nonzero", "cumulative_sum", "diff", "divide",
+    "e", "empty", "empty_like", "equal", "exp", "expand_dims", "eye", "finfo", "flip", "float32",
+    "float64", "floor", "floor_divide", "from_dlpack", "full", "full_like", "greater",
+    "greater_equal", "iinfo", "inf", "int16", "int32", "int64", "int8", "isdtype", "isfinite",
+    "isinf", "isnan", "less", "less_equal", "linspace", "log", "log10", "log1p", "log2",
+    "logaddexp", "logical_and", "logical_not", "logical_or", "logical_xor", "matmul",
+    "matrix_transpose", "max", "maximum", "mean", "meshgrid", "min", "minimum", "moveaxis",
+    "multiply", "nan", "negative", "newaxis", "not_equal", "ones", "ones_like", "permute_dims",
+    "pi", "positive", "pow", "reciprocal", "remainder", "repeat", "reshape", "result_type", "roll",
+    "round", "sign", "sin", "sort", "sqrt", "square", "squeeze", "stack", "std", "subtract", "sum",
+    "take", "take_along_axis", "tan", "tanh", "tensordot", "tile", "tril", "triu", "trunc",
+    "uint16", "uint32", "uint64", "uint8", "unstack", "var", "vecdot", "where", "zeros",
+    "zeros_like",
+]  # fmt: skip
+
+__array_api_version__ = "2024.12"
+
+e, inf, nan, pi, newaxis = math.e, math.inf, math.nan, math.pi, None
+bool = DType.bool
+int8, int16, int32, int64 = DType.int8, DType.int16, DType.int32, DType.int64
+uint8, uint16, uint32, uint64 = DType.uint8, DType.uint16, DType.uint32, DType.uint64
+float32, float64 = DType.float32, DType.float64

@@ -1,0 +1,113 @@
+"""Shapes and the order of elements."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Sequence
+
+from max.experimental import functional as F
+from max.experimental.array_api.arguments import Axis, axes_of, shape_of
+from max.experimental.tensor import Tensor
+
+__all__ = [
+    "concat",
+    "expand_dims",
+    "flip",
+    "moveaxis",
+    "permute_dims",
+    "repeat",
+    "reshape",
+    "roll",
+    "squeeze",
+    "stack",
+    "tile",
+    "unstack",
+]
+
+
+def reshape(x: Tensor, /, shape: tuple[int, ...], *, copy: builtins.bool | None = None) -> Tensor:
+    """The elements in another shape."""
+    return x.reshape(list(shape))
+
+
+def permute_dims(x: Tensor, /, axes: tuple[int, ...]) -> Tensor:
+    """The axes in another order."""
+    return x.permute(list(axes)) if x.rank else x
+
+
+def moveaxis(
+    x: Tensor, source: int | tuple[int, ...], destination: int | tuple[int, ...], /
+) -> Tensor:
+    """Axes moved to other places."""
+    sources = [a % x.rank for a in (source if isinstance(source, tuple) else (source,))]
+    places = [
+        a % x.rank for a in (destination if isinstance(destination, tuple) else (destination,))
+    ]
+    order = [a for a in range(x.rank) if a not in sources]
+    for place, axis in sorted(zip(places, sources, strict=True)):
+        order.insert(place, axis)
+    return permute_dims(x, tuple(order))
+
+
+def expand_dims(x: Tensor, /, *, axis: int = 0) -> Tensor:
+    """With a new axis of size 1."""
+    return x.unsqueeze(axis)
+
+
+def squeeze(x: Tensor, /, axis: int | tuple[int, ...]) -> Tensor:
+    """Without axes of size 1."""
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    for one in sorted((a % x.rank for a in axes), reverse=True):
+        x = x.squeeze(one)
+    return x
+
+
+def concat(arrays: Sequence[Tensor], /, *, axis: int | None = 0) -> Tensor:
+    """Tensors behind each other along an axis; None flattens them."""
+    if axis is None:
+        return F.concat([a.reshape((-1,)) for a in arrays], axis=0)
+    return F.concat(list(arrays), axis=axis)
+
+
+def stack(arrays: Sequence[Tensor], /, *, axis: int = 0) -> Tensor:
+    """Tensors behind each other along a new axis."""
+    return F.stack(list(arrays), axis=axis)
+
+
+def unstack(x: Tensor, /, *, axis: int = 0) -> tuple[Tensor, ...]:
+    """The parts of a tensor along an axis, without it."""
+    return tuple(moveaxis(x, axis, 0)[i] for i in range(shape_of(x)[axis]))
+
+
+def flip(x: Tensor, /, *, axis: Axis = None) -> Tensor:
+    """The elements in reverse order along axes."""
+    axes = axes_of(x, axis)
+    return x[tuple(slice(None, None, -1) if a in axes else slice(None) for a in range(x.rank))]
+
+
+def roll(x: Tensor, /, shift: int | tuple[int, ...], *, axis: Axis = None) -> Tensor:
+    """The elements moved along axes; those that leave at one end come in at the other."""
+    if axis is None:
+        assert isinstance(shift, int)
+        return roll(x.reshape((-1,)), shift, axis=0).reshape(list(shape_of(x)))
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    shifts = shift if isinstance(shift, tuple) else (shift,) * len(axes)
+    for by, one in zip(shifts, axes, strict=True):
+        size = shape_of(x)[one]
+        if size and by % size:
+            cut = size - by % size
+            head, tail = x.split([cut, size - cut], one)
+            x = F.concat([tail, head], axis=one)
+    return x
+
+
+def repeat(x: Tensor, repeats: int, /, *, axis: int | None = None) -> Tensor:
+    """Each element a number of times."""
+    return F.repeat_interleave(x, repeats, axis)
+
+
+def tile(x: Tensor, repetitions: tuple[int, ...], /) -> Tensor:
+    """The whole tensor a number of times along each axis."""
+    rank = builtins.max(x.rank, len(repetitions))
+    x = x.reshape([1] * (rank - x.rank) + list(shape_of(x)))
+    return F.tile(x, [1] * (rank - len(repetitions)) + list(repetitions))

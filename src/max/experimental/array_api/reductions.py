@@ -1,0 +1,140 @@
+"""Reductions and cumulative functions."""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Callable
+from typing import Any
+
+from max.dtype import DType
+from max.experimental import functional as F
+from max.experimental.array_api.arguments import Axis, axes_of, shape_of
+from max.experimental.array_api.creation import zeros_like
+from max.experimental.array_api.data_types import UNSIGNED, astype
+from max.experimental.array_api.manipulation import permute_dims
+from max.experimental.tensor import Tensor
+
+__all__ = [
+    "all",
+    "any",
+    "count_nonzero",
+    "cumulative_sum",
+    "diff",
+    "max",
+    "mean",
+    "min",
+    "std",
+    "sum",
+    "var",
+]
+
+
+def _reduced(op: Callable[..., Any], x: Tensor, axis: Axis, keepdims: builtins.bool) -> Tensor:
+    """A reduction over several axes: they become one."""
+    axes = axes_of(x, axis)
+    shape = shape_of(x)
+    kept = [a for a in range(x.rank) if a not in axes]
+    sizes = [shape[a] for a in kept]
+    flat = permute_dims(x, (*kept, *axes)).reshape([*sizes, math.prod(shape[a] for a in axes)])
+    result = op(flat, axis=-1)
+    return result.reshape(
+        [1 if a in axes else shape[a] for a in range(x.rank)] if keepdims else sizes
+    )
+
+
+def _widened(x: Tensor, dtype: DType | None) -> Tensor:
+    """For sums: small integers become 64-bit ones."""
+    if dtype is None:
+        wide = DType.uint64 if x.dtype in UNSIGNED else DType.int64
+        dtype = x.dtype if x.dtype.is_float() else wide
+    return astype(x, dtype)
+
+
+def sum(
+    x: Tensor, /, *, axis: Axis = None, dtype: DType | None = None, keepdims: builtins.bool = False
+) -> Tensor:
+    """Sums over axes; small integers are summed in 64 bits."""
+    return _reduced(F.sum, _widened(x, dtype), axis, keepdims)
+
+
+def mean(x: Tensor, /, *, axis: Axis = None, keepdims: builtins.bool = False) -> Tensor:
+    """Means over axes."""
+    return _reduced(F.mean, x, axis, keepdims)
+
+
+def max(x: Tensor, /, *, axis: Axis = None, keepdims: builtins.bool = False) -> Tensor:
+    """The greatest elements over axes."""
+    return _reduced(F.max, x, axis, keepdims)
+
+
+def min(x: Tensor, /, *, axis: Axis = None, keepdims: builtins.bool = False) -> Tensor:
+    """The smallest elements over axes."""
+    return _reduced(F.min, x, axis, keepdims)
+
+
+def var(
+    x: Tensor, /, *, axis: Axis = None, correction: float = 0.0, keepdims: builtins.bool = False
+) -> Tensor:
+    """Variances over axes, divided by the number of elements less `correction`."""
+    count = math.prod(shape_of(x)[a] for a in axes_of(x, axis))
+    apart = x - mean(x, axis=axis, keepdims=True)
+    return sum(apart * apart, axis=axis, keepdims=keepdims) / (count - correction)
+
+
+def std(
+    x: Tensor, /, *, axis: Axis = None, correction: float = 0.0, keepdims: builtins.bool = False
+) -> Tensor:
+    """Standard deviations over axes."""
+    return F.sqrt(var(x, axis=axis, correction=correction, keepdims=keepdims))
+
+
+def _truth(x: Tensor) -> Tensor:
+    return x if x.dtype == DType.bool else F.not_equal(x, 0)
+
+
+def any(x: Tensor, /, *, axis: Axis = None, keepdims: builtins.bool = False) -> Tensor:
+    """Whether some element over axes is not 0."""
+    return count_nonzero(x, axis=axis, keepdims=keepdims) > 0
+
+
+def all(x: Tensor, /, *, axis: Axis = None, keepdims: builtins.bool = False) -> Tensor:
+    """Whether no element over axes is 0."""
+    return F.equal(count_nonzero(~_truth(x), axis=axis, keepdims=keepdims), 0)
+
+
+def cumulative_sum(
+    x: Tensor,
+    /,
+    *,
+    axis: int | None = None,
+    dtype: DType | None = None,
+    include_initial: builtins.bool = False,
+) -> Tensor:
+    """The sums of the elements up to each; `include_initial` begins with 0."""
+    axis = 0 if axis is None else axis
+    x = _widened(x, dtype)
+    sums = F.cumsum(x, axis)
+    if not include_initial:
+        return sums
+    first = zeros_like(
+        sums[tuple(slice(0, 1) if a == axis % x.rank else slice(None) for a in range(x.rank))]
+    )
+    return F.concat([first, sums], axis=axis)
+
+
+def diff(x: Tensor, /, *, axis: int = -1, n: int = 1) -> Tensor:
+    """The differences of neighbours along an axis, `n` times."""
+    for _ in range(n):
+        size = shape_of(x)[axis]
+        ends = [
+            x[tuple(part if a == axis % x.rank else slice(None) for a in range(x.rank))]
+            for part in (slice(1, size), slice(0, size - 1))
+        ]
+        x = ends[0] - ends[1]
+    return x
+
+
+def count_nonzero(x: Tensor, /, *, axis: Axis = None, keepdims: builtins.bool = False) -> Tensor:
+    """The number of elements that are not 0."""
+    return sum(_truth(x).cast(DType.int64), axis=axis, keepdims=keepdims)

@@ -1,0 +1,67 @@
+"""Indexing, searching, sorting."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable
+from typing import Any
+
+from max.experimental import functional as F
+from max.experimental.array_api.manipulation import moveaxis
+from max.experimental.tensor import Tensor
+
+__all__ = [
+    "argmax",
+    "argmin",
+    "argsort",
+    "sort",
+    "take",
+    "take_along_axis",
+]
+
+
+def take(x: Tensor, indices: Tensor, /, *, axis: int | None = None) -> Tensor:
+    """The parts of a tensor at indices along an axis."""
+    return F.gather(x, indices, axis=0 if axis is None else axis)
+
+
+def take_along_axis(x: Tensor, indices: Tensor, /, *, axis: int = -1) -> Tensor:
+    """For each place of the other axes its own indices along an axis."""
+    last = x.rank - 1
+    values, places = moveaxis(x, axis, last), moveaxis(indices, axis, last)
+    taken = F.gather_nd(values, places.unsqueeze(-1), batch_dims=last)
+    return moveaxis(taken, last, axis)
+
+
+def argmax(x: Tensor, /, *, axis: int | None = None, keepdims: builtins.bool = False) -> Tensor:
+    """The indices of the first greatest elements."""
+    return _index(F.argmax, x, axis, keepdims)
+
+
+def argmin(x: Tensor, /, *, axis: int | None = None, keepdims: builtins.bool = False) -> Tensor:
+    """The indices of the first smallest elements."""
+    return _index(F.argmin, x, axis, keepdims)
+
+
+def _index(op: Callable[..., Any], x: Tensor, axis: int | None, keepdims: builtins.bool) -> Tensor:
+    if axis is None:
+        result = op(x.reshape((-1,)), 0).reshape(())
+        return result.reshape([1] * x.rank) if keepdims else result
+    result = op(x, axis)
+    return result if keepdims else result.squeeze(axis)
+
+
+def argsort(
+    x: Tensor, /, *, axis: int = -1, descending: builtins.bool = False, stable: builtins.bool = True
+) -> Tensor:
+    """The indices that sort along an axis."""
+    # the op sorts along the first axis
+    order = F.argsort(moveaxis(x, axis, 0), ascending=not descending)
+    return moveaxis(order, 0, axis)
+
+
+def sort(
+    x: Tensor, /, *, axis: int = -1, descending: builtins.bool = False, stable: builtins.bool = True
+) -> Tensor:
+    """The elements in order along an axis."""
+    return take_along_axis(x, argsort(x, axis=axis, descending=descending), axis=axis)
