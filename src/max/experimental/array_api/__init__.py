@@ -29,9 +29,6 @@ from max.experimental.array_api.creation import (
 )
 from max.experimental.array_api.data_types import (
     astype,
-    broadcast_arrays,
-    broadcast_shapes,
-    broadcast_to,
     can_cast,
     finfo,
     iinfo,
@@ -90,6 +87,9 @@ from max.experimental.array_api.elementwise import (
 )
 from max.experimental.array_api.linear_algebra import matmul, matrix_transpose, tensordot, vecdot
 from max.experimental.array_api.manipulation import (
+    broadcast_arrays,
+    broadcast_shapes,
+    broadcast_to,
     concat,
     expand_dims,
     flip,

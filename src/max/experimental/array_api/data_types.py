@@ -11,15 +11,12 @@ import numpy as np
 from max.driver import Device
 from max.dtype import DType
 from max.experimental import functional as F
-from max.experimental.array_api.arguments import Scalar, shape_of
+from max.experimental.array_api.arguments import Scalar
 from max.experimental.tensor import Tensor
 
 __all__ = [
     "UNSIGNED",
     "astype",
-    "broadcast_arrays",
-    "broadcast_shapes",
-    "broadcast_to",
     "can_cast",
     "finfo",
     "iinfo",
@@ -116,19 +113,3 @@ def astype(
     """The elements in another dtype; tensors do not change in place by ops, so none is copied without need."""
     result = x if x.dtype == dtype else x.cast(dtype)
     return result if device is None else result.to(device)
-
-
-def broadcast_to(x: Tensor, /, shape: tuple[int, ...]) -> Tensor:
-    """The elements repeated along axes of size 1 and new leading axes."""
-    return F.broadcast_to(x, list(shape))
-
-
-def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape to which shapes broadcast."""
-    return np.broadcast_shapes(*shapes)
-
-
-def broadcast_arrays(*arrays: Tensor) -> list[Tensor]:
-    """Tensors in the shape to which they broadcast."""
-    shape = np.broadcast_shapes(*(shape_of(a) for a in arrays))
-    return [F.broadcast_to(a, list(shape)) for a in arrays]

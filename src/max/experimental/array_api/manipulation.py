@@ -5,11 +5,16 @@ from __future__ import annotations
 import builtins
 from collections.abc import Sequence
 
+import numpy as np
+
 from max.experimental import functional as F
 from max.experimental.array_api.arguments import Axis, axes_of, shape_of
 from max.experimental.tensor import Tensor
 
 __all__ = [
+    "broadcast_arrays",
+    "broadcast_shapes",
+    "broadcast_to",
     "concat",
     "expand_dims",
     "flip",
@@ -111,3 +116,19 @@ def tile(x: Tensor, repetitions: tuple[int, ...], /) -> Tensor:
     rank = builtins.max(x.rank, len(repetitions))
     x = x.reshape([1] * (rank - x.rank) + list(shape_of(x)))
     return F.tile(x, [1] * (rank - len(repetitions)) + list(repetitions))
+
+
+def broadcast_to(x: Tensor, /, shape: tuple[int, ...]) -> Tensor:
+    """The elements repeated along axes of size 1 and new leading axes."""
+    return F.broadcast_to(x, list(shape))
+
+
+def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape to which shapes broadcast."""
+    return np.broadcast_shapes(*shapes)
+
+
+def broadcast_arrays(*arrays: Tensor) -> list[Tensor]:
+    """Tensors in the shape to which they broadcast."""
+    shape = np.broadcast_shapes(*(shape_of(a) for a in arrays))
+    return [F.broadcast_to(a, list(shape)) for a in arrays]
