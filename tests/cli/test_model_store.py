@@ -239,5 +239,7 @@ def test_the_commands(tmp_path, folder, capfd):
     shown = json.loads(max_("show", "lab/tiny", "--verify", "--json"))
     assert shown["verified"] is True and shown["family"] == "llama" and shown["context"] == 64
     assert shown["source"] == str(folder)
+    here = json.loads(max_("show", str(folder), "--json"))
+    assert (here["path"], here["family"]) == (str(folder), "llama")
     assert max_("rm", "lab/tiny").startswith("deleted lab/tiny")
     assert "lab/tiny" not in max_("ls")

@@ -117,8 +117,11 @@ def ls(as_json: bool, models_dir: Path | None) -> None:
 @models_dir_option
 @log_level_option
 def show(name: str, check: bool, as_json: bool, models_dir: Path | None) -> None:
-    """Show a model: its files, its architecture, its context."""
-    model = ModelStore(models_dir).find(name)
+    """Show a model: its files, its architecture, its context.
+
+    NAME is a name of `max ls`, or the path of a folder or a GGUF file.
+    """
+    model = ModelStore(models_dir).find_or_open(name)
     facts, config = _facts(model), model.config()
     names = {
         "architecture": "architectures", "family": "model_type", "context": "max_position_embeddings",

@@ -23,10 +23,10 @@ _OPTIONS = {
 def run(name: str, arguments: tuple[str, ...]) -> None:
     """Run a model of `max ls`: answer a prompt, or talk with it where none is given.
 
-    NAME is the model's name. A first argument that is no option is the prompt; - reads it from stdin,
+    NAME is the model's name or its path. A first argument that is no option is the prompt; - reads it from stdin,
     and so does a pipe. Options are those of `max generate` with a prompt, else those of `max chat`.
     """
-    path = str(ModelStore().find(name).path)
+    path = str(ModelStore().find_or_open(name).path)
     given = list(arguments)
     prompt = None
     if given and (given[0] == "-" or not given[0].startswith("-")):

@@ -53,7 +53,7 @@ class StoredModel:
     Args:
         name: Its name.
         path: Its folder, or its GGUF file.
-        origin: ``"folder"`` for the models folder, ``"hub"`` for the hub's cache.
+        origin: ``"folder"`` for the models folder, ``"hub"`` for the hub's cache, ``"path"`` for files elsewhere.
         size: The bytes of its files.
         modified: When its newest file was written, in seconds since 1970.
     """
@@ -127,6 +127,26 @@ class ModelStore:
             f"there is no model {name!r} in {self.root}",
             near_names(bare, list(models)) or "`max pull` gets models, `max ls` lists them.",
         )
+
+    def find_or_open(self, name: str) -> StoredModel:
+        """A model by its name, else by its path: a folder or a GGUF file anywhere.
+
+        Args:
+            name: The name or the path.
+
+        Raises:
+            ModelFilesError: There is none; near names are given.
+        """
+        try:
+            return self.find(name)
+        except ModelFilesError:
+            path = Path(name)
+            if path.is_file() and path.suffix == ".gguf":
+                stat = path.stat()
+                return StoredModel(name, path, "path", stat.st_size, stat.st_mtime)
+            if path.is_dir() and is_model_folder(path):
+                return _of_files(name, path, "path")
+            raise
 
     def remove(self, name: str) -> StoredModel:
         """Deletes a model's files.
