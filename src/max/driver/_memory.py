@@ -108,6 +108,16 @@ def allocate(op: str, dtype: DType, shape: tuple[int, ...], zero: bool) -> Memor
     return Memory(-(-_owned_address(owner) // ALIGNMENT) * ALIGNMENT, owner)
 
 
+def allocate_bytes(nbytes: int) -> tuple[int, object]:
+    """As `allocate`, of so few uninitialised bytes that there is memory; in half the time, for each output of an execution.
+
+    Args:
+        nbytes: The number of bytes.
+    """
+    owner: Any = np.empty(nbytes + ALIGNMENT, np.uint8)
+    return -(-ctypes.addressof(_NO_CHARS.from_buffer(owner)) // ALIGNMENT) * ALIGNMENT, owner
+
+
 def _zeroed_huge_pages(nbytes: int) -> Array:
     """Zeroed memory that the system allocates at first use, in huge pages if supported.
 

@@ -28,6 +28,7 @@ from max.driver._memory import (
     MapMode,
     Memory,
     address,
+    allocate_bytes,
     array_at,
     map_file,
 )
@@ -143,6 +144,18 @@ class Tensor:
         tensor._dtype, tensor._shape, tensor._strides = dtype, shape, None
         tensor._read_only = tensor._pinned = False
         tensor._device, tensor._stream = device, device.default_stream
+        return tensor
+
+    @classmethod
+    def _small(
+        cls, nbytes: int, dtype: DType, shape: tuple[int, ...], device: Device, stream: DeviceStream
+    ) -> Tensor:
+        """As `_empty`, of a few bytes on the host; `nbytes` is the size, `stream` the device's default stream."""
+        tensor = cls.__new__(cls)
+        tensor._ptr, tensor._owner = allocate_bytes(nbytes)
+        tensor._dtype, tensor._shape, tensor._strides = dtype, shape, None
+        tensor._read_only = tensor._pinned = False
+        tensor._device, tensor._stream = device, stream
         return tensor
 
     @classmethod

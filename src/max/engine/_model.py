@@ -157,9 +157,8 @@ class Model:
         self._binder = InputBinder(
             compiled.name, compiled.inputs, compiled.input_names, compiled.input_symbols
         )
-        self._output_dtypes = [info.dtype for info in compiled.outputs]
-        self._output_memory = OutputMemory(len(compiled.outputs), compiled.guarded)
-        self._output_devices = [device_named(*info.device) for info in compiled.outputs]
+        self._output_forms = [(info.dtype, device_named(*info.device)) for info in compiled.outputs]
+        self._output_memory = OutputMemory(self._output_forms, compiled.guarded)
         self._given_back = compiled.output_buffers
         self._captures: dict[int, _Capture] = {}
         self._lock = threading.Lock()
@@ -302,17 +301,10 @@ class Model:
         return outputs
 
     def _new_outputs(self, inputs: list[Tensor], instance: Instance) -> list[Tensor]:
+        memory, given_back = self._output_memory, self._given_back
         return [
-            self._output_memory.tensor(i, dtype, shape, device) if source < 0 else inputs[source]
-            for i, (dtype, shape, device, source) in enumerate(
-                zip(
-                    self._output_dtypes,
-                    instance.output_shapes,
-                    self._output_devices,
-                    self._given_back,
-                    strict=True,
-                )
-            )
+            memory.tensor(index, shape) if given_back[index] < 0 else inputs[given_back[index]]
+            for index, shape in enumerate(instance.output_shapes)
         ]
 
     def _run(
@@ -354,11 +346,11 @@ class Model:
             bases[layout.arena(segment)] = address
             for index, shape in zip(part.code.outputs, instance.output_shapes, strict=True):
                 if self._given_back[index] < 0 and not bases[layout.output(index)]:
-                    kind = self._output_dtypes[index], shape, self._output_devices[index]
+                    dtype, device = self._output_forms[index]
                     outputs[index] = (
-                        self._output_memory.tensor(index, *kind)
+                        self._output_memory.tensor(index, shape)
                         if self._compiled.guarded
-                        else Tensor(*kind)
+                        else Tensor(dtype, shape, device)
                     )
                     bases[layout.output(index)] = outputs[index]._ptr
             if not part.empty:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -47,13 +48,18 @@ class OutputMemory:
     """The newest blocks of each output of a model.
 
     Args:
-        count: The number of outputs.
+        outputs: The dtype and device of each output.
         guarded: Whether each block is fresh and between guard pages.
     """
 
-    def __init__(self, count: int, guarded: bool = False) -> None:
+    def __init__(self, outputs: Sequence[tuple[DType, Device]], guarded: bool = False) -> None:
         self._guarded = guarded
-        self._kept: list[list[npt.NDArray[np.uint8]]] = [[] for _ in range(count)]
+        # looked up once: properties take longer than an allocation
+        self._forms = [
+            (dtype, dtype.size_in_bytes, device, device.default_stream, device.is_host)
+            for dtype, device in outputs
+        ]
+        self._kept: list[list[npt.NDArray[np.uint8]]] = [[] for _ in outputs]
         with _all_lock:
             _all.add(self)
 
@@ -66,24 +72,25 @@ class OutputMemory:
         """The total size of all blocks, used or not."""
         return sum(block.size for kept in self._kept for block in list(kept))
 
-    def tensor(self, index: int, dtype: DType, shape: tuple[int, ...], device: Device) -> Tensor:
+    def tensor(self, index: int, shape: tuple[int, ...]) -> Tensor:
         """An uninitialised tensor for an output, in memory that nothing else uses.
 
         Args:
             index: The index of the output.
-            dtype: Its element type.
             shape: Its shape.
-            device: Its device.
 
         Raises:
             MemoryError: The device is out of memory.
         """
-        nbytes = math.prod(shape) * dtype.size_in_bytes
-        if self._guarded and device.is_host:
+        dtype, itemsize, device, stream, is_host = self._forms[index]
+        if not is_host:
+            return Tensor._empty(dtype, shape, device)
+        nbytes = math.prod(shape) * itemsize
+        if self._guarded:
             memory = guard.allocate(nbytes)
             return Tensor._wrap(address(memory), dtype, shape, owner=memory, target=device)
-        if nbytes < LEAST or not device.is_host:
-            return Tensor._empty(dtype, shape, device)
+        if nbytes < LEAST:
+            return Tensor._small(nbytes, dtype, shape, device, stream)
         block = self._free_block(self._kept[index], nbytes)
         if block is None:
             return self._fresh(index, dtype, shape, device, nbytes)
