@@ -48,7 +48,8 @@ def here(capfd):
         out, err = capfd.readouterr()
         return SimpleNamespace(returncode=code, stdout=out, stderr=err)
 
-    return run
+    yield run
+    PIPELINE_REGISTRY.reset()
 
 
 def generate(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
