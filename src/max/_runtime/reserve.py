@@ -48,7 +48,7 @@ class Reserve:
                 target=self._touch, args=(num_bytes - SPARE_BYTES,), name="max-reserve", daemon=True
             )
             self._thread.start()
-        except (MemoryError, RuntimeError):  # no memory or no thread: who needs it reports it
+        except (MemoryError, RuntimeError):  # `take` reports a lack of memory
             self._block = self._thread = None
 
     def _touch(self, num_bytes: int) -> None:

@@ -28,7 +28,6 @@ from max.driver._memory import (
     MapMode,
     Memory,
     address,
-    allocate_bytes,
     array_at,
     map_file,
 )
@@ -139,20 +138,21 @@ class Tensor:
     @classmethod
     def _empty(cls, dtype: DType, shape: tuple[int, ...], device: Device) -> Tensor:
         """An uninitialised tensor of a checked shape: the fast path for outputs of executions."""
-        tensor = cls.__new__(cls)
-        tensor._ptr, tensor._owner = device.memory.allocate("Tensor", dtype, shape, False)
-        tensor._dtype, tensor._shape, tensor._strides = dtype, shape, None
-        tensor._read_only = tensor._pinned = False
-        tensor._device, tensor._stream = device, device.default_stream
-        return tensor
+        memory = device.memory.allocate("Tensor", dtype, shape, False)
+        return cls._over(memory, dtype, shape, device, device.default_stream)
 
     @classmethod
-    def _small(
-        cls, nbytes: int, dtype: DType, shape: tuple[int, ...], device: Device, stream: DeviceStream
+    def _over(
+        cls,
+        memory: tuple[int, object],
+        dtype: DType,
+        shape: tuple[int, ...],
+        device: Device,
+        stream: DeviceStream,
     ) -> Tensor:
-        """As `_empty`, of a few bytes on the host; `nbytes` is the size, `stream` the device's default stream."""
+        """A writable, contiguous tensor over new memory, an address and its owner."""
         tensor = cls.__new__(cls)
-        tensor._ptr, tensor._owner = allocate_bytes(nbytes)
+        tensor._ptr, tensor._owner = memory
         tensor._dtype, tensor._shape, tensor._strides = dtype, shape, None
         tensor._read_only = tensor._pinned = False
         tensor._device, tensor._stream = device, stream

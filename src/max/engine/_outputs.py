@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from max._runtime import guard, platform
 from max.driver import Device, Tensor
-from max.driver._memory import ALIGNMENT, address
+from max.driver._memory import ALIGNMENT, address, allocate_bytes
 from max.dtype import DType
 
 __all__ = ["OutputMemory", "trim_all", "under_pressure"]
@@ -90,7 +90,7 @@ class OutputMemory:
             memory = guard.allocate(nbytes)
             return Tensor._wrap(address(memory), dtype, shape, owner=memory, target=device)
         if nbytes < LEAST:
-            return Tensor._small(nbytes, dtype, shape, device, stream)
+            return Tensor._over(allocate_bytes(nbytes), dtype, shape, device, stream)
         block = self._free_block(self._kept[index], nbytes)
         if block is None:
             return self._fresh(index, dtype, shape, device, nbytes)

@@ -162,15 +162,7 @@ class Mamba2Form:
         device: DeviceRef,
         linear_cls: Callable[..., Linear] = Linear,
     ) -> Module:
-        """A layer; see `max.pipelines.models.recurrent_form.RecurrentForm`.
-
-        Args:
-            config: The shape of the model.
-            kv_params: The shape of the cache, with the states.
-            dtype: The dtype of the weights.
-            device: Where it runs.
-            linear_cls: The constructor of the projections.
-        """
+        """A `Mamba2Layer`; see `RecurrentForm`."""
         return Mamba2Layer(self, config, kv_params, dtype, device, linear_cls)
 
 
@@ -304,15 +296,7 @@ class MambaForm:
         device: DeviceRef,
         linear_cls: Callable[..., Linear] = Linear,
     ) -> Module:
-        """A layer; see `max.pipelines.models.recurrent_form.RecurrentForm`.
-
-        Args:
-            config: The shape of the model.
-            kv_params: The shape of the cache, with the states.
-            dtype: The dtype of the weights.
-            device: Where it runs.
-            linear_cls: The constructor of the projections.
-        """
+        """A `MambaLayer`; see `RecurrentForm`."""
         return MambaLayer(self, config, kv_params, dtype, device, linear_cls)
 
 

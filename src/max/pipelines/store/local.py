@@ -141,10 +141,8 @@ class ModelStore:
             return self.find(name)
         except ModelFilesError:
             path = Path(name)
-            if path.is_file() and path.suffix == ".gguf":
-                stat = path.stat()
-                return StoredModel(name, path, "path", stat.st_size, stat.st_mtime)
-            if path.is_dir() and is_model_folder(path):
+            is_file = path.is_file() and path.suffix == ".gguf"
+            if is_file or (path.is_dir() and is_model_folder(path)):
                 return _of_files(name, path, "path")
             raise
 
@@ -184,9 +182,7 @@ class ModelStore:
             if not _NAME.fullmatch(name):
                 continue
             if entry.is_file() and entry.suffix == ".gguf":
-                stat = entry.stat()
-                bare = name.removesuffix(".gguf")
-                yield StoredModel(bare, entry, "folder", stat.st_size, stat.st_mtime)
+                yield _of_files(name.removesuffix(".gguf"), entry, "folder")
             elif entry.is_dir() and is_model_folder(entry):
                 yield _of_files(name, entry, "folder")
             elif entry.is_dir() and not prefix:
@@ -226,7 +222,9 @@ def near_names(name: str, names: list[str]) -> str:
     return f"Did you mean {' or '.join(repr(last[each]) for each in close)}?" if close else ""
 
 
-def _of_files(name: str, folder: Path, origin: str) -> StoredModel:
-    stats = [path.stat() for path in folder.iterdir() if path.is_file()]
+def _of_files(name: str, path: Path, origin: str) -> StoredModel:
+    """The model of a folder or of a GGUF file."""
+    files = path.iterdir() if path.is_dir() else (path,)
+    stats = [file.stat() for file in files if file.is_file()]
     size, modified = sum(s.st_size for s in stats), max(s.st_mtime for s in stats)
-    return StoredModel(name, folder, origin, size, modified)
+    return StoredModel(name, path, origin, size, modified)
