@@ -60,6 +60,14 @@ def _generation(args: argparse.Namespace, models: Path) -> Iterator[str]:
         yield from generation.measure(shape, encoding, models, args.runs)
 
 
+def _families(args: argparse.Namespace, models: Path) -> Iterator[str]:
+    yield from generation.HEAD
+    for shape in ("qwen3-0.6b", "gemma3-1b", "olmoe-1.1b"):
+        for encoding in ("q4_k", "q8_0", "bfloat16"):
+            cases = ((32, 1), (256, 1))
+            yield from generation.measure(shape, encoding, models, min(args.runs, 3), cases)
+
+
 def _avx2(args: argparse.Namespace, models: Path) -> Iterator[str]:
     yield from generation.HEAD
     for encoding in ("float32", "q4_0", "q4_k", "q8_0"):
@@ -144,6 +152,13 @@ SECTIONS: dict[str, Section] = {
         _avx2,
         3,
         10,
+    ),
+    "families": Section(
+        "Other families",
+        "As above, shapes of Qwen 3, Gemma 3 and OLMoE. Both engines read the same GGUF file, which llama.cpp quantised.",
+        _families,
+        3,
+        25,
     ),
     "loading": Section(
         "Loading",

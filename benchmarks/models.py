@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import shutil
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 TOKENIZER_FROM = ROOT / "models" / "tiny-chat"
 
-# name -> LlamaConfig fields
+# name -> fields of transformers' config
 SHAPES: dict[str, dict[str, object]] = {
     # SmolLM2-135M's shape
     "llama-135m": {
@@ -55,6 +56,43 @@ SHAPES: dict[str, dict[str, object]] = {
         "tie_word_embeddings": True,
         "max_position_embeddings": 40960,
     },
+    # the form of OLMoE: 1.1B in all, 0.2B of it used by a token
+    "olmoe-1.1b": {
+        "hidden_size": 1024,
+        "num_hidden_layers": 10,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "intermediate_size": 512,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "vocab_size": 32768,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 2048,
+    },
+    "gemma3-1b": {
+        "hidden_size": 1152,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 512,
+        "intermediate_size": 6912,
+        "vocab_size": 262144,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 2048,
+    },
+    "qwen3-0.6b": {
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 3072,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 2048,
+    },
     "llama-tiny": {
         "hidden_size": 64,
         "num_hidden_layers": 2,
@@ -67,6 +105,14 @@ SHAPES: dict[str, dict[str, object]] = {
     },
 }
 
+# the first part of a shape's name -> transformers' config and model, llama.cpp's architecture
+CLASSES = {
+    "llama": ("LlamaConfig", "LlamaForCausalLM", "llama"),
+    "olmoe": ("OlmoeConfig", "OlmoeForCausalLM", "olmoe"),
+    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", "gemma3"),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", "qwen3"),
+}
+
 
 def make_checkpoint(shape: str, dtype: str, folder: Path) -> Path:
     """Write the model of ``shape`` (a key of ``SHAPES``) in ``dtype`` under ``folder``; returns its folder.
@@ -77,11 +123,14 @@ def make_checkpoint(shape: str, dtype: str, folder: Path) -> Path:
     if (target / "model.safetensors").exists():
         return target
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    import transformers
 
+    config_class, model_class, _ = CLASSES[shape.partition("-")[0]]
     torch.manual_seed(0)
-    config = LlamaConfig(**SHAPES[shape], bos_token_id=None, eos_token_id=None, pad_token_id=0)
-    model = LlamaForCausalLM(config).to(getattr(torch, dtype))
+    config = getattr(transformers, config_class)(
+        **SHAPES[shape], bos_token_id=None, eos_token_id=None, pad_token_id=0
+    )
+    model = getattr(transformers, model_class)(config).to(getattr(torch, dtype))
     model.generation_config.eos_token_id = None
     model.save_pretrained(target)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -93,6 +142,7 @@ def make_checkpoint(shape: str, dtype: str, folder: Path) -> Path:
 FLOATS = {"float32": "F32", "bfloat16": "BF16"}
 # our names of encodings -> llama.cpp's number of a file type
 FILE_TYPES = {"q4_0": 2, "q8_0": 7, "q4_k": 15, "q5_k": 17, "q6_k": 18}
+_FILE_TYPES = {**FILE_TYPES, "bfloat16": 32}
 
 
 def fits(shape: str, encoding: str) -> bool:
@@ -111,16 +161,18 @@ def make_gguf(shape: str, encoding: str, folder: Path) -> Path:
     if target.exists():
         return target
     aside = target.with_suffix(".part")
-    if encoding in FILE_TYPES:
+    if encoding != "float32" and (encoding in FILE_TYPES or not shape.startswith("llama")):
         from benchmarks.peers import python
         from benchmarks.runner import Worker
 
         source = make_gguf(shape, "float32", folder)
         worker = Worker("benchmarks.workers.llama_cpp_llm", python=python("llama"))
         worker.call(
-            "quantize", source=str(source), target=str(aside), file_type=FILE_TYPES[encoding]
+            "quantize", source=str(source), target=str(aside), file_type=_FILE_TYPES[encoding]
         )
         worker.close()
+    elif not shape.startswith("llama"):
+        _write_family(shape, make_checkpoint(shape, encoding, folder), aside)
     else:
         from benchmarks.gguf_files import write_gguf
 
@@ -128,6 +180,22 @@ def make_gguf(shape: str, encoding: str, folder: Path) -> Path:
         write_gguf(checkpoint, aside, FLOATS[encoding], vocabulary=False)
     aside.rename(target)
     return target
+
+
+def _write_family(shape: str, checkpoint: Path, target: Path) -> None:
+    """Writes a float32 checkpoint of another family than Llama as a GGUF file without a tokenizer."""
+    import transformers
+
+    from tests.architectures import gguf_files
+
+    _, model_class, architecture = CLASSES[shape.partition("-")[0]]
+    model = getattr(transformers, model_class).from_pretrained(checkpoint, dtype="float32")
+
+    def without_tokenizer(writer: Any) -> None:
+        writer.add_tokenizer_model("no_vocab")
+        writer.add_vocab_size(SHAPES[shape]["vocab_size"])
+
+    gguf_files.write(target, model, architecture, without_tokenizer)
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,19 @@ from benchmarks.runner import ROOT
 
 FOLDER = ROOT / "benchmarks" / ".peers"
 
-# llama.cpp for this machine's vectors, but not for AMX, whose path crashes in some releases
 _AVX2 = "AVX AVX2 FMA F16C"
-_AVX512 = f"{_AVX2} AVX512 AVX512_VBMI AVX512_VNNI AVX512_BF16"
+_FLAGS = {
+    "avx": "AVX", "avx2": "AVX2", "fma": "FMA", "f16c": "F16C", "avx_vnni": "AVX_VNNI",
+    "avx512f": "AVX512", "avx512vbmi": "AVX512_VBMI", "avx512_vnni": "AVX512_VNNI", "avx512_bf16": "AVX512_BF16",
+}  # fmt: skip
+"""Linux' names of vector instructions, and ggml's. AMX is left out, as its path crashes in some releases."""
+
+
+def _this_machine() -> str:
+    """The vector instructions of this machine, by ggml's names."""
+    info = Path("/proc/cpuinfo")
+    line = re.search(r"^flags\s*:(.*)$", info.read_text(), re.M) if info.exists() else None
+    return " ".join(_FLAGS[flag] for flag in line[1].split() if flag in _FLAGS) if line else _AVX2
 
 
 def _llama(features: str) -> tuple[list[str], dict[str, str]]:
@@ -25,7 +36,7 @@ def _llama(features: str) -> tuple[list[str], dict[str, str]]:
 
 
 PEERS: dict[str, tuple[list[str], dict[str, str]]] = {
-    "llama": _llama(_AVX512),
+    "llama": _llama(_this_machine()),
     "llama-avx2": _llama(_AVX2),
     # its own bounds on opentelemetry need help to be found
     "max": (
