@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,7 +119,10 @@ class Step:
 
 
 class Server:
-    """Runs our graph for named sequences that grow, in pages of a shuffled cache."""
+    """Runs our graph for named sequences that grow, in pages of a shuffled cache.
+
+    `change` changes the weights by the decoder's names.
+    """
 
     def __init__(
         self,
@@ -136,10 +139,14 @@ class Server:
         use_subgraphs: bool = True,
         architecture: type[DecoderModel] = Llama3Model,
         gguf: bool = False,
+        change: Callable[[dict[str, WeightData]], Mapping[str, WeightData]] = lambda weights: (
+            weights
+        ),
     ) -> None:
         config = architecture.config_class.from_huggingface(huggingface_config, max_seq_len)
         names = architecture.weight_names
         renamed = names.from_gguf(weights) if gguf else names.from_safetensors(weights)
+        renamed = dict(change(renamed))
         if gguf:
             config = gguf_form(config, renamed, architecture.gguf_interleaves_rope)
         params = config.cache_params(dtype, page_size)

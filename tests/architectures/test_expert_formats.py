@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from max.driver import Tensor
+from max.dtype.blocks import decode
+from max.engine import InferenceSession
 from max.graph.quantization import QuantizationEncoding
 from max.graph.weights import GGUFFile, GGUFWeights, WeightData
 from max.nn.transformer import ReturnLogits
 from max.pipelines.checkpoints.gguf import config_of
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
+from max.pipelines.checkpoints.quantise import Quantiser, encoding_for
 from max.pipelines.checkpoints.quantised_formats import convert_quantised
 from max.pipelines.models.decoder_model import DecoderModel
 from tests.architectures import gguf_files
-from tests.architectures.families import CASES, architecture, transformers_model
+from tests.architectures.families import (
+    CASES,
+    architecture,
+    config_file,
+    random_model,
+    transformers_model,
+)
 from tests.architectures.llama_harness import (
     Server,
     reference_logits,
@@ -116,3 +128,90 @@ def test_experts_in_blocks_of_gguf_files(
     tokens = rng.integers(0, 61, 13).tolist()
     expected = reference_logits(model, tokens)
     assert relative_error(ours.step({"a": tokens}).logits[0], expected) < tolerance
+
+
+EXPERTS = {
+    "deepseek_v2": {"moe_intermediate_size": 32, "num_key_value_heads": 8},
+    "deepseek_v3": {"moe_intermediate_size": 32, "num_key_value_heads": 8},
+    "dots1": {"moe_intermediate_size": 32},
+    "ernie4_5_moe": {"moe_intermediate_size": 32},
+    "glm4_moe": {"moe_intermediate_size": 32},
+    "gpt_oss_wide": {},
+    "granite_hybrid_moe": {"mamba_n_heads": 8, "mamba_d_head": 16},
+    "granite_moe_shared": {},
+    "hunyuan_moe": {},
+    "jamba": {},
+    "lfm2_moe": {"moe_intermediate_size": 32},
+    "llama4": {},
+    "minimax_m2": {},
+    "mixtral": {},
+    "olmoe": {},
+    "phimoe": {"num_attention_heads": 4},
+    "qwen2_moe": {"moe_intermediate_size": 32, "num_attention_heads": 4},
+    "qwen3_5_moe": {"moe_intermediate_size": 32},
+    "qwen3_moe": {"moe_intermediate_size": 32},
+    "qwen3_next": {"moe_intermediate_size": 32},
+}
+"""A case for each family with experts, and what makes their rows multiples of 32."""
+
+
+def _wide(case: str) -> Any:
+    spec = CASES[case]
+    sizes = {"hidden_size": 64, "intermediate_size": 32, "num_attention_heads": 8}
+    options = {**spec.options, **sizes, **EXPERTS[case]}
+    return random_model(replace(spec, options=options), 5)
+
+
+def _logits(
+    model: Any, case: str, kind: str, backend: str, decodes: bool, tokens: list[int]
+) -> tuple[Any, set[str]]:
+    """The logits of a model that is quantised at load, its blocks decoded again or not; the names of stacked weights in blocks."""
+    quantiser, stacked = Quantiser(InferenceSession()), set[str]()
+
+    def change(weights: dict[str, WeightData]) -> Mapping[str, WeightData]:
+        for name, value in weights.items():
+            shape = [int(n) for n in value.shape]
+            if (chosen := encoding_for(name, shape, kind)) is None:
+                continue
+            stacked.update([name] if len(shape) == 3 else [])
+            weights[name] = encoded = quantiser.encode(value, chosen)
+            if decodes and encoded.quantization_encoding is not None:
+                blocks = Tensor.from_dlpack(encoded.data).to_numpy()
+                floats = decode(blocks, encoded.quantization_encoding.value)
+                weights[name] = WeightData.from_numpy(floats, name)
+        return weights
+
+    server = Server(
+        config_file(model),
+        weights_of(model),
+        backend,
+        max_seq_len=CASES[case].max_seq_len,
+        architecture=cast(type[DecoderModel], architecture(case).pipeline_model),
+        return_logits=ReturnLogits.ALL,
+        change=change,
+    )
+    return server.step({"a": tokens}).logits[0], stacked
+
+
+@pytest.mark.parametrize("case", EXPERTS)
+def test_experts_are_quantised_at_load(rng: np.random.Generator, case: str) -> None:
+    """The logits are those of the decoded blocks, for each family."""
+    model, tokens = _wide(case), rng.integers(0, 61, 13).tolist()
+    actual, stacked = _logits(model, case, "q4_k", "interpreter", False, tokens)
+    expected, _ = _logits(model, case, "q4_k", "interpreter", True, tokens)
+    assert {name.split(".")[-2] for name in stacked} >= {"down_proj"}
+    assert relative_error(actual, expected) < 2e-5
+
+
+@pytest.mark.parametrize("kind", ["q4_k", "q6_k"])
+def test_kernels_of_quantised_experts(rng: np.random.Generator, kind: str) -> None:
+    """Blocks of 256 elements in the engine, whose products round inputs to 8 bits."""
+    case = CASES["olmoe"]
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4}
+    # all experts are chosen: rounding must not change which
+    options = {"num_experts": 2, "initializer_range": 0.06}
+    model = random_model(replace(case, options={**case.options, **sizes, **options}), 5)
+    tokens = rng.integers(0, 61, 13).tolist()
+    actual, stacked = _logits(model, "olmoe", kind, "engine", False, tokens)
+    expected, _ = _logits(model, "olmoe", kind, "interpreter", True, tokens)
+    assert stacked and relative_error(actual, expected) < 0.06

@@ -97,7 +97,12 @@ def test_kernels_encode_as_numpy(kind, dtype, session, rng):
         ("embed_tokens.weight", [3, 512], "q8_0", "q8_0"),
         ("layers.0.mlp.gate.weight", [3, 512], "q8_0", None),
         ("layers.0.input_layernorm.weight", [512], "q8_0", None),
-        ("layers.0.mlp.experts.down_proj.weight", [2, 3, 512], "q8_0", None),
+        ("layers.0.mlp.experts.down_proj.weight", [2, 3, 512], "q4_k", "q4_k"),
+        ("layers.0.mlp.experts.gate_up_proj.weight", [2, 3, 320], "q4_k", "q4_0"),
+        ("layers.0.mlp.experts.gate_proj.weight", [2, 3, 48], "q4_k", None),
+        ("layers.0.mlp.experts.down_proj.bias", [2, 512], "q8_0", None),
+        ("layers.0.mlp.gate.gate_score.weight", [2, 512], "q8_0", None),
+        ("layers.0.mixer.in_proj_qkvz.weight", [3, 512], "q4_k", "q4_k"),
     ],
 )
 def test_what_is_encoded(name, shape, kind, expected):

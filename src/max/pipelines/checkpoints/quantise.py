@@ -31,7 +31,9 @@ __all__ = ["Quantiser", "encoding_for", "quantised_state_dict"]
 logger = logging.getLogger("max.pipelines")
 
 _FLOATS = (DType.float32, DType.bfloat16, DType.float16)
-_MATRICES = re.compile(r"(_proj|lm_head|embed_tokens)\.weight$")
+# projections of experts are stacked: [experts, rows, columns]
+_MATRICES = re.compile(r"(_proj|_proj_(qkvz|qkv|z)|lm_head|embed_tokens)\.weight$")
+_STACKED = re.compile(r"\.experts\.\w+_proj\.weight$")
 _OF_TOKENS = re.compile(r"(^|\.)(lm_head|embed_tokens)\.weight$")
 _SMALLER = {"q4_k": "q4_0", "q5_k": "q8_0", "q6_k": "q8_0"}
 """What a matrix is encoded in whose rows are no multiples of 256."""
@@ -43,22 +45,24 @@ _FORMAT = 1
 def encoding_for(name: str, shape: Sequence[int], kind: str) -> str | None:
     """What a weight of a model is encoded in; None if it stays as it is.
 
-    Matrices of projections, embedding and output layer are encoded. The last two have at least 6 bits, as in llama.cpp.
+    Matrices of projections, stacked ones of experts among them, embedding and output layer are encoded. The last two have at
+    least 6 bits, as in llama.cpp.
 
     Args:
         name: The weight's name in the model.
         shape: Its shape.
         kind: One of `QUANTISED_KINDS`.
     """
-    if len(shape) != 2 or not shape[1] or not _MATRICES.search(name) or ".experts." in name:
+    stacked = len(shape) == 3 and _STACKED.search(name) is not None
+    if not (stacked or len(shape) == 2) or not shape[-1] or not _MATRICES.search(name):
         return None
     if name.endswith(".kv_b_proj.weight"):  # latent attention takes it apart
         return None
     if kind in ("q4_0", "q4_k", "q5_k") and _OF_TOKENS.search(name):
         kind = "q6_k"
-    if kind in _SMALLER and shape[1] % 256:
+    if kind in _SMALLER and shape[-1] % 256:
         kind = _SMALLER[kind]
-    return None if shape[1] % 32 else kind
+    return None if shape[-1] % 32 else kind
 
 
 class Quantiser:
@@ -76,11 +80,11 @@ class Quantiser:
         """A weight in blocks.
 
         Args:
-            weight: Floats ``[rows, columns]``; columns are a multiple of the block's elements.
+            weight: Floats ``[…, rows, columns]``; columns are a multiple of the block's elements.
             kind: One of `QUANTISED_KINDS`; ``int8`` has one scale a row, in blocks of Q8_0.
 
         Returns:
-            uint8 ``[rows, bytes]``.
+            uint8 ``[…, rows, bytes]``.
 
         Raises:
             ModelFilesError: A value is not finite, or too large for float16 scales.
@@ -88,7 +92,8 @@ class Quantiser:
         values = Tensor.from_dlpack(weight.data)
         if values.dtype not in _FLOATS:
             values = Tensor.from_dlpack(weight.astype(DType.float32).data)
-        array = values.to_numpy()
+        stored = values.to_numpy()
+        array = stored.reshape(-1, stored.shape[-1])
         rows, columns = array.shape
         encoding = QuantizationEncoding("Q8_0" if kind == "int8" else kind.upper())
         elements, size = BLOCK_FORMATS[encoding.value]
@@ -106,7 +111,7 @@ class Quantiser:
                 assert isinstance(blocks, Tensor)
                 out[start : start + step] = blocks.to_numpy().reshape(len(part), -1)
         return WeightData._from_tensor(  # pyright: ignore[reportPrivateUsage]
-            Tensor.from_numpy(out), weight.name, encoding
+            Tensor.from_numpy(out.reshape(*stored.shape[:-1], -1)), weight.name, encoding
         )
 
     def _program(self, dtype: DType, encoding: str) -> Model:
