@@ -17,7 +17,8 @@ from max.pipelines.kv_cache.manager import (
     load_kv_manager,
 )
 from max.pipelines.kv_cache.memory import cache_bytes, page_bytes, pages_for_memory
-from max.pipelines.kv_cache.page_manager import OutOfPagesError, PageManager, pages_of
+from max.pipelines.kv_cache.page_manager import OutOfPagesError, PageManager
+from max.pipelines.kv_cache.page_pool import pages_of
 
 # 2 layers, 3 heads of 4: a page of 5 tokens in float32 takes 2 * 2 * 5 * 3 * 4 * 4 bytes
 PARAMS = KVCacheParams(DType.float32, 3, 4, page_size=5, enable_prefix_caching=True)

@@ -6,10 +6,18 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from max.interfaces import RequestID
-from max.pipelines.kv_cache.page_manager import OutOfPagesError, PageManager, pages_of
+from max.pipelines.kv_cache.page_manager import OutOfPagesError, PageManager
+from max.pipelines.kv_cache.page_pool import PagePool, pages_of
 from max.pipelines.kv_cache.swap_area import SwapArea
 
 
@@ -240,7 +248,8 @@ def test_pages_that_the_window_has_passed():
     first = pages.reserve(a, 12)
     pages.commit(a, tokens(*text[:12]))
     # token 12 sees 6 to 12
-    assert pages.return_unseen(a, 11) == first[:1] and pages.return_unseen(a, 12) == first[1:2]
+    assert pages.return_unseen(a, 11) == 1 and pages.pages(a) == [6, *first[1:]]
+    assert pages.return_unseen(a, 12) == 1
     assert pages.pages(a) == [6, 6, *first[2:]] and pages.free_pages == 4
     assert pages.missing_pages(a, 15) == 1
     pages.check()
@@ -260,8 +269,12 @@ def test_pages_that_the_window_has_passed():
 
 @pytest.mark.parametrize(("length", "step", "most"), [(100, 1, 4), (100, 5, 5), (9, 100, 3), (0, 1, 0)])  # fmt: skip
 def test_the_most_pages_of_a_request(length, step, most):
-    assert PageManager(50, 3, window=7).most_pages(length, step) == most
-    assert PageManager(50, 3).most_pages(length, step) == pages_of(length, 3)
+    assert PagePool(50, 7).most_pages(length, step, 3) == most
+    assert PagePool(50).most_pages(length, step, 3) == pages_of(length, 3)
+    # the second group is the one that may lack pages
+    pages = PageManager(50, 3, more=[PagePool(3, 7)])
+    assert pages.lacking(length, step) == ((most, 3) if most > 3 else None)
+    assert PageManager(2, 3, more=[PagePool(9, 7)]).lacking(7, 1) == (3, 2)
 
 
 @pytest.mark.parametrize("window", [1, 3, 4, 9])
@@ -281,7 +294,56 @@ def test_a_long_text_needs_few_pages(window, size, step):
         pages.return_unseen(key, length + step)
         assert pages.used_pages <= -(-(window - 1) // size) + 1
         pages.check()
-    assert held <= pages.most_pages(60 + step, step)
+    assert held <= pages.pools[0].most_pages(60 + step, step, size)
+
+
+def test_a_page_that_was_given_back_before_it_was_recorded_serves_nobody():
+    pages, a = PageManager(6, 2, True, window=2), RequestID("a")
+    pages.claim(a)
+    pages.reserve(a, 6)
+    assert pages.return_unseen(a, 5) == 2
+    pages.commit(a, tokens(1, 2, 3, 4, 5, 6))
+    pages.check()
+    pages.claim(b := RequestID("b"))
+    assert pages.reuse_prefix(b, tokens(1, 2, 3, 4, 5)) == 0
+
+
+def test_groups_have_tables_of_one_length():
+    """A group without a window keeps its pages, one with a window of 3 gives them back."""
+    pages, a = PageManager(6, 2, more=[PagePool(4, 3)]), RequestID("a")
+    pages.claim(a)
+    pages.reserve(a, 5)
+    assert (pages.free_pages, pages.used_pages) == (1, 6)
+    with pytest.raises(OutOfPagesError, match="2 more pages are needed, 1 of 4 are free"):
+        pages.reserve(a, 10)
+    assert len(pages.pages(a, 0)) == len(pages.pages(a, 1)) == 3
+    assert pages.return_unseen(a, 6) == 2
+    assert pages.pages(a, 0) == [0, 1, 2] and pages.pages(a, 1) == [4, 4, 2]
+    assert pages.missing_pages(a, 12) == 3
+    pages.reserve(a, 12)
+    assert pages.pages(a, 1)[:3] == [4, 4, 2] and pages.free_pages == 0
+    pages.check()
+    pages.release(a)
+    pages.check()
+    assert pages.used_pages == 0
+
+
+def test_a_prefix_of_groups_needs_the_pages_that_each_group_sees():
+    pages = PageManager(20, 2, True, more=[PagePool(5, 3)])
+    a, b, text = RequestID("a"), RequestID("b"), list(range(12))
+    pages.claim(a)
+    for end in (4, 8, 12):
+        pages.reserve(a, end)
+        pages.commit(a, tokens(*text[:end]))
+        pages.return_unseen(a, end)
+    assert pages.pages(a, 1)[:5] == [5] * 5
+    # the first page of the window's group was taken again
+    pages.claim(b)
+    assert pages.reuse_prefix(b, tokens(*text[:3])) == 0
+    assert pages.reuse_prefix(b, tokens(*text)) == 10
+    assert pages.pages(b) == pages.pages(a)[:5]
+    assert pages.pages(b, 1)[:4] == [5] * 4 and pages.pages(b, 1)[4] < 5
+    pages.check()
 
 
 class Copies:
@@ -347,27 +409,44 @@ def test_pages_that_come_back_are_not_dropped_for_those_that_give_way():
     pages.check()
 
 
+class Memory:
+    """The memory of a group's pages and of its swap area."""
+
+    def __init__(self) -> None:
+        self.pages: dict[int, list[int]] = {}
+        self.area: dict[int, list[int]] = {}
+
+    def save(self, page, slot):
+        self.area[slot] = list(self.pages[page])
+
+    def restore(self, slot, page):
+        self.pages[page] = list(self.area[slot])
+
+
 class Pages(RuleBasedStateMachine):
     """Random use; a model of the cache's memory shows whether a shared page holds what it should."""
 
     requests = Bundle("requests")
 
-    window: int | None = None
-    slots = 0
+    windows: tuple[int | None, ...] = (None,)
+    sizes: tuple[int, ...] = (6,)
+    slots: tuple[int, ...] = (0,)
 
     def __init__(self) -> None:
         super().__init__()
-        swap = SwapArea(self.slots, self) if self.slots else None
-        self.pages = PageManager(6, 2, True, self.window, swap)
-        self.memory: dict[int, list[int]] = {}
-        self.area: dict[int, list[int]] = {}
+        self.memory = [Memory() for _ in self.windows]
+        swaps = [
+            SwapArea(slots, memory) if slots else None
+            for slots, memory in zip(self.slots, self.memory, strict=True)
+        ]
+        groups = list(zip(self.sizes, self.windows, swaps, strict=True))
+        size, window, swap = groups[0]
+        more = [PagePool(*group) for group in groups[1:]]
+        self.pages = PageManager(size, 2, True, window, swap, more)
         self.text: dict[RequestID, list[int]] = {}
 
-    def save(self, page, slot):
-        self.area[slot] = list(self.memory[page])
-
-    def restore(self, slot, page):
-        self.memory[page] = list(self.area[slot])
+    def tables(self, key):
+        return [self.pages.pages(key, group) for group in range(len(self.windows))]
 
     @rule(target=requests, text=st.lists(st.integers(0, 1), min_size=1, max_size=9))
     def begin(self, text):
@@ -383,21 +462,24 @@ class Pages(RuleBasedStateMachine):
     @rule(key=requests, more=st.lists(st.integers(0, 1), min_size=1, max_size=3))
     def extend(self, key, more):
         text = self.text[key] + more
-        before = self.pages.free_pages, self.pages.pages(key)
+        before = self.pages.used_pages, self.tables(key)
         try:
             self.pages.reserve(key, len(text))
         except OutOfPagesError:
-            assert (self.pages.free_pages, self.pages.pages(key)) == before, "all or nothing"
+            assert (self.pages.used_pages, self.tables(key)) == before, "all or nothing"
             return
-        table = self.pages.pages(key)
-        for i in range(len(self.text[key]), len(text)):
-            users = [k for k in self.text if table[i // 2] in self.pages.pages(k)]
-            assert users in ([], [key]), "a page of two requests is written"
-            row = self.memory.setdefault(table[i // 2], [0, 0])
-            row[i % 2] = text[i]
+        for group, (table, memory) in enumerate(zip(self.tables(key), self.memory, strict=True)):
+            for i in range(len(self.text[key]), len(text)):
+                page = table[i // 2]
+                users = [k for k in self.text if page in self.pages.pages(k, group)]
+                assert users in ([], [key]), "a page of two requests is written"
+                memory.pages.setdefault(page, [0, 0])[i % 2] = text[i]
         self.text[key] = text
         self.pages.commit(key, tokens(*text))
         self.pages.return_unseen(key, len(text))
+        for table, window, size in zip(self.tables(key), self.windows, self.sizes, strict=True):
+            held = sum(page < size for page in table)
+            assert held <= pages_of(len(text) if window is None else window, 2) + 1
 
     @rule(key=requests)
     def preempt(self, key):
@@ -416,6 +498,10 @@ class Pages(RuleBasedStateMachine):
         self.pages.release(key)
         del self.text[key]
 
+    @rule()
+    def forget(self):
+        self.pages.forget_prefixes()
+
     @invariant()
     def nothing_is_lost(self):
         self.pages.check()
@@ -423,32 +509,48 @@ class Pages(RuleBasedStateMachine):
             self.check_held(key, text, "another request wrote into a page")
 
     def check_held(self, key, text, message):
-        """The tokens that the next one sees are in the pages of the table."""
-        table = self.pages.pages(key)
-        first = 0 if self.window is None else max(0, len(text) - self.window + 1)
-        held = [self.memory[table[i // 2]][i % 2] for i in range(first, len(text))]
-        assert held == text[first:], message
+        """The tokens that the next one sees are in the pages of each group's table."""
+        for table, window, memory in zip(self.tables(key), self.windows, self.memory, strict=True):
+            first = 0 if window is None else max(0, len(text) - window + 1)
+            held = [memory.pages[table[i // 2]][i % 2] for i in range(first, len(text))]
+            assert held == text[first:], message
 
 
 class WindowPages(Pages):
     """The same where pages are given back that the window has passed."""
 
-    window = 4
+    windows = (4,)
 
 
 class SwappedPages(Pages):
     """The same with an area for pages that were taken."""
 
-    slots = 4
+    slots = (4,)
 
 
 class SwappedWindowPages(Pages):
     """With both."""
 
-    window, slots = 3, 2
+    windows, slots = (3,), (2,)
 
 
-TestPages, TestWindowPages = Pages.TestCase, WindowPages.TestCase
-TestSwappedPages, TestSwappedWindowPages = SwappedPages.TestCase, SwappedWindowPages.TestCase
-for case in (TestPages, TestWindowPages, TestSwappedPages, TestSwappedWindowPages):
-    case.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+class GroupedPages(Pages):
+    """Layers without a window, and layers with one, whose pool is smaller."""
+
+    windows, sizes, slots = (None, 3), (9, 6), (0, 0)
+
+
+class SwappedGroupedPages(Pages):
+    """Three groups, two of them with swap areas."""
+
+    windows, sizes, slots = (None, 3, 5), (7, 5, 6), (3, 2, 0)
+
+
+MACHINES = (Pages, WindowPages, SwappedPages, SwappedWindowPages, GroupedPages, SwappedGroupedPages)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_random_use(machine):
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=40, stateful_step_count=40, deadline=None)
+    )

@@ -36,12 +36,17 @@ class ContextPages:
 
     @property
     def total_num_pages(self) -> int:
-        """The number of pages."""
-        return self.pages.num_pages
+        """The number of pages, of all groups of layers."""
+        return sum(pool.num_pages for pool in self.pages.pools)
+
+    @property
+    def used_pages(self) -> int:
+        """Pages that requests hold, of all groups of layers."""
+        return self.pages.used_pages
 
     @property
     def free_pages(self) -> int:
-        """Pages that no request holds."""
+        """Pages that no request holds, of the group that has the fewest."""
         return self.pages.free_pages
 
     def contains(self, request_id: RequestID) -> bool:
@@ -88,7 +93,7 @@ class ContextPages:
         return reused
 
     def missing_pages(self, context: TextGenerationContext, num_steps: int) -> int:
-        """The number of pages that a request lacks for its next steps.
+        """The number of pages that a request lacks, in each group of layers, for its next steps.
 
         Args:
             context: The request.
@@ -99,14 +104,14 @@ class ContextPages:
         """
         return self.pages.missing_pages(context.request_id, _length_after(context, num_steps))
 
-    def most_pages(self, length: int, step: int) -> int:
-        """The most pages that a request holds at once; see :meth:`PageManager.most_pages`.
+    def lacking(self, length: int, step: int) -> tuple[int, int] | None:
+        """Whether a request can never run; see :meth:`PageManager.lacking`.
 
         Args:
             length: The tokens of its whole sequence.
             step: The most tokens of a step.
         """
-        return self.pages.most_pages(length, step)
+        return self.pages.lacking(length, step)
 
     def alloc(self, context: TextGenerationContext, num_steps: int = 1) -> None:
         """Extends a request's page table for its next steps.

@@ -129,7 +129,7 @@ class PagedKVCacheManager(ContextPages):
         )
         self._host_tables: _HostTables | None = None
         if swap_slots:
-            self.pages.swap = SwapArea(swap_slots, _HostPages(self.blocks))
+            self.pages.pools[0].swap = SwapArea(swap_slots, _HostPages(self.blocks))
             logger.info("KV cache: up to %d pages are swapped to the host", swap_slots)
         logger.info(
             "KV cache: %d pages of %d tokens, %.0f MiB",

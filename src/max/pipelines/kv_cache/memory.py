@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from max.nn.kv_cache.cache_params import KVCacheParams
-from max.pipelines.kv_cache.page_manager import pages_of
+from max.pipelines.kv_cache.page_pool import pages_of
 
 
 def page_size_of(params: KVCacheParams) -> int:

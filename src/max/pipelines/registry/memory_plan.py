@@ -10,7 +10,7 @@ from max.pipelines.config.model_config import PLAIN_FLOATS
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.kv_cache.memory import held_tokens, state_bytes
-from max.pipelines.kv_cache.page_manager import pages_of
+from max.pipelines.kv_cache.page_pool import pages_of
 from max.pipelines.models.kv_cache import KVCacheMixin
 from max.pipelines.registry.architecture import SupportedArchitecture
 

@@ -19,12 +19,17 @@ class PageSource(Protocol):
 
     @property
     def total_num_pages(self) -> int:
-        """The number of pages."""
+        """The number of pages, of all groups of layers."""
+        ...
+
+    @property
+    def used_pages(self) -> int:
+        """Pages that requests hold, of all groups of layers."""
         ...
 
     @property
     def free_pages(self) -> int:
-        """Pages that no request holds."""
+        """Pages that no request holds, of the group that has the fewest."""
         ...
 
     def contains(self, request_id: RequestID) -> bool:
@@ -58,7 +63,7 @@ class PageSource(Protocol):
         ...
 
     def missing_pages(self, context: TextGenerationContext, num_steps: int) -> int:
-        """The number of pages that a request lacks for its next steps.
+        """The number of pages that a request lacks, in each group of layers, for its next steps.
 
         Args:
             context: The request.
@@ -66,12 +71,15 @@ class PageSource(Protocol):
         """
         ...
 
-    def most_pages(self, length: int, step: int) -> int:
-        """The most pages that a request holds at once: fewer than those of its tokens where layers have windows.
+    def lacking(self, length: int, step: int) -> tuple[int, int] | None:
+        """Whether a request can never run: it needs more pages than a group of layers has.
 
         Args:
             length: The tokens of its whole sequence.
             step: The most tokens of a step.
+
+        Returns:
+            The most pages that it holds at once and the pages of that group; None: all groups have enough.
         """
         ...
 
@@ -120,12 +128,17 @@ class PageTables:
 
     @property
     def total_pages(self) -> int:
-        """The number of pages."""
+        """The number of pages, of all groups of layers."""
         return self._source.total_num_pages
 
     @property
+    def used_pages(self) -> int:
+        """Pages that requests hold, of all groups of layers."""
+        return self._source.used_pages
+
+    @property
     def free_pages(self) -> int:
-        """Pages that no request holds."""
+        """Pages that no request holds, of the group that has the fewest."""
         return self._source.free_pages
 
     def __contains__(self, request_id: RequestID) -> bool:
@@ -152,17 +165,17 @@ class PageTables:
         self.reused_tokens += self._source.reuse_prefix(context)
         return True
 
-    def most_pages(self, length: int, step: int) -> int:
-        """The most pages that a request holds at once.
+    def lacking(self, length: int, step: int) -> tuple[int, int] | None:
+        """Whether a request can never run; see :meth:`PageSource.lacking`.
 
         Args:
             length: The tokens of its whole sequence.
             step: The most tokens of a step.
         """
-        return self._source.most_pages(length, step)
+        return self._source.lacking(length, step)
 
     def missing(self, context: TextGenerationContext, num_steps: int) -> int:
-        """The number of pages that a request lacks for its next steps.
+        """The number of pages that a request lacks, in each group of layers, for its next steps.
 
         Args:
             context: The request; its table is open.

@@ -49,7 +49,7 @@ class TextScheduler:
         return {
             "running": len(self._running),
             "waiting": len(self._waiting),
-            "used_pages": tables.total_pages - tables.free_pages,
+            "used_pages": tables.used_pages,
             "preemptions": self.preemptions,
             "prompt_tokens": tables.opened_tokens,
             "reused_tokens": tables.reused_tokens,
@@ -74,11 +74,12 @@ class TextScheduler:
         # the last token is never written to the cache
         limits = self._limits
         chunk = limits.prefill_chunk_size if limits.enable_chunked_prefill else longest
-        needed = self._tables.most_pages(longest - 1, max(chunk, limits.max_num_steps))
-        if needed > self._tables.total_pages:
+        lacking = self._tables.lacking(longest - 1, max(chunk, limits.max_num_steps))
+        if lacking is not None:
+            needed, pages = lacking
             raise InputError(
                 f"the request needs {needed} pages of the KV cache at {longest} tokens, and there "
-                f"are {self._tables.total_pages}",
+                f"are {pages}",
                 "Ask for fewer new tokens, or give a greater --max-length to make room.",
             )
         self._order.add(context, priority, client)

@@ -1,0 +1,184 @@
+"""The pages of one group of layers: users, contents by hash, the order in which they are taken. No tensors.
+
+A page is in one of three states:
+
+- *in use*: in the table of one request, or of several that share a prefix;
+- *cached*: in no table, but its keys and values may serve a request with the same first tokens;
+- *empty*: in no table, without content.
+
+Cached and empty pages are free. A new page is an empty one, else the cached one that was freed first. Only full pages
+are shared, and a full page is never written again, so no write needs a copy.
+
+With a `SwapArea` a cached page that is taken is copied to the host, and counts as cached: a request that needs it gets
+another page, and the copy back.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from max.pipelines.kv_cache.swap_area import SwapArea
+
+
+def pages_of(length: int, page_size: int) -> int:
+    """The number of pages that hold a sequence.
+
+    Args:
+        length: Its tokens.
+        page_size: Tokens per page.
+    """
+    return -(-length // page_size)
+
+
+class PagePool:
+    """The pages of the layers that have one shape and one window.
+
+    Args:
+        num_pages: The number of pages.
+        window: The most tokens that a token sees in any of the layers, itself included; None: all before it.
+        swap: Where cached pages go that are taken; None: they are lost.
+
+    Raises:
+        ValueError: ``num_pages`` or ``window`` is less than 1.
+    """
+
+    def __init__(
+        self, num_pages: int, window: int | None = None, swap: SwapArea | None = None
+    ) -> None:
+        if num_pages < 1:
+            raise ValueError(f"PagePool: {num_pages} pages; expected at least 1")
+        if window is not None and window < 1:
+            raise ValueError(f"PagePool: a window of {window} tokens; expected at least 1")
+        self.num_pages, self.window, self.swap = num_pages, window, swap
+        self._users = [0] * num_pages
+        # the free pages, the next one first; a prefix that is reused removes from the middle
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_pages))
+        self._page_of_hash: dict[bytes, int] = {}
+        self._hash_of_page: dict[int, bytes] = {}
+
+    @property
+    def free_pages(self) -> int:
+        """The number of pages in no table."""
+        return len(self._free)
+
+    def first_visible(self, length: int, page_size: int) -> int:
+        """The first page that the token after `length` tokens sees.
+
+        Args:
+            length: The tokens.
+            page_size: Tokens per page.
+        """
+        return 0 if self.window is None else max(0, length - self.window + 1) // page_size
+
+    def most_pages(self, length: int, step: int, page_size: int) -> int:
+        """The most pages that a request holds at once.
+
+        Args:
+            length: The tokens of its whole sequence.
+            step: The most tokens of a step.
+            page_size: Tokens per page.
+        """
+        pages = pages_of(length, page_size)
+        if self.window is None:
+            return pages
+        return min(pages, pages_of(self.window - 1 + step, page_size) + 1)
+
+    def is_cached(self, page_hash: bytes, on_device: bool = False) -> bool:
+        """Whether a page has a content, or the swap area.
+
+        Args:
+            page_hash: The hash of the content.
+            on_device: Whether the swap area does not count.
+        """
+        if page_hash in self._page_of_hash:
+            return True
+        return not on_device and self.swap is not None and page_hash in self.swap
+
+    def has_room_for(self, hashes: Sequence[bytes]) -> bool:
+        """Whether pages are free for the contents that are in the swap area.
+
+        Args:
+            hashes: The hashes of cached contents.
+        """
+        on_device = [self._page_of_hash[h] for h in hashes if h in self._page_of_hash]
+        free = len(self._free) - sum(page in self._free for page in on_device)
+        return len(hashes) - len(on_device) <= free
+
+    def hold(self, hashes: Sequence[bytes]) -> list[int]:
+        """The pages of cached contents, with one user more; those of the swap area are copied back.
+
+        Args:
+            hashes: The hashes; there is room for them (:meth:`has_room_for`).
+        """
+        for page_hash in hashes:
+            page = self._page_of_hash.get(page_hash)
+            if page is not None:
+                self._free.pop(page, None)
+                self._users[page] += 1
+        # taking a page may save another one: first all slots are held
+        swapped = [h for h in hashes if h not in self._page_of_hash]
+        if swapped and self.swap is not None:
+            for page_hash, slot in [(h, self.swap.hold(h)) for h in swapped]:
+                page = self.take()
+                self.swap.restore(slot, page)
+                self._page_of_hash[page_hash], self._hash_of_page[page] = page, page_hash
+        return [self._page_of_hash[page_hash] for page_hash in hashes]
+
+    def take(self) -> int:
+        """A free page for new tokens, with one user; at least one is free."""
+        page, _ = self._free.popitem(last=False)
+        page_hash = self._hash_of_page.pop(page, None)
+        if page_hash is not None:
+            del self._page_of_hash[page_hash]
+            if self.swap is not None:
+                self.swap.save(page_hash, page)
+        self._users[page] = 1
+        return page
+
+    def drop(self, page: int) -> None:
+        """Takes a page out of a table; a page that no other table has is free: the next one if it is empty.
+
+        Args:
+            page: The page.
+        """
+        self._users[page] -= 1
+        if self._users[page] == 0:
+            self._free[page] = None
+            if page not in self._hash_of_page:
+                self._free.move_to_end(page, last=False)
+
+    def share(self, page: int, page_hash: bytes) -> None:
+        """Lets a full page serve other requests; of two pages with equal content the first one does.
+
+        Args:
+            page: The page, in use.
+            page_hash: The hash of its content.
+        """
+        if page_hash not in self._page_of_hash:
+            self._page_of_hash[page_hash], self._hash_of_page[page] = page, page_hash
+
+    def forget(self) -> None:
+        """Makes all cached pages empty, and lets no page in use serve another request."""
+        self._page_of_hash.clear()
+        self._hash_of_page.clear()
+        if self.swap is not None:
+            self.swap.clear()
+
+    def check(self, held: Sequence[int]) -> None:
+        """Checks that every page is in exactly one state; for tests.
+
+        Args:
+            held: The pages of all tables; a page is there once for each of its users.
+
+        Raises:
+            AssertionError: A page is lost or doubled.
+        """
+        users = [0] * self.num_pages
+        for page in held:
+            users[page] += 1
+        assert users == self._users, "user counts differ from the tables"
+        assert set(self._free) == {p for p, n in enumerate(users) if n == 0}, "a page is lost"
+        assert {h: p for p, h in self._hash_of_page.items()} == self._page_of_hash, "stale hash"
+        if self.swap is not None:
+            self.swap.check()
