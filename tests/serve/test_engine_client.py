@@ -16,6 +16,7 @@ from max.pipelines.generation.protocol import (
     EngineStopped,
     ErrorInfo,
     GenerationRequest,
+    RequestFailed,
     Shutdown,
     TokensGenerated,
 )
@@ -120,15 +121,14 @@ def run(test) -> None:
 def test_tokens_come_in_order_and_those_that_wait_are_joined() -> None:
     async def test(client: EngineClient, workers: Workers) -> None:
         (worker,) = workers.started
-        stream = client.stream(request())
-        first = asyncio.ensure_future(anext(stream))
-        await until(lambda: worker.commands == [request()])
-        worker.events.put(tokens(5))
-        assert await first == tokens(5)
-        for event in (tokens(6), tokens(7), tokens(8, status=END)):
-            worker.events.put(event)
-        await until(lambda: client.open_requests == 0)
-        assert [event async for event in stream] == [tokens(6, 7, 8, status=END)]
+        with client.open([request()]) as subscription:
+            assert worker.commands == [request()]
+            worker.events.put(tokens(5))
+            assert await subscription.next_events() == [(0, tokens(5))]
+            for event in (tokens(6), tokens(7), tokens(8, status=END)):
+                worker.events.put(event)
+            await until(lambda: client.open_requests == 0)
+            assert await subscription.next_events() == [(0, tokens(6, 7, 8, status=END))]
         assert CancelRequest("a") not in worker.commands
 
     run(test)
@@ -137,14 +137,44 @@ def test_tokens_come_in_order_and_those_that_wait_are_joined() -> None:
 def test_a_stream_that_is_closed_cancels_its_request() -> None:
     async def test(client: EngineClient, workers: Workers) -> None:
         (worker,) = workers.started
-        stream = client.stream(request())
-        worker.events.put(tokens(5))
-        first = asyncio.ensure_future(anext(stream))
-        await until(lambda: worker.commands)
-        worker.events.put(tokens(5))
-        await first
-        await stream.aclose()
+        with client.open([request()]) as subscription:
+            worker.events.put(tokens(5))
+            await subscription.next_events()
         assert worker.commands == [request(), CancelRequest("a")]
+
+    run(test)
+
+
+def test_one_task_reads_several_requests() -> None:
+    """What waits of all of them comes at once; one is cancelled alone; an error comes last."""
+
+    async def test(client: EngineClient, workers: Workers) -> None:
+        (worker,) = workers.started
+        names = ("a", "b", "c")
+        with client.open([request(name) for name in names]) as subscription:
+            assert worker.commands == [request(name) for name in names]
+            with pytest.raises(ValueError, match="request b is open already"):
+                with client.open([request("d"), request("b")]):
+                    pass
+            with pytest.raises(ValueError, match="request d is open already"):
+                with client.open([request("d"), request("d")]):
+                    pass
+            waiting = asyncio.ensure_future(subscription.next_events())
+            await asyncio.sleep(0)
+            client._take(worker, tokens(1, name="b"))
+            client._take(worker, tokens(2, name="a"))
+            client._take(worker, tokens(3, name="b"))
+            assert await waiting == [(1, tokens(1, 3, name="b")), (0, tokens(2, name="a"))]
+            subscription.cancel(0)
+            subscription.cancel(0)
+            assert worker.commands[3:] == [CancelRequest("a")]
+            client._take(worker, tokens(4, name="a"))
+            client._take(worker, tokens(5, name="c", status=END))
+            client._take(worker, RequestFailed("b", ErrorInfo("ValueError", "no")))
+            assert await subscription.next_events() == [(2, tokens(5, name="c", status=END))]
+            with pytest.raises(RuntimeError, match="generation failed: no"):
+                await subscription.next_events()
+        assert worker.commands[4:] == []
 
     run(test)
 
@@ -154,9 +184,9 @@ def test_a_dead_worker_is_replaced() -> None:
 
     async def test(client: EngineClient, workers: Workers) -> None:
         first = workers.started[0]
-        silent = asyncio.ensure_future(_all(client.stream(request("silent"))))
-        begun = asyncio.ensure_future(_all(client.stream(request("begun"))))
-        repeatable = asyncio.ensure_future(_all(client.stream(request("whole"), repeatable=True)))
+        silent = asyncio.ensure_future(_all(client, request("silent")))
+        begun = asyncio.ensure_future(_all(client, request("begun")))
+        repeatable = asyncio.ensure_future(_all(client, request("whole"), repeatable=True))
         await until(lambda: len(first.commands) == 3)
         first.events.put(tokens(5, name="begun"))
         first.events.put(tokens(6, name="whole"))
@@ -178,7 +208,7 @@ def test_a_dead_worker_is_replaced() -> None:
 
 def test_a_request_that_kills_workers_fails() -> None:
     async def test(client: EngineClient, workers: Workers) -> None:
-        deadly = asyncio.ensure_future(_all(client.stream(request())))
+        deadly = asyncio.ensure_future(_all(client, request()))
         for number in range(MOST_ATTEMPTS):
             await until(lambda n=number: len(workers.started) == n + 1)
             await until(lambda n=number: workers.started[n].commands)
@@ -192,7 +222,7 @@ def test_a_request_that_kills_workers_fails() -> None:
 
 def test_it_gives_up_where_no_worker_starts() -> None:
     async def test(client: EngineClient, workers: Workers) -> None:
-        waiting = asyncio.ensure_future(_all(client.stream(request())))
+        waiting = asyncio.ensure_future(_all(client, request()))
         await until(lambda: workers.started[0].commands)
         workers.ready = False
         workers.started[0].die()
@@ -200,7 +230,7 @@ def test_it_gives_up_where_no_worker_starts() -> None:
             await waiting
         assert client.state is EngineState.STOPPED
         with pytest.raises(EngineUnavailableError):
-            await anext(client.stream(request()))
+            await _all(client, request())
 
     run(test)
 
@@ -222,11 +252,16 @@ def test_an_error_of_loading_is_raised() -> None:
 def test_a_request_that_takes_too_long_is_cancelled() -> None:
     async def test(client: EngineClient, workers: Workers) -> None:
         with pytest.raises(TimeoutError, match=r"more than 0.05 s"):
-            await _all(client.stream(request(), timeout=0.05))
+            await _all(client, request(), timeout=0.05)
         assert workers.started[0].commands == [request(), CancelRequest("a")]
 
     run(test)
 
 
-async def _all(stream) -> list:
-    return [event async for event in stream]
+async def _all(client: EngineClient, message: GenerationRequest, **options) -> list:
+    """The events of a request."""
+    events: list = []
+    with client.open([message], **options) as subscription:
+        while not events or events[-1] == Repeated() or not events[-1].status.is_done:
+            events += [event for _, event in await subscription.next_events()]
+    return events

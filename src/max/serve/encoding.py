@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Sequence
-from contextlib import aclosing
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -110,9 +109,8 @@ async def _run(
         )
     timeout = state.settings.request_timeout_s
     with model.admission.enter(), state.metrics.request():
-        stream = model.engine.stream(request, repeatable=True, timeout=timeout)
-        async with aclosing(stream):
-            async for event in stream:
-                if isinstance(event, TextsEncoded):
-                    return event.values
-    raise RuntimeError("the worker has sent no values")
+        with model.engine.open([request], repeatable=True, timeout=timeout) as subscription:
+            while True:
+                for _, event in await subscription.next_events():
+                    if isinstance(event, TextsEncoded):
+                        return event.values

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from max.pipelines.generation.protocol import GenerationRequest, TokensGenerated
 from max.serve.metrics import ServerMetrics
@@ -67,57 +66,40 @@ def choices_of(sequence: TextSequence, count: int) -> list[TextSequence]:
     ]
 
 
-async def generate_text(
-    model: ServedModel, sequence: TextSequence, options: RunOptions, metrics: ServerMetrics
-) -> AsyncGenerator[TextPiece | Repeated, None]:
-    """Yields the text of one sequence as it is generated.
+class _Sequence:
+    """One sequence while it is generated: its text, and the times of its tokens."""
 
-    Args:
-        model: The model.
-        sequence: The sequence.
-        options: How it is run.
-        metrics: Receives the times and the counts.
+    def __init__(self, model: ServedModel, sequence: TextSequence, metrics: ServerMetrics) -> None:
+        self._model, self._sequence, self._metrics = model, sequence, metrics
+        self._text = self._new_text()
+        self._begin = self._last = time.perf_counter()
+        metrics.input_tokens.inc(len(sequence.request.tokens))
 
-    Raises:
-        UserError: The request can never run.
-        RuntimeError: The engine failed.
-    """
-    request = sequence.request
-    text = _new_text(model, sequence)
-    begin = last = time.perf_counter()
-    metrics.input_tokens.inc(len(request.tokens))
-    tokens = 0
-    stream = model.engine.stream(request, options.repeatable, options.timeout)
-    async with aclosing(stream):
-        async for event in stream:
-            if isinstance(event, Repeated):
-                text, tokens = _new_text(model, sequence), 0
-                yield event
-                continue
-            if not isinstance(event, TokensGenerated):
-                continue  # of encoders
-            now = time.perf_counter()
-            if tokens == 0:
-                metrics.time_to_first_token.observe((now - begin) * 1e3)
-            elif event.tokens:
-                metrics.between_tokens.observe((now - last) * 1e3 / len(event.tokens))
-            last, tokens = now, tokens + len(event.tokens)
-            metrics.output_tokens.inc(len(event.tokens))
-            piece = text.push(event)
-            if piece.text or piece.logs or piece.prompt_logs or piece.finish_reason:
-                yield piece
-            if piece.finish_reason is not None:
-                return
+    def restart(self) -> None:
+        """Forgets what was generated: the request runs again from its prompt."""
+        self._text = self._new_text()
+
+    def push(self, event: TokensGenerated) -> TextPiece:
+        """Adds tokens, and returns their text."""
+        now, metrics, count = time.perf_counter(), self._metrics, len(event.tokens)
+        if self._text.tokens == 0:
+            metrics.time_to_first_token.observe((now - self._begin) * 1e3)
+        elif count:
+            metrics.between_tokens.observe((now - self._last) * 1e3 / count)
+        self._last = now
+        metrics.output_tokens.inc(count)
+        return self._text.push(event)
+
+    def _new_text(self) -> GeneratedText:
+        return GeneratedText(
+            self._model.decoder(self._sequence.visible_tokens),
+            frozenset(self._sequence.request.eos_token_ids),
+            self._sequence.stops,
+            self._sequence.include_stop,
+        )
 
 
-def _new_text(model: ServedModel, sequence: TextSequence) -> GeneratedText:
-    decode = model.decoder(sequence.visible_tokens)
-    return GeneratedText(
-        decode,
-        frozenset(sequence.request.eos_token_ids),
-        sequence.stops,
-        sequence.include_stop,
-    )
+NumberedPieces: TypeAlias = "list[tuple[int, TextPiece | Repeated]]"
 
 
 async def generate_choices(
@@ -125,8 +107,10 @@ async def generate_choices(
     sequences: Sequence[TextSequence],
     options: RunOptions,
     metrics: ServerMetrics,
-) -> AsyncGenerator[tuple[int, TextPiece | Repeated], None]:
+) -> AsyncGenerator[NumberedPieces, None]:
     """Yields the texts of several sequences with their numbers, as they are generated.
+
+    What waits comes at once: one piece of each sequence at most, or a ``Repeated`` and one after it.
 
     Args:
         model: The model.
@@ -137,39 +121,31 @@ async def generate_choices(
     Raises:
         ApiError: Too many requests wait.
         UserError: A request can never run.
-        RuntimeError: The engine failed.
+        RuntimeError: A step failed, or the engine was lost.
+        TimeoutError: It took too long.
     """
-    with model.admission.enter(len(sequences)), metrics.request():
-        if len(sequences) == 1:
-            stream = generate_text(model, sequences[0], options, metrics)
-            async with aclosing(stream):
-                async for piece in stream:
-                    yield 0, piece
-            return
-        queue: asyncio.Queue[tuple[int, TextPiece | Repeated | Exception | None]] = asyncio.Queue()
-
-        async def read(number: int, sequence: TextSequence) -> None:
-            try:
-                stream = generate_text(model, sequence, options, metrics)
-                async with aclosing(stream):
-                    async for piece in stream:
-                        queue.put_nowait((number, piece))
-                queue.put_nowait((number, None))
-            except Exception as error:
-                queue.put_nowait((number, error))
-
-        tasks = [asyncio.ensure_future(read(i, sequence)) for i, sequence in enumerate(sequences)]
-        try:
-            left = len(tasks)
-            while left:
-                number, piece = await queue.get()
-                if isinstance(piece, Exception):
-                    raise piece
-                if piece is None:
-                    left -= 1
-                else:
-                    yield number, piece
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    requests = [sequence.request for sequence in sequences]
+    with (
+        model.admission.enter(len(sequences)),
+        metrics.request(),
+        model.engine.open(requests, options.repeatable, options.timeout) as subscription,
+    ):
+        running = {i: _Sequence(model, each, metrics) for i, each in enumerate(sequences)}
+        while running:
+            pieces: NumberedPieces = []
+            for number, event in await subscription.next_events():
+                sequence = running.get(number)
+                if sequence is None:
+                    continue  # it ended by a stop text
+                if isinstance(event, Repeated):
+                    sequence.restart()
+                    pieces.append((number, event))
+                elif isinstance(event, TokensGenerated):
+                    piece = sequence.push(event)
+                    if piece.text or piece.logs or piece.prompt_logs or piece.finish_reason:
+                        pieces.append((number, piece))
+                    if piece.finish_reason is not None:
+                        del running[number]
+                        subscription.cancel(number)
+            if pieces:
+                yield pieces

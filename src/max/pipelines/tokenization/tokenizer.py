@@ -365,7 +365,9 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
             tokens: The tokens.
             kwargs: Arguments of the tokenizer, for example ``skip_special_tokens``.
         """
-        ids = np.atleast_1d(np.asarray(tokens)).tolist()
+        plain = type(tokens) is list and bool(tokens) and type(tokens[0]) is int
+        # streams decode a few tokens per step: without NumPy this takes half the time
+        ids = tokens if plain else np.atleast_1d(np.asarray(tokens)).tolist()
         if self._whitespace_fix and len(ids) == 1:
             # after another token it keeps its space
             before = self.delegate.encode("x", add_special_tokens=False)

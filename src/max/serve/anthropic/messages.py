@@ -198,18 +198,20 @@ async def _stream(
         job, RunOptions(timeout=state.settings.request_timeout_s), state.metrics
     )
     async with aclosing(stream):
-        async for delta in stream:
-            if isinstance(delta, int):
-                continue  # streams are not repeatable
-            data = begin + b"".join(map(writer.write, delta.parts))
+        async for deltas in stream:
+            data = begin
             begin = b""
-            if delta.finish_reason is not None:
-                reason = _reason(delta.finish_reason, delta.stop)
-                data += writer.end() + _event(
-                    "message_delta",
-                    delta={"stop_reason": reason, "stop_sequence": delta.stop},
-                    usage={**usage, "output_tokens": delta.tokens},
-                )
-                data += _event("message_stop")
+            for delta in deltas:
+                if isinstance(delta, int):
+                    continue  # streams are not repeatable
+                data += b"".join(map(writer.write, delta.parts))
+                if delta.finish_reason is not None:
+                    reason = _reason(delta.finish_reason, delta.stop)
+                    data += writer.end() + _event(
+                        "message_delta",
+                        delta={"stop_reason": reason, "stop_sequence": delta.stop},
+                        usage={**usage, "output_tokens": delta.tokens},
+                    )
+                    data += _event("message_stop")
             if data:
                 yield data

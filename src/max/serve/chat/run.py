@@ -132,7 +132,7 @@ class Answer:
 
 async def stream_answers(
     job: ChatJob, options: RunOptions, metrics: ServerMetrics
-) -> AsyncGenerator[AnswerDelta | int, None]:
+) -> AsyncGenerator[list[AnswerDelta | int], None]:
     """Yields the parts of all answers as they are generated.
 
     Args:
@@ -141,30 +141,36 @@ async def stream_answers(
         metrics: Receives the times and the counts.
 
     Returns:
-        The parts; the number of an answer that begins anew, where ``options`` allow it.
+        The parts that there are; the number of an answer that begins anew, where ``options`` allow it.
     """
     parsers = [job.new_parser() for _ in job.sequences]
     called: set[int] = set()
     stream = generate_choices(job.model, job.sequences, options, metrics)
     async with aclosing(stream):
-        async for number, piece in stream:
-            if isinstance(piece, Repeated):
-                parsers[number] = job.new_parser()
-                called.discard(number)
-                yield number
-                continue
-            parts = list(parsers[number].push(piece.text))
-            reason = piece.finish_reason
-            if reason is not None:
-                parts += parsers[number].finish()
-            if any(isinstance(part, ToolCallPart) for part in parts):
-                called.add(number)
-            if reason == "stop" and number in called:
-                reason = "tool_calls"
-            if parts or piece.logs or reason is not None:
-                yield AnswerDelta(
-                    number, tuple(parts), piece.logs, piece.tokens, reason, piece.stop
-                )
+        async for pieces in stream:
+            deltas: list[AnswerDelta | int] = []
+            for number, piece in pieces:
+                if isinstance(piece, Repeated):
+                    parsers[number] = job.new_parser()
+                    called.discard(number)
+                    deltas.append(number)
+                    continue
+                parts = parsers[number].push(piece.text)
+                reason = piece.finish_reason
+                if reason is not None:
+                    parts = [*parts, *parsers[number].finish()]
+                for part in parts:
+                    if isinstance(part, ToolCallPart):
+                        called.add(number)
+                if reason == "stop" and number in called:
+                    reason = "tool_calls"
+                if parts or piece.logs or reason is not None:
+                    delta = AnswerDelta(
+                        number, tuple(parts), piece.logs, piece.tokens, reason, piece.stop
+                    )
+                    deltas.append(delta)
+            if deltas:
+                yield deltas
 
 
 async def collect_answers(
@@ -180,9 +186,10 @@ async def collect_answers(
     answers = [Answer() for _ in job.sequences]
     stream = stream_answers(job, RunOptions(repeatable=True, timeout=timeout), metrics)
     async with aclosing(stream):
-        async for delta in stream:
-            if isinstance(delta, int):
-                answers[delta] = Answer()
-            else:
-                answers[delta.choice].add(delta)
+        async for deltas in stream:
+            for delta in deltas:
+                if isinstance(delta, int):
+                    answers[delta] = Answer()
+                else:
+                    answers[delta.choice].add(delta)
     return answers

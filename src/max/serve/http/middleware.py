@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from max.serve.admission import KeyLimits
 from max.serve.errors import ApiError
+from max.serve.http.streaming import BODY_SEND
 from max.serve.metrics import ServerMetrics
 from max.serve.request_context import CURRENT_REQUEST, RequestContext, current_request
 from max.serve.settings import ServerSettings
@@ -56,7 +57,7 @@ class Gate:
         headers = Headers(scope=scope)
         request_id = headers.get("x-request-id") or secrets.token_hex(12)
         request_id = "".join(c for c in request_id if c.isalnum() or c in "-_.")[:128]
-        scope.setdefault("state", {})["request_id"] = request_id
+        scope.setdefault("state", {}).update({"request_id": request_id, BODY_SEND: send})
         context = RequestContext(request_id)
         token = CURRENT_REQUEST.set(context)
         begin, status = time.monotonic(), 0

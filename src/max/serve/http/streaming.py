@@ -15,6 +15,8 @@ from max.serve.errors import ApiError
 from max.serve.http.failures import as_api_error
 
 logger = logging.getLogger("max.serve")
+BODY_SEND = "body_send"
+"""The state of a connection has here what sends parts of a body past all middleware."""
 T = TypeVar("T")
 
 
@@ -87,7 +89,7 @@ class EventStream(Response):
             receive: Tells that the client leaves.
             send: Sends a part.
         """
-        producer = asyncio.ensure_future(self._produce(send))
+        producer = asyncio.ensure_future(self._produce(scope, send))
         watcher = asyncio.ensure_future(_disconnected(receive))
         try:
             await asyncio.wait({producer, watcher}, return_when=asyncio.FIRST_COMPLETED)
@@ -99,8 +101,10 @@ class EventStream(Response):
             await asyncio.gather(producer, watcher, return_exceptions=True)
             await self._rest.aclose()
 
-    async def _produce(self, send: Send) -> None:
+    async def _produce(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        # the layers between look at the start alone
+        send = scope["state"].get(BODY_SEND, send)
         await _send_part(send, self._first)
         try:
             async for part in self._rest:
@@ -111,6 +115,9 @@ class EventStream(Response):
 
 
 async def _send_part(send: Send, part: bytes) -> None:
+    # all streams of a step make their events first, then all are written: a reader that wakes on the
+    # first one would else take the core from the others
+    await asyncio.sleep(0)
     await send({"type": "http.response.body", "body": part, "more_body": True})
 
 

@@ -20,7 +20,7 @@ from max.pipelines.store.local import StoredModel
 from max.pipelines.structured.grammar import of_any_object, of_json_schema
 from max.serve.chat.parts import PlainParser
 from max.serve.chat.prompt import Conversation, prepare
-from max.serve.chat.run import Answer, ChatJob, stream_answers
+from max.serve.chat.run import Answer, AnswerDelta, ChatJob, stream_answers
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.encoding import encode_texts, token_counts
 from max.serve.errors import ApiError, of_user_error
@@ -348,19 +348,20 @@ async def _lines(
     options = RunOptions(repeatable=whole, timeout=state.settings.request_timeout_s)
     stream = stream_answers(job, options, state.metrics)
     async with aclosing(stream):
-        async for delta in stream:
-            if isinstance(delta, int):
-                collected = Answer()
-                continue
-            if not seen:
-                first, seen = time.perf_counter(), True
-            collected.add(delta)
-            calls.add(delta)
+        async for deltas in stream:
+            for delta in deltas:
+                if isinstance(delta, int):
+                    collected = Answer()
+                    continue
+                if not seen:
+                    first, seen = time.perf_counter(), True
+                collected.add(delta)
+                calls.add(delta)
             if whole:
                 continue
             piece = calls
-            # a call is sent when it is whole
-            done = delta.finish_reason is not None
+            # a call is sent when it is whole: with the end of the answer
+            done = isinstance(deltas[-1], AnswerDelta) and deltas[-1].finish_reason is not None
             if not done:
                 piece = Answer(content=calls.content, reasoning=calls.reasoning)
             calls = Answer(tool_calls=[] if done else calls.tool_calls)

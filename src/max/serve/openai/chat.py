@@ -28,7 +28,16 @@ from max.serve.openai.fields import SamplingFields, refuse
 from max.serve.openai.messages import ChatMessage
 from max.serve.openai.structure import GrammarFields, grammar_of
 from max.serve.openai.tools import NamedChoice, ToolField, choice_of, tools_of
-from max.serve.openai.wire import DONE, chat_logprobs, error_event, event, new_id, usage
+from max.serve.openai.wire import (
+    DONE,
+    HOLE,
+    EventTemplate,
+    chat_logprobs,
+    error_event,
+    event,
+    new_id,
+    usage,
+)
 from max.serve.request_context import current_request
 
 router = APIRouter()
@@ -181,57 +190,61 @@ async def _stream(
     body: ChatCompletionRequest, job: ChatJob, head: dict[str, Any], state: ServerState
 ) -> AsyncGenerator[bytes, None]:
     options = RunOptions(timeout=state.settings.request_timeout_s)
-    begun: set[int] = set()
-    tokens: dict[int, int] = {}
+    writer = _EventWriter(body, job, head)
     stream = stream_answers(job, options, state.metrics)
     async with aclosing(stream):
-        async for delta in stream:
-            if isinstance(delta, int):
-                continue  # streams are not repeatable
-            tokens[delta.choice] = delta.tokens
-            data = b"".join(
-                event(chunk) for chunk in _chunks(body, job, head, delta, delta.choice not in begun)
-            )
-            begun.add(delta.choice)
-            yield data
+        async for deltas in stream:
+            # streams are not repeatable
+            yield b"".join(writer.events(each) for each in deltas if isinstance(each, AnswerDelta))
     if body.wants_usage:
-        totals = usage(job.prompt_tokens, sum(tokens.values()))
+        totals = usage(job.prompt_tokens, sum(writer.tokens.values()))
         yield event({**head, "choices": [], "usage": totals})
     yield DONE
 
 
-def _chunks(
-    body: ChatCompletionRequest,
-    job: ChatJob,
-    head: dict[str, Any],
-    delta: AnswerDelta,
-    first: bool,
-) -> list[dict[str, Any]]:
-    """The events of new parts; the first has the role, the last alone the reason of the end."""
-    logs = (
-        chat_logprobs(delta.logs, body.top_logprobs or 0, job.model.vocabulary)
-        if body.logprobs and delta.logs
-        else None
-    )
-    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}] if first else []
-    deltas += map(_delta, delta.parts)
-    if logs is not None and not delta.parts:
-        deltas.append({})
-    choices: list[dict[str, Any]] = [
-        {"index": delta.choice, "delta": each, "logprobs": None, "finish_reason": None}
-        for each in deltas
-    ]
-    if logs is not None:
-        choices[-1]["logprobs"] = logs
-    if delta.finish_reason is not None:
-        choices.append(
-            {
-                "index": delta.choice,
-                "delta": {},
-                "logprobs": None,
-                "finish_reason": delta.finish_reason,
-                "stop_reason": delta.stop,
-            }
-        )
-    shared = {**head, "usage": None} if body.wants_usage else head
-    return [{**shared, "choices": [choice]} for choice in choices]
+class _EventWriter:
+    """Makes the events of all answers of a request."""
+
+    def __init__(self, body: ChatCompletionRequest, job: ChatJob, head: dict[str, Any]) -> None:
+        self._body, self._job = body, job
+        self._shared = {**head, "usage": None} if body.wants_usage else head
+        self._templates: dict[tuple[int, type[AnswerPart]], EventTemplate] = {}
+        self.tokens: dict[int, int] = {}
+        """The generated tokens of each answer that has begun."""
+
+    def events(self, delta: AnswerDelta) -> bytes:
+        """The events of new parts; the first has the role, the last alone the reason of the end."""
+        choice, body = delta.choice, self._body
+        begin = b""
+        if choice not in self.tokens:
+            begin = self._event(choice, {"role": "assistant", "content": ""})
+        self.tokens[choice] = delta.tokens
+        if body.logprobs and delta.logs:
+            logs = chat_logprobs(delta.logs, body.top_logprobs or 0, self._job.model.vocabulary)
+            deltas = [_delta(part) for part in delta.parts] or [{}]
+            parts = [self._event(choice, each) for each in deltas[:-1]]
+            parts.append(self._event(choice, deltas[-1], logprobs=logs))
+        else:
+            parts = [self._part(choice, part) for part in delta.parts]
+        if delta.finish_reason is not None:
+            end = {"finish_reason": delta.finish_reason, "stop_reason": delta.stop}
+            parts.append(self._event(choice, {}, **end))
+        return begin + b"".join(parts)
+
+    def _part(self, choice: int, part: AnswerPart) -> bytes:
+        """The event of a part; nearly all are texts, which have a template."""
+        if not isinstance(part, (ContentPart, ReasoningPart)):
+            return self._event(choice, _delta(part))
+        kind = type(part)
+        template = self._templates.get((choice, kind))
+        if template is None:
+            template = EventTemplate(self._data(choice, _delta(kind(HOLE))))
+            self._templates[choice, kind] = template
+        return template.fill(part.text)
+
+    def _event(self, choice: int, delta: dict[str, Any], **more: Any) -> bytes:
+        return event(self._data(choice, delta, **more))
+
+    def _data(self, choice: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
+        fields = {"index": choice, "delta": delta, "logprobs": None, "finish_reason": None}
+        return {**self._shared, "choices": [{**fields, **more}]}

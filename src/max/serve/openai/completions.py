@@ -20,9 +20,18 @@ from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.model import ServedModel
 from max.serve.openai.fields import SamplingFields, Token, refuse
 from max.serve.openai.structure import GrammarFields, grammar_of
-from max.serve.openai.wire import DONE, completion_logprobs, error_event, event, new_id, usage
+from max.serve.openai.wire import (
+    DONE,
+    HOLE,
+    EventTemplate,
+    completion_logprobs,
+    error_event,
+    event,
+    new_id,
+    usage,
+)
 from max.serve.request_context import current_request
-from max.serve.text import TokenLog
+from max.serve.text import TextPiece, TokenLog
 from max.serve.worker.client import Repeated
 
 router = APIRouter()
@@ -202,16 +211,17 @@ async def _plan(body: CompletionRequest, state: ServerState) -> _Plan:
 async def _answer(plan: _Plan, options: RunOptions, state: ServerState) -> dict[str, Any]:
     stream = generate_choices(plan.model, plan.sequences, options, state.metrics)
     async with aclosing(stream):
-        async for number, piece in stream:
-            choice = plan.choices[number]
-            if isinstance(piece, Repeated):
-                choice.reset()
-                continue
-            choice.text += piece.text
-            choice.logs += piece.logs
-            choice.prompt_logs = piece.prompt_logs or choice.prompt_logs
-            choice.tokens, choice.stop = piece.tokens, piece.stop
-            choice.finish_reason = piece.finish_reason or choice.finish_reason
+        async for pieces in stream:
+            for number, piece in pieces:
+                choice = plan.choices[number]
+                if isinstance(piece, Repeated):
+                    choice.reset()
+                    continue
+                choice.text += piece.text
+                choice.logs += piece.logs
+                choice.prompt_logs = piece.prompt_logs or choice.prompt_logs
+                choice.tokens, choice.stop = piece.tokens, piece.stop
+                choice.finish_reason = piece.finish_reason or choice.finish_reason
     return {
         **plan.head,
         "choices": [
@@ -230,33 +240,66 @@ async def _answer(plan: _Plan, options: RunOptions, state: ServerState) -> dict[
 
 async def _stream(plan: _Plan, state: ServerState) -> AsyncGenerator[bytes, None]:
     options = RunOptions(timeout=state.settings.request_timeout_s)
-    begun: set[int] = set()
+    writer = _EventWriter(plan)
     stream = generate_choices(plan.model, plan.sequences, options, state.metrics)
     async with aclosing(stream):
-        async for number, piece in stream:
-            if isinstance(piece, Repeated):
-                continue  # streams are not repeatable
-            choice = plan.choices[number]
-            choice.tokens = piece.tokens
-            choice.prompt_logs = piece.prompt_logs or choice.prompt_logs
-            first = number not in begun
-            begun.add(number)
-            text = "" if plan.drop_generated else piece.text
-            data = {
-                **plan.head,
-                "choices": [
-                    {
-                        "index": number,
-                        "text": choice.prefix + text if first else text,
-                        "logprobs": plan.logprobs(choice, piece.logs, first),
-                        "finish_reason": piece.finish_reason,
-                        "stop_reason": piece.stop,
-                    }
-                ],
-            }
-            if plan.body.wants_usage:
-                data["usage"] = None
-            yield event(data)
+        async for pieces in stream:
+            # streams are not repeatable
+            yield b"".join(
+                writer.event(number, piece)
+                for number, piece in pieces
+                if isinstance(piece, TextPiece)
+            )
     if plan.body.wants_usage:
         yield event({**plan.head, "choices": [], "usage": plan.usage})
     yield DONE
+
+
+class _EventWriter:
+    """Makes the events of the choices of one request."""
+
+    def __init__(self, plan: _Plan) -> None:
+        self._plan = plan
+        self._begun: set[int] = set()
+        tail = {"usage": None} if plan.body.wants_usage else {}
+        self._plain = [
+            EventTemplate(
+                {**plan.head, "choices": [self._choice(number, HOLE, None, None, None)], **tail}
+            )
+            for number in range(len(plan.choices))
+        ]
+
+    def event(self, number: int, piece: TextPiece) -> bytes:
+        """The event of a piece of a choice."""
+        plan = self._plan
+        choice = plan.choices[number]
+        choice.tokens = piece.tokens
+        choice.prompt_logs = piece.prompt_logs or choice.prompt_logs
+        first = number not in self._begun
+        self._begun.add(number)
+        text = "" if plan.drop_generated else piece.text
+        text = choice.prefix + text if first else text
+        if plan.body.logprobs is None and piece.finish_reason is None:
+            return self._plain[number].fill(text)
+        logs = plan.logprobs(choice, piece.logs, first)
+        data = {
+            **plan.head,
+            "choices": [self._choice(number, text, logs, piece.finish_reason, piece.stop)],
+        }
+        return event({**data, "usage": None} if plan.body.wants_usage else data)
+
+    @staticmethod
+    def _choice(
+        number: int,
+        text: str,
+        logs: dict[str, Any] | None,
+        finish_reason: str | None,
+        stop: str | None,
+    ) -> dict[str, Any]:
+        return {
+            "index": number,
+            "text": text,
+            "logprobs": logs,
+            "finish_reason": finish_reason,
+            "stop_reason": stop,
+        }

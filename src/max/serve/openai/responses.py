@@ -364,14 +364,16 @@ async def _stream(
         job, RunOptions(timeout=state.settings.request_timeout_s), state.metrics
     )
     async with aclosing(stream):
-        async for delta in stream:
-            if isinstance(delta, int):
-                continue  # streams are not repeatable
-            data = begin + b"".join(map(writer.write, delta.parts))
+        async for deltas in stream:
+            data = begin
             begin = b""
-            if delta.finish_reason is not None:
-                data += writer.end_item(delta.finish_reason)
-                response = writer.response(delta.finish_reason, delta.tokens)
-                data += writer.event(f"response.{response['status']}", response=response)
+            for delta in deltas:
+                if isinstance(delta, int):
+                    continue  # streams are not repeatable
+                data += b"".join(map(writer.write, delta.parts))
+                if delta.finish_reason is not None:
+                    data += writer.end_item(delta.finish_reason)
+                    response = writer.response(delta.finish_reason, delta.tokens)
+                    data += writer.event(f"response.{response['status']}", response=response)
             if data:
                 yield data

@@ -34,6 +34,29 @@ def event(data: Any) -> bytes:
     return b"data: " + encode_json(data) + b"\n\n"
 
 
+HOLE = "\x00hole\x00"
+"""Stands in the data of an :class:`EventTemplate` for the text that differs."""
+
+
+class EventTemplate:
+    """An event whose data differ by one text alone: only the text is encoded.
+
+    Args:
+        data: The data, with :data:`HOLE` in place of the text.
+    """
+
+    def __init__(self, data: Any) -> None:
+        self._begin, self._end = event(data).split(encode_json(HOLE))
+
+    def fill(self, text: str) -> bytes:
+        """The event of a text.
+
+        Args:
+            text: The text.
+        """
+        return b"%b%b%b" % (self._begin, encode_json(text), self._end)
+
+
 def error_event(error: ApiError) -> bytes:
     """The last event of a stream that an error ends.
 

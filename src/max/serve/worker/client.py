@@ -6,8 +6,9 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol, TypeAlias
 
@@ -98,30 +99,124 @@ WorkerRequest: TypeAlias = GenerationRequest | EncodeRequest | RankRequest
 """What a worker runs."""
 
 
+class _Mailbox:
+    """Where the events of a task's requests wait: the task wakes once for all of them."""
+
+    def __init__(self) -> None:
+        self._items: deque[tuple[int, _Item]] = deque()
+        self._reader: asyncio.Future[None] | None = None
+
+    def put(self, number: int, item: _Item) -> None:
+        """Adds an event of a request, and wakes the task."""
+        self._items.append((number, item))
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def drop(self, number: int) -> None:
+        """Forgets the events of a request."""
+        self._items = deque(each for each in self._items if each[0] != number)
+
+    async def take_all(self) -> deque[tuple[int, _Item]]:
+        """Waits for an event, and takes all that there are."""
+        if not self._items:
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        items, self._items = self._items, deque()
+        return items
+
+
 @dataclass
 class _OpenRequest:
     """A request that a task waits for.
 
     Args:
         request: The request.
+        number: Its number among the requests of the task.
+        mailbox: Receives its events.
         repeatable: Whether it may be run again after its first tokens.
-        events: What the task has not read yet.
-        news: Is set where there is an event.
         attempts: The workers that it was sent to.
         started: Whether tokens have arrived.
     """
 
     request: WorkerRequest
+    number: int
+    mailbox: _Mailbox
     repeatable: bool
-    events: deque[_Item] = field(default_factory=deque)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
     attempts: int = 0
     started: bool = False
 
     def put(self, event: _Item) -> None:
         """Adds an event, and wakes the task."""
-        self.events.append(event)
-        self.news.set()
+        self.mailbox.put(self.number, event)
+
+
+WorkerEvent: TypeAlias = "TokensGenerated | TextsEncoded | Repeated"
+"""What a task gets of its requests."""
+
+
+class Subscription:
+    """The requests that one task has opened together, and their events.
+
+    Args:
+        client: The client of the engine.
+        requests: The open requests, numbered from 0.
+        mailbox: Receives their events.
+    """
+
+    def __init__(
+        self, client: EngineClient, requests: Sequence[_OpenRequest], mailbox: _Mailbox
+    ) -> None:
+        self._client, self._requests, self._mailbox = client, requests, mailbox
+        self._error: Exception | None = None
+
+    async def next_events(self) -> list[tuple[int, WorkerEvent]]:
+        """Waits for events; those that wait come at once, the tokens of a request joined.
+
+        Returns:
+            The events with the numbers of their requests.
+
+        Raises:
+            UserError: A request can never run.
+            RuntimeError: A step failed.
+            EngineLostError: The worker died after the first token, or several workers did before it.
+            EngineUnavailableError: There is no worker, and there will be none.
+            TimeoutError: It took too long.
+        """
+        if self._error is not None:
+            raise self._error
+        events: list[tuple[int, WorkerEvent]] = []
+        places: dict[int, int] = {}
+        for number, item in await self._mailbox.take_all():
+            if isinstance(item, TokensGenerated):
+                place = places.get(number)
+                if place is None:
+                    places[number] = len(events)
+                    events.append((number, item))
+                else:
+                    earlier = events[place][1]
+                    assert isinstance(earlier, TokensGenerated)
+                    events[place] = (number, _joined(earlier, item))
+            elif isinstance(item, (RequestFailed, Exception)):
+                # what came before it is given out first
+                self._error = item if isinstance(item, Exception) else item.error.to_exception()
+                break
+            else:
+                places.pop(number, None)
+                events.append((number, item))
+        if self._error is not None and not events:
+            raise self._error
+        return events
+
+    def cancel(self, number: int) -> None:
+        """Ends a request, where it has not ended.
+
+        Args:
+            number: Its number.
+        """
+        self._client.cancel(self._requests[number].request.request_id)
 
 
 class EngineClient:
@@ -187,69 +282,61 @@ class EngineClient:
             raise error.to_exception()
         return self.ready
 
-    async def stream(
-        self, request: WorkerRequest, repeatable: bool = False, timeout: float | None = None
-    ) -> AsyncGenerator[TokensGenerated | TextsEncoded | Repeated, None]:
-        """Yields the tokens of a request as they are generated; events that wait are joined.
+    @contextmanager
+    def open(
+        self,
+        requests: Sequence[WorkerRequest],
+        repeatable: bool = False,
+        timeout: float | None = None,
+    ) -> Iterator[Subscription]:
+        """Opens requests for the length of a block; those that have not ended are cancelled after it.
 
-        A request whose generator is closed before its end is cancelled. Where the worker dies before
-        the first token, the next worker runs the request, without a trace here.
+        Where the worker dies before the first token of a request, the next worker runs it, without a
+        trace here.
 
         Args:
-            request: The request.
-            repeatable: Whether it is run again where the worker dies after the first token, as
+            requests: The requests.
+            repeatable: Whether they are run again where the worker dies after the first token, as
                 nothing has been sent to the client; a :class:`Repeated` tells so.
             timeout: The longest time in seconds; None: no limit.
 
         Raises:
-            UserError: It can never run.
-            RuntimeError: A step failed.
-            EngineLostError: The worker died after the first token, or several workers did before it.
             EngineUnavailableError: There is no worker, and there will be none.
-            TimeoutError: It took too long.
         """
         if self._state is EngineState.STOPPED:
             raise EngineUnavailableError("the engine has stopped")
-        if request.request_id in self._open:
-            raise ValueError(f"request {request.request_id} is open already")
-        entry = _OpenRequest(request, repeatable)
-        self._open[request.request_id] = entry
-        if self._state is EngineState.READY:
-            self._submit(entry)
-        ended = False
+        names = [request.request_id for request in requests]
+        if twice := [
+            name for i, name in enumerate(names) if name in self._open or name in names[:i]
+        ]:
+            raise ValueError(f"request {twice[0]} is open already")
+        mailbox = _Mailbox()
+        entries = [_OpenRequest(r, i, mailbox, repeatable) for i, r in enumerate(requests)]
+        for entry in entries:
+            self._open[entry.request.request_id] = entry
+            if self._state is EngineState.READY:
+                self._submit(entry)
         deadline = None
         if timeout is not None:
             late = TimeoutError(f"the request took more than {timeout:g} s")
-            deadline = self._loop.call_later(timeout, entry.put, late)
+            deadline = self._loop.call_later(timeout, mailbox.put, 0, late)
         try:
-            while not ended:
-                if not entry.events:
-                    entry.news.clear()
-                    await entry.news.wait()
-                event = entry.events.popleft()
-                if isinstance(event, Exception):
-                    ended = not isinstance(event, TimeoutError)
-                    raise event
-                if isinstance(event, RequestFailed):
-                    ended = True
-                    raise event.error.to_exception()
-                if isinstance(event, Repeated):
-                    yield event
-                    continue
-                if isinstance(event, TextsEncoded):
-                    ended = True
-                    yield event
-                    continue
-                event = _joined(event, entry.events)
-                ended = event.status.is_done
-                yield event
+            yield Subscription(self, entries, mailbox)
         finally:
             if deadline is not None:
                 deadline.cancel()
-            if self._open.get(request.request_id) is entry:
-                del self._open[request.request_id]
-                if not ended:
-                    self._send(CancelRequest(request.request_id))
+            for entry in entries:
+                if self._open.get(entry.request.request_id) is entry:
+                    self.cancel(entry.request.request_id)
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a request; nothing happens where it has ended.
+
+        Args:
+            request_id: The request.
+        """
+        if self._open.pop(request_id, None) is not None:
+            self._send(CancelRequest(request_id))
 
     async def close(self, finish: bool = True, timeout: float | None = None) -> None:
         """Stops the worker, and waits until it has ended; open requests then end with an error.
@@ -367,7 +454,7 @@ class EngineClient:
                 entry.put(EngineLostError(f"{entry.attempts} worker processes died over this"))
             else:
                 if entry.started:
-                    entry.events.clear()
+                    entry.mailbox.drop(entry.number)
                     entry.put(Repeated())
                     entry.started = False
                 continue
@@ -399,17 +486,9 @@ class EngineClient:
         self._open.clear()
 
 
-def _joined(event: TokensGenerated, waiting: deque[_Item]) -> TokensGenerated:
-    """An event with the tokens of those that wait after it."""
-    while waiting and isinstance(waiting[0], TokensGenerated):
-        later = waiting[0]
-        waiting.popleft()
-        event = TokensGenerated(
-            event.request_id,
-            event.tokens + later.tokens,
-            later.status,
-            None
-            if event.log_probabilities is None and later.log_probabilities is None
-            else (event.log_probabilities or ()) + (later.log_probabilities or ()),
-        )
-    return event
+def _joined(event: TokensGenerated, later: TokensGenerated) -> TokensGenerated:
+    """An event with the tokens of one that comes after it."""
+    logs = None
+    if event.log_probabilities is not None or later.log_probabilities is not None:
+        logs = (event.log_probabilities or ()) + (later.log_probabilities or ())
+    return TokensGenerated(event.request_id, event.tokens + later.tokens, later.status, logs)

@@ -1,0 +1,29 @@
+"""The bytes of events."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from max.serve.openai.wire import HOLE, EventTemplate, event
+
+TEXTS = [
+    "",
+    "plain",
+    'quotes " and \\ back',
+    "lines\n\r\t\x00\x1f\u2028",
+    "ünï 漢字 🙂",
+    "data: x\n\n",
+    HOLE,
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_template_makes_the_event_of_the_whole_data(text) -> None:
+    def data(content: str) -> dict:
+        return {"model": 'a"b', "choices": [{"index": 0, "delta": {"content": content}, "n": None}]}
+
+    filled = EventTemplate(data(HOLE)).fill(text)
+    assert filled == event(data(text))
+    assert filled.count(b"\n") == 2 and json.loads(filled[6:]) == data(text)
