@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import logging
+import re
 import textwrap
 
 import numpy as np
@@ -117,7 +118,7 @@ def test_place_and_message(body, message, kind):
     if message.startswith("takes 1 indices"):
         body, message = "out[0] = x[0] + 1\n         ^", "arithmetic does not take the view x"
     error = errors_of(body)
-    assert error.diagnostics and __import__("re").search(message, str(error)), str(error)
+    assert error.diagnostics and re.search(message, str(error)), str(error)
     assert isinstance(error, kind), type(error)
 
 
@@ -291,3 +292,69 @@ def test_brief_stands_in_a_loop():
     text = "def f(out: k.Output[k.i64, 1], n: k.i64):\n    k.brief()\n    out[0] = n\n"
     with pytest.raises(k.KernelError, match="must be in a loop"):
         k.specialize(k.from_source(text, "f", {"k": k}), [k.TensorSpec(k.i64, (None,)), k.i64])
+
+
+# ***** raises of inlined functions *****
+HELPERS = """
+def fixed_size(what, size, expected):
+    if size != expected:
+        raise ValueError("{} has size {}, expected {}", what, size, expected)
+
+def first_even(*sizes):
+    for size in sizes:
+        if size % 2 == 0:
+            return size
+    raise TypeError(f"no size of {sizes} is even")
+
+def outside(i):
+    raise IndexError("index {} is outside", i)
+
+def nested(i):
+    outside(i)
+    return 3.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "message", "kind"),
+    [
+        ("fixed_size('q', x.rank, 3)", "ValueError: q has size 2, expected 3", ValueError),
+        ("out[0] = k.f32(first_even(1, 3))", r"TypeError: no size of \(1, 3\) is even", TypeError),
+        ("for i in ctx.parallel(n):\n    fixed_size('q', 1, 2)", "q has size 1", ValueError),
+        ("out[0] = nested(n)", "IndexError: index i64 is outside", IndexError),
+    ],
+)
+def test_a_raise_that_every_run_reaches_is_an_error_of_compilation(body, message, kind):
+    error = errors_of(body, HELPERS)
+    (diagnostic,) = error.diagnostics
+    assert re.search(message, diagnostic.message), diagnostic.message
+    assert isinstance(error, kind)
+    last = HELPERS.strip("\n").count("\n") + 1 + len(body.split("\n"))
+    assert diagnostic.calls[-1].line == last + 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "if i >= n:\n    {}\nout[0] = 1.0",
+        "if i < n:\n    out[0] = 1.0\nelse:\n    {}",
+        "if i < n:\n    out[0] = 1.0\n    return\n{}",
+        "for j in range(2):\n    if i < n:\n        continue\n    {}\nout[0] = 1.0",
+    ],
+)
+@pytest.mark.parametrize("call", ["outside(i)", "out[0] = nested(i)"])
+def test_a_function_that_only_raises_raises_where_a_run_reaches_it(body, call):
+    lines = textwrap.indent(body.format(call), "    ")
+    text = f"{HELPERS}\ndef f(out: k.Output[k.f32, 1], i: k.i64, n: k.i64):\n{lines}\n"
+    fn = k.from_source(text, "f", {"k": k})
+    for run in (compiled, interpreted):
+        out = np.zeros(1, np.float32)
+        run(fn, [out, np.int64(2), np.int64(3)], {})
+        assert out[0] == 1.0
+        with pytest.raises(IndexError, match="index 3 is outside"):
+            run(fn, [np.zeros(1, np.float32), np.int64(3), np.int64(3)], {})
+
+
+def test_a_function_that_only_raises_has_no_value_in_a_branch_of_an_expression():
+    error = errors_of("v = 1.0 if n > 0 else nested(n)\n                      ^", HELPERS)
+    assert "raises on every path" in str(error)

@@ -11,7 +11,7 @@ from typing import Any
 
 from max.kernel.frontend.builder import Scope
 from max.kernel.frontend.conversions import annotated, coerce, loose_type, unify
-from max.kernel.frontend.state import FALLS, Frame, Frontend, Suppressed
+from max.kernel.frontend.state import FALLS, Frame, Frontend, NeverReturns, Suppressed
 from max.kernel.frontend.values import Closure, describe, is_number, is_runtime, tuple_like
 from max.kernel.ir.nodes import Block, Const, Ref
 from max.kernel.language.source import FunctionSource, InlineFunction, returns_early
@@ -31,19 +31,27 @@ def call_inline(
         )
     env = _bind_parameters(fe, source, args, kwargs)
     outer = function.env if isinstance(function, Closure) else None
-    frame = Frame(source, env, fe.depth, outer_env=outer)
-    caller, loops = fe.frame, fe.loops
-    location = fe.location(fe.node)
-    fe.calls.append(location)
+    in_branch = fe.frame.in_branch or len(fe.b.scopes) != fe.statement_scopes
+    frame = Frame(source, env, fe.depth, in_branch=in_branch, outer_env=outer)
+    caller, loops, scopes = fe.frame, fe.loops, fe.statement_scopes
+    call = fe.node
+    fe.calls.append(fe.location(call))
     fe.frame, fe.loops = frame, []
     node = source.node
     try:
         if isinstance(node, ast.Lambda):
             return fe.expr(node.body)
         return _inline_body(fe, node, frame)
+    except NeverReturns:
+        pass  # checked below, in the caller's frame
     finally:
-        fe.frame, fe.loops = caller, loops
+        fe.frame, fe.loops, fe.statement_scopes = caller, loops, scopes
         fe.calls.pop()
+    fe.node = call
+    if len(fe.b.scopes) != scopes:
+        # the branch of an expression needs a value, which the other branch's is merged with
+        fe.fail(f"{source.name} raises on every path and has no value for this expression")
+    raise NeverReturns
 
 
 def _inline_body(fe: Frontend, node: ast.FunctionDef, frame: Frame) -> Any:
@@ -64,12 +72,13 @@ def _inline_body(fe: Frontend, node: ast.FunctionDef, frame: Frame) -> Any:
         fe.b.close()
     if len(fe.diagnostics) > errors:
         raise Suppressed
-    if scope is None:
-        return frame.results[0][0]
     if not frame.leaves:
-        fe.b.splice(scope)
-        return frame.results[0][0] if frame.results else None
-    assert frame.label is not None
+        if scope is not None:
+            fe.b.splice(scope)
+        if not frame.results:
+            raise NeverReturns
+        return frame.results[0][0]
+    assert scope is not None and frame.label is not None
     finish = _result_slots(
         fe, frame, [value for value, _ in frame.results], [where for _, where in frame.results]
     )

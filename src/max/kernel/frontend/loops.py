@@ -183,6 +183,7 @@ def _jump(fe: Frontend, kind: str, node: ast.AST) -> int:
         if loop.continue_label is None:
             loop.continue_label = fe.b.label()
         label = loop.continue_label
+    fe.may_have_left = True
     fe.b.emit(Leave(label))
     return DEAD
 

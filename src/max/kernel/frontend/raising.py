@@ -5,9 +5,17 @@
 
 from __future__ import annotations
 
-from max.kernel.errors import KernelValueError
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from max.kernel.errors import KernelError, KernelIndexError, KernelTypeError, KernelValueError
+from max.kernel.frontend.formatting import run_time_format
 from max.kernel.frontend.state import Frontend
+from max.kernel.frontend.values import describe
 from max.kernel.ir.nodes import Atom, If, Message, Raise
+
+_STATIC_ERRORS = (KernelTypeError, KernelValueError, KernelIndexError)
+"""The errors of compilation that are also of a class of Python's, their second base."""
 
 
 def raise_at_run_time(fe: Frontend, exception: str, text: str, values: tuple[Atom, ...]) -> None:
@@ -19,6 +27,23 @@ def raise_at_run_time(fe: Frontend, exception: str, text: str, values: tuple[Ato
         Message(exception, text, tuple(v.type.dtype for v in values), at.file, at.line)
     )
     fe.b.emit(Raise(len(fe.messages) - 1, values, fe.b.line))
+
+
+def fail_statically(
+    fe: Frontend, exception: type[BaseException], text: str, values: Sequence[Any]
+) -> NoReturn:
+    """Reports a ``raise`` that every run would reach as an error of compilation.
+
+    Args:
+        fe: The compilation.
+        exception: The class that the function raises.
+        text: Its message, with ``{}`` for each value.
+        values: The values; those known at run time only are shown by their types.
+    """
+    text, atoms = run_time_format(fe, text, values, "raise")
+    kind = next((c for c in _STATIC_ERRORS if issubclass(exception, c.__bases__[1])), KernelError)
+    message = text.format(*(describe(atom) for atom in atoms))
+    fe.fail(f"{exception.__name__}: {message}" if message else exception.__name__, kind)
 
 
 def guard(fe: Frontend, cond: Atom, exception: str, text: str, values: tuple[Atom, ...]) -> None:

@@ -42,6 +42,10 @@ class Suppressed(Exception):
     """A consequence of an error that is already reported."""
 
 
+class NeverReturns(Exception):
+    """An inlined call emitted a ``raise`` on every path: the enclosing statement ends there at run time."""
+
+
 class Retype(Exception):
     """A variable's slot needs another type (None: no slot); its loop is compiled again."""
 
@@ -82,6 +86,7 @@ class Frame:
     depth: int
     label: int | None = None  # the block that early returns leave
     leaves: bool = False  # whether a return is inside run-time control flow
+    in_branch: bool = False  # whether a branch of an expression surrounds the call
     results: list[tuple[Any, Scope]] = field(default_factory=list[Any])
     outer_env: Mapping[str, Any] | None = None  # the environment that a closure was defined in
 
@@ -137,6 +142,8 @@ class Frontend:
         self.depth = 0  # nesting of run-time control flow
         self.loop_depth = 0
         self.parallel_depth = 0
+        self.may_have_left = False  # whether a run-time return, break or continue was emitted
+        self.statement_scopes = 0  # open bodies at the start of the current statement
         self.loops: list[Loop] = []
         # the masks of the enclosing vector loops: that of the tail, None for whole vectors
         self.tail_masks: list[Atom | None] = []
@@ -197,7 +204,8 @@ class Frontend:
             if not self.calls:
                 self.b.line = node.lineno
             visit = self._statements.get(node.__class__)
-            scopes, depth = len(self.b.scopes), self.depth
+            scopes = self.statement_scopes = len(self.b.scopes)
+            depth = self.depth
             loops, parallel, tails = len(self.loops), self.parallel_depth, len(self.tail_masks)
             frame, env, calls = self.frame, self.frame.env, len(self.calls)
             try:
@@ -207,6 +215,8 @@ class Frontend:
                         KernelSyntaxError,
                     )
                 signal = visit(self, node)
+            except NeverReturns:
+                signal = DEAD
             except (Failure, Suppressed) as error:
                 if isinstance(error, Failure):
                     self.report(error)
@@ -219,6 +229,11 @@ class Frontend:
             if signal != FALLS:
                 return signal
         return FALLS
+
+    @property
+    def is_conditional(self) -> bool:
+        """Whether a run-time ``if``, a branch of an expression or an earlier jump may skip the current statement."""
+        return self.depth > self.loop_depth or self.frame.in_branch or self.may_have_left
 
     # ***** loops that are compiled again *****
     def checkpoint(self) -> Checkpoint:

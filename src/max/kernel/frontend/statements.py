@@ -17,7 +17,7 @@ from max.kernel.frontend.conversions import annotated
 from max.kernel.frontend.division import note_condition
 from max.kernel.frontend.formatting import format_parts, run_time_format
 from max.kernel.frontend.merging import join
-from max.kernel.frontend.raising import raise_at_run_time
+from max.kernel.frontend.raising import fail_statically, raise_at_run_time
 from max.kernel.frontend.state import DEAD, FALLS, RETURN, Frontend, StatementVisitor
 from max.kernel.frontend.values import Closure, Unbound, describe
 from max.kernel.ir.nodes import Block, If, Leave, Ref
@@ -152,7 +152,7 @@ def _return(fe: Frontend, node: ast.Return) -> int:
     frame.results.append((value, scope))
     if fe.depth == frame.depth and not (fe.loops and fe.loops[-1].slots):
         return RETURN
-    frame.leaves = True
+    frame.leaves = fe.may_have_left = True
     fe.b.emit(Leave(frame.label))
     return DEAD
 
@@ -176,6 +176,9 @@ def _raise(fe: Frontend, node: ast.Raise) -> int:
         fe.fail(f"raise takes an exception class, got {describe(kind)}")
     if not isinstance(text, str):
         fe.fail(f"the message of raise is a string, got {describe(text)}")
+    if fe.calls and not fe.is_conditional:
+        # a check of compile-time values failed in an inlined function: the caller learns it now
+        fail_statically(fe, kind, text, values)
     text, atoms = run_time_format(fe, text, values, "raise")
     raise_at_run_time(fe, kind.__name__, text, tuple(atoms))
     return DEAD
