@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from max.dtype import DType
-from max.graph import BufferValue, TensorValue, ops
+from max.graph import BufferValue, TensorType, TensorValue, ops
 
-__all__ = ["causal_conv_ragged", "selective_scan_ragged", "ssd_ragged"]
+__all__ = ["causal_conv_ragged", "gated_delta_rule", "selective_scan_ragged", "ssd_ragged"]
 
 
 def causal_conv_ragged(
@@ -43,6 +43,7 @@ def causal_conv_ragged(
 
     Raises:
         ValueError: A shape or the activation does not fit.
+        TypeError: The dtype of the state does not fit, or the sequences are not described by uint32.
     """
     op = "causal_conv_ragged"
     if x.rank != 2 or weight.rank != 2 or list(weight.shape[1:]) != list(x.shape[1:]):
@@ -51,6 +52,7 @@ def causal_conv_ragged(
         )
     taps, channels = weight.shape
     _check_state(op, state, [int(taps) - 1, channels])
+    _check_sequences(op, input_row_offsets, cache_lengths, slots)
     if activation not in (None, "silu"):
         raise ValueError(f"{op}: activation is {activation!r}, expected silu or None")
     return ops.inplace_custom(
@@ -101,6 +103,7 @@ def ssd_ragged(
 
     Raises:
         ValueError: A shape does not fit.
+        TypeError: The dtype of the state does not fit, or the sequences are not described by uint32.
     """
     op = "ssd_ragged"
     if x.rank != 3 or b.rank != 3 or b.shape != c.shape:
@@ -109,6 +112,7 @@ def ssd_ragged(
     if int(heads) % int(b.shape[1]):
         raise ValueError(f"{op}: {b.shape[1]} groups do not divide {heads} heads")
     _check_state(op, state, [heads, b.shape[2], size])
+    _check_sequences(op, input_row_offsets, cache_lengths, slots)
     batch = [input_row_offsets, cache_lengths, slots, state, layer_idx]
     return _scan("mo.ssd.ragged", [x, dt, a, b, c, d, dt_bias, *batch], limits)
 
@@ -152,6 +156,7 @@ def selective_scan_ragged(
 
     Raises:
         ValueError: A shape does not fit.
+        TypeError: The dtype of the state does not fit, or the sequences are not described by uint32.
     """
     op = "selective_scan_ragged"
     if x.rank != 2 or x.shape != dt.shape or b.rank != 2 or b.shape != c.shape:
@@ -161,8 +166,75 @@ def selective_scan_ragged(
     if list(a.shape) != [b.shape[1], x.shape[1]]:
         raise ValueError(f"{op}: a is {a!r}, expected {[b.shape[1], x.shape[1]]}")
     _check_state(op, state, list(a.shape))
+    _check_sequences(op, input_row_offsets, cache_lengths, slots)
     batch = [input_row_offsets, cache_lengths, slots, state, layer_idx]
     return _scan("mo.selective_scan.ragged", [x, dt, a, b, c, d, dt_bias, *batch], limits)
+
+
+def gated_delta_rule(
+    q: TensorValue,
+    keys: TensorValue,
+    values: TensorValue,
+    decays: TensorValue,
+    rates: TensorValue,
+    input_row_offsets: TensorValue,
+    cache_lengths: TensorValue,
+    slots: TensorValue,
+    states: BufferValue,
+    layer_idx: TensorValue,
+    scale: float | None = None,
+    normalised: bool = True,
+) -> TensorValue:
+    """Linear attention by the gated delta rule (https://arxiv.org/abs/2412.06464); updates the states of sequences.
+
+    For each token ``S = exp(decay) · S``, ``u = rate · (v - Sᵀ k)``, ``S = S + k uᵀ``, and the result is ``scale · Sᵀ q``.
+
+    Args:
+        q: Queries ``[total, key_heads, key_dim]``.
+        keys: Keys of the same shape. A key head serves ``heads / key_heads`` neighbouring heads of values.
+        values: Values ``[total, heads, value_dim]``.
+        decays: The logarithms of the state's decays ``[total, heads]``.
+        rates: How much of the stored value is replaced, ``[total, heads]``.
+        input_row_offsets: As in `causal_conv_ragged`, as are the next two.
+        cache_lengths: The tokens of each sequence before these.
+        slots: The slot of each sequence.
+        states: float32 ``[slots, layers, heads, key_dim, value_dim]``; updated.
+        layer_idx: Which layer of the states, uint32, rank 0.
+        scale: The factor of queries; by default ``1 / sqrt(key_dim)``.
+        normalised: Whether queries and keys are divided by their lengths.
+
+    Returns:
+        ``[total, heads, value_dim]``, of the dtype of values.
+
+    Raises:
+        ValueError: Shapes do not fit.
+        TypeError: The states are not float32, or the sequences not described by uint32.
+    """
+    op = "gated_delta_rule"
+    if q.rank != 3 or values.rank != 3 or q.shape != keys.shape:
+        raise ValueError(
+            f"{op}: queries are {q!r}, keys {keys!r} and values {values!r}, expected [total, heads, size] each, queries like keys"
+        )
+    heads, key_heads = values.shape[1], keys.shape[1]
+    if int(heads) % int(key_heads):
+        raise ValueError(f"{op}: {key_heads} key heads do not divide {heads} heads")
+    _check_state(op, states, [heads, keys.shape[2], values.shape[2]], (DType.float32,))
+    _check_sequences(op, input_row_offsets, cache_lengths, slots)
+    for name, rows in (("decays", decays), ("rates", rates)):
+        if list(rows.shape) != [values.shape[0], heads]:
+            raise ValueError(f"{op}: {name} are {rows!r}, expected {[values.shape[0], heads]}")
+    batch = [input_row_offsets, cache_lengths, slots, states, layer_idx]
+    parameters: dict[str, Any] = {
+        "scale": int(keys.shape[2]) ** -0.5 if scale is None else scale,
+        "normalised": normalised,
+    }
+    return ops.inplace_custom(
+        "mo.gated_delta.ragged",
+        device=values.device,
+        values=[q, keys, values, decays, rates, *batch],
+        out_types=[TensorType(values.dtype, values.shape, values.device)],
+        parameters=parameters,
+    )[0].tensor
 
 
 def _scan(symbol: str, values: list[Any], limits: tuple[float, float]) -> TensorValue:
@@ -180,9 +252,40 @@ _MOST = 3.0e38
 """Stands for no limit: parameters of ops are finite."""
 
 
-def _check_state(op: str, state: BufferValue, shape: list[Any]) -> None:
-    """Checks the shape of one sequence's state in one layer, and its dtype."""
+_STATE_DTYPES = (DType.float32, DType.bfloat16, DType.float16)
+
+
+def _check_state(
+    op: str, state: BufferValue, shape: list[Any], dtypes: tuple[DType, ...] = _STATE_DTYPES
+) -> None:
+    """Checks the shape of one sequence's state in one layer, and its dtype.
+
+    Raises:
+        ValueError: The shape is another.
+        TypeError: The dtype is another.
+    """
     if state.rank != 2 + len(shape) or list(state.shape[2:]) != list(shape):
         raise ValueError(f"{op}: state is {state!r}, expected [slots, layers, *{shape}]")
-    if state.dtype not in (DType.float32, DType.bfloat16, DType.float16):
-        raise ValueError(f"{op}: state is {state!r}, expected float32, bfloat16 or float16")
+    if state.dtype not in dtypes:
+        expected = " or ".join(dtype.name for dtype in dtypes)
+        raise TypeError(f"{op}: state is {state!r}, expected {expected}")
+
+
+def _check_sequences(
+    op: str, input_row_offsets: TensorValue, cache_lengths: TensorValue, slots: TensorValue
+) -> None:
+    """Checks the vectors that describe a batch of sequences.
+
+    Raises:
+        ValueError: One is not of rank 1.
+        TypeError: One is not uint32.
+    """
+    for name, vector in (
+        ("input_row_offsets", input_row_offsets),
+        ("cache_lengths", cache_lengths),
+        ("slots", slots),
+    ):
+        if vector.rank != 1:
+            raise ValueError(f"{op}: {name} is {vector!r}, expected rank 1")
+        if vector.dtype != DType.uint32:
+            raise TypeError(f"{op}: {name} is {vector!r}, expected uint32")

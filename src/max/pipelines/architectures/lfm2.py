@@ -6,13 +6,14 @@ from typing import Any
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.models.causal_conv import conv_taps
 from max.pipelines.models.config_fields import Fields, base_fields, layer_kinds
 from max.pipelines.models.norms import QKNorm
 from max.pipelines.models.rope import LONGEST_SEQUENCE
 from max.pipelines.models.short_conv import ShortConvForm
 from max.pipelines.models.weight_names import WeightNames
 
-__all__ = ["ARCHITECTURES", "LAYER_NAMES", "lfm2_fields"]
+__all__ = ["ARCHITECTURES", "CONVERTED", "LAYER_NAMES", "lfm2_fields"]
 
 
 def lfm2_fields(config: Any, keys: ConfigKeys) -> Fields:
@@ -54,7 +55,10 @@ LAYER_NAMES = {
     "feed_forward.w2": "mlp.down_proj",
     "feed_forward.w3": "mlp.up_proj",
 }
-NAMES = WeightNames(top={"embedding_norm": "norm"}, layer=LAYER_NAMES)
+CONVERTED = {"mixer.conv.weight": conv_taps}
+"""How the weights of convolutions are converted."""
+
+NAMES = WeightNames(top={"embedding_norm": "norm"}, layer=LAYER_NAMES, converted=CONVERTED)
 
 ARCHITECTURES = [
     decoder_family("Lfm2ForCausalLM", ["LiquidAI/LFM2-350M"], lfm2_dense_fields, names=NAMES)

@@ -6,6 +6,7 @@ from typing import Any
 
 from max.pipelines.architectures.decoder_family import decoder_family
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.models.causal_conv import conv_taps
 from max.pipelines.models.config_fields import Fields, base_fields, biases
 from max.pipelines.models.delta_net_fields import delta_net_fields
 from max.pipelines.models.expert_fields import EXPERT_NAMES, softmax_experts
@@ -56,6 +57,7 @@ FUSED = {
 NAMES = WeightNames(
     layer={**EXPERT_NAMES, **FUSED, "linear_attn": "mixer"},
     stacked={"mlp.experts": "mlp.experts"},
+    converted={"mixer.conv1d.weight": conv_taps},
     unused_parts=("mtp.",),
 )
 

@@ -6,19 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, Weight, ops
 from max.nn import RMSNorm
-from max.nn._delta_rule import gated_delta_rule
+from max.nn.recurrence import gated_delta_rule
 from max.nn.kv_cache import KVCacheParams, RecurrentState
 from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layer import Module
 from max.nn.linear import Linear
-from max.nn.recurrence import causal_conv_ragged
+from max.pipelines.models.causal_conv import CausalConv, conv_state
 
-__all__ = ["DeltaNet", "DeltaNetForm", "conv_weight"]
+__all__ = ["DeltaNet", "DeltaNetForm"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class DeltaNetForm:
             layers: The number of recurrent layers.
         """
         return (
-            RecurrentState("conv", layers, (self.taps - 1, self.channels)),
+            conv_state(layers, self.taps, self.channels),
             RecurrentState("delta", layers, (self.heads, self.key_dim, self.value_dim)),
         )
 
@@ -74,8 +72,8 @@ class DeltaNetForm:
 class DeltaNet(Module):
     """A gated delta net: projections, a causal convolution, the gated delta rule, a gated norm.
 
-    Weights: ``in_proj_qkv``, ``in_proj_z``, ``in_proj_b``, ``in_proj_a`` (or ``in_proj_qkvz`` and ``in_proj_ba``), ``conv1d.weight``
-    ``[channels, 1, taps]``, ``A_log`` and ``dt_bias`` ``[heads]``, ``norm``, ``out_proj``.
+    Weights: ``in_proj_qkv``, ``in_proj_z``, ``in_proj_b``, ``in_proj_a`` (or ``in_proj_qkvz`` and ``in_proj_ba``), ``conv1d``
+    (`CausalConv`), ``A_log`` and ``dt_bias`` ``[heads]``, ``norm``, ``out_proj``.
 
     Args:
         form: The sizes.
@@ -105,7 +103,7 @@ class DeltaNet(Module):
         self.parts = tuple(widths)
         for part, width in widths.items():
             setattr(self, f"in_proj_{part}", linear_cls(hidden_size, width, dtype, device))
-        self.conv_weight = Weight("conv1d.weight", dtype, [form.channels, 1, form.taps], device)
+        self.conv1d = CausalConv(form.channels, form.taps, False, kv_params, device, "silu")
         self.decay_log = Weight("A_log", DType.float32, [form.heads], device)
         self.step_bias = Weight("dt_bias", DType.float32, [form.heads], device)
         self.norm = RMSNorm(form.value_dim, dtype, eps)
@@ -130,17 +128,8 @@ class DeltaNet(Module):
         """
         form, total, lengths = self.form, x.shape[0], kv_collection.cache_lengths
         mixed, z, rates, steps = self._projected(x)
-        state, slots = kv_collection.state(self.kv_params, "conv")
-        mixed = causal_conv_ragged(
-            ops.cast(mixed, DType.float32),
-            *conv_weight(self.conv_weight, None),
-            input_row_offsets,
-            lengths,
-            slots,
-            state,
-            layer_idx,
-            "silu",
-        )
+        mixed = ops.cast(mixed, DType.float32)
+        mixed = self.conv1d(layer_idx, mixed, kv_collection, input_row_offsets)
         keys = form.key_heads * form.key_dim
         q, k, v = ops.split(mixed, [keys, keys, form.heads * form.value_dim], axis=1)
         q, k = (ops.reshape(y, [total, form.key_heads, form.key_dim]) for y in (q, k))
@@ -181,21 +170,6 @@ class DeltaNet(Module):
         rates, steps = (ops.reshape(both[:, :, i], [total, form.heads]) for i in range(2))
         z = ops.reshape(z, [total, form.heads, form.value_dim])
         return ops.concat(flat, axis=1), z, rates, steps
-
-
-def conv_weight(weight: Weight, bias: Weight | None) -> tuple[TensorValue, TensorValue]:
-    """The weight ``[taps, channels]`` and the bias of a convolution of each channel, float32.
-
-    Args:
-        weight: ``[channels, 1, taps]``, as checkpoints store it.
-        bias: ``[channels]``; None: zeros.
-    """
-    channels, _, taps = weight.shape
-    wide = ops.transpose(ops.reshape(ops.cast(weight, DType.float32), [channels, taps]), 0, 1)
-    if bias is not None:
-        return wide, ops.cast(bias, DType.float32)
-    zeros = ops.constant(np.zeros(int(channels), np.float32), DType.float32, weight.device)
-    return wide, zeros
 
 
 def _softplus(x: TensorValue) -> TensorValue:

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from max.dtype import DType
-from max.graph import DeviceRef, TensorValue, Weight, ops
+from max.graph import DeviceRef, TensorValue, ops
 from max.nn.kv_cache import KVCacheParams, RecurrentState
 from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layer import Module
 from max.nn.linear import Linear
-from max.nn.recurrence import causal_conv_ragged
-from max.pipelines.models.delta_net import conv_weight
+from max.pipelines.models.causal_conv import CausalConv, conv_state
 
 __all__ = ["ShortConv", "ShortConvForm"]
 
@@ -38,7 +37,7 @@ class ShortConvForm:
         Args:
             layers: The number of recurrent layers.
         """
-        return (RecurrentState("conv", layers, (self.taps - 1, self.channels)),)
+        return (conv_state(layers, self.taps, self.channels),)
 
     def layer(
         self,
@@ -55,7 +54,7 @@ class ShortConvForm:
 class ShortConv(Module):
     """``out(c * conv(b * x))`` of the parts ``b``, ``c``, ``x`` of the projected input.
 
-    Weights: ``in_proj``, ``conv.weight`` ``[channels, 1, taps]``, ``out_proj``; with biases ``conv.bias``.
+    Weights: ``in_proj``, ``out_proj`` (`Linear`), ``conv`` (`CausalConv`).
 
     Args:
         form: The form.
@@ -76,8 +75,7 @@ class ShortConv(Module):
         self.form, self.kv_params, channels = form, kv_params, form.channels
         self.in_proj = linear_cls(channels, 3 * channels, dtype, device, has_bias=form.bias)
         self.out_proj = linear_cls(channels, channels, dtype, device, has_bias=form.bias)
-        self.conv_weight = Weight("conv.weight", dtype, [channels, 1, form.taps], device)
-        self.conv_bias = Weight("conv.bias", dtype, [channels], device) if form.bias else None
+        self.conv = CausalConv(channels, form.taps, form.bias, kv_params, device)
 
     def __call__(
         self,
@@ -97,14 +95,6 @@ class ShortConv(Module):
             input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
         """
         b, c, y = ops.split(self.in_proj(x), [self.form.channels] * 3, axis=1)
-        state, slots = kv_collection.state(self.kv_params, "conv")
-        mixed = causal_conv_ragged(
-            ops.cast(b * y, DType.float32),
-            *conv_weight(self.conv_weight, self.conv_bias),
-            input_row_offsets,
-            kv_collection.cache_lengths,
-            slots,
-            state,
-            layer_idx,
-        )
+        mixed = ops.cast(b * y, DType.float32)
+        mixed = self.conv(layer_idx, mixed, kv_collection, input_row_offsets)
         return ops.cast(self.out_proj(ops.cast(mixed, c.dtype) * c), x.dtype)

@@ -15,56 +15,13 @@ from max.nn.kv_cache.cache_values import PagedCacheValues
 from max.nn.layer import Module
 from max.nn.linear import Linear
 from max.nn.norm import RMSNorm
-from max.nn.recurrence import causal_conv_ragged, selective_scan_ragged, ssd_ragged
+from max.nn.recurrence import selective_scan_ragged, ssd_ragged
+from max.pipelines.models.causal_conv import CausalConv, conv_state
 
 __all__ = ["Mamba2Form", "Mamba2Layer", "MambaForm", "MambaLayer"]
 
-CONV, SCAN = "conv", "scan"
-"""The names of the states."""
-
-
-class CausalConv(Module):
-    """A causal convolution of each channel with SiLU, whose last inputs are the state ``conv``.
-
-    Weights: ``weight`` ``[taps, channels]``, ``bias``; float32.
-
-    Args:
-        channels: The number of channels.
-        taps: The inputs that a result depends on.
-        has_bias: Whether there is a bias.
-        kv_params: The shape of the cache, with the states.
-        device: Where it runs.
-    """
-
-    def __init__(
-        self, channels: int, taps: int, has_bias: bool, kv_params: KVCacheParams, device: DeviceRef
-    ) -> None:
-        self.channels, self.kv_params, self.device = channels, kv_params, device
-        self.weight = Weight("weight", DType.float32, [taps, channels], device)
-        self.bias = Weight("bias", DType.float32, [channels], device) if has_bias else None
-
-    def __call__(
-        self,
-        layer_idx: TensorValue,
-        x: TensorValue,
-        kv_collection: PagedCacheValues,
-        input_row_offsets: TensorValue,
-    ) -> TensorValue:
-        """The activated convolution ``[total_seq_len, channels]``.
-
-        Args:
-            layer_idx: The number of the layer among those with states.
-            x: ``[total_seq_len, channels]``.
-            kv_collection: The cache; the state is updated.
-            input_row_offsets: The first row of each sequence.
-        """
-        state, slots = kv_collection.state(self.kv_params, CONV)
-        zeros = np.zeros(self.channels, np.float32)
-        bias = ops.constant(zeros, DType.float32, self.device) if self.bias is None else self.bias
-        lengths = kv_collection.cache_lengths
-        return causal_conv_ragged(
-            x, self.weight, bias, input_row_offsets, lengths, slots, state, layer_idx, "silu"
-        )
+SCAN = "scan"
+"""The name of the scan's state."""
 
 
 class GatedNorm(Module):
@@ -150,7 +107,7 @@ class Mamba2Form:
             layers: The number of recurrent layers.
         """
         return (
-            RecurrentState(CONV, layers, (self.taps - 1, sum(self.parts[1:4]))),
+            conv_state(layers, self.taps, sum(self.parts[1:4])),
             RecurrentState(SCAN, layers, (self.heads, self.state_size, self.head_dim)),
         )
 
@@ -194,7 +151,7 @@ class Mamba2Layer(Module):
         inner, hidden = form.parts[0], config.hidden_size
         self.in_proj = linear_cls(hidden, sum(form.parts), dtype, device, has_bias=form.in_bias)
         self.conv1d = CausalConv(
-            sum(form.parts[1:4]), form.taps, form.conv_bias, kv_params, device
+            sum(form.parts[1:4]), form.taps, form.conv_bias, kv_params, device, "silu"
         )
         self.A, self.D, self.dt_bias = (
             Weight(name, DType.float32, [form.heads], device) for name in ("A", "D", "dt_bias")
@@ -284,7 +241,7 @@ class MambaForm:
             layers: The number of recurrent layers.
         """
         return (
-            RecurrentState(CONV, layers, (self.taps - 1, self.channels)),
+            conv_state(layers, self.taps, self.channels),
             RecurrentState(SCAN, layers, (self.state_size, self.channels)),
         )
 
@@ -328,7 +285,7 @@ class MambaLayer(Module):
         self.form, self.kv_params = form, kv_params
         hidden, channels = config.hidden_size, form.channels
         self.in_proj = linear_cls(hidden, 2 * channels, dtype, device, has_bias=form.bias)
-        self.conv1d = CausalConv(channels, form.taps, form.conv_bias, kv_params, device)
+        self.conv1d = CausalConv(channels, form.taps, form.conv_bias, kv_params, device, "silu")
         self.x_proj = linear_cls(channels, form.rank + 2 * form.state_size, dtype, device)
         self.dt_proj = linear_cls(form.rank, channels, dtype, device)
         self.A = Weight("A", DType.float32, [form.state_size, channels], device)

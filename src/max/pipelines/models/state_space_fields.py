@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.models.causal_conv import conv_taps
 from max.pipelines.models.config_fields import LARGEST_SIZE
 from max.pipelines.models.recurrent_form import LayerKind
 from max.pipelines.models.state_space import Mamba2Form, MambaForm
@@ -40,14 +41,9 @@ def _rates(logarithms: Array) -> Array:
     return np.ascontiguousarray(-np.exp(logarithms.astype(np.float32)).T)
 
 
-def _taps(filters: Array) -> Array:
-    """``[taps, channels]`` of a filter ``[channels, 1, taps]``."""
-    return np.ascontiguousarray(filters[:, 0].astype(np.float32).T)
-
-
 MIXER_FORMS: Mapping[str, Callable[[Array], Array]] = {
     "mixer.A": _rates,
-    "mixer.conv1d.weight": _taps,
+    "mixer.conv1d.weight": conv_taps,
 }
 """How the weights of recurrent layers are converted, by the ends of the decoder's names."""
 
