@@ -7,9 +7,10 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from max.pipelines.generation.protocol import GenerationRequest, TokensGenerated
+from max.pipelines.generation.protocol import GenerationRequest, PromptStarted, TokensGenerated
 from max.serve.metrics import ServerMetrics
 from max.serve.model import ServedModel
+from max.serve.request_context import current_request
 from max.serve.text import GeneratedText, TextPiece
 from max.serve.worker.client import Repeated
 
@@ -73,17 +74,41 @@ class _Sequence:
         self._model, self._sequence, self._metrics = model, sequence, metrics
         self._text = self._new_text()
         self._begin = self._last = time.perf_counter()
+        self._trace = current_request().trace
+        self._arrived = time.time()
+        self._started = self._first = 0.0
         metrics.input_tokens.inc(len(sequence.request.tokens))
 
     def restart(self) -> None:
         """Forgets what was generated: the request runs again from its prompt."""
         self._text = self._new_text()
 
+    def start(self, at: float) -> None:
+        """Notes when its prompt began to be read, in seconds since the epoch."""
+        if not self._started:
+            self._started = max(at, self._arrived)
+            self._metrics.queue_time.observe((self._started - self._arrived) * 1e3)
+
+    def end(self) -> None:
+        """Records its phases where the request is traced: those that have begun end now."""
+        if self._trace is None:
+            return
+        now, request = time.time(), self._sequence.request
+        name = {"gen_ai.response.id": request.request_id}
+        self._trace.phase("queue", self._arrived, self._started or now, name)
+        if self._started:
+            prompt = {**name, "gen_ai.usage.input_tokens": len(request.tokens)}
+            self._trace.phase("prefill", self._started, self._first or now, prompt)
+        if self._first:
+            answer = {**name, "gen_ai.usage.output_tokens": self._text.tokens}
+            self._trace.phase("decode", self._first, now, answer)
+
     def push(self, event: TokensGenerated) -> TextPiece:
         """Adds tokens, and returns their text."""
         now, metrics, count = time.perf_counter(), self._metrics, len(event.tokens)
         if self._text.tokens == 0:
             metrics.time_to_first_token.observe((now - self._begin) * 1e3)
+            self._first = self._first or time.time()
         elif count:
             metrics.between_tokens.observe((now - self._last) * 1e3 / count)
         self._last = now
@@ -131,21 +156,29 @@ async def generate_choices(
         model.engine.open(requests, options.repeatable, options.timeout) as subscription,
     ):
         running = {i: _Sequence(model, each, metrics) for i, each in enumerate(sequences)}
-        while running:
-            pieces: NumberedPieces = []
-            for number, event in await subscription.next_events():
-                sequence = running.get(number)
-                if sequence is None:
-                    continue  # it ended by a stop text
-                if isinstance(event, Repeated):
-                    sequence.restart()
-                    pieces.append((number, event))
-                elif isinstance(event, TokensGenerated):
-                    piece = sequence.push(event)
-                    if piece.text or piece.logs or piece.prompt_logs or piece.finish_reason:
-                        pieces.append((number, piece))
-                    if piece.finish_reason is not None:
-                        del running[number]
-                        subscription.cancel(number)
-            if pieces:
-                yield pieces
+        try:
+            while running:
+                pieces: NumberedPieces = []
+                for number, event in await subscription.next_events():
+                    sequence = running.get(number)
+                    if sequence is None:
+                        continue  # it ended by a stop text
+                    if isinstance(event, PromptStarted):
+                        sequence.start(event.at)
+                    elif isinstance(event, Repeated):
+                        sequence.restart()
+                        pieces.append((number, event))
+                    elif isinstance(event, TokensGenerated):
+                        piece = sequence.push(event)
+                        if piece.text or piece.logs or piece.prompt_logs or piece.finish_reason:
+                            pieces.append((number, piece))
+                        if piece.finish_reason is not None:
+                            del running[number]
+                            sequence.end()
+                            subscription.cancel(number)
+                if pieces:
+                    yield pieces
+        finally:
+            # the client has left, or an error ended them
+            for sequence in running.values():
+                sequence.end()

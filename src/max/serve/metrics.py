@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 
 from prometheus_client import (
     CollectorRegistry,
@@ -14,12 +15,35 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
+
+from max.pipelines.generation.protocol import STEP_BOUNDS_MS, StepTimes
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _MILLISECONDS = (
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000,
 )  # fmt: skip
+
+
+class _StepCollector(Collector):
+    """Shows histograms that the workers keep."""
+
+    def __init__(self, read: Callable[[], dict[str, StepTimes]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """Makes the metric."""
+        family = HistogramMetricFamily(
+            "maxserve_step_time_milliseconds", "Time of a step of the engine.", labels=["kind"]
+        )
+        for kind, times in self._read().items():
+            totals = list(accumulate(times.counts))
+            bounds = [*(f"{float(bound)}" for bound in STEP_BOUNDS_MS), "+Inf"]
+            buckets = list(zip(bounds, totals, strict=True))
+            family.add_metric([kind], buckets, times.milliseconds)
+        yield family
 
 
 class ServerMetrics:
@@ -36,6 +60,7 @@ class ServerMetrics:
         )
         self.request_time = self._histogram("request_time", "Time of a generation.")
         self.time_to_first_token = self._histogram("time_to_first_token", "Time to first token.")
+        self.queue_time = self._histogram("queue_time", "Time until a prompt is read.")
         self.between_tokens = self._histogram("itl", "Time between two tokens of a sequence.")
         self.input_tokens = Counter(
             "maxserve_num_input_tokens", "Tokens of prompts.", registry=self.registry
@@ -58,6 +83,14 @@ class ServerMetrics:
             value: Reads it.
         """
         Gauge(f"maxserve_{name}", text, registry=self.registry).set_function(value)
+
+    def steps(self, read: Callable[[], dict[str, StepTimes]]) -> None:
+        """Adds the histogram of the engine's steps, which is read where it is shown.
+
+        Args:
+            read: Reads the times of the steps of each kind.
+        """
+        self.registry.register(_StepCollector(read))
 
     @contextmanager
     def request(self) -> Iterator[None]:

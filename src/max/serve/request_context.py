@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+from max.serve.tracing import RequestTrace
+
 
 @dataclass
 class RequestContext:
@@ -17,12 +19,14 @@ class RequestContext:
         client: Whom limits and fairness count it for: a digest of its API key; empty without keys.
         priority: Its priority in the engine; lower comes first.
         cleanups: Are called after the response was sent.
+        trace: Its spans; None: it is not traced.
     """
 
     request_id: str = ""
     client: str = ""
     priority: int = 0
     cleanups: list[Callable[[], None]] = field(default_factory=list)
+    trace: RequestTrace | None = None
 
     def close(self) -> None:
         """Calls the cleanups, the newest first."""

@@ -15,6 +15,7 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
+from max.pipelines.generation.protocol import StepTimes
 from max.pipelines.store.local import ModelStore, StoredModel
 from max.serve.http.app import build_app
 from max.serve.http.metrics_listener import start_metrics_listener
@@ -25,6 +26,7 @@ from max.serve.model import ServedModel
 from max.serve.pool import ModelPool, PoolLimits
 from max.serve.request_context import name_requests_in_logs
 from max.serve.settings import ServerSettings, WorkerSettings
+from max.serve.tracing import Tracing
 from max.serve.worker.process import WorkerProcess
 
 logger = logging.getLogger("max.serve")
@@ -101,9 +103,12 @@ def run_server(
         RuntimeError: The model cannot be loaded.
     """
     try:
+        tracing = Tracing(settings.otlp_endpoint) if settings.otlp_endpoint else None
         runner = asyncio.Runner(loop_factory=_loop_factory())
         with runner:
-            runner.run(_serve(settings, models, listener))
+            runner.run(_serve(settings, models, listener, tracing))
+        if tracing is not None:
+            tracing.close()
     finally:
         if isinstance(models, FirstModel):
             models.worker.kill()
@@ -119,7 +124,10 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
 
 
 async def _serve(
-    settings: ServerSettings, models: FirstModel | RouterSettings, listener: socket.socket
+    settings: ServerSettings,
+    models: FirstModel | RouterSettings,
+    listener: socket.socket,
+    tracing: Tracing | None,
 ) -> None:
     name_requests_in_logs(logger)
     stop = asyncio.Event()
@@ -134,7 +142,7 @@ async def _serve(
     try:
         metrics = ServerMetrics()
         # the worker loads the model meanwhile
-        app = build_app(ServerState(settings, metrics, pool))
+        app = build_app(ServerState(settings, metrics, pool), tracing)
         add_gauges(metrics, pool)
         if loading is not None:
             stopped = asyncio.ensure_future(stop.wait())
@@ -234,6 +242,14 @@ def add_gauges(metrics: ServerMetrics, pool: ModelPool) -> None:
         stats = [model.engine.stats for model in pool.loaded()]
         return sum(s.reused_tokens for s in stats) / max(sum(s.prompt_tokens for s in stats), 1)
 
+    def step_times() -> dict[str, StepTimes]:
+        engines = [model.engine for model in pool.loaded()]
+        return {
+            "prompt": sum((engine.prompt_steps for engine in engines), StepTimes()),
+            "decode": sum((engine.decode_steps for engine in engines), StepTimes()),
+        }
+
+    metrics.steps(step_times)
     gauge = metrics.gauge
     gauge(
         "num_requests_running",

@@ -29,6 +29,7 @@ class ServerSettings:
         task: What the model must do; None: whatever its architecture does.
         web_page: Whether ``/`` is the chat page.
         log_requests: Whether each request is logged.
+        otlp_endpoint: Where traces are sent, by OTLP over HTTP; None: nothing is traced.
     """
 
     host: str = "127.0.0.1"
@@ -49,6 +50,7 @@ class ServerSettings:
     task: str | None = None
     web_page: bool = True
     log_requests: bool = False
+    otlp_endpoint: str | None = None
 
 
 @dataclass(frozen=True)

@@ -158,6 +158,12 @@ def _option(*names: str, env: str, **attributes: Any) -> Any:
 )
 @_option("--ui/--no-ui", env="UI", default=True, help="Have the chat page at /.")
 @_option("--log-requests/--no-log-requests", env="LOG_REQUESTS", help="Log each request.")
+@click.option(
+    "--otlp-endpoint",
+    envvar=[_PREFIX + "OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"],
+    show_envvar=True,
+    help="Send traces to this collector, by OTLP over HTTP. Not set: nothing is traced or sent.",
+)
 @config_options
 @log_level_option
 @click.pass_context
@@ -235,6 +241,15 @@ def check_packages(command: str) -> None:
         )
 
 
+def _endpoint(address: str | None) -> str | None:
+    """The address of a collector; None where it is empty."""
+    if address and not address.startswith(("http://", "https://")):
+        raise CommandError(
+            f"--otlp-endpoint is {address!r}", "Give a URL such as http://127.0.0.1:4318."
+        )
+    return address or None
+
+
 def _settings(options: dict[str, Any]) -> ServerSettings:
     """The settings of the server; their options are removed."""
     keys = list(options.pop("api_key"))
@@ -267,4 +282,5 @@ def _settings(options: dict[str, Any]) -> ServerSettings:
         task=options.pop("task"),
         web_page=options.pop("ui"),
         log_requests=bool(options.pop("log_requests")),
+        otlp_endpoint=_endpoint(options.pop("otlp_endpoint")),
     )

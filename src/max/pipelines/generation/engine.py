@@ -7,6 +7,7 @@ for threads of this process, and :func:`~max.pipelines.generation.service.serve`
 
 from __future__ import annotations
 
+import bisect
 import threading
 import time
 import weakref
@@ -23,6 +24,7 @@ from max.interfaces import (
     TextGenerationOutput,
 )
 from max.pipelines.config.pipeline_config import PipelineConfig
+from max.pipelines.generation.protocol import STEP_BOUNDS_MS, StepTimes
 from max.pipelines.scheduler import PageSource, SchedulerLimits, TextScheduler
 
 MAX_SECONDS = 0.04
@@ -118,6 +120,31 @@ Outcome: TypeAlias = TextGenerationOutput | Failure
 """What a step brings for a request."""
 
 
+class StepRecorder:
+    """Counts the times of steps in place: a step allocates nothing for it."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(STEP_BOUNDS_MS) + 1)
+        self._milliseconds = 0.0
+
+    def record(self, seconds: float, steps: int = 1) -> None:
+        """Adds steps of one call.
+
+        Args:
+            seconds: The time of all of them.
+            steps: Their number; none where it is 0.
+        """
+        milliseconds = seconds * 1e3
+        if steps:
+            self._counts[bisect.bisect_left(STEP_BOUNDS_MS, milliseconds / steps)] += steps
+            self._milliseconds += milliseconds
+
+    @property
+    def times(self) -> StepTimes:
+        """The times so far."""
+        return StepTimes(tuple(self._counts), self._milliseconds)
+
+
 class Engine:
     """Runs requests on a pipeline.
 
@@ -138,6 +165,10 @@ class Engine:
         self._changes: list[_Submission | RequestID] = []
         # outcomes that no step has returned yet: an interrupt leaves them for the next one
         self._outcomes: list[Outcome] = []
+        self.prompt_steps, self.decode_steps = StepRecorder(), StepRecorder()
+        # requests that no batch has had, and those that one has had since they were taken
+        self._new: set[RequestID] = set()
+        self._started: list[tuple[RequestID, float]] = []
 
     @property
     def idle(self) -> bool:
@@ -181,10 +212,12 @@ class Engine:
             if not isinstance(change, RequestID):
                 try:
                     self.scheduler.add(change.context, change.priority, change.client)
+                    self._new.add(change.context.request_id)
                 except ValueError as error:
                     self._outcomes.append(Failure(change.context.request_id, error))
             elif change in self.scheduler:
                 self.scheduler.remove(change)
+                self._new.discard(change)
                 self._outcomes.append(TextGenerationOutput(change, [], GenerationStatus.CANCELLED))
 
     def step(self) -> list[Outcome]:
@@ -210,11 +243,22 @@ class Engine:
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
+    def take_started(self) -> list[tuple[RequestID, float]]:
+        """Requests whose first batch has begun since the last call, with the seconds since the epoch."""
+        started, self._started = self._started, []
+        return started
+
     def _run(self, inputs: TextGenerationInputs[TextGenerationContext]) -> None:
         pipeline = self._pipeline()
         if pipeline is None:
             raise RuntimeError("the pipeline of this engine was deleted")
         batch = list(inputs.batch.values())
+        if self._new:
+            now = time.time()
+            for context in batch:
+                if context.request_id in self._new:
+                    self._new.discard(context.request_id)
+                    self._started.append((context.request_id, now))
         start = time.perf_counter()
         try:
             outputs = pipeline.execute(inputs)
@@ -231,8 +275,12 @@ class Engine:
                 else:
                     self.scheduler.requeue(context)
             raise
+        seconds = time.perf_counter() - start
         if inputs.batch_type is BatchType.TG:
             steps = max([len(output.tokens) for output in outputs.values()], default=0)
-            self.scheduler.record_step(time.perf_counter() - start, steps)
+            self.scheduler.record_step(seconds, steps)
+            self.decode_steps.record(seconds, steps)
+        else:
+            self.prompt_steps.record(seconds)
         self.scheduler.update(batch)
         self._outcomes += [out for out in outputs.values() if out.tokens or out.is_done]

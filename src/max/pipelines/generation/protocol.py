@@ -5,6 +5,7 @@ and neither side sees the other's state. A conversation::
 
     engine -> EngineReady                         the model is loaded
     user   -> GenerationRequest, CancelRequest    at any time, from any thread
+    engine -> PromptStarted                       per request: its prompt is read from now on
     engine -> TokensGenerated ...                 per request, in the order of its tokens
     engine -> TokensGenerated | RequestFailed     the last event of each request
     engine -> EngineStats                         now and then, where the engine was told to
@@ -299,6 +300,19 @@ class TokensGenerated:
 
 
 @dataclass(frozen=True)
+class PromptStarted:
+    """The first batch with a request has begun.
+
+    Args:
+        request_id: The request.
+        at: When, in seconds since the epoch: another process reads it.
+    """
+
+    request_id: str
+    at: float
+
+
+@dataclass(frozen=True)
 class RequestFailed:
     """The last event of a request that an error has ended.
 
@@ -326,6 +340,27 @@ class EngineReady:
     total_pages: int
 
 
+STEP_BOUNDS_MS = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
+"""The upper bounds of the buckets of :class:`StepTimes`, in milliseconds; a last bucket has no bound."""
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """The times of steps as a histogram.
+
+    Args:
+        counts: The steps in each bucket of ``STEP_BOUNDS_MS``, and those beyond the last bound.
+        milliseconds: The sum of all times.
+    """
+
+    counts: tuple[int, ...] = (0,) * (len(STEP_BOUNDS_MS) + 1)
+    milliseconds: float = 0.0
+
+    def __add__(self, other: StepTimes) -> StepTimes:
+        counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
+        return StepTimes(counts, self.milliseconds + other.milliseconds)
+
+
 @dataclass(frozen=True)
 class EngineStats:
     """The load of the engine.
@@ -337,14 +372,18 @@ class EngineStats:
         preemptions: The number of times that a request has lost its pages.
         prompt_tokens: Tokens of prompts, each time that they got pages.
         reused_tokens: Those of them that were in the cache.
+        prompt_steps: The times of steps that read prompts.
+        decode_steps: The times of the other steps.
     """
 
-    running: int
-    waiting: int
-    used_pages: int
-    preemptions: int
-    prompt_tokens: int
-    reused_tokens: int
+    running: int = 0
+    waiting: int = 0
+    used_pages: int = 0
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    prompt_steps: StepTimes = StepTimes()
+    decode_steps: StepTimes = StepTimes()
 
 
 @dataclass(frozen=True)
@@ -360,5 +399,7 @@ class EngineStopped:
 
 Command: TypeAlias = GenerationRequest | CancelRequest | Shutdown
 """What an engine receives."""
-Event: TypeAlias = EngineReady | TokensGenerated | RequestFailed | EngineStats | EngineStopped
+Event: TypeAlias = (
+    EngineReady | PromptStarted | TokensGenerated | RequestFailed | EngineStats | EngineStopped
+)
 """What an engine sends."""

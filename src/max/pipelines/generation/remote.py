@@ -19,6 +19,7 @@ from max.pipelines.generation.protocol import (
     ErrorInfo,
     Event,
     GenerationRequest,
+    PromptStarted,
     RequestFailed,
     Shutdown,
     TokensGenerated,
@@ -144,7 +145,7 @@ class RemoteGeneration(TextGenerator[TextContext]):
                         events.put(event)
                     self._calls.clear()
                     return
-                if isinstance(event, EngineReady | EngineStats):
+                if isinstance(event, EngineReady | EngineStats | PromptStarted):
                     continue
                 if (events := self._calls.get(event.request_id)) is not None:
                     events.put(event)

@@ -26,6 +26,7 @@ from max.pipelines.generation.protocol import (
     ErrorInfo,
     Event,
     GenerationRequest,
+    PromptStarted,
     RequestFailed,
     Shutdown,
     TokensGenerated,
@@ -109,7 +110,7 @@ class _Service:
             while not self._stopped():
                 self._obey(wait=self._engine.idle)
                 events = [self._event(outcome) for outcome in self._engine.step()]
-                self._channel.send_all([*events, *self._due_stats()])
+                self._channel.send_all([*self._started(), *events, *self._due_stats()])
         except OSError:
             pass  # nobody receives any more
         except BaseException as caught:
@@ -155,7 +156,21 @@ class _Service:
         if self._stats_interval is None or (now < self._next_stats and not self._engine.idle):
             return []
         self._next_stats = now + self._stats_interval
-        return [EngineStats(**self._engine.scheduler.counts())]
+        engine = self._engine
+        return [
+            EngineStats(
+                **engine.scheduler.counts(),
+                prompt_steps=engine.prompt_steps.times,
+                decode_steps=engine.decode_steps.times,
+            )
+        ]
+
+    def _started(self) -> list[PromptStarted]:
+        """The requests whose prompts are read since the last step, for users who want reports."""
+        started = self._engine.take_started()
+        if not started or self._stats_interval is None:
+            return []
+        return [PromptStarted(request_id.value, at) for request_id, at in started]
 
     def _submit(self, request: GenerationRequest) -> None:
         request_id = RequestID(request.request_id)

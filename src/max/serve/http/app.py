@@ -21,17 +21,19 @@ from max.serve.http.streaming import ClientLeftError
 from max.serve.http.validation import validation_error
 from max.serve.ollama import routes as ollama
 from max.serve.openai import chat, completions, embeddings, models, responses
+from max.serve.tracing import Tracing
 from max.serve.web import routes as web
 
 CLIENT_CLOSED = 499
 """The status that logs and metrics show for a request whose client has left."""
 
 
-def build_app(state: ServerState) -> ASGIApp:
+def build_app(state: ServerState, tracing: Tracing | None = None) -> ASGIApp:
     """Makes the application of a server.
 
     Args:
         state: What its handlers share.
+        tracing: Traces its requests; None: nothing does.
     """
     origins = list(state.settings.cors_origins)
     cors = Middleware(
@@ -65,7 +67,7 @@ def build_app(state: ServerState) -> ASGIApp:
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _api_error)
-    return Gate(app, state.settings, state.metrics)
+    return Gate(app, state.settings, state.metrics, tracing)
 
 
 def error_response(request: Request, error: ApiError) -> Response:

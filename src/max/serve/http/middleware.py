@@ -19,11 +19,14 @@ from max.serve.http.streaming import BODY_SEND
 from max.serve.metrics import ServerMetrics
 from max.serve.request_context import CURRENT_REQUEST, RequestContext, current_request
 from max.serve.settings import ServerSettings
+from max.serve.tracing import Tracing
 
 logger = logging.getLogger("max.serve.requests")
 
 OPEN_PATHS = frozenset({"/health", "/v1/health", "/ping", "/", "/favicon.ico"})
 """Paths that need no key: they say nothing of the model, and what they start asks for the key."""
+UNTRACED_PATHS = OPEN_PATHS | {"/metrics"}
+"""Paths that programs ask again and again."""
 
 
 class Gate:
@@ -33,10 +36,17 @@ class Gate:
         app: The application behind it.
         settings: The server's settings.
         metrics: Counts the requests.
+        tracing: Traces the requests; None: nothing does.
     """
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: ServerMetrics) -> None:
-        self._app, self._settings, self._metrics = app, settings, metrics
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: ServerSettings,
+        metrics: ServerMetrics,
+        tracing: Tracing | None = None,
+    ) -> None:
+        self._app, self._settings, self._metrics, self._tracing = app, settings, metrics, tracing
         # clients are told apart by digests, which logs may show
         self._keys = {
             key.encode(): hashlib.sha256(key.encode()).hexdigest()[:12] for key in settings.api_keys
@@ -61,6 +71,10 @@ class Gate:
         context = RequestContext(request_id)
         token = CURRENT_REQUEST.set(context)
         begin, status = time.monotonic(), 0
+        if self._tracing is not None and scope["path"] not in UNTRACED_PATHS:
+            context.trace = self._tracing.begin(
+                scope["method"], scope["path"], headers, request_id, time.time()
+            )
 
         async def named_send(message: Message) -> None:
             nonlocal status
@@ -80,6 +94,8 @@ class Gate:
             route = scope.get("route")
             path = getattr(route, "path", "other")
             self._metrics.requests.labels(path, str(status or "closed")).inc()
+            if context.trace is not None:
+                context.trace.end(time.time(), path, status)
             if self._settings.log_requests:
                 logger.info(
                     "%s %s %d %.1f ms",

@@ -22,8 +22,10 @@ from max.pipelines.generation.protocol import (
     ErrorInfo,
     Event,
     GenerationRequest,
+    PromptStarted,
     RequestFailed,
     Shutdown,
+    StepTimes,
     TokensGenerated,
 )
 from max.serve.worker.encoder_messages import EncodeRequest, RankRequest, TextsEncoded
@@ -94,7 +96,9 @@ class Repeated:
     """Tells that a request is run again from its prompt: what came before is void."""
 
 
-_Item: TypeAlias = "TokensGenerated | TextsEncoded | RequestFailed | Repeated | Exception"
+_Item: TypeAlias = (
+    "PromptStarted | TokensGenerated | TextsEncoded | RequestFailed | Repeated | Exception"
+)
 WorkerRequest: TypeAlias = GenerationRequest | EncodeRequest | RankRequest
 """What a worker runs."""
 
@@ -153,7 +157,7 @@ class _OpenRequest:
         self.mailbox.put(self.number, event)
 
 
-WorkerEvent: TypeAlias = "TokensGenerated | TextsEncoded | Repeated"
+WorkerEvent: TypeAlias = "PromptStarted | TokensGenerated | TextsEncoded | Repeated"
 """What a task gets of its requests."""
 
 
@@ -241,10 +245,11 @@ class EngineClient:
         self._restart: asyncio.Task[None] | None = None
         self.ready: EngineReady | None = None
         """The engine's limits; None before the first worker is ready."""
-        self.stats = EngineStats(0, 0, 0, 0, 0, 0)
+        self.stats = EngineStats()
         """The last report of the engine's load."""
         self.restarts = 0
         """The number of workers that died."""
+        self._past_steps = (StepTimes(), StepTimes())  # of workers that died
 
     @property
     def state(self) -> EngineState:
@@ -255,6 +260,16 @@ class EngineClient:
     def open_requests(self) -> int:
         """Requests that run or wait."""
         return len(self._open)
+
+    @property
+    def prompt_steps(self) -> StepTimes:
+        """The times of steps that read prompts, of all workers."""
+        return self._past_steps[0] + self.stats.prompt_steps
+
+    @property
+    def decode_steps(self) -> StepTimes:
+        """The times of the other steps, of all workers."""
+        return self._past_steps[1] + self.stats.decode_steps
 
     @property
     def worker_pid(self) -> int | None:
@@ -395,6 +410,9 @@ class EngineClient:
 
     def _take(self, worker: Worker, event: Event | TextsEncoded | None) -> None:
         match event:
+            case PromptStarted(request_id):
+                if (entry := self._open.get(request_id)) is not None:
+                    entry.put(event)
             case TokensGenerated(request_id) | RequestFailed(request_id) | TextsEncoded(request_id):
                 entry = self._open.get(request_id)
                 if entry is None:
@@ -434,7 +452,8 @@ class EngineClient:
         if self._state is EngineState.STOPPED:
             return
         self._worker = None
-        self.stats = EngineStats(0, 0, 0, 0, 0, 0)
+        self._past_steps = (self.prompt_steps, self.decode_steps)
+        self.stats = EngineStats()
         if self._state is EngineState.STARTING:
             self._error = self._error or ErrorInfo(
                 "RuntimeError", "the worker process ended while it loaded the model"

@@ -20,6 +20,7 @@ from max.pipelines.generation.protocol import (
     EngineStats,
     EngineStopped,
     GenerationRequest,
+    PromptStarted,
     RequestFailed,
     Shutdown,
     TokenLogProbabilities,
@@ -38,6 +39,7 @@ _PLAIN: dict[int, type[Any]] = {
     8: EngineStopped,
     9: EncodeRequest,
     10: RankRequest,
+    11: PromptStarted,
 }
 _TAGS = {TokensGenerated: _TOKENS, TextsEncoded: _VALUES} | {
     kind: tag for tag, kind in _PLAIN.items()
