@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import llguidance
 import llguidance.hf
+import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
@@ -47,6 +49,9 @@ CASES = [
     ("harmony", "<|start|>assistant to=functions.get_time<|channel|>commentary<|message|>{}<|call|>", "", "", [NONE]),
     ("harmony", "<|channel|>commentary<|message|>I call it.<|end|><|start|>assistant<|channel|>commentary "
      "to=functions.get_time <|constrain|>json<|message|>{}", "", "I call it.", [NONE]),
+    ("harmony", " to=functions.get_time<|channel|>commentary json<|message|>{}", "", "", [NONE]),
+    ("harmony", "to=functions.x is text", "", "to=functions.x is text", []),
+    ("harmony", " to=", "", " to=", []),
     ("harmony", "plain < text", "", "plain < text", []),
 ]  # fmt: skip
 CASES = [(f, answer.replace("{W}", WEATHER), *others) for f, answer, *others in CASES]
@@ -118,9 +123,16 @@ SCHEMA = {
 TOOLS = (Tool("get_weather", "", SCHEMA), Tool("get_time", "", {"type": "object", "properties": {}, "additionalProperties": False}))  # fmt: skip
 
 
-def accepts(grammar: str, text: str) -> bool:
-    """Whether a grammar takes a text to its end, token by token."""
+def tokenizer_with(marks: Sequence[str]) -> tuple[Any, dict[str, int]]:
+    """A tokenizer with special tokens for the marks, and their numbers."""
     tokenizer = AutoTokenizer.from_pretrained(TINY)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(marks)})
+    return tokenizer, {mark: tokenizer.convert_tokens_to_ids(mark) for mark in marks}
+
+
+def accepts(grammar: str, text: str, marks: Sequence[str] = ()) -> bool:
+    """Whether a grammar takes a text to its end, token by token; marks may be special tokens."""
+    tokenizer, _ = tokenizer_with(marks)
     matcher = llguidance.LLMatcher(llguidance.hf.from_tokenizer(tokenizer), grammar)
     assert not matcher.is_error(), matcher.get_error()
     tokens = tokenizer.encode(text, add_special_tokens=False)
@@ -148,6 +160,109 @@ def test_grammars_take_calls_that_fit(name) -> None:
     assert not accepts(grammar, call("{}", "get_other"))
     named = answer_grammar(TOOLS, ToolChoice(ChoiceKind.NAMED, "get_time"), FORMATS[name], {})
     assert named is not None and not accepts(named, call('{"city": "a"}').replace("'", '"'))
+
+
+FREE = {
+    "pythonic": [
+        "",
+        "Hello [there] (you).",
+        "[1, 2] is a list",
+        " [get_weather] is the name",
+        '[get_weather(city="Oslo", days=2)]',
+        ' [get_time(), get_weather(city="a")]',
+        '<|python_start|>[get_time()]<|python_end|>',
+    ],
+    "harmony": [
+        "plain < text",
+        "<|channel|>final<|message|>Hi <|x|>.",
+        "<|channel|>analysis<|message|>Hm.\n<|end|><|start|>assistant<|channel|>final<|message|>Hi",
+        "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>commentary<|message|>I call"
+        "<|end|><|start|>assistant<|channel|>commentary to=functions.get_time <|constrain|>json<|message|>{}",
+        '<|channel|>commentary to=functions.get_weather<|message|>{"city": "a"}',
+        ' to=functions.get_weather<|channel|>commentary json<|message|>{"city": "a"}',
+    ],
+}  # fmt: skip
+WRONG = {
+    "pythonic": [
+        "[get_weather(days=3)]",
+        '[get_weather(city="a"',
+        "[get_other()] is no tool",
+        " [ get_other(",
+        '<|python_start|>[get_weather(city=3)]<|python_end|>',
+    ],
+    "harmony": [
+        "<|channel|>analysis<|message|>Hm<|call|>",
+        "<|channel|>commentary to=functions.get_other <|constrain|>json<|message|>{}",
+        '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": 3}',
+        "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>text",
+        "<|channel|>elsewhere<|message|>text",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "special"), [("pythonic", False), ("pythonic", True), ("harmony", True)]
+)
+def test_with_auto_an_answer_is_free_until_a_call_begins(name, special) -> None:
+    marks = FORMATS[name].marks if special else ()
+    grammar = answer_grammar(TOOLS, ToolChoice(), FORMATS[name], tokenizer_with(marks)[1])
+    assert grammar is not None
+    for text in FREE[name]:
+        assert accepts(grammar, text, marks), text
+    for text in WRONG[name]:
+        assert not accepts(grammar, text, marks), text
+
+
+def test_harmony_without_its_special_tokens_is_not_guided() -> None:
+    assert answer_grammar(TOOLS, ToolChoice(), FORMATS["harmony"], {}) is None
+
+
+LETTERS = {"type": "string", "maxLength": 4}
+SMALL = (
+    Tool("f", "", {"type": "object", "properties": {"a": LETTERS, "b": {"type": "boolean"}},
+                   "required": ["a"], "additionalProperties": False}),
+    Tool("g.h", "", {"type": "object", "properties": {}, "additionalProperties": False}),
+)  # fmt: skip
+OPENINGS = {
+    "pythonic": ["[f(", "[g.h()", "<|python_start|>[", " [f(a="],
+    "harmony": [
+        "<|channel|>commentary to=functions.f",
+        " to=functions.g.h<|channel|>commentary",
+        "<|channel|>analysis<|message|>x<|end|><|start|>assistant<|channel|>commentary to=",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", ["pythonic", "harmony"])
+def test_whatever_a_model_writes_after_the_mark_of_a_call_parses(name) -> None:
+    """Random tokens of those that the grammar leaves."""
+    tokenizer, special = tokenizer_with(FORMATS[name].marks)
+    vocabulary = llguidance.hf.from_tokenizer(tokenizer)
+    grammar = answer_grammar(SMALL, ToolChoice(), FORMATS[name], special)
+    numbers = random.Random(name)
+    ended = 0
+    for round_number in range(40):
+        opening = OPENINGS[name][round_number % len(OPENINGS[name])]
+        tokens = tokenizer.encode(opening, add_special_tokens=False)
+        matcher = llguidance.LLMatcher(vocabulary, grammar)
+        assert matcher.try_consume_tokens(tokens) == len(tokens)
+        for _ in range(200):
+            if matcher.is_accepting():
+                break
+            bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+            allowed = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+            tokens.append(int(numbers.choice(allowed)))
+            assert matcher.consume_token(tokens[-1])
+        if not matcher.is_accepting():
+            continue
+        ended += 1
+        _, content, calls = collected([tokenizer.decode(tokens)], name)
+        assert calls and not content.strip()
+        for tool, arguments in calls:
+            values = json.loads(arguments)
+            assert tool in ("f", "g.h") and set(values) <= {"a", "b"}
+            assert len(values.get("a", "")) <= 4 and (tool != "f" or "a" in values)
+    assert ended >= 20
 
 
 def test_templates_tell_the_format() -> None:

@@ -90,7 +90,7 @@ class Tracing:
                 'Install it with: pip install "supremum[otel]", or set no endpoint.',
             ) from error
         resource = Resource.create({"service.version": __version__})
-        if resource.attributes.get("service.name", "unknown_service") == "unknown_service":
+        if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
             resource = resource.merge(Resource({"service.name": "max-serve"}))
         # no handler at the exit of the process: close() has a limit
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)

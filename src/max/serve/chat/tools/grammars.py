@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from max.pipelines.core.exceptions import UserError
 from max.pipelines.structured.grammar import of_json_schema
-from max.serve.chat.tools import deepseek, harmony
+from max.serve.chat.tools import deepseek, harmony, pythonic
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.chat.tools.formats import ToolFormat
 from max.serve.errors import of_user_error
@@ -33,7 +34,8 @@ def answer_grammar(
         content_grammar: The grammar of an answer that calls none; None: any text.
 
     Returns:
-        The grammar; None where it would allow any text, or calls cannot be told from text.
+        The grammar; None where it would allow any text, or calls cannot be told from text. With
+        ``AUTO`` an answer is free text until the mark of a call; then it must be a call that fits.
 
     Raises:
         ApiError: The parameters of a tool are no JSON schema.
@@ -45,7 +47,10 @@ def answer_grammar(
     several = choice.parallel and choice.kind is not ChoiceKind.NAMED
     if tool_format.syntax == "harmony":
         several = False  # a call ends the answer
-    if not must and not tool_format.trigger and content_grammar is None:
+    marked = bool(tool_format.trigger) or tool_format.syntax == "pythonic"
+    # letters that spell marks could not be told from text
+    marked |= tool_format.syntax == "harmony" and special_tokens.keys() >= set(harmony.MARKS)
+    if not must and not marked and content_grammar is None:
         return None
     rules: list[str] = []
     for number, tool in enumerate(called):
@@ -63,7 +68,16 @@ def answer_grammar(
     before, after = _quoted(tool_format.before), _mark(tool_format.after, special_tokens)
     special = special_tokens.get(tool_format.trigger)
     trigger = f"<[{special}]>" if special is not None else _quoted(tool_format.trigger)
-    if must or content_grammar is not None:
+    if tool_format.syntax == "harmony":
+        rules += _harmony_messages(special_tokens)
+        rules.append("calls: message* object")
+        start = "calls" if must or content_grammar is not None else "calls | message* final | TEXT"
+    elif tool_format.syntax == "pythonic" and not must and content_grammar is None:
+        rules += _pythonic_openings(called, special_tokens)
+        more = f"({json.dumps(between)} object)*" if several else ""
+        rules.append(f"calls: opening {more} {after} ({_mark(pythonic.END, special_tokens)})?")
+        start = "calls | TEXT"
+    elif must or content_grammar is not None:
         rules.append(f"calls: {trigger} {before} {body} {after}")
         more = ' ("\\n"? calls)*' if between is None and several else ""
         start = f"calls{more}"
@@ -104,12 +118,58 @@ def _call_rule(tool: Tool, tool_format: ToolFormat, special_tokens: dict[str, in
             head = f"{mark(deepseek.CALL_BEGIN)} {_quoted(tool.name)} {mark(deepseek.SEPARATOR)}"
             return f"{head} %json {schema} {mark(deepseek.CALL_END)}"
         case "harmony":
-            to = _quoted(f"commentary to=functions.{tool.name} ")
-            head = f'{mark(harmony.CHANNEL)} {to} {mark(harmony.CONSTRAIN)} "json"'
-            return f"{head} {mark(harmony.MESSAGE)} %json {schema}"
+            to, channel = f" to=functions.{tool.name}", mark(harmony.CHANNEL)
+            first = f"{channel} {_quoted('commentary' + to)}"
+            last = f'{_quoted(to)} {channel} "commentary"'  # the recipient may stand in the role
+            kind = f'(" " ({mark(harmony.CONSTRAIN)})? "json")?'
+            return f"({first} | {last}) {kind} {mark(harmony.MESSAGE)} %json {schema}"
         case _:
             head = f'{{"name": {json.dumps(tool.name)}, "{tool_format.arguments_key}": '
             return f'{json.dumps(head)} %json {schema} "}}"'
+
+
+def _harmony_messages(special_tokens: dict[str, int]) -> list[str]:
+    """The rules of the messages before a call, and of the last one of an answer that calls nothing."""
+
+    def mark(text: str) -> str:
+        return _mark(text, special_tokens)
+
+    marks = "|".join(text[2:-2] for text in harmony.MARKS)
+    body = f"{mark(harmony.MESSAGE)} TEXT"
+    end = f'{mark(harmony.END)} {mark(harmony.START)} "assistant"'
+    return [
+        f'message: {mark(harmony.CHANNEL)} ("analysis" | "commentary") {body} {end}',
+        f'final: {mark(harmony.CHANNEL)} "final" {body}',
+        # letters that spell a mark would end the message for the parser
+        rf"TEXT: /(.|\n)*/ & ~/(.|\n)*<\|({marks})\|>(.|\n)*/",
+    ]
+
+
+def _pythonic_openings(tools: Sequence[Tool], special_tokens: dict[str, int]) -> list[str]:
+    """The rules of a list's first call, and of text that does not begin like a list of calls.
+
+    The lexer takes the longest match: a terminal that ends within the begin of a text would lose to it.
+    So the list's bracket and the first call's name are one terminal.
+    """
+    space, begin = r"[ \t\r\n]{0,8}", pythonic.BEGIN
+    special = begin in special_tokens
+    mark = "" if special else f"({_escaped(begin)}{space})?"
+    rules: list[str] = []
+    for number, tool in enumerate(tools):
+        keywords = f"{_keywords(tool.parameters)} {_quoted(')')}"
+        rules.append(rf"OPENING_{number}: /{space}{mark}\[{space}{_escaped(tool.name)}\(/")
+        rules.append(f"opening_{number}: OPENING_{number} {keywords}")
+    openings = [f"opening_{number}" for number in range(len(tools))]
+    if special:
+        openings = [*openings, *(f"{_mark(begin, special_tokens)} {each}" for each in openings)]
+    rules.append(f"opening: {' | '.join(openings)}")
+    rules.append(rf"TEXT: /(.|\n)*/ & ~/{pythonic.CALLS_PATTERN}(.|\n)*/")
+    return rules
+
+
+def _escaped(text: str) -> str:
+    """A text as a part of a regular expression between slashes."""
+    return re.escape(text).replace("/", r"\/")
 
 
 def _keywords(parameters: dict[str, Any]) -> str:

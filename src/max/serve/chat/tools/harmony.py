@@ -13,6 +13,9 @@ END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 MARKS = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
 _ENDS = (END, CALL, RETURN, START, CHANNEL)
 _RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
+# the prompt may end within a header, and the answer go on with its recipient
+_OPENING = re.compile(r"\s*(t|to|to=\S*)?")
+_WHOLE_OPENING = re.compile(r"\s*to=\S+\s*")
 
 
 class HarmonyParser:
@@ -25,6 +28,7 @@ class HarmonyParser:
     def __init__(self) -> None:
         self._buffer = ""
         self._kind: str | None = "content"  # of the open message; None: within a header
+        self._fresh = True  # nothing was given out yet
         self._parts = CallParts()
 
     def push(self, text: str) -> Sequence[AnswerPart]:
@@ -62,6 +66,13 @@ class HarmonyParser:
 
     def _body(self, parts: list[AnswerPart]) -> bool:
         mark = first_mark(self._buffer, _ENDS)
+        if self._fresh:
+            if mark is None and _OPENING.fullmatch(self._buffer):
+                return False
+            self._fresh = False
+            if mark and mark[1] == CHANNEL and _WHOLE_OPENING.fullmatch(self._buffer[: mark[0]]):
+                self._kind = None
+                return True
         if mark is None:
             end = len(self._buffer) - held(self._buffer, _ENDS)
             self._add(parts, self._buffer[:end])

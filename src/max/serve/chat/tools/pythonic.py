@@ -12,7 +12,9 @@ from max.serve.chat.parts import AnswerPart
 from max.serve.chat.tools.marks import CallParts
 
 BEGIN, END = "<|python_start|>", "<|python_end|>"
-_NAME = re.compile(r"[A-Za-z_][\w.]*")
+CALLS_PATTERN = r"\s*(<\|python_start\|>)?\s*\[\s*[A-Za-z_][0-9A-Za-z_.]*\("
+"""Begins an answer that the parser takes for calls; in the syntax of llguidance."""
+_NAME = re.compile(r"[A-Za-z_][0-9A-Za-z_.]*")
 _CONSTANTS = {"true": True, "false": False, "null": None}
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
 
