@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, cast, overload
@@ -21,7 +20,7 @@ from max.driver._arguments import (
     writable_value,
 )
 from max.driver._device import Device, DeviceStream
-from max.driver._indexing import Index, apply_index, contiguous_strides, is_contiguous
+from max.driver._indexing import Index, apply_index
 from max.driver._memory import (
     ALIGNMENT,
     Array,
@@ -31,12 +30,13 @@ from max.driver._memory import (
     array_at,
     map_file,
 )
+from max.driver._strided_memory import StridedMemory
 from max.dtype import DType
 
 HOST_MEMORY = HOST.memory
 
 
-class Tensor:
+class Tensor(StridedMemory):
     """A tensor in the memory of a device; also named ``Buffer``.
 
     Slices are views of the same memory. Inputs of a model must be contiguous.
@@ -66,17 +66,7 @@ class Tensor:
     """
 
     __module__ = "max.driver"
-    __slots__ = (
-        "__weakref__", "_device", "_dtype", "_owner", "_pinned", "_ptr", "_read_only", "_shape",
-        "_stream", "_strides",
-    )  # fmt: skip
-
-    _ptr: int
-    """Address of the first element."""
-    _strides: tuple[int, ...] | None
-    """The strides in elements; None for row-major and contiguous."""
-    _owner: object
-    """Keeps the memory alive."""
+    __slots__ = ()
 
     @overload
     def __init__(
@@ -119,83 +109,6 @@ class Tensor:
             raise TypeError("Tensor: expected shape as a sequence of integers, got a device")
         checked = check_dtype("Tensor", dtype)
         self._allocate(checked, as_shape("Tensor", shape), target, pinned=pinned)
-
-    def _allocate(
-        self,
-        dtype: DType,
-        shape: tuple[int, ...],
-        target: Device | DeviceStream | None,
-        *,
-        zero: bool = False,
-        pinned: bool = False,
-    ) -> None:
-        device, stream = target_of("Tensor", target)
-        self._ptr, self._owner = device.memory.allocate("Tensor", dtype, shape, zero)
-        self._dtype, self._shape, self._strides = dtype, shape, None
-        self._read_only, self._pinned = False, pinned
-        self._device, self._stream = device, stream
-
-    @classmethod
-    def _empty(cls, dtype: DType, shape: tuple[int, ...], device: Device) -> Tensor:
-        """An uninitialised tensor of a checked shape: the fast path for outputs of executions."""
-        memory = device.memory.allocate("Tensor", dtype, shape, False)
-        return cls._over(memory, dtype, shape, device, device.default_stream)
-
-    @classmethod
-    def _over(
-        cls,
-        memory: tuple[int, object],
-        dtype: DType,
-        shape: tuple[int, ...],
-        device: Device,
-        stream: DeviceStream,
-    ) -> Tensor:
-        """A writable, contiguous tensor over new memory, an address and its owner."""
-        tensor = cls.__new__(cls)
-        tensor._ptr, tensor._owner = memory
-        tensor._dtype, tensor._shape, tensor._strides = dtype, shape, None
-        tensor._read_only = tensor._pinned = False
-        tensor._device, tensor._stream = device, stream
-        return tensor
-
-    @classmethod
-    def _wrap(
-        cls,
-        ptr: int,
-        dtype: DType,
-        shape: tuple[int, ...],
-        strides: tuple[int, ...] | None = None,
-        owner: object = None,
-        target: Device | DeviceStream | None = None,
-        read_only: bool = False,
-    ) -> Tensor:
-        """Wraps memory that ``owner`` keeps alive.
-
-        Args:
-            ptr: The address of the first element.
-            dtype: The element type.
-            shape: The sizes.
-            strides: The strides in elements; None for contiguous.
-            owner: Any object that holds the memory.
-            target: The device or stream; by default the CPU.
-            read_only: Whether writes from Python are errors.
-        """
-        self = cls.__new__(cls)
-        if strides is not None and is_contiguous(shape, strides):
-            strides = None
-        self._ptr, self._dtype, self._shape, self._strides = ptr, dtype, shape, strides
-        self._owner, self._read_only, self._pinned = owner, read_only, False
-        self._device, self._stream = target_of("Tensor", target)
-        return self
-
-    def _derive(
-        self, dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...] | None, offset: int = 0
-    ) -> Tensor:
-        """A view of this tensor's memory; ``offset`` in elements of this tensor."""
-        ptr = self._ptr + offset * self._dtype.size_in_bytes
-        view = Tensor._wrap(ptr, dtype, shape, strides, self._owner, self._stream, self._read_only)
-        view._pinned = self._pinned
-        return view
 
     # ----- construction
 
@@ -346,63 +259,6 @@ class Tensor:
         memory, read_only = map_file(op, filename, checked, sizes, mode, offset)
         return Tensor._wrap(memory.ptr, checked, sizes, owner=memory.owner, read_only=read_only)
 
-    # ----- properties
-
-    @property
-    def device(self) -> Device:
-        """The device that holds the tensor."""
-        return self._device
-
-    @property
-    def stream(self) -> DeviceStream:
-        """The stream of the tensor."""
-        return self._stream
-
-    @property
-    def dtype(self) -> DType:
-        """The element type."""
-        return self._dtype
-
-    @property
-    def element_size(self) -> int:
-        """The size of an element in bytes."""
-        return self._dtype.size_in_bytes
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The sizes."""
-        return self._shape
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """The distance between neighbours along each axis in elements."""
-        return contiguous_strides(self._shape) if self._strides is None else self._strides
-
-    @property
-    def rank(self) -> int:
-        """The number of axes."""
-        return len(self._shape)
-
-    @property
-    def num_elements(self) -> int:
-        """The number of elements; 1 for rank 0."""
-        return math.prod(self._shape)
-
-    @property
-    def is_contiguous(self) -> bool:
-        """Whether the elements are in row-major order without gaps."""
-        return self._strides is None
-
-    @property
-    def is_host(self) -> bool:
-        """Whether the tensor is in host memory, on a CPU device."""
-        return self._device.is_host
-
-    @property
-    def pinned(self) -> bool:
-        """Whether the tensor was allocated with ``pinned``."""
-        return self._pinned
-
     # ----- conversion, element access
 
     def to_numpy(self) -> Array:
@@ -507,15 +363,6 @@ class Tensor:
             array[...] = value
         except ValueError as error:
             raise ValueError(f"Tensor: writing to shape {self._shape}: {error}") from error
-
-    def _span(self) -> tuple[int, int]:
-        """Address and length in bytes of the memory range that the elements span."""
-        if 0 in self._shape:
-            return self._ptr, 0
-        size = self._dtype.size_in_bytes
-        reach = [(n - 1) * stride for n, stride in zip(self._shape, self.strides, strict=True)]
-        low, high = sum(min(r, 0) for r in reach), sum(max(r, 0) for r in reach)
-        return self._ptr + low * size, (high - low + 1) * size
 
     def _on_host(self) -> Tensor:
         """The tensor itself if it is on the host, else a copy there."""

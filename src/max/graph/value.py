@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 MlirType = TypeVar("MlirType", covariant=True)
+_ShapedType = TypeVar("_ShapedType", bound="mlir.TensorType | mlir.BufferType", covariant=True)
 
 ops = SimpleNamespace()
 """The functions of `max.graph.ops` that methods of values call; `bind_operations` fills it."""
@@ -163,7 +164,38 @@ class _OpaqueValue(Value["mlir.OpaqueType"]):
         return ir_type
 
 
-class BufferValue(Value["mlir.BufferType"]):
+class _ShapedValue(Value[_ShapedType]):
+    """A tensor or a buffer: elements of one dtype on a device."""
+
+    __slots__ = ()
+
+    @property
+    def mlir_type(self) -> _ShapedType:
+        """The MLIR type; the constructors check its class."""
+        return cast("_ShapedType", self._mlir_value.type)
+
+    @property
+    def shape(self) -> Shape:
+        """The dimensions."""
+        return Shape.from_exprs(self.mlir_type.shape)
+
+    @property
+    def dtype(self) -> DType:
+        """The element type."""
+        return self.mlir_type.dtype
+
+    @property
+    def rank(self) -> int:
+        """The number of dimensions."""
+        return self.mlir_type.rank
+
+    @property
+    def device(self) -> DeviceRef:
+        """The device of the elements."""
+        return DeviceRef.from_mlir(self.mlir_type.device)
+
+
+class BufferValue(_ShapedValue["mlir.BufferType"]):
     """A mutable tensor of the graph.
 
     ``buffer[...]`` loads the elements as a tensor, ``buffer[1:3] = x`` stores them. Loads and stores execute in the order
@@ -186,35 +218,9 @@ class BufferValue(Value["mlir.BufferType"]):
         self._mlir_value = _ssa(value, mlir.BufferType, "a buffer")
 
     @property
-    def mlir_type(self) -> mlir.BufferType:
-        ir_type = self._mlir_value.type
-        assert isinstance(ir_type, mlir.BufferType)
-        return ir_type
-
-    @property
     def type(self) -> BufferType:
         """The type of the buffer."""
         return BufferType.from_mlir(self.mlir_type)
-
-    @property
-    def shape(self) -> Shape:
-        """The dimensions."""
-        return Shape.from_exprs(self.mlir_type.shape)
-
-    @property
-    def dtype(self) -> DType:
-        """The element type."""
-        return self.mlir_type.dtype
-
-    @property
-    def rank(self) -> int:
-        """The number of dimensions."""
-        return self.mlir_type.rank
-
-    @property
-    def device(self) -> DeviceRef:
-        """The device of the elements."""
-        return DeviceRef.from_mlir(self.mlir_type.device)
 
     def print(self, label: str = "debug_buffer") -> None:
         """Prints the elements at this point; see `max.graph.ops.print`.
@@ -236,7 +242,7 @@ class BufferValue(Value["mlir.BufferType"]):
             ops.buffer_store_slice(self, value, indices)
 
 
-class TensorValue(Value["mlir.TensorType"]):
+class TensorValue(_ShapedValue["mlir.TensorType"]):
     """A tensor of the graph.
 
     Arithmetic, comparison and indexing work as on NumPy arrays, and stage ops into the current graph.
@@ -270,35 +276,9 @@ class TensorValue(Value["mlir.TensorType"]):
             self._mlir_value = ops.constant(value, device=DeviceRef.CPU()).to_mlir()
 
     @property
-    def mlir_type(self) -> mlir.TensorType:
-        ir_type = self.to_mlir().type
-        assert isinstance(ir_type, mlir.TensorType)
-        return ir_type
-
-    @property
     def type(self) -> TensorType:
         """The type of the tensor."""
         return TensorType.from_mlir(self.mlir_type)
-
-    @property
-    def shape(self) -> Shape:
-        """The dimensions."""
-        return Shape.from_exprs(self.mlir_type.shape)
-
-    @property
-    def dtype(self) -> DType:
-        """The element type."""
-        return self.mlir_type.dtype
-
-    @property
-    def rank(self) -> int:
-        """The number of dimensions."""
-        return self.mlir_type.rank
-
-    @property
-    def device(self) -> DeviceRef:
-        """The device of the elements."""
-        return DeviceRef.from_mlir(self.mlir_type.device)
 
     def print(self, label: str = "debug_tensor") -> None:
         """Prints the tensor each time the graph runs; see `max.graph.ops.print`.

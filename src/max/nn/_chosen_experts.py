@@ -1,0 +1,116 @@
+"""The experts that a gate chose: grouped products of the rows of each expert, and the weighted sum of the results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from max.dtype import DType
+from max.graph import TensorValue, ops
+from max.graph.quantization import QuantizationEncoding
+from max.nn._experts import grouped_matmul_ragged, moe_create_indices
+
+__all__ = ["Activation", "run_experts", "swiglu"]
+
+Activation = Callable[[TensorValue, TensorValue], TensorValue]
+"""From the results of gate and up projection to the input of the down projection."""
+
+
+def swiglu(gate: TensorValue, up: TensorValue) -> TensorValue:
+    """``silu(gate) * up``."""
+    return ops.silu(gate) * up
+
+
+def run_experts(
+    x: TensorValue,
+    experts: TensorValue,
+    weights: TensorValue,
+    gate_up: TensorValue | tuple[TensorValue, TensorValue],
+    down: TensorValue,
+    *,
+    activation: Activation = swiglu,
+    gate_up_bias: TensorValue | tuple[TensorValue, TensorValue] | None = None,
+    down_bias: TensorValue | None = None,
+    weights_first: bool = False,
+    gate_up_encoding: QuantizationEncoding
+    | tuple[QuantizationEncoding | None, QuantizationEncoding | None]
+    | None = None,
+    down_encoding: QuantizationEncoding | None = None,
+) -> TensorValue:
+    """The weighted sum of the gated MLPs that were chosen for each token.
+
+    Args:
+        x: ``[tokens, hidden_dim]``.
+        experts: The experts of each token, integers ``[tokens, k]``.
+        weights: Their weights, ``[tokens, k]``.
+        gate_up: The weights of gate and up projections, ``[num_experts, 2 * moe_dim, hidden_dim]`` (gate first), or a pair of
+            ``[num_experts, moe_dim, hidden_dim]``; encoded ones have bytes in their last dimension.
+        down: ``[num_experts, hidden_dim, moe_dim]``.
+        activation: From the results of gate and up projection to the input of the down projection.
+        gate_up_bias: ``[num_experts, 2 * moe_dim]``; for a pair of weights also a pair of ``[num_experts, moe_dim]``.
+        down_bias: ``[num_experts, hidden_dim]``.
+        weights_first: Whether tokens are multiplied by their weights, and not results.
+        gate_up_encoding: The encoding of the gate and up projections, or for a pair of weights those of each; None: not
+            encoded.
+        down_encoding: The encoding of the down projection.
+
+    Returns:
+        ``[tokens, hidden_dim]``, of the dtype of `x`.
+
+    Raises:
+        ValueError: A shape does not fit.
+    """
+    if x.rank != 2 or experts.rank != 2 or experts.shape != weights.shape:
+        raise ValueError(
+            f"run_experts: tokens {x!r}, experts {experts!r} and weights {weights!r}; expected [tokens, hidden_dim] and "
+            "[tokens, k] twice"
+        )
+    tokens, count = experts.shape
+    chosen = ops.reshape(experts, [tokens * count])
+    order, starts, restored, ids, stats = moe_create_indices(chosen, int(down.shape[0]))
+    index = ops.cast(order, DType.int64)
+    rows = ops.gather(x, index // int(count), axis=0)
+    shares = ops.cast(ops.reshape(weights, [tokens * count, 1]), DType.float32)
+    if weights_first:
+        rows = ops.cast(ops.cast(rows, DType.float32) * ops.gather(shares, index, axis=0), x.dtype)
+
+    def product(
+        v: TensorValue,
+        weight: TensorValue,
+        bias: TensorValue | None,
+        encoding: QuantizationEncoding | None,
+    ) -> TensorValue:
+        y = grouped_matmul_ragged(v, weight, starts, ids, stats, quantization_encoding=encoding)
+        if bias is None:
+            return y
+        of_rows = ops.gather(chosen, index, axis=0)
+        return y + ops.cast(ops.gather(bias, of_rows, axis=0), y.dtype)
+
+    if isinstance(gate_up, tuple):
+        biases: tuple[TensorValue | None, ...] = (None, None)
+        if isinstance(gate_up_bias, tuple):
+            biases = gate_up_bias
+        elif gate_up_bias is not None:
+            width = gate_up[0].shape[1]
+            biases = gate_up_bias[:, :width], gate_up_bias[:, width:]
+        encodings = (
+            gate_up_encoding
+            if isinstance(gate_up_encoding, tuple)
+            else (gate_up_encoding, gate_up_encoding)
+        )
+        gate, up = (
+            product(rows, weight, bias, encoding)
+            for weight, bias, encoding in zip(gate_up, biases, encodings, strict=True)
+        )
+    else:
+        if isinstance(gate_up_bias, tuple) or isinstance(gate_up_encoding, tuple):
+            raise ValueError("run_experts: a pair of biases or encodings for one gate_up weight")
+        both = product(rows, gate_up, gate_up_bias, gate_up_encoding)
+        width = int(both.shape[1]) // 2
+        gate, up = both[:, :width], both[:, width:]
+    y = product(activation(gate, up), down, down_bias, down_encoding)
+    y = ops.gather(y, ops.cast(restored, DType.int64), axis=0)
+    wide = ops.cast(y, DType.float32)
+    if not weights_first:
+        wide = wide * shares
+    total = ops.sum(ops.reshape(wide, [tokens, count, down.shape[1]]), axis=1)
+    return ops.cast(ops.reshape(total, [tokens, down.shape[1]]), x.dtype)

@@ -1,0 +1,272 @@
+"""The gates of mixtures of experts: they choose experts for each token, and weigh them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from max.dtype import DType
+from max.graph import DeviceRef, ShardingStrategy, TensorValue, Weight, ops
+from max.nn._projection import project
+from max.nn._sharding import check_strategy, part_of, shard_devices
+from max.nn.layer import Module
+from max.nn.linear import Linear
+
+__all__ = ["ExpertRouting", "MoEGate", "RoutedMoEGate"]
+
+
+class MoEGate(Module):
+    """Chooses experts by a linear layer: those of the greatest scores, which are their weights.
+
+    Args:
+        devices: The devices; the gate runs on the first one.
+        hidden_dim: The size of the input's last dimension.
+        num_experts: The number of experts.
+        num_experts_per_token: The number of experts of a token.
+        dtype: The dtype of the weight.
+
+    Raises:
+        ValueError: No device, or the numbers do not fit.
+    """
+
+    __module__ = "max.nn.moe"
+
+    def __init__(
+        self,
+        devices: list[DeviceRef],
+        hidden_dim: int,
+        num_experts: int,
+        num_experts_per_token: int,
+        dtype: DType,
+    ) -> None:
+        name = type(self).__name__
+        if not devices:
+            raise ValueError(f"{name}: no device is given")
+        if not 0 < num_experts_per_token <= num_experts:
+            raise ValueError(
+                f"{name}: {num_experts_per_token} of {num_experts} experts for a token"
+            )
+        self.devices = devices
+        self.hidden_dim = hidden_dim
+        self.num_experts = num_experts
+        self.num_experts_per_token = num_experts_per_token
+        self.dtype = dtype
+        self.gate_score = Linear(hidden_dim, num_experts, dtype, devices[0])
+        self._sharding: ShardingStrategy | None = None
+
+    @property
+    def sharding_strategy(self) -> ShardingStrategy | None:
+        """How `shard` splits the gate: ``replicate`` gives each device the whole gate.
+
+        Raises:
+            ValueError: It is set to another strategy.
+        """
+        return self._sharding
+
+    @sharding_strategy.setter
+    def sharding_strategy(self, strategy: ShardingStrategy | None) -> None:
+        check_strategy("MoEGate", strategy, "replicate")
+        self._sharding = strategy
+        self.gate_score.sharding_strategy = strategy
+
+    def shard(self, devices: Iterable[DeviceRef]) -> Sequence[MoEGate]:
+        """The gate on each device.
+
+        Args:
+            devices: The devices.
+
+        Raises:
+            ValueError: There is no sharding strategy, or it is for another number of devices.
+        """
+        where = shard_devices("MoEGate", self.sharding_strategy, devices)
+        return [
+            part_of(self, type(self), gate_score=score, devices=[device])
+            for score, device in zip(self.gate_score.shard(where), where, strict=True)
+        ]
+
+    def __call__(self, hidden_state: TensorValue) -> tuple[TensorValue, TensorValue]:
+        """The experts of each token, and their weights.
+
+        Args:
+            hidden_state: ``[tokens, hidden_dim]``.
+
+        Returns:
+            int64 ``[tokens, num_experts_per_token]``, and of that shape the scores, the greatest first.
+        """
+        scores = self.gate_score(hidden_state)
+        weights, experts = ops.top_k(scores, self.num_experts_per_token)
+        return experts, weights
+
+
+@dataclass(frozen=True)
+class ExpertRouting:
+    """How scores become choices and weights.
+
+    Args:
+        scoring: The function of a token's logits: softmax over all experts, softmax over the chosen ones, sigmoid, or
+            sparsemixer (https://arxiv.org/abs/2409.12136): each of two experts has the softmax over the logits near its
+            own, of experts not chosen before it.
+        normalised: Whether the weights of a token are divided by their sum.
+        scale: What weights are multiplied by in the end.
+        groups: The number of groups of neighbouring experts; experts of the best groups can be chosen.
+        chosen_groups: The number of these best groups.
+        group_score: A group's score: its greatest, or the sum of the two greatest.
+        has_correction: Whether a number is added to each expert's score for the choice only: ``e_score_correction_bias``.
+        in_float32: Whether a 16-bit gate multiplies in float32, and its products are not rounded.
+        least_sum: The least divisor of normalised weights.
+        jitter: Of sparsemixer: logits that are farther from the chosen one, relative to their size, than twice this do
+            not count.
+    """
+
+    scoring: Literal["softmax", "softmax_of_chosen", "sigmoid", "sparsemixer"] = "softmax"
+    normalised: bool = False
+    scale: float = 1.0
+    groups: int = 1
+    chosen_groups: int = 1
+    group_score: Literal["greatest", "two_greatest"] = "greatest"
+    has_correction: bool = False
+    in_float32: bool = False
+    least_sum: float = 0.0
+    jitter: float = 0.01
+
+
+class RoutedMoEGate(MoEGate):
+    """A gate with the routing of a family of models: of Mixtral, OLMoE, Qwen, GPT-OSS, DeepSeek and others.
+
+    Scores are computed in float32. For the `gate_cls` of `MoE`: ``functools.partial(RoutedMoEGate, routing=…)``.
+
+    Args:
+        devices: The devices; the gate runs on the first one.
+        hidden_dim: The size of the input's last dimension.
+        num_experts: The number of experts.
+        num_experts_per_token: The number of experts of a token.
+        dtype: The dtype of the weight.
+        routing: How scores become choices and weights.
+        has_bias: Whether the linear layer has a bias.
+
+    Raises:
+        ValueError: The groups do not divide the experts, or have too few of them.
+    """
+
+    __module__ = "max.nn.moe"
+
+    e_score_correction_bias: Weight | None
+    """float32 ``[num_experts]``: what is added to scores for the choice."""
+
+    def __init__(
+        self,
+        devices: list[DeviceRef],
+        hidden_dim: int,
+        num_experts: int,
+        num_experts_per_token: int,
+        dtype: DType,
+        routing: ExpertRouting = ExpertRouting(),
+        has_bias: bool = False,
+    ) -> None:
+        super().__init__(devices, hidden_dim, num_experts, num_experts_per_token, dtype)
+        groups, chosen = routing.groups, routing.chosen_groups
+        in_group = num_experts // groups
+        if (
+            num_experts % groups
+            or not 0 < chosen <= groups
+            or in_group * chosen < num_experts_per_token
+        ):
+            raise ValueError(
+                f"RoutedMoEGate: {chosen} of {groups} groups of {num_experts} experts for "
+                f"{num_experts_per_token} experts of a token"
+            )
+        if routing.scoring == "sparsemixer" and num_experts_per_token != 2:
+            raise ValueError(
+                f"RoutedMoEGate: sparsemixer chooses 2 experts for a token, not {num_experts_per_token}"
+            )
+        self.routing = routing
+        if has_bias:
+            self.gate_score = Linear(hidden_dim, num_experts, dtype, devices[0], has_bias=True)
+        self.e_score_correction_bias = (
+            Weight("e_score_correction_bias", DType.float32, (num_experts,), devices[0])
+            if routing.has_correction
+            else None
+        )
+
+    def __call__(self, hidden_state: TensorValue) -> tuple[TensorValue, TensorValue]:
+        """The experts of each token, and their weights.
+
+        Args:
+            hidden_state: ``[tokens, hidden_dim]``.
+
+        Returns:
+            int64 ``[tokens, num_experts_per_token]``, and of that shape the weights, float32.
+        """
+        routing = self.routing
+        if routing.in_float32:
+            weight = ops.cast(self.gate_score.weight, DType.float32)
+            logits = project(ops.cast(hidden_state, DType.float32), weight, self.gate_score.bias)
+        else:
+            logits = ops.cast(self.gate_score(hidden_state), DType.float32)
+        if routing.scoring == "sparsemixer":
+            return self._sparsemixer(logits)
+        scores = logits
+        if routing.scoring == "softmax":
+            scores = ops.softmax(logits)
+        elif routing.scoring == "sigmoid":
+            scores = ops.sigmoid(logits)
+        choice = scores
+        if self.e_score_correction_bias is not None:
+            choice = choice + self.e_score_correction_bias.to(choice.device)
+        if routing.groups > 1:
+            choice = self._of_best_groups(choice)
+        _, experts = ops.top_k(choice, self.num_experts_per_token)
+        weights = ops.gather_nd(scores, ops.unsqueeze(experts, -1), batch_dims=1)
+        if routing.scoring == "softmax_of_chosen":
+            weights = ops.softmax(weights)
+        if routing.normalised:
+            total = ops.sum(weights, axis=-1)
+            if routing.least_sum:
+                total = ops.max(total, routing.least_sum)
+            weights = weights / (total + 1e-20 if routing.scoring == "sigmoid" else total)
+        return experts, weights if routing.scale == 1.0 else weights * routing.scale
+
+    def _sparsemixer(self, logits: TensorValue) -> tuple[TensorValue, TensorValue]:
+        """The two experts of the greatest logits, and the weights of sparsemixer."""
+        best, experts = ops.top_k(logits, 2)
+        zero = ops.constant(0.0, DType.float32, logits.device)
+        numbers = ops.range(
+            0,
+            self.num_experts,
+            1,
+            out_dim=self.num_experts,
+            dtype=DType.int64,
+            device=logits.device,
+        )
+        is_first = ops.equal(experts[:, :1], ops.unsqueeze(numbers, 0))
+        weights: list[TensorValue] = []
+        for place in range(2):
+            chosen = best[:, place : place + 1]
+            # the factor of a logit below the chosen one is its size, at least the chosen one
+            distance = (chosen - logits) / ops.max(ops.abs(logits), chosen)
+            far = ops.greater(distance, 2 * self.routing.jitter)
+            shares = ops.where(far, zero, ops.exp(ops.min(logits - chosen, zero)))
+            if place:
+                shares = ops.where(is_first, zero, shares)
+            weights.append(1.0 / ops.sum(shares, axis=-1))
+        weight = ops.concat(weights, axis=-1)
+        return experts, weight if self.routing.scale == 1.0 else weight * self.routing.scale
+
+    def _of_best_groups(self, choice: TensorValue) -> TensorValue:
+        """The scores, -inf for experts of groups that are not among the best."""
+        routing = self.routing
+        tokens, groups = choice.shape[0], routing.groups
+        grouped = ops.reshape(choice, [tokens, groups, self.num_experts // groups])
+        if routing.group_score == "greatest":
+            group_scores = ops.max(grouped, axis=-1)
+        else:
+            two, _ = ops.top_k(grouped, min(2, self.num_experts // groups))
+            group_scores = ops.sum(two, axis=-1)
+        _, best = ops.top_k(ops.reshape(group_scores, [tokens, groups]), routing.chosen_groups)
+        numbers = ops.range(0, groups, 1, out_dim=groups, dtype=DType.int64, device=choice.device)
+        among = ops.equal(ops.unsqueeze(best, -1), ops.reshape(numbers, [1, 1, groups]))
+        among = ops.max(ops.cast(among, DType.int32), axis=1)
+        seen = ops.greater(ops.reshape(among, [tokens, groups, 1]), 0)
+        hidden = ops.constant(float("-inf"), choice.dtype, choice.device)
+        return ops.reshape(ops.where(seen, grouped, hidden), choice.shape)
