@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from max import kernel as k
+from max._kernel_library.products.dense.matmul import slices_of
 from tests.kernel_library.harness import Runner, run
 from tests.tolerance import assert_close
 
@@ -88,6 +89,29 @@ def test_dtypes_and_targets(
 def test_sizes(m: int, n: int, size: int, dtype: np.dtype, transpose_b: bool, workers: int) -> None:
     a, b = operands(m, n, size, dtype, dtype, transpose_b, seed=m + n + size)
     check(a, b, dtype, transpose_b, workers=workers)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16, F64], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 4099, 193), (2, 9001, 101), (3, 700, 400), (8, 350, 1003)], ids=str
+)
+def test_slices_along_k(shape: tuple[int, int, int], dtype: np.dtype) -> None:
+    m, n, size = shape
+    a, b = operands(m, n, size, dtype, dtype, False, seed=n)
+    assert slices_of(size, n, dtype.itemsize) > 1
+    bias = np.random.default_rng(3).standard_normal(n).astype(dtype)
+    residual = np.random.default_rng(4).standard_normal((m, n)).astype(dtype)
+    want = np.maximum(expected(a, b, False) + bias + residual, 0)
+    results = [
+        run(
+            "mo.matmul", [a, b], [(dtype, want.shape)], {"transpose_b": False}, workers=workers,
+            params={"epilogue": add_bias_and_relu}, extra=[bias, residual],
+        )[0]
+        for workers in (1, 3)
+    ]  # fmt: skip
+    assert_close(results[0], want.astype(dtype), dtype=dtype)
+    # the slices do not depend on the number of workers, so neither do the sums
+    assert results[0].tobytes() == results[1].tobytes()
 
 
 @pytest.mark.parametrize("m", [3, 40])

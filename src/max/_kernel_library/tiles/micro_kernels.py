@@ -4,7 +4,9 @@ Operands are views that begin where the work begins, so that the same code reads
 
 - `multiply_tile`: packed panels of A and B, a register tile of `height` rows by two vectors of columns;
 - `dot_rows`: rows of A by four rows of B, both contiguous along k;
-- `multiply_columns`: rows of A by four vectors of columns of B.
+- `dot_rows_in_order`: the same, with B read once from its first element to its last;
+- `multiply_columns`: rows of A by four vectors of columns of B;
+- `add_row_products`: a row of A by long runs of rows of B.
 """
 
 from __future__ import annotations
@@ -94,9 +96,7 @@ def dot_step(sums: Any, a: Any, b: Any, mask: Any, rows: int, t: Tiling) -> None
 
 
 @k.inline
-def dot_rows(
-    c: Matrix, a: Any, b: Any, rows: int, t: Tiling, unroll: int = 1, prefetch: bool = False
-) -> None:
+def dot_rows(c: Matrix, a: Any, b: Any, rows: int, t: Tiling, unroll: int = 1) -> None:
     """Dot products of rows of A with four rows of B, all contiguous along k: `c[i, j] = a[i] · b[j]`.
 
     Register budget: rows × 4 accumulators (twice that with `unroll` 2), `rows` vectors of A and one of B.
@@ -108,31 +108,71 @@ def dot_rows(
         rows: Rows of A per pass.
         t: The tiling.
         unroll: Steps in k per iteration, each with accumulators of its own: 2 hides the latency of a single row.
-        prefetch: Whether the next four rows of B are prefetched.
     """
     size = a.shape[1]
     sums = k.tile(t.sums, (rows, 4), width=t.width, fill=0)
     second_sums = k.tile(t.sums, (rows, 4), width=t.width, fill=0)
     whole = size - size % (t.step * unroll)
     for n in range(0, whole, t.step * unroll):
-        if prefetch:
-            for j in k.static_range(4, 8):
-                b.prefetch(j, n)
         dot_step(sums, a[:, n:], b[:, n:], None, rows, t)
         if unroll == 2:
             dot_step(second_sums, a[:, n + t.step :], b[:, n + t.step :], None, rows, t)
     for n, mask in k.vectors(whole, size, t.step):
         dot_step(sums, a[:, n:], b[:, n:], mask, rows, t)
-    for i in k.static_range(rows):
-        for j in k.static_range(4):
-            if unroll == 2:
+    if unroll == 2:
+        for i in k.static_range(rows):
+            for j in k.static_range(4):
                 sums[i, j] = sums[i, j] + second_sums[i, j]
+    store_lane_sums(c, sums, rows, t)
+
+
+@k.inline
+def store_lane_sums(c: Matrix, sums: Any, rows: int, t: Tiling) -> None:
+    """Adds up the lanes of `rows` × 4 accumulators, and stores the sums, four a row."""
+    for i in k.static_range(rows):
         if t.sums.bits == 32 and t.width >= 4:
             four = lane_sums(sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3], t.width)
             c.elements.store(i * c.row, value=four)
         else:
             for j in k.static_range(4):
                 c.elements[i * c.row + j] = k.reduce_add(sums[i, j])
+
+
+@k.inline
+def dot_rows_in_order(c: Matrix, a: Any, b: Any, rows: int, t: Tiling) -> None:
+    """`dot_rows` of B from memory: its rows are read one after the other, as one stream for the hardware prefetcher.
+
+    Four rows at once would be four streams within a few pages, which the prefetcher does not follow.
+
+    Register budget: rows × 4 accumulators for one row of B, in steps of four vectors; then rows × 4 sums.
+
+    Args:
+        c: The sums, four a row.
+        a: `[rows, k]`.
+        b: `[rows, k]`; rows past the last one read the last one.
+        rows: Rows of A per pass.
+        t: The tiling.
+    """
+    size = a.shape[1]
+    sums = k.tile(t.sums, (rows, 4), width=t.width, fill=0)
+    whole = size - size % (4 * t.step)
+    for j in k.static_range(4):
+        row = b[k.min(j, b.shape[0] - 1)]
+        parts = k.tile(t.sums, (rows, 4), width=t.width, fill=0)
+        for n in range(0, whole, 4 * t.step):
+            for part in k.static_range(4):
+                right = as_lanes(row.load(n + part * t.step, width=t.step), t.lane)
+                for i in k.static_range(rows):
+                    left = as_lanes(a.load(i, n + part * t.step, width=t.step), t.lane)
+                    parts[i, part] = multiply_add(parts[i, part], left, right)
+        for n, mask in k.vectors(whole, size, t.step):
+            right = as_lanes(row.load(n, width=t.step, mask=mask), t.lane)
+            for i in k.static_range(rows):
+                left = as_lanes(a.load(i, n, width=t.step, mask=mask), t.lane)
+                parts[i, 0] = multiply_add(parts[i, 0], left, right)
+        for i in k.static_range(rows):
+            sums[i, j] = (parts[i, 0] + parts[i, 1]) + (parts[i, 2] + parts[i, 3])
+    store_lane_sums(c, sums, rows, t)
 
 
 @k.inline
@@ -172,3 +212,40 @@ def multiply_columns(
         for n in range(b.shape[0]):
             column_step(sums, a, b, n, True, rows, width)
     store_sums(c, sums, rows, 4, width)
+
+
+@k.inline
+def add_row_products(
+    c: Matrix, a: Any, b: Any, rows: int, depth: int, gap: Any, width: int
+) -> None:
+    """Adds the products of rows of A with `depth` rows of B, `gap` rows apart.
+
+    A caller goes through the rows in order: each of the `depth` then is one stream for the hardware prefetcher. The
+    sums stay in the L1 cache.
+
+    Register budget: rows × `depth` broadcast elements of A, `rows` accumulators and one vector of B.
+
+    Args:
+        c: The sums, each row up to a whole vector.
+        a: `[rows, k]`, from the first of the rows of B on.
+        b: `[k, columns]`, from the first of the rows on.
+        rows: Rows of A per pass.
+        depth: Rows of B per pass over the sums.
+        gap: Rows from one of them to the next.
+        width: Lanes of a vector.
+    """
+    sums_dtype = c.elements.dtype
+    left = k.tile(sums_dtype, (rows, depth), width=width)
+    for i in k.static_range(rows):
+        for n in k.static_range(depth):
+            left[i, n] = k.splat(k.cast(a[i, n * gap], sums_dtype), width)
+    for j, mask in k.vectors(b.shape[1], width):
+        sums = k.tile(sums_dtype, (rows,), width=width)
+        for i in k.static_range(rows):
+            sums[i] = c.elements.load(i * c.row + j, width=width)
+        for n in k.static_range(depth):
+            right = k.cast(b.load(n * gap, j, width=width, mask=mask), sums_dtype)
+            for i in k.static_range(rows):
+                sums[i] = multiply_add(sums[i], left[i, n], right)
+        for i in k.static_range(rows):
+            c.elements.store(i * c.row + j, value=sums[i])

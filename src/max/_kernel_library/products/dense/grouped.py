@@ -23,7 +23,7 @@ from max._kernel_library.products.dense.matmul import (
     PackedRows,
     Strip,
     gemm_block,
-    gemv_block,
+    multiply_rows_of_b,
     pack_row_tile,
 )
 from max._kernel_library.products.groups import (
@@ -127,7 +127,7 @@ def grouped_matmul(
                     )
         elif group.rows > 0:
             rows = x[group.first : group.first + group.rows]
-            gemv_block(Matrix(c, COLUMNS), rows, w[group.expert, column:], count, True, t)
+            multiply_rows_of_b(Matrix(c, COLUMNS), rows, w[group.expert, column:], count, t)
             store_block(out, c, COLUMNS, group.first, group.rows, column, count, t.width)
     if in_tiles:
         if groups.most_rows > limit:

@@ -2,7 +2,8 @@
 
 One kernel, which branches on the number of rows M at run time:
 
-- GEMV path: dot products over rows of B (or strips of its columns), at the speed at which B is read;
+- GEMV path: B is read in place, in long runs, at the speed of memory: dot products over rows of B `[N, K]`; of B `[K, N]`
+  sums over rows, of a large one over slices along k, which all workers then add up;
 - GEMM path: all workers pack A into a shared workspace; then each takes blocks of columns from the counter, packs its strip of B
   into scratch memory and multiplies by register tiles, K block by K block::
 
@@ -19,10 +20,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from max import kernel as k
-from max._kernel_library.lowering import KernelCall, Operand, Workspace, product, view
+from max._kernel_library.lowering import Dims, KernelCall, Operand, Workspace, product, view
 from max._kernel_library.products.blocking import LANES_K
 from max._kernel_library.tiles import amx_tiles
-from max._kernel_library.tiles.micro_kernels import dot_rows, multiply_columns, multiply_tile
+from max._kernel_library.tiles.micro_kernels import (
+    add_row_products,
+    dot_rows,
+    dot_rows_in_order,
+    multiply_tile,
+)
 from max._kernel_library.tiles.packing import pack_columns, pack_rows
 from max._kernel_library.tiles.strips import identity
 from max._kernel_library.tiles.tiling import Matrix, Tiling, round_up, tiling
@@ -31,7 +37,17 @@ from max.dtype import DType
 GEMV_PASSES = 4
 """The GEMV path takes up to this many passes of rows: dot products are as fast as packing B and multiplying it."""
 GEMV_COLUMNS = 32
-"""Columns of a task of the GEMV path, which are rows of weights in the layout of checkpoints."""
+"""Columns of a task of the GEMV path where they are rows of B, the layout of checkpoints."""
+STREAMS = 4
+"""Rows of B that the GEMV path adds at once where columns are columns of B: as many streams of memory."""
+RUN = 4096
+"""Most columns of a task that adds a slice: its sums and one run of each stream fit the caches."""
+SLICES, SLICE_ROWS, SLICE_BYTES = 16, 48, 1 << 17
+"""Most slices of B along k, and the least rows and bytes of each: storing and adding up their sums must be cheap."""
+CACHED = 4096
+"""Most elements of rows of A that stay in the L1 cache while B passes through it."""
+SUM_COLUMNS = 256
+"""Most columns of a task that adds up slices, or multiplies all of B along k."""
 BLOCK_ROWS = 504
 """Most rows of a task, in whole tiles: its sums stay in the L2 cache."""
 MAX_TILE_ROWS, MAX_WIDTH = 16, 16
@@ -77,39 +93,101 @@ class Strip(NamedTuple):
 
 
 @k.inline
-def gemv_block(c: Matrix, a: Any, b: Any, columns: Any, transpose_b: bool, t: Tiling) -> None:
-    """Multiplies all rows of A by a block of columns, read in place.
+def multiply_rows_of_b(c: Matrix, a: Any, b: Any, columns: Any, t: Tiling) -> None:
+    """Multiplies all rows of A by a block of rows of B, read in place.
 
     Args:
         c: The sums.
         a: `[rows, K]`.
-        b: `[K, columns]`, or `[columns, K]` where `transpose_b`, from the block's first column on.
-        columns: Columns of the block.
-        transpose_b: Whether columns are rows of the view.
+        b: `[columns, K]`, from the block's first row on.
+        columns: Rows of the block.
         t: The tiling.
     """
     rows, height = a.shape[0], t.gemv_rows
-    for j in range(0, columns, 4 if transpose_b else 4 * t.width):
+    together = height <= rows and height * a.shape[1] <= CACHED
+    for j in range(0, columns, 4):
         i = k.i64(0)
-        if transpose_b and height <= rows:
-            # prefetches the next rows of B: each is too short for the hardware prefetcher
-            sums = Matrix(c.elements[j:], c.row)
-            dot_rows(sums, a, b[j:], height, t, prefetch=True)
-            i += height
+        # the first pass reads B from memory, later ones from the cache
+        for first in k.static_range(1, height + 1, height - 1):
+            if (first == height) == together:
+                dot_rows_in_order(Matrix(c.elements[j:], c.row), a, b[j:], first, t)
+                i += first
         while i + height <= rows:
-            sums = Matrix(c.elements[i * c.row + j :], c.row)
-            if transpose_b:
-                dot_rows(sums, a[i:], b[j:], height, t)
-            else:
-                multiply_columns(sums, a[i:], b[:, j:], height, t.width)
+            dot_rows(Matrix(c.elements[i * c.row + j :], c.row), a[i:], b[j:], height, t)
             i += height
         while i < rows:
-            sums = Matrix(c.elements[i * c.row + j :], c.row)
-            if transpose_b:
-                dot_rows(sums, a[i:], b[j:], 1, t, unroll=2)
-            else:
-                multiply_columns(sums, a[i:], b[:, j:], 1, t.width)
+            dot_rows(Matrix(c.elements[i * c.row + j :], c.row), a[i:], b[j:], 1, t, unroll=2)
             i += 1
+
+
+@k.inline
+def multiply_runs(c: Matrix, a: Any, b: Any, t: Tiling) -> None:
+    """Multiplies all rows of A by a block of B, whose rows are long runs, read in place.
+
+    Args:
+        c: The sums, each row up to a whole vector.
+        a: `[rows, K]`.
+        b: `[K, columns]`.
+        t: The tiling.
+    """
+    rows, size = a.shape[0], b.shape[0]
+    zero = k.splat(k.cast(0, t.sums), t.width)
+    for i in range(rows):
+        for j in range(0, b.shape[1], t.width):
+            c.elements.store(i * c.row + j, value=zero)
+    gap = size // STREAMS
+    for n in range(gap):
+        add_run(c, a[:, n:], b[n:], STREAMS, gap, t)
+    for n in range(gap * STREAMS, size):
+        add_run(c, a[:, n:], b[n:], 1, gap, t)
+
+
+@k.inline
+def add_run(c: Matrix, a: Any, b: Any, depth: int, gap: Any, t: Tiling) -> None:
+    """Adds the products of all rows of A with `depth` rows of B; see `add_row_products`."""
+    rows, height = a.shape[0], t.gemv_rows
+    i = k.i64(0)
+    while i + height <= rows:
+        sums = Matrix(c.elements[i * c.row :], c.row)
+        add_row_products(sums, a[i:], b, height, depth, gap, t.width)
+        i += height
+    while i < rows:
+        sums = Matrix(c.elements[i * c.row :], c.row)
+        add_row_products(sums, a[i:], b, 1, depth, gap, t.width)
+        i += 1
+
+
+@k.inline
+def add_slices(
+    c: Matrix, partial: Any, pitch: Any, slices: Any, rows: Any, columns: Any, t: Tiling
+) -> None:
+    """Adds up the sums of all slices.
+
+    Args:
+        c: The sums.
+        partial: The sums of slices, `[slices, rows, pitch]`, flat, from the first column on.
+        pitch: Elements from row to row.
+        slices: The number of slices.
+        rows: Rows of A.
+        columns: The number of columns.
+        t: The tiling.
+    """
+    for i in range(rows):
+        for j in range(0, columns, t.width):
+            total = partial.load(i * pitch + j, width=t.width)
+            for n in range(1, slices):
+                total = total + partial.load((n * rows + i) * pitch + j, width=t.width)
+            c.elements.store(i * c.row + j, value=total)
+
+
+@k.inline
+def slices_of(size: Any, columns: Any, itemsize: int) -> Any:
+    """How many slices along k of B `[K, columns]` are tasks of their own; it depends on the shape only."""
+    blocks = k.max(k.ceildiv(columns, RUN), 1)
+    slices = k.max(k.ceildiv(SLICES, blocks), 2)
+    return k.max(
+        k.min(slices, k.min(size // SLICE_ROWS, size * columns * itemsize // SLICE_BYTES)), 1
+    )
 
 
 @k.inline
@@ -232,6 +310,7 @@ def matmul(
     a: k.Input,
     b: k.Input,
     workspace: k.InOut,
+    partial: k.InOut,
     *extra: k.Input,
     ctx: k.Context,
     transpose_b: bool = False,
@@ -256,7 +335,14 @@ def matmul(
     block = k.max(round_up(k.ceildiv(size, blocks), t.step), t.step)
     # lanes of one batch's packed A: rows and K are filled up to whole tiles and vectors
     packed_size = tiles * t.height * round_up(k.ceildiv(size, t.pair), t.width)
-    stride = k.i64(GEMV_COLUMNS if transpose_b else 4 * t.width)
+    stride = k.i64(GEMV_COLUMNS)
+    slices = k.i64(1)
+    pitch = round_up(columns, t.width)
+    if not transpose_b:
+        share = round_up(k.ceildiv(columns * batches, 4 * ctx.num_workers), t.width)
+        stride = k.min(k.max(share, 4 * t.width), SUM_COLUMNS)
+        if batches == 1 and not gemm:
+            slices = slices_of(size, columns, b.dtype.bits // 8)
     row_blocks = k.i64(1)
     matrix_tiles = k.matrix_tiles(amx_tiles.SHAPES)
     if gemm:
@@ -271,6 +357,14 @@ def matmul(
             4 * ctx.num_workers, k.max(k.ceildiv(columns, stride) * batches, 1)
         )
         row_blocks = k.max(k.ceildiv(rows, most_rows), k.min(least_blocks, k.ceildiv(tiles, 4)))
+    if slices > 1:
+        depth = k.ceildiv(size, slices)
+        for n, run in ctx.parallel((slices, k.ceildiv(columns, RUN)), grain=1):
+            column, begin = run * RUN, n * depth
+            end, last = k.min(begin + depth, size), k.min(column + RUN, columns)
+            sums = Matrix(partial[n * rows * pitch + column :], pitch)
+            multiply_runs(sums, a[0, :, begin:end], b[0, begin:end, column:last], t)
+        ctx.barrier()
     task_tiles = k.ceildiv(tiles, row_blocks)
 
     shape = (batches, row_blocks, k.ceildiv(columns, stride))
@@ -290,8 +384,12 @@ def matmul(
                 right, transpose_b, count, panel, size, block, 2 * t.width * ctx.num_workers
             )
             gemm_block(Matrix(c, stride), left, strip, matrix_tiles if in_tiles else None, t)
+        elif transpose_b:
+            multiply_rows_of_b(Matrix(c, stride), a[batch], right, count, t)
+        elif slices > 1:
+            add_slices(Matrix(c, stride), partial[column:], pitch, slices, rows, count, t)
         else:
-            gemv_block(Matrix(c, stride), a[batch], right, count, transpose_b, t)
+            multiply_runs(Matrix(c, stride), a[batch], right[:, :count], t)
         for i in range(task_rows):
             at = batch * rows + row + i
             for j, mask in k.vectors(count, t.width):
@@ -325,14 +423,37 @@ def _lower_matmul(
     )
     batches, rows, size = a.shape
     workspace = Workspace(sums, (product((batches, rows + MAX_TILE_ROWS, size + MAX_WIDTH)),))
-    args = (out, a, b, view("workspace", 0, workspace, static=False))
+    transpose_b = bool(attributes.get("transpose_b", False))
+    partial = Workspace(sums, _partial_shape(x, y, transpose_b, target))
+    args = (
+        out, a, b,
+        view("workspace", 0, workspace, static=False),
+        view("workspace", 1, partial, static=False),
+    )  # fmt: skip
     return KernelCall(
         matmul,
         args,
-        {"transpose_b": bool(attributes.get("transpose_b", False))},
+        {"transpose_b": transpose_b},
         epilogue=True,
-        workspaces=(workspace,),
+        workspaces=(workspace, partial),
     )
+
+
+def _partial_shape(x: Operand, y: Operand, transpose_b: bool, target: k.Target) -> Dims:
+    """Room for the sums of slices of rank-2 B; see `slices_of`."""
+    size, columns = y.shape[-2:]
+    rows = product(x.shape[:-1])
+    limit = GEMV_PASSES * tiling(target, k.f32, k.f32).gemv_rows
+    if transpose_b or len(y.shape) > 2:
+        return (1,)
+    if isinstance(rows, int) and rows > limit or isinstance(size, int) and size < 2 * SLICE_ROWS:
+        return (1,)
+    rows = rows if isinstance(rows, int) else limit
+    if not isinstance(columns, int):
+        return (product((rows, SLICES * RUN + 2 * MAX_WIDTH + columns + columns)),)
+    columns = -(-columns // MAX_WIDTH) * MAX_WIDTH
+    slices = max(-(-SLICES // -(-columns // RUN)), 2) if columns else 0
+    return (max(rows * slices * columns, 1),)
 
 
 def _wider(a: DType, b: DType) -> DType:
