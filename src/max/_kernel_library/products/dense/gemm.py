@@ -15,41 +15,33 @@ from max._kernel_library.products.blocking import (
     LANES_K,
     STEP,
     Blocking,
-    Task,
-    choose_height,
     cut_depth,
     next_panel,
     plan,
-    sums_row,
     taller_from,
     task_at,
     task_grid,
     tile_heights,
 )
 from max._kernel_library.products.dense.panels import COPY_STRIDE, copy_rows, storage, widen_block
+from max._kernel_library.products.panel_tiles import KBlock, PanelStep, multiply_panel
 from max._kernel_library.tiles.micro_kernels import load_sums, store_sums
-from max._kernel_library.tiles.strips import COLUMNS, Results, prefetch_strip, store_strip
+from max._kernel_library.tiles.strips import COLUMNS, Results
 from max._kernel_library.tiles.tiling import Matrix, Tiling, multiply_add
 
 
-class KBlock(NamedTuple):
-    """A K block of a task's rows and of one panel.
+class DenseRows(NamedTuple):
+    """A K block of a task's rows.
 
     Args:
-        rows: Flat lanes of A, from the first row and lane on.
+        elements: Flat lanes of A, from the first row and lane on.
         stride: Lanes from row to row.
         last: The last row; tiles that reach past it read it again (their results are discarded).
-        panel: Flat lanes of the panel, `COLUMNS` for each lane in k.
-        depth: Lanes in k.
-        first: Whether this is the first K block, which sets the sums.
     """
 
-    rows: Any
+    elements: Any
     stride: Any
     last: Any
-    panel: Any
-    depth: Any
-    first: Any
 
 
 @k.inline
@@ -67,89 +59,27 @@ def multiply_step(sums: Any, a: Any, at: Any, b: Any, n: Any, height: int, t: Ti
 def multiply_rows(
     c: Any, x: KBlock, row: Any, height: int, t: Tiling, ahead: Any = None, next_rows: bool = False
 ) -> None:
-    """Multiplies `height` rows by two vectors of columns: one register tile.
-
-    Args:
-        c: The sums, `COLUMNS` a row.
-        x: The operands.
-        row: The first row.
-        height: Rows of the tile.
-        t: The tiling.
-        ahead: The part of a panel that is multiplied next and prefetched meanwhile; None: nothing.
-        next_rows: Whether the rows of the next tile are prefetched.
-    """
+    """Multiplies `height` rows by two vectors of columns: one register tile, a `MultiplyRows`."""
+    a = x.rows
     sums = k.tile(t.sums, (height, 2), width=t.width, fill=0)
     if not x.first:
         load_sums(sums, Matrix(c, COLUMNS), height, 2, t.width)
-    at = [k.min(row + i, x.last) * x.stride for i in k.static_range(height)]
+    at = [k.min(row + i, a.last) * a.stride for i in k.static_range(height)]
     if next_rows:
         # one prefetch a step: the steps are shared out among the rows of the next tile
         steps = k.ceildiv(x.depth, height)
         for part in range(height):
-            next_row = x.rows[(row + height + part) * x.stride :]
+            next_row = a.elements[(row + height + part) * a.stride :]
             for n in range(part * steps, k.min(part * steps + steps, x.depth)):
                 next_row.prefetch((n - part * steps) * height)
-                multiply_step(sums, x.rows, at, x.panel, n, height, t)
+                multiply_step(sums, a.elements, at, x.panel, n, height, t)
     else:
         for n in range(x.depth):
             if ahead is not None:
                 for line in k.static_range(0, COLUMNS, 16):
                     ahead.prefetch(n * COLUMNS + line)
-            multiply_step(sums, x.rows, at, x.panel, n, height, t)
+            multiply_step(sums, a.elements, at, x.panel, n, height, t)
     store_sums(Matrix(c, COLUMNS), sums, height, 2, t.width)
-
-
-@k.inline
-def multiply_tile_row(
-    c: Any, x: KBlock, row: Any, strip: Any, height: int, t: Tiling, ahead: Any
-) -> None:
-    """Multiplies `height` rows by all columns of a panel, two vectors at a time.
-
-    The first tile of a panel prefetches the next panel, the tiles of the first panel the rows of the next tile.
-    """
-    for half in k.static_range(0, COLUMNS, 2 * t.width):
-        if half == 0 and height != t.height or half == 0 and row == 0:
-            multiply_rows(c, x, row, height, t, ahead)
-        elif half == 0 and strip == 0:
-            multiply_rows(c, x, row, height, t, next_rows=True)
-        else:
-            multiply_rows(c[half:], x._replace(panel=x.panel[half:]), row, height, t)
-
-
-@k.inline
-def multiply_panel(
-    results: Results, c: Any, x: KBlock, task: Task, strip: Any, blocks: Any, n: Any, b: Blocking,
-    ahead: Any, t: Tiling,
-) -> None:  # fmt: skip
-    """Multiplies the rows of a task by a K block of a panel, tile by tile; after the last K block the results are stored.
-
-    Args:
-        results: The results.
-        c: The sums of the task.
-        x: The operands.
-        task: The task.
-        strip: The number of the panel in the task.
-        blocks: K blocks.
-        n: The number of this one.
-        b: The blocking.
-        ahead: The panel that is multiplied next.
-        t: The tiling.
-    """
-    taller = taller_from(task.rows, t)
-    row = k.i64(0)
-    while row < task.rows:
-        remaining = task.rows - row
-        tile_height = choose_height(row, task.rows, taller, t)
-        sums = c[sums_row(b, row, strip, blocks) * COLUMNS :]
-        if n == blocks - 1:
-            prefetch_strip(results, task.row + row, task.strip + strip, t.height)
-        for height in k.unroll(tile_heights(t)):
-            if height == tile_height:
-                multiply_tile_row(sums, x, row, strip, height, t, ahead)
-        done = k.min(remaining, tile_height)
-        if n == blocks - 1:
-            store_strip(results, sums, task.row + row, done, task.strip + strip)
-        row += done
 
 
 @k.inline
@@ -195,5 +125,8 @@ def gemm_panels(results: Results, a: Any, panels: Any, in_place: bool, t: Tiling
             else:
                 left, stride = copy, k.i64(COPY_STRIDE)
             ahead = next_panel(panels, task, turn, blocks, block * COLUMNS).view(stored.lane)
-            x = KBlock(left, stride, task.rows - 1, wide if widens else panel, depth, n == 0)
-            multiply_panel(results, c, x, task, strip, blocks, n, b, ahead, t)
+            left_rows = DenseRows(left, stride, task.rows - 1)
+            x = KBlock(left_rows, wide if widens else panel, depth, n == 0)
+            step = PanelStep(x, strip, blocks, n, ahead)
+            taller = taller_from(task.rows, t)
+            multiply_panel(results, c, step, task, b, t, multiply_rows, tile_heights(t), taller)

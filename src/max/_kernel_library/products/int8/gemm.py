@@ -2,49 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from max import kernel as k
 from max._kernel_library.products.blocking import (
     BLOCK_SUMS,
     LANES_K,
     Blocking,
-    Task,
     cut_depth,
     next_panel,
     plan,
-    sums_row,
     task_at,
     task_grid,
     tile_heights,
 )
 from max._kernel_library.products.int8.gemv import Int8Rows, add_four_products, sum_rows
 from max._kernel_library.products.int8.panels import FOUR
+from max._kernel_library.products.panel_tiles import KBlock, PanelStep, multiply_panel
 from max._kernel_library.tiles.micro_kernels import load_sums, store_sums
-from max._kernel_library.tiles.strips import (
-    CACHE_LINE,
-    COLUMNS,
-    Results,
-    prefetch_strip,
-    store_strip,
-)
+from max._kernel_library.tiles.strips import CACHE_LINE, COLUMNS, Results
 from max._kernel_library.tiles.tiling import Matrix, Tiling
-
-
-class KBlock(NamedTuple):
-    """A K block of a task's rows and of one panel.
-
-    Args:
-        rows: The rows, with the zero sums of this K block.
-        panel: The panel's bytes.
-        depth: Lanes in k.
-        first: Whether this is the first K block, which sets the sums.
-    """
-
-    rows: Int8Rows
-    panel: Any
-    depth: Any
-    first: Any
 
 
 @k.inline
@@ -61,19 +38,12 @@ def multiply_step_int8(
 
 
 @k.inline
-def multiply_rows(
+def multiply_rows_int8(
     c: Any, x: KBlock, row: Any, height: int, t: Tiling, ahead: Any = None, next_rows: bool = False
 ) -> None:
-    """Multiplies `height` rows by two vectors of columns: one register tile.
+    """Multiplies `height` rows by two vectors of columns: one register tile, a `MultiplyRows`.
 
-    Args:
-        c: The sums, `COLUMNS` a row.
-        x: The operands.
-        row: The first row.
-        height: Rows of the tile.
-        t: The tiling.
-        ahead: The bytes of a panel that are multiplied next and prefetched meanwhile; None: nothing.
-        next_rows: Whether the rows of the next tile are prefetched.
+    Magnitudes take a second pass over the rows where an element is -128, which has no magnitude.
     """
     a = x.rows
     sums = k.tile(k.i32, (height, 2), width=t.width, fill=0)
@@ -105,60 +75,6 @@ def multiply_rows(
                         ahead.prefetch(FOUR * n * COLUMNS + line)
                 multiply_step_int8(sums, x, at, n, height, second, t)
     store_sums(Matrix(c, COLUMNS), sums, height, 2, t.width)
-
-
-@k.inline
-def multiply_tile_row_int8(
-    c: Any, x: KBlock, row: Any, strip: Any, height: int, lower: int, t: Tiling, ahead: Any
-) -> None:
-    """Multiplies `height` rows by all columns of a panel, two vectors at a time.
-
-    The first tile of a panel prefetches the next panel, the tiles of the first panel the rows of the next tile.
-    """
-    for half in k.static_range(0, COLUMNS, 2 * t.width):
-        if half == 0 and (row == 0 or height == lower):
-            multiply_rows(c, x, row, height, t, ahead)
-        elif half == 0 and strip == 0:
-            multiply_rows(c, x, row, height, t, next_rows=True)
-        else:
-            multiply_rows(c[half:], x._replace(panel=x.panel[FOUR * half :]), row, height, t)
-
-
-@k.inline
-def multiply_panel(
-    results: Results, c: Any, x: KBlock, task: Task, strip: Any, blocks: Any, n: Any, b: Blocking,
-    ahead: Any, t: Tiling,
-) -> None:  # fmt: skip
-    """Multiplies the rows of a task by a K block of a panel, tile by tile; after the last K block the results are stored.
-
-    Args:
-        results: The results.
-        c: The sums of the task.
-        x: The operands.
-        task: The task.
-        strip: The number of the panel in the task.
-        blocks: K blocks.
-        n: The number of this one.
-        b: The blocking.
-        ahead: The panel that is multiplied next.
-        t: The tiling.
-    """
-    lower = tile_heights(t)[1]
-    row = k.i64(0)
-    while row < task.rows:
-        remaining = task.rows - row
-        # two lower tiles take less time than a high one and a remainder
-        use_lower = remaining <= lower or (remaining > t.height and remaining <= 2 * lower)
-        sums = c[sums_row(b, row, strip, blocks) * COLUMNS :]
-        if n == blocks - 1:
-            prefetch_strip(results, task.row + row, task.strip + strip, t.height)
-        for height in k.unroll((t.height, lower)):
-            if use_lower == (height == lower):
-                multiply_tile_row_int8(sums, x, row, strip, height, lower, t, ahead)
-        done = k.min(remaining, k.i64(lower) if use_lower else k.i64(t.height))
-        if n == blocks - 1:
-            store_strip(results, sums, task.row + row, done, task.strip + strip)
-        row += done
 
 
 @k.inline
@@ -194,4 +110,8 @@ def gemm_int8(
             panel = panels[task.strip + strip, FOUR * n * block * COLUMNS :]
             ahead = next_panel(panels, task, turn, blocks, FOUR * block * COLUMNS)
             x = KBlock(lanes._replace(has_lowest=has_lowest), panel, depth, n == 0)
-            multiply_panel(results, c, x, task, strip, blocks, n, b, ahead, t)
+            step = PanelStep(x, strip, blocks, n, ahead)
+            # the sums have no room for taller tiles
+            multiply_panel(
+                results, c, step, task, b, t, multiply_rows_int8, tile_heights(t)[:2], task.rows, FOUR
+            )  # fmt: skip

@@ -1,0 +1,125 @@
+"""A K block of a task's rows times that of one panel, register tile by register tile; shared by the dense and the int8 GEMM.
+
+::
+
+                           panel  32 columns
+                          ┌───────┬───────┐
+                          │       │       │  one K block
+                          └───────┴───────┘
+        rows  ┌────────┐  ┌───────┬───────┐
+              │        │  │ tile 0│ tile 1│  two vectors of columns a tile
+              ├────────┤  ├───────┼───────┤
+              │        │  │       │       │
+              └────────┘  └───────┴───────┘
+
+How a register tile is computed is an argument, a `MultiplyRows`: `dense.gemm.multiply_rows`, `int8.gemm.multiply_rows_int8`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from max import kernel as k
+from max._kernel_library.products.blocking import Blocking, Task, choose_height, sums_row
+from max._kernel_library.tiles.strips import COLUMNS, Results, prefetch_strip, store_strip
+from max._kernel_library.tiles.tiling import Tiling
+
+MultiplyRows = Callable[..., None]
+"""Multiplies rows by two vectors of columns, called with:
+
+- the sums, `COLUMNS` a row;
+- the operands, a `KBlock`;
+- the first row;
+- the rows of the tile;
+- the tiling;
+- `ahead`: the part of a panel that is multiplied next and prefetched meanwhile; None: nothing;
+- `next_rows`: whether the rows of the next tile are prefetched.
+"""
+
+
+class KBlock(NamedTuple):
+    """A K block of a task's rows and of one panel.
+
+    Args:
+        rows: The rows, as the `MultiplyRows` reads them.
+        panel: The panel, flat, from its first column on: `COLUMNS` columns for each lane in k.
+        depth: Lanes in k.
+        first: Whether this is the first K block, which sets the sums.
+    """
+
+    rows: Any
+    panel: Any
+    depth: Any
+    first: Any
+
+
+class PanelStep(NamedTuple):
+    """One step of a task: a K block of one panel.
+
+    Args:
+        x: The operands.
+        strip: The number of the panel in the task.
+        blocks: K blocks.
+        n: The number of this one.
+        ahead: The panel that is multiplied next.
+    """
+
+    x: KBlock
+    strip: Any
+    blocks: Any
+    n: Any
+    ahead: Any
+
+
+@k.inline
+def multiply_tile_row(
+    c: Any, step: PanelStep, row: Any, height: int, t: Tiling, multiply: MultiplyRows, lane: int
+) -> None:
+    """Multiplies `height` rows by all columns of a panel, two vectors at a time.
+
+    The first tile of a panel prefetches the next panel, the tiles of the first panel the rows of the next tile.
+    """
+    x = step.x
+    for half in k.static_range(0, COLUMNS, 2 * t.width):
+        if half == 0 and height != t.height or half == 0 and row == 0:
+            multiply(c, x, row, height, t, step.ahead)
+        elif half == 0 and step.strip == 0:
+            multiply(c, x, row, height, t, next_rows=True)
+        else:
+            multiply(c[half:], x._replace(panel=x.panel[lane * half :]), row, height, t)
+
+
+@k.inline
+def multiply_panel(
+    results: Results, c: Any, step: PanelStep, task: Task, b: Blocking, t: Tiling,
+    multiply: MultiplyRows, heights: tuple[int, ...], taller: Any, lane: int = 1,
+) -> None:  # fmt: skip
+    """Multiplies the rows of a task by a K block of a panel; after the last K block the results are stored.
+
+    Args:
+        results: The results.
+        c: The sums of the task.
+        step: The operands and their place in the task.
+        task: The task.
+        b: The blocking.
+        t: The tiling.
+        multiply: Computes a register tile.
+        heights: The heights of register tiles.
+        taller: The row of the task from which tiles are one row taller.
+        lane: Elements of the panel's view in a column of a lane.
+    """
+    row = k.i64(0)
+    while row < task.rows:
+        remaining = task.rows - row
+        tile_height = choose_height(row, task.rows, taller, t)
+        sums = c[sums_row(b, row, step.strip, step.blocks) * COLUMNS :]
+        if step.n == step.blocks - 1:
+            prefetch_strip(results, task.row + row, task.strip + step.strip, t.height)
+        for height in k.unroll(heights):
+            if height == tile_height:
+                multiply_tile_row(sums, step, row, height, t, multiply, lane)
+        done = k.min(remaining, tile_height)
+        if step.n == step.blocks - 1:
+            store_strip(results, sums, task.row + row, done, task.strip + step.strip)
+        row += done
