@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 import pytest
@@ -73,7 +74,16 @@ REDUCTIONS: dict[str, tuple[Build, int]] = {
     "two axes": (lambda x, y: ops.softmax(ops.softmax(x, axis=0), axis=1), 2),
     "two axes, the last first": (lambda x, y: ops.softmax(ops.softmax(x, axis=1), axis=0), 2),
     "map and rows": (lambda x, y: ops.tanh(x) + ops.softmax(y), 1),
+    "map and columns": (lambda x, y: ops.tanh(x) + ops.softmax(y, axis=0), 1),
     "rows and map": (lambda x, y: ops.softmax(x) + ops.tanh(y), 1),
+    "map and rows, then columns": (
+        lambda x, y: ops.softmax(ops.tanh(x) + ops.softmax(y, axis=1), axis=0),
+        2,
+    ),
+    "map and columns, then rows": (
+        lambda x, y: ops.softmax(ops.tanh(x) + ops.softmax(y, axis=0), axis=1),
+        2,
+    ),
     "sum of one axis": (lambda x, y: ops.softmax(x) + ops.softmax(y), 1),
     "sum of two axes": (lambda x, y: ops.softmax(x, axis=0) + ops.softmax(y, axis=1), 2),
     "sum of two axes, the last first": (
@@ -85,6 +95,10 @@ REDUCTIONS: dict[str, tuple[Build, int]] = {
         2,
     ),
     "rows over their axis": (lambda x, y: (x - ops.max(x, axis=1)) * ops.mean(y, axis=1), 1),
+    "rows that are used twice": (
+        lambda x, y: (ops.tanh(y) + (rows := ops.sum(ops.exp(x), axis=1))) * rows,
+        1,
+    ),
     "rows of rows": (lambda x, y: x * ops.sqrt(ops.exp(ops.mean(x, axis=1)) + 1), 1),
     "a row and its reduction": (lambda x, y: ops.sum(x / ops.sum(ops.exp(x), axis=1), axis=1), 1),
 }
@@ -94,6 +108,61 @@ REDUCTIONS: dict[str, tuple[Build, int]] = {
 def test_reductions(name: str) -> None:
     build, count = REDUCTIONS[name]
     assert launched(build, [SQUARE, SQUARE]) == count
+
+
+def in_place(x: TensorValue, view: Build) -> tuple[TensorValue, ...]:
+    """A value that is also an output, and an op over a view of it."""
+    first = ops.tanh(x)
+    return first, ops.exp(cast(TensorValue, view(first)))
+
+
+VIEWS: dict[str, tuple[Build, int]] = {
+    "reshaped by axes of size 1": (lambda v: ops.reshape(v, [8, 1, 8]), 1),
+    "reshaped to other rows": (lambda v: ops.reshape(v, [4, 16]), 2),
+    "repeated": (lambda v: ops.broadcast_to(ops.reshape(v, [1, 8, 8]), [3, 8, 8]), 2),
+    "transposed": (lambda v: ops.transpose(v, 0, 1), 2),
+    "reversed": (lambda v: v[::-1], 2),
+    "a part": (lambda v: v[1:], 2),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_of_a_value(name: str) -> None:
+    """A view that keeps each element in its place joins what it reads; of square matrices the sizes do not tell."""
+    view, count = VIEWS[name]
+    assert launched(lambda x: in_place(x, view), [SQUARE]) == count
+
+
+ROWS: dict[str, tuple[Build, tuple[int, ...], int]] = {
+    "beside their matrix": (lambda rows: rows, SQUARE, 1),
+    "as a column with more axes": (lambda rows: ops.reshape(rows, [8, 1, 1]), (8, 1, 8), 1),
+    "as a vector over the other axis": (
+        lambda rows: ops.broadcast_to(ops.reshape(rows, [8]), [8, 8]),
+        SQUARE,
+        2,
+    ),
+    "in other columns": (lambda rows: rows, (8, 5), 2),
+    "over further matrices": (lambda rows: ops.reshape(rows, [1, 8, 1]), (3, 8, 8), 2),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_that_are_repeated(name: str) -> None:
+    """Sums of rows join an op only where they are repeated over the axis that was summed."""
+    view, shape, count = ROWS[name]
+
+    def build(x: TensorValue, y: TensorValue) -> TensorValue:
+        return y * cast(TensorValue, view(ops.sum(ops.exp(x), axis=1)))
+
+    assert launched(build, [SQUARE, shape]) == count
+
+
+def test_an_op_of_two_values_of_its_group() -> None:
+    def build(x: TensorValue) -> TensorValue:
+        first = ops.tanh(x)
+        return ops.exp(first) * first * first
+
+    assert launched(build, [SQUARE]) == 1
 
 
 def test_the_weight_of_a_norm_comes_from_another_kernel() -> None:
@@ -116,6 +185,28 @@ def test_no_kernel_waits_for_itself() -> None:
         return first + middle @ w
 
     assert launched(build, [SQUARE] * 3) == 3
+
+
+def test_a_merged_group_begins_with_its_first_op() -> None:
+    """The product lies between the first ops of both groups; the last sum would make it wait for itself."""
+
+    def build(x: TensorValue, y: TensorValue, w: TensorValue) -> TensorValue:
+        first = ops.tanh(x)
+        product = first @ w
+        both = ops.exp(y) + first
+        return both + product
+
+    assert launched(build, [SQUARE] * 3) == 2
+
+
+def test_groups_of_which_one_waits_for_the_other() -> None:
+    """The sum joins the epilogue of the product, which waits for the sum's other operand."""
+
+    def build(x: TensorValue, w: TensorValue) -> TensorValue:
+        first = ops.tanh(x)
+        return ops.exp(ops.exp(first @ w)) + first
+
+    assert launched(build, [SQUARE] * 2) == 2
 
 
 def test_siblings_that_read_one_value() -> None:

@@ -9,6 +9,7 @@ import pickle
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -100,6 +101,22 @@ def test_a_request_and_its_context(request):
     params = one.sampling_params
     assert (params.seed, params.top_p) == (request.sampling.seed, request.sampling.top_p)
     assert one.all_tokens.tolist() == list(request.tokens)
+
+
+def test_defaults_are_those_of_a_context():
+    """A request with tokens only is that of a context with tokens only."""
+    params = SamplingParams(seed=0)  # by default it is random
+    plain = TextContext(
+        max_length=9, tokens=np.array([7, 8]), request_id=RequestID("a"), sampling_params=params
+    )
+    request = protocol.GenerationRequest.of(plain)
+    assert request == protocol.GenerationRequest("a", (7, 8), 9)
+    assert protocol.Sampling() == protocol.Sampling.of(params)
+    assert protocol.Sampling().to_params() == params
+    assert request == replace(request, priority=0, client="")
+    limited = request.with_grammar("root ::= [0-9]")
+    assert limited == replace(request, grammar="root ::= [0-9]") != request
+    assert limited.with_grammar(None) == request
 
 
 def test_contexts_that_cannot_be_sent():
@@ -299,7 +316,14 @@ def messages_until_the_end(channel) -> list:
 
 @pytest.mark.parametrize("finish", [True, False])
 def test_shutdown(served, finish):
-    pipeline = CountingPipeline(seconds=0.001)
+    pipeline = CountingPipeline()
+    steps = threading.Semaphore(1)
+
+    def wait_for_the_shutdown(batch):
+        steps.acquire(timeout=60)
+        time.sleep(0.05)
+
+    pipeline.before = wait_for_the_shutdown
     channel = served(pipeline).channel
     request = protocol.GenerationRequest("a", (1, 2), 22)
     channel.send(request)
@@ -307,7 +331,8 @@ def test_shutdown(served, finish):
     channel.send(protocol.CancelRequest("b"))
     assert isinstance(channel.receive(), protocol.EngineReady)
     messages = [channel.receive()]
-    channel.send(protocol.Shutdown(finish))
+    channel.send(protocol.Shutdown(finish=True) if finish else protocol.Shutdown())
+    steps.release(99)
     if finish:
         channel.send(protocol.GenerationRequest("late", (1,), 9))
     messages += messages_until_the_end(channel)

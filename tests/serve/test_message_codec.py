@@ -56,6 +56,26 @@ def test_numbers_of_numpy_are_plain_and_other_types_are_errors() -> None:
         codec.decode(b"\xc1")
 
 
+def test_a_channel_sends_the_frames_of_its_codec() -> None:
+    here, there = multiprocessing.Pipe()
+    channel, codec = ConnectionChannel(here, MessageCodec()), MessageCodec()
+    channel.send(Shutdown(True))
+    channel.send_all([])
+    channel.send_all([Shutdown(), Shutdown(True)])
+    assert codec.decode(there.recv_bytes()) == [Shutdown(True)]
+    assert codec.decode(there.recv_bytes()) == [Shutdown(), Shutdown(True)]
+    assert not there.poll(), "no messages are no frame"
+    there.send_bytes(codec.encode([Shutdown(), Shutdown(True), Shutdown()]))
+    assert channel.receive() == Shutdown()
+    assert channel.receive_all() == [Shutdown(True), Shutdown()]
+    there.send_bytes(codec.encode([Shutdown()]))
+    assert channel.receive_all() == [Shutdown()]
+    channel.close()
+    with pytest.raises(EOFError):
+        there.recv_bytes()
+    there.close()
+
+
 def test_a_step_is_one_frame() -> None:
     """Each frame has one token of every sequence that runs."""
     here, there = multiprocessing.Pipe()
