@@ -74,7 +74,7 @@ def compare(graph: Graph, arrays: list[np.ndarray], scale: float = 16.0) -> list
 
 
 @given(st.data())
-@settings(max_examples=14, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_random_graphs(data: st.DataObject) -> None:
     """Products in any order, ops after them that meet or not, and outputs from everywhere."""
     kind = data.draw(st.sampled_from((*DENSE, *ENCODINGS)))

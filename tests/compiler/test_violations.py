@@ -39,7 +39,7 @@ def run_seeds(first: int, count: int) -> None:
     assert made.returncode == 0, f"{made.stdout[-6000:]}\n{made.stderr[-300:]}"
 
 
-@pytest.mark.parametrize("first", [0, 50, 100, 150])
+@pytest.mark.parametrize("first", [0, 50])
 def test_random_graphs(first: int) -> None:
     run_seeds(first, 50)
 

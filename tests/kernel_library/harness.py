@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from max import kernel as k
+from max._compiler.specialisations import Specialisations
 from max._kernel_library import library
 from max._runtime import jit, platform
 from max._runtime.pool import Pool
@@ -18,6 +19,8 @@ from max.dtype import DType
 from tests.guarded import Margins
 
 AVX2 = frozenset({"avx2", "fma", "f16c", "bmi", "bmi2"})
+SPECIALISATIONS = Specialisations(limit=16 << 20)
+"""The kernel IR of this process's tests: examples that differ in run-time sizes or numbers have one kernel."""
 
 
 @functools.cache
@@ -81,8 +84,12 @@ class Runner:
         ]
         specs += [k.TensorSpec(DType.from_numpy(x.dtype), (None,) * x.ndim) for x in extra]
         compiled_for = target(machine)
-        self.ir = k.specialize(
-            call.kernel, args=specs, params={**call.params, **(params or {})}, target=compiled_for
+        all_params = {**call.params, **(params or {})}
+        # the text of each value too: True is not 1
+        named = tuple((key, value, repr(value)) for key, value in all_params.items())
+        self.ir = SPECIALISATIONS.get(
+            (call.kernel, tuple(specs), named, compiled_for),
+            lambda: k.specialize(call.kernel, specs, all_params, compiled_for),
         )
         self.values = np.array([0, *self.ir.words(self.arguments())], np.int64)
         entry = jit.compile_kernels([self.ir], compiled_for)[self.ir.key]

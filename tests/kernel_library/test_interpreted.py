@@ -674,12 +674,31 @@ def test_interpreted(name: str) -> None:
         assert_close(a, b)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_bounds(name: str) -> None:
+def check_bounds(name: str, level: int) -> None:
+    """No check of a level fails, and results are those of the code without checks."""
     symbol, operands, results, attributes = CASES[name]
     ours, theirs = copy.deepcopy(operands), copy.deepcopy(operands)
     compiled = run(symbol, ours, results, attributes)
-    with flags.override(MAX_KERNEL_CHECK=1):
+    with flags.override(MAX_KERNEL_CHECK=level):
         checked = run(symbol, theirs, results, attributes)
     for a, b in zip([*compiled, *ours], [*checked, *theirs], strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bounds(name: str) -> None:
+    """The second level has the checks of the first, and LLVM takes a quarter of the time, as it does not optimise them."""
+    check_bounds(name, 2)
+
+
+FIRST_LEVEL = (
+    "matmul", "attention", "gated delta rule", "packed_matmul Q4_0, 3 rows", "conv", "top_k",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in FIRST_LEVEL else pytest.param(name, marks=pytest.mark.long) for name in CASES],
+)
+def test_bounds_of_optimised_code(name: str) -> None:
+    check_bounds(name, 1)
