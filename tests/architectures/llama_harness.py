@@ -18,6 +18,7 @@ from max.dtype import DType
 from max.graph.weights import WeightData
 from max.nn.transformer import ReturnLogits
 from max.pipelines.architectures.llama3.model import Llama3Model
+from max.pipelines.kv_cache.memory import group_shapes
 from max.pipelines.models.decoder_graph import build_graph
 from max.pipelines.models.decoder_model import DecoderModel, gguf_form
 from max.pipelines.models.decoder_weights import weights_registry
@@ -165,10 +166,16 @@ class Server:
         )
         self.with_sampling, self.return_logits = with_sampling, return_logits
         self.page_size = page_size
-        kinds, heads = 1 if params.is_mla else 2, params.n_kv_heads
-        shape = (pages, kinds, config.num_attention_layers, page_size, heads, params.head_dim)
         # pages and states that no sequence has written must not be read
-        self.blocks = np.full(shape, np.nan, dtype.to_numpy())
+        self.blocks = [
+            np.full(
+                (pages, 1 if p.is_mla else 2, layers, page_size, p.n_kv_heads, p.head_dim),
+                np.nan,
+                dtype.to_numpy(),
+            )
+            for p, layers in group_shapes(params, config.num_cached_layers)
+        ]
+        self.windows = [params.window, *(group.window for group in params.groups)]
         self.states = [
             np.full((pages, state.layers, *state.shape), np.nan, state.dtype.to_numpy())
             for state in config.states
@@ -197,19 +204,18 @@ class Server:
             while len(have) * self.page_size < length:
                 have.append(self.free.pop())
         cached = [self.lengths[name] for name in batch]
-        width = max(len(self.pages[name]) for name in batch)
-        table = np.zeros((len(batch), width), np.uint32)
-        for row, name in enumerate(batch):
-            table[row, : len(self.pages[name])] = self.pages[name]
+        first, *others = (self._table(list(batch), group) for group in range(len(self.blocks)))
+        groups = [x for pair in zip(self.blocks[1:], others, strict=True) for x in pair]
         offsets = np.cumsum([0, *new]).astype(np.uint32)
         inputs: list[Array] = [
             np.concatenate([np.asarray(tokens, np.int64) for tokens in batch.values()]),
             offsets,
             np.array([n], np.int64),
-            self.blocks,
+            self.blocks[0],
             np.array(cached, np.uint32),
-            table,
+            first,
             np.array([[max(new), max(cached)]], np.uint32),
+            *groups,
         ]
         if self.states:
             for name in batch:
@@ -232,6 +238,17 @@ class Server:
             logits, bounds = more
             parts = [logits[a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
         return Step(last, parts, tokens)
+
+    def _table(self, names: Sequence[Any], group: int) -> Array:
+        """The pages of a group: each has another order; pages that its window has passed are none."""
+        count, window = len(self.blocks[group]), self.windows[group]
+        table = np.zeros((len(names), max(len(self.pages[name]) for name in names)), np.uint32)
+        for row, name in zip(table, names, strict=True):
+            held = [(page + 7 * group) % count for page in self.pages[name]]
+            passed = 0 if window is None else max(0, self.lengths[name] - window + 1)
+            passed //= self.page_size
+            row[: len(held)] = [*[count] * passed, *held[passed:]]
+        return table
 
 
 def greedy(batch: int) -> list[Array]:

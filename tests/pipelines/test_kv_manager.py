@@ -8,7 +8,7 @@ import pytest
 from max.driver import CPU
 from max.dtype import DType
 from max.interfaces import ImageMetadata, RequestID
-from max.nn.kv_cache.cache_params import KVCacheParams, KVCacheStrategy
+from max.nn.kv_cache.cache_params import CacheGroup, KVCacheParams, KVCacheStrategy
 from max.pipelines.core import TextAndVisionContext, TextContext
 from max.pipelines.kv_cache.context_pages import ContextPages
 from max.pipelines.kv_cache.manager import (
@@ -16,7 +16,13 @@ from max.pipelines.kv_cache.manager import (
     estimate_kv_cache_size,
     load_kv_manager,
 )
-from max.pipelines.kv_cache.memory import cache_bytes, page_bytes, pages_for_memory
+from max.pipelines.kv_cache.memory import (
+    cache_bytes,
+    fitting_length,
+    page_bytes,
+    pages_for_memory,
+    sequence_bytes,
+)
 from max.pipelines.kv_cache.page_manager import OutOfPagesError, PageManager
 from max.pipelines.kv_cache.page_pool import pages_of
 
@@ -163,17 +169,71 @@ def test_the_memory_of_a_cache():
     )
     assert tuple(of_latents.blocks.shape) == (7, 1, 3, 5, 1, 40)
     size = dict(max_batch_size=3, max_seq_len=11)
-    assert pages_for_memory(PARAMS, 2, **size, available_bytes=None) == 9
-    assert pages_for_memory(PARAMS, 2, **size, available_bytes=PAGE_BYTES * 9) == 9
-    assert pages_for_memory(PARAMS, 2, **size, available_bytes=PAGE_BYTES * 9 - 1) == 8
-    assert pages_for_memory(PARAMS, 2, **size, available_bytes=PAGE_BYTES * 99) == 9
-    assert pages_for_memory(PARAMS, 2, **size, available_bytes=PAGE_BYTES * 3) == 3
+    assert pages_for_memory(PARAMS, 2, **size, available_bytes=None) == (9,)
+    assert pages_for_memory(PARAMS, 2, **size, available_bytes=PAGE_BYTES * 9) == (9,)
+    assert pages_for_memory(PARAMS, 2, **size, available_bytes=PAGE_BYTES * 9 - 1) == (8,)
+    assert pages_for_memory(PARAMS, 2, **size, available_bytes=PAGE_BYTES * 99) == (9,)
+    assert pages_for_memory(PARAMS, 2, **size, available_bytes=PAGE_BYTES * 3) == (3,)
     big = KVCacheParams(DType.float32, 64, 128, page_size=64)
     with pytest.raises(ValueError, match=r"max_length 130 needs 24 MiB, and 20 MiB are available"):
         pages_for_memory(big, 2, max_batch_size=1, max_seq_len=130, available_bytes=20 * 2**20)
     for available, expected in ((10**9, 9 * PAGE_BYTES), (1000, 1000)):
         assert estimate_kv_cache_size(PARAMS, 3, 11, 2, available, [CPU()]) == expected
     assert estimate_kv_cache_size(PARAMS, None, 11, 2, 10**9, [CPU()]) == 3 * PAGE_BYTES
+
+
+def test_the_memory_of_groups():
+    """A group without a window, and one with a window of 6 whose layers have other heads."""
+    window = CacheGroup(layers=3, n_kv_heads=1, head_dim=8, window=6)
+    params = KVCacheParams(DType.float32, 3, 4, page_size=5, groups=(window,))
+    full, small = 960, 2 * 3 * 5 * 8 * 4
+    # chunks of 4 tokens: 14 tokens of the window are held at once
+    size = dict(max_seq_len=31, step_tokens=4)
+    assert sequence_bytes(params, 2, **size) == 7 * full + 3 * small
+    assert sequence_bytes(params, 2, 31) == 7 * (full + small)
+    assert cache_bytes(params, 2, max_batch_size=2, **size) == 2 * (7 * full + 3 * small)
+
+    def pages(available: int | None, batch: int = 3) -> tuple[int, ...]:
+        return pages_for_memory(params, 2, max_batch_size=batch, available_bytes=available, **size)
+
+    assert pages(None) == pages(21 * full + 9 * small) == (21, 9)
+    # less memory: first the pool without a window shrinks, then that of the window
+    assert pages(15 * full + 9 * small) == (15, 9)
+    assert pages(8 * (full + small)) == (8, 8)
+    assert pages(7 * full + 4 * small) == (7, 3)
+    assert pages(7 * full + 3 * small) == (7, 3)
+    with pytest.raises(ValueError, match="give a smaller max_length"):
+        pages(7 * full + 3 * small - 1)
+    for available, length in ((7 * full + 3 * small, 31), (7 * full + 3 * small - 1, 30), (2 * (full + small), 10), (full, 0)):  # fmt: skip
+        assert fitting_length(params, 2, 31, available, 4) == length
+    cache = load_kv_manager(params, 3, 31, 2, [CPU()], None, step_tokens=4)
+    assert [tuple(b.shape) for b in (cache.blocks, *cache.group_blocks)] == [
+        (21, 2, 2, 5, 3, 4), (9, 2, 3, 5, 1, 8),
+    ]  # fmt: skip
+    assert (cache.total_num_pages, cache.free_pages, cache.used_pages) == (30, 9, 0)
+
+
+def test_the_inputs_of_groups():
+    groups = (CacheGroup(1, 1, 8, window=4),)
+    params = KVCacheParams(DType.float32, 3, 4, page_size=5, groups=groups)
+    cache = PagedKVCacheManager(
+        params, num_layers=2, num_pages=(8, 4), max_batch_size=4, max_seq_len=40, devices=[CPU()]
+    )
+    a, b = context(11), context(3)
+    reserved(cache, a, b)
+    inputs = cache.get_runtime_inputs([a, b])
+    tensors = list(inputs)
+    assert len(tensors) == 6 and tensors[4] is cache.group_blocks[0]
+    assert tensors[5].to_numpy().tolist() == [[0, 1, 2], [3, 0, 0]] == arrays(inputs)[1]
+    for one in (a, b):
+        one.update(7)
+    cache.step([a, b])
+    reserved(cache, a, b)
+    # token 11 of a sees 8 to 11
+    assert cache.advance(inputs, [a, b]) is inputs
+    assert arrays(inputs)[1] == [[0, 1, 2], [3, 0, 0]]
+    assert inputs.group_tables[0].to_numpy().tolist() == [[4, 1, 2], [3, 0, 0]]
+    assert cache.used_pages == 7 and cache.free_pages == 1
 
 
 def test_load_kv_manager():

@@ -174,11 +174,11 @@ def test_the_memory_of_states():
     assert cache_bytes(PARAMS, 2, max_batch_size=3, max_seq_len=11) == 9 * page + 3 * SLOT_BYTES
     size = {"max_batch_size": 3, "max_seq_len": 11}
     room = 9 * page + 3 * SLOT_BYTES
-    assert pages_for_memory(PARAMS, 2, **size, available_bytes=room) == 9
-    assert pages_for_memory(PARAMS, 2, **size, available_bytes=room - 1) == 8
+    assert pages_for_memory(PARAMS, 2, **size, available_bytes=room) == (9,)
+    assert pages_for_memory(PARAMS, 2, **size, available_bytes=room - 1) == (8,)
     # without attention: slots only
     assert cache_bytes(PARAMS, 0, max_batch_size=3, max_seq_len=11) == 3 * SLOT_BYTES
-    assert pages_for_memory(PARAMS, 0, **size, available_bytes=3 * SLOT_BYTES) == 3
+    assert pages_for_memory(PARAMS, 0, **size, available_bytes=3 * SLOT_BYTES) == (3,)
     with pytest.raises(ValueError, match="3 sequences need .* give a smaller max_batch_size"):
         pages_for_memory(PARAMS, 0, **size, available_bytes=3 * SLOT_BYTES - 1)
 

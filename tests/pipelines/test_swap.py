@@ -22,18 +22,22 @@ transformers = pytest.importorskip("transformers")
 PAGES, NEW = 9, 60
 
 
+@pytest.mark.parametrize("window", [None, 32], ids=("one_group", "two_groups"))
 def test_texts_stay_and_fewer_tokens_are_read(
-    tmp_path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+    tmp_path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator, window: int | None
 ) -> None:
+    """Also where the second of two layers has a window, whose pages are 5 at once."""
     vocab = json.loads((TINY / "config.json").read_text())["vocab_size"]
-    config = transformers.MistralConfig(
+    config = transformers.Qwen2Config(
         vocab_size=vocab, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256, sliding_window=None, initializer_range=0.3,
+        num_key_value_heads=2, max_position_embeddings=256, sliding_window=window, initializer_range=0.3,
+        use_sliding_window=window is not None, max_window_layers=1,
     )  # fmt: skip
-    random_checkpoint(tmp_path, transformers.MistralForCausalLM(config))
+    random_checkpoint(tmp_path, transformers.Qwen2ForCausalLM(config))
     prompts = [rng.integers(3, vocab, 40 + n).tolist() for n in (3, 17, 0, 30)]
-    page = 2 * 2 * 16 * 2 * 6 * 2  # in float16
-    monkeypatch.setattr(PipelineConfig, "available_cache_memory", lambda self: PAGES * page)
+    layer = 2 * 16 * 2 * 6 * 2  # in float16
+    memory = (2 * PAGES if window is None else PAGES + 5) * layer
+    monkeypatch.setattr(PipelineConfig, "available_cache_memory", lambda self: memory)
     given = SamplingParams(temperature=0, max_new_tokens=NEW, ignore_eos=True)
     tokens, read, saved = [], [], []
     for swaps in (False, True):
@@ -46,7 +50,7 @@ def test_texts_stay_and_fewer_tokens_are_read(
             PipelineTask.TEXT_GENERATION,
         )[1]  # fmt: skip
         manager = pipeline.kv_managers[0]
-        assert manager.total_num_pages == PAGES
+        assert manager.pages.num_pages == PAGES
         requests = [
             TextGenerationRequest(RequestID(), "m", prompt=p, sampling_params=given)
             for p in prompts

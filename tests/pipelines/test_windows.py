@@ -1,4 +1,4 @@
-"""Models whose layers all have a window run long texts in few pages."""
+"""Layers with a window run long texts in few pages."""
 
 from __future__ import annotations
 
@@ -11,32 +11,51 @@ import pytest
 from max.interfaces import PipelineTask, RequestID, SamplingParams, TextGenerationRequest
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
 from max.pipelines.generation.generation import Generation
-from max.pipelines.models.decoder_config import DecoderConfig
 from tests.programs.architectures import TINY, random_checkpoint, reference
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 WINDOW, CHUNK, NEW = 40, 24, 150
-PAGES = 6
-"""16 tokens each: a window and a chunk span 5."""
+SIZES = {
+    "vocab_size": json.loads((TINY / "config.json").read_text())["vocab_size"], "hidden_size": 24,
+    "intermediate_size": 40, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
+    "sliding_window": WINDOW, "initializer_range": 0.3,
+}  # fmt: skip
+LAYER = 2 * 16 * 2 * 6 * 4
+"""The bytes of a page of 16 tokens in one layer."""
 
 
 @pytest.fixture(scope="module")
 def model():
+    """All layers have a window."""
     torch.manual_seed(5)
-    config = transformers.MistralConfig(
-        vocab_size=json.loads((TINY / "config.json").read_text())["vocab_size"],
-        hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=512, sliding_window=WINDOW, initializer_range=0.3,
-    )  # fmt: skip
+    config = transformers.MistralConfig(**SIZES, num_hidden_layers=2)
     return transformers.MistralForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def alternating():
+    """One of three layers has no window."""
+    torch.manual_seed(6)
+    config = transformers.Gemma2Config(
+        **SIZES, num_hidden_layers=3, head_dim=6, query_pre_attn_scalar=6,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    )  # fmt: skip
+    return transformers.Gemma2ForCausalLM(config).eval()
 
 
 @pytest.fixture(scope="module")
 def folder(model, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("mistral")
     random_checkpoint(folder, model)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alternating_folder(alternating, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("gemma2")
+    random_checkpoint(folder, alternating)
     return folder
 
 
@@ -56,29 +75,53 @@ def generated(pipeline, prompts: list[list[int]]) -> list[list[int]]:
     return [output.tokens for output in pipeline.generate(requests)]
 
 
+@pytest.mark.parametrize(
+    ("name", "layers", "spare", "pages"),
+    # a window and a chunk span 5 pages, a whole text 25
+    [("folder", (2,), 1, (6,)), ("alternating_folder", (1, 2), 1, (25, 5))],
+    ids=("all", "alternating"),
+)
 def test_long_texts_run_in_few_pages(
-    model, folder: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
-) -> None:
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator,
+    name: str, layers: tuple[int, ...], spare: int, pages: tuple[int, ...],
+) -> None:  # fmt: skip
+    """Where windows alternate with full attention, layers with a window hold a window of pages."""
+    model = request.getfixturevalue({"folder": "model", "alternating_folder": "alternating"}[name])
     start = rng.integers(3, 500, 100).tolist()
     prompts = [start + rng.integers(3, 500, n).tolist() for n in (60, 1, 33)]
-    with monkeypatch.context() as patch:
-        patch.setattr(DecoderConfig, "widest_window", property(lambda self: None))
-        whole = pipeline_of(folder, max_batch_size=1)
-        assert whole.kv_managers[0].total_num_pages == 25
-        expected = [generated(whole, [prompt])[0] for prompt in prompts]
-    assert expected[0][:20] == reference(model, prompts[0], 20)
-
-    page = 2 * 2 * 16 * 2 * 6 * 4
-    monkeypatch.setattr(PipelineConfig, "available_cache_memory", lambda self: PAGES * page)
-    few = pipeline_of(folder, max_batch_size=3)
-    manager = few.kv_managers[0]
-    assert manager.total_num_pages == PAGES
+    expected = [reference(model, prompt, NEW) for prompt in prompts]
+    memory = sum(count * size for count, size in zip(pages, layers, strict=True)) * LAYER
+    if len(layers) > 1:
+        memory += spare * LAYER
+    monkeypatch.setattr(PipelineConfig, "available_cache_memory", lambda self: memory)
+    pipeline = pipeline_of(request.getfixturevalue(name), max_batch_size=3)
+    manager = pipeline.kv_managers[0]
+    assert tuple(pool.num_pages for pool in manager.pages.pools) == pages
+    assert (
+        sum(blocks.num_elements * 4 for blocks in (manager.blocks, *manager.group_blocks)) <= memory
+    )
     # one by one; the second time from the pages of the prefix's end
-    assert generated(few, prompts[:1]) == generated(few, prompts[:1]) == expected[:1]
-    assert generated(few, prompts) == expected
-    assert Generation.of(few).scheduler.preemptions > 0
+    assert generated(pipeline, prompts[:1]) == generated(pipeline, prompts[:1]) == expected[:1]
+    assert generated(pipeline, prompts) == expected
+    assert Generation.of(pipeline).scheduler.preemptions > 0
     manager.pages.check()
-    assert manager.free_pages == PAGES
+    assert all(pool.free_pages == pool.num_pages for pool in manager.pages.pools)
+
+
+def test_a_prefix_needs_the_last_window_of_layers_with_one(
+    alternating_folder: Path, rng: np.random.Generator
+) -> None:
+    start = rng.integers(3, 500, 160).tolist()
+    first, second = ([*start, token] for token in (5, 6))
+    plain = pipeline_of(alternating_folder, max_batch_size=1, enable_prefix_caching=False)
+    expected = generated(plain, [first]) + generated(plain, [second])
+    for batch, pools, reused in ((1, [25, 5], 0), (5, [125, 25], 160)):
+        shared = pipeline_of(alternating_folder, max_batch_size=batch)
+        pages = shared.kv_managers[0].pages
+        assert [pool.num_pages for pool in pages.pools] == pools
+        assert [generated(shared, [prompt])[0] for prompt in (first, second)] == expected
+        # with 5 pages the text that grows takes those of its prompt
+        assert pages.reused_tokens == reused
 
 
 def test_a_prefix_whose_last_window_is_cached_is_reused(

@@ -8,7 +8,7 @@ from enum import Enum
 from max.dtype import DType
 from max.nn.kv_cache.recurrent_state import RecurrentState
 
-__all__ = ["CACHE_DTYPES", "KVCacheParams", "KVCacheStrategy"]
+__all__ = ["CACHE_DTYPES", "CacheGroup", "KVCacheParams", "KVCacheStrategy"]
 
 CACHE_DTYPES = (DType.float32, DType.float16, DType.bfloat16, DType.float8_e4m3fn, DType.int8)
 """The dtypes that a cache can have."""
@@ -30,6 +30,25 @@ class KVCacheStrategy(str, Enum):
     def uses_opaque(self) -> bool:
         """Whether graphs see the cache through custom ops only."""
         return True
+
+
+@dataclass(frozen=True)
+class CacheGroup:
+    """Layers whose keys and values have one shape and one window; they have pages and page tables of their own.
+
+    Args:
+        layers: The number of layers.
+        n_kv_heads: The number of key (and value) heads over all devices.
+        head_dim: The size of a head.
+        window: The most tokens that a token sees in any of the layers, itself included; None: all before it.
+        is_mla: Whether a page has rows of one kind, of one head: latents or keys without values.
+    """
+
+    layers: int
+    n_kv_heads: int
+    head_dim: int
+    window: int | None = None
+    is_mla: bool = False
 
 
 @dataclass
@@ -56,6 +75,8 @@ class KVCacheParams:
             differ. A prefix cannot be reused with them, as pages do not hold them.
         window: The most tokens that a token sees in any layer, itself included; None: all before it. Pages
             that no layer can see any more are given back.
+        groups: Where layers differ in shape or window, those of the second group and of further ones; the other fields
+            are those of the first group.
 
     Raises:
         ValueError: Values do not fit each other.
@@ -75,6 +96,7 @@ class KVCacheParams:
     n_kv_heads_per_device: int = 0
     states: tuple[RecurrentState, ...] = field(default=(), repr=False)
     window: int | None = None
+    groups: tuple[CacheGroup, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if self.dtype not in CACHE_DTYPES:
@@ -128,6 +150,27 @@ class KVCacheParams:
         names = [state.name for state in self.states]
         if len(set(names)) < len(names):
             raise ValueError(f"KVCacheParams: two states of one name in {names}")
+
+    def group(self, index: int) -> KVCacheParams:
+        """The parameters of one group of layers.
+
+        Args:
+            index: The group; 0 is the first one.
+
+        Raises:
+            IndexError: There is no such group.
+        """
+        if index == 0:
+            return replace(self, groups=()) if self.groups else self
+        group = self.groups[index - 1]
+        return replace(
+            self,
+            n_kv_heads=group.n_kv_heads,
+            head_dim=group.head_dim,
+            window=group.window,
+            is_mla=group.is_mla,
+            groups=(),
+        )
 
     @property
     def stored_head_dim(self) -> int:

@@ -24,6 +24,7 @@ class PagedCacheValues:
         max_lengths: The most new and the most cached tokens of a sequence, a row a step.
         slots: Where recurrent layers have states: the slot of each sequence.
         states: Their buffers ``[slots, layers, …]``, in the order of `KVCacheParams.states`.
+        groups: The pages and the page table of each further group of layers, in the order of `KVCacheParams.groups`.
     """
 
     kv_blocks: BufferValue
@@ -32,29 +33,34 @@ class PagedCacheValues:
     max_lengths: TensorValue
     slots: TensorValue | None = None
     states: tuple[BufferValue, ...] = ()
+    groups: tuple[tuple[BufferValue, TensorValue], ...] = ()
 
     @classmethod
-    def of(cls, values: PagedCacheValues | Iterable[Value[Any]]) -> PagedCacheValues:
+    def of(
+        cls, values: PagedCacheValues | Iterable[Value[Any]], groups: int = 0
+    ) -> PagedCacheValues:
         """A cache out of its values, as the inputs of a graph give them.
 
         Args:
-            values: The values in the order of the fields; a cache is returned as it is.
+            values: The values in the order of :attr:`values`; a cache is returned as it is.
+            groups: The number of groups of layers after the first one.
 
         Raises:
-            ValueError: There are not four values, or six and more with states.
+            ValueError: There are not four values, two more for each group, and two or more with states.
             TypeError: The first is not a buffer, or one of the next three not a tensor.
         """
         if isinstance(values, PagedCacheValues):
             return values
-        fields = list(values)
-        if len(fields) not in (4, *range(6, len(fields) + 1)):
-            raise ValueError(f"a paged cache has 4 values, got {len(fields)}")
+        fields, own = list(values), 4 + 2 * groups
+        if len(fields) not in (own, *range(own + 2, len(fields) + 1)):
+            raise ValueError(f"a paged cache has {own} values, got {len(fields)}")
         blocks, *tensors = fields[:4]
         lengths, table, maxima = (t.tensor for t in tensors)
-        cache = cls(blocks.buffer, lengths, table, maxima)
-        if len(fields) == 4:
+        more = [(fields[i].buffer, fields[i + 1].tensor) for i in range(4, own, 2)]
+        cache = cls(blocks.buffer, lengths, table, maxima, groups=tuple(more))
+        if len(fields) == own:
             return cache
-        slots, *states = fields[4:]
+        slots, *states = fields[own:]
         return replace(cache, slots=slots.tensor, states=tuple(s.buffer for s in states))
 
     def __iter__(self) -> Iterator[Value[Any]]:
@@ -62,8 +68,23 @@ class PagedCacheValues:
 
     @property
     def values(self) -> list[Value[Any]]:
-        """The four values of the pages, then the slots and the states where there are some."""
-        return [*self, *(() if self.slots is None else (self.slots, *self.states))]
+        """The four values of the first group, two of each further one, then the slots and the states where there are some."""
+        groups = [value for group in self.groups for value in group]
+        return [*self, *groups, *(() if self.slots is None else (self.slots, *self.states))]
+
+    def group(self, index: int) -> PagedCacheValues:
+        """The cache of one group of layers, as a cache of its own.
+
+        Args:
+            index: The group; 0 is the first one.
+
+        Raises:
+            IndexError: There is no such group.
+        """
+        if index == 0:
+            return replace(self, groups=()) if self.groups else self
+        blocks, table = self.groups[index - 1]
+        return replace(self, kv_blocks=blocks, lookup_table=table, groups=())
 
     def state(self, params: KVCacheParams, name: str) -> tuple[BufferValue, TensorValue]:
         """The buffer of a recurrent state, and the slots of the batch.
@@ -93,7 +114,7 @@ def paged_cache_types(
 
     Args:
         params: The parameters of the cache.
-        num_layers: The number of layers that have a cache.
+        num_layers: The number of layers that have a cache, of the first group.
         device: The device of the pages.
         batch: The dimension of the batch.
     """
@@ -104,22 +125,29 @@ def paged_cache_types(
         BufferType(state.dtype, ["total_num_slots", state.layers, *state.shape], device)
         for state in params.states
     ]
+    # page tables are of one length, pools are not
+    table = TensorType(DType.uint32, [batch, "max_num_pages"], device)
+    groups: list[Type[Any]] = []
+    for index, group in enumerate(params.groups, 1):
+        pages = f"total_num_pages_{index}"
+        groups += [_pages_type(params.group(index), group.layers, pages, device), table]
     return [
-        BufferType(
-            params.dtype,
-            [
-                "total_num_pages",
-                1 if params.is_mla else 2,
-                num_layers,
-                params.page_size,
-                params.n_kv_heads_per_device,
-                params.stored_head_dim,
-            ],
-            device,
-        ),
+        _pages_type(params, num_layers, "total_num_pages", device),
         TensorType(DType.uint32, [batch], device),
-        TensorType(DType.uint32, [batch, "max_num_pages"], device),
+        table,
         TensorType(DType.uint32, ["steps_remaining", 2], DeviceRef.CPU()),
+        *groups,
         *slots,
         *states,
     ]
+
+
+def _pages_type(
+    params: KVCacheParams, num_layers: int, num_pages: str, device: DeviceRef
+) -> BufferType:
+    """The type of a group's pages."""
+    assert params.page_size is not None
+    kinds = 1 if params.is_mla else 2
+    heads, row = params.n_kv_heads_per_device, params.stored_head_dim
+    shape = [num_pages, kinds, num_layers, params.page_size, heads, row]
+    return BufferType(params.dtype, shape, device)

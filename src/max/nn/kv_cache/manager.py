@@ -53,6 +53,8 @@ class RaggedKVCacheInputs(KVCacheInputs):
             most cached ones.
         slots: Where recurrent layers have states: the slot of each sequence, uint32 ``[batch]``.
         states: The states ``[slots, layers, …]``; they are changed by the execution.
+        group_blocks: The pages of further groups of layers, see `KVCacheParams.groups`; they are changed by the execution.
+        group_tables: Their page tables, as ``lookup_table``.
     """
 
     blocks: Tensor
@@ -61,9 +63,13 @@ class RaggedKVCacheInputs(KVCacheInputs):
     max_lengths: Tensor
     slots: Tensor | None = None
     states: Sequence[Tensor] = ()
+    group_blocks: Sequence[Tensor] = ()
+    group_tables: Sequence[Tensor] = ()
 
     def __iter__(self) -> Iterator[Tensor]:
         yield from (self.blocks, self.cache_lengths, self.lookup_table, self.max_lengths)
+        for group in zip(self.group_blocks, self.group_tables, strict=True):
+            yield from group
         if self.slots is not None:
             yield self.slots
             yield from self.states

@@ -18,7 +18,7 @@ from max.nn.kv_cache.manager import RaggedKVCacheInputs
 from max.pipelines.kv_cache.context_pages import ContextPages
 from max.pipelines.kv_cache.memory import (
     cache_bytes,
-    held_tokens,
+    group_shapes,
     page_bytes,
     page_size_of,
     pages_for_memory,
@@ -26,6 +26,7 @@ from max.pipelines.kv_cache.memory import (
     swap_slots,
 )
 from max.pipelines.kv_cache.page_manager import PageManager
+from max.pipelines.kv_cache.page_pool import PagePool
 from max.pipelines.kv_cache.state_slots import StateSlots
 from max.pipelines.kv_cache.swap_area import SwapArea
 
@@ -38,17 +39,17 @@ class _HostTables:
 
     Args:
         inputs: The inputs.
-        tables: The page table of each request.
+        tables: The page tables of each request, one for each group of layers.
         cache_lengths: As in :meth:`PagedKVCacheManager.get_runtime_inputs`, as are the next two.
-        lookup_table: The pages.
+        lookup_tables: The pages, for each group of layers.
         max_lengths: One row.
         slots: The slot of each request; None where the model has no recurrent states.
     """
 
     inputs: RaggedKVCacheInputs
-    tables: list[list[int]]
+    tables: list[list[list[int]]]
     cache_lengths: npt.NDArray[np.uint32]
-    lookup_table: npt.NDArray[np.uint32]
+    lookup_tables: list[npt.NDArray[np.uint32]]
     max_lengths: npt.NDArray[np.uint32]
     slots: npt.NDArray[np.uint32] | None
 
@@ -57,7 +58,7 @@ class _HostPages:
     """The slots of a swap area: memory of the host, allocated when a slot is first used.
 
     Args:
-        blocks: The cache.
+        blocks: The pages of a group of layers.
     """
 
     def __init__(self, blocks: Tensor) -> None:
@@ -78,19 +79,20 @@ class PagedKVCacheManager(ContextPages):
 
     ``blocks`` has shape ``[pages, 2, layers, page_size, kv_heads, stored_head_dim]``: keys at index 0 of
     the second axis, values at 1; of latents that axis has one element. The system zeroes its memory
-    on first use, so unused pages take none. ``states`` has a tensor ``[slots, layers, …]`` for each
+    on first use, so unused pages take none. Where layers differ in shape or window, ``group_blocks`` has the pages
+    of further groups (`KVCacheParams.groups`). ``states`` has a tensor ``[slots, layers, …]`` for each
     of ``params.states``, and a slot for each request of a batch. Where no layer has keys, a page
     table is one page of any length, without memory: requests own slots only.
 
     Args:
         params: The cache's shape.
-        num_layers: The number of layers with keys and values.
-        num_pages: The number of pages.
+        num_layers: The number of layers with keys and values, of the first group.
+        num_pages: The number of pages, for each group where there are several.
         max_batch_size: Requests at once, the number of slots.
         max_seq_len: The longest sequence.
         devices: The model's device, one.
         session: The model's session.
-        swap_slots: Pages that the host's swap area holds; 0: there is none.
+        swap_slots: Pages of each group that the host's swap area holds; 0: there is none.
 
     Raises:
         ValueError: There is more than one device, or the cache's shape has no page size.
@@ -101,7 +103,7 @@ class PagedKVCacheManager(ContextPages):
         params: KVCacheParams,
         *,
         num_layers: int,
-        num_pages: int,
+        num_pages: int | Sequence[int],
         max_batch_size: int,
         max_seq_len: int,
         devices: Sequence[Device],
@@ -115,31 +117,53 @@ class PagedKVCacheManager(ContextPages):
         self.device = devices[0]
         self.session = session
         page_size = page_size_of(params) if num_layers else max_seq_len
+        counts = [num_pages] if isinstance(num_pages, int) else list(num_pages)
+        windows = [group.window for group in params.groups]
         super().__init__(
-            PageManager(num_pages, page_size, params.enable_prefix_caching, params.window),
+            PageManager(
+                counts[0],
+                page_size,
+                params.enable_prefix_caching,
+                params.window,
+                more=[PagePool(*group) for group in zip(counts[1:], windows, strict=True)],
+            ),
             StateSlots(max_batch_size) if params.states else None,
         )
-        heads, row = params.n_kv_heads_per_device, params.stored_head_dim
-        kinds = 1 if params.is_mla else 2
-        shape = (num_pages, kinds, num_layers, page_size_of(params), heads, row)
-        self.blocks = Tensor.zeros(shape, params.dtype, self.device)
+        groups = group_shapes(params, num_layers)
+        self.blocks, *self.group_blocks = (
+            self._blocks(*group, count) for group, count in zip(groups, counts, strict=True)
+        )
         self.states = tuple(
             Tensor.zeros((max_batch_size, state.layers, *state.shape), state.dtype, self.device)
             for state in params.states
         )
         self._host_tables: _HostTables | None = None
         if swap_slots:
-            self.pages.pools[0].swap = SwapArea(swap_slots, _HostPages(self.blocks))
+            for pool, blocks in zip(self.pages.pools, self._all_blocks, strict=True):
+                pool.swap = SwapArea(swap_slots, _HostPages(blocks))
             logger.info("KV cache: up to %d pages are swapped to the host", swap_slots)
-        logger.info(
-            "KV cache: %d pages of %d tokens, %.0f MiB",
-            num_pages,
-            self.page_size,
-            num_pages * page_bytes(params, num_layers) / 2**20,
-        )
+        for group, count in zip(groups, counts, strict=True):
+            logger.info(
+                "KV cache: %d pages of %d tokens, %.0f MiB",
+                count,
+                self.page_size,
+                count * page_bytes(*group) / 2**20,
+            )
         if params.states:
             size = max_batch_size * state_bytes(params) / 2**20
             logger.info("recurrent states: %d slots, %.0f MiB", max_batch_size, size)
+
+    @property
+    def _all_blocks(self) -> list[Tensor]:
+        """The pages of all groups."""
+        return [self.blocks, *self.group_blocks]
+
+    def _blocks(self, shape: KVCacheParams, layers: int, count: int) -> Tensor:
+        """The pages of a group."""
+        kinds = 1 if shape.is_mla else 2
+        heads, row = shape.n_kv_heads_per_device, shape.stored_head_dim
+        sizes = (count, kinds, layers, page_size_of(shape), heads, row)
+        return Tensor.zeros(sizes, shape.dtype, self.device)
 
     def get_runtime_inputs(
         self, batch: Sequence[TextGenerationContext], num_steps: int = 1
@@ -152,14 +176,18 @@ class PagedKVCacheManager(ContextPages):
 
         Returns:
             ``cache_lengths`` u32 ``[batch]``: tokens in the cache; ``lookup_table`` u32
-            ``[batch, max_pages]``: the pages, padded with 0, and for pages that the window has passed the number of pages; ``max_lengths`` u32 ``[num_steps, 2]``:
-            for each step the most new tokens of a request, and the most tokens that a request has in
-            the cache before it. With recurrent states their tensors, and ``slots`` u32 ``[batch]``.
+            ``[batch, max_pages]``: the pages, padded with 0, and for pages that the window has passed the number of
+            pages; ``max_lengths`` u32 ``[num_steps, 2]``: for each step the most new tokens of a request, and the most
+            tokens that a request has in the cache before it. Pages and table of further groups of layers. With
+            recurrent states their tensors, and ``slots`` u32 ``[batch]``.
         """
-        tables = [self.pages.pages(context.request_id) for context in batch]
-        lookup_table = np.zeros((len(batch), max(map(len, tables), default=1)), np.uint32)
-        for row, table in zip(lookup_table, tables, strict=True):
-            row[: len(table)] = table
+        groups = range(len(self.pages.pools))
+        tables = [self._tables(context) for context in batch]
+        width = max((len(group[0]) for group in tables), default=1)
+        lookup_tables = [np.zeros((len(batch), width), np.uint32) for _ in groups]
+        for row, own in enumerate(tables):
+            for lookup_table, table in zip(lookup_tables, own, strict=True):
+                lookup_table[row, : len(table)] = table
         cache_lengths = np.array([context.start_idx for context in batch], np.uint32)
         new_lengths = np.array([context.active_length for context in batch], np.uint32)
         max_lengths = np.zeros((num_steps, 2), np.uint32)
@@ -174,14 +202,16 @@ class PagedKVCacheManager(ContextPages):
         inputs = RaggedKVCacheInputs(
             blocks=self.blocks,
             cache_lengths=self._place(cache_lengths),
-            lookup_table=self._place(lookup_table),
+            lookup_table=self._place(lookup_tables[0]),
             max_lengths=Tensor.from_numpy(max_lengths),
             slots=None if slots is None else self._place(slots),
             states=self.states,
+            group_blocks=self.group_blocks,
+            group_tables=[self._place(table) for table in lookup_tables[1:]],
         )
         if self.device.is_host and num_steps == 1:
             self._host_tables = _HostTables(
-                inputs, tables, cache_lengths, lookup_table, max_lengths, slots
+                inputs, tables, cache_lengths, lookup_tables, max_lengths, slots
             )
         return inputs
 
@@ -200,17 +230,23 @@ class PagedKVCacheManager(ContextPages):
         if last is None or last.inputs is not inputs or len(last.tables) != len(batch):
             return self.get_runtime_inputs(batch)
         for row, context in enumerate(batch):
-            table = self.pages.pages(context.request_id)
-            if table != last.tables[row]:
-                if len(table) > last.lookup_table.shape[1]:
+            tables = self._tables(context)
+            if tables != last.tables[row]:
+                if len(tables[0]) > last.lookup_tables[0].shape[1]:
                     return self.get_runtime_inputs(batch)
-                last.lookup_table[row, : len(table)] = table
-                last.tables[row] = table
+                for lookup_table, table in zip(last.lookup_tables, tables, strict=True):
+                    lookup_table[row, : len(table)] = table
+                last.tables[row] = tables
             last.cache_lengths[row] = context.start_idx
             if last.slots is not None and self.slots is not None:
                 last.slots[row] = self.slots.slot(context.request_id)
         last.max_lengths[0] = 1, last.cache_lengths.max()
         return inputs
+
+    def _tables(self, context: TextGenerationContext) -> list[list[int]]:
+        """The page tables of a request, one for each group of layers."""
+        groups = range(len(self.pages.pools))
+        return [self.pages.pages(context.request_id, group) for group in groups]
 
     def next_step(
         self, inputs: RaggedKVCacheInputs, batch: Sequence[TextGenerationContext], step: int
@@ -252,7 +288,7 @@ def load_kv_manager(
         params: The cache's shape.
         max_batch_size: Requests at once; None: 1.
         max_seq_len: The longest sequence.
-        num_layers: The number of layers.
+        num_layers: The number of layers, of the first group.
         devices: The model's device, one.
         session: The model's session.
         available_cache_memory: Bytes for the cache; None: no limit.
@@ -272,8 +308,9 @@ def load_kv_manager(
         params,
         num_layers,
         max_batch_size=batch,
-        max_seq_len=held_tokens(params, max_seq_len, step_tokens),
+        max_seq_len=max_seq_len,
         available_bytes=available_cache_memory,
+        step_tokens=step_tokens,
     )
     slots = swap_slots(params, num_layers, num_pages, host_memory)
     if params.enable_kvcache_swapping_to_host and not slots:
@@ -306,7 +343,7 @@ def estimate_kv_cache_size(
         params: The cache's shape.
         max_batch_size: Requests at once; None: 1.
         max_seq_len: The longest sequence.
-        num_layers: The number of layers.
+        num_layers: The number of layers, of the first group.
         available_cache_memory: Bytes for the cache.
         devices: The model's devices; not used.
     """

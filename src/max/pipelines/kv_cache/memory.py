@@ -1,6 +1,13 @@
-"""The number of pages of a cache, and their memory."""
+"""The number of pages of a cache, and their memory.
+
+Each group of layers has a pool of pages. Where memory is short, all pools have the same number of pages, at most what
+a full batch holds at once: short sequences need as many pages of a group with a window as of one without, and long
+sequences leave the pool of a window small.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.pipelines.kv_cache.page_pool import pages_of
@@ -20,12 +27,23 @@ def page_size_of(params: KVCacheParams) -> int:
     return params.page_size
 
 
-def page_bytes(params: KVCacheParams, num_layers: int) -> int:
-    """The bytes of one page: keys and values of its tokens in all layers, or their latents.
+def group_shapes(params: KVCacheParams, num_layers: int) -> list[tuple[KVCacheParams, int]]:
+    """The shape and the number of layers of each group.
 
     Args:
         params: The cache's shape.
-        num_layers: The number of layers.
+        num_layers: The number of layers of the first group.
+    """
+    more = [(params.group(index), group.layers) for index, group in enumerate(params.groups, 1)]
+    return [(params.group(0), num_layers), *more]
+
+
+def page_bytes(params: KVCacheParams, num_layers: int) -> int:
+    """The bytes of one page of the first group: keys and values of its tokens in all its layers, or their latents.
+
+    Args:
+        params: The cache's shape.
+        num_layers: The number of layers of the group.
     """
     kinds = 1 if params.is_mla else 2
     rows = kinds * num_layers * page_size_of(params) * params.n_kv_heads_per_device
@@ -41,51 +59,101 @@ def state_bytes(params: KVCacheParams) -> int:
     return sum(state.bytes_per_slot for state in params.states)
 
 
-def held_tokens(params: KVCacheParams, max_seq_len: int, step_tokens: int | None) -> int:
-    """The tokens of a sequence that hold pages at once: all, or those that a step and its window span.
+def _held_pages(params: KVCacheParams, max_seq_len: int, step_tokens: int | None) -> int:
+    """The pages of the first group that a sequence holds at once: of all tokens, or of those that a step and its window span."""
+    page, held = page_size_of(params), max_seq_len
+    if params.window is not None and step_tokens is not None:
+        held = min(max_seq_len, params.window - 1 + step_tokens + page)
+    return pages_of(held, page)
+
+
+def sequence_bytes(
+    params: KVCacheParams, num_layers: int, max_seq_len: int, step_tokens: int | None = None
+) -> int:
+    """The bytes of the pages that a sequence holds at once, of all groups.
 
     Args:
         params: The cache's shape.
+        num_layers: The number of layers of the first group.
         max_seq_len: The longest sequence.
         step_tokens: The most new tokens of a step; None: as many as a sequence has.
     """
-    if params.window is None or step_tokens is None:
-        return max_seq_len
-    return min(max_seq_len, params.window - 1 + step_tokens + page_size_of(params))
+    return sum(
+        _held_pages(shape, max_seq_len, step_tokens) * page_bytes(shape, layers)
+        for shape, layers in group_shapes(params, num_layers)
+    )
 
 
-def swap_slots(
-    params: KVCacheParams, num_layers: int, num_pages: int, host_memory: int | None
+def fitting_length(
+    params: KVCacheParams,
+    num_layers: int,
+    max_seq_len: int,
+    available_bytes: int,
+    step_tokens: int | None = None,
 ) -> int:
-    """The pages that the host's swap area has room for; 0 without one.
+    """The longest sequence whose pages fit into memory: `max_seq_len`, or fewer tokens, which fill pages.
 
     Args:
         params: The cache's shape.
-        num_layers: The number of layers.
-        num_pages: The pages of the cache.
+        num_layers: The number of layers of the first group.
+        max_seq_len: The longest sequence that is asked for.
+        available_bytes: Bytes for its pages.
+        step_tokens: The most new tokens of a step; None: as many as a sequence has.
+    """
+    page = page_size_of(params)
+
+    def fits(length: int) -> bool:
+        return sequence_bytes(params, num_layers, length, step_tokens) <= available_bytes
+
+    if fits(max_seq_len):
+        return max_seq_len
+    low, high = 0, pages_of(max_seq_len, page)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle * page) else (low, middle)
+    return low * page
+
+
+def swap_slots(
+    params: KVCacheParams, num_layers: int, num_pages: Sequence[int], host_memory: int | None
+) -> int:
+    """The pages of each group that the host's swap area has room for; 0 without one.
+
+    Args:
+        params: The cache's shape.
+        num_layers: The number of layers of the first group.
+        num_pages: The pages of the cache, of each group.
         host_memory: Bytes of the host for cache and area; None: no limit.
     """
     space = params.host_kvcache_swap_space_gb
     if not params.enable_kvcache_swapping_to_host or space is None or num_layers == 0:
         return 0
-    page, wanted = page_bytes(params, num_layers), int(space * 2**30)
-    left = wanted if host_memory is None else min(wanted, host_memory - num_pages * page)
-    return max(left // page, 0)
+    sizes = [page_bytes(*group) for group in group_shapes(params, num_layers)]
+    used = sum(count * size for count, size in zip(num_pages, sizes, strict=True))
+    wanted = int(space * 2**30)
+    left = wanted if host_memory is None else min(wanted, host_memory - used)
+    return max(left // sum(sizes), 0)
 
 
 def cache_bytes(
-    params: KVCacheParams, num_layers: int, *, max_batch_size: int, max_seq_len: int
+    params: KVCacheParams,
+    num_layers: int,
+    *,
+    max_batch_size: int,
+    max_seq_len: int,
+    step_tokens: int | None = None,
 ) -> int:
     """The bytes of a cache for a full batch of sequences of full length: pages and states.
 
     Args:
         params: The cache's shape.
-        num_layers: The number of layers.
+        num_layers: The number of layers of the first group.
         max_batch_size: Sequences at once.
         max_seq_len: The longest sequence.
+        step_tokens: The most new tokens of a sequence in a step; None: as many as it has.
     """
-    pages = max_batch_size * pages_of(max_seq_len, page_size_of(params))
-    return pages * page_bytes(params, num_layers) + max_batch_size * state_bytes(params)
+    pages = sequence_bytes(params, num_layers, max_seq_len, step_tokens)
+    return max_batch_size * (pages + state_bytes(params))
 
 
 def pages_for_memory(
@@ -95,17 +163,19 @@ def pages_for_memory(
     max_batch_size: int,
     max_seq_len: int,
     available_bytes: int | None,
-) -> int:
-    """The number of pages that a full batch needs, at most what fits into memory beside its states.
+    step_tokens: int | None = None,
+) -> tuple[int, ...]:
+    """The number of pages of each group that a full batch needs, at most what fits into memory beside its states.
 
     Where no layer has keys, a page is a sequence and has no memory.
 
     Args:
         params: The cache's shape.
-        num_layers: The number of layers.
+        num_layers: The number of layers of the first group.
         max_batch_size: Sequences at once.
         max_seq_len: The longest sequence.
         available_bytes: Bytes for the cache; None: no limit.
+        step_tokens: The most new tokens of a sequence in a step; None: as many as it has.
 
     Raises:
         ValueError: The states do not fit, or one sequence of full length does not.
@@ -117,17 +187,40 @@ def pages_for_memory(
             f"{available_bytes / 2**20:.1f} MiB are available; give a smaller max_batch_size"
         )
     if num_layers == 0:
-        return max_batch_size
-    pages_per_sequence = pages_of(max_seq_len, page_size_of(params))
-    needed = max_batch_size * pages_per_sequence
+        return (max_batch_size,)
+    groups = group_shapes(params, num_layers)
+    held = [_held_pages(shape, max_seq_len, step_tokens) for shape, _ in groups]
     if available_bytes is None:
-        return needed
+        return tuple(max_batch_size * count for count in held)
     available_bytes -= states
-    fitting = available_bytes // page_bytes(params, num_layers)
-    if fitting < pages_per_sequence:
+    needed = sequence_bytes(params, num_layers, max_seq_len, step_tokens)
+    if needed > available_bytes:
         raise ValueError(
             f"KV cache: one sequence of max_length {max_seq_len} needs "
-            f"{pages_per_sequence * page_bytes(params, num_layers) / 2**20:.0f} MiB, and "
+            f"{needed / 2**20:.0f} MiB, and "
             f"{available_bytes / 2**20:.0f} MiB are available; give a smaller max_length"
         )
-    return min(needed, fitting)
+    sizes = [page_bytes(*group) for group in groups]
+    # pools of windows shrink to those of fewer sequences until one sequence of full length fits beside them
+    batch = max_batch_size
+    while True:
+        pages = _equal_pools([batch * count for count in held], sizes, available_bytes)
+        if batch == 1 or all(have >= least for have, least in zip(pages, held, strict=True)):
+            return pages
+        batch -= 1
+
+
+def _equal_pools(most: Sequence[int], sizes: Sequence[int], available: int) -> tuple[int, ...]:
+    """Pools of as many pages as fit into memory: all of the same number, but for those whose most is less.
+
+    Args:
+        most: The most pages of each pool.
+        sizes: The bytes of a page of each pool.
+        available: The bytes of all pools.
+    """
+    low, high = 0, max(most)
+    while low < high:
+        middle = (low + high + 1) // 2
+        used = sum(min(middle, count) * size for count, size in zip(most, sizes, strict=True))
+        low, high = (middle, high) if used <= available else (low, middle - 1)
+    return tuple(min(low, count) for count in most)

@@ -96,7 +96,10 @@ class Decoder(Transformer):
         super().__init__(
             dim=config.hidden_size,
             n_heads=config.num_heads,
-            layers=[self.block(index, kv_params) for index in range(config.num_layers)],
+            layers=[
+                self.block(index, kv_params.group(config.cache_group(index)))
+                for index in range(config.num_layers)
+            ],
             norm=self.make_norm() if config.final_norm else _Identity(),
             output=output,
             embedding=embedding,
@@ -136,7 +139,7 @@ class Decoder(Transformer):
 
         Args:
             index: The block's index.
-            kv_params: The shape of the KV cache.
+            kv_params: The shape of the KV cache's group that the block is in.
         """
         config, kind = self.config, self.config.kind_of(index)
         if kind in ("recurrent", "both"):
@@ -207,7 +210,7 @@ class Decoder(Transformer):
 
         Args:
             index: The block's index.
-            kv_params: The shape of the KV cache.
+            kv_params: The shape of the KV cache's group that the block is in.
         """
         config = self.config
         kind = config.kind_of(index)
@@ -347,12 +350,14 @@ class Decoder(Transformer):
         indices = list(range(len(self.layers)))
         first_of = groups_of_same_form(list(self.layers)) if self.use_subgraphs else indices
         subgraphs: dict[int, Graph] = {}
+        caches = [kv_collection.group(g) for g in range(1 + len(kv_collection.groups))]
         for index, layer in enumerate(self.layers):
             number = np.array(self.config.cache_layer(index), np.uint32)
             layer_idx = ops.constant(number, DType.uint32, DeviceRef.CPU())
+            cache = caches[self.config.cache_group(index)]
             first, positional = first_of[index], tables[index]
             if first_of.count(first) == 1:
-                h = layer(layer_idx, h, kv_collection, positional, input_row_offsets)
+                h = layer(layer_idx, h, cache, positional, input_row_offsets)
                 continue
             prefix = weight_prefix(layer, f"layers.{index}.")
             if first not in subgraphs:
@@ -361,7 +366,7 @@ class Decoder(Transformer):
                     [
                         TensorType(DType.uint32, [], DeviceRef.CPU()),
                         h.type,
-                        kv_collection.types,
+                        cache.types,
                         [value.type for value in positional],
                         input_row_offsets.type,
                     ],
@@ -371,7 +376,7 @@ class Decoder(Transformer):
                 subgraphs[first],
                 layer_idx,
                 h,
-                *kv_collection.values,
+                *cache.values,
                 *positional,
                 input_row_offsets,
                 prefix=prefix,

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from max.dtype import DType
 from max.graph.quantization import QuantizationConfig
-from max.nn.kv_cache import KVCacheParams, RecurrentState
+from max.nn.kv_cache import CacheGroup, KVCacheParams, RecurrentState
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.models.alternating import Alternating
@@ -223,7 +223,7 @@ class DecoderConfig:
         return self.recurrence.states(layers) if self.recurrence is not None and layers else ()
 
     def cache_layer(self, index: int) -> int:
-        """The number of a layer in the cache: of attention among layers with pages, else among those with states.
+        """The number of a layer in the cache: of attention among its group's layers with pages, else among those with states.
 
         Where one layer has both, all have.
 
@@ -232,7 +232,42 @@ class DecoderConfig:
         """
         source = self.kv_layer_of(index)
         kind = self.kind_of(source)
-        return self._layers_of("recurrent" if kind == "recurrent" else "attention", source)
+        if kind not in ("attention", "both"):
+            return self._layers_of("recurrent" if kind == "recurrent" else "attention", source)
+        return self.cache_groups[self.cache_group(index)].index(source)
+
+    @property
+    def cache_groups(self) -> list[list[int]]:
+        """The layers of each group of the cache: those without a window, then those with one.
+
+        A window divides layers whatever the longest sequence that is served, so that the cache has the same form.
+        """
+        own = range(self.num_layers - self.shared_kv_layers)
+        layers = [index for index in own if self.kind_of(index) in ("attention", "both")]
+        windowed = [index for index in layers if not self._is_full(index)]
+        full = [index for index in layers if self._is_full(index)]
+        return [group for group in (full, windowed) if group] or [[]]
+
+    def cache_group(self, index: int) -> int:
+        """The group of the cache that a layer's keys and values are in; 0 where it has none.
+
+        Args:
+            index: The layer's index.
+        """
+        source = self.kv_layer_of(index)
+        groups = enumerate(self.cache_groups)
+        return next((number for number, layers in groups if source in layers), 0)
+
+    def _is_full(self, index: int) -> bool:
+        """Whether a layer has no window that a sequence may exceed."""
+        window = self.sliding_window
+        unused = window is None or window >= self.max_position_embeddings
+        return unused or index in self.full_attention_layers
+
+    @property
+    def num_cached_layers(self) -> int:
+        """The number of layers in the first group of the cache."""
+        return len(self.cache_groups[0])
 
     def window_of(self, index: int) -> int | None:
         """How many tokens a token sees in a layer; None: all tokens before it.
@@ -246,13 +281,6 @@ class DecoderConfig:
         if window is None or window >= self.max_seq_len or index in self.full_attention_layers:
             return None
         return window
-
-    @property
-    def widest_window(self) -> int | None:
-        """The most tokens that a token sees in any layer; None where a layer has no window."""
-        indices = [i for i in range(self.num_layers) if self.kind_of(i) != "recurrent"]
-        windows = [window for i in indices if (window := self.window_of(i)) is not None]
-        return max(windows) if windows and len(windows) == len(indices) else None
 
     def kv_layer_of(self, index: int) -> int:
         """The layer whose keys and values a layer reads: itself, unless it shares those of another.
@@ -287,7 +315,7 @@ class DecoderConfig:
         return factor / (index + 1) if self.score_divisor_by_layer else factor
 
     def cache_params(self, dtype: DType, page_size: int, **options: Any) -> KVCacheParams:
-        """The shape of the KV cache: keys and values of each head, or one latent of all heads.
+        """The shape of the KV cache: keys and values of each head, or one latent of all heads, in one or two groups of layers.
 
         Args:
             dtype: The cache's dtype.
@@ -305,8 +333,25 @@ class DecoderConfig:
                     f"the KV cache's format is {dtype.name}; this model caches latents, which have 16 or 32 bits",
                     "Give --kv-cache-format bfloat16, float16 or float32.",
                 )
-        latent = self.latent is not None
-        return KVCacheParams(dtype, heads, dim, page_size=page_size, is_mla=latent, states=self.states, **options)
+        latent, (first, *others) = self.latent is not None, self.cache_groups
+        return KVCacheParams(
+            dtype,
+            heads,
+            dim,
+            page_size=page_size,
+            is_mla=latent,
+            states=self.states,
+            window=self._group_window(first),
+            groups=tuple(
+                CacheGroup(len(group), heads, dim, self._group_window(group), latent)
+                for group in others
+            ),
+            **options,
+        )
+
+    def _group_window(self, group: list[int]) -> int | None:
+        """The window of a group's layers."""
+        return self.sliding_window if group and not self._is_full(group[0]) else None
 
     @classmethod
     def from_huggingface(cls, config: Any, max_seq_len: int | None = None) -> Self:

@@ -13,6 +13,7 @@ blocks              buffer, the cache's dtype     ``[pages, 2, layers, page_size
 cache_lengths       u32 ``[batch]``               cached tokens of each sequence
 lookup_table        u32 ``[batch, max_pages]``    the pages of each sequence
 max_lengths         u32 ``[steps, 2]``            the largest number of new and of cached tokens
+blocks, table       as above                      of each further group of layers (`KVCacheParams.groups`)
 slots               u32 ``[batch]``               with recurrent layers: the slot of each sequence
 states              buffers                       one for each of the config's ``states``, ``[slots,
                                                   layers, …]``, updated in place
@@ -66,7 +67,7 @@ def input_types(
         TensorType(DType.int64, ["total_seq_len"], device),
         TensorType(DType.uint32, [Dim("batch") + 1], device),
         TensorType(DType.int64, [1], DeviceRef.CPU()),
-        *paged_cache_types(kv_params, config.num_attention_layers, device, "batch"),
+        *paged_cache_types(kv_params, config.num_cached_layers, device, "batch"),
         *(sampling_input_types(device, "batch") if with_sampling else ()),
     ]
 
@@ -108,6 +109,10 @@ def build_graph(
         (p.n_kv_heads, p.head_dim, "latents" if p.is_mla else "keys and values")
         for p in (kv_params, own)
     )
+    if kv_params.groups != own.groups:
+        raise ValueError(
+            f"build_graph: a cache with the groups {kv_params.groups}; the model has {own.groups}"
+        )
     if given_form != form:
         raise ValueError(
             "build_graph: a cache of {} heads of {}, {}; the model has {} of {}, {}".format(
@@ -123,10 +128,14 @@ def build_graph(
     types = input_types(config, kv_params, device, with_sampling)
     with Graph(decoder.__name__.lower(), input_types=types) as graph:
         tokens, offsets, return_n_logits, *others = graph.inputs
-        cached = 4 + (1 + len(kv_params.states) if kv_params.states else 0)
+        groups = len(kv_params.groups)
+        cached = 4 + 2 * groups + (1 + len(kv_params.states) if kv_params.states else 0)
         cache, sampling = others[:cached], others[cached:]
         outputs = model(
-            tokens.tensor, PagedCacheValues.of(cache), return_n_logits.tensor, offsets.tensor
+            tokens.tensor,
+            PagedCacheValues.of(cache, groups),
+            return_n_logits.tensor,
+            offsets.tensor,
         )
         next_tokens: list[TensorValue] = []
         if with_sampling:

@@ -24,7 +24,7 @@ from max.pipelines.config.model_config import KVCacheConfig
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core import TextContext
 from max.pipelines.core.exceptions import ConfigError
-from max.pipelines.kv_cache.memory import cache_bytes, held_tokens
+from max.pipelines.kv_cache.memory import cache_bytes
 from max.pipelines.models.decoder import Decoder
 from max.pipelines.models.decoder_config import DecoderConfig
 from max.pipelines.models.decoder_graph import build_graph
@@ -337,17 +337,16 @@ class DecoderModel(PipelineModel[TextContext], KVCacheMixin):
                 kv_cache_config.host_kvcache_swap_space_gb if swaps else None
             ),
             n_devices=n_devices,
-            window=config.widest_window,
         )
 
     @classmethod
     def get_num_layers(cls, huggingface_config: HuggingFaceConfig) -> int:
-        """The number of layers with keys and values in the cache.
+        """The number of layers with keys and values in the cache, of the first group.
 
         Args:
             huggingface_config: The model's config.json.
         """
-        return cls.config_class.from_huggingface(huggingface_config).num_attention_layers
+        return cls.config_class.from_huggingface(huggingface_config).num_cached_layers
 
     @classmethod
     def estimate_kv_cache_size(
@@ -374,11 +373,8 @@ class DecoderModel(PipelineModel[TextContext], KVCacheMixin):
             params,
             cls.get_num_layers(huggingface_config),
             max_batch_size=pipeline_config.max_batch_size or 1,
-            max_seq_len=held_tokens(
-                params,
-                cls.calculate_max_seq_len(pipeline_config, huggingface_config),
-                pipeline_config.step_tokens,
-            ),
+            max_seq_len=cls.calculate_max_seq_len(pipeline_config, huggingface_config),
+            step_tokens=pipeline_config.step_tokens,
         )
         return min(available_cache_memory, full_batch)
 

@@ -70,7 +70,7 @@ class KVCacheMixin(Protocol):
     @classmethod
     @abstractmethod
     def get_num_layers(cls, huggingface_config: HuggingFaceConfig) -> int:
-        """The number of layers that have a cache.
+        """The number of layers that have a cache, of the first group of layers.
 
         Args:
             huggingface_config: The model's config.json.

@@ -164,7 +164,13 @@ class PipelineModel(ABC, Generic[BaseContextType]):
         params = cls.get_kv_params(huggingface_config, len(devices), kv_cache_config, cache_dtype)
         layers = cls.get_num_layers(huggingface_config)
         length = cls.calculate_max_seq_len(pipeline_config, huggingface_config)
-        one = cache_bytes(params, layers, max_batch_size=1, max_seq_len=length)
+        one = cache_bytes(
+            params,
+            layers,
+            max_batch_size=1,
+            max_seq_len=length,
+            step_tokens=pipeline_config.step_tokens,
+        )
         return max(1, min(most, available_cache_memory // max(one, 1)))
 
     @property

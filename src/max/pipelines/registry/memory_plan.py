@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
-import sys
 
 from max.pipelines.checkpoints.encodings import QUANTISED_KINDS
 from max.pipelines.config.model_config import PLAIN_FLOATS
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ConfigError
-from max.pipelines.kv_cache.memory import held_tokens, state_bytes
-from max.pipelines.kv_cache.page_pool import pages_of
+from max.pipelines.kv_cache.memory import (
+    fitting_length,
+    group_shapes,
+    page_bytes,
+    sequence_bytes,
+    state_bytes,
+)
 from max.pipelines.models.kv_cache import KVCacheMixin
 from max.pipelines.registry.architecture import SupportedArchitecture
 
@@ -41,34 +45,27 @@ def fit_to_memory(config: PipelineConfig, architecture: SupportedArchitecture) -
         config.kv_cache_config,
         config.kv_cache_config.cache_dtype(encoding.cache_dtype),
     )
-    states = state_bytes(params)
-    needed = pipeline_model.estimate_kv_cache_size(
-        config,
-        sys.maxsize,
-        model.devices,
-        model.huggingface_config,
-        config.kv_cache_config,
-        config.kv_cache_config.cache_dtype(encoding.cache_dtype),
-    ) // (config.max_batch_size or 1)
+    layers = pipeline_model.get_num_layers(model.huggingface_config)
+    states, step = state_bytes(params), config.step_tokens
     page = config.kv_cache_config.kv_cache_page_size
-    pages = pages_of(held_tokens(params, config.max_length, config.step_tokens), page)
-    has_pages = needed > states
-    page_bytes = max((needed - states) // pages, 1) if has_pages else 0
+    # a sequence has a page of each group of layers at least
+    least = sum(page_bytes(*group) for group in group_shapes(params, layers))
     available = config.available_cache_memory()
-    if available < states + page_bytes:
-        raise _refusal(config, page_bytes, states)
-    fitting = (available - states) // page_bytes if has_pages else pages
-    if fitting < pages:
+    if available < states + least:
+        raise _refusal(config, least, states)
+    length = fitting_length(params, layers, config.max_length, available - states, step)
+    if length < config.max_length:
         logger.warning(
             "the KV cache of one sequence of %d tokens does not fit into memory; max_length is "
             "%d (--max-length sets it)",
             config.max_length,
-            fitting * page,
+            length,
         )
-        config.max_length = fitting * page
+        config.max_length = length
     if config.max_batch_size is None:
         return
-    if has_pages and config.max_batch_size > fitting:
+    fitting = (available - states) // least if least else config.max_batch_size
+    if config.max_batch_size > fitting:
         logger.warning(
             "the KV cache has %d pages of %d tokens, and max_batch_size is %d, a page for each "
             "sequence; max_batch_size is now %d",
@@ -79,8 +76,8 @@ def fit_to_memory(config: PipelineConfig, architecture: SupportedArchitecture) -
         )
         config.max_batch_size = fitting
     # beside the states one sequence has all its pages, and each one a page
-    longest = min(fitting, pages) * page_bytes
-    most = min(available // (states + page_bytes), (available - longest) // states) if states else 0
+    longest = sequence_bytes(params, layers, config.max_length, step)
+    most = min(available // (states + least), (available - longest) // states) if states else 0
     if states and config.max_batch_size > most:
         logger.warning(
             "the recurrent states of a sequence take %s, and max_batch_size is %d; it is now %d",
