@@ -81,6 +81,23 @@ GEMMA3N: dict[str, Any] = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
     },
 }
+GEMMA4: dict[str, Any] = {
+    "num_attention_heads": 4,
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention", *["sliding_attention"] * 3, "full_attention"],
+    "vocab_size_per_layer_input": 5000,
+    "head_dim": 6,
+    "global_head_dim": 8,
+    "sliding_window": WINDOW,
+    "hidden_size_per_layer_input": 6,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "final_logit_softcapping": 20.0,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    },
+}  # fmt: skip
 LATENT: dict[str, Any] = {
     "num_key_value_heads": 6,
     "kv_lora_rank": 10,
@@ -319,6 +336,23 @@ CASES: dict[str, Case] = {
         },
     ),
     "gemma3n": Case("Gemma3nForCausalLM", "Gemma3nTextConfig", GEMMA3N),
+    "gemma4": Case("Gemma4ForCausalLM", "Gemma4TextConfig", GEMMA4),
+    "gemma4_experts": Case(
+        "Gemma4ForCausalLM",
+        "Gemma4TextConfig",
+        {
+            **GEMMA4,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 5,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 12,
+            "rope_parameters": None,
+        },
+    ),
     "gemma3n_plain": Case(
         "Gemma3nForCausalLM",
         "Gemma3nTextConfig",
@@ -760,6 +794,8 @@ def random_model(spec: Case, seed: int, vocabulary: int = VOCABULARY) -> Any:
         for name, buffer in (*model.named_buffers(), *model.named_parameters()):
             if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.add_(torch.rand_like(buffer) * 0.3)
+            if name.endswith("layer_scalar"):
+                buffer.mul_(0.6)
     return model
 
 

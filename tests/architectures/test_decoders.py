@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from max.dtype import DType
+from max.nn.kv_cache import CacheGroup
 from max.nn.transformer import ReturnLogits
 from max.pipelines import PIPELINE_REGISTRY
 from max.pipelines.architectures.gemma3n import gemma3n_fields
+from max.pipelines.architectures.gemma4 import gemma4_fields
 from max.pipelines.architectures.granite import granite_fields
 from max.pipelines.architectures.lfm2 import lfm2_fields
 from max.pipelines.architectures.mistral import mistral_fields
@@ -37,7 +39,7 @@ from tests.programs.architectures import TINY, generated, random_checkpoint, ref
 
 # each has a path through layers or kernels that the others lack; the long suite compiles all
 COMPILED = {
-    "apertus", "bloom", "cohere", "deepseek_v2", "dots1", "falcon_grouped", "gemma2", "gemma3", "gemma3n", "gpt2", "gpt_oss", "hunyuan", "ministral3", "olmo", "olmo2", "opt_after",
+    "apertus", "bloom", "cohere", "deepseek_v2", "dots1", "falcon_grouped", "gemma2", "gemma3", "gemma3n", "gemma4", "gemma4_experts", "gpt2", "gpt_oss", "hunyuan", "ministral3", "olmo", "olmo2", "opt_after",
     "phi", "phi3_long", "phimoe", "qwen2_window", "stablelm_parallel", "lfm2_bias", "qwen3_5", "qwen3_next",
 }  # fmt: skip
 RUNS = [("interpreter", case) for case in CASES] + [
@@ -65,8 +67,10 @@ def test_logits_of_prompts_chunks_and_decoding(
     """A prompt whole; another in chunks, shorter and longer than the window, across page borders."""
     ours = server(case, backend, page_size=5, return_logits=ReturnLogits.ALL)
     model = transformers_model(case)
-    # delta nets divide by the lengths of results that may be near 0; transformers' own error is 1e-5 there
-    tolerance = 1e-4 if case.startswith(("qwen3_next", "qwen3_5")) else 2e-5
+    # delta nets divide by the lengths of results that may be near 0, Gemma 4 does not divide scores by the heads' size;
+    # transformers' own errors are 1e-5 and 4e-5 there
+    loose = case.startswith(("qwen3_next", "qwen3_5", "gemma4"))
+    tolerance = 1e-4 if loose else 2e-5
     longest = CASES[case].max_seq_len
     first, second = (rng.integers(0, 61, min(n, longest)).tolist() for n in (23, 17))
     wanted_first, wanted_second = reference_logits(model, first), reference_logits(model, second)
@@ -86,7 +90,8 @@ def test_bfloat16_weights(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["mistral_window", "qwen3", "gemma3", "gpt2", "phi3_long", "gpt_oss", "deepseek_v3"]
+    "case",
+    ["mistral_window", "qwen3", "gemma3", "gemma4", "gpt2", "phi3_long", "gpt_oss", "deepseek_v3"],
 )
 def test_tokens_of_a_checkpoint(case: str) -> None:
     """From a folder in the Hugging Face layout, through the registry."""
@@ -107,6 +112,26 @@ def read(fields: Any, **changes: Any) -> Any:
     }  # fmt: skip
     config = HuggingFaceConfig({**values, **changes})
     return DecoderConfig(**fields(config, ConfigKeys(config)))
+
+
+def test_groups_of_layers_in_the_cache() -> None:
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    config = read(
+        gemma4_fields, layer_types=kinds, sliding_window=9, head_dim=6, global_head_dim=10,
+        num_global_key_value_heads=2, attention_k_eq_v=True,
+    )  # fmt: skip
+    assert config.cache_groups == [[1], [0, 2]] and config.num_cached_layers == 1
+    assert [config.cache_group(index) for index in range(3)] == [1, 0, 1]
+    assert [config.cache_layer(index) for index in range(3)] == [0, 0, 1]
+    params = config.cache_params(DType.float16, 8)
+    assert (params.n_kv_heads, params.head_dim, params.window) == (2, 10, None)
+    assert params.groups == (CacheGroup(layers=2, n_kv_heads=4, head_dim=6, window=9),)
+    assert params.group(1).stored_head_dim == 6 and params.group(1).groups == ()
+    # a window that no sequence exceeds divides no layers of one shape
+    for changes, groups in (({"sliding_window": 64}, [[0, 1, 2]]), ({"sliding_window": 9}, [[1], [0, 2]])):  # fmt: skip
+        same = read(gemma4_fields, layer_types=kinds, head_dim=512, **changes)
+        assert same.cache_groups == groups
+    assert read(mistral_fields, sliding_window=9).cache_params(DType.float16, 8).window == 9
 
 
 def test_windows_of_layers() -> None:
@@ -149,6 +174,21 @@ def test_windows_of_layers() -> None:
             gemma3n_fields,
             {"num_kv_shared_layers": 3},
             "num_kv_shared_layers is 3; expected a layer",
+        ),
+        (
+            gemma4_fields,
+            {"per_layer_config": {"1": {"sliding_window": 4}}},
+            "per_layer_config is .*; expected head_dim and num_key_value_heads",
+        ),
+        (
+            gemma4_fields,
+            {"per_layer_config": {"1": {"head_dim": 4}}, "layer_types": ["full_attention"] * 3},
+            "per_layer_config is .*; expected equal heads in all layers of a kind",
+        ),
+        (
+            gemma4_fields,
+            {"num_global_key_value_heads": 3, "attention_k_eq_v": True},
+            "num_global_key_value_heads is 3; expected a divisor of the 4 query heads",
         ),
         (granite_fields, {"logits_scaling": 0}, "logits_scaling is 0; expected a number over 0"),
     ],

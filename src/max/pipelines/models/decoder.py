@@ -28,6 +28,7 @@ from max.pipelines.models.decoder_block import DecoderBlock
 from max.pipelines.models.decoder_config import DecoderConfig
 from max.pipelines.models.experts import DecoderExperts
 from max.pipelines.models.feed_forward import PlainMLP
+from max.pipelines.models.gated_block import ExpertsBeside, GatedBlock
 from max.pipelines.models.latent_attention import DecoderLatentAttention
 from max.pipelines.models.norms import norm_layer
 from max.pipelines.models.per_layer import PerLayerEmbeddings, PerLayerGate
@@ -227,6 +228,21 @@ class Decoder(Transformer):
                 self.dtype,
                 self.device,
             )
+        if config.gated_blocks:
+            beside: ExpertsBeside | None = None
+            if config.experts_beside is not None:
+                beside = ExpertsBeside(
+                    config.experts_beside, config.hidden_size, config.norm_eps, self.dtype, self.device
+                )
+            return GatedBlock(
+                self.attention(index, kv_params),
+                self.feed_forward(index),
+                norms,
+                None if config.per_layer_inputs is None else self.gate(),
+                beside,
+                self.dtype,
+                self.device,
+            )
         return DecoderBlock(
             self.attention(index, kv_params) if kind != "feed_forward" else None,
             self.feed_forward(index) if config.feeds_forward(index) else None,
@@ -272,7 +288,7 @@ class Decoder(Transformer):
         h = self._embedded(tokens, positions)
         # layers with equal rotations share a table
         forms = [
-            (rotation, self.config.kv_layer_of(index) != index)
+            (rotation, self.config.heads_of(index)[1], self.config.kv_layer_of(index) != index)
             for index, rotation in enumerate(self._rotations)
         ]
         tables: dict[int, list[TensorValue]] = {}
@@ -287,12 +303,12 @@ class Decoder(Transformer):
         h = self.states.joined(h) if several else h
         return self._outputs(h, return_n_logits, input_row_offsets)
 
-    def _rope(self, rotation: RopeConfig) -> RotaryEmbedding:
+    def _rope(self, rotation: RopeConfig, head_dim: int | None = None) -> RotaryEmbedding:
         config = self.config
         return rotation.layer(
             dim=config.hidden_size,
             n_heads=config.num_heads,
-            head_dim=config.head_dim,
+            head_dim=head_dim or config.head_dim,
             max_seq_len=config.max_seq_len,
             interleaved=config.interleaved_rope,
         )
@@ -305,13 +321,17 @@ class Decoder(Transformer):
         return learned or shared or config.query_growth is not None or after
 
     def _positional(
-        self, rotation: RopeConfig | None, shares_kv: bool, positions: TensorValue | None
+        self,
+        rotation: RopeConfig | None,
+        head_dim: int,
+        shares_kv: bool,
+        positions: TensorValue | None,
     ) -> list[TensorValue]:
         """What the attention takes of positions; see `DecoderAttention`."""
         config, values = self.config, list[TensorValue]()
         growth = config.query_growth
         if rotation is not None:
-            table = self._rope(rotation).freqs_cis.to(self.device)
+            table = self._rope(rotation, head_dim).freqs_cis.to(self.device)
             after = config.qk_norm is not None and config.qk_norm.after_rotation
             if (after or shares_kv) and positions is not None:
                 table = ops.gather(table, positions, axis=0)

@@ -32,7 +32,8 @@ class DecoderAttention(QKVProjections):
     """Causal self-attention of a ragged batch, as a decoder's config describes it.
 
     Weights: ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj`` (`Linear`); with QK norm ``q_norm`` and ``k_norm``; with sinks
-    ``sinks``, float32 ``[num_heads]``. A layer that shares the keys and values of another has those of queries only.
+    ``sinks``, float32 ``[num_heads]``. A layer that shares the keys and values of another has those of queries only; one
+    whose values are its keys has no ``v_proj``.
 
     Args:
         config: The shape of the model.
@@ -54,7 +55,7 @@ class DecoderAttention(QKVProjections):
     ) -> None:
         super().__init__(
             num_attention_heads=config.num_heads,
-            num_key_value_heads=config.num_kv_heads,
+            num_key_value_heads=config.heads_of(index)[0],
             hidden_size=config.hidden_size,
             kv_params=kv_params,
             devices=[device],
@@ -89,17 +90,21 @@ class DecoderAttention(QKVProjections):
         self.k_norm: Module | None = None
         if config.qk_norm is not None and (self.rotated or not config.qk_norm.rotated_only):
             self.q_norm = self._head_norm(config, config.num_heads, dtype, device)
-            self.k_norm = self._head_norm(config, config.num_kv_heads, dtype, device)
+            self.k_norm = self._head_norm(config, self.num_key_value_heads, dtype, device)
+        self.keys_as_values = config.keys_as_values and index in config.full_attention_layers
+        if self.keys_as_values and not self.shares_kv:
+            del self.v_proj
         if self.shares_kv:
             del self.k_proj, self.v_proj, self.k_norm
 
-    @staticmethod
-    def _head_norm(config: DecoderConfig, heads: int, dtype: DType, device: DeviceRef) -> Module:
-        spec = config.qk_norm
+    def _head_norm(
+        self, config: DecoderConfig, heads: int, dtype: DType, device: DeviceRef
+    ) -> Module:
+        spec, dim = config.qk_norm, self.kv_params.head_dim
         assert spec is not None
         if spec.over == "each_head":
-            return HeadNorm(heads, config.head_dim, dtype, config.norm_eps, spec.form, device)
-        size = config.head_dim * (heads if spec.over == "all" else 1)
+            return HeadNorm(heads, dim, dtype, config.norm_eps, spec.form, device)
+        size = dim * (heads if spec.over == "all" else 1)
         return norm_layer(spec.form, size, dtype, config.norm_eps, device)
 
     def __call__(
@@ -167,7 +172,8 @@ class DecoderAttention(QKVProjections):
         """
         params = self.kv_params
         # a product each, which reads its weights in place
-        k, v = self.k_proj(x), self.v_proj(x)
+        k = self.k_proj(x)
+        v = k if self.keys_as_values else self.v_proj(x)
         after = self.qk_norm is not None and self.qk_norm.after_rotation
         if after and self.rotated:
             rows = remaining.pop(0)

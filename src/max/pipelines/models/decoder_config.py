@@ -85,6 +85,8 @@ class DecoderConfig:
         attention_gate: Whether attended values are multiplied by the sigmoid of gates, which the projection of queries has behind the
             query of each head.
         value_norm: Whether the values of each head are normalised, without a weight.
+        full_attention_heads: The number of KV heads and the size of heads in layers without a window, where they differ.
+        keys_as_values: Whether the values of layers without a window are their projected keys.
         shared_kv_layers: How many last layers read the keys and values of the last layer of their kind before these.
         clip_qkv: Queries and keys, after their norms, and values are clamped to ``[-clip_qkv, clip_qkv]``.
         attention_multiplier: The factor of the attention scores; None: ``1 / sqrt(head_dim)``.
@@ -105,6 +107,8 @@ class DecoderConfig:
         alternating: The hidden states of a token, where it has several.
         latent: The sizes of latent attention; None: keys and values are cached as they are.
         experts: The experts of layers that have some; None: all layers have an MLP.
+        gated_blocks: Whether blocks are `max.pipelines.models.gated_block.GatedBlock`.
+        experts_beside: The experts beside the MLPs of such blocks; None: there are none.
         layer_kinds: What each layer has; empty: all have attention.
         recurrence: The form of the recurrent layers; None: there are none.
         side_by_side: The factors of blocks with attention and a recurrent layer; None: there are no such blocks.
@@ -149,6 +153,8 @@ class DecoderConfig:
     qk_norm: QKNorm | None = None
     attention_gate: bool = False
     value_norm: bool = False
+    full_attention_heads: tuple[int, int] | None = None
+    keys_as_values: bool = False
     shared_kv_layers: int = 0
     clip_qkv: float | None = None
     attention_multiplier: float | None = None
@@ -169,6 +175,8 @@ class DecoderConfig:
     alternating: Alternating | None = None
     latent: LatentForm | None = None
     experts: Experts | None = None
+    gated_blocks: bool = False
+    experts_beside: Experts | None = None
     layer_kinds: tuple[LayerKind, ...] = ()
     recurrence: RecurrentForm | None = None
     mixers_alone: bool = False
@@ -238,15 +246,17 @@ class DecoderConfig:
 
     @property
     def cache_groups(self) -> list[list[int]]:
-        """The layers of each group of the cache: those without a window, then those with one.
+        """The layers of each group of the cache: those without a window, then those with one; heads of another shape divide them, too.
 
         A window divides layers whatever the longest sequence that is served, so that the cache has the same form.
         """
         own = range(self.num_layers - self.shared_kv_layers)
-        layers = [index for index in own if self.kind_of(index) in ("attention", "both")]
-        windowed = [index for index in layers if not self._is_full(index)]
-        full = [index for index in layers if self._is_full(index)]
-        return [group for group in (full, windowed) if group] or [[]]
+        groups: dict[tuple[bool, tuple[int, int]], list[int]] = {}
+        for index in own:
+            if self.kind_of(index) in ("attention", "both"):
+                form = not self._is_full(index), self.heads_of(index)
+                groups.setdefault(form, []).append(index)
+        return [groups[form] for form in sorted(groups)] or [[]]
 
     def cache_group(self, index: int) -> int:
         """The group of the cache that a layer's keys and values are in; 0 where it has none.
@@ -304,6 +314,16 @@ class DecoderConfig:
         local = self.sliding_window is not None and index not in self.full_attention_layers
         return self.local_rope if local and self.local_rope is not None else self.rope
 
+    def heads_of(self, index: int) -> tuple[int, int]:
+        """The number of KV heads of a layer, and their size.
+
+        Args:
+            index: The layer's index.
+        """
+        if self.full_attention_heads is not None and index in self.full_attention_layers:
+            return self.full_attention_heads
+        return self.num_kv_heads, self.head_dim
+
     def score_factor(self, index: int) -> float:
         """The factor of a layer's attention scores.
 
@@ -311,7 +331,7 @@ class DecoderConfig:
             index: The layer's index.
         """
         factor = self.attention_multiplier
-        factor = self.head_dim**-0.5 if factor is None else factor
+        factor = self.heads_of(index)[1] ** -0.5 if factor is None else factor
         return factor / (index + 1) if self.score_divisor_by_layer else factor
 
     def cache_params(self, dtype: DType, page_size: int, **options: Any) -> KVCacheParams:
@@ -325,27 +345,29 @@ class DecoderConfig:
         Raises:
             ConfigError: The model caches latents, and the dtype has 8 bits.
         """
-        heads, dim = self.num_kv_heads, self.head_dim
+        forms = [self.heads_of(group[0] if group else 0) for group in self.cache_groups]
         if self.latent is not None:
-            heads, dim = 1, self.latent.cached_dim
+            forms = [(1, self.latent.cached_dim) for _ in forms]
             if dtype.size_in_bytes < 2:
                 raise ConfigError(
                     f"the KV cache's format is {dtype.name}; this model caches latents, which have 16 or 32 bits",
                     "Give --kv-cache-format bfloat16, float16 or float32.",
                 )
-        latent, (first, *others) = self.latent is not None, self.cache_groups
+        latent, windows = self.latent is not None, map(self._group_window, self.cache_groups)
+        groups = [
+            CacheGroup(len(layers), *form, window, latent)
+            for layers, form, window in zip(self.cache_groups, forms, windows, strict=True)
+        ]
+        first = groups[0]
         return KVCacheParams(
             dtype,
-            heads,
-            dim,
+            first.n_kv_heads,
+            first.head_dim,
             page_size=page_size,
             is_mla=latent,
             states=self.states,
-            window=self._group_window(first),
-            groups=tuple(
-                CacheGroup(len(group), heads, dim, self._group_window(group), latent)
-                for group in others
-            ),
+            window=first.window,
+            groups=tuple(groups[1:]),
             **options,
         )
 

@@ -11,6 +11,7 @@ from max.nn.clamp import clamp
 from max.nn.layer import Module
 from max.nn.linear import MLP, Linear
 from max.nn.moe import ExpertRouting, RoutedMoEGate, run_experts
+from max.pipelines.models.feed_forward import PLAIN_ACTIVATIONS
 
 __all__ = ["DecoderExperts", "Experts"]
 
@@ -34,6 +35,7 @@ class Experts:
         gate_up_layout: How a checkpoint's fused projection stores an expert's rows: all rows of the gate, then those of
             the up projection (``rows``), or alternately (``pairs``).
         weights_first: Whether tokens are multiplied by their weights, and not results.
+        activation: The activation of the gate, a key of `max.pipelines.models.feed_forward.PLAIN_ACTIVATIONS`.
     """
 
     count: int
@@ -48,6 +50,7 @@ class Experts:
     clamped_swiglu: tuple[float, float] | None = None
     gate_up_layout: Literal["rows", "pairs"] = "rows"
     weights_first: bool = False
+    activation: str = "silu"
 
 
 class DecoderExperts(Module):
@@ -87,6 +90,7 @@ class DecoderExperts(Module):
         self.up_proj, self.up_proj_bias = weights("up_proj", size, hidden_size)
         self.down_proj, self.down_proj_bias = weights("down_proj", hidden_size, size)
         self.clamped_swiglu, self.weights_first = experts.clamped_swiglu, experts.weights_first
+        self.activation = experts.activation
         self.shared: MLP | None = None
         self.shared_gate: Linear | None = None
         if experts.shared_size:
@@ -100,11 +104,26 @@ class DecoderExperts(Module):
         Args:
             x: ``[tokens, hidden_size]``.
         """
-        chosen, weights = self.gate(x)
+        y = self.run(x, *self.gate(x))
+        if self.shared is None:
+            return y
+        shared = self.shared(x)
+        if self.shared_gate is not None:
+            shared = shared * ops.sigmoid(self.shared_gate(x))
+        return y + ops.cast(shared, y.dtype)
+
+    def run(self, x: TensorValue, chosen: TensorValue, weights: TensorValue) -> TensorValue:
+        """The weighted sum of the chosen experts' results, of x's shape and dtype.
+
+        Args:
+            x: ``[tokens, hidden_size]``.
+            chosen: The experts of each token, integers ``[tokens, per_token]``.
+            weights: Their weights, of that shape.
+        """
         biases = None
         if self.gate_proj_bias is not None and self.up_proj_bias is not None:
             biases = TensorValue(self.gate_proj_bias), TensorValue(self.up_proj_bias)
-        y = run_experts(
+        return run_experts(
             x,
             chosen,
             weights,
@@ -120,17 +139,11 @@ class DecoderExperts(Module):
             ),
             down_encoding=self.down_proj.quantization_encoding,
         )
-        if self.shared is None:
-            return y
-        shared = self.shared(x)
-        if self.shared_gate is not None:
-            shared = shared * ops.sigmoid(self.shared_gate(x))
-        return y + ops.cast(shared, y.dtype)
 
     def _activation(self, gate: TensorValue, up: TensorValue) -> TensorValue:
         """The input of the down projection."""
         if self.clamped_swiglu is None:
-            return ops.silu(gate) * up
+            return PLAIN_ACTIVATIONS[self.activation](gate) * up
         alpha, limit = self.clamped_swiglu
         gate = clamp(gate, max=limit)
         return (clamp(up, min=-limit, max=limit) + 1) * gate * ops.sigmoid(gate * alpha)

@@ -79,7 +79,7 @@ def _experts_halves(
     config: DecoderConfig, name: str, value: WeightData
 ) -> Iterator[tuple[str, Array]]:
     """The rows of gate and up projections of all experts, ``[experts, size, …]``."""
-    experts = config.experts
+    experts = config.experts or config.experts_beside
     expected = [] if experts is None else [experts.count, 2 * experts.size]
     if experts is None or [int(size) for size in value.shape[:2]] != expected:
         raise WeightsError(f"{name} is {list(value.shape)}, the model takes {[*expected, '…']}")

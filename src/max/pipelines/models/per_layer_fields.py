@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from max.pipelines.checkpoints.config_keys import ConfigKeys
+from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.models.config_fields import Fields, base_fields, biases, windows
 from max.pipelines.models.norms import QKNorm
 from max.pipelines.models.per_layer import PerLayerInputs
 from max.pipelines.models.rope import LONGEST_SEQUENCE, RopeConfig
 
-__all__ = ["PER_LAYER_NAMES", "PER_LAYER_TOP", "per_layer_fields"]
+__all__ = ["PER_LAYER_NAMES", "PER_LAYER_TOP", "full_heads", "per_layer_fields"]
 
 PER_LAYER_TOP = {
     name: f"per_layer.{name}"
@@ -84,6 +86,52 @@ def per_layer_fields(config: Any, keys: ConfigKeys, pattern: int, shared: int) -
         "per_layer_inputs": PerLayerInputs(size, rows) if size else None,
         "logits_soft_cap": keys.number("final_logit_softcapping", over=0, default=None),
     }
+
+
+def full_heads(config: Any, keys: ConfigKeys, fields: Fields) -> Fields:
+    """The fields with the heads of layers without a window, which may differ (Gemma 4).
+
+    Files state ``global_head_dim`` and ``num_global_key_value_heads``; transformers writes ``per_layer_config``: the
+    values of layers that differ, by their indices.
+
+    Args:
+        config: The keys of config.json as attributes.
+        keys: The same keys, with checks.
+        fields: The other fields.
+
+    Raises:
+        ModelFilesError: A value does not fit, or layers of a kind differ.
+    """
+    full, shape = fields["full_attention_layers"], (fields["num_kv_heads"], fields["head_dim"])
+    as_values, stated = keys.flag("attention_k_eq_v"), keys.value("per_layer_config")
+    if isinstance(stated, HuggingFaceConfig):
+        stated = stated.to_dict()
+    if stated is None:
+        heads = keys.integer("num_global_key_value_heads", 1, LONGEST_SEQUENCE, shape[0])
+        dim = keys.integer("global_head_dim", 2, LONGEST_SEQUENCE, 512)
+        own = (heads if as_values else shape[0], dim)
+    else:
+        shapes = [_heads(keys, stated, index, shape) for index in range(fields["num_layers"])]
+        own = next((shapes[index] for index in sorted(full)), shape)
+        if any(one != (own if index in full else shape) for index, one in enumerate(shapes)):
+            raise keys.error("per_layer_config", "equal heads in all layers of a kind")
+    if fields["num_heads"] % own[0]:
+        raise keys.error(
+            "num_global_key_value_heads", f"a divisor of the {fields['num_heads']} query heads"
+        )
+    return fields | {"full_attention_heads": own, "keys_as_values": as_values}
+
+
+def _heads(keys: ConfigKeys, stated: Any, index: int, shape: tuple[int, int]) -> tuple[int, int]:
+    """The number of KV heads of a layer, and their size."""
+    layer = stated.get(str(index), {}) if isinstance(stated, Mapping) else None
+    if not isinstance(layer, Mapping) or not {*layer} <= {"head_dim", "num_key_value_heads"}:
+        raise keys.error("per_layer_config", "head_dim and num_key_value_heads by layers' indices")
+    own = ConfigKeys(layer, f"per_layer_config.{index}")
+    return (
+        own.integer("num_key_value_heads", 1, LONGEST_SEQUENCE, shape[0]),
+        own.integer("head_dim", 2, LONGEST_SEQUENCE, shape[1]),
+    )
 
 
 def _rope(

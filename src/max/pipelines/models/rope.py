@@ -31,6 +31,7 @@ _REQUIRED: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
     "factors": ("factors",),
+    "proportional": (),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings"),
     "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
@@ -75,7 +76,8 @@ class RopeConfig:
     """How positions rotate queries and keys.
 
     Args:
-        kind: default, linear, llama3, yarn, longrope, or factors (one per frequency, from GGUF files).
+        kind: default, linear, llama3, yarn, longrope, factors (one per frequency, from GGUF files), or proportional
+            (the frequencies of a whole head, of which a share rotates).
         theta: The base of the frequencies.
         parameters: Parameters of the kind, by their names in config.json.
         rotated_dim: The number of rotated elements at the beginning of a head; None: the whole head.
@@ -168,6 +170,12 @@ class RopeConfig:
         kind = rope.choice(kind_key, (*_REQUIRED, *_ALIASES), "default")
         kind = _ALIASES.get(kind, kind)
         theta = rope.number("rope_theta", over=0, default=default_theta)
+        if kind == "proportional":
+            parameters = {
+                "share": rope.number("partial_rotary_factor", over=0, most=1, default=1.0),
+                "factor": rope.number("factor", over=0, default=1.0),
+            }
+            return cls(kind, theta, parameters)
         rotated = _rotated_dim(keys, rope, head_dim, partial)
         parameters = _parameters(keys, rope)
         for name in _REQUIRED[kind]:
@@ -226,6 +234,11 @@ class RopeConfig:
                 if magnitude is None:
                     magnitude = self._longrope_magnitude()
                 return FactorRotaryEmbedding(list(p[f"{which}_factor"]), magnitude, **common)
+            case "proportional":
+                # pairs past the share have frequency 0
+                pairs, turned = head_dim // 2, int(p["share"] * head_dim // 2)
+                divisors = [p["factor"]] * turned + [math.inf] * (pairs - turned)
+                return FactorRotaryEmbedding(divisors, **common)
             case "yarn":
                 return self._yarn(common)
             case _:

@@ -34,6 +34,7 @@ OWN_ARCHITECTURES = {
     "gemma2": ("Gemma2ForCausalLM",),
     "gemma3": ("Gemma3ForCausalLM",),
     "gemma3n": ("Gemma3nForCausalLM",),
+    "gemma4": ("Gemma4ForCausalLM",),
     "glm": ("Glm4ForCausalLM", "GlmForCausalLM"),
     "glm4_moe": ("Dots1ForCausalLM", "Glm4MoeForCausalLM"),
     "gpt2": ("GPT2LMHeadModel",),

@@ -1,0 +1,130 @@
+"""The block of Gemma 4: experts beside the MLP, a gated residual of a layer's vectors, and a factor of the result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from max.dtype import DType
+from max.graph import DeviceRef, TensorValue, Weight, ops
+from max.nn import RMSNorm
+from max.nn.kv_cache.cache_values import PagedCacheValues
+from max.nn.layer import Layer, Module
+from max.pipelines.models.decoder_block import DecoderBlock
+from max.pipelines.models.experts import DecoderExperts, Experts
+from max.pipelines.models.norms import unit_rms
+from max.pipelines.models.per_layer import PerLayerGate
+
+__all__ = ["ExpertsBeside", "GatedBlock"]
+
+
+class ExpertsBeside(DecoderExperts):
+    """Experts that read the hidden states beside an MLP, with norms of their own.
+
+    The gate's scores are those of ``rms(h) * scale / sqrt(hidden_size)``; the weights of the chosen experts are multiplied
+    by ``per_expert_scale``.
+
+    Weights: those of `DecoderExperts`; ``scale`` ``[hidden_size]`` and ``per_expert_scale`` ``[count]``;
+    ``input_norm``, ``output_norm`` and ``mlp_norm``.
+
+    Args:
+        experts: The experts.
+        hidden_size: The size of hidden states.
+        eps: The epsilon of the norms.
+        dtype: The dtype of the weights.
+        device: Where it runs.
+    """
+
+    def __init__(
+        self, experts: Experts, hidden_size: int, eps: float, dtype: DType, device: DeviceRef
+    ) -> None:
+        super().__init__(experts, hidden_size, dtype, device)
+        self.eps, self.hidden_size = eps, hidden_size
+        self.scale = Weight("scale", dtype, [hidden_size], device)
+        self.per_expert_scale = Weight("per_expert_scale", dtype, [experts.count], device)
+        self.input_norm = RMSNorm(hidden_size, dtype, eps)
+        self.output_norm = RMSNorm(hidden_size, dtype, eps)
+        self.mlp_norm = RMSNorm(hidden_size, dtype, eps)
+
+    def beside(self, h: TensorValue, y: TensorValue) -> TensorValue:
+        """The sum of both, each normalised, of h's shape and dtype.
+
+        Args:
+            h: The hidden states ``[tokens, hidden_size]``.
+            y: The MLP's output.
+        """
+        scaled = unit_rms(h, self.eps) * ops.cast(self.scale, h.dtype) * self.hidden_size**-0.5
+        chosen, weights = self.gate(scaled)
+        weights = weights * ops.gather(
+            ops.cast(self.per_expert_scale, weights.dtype), chosen, axis=0
+        )
+        own = self.run(self.input_norm(h), chosen, weights)
+        return self.mlp_norm(y) + self.output_norm(own)
+
+
+class GatedBlock(DecoderBlock):
+    """A block whose result is ``factor * (h + gate(h, vectors))``, h as of `DecoderBlock`.
+
+    Weights: those of `DecoderBlock`; those of ``gate`` and of ``beside``, where there are some; ``layer_scalar`` ``[1]``.
+
+    Args:
+        attention: The attention.
+        mlp: The feed-forward layer.
+        norms: The norms by their places.
+        gate: What the layer's vectors add; None: there are no vectors.
+        experts: The experts beside the MLP; None: there are none.
+        dtype: The dtype of the weights.
+        device: Where it runs.
+    """
+
+    def __init__(
+        self,
+        attention: Module,
+        mlp: Layer,
+        norms: Mapping[str, Layer],
+        gate: PerLayerGate | None,
+        experts: ExpertsBeside | None,
+        dtype: DType,
+        device: DeviceRef,
+    ) -> None:
+        super().__init__(attention, mlp, norms)
+        if gate is not None:
+            self.gate = gate
+        if experts is not None:
+            self.beside = experts
+        self.layer_scalar = Weight("layer_scalar", dtype, [1], device)
+
+    def __call__(
+        self,
+        layer_idx: TensorValue,
+        x: TensorValue,
+        kv_collection: PagedCacheValues | list[Any],
+        positional: list[TensorValue],
+        input_row_offsets: TensorValue,
+    ) -> TensorValue:
+        """The block's output.
+
+        Args:
+            layer_idx: Which layer of the cache, uint32, rank 0.
+            x: ``[total_seq_len, dim]``.
+            kv_collection: The cache, or its four values.
+            positional: What the attention takes of positions, then the layer's vectors where there are some.
+            input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
+
+        Returns:
+            ``[total_seq_len, dim]``, of x's dtype.
+        """
+        gate = self.sublayers.get("gate")
+        vectors = positional[-1]
+        own = positional if gate is None else positional[:-1]
+        h = super().__call__(layer_idx, x, kv_collection, own, input_row_offsets)
+        if gate is not None:
+            h = h + gate(h, vectors)
+        return h * ops.cast(self.layer_scalar, h.dtype)
+
+    def _fed_forward(self, mlp: Layer | None, h: TensorValue) -> TensorValue:
+        assert mlp is not None
+        y = mlp(self._norm("mlp_input", h))
+        if "beside" in self.sublayers:
+            y = self.beside.beside(h, y)
+        return h + self._norm("mlp_output", y)
